@@ -1,0 +1,48 @@
+#include "harness/core/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/device/cuda_check.h"
+
+namespace tokline {
+
+int CudaDeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();  // clears it: having no device is an answer, not a failure
+    return 0;
+  }
+  return count;
+}
+
+DeviceFacts QueryDeviceFacts() {
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  cudaDeviceProp properties{};
+  TOKLINE_CUDA(cudaGetDeviceProperties(&properties, device));
+  return {.sm_count = properties.multiProcessorCount,
+          .compute_major = properties.major,
+          .compute_minor = properties.minor,
+          .l2_bytes = properties.l2CacheSize,
+          .shared_bytes_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
+          .shared_bytes_per_sm = static_cast<int64_t>(properties.sharedMemPerMultiprocessor)};
+}
+
+std::string CudaDeviceName() {
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  cudaDeviceProp properties{};
+  TOKLINE_CUDA(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
+
+void RequireUsableCudaDevice() {
+  if (CudaDeviceCount() == 0) throw RuntimeFailure("no CUDA device: none found by the driver");
+  const DeviceFacts facts = QueryDeviceFacts();
+  if (facts.compute_major < 8) {
+    throw RuntimeFailure(StrCat(CudaDeviceName(), " has compute capability ", facts.compute_major,
+                                ".", facts.compute_minor, "; 8.0 or newer is needed"));
+  }
+}
+
+}  // namespace tokline

@@ -1,0 +1,87 @@
+// What kernel tests share: host tensors of any dtype, seeded fills, and the comparison against an
+// elementwise bound that says where and by how much it failed.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/common/dtype.h"
+#include "reference/elements.h"
+
+namespace tokline::testing {
+
+class HostTensor {
+ public:
+  HostTensor(DType dtype, int64_t size)
+      : dtype_(dtype), bytes_(static_cast<size_t>(size * SizeOf(dtype))), size_(size) {}
+
+  DType dtype() const { return dtype_; }
+  int64_t size() const { return size_; }
+  void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
+  const std::vector<unsigned char>& bytes() const { return bytes_; }
+  std::vector<unsigned char>& bytes() { return bytes_; }
+  double operator[](int64_t i) const { return LoadElement(dtype_, bytes_.data(), i); }
+  void Set(int64_t i, double value) { StoreElement(dtype_, bytes_.data(), i, value); }
+  void FillNan() {
+    for (int64_t i = 0; i < size_; ++i) Set(i, std::numeric_limits<double>::quiet_NaN());
+  }
+  bool operator==(const HostTensor& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  DType dtype_;
+  std::vector<unsigned char> bytes_;
+  int64_t size_;
+};
+
+// Normal values with deviation `scale`; one element in 64 is an outlier ten times as large.
+inline HostTensor RandomTensor(DType dtype, int64_t size, uint64_t seed, double scale = 1) {
+  HostTensor tensor(dtype, size);
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<double> normal(0, scale);
+  for (int64_t i = 0; i < size; ++i) {
+    tensor.Set(i, normal(rng) * (rng() % 64 == 0 ? 10 : 1));
+  }
+  return tensor;
+}
+
+// Integers in [low, high], for cases where arithmetic is exact.
+inline HostTensor IntegerTensor(DType dtype, int64_t size, uint64_t seed, int low, int high) {
+  HostTensor tensor(dtype, size);
+  std::mt19937_64 rng(seed);
+  std::uniform_int_distribution<int> uniform(low, high);
+  for (int64_t i = 0; i < size; ++i) tensor.Set(i, uniform(rng));
+  return tensor;
+}
+
+// Half a unit in the last place of `dtype` at `value`, with the smallest normal as its floor.
+inline double HalfUlp(DType dtype, double value) {
+  const double floor = dtype == DType::kF16 ? 0x1p-14 : 0x1p-126;
+  const double magnitude = std::max(std::abs(value), floor);
+  return 0.5 * Epsilon(dtype) * std::exp2(std::floor(std::log2(magnitude)));
+}
+
+// Expects |actual[i] - expected[i]| <= bound(i) everywhere; NaN never passes, equal infinities do.
+// Reports the first failing index, both values, the bound and the seed.
+template <typename Actual, typename Expected, typename Bound>
+::testing::AssertionResult WithinBound(const Actual& actual, const Expected& expected, int64_t size,
+                                       const Bound& bound, uint64_t seed) {
+  for (int64_t i = 0; i < size; ++i) {
+    const double a = actual[i], e = expected[i];
+    if (a == e) continue;
+    const double b = bound(i);
+    if (!(std::abs(a - e) <= b)) {
+      return ::testing::AssertionFailure()
+             << "index " << i << ": actual " << a << ", expected " << e << ", difference "
+             << std::abs(a - e) << ", bound " << b << ", seed " << seed;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace tokline::testing

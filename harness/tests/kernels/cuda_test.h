@@ -1,0 +1,33 @@
+// Fixture of CUDA tests: skips loudly where there is no device.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "harness/core/device.h"
+#include "harness/core/device_buffer.h"
+#include "harness/tests/kernels/check.h"
+
+namespace tokline::testing {
+
+class CudaTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (CudaDeviceCount() == 0) GTEST_SKIP() << "no CUDA device";
+  }
+  // Every launch of a test is synchronised and checked, whatever the test forgot.
+  void TearDown() override {
+    if (CudaDeviceCount() == 0) return;
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+};
+
+inline DeviceBuffer ToDevice(const HostTensor& host) { return DeviceBuffer(host.bytes()); }
+
+inline HostTensor ToHost(const DeviceBuffer& device, DType dtype) {
+  HostTensor host(dtype, device.bytes() / SizeOf(dtype));
+  device.CopyTo(host.data(), device.bytes());
+  return host;
+}
+
+}  // namespace tokline::testing

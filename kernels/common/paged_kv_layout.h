@@ -1,0 +1,62 @@
+// Addresses in a paged KV cache. The only place that computes them, for kernels and references.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/error.h"
+
+#ifdef __CUDACC__
+#define TOKLINE_HOST_DEVICE __host__ __device__
+#else
+#define TOKLINE_HOST_DEVICE
+#endif
+
+namespace tokline {
+
+enum class KvOrder : uint8_t {
+  kHnd,  // [num_pages, 2, num_kv_heads, page_size, head_dim]
+  kNhd,  // [num_pages, 2, page_size, num_kv_heads, head_dim]
+};
+
+// Layout of one layer's pool. Index 0 of the second dimension is K, 1 is V. A token's slot is
+// page * page_size + position in the page; slot -1 means "do not write".
+struct PagedKvLayout {
+  int64_t num_pages = 0;
+  int32_t num_kv_heads = 0;
+  int32_t page_size = 256;  // a power of two from 16
+  int32_t head_dim = 0;
+  KvOrder order = KvOrder::kHnd;
+
+  // All strides in elements.
+  TOKLINE_HOST_DEVICE constexpr int64_t KvStride() const {
+    return int64_t{num_kv_heads} * page_size * head_dim;
+  }
+  TOKLINE_HOST_DEVICE constexpr int64_t PageStride() const { return 2 * KvStride(); }
+  TOKLINE_HOST_DEVICE constexpr int64_t HeadStride() const {
+    return order == KvOrder::kHnd ? int64_t{page_size} * head_dim : int64_t{head_dim};
+  }
+  TOKLINE_HOST_DEVICE constexpr int64_t RowStride() const {
+    return order == KvOrder::kHnd ? int64_t{head_dim} : int64_t{num_kv_heads} * head_dim;
+  }
+  // Element offset of the K row of (page, head, position in the page).
+  TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int64_t page, int32_t head, int32_t row) const {
+    return page * PageStride() + head * HeadStride() + row * RowStride();
+  }
+  TOKLINE_HOST_DEVICE constexpr int64_t ValueOffset(int64_t page, int32_t head,
+                                                    int32_t row) const {
+    return KeyOffset(page, head, row) + KvStride();
+  }
+  TOKLINE_HOST_DEVICE constexpr int64_t NumElements() const { return num_pages * PageStride(); }
+  TOKLINE_HOST_DEVICE constexpr int64_t NumSlots() const { return num_pages * page_size; }
+};
+
+inline void Validate(const PagedKvLayout& layout) {
+  Require(layout.num_pages >= 0, "num_pages is ", layout.num_pages, "; it must be >= 0");
+  Require(layout.num_kv_heads >= 1, "num_kv_heads is ", layout.num_kv_heads, "; it must be >= 1");
+  Require(layout.page_size >= 16 && (layout.page_size & (layout.page_size - 1)) == 0,
+          "page_size is ", layout.page_size, "; it must be a power of two from 16");
+  Require(layout.head_dim == 64 || layout.head_dim == 128, "head_dim is ", layout.head_dim,
+          "; supported are 64 and 128");
+}
+
+}  // namespace tokline

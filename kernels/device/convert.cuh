@@ -1,0 +1,81 @@
+// Conversions between fp32 and the 16-bit storage types, two at a time where the chip can.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/common/dtype.h"
+
+namespace tokline {
+
+template <DType kDType>
+struct DeviceType;
+template <>
+struct DeviceType<DType::kBf16> {
+  using Type = __nv_bfloat16;
+};
+template <>
+struct DeviceType<DType::kF16> {
+  using Type = __half;
+};
+
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+
+template <typename T>
+__device__ __forceinline__ T FromFloat(float x);
+template <>
+__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ __half FromFloat<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ float FromFloat<float>(float x) {
+  return x;
+}
+
+// x rounded to T and back.
+template <typename T>
+__device__ __forceinline__ float Round(float x) {
+  return ToFloat(FromFloat<T>(x));
+}
+
+// Two elements packed in a register, the first in the low half.
+template <typename T>
+__device__ __forceinline__ float2 Unpack2(uint32_t packed);
+template <>
+__device__ __forceinline__ float2 Unpack2<__nv_bfloat16>(uint32_t packed) {
+  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+}
+template <>
+__device__ __forceinline__ float2 Unpack2<__half>(uint32_t packed) {
+  __half2 pair;
+  memcpy(&pair, &packed, sizeof(pair));
+  return __half22float2(pair);
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t Pack2(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t Pack2<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  uint32_t packed;
+  memcpy(&packed, &pair, sizeof(packed));
+  return packed;
+}
+template <>
+__device__ __forceinline__ uint32_t Pack2<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  uint32_t packed;
+  memcpy(&packed, &pair, sizeof(packed));
+  return packed;
+}
+
+}  // namespace tokline

@@ -1,0 +1,25 @@
+// Reductions within a warp. Wider reductions come from CUB.
+#pragma once
+
+namespace tokline {
+
+// Sum over groups of `kWidth` neighbouring lanes; every lane of the group gets it.
+template <int kWidth = 32>
+__device__ __forceinline__ float WarpSum(float x) {
+#pragma unroll
+  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, offset);
+  }
+  return x;
+}
+
+template <int kWidth = 32>
+__device__ __forceinline__ float WarpMax(float x) {
+#pragma unroll
+  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+
+}  // namespace tokline

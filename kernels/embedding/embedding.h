@@ -1,0 +1,26 @@
+// Looks up token embeddings.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cost.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/launch_options.h"
+
+namespace tokline {
+
+struct EmbeddingParams {
+  DType dtype = DType::kBf16;
+  int64_t num_tokens = 0;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;            // rows of 16 B multiples
+  const int32_t* token_ids = nullptr;  // [num_tokens] in [0, vocab_size); a row outside gives zeros
+  const void* table = nullptr;         // [vocab_size, hidden_size], 16 B aligned
+  void* out = nullptr;                 // [num_tokens, hidden_size], 16 B aligned
+};
+
+void Validate(const EmbeddingParams& params);
+Cost CostOf(const EmbeddingParams& params);
+void Launch(const EmbeddingParams& params, const LaunchOptions& options);
+
+}  // namespace tokline

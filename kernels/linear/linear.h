@@ -1,0 +1,93 @@
+// y = x W^T with the small operations that a decoder puts around it: RMSNorm before; bias, gated
+// SiLU or residual after. Projections, MLP and LM head are all this kernel.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/common/cost.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/launch_options.h"
+
+namespace tokline {
+
+// cuBLASLt behind the suite's own interface: row-major out = x W^T (+ bias) (+ out), fp32
+// accumulation. Keeps the handle and the chosen algorithm a shape; not for concurrent use by
+// several host threads. CUDA builds only.
+class Matmul {
+ public:
+  Matmul();
+  ~Matmul();
+  Matmul(const Matmul&) = delete;
+  Matmul& operator=(const Matmul&) = delete;
+
+  struct Problem {
+    DType dtype = DType::kBf16;      // of x, weight, bias, and out unless out_f32
+    bool out_f32 = false;
+    bool accumulate = false;         // out += x W^T, added in fp32, one rounding
+    int64_t num_tokens = 0, in_features = 0, out_features = 0;
+    const void* x = nullptr;         // [num_tokens, in_features]
+    int64_t x_stride = 0;
+    const void* weight = nullptr;    // [out_features, in_features], contiguous
+    const void* bias = nullptr;      // [out_features] or null
+    void* out = nullptr;             // [num_tokens, out_features]
+    int64_t out_stride = 0;
+    void* workspace = nullptr;       // kWorkspaceBytes, 256 B aligned
+  };
+  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+
+  // Chooses and keeps the algorithm for a shape; Run does so itself on first use.
+  void Prepare(const Problem& problem);
+  void Run(const Problem& problem, const LaunchOptions& options);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+enum class LinearVariant : uint8_t {
+  kAuto,    // LinearPolicy decides by token count
+  kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
+  kMatmul,  // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
+};
+
+inline constexpr int64_t kMaxSkinnyTokens = 16;
+
+// n = x, or RMSNorm(x, norm_weight) as rmsnorm.h defines it.
+// y = round(n W^T + bias), fp32 accumulation.
+// gated_silu: W is [2 * out_features, in_features], gate rows then up rows, and
+//   out = round(round(silu(gate)) * up).  residual: out = round(y + residual).
+// kMatmul adds the residual in fp32 before its only rounding: one rounding fewer.
+struct LinearParams {
+  DType dtype = DType::kBf16;
+  bool out_f32 = false;       // out is fp32 and not rounded to dtype; not with residual or gated
+  bool gated_silu = false;
+  LinearVariant variant = LinearVariant::kAuto;
+  int64_t num_tokens = 0;
+  int64_t in_features = 0;    // a multiple of 8
+  int64_t out_features = 0;   // any; a multiple of 8 with gated_silu
+  const void* x = nullptr;    // [num_tokens, in_features], rows 16 B aligned
+  int64_t x_stride = 0;       // elements between rows
+  const void* norm_weight = nullptr;  // [in_features], 16 B aligned, or null: no norm
+  float norm_eps = 0;
+  const void* weight = nullptr;    // [out_features, in_features], contiguous, 16 B aligned
+  const void* bias = nullptr;      // [out_features] ([2 * out_features] when gated) or null
+  const void* residual = nullptr;  // [num_tokens, out_features] or null; may be out
+  int64_t residual_stride = 0;
+  void* out = nullptr;             // [num_tokens, out_features]
+  int64_t out_stride = 0;
+  Matmul* matmul = nullptr;        // CUDA, kMatmul
+  void* workspace = nullptr;       // CUDA, 256 B aligned
+  int64_t workspace_bytes = 0;     // LinearWorkspaceBytes(params)
+};
+
+// The variant that kAuto stands for.
+LinearVariant LinearPolicy(const LinearParams& params);
+// Enough for every variant.
+int64_t LinearWorkspaceBytes(const LinearParams& params);
+void Validate(const LinearParams& params);
+Cost CostOf(const LinearParams& params);
+void Launch(const LinearParams& params, const LaunchOptions& options);
+
+}  // namespace tokline

@@ -1,0 +1,69 @@
+// Causal attention of many new tokens a sequence (ragged batch) over paged KV: past and new.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/common/chunk_table.h"
+#include "kernels/common/cost.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/launch_options.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline {
+
+// One tile of query rows of one sequence, for one KV head (or query head, as the policy says).
+struct PagedPrefillTile {
+  int32_t seq;
+  int32_t row_begin;  // first new token of the tile within the sequence
+};
+
+// Longest tiles first. Made on the host by PlanPagedPrefill.
+struct PagedPrefillPlan {
+  int32_t tile_tokens = 0;  // new tokens a tile covers
+  std::vector<PagedPrefillTile> tiles;
+};
+
+struct PagedPrefillParams {
+  DType dtype = DType::kBf16;  // of q, kv and out
+  int32_t num_q_heads = 0;     // a multiple of layout.num_kv_heads, at most 16 times it
+  bool causal = true;          // new token i of n, context length L, sees the first L - n + i + 1
+  float scale = 0;
+  PagedKvLayout layout;
+  ChunkTableView table;  // whole contexts, new tokens included (already appended); shifts must be
+                         // null or 0. Host pointers for the reference, device pointers for CUDA
+
+  int64_t total_tokens = 0;            // new tokens over all sequences
+  const int32_t* q_indptr = nullptr;   // [num_seqs + 1] new tokens; host or device like table. A
+                                       // sequence has at most as many as its context
+  const void* q = nullptr;             // [total_tokens, num_q_heads, head_dim], rows 16 B aligned
+  int64_t q_stride = 0;                // elements between tokens
+  const void* kv = nullptr;            // the layer's pool, as layout says, 16 B aligned
+  void* out = nullptr;                 // [total_tokens, num_q_heads, head_dim], rows 16 B aligned
+  int64_t out_stride = 0;
+  float* lse_ln = nullptr;  // [total_tokens, num_q_heads] natural log-sum-exp, or null. A row that
+                            // sees nothing: out 0, lse -inf.
+
+  // CUDA only: the plan on the device.
+  int32_t tile_tokens = 0;
+  int32_t num_tiles = 0;
+  const PagedPrefillTile* tiles = nullptr;  // [num_tiles]
+};
+
+// Pure. `table` and `q_indptr` are host arrays.
+PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
+                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
+                                  const DeviceFacts& device);
+
+// Throws InvalidArgument. ValidateLengths checks what depends on host table contents.
+void Validate(const PagedPrefillParams& params);
+void ValidateLengths(const ChunkTableView& table, const int32_t* q_indptr,
+                     const PagedKvLayout& layout, int64_t total_tokens);
+
+// Needs a host table and host q_indptr.
+Cost CostOf(const PagedPrefillParams& params);
+
+void Launch(const PagedPrefillParams& params, const LaunchOptions& options);
+
+}  // namespace tokline

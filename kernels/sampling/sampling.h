@@ -1,0 +1,40 @@
+// Picks the next token of each row of logits: greedy, or temperature with top-k and top-p.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cost.h"
+#include "kernels/common/launch_options.h"
+
+namespace tokline {
+
+// How one row is sampled.
+struct SamplingRule {
+  float temperature = 0;  // 0: greedy, lowest id among equals
+  int32_t top_k = 0;      // keep the k largest logits and what ties with the k-th; 0: all
+  float top_p = 1;        // keep the fewest largest whose mass reaches p (at least one), and ties
+  uint64_t seed = 0;
+  uint64_t offset = 0;  // position of the token in its sequence: seed and offset alone (Philox)
+                        // decide the draw, so a row's token does not depend on its batch
+};
+
+// top_k applies first, then top_p to what is left, as in Hugging Face. NaN logits count as -inf; a
+// row of only -inf gives token 0.
+struct SamplingParams {
+  int64_t num_rows = 0;
+  int64_t vocab_size = 0;
+  const float* logits = nullptr;        // [num_rows, vocab_size]
+  int64_t logits_stride = 0;            // elements between rows
+  const SamplingRule* rules = nullptr;  // [num_rows], host or device like logits
+  int32_t* tokens = nullptr;            // [num_rows] out
+  void* workspace = nullptr;            // CUDA, 256 B aligned
+  int64_t workspace_bytes = 0;          // SamplingWorkspaceBytes
+};
+
+int64_t SamplingWorkspaceBytes(int64_t num_rows, int64_t vocab_size);
+void Validate(const SamplingRule& rule);
+void Validate(const SamplingParams& params);
+Cost CostOf(const SamplingParams& params);
+void Launch(const SamplingParams& params, const LaunchOptions& options);
+
+}  // namespace tokline
