@@ -1,0 +1,78 @@
+# add_kernel(<name> [CUDA_LIBS <lib>...])
+#   Wires one kernel from the files that the layout prescribes, and stops at configure time with the
+#   name of each that is missing:
+#     kernels/<name>/<name>.h, <name>_policy.cc (and other *.cc)   -> tokline_<name>_host
+#     kernels/<name>/<name>.cu (and other *.cu)                    -> tokline_<name>_cuda
+#     reference/<name>.h, <name>.cc                                -> into tokline_reference
+#     harness/tests/kernels/<name>_test.cc, <name>_cuda_test.cc    -> tests of these names
+#     benches/bench_<name>.cc                                      -> bench_<name>
+#     kernels/<name>/README.md
+# tokline_finish_kernels()
+#   The aggregates over all kernels: tokline_kernels, tokline_cuda_kernels, tokline_reference.
+
+function(add_kernel name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "CUDA_LIBS")
+  set(missing "")
+  foreach(file IN ITEMS
+      kernels/${name}/${name}.h kernels/${name}/${name}_policy.cc kernels/${name}/${name}.cu
+      kernels/${name}/README.md reference/${name}.h reference/${name}.cc
+      harness/tests/kernels/${name}_test.cc harness/tests/kernels/${name}_cuda_test.cc
+      benches/bench_${name}.cc)
+    if(NOT EXISTS "${PROJECT_SOURCE_DIR}/${file}")
+      string(APPEND missing "\n  ${file}")
+    endif()
+  endforeach()
+  if(missing)
+    message(FATAL_ERROR "add_kernel(${name}): missing${missing}")
+  endif()
+  set_property(GLOBAL APPEND PROPERTY TOKLINE_KERNEL_NAMES ${name})
+
+  set(dir "${PROJECT_SOURCE_DIR}/kernels/${name}")
+  file(GLOB host_sources CONFIGURE_DEPENDS "${dir}/*.cc")
+  tokline_add_library(tokline_${name}_host SOURCES ${host_sources} LIBS tokline_common)
+  set(libs tokline_${name}_host)
+  if(TOKLINE_HAS_CUDA)
+    file(GLOB cuda_sources CONFIGURE_DEPENDS "${dir}/*.cu")
+    tokline_add_library(tokline_${name}_cuda SOURCES ${cuda_sources}
+      LIBS tokline_${name}_host tokline_device CUDA::cudart_static ${arg_CUDA_LIBS})
+    list(PREPEND libs tokline_${name}_cuda)
+  endif()
+
+  if(TOKLINE_BUILD_TESTS)
+    set(tests "${PROJECT_SOURCE_DIR}/harness/tests/kernels")
+    tokline_add_test(${name}_test SOURCES "${tests}/${name}_test.cc"
+      LIBS tokline_reference tokline_${name}_host tokline_core)
+    if(TOKLINE_HAS_CUDA)
+      tokline_add_test(${name}_cuda_test SOURCES "${tests}/${name}_cuda_test.cc"
+        LIBS tokline_reference ${libs} tokline_core)
+    endif()
+  endif()
+  if(TOKLINE_BUILD_BENCHES)
+    add_executable(bench_${name} "${PROJECT_SOURCE_DIR}/benches/bench_${name}.cc")
+    target_link_libraries(bench_${name} PRIVATE tokline_build_options tokline_bench
+      tokline_reference ${libs})
+  endif()
+endfunction()
+
+function(tokline_finish_kernels)
+  get_property(names GLOBAL PROPERTY TOKLINE_KERNEL_NAMES)
+  list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_host" OUTPUT_VARIABLE host_libs)
+  list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_cuda" OUTPUT_VARIABLE cuda_libs)
+
+  tokline_add_library(tokline_kernels LIBS tokline_common ${host_libs})
+  if(TOKLINE_HAS_CUDA)
+    tokline_add_library(tokline_cuda_kernels LIBS ${cuda_libs} tokline_device tokline_kernels)
+  endif()
+
+  # Of reference/ this takes the pairs of the kernels above and what several references share; the
+  # pair of a kernel that has no add_kernel() line stays out.
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/reference/*.cc")
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM stem)
+    if(NOT stem IN_LIST names AND IS_DIRECTORY "${PROJECT_SOURCE_DIR}/kernels/${stem}")
+      list(REMOVE_ITEM sources "${source}")
+    endif()
+  endforeach()
+  tokline_add_library(tokline_reference SOURCES ${sources}
+    LIBS tokline_kernels Eigen3::Eigen Threads::Threads)
+endfunction()

@@ -1,0 +1,62 @@
+# tokline_add_layer(<target> DIR <dir> [EXCLUDE <file>...] [LIBS <lib>...] [CUDA_LIBS <lib>...])
+#   One static library of the *.cc in <dir>. Files named *_cuda.cc or *.cu may use the CUDA runtime
+#   and join, with CUDA_LIBS, in CUDA builds only. A folder of headers becomes an INTERFACE library.
+#   Folders are globbed with CONFIGURE_DEPENDS: a new file needs no edit here.
+# tokline_layer_sources(<out> <dir> [EXCLUDE <file>...])
+#   The sources such a layer takes.
+# tokline_add_test(<name> SOURCES <file>... [LIBS <lib>...])
+#   A GoogleTest program and its ctest entry; *_cuda_test gets the label `gpu`.
+
+function(tokline_layer_sources out dir)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "EXCLUDE")
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${dir}/*.cc"
+    "${PROJECT_SOURCE_DIR}/${dir}/*.cu")
+  foreach(name IN LISTS arg_EXCLUDE)
+    list(REMOVE_ITEM sources "${PROJECT_SOURCE_DIR}/${dir}/${name}")
+  endforeach()
+  if(NOT TOKLINE_HAS_CUDA)
+    list(FILTER sources EXCLUDE REGEX "(_cuda\\.cc|\\.cu)$")
+  endif()
+  set(${out} "${sources}" PARENT_SCOPE)
+endfunction()
+
+function(tokline_add_library target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS;CUDA_LIBS")
+  if(arg_SOURCES)
+    add_library(${target} STATIC ${arg_SOURCES})
+    set(scope PUBLIC)
+    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tokline_build_options>)
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  target_include_directories(${target} ${scope}
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/tokline>)
+  target_compile_features(${target} ${scope} $<INSTALL_INTERFACE:cxx_std_20>)
+  target_link_libraries(${target} ${scope} ${arg_LIBS})
+  if(TOKLINE_HAS_CUDA)
+    target_link_libraries(${target} ${scope} ${arg_CUDA_LIBS})
+  endif()
+endfunction()
+
+function(tokline_add_layer target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "DIR" "EXCLUDE;LIBS;CUDA_LIBS")
+  tokline_layer_sources(sources "${arg_DIR}" EXCLUDE ${arg_EXCLUDE})
+  tokline_add_library(${target} SOURCES ${sources} LIBS ${arg_LIBS} CUDA_LIBS ${arg_CUDA_LIBS})
+endfunction()
+
+function(tokline_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE tokline_build_options ${arg_LIBS} tokline_test_support
+    GTest::gmock)
+  target_compile_definitions(${name} PRIVATE
+    TOKLINE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+    TOKLINE_PROGRAM="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/tokline")
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  # test_main.cc exits 77 when every test of the program was skipped: ctest then says Skipped.
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)
+  if(name MATCHES "_cuda_test$")
+    set_tests_properties(${name} PROPERTIES LABELS gpu RESOURCE_LOCK gpu)
+  endif()
+endfunction()
