@@ -1,0 +1,319 @@
+"""Makes the tiny Qwen3 checkpoints and their golden outputs (formats: harness/tests/golden/README.md).
+
+Weights come from a seed and are exact in bf16; tokens and logits are transformers in fp32 on the CPU.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import torch
+import transformers
+
+import logit_error
+import qwen3_checkpoint
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN_DIR = pathlib.Path("harness/tests/golden")
+FORMAT = 1
+NEW_TOKENS = 64
+# One token, exactly one page of 16, and two lengths that end inside a page.
+PROMPT_LENGTHS = (1, 16, 37, 70)
+LOGIT_STEPS = (0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 62, 63)
+MAX_TOTAL_BYTES = 2_000_000
+# What a seed must give: no greedy choice that rounding in fp32 could flip, and no constant text.
+MIN_MARGIN_OVER_STD = 5e-3
+MIN_DISTINCT_TOKENS = 24
+# Largest disagreement allowed between ways of running transformers in fp32 (eager, SDPA, KV cache).
+MAX_FP32_NOISE = 2e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    name: str
+    path: pathlib.Path
+    seed: int
+    stored_dtype: torch.dtype
+    hub_config: bool  # keys of the published Qwen3 repositories instead of those of transformers 5
+    max_shard_size: str
+    config: dict
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        name="qwen3_tiny",
+        path=pathlib.Path("models/qwen3-tiny"),
+        seed=21,
+        stored_dtype=torch.bfloat16,
+        hub_config=True,
+        max_shard_size="1GB",
+        config=dict(
+            vocab_size=384, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=64, attention_bias=False,
+            tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=4096,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
+    ),
+    Checkpoint(
+        name="qwen3_untied_group3",
+        path=GOLDEN_DIR / "qwen3_untied_group3",
+        seed=119,
+        stored_dtype=torch.float32,
+        hub_config=True,
+        max_shard_size="1GB",
+        config=dict(
+            vocab_size=211, hidden_size=24, intermediate_size=56, num_hidden_layers=2,
+            num_attention_heads=6, num_key_value_heads=2, head_dim=128, attention_bias=False,
+            tie_word_embeddings=False, rms_norm_eps=1e-5, max_position_embeddings=256,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    ),
+    Checkpoint(
+        name="qwen3_sharded",
+        path=GOLDEN_DIR / "qwen3_sharded",
+        seed=36,
+        stored_dtype=torch.bfloat16,
+        hub_config=False,
+        max_shard_size="130KB",
+        config=dict(
+            vocab_size=272, hidden_size=48, intermediate_size=88, num_hidden_layers=2,
+            num_attention_heads=10, num_key_value_heads=2, head_dim=64, attention_bias=True,
+            tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=40960,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
+    ),
+)
+
+
+def prompts(vocab_size, eos, seed):
+    draw = qwen3_checkpoint.PortableDraw(seed + 1)
+    return [[int(value * eos) for value in draw.uniform((length,))] for length in PROMPT_LENGTHS]
+
+
+def make_model(checkpoint, seed):
+    eos = checkpoint.config["vocab_size"] - 1
+    config = transformers.Qwen3Config(
+        **checkpoint.config, bos_token_id=eos - 1, eos_token_id=eos, dtype=torch.float32)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    qwen3_checkpoint.fill(model, qwen3_checkpoint.PortableDraw(seed))
+    return model
+
+
+def save(model, checkpoint, directory):
+    model.to(checkpoint.stored_dtype).save_pretrained(
+        directory, max_shard_size=checkpoint.max_shard_size)
+    (directory / "generation_config.json").unlink()
+    if checkpoint.hub_config:
+        path = directory / "config.json"
+        config = qwen3_checkpoint.to_hub_config(json.loads(path.read_text()))
+        path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load(directory, dtype, attention="eager"):
+    return transformers.Qwen3ForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation=attention).eval()
+
+
+@torch.inference_mode()
+def greedy_tokens(model, prompt):
+    """NEW_TOKENS greedy tokens (an end-of-sequence token does not end them) and their logits."""
+    cache = transformers.DynamicCache(config=model.config)
+    step = torch.tensor([prompt])
+    tokens, rows = [], []
+    for _ in range(NEW_TOKENS):
+        row = model(step, past_key_values=cache, use_cache=True).logits[0, -1].float()
+        tokens.append(int(row.argmax()))
+        rows.append(row)
+        step = torch.tensor([[tokens[-1]]])
+    return tokens, torch.stack(rows)
+
+
+@torch.inference_mode()
+def forced_logits(model, prompt, tokens):
+    """Logits of every step when the continuation is `tokens`; no cache, one pass."""
+    ids = torch.tensor([prompt + tokens[:-1]])
+    return model(ids, use_cache=False).logits[0, len(prompt) - 1:].float()
+
+
+def require(condition, text):
+    if not condition:
+        sys.exit(f"golden: {text}")
+
+
+def fitness(model, eos, seed):
+    """(smallest margin over std, smallest number of distinct tokens) of the greedy text of a seed."""
+    margins, distinct = [], []
+    for prompt in prompts(model.config.vocab_size, eos, seed):
+        tokens, rows = greedy_tokens(model, prompt)
+        if eos in tokens:
+            return 0.0, 0
+        margins.append(logit_error.margins_over_std(rows).min().item())
+        distinct.append(len(set(tokens)))
+        if margins[-1] < MIN_MARGIN_OVER_STD or distinct[-1] < MIN_DISTINCT_TOKENS:
+            break
+    return min(margins), min(distinct)
+
+
+def make_golden(checkpoint, directory):
+    """Returns (JSON document, fp32 logits [rows, vocab]) of the checkpoint saved in `directory`."""
+    eager = load(directory, torch.float32)
+    sdpa = load(directory, torch.float32, "sdpa")
+    half = load(directory, torch.bfloat16)
+    eos = eager.config.eos_token_id
+    steps = list(LOGIT_STEPS)
+    cases, all_fp32, all_bf16 = [], [], []
+    sdpa_noise = cache_noise = 0.0
+    for prompt in prompts(eager.config.vocab_size, eos, checkpoint.seed):
+        tokens, cached_rows = greedy_tokens(eager, prompt)
+        fp32 = forced_logits(eager, prompt, tokens)
+        bf16 = forced_logits(half, prompt, tokens)
+        cache_noise = max(cache_noise, logit_error.relative_l2(cached_rows, fp32))
+        sdpa_noise = max(sdpa_noise, logit_error.relative_l2(
+            forced_logits(sdpa, prompt, tokens), fp32))
+        margin = logit_error.margins_over_std(fp32).min().item()
+        require(fp32.argmax(-1).tolist() == tokens, f"{checkpoint.name}: greedy text is a near-tie")
+        require(margin >= MIN_MARGIN_OVER_STD and eos not in tokens
+                and len(set(tokens)) >= MIN_DISTINCT_TOKENS,
+                f"{checkpoint.name}: seed {checkpoint.seed} gives margin {margin:.2g} and "
+                f"{len(set(tokens))} distinct tokens; look for another with --find-seed")
+        cases.append({
+            "prompt_ids": prompt,
+            "tokens": tokens,
+            "first_row": len(cases) * len(steps),
+            "min_margin_over_std": margin,
+            "bf16_relative_l2": logit_error.relative_l2(bf16[steps], fp32[steps]),
+        })
+        all_fp32.append(fp32)
+        all_bf16.append(bf16)
+    require(max(sdpa_noise, cache_noise) <= MAX_FP32_NOISE,
+            f"{checkpoint.name}: fp32 noise {max(sdpa_noise, cache_noise):.2g} is over "
+            f"{MAX_FP32_NOISE:.2g}")
+    logits = torch.cat([rows[steps] for rows in all_fp32])
+    bf16_logits = torch.cat([rows[steps] for rows in all_bf16])
+    every_fp32, every_bf16 = torch.cat(all_fp32), torch.cat(all_bf16)
+    document = {
+        "format": FORMAT,
+        "checkpoint": str(checkpoint.path),
+        "seed": checkpoint.seed,
+        "versions": {"torch": torch.__version__.split("+")[0],
+                     "transformers": transformers.__version__},
+        "vocab_size": eager.config.vocab_size,
+        "logits_file": f"{checkpoint.name}.f32",
+        "logits_rows": logits.shape[0],
+        "logit_steps": steps,
+        "fp32": {"logit_std": every_fp32.std().item(),
+                 "sdpa_relative_l2": sdpa_noise,
+                 "kv_cache_relative_l2": cache_noise},
+        "bf16": {"relative_l2": logit_error.relative_l2(bf16_logits, logits),
+                 "relative_l2_all_steps": logit_error.relative_l2(every_bf16, every_fp32),
+                 "top1_agreement_all_steps": logit_error.top1_agreement(every_bf16, every_fp32)},
+        "cases": cases,
+    }
+    return document, logits
+
+
+def to_text(document):
+    """JSON with one line a key, and one line a key of each case: readable diffs, no page of ids."""
+    def block(mapping, indent):
+        pad = " " * indent
+        lines = [f"{pad}  {json.dumps(key)}: {json.dumps(value)}" for key, value in mapping.items()]
+        return pad + "{\n" + ",\n".join(lines) + "\n" + pad + "}"
+
+    head = block({key: value for key, value in document.items() if key != "cases"}, 0)
+    cases = ",\n".join(block(case, 4) for case in document["cases"])
+    return head[:-2] + ',\n  "cases": [\n' + cases + "\n  ]\n}\n"
+
+
+def generate(checkpoint, root):
+    """Writes checkpoint and golden files under `root`, laid out as in the repository."""
+    directory = root / checkpoint.path
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    save(make_model(checkpoint, checkpoint.seed), checkpoint, directory)
+    document, logits = make_golden(checkpoint, directory)
+    golden = root / GOLDEN_DIR
+    golden.mkdir(parents=True, exist_ok=True)
+    (golden / f"{checkpoint.name}.json").write_text(to_text(document))
+    (golden / document["logits_file"]).write_bytes(logits.numpy().astype("<f4").tobytes())
+    distinct = min(len(set(case["tokens"])) for case in document["cases"])
+    margin = min(case["min_margin_over_std"] for case in document["cases"])
+    print(f"{checkpoint.name:22} seed {checkpoint.seed:4}  logit std "
+          f"{document['fp32']['logit_std']:.2f}  min margin/std {margin:.4f}  distinct {distinct}  "
+          f"sdpa {document['fp32']['sdpa_relative_l2']:.1e}  "
+          f"bf16 {document['bf16']['relative_l2']:.4f}")
+
+
+def total_bytes(root):
+    files = [path for checkpoint in CHECKPOINTS for path in (root / checkpoint.path).iterdir()]
+    files += [path for path in (root / GOLDEN_DIR).iterdir() if path.is_file()]
+    return sum(path.stat().st_size for path in files)
+
+
+def check(root):
+    """Regenerates into `root` and compares with the repository; exits 1 where they differ."""
+    differences = []
+    for checkpoint in CHECKPOINTS:
+        generate(checkpoint, root)
+        for fresh in sorted((root / checkpoint.path).iterdir()):
+            committed = REPOSITORY / checkpoint.path / fresh.name
+            if not committed.exists() or committed.read_bytes() != fresh.read_bytes():
+                differences.append(f"{checkpoint.path / fresh.name} differs")
+        ours = json.loads((REPOSITORY / GOLDEN_DIR / f"{checkpoint.name}.json").read_text())
+        theirs = json.loads((root / GOLDEN_DIR / f"{checkpoint.name}.json").read_text())
+        for index, (case, fresh) in enumerate(zip(ours["cases"], theirs["cases"])):
+            if [case["prompt_ids"], case["tokens"]] != [fresh["prompt_ids"], fresh["tokens"]]:
+                differences.append(f"{checkpoint.name}: prompt or tokens of case {index} differ")
+        rows = [torch.frombuffer(bytearray((base / GOLDEN_DIR / ours["logits_file"]).read_bytes()),
+                                 dtype=torch.float32) for base in (REPOSITORY, root)]
+        if rows[0].shape != rows[1].shape:
+            differences.append(f"{ours['logits_file']}: sizes differ")
+        elif (error := logit_error.relative_l2(*rows)) > MAX_FP32_NOISE:
+            differences.append(f"{ours['logits_file']}: relative error {error:.2g}")
+    print("\n".join(differences) or "golden: the committed files are what this machine makes")
+    return 1 if differences else 0
+
+
+def find_seed(checkpoint, count):
+    """Prints the seeds of 0..count-1 that make_golden accepts, widest margin last."""
+    good = []
+    for seed in range(count):
+        model = make_model(checkpoint, seed)
+        margin, distinct = fitness(model, checkpoint.config["vocab_size"] - 1, seed)
+        if margin >= MIN_MARGIN_OVER_STD and distinct >= MIN_DISTINCT_TOKENS:
+            good.append((margin, distinct, seed))
+    for margin, distinct, seed in sorted(good):
+        print(f"{checkpoint.name}: seed {seed} margin {margin:.4f} distinct {distinct}")
+    return 0 if good else 1
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/golden", description=__doc__)
+    parser.add_argument("--check", action="store_true",
+                        help="regenerate elsewhere and compare with the committed files")
+    parser.add_argument("--find-seed", nargs=2, metavar=("NAME", "COUNT"),
+                        help="try seeds 0..COUNT-1 for checkpoint NAME and write nothing")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if arguments.find_seed:
+        name, count = arguments.find_seed
+        by_name = {checkpoint.name: checkpoint for checkpoint in CHECKPOINTS}
+        require(name in by_name and count.isdigit(),
+                f"--find-seed {name} {count}: NAME is one of {', '.join(by_name)}, COUNT a number")
+        return find_seed(by_name[name], int(count))
+    if arguments.check:
+        with tempfile.TemporaryDirectory() as root:
+            return check(pathlib.Path(root))
+    for checkpoint in CHECKPOINTS:
+        generate(checkpoint, REPOSITORY)
+    size = total_bytes(REPOSITORY)
+    print(f"golden: {size:,} bytes of at most {MAX_TOTAL_BYTES:,}")
+    require(size <= MAX_TOTAL_BYTES, "the files are too large")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
