@@ -1,4 +1,4 @@
-# add_kernel(<name> [CUDA_LIBS <lib>...])
+# add_kernel(<name> [KERNELS <kernel>...] [CUDA_LIBS <lib>...])
 #   Wires one kernel from the files that the layout prescribes, and stops at configure time with the
 #   name of each that is missing:
 #     kernels/<name>/<name>.h, <name>_policy.cc (and other *.cc)   -> tokline_<name>_host
@@ -7,11 +7,16 @@
 #     harness/tests/kernels/<name>_test.cc, <name>_cuda_test.cc    -> tests of these names
 #     benches/bench_<name>.cc                                      -> bench_<name>
 #     kernels/<name>/README.md
+#   KERNELS are those it is composed of; they stand above it in the root CMakeLists.txt, which keeps
+#   the kernels free of cycles. CUDA_LIBS are libraries of the toolkit.
 # tokline_finish_kernels()
 #   The aggregates over all kernels: tokline_kernels, tokline_cuda_kernels, tokline_reference.
 
 function(add_kernel name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "CUDA_LIBS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "KERNELS;CUDA_LIBS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "add_kernel(${name}): unknown ${arg_UNPARSED_ARGUMENTS}")
+  endif()
   set(missing "")
   foreach(file IN ITEMS
       kernels/${name}/${name}.h kernels/${name}/${name}_policy.cc kernels/${name}/${name}.cu
@@ -25,16 +30,25 @@ function(add_kernel name)
   if(missing)
     message(FATAL_ERROR "add_kernel(${name}): missing${missing}")
   endif()
+  get_property(names GLOBAL PROPERTY TOKLINE_KERNEL_NAMES)
+  foreach(kernel IN LISTS arg_KERNELS)
+    if(NOT kernel IN_LIST names)
+      message(FATAL_ERROR "add_kernel(${name}): KERNELS ${kernel} has no add_kernel() line above it")
+    endif()
+  endforeach()
   set_property(GLOBAL APPEND PROPERTY TOKLINE_KERNEL_NAMES ${name})
 
+  list(TRANSFORM arg_KERNELS REPLACE "(.+)" "tokline_\\1_host" OUTPUT_VARIABLE host_parts)
+  list(TRANSFORM arg_KERNELS REPLACE "(.+)" "tokline_\\1_cuda" OUTPUT_VARIABLE cuda_parts)
   set(dir "${PROJECT_SOURCE_DIR}/kernels/${name}")
   file(GLOB host_sources CONFIGURE_DEPENDS "${dir}/*.cc")
-  tokline_add_library(tokline_${name}_host SOURCES ${host_sources} LIBS tokline_common)
+  tokline_add_library(tokline_${name}_host SOURCES ${host_sources}
+    LIBS tokline_common ${host_parts})
   set(libs tokline_${name}_host)
   if(TOKLINE_HAS_CUDA)
     file(GLOB cuda_sources CONFIGURE_DEPENDS "${dir}/*.cu")
     tokline_add_library(tokline_${name}_cuda SOURCES ${cuda_sources}
-      LIBS tokline_${name}_host tokline_device CUDA::cudart_static ${arg_CUDA_LIBS})
+      LIBS tokline_${name}_host tokline_device ${cuda_parts} ${arg_CUDA_LIBS})
     list(PREPEND libs tokline_${name}_cuda)
   endif()
 

@@ -4,6 +4,8 @@
 #   Folders are globbed with CONFIGURE_DEPENDS: a new file needs no edit here.
 # tokline_layer_sources(<out> <dir> [EXCLUDE <file>...])
 #   The sources such a layer takes.
+# tokline_check_include_direction(<target>)
+#   No source of <target>, nor of what links it, compiles while an include goes against the layers.
 # tokline_add_test(<name> SOURCES <file>... [LIBS <lib>...])
 #   A GoogleTest program and its ctest entry; *_cuda_test gets the label `gpu`.
 
@@ -43,6 +45,24 @@ function(tokline_add_layer target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "DIR" "EXCLUDE;LIBS;CUDA_LIBS")
   tokline_layer_sources(sources "${arg_DIR}" EXCLUDE ${arg_EXCLUDE})
   tokline_add_library(${target} SOURCES ${sources} LIBS ${arg_LIBS} CUDA_LIBS ${arg_CUDA_LIBS})
+endfunction()
+
+function(tokline_check_include_direction target)
+  set(folders kernels reference harness benches)
+  list(TRANSFORM folders PREPEND "${PROJECT_SOURCE_DIR}/")
+  set(patterns "")
+  foreach(extension IN ITEMS h cc cuh cu)
+    list(TRANSFORM folders APPEND "/*.${extension}" OUTPUT_VARIABLE pattern)
+    list(APPEND patterns ${pattern})
+  endforeach()
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${patterns})
+  set(script "${PROJECT_SOURCE_DIR}/cmake/check_include_direction.cmake")
+  set(stamp "${PROJECT_BINARY_DIR}/include_direction.stamp")
+  add_custom_command(OUTPUT "${stamp}"
+    COMMAND "${CMAKE_COMMAND}" -D SOURCE_DIR=${PROJECT_SOURCE_DIR} -D STAMP=${stamp} -P "${script}"
+    DEPENDS ${sources} "${script}" COMMENT "Checking the include direction" VERBATIM)
+  add_custom_target(tokline_include_direction DEPENDS "${stamp}")
+  add_dependencies(${target} tokline_include_direction)
 endfunction()
 
 function(tokline_add_test name)

@@ -1,0 +1,35 @@
+# Installs headers, libraries, the program and the CMake package `tokline`.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+get_property(names GLOBAL PROPERTY TOKLINE_KERNEL_NAMES)
+set(targets tokline_common tokline_kernels tokline_reference)
+list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_host" OUTPUT_VARIABLE host_targets)
+list(APPEND targets ${host_targets})
+if(TOKLINE_HAS_CUDA)
+  list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_cuda" OUTPUT_VARIABLE cuda_targets)
+  list(APPEND targets tokline_device tokline_cuda_kernels ${cuda_targets})
+endif()
+foreach(target IN LISTS targets)
+  string(REGEX REPLACE "^tokline_" "" exported "${target}")
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${exported})
+endforeach()
+
+install(TARGETS ${targets} EXPORT toklineTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET tokline)
+  install(TARGETS tokline RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+foreach(layer IN ITEMS kernels reference)
+  install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline
+    FILES_MATCHING PATTERN "*.h" PATTERN "device" EXCLUDE)
+endforeach()
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tokline)
+configure_package_config_file(cmake/toklineConfig.cmake.in
+  "${PROJECT_BINARY_DIR}/toklineConfig.cmake" INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/toklineConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/toklineConfig.cmake"
+  "${PROJECT_BINARY_DIR}/toklineConfigVersion.cmake" DESTINATION ${package_dir})
+install(EXPORT toklineTargets NAMESPACE tokline:: DESTINATION ${package_dir})

@@ -1,0 +1,17 @@
+# cmake -D BUILD_DIR=<build> -D CONSUMER_DIR=<dir> -D WORK_DIR=<scratch> -D GENERATOR=<name>
+#       -D CXX_COMPILER=<path> -D HAS_CUDA=<bool> -D CUDA_ROOT=<toolkit> -P package_test.cmake
+#   Installs the build to a scratch prefix, builds the consumer against find_package(tokline) alone,
+#   and runs it.
+cmake_minimum_required(VERSION 3.25)
+
+file(REMOVE_RECURSE "${WORK_DIR}")
+execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${WORK_DIR}/prefix"
+  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+execute_process(
+  COMMAND "${CMAKE_COMMAND}" -S "${CONSUMER_DIR}" -B "${WORK_DIR}/build" -G "${GENERATOR}"
+    "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix"
+    "-DCUDAToolkit_ROOT=${CUDA_ROOT}" "-DEXPECT_CUDA=${HAS_CUDA}"
+  COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${WORK_DIR}/build" COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${WORK_DIR}/build/consumer" COMMAND_ERROR_IS_FATAL ANY)
+file(REMOVE_RECURSE "${WORK_DIR}")
