@@ -1,0 +1,35 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
+# Sourced: configures and builds a preset.
+
+# build_preset BUILD_DIR CMAKE_ARGUMENT...: needs preset, cuda_build, nvcc and jobs.
+build_preset() {
+  local build_dir=$1
+  shift
+  local arguments=(--preset "$preset" -B "$build_dir" "$@")
+  if [[ $preset != cpu && $preset != asan ]]; then
+    arguments+=("-DTOKLINE_CUDA=$cuda_build")
+  fi
+  if [[ $cuda_build == ON ]]; then
+    arguments+=("-DCMAKE_CUDA_COMPILER=$nvcc" "-DCUDAToolkit_ROOT=${nvcc%/bin/nvcc}")
+  fi
+  local launcher
+  if launcher=$(command -v ccache); then
+    arguments+=("-DCMAKE_CXX_COMPILER_LAUNCHER=$launcher" "-DCMAKE_CUDA_COMPILER_LAUNCHER=$launcher")
+  fi
+  # A folder of another checkout, or of another nvcc, cannot be configured over.
+  local cache=$build_dir/CMakeCache.txt
+  if [[ -f $cache ]]; then
+    grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" "$cache" || arguments+=(--fresh)
+    if [[ $cuda_build == ON ]] && grep -q '^CMAKE_CUDA_COMPILER:' "$cache"; then
+      grep -q "^CMAKE_CUDA_COMPILER:[A-Z]*=$nvcc\$" "$cache" || arguments+=(--fresh)
+    fi
+  fi
+  say "configuring preset $preset in ${build_dir#"$PWD"/}; CUDA $cuda_build: $cuda_note"
+  mkdir -p "$build_dir"
+  if ! cmake "${arguments[@]}" >"$build_dir/configure.log" 2>&1; then
+    cat "$build_dir/configure.log" >&2
+    die 1 "configuring failed"
+  fi
+  say "building with ${jobs:=$(default_jobs)} jobs"
+  cmake --build "$build_dir" --parallel "$jobs" >&2 || die 1 "the build failed"
+}

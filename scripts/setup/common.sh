@@ -1,0 +1,74 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
+# Sourced by scripts/test, scripts/bench and scripts/format: arguments, progress, failure.
+# Exit codes: 0 success, 1 failure, 2 usage or something that cannot be installed, 130 interrupted.
+
+# Everything below writes to standard error, so that standard output carries results only.
+say() { printf '[%4ds] %s\n' "$SECONDS" "$*" >&2; }
+
+# die CODE LINE...
+die() {
+  local code=$1
+  shift
+  printf '%s\n' "${0##*/}: $1" "${@:2}" >&2
+  exit "$code"
+}
+
+on_interrupt() {
+  trap - INT TERM
+  printf '\n%s: interrupted\n' "${0##*/}" >&2
+  exit 130
+}
+
+# parse_arguments "$@": sets preset, cuda, jobs and install, the variables of the options and flags
+# that the script adds in own_options and own_flags, and passed_through, which is all else.
+parse_arguments() {
+  preset="" cuda=auto jobs="" install=yes passed_through=()
+  local name want_help=no
+  while (($#)); do
+    name=${1#--} name=${name%%=*}
+    if [[ $1 == -h || $1 == --help ]]; then
+      want_help=yes
+    elif [[ $1 == --no-install ]]; then
+      install=no
+    elif [[ $1 == -- ]]; then
+      passed_through+=("${@:2}")
+      break
+    elif [[ $1 == --* && " ${own_flags[*]} " == *" $name "* ]]; then
+      printf -v "$name" yes
+    elif [[ $1 == --* && " preset cuda jobs ${own_options[*]} " == *" $name "* ]]; then
+      if [[ $1 == *=* ]]; then
+        printf -v "$name" '%s' "${1#*=}"
+      else
+        (($# >= 2)) || die 2 "$1 needs a value"
+        printf -v "$name" '%s' "$2"
+        shift
+      fi
+    else
+      passed_through+=("$1")
+    fi
+    shift
+  done
+  if [[ $want_help == yes ]]; then
+    print_help
+    exit 0
+  fi
+  [[ $cuda =~ ^(auto|system|pypi|off)$ ]] ||
+    die 2 "--cuda is '$cuda'; allowed: auto, system, pypi, off"
+  [[ $jobs =~ ^([1-9][0-9]*)?$ ]] || die 2 "--jobs is '$jobs'; allowed: a positive number"
+  if [[ -n $preset ]]; then
+    local presets=(CMakePresets.json)
+    [[ ! -f CMakeUserPresets.json ]] || presets+=(CMakeUserPresets.json)
+    if [[ $preset == base ]] || ! grep -Eq "\"name\": *\"$preset\"" "${presets[@]}"; then
+      die 2 "--preset is '$preset'; allowed: asan, ci, cpu, cuda, or one of CMakeUserPresets.json"
+    fi
+  fi
+}
+
+# As many compilers as there are cores and 1.5 GiB of free memory each.
+default_jobs() {
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/^MemAvailable:/ {print int($2 / 1572864)}' /proc/meminfo 2>/dev/null || echo "$cores")
+  ((memory < cores)) && cores=$memory
+  echo $((cores > 0 ? cores : 1))
+}

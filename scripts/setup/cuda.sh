@@ -1,0 +1,89 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
+# Sourced: decides where the CUDA toolkit comes from.
+
+# The oldest nvcc that compiles Tokline: C++20, sm_90a and the compilers of Ubuntu 24.04.
+min_nvcc=12.4
+
+gpu_present() {
+  compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/dxg ]] ||
+    nvidia-smi -L 2>/dev/null | grep -q '^GPU'
+}
+
+# Prints the path of the system's nvcc; fails where there is none.
+system_nvcc() {
+  local candidate
+  for candidate in "${CUDACXX:-}" "$(command -v nvcc)" "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" \
+    /usr/local/cuda/bin/nvcc; do
+    if [[ -n $candidate && -x $candidate ]]; then
+      echo "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+nvcc_release() { "$1" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'; }
+is_at_least() { [[ $(printf '%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
+
+# Lays a toolkit folder over what PyPI's packages brought: they have lib/ with versioned names only,
+# nvcc and CMake look for lib64/ and lib<name>.so.
+install_pypi_toolkit() {
+  install_requirements cuda
+  nvcc=$venv/cuda/bin/nvcc
+  [[ -x $nvcc && $venv/cuda/lib64 -nt $venv/requirements-cuda.txt ]] && return
+  local packages library name
+  packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
+  [[ -x $packages/bin/nvcc ]] || die 2 "nvidia-cuda-nvcc has no nvcc in $packages/bin"
+  rm -rf "$venv/cuda" "$venv/cuda.new"
+  mkdir -p "$venv/cuda.new/lib64"
+  ln -s "$packages"/{bin,include,nvvm} "$venv/cuda.new/"
+  for library in "$packages"/lib/*.{a,so.*}; do
+    name=${library##*/}
+    ln -s "$library" "$venv/cuda.new/lib64/$name"
+    [[ $name == *.a ]] || ln -s "$name" "$venv/cuda.new/lib64/${name%%.so.*}.so"
+  done
+  touch "$venv/cuda.new/lib64"
+  mv "$venv/cuda.new" "$venv/cuda"
+}
+
+# choose_cuda WANTED: sets cuda_build to ON or OFF, nvcc, and cuda_note, the reason in words.
+# WANTED says what --cuda auto builds where there is a toolkit but no GPU: `compile` or `skip`.
+choose_cuda() {
+  cuda_build=OFF nvcc="" cuda_note=""
+  case $preset in
+    cpu | asan)
+      [[ $cuda =~ ^(auto|off)$ ]] || die 2 "--cuda $cuda contradicts --preset $preset"
+      cuda_note="preset $preset is host code only"
+      return
+      ;;
+    cuda) [[ $cuda != off ]] || die 2 "--cuda off contradicts --preset cuda" ;;
+  esac
+  local found="" release="" mode=$cuda
+  if [[ $mode != off && $mode != pypi ]] && found=$(system_nvcc); then
+    release=$(nvcc_release "$found")
+  fi
+  if [[ $mode == auto ]]; then
+    if ! gpu_present && [[ $1 == skip && $preset != cuda ]]; then
+      mode=off cuda_note="no CUDA device"
+    elif [[ -n $release ]] && is_at_least "$release" "$min_nvcc"; then
+      mode=system
+    elif gpu_present || [[ $preset == cuda ]]; then
+      mode=pypi
+    else
+      mode=off cuda_note="no CUDA toolkit and no CUDA device"
+    fi
+  fi
+  case $mode in
+    off) cuda_note=${cuda_note:-"--cuda off"} ;;
+    system)
+      [[ -n $release ]] || die 2 "--cuda system: no nvcc in PATH, CUDACXX, CUDA_HOME or /usr/local/cuda"
+      is_at_least "$release" "$min_nvcc" ||
+        die 2 "$found is release $release; $min_nvcc or newer is needed; --cuda pypi brings one"
+      cuda_build=ON nvcc=$found cuda_note="$nvcc, release $release"
+      ;;
+    pypi)
+      install_pypi_toolkit
+      cuda_build=ON cuda_note="$nvcc, release $(nvcc_release "$nvcc")"
+      ;;
+  esac
+}
