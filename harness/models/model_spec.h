@@ -39,8 +39,8 @@ struct ModelSpec {
 };
 
 // Reads config.json (and generation_config.json if there is one) of a Hugging Face model folder,
-// as transformers 4 and 5 write them. Throws RuntimeFailure if a file cannot be read or parsed and
-// InvalidArgument, naming the file, key, value and what is supported, if the model is not.
+// as transformers 4 and 5 write them. Throws RuntimeFailure, naming the file, key, value and what
+// is supported, if a file cannot be read or the model cannot be decoded.
 ModelSpec LoadModelSpec(const std::filesystem::path& dir);
 
 }  // namespace tokline

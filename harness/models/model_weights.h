@@ -14,7 +14,7 @@ namespace tokline {
 struct TensorView {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  const void* data = nullptr;  // row-major; may be unaligned; null: the model has no such tensor
+  const void* data = nullptr;  // row-major; of any alignment; null: the model has no such tensor
   int64_t bytes = 0;
 };
 
@@ -48,9 +48,9 @@ struct ModelWeights {
   std::vector<std::string> extra_tensors;  // in the checkpoint but in no role, sorted
 };
 
-// Finds every tensor that `spec` asks for and checks its dtype and shape. Throws InvalidArgument
-// naming the tensor, what it is and what it must be; also when biases or Q/K norms are there that
-// the spec denies. The views live as long as the checkpoint.
+// Finds every tensor that `spec` asks for and checks its dtype and shape. Throws RuntimeFailure
+// naming the tensor, what it is and what it must be; also when the checkpoint has biases or layers
+// that the spec denies. The views live as long as the checkpoint.
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 }  // namespace tokline

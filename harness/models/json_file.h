@@ -1,0 +1,25 @@
+// JSON files that others wrote, read within limits.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace tokline {
+
+inline constexpr int64_t kMaxJsonBytes = int64_t{32} << 20;
+inline constexpr int kMaxJsonDepth = 32;
+
+// Throws RuntimeFailure, with `file` in the message, if the text is not one JSON value, nests more
+// than kMaxJsonDepth deep or has an object with a key twice.
+nlohmann::json ParseJson(std::string_view text, const std::string& file);
+
+// Reads a file of at most kMaxJsonBytes. Throws RuntimeFailure naming the file.
+nlohmann::json ReadJsonFile(const std::filesystem::path& path);
+
+// A parser's complaint on one line, without the library's own prefix.
+std::string JsonErrorText(const nlohmann::json::exception& error);
+
+}  // namespace tokline

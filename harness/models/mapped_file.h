@@ -1,0 +1,44 @@
+// A regular file mapped read-only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace tokline {
+
+class MappedFile {
+ public:
+  // Throws RuntimeFailure naming the file: missing, unreadable, not a regular file, empty, or
+  // changing while it is opened.
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  const std::filesystem::path& Path() const { return path_; }
+  std::span<const std::byte> Bytes() const { return {data_, static_cast<size_t>(size_)}; }
+  int64_t Size() const { return size_; }
+
+  // A copy of [offset, offset + bytes) by way of pread: a file that was truncated meanwhile throws
+  // RuntimeFailure instead of raising SIGBUS. The range lies in the file as it was opened.
+  std::string Read(int64_t offset, int64_t bytes) const;
+
+  // Reads [offset, offset + bytes) ahead. Throws RuntimeFailure if the file is shorter than when
+  // it was opened.
+  void Prefetch(int64_t offset, int64_t bytes) const;
+  // Drops the whole pages of [offset, offset + bytes) from this process's resident memory.
+  void Release(int64_t offset, int64_t bytes) const;
+
+ private:
+  int64_t SizeNow() const;
+
+  std::filesystem::path path_;
+  int fd_ = -1;
+  const std::byte* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace tokline
