@@ -1,0 +1,50 @@
+#include "harness/decoder/ablation.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+constexpr std::array kAblations = {
+    AblationEntry{Ablation::kGraphs, "graphs", "plain launches of every kernel"},
+    AblationEntry{Ablation::kPdl, "pdl", "launches that wait for their predecessor to end"},
+    AblationEntry{Ablation::kSkinny, "skinny", "RMSNorm, cuBLASLt and small kernels at any batch"},
+    AblationEntry{Ablation::kRmsNormQkv, "rmsnorm_qkv", "rmsnorm, then linear, then kv_append"},
+    AblationEntry{Ablation::kKvAppend, "kv_append",
+                  "QK-norm by rmsnorm, a launch a head, then kv_append for RoPE and the store"},
+    AblationEntry{Ablation::kChunkDecode, "chunk_decode",
+                  "paged_prefill with one new token a sequence"},
+    AblationEntry{Ablation::kPagedPrefill, "paged_prefill",
+                  "chunk_decode with every new token as a sequence of its own"},
+    AblationEntry{Ablation::kFusedMlp, "fused_mlp", "rmsnorm, linear, then silu_mul"},
+};
+
+}  // namespace
+
+std::span<const AblationEntry> AllAblations() { return kAblations; }
+
+AblationSet ParseAblations(std::string_view names) {
+  AblationSet set;
+  while (!names.empty()) {
+    const size_t comma = names.find(',');
+    const std::string_view name = names.substr(0, comma);
+    names = comma == std::string_view::npos ? std::string_view() : names.substr(comma + 1);
+    const auto entry =
+        std::ranges::find_if(kAblations, [&](const AblationEntry& e) { return e.name == name; });
+    if (entry == kAblations.end()) {
+      std::string known;
+      for (const AblationEntry& e : kAblations) {
+        known += StrCat(known.empty() ? "" : ", ", e.name);
+      }
+      throw InvalidArgument(StrCat("unknown ablation '", name, "'; known are ", known));
+    }
+    set.Add(entry->ablation);
+  }
+  return set;
+}
+
+}  // namespace tokline

@@ -1,0 +1,229 @@
+// The CUDA backend: one stream for all work of a decoder, and upload of weights by a few threads,
+// each with its own stream and two pinned buffers, so that reading the checkpoint and the copies
+// over the bus overlap.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "harness/core/device.h"
+#include "harness/decoder/backend.h"
+#include "harness/decoder/convert_elements.h"
+#include "kernels/device/cuda_check.h"
+
+namespace tokline {
+namespace {
+
+constexpr int64_t kUploadPieceBytes = int64_t{16} << 20;
+constexpr int kUploadThreads = 4;  // 128 MiB pinned in all
+
+void LogIfFailed(cudaError_t code, const char* what) {
+  if (code != cudaSuccess) std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
+}
+
+class Stream {
+ public:
+  Stream() { TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~Stream() { LogIfFailed(cudaStreamDestroy(stream_), "cudaStreamDestroy"); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class CudaFence : public Fence {
+ public:
+  explicit CudaFence(cudaStream_t stream) : stream_(stream) {
+    TOKLINE_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  }
+  ~CudaFence() override { LogIfFailed(cudaEventDestroy(event_), "cudaEventDestroy"); }
+  CudaFence(const CudaFence&) = delete;
+  CudaFence& operator=(const CudaFence&) = delete;
+  void Record() override { TOKLINE_CUDA(cudaEventRecord(event_, stream_)); }
+  void Wait() override { TOKLINE_CUDA(cudaEventSynchronize(event_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaGraph : public WorkGraph {
+ public:
+  CudaGraph(cudaGraph_t graph, cudaStream_t stream) : stream_(stream) {
+    TOKLINE_CUDA(cudaGraphInstantiate(&exec_, graph, 0));
+    TOKLINE_CUDA(cudaGraphUpload(exec_, stream_));
+  }
+  ~CudaGraph() override { LogIfFailed(cudaGraphExecDestroy(exec_), "cudaGraphExecDestroy"); }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  void Enqueue() override { TOKLINE_CUDA(cudaGraphLaunch(exec_, stream_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+Memory AllocatePinned(int64_t bytes) {
+  if (bytes <= 0) return {};
+  void* data = nullptr;
+  TOKLINE_CUDA(cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocDefault));
+  return {data, bytes, [](void* p) { LogIfFailed(cudaFreeHost(p), "cudaFreeHost"); }};
+}
+
+// Takes pieces off `next` until none is left.
+void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next) {
+  constexpr int kBuffers = 2;
+  Stream stream;
+  Memory staging = AllocatePinned(kBuffers * kUploadPieceBytes);
+  std::unique_ptr<CudaFence> fences[kBuffers];
+  for (auto& fence : fences) fence = std::make_unique<CudaFence>(stream.get());
+  for (int turn = 0;; turn = (turn + 1) % kBuffers) {
+    const size_t index = next.fetch_add(1);
+    if (index >= pieces.size()) break;
+    const WeightCopy& piece = pieces[index];
+    std::byte* buffer = staging.data() + turn * kUploadPieceBytes;
+    fences[turn]->Wait();
+    ConvertElements(piece.from, piece.host, piece.to, buffer, piece.count);
+    TOKLINE_CUDA(cudaMemcpyAsync(piece.device, buffer,
+                                 static_cast<size_t>(piece.count * SizeOf(piece.to)),
+                                 cudaMemcpyHostToDevice, stream.get()));
+    fences[turn]->Record();
+  }
+  TOKLINE_CUDA(cudaStreamSynchronize(stream.get()));
+}
+
+class CudaBackend : public Backend {
+ public:
+  Device device() const override { return Device::kCuda; }
+  const Ops& ops() const override { return ops_; }
+  const DeviceFacts& facts() const override { return facts_; }
+  CUstream_st* stream() const override { return stream_.get(); }
+  Matmul* matmul() override { return &matmul_; }
+  int64_t FreeBytes() const override {
+    size_t free_bytes = 0, total = 0;
+    TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total));
+    return static_cast<int64_t>(free_bytes);
+  }
+
+  Memory Allocate(int64_t bytes) override {
+    if (bytes <= 0) return {};
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, static_cast<size_t>(bytes));
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // cleared: it is reported here
+      throw RuntimeFailure(StrCat("device memory does not suffice: ", bytes, " bytes are needed, ",
+                                  FreeBytes(), " are free"));
+    }
+    TOKLINE_CUDA(code);
+    Memory memory(data, bytes, [](void* p) { LogIfFailed(cudaFree(p), "cudaFree"); });
+    TOKLINE_CUDA(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream_.get()));
+    Synchronize();
+    return memory;
+  }
+  Memory AllocateStaging(int64_t bytes) override { return AllocatePinned(bytes); }
+
+  void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
+    if (bytes <= 0) return;
+    TOKLINE_CUDA(cudaMemcpyAsync(device, staging, static_cast<size_t>(bytes),
+                                 cudaMemcpyHostToDevice, stream_.get()));
+  }
+  void CopyToHost(void* staging, const void* device, int64_t bytes) override {
+    if (bytes <= 0) return;
+    TOKLINE_CUDA(cudaMemcpyAsync(staging, device, static_cast<size_t>(bytes),
+                                 cudaMemcpyDeviceToHost, stream_.get()));
+  }
+  void Upload(void* device, const void* host, int64_t bytes) override {
+    CopyToDevice(device, host, bytes);
+    Synchronize();
+  }
+  void Download(void* host, const void* device, int64_t bytes) override {
+    CopyToHost(host, device, bytes);
+    Synchronize();
+  }
+
+  void UploadWeights(std::span<const WeightCopy> copies) override {
+    std::vector<WeightCopy> pieces;
+    for (const WeightCopy& copy : copies) {
+      const int64_t step = kUploadPieceBytes / SizeOf(copy.to);
+      for (int64_t begin = 0; begin < copy.count; begin += step) {
+        WeightCopy piece = copy;
+        piece.host = static_cast<const char*>(copy.host) + begin * SizeOf(copy.from);
+        piece.device = static_cast<char*>(copy.device) + begin * SizeOf(copy.to);
+        piece.count = std::min(step, copy.count - begin);
+        pieces.push_back(piece);
+      }
+    }
+    std::atomic<size_t> next = 0;
+    std::mutex mutex;
+    std::exception_ptr error;
+    const auto work = [&] {
+      try {
+        UploadPieces(pieces, next);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    };
+    {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < kUploadThreads; ++i) threads.emplace_back(work);
+    }
+    if (error) std::rethrow_exception(error);
+  }
+
+  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<CudaFence>(stream_.get()); }
+  void Synchronize() override { TOKLINE_CUDA(cudaStreamSynchronize(stream_.get())); }
+
+  std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {
+    TOKLINE_CUDA(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+    cudaGraph_t graph = nullptr;
+    try {
+      enqueue();
+    } catch (...) {
+      cudaStreamEndCapture(stream_.get(), &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();  // the exception under way says what happened
+      throw;
+    }
+    TOKLINE_CUDA(cudaStreamEndCapture(stream_.get(), &graph));
+    const std::unique_ptr<CUgraph_st, void (*)(CUgraph_st*)> owner(
+        graph, [](CUgraph_st* g) { LogIfFailed(cudaGraphDestroy(g), "cudaGraphDestroy"); });
+    return std::make_unique<CudaGraph>(graph, stream_.get());
+  }
+
+ private:
+  Ops ops_ = MakeCudaOps();
+  DeviceFacts facts_ = QueryDeviceFacts();
+  Stream stream_;
+  Matmul matmul_;
+};
+
+}  // namespace
+
+Ops MakeCudaOps() {
+  return {.embedding = Launch,
+          .rmsnorm = Launch,
+          .rmsnorm_qkv = Launch,
+          .kv_append = Launch,
+          .chunk_decode = Launch,
+          .paged_prefill = Launch,
+          .paged_gather = Launch,
+          .linear = Launch,
+          .silu_mul = Launch,
+          .sampling = Launch};
+}
+
+std::unique_ptr<Backend> MakeCudaBackend() {
+  RequireUsableCudaDevice();
+  return std::make_unique<CudaBackend>();
+}
+
+}  // namespace tokline
