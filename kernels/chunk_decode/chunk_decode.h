@@ -21,7 +21,9 @@ struct ChunkDecodeRange {
   int32_t token_end;
 };
 
-// Attention of some sequences (its members) over some ranges, for one KV head, by one block.
+// Attention of some sequences (its members) over some ranges, for one KV head, by one block. At most
+// kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
+inline constexpr int32_t kChunkDecodeMaxRows = 64;
 struct ChunkDecodeTask {
   int32_t member_begin;  // into ChunkDecodePlan::members
   int32_t member_count;
@@ -40,7 +42,6 @@ struct ChunkDecodePlan {
   int32_t num_seqs = 0;
   int32_t num_lanes = 0;     // blocks a KV head; each runs its tasks in order
   int32_t num_partials = 0;  // partial states a KV head
-  bool wide = false;         // some task has more query rows than one 16-row tile
   std::vector<int32_t> lane_task_indptr;  // [num_lanes + 1] into tasks
   std::vector<ChunkDecodeTask> tasks;
   std::vector<ChunkDecodeRange> ranges;
@@ -51,7 +52,6 @@ struct ChunkDecodePlan {
 // The plan on the device (or, for nothing but its existence, on the host): same arrays.
 struct ChunkDecodePlanView {
   int32_t num_lanes = 0;
-  bool wide = false;
   int64_t max_partials = 0;  // room in the workspace, in partial states a KV head
   const int32_t* lane_task_indptr = nullptr;     // [num_lanes + 1]
   const ChunkDecodeTask* tasks = nullptr;
@@ -64,8 +64,8 @@ struct ChunkDecodeParams {
   DType dtype = DType::kBf16;  // of q, kv and out
   int32_t num_q_heads = 0;     // a multiple of layout.num_kv_heads, at most 16 times it
   float scale = 0;             // of the scores, usually 1 / sqrt(head_dim)
-  PagedKvLayout layout;
-  ChunkTableView table;  // host pointers for the reference, device pointers for CUDA
+  PagedKvLayout layout = {};
+  ChunkTableView table = {};  // host pointers for the reference, device pointers for CUDA
 
   const void* q = nullptr;   // [num_seqs, num_q_heads, head_dim], rows 16 B aligned
   int64_t q_stride = 0;      // elements between sequences
@@ -80,7 +80,7 @@ struct ChunkDecodeParams {
   const float* rope_cos_sin = nullptr;
   int64_t rope_rows = 0;
 
-  ChunkDecodePlanView plan;     // CUDA only
+  ChunkDecodePlanView plan = {};     // CUDA only
   void* workspace = nullptr;    // CUDA only, 256 B aligned; its first ChunkDecodeCounterBytes must
                                 // be zero before the first launch; every launch leaves them zero
   int64_t workspace_bytes = 0;
@@ -101,6 +101,12 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
 
 // Blocks a KV head that PlanChunkDecode uses on this device: constant for a captured graph.
 int32_t ChunkDecodeLanes(const PagedKvLayout& layout, const DeviceFacts& device);
+
+// Upper bound of ChunkDecodePlan::num_partials for any table of `num_seqs` sequences of one unshared
+// and unshifted chunk each: what a captured graph must have room for.
+int64_t ChunkDecodeMaxPartials(int32_t num_seqs, const PagedKvLayout& layout,
+                               const DeviceFacts& device,
+                               const ChunkDecodePlanOptions& options = {});
 
 int64_t ChunkDecodeCounterBytes(int32_t num_seqs, const PagedKvLayout& layout);
 int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_t num_q_heads,

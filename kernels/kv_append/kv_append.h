@@ -17,7 +17,7 @@ struct KvAppendParams {
   DType dtype = DType::kBf16;  // of all tensors but the tables
   int64_t num_tokens = 0;
   int32_t num_q_heads = 0;  // heads in q_in and q_out; 0 when q is not touched
-  PagedKvLayout layout;
+  PagedKvLayout layout = {};
 
   const void* q_in = nullptr;  // [num_tokens, num_q_heads, head_dim], rows 16 B aligned
   int64_t q_in_stride = 0;     // elements between tokens

@@ -25,12 +25,14 @@ class Matmul {
   struct Problem {
     DType dtype = DType::kBf16;      // of x, weight, bias, and out unless out_f32
     bool out_f32 = false;
-    bool accumulate = false;         // out += x W^T, added in fp32, one rounding
+    bool accumulate = false;         // out = addend + x W^T, added in fp32, one rounding
     int64_t num_tokens = 0, in_features = 0, out_features = 0;
     const void* x = nullptr;         // [num_tokens, in_features]
     int64_t x_stride = 0;
     const void* weight = nullptr;    // [out_features, in_features], contiguous
     const void* bias = nullptr;      // [out_features] or null
+    const void* addend = nullptr;    // [num_tokens, out_features] of out's type; null: out itself
+    int64_t addend_stride = 0;       // out_stride where addend is out or null
     void* out = nullptr;             // [num_tokens, out_features]
     int64_t out_stride = 0;
     void* workspace = nullptr;       // kWorkspaceBytes, 256 B aligned

@@ -14,8 +14,8 @@ namespace tokline {
 // Shifts of the table are ignored: rows are copied bit by bit.
 struct PagedGatherParams {
   DType dtype = DType::kBf16;
-  PagedKvLayout layout;
-  ChunkTableView table;      // host pointers for the reference, device pointers for CUDA
+  PagedKvLayout layout = {};
+  ChunkTableView table = {};      // host pointers for the reference, device pointers for CUDA
   int64_t total_tokens = 0;  // over all sequences
 
   const int32_t* token_indptr = nullptr;  // [num_seqs + 1] rows of a sequence in the outputs; host

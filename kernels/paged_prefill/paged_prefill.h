@@ -30,17 +30,18 @@ struct PagedPrefillParams {
   int32_t num_q_heads = 0;     // a multiple of layout.num_kv_heads, at most 16 times it
   bool causal = true;          // new token i of n, context length L, sees the first L - n + i + 1
   float scale = 0;
-  PagedKvLayout layout;
-  ChunkTableView table;  // whole contexts, new tokens included (already appended); shifts must be
-                         // null or 0. Host pointers for the reference, device pointers for CUDA
+  PagedKvLayout layout = {};
+  ChunkTableView table =
+      {};  // whole contexts, new tokens included (already appended); shifts must be
+           // null or 0. Host pointers for the reference, device pointers for CUDA
 
-  int64_t total_tokens = 0;            // new tokens over all sequences
-  const int32_t* q_indptr = nullptr;   // [num_seqs + 1] new tokens; host or device like table. A
-                                       // sequence has at most as many as its context
-  const void* q = nullptr;             // [total_tokens, num_q_heads, head_dim], rows 16 B aligned
-  int64_t q_stride = 0;                // elements between tokens
-  const void* kv = nullptr;            // the layer's pool, as layout says, 16 B aligned
-  void* out = nullptr;                 // [total_tokens, num_q_heads, head_dim], rows 16 B aligned
+  int64_t total_tokens = 0;           // new tokens over all sequences
+  const int32_t* q_indptr = nullptr;  // [num_seqs + 1] new tokens; host or device like table. A
+                                      // sequence has at most as many as its context
+  const void* q = nullptr;            // [total_tokens, num_q_heads, head_dim], rows 16 B aligned
+  int64_t q_stride = 0;               // elements between tokens
+  const void* kv = nullptr;           // the layer's pool, as layout says, 16 B aligned
+  void* out = nullptr;                // [total_tokens, num_q_heads, head_dim], rows 16 B aligned
   int64_t out_stride = 0;
   float* lse_ln = nullptr;  // [total_tokens, num_q_heads] natural log-sum-exp, or null. A row that
                             // sees nothing: out 0, lse -inf.

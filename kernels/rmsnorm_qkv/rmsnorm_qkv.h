@@ -42,7 +42,7 @@ struct RmsNormQkvParams {
   bool append = false;
   // Used when append: layout, kv, slots, QK-norm weights and eps, positions, RoPE table. The q, k,
   // v pointers, strides, dtype, num_tokens and num_q_heads are taken from above.
-  KvAppendParams append_params;
+  KvAppendParams append_params = {};
 
   Matmul* matmul = nullptr;     // CUDA, kMatmul
   void* workspace = nullptr;    // CUDA, 256 B aligned

@@ -1,0 +1,369 @@
+#include <gtest/gtest.h>
+
+#include "harness/tests/kernels/chunk_decode_case.h"
+#include "harness/tests/kernels/cuda_test.h"
+
+namespace tokline::testing {
+namespace {
+
+// A plan on the device.
+struct DevicePlan {
+  explicit DevicePlan(const ChunkDecodePlan& plan)
+      : lanes(plan.lane_task_indptr),
+        tasks(plan.tasks),
+        ranges(plan.ranges),
+        members(plan.members),
+        partials(plan.seq_partial_indptr),
+        view{.num_lanes = plan.num_lanes,
+             .max_partials = plan.num_partials,
+             .lane_task_indptr = lanes.as<int32_t>(),
+             .tasks = tasks.as<ChunkDecodeTask>(),
+             .ranges = ranges.as<ChunkDecodeRange>(),
+             .members = members.as<ChunkDecodeMember>(),
+             .seq_partial_indptr = partials.as<int32_t>()} {
+    // Vectors may be empty (no KV at all): pointers must not be null.
+    if (!view.ranges) view.ranges = lanes.as<ChunkDecodeRange>();
+    if (!view.tasks) view.tasks = lanes.as<ChunkDecodeTask>();
+    if (!view.members) view.members = lanes.as<ChunkDecodeMember>();
+  }
+  DeviceBuffer lanes, tasks, ranges, members, partials;
+  ChunkDecodePlanView view;
+};
+
+struct RunOptions {
+  ChunkDecodePlanOptions plan;
+  int64_t page_offset = 0;  // every page id plus this, in a pool that is larger by as much
+  int launches = 1;
+  bool dependent = false;
+};
+
+DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
+  DecodeResult result{HostTensor(decode.options.dtype, decode.q.size()),
+                      std::vector<float>(static_cast<size_t>(decode.Rows()), NAN)};
+  result.out.FillNan();
+  ChunkDecodeParams params = decode.Params(result.out, result.lse);
+  const ChunkTableView host = params.table;
+  Validate(host, decode.layout);
+  const DevicePlan plan(
+      PlanChunkDecode(host, decode.layout, decode.num_q_heads, QueryDeviceFacts(), run.plan));
+  std::vector<int32_t> pages(host.chunk_pages,
+                             host.chunk_pages + host.chunk_page_indptr[host.num_chunks]);
+  for (int32_t& page : pages) page += static_cast<int32_t>(run.page_offset);
+  pages.push_back(0);  // never empty
+  const DeviceBuffer device_pages(pages), q = ToDevice(decode.q), rope(decode.rope);
+  DeviceBuffer out = ToDevice(result.out), lse(result.lse);
+  const int64_t element = SizeOf(decode.options.dtype);
+  const int64_t offset_bytes = run.page_offset * decode.layout.PageStride() * element;
+  DeviceBuffer kv(offset_bytes + decode.kv.size() * element);
+  kv.CopyFrom(decode.kv.data(), decode.kv.size() * element, offset_bytes);
+  DeviceBuffer workspace(ChunkDecodeWorkspaceBytes(host.num_seqs, plan.view.max_partials,
+                                                   decode.num_q_heads, decode.layout));
+  const int64_t counter_bytes = ChunkDecodeCounterBytes(host.num_seqs, decode.layout);
+  workspace.Fill(0xff);  // NaN wherever nothing was written
+  workspace.CopyFrom(std::vector<char>(static_cast<size_t>(counter_bytes), 0).data(),
+                     counter_bytes);
+
+  params.layout.num_pages += run.page_offset;
+  params.table.chunk_pages = device_pages.as<int32_t>();
+  params.q = q.data();
+  params.kv = kv.data();
+  params.out = out.data();
+  params.lse_ln = lse.as<float>();
+  params.rope_cos_sin = decode.rope_rows > 0 ? rope.as<float>() : nullptr;
+  params.plan = plan.view;
+  params.workspace = workspace.data();
+  params.workspace_bytes = workspace.bytes();
+  for (int i = 0; i < run.launches; ++i) {
+    Launch(params, {.stream = nullptr, .dependent = run.dependent});
+  }
+  result.out = ToHost(out, decode.options.dtype);
+  result.lse = lse.ToHost<float>();
+  std::vector<char> counters(static_cast<size_t>(counter_bytes));
+  workspace.CopyTo(counters.data(), counter_bytes);
+  EXPECT_EQ(counters, std::vector<char>(counters.size(), 0)) << "counters are not left zero";
+  return result;
+}
+
+using ChunkDecodeCudaTest = CudaTest;
+
+void ExpectMatches(const DecodeCaseOptions& options, const RunOptions& run = {}) {
+  DecodeCase decode = MakeDecodeCase(options);
+  const DecodeResult actual = RunCuda(decode, run);
+  EXPECT_TRUE(MatchesReference(actual, RunReference(decode), decode, !options.shifts.empty()));
+}
+
+TEST_F(ChunkDecodeCudaTest, EveryGroupSizeDtypeAndHeadDimMatchesReference) {
+  for (DType dtype : {DType::kBf16, DType::kF16}) {
+    for (int32_t head_dim : {64, 128}) {
+      for (int32_t group = 1; group <= 16; ++group) {
+        SCOPED_TRACE(StrCat(Name(dtype), " head_dim ", head_dim, " group ", group));
+        DecodeCaseOptions options;
+        options.dtype = dtype;
+        options.head_dim = head_dim;
+        options.group = group;
+        options.seed = static_cast<uint64_t>(group);
+        ExpectMatches(WithLengths(options, {200, 1, 77}));
+      }
+    }
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, RaggedLastPageMatchesReference) {
+  DecodeCaseOptions options;
+  for (int32_t page_size : {16, 32, 64, 128, 256}) {
+    for (KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
+      SCOPED_TRACE(StrCat("page_size ", page_size, " order ", static_cast<int>(order)));
+      options.page_size = page_size;
+      options.order = order;
+      ExpectMatches(WithLengths(options, {1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 300}));
+    }
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, EmptySequencesGiveZeroAndMinusInfinity) {
+  DecodeCase decode = MakeDecodeCase(WithLengths({}, {0, 40, 0, 0}));
+  const DecodeResult result = RunCuda(decode);
+  for (int32_t seq : {0, 2, 3}) {
+    for (int64_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(result.lse[seq * 8 + i], -INFINITY);
+      for (int64_t d = 0; d < 128; ++d) EXPECT_EQ(result.out[(seq * 8 + i) * 128 + d], 0);
+    }
+  }
+  EXPECT_TRUE(MatchesReference(result, RunReference(decode), decode));
+}
+
+TEST_F(ChunkDecodeCudaTest, BatchOfOnlyEmptySequences) {
+  DecodeCaseOptions options;
+  options.chunk_lengths = {0};
+  options.sequences = {{}, {0}};
+  DecodeCase decode = MakeDecodeCase(options);
+  const DecodeResult result = RunCuda(decode);
+  for (int64_t i = 0; i < result.out.size(); ++i) ASSERT_EQ(result.out[i], 0);
+}
+
+// Scores so far apart that the softmax is one-hot: the output is one V row, bit by bit. Finds a
+// wrong page, slot, head or stride.
+TEST_F(ChunkDecodeCudaTest, NeedleIsCopiedBitwise) {
+  for (KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
+    for (int32_t page_size : {16, 64}) {
+      DecodeCaseOptions options;
+      options.order = order;
+      options.page_size = page_size;
+      options.group = 5;
+      DecodeCase decode = MakeDecodeCase(WithLengths(options, {333, 64, 1, 130}));
+      std::mt19937_64 rng(11);
+      ForEachToken(decode, [&](int32_t, int32_t, int64_t page, int32_t row) {
+        for (int32_t h = 0; h < 2; ++h) {
+          for (int32_t d = 0; d < 128; ++d) {
+            decode.kv.Set(decode.layout.KeyOffset(page, h, row) + d, rng() % 2 ? 8 : -8);
+          }
+        }
+      });
+      const ChunkTableView table = decode.table.View();
+      std::vector<int64_t> value_at(static_cast<size_t>(decode.Rows()));
+      for (int32_t s = 0; s < 4; ++s) {
+        for (int32_t head = 0; head < 10; ++head) {
+          const int32_t length = table.chunk_lengths[s];
+          const int32_t t = head == 0 ? length - 1 : static_cast<int32_t>(rng() % length);
+          const int64_t page =
+              table.chunk_pages[table.chunk_page_indptr[s] + t / page_size];
+          const int64_t key = decode.layout.KeyOffset(page, head / 5, t % page_size);
+          value_at[s * 10 + head] = decode.layout.ValueOffset(page, head / 5, t % page_size);
+          for (int32_t d = 0; d < 128; ++d) {
+            decode.q.Set((int64_t{s} * 10 + head) * 128 + d, decode.kv[key + d]);
+          }
+        }
+      }
+      const DecodeResult result = RunCuda(decode);
+      for (int64_t r = 0; r < decode.Rows(); ++r) {
+        for (int32_t d = 0; d < 128; ++d) {
+          ASSERT_EQ(result.out[r * 128 + d], decode.kv[value_at[r] + d])
+              << "row " << r << " dim " << d << " page_size " << page_size;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, UniformScoresGiveTheMeanBitwise) {
+  DecodeCase decode = MakeDecodeCase(WithLengths({}, {64, 1024, 2}));
+  decode.q = HostTensor(DType::kBf16, decode.q.size());
+  std::mt19937_64 rng(5);
+  for (int64_t i = 0; i < decode.kv.size(); ++i) {
+    decode.kv.Set(i, static_cast<int>(rng() % 17) - 8);
+  }
+  EXPECT_TRUE(RunCuda(decode).out == RunReference(decode).out);
+}
+
+TEST_F(ChunkDecodeCudaTest, PagePermutationChangesNothing) {
+  DecodeCaseOptions options = WithLengths({}, {500, 90, 3});
+  DecodeCase a = MakeDecodeCase(options);
+  options.page_seed = 99;
+  DecodeCase b = MakeDecodeCase(options);
+  const DecodeResult x = RunCuda(a), y = RunCuda(b);
+  EXPECT_TRUE(x.out == y.out);
+  EXPECT_EQ(x.lse, y.lse);
+}
+
+TEST_F(ChunkDecodeCudaTest, DeadSlotsChangeNothing) {
+  DecodeCaseOptions options = WithLengths({}, {500, 90, 3});
+  DecodeCase a = MakeDecodeCase(options);
+  options.nan_in_dead_slots = false;  // zeros there instead
+  DecodeCase b = MakeDecodeCase(options);
+  const DecodeResult x = RunCuda(a), y = RunCuda(b);
+  EXPECT_TRUE(x.out == y.out);
+  EXPECT_EQ(x.lse, y.lse);
+}
+
+TEST_F(ChunkDecodeCudaTest, AnySplitMatchesReference) {
+  DecodeCaseOptions options = WithLengths({}, {1500, 70, 640, 0, 5});
+  for (int32_t lanes : {1, 2, 3, 7, 16, 40, 100}) {
+    for (bool invariant : {false, true}) {
+      SCOPED_TRACE(StrCat("lanes ", lanes, " invariant ", invariant));
+      ExpectMatches(options, {.plan = {.batch_invariant = invariant, .max_lanes = lanes}});
+    }
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, SameInputsGiveTheSameBitsEveryTime) {
+  DecodeCase decode = MakeDecodeCase(WithLengths({}, {4000, 70, 640}));
+  const DecodeResult first = RunCuda(decode);
+  for (int i = 0; i < 20; ++i) {
+    const DecodeResult again = RunCuda(decode, {.launches = 3, .dependent = i % 2 == 1});
+    ASSERT_TRUE(first.out == again.out) << "run " << i;
+    ASSERT_EQ(first.lse, again.lse) << "run " << i;
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, InvariantPlanIgnoresBatchNeighboursBitwise) {
+  DecodeCase alone = MakeDecodeCase(WithLengths({}, {2500}));
+  DecodeCase among = MakeDecodeCase(WithLengths({}, {2500, 33, 4000, 1}));
+  for (int64_t i = 0; i < alone.q.size(); ++i) among.q.Set(i, alone.q[i]);
+  const RunOptions invariant{.plan = {.batch_invariant = true}};
+  const DecodeResult x = RunCuda(alone, invariant), y = RunCuda(among, invariant);
+  for (int64_t i = 0; i < x.out.size(); ++i) ASSERT_EQ(x.out[i], y.out[i]) << i;
+}
+
+TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
+  for (int32_t group : {1, 3, 4, 7, 16}) {
+    DecodeCaseOptions options;
+    options.group = group;
+    options.page_size = 64;
+    options.chunk_lengths = {700, 333, 20, 1, 65, 128, 0};
+    options.sequences = {{0, 1, 2}, {0, 1, 3}, {0, 4}, {0, 1}, {5, 0}, {6, 0, 1, 5},
+                         {0},       {2},       {},     {0, 0}, {0, 1}, {0, 1, 4}};
+    for (bool share : {false, true}) {
+      SCOPED_TRACE(StrCat("group ", group, " share ", share));
+      ExpectMatches(options, {.plan = {.share_chunks = share}});
+    }
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, ShiftedChunksMatchReference) {
+  DecodeCaseOptions options;
+  options.chunk_lengths = {600, 45, 130};
+  options.sequences = {{0, 1}, {0, 2}, {2, 0, 1}, {0}};
+  options.shifts = {{0, 5}, {-7, 0}, {3, 100, -100}, {2}};
+  for (int32_t head_dim : {64, 128}) {
+    for (bool share : {false, true}) {
+      SCOPED_TRACE(StrCat("head_dim ", head_dim, " share ", share));
+      options.head_dim = head_dim;
+      ExpectMatches(options, {.plan = {.share_chunks = share}});
+    }
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, LongContextMatchesReference) {
+  DecodeCaseOptions options;
+  options.num_kv_heads = 1;
+  options.group = 2;
+  options.page_size = 256;
+  options.nan_in_dead_slots = false;
+  ExpectMatches(WithLengths(options, {131072}));
+}
+
+// Offsets past 2^31 elements and 4 GiB: a 32-bit offset reads the wrong page or faults.
+TEST_F(ChunkDecodeCudaTest, PagesPast4GiBAreFound) {
+  DecodeCaseOptions options;
+  options.num_kv_heads = 8;
+  options.page_size = 256;
+  DecodeCase decode = MakeDecodeCase(WithLengths(options, {300, 256}));
+  const int64_t page_bytes = decode.layout.PageStride() * 2;
+  const int64_t page_offset = (int64_t{9} << 30) / page_bytes;  // past 2^32 elements too
+  size_t free_bytes = 0, total_bytes = 0;
+  TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (free_bytes < size_t{10} << 30) {
+    GTEST_SKIP() << "needs 10 GiB of device memory; " << (free_bytes >> 20) << " MiB are free";
+  }
+  const DecodeResult actual = RunCuda(decode, {.page_offset = page_offset});
+  EXPECT_TRUE(MatchesReference(actual, RunReference(decode), decode));
+}
+
+// RMS error against double, beside that of the plain algorithm at the same precision: fp32 scores
+// and sums, P rounded to the storage type.
+TEST_F(ChunkDecodeCudaTest, ErrorIsAtMostThatOfTheNaiveAlgorithm) {
+  for (DType dtype : {DType::kBf16, DType::kF16}) {
+    DecodeCaseOptions options;
+    options.dtype = dtype;
+    options.seed = 17;
+    DecodeCase decode = MakeDecodeCase(WithLengths(options, {1000, 400, 2000, 90}));
+    const DecodeResult actual = RunCuda(decode);
+    // The exact output, not rounded: the reference on fp32 copies of the same values.
+    DecodeCase exact = decode;
+    exact.options.dtype = DType::kF32;
+    exact.q = HostTensor(DType::kF32, decode.q.size());
+    exact.kv = HostTensor(DType::kF32, decode.kv.size());
+    for (int64_t i = 0; i < decode.q.size(); ++i) exact.q.Set(i, decode.q[i]);
+    for (int64_t i = 0; i < decode.kv.size(); ++i) exact.kv.Set(i, decode.kv[i]);
+    const DecodeResult truth = RunReference(exact);
+    const ChunkTableView table = decode.table.View();
+    double kernel_error = 0, naive_error = 0;
+    for (int32_t s = 0; s < table.num_seqs; ++s) {
+      for (int32_t head = 0; head < decode.num_q_heads; ++head) {
+        const int32_t length = table.chunk_lengths[s];
+        const int64_t first = (int64_t{s} * decode.num_q_heads + head) * 128;
+        std::vector<float> p(static_cast<size_t>(length));
+        const auto offset = [&](int32_t t) {
+          return decode.layout.KeyOffset(
+              table.chunk_pages[table.chunk_page_indptr[s] + t / decode.layout.page_size],
+              head / options.group, t % decode.layout.page_size);
+        };
+        float best = -INFINITY, sum = 0;
+        for (int32_t t = 0; t < length; ++t) {
+          float score = 0;
+          for (int32_t d = 0; d < 128; ++d) {
+            score += static_cast<float>(decode.q[first + d]) *
+                     static_cast<float>(decode.kv[offset(t) + d]);
+          }
+          p[t] = score / std::sqrt(128.0f);
+          best = std::max(best, p[t]);
+        }
+        for (float& value : p) sum += value = std::exp(value - best);
+        for (int32_t d = 0; d < 128; ++d) {
+          float output = 0;
+          for (int32_t t = 0; t < length; ++t) {
+            output += static_cast<float>(RoundTo(dtype, p[t])) *
+                      static_cast<float>(decode.kv[offset(t) + decode.layout.KvStride() + d]);
+          }
+          naive_error += std::pow(RoundTo(dtype, output / sum) - truth.out[first + d], 2);
+          kernel_error += std::pow(actual.out[first + d] - truth.out[first + d], 2);
+        }
+      }
+    }
+    EXPECT_LE(std::sqrt(kernel_error), 1.25 * std::sqrt(naive_error)) << Name(dtype);
+  }
+}
+
+TEST_F(ChunkDecodeCudaTest, UnsupportedDtypeAndSmallWorkspaceAreRefused) {
+  DecodeCase decode = MakeDecodeCase(WithLengths({}, {40}));
+  HostTensor out(DType::kBf16, decode.q.size());
+  std::vector<float> lse(8);
+  ChunkDecodeParams params = decode.Params(out, lse);
+  params.dtype = DType::kF32;
+  EXPECT_THROW(Launch(params, {}), InvalidArgument);
+  params.dtype = DType::kBf16;
+  EXPECT_THROW(Launch(params, {}), InvalidArgument);  // no plan
+}
+
+}  // namespace
+}  // namespace tokline::testing

@@ -1,0 +1,352 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "harness/tests/kernels/chunk_decode_case.h"
+#include "kernels/chunk_decode/chunk_decode_policy.h"
+
+namespace tokline::testing {
+namespace {
+
+constexpr DeviceFacts kDevice{.sm_count = 132,
+                              .compute_major = 9,
+                              .compute_minor = 0,
+                              .l2_bytes = 60 << 20,
+                              .shared_bytes_per_block = 227 << 10,
+                              .shared_bytes_per_sm = 228 << 10};
+
+// Checks that a plan reads every (sequence, listed chunk, token) exactly once, with the right
+// shift, in tasks that the kernel can run, and that partial states add up.
+void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t num_q_heads,
+               const ChunkDecodePlan& plan) {
+  using Key = std::tuple<int32_t, int32_t, int32_t, int32_t>;  // seq, page_begin, token, shift
+  std::map<Key, int> expected, actual;
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
+      const int32_t chunk = table.seq_chunks[i];
+      for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
+        ++expected[{s, table.chunk_page_indptr[chunk], t, table.seq_shifts[i]}];
+      }
+    }
+  }
+  std::map<int32_t, std::vector<int32_t>> partials;  // by sequence
+  std::vector<int> states(static_cast<size_t>(table.num_seqs), 0);
+  ASSERT_EQ(plan.lane_task_indptr.size(), static_cast<size_t>(plan.num_lanes) + 1);
+  ASSERT_EQ(plan.lane_task_indptr.back(), static_cast<int32_t>(plan.tasks.size()));
+  const int32_t group = num_q_heads / layout.num_kv_heads;
+  for (const ChunkDecodeTask& task : plan.tasks) {
+    ASSERT_GE(task.member_count, 1);
+    ASSERT_LE(task.member_count * group, kChunkDecodeMaxRows);
+    for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
+      const ChunkDecodeMember& member = plan.members[m];
+      ++states[static_cast<size_t>(member.seq)];
+      if (member.partial >= 0) partials[member.seq].push_back(member.partial);
+      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+        const ChunkDecodeRange& range = plan.ranges[r];
+        ASSERT_EQ(range.token_begin % kChunkDecodeTileTokens, 0);
+        ASSERT_LT(range.token_begin, range.token_end);
+        for (int32_t t = range.token_begin; t < range.token_end; ++t) {
+          ++actual[{member.seq, range.page_begin, t, member.shift}];
+        }
+      }
+    }
+  }
+  EXPECT_EQ(actual, expected);
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    ASSERT_GE(states[s], 1) << "sequence " << s << " is written by no task";
+    auto& list = partials[s];
+    std::sort(list.begin(), list.end());
+    if (states[s] == 1) {
+      EXPECT_TRUE(list.empty());
+      EXPECT_EQ(plan.seq_partial_indptr[s], plan.seq_partial_indptr[s + 1]);
+      continue;
+    }
+    std::vector<int32_t> all(static_cast<size_t>(states[s]));
+    std::iota(all.begin(), all.end(), plan.seq_partial_indptr[s]);
+    EXPECT_EQ(list, all) << "sequence " << s;
+    EXPECT_EQ(plan.seq_partial_indptr[s + 1] - plan.seq_partial_indptr[s], states[s]);
+  }
+  EXPECT_EQ(plan.num_partials, plan.seq_partial_indptr.back());
+}
+
+TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
+  std::mt19937_64 rng(7);
+  for (int round = 0; round < 200; ++round) {
+    DecodeCaseOptions options;
+    options.num_kv_heads = 1 + static_cast<int32_t>(rng() % 8);
+    options.group = 1 + static_cast<int32_t>(rng() % 16);
+    options.page_size = 16 << rng() % 5;
+    const int32_t num_chunks = 1 + static_cast<int32_t>(rng() % 6);
+    for (int32_t c = 0; c < num_chunks; ++c) {
+      options.chunk_lengths.push_back(static_cast<int32_t>(rng() % 4 == 0 ? 0 : rng() % 700));
+    }
+    const size_t num_seqs = rng() % 9;
+    for (size_t s = 0; s < num_seqs; ++s) {
+      std::vector<int32_t> chunks, shifts;
+      for (size_t i = rng() % 4; i > 0; --i) {
+        chunks.push_back(static_cast<int32_t>(rng() % num_chunks));
+        shifts.push_back(static_cast<int32_t>(rng() % 3) - 1);
+      }
+      options.sequences.push_back(chunks);
+      options.shifts.push_back(shifts);
+    }
+    ChunkTable table;
+    PagedKvLayout layout{.num_pages = 10000,
+                         .num_kv_heads = options.num_kv_heads,
+                         .page_size = options.page_size,
+                         .head_dim = 64};
+    int32_t page = 0;
+    for (int32_t length : options.chunk_lengths) {
+      std::vector<int32_t> pages((length + options.page_size - 1) / options.page_size);
+      std::iota(pages.begin(), pages.end(), page);
+      page += static_cast<int32_t>(pages.size());
+      table.AddChunk(pages, length);
+    }
+    for (size_t s = 0; s < num_seqs; ++s) table.AddSequence(options.sequences[s], options.shifts[s]);
+    Validate(table.View(), layout);
+    for (bool invariant : {false, true}) {
+      for (bool share : {false, true}) {
+        SCOPED_TRACE(StrCat("round ", round, " invariant ", invariant, " share ", share));
+        const ChunkDecodePlan plan = PlanChunkDecode(
+            table.View(), layout, options.num_kv_heads * options.group, kDevice,
+            {.batch_invariant = invariant,
+             .share_chunks = share,
+             .max_lanes = static_cast<int32_t>(rng() % 40)});
+        CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
+        if (HasFatalFailure() || HasNonfatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
+  ChunkTable table;
+  const PagedKvLayout layout{.num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  std::mt19937_64 rng(3);
+  std::vector<int32_t> pages(16, 0);
+  for (int32_t s = 0; s < 128; ++s) {
+    const int32_t chunk = table.AddChunk(pages, 100 + static_cast<int32_t>(rng() % 3900));
+    table.AddSequence({&chunk, 1});
+  }
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 16, kDevice);
+  EXPECT_EQ(plan.num_lanes, 2 * 132 / 8);
+  int64_t least = INT64_MAX, most = 0;
+  for (int32_t lane = 0; lane < plan.num_lanes; ++lane) {
+    int64_t tiles = 0;
+    for (int32_t t = plan.lane_task_indptr[lane]; t < plan.lane_task_indptr[lane + 1]; ++t) {
+      for (int32_t r = plan.tasks[t].range_begin; r < plan.tasks[t].range_end; ++r) {
+        tiles += (plan.ranges[r].token_end - plan.ranges[r].token_begin + 63) / 64;
+      }
+    }
+    least = std::min(least, tiles);
+    most = std::max(most, tiles);
+  }
+  EXPECT_LE(most - least, 1);
+  EXPECT_LE(plan.num_partials, ChunkDecodeMaxPartials(128, layout, kDevice));
+}
+
+TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
+  ChunkTable table;
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const std::vector<int32_t> pages{0, 1, 2, 3};
+  const int32_t shared = table.AddChunk(pages, 1024);
+  for (int32_t s = 0; s < 32; ++s) {
+    const std::vector<int32_t> own_pages{4 + s};
+    const std::vector<int32_t> chunks{shared, table.AddChunk(own_pages, 128)};
+    table.AddSequence(chunks);
+  }
+  const auto tokens_read = [](const ChunkDecodePlan& plan) {
+    int64_t tokens = 0;
+    for (const ChunkDecodeRange& range : plan.ranges) tokens += range.token_end - range.token_begin;
+    return tokens;
+  };
+  // 4 heads a group: 16 members fill 64 rows, so 32 members read the chunk twice.
+  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice)), 2 * 1024 + 32 * 128);
+  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice, {.share_chunks = false})),
+            32 * (1024 + 128));
+}
+
+TEST(ChunkDecodePlanTest, InvariantPlanOfASequenceIgnoresItsNeighbours) {
+  const PagedKvLayout layout{.num_pages = 512, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const auto cuts_of_first = [&](std::vector<int32_t> lengths) {
+    ChunkTable table;
+    for (int32_t length : lengths) {
+      const std::vector<int32_t> pages(static_cast<size_t>((length + 255) / 256), 5);
+      const int32_t chunk = table.AddChunk(pages, length);
+      table.AddSequence({&chunk, 1});
+    }
+    const ChunkDecodePlan plan =
+        PlanChunkDecode(table.View(), layout, 16, kDevice, {.batch_invariant = true});
+    std::map<int32_t, int32_t> cuts;  // partial -> token_begin
+    for (const ChunkDecodeTask& task : plan.tasks) {
+      const ChunkDecodeMember& member = plan.members[task.member_begin];
+      if (member.seq == 0) {
+        cuts[member.partial - plan.seq_partial_indptr[0]] = plan.ranges[task.range_begin].token_begin;
+      }
+    }
+    return cuts;
+  };
+  const auto alone = cuts_of_first({5000});
+  EXPECT_GT(alone.size(), 1u);
+  EXPECT_EQ(alone, cuts_of_first({5000, 17, 9000, 1}));
+}
+
+ChunkDecodeParams ValidParams(DecodeCase& decode, HostTensor& out, std::vector<float>& lse) {
+  out = HostTensor(decode.options.dtype, decode.q.size());
+  lse.resize(static_cast<size_t>(decode.Rows()));
+  return decode.Params(out, lse);
+}
+
+TEST(ChunkDecodeTest, ValidateStatesValuesAndWhatIsAllowed) {
+  DecodeCase decode = MakeDecodeCase(WithLengths({}, {40}));
+  HostTensor out(DType::kBf16, 0);
+  std::vector<float> lse;
+  const ChunkDecodeParams good = ValidParams(decode, out, lse);
+  EXPECT_NO_THROW(Validate(good));
+  const auto message = [&](auto&& change) -> std::string {
+    ChunkDecodeParams params = good;
+    change(params);
+    try {
+      Validate(params);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(message([](auto& p) { p.num_q_heads = 7; }),
+            "num_q_heads is 7; it must be 1 to 16 times num_kv_heads, which is 2");
+  EXPECT_EQ(message([](auto& p) { p.num_q_heads = 34; }),
+            "num_q_heads is 34; it must be 1 to 16 times num_kv_heads, which is 2");
+  EXPECT_EQ(message([](auto& p) { p.layout.head_dim = 96; }),
+            "head_dim is 96; supported are 64 and 128");
+  EXPECT_EQ(message([](auto& p) { p.layout.page_size = 48; }),
+            "page_size is 48; it must be a power of two from 16");
+  EXPECT_EQ(message([](auto& p) { p.scale = -1; }), "scale is -1; it must be > 0");
+  EXPECT_NE(message([](auto& p) { p.q_stride = 1028; }).find("q_stride is 1028"),
+            std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.out_stride = 8; }).find("out_stride is 8"), std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.rope_rows = 4; }).find("rope_rows is 4"), std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.q = static_cast<const char*>(p.q) + 2; }).find("16 B aligned"),
+            std::string::npos);
+}
+
+TEST(ChunkDecodeTest, TableWithAPageOutsideThePoolIsRefused) {
+  ChunkTable table;
+  const std::vector<int32_t> pages{3, 8};
+  table.AddChunk(pages, 20);
+  const PagedKvLayout layout{.num_pages = 8, .num_kv_heads = 1, .page_size = 16, .head_dim = 64};
+  try {
+    Validate(table.View(), layout);
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "chunk 0 lists page 8; the pool has pages 0 to 7");
+  }
+}
+
+TEST(ChunkDecodeTest, CostMatchesBruteForceCount) {
+  DecodeCaseOptions options;
+  options.chunk_lengths = {100, 37, 0, 64};
+  options.sequences = {{0, 1}, {0, 3}, {}, {2}};
+  DecodeCase decode = MakeDecodeCase(options);
+  HostTensor out(DType::kBf16, 0);
+  std::vector<float> lse;
+  const ChunkDecodeParams params = ValidParams(decode, out, lse);
+  // Count element by element what the definition touches.
+  std::set<int64_t> kv_elements;
+  double flops = 0;
+  const ChunkTableView table = params.table;
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    for (int32_t h = 0; h < params.num_q_heads; ++h) {
+      for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
+        const int32_t c = table.seq_chunks[i];
+        for (int32_t t = 0; t < table.chunk_lengths[c]; ++t) {
+          const int64_t page = table.chunk_pages[table.chunk_page_indptr[c] + t / 16];
+          for (int32_t d = 0; d < 128; ++d) {
+            kv_elements.insert(decode.layout.KeyOffset(page, h / 4, t % 16) + d);
+            kv_elements.insert(decode.layout.ValueOffset(page, h / 4, t % 16) + d);
+            flops += 4;
+          }
+        }
+      }
+    }
+  }
+  const Cost cost = CostOf(params);
+  EXPECT_EQ(cost.flops, flops);
+  EXPECT_EQ(cost.read_bytes, 2.0 * static_cast<double>(kv_elements.size()) + 2 * 4 * 8 * 128);
+  EXPECT_EQ(cost.write_bytes, 2 * 4 * 8 * 128 + 4 * 4 * 8);
+}
+
+TEST(ChunkDecodeReferenceTest, UniformScoresGiveTheMeanExactly) {
+  DecodeCase decode = MakeDecodeCase(WithLengths({}, {64, 16, 0}));
+  decode.q = HostTensor(DType::kBf16, decode.q.size());  // zero queries: equal scores
+  ForEachToken(decode, [&](int32_t, int32_t token, int64_t page, int32_t row) {
+    for (int32_t h = 0; h < 2; ++h) {
+      for (int32_t d = 0; d < 128; ++d) {
+        decode.kv.Set(decode.layout.ValueOffset(page, h, row) + d, token + d % 4);
+      }
+    }
+  });
+  const DecodeResult result = RunReference(decode);
+  for (int64_t i = 0; i < 8 * 128; ++i) {
+    EXPECT_EQ(result.out[i], RoundTo(DType::kBf16, 31.5 + i % 4));
+    EXPECT_EQ(result.out[8 * 128 + i], 7.5 + i % 4);
+    EXPECT_EQ(result.out[2 * 8 * 128 + i], 0);  // an empty sequence
+  }
+  EXPECT_NEAR(result.lse[0], std::log(64.0), 1e-6);
+  EXPECT_EQ(result.lse[16], -std::numeric_limits<float>::infinity());
+}
+
+TEST(ChunkDecodeReferenceTest, ChunkingDoesNotChangeTheResult) {
+  DecodeCaseOptions options;
+  options.dtype = DType::kF32;
+  options.page_size = 16;
+  DecodeCase whole = MakeDecodeCase(WithLengths(options, {96}));
+  // The same pages as three chunks of 32 tokens.
+  DecodeCase parts = whole;
+  parts.table.Clear();
+  std::vector<int32_t> ids;
+  for (int32_t c = 0; c < 3; ++c) {
+    ids.push_back(parts.table.AddChunk({whole.table.View().chunk_pages + c * 2, 2}, 32));
+  }
+  parts.table.AddSequence(ids);
+  const DecodeResult a = RunReference(whole), b = RunReference(parts);
+  EXPECT_TRUE(WithinBound(a.out, b.out, a.out.size(), [](int64_t) { return 1e-6; }, 1));
+}
+
+TEST(ChunkDecodeReferenceTest, ShiftEqualsRotatedKeys) {
+  DecodeCaseOptions options;
+  options.dtype = DType::kF32;
+  options.chunk_lengths = {30, 20};
+  options.sequences = {{0, 1}};
+  options.shifts = {{5, -3}};
+  DecodeCase shifted = MakeDecodeCase(options);
+  DecodeCase rotated = shifted;
+  rotated.table.Clear();
+  const ChunkTableView view = shifted.table.View();
+  std::vector<int32_t> ids;
+  for (int32_t c = 0; c < 2; ++c) {
+    const int32_t begin = view.chunk_page_indptr[c];
+    ids.push_back(rotated.table.AddChunk(
+        {view.chunk_pages + begin, static_cast<size_t>(view.chunk_page_indptr[c + 1] - begin)},
+        view.chunk_lengths[c]));
+  }
+  rotated.table.AddSequence(ids);
+  ForEachToken(shifted, [&](int32_t chunk, int32_t, int64_t page, int32_t row) {
+    const int32_t shift = chunk == 0 ? 5 : -3;
+    for (int32_t h = 0; h < 2; ++h) {
+      const int64_t at = shifted.layout.KeyOffset(page, h, row);
+      for (int32_t i = 0; i < 64; ++i) {
+        const double angle = shift * std::pow(1e4, -2.0 * i / 128);
+        const double x = shifted.kv[at + i], y = shifted.kv[at + i + 64];
+        rotated.kv.Set(at + i, x * std::cos(angle) - y * std::sin(angle));
+        rotated.kv.Set(at + i + 64, y * std::cos(angle) + x * std::sin(angle));
+      }
+    }
+  });
+  const DecodeResult a = RunReference(shifted), b = RunReference(rotated);
+  EXPECT_TRUE(WithinBound(a.out, b.out, a.out.size(), [](int64_t) { return 2e-5; }, 1));
+}
+
+}  // namespace
+}  // namespace tokline::testing

@@ -1,0 +1,68 @@
+// Dispatch and launch of chunk_decode: one block a lane and KV head.
+#include "kernels/chunk_decode/chunk_decode.h"
+
+#include <algorithm>
+#include <numbers>
+
+#include "kernels/chunk_decode/chunk_decode_device.cuh"
+#include "kernels/device/launch.cuh"
+
+namespace tokline {
+namespace {
+
+using KernelPointer = void (*)(chunk_decode::Arguments);
+
+KernelPointer Dispatch(DType dtype, int32_t head_dim) {
+  using chunk_decode::Kernel;
+  using chunk_decode::Policy;
+  if (dtype == DType::kBf16 && head_dim == 64) return Kernel<Policy<DType::kBf16, 64>>;
+  if (dtype == DType::kBf16 && head_dim == 128) return Kernel<Policy<DType::kBf16, 128>>;
+  if (dtype == DType::kF16 && head_dim == 64) return Kernel<Policy<DType::kF16, 64>>;
+  if (dtype == DType::kF16 && head_dim == 128) return Kernel<Policy<DType::kF16, 128>>;
+  throw InvalidArgument(StrCat("chunk_decode on CUDA got dtype ", Name(dtype), " and head_dim ",
+                               head_dim, "; supported are bf16 and f16 with 64 and 128"));
+}
+
+void ValidatePlan(const ChunkDecodeParams& params) {
+  const ChunkDecodePlanView& plan = params.plan;
+  Require(plan.num_lanes >= 1, "plan.num_lanes is ", plan.num_lanes, "; it must be >= 1");
+  Require(plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members &&
+              plan.seq_partial_indptr,
+          "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ",
+          plan.tasks, ", ranges ", plan.ranges, ", members ", plan.members,
+          ", seq_partial_indptr ", plan.seq_partial_indptr);
+  const int64_t needed = ChunkDecodeWorkspaceBytes(params.table.num_seqs, plan.max_partials,
+                                                   params.num_q_heads, params.layout);
+  Require(params.workspace_bytes >= needed && params.workspace &&
+              reinterpret_cast<uintptr_t>(params.workspace) % 256 == 0,
+          "workspace is ", params.workspace, " with ", params.workspace_bytes,
+          " bytes; it must be 256 B aligned with at least ", needed);
+}
+
+}  // namespace
+
+void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
+  Validate(params);
+  const KernelPointer kernel = Dispatch(params.dtype, params.layout.head_dim);
+  if (params.table.num_seqs == 0) return;
+  ValidatePlan(params);
+  const ChunkDecodeWorkspace workspace = ChunkDecodeWorkspaceLayout(
+      params.table.num_seqs, params.plan.max_partials, params.num_q_heads, params.layout);
+  char* base = static_cast<char*>(params.workspace);
+  const chunk_decode::Arguments arguments{
+      .params = params,
+      .counters = reinterpret_cast<uint32_t*>(base + workspace.counters),
+      .max_sum = reinterpret_cast<float2*>(base + workspace.max_sum),
+      .outputs = reinterpret_cast<float*>(base + workspace.outputs),
+      .scale_log2 = params.scale * std::numbers::log2e_v<float>};
+  const auto blocks =
+      static_cast<uint32_t>(params.plan.num_lanes * params.layout.num_kv_heads);
+  LaunchKernel(kernel,
+               {.grid = dim3(blocks),
+                .block = dim3(chunk_decode::Policy<DType::kBf16, 128>::kThreads),
+                .shared_bytes =
+                    static_cast<size_t>(ChunkDecodeSharedBytes(params.layout.head_dim))},
+               options, arguments);
+}
+
+}  // namespace tokline

@@ -1,0 +1,472 @@
+// One block of 4 warps runs the tasks of one lane for one KV head: it streams 64-token K and V
+// tiles through a cp.async ring and keeps an online softmax a query row.
+// Rows: a task's query rows (member x head of the group) fill 16-row MMA tiles. With at most 16
+// rows the warps share the row tile and each takes 16 tokens of every tile; with up to 64 each warp
+// owns a row tile and takes all tokens.
+// Shared memory: [stage][K | V][64][head_dim], 16-byte pieces XOR-swizzled by row; reused for the
+// warps' fp32 states at the end of a task, so the ring is drained then.
+// Merge: a task that is its sequence's only one writes out. Otherwise it writes a partial state,
+// and the last block to arrive at the (sequence, KV head) counter adds all of them in plan order:
+// the result does not depend on which block came last. That block resets the counter.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/device/convert.cuh"
+#include "kernels/device/ptx/cp_async.cuh"
+#include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/math.cuh"
+#include "kernels/device/ptx/mma.cuh"
+#include "kernels/device/reduce.cuh"
+
+namespace tokline::chunk_decode {
+
+// What the kernel gets: the params with the workspace taken apart.
+struct Arguments {
+  ChunkDecodeParams params;
+  uint32_t* counters;
+  float2* max_sum;
+  float* outputs;
+  float scale_log2;  // scale * log2(e)
+};
+
+template <DType kDType, int kHeadDimValue>
+struct Policy {
+  using T = typename DeviceType<kDType>::Type;
+  static constexpr int kHeadDim = kHeadDimValue;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kTile = kChunkDecodeTileTokens;
+  static constexpr int kStages = kChunkDecodeStages;
+  static constexpr int kPieces = kHeadDim / 8;          // 16-byte pieces of a row
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kTileBytes = kTile * kRowBytes;  // of K or of V
+  static constexpr int kStageBytes = 2 * kTileBytes;
+  static constexpr int kSteps = kHeadDim / 16;          // MMA steps over head_dim
+  static constexpr int kStateStride = kHeadDim + 8;     // floats: keeps fragment stores apart
+  static_assert(kStages * kStageBytes == ChunkDecodeSharedBytes(kHeadDim));
+  static_assert(kWarps * 16 * (kStateStride + 2) * 4 <= kStages * kStageBytes);
+  static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);
+};
+
+// Walks the tiles of a task.
+struct TileCursor {
+  int32_t range;
+  int32_t range_end;
+  int32_t page_begin = 0;
+  int32_t token = 0;
+  int32_t token_end = 0;
+
+  __device__ TileCursor(const ChunkDecodeTask& task, const ChunkDecodeRange* ranges)
+      : range(task.range_begin), range_end(task.range_end) {
+    if (Valid()) Open(ranges);
+  }
+  __device__ bool Valid() const { return range < range_end; }
+  __device__ void Open(const ChunkDecodeRange* ranges) {
+    const ChunkDecodeRange opened = ranges[range];
+    page_begin = opened.page_begin;
+    token = opened.token_begin;
+    token_end = opened.token_end;
+  }
+  __device__ void Advance(const ChunkDecodeRange* ranges) {
+    token += kChunkDecodeTileTokens;
+    if (token >= token_end && ++range < range_end) Open(ranges);
+  }
+};
+
+// Issues the copies of one K and V tile. Rows past the range's end become zeros, so that what lies
+// in dead slots (NaN too) never meets the MMA.
+template <typename P>
+__device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor& cursor,
+                                         int kv_head, uint32_t stage_address) {
+  const PagedKvLayout& layout = args.params.layout;
+  constexpr int kRowsAtOnce = P::kThreads / P::kPieces;
+  const int piece = threadIdx.x % P::kPieces;
+  const int page_shift = 31 - __clz(layout.page_size);
+  const int64_t value_offset = layout.KvStride() * 2;
+  const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
+  int64_t page_ids[P::kTile / 16];  // ranges begin at multiples of 16: one page each 16 tokens
+#pragma unroll
+  for (int i = 0; i < P::kTile / 16; ++i) {
+    const int32_t token = cursor.token + i * 16;
+    page_ids[i] = token < cursor.token_end ? __ldg(pages + (token >> page_shift)) : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < P::kTile / kRowsAtOnce; ++i) {
+    const int row = i * kRowsAtOnce + threadIdx.x / P::kPieces;
+    const int32_t token = cursor.token + row;
+    const bool valid = token < cursor.token_end;
+    const int64_t page = page_ids[i * kRowsAtOnce / 16];
+    const char* key = static_cast<const char*>(args.params.kv);
+    if (valid) {
+      key += 2 * (layout.KeyOffset(page, kv_head, token & (layout.page_size - 1)) + piece * 8);
+    }
+    const uint32_t to = stage_address + row * P::kRowBytes + ((piece ^ (row & 7)) * 16);
+    ptx::CpAsync16(to, key, valid);
+    ptx::CpAsync16(to + P::kTileBytes, valid ? key + value_offset : key, valid);
+  }
+}
+
+// The A fragments of 16 query rows, rotated by minus their member's shift.
+template <typename P>
+__device__ __forceinline__ void LoadQuery(const Arguments& args, const ChunkDecodeTask& task,
+                                          int group, int num_rows, int row_tile, int kv_head,
+                                          uint32_t (&query)[P::kSteps][4]) {
+  using T = typename P::T;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_tile * 16 + half * 8 + lane / 4;
+    if (row >= num_rows) {
+#pragma unroll
+      for (int s = 0; s < P::kSteps; ++s) query[s][half] = query[s][half + 2] = 0;
+      continue;
+    }
+    const ChunkDecodeMember member = args.params.plan.members[task.member_begin + row / group];
+    const T* q = static_cast<const T*>(args.params.q) + member.seq * args.params.q_stride +
+                 int64_t{kv_head * group + row % group} * P::kHeadDim + (lane % 4) * 2;
+#pragma unroll
+    for (int s = 0; s < P::kSteps; ++s) {
+      query[s][half] = *reinterpret_cast<const uint32_t*>(q + s * 16);
+      query[s][half + 2] = *reinterpret_cast<const uint32_t*>(q + s * 16 + 8);
+    }
+    if (member.shift == 0) continue;
+    // Fragment (step, half of the step) holds dims s * 16 + h * 8 + 2t, +1; its RoPE partner,
+    // head_dim / 2 further, is the same thread's.
+    const float2* angles = reinterpret_cast<const float2*>(args.params.rope_cos_sin) +
+                           int64_t{abs(member.shift)} * (P::kHeadDim / 2) + (lane % 4) * 2;
+    const float sign = member.shift > 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (int s = 0; s < P::kSteps / 2; ++s) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint32_t& low = query[s][half + 2 * h];
+        uint32_t& high = query[s + P::kSteps / 2][half + 2 * h];
+        const float2 a = Unpack2<T>(low), b = Unpack2<T>(high);
+        const float2 first = angles[s * 16 + h * 8], second = angles[s * 16 + h * 8 + 1];
+        low = Pack2<T>(a.x * first.x - b.x * sign * first.y,
+                       a.y * second.x - b.y * sign * second.y);
+        high = Pack2<T>(b.x * first.x + a.x * sign * first.y,
+                        b.y * second.x + a.y * sign * second.y);
+      }
+    }
+  }
+}
+
+// Online softmax of one warp over 16 rows: row lane/4 in [0], row lane/4 + 8 in [1].
+template <typename P>
+struct RowState {
+  float row_max[2] = {-INFINITY, -INFINITY};  // base 2, of the scaled scores
+  float row_sum[2] = {0, 0};                  // this lane's columns only
+  float output[P::kHeadDim / 8][4] = {};
+
+  // Adds 16 tokens of a tile, the first `valid` (>= 1) of which count.
+  __device__ __forceinline__ void Add(const uint32_t (&query)[P::kSteps][4], uint32_t stage_address,
+                                      int first_row, int valid, float scale_log2) {
+    using T = typename P::T;
+    const int lane = threadIdx.x % 32;
+    float scores[2][4] = {};
+    {
+      const int row = first_row + (lane / 16) * 8 + lane % 8;
+      const uint32_t row_address = stage_address + row * P::kRowBytes;
+#pragma unroll
+      for (int s = 0; s < P::kSteps; ++s) {
+        uint32_t keys[4];
+        ptx::LdMatrixX4(keys, row_address + (((s * 2 + (lane / 8) % 2) ^ (row & 7)) * 16));
+        ptx::MmaM16N8K16<T>(scores[0], query[s], keys[0], keys[1]);
+        ptx::MmaM16N8K16<T>(scores[1], query[s], keys[2], keys[3]);
+      }
+    }
+    uint32_t probabilities[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float best = row_max[half];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& score = scores[n][half * 2 + c];
+          const int column = n * 8 + (lane % 4) * 2 + c;
+          score = column < valid ? score * scale_log2 : -INFINITY;
+          best = fmaxf(best, score);
+        }
+      }
+      best = WarpMax<4>(best);
+      // A row whose scores are all -inf (possible with infinite inputs) must not give NaN.
+      const float base = best == -INFINITY ? 0.0f : best;
+      const float rescale = ptx::Exp2(row_max[half] - base);
+      row_max[half] = best;
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float p0 = ptx::Exp2(scores[n][half * 2] - base);
+        const float p1 = ptx::Exp2(scores[n][half * 2 + 1] - base);
+        sum += p0 + p1;
+        probabilities[n * 2 + half] = Pack2<T>(p0, p1);
+      }
+      row_sum[half] = row_sum[half] * rescale + sum;
+#pragma unroll
+      for (int n = 0; n < P::kHeadDim / 8; ++n) {
+        output[n][half * 2] *= rescale;
+        output[n][half * 2 + 1] *= rescale;
+      }
+    }
+    const int row = first_row + ((lane / 8) % 2) * 8 + lane % 8;
+    const uint32_t row_address = stage_address + P::kTileBytes + row * P::kRowBytes;
+#pragma unroll
+    for (int n = 0; n < P::kHeadDim / 16; ++n) {
+      uint32_t values[4];
+      ptx::LdMatrixX4Trans(values, row_address + (((n * 2 + lane / 16) ^ (row & 7)) * 16));
+      ptx::MmaM16N8K16<T>(output[n * 2], probabilities, values[0], values[1]);
+      ptx::MmaM16N8K16<T>(output[n * 2 + 1], probabilities, values[2], values[3]);
+    }
+  }
+
+  // Writes the warp's state to shared memory: outputs [16][kStateStride], (max, sum) [16].
+  __device__ __forceinline__ void Store(float* outputs, float2* max_sum) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane / 4;
+      const float sum = WarpSum<4>(row_sum[half]);
+      if (lane % 4 == 0) max_sum[row] = {row_max[half], sum};
+#pragma unroll
+      for (int n = 0; n < P::kHeadDim / 8; ++n) {
+        *reinterpret_cast<float2*>(outputs + row * P::kStateStride + n * 8 + (lane % 4) * 2) = {
+            output[n][half * 2], output[n][half * 2 + 1]};
+      }
+    }
+  }
+};
+
+// A row of merged output: this lane's head_dim / 32 values.
+template <typename P>
+struct RowSlice {
+  static constexpr int kWidth = P::kHeadDim / 32;
+  float values[kWidth] = {};
+
+  __device__ __forceinline__ void AddScaled(const float* row, float weight) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] += weight * row[i];
+  }
+};
+
+// Writes a finished row: the output normalised, and the natural log-sum-exp.
+template <typename P>
+__device__ __forceinline__ void WriteRow(const Arguments& args, int64_t seq, int q_head,
+                                         const RowSlice<P>& slice, float row_max, float row_sum) {
+  using T = typename P::T;
+  constexpr float kLn2 = 0.693147180559945309f;
+  const int lane = threadIdx.x % 32;
+  const float inverse = row_sum == 0 ? 0.0f : 1.0f / row_sum;
+  T* out = static_cast<T*>(args.params.out) + seq * args.params.out_stride +
+           int64_t{q_head} * P::kHeadDim + lane * RowSlice<P>::kWidth;
+#pragma unroll
+  for (int i = 0; i < RowSlice<P>::kWidth; i += 2) {
+    *reinterpret_cast<uint32_t*>(out + i) =
+        Pack2<T>(slice.values[i] * inverse, slice.values[i + 1] * inverse);
+  }
+  if (args.params.lse_ln && lane == 0) {
+    args.params.lse_ln[seq * args.params.num_q_heads + q_head] =
+        row_sum == 0 ? -INFINITY : (row_max + log2f(row_sum)) * kLn2;
+  }
+}
+
+__device__ __forceinline__ float Weight(float row_max, float best) {
+  return row_max == -INFINITY ? 0.0f : ptx::Exp2(row_max - best);
+}
+
+// Adds the partial states of one sequence, in order, and writes its rows.
+template <typename P>
+__device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, int group,
+                              float* scratch) {
+  constexpr int kWidth = RowSlice<P>::kWidth;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int num_kv_heads = args.params.layout.num_kv_heads;
+  const int32_t begin = args.params.plan.seq_partial_indptr[seq];
+  const int32_t end = args.params.plan.seq_partial_indptr[seq + 1];
+  for (int row = 0; row < group; ++row) {
+    const auto index = [&](int32_t partial) {
+      return (int64_t{partial} * num_kv_heads + kv_head) * group + row;
+    };
+    float best = -INFINITY;
+    for (int32_t p = begin + lane; p < end; p += 32) {
+      best = fmaxf(best, __ldcg(&args.max_sum[index(p)]).x);
+    }
+    best = WarpMax(best);
+    // Each warp adds every fourth state; the four sums are then added in warp order.
+    RowSlice<P> slice;
+    float sum = 0;
+#pragma unroll 4
+    for (int32_t p = begin + warp; p < end; p += P::kWarps) {
+      const float2 state = __ldcg(&args.max_sum[index(p)]);
+      const float* from = args.outputs + index(p) * P::kHeadDim + lane * kWidth;
+      float loaded[kWidth];
+      if constexpr (kWidth == 4) {
+        *reinterpret_cast<float4*>(loaded) = __ldcg(reinterpret_cast<const float4*>(from));
+      } else {
+        *reinterpret_cast<float2*>(loaded) = __ldcg(reinterpret_cast<const float2*>(from));
+      }
+      const float weight = Weight(state.x, best);
+      slice.AddScaled(loaded, weight);
+      sum += weight * state.y;
+    }
+    __syncthreads();  // the row before is read
+    float* mine = scratch + warp * (P::kHeadDim + 1);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) mine[lane * kWidth + i] = slice.values[i];
+    if (lane == 0) mine[P::kHeadDim] = sum;
+    __syncthreads();
+    if (warp == row % P::kWarps) {
+      RowSlice<P> total;
+      float total_sum = 0;
+#pragma unroll
+      for (int w = 0; w < P::kWarps; ++w) {
+        const float* from = scratch + w * (P::kHeadDim + 1);
+        total.AddScaled(from + lane * kWidth, 1.0f);
+        total_sum += from[P::kHeadDim];
+      }
+      WriteRow<P>(args, seq, kv_head * group + row, total, best, total_sum);
+    }
+  }
+}
+
+// Combines the warps' states of a finished task and writes its rows or partial states.
+template <typename P>
+__device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
+                           int group, bool warps_share_rows, const float* outputs,
+                           const float2* max_sum, float* scratch) {
+  constexpr int kWidth = RowSlice<P>::kWidth;
+  __shared__ uint32_t arrived[kChunkDecodeMaxRows];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int num_rows = task.member_count * group;
+  const ChunkDecodeMember* members = args.params.plan.members + task.member_begin;
+  for (int row = warp; row < num_rows; row += P::kWarps) {
+    const int first = warps_share_rows ? 0 : row / 16;
+    const int last = warps_share_rows ? P::kWarps - 1 : first;
+    float best = -INFINITY;
+    for (int w = first; w <= last; ++w) best = fmaxf(best, max_sum[w * 16 + row % 16].x);
+    RowSlice<P> slice;
+    float sum = 0;
+    for (int w = first; w <= last; ++w) {
+      const float2 state = max_sum[w * 16 + row % 16];
+      const float weight = Weight(state.x, best);
+      slice.AddScaled(outputs + (w * 16 + row % 16) * P::kStateStride + lane * kWidth, weight);
+      sum += weight * state.y;
+    }
+    const ChunkDecodeMember member = members[row / group];
+    if (member.partial < 0) {
+      WriteRow<P>(args, member.seq, kv_head * group + row % group, slice, best, sum);
+      continue;
+    }
+    const int64_t index =
+        (int64_t{member.partial} * args.params.layout.num_kv_heads + kv_head) * group + row % group;
+    float* to = args.outputs + index * P::kHeadDim + lane * kWidth;
+    if constexpr (kWidth == 4) {
+      *reinterpret_cast<float4*>(to) = {slice.values[0], slice.values[1], slice.values[2],
+                                        slice.values[3]};
+    } else {
+      *reinterpret_cast<float2*>(to) = {slice.values[0], slice.values[1]};
+    }
+    if (lane == 0) args.max_sum[index] = {best, sum};
+  }
+  // Publish the partial states, then see which sequences this block completes.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x < task.member_count) {
+    const ChunkDecodeMember member = members[threadIdx.x];
+    bool complete = false;
+    if (member.partial >= 0) {
+      const int32_t* indptr = args.params.plan.seq_partial_indptr;
+      const uint32_t states = indptr[member.seq + 1] - indptr[member.seq];
+      uint32_t* counter =
+          args.counters + int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head;
+      complete = atomicAdd(counter, 1u) == states - 1;
+      if (complete) *counter = 0;
+    }
+    arrived[threadIdx.x] = complete;
+  }
+  __syncthreads();
+  for (int m = 0; m < task.member_count; ++m) {
+    if (!arrived[m]) continue;
+    __threadfence();
+    MergePartials<P>(args, members[m].seq, kv_head, group, scratch);
+  }
+}
+
+template <typename P>
+__global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ int32_t tile_tokens[P::kStages];
+  __shared__ float scratch[P::kWarps * (P::kHeadDim + 1)];
+  const ChunkDecodePlanView& plan = args.params.plan;
+  const int warp = threadIdx.x / 32;
+  const int num_kv_heads = args.params.layout.num_kv_heads;
+  const int kv_head = blockIdx.x % num_kv_heads;
+  const int lane_of_plan = blockIdx.x / num_kv_heads;
+  const int group = args.params.num_q_heads / num_kv_heads;
+  const uint32_t ring = ptx::SharedAddress(shared);
+  float* outputs = reinterpret_cast<float*>(shared);
+  float2* max_sum = reinterpret_cast<float2*>(outputs + P::kWarps * 16 * P::kStateStride);
+
+  ptx::GridDependencyLaunch();
+  // The plan is uploaded before the step's first kernel, so it may be read ahead.
+  const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
+  const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
+  ptx::GridDependencyWait();
+
+  for (int32_t t = task_begin; t < task_end; ++t) {
+    const ChunkDecodeTask task = plan.tasks[t];
+    const int num_rows = task.member_count * group;
+    const bool warps_share_rows = num_rows <= 16;
+    TileCursor cursor(task, plan.ranges);
+    int issued = 0, computed = 0;
+    const auto issue = [&] {
+      if (cursor.Valid()) {
+        const int stage = issued % P::kStages;
+        if (threadIdx.x == 0) {
+          tile_tokens[stage] = min(P::kTile, cursor.token_end - cursor.token);
+        }
+        LoadTile<P>(args, cursor, kv_head, ring + stage * P::kStageBytes);
+        cursor.Advance(plan.ranges);
+        ++issued;
+      }
+      ptx::CpAsyncCommit();  // an empty group keeps the count of groups and tiles in step
+    };
+#pragma unroll 1
+    for (int s = 0; s < P::kStages - 1; ++s) issue();
+
+    uint32_t query[P::kSteps][4];
+    LoadQuery<P>(args, task, group, num_rows, warps_share_rows ? 0 : warp, kv_head, query);
+    RowState<P> state;
+    const bool idle = !warps_share_rows && warp * 16 >= num_rows;
+    while (computed < issued) {
+      ptx::CpAsyncWait<P::kStages - 2>();
+      __syncthreads();  // the tile is there for all, and the stage to refill is read by all
+      const int stage = computed % P::kStages;
+      const int valid = tile_tokens[stage];
+      issue();
+      const uint32_t address = ring + stage * P::kStageBytes;
+      if (warps_share_rows) {
+        if (warp * 16 < valid) {
+          state.Add(query, address, warp * 16, valid - warp * 16, args.scale_log2);
+        }
+      } else if (!idle) {
+        for (int first = 0; first < valid; first += 16) {
+          state.Add(query, address, first, valid - first, args.scale_log2);
+        }
+      }
+      ++computed;
+    }
+    ptx::CpAsyncWait<0>();
+    __syncthreads();  // the ring is free: its memory becomes the warps' states
+    state.Store(outputs + warp * 16 * P::kStateStride, max_sum + warp * 16);
+    __syncthreads();
+    FinishTask<P>(args, task, kv_head, group, warps_share_rows, outputs, max_sum, scratch);
+    __syncthreads();  // the states are read before the next task's copies overwrite them
+  }
+}
+
+}  // namespace tokline::chunk_decode

@@ -1,0 +1,31 @@
+// Numbers that the plan and the kernel of chunk_decode must agree on.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/device_facts.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline {
+
+// KV tokens a pipeline stage holds. Plans cut ranges at multiples of it, so that a 16-token
+// sub-tile never straddles two pages.
+inline constexpr int32_t kChunkDecodeTileTokens = 64;
+inline constexpr int32_t kChunkDecodeStages = 3;
+
+// Dynamic shared memory of a block: the K and V ring and the token count of each stage.
+constexpr int64_t ChunkDecodeSharedBytes(int32_t head_dim) {
+  return int64_t{kChunkDecodeStages} * 2 * kChunkDecodeTileTokens * head_dim * 2;
+}
+
+// Where the parts of the workspace begin, in bytes.
+struct ChunkDecodeWorkspace {
+  int64_t counters = 0;  // uint32 [num_seqs, num_kv_heads]: partials that have arrived
+  int64_t max_sum = 0;   // float2 [max_partials, num_kv_heads, group]: base-2 row max, row sum
+  int64_t outputs = 0;   // float [max_partials, num_kv_heads, group, head_dim], not normalised
+  int64_t bytes = 0;
+};
+ChunkDecodeWorkspace ChunkDecodeWorkspaceLayout(int32_t num_seqs, int64_t max_partials,
+                                                int32_t num_q_heads, const PagedKvLayout& layout);
+
+}  // namespace tokline

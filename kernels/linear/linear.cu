@@ -1,0 +1,125 @@
+// Dispatch of Linear: the skinny kernel, or RMSNorm, cuBLASLt and SiLU in turn.
+#include "kernels/device/current_device.h"
+#include "kernels/device/launch.cuh"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/skinny_device.cuh"
+#include "kernels/rmsnorm/rmsnorm.h"
+#include "kernels/silu_mul/silu_mul.h"
+
+namespace tokline {
+namespace {
+
+template <typename T>
+void LaunchSkinny(const LinearParams& params, const SkinnyPlan& plan,
+                  const LaunchOptions& options) {
+  const SkinnyArgs args{.x = params.x,
+                        .norm_weight = params.norm_weight,
+                        .weight = params.weight,
+                        .bias = params.bias,
+                        .residual = params.residual,
+                        .out = params.out,
+                        .x_stride = params.x_stride,
+                        .residual_stride = params.residual_stride,
+                        .out_stride = params.out_stride,
+                        .out_features = params.out_features,
+                        .in_features = static_cast<int32_t>(params.in_features),
+                        .num_tokens = static_cast<int32_t>(params.num_tokens),
+                        .splits = plan.splits,
+                        .groups = plan.groups,
+                        .pitch_units = plan.pitch_units,
+                        .partials_units = plan.partials_units,
+                        .tiles = plan.tiles,
+                        .tile_columns_log2 = plan.tile_columns_log2,
+                        .norm_eps = params.norm_eps,
+                        .out_f32 = params.out_f32,
+                        .gated_silu = params.gated_silu};
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.grid)),
+                          .block = dim3(static_cast<unsigned>(plan.Threads())),
+                          .shared_bytes = static_cast<size_t>(plan.shared_bytes)};
+  LaunchKernel(params.num_tokens <= 8 ? &SkinnyLinearKernel<SkinnyPolicy<T, 8>>
+                                      : &SkinnyLinearKernel<SkinnyPolicy<T, 16>>,
+               shape, options, args);
+}
+
+void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
+  const MatmulScratch scratch = MatmulScratchOf(params);
+  char* const workspace = static_cast<char*>(params.workspace);
+  Matmul::Problem problem{.dtype = params.dtype,
+                          .out_f32 = params.out_f32,
+                          .accumulate = params.residual != nullptr,
+                          .num_tokens = params.num_tokens,
+                          .in_features = params.in_features,
+                          .out_features = params.out_features,
+                          .x = params.x,
+                          .x_stride = params.x_stride,
+                          .weight = params.weight,
+                          .bias = params.bias,
+                          .addend = params.residual,
+                          .addend_stride = params.residual_stride,
+                          .out = params.out,
+                          .out_stride = params.out_stride,
+                          .workspace = workspace};
+  if (params.norm_weight) {
+    void* const normalised = workspace + scratch.normalised_bytes_at;
+    Launch(RmsNormParams{.dtype = params.dtype,
+                         .num_tokens = params.num_tokens,
+                         .hidden_size = params.in_features,
+                         .eps = params.norm_eps,
+                         .x = params.x,
+                         .x_stride = params.x_stride,
+                         .weight = params.norm_weight,
+                         .out = normalised,
+                         .out_stride = params.in_features},
+           options);
+    problem.x = normalised;
+    problem.x_stride = params.in_features;
+  }
+  if (!params.gated_silu) {
+    params.matmul->Run(problem, options);
+    return;
+  }
+  void* const gate_up = workspace + scratch.gate_up_bytes_at;
+  problem.out_features = 2 * params.out_features;
+  problem.out = gate_up;
+  problem.out_stride = 2 * params.out_features;
+  params.matmul->Run(problem, options);
+  Launch(SiluMulParams{.dtype = params.dtype,
+                       .num_tokens = params.num_tokens,
+                       .intermediate_size = params.out_features,
+                       .gate_up = gate_up,
+                       .gate_up_stride = 2 * params.out_features,
+                       .out = params.out,
+                       .out_stride = params.out_stride},
+         options);
+}
+
+}  // namespace
+
+void Launch(const LinearParams& params, const LaunchOptions& options) {
+  Validate(params);
+  LinearVariant variant = LinearPolicy(params);
+  SkinnyPlan plan;
+  if (variant == LinearVariant::kSkinny && params.num_tokens > 0) {
+    const DeviceFacts device = CurrentDeviceFacts();
+    plan = PlanSkinny(params, device);
+    if (plan.shared_bytes > device.shared_bytes_per_block) {
+      Require(params.variant == LinearVariant::kAuto, "kSkinny with num_tokens ",
+              params.num_tokens, " and in_features ", params.in_features, " needs ",
+              plan.shared_bytes, " B of shared memory a block; this device has ",
+              device.shared_bytes_per_block);
+      variant = LinearVariant::kMatmul;
+    }
+  }
+  ValidateLaunch(params, variant);
+  if (params.num_tokens == 0) return;
+  if (variant == LinearVariant::kMatmul) {
+    LaunchMatmul(params, options);
+  } else if (params.dtype == DType::kBf16) {
+    LaunchSkinny<__nv_bfloat16>(params, plan, options);
+  } else {
+    LaunchSkinny<__half>(params, plan, options);
+  }
+}
+
+}  // namespace tokline

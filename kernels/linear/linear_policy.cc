@@ -1,0 +1,206 @@
+#include "kernels/linear/linear_policy.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+constexpr int64_t kAlignment = 16;
+constexpr int64_t kWorkspaceAlignment = 256;
+constexpr int64_t kUnitBytes = 16;
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t AlignUp(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
+
+bool IsAligned(const void* pointer, int64_t alignment) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(alignment) == 0;
+}
+
+void RequireAligned(const void* pointer, const char* name) {
+  Require(IsAligned(pointer, kAlignment), name, " is at ", pointer, "; it must be ", kAlignment,
+          " B aligned");
+}
+
+int64_t WeightRows(const LinearParams& params) {
+  return params.gated_silu ? 2 * params.out_features : params.out_features;
+}
+
+// Rows of activations lie 4 units apart modulo 8, so that the eight lanes of a quarter-warp, four
+// on each of two rows, read 16 bytes each from all 32 banks.
+int32_t PitchUnits(int64_t in_features) {
+  const int64_t units = in_features / 8;
+  return static_cast<int32_t>((units + 3) / 8 * 8 + 4);
+}
+
+int32_t PartialsUnits(int64_t num_tokens, int32_t splits, int32_t groups) {
+  const int64_t bytes = num_tokens * splits * groups * kSkinnyTileRows * int64_t{sizeof(float)};
+  return static_cast<int32_t>(DivideUp(bytes, kUnitBytes));
+}
+
+// Activations, two buffers of partial sums, and a partial sum of squares a token and split.
+int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) {
+  const int64_t activations = params.num_tokens * PitchUnits(params.in_features) * kUnitBytes;
+  const int64_t partials = 2 * PartialsUnits(params.num_tokens, splits, groups) * kUnitBytes;
+  const int64_t squares = params.norm_weight ? params.num_tokens * splits * sizeof(float) : 0;
+  return activations + partials + squares;
+}
+
+}  // namespace
+
+bool SkinnyFits(const LinearParams& params) {
+  return SharedBytes(params, kSkinnyMaxWarps / (params.gated_silu ? 2 : 1),
+                     params.gated_silu ? 2 : 1) <= kSkinnySharedBytes;
+}
+
+SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
+  const int64_t row_groups = DivideUp(WeightRows(params), kSkinnyTileRows);
+  const int32_t min_groups = params.gated_silu ? 2 : 1;
+  SkinnyPlan plan;
+
+  // Enough warps for the device to have kTargetBytes of weights a SM in flight, but no more than
+  // find a full ring of loads to do.
+  constexpr int64_t kTargetBytes = 48 << 10;
+  constexpr int64_t kWarpBytes = kSkinnyDepth * 32 * kUnitBytes;
+  const int64_t wanted =
+      DivideUp(device.sm_count * DivideUp(kTargetBytes, kWarpBytes), row_groups);
+  const int64_t useful =
+      DivideUp(DivideUp(params.in_features, kSkinnyBlockK), int64_t{kSkinnyDepth});
+  plan.splits = static_cast<int32_t>(
+      std::clamp<int64_t>(std::min(wanted, useful), kSkinnyMinSplits, kSkinnyMaxWarps / min_groups));
+
+  // Every block reads and normalises all activations: with more tokens let more rows share them,
+  // while the grid still covers the device.
+  const int64_t sharing = params.num_tokens <= 2 ? 1 : params.num_tokens <= 4 ? 2 : 4;
+  plan.groups = min_groups;
+  while (plan.groups * 2 <= std::max<int64_t>(sharing, min_groups) &&
+         plan.groups * 2 * plan.splits <= kSkinnyMaxWarps &&
+         DivideUp(row_groups, plan.groups * 2) * 8 >= int64_t{device.sm_count} * 7 &&
+         SharedBytes(params, plan.splits, plan.groups * 2) <= kSkinnySharedBytes) {
+    plan.groups *= 2;
+  }
+
+  plan.pitch_units = PitchUnits(params.in_features);
+  plan.partials_units = PartialsUnits(params.num_tokens, plan.splits, plan.groups);
+  plan.shared_bytes = SharedBytes(params, plan.splits, plan.groups);
+  const int32_t tile_columns = plan.groups / min_groups * kSkinnyTileRows;
+  plan.tile_columns_log2 = std::countr_zero(static_cast<uint32_t>(tile_columns));
+  plan.tiles = static_cast<int32_t>(DivideUp(params.out_features, tile_columns));
+
+  // A block a tile, unless that makes so many short blocks that their prologue shows (LM head).
+  constexpr int64_t kMaxWaves = 4;
+  constexpr int64_t kReservedSharedBytes = 1024;  // the driver's own, a block
+  const int64_t by_threads = kSkinnyResidentThreads / plan.Threads();
+  const int64_t by_shared =
+      device.shared_bytes_per_sm / (plan.shared_bytes + kReservedSharedBytes);
+  const int64_t resident =
+      device.sm_count * std::max<int64_t>(1, std::min(by_threads, by_shared));
+  plan.grid = static_cast<int32_t>(plan.tiles <= kMaxWaves * resident ? plan.tiles : resident);
+  return plan;
+}
+
+LinearVariant LinearPolicy(const LinearParams& params) {
+  if (params.variant != LinearVariant::kAuto) return params.variant;
+  static_assert(kSkinnyCrossoverTokens <= kMaxSkinnyTokens);
+  return params.num_tokens <= kSkinnyCrossoverTokens && SkinnyFits(params) ? LinearVariant::kSkinny
+                                                                         : LinearVariant::kMatmul;
+}
+
+MatmulScratch MatmulScratchOf(const LinearParams& params) {
+  const int64_t element = SizeOf(params.dtype);
+  MatmulScratch scratch;
+  scratch.bytes = Matmul::kWorkspaceBytes;
+  scratch.normalised_bytes_at = scratch.bytes;
+  if (params.norm_weight) {
+    scratch.bytes += AlignUp(params.num_tokens * params.in_features * element, kWorkspaceAlignment);
+  }
+  scratch.gate_up_bytes_at = scratch.bytes;
+  if (params.gated_silu) {
+    scratch.bytes +=
+        AlignUp(params.num_tokens * 2 * params.out_features * element, kWorkspaceAlignment);
+  }
+  return scratch;
+}
+
+int64_t LinearWorkspaceBytes(const LinearParams& params) { return MatmulScratchOf(params).bytes; }
+
+void Validate(const LinearParams& params) {
+  const int64_t element = SizeOf(params.dtype);
+  Require(params.num_tokens >= 0 && params.num_tokens <= INT32_MAX, "num_tokens is ",
+          params.num_tokens, "; it must be 0 to ", INT32_MAX);
+  Require(params.in_features >= 8 && params.in_features % 8 == 0 &&
+              params.in_features <= INT32_MAX,
+          "in_features is ", params.in_features, "; it must be a multiple of 8, 8 to ", INT32_MAX);
+  Require(params.out_features >= 1 && params.out_features <= INT32_MAX / 2, "out_features is ",
+          params.out_features, "; it must be 1 to ", INT32_MAX / 2);
+  Require(!params.gated_silu || params.out_features % 8 == 0, "out_features is ",
+          params.out_features, "; with gated_silu it must be a multiple of 8");
+  Require(!params.gated_silu || !params.residual, "gated_silu and residual exclude each other");
+  Require(!params.out_f32 || (!params.gated_silu && !params.residual),
+          "out_f32 goes neither with gated_silu nor with residual");
+  Require(!params.norm_weight || (params.norm_eps >= 0 && std::isfinite(params.norm_eps)),
+          "norm_eps is ", params.norm_eps, "; it must be finite and >= 0");
+  Require(params.variant != LinearVariant::kSkinny || params.num_tokens <= kMaxSkinnyTokens,
+          "num_tokens is ", params.num_tokens, "; kSkinny takes at most ", kMaxSkinnyTokens);
+  Require(params.variant != LinearVariant::kSkinny || SkinnyFits(params), "kSkinny with num_tokens ",
+          params.num_tokens, " and in_features ", params.in_features, " needs more than the ",
+          kSkinnySharedBytes, " B of shared memory that it may take");
+  if (params.num_tokens == 0) return;
+
+  Require(params.x && params.weight && params.out, "x, weight and out must not be null");
+  RequireAligned(params.x, "x");
+  RequireAligned(params.weight, "weight");
+  if (params.norm_weight) RequireAligned(params.norm_weight, "norm_weight");
+  Require(params.x != params.out, "x and out are both ", params.x, "; they must not overlap");
+  if (params.num_tokens == 1) return;
+
+  Require(params.x_stride >= params.in_features && params.x_stride * element % kAlignment == 0,
+          "x_stride is ", params.x_stride, "; it must be at least in_features, ",
+          params.in_features, ", and rows ", kAlignment, " B aligned");
+  Require(params.out_stride >= params.out_features, "out_stride is ", params.out_stride,
+          "; it must be at least out_features, ", params.out_features);
+  Require(!params.residual || params.residual_stride >= params.out_features,
+          "residual_stride is ", params.residual_stride, "; it must be at least out_features, ",
+          params.out_features);
+  Require(params.residual != params.out || params.residual_stride == params.out_stride,
+          "residual is out, but residual_stride is ", params.residual_stride,
+          " and out_stride is ", params.out_stride, "; they must be equal");
+}
+
+void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
+  Require(params.dtype == DType::kBf16 || params.dtype == DType::kF16, "dtype is ",
+          Name(params.dtype), "; CUDA kernels take bf16 and f16");
+  if (variant != LinearVariant::kMatmul || params.num_tokens == 0) return;
+  Require(params.matmul != nullptr, "matmul is null; kMatmul (num_tokens ", params.num_tokens,
+          ") needs one");
+  Require(params.workspace && IsAligned(params.workspace, kWorkspaceAlignment), "workspace is at ",
+          params.workspace, "; kMatmul needs one, ", kWorkspaceAlignment, " B aligned");
+  Require(params.workspace_bytes >= LinearWorkspaceBytes(params), "workspace_bytes is ",
+          params.workspace_bytes, "; LinearWorkspaceBytes asks for ",
+          LinearWorkspaceBytes(params));
+}
+
+Cost CostOf(const LinearParams& params) {
+  const double tokens = params.num_tokens, k = params.in_features, rows = WeightRows(params);
+  const double outputs = tokens * params.out_features;
+  const double element = SizeOf(params.dtype);
+  Cost cost;
+  if (params.num_tokens == 0) return cost;
+  cost.read_bytes = (tokens * k + rows * k) * element;                // x, weight
+  if (params.norm_weight) cost.read_bytes += k * element;             // norm_weight
+  if (params.bias) cost.read_bytes += rows * element;                 // bias
+  if (params.residual) cost.read_bytes += outputs * element;          // residual
+  cost.write_bytes = outputs * (params.out_f32 ? sizeof(float) : element);  // out
+  cost.flops = 2 * tokens * rows * k;                                 // multiply-adds
+  if (params.norm_weight) cost.flops += 4 * tokens * k;  // square, add, scale, weight
+  if (params.bias) cost.flops += tokens * rows;
+  if (params.gated_silu) cost.flops += 4 * outputs;  // exp, add, divide, multiply
+  if (params.residual) cost.flops += outputs;
+  return cost;
+}
+
+}  // namespace tokline

@@ -1,0 +1,335 @@
+// Linear for few tokens: weights stream from DRAM straight into MMA operands, everything else is
+// fused around them.
+//
+// Grid: a block owns tiles of groups x 8 weight rows (blockIdx.x, then every gridDim.x-th). Warp
+// (group, split) multiplies 8 rows with its share of K. Activations are the MMA's A operand
+// (16 tokens x 16 k, rows beyond num_tokens zero), 8 weight rows its B operand.
+// Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes, k = 8t..8t+7 of a 32-wide block of row g: words
+// 0 and 1 are its B fragment of one MMA, words 2 and 3 of the next. That permutes k inside the
+// block; the A fragments take the same permutation, so no weight passes through shared memory.
+// Shared memory: activations [num_tokens, pitch_units] of 16 B, rounded and normalised; two buffers
+// of partial sums [splits, num_tokens, groups * 8]; sums of squares [num_tokens, splits].
+// Barriers: one or two for the activations; one a tile, between the partial sums and the epilogue
+// that adds them in the order of the splits (deterministic). Two buffers make one a tile enough.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/convert.cuh"
+#include "kernels/device/ptx/cp_async.cuh"
+#include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/load.cuh"
+#include "kernels/device/ptx/mma.cuh"
+#include "kernels/device/reduce.cuh"
+#include "kernels/device/silu.cuh"
+#include "kernels/linear/linear_policy.h"
+
+namespace tokline {
+
+struct SkinnyArgs {
+  const void* x;
+  const void* norm_weight;  // or null
+  const void* weight;
+  const void* bias;      // or null
+  const void* residual;  // or null; may be out
+  void* out;
+  int64_t x_stride, residual_stride, out_stride;
+  int64_t out_features;
+  int32_t in_features, num_tokens;
+  int32_t splits, groups, pitch_units, partials_units;
+  int32_t tiles;
+  int32_t tile_columns_log2;  // output columns of a tile
+  float norm_eps;
+  bool out_f32, gated_silu;
+};
+
+template <typename T, int kMaxTokens>
+struct SkinnyPolicy {
+  using Type = T;
+  static_assert(kMaxTokens == 8 || kMaxTokens == 16);
+  static constexpr int kTokenHalves = kMaxTokens / 8;  // rows of 8 of the MMA's A operand in use
+};
+
+// A warp's share of the weights: 16 bytes a lane and 32-wide k block, of row g of the tile.
+class WeightStream {
+ public:
+  __device__ __forceinline__ WeightStream(const SkinnyArgs& args, int group, int split, int lane)
+      : args_(args) {
+    const int units = args.in_features / 8, blocks = (units + 3) / 4;
+    const int per_split = (blocks + args.splits - 1) / args.splits;
+    first_block_ = min(split * per_split, blocks);
+    num_blocks_ = min(first_block_ + per_split, blocks) - first_block_;
+    const int first_unit = first_block_ * 4 + lane % 4;
+    lane_loads_ = min(num_blocks_, (units - first_unit + 3) / 4);
+    const bool up = args.gated_silu && group >= args.groups / 2;
+    row_in_tile_ = (up ? group - args.groups / 2 : group) * kSkinnyTileRows + lane / 4;
+    lane_base_ = static_cast<const uint4*>(args.weight) +
+                 (row_in_tile_ + (up ? args.out_features : 0)) * int64_t{units} + first_unit;
+  }
+
+  __device__ __forceinline__ int first_block() const { return first_block_; }
+  __device__ __forceinline__ int num_blocks() const { return num_blocks_; }
+
+  // Points at block `block` of this share of `tile`.
+  __device__ __forceinline__ void Seek(int tile, int block) {
+    const int64_t first_row = int64_t{tile} << args_.tile_columns_log2;
+    pointer_ = lane_base_ + first_row * (args_.in_features / 8) + block * 4;
+    // Loads left of this lane: those in its share and inside the row, of a row that exists.
+    loads_left_ = first_row + row_in_tile_ < args_.out_features ? lane_loads_ - block : 0;
+  }
+
+  // The `i`-th block from there; zeros where there is none.
+  __device__ __forceinline__ uint4 Load(int i) const {
+    return i < loads_left_ ? ptx::LoadStream16(pointer_ + i * 4) : uint4{0, 0, 0, 0};
+  }
+
+ private:
+  const SkinnyArgs& args_;
+  const uint4* lane_base_;
+  int first_block_, num_blocks_, lane_loads_, row_in_tile_;
+  const uint4* pointer_ = nullptr;
+  int loads_left_ = 0;
+};
+
+// Normalises the 8 elements of `unit`: each rounded, times its weight, and rounded again.
+template <typename T>
+__device__ __forceinline__ uint4 NormaliseUnit(uint4 unit, uint4 weight, float inverse_rms) {
+  uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+  const uint32_t weights[4] = {weight.x, weight.y, weight.z, weight.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 s = Unpack2<T>(words[i]), w = Unpack2<T>(weights[i]);
+    const float2 n = Unpack2<T>(Pack2<T>(s.x * inverse_rms, s.y * inverse_rms));
+    words[i] = Pack2<T>(n.x * w.x, n.y * w.y);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+template <typename T>
+__device__ __forceinline__ float SumOfSquares(uint4 unit) {
+  const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 s = Unpack2<T>(words[i]);
+    sum = fmaf(s.x, s.x, sum);
+    sum = fmaf(s.y, s.y, sum);
+  }
+  return sum;
+}
+
+// Brings x into shared memory, normalised where there is a norm weight. The warps of a group form a
+// team that takes every groups-th token; a token's statistic is summed in an order that depends on
+// splits alone. `first_norm_weight` is this lane's first unit of the norm weight, loaded before the
+// grid dependency. Ends with a barrier.
+template <typename T>
+__device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* activations,
+                                                 float* squares, uint4 first_norm_weight) {
+  const int units = args.in_features / 8;
+  const int padded_units = (units + 3) / 4 * 4;  // the K tail is read, so it must be zero
+  const int team_size = 32 * args.splits;
+  const int team = threadIdx.x / team_size, member = threadIdx.x % team_size;
+
+  for (int token = team; token < args.num_tokens; token += args.groups) {
+    const uint4* source =
+        reinterpret_cast<const uint4*>(static_cast<const T*>(args.x) + token * args.x_stride);
+    for (int unit = member; unit < padded_units; unit += team_size) {
+      const bool valid = unit < units;
+      ptx::CpAsync16(ptx::SharedAddress(activations + token * args.pitch_units + unit),
+                     source + (valid ? unit : 0), valid);
+    }
+  }
+  ptx::CpAsyncCommit();
+  ptx::CpAsyncWait<0>();
+  if (args.norm_weight == nullptr) {
+    __syncthreads();
+    return;
+  }
+
+  // From here to the last barrier a thread touches only the units that it brought itself.
+  for (int token = team; token < args.num_tokens; token += args.groups) {
+    float sum = 0;
+    for (int unit = member; unit < units; unit += team_size) {
+      sum += SumOfSquares<T>(activations[token * args.pitch_units + unit]);
+    }
+    sum = WarpSum(sum);
+    if (threadIdx.x % 32 == 0) squares[token * args.splits + member / 32] = sum;
+  }
+  __syncthreads();
+  const uint4* norm_weight = static_cast<const uint4*>(args.norm_weight);
+  for (int token = team; token < args.num_tokens; token += args.groups) {
+    float sum = 0;
+    for (int split = 0; split < args.splits; ++split) sum += squares[token * args.splits + split];
+    const float inverse_rms = rsqrtf(sum / static_cast<float>(args.in_features) + args.norm_eps);
+    uint4* row = activations + token * args.pitch_units;
+    for (int unit = member; unit < units; unit += team_size) {
+      const uint4 weight = unit == member ? first_norm_weight : norm_weight[unit];
+      row[unit] = NormaliseUnit<T>(row[unit], weight, inverse_rms);
+    }
+  }
+  __syncthreads();
+}
+
+// The output element that a thread finishes, if any: at most one a thread, since a block has at
+// least 4 warps a group and at most 16 tokens.
+template <typename T>
+class Epilogue {
+ public:
+  __device__ __forceinline__ explicit Epilogue(const SkinnyArgs& args) : args_(args) {}
+
+  // Fetches what is added to the sums of `tile`.
+  __device__ __forceinline__ void Prefetch(int tile) {
+    const int64_t column = Column(tile);
+    if (Token() >= args_.num_tokens || column >= args_.out_features) return;
+    if (args_.bias != nullptr) {
+      const T* bias = static_cast<const T*>(args_.bias);
+      bias_ = ToFloat(bias[column]);
+      if (args_.gated_silu) up_bias_ = ToFloat(bias[args_.out_features + column]);
+    }
+    if (args_.residual != nullptr) {
+      residual_ = ToFloat(
+          static_cast<const T*>(args_.residual)[Token() * args_.residual_stride + column]);
+    }
+  }
+
+  // Adds the splits' partial sums in order and stores the element of `tile`.
+  __device__ __forceinline__ void Store(int tile, const float* partials) const {
+    const int64_t column = Column(tile);
+    if (Token() >= args_.num_tokens || column >= args_.out_features) return;
+    const int tile_rows = args_.groups * kSkinnyTileRows;
+    const int split_stride = args_.num_tokens * tile_rows;
+    const float* sums = partials + Token() * tile_rows + ColumnInTile();
+    float value = 0, up = 0;
+    for (int split = 0; split < args_.splits; ++split) {
+      value += sums[split * split_stride];
+      if (args_.gated_silu) up += sums[split * split_stride + tile_rows / 2];
+    }
+    value += bias_;
+    const int64_t at = Token() * args_.out_stride + column;
+    if (args_.out_f32) {
+      static_cast<float*>(args_.out)[at] = value;
+      return;
+    }
+    value = Round<T>(value);
+    if (args_.gated_silu) value = Round<T>(Silu(value)) * Round<T>(up + up_bias_);
+    static_cast<T*>(args_.out)[at] = FromFloat<T>(value + residual_);
+  }
+
+ private:
+  __device__ __forceinline__ int Token() const { return threadIdx.x >> args_.tile_columns_log2; }
+  __device__ __forceinline__ int ColumnInTile() const {
+    return threadIdx.x & ((1 << args_.tile_columns_log2) - 1);
+  }
+  __device__ __forceinline__ int64_t Column(int tile) const {
+    return (int64_t{tile} << args_.tile_columns_log2) + ColumnInTile();
+  }
+
+  const SkinnyArgs& args_;
+  float bias_ = 0, up_bias_ = 0, residual_ = 0;
+};
+
+// Activations of `block`, as A fragments of its two MMAs: words 0 and 1 of each half of 8 tokens
+// for the first, 2 and 3 for the second. Tokens that do not exist are zero.
+template <typename Policy>
+struct ActivationFragment {
+  uint4 half[Policy::kTokenHalves];
+
+  __device__ __forceinline__ ActivationFragment(const uint4* lane_row, int half_units, int g,
+                                                int num_tokens, int block) {
+#pragma unroll
+    for (int h = 0; h < Policy::kTokenHalves; ++h) {
+      half[h] = uint4{0, 0, 0, 0};
+      if (h * 8 + g < num_tokens) half[h] = lane_row[h * half_units + block * 4];
+    }
+  }
+
+  __device__ __forceinline__ void MultiplyAdd(float (&low)[4], float (&high)[4],
+                                              uint4 weight) const {
+    constexpr int kUpper = Policy::kTokenHalves - 1;
+    constexpr bool kHasUpper = kUpper == 1;
+    const uint32_t first[4] = {half[0].x, kHasUpper ? half[kUpper].x : 0u, half[0].y,
+                               kHasUpper ? half[kUpper].y : 0u};
+    const uint32_t second[4] = {half[0].z, kHasUpper ? half[kUpper].z : 0u, half[0].w,
+                                kHasUpper ? half[kUpper].w : 0u};
+    ptx::MmaM16N8K16<typename Policy::Type>(low, first, weight.x, weight.y);
+    ptx::MmaM16N8K16<typename Policy::Type>(high, second, weight.z, weight.w);
+  }
+};
+
+template <typename Policy>
+__global__ void __launch_bounds__(32 * kSkinnyMaxWarps, 2)
+    SkinnyLinearKernel(const __grid_constant__ SkinnyArgs args) {
+  using T = typename Policy::Type;
+  constexpr int kDepth = kSkinnyDepth;
+  extern __shared__ uint4 shared[];
+  uint4* activations = shared;
+  float* partials = reinterpret_cast<float*>(shared + args.num_tokens * args.pitch_units);
+  const int partials_size = args.partials_units * 4;
+  float* squares = partials + 2 * partials_size;
+
+  ptx::GridDependencyLaunch();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int group = warp / args.splits, split = warp % args.splits;
+  const int g = lane / 4, t = lane % 4;
+
+  WeightStream weights(args, group, split, lane);
+  uint4 ring[kDepth];
+  weights.Seek(blockIdx.x, 0);
+#pragma unroll
+  for (int i = 0; i < kDepth; ++i) ring[i] = weights.Load(i);
+  uint4 first_norm_weight{0, 0, 0, 0};
+  if (args.norm_weight != nullptr) {
+    const int member = split * 32 + lane;
+    if (member < args.in_features / 8) {
+      first_norm_weight = static_cast<const uint4*>(args.norm_weight)[member];
+    }
+  }
+
+  ptx::GridDependencyWait();
+  Epilogue<T> epilogue(args);
+  epilogue.Prefetch(blockIdx.x);
+  StageActivations<T>(args, activations, squares, first_norm_weight);
+
+  const int num_blocks = weights.num_blocks();
+  const int half_units = 8 * args.pitch_units;
+  const uint4* lane_row = activations + g * args.pitch_units + weights.first_block() * 4 + t;
+  const int tile_rows = args.groups * kSkinnyTileRows;
+  float* lane_partials =
+      partials + (split * args.num_tokens + g) * tile_rows + group * kSkinnyTileRows + 2 * t;
+  int buffer = 0;
+
+  for (int tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    float low[4] = {}, high[4] = {};  // two independent chains of MMAs
+    for (int block = 0; block < num_blocks; block += kDepth) {
+      // The ring refills from this tile's next blocks, then from the next tile's first.
+      if (block + kDepth < num_blocks) {
+        weights.Seek(tile, block + kDepth);
+      } else {
+        weights.Seek(tile + gridDim.x, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kDepth; ++i) {
+        if (block + i < num_blocks) {
+          const ActivationFragment<Policy> x(lane_row, half_units, g, args.num_tokens, block + i);
+          x.MultiplyAdd(low, high, ring[i]);
+        }
+        ring[i] = weights.Load(i);
+      }
+    }
+
+#pragma unroll
+    for (int h = 0; h < Policy::kTokenHalves; ++h) {
+      if (h * 8 + g < args.num_tokens) {
+        const float2 sum{low[2 * h] + high[2 * h], low[2 * h + 1] + high[2 * h + 1]};
+        *reinterpret_cast<float2*>(lane_partials + buffer * partials_size +
+                                   h * 8 * tile_rows) = sum;
+      }
+    }
+    __syncthreads();
+    epilogue.Store(tile, partials + buffer * partials_size);
+    epilogue.Prefetch(tile + gridDim.x);
+    buffer ^= 1;
+  }
+}
+
+}  // namespace tokline

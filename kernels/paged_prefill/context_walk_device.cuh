@@ -1,0 +1,145 @@
+// A sequence's context as a run of KV tiles, and a tile's way from the paged pool to shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/ptx/cp_async.cuh"
+#include "kernels/device/swizzle.cuh"
+#include "kernels/paged_prefill/packed_rows.h"
+#include "kernels/paged_prefill/paged_prefill.h"
+
+namespace tokline {
+
+// Up to a tile's tokens of one chunk; a tile never holds tokens of two.
+struct KvTile {
+  int32_t position;      // of its first token in the context
+  int32_t token;         // of its first token in the chunk
+  int32_t chunk_length;  // tokens of the chunk
+  int32_t page_begin;    // index into chunk_pages of the chunk's first page
+};
+
+// Visits the tiles of a context in order, up to the tile that holds token `end - 1`.
+template <int kTileTokens>
+class ContextWalk {
+ public:
+  __device__ ContextWalk(const ChunkTableView& table, int32_t seq, int32_t end)
+      : table_(table),
+        next_(table.seq_chunk_indptr[seq]),
+        chunks_end_(table.seq_chunk_indptr[seq + 1]),
+        end_(end) {}
+
+  // Turns `tile` into the first one; false: there is none.
+  __device__ bool First(KvTile& tile) {
+    tile = {-kTileTokens, -kTileTokens, 0, 0};
+    return Next(tile);
+  }
+
+  // Turns `tile` into the one that follows it; false: it was the last.
+  __device__ bool Next(KvTile& tile) {
+    tile.position += kTileTokens;
+    tile.token += kTileTokens;
+    while (tile.token >= tile.chunk_length) {
+      if (next_ == chunks_end_) return false;
+      tile.position += tile.chunk_length - tile.token;
+      const int32_t chunk = table_.seq_chunks[next_++];
+      tile.token = 0;
+      tile.chunk_length = table_.chunk_lengths[chunk];
+      tile.page_begin = table_.chunk_page_indptr[chunk];
+    }
+    return tile.position < end_;
+  }
+
+ private:
+  const ChunkTableView& table_;
+  int32_t next_;  // index into seq_chunks
+  int32_t chunks_end_;
+  int32_t end_;
+};
+
+// What a block knows of its query tile before it touches any data.
+struct QueryTile {
+  int64_t q_begin;    // first token of the tile among all new tokens
+  int32_t num_rows;   // valid packed rows
+  int32_t first_end;  // context tokens that the tile's first token sees
+  int32_t end;        // and its last
+  int32_t seq;
+
+  // Called by whole warps.
+  __device__ QueryTile(const PagedPrefillParams& params, int32_t tile_index) {
+    const PagedPrefillTile tile = params.tiles[tile_index];
+    const ChunkTableView& table = params.table;
+    seq = tile.seq;
+    const int32_t begin = params.q_indptr[seq];
+    const int32_t seq_rows = params.q_indptr[seq + 1] - begin;
+    const int32_t tokens = min(params.tile_tokens, seq_rows - tile.row_begin);
+    int32_t length = 0;
+    for (int32_t i = table.seq_chunk_indptr[seq] + static_cast<int32_t>(threadIdx.x % 32);
+         i < table.seq_chunk_indptr[seq + 1]; i += 32) {
+      length += table.chunk_lengths[table.seq_chunks[i]];
+    }
+    length = __reduce_add_sync(0xffffffffu, length);
+    q_begin = int64_t{begin} + tile.row_begin;
+    num_rows = tokens * (params.num_q_heads / params.layout.num_kv_heads);
+    end = params.causal ? length - seq_rows + tile.row_begin + tokens : length;
+    first_end = params.causal ? end - tokens + 1 : length;
+  }
+};
+
+// Brings a tile's K rows (or V rows) of one head to a swizzled tile at `shared`, with kThreads
+// threads of which the caller is `thread`. Rows beyond the chunk become zero: what dead slots hold,
+// NaN included, never reaches the tensor cores.
+template <typename T, int kHeadDim, int kTileTokens, int kThreads>
+__device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict__ pool,
+                                           const PagedKvLayout& layout,
+                                           const int32_t* __restrict__ chunk_pages,
+                                           const KvTile& tile, int32_t head, int thread) {
+  constexpr int kSegments = kHeadDim / 8;
+  constexpr int kPassRows = kThreads / kSegments;
+  constexpr int kPageUnit = 16;  // every page starts at a multiple of it
+  static_assert(kPageUnit % kPassRows == 0 && kPassRows % 8 == 0);
+  const int thread_row = thread / kSegments;
+  const int segment = thread % kSegments;
+  const int32_t page_mask = layout.page_size - 1;
+  const int page_shift = __ffs(layout.page_size) - 1;
+  const uint32_t target = shared + SwizzledOffset<kHeadDim * 2>(thread_row, segment);
+  const T* source = pool;
+#pragma unroll
+  for (int unit = 0; unit < kTileTokens; unit += kPageUnit) {
+    const int32_t token = tile.token + unit;
+    if (unit == 0 || (token & page_mask) == 0) {
+      const int32_t page_index = min(token, tile.chunk_length - 1) >> page_shift;
+      const int64_t page = chunk_pages[tile.page_begin + page_index];
+      source = pool + layout.KeyOffset(page, head, (token & page_mask) + thread_row) + segment * 8;
+    } else {
+      source += kPageUnit * layout.RowStride();
+    }
+#pragma unroll
+    for (int row = 0; row < kPageUnit; row += kPassRows) {
+      ptx::CpAsync16(target + (unit + row) * kHeadDim * 2, source + row * layout.RowStride(),
+                     token + row + thread_row < tile.chunk_length);
+    }
+  }
+}
+
+// Brings the query rows of a tile to a swizzled tile at `shared`; rows that it lacks become zero.
+template <typename T, int kHeadDim, int kThreads>
+__device__ __forceinline__ void LoadQueryTile(uint32_t shared, const PagedPrefillParams& params,
+                                              const QueryTile& tile, const PackedRows& packed,
+                                              int32_t kv_head, int thread) {
+  constexpr int kSegments = kHeadDim / 8;
+  constexpr int kPassRows = kThreads / kSegments;
+  const int segment = thread % kSegments;
+  const T* q = static_cast<const T*>(params.q) + int64_t{kv_head} * packed.group * kHeadDim;
+#pragma unroll
+  for (int pass = 0; pass < kPagedPrefillTileRows / kPassRows; ++pass) {
+    const int row = pass * kPassRows + thread / kSegments;
+    const bool valid = row < tile.num_rows;
+    const int32_t token = valid ? packed.Token(row) : 0;
+    const int32_t head = valid ? packed.Head(row) : 0;
+    ptx::CpAsync16(shared + SwizzledOffset<kHeadDim * 2>(row, segment),
+                   q + (tile.q_begin + token) * params.q_stride + head * kHeadDim + segment * 8,
+                   valid);
+  }
+}
+
+}  // namespace tokline

@@ -1,0 +1,133 @@
+#include "kernels/paged_prefill/paged_prefill_policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+constexpr int32_t kMaxGroup = 16;
+
+void RequireHeads(int32_t num_q_heads, const PagedKvLayout& layout) {
+  Validate(layout);
+  Require(num_q_heads >= 1 && num_q_heads % layout.num_kv_heads == 0 &&
+              num_q_heads / layout.num_kv_heads <= kMaxGroup,
+          "num_q_heads is ", num_q_heads, " with ", layout.num_kv_heads,
+          " KV heads; it must be a multiple of them, 1 to ", kMaxGroup, " times");
+}
+
+void RequireRows(const char* name, const void* data, int64_t stride,
+                 const PagedPrefillParams& params) {
+  const int64_t row = int64_t{params.num_q_heads} * params.layout.head_dim;
+  Require(data != nullptr, name, " is null");
+  Require(reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * SizeOf(params.dtype) % 16 == 0,
+          name, " is at ", data, " with stride ", stride, "; its rows must be 16 B aligned");
+  Require(stride >= row, name, "_stride is ", stride,
+          "; it must be at least num_q_heads * head_dim, ", row);
+}
+
+}  // namespace
+
+PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
+                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
+                                  const DeviceFacts&) {
+  RequireHeads(num_q_heads, layout);
+  struct Work {
+    PagedPrefillTile tile;
+    int64_t kv_tokens;
+  };
+  PagedPrefillPlan plan{.tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .tiles = {}};
+  std::vector<Work> works;
+  for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
+    const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
+    const int64_t length = SequenceLength(table, seq);
+    for (int32_t begin = 0; begin < rows; begin += plan.tile_tokens) {
+      const int32_t end = std::min(rows, begin + plan.tile_tokens);
+      works.push_back({{seq, begin}, causal ? length - rows + end : length});
+    }
+  }
+  std::stable_sort(works.begin(), works.end(),
+                   [](const Work& a, const Work& b) { return a.kv_tokens > b.kv_tokens; });
+  plan.tiles.reserve(works.size());
+  for (const Work& work : works) plan.tiles.push_back(work.tile);
+  return plan;
+}
+
+void Validate(const PagedPrefillParams& params) {
+  RequireHeads(params.num_q_heads, params.layout);
+  Require(params.table.num_seqs >= 0, "num_seqs is ", params.table.num_seqs, "; it must be >= 0");
+  Require(params.total_tokens >= 0 && params.total_tokens <= INT32_MAX, "total_tokens is ",
+          params.total_tokens, "; it must be 0 to ", INT32_MAX);
+  Require(std::isfinite(params.scale) && params.scale > 0, "scale is ", params.scale,
+          "; it must be finite and > 0");
+  if (params.total_tokens == 0) return;
+  Require(params.table.num_seqs >= 1, "total_tokens is ", params.total_tokens,
+          " but there are no sequences");
+  Require(params.table.seq_chunk_indptr && params.table.seq_chunks &&
+              params.table.chunk_page_indptr && params.table.chunk_pages &&
+              params.table.chunk_lengths && params.q_indptr,
+          "a pointer of the chunk table, or q_indptr, is null");
+  Require(params.kv != nullptr && reinterpret_cast<uintptr_t>(params.kv) % 16 == 0, "kv is at ",
+          params.kv, "; it must be 16 B aligned and not null");
+  RequireRows("q", params.q, params.q_stride, params);
+  RequireRows("out", params.out, params.out_stride, params);
+}
+
+void ValidateLengths(const ChunkTableView& table, const int32_t* q_indptr,
+                     const PagedKvLayout& layout, int64_t total_tokens) {
+  Validate(table, layout);
+  Require(table.num_seqs == 0 || (q_indptr != nullptr && q_indptr[0] == 0),
+          "q_indptr is missing or does not start at 0");
+  for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
+    const int64_t rows = int64_t{q_indptr[seq + 1]} - q_indptr[seq];
+    const int64_t length = SequenceLength(table, seq);
+    Require(rows >= 0 && rows <= length, "sequence ", seq, " has ", rows,
+            " new tokens; its context of ", length, " holds 0 to ", length);
+    for (int32_t i = table.seq_chunk_indptr[seq];
+         table.seq_shifts != nullptr && i < table.seq_chunk_indptr[seq + 1]; ++i) {
+      Require(table.seq_shifts[i] == 0, "sequence ", seq, " has shift ", table.seq_shifts[i],
+              " on chunk ", table.seq_chunks[i], "; prefill supports only 0");
+    }
+  }
+  const int64_t rows = table.num_seqs == 0 ? 0 : q_indptr[table.num_seqs];
+  Require(rows == total_tokens, "q_indptr ends at ", rows, "; total_tokens is ", total_tokens);
+}
+
+Cost CostOf(const PagedPrefillParams& params) {
+  const ChunkTableView& table = params.table;
+  const PagedKvLayout& layout = params.layout;
+  double pairs = 0;                              // (new token, visible token)
+  std::unordered_map<int32_t, int64_t> in_page;  // tokens read of each page, once for all sequences
+  for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
+    const double rows = params.q_indptr[seq + 1] - params.q_indptr[seq];
+    if (rows == 0) continue;
+    const double length = static_cast<double>(SequenceLength(table, seq));
+    pairs += rows * length - (params.causal ? rows * (rows - 1) / 2 : 0);
+    for (int32_t i = table.seq_chunk_indptr[seq]; i < table.seq_chunk_indptr[seq + 1]; ++i) {
+      const int32_t chunk = table.seq_chunks[i];
+      const int32_t* page = table.chunk_pages + table.chunk_page_indptr[chunk];
+      for (int64_t left = table.chunk_lengths[chunk]; left > 0; left -= layout.page_size) {
+        int64_t& tokens = in_page[*page++];
+        tokens = std::max(tokens, std::min<int64_t>(left, layout.page_size));
+      }
+    }
+  }
+  double kv_tokens = 0;
+  for (const auto& [page, tokens] : in_page) kv_tokens += static_cast<double>(tokens);
+
+  const double element = static_cast<double>(SizeOf(params.dtype));
+  const double q_heads = params.num_q_heads, dim = layout.head_dim;
+  const double tokens = static_cast<double>(params.total_tokens);
+  Cost cost;
+  cost.read_bytes += tokens * q_heads * dim * element;                     // q
+  cost.read_bytes += 2 * kv_tokens * layout.num_kv_heads * dim * element;  // K and V
+  cost.write_bytes += tokens * q_heads * dim * element;                    // out
+  if (params.lse_ln != nullptr) cost.write_bytes += tokens * q_heads * 4;  // lse
+  cost.flops = 4 * q_heads * dim * pairs;                                  // Q K^T and P V
+  return cost;
+}
+
+}  // namespace tokline

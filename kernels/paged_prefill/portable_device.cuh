@@ -1,0 +1,291 @@
+// Paged prefill attention for sm_80 and up: cp.async and mma.sync.
+// Grid: x = tile * num_kv_heads + KV head; tiles come longest first. A block owns 128 packed query
+// rows of one KV head, a warp 32 of them, with scores and output in registers.
+// Shared memory: the query tile, one K tile and one V tile of 64 tokens, all swizzled; the query
+// tile's rows later stage their own output. Two blocks an SM hide each other's waits.
+// Barriers, two a KV tile: after the first, K is there and V is free to be overwritten; after the
+// second, V is there and K is free. So V loads under S = Q K^T and the softmax, the next K under
+// O += P V.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/convert.cuh"
+#include "kernels/device/ptx/cp_async.cuh"
+#include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/mma.cuh"
+#include "kernels/paged_prefill/context_walk_device.cuh"
+#include "kernels/paged_prefill/row_state_device.cuh"
+
+namespace tokline {
+
+template <DType kDType, int kHeadDimOfPolicy>
+struct PortablePrefillPolicy {
+  using T = typename DeviceType<kDType>::Type;
+  static constexpr int kHeadDim = kHeadDimOfPolicy;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kWarpRows = kPagedPrefillTileRows / kWarps;
+  static constexpr int kKvTokens = 64;
+  static constexpr int kBlocksPerSm = 2;
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kSharedBytes = (kPagedPrefillTileRows + 2 * kKvTokens) * kRowBytes;
+};
+
+// A warp's 32 query rows: accumulator fragments of two 16-row tiles. In fragment [t][n][e], lane l
+// holds row 16 t + l / 4 + 8 (e / 2) and column 8 n + 2 (l % 4) + e % 2.
+template <typename Policy>
+struct PortableWarpTile {
+  using T = typename Policy::T;
+  static constexpr int kTiles = Policy::kWarpRows / 16;
+  static constexpr int kScoreColumns = Policy::kKvTokens / 8;
+  static constexpr int kOutColumns = Policy::kHeadDim / 8;
+  static constexpr int kRowBytes = Policy::kRowBytes;
+
+  float out[kTiles][kOutColumns][4] = {};
+  RowState rows[kTiles][2];
+  uint32_t weights[kTiles][kScoreColumns][2];  // P in storage type, rows l / 4 and l / 4 + 8
+
+  // scores = Q K^T. `q` is the warp's rows, `k` the tile; both as the lane's ldmatrix address of
+  // depth 0, in which a step of 16 along the head dimension is an XOR of 32.
+  __device__ __forceinline__ void Scores(float (&scores)[kTiles][kScoreColumns][4], uint32_t q,
+                                         uint32_t k) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kScoreColumns; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores[t][n][e] = 0;
+      }
+    }
+#pragma unroll
+    for (int depth = 0; depth < Policy::kHeadDim / 16; ++depth) {
+      uint32_t a[kTiles][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        ptx::LdMatrixX4(a[t], (q + t * 16 * kRowBytes) ^ (depth * 32));
+      }
+#pragma unroll
+      for (int n = 0; n < kScoreColumns; n += 2) {
+        uint32_t b[4];
+        ptx::LdMatrixX4(b, (k + n * 8 * kRowBytes) ^ (depth * 32));
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          ptx::MmaM16N8K16<T>(scores[t][n], a[t], b[0], b[1]);
+          ptx::MmaM16N8K16<T>(scores[t][n + 1], a[t], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Sets scores of tokens that a row does not see to -inf. `visible` is how many of the tile's
+  // tokens each of the lane's rows sees.
+  __device__ __forceinline__ static void Mask(float (&scores)[kTiles][kScoreColumns][4],
+                                              const int32_t (&visible)[kTiles][2], int lane) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kScoreColumns; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int column = n * 8 + lane % 4 * 2 + e % 2;
+          if (column >= visible[t][e / 2]) scores[t][n][e] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Takes the tile into the running softmax: weights, maxima, sums, and `out` scaled to the new
+  // maxima.
+  __device__ __forceinline__ void Softmax(const float (&scores)[kTiles][kScoreColumns][4],
+                                          float scale_log2) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      float correction[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        RowState& row = rows[t][half];
+        float max = row.max;
+#pragma unroll
+        for (int n = 0; n < kScoreColumns; ++n) {
+          max = fmaxf(max, fmaxf(scores[t][n][2 * half], scores[t][n][2 * half + 1]));
+        }
+        max = QuadMax(max);
+        const float offset = ExponentOffset(max, scale_log2);
+        correction[half] = Correction(row.max, scale_log2, offset);
+        row.max = max;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < kScoreColumns; ++n) {
+          const float low = ptx::Exp2(fmaf(scores[t][n][2 * half], scale_log2, -offset));
+          const float high = ptx::Exp2(fmaf(scores[t][n][2 * half + 1], scale_log2, -offset));
+          sum += low + high;
+          weights[t][n][half] = Pack2<T>(low, high);
+        }
+        row.sum = fmaf(row.sum, correction[half], sum);
+      }
+      if (__any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1)) {
+#pragma unroll
+        for (int n = 0; n < kOutColumns; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out[t][n][e] *= correction[e / 2];
+        }
+      }
+    }
+  }
+
+  // out += P V. `v` is the lane's ldmatrix address of columns 0; a step of 16 is an XOR of 32.
+  __device__ __forceinline__ void AddValues(uint32_t v) {
+#pragma unroll
+    for (int depth = 0; depth < kScoreColumns; depth += 2) {
+#pragma unroll
+      for (int n = 0; n < kOutColumns; n += 2) {
+        uint32_t b[4];
+        ptx::LdMatrixX4Trans(b, (v + depth * 8 * kRowBytes) ^ (n * 16));
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          const uint32_t a[4] = {weights[t][depth][0], weights[t][depth][1],
+                                 weights[t][depth + 1][0], weights[t][depth + 1][1]};
+          ptx::MmaM16N8K16<T>(out[t][n], a, b[0], b[1]);
+          ptx::MmaM16N8K16<T>(out[t][n + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  }
+};
+
+// Ends the warp's rows: divides, stages them where its query rows were, and writes 16 bytes a lane.
+template <typename Policy>
+__device__ __forceinline__ void StoreWarpTile(const PortableWarpTile<Policy>& warp_tile,
+                                              const PagedPrefillParams& params,
+                                              const QueryTile& tile, const PackedRows& packed,
+                                              int32_t kv_head, unsigned char* staging, int warp_row,
+                                              float scale_log2) {
+  using T = typename Policy::T;
+  const int lane = threadIdx.x % 32;
+  const int32_t first_head = kv_head * packed.group;
+#pragma unroll
+  for (int t = 0; t < PortableWarpTile<Policy>::kTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + t * 16 + half * 8 + lane / 4;
+      const RowState& state = warp_tile.rows[t][half];
+      const float sum = QuadSum(state.sum);
+      const RowDivisor divisor(sum);
+#pragma unroll
+      for (int n = 0; n < PortableWarpTile<Policy>::kOutColumns; ++n) {
+        *reinterpret_cast<uint32_t*>(staging + SwizzledOffset<Policy::kRowBytes>(row, n) +
+                                     lane % 4 * 4) =
+            Pack2<T>(divisor.Divide(warp_tile.out[t][n][2 * half]),
+                     divisor.Divide(warp_tile.out[t][n][2 * half + 1]));
+      }
+      if (params.lse_ln != nullptr && lane % 4 == 0 && row < tile.num_rows) {
+        params.lse_ln[(tile.q_begin + packed.Token(row)) * params.num_q_heads + first_head +
+                      packed.Head(row)] = LogSumExp(state.max, sum, scale_log2);
+      }
+    }
+  }
+  __syncwarp();
+  constexpr int kSegments = Policy::kHeadDim / 8;
+  constexpr int kPassRows = 32 / kSegments;
+  const int segment = lane % kSegments;
+#pragma unroll 4
+  for (int pass = 0; pass < Policy::kWarpRows / kPassRows; ++pass) {
+    const int row = warp_row + pass * kPassRows + lane / kSegments;
+    if (row >= tile.num_rows) break;
+    T* target = static_cast<T*>(params.out) +
+                (tile.q_begin + packed.Token(row)) * params.out_stride +
+                (first_head + packed.Head(row)) * Policy::kHeadDim + segment * 8;
+    *reinterpret_cast<uint4*>(target) =
+        *reinterpret_cast<const uint4*>(staging + SwizzledOffset<Policy::kRowBytes>(row, segment));
+  }
+}
+
+template <typename Policy>
+__global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
+    PortablePrefillKernel(const __grid_constant__ PagedPrefillParams params) {
+  using T = typename Policy::T;
+  using WarpTile = PortableWarpTile<Policy>;
+  constexpr int kRowBytes = Policy::kRowBytes;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32_t q_shared = ptx::SharedAddress(shared);
+  const uint32_t k_shared = q_shared + kPagedPrefillTileRows * kRowBytes;
+  const uint32_t v_shared = k_shared + Policy::kKvTokens * kRowBytes;
+
+  ptx::GridDependencyLaunch();
+  const int thread = threadIdx.x;
+  const int lane = thread % 32;
+  const int warp_row = thread / 32 * Policy::kWarpRows;
+  const int32_t kv_head = static_cast<int32_t>(blockIdx.x % params.layout.num_kv_heads);
+  const QueryTile tile(params, static_cast<int32_t>(blockIdx.x / params.layout.num_kv_heads));
+  const PackedRows packed(params.num_q_heads / params.layout.num_kv_heads);
+  ContextWalk<Policy::kKvTokens> walk(params.table, tile.seq, tile.end);
+  KvTile kv_tile;
+  bool more = walk.First(kv_tile);
+  const T* keys = static_cast<const T*>(params.kv);
+  const T* values = keys + params.layout.KvStride();
+  const auto load = [&](uint32_t shared_tile, const T* pool) {
+    LoadKvTile<T, Policy::kHeadDim, Policy::kKvTokens, Policy::kThreads>(
+        shared_tile, pool, params.layout, params.table.chunk_pages, kv_tile, kv_head, thread);
+  };
+  // Tokens of the context that a packed row of this tile sees.
+  const auto visible_end = [&](int32_t row) {
+    return params.causal ? tile.first_end + packed.Token(row) : tile.end;
+  };
+
+  ptx::GridDependencyWait();
+  LoadQueryTile<T, Policy::kHeadDim, Policy::kThreads>(q_shared, params, tile, packed, kv_head,
+                                                       thread);
+  if (more) load(k_shared, keys);
+  ptx::CpAsyncCommit();
+
+  const uint32_t swizzle = lane % 8 * 16;
+  const uint32_t q_lane =
+      q_shared + (warp_row + lane % 16) * kRowBytes + (lane / 16 * 16 ^ swizzle);
+  const uint32_t k_lane =
+      k_shared + (lane / 16 * 8 + lane % 8) * kRowBytes + (lane / 8 % 2 * 16 ^ swizzle);
+  const uint32_t v_lane = v_shared + lane % 16 * kRowBytes + (lane / 16 * 16 ^ swizzle);
+  const float scale_log2 = params.scale * 1.44269504088896340736f;
+  const int32_t warp_last_row = min(warp_row + Policy::kWarpRows, tile.num_rows) - 1;
+  const int32_t warp_first_end = visible_end(warp_row);
+  const int32_t warp_end = warp_last_row < warp_row ? 0 : visible_end(warp_last_row);
+
+  WarpTile warp_tile;
+  while (more) {
+    ptx::CpAsyncWait<0>();
+    __syncthreads();
+    load(v_shared, values);
+    ptx::CpAsyncCommit();
+    const bool active = kv_tile.position < warp_end;
+    if (active) {
+      float scores[WarpTile::kTiles][WarpTile::kScoreColumns][4];
+      warp_tile.Scores(scores, q_lane, k_lane);
+      const int32_t tokens = kv_tile.chunk_length - kv_tile.token;
+      if (min(tokens, warp_first_end - kv_tile.position) < Policy::kKvTokens) {
+        int32_t visible[WarpTile::kTiles][2];
+#pragma unroll
+        for (int t = 0; t < WarpTile::kTiles; ++t) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = warp_row + t * 16 + half * 8 + lane / 4;
+            visible[t][half] = min(tokens, visible_end(row) - kv_tile.position);
+          }
+        }
+        WarpTile::Mask(scores, visible, lane);
+      }
+      warp_tile.Softmax(scores, scale_log2);
+    }
+    more = walk.Next(kv_tile);
+    ptx::CpAsyncWait<0>();
+    __syncthreads();
+    if (more) load(k_shared, keys);
+    ptx::CpAsyncCommit();
+    if (active) warp_tile.AddValues(v_lane);
+  }
+  // A tile without context never waited for its query rows.
+  ptx::CpAsyncWait<0>();
+  __syncthreads();
+  StoreWarpTile(warp_tile, params, tile, packed, kv_head, shared, warp_row, scale_log2);
+}
+
+}  // namespace tokline
