@@ -31,7 +31,7 @@ struct DevicePlan {
 };
 
 struct RunOptions {
-  ChunkDecodePlanOptions plan;
+  ChunkDecodePlanOptions plan = {};
   int64_t page_offset = 0;  // every page id plus this, in a pool that is larger by as much
   int launches = 1;
   bool dependent = false;
