@@ -75,7 +75,7 @@ template <typename T>
 struct Vector8 {
   float x[8];
 
-  __device__ __forceinline__ explicit Vector8(const uint4& packed) {
+  __device__ __forceinline__ explicit Vector8(uint4 packed) {
     const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -89,10 +89,15 @@ struct Vector8 {
   }
 };
 
+// By component, so that neither operand needs an address.
+__device__ __forceinline__ uint4 Select(bool first, uint4 a, uint4 b) {
+  return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
+}
+
 // The whole warp must call these two, whatever its rows are.
 template <typename Policy>
-__device__ __forceinline__ void NormRow(Vector8<typename Policy::T>& row, const uint4& weight,
-                                        float eps, bool enabled) {
+__device__ __forceinline__ void NormRow(Vector8<typename Policy::T>& row, uint4 weight, float eps,
+                                        bool enabled) {
   using T = typename Policy::T;
   float squares = 0;
 #pragma unroll
@@ -179,7 +184,7 @@ __global__ void __launch_bounds__(Policy::kThreads)
       const bool is_query = rows[r].kind == RowKind::kQuery;
       const bool is_key = rows[r].kind == RowKind::kKey;
       Vector8<T> row(data[r]);
-      NormRow<Policy>(row, is_query ? q_weight : k_weight, params.norm_eps,
+      NormRow<Policy>(row, Select(is_query, q_weight, k_weight), params.norm_eps,
                       (is_query && params.q_norm_weight) || (is_key && params.k_norm_weight));
       RotateRow<Policy>(row, table[r], lane, has_rope && (is_query || is_key));
       // Values keep their bits, NaN payloads included.

@@ -1,8 +1,11 @@
+#include "kernels/paged_gather/paged_gather_policy.h"
+
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 
 #include "kernels/common/error.h"
-#include "kernels/paged_gather/paged_gather.h"
 
 namespace tokline {
 namespace {
@@ -59,6 +62,14 @@ Cost CostOf(const PagedGatherParams& params) {
   if (params.total_tokens > 0) cost.read_bytes += pages * sizeof(int32_t);
   cost.write_bytes += kv_bytes;
   return cost;
+}
+
+int32_t GatherTileTokens(const PagedGatherParams& params) {
+  constexpr int64_t kTileBytes = 32 * 1024;
+  const int64_t token_bytes =
+      2 * int64_t{params.layout.num_kv_heads} * params.layout.head_dim * SizeOf(params.dtype);
+  const auto tokens = static_cast<uint64_t>(std::max<int64_t>(kTileBytes / token_bytes, 1));
+  return std::min(static_cast<int32_t>(std::bit_floor(tokens)), kMaxGatherTileTokens);
 }
 
 }  // namespace tokline
