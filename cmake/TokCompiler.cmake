@@ -53,7 +53,12 @@ if(TOKLINE_HAS_CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
+  # For a project that requires CMake 3.25, FindCUDAToolkit of 3.25 deprecates CUDA::nvToolsExt even
+  # where the toolkit (13 and up) has none, and stops. It sees an older requirement.
+  set(required_version ${CMAKE_MINIMUM_REQUIRED_VERSION})
+  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit REQUIRED)
+  set(CMAKE_MINIMUM_REQUIRED_VERSION ${required_version})
 endif()
 message(STATUS "Tokline: CUDA ${TOKLINE_HAS_CUDA} (TOKLINE_CUDA=${TOKLINE_CUDA}) "
   "${CMAKE_CUDA_COMPILER_VERSION} ${CMAKE_CUDA_ARCHITECTURES}")

@@ -35,8 +35,10 @@ install_pypi_toolkit() {
   packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
   [[ -x $packages/bin/nvcc ]] || die 2 "nvidia-cuda-nvcc has no nvcc in $packages/bin"
   rm -rf "$venv/cuda" "$venv/cuda.new"
-  mkdir -p "$venv/cuda.new/lib64"
-  ln -s "$packages"/{bin,include,nvvm} "$venv/cuda.new/"
+  # bin is a folder of its own: nvcc looks for all else in bin/.., which must not leave for $packages.
+  mkdir -p "$venv/cuda.new"/{bin,lib64}
+  ln -s "$packages"/bin/* "$venv/cuda.new/bin/"
+  ln -s "$packages"/{include,nvvm} "$venv/cuda.new/"
   for library in "$packages"/lib/*.{a,so.*}; do
     name=${library##*/}
     ln -s "$library" "$venv/cuda.new/lib64/$name"

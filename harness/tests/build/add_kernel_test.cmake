@@ -1,4 +1,5 @@
-# cmake -D SOURCE_DIR=<root> -D WORK_DIR=<scratch> -P add_kernel_test.cmake
+# cmake -D SOURCE_DIR=<root> -D WORK_DIR=<scratch> -D GENERATOR=<name>
+#       -D CXX_COMPILER=<path> -P add_kernel_test.cmake
 #   In a scratch tree with one kernel: complete, it configures; without any one of its files, and
 #   without a kernel that it is composed of, the configuration fails and names what is missing.
 cmake_minimum_required(VERSION 3.25)
@@ -26,7 +27,8 @@ endfunction()
 
 function(configure)
   execute_process(
-    COMMAND "${CMAKE_COMMAND}" -S "${WORK_DIR}/tree" -B "${WORK_DIR}/build"
+    COMMAND "${CMAKE_COMMAND}" -S "${WORK_DIR}/tree" -B "${WORK_DIR}/build" -G "${GENERATOR}"
+      "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}"
     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(REGEX REPLACE "[ \n]+" " " output "${output}")
   set(result "${result}" PARENT_SCOPE)
