@@ -1,0 +1,75 @@
+#include "kernels/sampling/sampling_policy.h"
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+int64_t NumChunks(int64_t vocab_size) { return (vocab_size + kSamplingChunk - 1) / kSamplingChunk; }
+
+// Bytes before the group maxima.
+int64_t StatsBytes(int64_t num_rows, int64_t vocab_size) {
+  const int64_t bytes = num_rows * NumChunks(vocab_size) * static_cast<int64_t>(sizeof(ChunkStats));
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+int64_t SamplingWorkspaceBytes(int64_t num_rows, int64_t vocab_size) {
+  const int64_t groups = NumChunks(vocab_size) * (kSamplingChunk / kSamplingGroup);
+  return StatsBytes(num_rows, vocab_size) + num_rows * groups * static_cast<int64_t>(sizeof(float));
+}
+
+void Validate(const SamplingRule& rule) {
+  Require(std::isfinite(rule.temperature) && rule.temperature >= 0, "temperature is ",
+          rule.temperature, "; it must be finite and >= 0 (0 is greedy)");
+  Require(rule.top_k >= 0, "top_k is ", rule.top_k, "; it must be >= 0 (0 keeps all)");
+  Require(rule.top_p > 0 && rule.top_p <= 1, "top_p is ", rule.top_p,
+          "; it must be above 0 and at most 1");
+}
+
+void Validate(const SamplingParams& params) {
+  Require(params.vocab_size >= 1 && params.vocab_size <= kMaxSamplingVocab, "vocab_size is ",
+          params.vocab_size, "; it must be 1 to ", kMaxSamplingVocab);
+  const int64_t max_rows = std::numeric_limits<int32_t>::max() / NumChunks(params.vocab_size);
+  Require(params.num_rows >= 0 && params.num_rows <= max_rows, "num_rows is ", params.num_rows,
+          "; with vocab_size ", params.vocab_size, " it must be 0 to ", max_rows);
+  if (params.num_rows == 0) return;
+  Require(params.logits && params.rules && params.tokens, "logits, rules or tokens is null with ",
+          params.num_rows, " rows");
+  Require(params.num_rows == 1 || params.logits_stride >= params.vocab_size, "logits_stride is ",
+          params.logits_stride, "; rows of ", params.vocab_size, " need at least that");
+}
+
+Cost CostOf(const SamplingParams& params) {
+  const double rows = static_cast<double>(params.num_rows);
+  const double logits = rows * static_cast<double>(params.vocab_size);
+  return {.read_bytes = logits * sizeof(float) + rows * sizeof(SamplingRule),
+          .write_bytes = rows * sizeof(int32_t),  // tokens
+          .flops = logits};  // a comparison a logit, which is all that a greedy row needs
+}
+
+SamplingPlan PlanSampling(const SamplingParams& params) {
+  const int64_t needed = SamplingWorkspaceBytes(params.num_rows, params.vocab_size);
+  Require(params.workspace_bytes >= needed, "workspace_bytes is ", params.workspace_bytes, "; ",
+          params.num_rows, " rows of ", params.vocab_size, " logits need ", needed);
+  const auto address = reinterpret_cast<uintptr_t>(params.workspace);
+  Require(params.num_rows == 0 || (address != 0 && address % kAlignment == 0), "workspace is at ",
+          params.workspace, "; it must be ", kAlignment, " B aligned and not null");
+  SamplingPlan plan;
+  plan.num_chunks = static_cast<int32_t>(NumChunks(params.vocab_size));
+  plan.num_groups = plan.num_chunks * (kSamplingChunk / kSamplingGroup);
+  plan.vector_loads = reinterpret_cast<uintptr_t>(params.logits) % 16 == 0 &&
+                      (params.num_rows == 1 || params.logits_stride % 4 == 0);
+  plan.stats = static_cast<ChunkStats*>(params.workspace);
+  plan.group_maxima = reinterpret_cast<float*>(static_cast<char*>(params.workspace) +
+                                               StatsBytes(params.num_rows, params.vocab_size));
+  return plan;
+}
+
+}  // namespace tokline
