@@ -31,9 +31,9 @@ struct PagedPrefillParams {
   bool causal = true;          // new token i of n, context length L, sees the first L - n + i + 1
   float scale = 0;
   PagedKvLayout layout = {};
-  ChunkTableView table =
-      {};  // whole contexts, new tokens included (already appended); shifts must be
-           // null or 0. Host pointers for the reference, device pointers for CUDA
+  // Whole contexts, new tokens included (already appended); shifts must be null or 0. Host pointers
+  // for the reference, device pointers for CUDA.
+  ChunkTableView table = {};
 
   int64_t total_tokens = 0;           // new tokens over all sequences
   const int32_t* q_indptr = nullptr;  // [num_seqs + 1] new tokens; host or device like table. A

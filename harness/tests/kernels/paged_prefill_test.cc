@@ -1,0 +1,380 @@
+// Plan, Validate, Cost, index arithmetic and reference of paged_prefill; needs no GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "harness/tests/kernels/paged_prefill_case.h"
+#include "kernels/device/swizzle.cuh"
+#include "kernels/paged_prefill/paged_prefill_policy.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::HostTensor;
+using testing::PrefillCase;
+using testing::PrefillExpectation;
+using testing::PrefillSpec;
+
+std::string MessageOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+PrefillSpec RaggedSpec() {
+  return {.sequences = {
+              {{}, 0}, {{1}, 1}, {{40}, 40}, {{0, 17, 16, 30}, 5}, {{33}, 0}, {{20, 20}, 40}}};
+}
+
+TEST(PackedRowsTest, DividesEveryRowByEveryGroup) {
+  for (int32_t group = 1; group <= 16; ++group) {
+    const PackedRows packed(group);
+    for (int32_t row = 0; row < kPagedPrefillTileRows; ++row) {
+      ASSERT_EQ(packed.Token(row), row / group) << "group " << group << " row " << row;
+      ASSERT_EQ(packed.Head(row), row % group) << "group " << group << " row " << row;
+    }
+  }
+}
+
+template <int kRowBytes>
+void ExpectConflictFree() {
+  std::set<uint32_t> all;
+  for (uint32_t row = 0; row < 16; ++row) {
+    for (uint32_t segment = 0; segment < kRowBytes / 16; ++segment) {
+      all.insert(SwizzledOffset<kRowBytes>(row, segment));
+    }
+  }
+  EXPECT_EQ(all.size(), 16u * kRowBytes / 16);
+  EXPECT_EQ(*all.rbegin(), 16u * kRowBytes - 16);
+  const auto banks = [](uint32_t offset) { return offset / 16 % 8; };
+  for (uint32_t segment = 0; segment < kRowBytes / 16; ++segment) {
+    std::set<uint32_t> column, line;
+    for (uint32_t i = 0; i < 8; ++i) {
+      column.insert(banks(SwizzledOffset<kRowBytes>(8 + i, segment)));
+      line.insert(banks(SwizzledOffset<kRowBytes>(segment % 8, segment / 8 * 8 + i)));
+    }
+    EXPECT_EQ(column.size(), 8u);
+    EXPECT_EQ(line.size(), 8u);
+  }
+}
+
+TEST(SwizzledOffsetTest, IsAPermutationWithoutBankConflicts) {
+  ExpectConflictFree<128>();
+  ExpectConflictFree<256>();
+}
+
+TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
+  std::mt19937_64 rng(5);
+  for (int round = 0; round < 40; ++round) {
+    const bool causal = round % 4 != 0;
+    const auto group = static_cast<int32_t>(1 + rng() % 16);
+    const PagedKvLayout layout{
+        .num_pages = 1000, .num_kv_heads = 3, .page_size = 16, .head_dim = 64};
+    ChunkTable table;
+    std::vector<int32_t> q_indptr{0};
+    for (int seq = 0; seq < 6; ++seq) {
+      const auto length = static_cast<int32_t>(rng() % 700);
+      const std::vector<int32_t> pages((length + 15) / 16, 1);
+      const std::vector<int32_t> chunks{table.AddChunk(pages, length)};
+      table.AddSequence(chunks);
+      q_indptr.push_back(q_indptr.back() + static_cast<int32_t>(rng() % (length + 1)));
+    }
+    const PagedPrefillPlan plan =
+        PlanPagedPrefill(table.View(), q_indptr.data(), layout, 3 * group, causal, {});
+    EXPECT_LE(plan.tile_tokens * group, kPagedPrefillTileRows);
+    EXPECT_GT((plan.tile_tokens + 1) * group, kPagedPrefillTileRows);
+    std::vector<int> covered(q_indptr.back(), 0);
+    int64_t previous = INT64_MAX;
+    for (const PagedPrefillTile& tile : plan.tiles) {
+      const int32_t rows = q_indptr[tile.seq + 1] - q_indptr[tile.seq];
+      const int32_t end = std::min(rows, tile.row_begin + plan.tile_tokens);
+      ASSERT_LT(tile.row_begin, end);
+      for (int32_t row = tile.row_begin; row < end; ++row) ++covered[q_indptr[tile.seq] + row];
+      const int64_t length = table.SequenceLength(tile.seq);
+      const int64_t work = causal ? length - rows + end : length;
+      EXPECT_LE(work, previous);
+      previous = work;
+    }
+    EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
+  }
+}
+
+TEST(PagedPrefillPlanTest, BatchWithoutNewTokensHasNoTiles) {
+  PrefillCase problem({.sequences = {{{}, 0}, {{20}, 0}}});
+  EXPECT_TRUE(
+      PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 4, true, {})
+          .tiles.empty());
+}
+
+TEST(PagedPrefillPlanTest, RejectsHeadsThatDoNotDivide) {
+  PrefillCase problem(RaggedSpec());
+  EXPECT_THAT(MessageOf([&] {
+                PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 5,
+                                 true, {});
+              }),
+              HasSubstr("num_q_heads is 5 with 2 KV heads"));
+}
+
+TEST(PagedPrefillValidateTest, StatesWhatIsWrong) {
+  PrefillCase problem(RaggedSpec());
+  const struct {
+    std::function<void(PagedPrefillParams&)> spoil;
+    const char* message;
+  } cases[] = {
+      {[](auto& p) { p.num_q_heads = 34; }, "num_q_heads is 34 with 2 KV heads"},
+      {[](auto& p) { p.num_q_heads = 3; }, "num_q_heads is 3 with 2 KV heads"},
+      {[](auto& p) { p.num_q_heads = 0; }, "num_q_heads is 0"},
+      {[](auto& p) { p.layout.head_dim = 96; }, "head_dim is 96; supported are 64 and 128"},
+      {[](auto& p) { p.layout.page_size = 24; }, "page_size is 24"},
+      {[](auto& p) { p.scale = 0; }, "scale is 0; it must be finite and > 0"},
+      {[](auto& p) { p.scale = NAN; }, "scale is nan"},
+      {[](auto& p) { p.total_tokens = -1; }, "total_tokens is -1"},
+      {[](auto& p) { p.table.num_seqs = 0; }, "there are no sequences"},
+      {[](auto& p) { p.table.chunk_pages = nullptr; }, "a pointer of the chunk table"},
+      {[](auto& p) { p.q_indptr = nullptr; }, "or q_indptr, is null"},
+      {[](auto& p) { p.kv = nullptr; }, "kv is at"},
+      {[](auto& p) { p.kv = static_cast<const char*>(p.kv) + 8; }, "kv is at"},
+      {[](auto& p) { p.q = nullptr; }, "q is null"},
+      {[](auto& p) { p.q = static_cast<const char*>(p.q) + 2; }, "rows must be 16 B aligned"},
+      {[](auto& p) { p.q_stride += 4; }, "rows must be 16 B aligned"},
+      {[](auto& p) { p.q_stride = 248; }, "q_stride is 248; it must be at least"},
+      {[](auto& p) { p.out = nullptr; }, "out is null"},
+      {[](auto& p) { p.out_stride = 248; }, "out_stride is 248"},
+  };
+  EXPECT_EQ(MessageOf([&] { Validate(problem.Params()); }), "no error");
+  for (const auto& [spoil, message] : cases) {
+    PagedPrefillParams params = problem.Params();
+    spoil(params);
+    EXPECT_THAT(MessageOf([&] { Validate(params); }), HasSubstr(message));
+  }
+}
+
+TEST(PagedPrefillValidateTest, EmptyBatchNeedsNoPointers) {
+  PagedPrefillParams params{.num_q_heads = 1, .scale = 1};
+  params.layout = {.num_pages = 0, .num_kv_heads = 1, .page_size = 16, .head_dim = 64};
+  EXPECT_NO_THROW(Validate(params));
+}
+
+TEST(PagedPrefillValidateTest, ChecksLengths) {
+  PrefillCase problem(RaggedSpec());
+  const auto message = [&](const std::vector<int32_t>& q_indptr, int64_t total) {
+    return MessageOf(
+        [&] { ValidateLengths(problem.table.View(), q_indptr.data(), problem.layout, total); });
+  };
+  EXPECT_EQ(message(problem.q_indptr, problem.total_tokens()), "no error");
+  EXPECT_THAT(message(problem.q_indptr, 1), HasSubstr("q_indptr ends at 86; total_tokens is 1"));
+  EXPECT_THAT(message({0, 0, 2, 2, 2, 2, 2}, 2), HasSubstr("sequence 1 has 2 new tokens"));
+  EXPECT_THAT(message({0, 0, 1, 0, 0, 0, 0}, 0), HasSubstr("sequence 2 has -1 new tokens"));
+  EXPECT_THAT(message({1, 1, 1, 1, 1, 1, 1}, 1), HasSubstr("does not start at 0"));
+}
+
+TEST(PagedPrefillValidateTest, RejectsShiftsAndForeignPages) {
+  const PagedKvLayout layout{.num_pages = 2, .num_kv_heads = 1, .page_size = 16, .head_dim = 64};
+  const std::vector<int32_t> q_indptr{0, 1};
+  ChunkTable shifted;
+  shifted.AddSequence(std::vector<int32_t>{shifted.AddChunk(std::vector<int32_t>{1}, 3)},
+                      std::vector<int32_t>{7});
+  EXPECT_THAT(MessageOf([&] { ValidateLengths(shifted.View(), q_indptr.data(), layout, 1); }),
+              HasSubstr("sequence 0 has shift 7 on chunk 0"));
+  ChunkTable foreign;
+  foreign.AddSequence(std::vector<int32_t>{foreign.AddChunk(std::vector<int32_t>{2}, 3)});
+  EXPECT_THAT(MessageOf([&] { ValidateLengths(foreign.View(), q_indptr.data(), layout, 1); }),
+              HasSubstr("lists page 2"));
+}
+
+// Counts visible pairs one by one and KV tokens as a set of slots.
+Cost CountCost(const PagedPrefillParams& params) {
+  int64_t pairs = 0;
+  std::set<std::pair<int32_t, int32_t>> slots;
+  for (int32_t seq = 0; seq < params.table.num_seqs; ++seq) {
+    const int64_t rows = params.q_indptr[seq + 1] - params.q_indptr[seq];
+    const int64_t length = SequenceLength(params.table, seq);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t token = 0; token < length; ++token) {
+        pairs += !params.causal || token <= length - rows + row;
+      }
+    }
+    for (int32_t i = params.table.seq_chunk_indptr[seq];
+         rows > 0 && i < params.table.seq_chunk_indptr[seq + 1]; ++i) {
+      const int32_t chunk = params.table.seq_chunks[i];
+      for (int32_t token = 0; token < params.table.chunk_lengths[chunk]; ++token) {
+        slots.insert({params.table.chunk_pages[params.table.chunk_page_indptr[chunk] +
+                                               token / params.layout.page_size],
+                      token % params.layout.page_size});
+      }
+    }
+  }
+  const auto row_bytes = static_cast<double>(params.layout.head_dim * SizeOf(params.dtype));
+  const auto rows = static_cast<double>(params.total_tokens * params.num_q_heads);
+  Cost cost;
+  cost.read_bytes =
+      row_bytes * (rows + 2.0 * static_cast<double>(slots.size()) * params.layout.num_kv_heads);
+  cost.write_bytes = row_bytes * rows + (params.lse_ln ? 4 * rows : 0);
+  cost.flops = 4.0 * params.num_q_heads * params.layout.head_dim * static_cast<double>(pairs);
+  return cost;
+}
+
+TEST(PagedPrefillCostTest, EqualsBruteForce) {
+  for (const bool causal : {true, false}) {
+    PrefillSpec spec = RaggedSpec();
+    spec.causal = causal;
+    PrefillCase problem(spec);
+    // Sequence 4 has no new tokens; sequence 6 shares the chunks of sequence 3.
+    problem.table.AddSequence(std::vector<int32_t>{2, 3, 4, 5});
+    problem.q_indptr.push_back(problem.q_indptr.back() + 9);
+    PagedPrefillParams params = problem.Params();
+    for (float* lse : {params.lse_ln, static_cast<float*>(nullptr)}) {
+      params.lse_ln = lse;
+      const Cost cost = CostOf(params), counted = CountCost(params);
+      EXPECT_EQ(cost.read_bytes, counted.read_bytes);
+      EXPECT_EQ(cost.write_bytes, counted.write_bytes);
+      EXPECT_EQ(cost.flops, counted.flops);
+    }
+  }
+}
+
+// Softmax attention as the definition reads, from the case's own tensors.
+void ExpectMatchesDefinition(PrefillCase& problem) {
+  const PagedPrefillParams params = problem.Params();
+  PagedPrefillReference(params);
+  const int32_t dim = problem.spec.head_dim;
+  const DType dtype = problem.spec.dtype;
+  for (int32_t seq = 0; seq < params.table.num_seqs; ++seq) {
+    std::vector<std::pair<int64_t, int32_t>> slots;  // page and row of each token
+    for (int32_t i = params.table.seq_chunk_indptr[seq]; i < params.table.seq_chunk_indptr[seq + 1];
+         ++i) {
+      const int32_t chunk = params.table.seq_chunks[i];
+      for (int32_t t = 0; t < params.table.chunk_lengths[chunk]; ++t) {
+        slots.emplace_back(
+            params.table
+                .chunk_pages[params.table.chunk_page_indptr[chunk] + t / problem.spec.page_size],
+            t % problem.spec.page_size);
+      }
+    }
+    const int64_t rows = problem.q_indptr[seq + 1] - problem.q_indptr[seq];
+    const auto length = static_cast<int64_t>(slots.size());
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t token = problem.q_indptr[seq] + row;
+      const int64_t visible = problem.spec.causal ? length - rows + row + 1 : length;
+      for (int32_t head = 0; head < params.num_q_heads; ++head) {
+        const int64_t offset = problem.RowOffset(token, head);
+        std::vector<double> out(dim, 0);
+        double sum = 0;
+        for (int64_t j = 0; j < visible; ++j) {
+          const auto [page, slot] = slots[j];
+          const int32_t kv_head = head / problem.spec.group;
+          double score = 0;
+          for (int32_t d = 0; d < dim; ++d) {
+            score += problem.q[offset + d] *
+                     problem.kv[problem.layout.KeyOffset(page, kv_head, slot) + d];
+          }
+          const double weight = std::exp(score * params.scale);
+          sum += weight;
+          for (int32_t d = 0; d < dim; ++d) {
+            out[d] += weight * problem.kv[problem.layout.ValueOffset(page, kv_head, slot) + d];
+          }
+        }
+        for (int32_t d = 0; d < dim; ++d) {
+          ASSERT_NEAR(problem.out[offset + d], out[d] / sum,
+                      1.001 * testing::HalfUlp(dtype, out[d] / sum) + 1e-9)
+              << "token " << token << " head " << head << " column " << d;
+        }
+        ASSERT_NEAR(problem.lse[token * params.num_q_heads + head], std::log(sum),
+                    1e-6 * (1 + std::abs(std::log(sum))));
+      }
+    }
+  }
+}
+
+TEST(PagedPrefillReferenceTest, EqualsTheDefinition) {
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
+      for (const bool causal : {true, false}) {
+        PrefillSpec spec = RaggedSpec();
+        spec.dtype = dtype;
+        spec.order = order;
+        spec.causal = causal;
+        spec.num_kv_heads = 1;
+        spec.group = 3;
+        spec.page_size = order == KvOrder::kHnd ? 16 : 32;
+        PrefillCase problem(spec);
+        ExpectMatchesDefinition(problem);
+      }
+    }
+  }
+}
+
+TEST(PagedPrefillReferenceTest, FirstTokenReturnsItsValue) {
+  PrefillCase problem({.num_kv_heads = 2, .group = 3, .sequences = {{{1}, 1}}});
+  PagedPrefillReference(problem.Params());
+  const int64_t page = problem.table.View().chunk_pages[0];
+  for (int32_t head = 0; head < 6; ++head) {
+    for (int32_t d = 0; d < 64; ++d) {
+      EXPECT_EQ(problem.out[problem.RowOffset(0, head) + d],
+                problem.kv[problem.layout.ValueOffset(page, head / 3, 0) + d]);
+    }
+  }
+}
+
+TEST(PagedPrefillReferenceTest, NewTokensAfterPastEqualTheLastRowsOfAWholePrefill) {
+  PrefillCase whole({.dtype = DType::kF32, .sequences = {{{50}, 50}}});
+  PrefillCase last({.dtype = DType::kF32, .sequences = {{{50}, 7}}});
+  std::memcpy(last.q.data(), whole.q.bytes().data() + whole.RowOffset(43, 0) * 4,
+              last.q.bytes().size());
+  PagedPrefillReference(whole.Params());
+  PagedPrefillReference(last.Params());
+  for (int64_t i = 0; i < last.out.size(); ++i) {
+    ASSERT_EQ(last.out[i], whole.out[whole.RowOffset(43, 0) + i]) << i;
+  }
+}
+
+TEST(PagedPrefillReferenceTest, ChunksPagesAndNeighboursDoNotMatter) {
+  PrefillCase one({.sequences = {{{60}, 30}}});
+  PrefillCase split({.sequences = {{{16, 0, 13, 31}, 30}}}, 77);
+  PrefillCase crowd({.sequences = {{{60}, 30}, {{44}, 44}}}, 78);
+  PagedPrefillReference(one.Params());
+  PagedPrefillReference(split.Params());
+  PagedPrefillReference(crowd.Params());
+  EXPECT_EQ(one.out, split.out);
+  EXPECT_EQ(one.lse, split.lse);
+  EXPECT_EQ(std::memcmp(one.out.data(), crowd.out.data(), one.out.bytes().size()), 0);
+}
+
+TEST(PagedPrefillReferenceTest, LeavesThePaddingBetweenRowsAlone) {
+  PrefillCase problem(RaggedSpec());
+  problem.out.FillNan();
+  PagedPrefillReference(problem.Params());
+  for (int64_t i = 0; i < problem.out.size(); ++i) {
+    const bool padding = i % problem.q_stride >= problem.q_stride - problem.spec.row_padding;
+    ASSERT_EQ(std::isnan(problem.out[i]), padding) << i;
+  }
+}
+
+TEST(PagedPrefillReferenceTest, RejectsWhatValidateLengthsRejects) {
+  PrefillCase problem(RaggedSpec());
+  PagedPrefillParams params = problem.Params();
+  params.total_tokens -= 1;
+  EXPECT_THROW(PagedPrefillReference(params), InvalidArgument);
+}
+
+TEST(PagedPrefillBoundTest, AcceptsTheRoundedReferenceAndRejectsADroppedToken) {
+  PrefillCase problem({.dtype = DType::kF16, .sequences = {{{90}, 20}}});
+  const PrefillExpectation expected(problem);
+  PagedPrefillReference(problem.Params());
+  EXPECT_TRUE(testing::KeepsBound(problem.out, expected, DType::kF16, 1));
+  problem.spec.sequences[0].chunks[0] = 89;
+  PrefillCase shorter(problem.spec);
+  PagedPrefillReference(shorter.Params());
+  EXPECT_FALSE(testing::KeepsBound(shorter.out, expected, DType::kF16, 1));
+}
+
+}  // namespace
+}  // namespace tokline
