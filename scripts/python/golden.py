@@ -1,6 +1,7 @@
-"""Makes the tiny Qwen3 checkpoints and their golden outputs (formats: harness/tests/golden/README.md).
+"""Makes the tiny Qwen3 checkpoints and their golden outputs.
 
-Weights come from a seed and are exact in bf16; tokens and logits are transformers in fp32 on the CPU.
+Weights come from a seed and are exact in bf16; tokens and logits are transformers in fp32 on the
+CPU. harness/tests/golden/README.md gives the formats.
 """
 
 import argparse
@@ -142,7 +143,7 @@ def require(condition, text):
 
 
 def fitness(model, eos, seed):
-    """(smallest margin over std, smallest number of distinct tokens) of the greedy text of a seed."""
+    """(smallest margin over std, fewest distinct tokens) of the greedy text of a seed."""
     margins, distinct = [], []
     for prompt in prompts(model.config.vocab_size, eos, seed):
         tokens, rows = greedy_tokens(model, prompt)

@@ -25,7 +25,7 @@ BIAS_STD = 0.3
 
 
 class PortableDraw:
-    """Seeded draws that are bitwise the same on every machine: integers only until the last step."""
+    """Seeded draws, bitwise the same on every machine: integers only until the last step."""
 
     def __init__(self, seed):
         self._generator = torch.Generator().manual_seed(seed)
@@ -109,7 +109,7 @@ def fill(model, draw):
 
 
 def to_hub_config(config):
-    """Rewrites a config dict as transformers 5 saves it to the keys of the published Qwen3 repos."""
+    """Rewrites a config as transformers 5 saves it to the keys of the published Qwen3 repos."""
     config = dict(config)
     config["torch_dtype"] = config.pop("dtype")
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]

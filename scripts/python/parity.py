@@ -1,0 +1,177 @@
+"""Holds Tokline's decoder against transformers on one checkpoint, full-size or tiny.
+
+  make-model  writes a random-weight checkpoint of a published shape
+  compare     logits and greedy tokens of Tokline and of transformers in bf16, both against fp32
+  tokps       decode tok/s of transformers: eager, and static cache with torch.compile
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+RECORD_FORMAT = 1
+
+
+def fail(text):
+    print(f"parity: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def positive(text):
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def model_directory(text):
+    path = pathlib.Path(text)
+    if not (path / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{text} has no config.json")
+    return path.resolve()
+
+
+def executable(text):
+    path = pathlib.Path(text).resolve()
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text} is not an executable file")
+    return path
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        prog="scripts/parity", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    make = commands.add_parser("make-model", help="write a random-weight checkpoint")
+    make.add_argument("--shape", required=True, help="qwen3-0.6b or qwen3-4b")
+    make.add_argument("--out", required=True, type=pathlib.Path, help="new folder")
+    make.add_argument("--seed", type=int, default=7)
+
+    compare = commands.add_parser("compare", help="logits and tokens against transformers")
+    compare.add_argument("--model", required=True, type=model_directory)
+    compare.add_argument("--tokline", required=True, type=executable, help="the tokline program")
+    compare.add_argument("--out", required=True, type=pathlib.Path, help="record to write (JSON)")
+    compare.add_argument("--new-tokens", type=positive, default=64)
+    compare.add_argument("--prompt-tokens", default="1,37,300",
+                         help="lengths of the prompts (default %(default)s)")
+    compare.add_argument("--seed", type=int, default=11, help="seed of the prompts")
+    compare.add_argument("--max-ratio", type=float, default=1.25,
+                         help="largest error over transformers' in bf16 (default %(default)s)")
+    compare.add_argument("--max-error", type=float,
+                         help="largest relative error, instead of --max-ratio; for fp32 runs")
+
+    speed = commands.add_parser("tokps", help="decode tok/s of transformers at batch 1")
+    speed.add_argument("--model", required=True, type=model_directory)
+    speed.add_argument("--out", type=pathlib.Path, help="record to write (JSON)")
+    speed.add_argument("--prompt-tokens", type=positive, default=128)
+    speed.add_argument("--new-tokens", type=positive, default=128)
+    speed.add_argument("--methods", default="eager,compiled",
+                       help="some of eager,static,compiled,generate (default %(default)s)")
+    speed.add_argument("--tokline", type=executable,
+                       help="also run this program's bench on the same work, into the same record")
+
+    for command in (make, compare, speed):
+        command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser.parse_args()
+
+
+def write_record(path, record):
+    """Writes all of the record or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".tmp",
+                                     delete=False) as file:
+        json.dump(record, file, indent=2)
+        file.write("\n")
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def print_table(header, rows):
+    cells = [header, *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+def make_model(arguments):
+    checkpoint = importlib.import_module("parity_checkpoint")
+    if arguments.shape not in checkpoint.SHAPES:
+        fail(f"--shape {arguments.shape}: the shapes are {', '.join(checkpoint.SHAPES)}")
+    if arguments.out.exists():
+        fail(f"--out {arguments.out} exists")
+    shape, out = arguments.shape, arguments.out
+    seconds, size = checkpoint.make(shape, arguments.seed, arguments.device, out)
+    print(f"parity: {shape}, seed {arguments.seed}: {size / 1e9:.2f} GB in {out}, {seconds:.1f} s")
+    return 0
+
+
+def compare(arguments):
+    logits = importlib.import_module("parity_logits")
+    lengths = arguments.prompt_tokens.split(",")
+    if not all(length.isdigit() and int(length) for length in lengths):
+        fail(f"--prompt-tokens {arguments.prompt_tokens}: give whole numbers from 1, with commas")
+    record = {"format": RECORD_FORMAT, "kind": "parity",
+              **logits.compare(arguments, [int(length) for length in lengths])}
+    write_record(arguments.out, record)
+    if "error" in record:
+        print(f"parity: {record['error']}", file=sys.stderr)
+        return 1
+    print(f"{record['model']['name']} on {record['environment']['device']}, "
+          f"{len(record['cases'])} prompts x {record['new_tokens']} steps, against fp32")
+    if record["prompts_left_out"]:
+        print(f"left out, over {record['model']['positions']} positions: prompts of "
+              f"{', '.join(map(str, record['prompts_left_out']))} tokens")
+    print_table(("prompt", "implementation", "relative L2", "step 0", "top-1", "equal greedy"), [
+        (case["prompt_tokens"], name, f"{row['relative_l2']:.2e}",
+         f"{row['relative_l2_step0']:.2e}", f"{row['top1_agreement']:.3f}",
+         row["greedy_prefix"])
+        for case in [*record["cases"], record["total"]]
+        for name, row in case["implementations"].items()])
+    print(f"error ratio tokline / transformers bf16: {record['ratio']:.3f}; "
+          f"limit: {record['limit']}: {'pass' if record['pass'] else 'FAIL'}")
+    return 0 if record["pass"] else 1
+
+
+def tokps(arguments):
+    speed = importlib.import_module("parity_speed")
+    methods = arguments.methods.split(",")
+    unknown = [method for method in methods if method not in speed.METHODS]
+    if unknown:
+        fail(f"--methods {','.join(unknown)}: the methods are {', '.join(speed.METHODS)}")
+    record = {"format": RECORD_FORMAT, "kind": "transformers_tokps",
+              **speed.measure(arguments, methods)}
+    if arguments.out:
+        write_record(arguments.out, record)
+    print(f"{record['model']['name']} on {record['environment']['device']}, batch 1, "
+          f"{record['prompt_tokens']} in / {record['new_tokens']} out")
+    print_table(("implementation", "prefill ms", "decode tok/s", "ms/token", "warm-up s", "note"), [
+        (row["implementation"], "-", "-", "-", "-", row["error"]) if "error" in row else
+        (row["implementation"], f"{row['prefill_ms']:.2f}", f"{row['decode_tokps']:.1f}",
+         f"{row['ms_per_token']:.3f}", f"{row['warm_up_s']:.1f}",
+         f"first {row['equal_tokens']} tokens as eager")
+        for row in record["rows"]])
+    if "tokline" in record:
+        print("tokline bench: " + json.dumps(record["tokline"]))
+    return 0
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        torch = importlib.import_module("torch")
+        importlib.import_module("transformers")
+    except ImportError as error:
+        fail(f"python3 is {sys.executable} and lacks a package: {error}")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        fail("--device cuda: torch finds no CUDA device; --device cpu runs anywhere")
+    commands = {"make-model": make_model, "compare": compare, "tokps": tokps}
+    return commands[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
