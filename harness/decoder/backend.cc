@@ -72,6 +72,9 @@ class HostBackend : public Backend {
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {
     Download(staging, device, bytes);
   }
+  void Zero(void* device, int64_t bytes) override {
+    std::memset(device, 0, static_cast<size_t>(bytes));
+  }
   void Upload(void* device, const void* host, int64_t bytes) override {
     if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
   }

@@ -110,6 +110,8 @@ class Backend {
   // Enqueue a copy. `staging` must stay as it is until a later fence has been passed.
   virtual void CopyToDevice(void* device, const void* staging, int64_t bytes) = 0;
   virtual void CopyToHost(void* staging, const void* device, int64_t bytes) = 0;
+  // Enqueues the zeroing of device memory.
+  virtual void Zero(void* device, int64_t bytes) = 0;
   // Copy from or to any host memory, after all enqueued work; done on return.
   virtual void Upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void Download(void* host, const void* device, int64_t bytes) = 0;

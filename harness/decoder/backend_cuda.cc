@@ -124,7 +124,7 @@ class CudaBackend : public Backend {
     }
     TOKLINE_CUDA(code);
     Memory memory(data, bytes, [](void* p) { LogIfFailed(cudaFree(p), "cudaFree"); });
-    TOKLINE_CUDA(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream_.get()));
+    Zero(data, bytes);
     Synchronize();
     return memory;
   }
@@ -139,6 +139,9 @@ class CudaBackend : public Backend {
     if (bytes <= 0) return;
     TOKLINE_CUDA(cudaMemcpyAsync(staging, device, static_cast<size_t>(bytes),
                                  cudaMemcpyDeviceToHost, stream_.get()));
+  }
+  void Zero(void* device, int64_t bytes) override {
+    TOKLINE_CUDA(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream_.get()));
   }
   void Upload(void* device, const void* host, int64_t bytes) override {
     CopyToDevice(device, host, bytes);

@@ -1,0 +1,109 @@
+// Which buffers a decoder needs, how large they are, and where they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "harness/decoder/ablation.h"
+#include "harness/decoder/backend.h"
+#include "harness/decoder/step_arrays.h"
+#include "harness/models/model_spec.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline {
+
+struct DecoderOptions {
+  Device device = Device::kCpu;
+  DType dtype = DType::kF32;    // of weights, activations and KV; CUDA takes bf16 and f16
+  int32_t max_batch = 1;        // sequences at a time
+  int64_t max_context = 0;      // tokens of a sequence, prompt and new; 0: what the model allows
+  int64_t kv_pages = 0;         // 0: enough for max_batch sequences of max_context
+  int32_t page_size = 256;      // tokens
+  int64_t token_budget = 8192;  // prompt tokens a step; longer prompts take several steps
+  AblationSet ablate;
+};
+
+// The options with every default filled in and everything checked, and what follows from them.
+struct DecoderPlan {
+  DecoderOptions options;
+  PagedKvLayout layout;          // of one layer; with the scratch page where there is one
+  int32_t max_pages = 0;         // of a sequence
+  int32_t scratch_page = -1;     // stays zero; padding rows read it when paged_prefill decodes
+  int32_t decode_lanes = 0;      // of chunk_decode; 0 on the host
+  std::vector<int32_t> buckets;  // decode rows that steps are padded to, ascending
+  int64_t max_tokens = 0;        // of a step
+  StepShape largest_step;        // no step's arrays are larger
+  int64_t linear_workspace_bytes = 0;
+  int64_t sampling_workspace_bytes = 0;
+
+  // Throws InvalidArgument stating values and limits.
+  DecoderPlan(const ModelSpec& spec, const DecoderOptions& options, const DeviceFacts& facts);
+
+  int32_t Bucket(int32_t rows) const;  // the smallest that holds `rows`
+  StepShape DecodeShape(int32_t bucket) const;
+  bool Has(Ablation ablation) const { return options.ablate.Has(ablation); }
+  bool OnDevice() const { return options.device == Device::kCuda; }
+};
+
+// Bytes that a decoder allocates on its device.
+struct MemoryPlan {
+  int64_t weight_bytes = 0;
+  int64_t kv_bytes = 0;
+  int64_t activation_bytes = 0;  // logits included
+  int64_t workspace_bytes = 0;   // of kernels, cuBLASLt included
+  int64_t table_bytes = 0;       // RoPE table and step arrays
+
+  int64_t Total() const {
+    return weight_bytes + kv_bytes + activation_bytes + workspace_bytes + table_bytes;
+  }
+};
+
+// Without a device at hand `facts` may be all 0; the workspace of chunk_decode is then left out.
+MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
+                      const DeviceFacts& facts);
+
+// A workspace of chunk_decode for one number of sequences. Its counters stay zero between launches
+// as long as no launch with another number uses it.
+struct DecodeWorkspace {
+  int32_t num_seqs = 0;
+  int64_t max_partials = 0;
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// Everything but weights. N = max_tokens, B = max_batch; elements of options.dtype unless typed.
+struct DecoderBuffers {
+  DecoderBuffers(const ModelSpec& spec, const DecoderPlan& plan, Backend& backend);
+
+  std::byte* x = nullptr;          // [N, H] residual stream
+  std::byte* qkv = nullptr;        // [N, Q + 2 K]
+  std::byte* attention = nullptr;  // [N, Q]
+  std::byte* mlp = nullptr;        // [N, I]
+  std::byte* last = nullptr;       // [B, H] rows that logits are computed from
+  std::byte* normed = nullptr;     // [N, H]; ablations rmsnorm_qkv and fused_mlp only
+  std::byte* gate_up = nullptr;    // [N, 2 I]; ablation fused_mlp only
+  float* logits = nullptr;         // [B, vocab_size]
+  int32_t* sampled = nullptr;      // [B] newest token of each slot; the next decode step's input
+  std::byte* linear_workspace = nullptr;
+  std::byte* sampling_workspace = nullptr;
+  std::vector<DecodeWorkspace> decode_workspaces;  // one a bucket
+  DecodeWorkspace prefill_workspace;  // ablation paged_prefill only: for any number of sequences;
+                                      // its counters must be zeroed before each step
+  float* rope = nullptr;              // [max_context, head_dim / 2] pairs
+  std::byte* step = nullptr;          // arrays of a step
+  std::byte* kv = nullptr;            // [num_layers] pools
+
+ private:
+  friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);
+  DecoderBuffers() = default;
+  // Places everything from `base`; with a null base it only measures.
+  MemoryPlan Place(const ModelSpec& spec, const DecoderPlan& plan, const DeviceFacts& facts,
+                   std::byte* base);
+
+  Memory memory_;
+};
+
+}  // namespace tokline

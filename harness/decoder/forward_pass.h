@@ -1,0 +1,61 @@
+// One forward pass over a ragged batch, from token ids to sampled tokens. Written once against the
+// table of ops: it runs over references and kernels alike.
+#pragma once
+
+#include <cstdint>
+
+#include "harness/decoder/backend.h"
+#include "harness/decoder/decoder_memory.h"
+#include "harness/decoder/device_weights.h"
+#include "harness/decoder/step_arrays.h"
+#include "harness/models/model_spec.h"
+
+namespace tokline {
+
+// What the host knows of a step: its shape and its plans.
+struct StepWork {
+  StepShape shape;
+  AttentionWork decode;
+  AttentionWork prefill;
+};
+
+// Borrows everything it is made from.
+class ForwardPass {
+ public:
+  ForwardPass(const ModelSpec& spec, const DecoderPlan& plan, const DeviceWeights& weights,
+              const DecoderBuffers& buffers, Backend& backend);
+
+  // Enqueues the step whose arrays are on the device, laid out by PlaceStep(work.shape,
+  // buffers.step). Tokens of decode rows are buffers.sampled; new tokens are written there. With
+  // 0 logit rows it ends after the last layer. Allocates nothing, waits for nothing.
+  void Enqueue(const StepWork& work);
+
+ private:
+  struct Rows;  // the query rows of one attention launch
+
+  void Embed(const StepWork& work, const StepArrays& arrays);
+  void Projections(const DeviceLayerWeights& layer, std::byte* kv, int64_t tokens,
+                   const StepArrays& arrays);
+  void AppendWithSeparateNorms(KvAppendParams params);
+  void Attention(const Rows& rows, const std::byte* kv);
+  void Mlp(const DeviceLayerWeights& layer, int64_t tokens);
+  void Logits(const StepShape& shape, const StepArrays& arrays);
+  LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
+                      const std::byte* weight, void* out, int64_t out_features) const;
+  // Every kernel of a pass but the first may start before its predecessor ends.
+  LaunchOptions Next();
+
+  const ModelSpec& spec_;
+  const DecoderPlan& plan_;
+  const DeviceWeights& weights_;
+  const DecoderBuffers& buffers_;
+  Backend& backend_;
+  const Ops& ops_;
+  DType dtype_;
+  int64_t element_bytes_;
+  int64_t qkv_width_;
+  float scale_;
+  bool first_ = true;
+};
+
+}  // namespace tokline

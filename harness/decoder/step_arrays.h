@@ -1,0 +1,106 @@
+// The arrays of one step that depend on tokens, positions and pages: everything of a forward pass
+// that is neither a weight nor an activation. They lie in one block, laid out by the step's shape,
+// so that one copy brings them to the device, and so that a captured graph finds them at the same
+// addresses in every step of its shape.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/common/chunk_table.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/paged_kv_layout.h"
+#include "kernels/paged_prefill/paged_prefill.h"
+#include "kernels/sampling/sampling.h"
+
+namespace tokline {
+
+enum class AttentionKind : uint8_t { kChunkDecode, kPagedPrefill };
+
+// One attention launch a layer: query rows of sequences, each of one chunk.
+struct AttentionShape {
+  AttentionKind kind = AttentionKind::kChunkDecode;
+  int32_t num_seqs = 0;
+  int64_t num_tokens = 0;  // query rows; with kChunkDecode as many as sequences
+  int64_t max_pages = 0;   // room for page ids over all sequences
+  int32_t num_lanes = 0;   // of the plan; kChunkDecode on CUDA only
+};
+
+// A step: one token each of decode_rows sequences (row = slot of the sequence; a slot that does
+// not decode is a padding row), then the new tokens of sequences that prefill.
+struct StepShape {
+  AttentionShape decode = {};
+  AttentionShape prefill = {};
+  int32_t logit_rows = 0;  // row = slot
+
+  int64_t Tokens() const { return decode.num_tokens + prefill.num_tokens; }
+};
+
+// What the host knows of a planned attention besides the arrays.
+struct AttentionWork {
+  int32_t num_tiles = 0;  // kPagedPrefill
+  int32_t tile_tokens = 0;
+};
+
+struct AttentionArrays {
+  int32_t* seq_chunk_indptr = nullptr;   // [num_seqs + 1]
+  int32_t* seq_chunks = nullptr;         // [num_seqs]
+  int32_t* chunk_lengths = nullptr;      // [num_seqs]
+  int32_t* chunk_page_indptr = nullptr;  // [num_seqs + 1]
+  int32_t* chunk_pages = nullptr;        // [max_pages]; last, as only its used part is copied
+  // kPagedPrefill
+  int32_t* q_indptr = nullptr;        // [num_seqs + 1]
+  PagedPrefillTile* tiles = nullptr;  // [num_tokens] of room
+  // kChunkDecode on CUDA; room for MaxDecodeTasks(shape) tasks, ranges and members
+  int32_t* lane_task_indptr = nullptr;  // [num_lanes + 1]
+  ChunkDecodeTask* tasks = nullptr;
+  ChunkDecodeRange* ranges = nullptr;
+  ChunkDecodeMember* members = nullptr;
+  int32_t* seq_partial_indptr = nullptr;  // [num_seqs + 1]
+
+  ChunkTableView Table(const AttentionShape& shape) const;
+};
+
+// T = Tokens(), of which the decode rows come first.
+struct StepArrays {
+  int32_t* prefill_ids = nullptr;   // [prefill.num_tokens]; decode rows take the sampled tokens
+  int32_t* positions = nullptr;     // [T]
+  int64_t* slots = nullptr;         // [T] of the KV cache; -1: padding
+  int32_t* logit_tokens = nullptr;  // [logit_rows] rows of the step; -1: none
+  SamplingRule* rules = nullptr;    // [logit_rows]
+  AttentionArrays prefill;
+  AttentionArrays decode;
+  int64_t bytes = 0;  // of the block
+};
+
+// Lays the arrays of a step out from `base`; a null base only measures.
+StepArrays PlaceStep(const StepShape& shape, std::byte* base);
+
+// Tasks of a chunk_decode plan: each of as many sequences of one chunk may be cut once a lane.
+int64_t MaxDecodeTasks(const AttentionShape& shape);
+
+// Writes the sequences of an attention launch one after the other into host arrays.
+class TableWriter {
+ public:
+  TableWriter(const AttentionShape& shape, const AttentionArrays& arrays);
+
+  // `pages` are those that hold `length` tokens, the last `new_tokens` of which are queries.
+  void Add(std::span<const int32_t> pages, int32_t length, int32_t new_tokens);
+  int64_t PagesUsed() const { return pages_; }
+
+ private:
+  const AttentionShape& shape_;
+  const AttentionArrays& arrays_;
+  int32_t seqs_ = 0;
+  int64_t pages_ = 0;
+};
+
+// Plans the launch from host arrays that a TableWriter has filled, and writes the plan into them.
+// Without a device (facts of 0 SMs) there is nothing to plan.
+AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& arrays,
+                            const PagedKvLayout& layout, int32_t num_q_heads,
+                            const DeviceFacts& device);
+
+}  // namespace tokline
