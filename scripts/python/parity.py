@@ -82,13 +82,22 @@ def parse_arguments():
 
 def write_record(path, record):
     """Writes all of the record or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".tmp",
                                      delete=False) as file:
         json.dump(record, file, indent=2)
         file.write("\n")
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
+
+
+def check_writable(path):
+    """Before minutes of work, not after them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        fail(f"--out {path}: {error.strerror}")
 
 
 def print_table(header, rows):
@@ -169,6 +178,8 @@ def main():
         fail(f"python3 is {sys.executable} and lacks a package: {error}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         fail("--device cuda: torch finds no CUDA device; --device cpu runs anywhere")
+    if arguments.command != "make-model" and arguments.out:
+        check_writable(arguments.out)
     commands = {"make-model": make_model, "compare": compare, "tokps": tokps}
     return commands[arguments.command](arguments)
 

@@ -155,8 +155,8 @@ def compare(arguments, lengths):
     }
     if not runs:
         return record | {
-            "error": f"no prompt of {lengths} tokens with {arguments.new_tokens} new ones fits into "
-                     f"{config.max_position_embeddings} positions"}
+            "error": f"no prompt of {lengths} tokens with {arguments.new_tokens} new ones fits "
+                     f"into {config.max_position_embeddings} positions"}
     start = time.perf_counter()
     free_run_agrees = []
     try:
