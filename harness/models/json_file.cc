@@ -16,7 +16,14 @@ std::string JsonErrorText(const nlohmann::json::exception& error) {
   return quoted.substr(1, quoted.rfind('"') - 1);
 }
 
+void RefuseNul(std::string_view text, const std::string& file) {
+  if (const size_t at = text.find('\0'); at != text.npos) {
+    throw RuntimeFailure(StrCat(file, ": not valid JSON: byte ", at, " is 0"));
+  }
+}
+
 nlohmann::json ParseJson(std::string_view text, const std::string& file) {
+  RefuseNul(text, file);
   using Event = nlohmann::json::parse_event_t;
   std::vector<std::set<std::string>> open_objects;
   const auto check = [&](int depth, Event event, nlohmann::json& parsed) {

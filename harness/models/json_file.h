@@ -19,6 +19,10 @@ nlohmann::json ParseJson(std::string_view text, const std::string& file);
 // Reads a file of at most kMaxJsonBytes. Throws RuntimeFailure naming the file.
 nlohmann::json ReadJsonFile(const std::filesystem::path& path);
 
+// The parser takes a NUL for the end of its input and ignores what follows. Throws RuntimeFailure,
+// with `file` in the message, if `text` has one.
+void RefuseNul(std::string_view text, const std::string& file);
+
 // A parser's complaint on one line, without the library's own prefix.
 std::string JsonErrorText(const nlohmann::json::exception& error);
 

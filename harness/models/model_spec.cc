@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -217,19 +218,16 @@ void ReadHeads(const Section& config, ModelSpec& spec) {
 // An id, a list of ids, or nothing.
 std::vector<int32_t> ReadEosIds(const Section& config, int64_t vocab_size) {
   const Json* value = config.Find("eos_token_id");
-  std::vector<int32_t> ids;
-  if (value == nullptr) return ids;
+  if (value == nullptr) return {};
+  std::set<int32_t> ids;
   for (const Json& id : value->is_array() ? *value : Json::array({*value})) {
     if (!id.is_number_integer() || id < 0 || id >= vocab_size) {
       config.Refuse("eos_token_id", *value, "each id must be an integer from 0 to ",
                     vocab_size - 1);
     }
-    ids.push_back(id.get<int32_t>());
+    ids.insert(id.get<int32_t>());
   }
-  std::ranges::sort(ids);
-  const auto repeated = std::ranges::unique(ids);
-  ids.erase(repeated.begin(), repeated.end());
-  return ids;
+  return {ids.begin(), ids.end()};
 }
 
 Json ReadObject(const std::filesystem::path& path) {

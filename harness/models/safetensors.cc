@@ -285,6 +285,7 @@ std::vector<SafetensorsEntry> ParseSafetensorsHeader(std::string_view header, in
     throw RuntimeFailure(StrCat(file, ": the header starts with ", Quoted(header.substr(0, 1)),
                                 "; it must start with \"{\""));
   }
+  RefuseNul(header, file);
   HeaderReader reader(file);
   nlohmann::json::sax_parse(header, &reader);
   std::vector<SafetensorsEntry> entries = reader.TakeEntries();

@@ -1,0 +1,166 @@
+// Model folders written by tests: right, and wrong in one chosen place.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tokline::testing {
+
+// A folder that is removed at the end of its life.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string path = (std::filesystem::temp_directory_path() / "tokline-XXXXXX").string();
+    if (::mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + path);
+    path_ = path;
+  }
+  ~TempFolder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  const std::filesystem::path& Path() const { return path_; }
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline void WriteFile(const std::filesystem::path& path, std::string_view text) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file.flush()) throw std::runtime_error("cannot write " + path.string());
+}
+
+inline std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("cannot read " + path.string());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The 8 bytes that open a safetensors file.
+inline std::string LengthPrefix(uint64_t header_bytes) {
+  std::string prefix;
+  for (int i = 0; i < 8; ++i) prefix += static_cast<char>(header_bytes >> (8 * i) & 0xff);
+  return prefix;
+}
+
+// A safetensors file of a header as it is and so many bytes of data, 0, 1, 2, ... modulo 251.
+inline std::string SafetensorsFile(std::string_view header, int64_t data_bytes) {
+  std::string file = LengthPrefix(header.size()) + std::string(header);
+  for (int64_t i = 0; i < data_bytes; ++i) file += static_cast<char>(i % 251);
+  return file;
+}
+
+struct TestTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::string dtype = "BF16";
+
+  int64_t Bytes() const {
+    int64_t bytes = dtype == "F32" ? 4 : dtype == "I64" ? 8 : 2;
+    for (const int64_t extent : shape) bytes *= extent;
+    return bytes;
+  }
+};
+
+inline std::string SafetensorsFile(const std::vector<TestTensor>& tensors) {
+  nlohmann::json header = {{"__metadata__", {{"format", "pt"}}}};
+  int64_t end = 0;
+  for (const TestTensor& tensor : tensors) {
+    const int64_t begin = end;
+    end += tensor.Bytes();
+    header[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+  }
+  return SafetensorsFile(header.dump(), end);
+}
+
+// A Qwen3 of 2 layers, hidden size 8, 2 query heads, 1 KV head of 64, 12 inner, 10 tokens.
+inline nlohmann::json SmallConfig() {
+  return {{"architectures", {"Qwen3ForCausalLM"}},
+          {"attention_bias", false},
+          {"eos_token_id", 9},
+          {"head_dim", 64},
+          {"hidden_act", "silu"},
+          {"hidden_size", 8},
+          {"intermediate_size", 12},
+          {"max_position_embeddings", 32},
+          {"model_type", "qwen3"},
+          {"num_attention_heads", 2},
+          {"num_hidden_layers", 2},
+          {"num_key_value_heads", 1},
+          {"rms_norm_eps", 1e-6},
+          {"rope_scaling", nullptr},
+          {"rope_theta", 1000000},
+          {"sliding_window", nullptr},
+          {"tie_word_embeddings", false},
+          {"torch_dtype", "bfloat16"},
+          {"use_sliding_window", false},
+          {"vocab_size", 10}};
+}
+
+inline std::vector<TestTensor> SmallTensors() {
+  std::vector<TestTensor> tensors = {{"model.embed_tokens.weight", {10, 8}},
+                                     {"model.norm.weight", {8}},
+                                     {"lm_head.weight", {10, 8}}};
+  for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
+    const std::string prefix = layer;
+    tensors.push_back({prefix + "input_layernorm.weight", {8}});
+    tensors.push_back({prefix + "self_attn.q_proj.weight", {128, 8}});
+    tensors.push_back({prefix + "self_attn.k_proj.weight", {64, 8}});
+    tensors.push_back({prefix + "self_attn.v_proj.weight", {64, 8}});
+    tensors.push_back({prefix + "self_attn.o_proj.weight", {8, 128}});
+    tensors.push_back({prefix + "self_attn.q_norm.weight", {64}});
+    tensors.push_back({prefix + "self_attn.k_norm.weight", {64}});
+    tensors.push_back({prefix + "post_attention_layernorm.weight", {8}});
+    tensors.push_back({prefix + "mlp.gate_proj.weight", {12, 8}});
+    tensors.push_back({prefix + "mlp.up_proj.weight", {12, 8}});
+    tensors.push_back({prefix + "mlp.down_proj.weight", {8, 12}});
+  }
+  return tensors;
+}
+
+inline void WriteModel(const std::filesystem::path& dir, const nlohmann::json& config,
+                       const std::vector<TestTensor>& tensors) {
+  WriteFile(dir / "config.json", config.dump());
+  WriteFile(dir / "model.safetensors", SafetensorsFile(tensors));
+}
+
+// Expects `work` to throw an Error whose message is one line and holds every one of `parts`.
+template <typename Error>
+::testing::AssertionResult Refuses(const std::function<void()>& work,
+                                   const std::vector<std::string>& parts) {
+  try {
+    work();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    if (message.find('\n') != message.npos) {
+      return ::testing::AssertionFailure() << "more than one line: " << message;
+    }
+    for (const std::string& part : parts) {
+      if (message.find(part) == message.npos) {
+        return ::testing::AssertionFailure() << "\"" << part << "\" is not in: " << message;
+      }
+    }
+    return ::testing::AssertionSuccess();
+  } catch (const std::exception& error) {
+    return ::testing::AssertionFailure() << "another error: " << error.what();
+  }
+  return ::testing::AssertionFailure() << "accepted";
+}
+
+}  // namespace tokline::testing

@@ -1,0 +1,238 @@
+// Tensors find their roles, and nothing is bound that the config does not say.
+#include "harness/models/model_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "harness/models/family.h"
+#include "harness/tests/models/model_files.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using testing::Refuses;
+using testing::SmallConfig;
+using testing::SmallTensors;
+using testing::TempFolder;
+using testing::TestTensor;
+using testing::WriteModel;
+
+using Tensors = std::vector<TestTensor>;
+
+Tensors BiasTensors() {
+  Tensors biases;
+  for (const char* layer : {"model.layers.0.self_attn.", "model.layers.1.self_attn."}) {
+    const std::string prefix = layer;
+    biases.push_back({prefix + "q_proj.bias", {128}});
+    biases.push_back({prefix + "k_proj.bias", {64}});
+    biases.push_back({prefix + "v_proj.bias", {64}});
+    biases.push_back({prefix + "o_proj.bias", {8}});
+  }
+  return biases;
+}
+
+Tensors Joined(Tensors tensors, const Tensors& more) {
+  tensors.insert(tensors.end(), more.begin(), more.end());
+  return tensors;
+}
+
+Tensors Without(Tensors tensors, const std::string& name) {
+  std::erase_if(tensors, [&](const TestTensor& tensor) { return tensor.name == name; });
+  return tensors;
+}
+
+Tensors Replaced(Tensors tensors, const TestTensor& by) {
+  return Joined(Without(std::move(tensors), by.name), {by});
+}
+
+// A model folder with its spec and checkpoint; Bind() is what the tests are about.
+struct Model {
+  Model(const nlohmann::json& config, const Tensors& tensors) {
+    WriteModel(dir.Path(), config, tensors);
+  }
+  ModelWeights Bind() {
+    spec = LoadModelSpec(dir.Path());
+    checkpoint.emplace(dir.Path());
+    return BindWeights(*checkpoint, spec);
+  }
+  ::testing::AssertionResult IsRefused(const std::vector<std::string>& says) {
+    return Refuses<RuntimeFailure>([&] { Bind(); }, says);
+  }
+
+  TempFolder dir;
+  ModelSpec spec;
+  std::optional<Checkpoint> checkpoint;
+};
+
+nlohmann::json With(const std::string& key, nlohmann::json value) {
+  nlohmann::json config = SmallConfig();
+  config[key] = std::move(value);
+  return config;
+}
+
+TEST(ModelWeightsTest, EveryRoleGetsItsOwnTensorWithoutACopy) {
+  Model model(SmallConfig(), SmallTensors());
+  const ModelWeights weights = model.Bind();
+  const auto expect = [&](const TensorView& view, const std::string& name) {
+    const CheckpointTensor* tensor = model.checkpoint->Find(name);
+    ASSERT_NE(tensor, nullptr) << name;
+    EXPECT_EQ(view.data, tensor->data) << name;
+    EXPECT_EQ(view.bytes, tensor->bytes) << name;
+    EXPECT_EQ(view.shape, tensor->shape) << name;
+    EXPECT_EQ(view.dtype, DType::kBf16) << name;
+  };
+  expect(weights.embedding, "model.embed_tokens.weight");
+  expect(weights.final_norm, "model.norm.weight");
+  expect(weights.lm_head, "lm_head.weight");
+  ASSERT_EQ(weights.layers.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    const LayerWeights& layer = weights.layers[i];
+    const std::string prefix = StrCat("model.layers.", i, ".");
+    expect(layer.input_norm, prefix + "input_layernorm.weight");
+    expect(layer.q, prefix + "self_attn.q_proj.weight");
+    expect(layer.k, prefix + "self_attn.k_proj.weight");
+    expect(layer.v, prefix + "self_attn.v_proj.weight");
+    expect(layer.o, prefix + "self_attn.o_proj.weight");
+    expect(layer.q_norm, prefix + "self_attn.q_norm.weight");
+    expect(layer.k_norm, prefix + "self_attn.k_norm.weight");
+    expect(layer.post_norm, prefix + "post_attention_layernorm.weight");
+    expect(layer.gate, prefix + "mlp.gate_proj.weight");
+    expect(layer.up, prefix + "mlp.up_proj.weight");
+    expect(layer.down, prefix + "mlp.down_proj.weight");
+    for (const TensorView* bias : {&layer.q_bias, &layer.k_bias, &layer.v_bias, &layer.o_bias}) {
+      EXPECT_EQ(bias->data, nullptr);
+    }
+  }
+  EXPECT_TRUE(weights.extra_tensors.empty());
+}
+
+TEST(ModelWeightsTest, CountsEachParameterOnce) {
+  int64_t bytes = 0;
+  for (const TestTensor& tensor : SmallTensors()) bytes += tensor.Bytes();
+  const ModelWeights untied = Model(SmallConfig(), SmallTensors()).Bind();
+  EXPECT_EQ(untied.bytes, bytes);
+  EXPECT_EQ(untied.parameters, bytes / 2);
+  const ModelWeights tied =
+      Model(With("tie_word_embeddings", true), Without(SmallTensors(), "lm_head.weight")).Bind();
+  EXPECT_EQ(tied.bytes, bytes - 160);
+  EXPECT_EQ(tied.lm_head.data, tied.embedding.data);
+}
+
+TEST(ModelWeightsTest, TiedModelIgnoresAStoredLmHeadAndSaysSo) {
+  Model model(With("tie_word_embeddings", true), SmallTensors());
+  const ModelWeights weights = model.Bind();
+  EXPECT_EQ(weights.lm_head.data, model.checkpoint->Find("model.embed_tokens.weight")->data);
+  EXPECT_EQ(weights.extra_tensors, std::vector<std::string>{"lm_head.weight"});
+}
+
+TEST(ModelWeightsTest, UntiedModelNeedsItsLmHead) {
+  EXPECT_TRUE(Model(SmallConfig(), Without(SmallTensors(), "lm_head.weight"))
+                  .IsRefused({"\"lm_head.weight\" is missing", "[10, 8]"}));
+}
+
+TEST(ModelWeightsTest, BiasesAreBoundWhereTheConfigSaysSo) {
+  const nlohmann::json biased = With("attention_bias", true);
+  Model model(biased, Joined(SmallTensors(), BiasTensors()));
+  const ModelWeights weights = model.Bind();
+  EXPECT_EQ(weights.layers[1].q_bias.data,
+            model.checkpoint->Find("model.layers.1.self_attn.q_proj.bias")->data);
+  EXPECT_EQ(weights.layers[1].o_bias.shape, std::vector<int64_t>{8});
+  EXPECT_TRUE(
+      Model(biased, SmallTensors()).IsRefused({"layers.0.self_attn.q_proj.bias\" is missing"}));
+  EXPECT_TRUE(Model(biased, Joined(SmallTensors(),
+                                   Without(BiasTensors(), "model.layers.1.self_attn.o_proj.bias")))
+                  .IsRefused({"layers.1.self_attn.o_proj.bias\" is missing", "[8]"}));
+}
+
+TEST(ModelWeightsTest, BiasThatTheConfigDeniesIsRefused) {
+  EXPECT_TRUE(Model(SmallConfig(), Joined(SmallTensors(), BiasTensors()))
+                  .IsRefused({"self_attn.q_proj.bias", "attention_bias is false"}));
+  EXPECT_TRUE(
+      Model(SmallConfig(), Joined(SmallTensors(), {{"model.layers.1.self_attn.v_proj.bias", {64}}}))
+          .IsRefused({"layers.1.self_attn.v_proj.bias", "attention_bias is false"}));
+  EXPECT_TRUE(
+      Model(SmallConfig(), Joined(SmallTensors(), {{"model.layers.0.mlp.up_proj.bias", {12}}}))
+          .IsRefused({"mlp.up_proj.bias", "a bias that the qwen3 family does not have"}));
+}
+
+TEST(ModelWeightsTest, EveryTensorIsNeeded) {
+  for (const TestTensor& tensor : SmallTensors()) {
+    EXPECT_TRUE(Model(SmallConfig(), Without(SmallTensors(), tensor.name))
+                    .IsRefused({StrCat("\"", tensor.name, "\" is missing")}));
+  }
+}
+
+TEST(ModelWeightsTest, EveryShapeIsHeldAgainstTheConfig) {
+  for (TestTensor tensor : SmallTensors()) {
+    const std::string right = StrCat("asks for [", tensor.shape[0]);
+    tensor.shape[0] += 1;
+    EXPECT_TRUE(Model(SmallConfig(), Replaced(SmallTensors(), tensor))
+                    .IsRefused({tensor.name, StrCat("shape [", tensor.shape[0]), right}));
+  }
+}
+
+TEST(ModelWeightsTest, TransposedMatrixIsRefused) {
+  EXPECT_TRUE(Model(SmallConfig(),
+                    Replaced(SmallTensors(), {"model.layers.0.mlp.down_proj.weight", {12, 8}}))
+                  .IsRefused({"down_proj.weight", "[12, 8]", "[8, 12]"}));
+}
+
+TEST(ModelWeightsTest, EmbeddingWithoutRowsForAddedTokensIsRefused) {
+  EXPECT_TRUE(Model(With("vocab_size", 12), SmallTensors())
+                  .IsRefused({"model.embed_tokens.weight", "[10, 8]", "[12, 8]"}));
+}
+
+TEST(ModelWeightsTest, LayersBeyondTheConfigAreRefused) {
+  EXPECT_TRUE(Model(With("num_hidden_layers", 1), SmallTensors())
+                  .IsRefused({"model.layers.1.", "num_hidden_layers is 1"}));
+  EXPECT_TRUE(Model(With("num_hidden_layers", 3), SmallTensors())
+                  .IsRefused({"model.layers.2.input_layernorm.weight\" is missing"}));
+}
+
+TEST(ModelWeightsTest, NamesWithAnotherPrefixAreNotTakenForTheModel) {
+  Tensors tensors = SmallTensors();
+  for (TestTensor& tensor : tensors) tensor.name = "transformer." + tensor.name;
+  EXPECT_TRUE(
+      Model(SmallConfig(), tensors).IsRefused({"\"model.embed_tokens.weight\" is missing"}));
+}
+
+TEST(ModelWeightsTest, MixedAndUnsupportedDtypesAreRefused) {
+  EXPECT_TRUE(
+      Model(SmallConfig(), Replaced(SmallTensors(), {"model.norm.weight", {8}, "F32"}))
+          .IsRefused({"model.norm.weight", "dtype F32", "config.json says BF16", "one dtype"}));
+  EXPECT_TRUE(Model(With("torch_dtype", "float32"), SmallTensors())
+                  .IsRefused({"dtype BF16", "config.json says F32"}));
+  EXPECT_TRUE(Model(SmallConfig(), Replaced(SmallTensors(), {"model.norm.weight", {8}, "I64"}))
+                  .IsRefused({"model.norm.weight", "dtype I64", "supported: F32, BF16, F16"}));
+}
+
+TEST(ModelWeightsTest, OtherTensorsAreReported) {
+  Model model(SmallConfig(),
+              Joined(SmallTensors(), {{"model.layers.0.self_attn.rotary_emb.inv_freq", {32}, "F32"},
+                                      {"counter", {}, "I64"}}));
+  EXPECT_EQ(model.Bind().extra_tensors,
+            (std::vector<std::string>{"counter", "model.layers.0.self_attn.rotary_emb.inv_freq"}));
+}
+
+TEST(ModelWeightsTest, UnknownFamilyIsRefusedWithTheKnown) {
+  EXPECT_TRUE(
+      Refuses<InvalidArgument>([] { FamilyNamed("gpt5"); }, {"\"gpt5\"", "supported: qwen3"}));
+}
+
+TEST(ModelWeightsTest, CommittedCheckpointsBind) {
+  const std::filesystem::path root = TOKLINE_SOURCE_DIR;
+  for (const char* folder : {"models/qwen3-tiny", "harness/tests/golden/qwen3_untied_group3",
+                             "harness/tests/golden/qwen3_sharded"}) {
+    const ModelSpec spec = LoadModelSpec(root / folder);
+    const Checkpoint checkpoint(root / folder);
+    const ModelWeights weights = BindWeights(checkpoint, spec);
+    EXPECT_EQ(static_cast<int64_t>(weights.layers.size()), spec.num_layers) << folder;
+    EXPECT_TRUE(weights.extra_tensors.empty()) << folder;
+    EXPECT_LE(weights.bytes, checkpoint.FileBytes()) << folder;
+  }
+}
+
+}  // namespace
+}  // namespace tokline
