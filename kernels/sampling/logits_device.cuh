@@ -1,0 +1,74 @@
+// Reading logits, ordering them, and their fixed-point masses. Masses are integers, so that sums do
+// not depend on the order in which threads add them.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "kernels/device/ptx/math.cuh"
+#include "kernels/sampling/sampling_policy.h"
+
+namespace tokline {
+
+// NaN counts as -inf, +inf as the largest float, -0 as +0. Every comparison is then plain.
+__device__ __forceinline__ float Sanitize(float logit) {
+  return logit == logit ? fminf(logit, FLT_MAX) + 0.0f : -INFINITY;
+}
+
+// Logits i to i + 3 of a row; -inf beyond the vocabulary. `i` is a multiple of 4.
+__device__ __forceinline__ float4 LoadLogits(const float* row, int32_t i, int32_t vocab_size,
+                                             bool vector_loads) {
+  if (vector_loads && i + 3 < vocab_size) {
+    const float4 x = *reinterpret_cast<const float4*>(row + i);
+    return {Sanitize(x.x), Sanitize(x.y), Sanitize(x.z), Sanitize(x.w)};
+  }
+  return {i < vocab_size ? Sanitize(row[i]) : -INFINITY,
+          i + 1 < vocab_size ? Sanitize(row[i + 1]) : -INFINITY,
+          i + 2 < vocab_size ? Sanitize(row[i + 2]) : -INFINITY,
+          i + 3 < vocab_size ? Sanitize(row[i + 3]) : -INFINITY};
+}
+
+__device__ __forceinline__ float Component(const float4& x, int i) {
+  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// Orders by logit, then the lower id first: the larger integer wins.
+__device__ __forceinline__ uint64_t PackBest(float logit, int32_t id) {
+  const uint32_t bits = __float_as_uint(logit);
+  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return uint64_t{ordered} << 32 | ~static_cast<uint32_t>(id);
+}
+
+__device__ __forceinline__ float BestLogit(uint64_t best) {
+  const uint32_t ordered = static_cast<uint32_t>(best >> 32);
+  return __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+
+__device__ __forceinline__ int32_t BestId(uint64_t best) {
+  return static_cast<int32_t>(~static_cast<uint32_t>(best));
+}
+
+struct Max64 {
+  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const {
+    return a > b ? a : b;
+  }
+};
+
+// Fixed-point mass exp((logit - reference) / temperature), in units of 2^-40. A row of 2^22 logits
+// sums to at most 2^62.
+struct MassOf {
+  float reference;   // the largest logit of the row or chunk
+  float log2_scale;  // log2(e) / temperature
+
+  static constexpr float kOne = 0x1p40f;
+
+  __device__ __forceinline__ MassOf(float reference_logit, float temperature)
+      : reference(reference_logit), log2_scale(fminf(1.44269504f / temperature, FLT_MAX)) {}
+
+  __device__ __forceinline__ uint64_t operator()(float logit) const {
+    if (logit == reference) return uint64_t{1} << 40;  // exact at any scale
+    return __float2ull_rn(ptx::Exp2((logit - reference) * log2_scale) * kOne);
+  }
+};
+
+}  // namespace tokline

@@ -1,0 +1,332 @@
+// Second kernel: picks a row's token from what the first one left.
+//
+// Grid: a block a row. Greedy rows compare the chunks' best. Rows with a temperature alone draw a
+//   chunk by its mass and read only that chunk. Under top-k or top-p the maxima of the groups of 32
+//   give a bound below which nothing can be kept; the few groups that reach it are brought into
+//   shared memory and all selection happens there. Where they do not suffice (large k, a flat
+//   top-p), the same selection runs over the whole row, which is in L2.
+// Shared memory: the bins and CUB storage of the selection, the candidates and their groups.
+// Barriers: every function below that takes the storage is called by the whole block and starts
+//   with a barrier. Branches that hold barriers depend on values that all threads share.
+// Dependent launch: everything is read after the wait.
+#pragma once
+
+#include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/sampling/chunk_scan_device.cuh"
+#include "kernels/sampling/philox.h"
+#include "kernels/sampling/select_device.cuh"
+
+namespace tokline {
+
+inline constexpr int kMaxCandidateGroups = 192;
+inline constexpr int kMaxCandidates = kMaxCandidateGroups * kSamplingGroup;
+inline constexpr int kCandidatesAThread = kMaxCandidates / kPickThreads;
+static_assert(kMaxCandidates % kPickThreads == 0);
+static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread holds one chunk");
+static_assert(kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
+
+// Every logit of a row, in L2.
+struct RowSource {
+  const float* logits;
+  int32_t vocab_size;
+  bool vector_loads;
+
+  template <typename Visit>
+  __device__ __forceinline__ void ForEach(const Visit& visit) const {
+    constexpr int kUnroll = 4;
+    constexpr int kStride = 4 * kPickThreads;
+    for (int32_t base = threadIdx.x * 4; base < vocab_size; base += kUnroll * kStride) {
+      float4 x[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        x[u] = LoadLogits(logits, base + u * kStride, vocab_size, vector_loads);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) visit(Component(x[u], i));
+      }
+    }
+  }
+};
+
+// Values in global or shared memory.
+struct ArraySource {
+  const float* values;
+  int32_t size;
+
+  template <typename Visit>
+  __device__ __forceinline__ void ForEach(const Visit& visit) const {
+    for (int32_t i = threadIdx.x; i < size; i += kPickThreads) visit(values[i]);
+  }
+};
+
+struct PickStorage {
+  SelectStorage select;
+  float candidates[kMaxCandidates];
+  int32_t groups[kMaxCandidateGroups];
+  int32_t chunk;      // the drawn chunk
+  uint64_t residual;  // the draw's place within its mass
+};
+
+// One row's rule and what derives from it; the same on every thread.
+struct RowContext {
+  RowSource row;
+  const ChunkStats* stats;
+  const float* group_maxima;
+  int32_t num_chunks;
+  int32_t num_groups;
+  SamplingRule rule;
+  MassOf mass_of;
+  float highest;  // the row's largest logit
+  float lowest;   // logits below this have no mass
+  int32_t* token;
+};
+
+struct One {
+  __device__ __forceinline__ uint64_t operator()(float) const { return 1; }
+};
+
+// Brings the groups whose maximum reaches `threshold` into shared memory, in order of their ids;
+// what stays below the threshold becomes -inf. Returns the number of values, or -1 when there are
+// more groups than room.
+__device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& context,
+                                    float threshold) {
+  // A thread looks at neighbouring groups, so that one scan puts all in order.
+  const int32_t a_thread = (context.num_groups + kPickThreads - 1) / kPickThreads;
+  const int32_t begin = threadIdx.x * a_thread;
+  const int32_t end = min(begin + a_thread, context.num_groups);
+  uint64_t mine = 0;
+  for (int32_t g = begin; g < end; ++g) mine += context.group_maxima[g] >= threshold;
+  __syncthreads();
+  uint64_t position, count;
+  PickScan(storage.select.cub.scan).ExclusiveSum(mine, position, count);
+  if (count > kMaxCandidateGroups) return -1;
+  for (int32_t g = begin; g < end; ++g) {
+    if (context.group_maxima[g] >= threshold) storage.groups[position++] = g;
+  }
+  __syncthreads();
+  const int32_t size = static_cast<int32_t>(count) * kSamplingGroup;
+  for (int32_t i = threadIdx.x; i < size; i += kPickThreads) {
+    const int32_t id = storage.groups[i / kSamplingGroup] * kSamplingGroup + i % kSamplingGroup;
+    const float logit = id < context.row.vocab_size ? Sanitize(context.row.logits[id]) : -INFINITY;
+    storage.candidates[i] = logit >= threshold ? logit : -INFINITY;
+  }
+  __syncthreads();
+  return size;
+}
+
+// The mass of a chunk, as the first kernel left it, relative to the row's largest logit.
+__device__ __forceinline__ uint64_t ScaledChunkMass(const RowContext& context, int32_t chunk) {
+  const ChunkStats stats = context.stats[chunk];
+  const double share = static_cast<double>(context.mass_of(BestLogit(stats.best))) / MassOf::kOne;
+  return __double2ull_rn(static_cast<double>(stats.mass) * share);
+}
+
+// The mass of the whole row.
+__device__ uint64_t RowMass(PickStorage& storage, const RowContext& context) {
+  const int32_t chunk = threadIdx.x;
+  return BlockSum(storage.select, chunk < context.num_chunks ? ScaledChunkMass(context, chunk) : 0);
+}
+
+template <typename Source>
+__device__ uint64_t MassFrom(PickStorage& storage, const RowContext& context, const Source& source,
+                             float threshold) {
+  uint64_t mass = 0;
+  source.ForEach([&](float value) {
+    if (value >= threshold) mass += context.mass_of(value);
+  });
+  return BlockSum(storage.select, mass);
+}
+
+// Raises `threshold`, at or above which `source` holds all that is left, to what top-k and then
+// top-p keep. False when the source, which then is `partial`, has too little mass for top-p.
+template <typename Source>
+__device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const Source& source,
+                          bool partial, float& threshold) {
+  const SamplingRule& rule = context.rule;
+  const bool top_k = rule.top_k > 0 && rule.top_k < context.row.vocab_size;
+  if (top_k) {
+    threshold = SelectThreshold(storage.select, source, One(), context.highest, threshold,
+                                static_cast<uint64_t>(rule.top_k), 0)
+                    .threshold;
+  }
+  if (rule.top_p >= 1) return true;
+  const uint64_t total =
+      top_k ? MassFrom(storage, context, source, threshold) : RowMass(storage, context);
+  const uint64_t target = Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
+  const Selection selection = SelectThreshold(storage.select, source, context.mass_of,
+                                              context.highest, threshold, target, 0);
+  if (!selection.reached && partial && !top_k) return false;
+  threshold = selection.threshold;  // not reached for want of rounding alone: keep all
+  return true;
+}
+
+// Writes the token where the running mass of this thread's items, which starts at `before`, passes
+// `draw`; at most one thread does.
+template <int kItems, typename IdOf>
+__device__ __forceinline__ void WriteWherePassed(const uint64_t (&mass)[kItems], uint64_t before,
+                                                 uint64_t draw, int32_t* token, const IdOf& id_of) {
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    if (before <= draw && draw < before + mass[i]) *token = id_of(i);
+    before += mass[i];
+  }
+}
+
+// Draws among the candidates at or above `threshold`, in order of their ids.
+__device__ void DrawCandidate(PickStorage& storage, const RowContext& context, int32_t size,
+                              float threshold) {
+  const int32_t first = threadIdx.x * kCandidatesAThread;
+  uint64_t mass[kCandidatesAThread], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCandidatesAThread; ++i) {
+    const float value = first + i < size ? storage.candidates[first + i] : -INFINITY;
+    mass[i] = value >= threshold ? context.mass_of(value) : 0;
+    sum += mass[i];
+  }
+  __syncthreads();
+  uint64_t before, total;
+  PickScan(storage.select.cub.scan).ExclusiveSum(sum, before, total);
+  const uint64_t draw = __umul64hi(DrawBits(context.rule.seed, context.rule.offset), total);
+  WriteWherePassed(mass, before, draw, context.token, [&](int i) {
+    const int32_t at = first + i;
+    return storage.groups[at / kSamplingGroup] * kSamplingGroup + at % kSamplingGroup;
+  });
+}
+
+// Draws a chunk by `chunk_mass` (this thread's chunk), then a token of it among the logits at or
+// above `threshold`, whose masses are relative to reference_of(chunk).
+template <typename ReferenceOf>
+__device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, uint64_t chunk_mass,
+                               float threshold, const ReferenceOf& reference_of) {
+  constexpr int kItems = kSamplingChunk / kPickThreads;
+  static_assert(kItems == 4, "a thread reads one vector of the chunk");
+  __syncthreads();
+  uint64_t before, total;
+  PickScan(storage.select.cub.scan).ExclusiveSum(chunk_mass, before, total);
+  const uint64_t draw = __umul64hi(DrawBits(context.rule.seed, context.rule.offset), total);
+  if (before <= draw && draw < before + chunk_mass) {
+    storage.chunk = threadIdx.x;
+    storage.residual = draw - before;
+    storage.select.shared = chunk_mass;
+  }
+  __syncthreads();
+
+  const int32_t chunk = storage.chunk;
+  const MassOf mass_of(reference_of(chunk), context.rule.temperature);
+  const int32_t first = chunk * kSamplingChunk + static_cast<int32_t>(threadIdx.x) * kItems;
+  const float4 x =
+      LoadLogits(context.row.logits, first, context.row.vocab_size, context.row.vector_loads);
+  uint64_t mass[kItems], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const float value = Component(x, i);
+    mass[i] = value >= threshold ? mass_of(value) : 0;
+    sum += mass[i];
+  }
+  uint64_t own_total;
+  PickScan(storage.select.cub.scan).ExclusiveSum(sum, before, own_total);
+  // From the unit of the row to that of the chunk.
+  const double place = static_cast<double>(storage.residual) / storage.select.shared;
+  uint64_t scaled = __double2ull_rd(place * own_total);
+  if (scaled >= own_total) scaled = own_total - 1;
+  WriteWherePassed(mass, before, scaled, context.token, [&](int i) { return first + i; });
+}
+
+// The masses of the chunks at or above `threshold`, one a thread, by a pass over the row.
+__device__ uint64_t ChunkMassesFrom(PickStorage& storage, const RowContext& context,
+                                    float threshold) {
+  uint64_t* const masses = storage.select.bins;
+  const int32_t lane = threadIdx.x % 32;
+  __syncthreads();
+  for (int32_t chunk = threadIdx.x / 32; chunk < context.num_chunks; chunk += kPickThreads / 32) {
+    uint64_t mass = 0;
+#pragma unroll 8
+    for (int32_t i = 0; i < kSamplingChunk; i += 4 * 32) {
+      const float4 x = LoadLogits(context.row.logits, chunk * kSamplingChunk + i + lane * 4,
+                                  context.row.vocab_size, context.row.vector_loads);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (Component(x, c) >= threshold) mass += context.mass_of(Component(x, c));
+      }
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      mass += __shfl_xor_sync(0xffffffffu, mass, offset);
+    }
+    if (lane == 0) masses[chunk] = mass;
+  }
+  __syncthreads();
+  const int32_t own = threadIdx.x;
+  return own < context.num_chunks ? masses[own] : 0;
+}
+
+// Top-k, top-p and the draw over the candidates. False when they do not suffice.
+__device__ bool SampleCandidates(PickStorage& storage, const RowContext& context) {
+  const int32_t top_k = context.rule.top_k < context.row.vocab_size ? context.rule.top_k : 0;
+  if (top_k > kMaxCandidateGroups) return false;
+  // k groups whose maxima reach a bound hold k logits that do. Any such bound will do.
+  const uint64_t wanted = top_k > 0 ? top_k : kMaxCandidateGroups / 2;
+  const ArraySource maxima{context.group_maxima, context.num_groups};
+  const Selection bound = SelectThreshold(storage.select, maxima, One(), context.highest,
+                                          context.lowest, wanted, kMaxCandidateGroups);
+  const int32_t size = GatherCandidates(storage, context, bound.threshold);
+  if (size < 0) return false;
+  float threshold = bound.threshold;
+  const ArraySource candidates{storage.candidates, size};
+  if (!ApplyRule(storage, context, candidates, bound.reached, threshold)) return false;
+  DrawCandidate(storage, context, size, threshold);
+  return true;
+}
+
+__global__ void __launch_bounds__(kPickThreads)
+    PickKernel(const __grid_constant__ SamplingParams params,
+               const __grid_constant__ SamplingPlan plan) {
+  __shared__ PickStorage storage;
+  ptx::GridDependencyLaunch();
+  ptx::GridDependencyWait();
+
+  const int64_t row = blockIdx.x;
+  const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
+  const SamplingRule rule = params.rules[row];
+  const bool has_chunk = static_cast<int32_t>(threadIdx.x) < plan.num_chunks;
+  const uint64_t own_best = has_chunk ? stats[threadIdx.x].best : 0;
+  const uint64_t reduced = PickReduce(storage.select.cub.reduce).Reduce(own_best, Max64());
+  if (threadIdx.x == 0) storage.select.shared = reduced;
+  __syncthreads();
+  const uint64_t best = storage.select.shared;
+  const float highest = BestLogit(best);
+  if (!(rule.temperature > 0) || highest == -INFINITY) {
+    if (threadIdx.x == 0) params.tokens[row] = BestId(best);
+    return;
+  }
+
+  constexpr float kMasslessDistance = 41 * 0.69314718f;  // below, a mass rounds to 0
+  const RowContext context{
+      .row = {params.logits + row * params.logits_stride, static_cast<int32_t>(params.vocab_size),
+              plan.vector_loads},
+      .stats = stats,
+      .group_maxima = plan.group_maxima + row * plan.num_groups,
+      .num_chunks = plan.num_chunks,
+      .num_groups = plan.num_groups,
+      .rule = rule,
+      .mass_of = MassOf(highest, rule.temperature),
+      .highest = highest,
+      .lowest = fmaxf(highest - kMasslessDistance * rule.temperature, -FLT_MAX),
+      .token = params.tokens + row,
+  };
+  if (!NeedsThreshold(rule, params.vocab_size)) {
+    const uint64_t chunk_mass = has_chunk ? ScaledChunkMass(context, threadIdx.x) : 0;
+    DrawFromChunks(storage, context, chunk_mass, -INFINITY,
+                   [&](int32_t chunk) { return BestLogit(stats[chunk].best); });
+    return;
+  }
+  if (SampleCandidates(storage, context)) return;
+  float threshold = context.lowest;
+  ApplyRule(storage, context, context.row, false, threshold);
+  DrawFromChunks(storage, context, ChunkMassesFrom(storage, context, threshold), threshold,
+                 [&](int32_t) { return highest; });
+}
+
+}  // namespace tokline

@@ -1,0 +1,25 @@
+// Launches the two sampling kernels.
+#include "kernels/sampling/sampling.h"
+
+#include "kernels/device/launch.cuh"
+#include "kernels/sampling/chunk_scan_device.cuh"
+#include "kernels/sampling/pick_device.cuh"
+#include "kernels/sampling/sampling_policy.h"
+
+namespace tokline {
+
+void Launch(const SamplingParams& params, const LaunchOptions& options) {
+  Validate(params);
+  const SamplingPlan plan = PlanSampling(params);
+  if (params.num_rows == 0) return;
+  const auto rows = static_cast<unsigned>(params.num_rows);
+  LaunchKernel(ChunkScanKernel,
+               {.grid = dim3(rows * static_cast<unsigned>(plan.num_chunks)),
+                .block = dim3(kChunkScanThreads)},
+               options, params, plan);
+  // The second kernel waits for the first, so it may always be launched ahead of its end.
+  LaunchKernel(PickKernel, {.grid = dim3(rows), .block = dim3(kPickThreads)},
+               {.stream = options.stream, .dependent = true}, params, plan);
+}
+
+}  // namespace tokline
