@@ -1,0 +1,42 @@
+// mbarrier: arrivals counted in shared memory, waited for by phase parity (sm_90 and up).
+// A barrier is named by its shared address.
+#pragma once
+
+#include <cstdint>
+
+namespace tokline::ptx {
+
+__device__ __forceinline__ void MbarrierInit(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void MbarrierArrive(uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 state;\n"
+      "mbarrier.arrive.shared::cta.b64 state, [%0];\n"
+      "}" ::"r"(barrier)
+      : "memory");
+}
+
+// True once the phase of this parity has completed; may suspend the thread for a while first.
+__device__ __forceinline__ bool MbarrierTryWait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+__device__ __forceinline__ void MbarrierWait(uint32_t barrier, uint32_t parity) {
+  while (!MbarrierTryWait(barrier, parity)) {
+  }
+}
+
+}  // namespace tokline::ptx
