@@ -1,8 +1,12 @@
-// The activation of gated MLPs.
+// The activation of gated MLPs, the same in the fused and in the plain kernel.
 #pragma once
 
 namespace tokline {
 
-__device__ __forceinline__ float Silu(float x) { return x / (1.0f + expf(-x)); }
+// g / (1 + exp(-g)), written so that the exponential never overflows.
+__device__ __forceinline__ float Silu(float gate) {
+  const float e = expf(-fabsf(gate));
+  return __fdividef(gate >= 0 ? gate : gate * e, 1.0f + e);
+}
 
 }  // namespace tokline

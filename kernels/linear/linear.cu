@@ -104,10 +104,9 @@ void Launch(const LinearParams& params, const LaunchOptions& options) {
     const DeviceFacts device = CurrentDeviceFacts();
     plan = PlanSkinny(params, device);
     if (plan.shared_bytes > device.shared_bytes_per_block) {
-      Require(params.variant == LinearVariant::kAuto, "kSkinny with num_tokens ",
-              params.num_tokens, " and in_features ", params.in_features, " needs ",
-              plan.shared_bytes, " B of shared memory a block; this device has ",
-              device.shared_bytes_per_block);
+      Require(params.variant == LinearVariant::kAuto, "kSkinny with num_tokens ", params.num_tokens,
+              " and in_features ", params.in_features, " needs ", plan.shared_bytes,
+              " B of shared memory a block; this device has ", device.shared_bytes_per_block);
       variant = LinearVariant::kMatmul;
     }
   }

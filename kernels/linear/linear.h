@@ -23,19 +23,19 @@ class Matmul {
   Matmul& operator=(const Matmul&) = delete;
 
   struct Problem {
-    DType dtype = DType::kBf16;      // of x, weight, bias, and out unless out_f32
+    DType dtype = DType::kBf16;  // of x, weight, bias, and out unless out_f32
     bool out_f32 = false;
-    bool accumulate = false;         // out = addend + x W^T, added in fp32, one rounding
+    bool accumulate = false;  // out = addend + x W^T, added in fp32, one rounding
     int64_t num_tokens = 0, in_features = 0, out_features = 0;
-    const void* x = nullptr;         // [num_tokens, in_features]
+    const void* x = nullptr;  // [num_tokens, in_features]
     int64_t x_stride = 0;
-    const void* weight = nullptr;    // [out_features, in_features], contiguous
-    const void* bias = nullptr;      // [out_features] or null
-    const void* addend = nullptr;    // [num_tokens, out_features] of out's type; null: out itself
-    int64_t addend_stride = 0;       // out_stride where addend is out or null
-    void* out = nullptr;             // [num_tokens, out_features]
+    const void* weight = nullptr;  // [out_features, in_features], contiguous
+    const void* bias = nullptr;    // [out_features] or null
+    const void* addend = nullptr;  // [num_tokens, out_features] of out's type; null: out itself
+    int64_t addend_stride = 0;     // out_stride where addend is out or null
+    void* out = nullptr;           // [num_tokens, out_features]
     int64_t out_stride = 0;
-    void* workspace = nullptr;       // kWorkspaceBytes, 256 B aligned
+    void* workspace = nullptr;  // kWorkspaceBytes, 256 B aligned
   };
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
@@ -63,25 +63,25 @@ inline constexpr int64_t kMaxSkinnyTokens = 16;
 // kMatmul adds the residual in fp32 before its only rounding: one rounding fewer.
 struct LinearParams {
   DType dtype = DType::kBf16;
-  bool out_f32 = false;       // out is fp32 and not rounded to dtype; not with residual or gated
+  bool out_f32 = false;  // out is fp32 and not rounded to dtype; not with residual or gated
   bool gated_silu = false;
   LinearVariant variant = LinearVariant::kAuto;
   int64_t num_tokens = 0;
-  int64_t in_features = 0;    // a multiple of 8
-  int64_t out_features = 0;   // any; a multiple of 8 with gated_silu
-  const void* x = nullptr;    // [num_tokens, in_features], rows 16 B aligned
-  int64_t x_stride = 0;       // elements between rows
+  int64_t in_features = 0;            // a multiple of 8
+  int64_t out_features = 0;           // any; a multiple of 8 with gated_silu
+  const void* x = nullptr;            // [num_tokens, in_features], rows 16 B aligned
+  int64_t x_stride = 0;               // elements between rows
   const void* norm_weight = nullptr;  // [in_features], 16 B aligned, or null: no norm
   float norm_eps = 0;
   const void* weight = nullptr;    // [out_features, in_features], contiguous, 16 B aligned
   const void* bias = nullptr;      // [out_features] ([2 * out_features] when gated) or null
   const void* residual = nullptr;  // [num_tokens, out_features] or null; may be out
   int64_t residual_stride = 0;
-  void* out = nullptr;             // [num_tokens, out_features]
+  void* out = nullptr;  // [num_tokens, out_features]
   int64_t out_stride = 0;
-  Matmul* matmul = nullptr;        // CUDA, kMatmul
-  void* workspace = nullptr;       // CUDA, 256 B aligned
-  int64_t workspace_bytes = 0;     // LinearWorkspaceBytes(params)
+  Matmul* matmul = nullptr;     // CUDA, kMatmul
+  void* workspace = nullptr;    // CUDA, 256 B aligned
+  int64_t workspace_bytes = 0;  // LinearWorkspaceBytes(params)
 };
 
 // The variant that kAuto stands for.

@@ -42,12 +42,14 @@ int32_t PartialsUnits(int64_t num_tokens, int32_t splits, int32_t groups) {
   return static_cast<int32_t>(DivideUp(bytes, kUnitBytes));
 }
 
-// Activations, two buffers of partial sums, and a partial sum of squares a token and split.
+// Activations and norm weight, two buffers of partial sums, and a sum of squares a token and split.
 int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) {
-  const int64_t activations = params.num_tokens * PitchUnits(params.in_features) * kUnitBytes;
+  const int64_t norm_rows = params.norm_weight ? 1 : 0;
+  const int64_t rows =
+      (params.num_tokens + norm_rows) * PitchUnits(params.in_features) * kUnitBytes;
   const int64_t partials = 2 * PartialsUnits(params.num_tokens, splits, groups) * kUnitBytes;
-  const int64_t squares = params.norm_weight ? params.num_tokens * splits * sizeof(float) : 0;
-  return activations + partials + squares;
+  const int64_t squares = norm_rows * params.num_tokens * splits * int64_t{sizeof(float)};
+  return rows + partials + squares;
 }
 
 }  // namespace
@@ -66,12 +68,11 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   // find a full ring of loads to do.
   constexpr int64_t kTargetBytes = 48 << 10;
   constexpr int64_t kWarpBytes = kSkinnyDepth * 32 * kUnitBytes;
-  const int64_t wanted =
-      DivideUp(device.sm_count * DivideUp(kTargetBytes, kWarpBytes), row_groups);
+  const int64_t wanted = DivideUp(device.sm_count * DivideUp(kTargetBytes, kWarpBytes), row_groups);
   const int64_t useful =
       DivideUp(DivideUp(params.in_features, kSkinnyBlockK), int64_t{kSkinnyDepth});
-  plan.splits = static_cast<int32_t>(
-      std::clamp<int64_t>(std::min(wanted, useful), kSkinnyMinSplits, kSkinnyMaxWarps / min_groups));
+  plan.splits = static_cast<int32_t>(std::clamp<int64_t>(std::min(wanted, useful), kSkinnyMinSplits,
+                                                         kSkinnyMaxWarps / min_groups));
 
   // Every block reads and normalises all activations: with more tokens let more rows share them,
   // while the grid still covers the device.
@@ -95,10 +96,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   constexpr int64_t kMaxWaves = 4;
   constexpr int64_t kReservedSharedBytes = 1024;  // the driver's own, a block
   const int64_t by_threads = kSkinnyResidentThreads / plan.Threads();
-  const int64_t by_shared =
-      device.shared_bytes_per_sm / (plan.shared_bytes + kReservedSharedBytes);
-  const int64_t resident =
-      device.sm_count * std::max<int64_t>(1, std::min(by_threads, by_shared));
+  const int64_t by_shared = device.shared_bytes_per_sm / (plan.shared_bytes + kReservedSharedBytes);
+  const int64_t resident = device.sm_count * std::max<int64_t>(1, std::min(by_threads, by_shared));
   plan.grid = static_cast<int32_t>(plan.tiles <= kMaxWaves * resident ? plan.tiles : resident);
   return plan;
 }
@@ -107,7 +106,7 @@ LinearVariant LinearPolicy(const LinearParams& params) {
   if (params.variant != LinearVariant::kAuto) return params.variant;
   static_assert(kSkinnyCrossoverTokens <= kMaxSkinnyTokens);
   return params.num_tokens <= kSkinnyCrossoverTokens && SkinnyFits(params) ? LinearVariant::kSkinny
-                                                                         : LinearVariant::kMatmul;
+                                                                           : LinearVariant::kMatmul;
 }
 
 MatmulScratch MatmulScratchOf(const LinearParams& params) {
@@ -132,8 +131,7 @@ void Validate(const LinearParams& params) {
   const int64_t element = SizeOf(params.dtype);
   Require(params.num_tokens >= 0 && params.num_tokens <= INT32_MAX, "num_tokens is ",
           params.num_tokens, "; it must be 0 to ", INT32_MAX);
-  Require(params.in_features >= 8 && params.in_features % 8 == 0 &&
-              params.in_features <= INT32_MAX,
+  Require(params.in_features >= 8 && params.in_features % 8 == 0 && params.in_features <= INT32_MAX,
           "in_features is ", params.in_features, "; it must be a multiple of 8, 8 to ", INT32_MAX);
   Require(params.out_features >= 1 && params.out_features <= INT32_MAX / 2, "out_features is ",
           params.out_features, "; it must be 1 to ", INT32_MAX / 2);
@@ -146,9 +144,9 @@ void Validate(const LinearParams& params) {
           "norm_eps is ", params.norm_eps, "; it must be finite and >= 0");
   Require(params.variant != LinearVariant::kSkinny || params.num_tokens <= kMaxSkinnyTokens,
           "num_tokens is ", params.num_tokens, "; kSkinny takes at most ", kMaxSkinnyTokens);
-  Require(params.variant != LinearVariant::kSkinny || SkinnyFits(params), "kSkinny with num_tokens ",
-          params.num_tokens, " and in_features ", params.in_features, " needs more than the ",
-          kSkinnySharedBytes, " B of shared memory that it may take");
+  Require(params.variant != LinearVariant::kSkinny || SkinnyFits(params),
+          "kSkinny with num_tokens ", params.num_tokens, " and in_features ", params.in_features,
+          " needs more than the ", kSkinnySharedBytes, " B of shared memory that it may take");
   if (params.num_tokens == 0) return;
 
   Require(params.x && params.weight && params.out, "x, weight and out must not be null");
@@ -163,12 +161,11 @@ void Validate(const LinearParams& params) {
           params.in_features, ", and rows ", kAlignment, " B aligned");
   Require(params.out_stride >= params.out_features, "out_stride is ", params.out_stride,
           "; it must be at least out_features, ", params.out_features);
-  Require(!params.residual || params.residual_stride >= params.out_features,
-          "residual_stride is ", params.residual_stride, "; it must be at least out_features, ",
-          params.out_features);
+  Require(!params.residual || params.residual_stride >= params.out_features, "residual_stride is ",
+          params.residual_stride, "; it must be at least out_features, ", params.out_features);
   Require(params.residual != params.out || params.residual_stride == params.out_stride,
-          "residual is out, but residual_stride is ", params.residual_stride,
-          " and out_stride is ", params.out_stride, "; they must be equal");
+          "residual is out, but residual_stride is ", params.residual_stride, " and out_stride is ",
+          params.out_stride, "; they must be equal");
 }
 
 void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
@@ -180,8 +177,7 @@ void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
   Require(params.workspace && IsAligned(params.workspace, kWorkspaceAlignment), "workspace is at ",
           params.workspace, "; kMatmul needs one, ", kWorkspaceAlignment, " B aligned");
   Require(params.workspace_bytes >= LinearWorkspaceBytes(params), "workspace_bytes is ",
-          params.workspace_bytes, "; LinearWorkspaceBytes asks for ",
-          LinearWorkspaceBytes(params));
+          params.workspace_bytes, "; LinearWorkspaceBytes asks for ", LinearWorkspaceBytes(params));
 }
 
 Cost CostOf(const LinearParams& params) {
@@ -190,12 +186,12 @@ Cost CostOf(const LinearParams& params) {
   const double element = SizeOf(params.dtype);
   Cost cost;
   if (params.num_tokens == 0) return cost;
-  cost.read_bytes = (tokens * k + rows * k) * element;                // x, weight
-  if (params.norm_weight) cost.read_bytes += k * element;             // norm_weight
-  if (params.bias) cost.read_bytes += rows * element;                 // bias
-  if (params.residual) cost.read_bytes += outputs * element;          // residual
+  cost.read_bytes = (tokens * k + rows * k) * element;                      // x, weight
+  if (params.norm_weight) cost.read_bytes += k * element;                   // norm_weight
+  if (params.bias) cost.read_bytes += rows * element;                       // bias
+  if (params.residual) cost.read_bytes += outputs * element;                // residual
   cost.write_bytes = outputs * (params.out_f32 ? sizeof(float) : element);  // out
-  cost.flops = 2 * tokens * rows * k;                                 // multiply-adds
+  cost.flops = 2 * tokens * rows * k;                                       // multiply-adds
   if (params.norm_weight) cost.flops += 4 * tokens * k;  // square, add, scale, weight
   if (params.bias) cost.flops += tokens * rows;
   if (params.gated_silu) cost.flops += 4 * outputs;  // exp, add, divide, multiply

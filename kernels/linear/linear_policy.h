@@ -15,9 +15,9 @@ inline constexpr int32_t kSkinnyTileRows = 8;
 inline constexpr int32_t kSkinnyBlockK = 32;
 inline constexpr int32_t kSkinnyDepth = 8;
 inline constexpr int32_t kSkinnyMinSplits = 4;
-inline constexpr int32_t kSkinnyMaxWarps = 16;
-// Threads that the kernel's register bound lets an SM hold.
-inline constexpr int32_t kSkinnyResidentThreads = 1024;
+inline constexpr int32_t kSkinnyMaxWarps = 12;
+// Threads an SM holds with the 80 registers that a full ring needs; with 64 the ring spills.
+inline constexpr int32_t kSkinnyResidentThreads = 768;
 // What the skinny kernel may ask for a block: compute capability 8.0, 9.0 and 10.0 give 163 KB or
 // more. Where a device gives less, Launch runs kMatmul for kAuto and refuses kSkinny.
 inline constexpr int64_t kSkinnySharedBytes = int64_t{160} << 10;
@@ -25,12 +25,12 @@ inline constexpr int64_t kSkinnySharedBytes = int64_t{160} << 10;
 // One block owns `groups` x 8 weight rows, `splits` warps share the K of 8 rows.
 struct SkinnyPlan {
   int32_t splits = 0;
-  int32_t groups = 0;         // a power of two; with gated_silu half are gate, half up rows
-  int32_t grid = 0;           // blocks; each takes every grid-th tile
-  int32_t tiles = 0;          // of groups x 8 weight rows
+  int32_t groups = 0;             // a power of two; with gated_silu half are gate, half up rows
+  int32_t grid = 0;               // blocks; each takes every grid-th tile
+  int32_t tiles = 0;              // of groups x 8 weight rows
   int32_t tile_columns_log2 = 0;  // output columns of a tile
-  int32_t pitch_units = 0;    // 16-byte units between activation rows in shared memory
-  int32_t partials_units = 0;  // of one of the two buffers of partial sums
+  int32_t pitch_units = 0;        // 16-byte units between activation rows in shared memory
+  int32_t partials_units = 0;     // of one of the two buffers of partial sums
   int64_t shared_bytes = 0;
 
   int32_t Threads() const { return 32 * splits * groups; }

@@ -4,11 +4,11 @@
 // Grid: a block owns tiles of groups x 8 weight rows (blockIdx.x, then every gridDim.x-th). Warp
 // (group, split) multiplies 8 rows with its share of K. Activations are the MMA's A operand
 // (16 tokens x 16 k, rows beyond num_tokens zero), 8 weight rows its B operand.
-// Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes, k = 8t..8t+7 of a 32-wide block of row g: words
-// 0 and 1 are its B fragment of one MMA, words 2 and 3 of the next. That permutes k inside the
-// block; the A fragments take the same permutation, so no weight passes through shared memory.
-// Shared memory: activations [num_tokens, pitch_units] of 16 B, rounded and normalised; two buffers
-// of partial sums [splits, num_tokens, groups * 8]; sums of squares [num_tokens, splits].
+// Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes, k = 8t..8t+7 of a 32-wide block of row g:
+// words 0 and 1 are its B fragment of one MMA, words 2 and 3 of the next. That permutes k inside
+// the block; the A fragments take the same permutation, so no weight passes through shared memory.
+// Shared memory: activations [num_tokens, pitch_units] of 16 B, normalised; norm weight; two
+// buffers of partial sums [splits, num_tokens, groups * 8]; sums of squares [num_tokens, splits].
 // Barriers: one or two for the activations; one a tile, between the partial sums and the epilogue
 // that adds them in the order of the splits (deterministic). Two buffers make one a tile enough.
 #pragma once
@@ -118,21 +118,32 @@ __device__ __forceinline__ float SumOfSquares(uint4 unit) {
   return sum;
 }
 
+// Starts the copy of the norm weight, which depends on no earlier kernel, into shared memory.
+__device__ __forceinline__ void StageNormWeight(const SkinnyArgs& args, uint4* norm_weight) {
+  if (args.norm_weight == nullptr) return;
+  const uint4* source = static_cast<const uint4*>(args.norm_weight);
+#pragma unroll 1
+  for (int unit = threadIdx.x; unit < args.in_features / 8; unit += blockDim.x) {
+    ptx::CpAsync16(ptx::SharedAddress(norm_weight + unit), source + unit, true);
+  }
+}
+
 // Brings x into shared memory, normalised where there is a norm weight. The warps of a group form a
 // team that takes every groups-th token; a token's statistic is summed in an order that depends on
-// splits alone. `first_norm_weight` is this lane's first unit of the norm weight, loaded before the
-// grid dependency. Ends with a barrier.
+// splits alone. Ends with a barrier.
 template <typename T>
 __device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* activations,
-                                                 float* squares, uint4 first_norm_weight) {
+                                                 const uint4* norm_weight, float* squares) {
   const int units = args.in_features / 8;
   const int padded_units = (units + 3) / 4 * 4;  // the K tail is read, so it must be zero
   const int team_size = 32 * args.splits;
   const int team = threadIdx.x / team_size, member = threadIdx.x % team_size;
 
+#pragma unroll 1
   for (int token = team; token < args.num_tokens; token += args.groups) {
     const uint4* source =
         reinterpret_cast<const uint4*>(static_cast<const T*>(args.x) + token * args.x_stride);
+#pragma unroll 1
     for (int unit = member; unit < padded_units; unit += team_size) {
       const bool valid = unit < units;
       ptx::CpAsync16(ptx::SharedAddress(activations + token * args.pitch_units + unit),
@@ -146,9 +157,11 @@ __device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* 
     return;
   }
 
-  // From here to the last barrier a thread touches only the units that it brought itself.
+  // Until the last barrier a thread touches only those units of x that it brought itself.
+#pragma unroll 1
   for (int token = team; token < args.num_tokens; token += args.groups) {
     float sum = 0;
+#pragma unroll 1
     for (int unit = member; unit < units; unit += team_size) {
       sum += SumOfSquares<T>(activations[token * args.pitch_units + unit]);
     }
@@ -156,15 +169,16 @@ __device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* 
     if (threadIdx.x % 32 == 0) squares[token * args.splits + member / 32] = sum;
   }
   __syncthreads();
-  const uint4* norm_weight = static_cast<const uint4*>(args.norm_weight);
+#pragma unroll 1
   for (int token = team; token < args.num_tokens; token += args.groups) {
     float sum = 0;
+#pragma unroll 1
     for (int split = 0; split < args.splits; ++split) sum += squares[token * args.splits + split];
     const float inverse_rms = rsqrtf(sum / static_cast<float>(args.in_features) + args.norm_eps);
     uint4* row = activations + token * args.pitch_units;
+#pragma unroll 1
     for (int unit = member; unit < units; unit += team_size) {
-      const uint4 weight = unit == member ? first_norm_weight : norm_weight[unit];
-      row[unit] = NormaliseUnit<T>(row[unit], weight, inverse_rms);
+      row[unit] = NormaliseUnit<T>(row[unit], norm_weight[unit], inverse_rms);
     }
   }
   __syncthreads();
@@ -187,8 +201,8 @@ class Epilogue {
       if (args_.gated_silu) up_bias_ = ToFloat(bias[args_.out_features + column]);
     }
     if (args_.residual != nullptr) {
-      residual_ = ToFloat(
-          static_cast<const T*>(args_.residual)[Token() * args_.residual_stride + column]);
+      residual_ =
+          ToFloat(static_cast<const T*>(args_.residual)[Token() * args_.residual_stride + column]);
     }
   }
 
@@ -257,13 +271,16 @@ struct ActivationFragment {
 };
 
 template <typename Policy>
-__global__ void __launch_bounds__(32 * kSkinnyMaxWarps, 2)
+__global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
+                                  kSkinnyResidentThreads / (32 * kSkinnyMaxWarps))
     SkinnyLinearKernel(const __grid_constant__ SkinnyArgs args) {
   using T = typename Policy::Type;
   constexpr int kDepth = kSkinnyDepth;
   extern __shared__ uint4 shared[];
   uint4* activations = shared;
-  float* partials = reinterpret_cast<float*>(shared + args.num_tokens * args.pitch_units);
+  uint4* norm_weight = activations + args.num_tokens * args.pitch_units;
+  float* partials =
+      reinterpret_cast<float*>(norm_weight + (args.norm_weight != nullptr ? args.pitch_units : 0));
   const int partials_size = args.partials_units * 4;
   float* squares = partials + 2 * partials_size;
 
@@ -277,18 +294,12 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps, 2)
   weights.Seek(blockIdx.x, 0);
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) ring[i] = weights.Load(i);
-  uint4 first_norm_weight{0, 0, 0, 0};
-  if (args.norm_weight != nullptr) {
-    const int member = split * 32 + lane;
-    if (member < args.in_features / 8) {
-      first_norm_weight = static_cast<const uint4*>(args.norm_weight)[member];
-    }
-  }
+  StageNormWeight(args, norm_weight);
 
   ptx::GridDependencyWait();
   Epilogue<T> epilogue(args);
   epilogue.Prefetch(blockIdx.x);
-  StageActivations<T>(args, activations, squares, first_norm_weight);
+  StageActivations<T>(args, activations, norm_weight, squares);
 
   const int num_blocks = weights.num_blocks();
   const int half_units = 8 * args.pitch_units;
@@ -321,8 +332,8 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps, 2)
     for (int h = 0; h < Policy::kTokenHalves; ++h) {
       if (h * 8 + g < args.num_tokens) {
         const float2 sum{low[2 * h] + high[2 * h], low[2 * h + 1] + high[2 * h + 1]};
-        *reinterpret_cast<float2*>(lane_partials + buffer * partials_size +
-                                   h * 8 * tile_rows) = sum;
+        *reinterpret_cast<float2*>(lane_partials + buffer * partials_size + h * 8 * tile_rows) =
+            sum;
       }
     }
     __syncthreads();

@@ -14,11 +14,11 @@ namespace tokline {
 struct RmsNormParams {
   DType dtype = DType::kBf16;
   int64_t num_tokens = 0;
-  int64_t hidden_size = 0;     // any; rows that are 16 B aligned multiples run with 16 B vectors
+  int64_t hidden_size = 0;  // any; rows that are 16 B aligned multiples run with 16 B vectors
   float eps = 0;
-  const void* x = nullptr;     // [num_tokens, hidden_size]
-  int64_t x_stride = 0;        // elements between rows
-  const void* add = nullptr;   // [num_tokens, hidden_size] or null
+  const void* x = nullptr;    // [num_tokens, hidden_size]
+  int64_t x_stride = 0;       // elements between rows
+  const void* add = nullptr;  // [num_tokens, hidden_size] or null
   int64_t add_stride = 0;
   const void* weight = nullptr;  // [hidden_size]
   void* residual_out = nullptr;  // [num_tokens, hidden_size], needed with add; may be x or add

@@ -28,7 +28,7 @@ struct RmsNormQkvParams {
   int64_t hidden_size = 0;  // a multiple of 8
   int32_t num_q_heads = 0;
   int32_t num_kv_heads = 0;
-  int32_t head_dim = 0;  // 64 or 128
+  int32_t head_dim = 0;     // 64 or 128
   const void* x = nullptr;  // [num_tokens, hidden_size], rows 16 B aligned
   int64_t x_stride = 0;
   const void* norm_weight = nullptr;  // [hidden_size], 16 B aligned

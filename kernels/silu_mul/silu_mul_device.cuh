@@ -9,16 +9,11 @@
 
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/silu.cuh"
 
 namespace tokline {
 
 inline constexpr int kSiluMulThreads = 128;
-
-// g / (1 + exp(-g)), written so that the exponential never overflows.
-__device__ __forceinline__ float Silu(float gate) {
-  const float e = expf(-fabsf(gate));
-  return __fdividef(gate >= 0 ? gate : gate * e, 1.0f + e);
-}
 
 template <typename T>
 __device__ __forceinline__ uint32_t SiluMul2(uint32_t gate, uint32_t up) {

@@ -1,0 +1,240 @@
+// A Linear problem over host tensors, its exact result and the bound of each of its elements.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "harness/tests/kernels/check.h"
+#include "kernels/linear/linear.h"
+
+namespace tokline::testing {
+
+struct LinearSetup {
+  DType dtype = DType::kBf16;
+  int64_t tokens = 1, in = 64, out = 64;
+  bool norm = false, gated = false, bias = false, residual = false, out_f32 = false;
+  bool integers = false;  // small integers, so that all sums are exact
+  int64_t pad = 0;        // elements between the end of a row and the next, a multiple of 8
+  uint64_t seed = 1;
+};
+
+// Activation elements n and how far a correct fp32 statistic may move each of them: nonzero only
+// where n lies so close to a rounding boundary that either neighbour is right.
+struct Normalised {
+  std::vector<double> value, slack;
+};
+
+class LinearCase {
+ public:
+  // Padding and one row more than there are tokens are NaN: none of it may be read.
+  explicit LinearCase(const LinearSetup& problem)
+      : setup(problem),
+        x(setup.dtype, (setup.tokens + 1) * XStride()),
+        norm_weight(Make(setup.in, 2, 100, 1.0)),
+        weight(Make(Rows() * setup.in, 3, 3, 1 / std::sqrt(static_cast<double>(setup.in)))),
+        bias(Make(Rows(), 4, 9, 0.5)),
+        residual(setup.dtype, (setup.tokens + 1) * OutStride()) {
+    x.FillNan();
+    residual.FillNan();
+    const HostTensor values = Make(setup.tokens * setup.in, 5, 3, 1.0);
+    const HostTensor added = Make(setup.tokens * setup.out, 6, 9, 1.0);
+    for (int64_t t = 0; t < setup.tokens; ++t) {
+      for (int64_t k = 0; k < setup.in; ++k) x.Set(t * XStride() + k, values[t * setup.in + k]);
+      for (int64_t i = 0; i < setup.out; ++i) {
+        residual.Set(t * OutStride() + i, added[t * setup.out + i]);
+      }
+    }
+  }
+
+  LinearSetup setup;
+  HostTensor x, norm_weight, weight, bias, residual;
+
+  int64_t XStride() const { return setup.in + setup.pad; }
+  int64_t OutStride() const { return setup.out + setup.pad; }
+  int64_t Rows() const { return setup.out * (setup.gated ? 2 : 1); }
+  DType OutType() const { return setup.out_f32 ? DType::kF32 : setup.dtype; }
+
+  // An output tensor whose every element is NaN so far.
+  HostTensor NewOut() const {
+    HostTensor out(OutType(), (setup.tokens + 1) * OutStride());
+    out.FillNan();
+    return out;
+  }
+
+  // Pointers are those of the host tensors; CUDA tests replace them.
+  LinearParams Params(void* out) const {
+    return {.dtype = setup.dtype,
+            .out_f32 = setup.out_f32,
+            .gated_silu = setup.gated,
+            .num_tokens = setup.tokens,
+            .in_features = setup.in,
+            .out_features = setup.out,
+            .x = x.data(),
+            .x_stride = XStride(),
+            .norm_weight = setup.norm ? norm_weight.data() : nullptr,
+            .norm_eps = setup.norm ? kEps : 0.0f,
+            .weight = weight.data(),
+            .bias = setup.bias ? bias.data() : nullptr,
+            .residual = setup.residual ? residual.data() : nullptr,
+            .residual_stride = OutStride(),
+            .out = out,
+            .out_stride = OutStride()};
+  }
+
+  // n of a token. The statistic in fp32 is within 4 units of 2^-23 of the exact one.
+  Normalised ActivationsOf(int64_t token) const {
+    Normalised n{std::vector<double>(setup.in), std::vector<double>(setup.in, 0.0)};
+    double squares = 0;
+    for (int64_t k = 0; k < setup.in; ++k) {
+      n.value[k] = x[token * XStride() + k];
+      squares += n.value[k] * n.value[k];
+    }
+    if (!setup.norm) return n;
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(setup.in) + kEps);
+    for (int64_t k = 0; k < setup.in; ++k) {
+      const double s = n.value[k] * scale;
+      const auto weighted = [&](double value) {
+        return RoundTo(setup.dtype, RoundTo(setup.dtype, value) * norm_weight[k]);
+      };
+      n.value[k] = weighted(s);
+      n.slack[k] = std::abs(weighted(s * (1 + 0x1p-21)) - weighted(s * (1 - 0x1p-21)));
+    }
+    return n;
+  }
+
+  // Exact y (before rounding) of weight row `row`, and how far fp32 may be from it: 4 eps of the
+  // condition sum, and what the activations' slack makes.
+  void Project(const Normalised& n, int64_t row, double& y, double& slack) const {
+    double sum = 0, condition = 0, moved = 0;
+    for (int64_t k = 0; k < setup.in; ++k) {
+      const double w = weight[row * setup.in + k];
+      sum += n.value[k] * w;
+      condition += std::abs(n.value[k] * w);
+      moved += n.slack[k] * std::abs(w);
+    }
+    if (setup.bias) {
+      sum += bias[row];
+      condition += std::abs(bias[row]);
+    }
+    y = sum;
+    slack = 4 * Epsilon(DType::kF32) * condition + moved;
+  }
+
+  // The unrounded result of every element, and its bound.
+  struct Expectation {
+    std::vector<double> value, bound;
+  };
+  Expectation Expect() const {
+    const DType dtype = setup.dtype;
+    const auto half_ulp = [dtype](double v) { return HalfUlp(dtype, v); };
+    Expectation expected;
+    for (int64_t t = 0; t < setup.tokens; ++t) {
+      const Normalised n = ActivationsOf(t);
+      for (int64_t i = 0; i < setup.out; ++i) {
+        double value, bound;
+        Project(n, i, value, bound);
+        if (setup.gated) {
+          double up, up_bound;
+          Project(n, setup.out + i, up, up_bound);
+          // |silu'| <= 1.1. Gate, silu and up are rounded on the way.
+          const double silu = value / (1 + std::exp(-value));
+          const double silu_bound = 1.1 * (bound + half_ulp(value)) + 1.01 * half_ulp(silu);
+          up_bound += half_ulp(up);
+          bound = silu_bound * (std::abs(up) + up_bound) + std::abs(silu) * up_bound;
+          value = silu * up;
+        }
+        if (setup.residual) {
+          bound += half_ulp(value);  // y is rounded before the sum
+          value += residual[t * OutStride() + i];
+        }
+        // The value rounded may lie in the binade above.
+        bound += HalfUlp(OutType(), std::abs(value) + bound);
+        expected.value.push_back(value);
+        expected.bound.push_back(bound);
+      }
+    }
+    return expected;
+  }
+
+  // The same algorithm with sequential fp32 sums.
+  std::vector<double> Naive() const {
+    std::vector<double> result;
+    const DType dtype = setup.dtype;
+    for (int64_t t = 0; t < setup.tokens; ++t) {
+      std::vector<float> n(setup.in);
+      float squares = 0;
+      for (int64_t k = 0; k < setup.in; ++k) {
+        n[k] = static_cast<float>(x[t * XStride() + k]);
+        squares += n[k] * n[k];
+      }
+      const float scale = 1 / std::sqrt(squares / static_cast<float>(setup.in) + kEps);
+      for (int64_t k = 0; k < setup.in && setup.norm; ++k) {
+        n[k] = static_cast<float>(
+            RoundTo(dtype, RoundTo(dtype, n[k] * scale) * static_cast<float>(norm_weight[k])));
+      }
+      const auto project = [&](int64_t row) {
+        float y = 0;
+        for (int64_t k = 0; k < setup.in; ++k) {
+          y += n[k] * static_cast<float>(weight[row * setup.in + k]);
+        }
+        if (setup.bias) y += static_cast<float>(bias[row]);
+        return RoundTo(OutType(), y);
+      };
+      for (int64_t i = 0; i < setup.out; ++i) {
+        double value = project(i);
+        if (setup.gated) {
+          value = RoundTo(dtype, value / (1 + std::exp(-value))) * project(setup.out + i);
+        }
+        if (setup.residual) value += residual[t * OutStride() + i];
+        result.push_back(RoundTo(OutType(), value));
+      }
+    }
+    return result;
+  }
+
+  // Every element within its bound, the error at most 1.25 times the naive algorithm's, and nothing
+  // written beside the rows.
+  ::testing::AssertionResult Check(const HostTensor& out) const {
+    std::vector<double> dense;
+    for (int64_t i = 0; i < out.size(); ++i) {
+      const int64_t t = i / OutStride(), column = i % OutStride();
+      if (t < setup.tokens && column < setup.out) {
+        dense.push_back(out[i]);
+      } else if (!std::isnan(out[i])) {
+        return ::testing::AssertionFailure()
+               << "row " << t << ", column " << column << " was written with " << out[i]
+               << ", but lies outside [" << setup.tokens << ", " << setup.out << "]";
+      }
+    }
+    const Expectation expected = Expect();
+    const auto within = WithinBound(
+        dense, expected.value, static_cast<int64_t>(dense.size()),
+        [&](int64_t i) { return expected.bound[i]; }, setup.seed);
+    if (!within) return within;
+    const std::vector<double> naive = Naive();
+    double error = 0, naive_error = 0;
+    for (size_t i = 0; i < dense.size(); ++i) {
+      error += std::pow(dense[i] - expected.value[i], 2);
+      naive_error += std::pow(naive[i] - expected.value[i], 2);
+    }
+    // Root mean squares; few elements tell nothing about a ratio.
+    if (dense.size() >= 256 && std::sqrt(error) > 1.25 * std::sqrt(naive_error)) {
+      return ::testing::AssertionFailure()
+             << "root of summed squared errors " << std::sqrt(error) << " exceeds 1.25 times "
+             << std::sqrt(naive_error) << " of the naive algorithm, seed " << setup.seed;
+    }
+    return ::testing::AssertionSuccess();
+  }
+
+  static constexpr float kEps = 1e-6f;
+
+ private:
+  HostTensor Make(int64_t size, uint64_t salt, int limit, double scale) const {
+    const uint64_t seed = setup.seed * 1000 + salt;
+    return setup.integers ? IntegerTensor(setup.dtype, size, seed, -limit, limit)
+                          : RandomTensor(setup.dtype, size, seed, scale);
+  }
+};
+
+}  // namespace tokline::testing

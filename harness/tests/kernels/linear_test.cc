@@ -1,0 +1,371 @@
+// Linear without a device: validation, cost, plan, fragment layout, and the reference.
+#include <gmock/gmock.h>
+
+#include <functional>
+
+#include "harness/tests/kernels/linear_case.h"
+#include "kernels/common/error.h"
+#include "kernels/linear/linear_policy.h"
+#include "reference/linear.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::HostTensor;
+using testing::LinearCase;
+using testing::LinearSetup;
+
+constexpr DeviceFacts kLargeDevice{.sm_count = 132,
+                                   .compute_major = 9,
+                                   .shared_bytes_per_block = 227 << 10,
+                                   .shared_bytes_per_sm = 228 << 10};
+
+std::string MessageOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+// A valid problem of 2 tokens with one field changed.
+std::string RefusalOf(const std::function<void(LinearParams&)>& change) {
+  const LinearCase c({.tokens = 2, .bias = true, .residual = true});
+  HostTensor out = c.NewOut();
+  LinearParams params = c.Params(out.data());
+  Validate(params);
+  change(params);
+  return MessageOf([&] { Validate(params); });
+}
+
+TEST(LinearTest, ValidateStatesWhatIsWrong) {
+  using P = LinearParams;
+  EXPECT_THAT(RefusalOf([](P& p) { p.num_tokens = -1; }), HasSubstr("num_tokens is -1"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.in_features = 12; }),
+              HasSubstr("in_features is 12; it must be a multiple of 8"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.out_features = 0; }), HasSubstr("out_features is 0"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.gated_silu = true; }),
+              HasSubstr("gated_silu and residual exclude each other"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.residual = nullptr;
+                p.gated_silu = true;
+                p.out_features = 60;
+              }),
+              HasSubstr("out_features is 60; with gated_silu"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.out_f32 = true; }), HasSubstr("out_f32 goes neither"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.norm_weight = p.weight;
+                p.norm_eps = -1;
+              }),
+              HasSubstr("norm_eps is -1"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.variant = LinearVariant::kSkinny;
+                p.num_tokens = 17;
+              }),
+              HasSubstr("num_tokens is 17; kSkinny takes at most 16"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.variant = LinearVariant::kSkinny;
+                p.num_tokens = 16;
+                p.in_features = p.x_stride = 16384;
+              }),
+              HasSubstr("needs more than the 163840 B of shared memory"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.weight = nullptr; }), HasSubstr("must not be null"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.x = static_cast<const char*>(p.x) + 2; }),
+              HasSubstr("it must be 16 B aligned"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.out = const_cast<void*>(p.x); }),
+              HasSubstr("must not overlap"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.x_stride = 68; }), HasSubstr("x_stride is 68"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.x_stride = 56; }), HasSubstr("x_stride is 56"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.out_stride = 63; }), HasSubstr("out_stride is 63"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.residual_stride = 63; }), HasSubstr("residual_stride is 63"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.residual = p.out;
+                p.residual_stride = 72;
+              }),
+              HasSubstr("residual is out, but residual_stride is 72 and out_stride is 64"));
+}
+
+TEST(LinearTest, ValidateLaunchStatesWhatCudaLacks) {
+  const LinearCase c({.tokens = 40});
+  HostTensor out = c.NewOut();
+  LinearParams params = c.Params(out.data());
+  const auto refusal = [&] {
+    return MessageOf([&] { ValidateLaunch(params, LinearVariant::kMatmul); });
+  };
+  EXPECT_THAT(refusal(), HasSubstr("matmul is null; kMatmul (num_tokens 40) needs one"));
+  params.matmul = reinterpret_cast<Matmul*>(out.data());
+  params.workspace = reinterpret_cast<void*>(0x1010);
+  EXPECT_THAT(refusal(), HasSubstr("256 B aligned"));
+  params.workspace = reinterpret_cast<void*>(0x1000);
+  params.workspace_bytes = LinearWorkspaceBytes(params) - 1;
+  EXPECT_THAT(refusal(),
+              HasSubstr(StrCat("LinearWorkspaceBytes asks for ", LinearWorkspaceBytes(params))));
+  params.workspace_bytes += 1;
+  EXPECT_EQ(refusal(), "nothing was thrown");
+  params.dtype = DType::kF32;
+  EXPECT_THAT(refusal(), HasSubstr("dtype is f32"));
+}
+
+TEST(LinearTest, CostMatchesBruteForceCount) {
+  for (const LinearSetup& setup :
+       {LinearSetup{.tokens = 3, .in = 16, .out = 5},
+        LinearSetup{.tokens = 2, .in = 8, .out = 16, .norm = true, .gated = true, .bias = true},
+        LinearSetup{.tokens = 1, .in = 24, .out = 7, .bias = true, .residual = true},
+        LinearSetup{.dtype = DType::kF32, .tokens = 2, .in = 8, .out = 3, .out_f32 = true}}) {
+    const LinearCase c(setup);
+    HostTensor out = c.NewOut();
+    double reads = 0, writes = 0, flops = 0;
+    const double element = SizeOf(setup.dtype);
+    for (int64_t row = 0; row < c.Rows(); ++row) {
+      for (int64_t k = 0; k < setup.in; ++k) {
+        reads += element;
+        flops += 2.0 * setup.tokens;
+      }
+      if (setup.bias) {
+        reads += element;
+        flops += setup.tokens;
+      }
+    }
+    for (int64_t t = 0; t < setup.tokens; ++t) {
+      for (int64_t k = 0; k < setup.in; ++k) {
+        reads += element;
+        if (setup.norm) flops += 4;
+        if (setup.norm && t == 0) reads += element;
+      }
+      for (int64_t i = 0; i < setup.out; ++i) {
+        writes += SizeOf(c.OutType());
+        if (setup.gated) flops += 4;
+        if (setup.residual) {
+          reads += element;
+          flops += 1;
+        }
+      }
+    }
+    const Cost cost = CostOf(c.Params(out.data()));
+    EXPECT_EQ(cost.read_bytes, reads);
+    EXPECT_EQ(cost.write_bytes, writes);
+    EXPECT_EQ(cost.flops, flops);
+  }
+  EXPECT_EQ(CostOf(LinearParams{.in_features = 8, .out_features = 8}).Bytes(), 0);
+}
+
+TEST(LinearTest, PolicyGoesByTokensAndSharedMemory) {
+  LinearParams params{
+      .num_tokens = kSkinnyCrossoverTokens, .in_features = 1024, .out_features = 4096};
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
+  params.num_tokens += 1;
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
+  params.num_tokens = 16;
+  params.in_features = 16384;
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
+  params.num_tokens = 1;
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
+  params.variant = LinearVariant::kMatmul;
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
+}
+
+TEST(LinearTest, WorkspaceHoldsCublasNormalisedRowsAndGateUp) {
+  LinearParams params{.num_tokens = 3, .in_features = 24, .out_features = 40};
+  const int64_t base = Matmul::kWorkspaceBytes;
+  EXPECT_EQ(LinearWorkspaceBytes(params), base);
+  params.norm_weight = &params;
+  EXPECT_EQ(LinearWorkspaceBytes(params), base + 256);  // 3 * 24 * 2 = 144
+  params.gated_silu = true;
+  EXPECT_EQ(LinearWorkspaceBytes(params), base + 256 + 512);  // 3 * 80 * 2 = 480
+  const MatmulScratch scratch = MatmulScratchOf(params);
+  EXPECT_EQ(scratch.normalised_bytes_at, base);
+  EXPECT_EQ(scratch.gate_up_bytes_at, base + 256);
+}
+
+// Every weight vector of every row exactly once, by the kernel's own index arithmetic.
+TEST(LinearTest, PlanCoversEveryWeightOnce) {
+  for (const int64_t in : {8, 40, 1000, 1024, 3072, 9728}) {
+    for (const int64_t out : {1, 9, 64, 1032}) {
+      for (const bool gated : {false, true}) {
+        if (gated && out % 8 != 0) continue;
+        const LinearParams params{
+            .gated_silu = gated, .num_tokens = 1, .in_features = in, .out_features = out};
+        const SkinnyPlan plan = PlanSkinny(params, kLargeDevice);
+        const int64_t units = in / 8, blocks = (units + 3) / 4;
+        const int64_t per_split = (blocks + plan.splits - 1) / plan.splits;
+        const int64_t rows = gated ? 2 * out : out;
+        std::vector<int> count(rows * units, 0);
+        for (int64_t tile = 0; tile < plan.tiles; ++tile) {
+          for (int64_t warp = 0; warp < plan.splits * plan.groups; ++warp) {
+            const int64_t group = warp / plan.splits, split = warp % plan.splits;
+            const bool up = gated && group >= plan.groups / 2;
+            const int64_t in_tile = (up ? group - plan.groups / 2 : group) * 8;
+            for (int64_t lane = 0; lane < 32; ++lane) {
+              const int64_t row = (tile << plan.tile_columns_log2) + in_tile + lane / 4;
+              if (row >= out) continue;
+              const int64_t end = std::min((split + 1) * per_split, blocks);
+              for (int64_t b = split * per_split; b < end; ++b) {
+                const int64_t unit = b * 4 + lane % 4;
+                if (unit < units) ++count[(row + (up ? out : 0)) * units + unit];
+              }
+            }
+          }
+        }
+        EXPECT_EQ(std::count(count.begin(), count.end(), 1), rows * units)
+            << "in " << in << ", out " << out << ", gated " << gated;
+      }
+    }
+  }
+}
+
+TEST(LinearTest, PlanKeepsTheKernelsLimits) {
+  for (const int32_t sm_count : {20, 108, 132, 160}) {
+    DeviceFacts device = kLargeDevice;
+    device.sm_count = sm_count;
+    for (const int64_t in : {8, 256, 1024, 2048, 3072, 4096, 9728, 16384}) {
+      for (const int64_t out : {8, 1024, 4096, 6144, 151936}) {
+        for (const bool gated : {false, true}) {
+          int32_t splits = 0;
+          for (int64_t tokens = 1; tokens <= kMaxSkinnyTokens; ++tokens) {
+            LinearParams params{
+                .gated_silu = gated, .num_tokens = tokens, .in_features = in, .out_features = out};
+            params.norm_weight = &params;
+            if (!SkinnyFits(params)) continue;
+            const SkinnyPlan plan = PlanSkinny(params, device);
+            SCOPED_TRACE(StrCat("tokens ", tokens, ", in ", in, ", out ", out, ", SMs ", sm_count));
+            EXPECT_LE(plan.Threads(), 32 * kSkinnyMaxWarps);
+            EXPECT_LE(tokens << plan.tile_columns_log2, plan.Threads());  // one element a thread
+            EXPECT_LE(plan.shared_bytes, kSkinnySharedBytes);
+            EXPECT_EQ(plan.groups * 8, (gated ? 2 : 1) << plan.tile_columns_log2);
+            EXPECT_GE(int64_t{plan.tiles} << plan.tile_columns_log2, out);
+            EXPECT_LT(int64_t{plan.tiles - 1} << plan.tile_columns_log2, out);
+            EXPECT_GE(plan.grid, 1);
+            EXPECT_LE(plan.grid, plan.tiles);
+            EXPECT_EQ(plan.pitch_units % 8, 4);
+            EXPECT_GE(plan.pitch_units, (in + 31) / 32 * 4);
+            if (splits == 0) splits = plan.splits;
+            EXPECT_EQ(plan.splits, splits) << "splits must not depend on the tokens";
+          }
+        }
+      }
+    }
+  }
+}
+
+// mma.sync m16n8k16 as the PTX manual lays out its fragments, on lanes' registers of two elements:
+// d += a b with a [16, 16], b [16, 8].
+using Pair = std::array<double, 2>;
+void EmulateMma(std::array<std::array<double, 4>, 32>& d,
+                const std::array<std::array<Pair, 4>, 32>& a,
+                const std::array<std::array<Pair, 2>, 32>& b) {
+  double a_full[16][16], b_full[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    for (int r = 0; r < 4; ++r) {
+      for (int e = 0; e < 2; ++e) a_full[g + r % 2 * 8][2 * t + e + r / 2 * 8] = a[lane][r][e];
+    }
+    for (int r = 0; r < 2; ++r) {
+      for (int e = 0; e < 2; ++e) b_full[2 * t + e + 8 * r][g] = b[lane][r][e];
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    for (int r = 0; r < 4; ++r) {
+      for (int k = 0; k < 16; ++k) {
+        d[lane][r] += a_full[g + r / 2 * 8][k] * b_full[k][2 * t + r % 2];
+      }
+    }
+  }
+}
+
+TEST(LinearTest, SixteenByteLoadsAreTwoMmaFragmentsOfPermutedK) {
+  constexpr int kTokens = 16, kRows = 8, kK = 32;
+  const HostTensor x = testing::IntegerTensor(DType::kF32, kTokens * kK, 1, -9, 9);
+  const HostTensor w = testing::IntegerTensor(DType::kF32, kRows * kK, 2, -9, 9);
+  std::array<std::array<double, 4>, 32> d{};
+  for (int half = 0; half < 2; ++half) {  // words 0 and 1 of a load, then 2 and 3
+    std::array<std::array<Pair, 4>, 32> a;
+    std::array<std::array<Pair, 2>, 32> b;
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      const auto word = [&](const HostTensor& from, int row, int index) {
+        const int64_t at = row * kK + t * 8 + index * 2;
+        return Pair{from[at], from[at + 1]};
+      };
+      a[lane] = {word(x, g, 2 * half), word(x, g + 8, 2 * half), word(x, g, 2 * half + 1),
+                 word(x, g + 8, 2 * half + 1)};
+      b[lane] = {word(w, g, 2 * half), word(w, g, 2 * half + 1)};
+    }
+    EmulateMma(d, a, b);
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int r = 0; r < 4; ++r) {
+      const int token = lane / 4 + r / 2 * 8, row = lane % 4 * 2 + r % 2;
+      double expected = 0;
+      for (int k = 0; k < kK; ++k) expected += x[token * kK + k] * w[row * kK + k];
+      EXPECT_EQ(d[lane][r], expected);
+    }
+  }
+}
+
+TEST(LinearReferenceTest, EveryFormIsWithinItsBound) {
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    for (const LinearSetup& form :
+         {LinearSetup{}, LinearSetup{.norm = true, .bias = true}, LinearSetup{.gated = true},
+          LinearSetup{.norm = true, .gated = true, .bias = true}, LinearSetup{.residual = true},
+          LinearSetup{.norm = true, .out_f32 = true}}) {
+      LinearSetup setup = form;
+      setup.dtype = dtype;
+      setup.tokens = 5;
+      setup.in = 72;
+      setup.out = 136;
+      setup.pad = 8;
+      const LinearCase c(setup);
+      HostTensor out = c.NewOut();
+      LinearReference(c.Params(out.data()));
+      EXPECT_TRUE(c.Check(out)) << Name(dtype);
+    }
+  }
+}
+
+TEST(LinearReferenceTest, OddOutFeaturesAndManyRowBlocks) {
+  const LinearCase c({.tokens = 3, .in = 8, .out = 333, .integers = true});
+  HostTensor out = c.NewOut();
+  LinearReference(c.Params(out.data()));
+  EXPECT_TRUE(c.Check(out));
+}
+
+TEST(LinearReferenceTest, ResidualMayBeOut) {
+  const LinearCase c({.tokens = 4, .in = 64, .out = 48, .residual = true, .pad = 8});
+  HostTensor apart = c.NewOut(), in_place = c.residual;
+  LinearReference(c.Params(apart.data()));
+  LinearParams params = c.Params(in_place.data());
+  params.residual = in_place.data();
+  LinearReference(params);
+  EXPECT_TRUE(in_place == apart);
+}
+
+// An error of the fused predecessor: the norm weight met the unrounded activation. The bound must
+// tell the two apart, or no test of the kernels would.
+TEST(LinearReferenceTest, BoundCatchesANormThatIsNotRoundedBeforeItsWeight) {
+  LinearCase c({.tokens = 4, .in = 64, .out = 64, .norm = true});
+  for (int64_t k = 0; k < 64; ++k) {
+    c.norm_weight.Set(k, 96.5);
+    for (int64_t row = 0; row < 64; ++row) c.weight.Set(row * 64 + k, row == k ? 1 : 0);
+  }
+  HostTensor out = c.NewOut();
+  LinearReference(c.Params(out.data()));
+  EXPECT_TRUE(c.Check(out));
+  for (int64_t t = 0; t < 4; ++t) {
+    double squares = 0;
+    for (int64_t k = 0; k < 64; ++k) squares += std::pow(c.x[t * 64 + k], 2);
+    for (int64_t k = 0; k < 64; ++k) {
+      out.Set(t * 64 + k, c.x[t * 64 + k] / std::sqrt(squares / 64 + LinearCase::kEps) * 96.5);
+    }
+  }
+  EXPECT_FALSE(c.Check(out));
+}
+
+TEST(LinearReferenceTest, NoTokensWriteNothing) {
+  LinearReference({.num_tokens = 0, .in_features = 8, .out_features = 8});
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,12 @@
+// RMSNorm+QKV is Linear with a norm weight, followed by kv_append where asked for.
+#include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
+
+namespace tokline {
+
+void Launch(const RmsNormQkvParams& params, const LaunchOptions& options) {
+  Validate(params);
+  Launch(ProjectionOf(params), options);
+  if (params.append) Launch(AppendOf(params), options);
+}
+
+}  // namespace tokline
