@@ -1,0 +1,47 @@
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include "harness/core/fingerprint.h"
+#include "kernels/device/cuda_check.h"
+
+namespace tokline {
+namespace {
+
+std::string CudaVersionText(int version) {
+  return StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+// Of the library that the process has loaded, or that is linked in; "" where it has none.
+std::string CublasLtVersion() {
+  using Function = size_t (*)();
+  const auto version = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, "cublasLtGetVersion"));
+  return version == nullptr ? "" : std::to_string(version());
+}
+
+}  // namespace
+
+GpuIdentity IdentifyGpu() {
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  cudaDeviceProp properties{};
+  TOKLINE_CUDA(cudaGetDeviceProperties(&properties, device));
+  char bus_id[32] = {};
+  TOKLINE_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
+  int driver = 0;
+  int runtime = 0;
+  TOKLINE_CUDA(cudaDriverGetVersion(&driver));
+  TOKLINE_CUDA(cudaRuntimeGetVersion(&runtime));
+  return {.name = properties.name,
+          .uuid_hash = HashText({properties.uuid.bytes, sizeof(properties.uuid.bytes)}),
+          .pci_bus_id = bus_id,
+          .compute_capability = StrCat(properties.major, ".", properties.minor),
+          .sm_count = properties.multiProcessorCount,
+          .l2_bytes = properties.l2CacheSize,
+          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+          .driver = DriverVersion(),
+          .cuda_driver = CudaVersionText(driver),
+          .cuda_runtime = CudaVersionText(runtime),
+          .cublaslt = CublasLtVersion()};
+}
+
+}  // namespace tokline

@@ -1,0 +1,18 @@
+// Ctrl-C and SIGTERM as a request that a program answers when it has cleaned up.
+#pragma once
+
+#include <atomic>
+
+namespace tokline {
+
+// From here on SIGINT and SIGTERM set a flag. A second one ends the process at once.
+void CatchInterrupts();
+
+bool InterruptRequested();
+// The flag itself, for work that polls it; it lives as long as the program.
+const std::atomic<bool>* InterruptFlag();
+
+// What a program that was interrupted returns, as shells do for SIGINT.
+inline constexpr int kInterruptedExit = 130;
+
+}  // namespace tokline

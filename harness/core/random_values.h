@@ -1,0 +1,72 @@
+// Random tensor elements as a pure function of (seed, index): the device fills gigabytes with them
+// and the host recomputes just the few that a verification needs.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/paged_kv_layout.h"  // TOKLINE_HOST_DEVICE
+
+namespace tokline {
+
+// Values are uniform in (-2, 2) times 2^log2_scale, never zero, with 8 significant bits in the
+// 2-byte types, which both hold them exactly. fp16 has no exponents for more than this range.
+inline constexpr int kMinLog2Scale = -6;
+inline constexpr int kMaxLog2Scale = 8;
+
+// SplitMix64: full-period counter-based bits.
+TOKLINE_HOST_DEVICE constexpr uint64_t RandomBits(uint64_t seed, uint64_t index) {
+  uint64_t z = seed + (index + 1) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+// One 64-bit hash makes this many elements.
+inline constexpr int kValuesPerHash = 4;
+
+// 16 random bits as sign, exponent and significand. The exponent is geometric, which makes the
+// value uniform.
+struct RandomValue {
+  uint32_t sign;
+  int32_t exponent;      // of 1.significand
+  uint32_t significand;  // 7 bits
+};
+
+TOKLINE_HOST_DEVICE constexpr RandomValue ToRandomValue(uint32_t bits16, int log2_scale) {
+  const uint32_t low = (bits16 >> 8) | 0x100u;
+  int zeros = 0;
+  while (((low >> zeros) & 1u) == 0) ++zeros;
+  return {bits16 & 1u, log2_scale - zeros, (bits16 >> 1) & 0x7fu};
+}
+
+// The bit pattern of element `index` in a 2-byte type, in the low half.
+TOKLINE_HOST_DEVICE constexpr uint16_t RandomElement16(DType dtype, uint32_t bits16,
+                                                       int log2_scale) {
+  const RandomValue v = ToRandomValue(bits16, log2_scale);
+  if (dtype == DType::kF16) {
+    return static_cast<uint16_t>((v.sign << 15) | (static_cast<uint32_t>(v.exponent + 15) << 10) |
+                                 (v.significand << 3));
+  }
+  return static_cast<uint16_t>((v.sign << 15) | (static_cast<uint32_t>(v.exponent + 127) << 7) |
+                               v.significand);
+}
+
+// The bit pattern of an element in fp32: the same, with 16 more bits of significand.
+TOKLINE_HOST_DEVICE constexpr uint32_t RandomElement32(uint32_t bits16, uint32_t low16,
+                                                       int log2_scale) {
+  return (uint32_t{RandomElement16(DType::kBf16, bits16, log2_scale)} << 16) | low16;
+}
+
+// Seed of the low bits of fp32 elements.
+TOKLINE_HOST_DEVICE constexpr uint64_t LowBitsSeed(uint64_t seed) { return ~seed; }
+
+// Writes elements [first, first + count) of the sequence of `seed` to host memory.
+void FillRandom(DType dtype, void* out, int64_t first, int64_t count, uint64_t seed,
+                int log2_scale);
+
+// The same to device memory, from element 0; returns when queued on the default stream. CUDA
+// builds only.
+void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed, int log2_scale);
+
+}  // namespace tokline
