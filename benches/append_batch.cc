@@ -1,0 +1,55 @@
+#include "benches/append_batch.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "benches/bench_case.h"
+#include "benches/paged_batch.h"
+
+namespace tokline::bench {
+
+AppendBatch OneSequence(const PagedKvLayout& pageless, int64_t num_tokens) {
+  AppendBatch batch{.layout = pageless};
+  const int32_t page_size = pageless.page_size;
+  batch.layout.num_pages = (num_tokens + page_size - 1) / page_size;
+  const std::vector<int32_t> pages = ShuffledIds(batch.layout.num_pages);
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    batch.slots.push_back(int64_t{pages[static_cast<size_t>(i / page_size)]} * page_size +
+                          i % page_size);
+    batch.positions.push_back(static_cast<int32_t>(i));
+  }
+  return batch;
+}
+
+AppendBatch ManySequences(const PagedKvLayout& pageless, int64_t num_tokens) {
+  constexpr int32_t kRow = 7;  // in the page; any would do
+  AppendBatch batch{.layout = pageless};
+  batch.layout.num_pages = num_tokens;
+  for (const int32_t page : ShuffledIds(num_tokens)) {
+    batch.slots.push_back(int64_t{page} * pageless.page_size + kRow);
+    batch.positions.push_back(kRow);
+  }
+  return batch;
+}
+
+AppendSample SamplePages(const AppendBatch& whole, int64_t num_pages, uint64_t seed) {
+  AppendSample sample;
+  const int32_t page_size = whole.layout.page_size;
+  const std::vector<int64_t> pages = PickIndices(whole.layout.num_pages, num_pages, seed);
+  sample.batch.layout = whole.layout;
+  sample.batch.layout.num_pages = static_cast<int64_t>(pages.size());
+  for (int64_t token = 0; token < whole.NumTokens(); ++token) {
+    const int64_t slot = whole.slots[static_cast<size_t>(token)];
+    const auto page = std::lower_bound(pages.begin(), pages.end(), slot / page_size);
+    if (page == pages.end() || *page != slot / page_size) continue;
+    sample.tokens.push_back(token);
+    sample.batch.slots.push_back((page - pages.begin()) * page_size + slot % page_size);
+    sample.batch.positions.push_back(whole.positions[static_cast<size_t>(token)]);
+  }
+  std::vector<int64_t> heads(static_cast<size_t>(whole.layout.num_kv_heads));
+  std::iota(heads.begin(), heads.end(), 0);
+  sample.pool_rows = PoolRowsOf(whole.layout, pages, heads);
+  return sample;
+}
+
+}  // namespace tokline::bench

@@ -1,0 +1,113 @@
+// What one bench program adds to the shared framework: its cases. Everything else (flags, shapes,
+// timing, cache state, verification, records) is the framework's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "benches/shapes.h"
+#include "benches/tensors.h"
+#include "kernels/common/cost.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/launch_options.h"
+
+namespace tokline::bench {
+
+// Rows and columns of the whole problem that a sampled problem's tensor consists of; empty: all.
+struct TensorMap {
+  std::vector<int64_t> rows{};
+  std::vector<int64_t> cols{};
+};
+
+class BenchCase;
+
+// A smaller problem whose outputs are, bit for bit or within tolerance, some of the whole one's.
+// It has the same tensors in the same order; the whole one may have more at its end.
+struct SampledCase {
+  std::unique_ptr<BenchCase> problem;
+  std::vector<TensorMap> maps{};  // by tensor of `problem`; missing: all rows and columns
+};
+
+// One kernel on one shape.
+class BenchCase {
+ public:
+  virtual ~BenchCase() = default;
+  virtual Cost GetCost() const = 0;
+  virtual void RunReference(const TensorSet& host) const = 0;
+  virtual void LaunchCuda(const TensorSet& device, const LaunchOptions& options) const = 0;
+  // A part that the reference computes in well under a second.
+  virtual SampledCase Sample(uint64_t seed) const = 0;
+
+  const TensorList& tensors() const { return tensors_; }
+
+ protected:
+  TensorList tensors_;
+};
+
+// A case of the kernel that `Params` belongs to: needs only Bind, Sample and, in its constructor,
+// the tensors.
+template <typename Params>
+class KernelCase : public BenchCase {
+ public:
+  using Reference = void (*)(const Params&);
+  explicit KernelCase(Reference reference) : reference_(reference) {}
+
+  Cost GetCost() const final { return CostOf(Bind(SymbolicSet(tensors_))); }
+  void RunReference(const TensorSet& host) const final { reference_(Bind(host)); }
+  void LaunchCuda([[maybe_unused]] const TensorSet& device,
+                  [[maybe_unused]] const LaunchOptions& options) const final {
+#if TOKLINE_HAS_CUDA
+    Launch(Bind(device), options);
+#endif
+  }
+
+ protected:
+  // Params over one buffer set.
+  virtual Params Bind(const TensorSet& set) const = 0;
+
+ private:
+  Reference reference_;
+};
+
+// What a case may depend on besides its shape.
+struct CaseContext {
+  DType dtype = DType::kBf16;
+  std::optional<DeviceFacts> device{};  // none: the reference runs
+};
+
+// One row to be measured (two on a device: launches plain and dependent).
+struct CaseSpec {
+  nlohmann::ordered_json shape;  // name and dimensions
+  std::string variant;           // tells cases of one shape apart in benchmark names, or ""
+  std::string implementation;    // of the CUDA rows
+  std::function<std::unique_ptr<BenchCase>(const CaseContext&)> make;
+};
+
+struct BenchProgram {
+  std::string kernel;
+  std::vector<std::string> families;  // of the shapes file
+  // Appends the cases of one shape. Throws InvalidArgument for a shape that cannot be run.
+  std::function<void(ShapeReader& shape, const CaseContext& context, std::vector<CaseSpec>& cases)>
+      add_cases;
+};
+
+// The main of every bench program. Returns its exit code: 0 all rows measured and verified, 1
+// failure, 2 usage, 130 interrupted.
+int BenchMain(int argc, char** argv, const BenchProgram& program);
+
+// `count` of the indices below `n` (all, where there are no more), ascending, with the first and
+// the last among them.
+std::vector<int64_t> PickIndices(int64_t n, int64_t count, uint64_t seed);
+
+// log2 of about 1 / sqrt(in_features): projections with such weights keep the scale of their input.
+int WeightLog2Scale(int64_t in_features);
+
+// Rows of groups: row `group * size + i` for each of `groups` and all i.
+std::vector<int64_t> ExpandGroups(const std::vector<int64_t>& groups, int64_t size);
+
+}  // namespace tokline::bench

@@ -1,0 +1,141 @@
+// chunk_decode on batches of sequences ("decode") and on sequences that share a chunk ("cascade").
+#include <cmath>
+
+#include "benches/bench_case.h"
+#include "benches/paged_batch.h"
+#include "kernels/chunk_decode/chunk_decode.h"
+#include "reference/chunk_decode.h"
+
+namespace tokline::bench {
+namespace {
+
+constexpr int32_t kHeadDim = 128;
+
+class DecodeCase : public KernelCase<ChunkDecodeParams> {
+ public:
+  DecodeCase(PagedBatch batch, int32_t num_q_heads, const CaseContext& context)
+      : KernelCase(ChunkDecodeReference),
+        batch_(std::move(batch)),
+        num_q_heads_(num_q_heads),
+        dtype_(context.dtype) {
+    const int64_t rows = batch_.NumSeqs() * num_q_heads;
+    const int32_t head_dim = batch_.layout.head_dim;
+    q_ = tensors_.Random(dtype_, rows, head_dim);
+    kv_ = tensors_.Random(dtype_, batch_.PoolRows(), head_dim);
+    out_ = tensors_.Output(dtype_, rows, head_dim, SumTolerance(dtype_));
+    const ChunkTable table = batch_.Table();
+    table_ = TableTensors(tensors_, table);
+    if (!context.device) return;
+    const ChunkDecodePlan plan =
+        PlanChunkDecode(table.View(), batch_.layout, num_q_heads, *context.device);
+    num_lanes_ = plan.num_lanes;
+    num_partials_ = plan.num_partials;
+    lane_task_indptr_ = tensors_.Table(plan.lane_task_indptr);
+    tasks_ = tensors_.Table(plan.tasks);
+    ranges_ = tensors_.Table(plan.ranges);
+    members_ = tensors_.Table(plan.members);
+    seq_partial_indptr_ = tensors_.Table(plan.seq_partial_indptr);
+    workspace_bytes_ =
+        ChunkDecodeWorkspaceBytes(plan.num_seqs, plan.num_partials, num_q_heads, batch_.layout);
+    workspace_ = tensors_.Workspace(workspace_bytes_);
+  }
+
+  SampledCase Sample(uint64_t seed) const override {
+    const std::vector<int64_t> seqs = PickIndices(batch_.NumSeqs(), 3, seed);
+    const std::vector<int64_t> kv_heads{
+        PickIndices(batch_.layout.num_kv_heads, 3, seed).at(seed % 2)};
+    std::vector<Prefix> prefixes;
+    for (const int64_t seq : seqs) prefixes.push_back({seq, batch_.SequenceLength(seq)});
+    PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
+    const int32_t group = num_q_heads_ / batch_.layout.num_kv_heads;
+    SampledCase sampled{.problem = std::make_unique<DecodeCase>(std::move(sample.batch), group,
+                                                                CaseContext{.dtype = dtype_})};
+    sampled.maps.resize(3);
+    sampled.maps[q_].rows = HeadRows(seqs, num_q_heads_, QueryHeads(kv_heads, group));
+    sampled.maps[kv_].rows = std::move(sample.pool_rows);
+    sampled.maps[out_].rows = sampled.maps[q_].rows;
+    return sampled;
+  }
+
+ protected:
+  ChunkDecodeParams Bind(const TensorSet& set) const override {
+    const int32_t head_dim = batch_.layout.head_dim;
+    return {.dtype = dtype_,
+            .num_q_heads = num_q_heads_,
+            .scale = 1 / std::sqrt(static_cast<float>(head_dim)),
+            .layout = batch_.layout,
+            .table = table_.Bind(set),
+            .q = set.At(q_),
+            .q_stride = int64_t{num_q_heads_} * head_dim,
+            .kv = set.At(kv_),
+            .out = set.At(out_),
+            .out_stride = int64_t{num_q_heads_} * head_dim,
+            .plan = {.num_lanes = num_lanes_,
+                     .max_partials = num_partials_,
+                     .lane_task_indptr = set.At<int32_t>(lane_task_indptr_),
+                     .tasks = set.At<ChunkDecodeTask>(tasks_),
+                     .ranges = set.At<ChunkDecodeRange>(ranges_),
+                     .members = set.At<ChunkDecodeMember>(members_),
+                     .seq_partial_indptr = set.At<int32_t>(seq_partial_indptr_)},
+            .workspace = set.At(workspace_),
+            .workspace_bytes = workspace_bytes_};
+  }
+
+ private:
+  PagedBatch batch_;
+  int32_t num_q_heads_;
+  DType dtype_;
+  TableTensors table_;
+  int q_, kv_, out_;
+  int lane_task_indptr_ = -1, tasks_ = -1, ranges_ = -1, members_ = -1, seq_partial_indptr_ = -1;
+  int workspace_ = -1;
+  int32_t num_lanes_ = 0;
+  int64_t num_partials_ = 0;
+  int64_t workspace_bytes_ = 0;
+};
+
+void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
+  const auto hq = static_cast<int32_t>(shape.Int("hq"));
+  const auto hk = static_cast<int32_t>(shape.Int("hk"));
+  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim));
+  nlohmann::ordered_json described{{"name", shape.name()}};
+  std::vector<int64_t> chunk_lengths;
+  std::vector<std::vector<int32_t>> seq_chunks;
+  if (shape.family() == "cascade") {
+    const int64_t batch = shape.Int("batch");
+    chunk_lengths.push_back(shape.Int("shared"));
+    chunk_lengths.resize(static_cast<size_t>(batch) + 1, shape.Int("unique"));
+    for (int32_t seq = 0; seq < batch; ++seq) seq_chunks.push_back({0, seq + 1});
+    described.update(
+        {{"batch", batch}, {"shared", chunk_lengths[0]}, {"unique", chunk_lengths[1]}});
+  } else {
+    chunk_lengths = shape.Lengths("lens", "len");
+    for (size_t i = 0; i < chunk_lengths.size(); ++i) {
+      seq_chunks.push_back({static_cast<int32_t>(i)});
+    }
+    DescribeLengths(described, "len", chunk_lengths);
+  }
+  described.update({{"hq", hq}, {"hk", hk}, {"head_dim", head_dim}});
+  for (const int64_t page_size : shape.IntsOr("pages", {256})) {
+    CaseSpec& spec = cases.emplace_back();
+    spec.shape = described;
+    spec.shape["page_size"] = page_size;
+    spec.variant = "page:" + std::to_string(page_size);
+    spec.implementation = "cuda";
+    spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
+      return std::make_unique<DecodeCase>(
+          ShuffledBatch(hk, head_dim, static_cast<int32_t>(page_size), chunk_lengths, seq_chunks),
+          hq, context);
+    };
+  }
+}
+
+}  // namespace
+}  // namespace tokline::bench
+
+int main(int argc, char** argv) {
+  return tokline::bench::BenchMain(argc, argv,
+                                   {.kernel = "chunk_decode",
+                                    .families = {"decode", "cascade"},
+                                    .add_cases = tokline::bench::AddCases});
+}

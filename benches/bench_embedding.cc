@@ -1,0 +1,91 @@
+// embedding ("embedding"): rows of a table by random token ids.
+#include <map>
+#include <random>
+
+#include "benches/bench_case.h"
+#include "kernels/embedding/embedding.h"
+#include "reference/embedding.h"
+
+namespace tokline::bench {
+namespace {
+
+class EmbeddingCase : public KernelCase<EmbeddingParams> {
+ public:
+  EmbeddingCase(std::vector<int32_t> ids, int64_t vocab, int64_t hidden, const CaseContext& context)
+      : KernelCase(EmbeddingReference),
+        ids_host_(std::move(ids)),
+        vocab_(vocab),
+        hidden_(hidden),
+        dtype_(context.dtype) {
+    embeddings_ = tensors_.Random(dtype_, vocab, hidden);
+    out_ = tensors_.Output(dtype_, static_cast<int64_t>(ids_host_.size()), hidden, kExact);
+    ids_ = tensors_.Table(ids_host_);
+  }
+
+  // A few tokens, over a table of only the rows that they pick.
+  SampledCase Sample(uint64_t seed) const override {
+    const std::vector<int64_t> tokens =
+        PickIndices(static_cast<int64_t>(ids_host_.size()), 64, seed);
+    std::vector<int32_t> ids;
+    std::vector<int64_t> table_rows;
+    std::map<int32_t, int32_t> renumbered;
+    for (const int64_t token : tokens) {
+      const int32_t id = ids_host_[static_cast<size_t>(token)];
+      const auto [entry, added] = renumbered.try_emplace(id, table_rows.size());
+      if (added) table_rows.push_back(id);
+      ids.push_back(entry->second);
+    }
+    SampledCase sampled{.problem = std::make_unique<EmbeddingCase>(
+                            std::move(ids), static_cast<int64_t>(table_rows.size()), hidden_,
+                            CaseContext{.dtype = dtype_})};
+    sampled.maps.resize(tensors_.specs().size());
+    sampled.maps[embeddings_].rows = std::move(table_rows);
+    sampled.maps[out_].rows = tokens;
+    return sampled;
+  }
+
+ protected:
+  EmbeddingParams Bind(const TensorSet& set) const override {
+    return {.dtype = dtype_,
+            .num_tokens = static_cast<int64_t>(ids_host_.size()),
+            .vocab_size = vocab_,
+            .hidden_size = hidden_,
+            .token_ids = set.At<int32_t>(ids_),
+            .table = set.At(embeddings_),
+            .out = set.At(out_)};
+  }
+
+ private:
+  std::vector<int32_t> ids_host_;
+  int64_t vocab_;
+  int64_t hidden_;
+  DType dtype_;
+  int embeddings_, out_, ids_;
+};
+
+void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
+  const int64_t vocab = shape.Int("vocab");
+  const int64_t hidden = shape.Int("hidden");
+  for (const int64_t tokens : shape.Ints("tokens")) {
+    CaseSpec& spec = cases.emplace_back();
+    spec.shape = {{"name", shape.name()}, {"tokens", tokens}, {"vocab", vocab}, {"hidden", hidden}};
+    spec.variant = "tokens:" + std::to_string(tokens);
+    spec.implementation = "cuda";
+    spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
+      std::mt19937_64 rng(11);
+      std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(vocab - 1));
+      std::vector<int32_t> ids;
+      for (int64_t i = 0; i < tokens; ++i) ids.push_back(any(rng));
+      return std::make_unique<EmbeddingCase>(std::move(ids), vocab, hidden, context);
+    };
+  }
+}
+
+}  // namespace
+}  // namespace tokline::bench
+
+int main(int argc, char** argv) {
+  return tokline::bench::BenchMain(
+      argc, argv,
+      {.kernel = "embedding", .families = {"embedding"}, .add_cases = tokline::bench::AddCases});
+}

@@ -1,0 +1,143 @@
+// paged_prefill on ragged batches of new tokens, with or without a past ("prefill").
+#include <cmath>
+
+#include "benches/bench_case.h"
+#include "benches/paged_batch.h"
+#include "kernels/paged_prefill/paged_prefill.h"
+#include "reference/paged_prefill.h"
+
+namespace tokline::bench {
+namespace {
+
+constexpr int32_t kHeadDim = 128;
+
+class PrefillCase : public KernelCase<PagedPrefillParams> {
+ public:
+  // new_tokens: of each sequence of the batch, the last of its context.
+  PrefillCase(PagedBatch batch, std::vector<int64_t> new_tokens, int32_t num_q_heads,
+              const CaseContext& context)
+      : KernelCase(PagedPrefillReference),
+        batch_(std::move(batch)),
+        new_tokens_(std::move(new_tokens)),
+        q_indptr_host_(PrefixSums(new_tokens_)),
+        num_q_heads_(num_q_heads),
+        dtype_(context.dtype) {
+    const int32_t head_dim = batch_.layout.head_dim;
+    const int64_t rows = int64_t{q_indptr_host_.back()} * num_q_heads;
+    q_ = tensors_.Random(dtype_, rows, head_dim);
+    kv_ = tensors_.Random(dtype_, batch_.PoolRows(), head_dim);
+    out_ = tensors_.Output(dtype_, rows, head_dim, SumTolerance(dtype_));
+    const ChunkTable table = batch_.Table();
+    table_ = TableTensors(tensors_, table);
+    q_indptr_ = tensors_.Table(q_indptr_host_);
+    if (!context.device) return;
+    const PagedPrefillPlan plan =
+        PlanPagedPrefill(table.View(), q_indptr_host_.data(), batch_.layout, num_q_heads,
+                         /*causal=*/true, *context.device);
+    tile_tokens_ = plan.tile_tokens;
+    num_tiles_ = static_cast<int32_t>(plan.tiles.size());
+    tiles_ = tensors_.Table(plan.tiles);
+  }
+
+  // New token i of n in a context of L sees what a single new token in a context of L - n + i + 1
+  // sees: a few rows of a huge problem are a small problem.
+  SampledCase Sample(uint64_t seed) const override {
+    const std::vector<int64_t> kv_heads{
+        PickIndices(batch_.layout.num_kv_heads, 3, seed).at(seed % 2)};
+    std::vector<Prefix> prefixes;
+    std::vector<int64_t> tokens;
+    for (const int64_t seq : PickIndices(batch_.NumSeqs(), 3, seed)) {
+      const int64_t count = new_tokens_[static_cast<size_t>(seq)];
+      const int64_t past = batch_.SequenceLength(seq) - count;
+      for (const int64_t row : PickIndices(count, 12, seed)) {
+        prefixes.push_back({seq, past + row + 1});
+        tokens.push_back(q_indptr_host_[static_cast<size_t>(seq)] + row);
+      }
+    }
+    PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
+    const int32_t group = num_q_heads_ / batch_.layout.num_kv_heads;
+    SampledCase sampled{.problem = std::make_unique<PrefillCase>(
+                            std::move(sample.batch), std::vector<int64_t>(prefixes.size(), 1),
+                            group, CaseContext{.dtype = dtype_})};
+    sampled.maps.resize(3);
+    sampled.maps[q_].rows = HeadRows(tokens, num_q_heads_, QueryHeads(kv_heads, group));
+    sampled.maps[kv_].rows = std::move(sample.pool_rows);
+    sampled.maps[out_].rows = sampled.maps[q_].rows;
+    return sampled;
+  }
+
+ protected:
+  PagedPrefillParams Bind(const TensorSet& set) const override {
+    const int32_t head_dim = batch_.layout.head_dim;
+    return {.dtype = dtype_,
+            .num_q_heads = num_q_heads_,
+            .causal = true,
+            .scale = 1 / std::sqrt(static_cast<float>(head_dim)),
+            .layout = batch_.layout,
+            .table = table_.Bind(set),
+            .total_tokens = q_indptr_host_.back(),
+            .q_indptr = set.At<int32_t>(q_indptr_),
+            .q = set.At(q_),
+            .q_stride = int64_t{num_q_heads_} * head_dim,
+            .kv = set.At(kv_),
+            .out = set.At(out_),
+            .out_stride = int64_t{num_q_heads_} * head_dim,
+            .tile_tokens = tile_tokens_,
+            .num_tiles = num_tiles_,
+            .tiles = set.At<PagedPrefillTile>(tiles_)};
+  }
+
+ private:
+  PagedBatch batch_;
+  std::vector<int64_t> new_tokens_;
+  std::vector<int32_t> q_indptr_host_;
+  int32_t num_q_heads_;
+  DType dtype_;
+  TableTensors table_;
+  int q_, kv_, out_, q_indptr_;
+  int tiles_ = -1;
+  int32_t tile_tokens_ = 0;
+  int32_t num_tiles_ = 0;
+};
+
+void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
+  const auto hq = static_cast<int32_t>(shape.Int("hq"));
+  const auto hk = static_cast<int32_t>(shape.Int("hk"));
+  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim));
+  const std::vector<int64_t> new_tokens = shape.Lengths("q", "q_len");
+  const std::vector<int64_t> contexts = shape.Lengths("kv", "kv_len");
+  if (new_tokens.size() != contexts.size()) {
+    shape.Fail(StrCat("q has ", new_tokens.size(), " sequences, kv has ", contexts.size()));
+  }
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    if (new_tokens[i] > contexts[i]) {
+      shape.Fail(StrCat("sequence ", i, " has ", new_tokens[i], " new tokens in a context of ",
+                        contexts[i]));
+    }
+  }
+  nlohmann::ordered_json described{{"name", shape.name()}};
+  DescribeLengths(described, "q_len", new_tokens);
+  DescribeLengths(described, "kv_len", contexts);
+  described.update({{"hq", hq}, {"hk", hk}, {"head_dim", head_dim}, {"causal", true}});
+  for (const int64_t page_size : shape.IntsOr("pages", {256})) {
+    CaseSpec& spec = cases.emplace_back();
+    spec.shape = described;
+    spec.shape["page_size"] = page_size;
+    spec.variant = "page:" + std::to_string(page_size);
+    spec.implementation = "cuda";
+    spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
+      return std::make_unique<PrefillCase>(
+          ShuffledBatch(hk, head_dim, static_cast<int32_t>(page_size), contexts), new_tokens, hq,
+          context);
+    };
+  }
+}
+
+}  // namespace
+}  // namespace tokline::bench
+
+int main(int argc, char** argv) {
+  return tokline::bench::BenchMain(
+      argc, argv,
+      {.kernel = "paged_prefill", .families = {"prefill"}, .add_cases = tokline::bench::AddCases});
+}

@@ -1,0 +1,152 @@
+// rmsnorm_qkv ("qkv"): norm and projection alone, and with QK-norm, RoPE and KV append.
+#include <algorithm>
+
+#include "benches/append_batch.h"
+#include "benches/bench_case.h"
+#include "benches/paged_batch.h"
+#include "benches/shared_matmul.h"
+#include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
+#include "reference/rmsnorm_qkv.h"
+
+namespace tokline::bench {
+namespace {
+
+constexpr float kNormEps = 1e-6f;
+constexpr int32_t kPageSize = 256;
+
+struct QkvShape {
+  int64_t hidden = 0;
+  int32_t hq = 0;
+  bool append = false;
+  int64_t rope_rows = 0;
+  RmsNormQkvVariant variant = RmsNormQkvVariant::kAuto;
+};
+
+class QkvCase final : public KernelCase<RmsNormQkvParams> {
+ public:
+  // The batch gives the number of tokens, and where they go when they are appended.
+  QkvCase(AppendBatch batch, const QkvShape& shape, const CaseContext& context)
+      : KernelCase(RmsNormQkvReference),
+        batch_(std::move(batch)),
+        shape_(shape),
+        dtype_(context.dtype) {
+    const int32_t head_dim = batch_.layout.head_dim;
+    x_ = tensors_.Random(dtype_, batch_.NumTokens(), shape.hidden);
+    norm_ = tensors_.Random(dtype_, 1, shape.hidden);
+    weight_ = tensors_.Random(dtype_, OutFeatures(), shape.hidden, WeightLog2Scale(shape.hidden));
+    // After an append K and V are in the pool; what is left of them in qkv is not specified.
+    qkv_ = tensors_.Output(dtype_, batch_.NumTokens(), OutFeatures(), FusedSumTolerance(dtype_),
+                           shape.append ? int64_t{shape.hq} * head_dim : -1);
+    if (shape.append) {
+      kv_ = tensors_.Output(dtype_, batch_.PoolRows(), head_dim, FusedSumTolerance(dtype_));
+      q_norm_ = tensors_.Random(dtype_, 1, head_dim);
+      k_norm_ = tensors_.Random(dtype_, 1, head_dim);
+      slots_ = tensors_.Table(batch_.slots);
+      positions_ = tensors_.Table(batch_.positions);
+      rope_ = tensors_.Table(RopeTable(shape.rope_rows, head_dim));
+    }
+    if (!context.device) return;
+    matmul_ = SharedMatmul();
+    workspace_bytes_ = RmsNormQkvWorkspaceBytes(Bind(SymbolicSet(tensors_)));
+    workspace_ = tensors_.Workspace(workspace_bytes_);
+  }
+
+  SampledCase Sample(uint64_t seed) const override {
+    AppendSample sample = SamplePages(batch_, 4, seed);
+    SampledCase sampled{.problem = std::make_unique<QkvCase>(std::move(sample.batch), shape_,
+                                                             CaseContext{.dtype = dtype_})};
+    sampled.maps.resize(tensors_.specs().size());
+    sampled.maps[x_].rows = sample.tokens;
+    sampled.maps[qkv_].rows = sample.tokens;
+    if (shape_.append) sampled.maps[kv_].rows = std::move(sample.pool_rows);
+    return sampled;
+  }
+
+ protected:
+  RmsNormQkvParams Bind(const TensorSet& set) const override {
+    RmsNormQkvParams params{.dtype = dtype_,
+                            .variant = shape_.variant,
+                            .num_tokens = batch_.NumTokens(),
+                            .hidden_size = shape_.hidden,
+                            .num_q_heads = shape_.hq,
+                            .num_kv_heads = batch_.layout.num_kv_heads,
+                            .head_dim = batch_.layout.head_dim,
+                            .x = set.At(x_),
+                            .x_stride = shape_.hidden,
+                            .norm_weight = set.At(norm_),
+                            .norm_eps = kNormEps,
+                            .weight = set.At(weight_),
+                            .qkv = set.At(qkv_),
+                            .qkv_stride = OutFeatures(),
+                            .append = shape_.append,
+                            .matmul = matmul_,
+                            .workspace = set.At(workspace_),
+                            .workspace_bytes = workspace_bytes_};
+    if (shape_.append) {
+      params.append_params = {.layout = batch_.layout,
+                              .kv = set.At(kv_),
+                              .slots = set.At<int64_t>(slots_),
+                              .q_norm_weight = set.At(q_norm_),
+                              .k_norm_weight = set.At(k_norm_),
+                              .norm_eps = kNormEps,
+                              .positions = set.At<int32_t>(positions_),
+                              .rope_cos_sin = set.At<float>(rope_),
+                              .rope_rows = shape_.rope_rows};
+    }
+    return params;
+  }
+
+ private:
+  int64_t OutFeatures() const {
+    return int64_t{shape_.hq + 2 * batch_.layout.num_kv_heads} * batch_.layout.head_dim;
+  }
+
+  AppendBatch batch_;
+  QkvShape shape_;
+  DType dtype_;
+  int x_, norm_, weight_, qkv_;
+  int kv_ = -1, q_norm_ = -1, k_norm_ = -1, slots_ = -1, positions_ = -1, rope_ = -1;
+  int workspace_ = -1;
+  Matmul* matmul_ = nullptr;
+  int64_t workspace_bytes_ = 0;
+};
+
+void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSpec>& cases) {
+  QkvShape qkv{.hidden = shape.Int("hidden"), .hq = static_cast<int32_t>(shape.Int("hq"))};
+  const PagedKvLayout layout{.num_kv_heads = static_cast<int32_t>(shape.Int("hk")),
+                             .page_size = kPageSize,
+                             .head_dim = static_cast<int32_t>(shape.IntOr("head_dim", 128))};
+  const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1});
+  for (const int64_t tokens : shape.Ints("tokens")) {
+    for (const int64_t append : append_options) {
+      for (const auto variant : {RmsNormQkvVariant::kSkinny, RmsNormQkvVariant::kMatmul}) {
+        const bool skinny = variant == RmsNormQkvVariant::kSkinny;
+        if (skinny && (tokens > kMaxSkinnyTokens || !context.device)) continue;
+        qkv.append = append != 0;
+        qkv.variant = variant;
+        CaseSpec& spec = cases.emplace_back();
+        spec.shape = {{"name", shape.name()},      {"tokens", tokens},
+                      {"hidden", qkv.hidden},      {"hq", qkv.hq},
+                      {"hk", layout.num_kv_heads}, {"head_dim", layout.head_dim},
+                      {"append", qkv.append}};
+        spec.variant = StrCat("tokens:", tokens, qkv.append ? "/append" : "");
+        spec.implementation = skinny ? "skinny" : "matmul";
+        spec.make = [=](const CaseContext& ctx) -> std::unique_ptr<BenchCase> {
+          AppendBatch batch = ManySequences(layout, tokens);
+          QkvShape made = qkv;
+          made.rope_rows = 1 + *std::max_element(batch.positions.begin(), batch.positions.end());
+          return std::make_unique<QkvCase>(std::move(batch), made, ctx);
+        };
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tokline::bench
+
+int main(int argc, char** argv) {
+  return tokline::bench::BenchMain(
+      argc, argv,
+      {.kernel = "rmsnorm_qkv", .families = {"qkv"}, .add_cases = tokline::bench::AddCases});
+}

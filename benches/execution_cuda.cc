@@ -1,0 +1,93 @@
+#include <cuda_runtime_api.h>
+
+#include "benches/execution.h"
+#include "benches/shared_matmul.h"
+#include "harness/core/cuda_handles.h"
+#include "harness/core/device.h"
+#include "harness/core/device_buffer.h"
+#include "harness/core/random_values.h"
+
+namespace tokline::bench {
+namespace {
+
+// Left to the driver, the graphs and the libraries.
+constexpr double kUsableShareOfFree = 0.85;
+
+int64_t FreeBytes() {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return static_cast<int64_t>(free_bytes);
+}
+
+class DeviceExecution : public Execution {
+ public:
+  DeviceExecution() : name_(CudaDeviceName()), facts_(QueryDeviceFacts()), stream_(MakeStream()) {}
+
+  std::string DeviceName() const override { return name_; }
+  CaseContext Context(DType dtype) const override { return {.dtype = dtype, .device = facts_}; }
+  Placement Place(const Cost& cost, const TensorList& tensors) const override {
+    const int64_t free_bytes = FreeBytes();
+    const auto room = static_cast<int64_t>(kUsableShareOfFree * static_cast<double>(free_bytes)) -
+                      tensors.SharedBytes();
+    if (room < tensors.RotatingBytes()) {
+      throw RuntimeFailure(StrCat(
+          "device memory does not suffice: ", tensors.RotatingBytes() + tensors.SharedBytes(),
+          " bytes are needed, ", free_bytes, " are free"));
+    }
+    return PlaceInL2(cost.Bytes(), tensors.RotatingBytes(), facts_.l2_bytes, room);
+  }
+  std::unique_ptr<Memory> MakeMemory() const override { return MakeDeviceMemory(); }
+  void Run(const BenchCase& bench_case, const TensorStore& store, int count,
+           bool dependent) const override {
+    for (int copy = 0; copy < count; ++copy) {
+      bench_case.LaunchCuda(store.Set(copy), {.stream = stream_.get(), .dependent = dependent});
+    }
+    TOKLINE_CUDA(cudaStreamSynchronize(stream_.get()));
+  }
+  TimedSamples Time(const BenchCase& bench_case, const TensorStore& store, int samples,
+                    bool dependent) const override {
+    std::vector<TensorSet> sets;
+    for (int copy = 0; copy < store.copies(); ++copy) sets.push_back(store.Set(copy));
+    return TimeInGraph(
+        [&](int set, const LaunchOptions& options) {
+          bench_case.LaunchCuda(sets[static_cast<size_t>(set)], options);
+        },
+        {.samples = samples, .buffer_sets = store.copies(), .dependent = dependent});
+  }
+  std::optional<Peaks> Measure() const override {
+    constexpr int64_t kSide = 8192;  // large enough that the tensor cores are the limit
+    const DeviceBuffer x(kSide * kSide * 2);
+    const DeviceBuffer weight(kSide * kSide * 2);
+    const DeviceBuffer out(kSide * kSide * 2);
+    const DeviceBuffer workspace(Matmul::kWorkspaceBytes);
+    FillRandomOnDevice(DType::kBf16, x.data(), kSide * kSide, /*seed=*/2, /*log2_scale=*/0);
+    FillRandomOnDevice(DType::kBf16, weight.data(), kSide * kSide, /*seed=*/3, kMinLog2Scale);
+    const Matmul::Problem problem{.dtype = DType::kBf16,
+                                  .num_tokens = kSide,
+                                  .in_features = kSide,
+                                  .out_features = kSide,
+                                  .x = x.data(),
+                                  .x_stride = kSide,
+                                  .weight = weight.data(),
+                                  .out = out.data(),
+                                  .out_stride = kSide,
+                                  .workspace = workspace.data()};
+    Matmul& matmul = *SharedMatmul();
+    matmul.Prepare(problem);
+    return MeasurePeaks(
+        MatmulWork{.launch = [&](const LaunchOptions& options) { matmul.Run(problem, options); },
+                   .flops = 2.0 * kSide * kSide * kSide});
+  }
+
+ private:
+  std::string name_;
+  DeviceFacts facts_;
+  UniqueStream stream_;
+};
+
+}  // namespace
+
+std::unique_ptr<Execution> MakeDeviceExecution() { return std::make_unique<DeviceExecution>(); }
+
+}  // namespace tokline::bench

@@ -1,0 +1,89 @@
+#include "benches/options.h"
+
+#include <charconv>
+
+#include "harness/core/timing.h"
+#include "kernels/common/error.h"
+
+namespace tokline::bench {
+namespace {
+
+constexpr int kMostSamples = 10000;
+
+int ParseSamples(const std::string& text) {
+  int samples = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), samples);
+  Require(error == std::errc() && end == text.data() + text.size() && samples >= kMinSamples &&
+              samples <= kMostSamples,
+          "--samples is '", text, "'; it must be a whole number in [", kMinSamples, ", ",
+          kMostSamples, "]");
+  return samples;
+}
+
+DType ParseDType(const std::string& text) {
+  if (text == "bf16") return DType::kBf16;
+  if (text == "fp16") return DType::kF16;
+  throw InvalidArgument(StrCat("--dtype is '", text, "'; it must be bf16 or fp16"));
+}
+
+}  // namespace
+
+Options ParseOptions(const std::vector<std::string>& args) {
+  Options options;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const size_t equals = args[i].find('=');
+    const std::string flag = args[i].substr(0, equals);
+    const auto value = [&]() -> std::string {
+      if (equals != std::string::npos) return args[i].substr(equals + 1);
+      Require(i + 1 < args.size(), flag, " needs a value");
+      return args[++i];
+    };
+    const auto no_value = [&] {
+      Require(equals == std::string::npos, flag, " takes no value");
+      return true;
+    };
+    if (flag.starts_with("--benchmark_") || flag == "--v") {
+      options.rest.push_back(args[i]);
+    } else if (flag == "--device") {
+      options.device = value();
+      Require(options.device == "auto" || options.device == "cpu" || options.device == "cuda",
+              "--device is '", options.device, "'; it must be auto, cpu or cuda");
+    } else if (flag == "--shapes") {
+      options.shapes = value();
+      Require(!options.shapes.empty(), "--shapes is empty; it must name a file");
+    } else if (flag == "--record") {
+      options.record = value();
+      Require(!options.record.empty(), "--record is empty; it must name a file");
+    } else if (flag == "--dtype") {
+      options.dtype = ParseDType(value());
+    } else if (flag == "--samples") {
+      options.samples = ParseSamples(value());
+    } else if (flag == "--verify-only") {
+      options.verify_only = no_value();
+    } else if (flag == "--help" || flag == "-h") {
+      options.help = no_value();
+    } else {
+      throw InvalidArgument("unknown argument '" + args[i] + "'; --help lists what is known");
+    }
+  }
+  return options;
+}
+
+std::string OptionsHelp(const std::string& program) {
+  return "usage: " + program + " [flags]\n" + R"(
+Times one kernel on each shape and verifies its output before and after.
+          [--device auto|cpu|cuda]   cuda needs a device; auto runs the CPU reference on small
+                                     shapes where there is none (default: auto)
+          [--shapes FILE]            JSON shapes instead of the default ones (docs/measuring.md)
+          [--dtype bf16|fp16]        storage type (default: bf16)
+          [--samples N]              timed samples a row, at least 15 (default: 15)
+          [--verify-only]            compare with the reference, time nothing
+          [--record FILE]            append machine-readable rows (JSON lines)
+          [--help]
+Exit code: 0 all rows measured and verified, 1 failure, 2 usage, 130 interrupted.
+
+Google Benchmark's own flags:
+)";
+}
+
+}  // namespace tokline::bench

@@ -1,0 +1,30 @@
+// The command line of a bench program, besides Google Benchmark's own flags.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/common/dtype.h"
+
+namespace tokline::bench {
+
+struct Options {
+  std::string device = "auto";  // "auto", "cpu" or "cuda"
+  std::string shapes;           // a file; "": the default shapes
+  std::string record;           // a file; "": none
+  DType dtype = DType::kBf16;
+  int samples = 15;
+  bool verify_only = false;
+  bool help = false;
+  std::vector<std::string> rest;  // what was not ours
+};
+
+// Takes --flag VALUE and --flag=VALUE. Throws InvalidArgument that names the flag, its value and
+// what is allowed. Arguments that begin with --benchmark_ or --v go to `rest`; any other is
+// unknown.
+Options ParseOptions(const std::vector<std::string>& args);
+
+// Help on the flags above, for a program of this name.
+std::string OptionsHelp(const std::string& program);
+
+}  // namespace tokline::bench

@@ -1,0 +1,176 @@
+#include "benches/paged_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <unordered_map>
+
+namespace tokline::bench {
+
+int64_t PagedBatch::SequenceLength(int64_t seq) const {
+  int64_t length = 0;
+  for (const int32_t chunk : seq_chunks[static_cast<size_t>(seq)]) {
+    length += chunk_lengths[static_cast<size_t>(chunk)];
+  }
+  return length;
+}
+
+ChunkTable PagedBatch::Table() const {
+  ChunkTable table;
+  for (size_t c = 0; c < chunk_pages.size(); ++c) {
+    table.AddChunk(chunk_pages[c], chunk_lengths[c]);
+  }
+  for (const std::vector<int32_t>& chunks : seq_chunks) table.AddSequence(chunks);
+  return table;
+}
+
+PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                         const std::vector<int64_t>& chunk_lengths,
+                         std::vector<std::vector<int32_t>> seq_chunks) {
+  int64_t num_pages = 0;
+  for (const int64_t length : chunk_lengths) num_pages += (length + page_size - 1) / page_size;
+  PagedBatch batch{.layout = {.num_pages = num_pages,
+                              .num_kv_heads = num_kv_heads,
+                              .page_size = page_size,
+                              .head_dim = head_dim},
+                   .seq_chunks = std::move(seq_chunks)};
+  const std::vector<int32_t> pages = ShuffledIds(num_pages);
+  auto next = pages.begin();
+  for (const int64_t length : chunk_lengths) {
+    const auto end = next + (length + page_size - 1) / page_size;
+    batch.chunk_pages.emplace_back(next, end);
+    batch.chunk_lengths.push_back(static_cast<int32_t>(length));
+    next = end;
+  }
+  return batch;
+}
+
+PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                         const std::vector<int64_t>& lengths) {
+  std::vector<std::vector<int32_t>> seq_chunks;
+  for (size_t i = 0; i < lengths.size(); ++i) seq_chunks.push_back({static_cast<int32_t>(i)});
+  return ShuffledBatch(num_kv_heads, head_dim, page_size, lengths, std::move(seq_chunks));
+}
+
+PagedSample SamplePrefixes(const PagedBatch& whole, const std::vector<Prefix>& prefixes,
+                           const std::vector<int64_t>& kv_heads) {
+  PagedSample sample;
+  std::unordered_map<int32_t, int32_t> renumbered;
+  std::vector<int64_t> pages;
+  const int32_t page_size = whole.layout.page_size;
+  for (const Prefix& prefix : prefixes) {
+    int64_t left = prefix.length;
+    std::vector<int32_t>& chunks = sample.batch.seq_chunks.emplace_back();
+    for (const int32_t chunk : whole.seq_chunks[static_cast<size_t>(prefix.seq)]) {
+      const int64_t length =
+          std::min<int64_t>(left, whole.chunk_lengths[static_cast<size_t>(chunk)]);
+      left -= length;
+      std::vector<int32_t>& chunk_pages = sample.batch.chunk_pages.emplace_back();
+      for (int64_t i = 0; i < (length + page_size - 1) / page_size; ++i) {
+        const int32_t page = whole.chunk_pages[static_cast<size_t>(chunk)][static_cast<size_t>(i)];
+        const auto [entry, added] =
+            renumbered.try_emplace(page, static_cast<int32_t>(pages.size()));
+        if (added) pages.push_back(page);
+        chunk_pages.push_back(entry->second);
+      }
+      chunks.push_back(static_cast<int32_t>(sample.batch.chunk_lengths.size()));
+      sample.batch.chunk_lengths.push_back(static_cast<int32_t>(length));
+    }
+  }
+  sample.batch.layout = whole.layout;
+  sample.batch.layout.num_pages = static_cast<int64_t>(pages.size());
+  sample.batch.layout.num_kv_heads = static_cast<int32_t>(kv_heads.size());
+  sample.pool_rows = PoolRowsOf(whole.layout, pages, kv_heads);
+  return sample;
+}
+
+std::vector<int64_t> PoolRowsOf(const PagedKvLayout& whole, const std::vector<int64_t>& pages,
+                                const std::vector<int64_t>& kv_heads) {
+  std::vector<int64_t> rows;
+  rows.reserve(pages.size() * 2 * kv_heads.size() * static_cast<size_t>(whole.page_size));
+  for (const int64_t page : pages) {
+    for (const bool value : {false, true}) {
+      for (const int64_t head : kv_heads) {
+        const auto h = static_cast<int32_t>(head);
+        const int64_t offset = value ? whole.ValueOffset(page, h, 0) : whole.KeyOffset(page, h, 0);
+        for (int32_t row = 0; row < whole.page_size; ++row) {
+          rows.push_back(offset / whole.head_dim + row);
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+TableTensors::TableTensors(TensorList& tensors, const ChunkTable& table) {
+  const ChunkTableView view = table.View();
+  const auto list = [](const int32_t* data, int64_t count) {
+    return std::vector<int32_t>(data, data + count);
+  };
+  num_seqs_ = view.num_seqs;
+  num_chunks_ = view.num_chunks;
+  seq_chunk_indptr_ = tensors.Table(list(view.seq_chunk_indptr, num_seqs_ + 1));
+  seq_chunks_ = tensors.Table(list(view.seq_chunks, view.seq_chunk_indptr[num_seqs_]));
+  chunk_page_indptr_ = tensors.Table(list(view.chunk_page_indptr, num_chunks_ + 1));
+  chunk_pages_ = tensors.Table(list(view.chunk_pages, view.chunk_page_indptr[num_chunks_]));
+  chunk_lengths_ = tensors.Table(list(view.chunk_lengths, num_chunks_));
+}
+
+ChunkTableView TableTensors::Bind(const TensorSet& set) const {
+  return {.num_seqs = num_seqs_,
+          .num_chunks = num_chunks_,
+          .seq_chunk_indptr = set.At<int32_t>(seq_chunk_indptr_),
+          .seq_chunks = set.At<int32_t>(seq_chunks_),
+          .chunk_page_indptr = set.At<int32_t>(chunk_page_indptr_),
+          .chunk_pages = set.At<int32_t>(chunk_pages_),
+          .chunk_lengths = set.At<int32_t>(chunk_lengths_)};
+}
+
+std::vector<int32_t> PrefixSums(const std::vector<int64_t>& lengths) {
+  std::vector<int32_t> sums{0};
+  for (const int64_t length : lengths) sums.push_back(sums.back() + static_cast<int32_t>(length));
+  return sums;
+}
+
+std::vector<int32_t> ShuffledIds(int64_t n) {
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  std::iota(ids.begin(), ids.end(), 0);
+  std::mt19937_64 rng(7);
+  std::shuffle(ids.begin(), ids.end(), rng);
+  return ids;
+}
+
+std::vector<float> RopeTable(int64_t rows, int32_t head_dim) {
+  constexpr double kBase = 1e6;
+  std::vector<float> table;
+  table.reserve(static_cast<size_t>(rows * head_dim));
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int32_t i = 0; i < head_dim / 2; ++i) {
+      const double angle = static_cast<double>(row) * std::pow(kBase, -2.0 * i / head_dim);
+      table.push_back(static_cast<float>(std::cos(angle)));
+      table.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  return table;
+}
+
+std::vector<int64_t> HeadRows(const std::vector<int64_t>& items, int64_t num_heads,
+                              const std::vector<int64_t>& heads) {
+  std::vector<int64_t> rows;
+  rows.reserve(items.size() * heads.size());
+  for (const int64_t item : items) {
+    for (const int64_t head : heads) rows.push_back(item * num_heads + head);
+  }
+  return rows;
+}
+
+std::vector<int64_t> QueryHeads(const std::vector<int64_t>& kv_heads, int64_t group) {
+  std::vector<int64_t> heads;
+  for (const int64_t head : kv_heads) {
+    for (int64_t i = 0; i < group; ++i) heads.push_back(head * group + i);
+  }
+  return heads;
+}
+
+}  // namespace tokline::bench

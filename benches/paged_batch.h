@@ -1,0 +1,87 @@
+// Sequences over a paged KV pool for bench cases: page lists, and a sample of a few sequences and
+// heads with the rows of the pool that it needs.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "benches/tensors.h"
+#include "kernels/common/chunk_table.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline::bench {
+
+// The layout is HND: its rows, in order, are (page, K or V, head, position in the page).
+struct PagedBatch {
+  PagedKvLayout layout{};
+  std::vector<std::vector<int32_t>> chunk_pages{};
+  std::vector<int32_t> chunk_lengths{};
+  std::vector<std::vector<int32_t>> seq_chunks{};
+
+  int64_t NumSeqs() const { return static_cast<int64_t>(seq_chunks.size()); }
+  int64_t PoolRows() const { return layout.NumElements() / layout.head_dim; }
+  int64_t SequenceLength(int64_t seq) const;
+  ChunkTable Table() const;
+};
+
+// Chunks of these lengths on pages that are shuffled over a pool that just holds them.
+PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                         const std::vector<int64_t>& chunk_lengths,
+                         std::vector<std::vector<int32_t>> seq_chunks);
+
+// One chunk a sequence.
+PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                         const std::vector<int64_t>& lengths);
+
+// The first `length` tokens of sequence `seq`.
+struct Prefix {
+  int64_t seq;
+  int64_t length;
+};
+
+struct PagedSample {
+  PagedBatch batch;                // one sequence a prefix, on a pool of only their pages and heads
+  std::vector<int64_t> pool_rows;  // the whole pool's row of each of its rows
+};
+
+PagedSample SamplePrefixes(const PagedBatch& whole, const std::vector<Prefix>& prefixes,
+                           const std::vector<int64_t>& kv_heads);
+
+// Rows of the whole pool that a pool of these pages and heads consists of.
+std::vector<int64_t> PoolRowsOf(const PagedKvLayout& whole, const std::vector<int64_t>& pages,
+                                const std::vector<int64_t>& kv_heads);
+
+// A chunk table as tensors of a case.
+class TableTensors {
+ public:
+  TableTensors() = default;
+  TableTensors(TensorList& tensors, const ChunkTable& table);
+  ChunkTableView Bind(const TensorSet& set) const;
+
+ private:
+  int32_t num_seqs_ = 0;
+  int32_t num_chunks_ = 0;
+  int seq_chunk_indptr_ = -1;
+  int seq_chunks_ = -1;
+  int chunk_page_indptr_ = -1;
+  int chunk_pages_ = -1;
+  int chunk_lengths_ = -1;
+};
+
+// [0, l0, l0 + l1, ...]
+std::vector<int32_t> PrefixSums(const std::vector<int64_t>& lengths);
+
+// Ids 0 .. n - 1 in a fixed random order.
+std::vector<int32_t> ShuffledIds(int64_t n);
+
+// cos, sin pairs of RoPE angles, [rows, head_dim / 2], base 1e6.
+std::vector<float> RopeTable(int64_t rows, int32_t head_dim);
+
+// Rows (item, head) of tensors [items, num_heads, head_dim] for these items and heads.
+std::vector<int64_t> HeadRows(const std::vector<int64_t>& items, int64_t num_heads,
+                              const std::vector<int64_t>& heads);
+
+// The query heads of these KV heads.
+std::vector<int64_t> QueryHeads(const std::vector<int64_t>& kv_heads, int64_t group);
+
+}  // namespace tokline::bench

@@ -1,0 +1,162 @@
+#include "benches/shapes.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+
+#include "kernels/common/error.h"
+
+namespace tokline::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<std::string_view, 11> kFamilies{"decode",    "prefill",  "cascade", "append",
+                                                     "gather",    "qkv",      "linear",  "rmsnorm",
+                                                     "embedding", "silu_mul", "sampling"};
+
+// Larger numbers are slips; products of a few of these still fit in int64.
+constexpr int64_t kMostInt = int64_t{1} << 31;
+
+template <typename Range>
+std::string Listed(const Range& range) {
+  std::string list;
+  for (const auto& item : range) list += (list.empty() ? "" : ", ") + std::string(item);
+  return list;
+}
+
+bool IsInt(const Json& value, int64_t least) {
+  return value.is_number_integer() && !(value.is_number_unsigned() && value > kMostInt) &&
+         value.get<int64_t>() >= least && value.get<int64_t>() < kMostInt;
+}
+
+}  // namespace
+
+ShapeReader::ShapeReader(std::string file, std::string family, const Json& shape)
+    : family_(std::move(family)), shape_(&shape) {
+  name_ = shape.at("name").get<std::string>();
+  where_ = file + ": " + family_ + ": " + name_;
+  known_.insert("name");
+}
+
+void ShapeReader::Fail(const std::string& why) const { throw InvalidArgument(where_ + ": " + why); }
+
+bool ShapeReader::Has(const std::string& key) {
+  known_.insert(key);
+  return shape_->contains(key);
+}
+
+const Json& ShapeReader::At(const std::string& key) {
+  if (!Has(key)) Fail("'" + key + "' is missing");
+  return shape_->at(key);
+}
+
+int64_t ShapeReader::Int(const std::string& key, int64_t least) {
+  const Json& value = At(key);
+  if (!IsInt(value, least)) {
+    Fail(StrCat("'", key, "' is ", value.dump(), "; it must be a whole number in [", least, ", ",
+                kMostInt, ")"));
+  }
+  return value;
+}
+
+int64_t ShapeReader::IntOr(const std::string& key, int64_t fallback, int64_t least) {
+  return Has(key) ? Int(key, least) : fallback;
+}
+
+std::vector<int64_t> ShapeReader::Ints(const std::string& key, int64_t least) {
+  const Json& value = At(key);
+  const bool good = value.is_array() && !value.empty() &&
+                    std::all_of(value.begin(), value.end(),
+                                [least](const Json& item) { return IsInt(item, least); });
+  if (!good) {
+    Fail(StrCat("'", key, "' is ", value.dump().substr(0, 60), "; it must be a list of whole ",
+                "numbers in [", least, ", ", kMostInt, "), not empty"));
+  }
+  return value;
+}
+
+std::vector<int64_t> ShapeReader::IntsOr(const std::string& key, std::vector<int64_t> fallback) {
+  return Has(key) ? Ints(key, 0) : fallback;
+}
+
+double ShapeReader::NumberOr(const std::string& key, double fallback) {
+  if (!Has(key)) return fallback;
+  const Json& value = At(key);
+  if (!value.is_number() || !std::isfinite(value.get<double>())) {
+    Fail(StrCat("'", key, "' is ", value.dump(), "; it must be a number"));
+  }
+  return value;
+}
+
+std::vector<int64_t> ShapeReader::Lengths(const std::string& list, const std::string& one) {
+  const bool has_list = Has(list);
+  const bool has_one = Has(one);
+  if (has_list == has_one) {
+    Fail(StrCat("give the lengths either as '", list, "' or as 'batch' and '", one, "'"));
+  }
+  if (has_list) return Ints(list, 0);
+  constexpr int64_t kMostSequences = 1 << 20;
+  const int64_t batch = Int("batch");
+  if (batch > kMostSequences) {
+    Fail(StrCat("'batch' is ", batch, "; it must be at most ", kMostSequences));
+  }
+  return std::vector<int64_t>(static_cast<size_t>(batch), Int(one, 0));
+}
+
+void ShapeReader::Finish() const {
+  for (const auto& [key, value] : shape_->items()) {
+    if (!known_.contains(key)) {
+      Fail("unknown key '" + key + "'; known are " + Listed(known_));
+    }
+  }
+}
+
+ShapeFile ReadShapeFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw RuntimeFailure("cannot read shapes from " + path);
+  return ParseShapes(path, text);
+}
+
+ShapeFile ParseShapes(const std::string& name, std::string_view json) {
+  ShapeFile shapes{.name = name, .families = {}};
+  try {
+    shapes.families = Json::parse(json);
+  } catch (const Json::exception& error) {
+    throw InvalidArgument(name + ": not JSON: " + error.what());
+  }
+  Require(shapes.families.is_object(), name, ": must be an object of families");
+  for (const auto& [family, list] : shapes.families.items()) {
+    Require(std::find(kFamilies.begin(), kFamilies.end(), family) != kFamilies.end(), name,
+            ": unknown family '", family, "'; known are ", Listed(kFamilies));
+    Require(list.is_array(), name, ": ", family, ": must be a list of shapes");
+    std::set<std::string> names;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const Json& shape = list[i];
+      Require(shape.is_object() && shape.contains("name") && shape["name"].is_string() &&
+                  !shape["name"].get_ref<const std::string&>().empty(),
+              name, ": ", family, ": shape ", i, " must be an object with a name, but is ",
+              shape.dump().substr(0, 60));
+      Require(names.insert(shape["name"]).second, name, ": ", family, ": two shapes are named '",
+              shape["name"].get<std::string>(), "'");
+    }
+  }
+  return shapes;
+}
+
+void DescribeLengths(Json& shape, const std::string& key, const std::vector<int64_t>& lengths) {
+  shape["batch"] = lengths.size();
+  const bool equal =
+      std::adjacent_find(lengths.begin(), lengths.end(), std::not_equal_to<>()) == lengths.end();
+  if (equal && !lengths.empty()) {
+    shape[key] = lengths.front();
+  } else {
+    shape[key + "s"] = lengths;
+  }
+}
+
+}  // namespace tokline::bench

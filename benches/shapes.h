@@ -1,0 +1,66 @@
+// Shapes of benches: a JSON object of families, each a list of flat objects.
+//   {"decode": [{"name": "b1_s1024_h16-8", "lens": [1024], "hq": 16, "hk": 8, "pages": [64, 256]}]}
+// docs/measuring.md lists the families and their keys.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tokline::bench {
+
+// Reads one shape strictly: a key that nobody asked for is an error. All throw InvalidArgument that
+// names the file, family, shape and key.
+class ShapeReader {
+ public:
+  ShapeReader(std::string file, std::string family, const nlohmann::ordered_json& shape);
+
+  const std::string& family() const { return family_; }
+  const std::string& name() const { return name_; }
+
+  bool Has(const std::string& key);
+  // Whole numbers of at least `least`.
+  int64_t Int(const std::string& key, int64_t least = 1);
+  int64_t IntOr(const std::string& key, int64_t fallback, int64_t least = 0);
+  std::vector<int64_t> Ints(const std::string& key, int64_t least = 1);
+  std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback);
+  double NumberOr(const std::string& key, double fallback);
+  // Lengths a sequence: `list` as an array, or the short form "batch" and `one`.
+  std::vector<int64_t> Lengths(const std::string& list, const std::string& one);
+
+  // Throws if the shape has a key that none of the calls above named.
+  void Finish() const;
+  [[noreturn]] void Fail(const std::string& why) const;
+
+ private:
+  const nlohmann::ordered_json& At(const std::string& key);
+
+  std::string where_;  // "FILE: FAMILY: NAME"
+  std::string family_;
+  std::string name_;
+  const nlohmann::ordered_json* shape_;
+  std::set<std::string> known_;
+};
+
+struct ShapeFile {
+  std::string name;  // for messages
+  nlohmann::ordered_json families;
+};
+
+// Parses and checks the outer form: known families, each a list of objects with distinct names.
+// Throws InvalidArgument; RuntimeFailure where the file cannot be read.
+ShapeFile ReadShapeFile(const std::string& path);
+ShapeFile ParseShapes(const std::string& name, std::string_view json);
+
+// The shapes that a bench runs unless told otherwise, built into the program from
+// benches/shapes/<kernel>.json (on a device) and benches/shapes/cpu/<kernel>.json.
+ShapeFile DefaultShapes(const std::string& kernel, bool cuda);
+
+// Lengths for a record: {"batch": n, KEY: l} when all are equal, else {KEY + "s": [...]}.
+void DescribeLengths(nlohmann::ordered_json& shape, const std::string& key,
+                     const std::vector<int64_t>& lengths);
+
+}  // namespace tokline::bench

@@ -1,0 +1,171 @@
+#include "benches/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "harness/core/random_values.h"
+#include "kernels/common/error.h"
+#include "reference/elements.h"
+
+namespace tokline::bench {
+namespace {
+
+int64_t Mapped(const std::vector<int64_t>& map, int64_t i) {
+  return map.empty() ? i : map[static_cast<size_t>(i)];
+}
+
+// The sampled part of a random tensor, from the seed of the whole one.
+void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const TensorMap& map,
+                 uint64_t seed, unsigned char* out) {
+  const int64_t row_bytes = sampled.cols * SizeOf(sampled.dtype);
+  for (int64_t row = 0; row < sampled.rows; ++row) {
+    const int64_t first = Mapped(map.rows, row) * whole.cols;
+    unsigned char* to = out + row * row_bytes;
+    if (map.cols.empty()) {
+      FillRandom(whole.dtype, to, first, sampled.cols, seed, whole.log2_scale);
+      continue;
+    }
+    for (int64_t col = 0; col < sampled.cols; ++col) {
+      FillRandom(whole.dtype, to + col * SizeOf(whole.dtype), first + Mapped(map.cols, col), 1,
+                 seed, whole.log2_scale);
+    }
+  }
+}
+
+// The sampled part of an output of the whole problem, with one read a run of neighbouring rows.
+std::vector<unsigned char> ReadSampled(const TensorStore& store, int tensor, int copy,
+                                       const TensorSpec& sampled, const TensorMap& map) {
+  const TensorSpec& whole = store.tensors().specs()[static_cast<size_t>(tensor)];
+  const int64_t element = SizeOf(whole.dtype);
+  const int64_t whole_row = whole.cols * element;
+  std::vector<unsigned char> rows(static_cast<size_t>(sampled.rows * whole_row));
+  for (int64_t begin = 0; begin < sampled.rows;) {
+    int64_t end = begin + 1;
+    while (end < sampled.rows && Mapped(map.rows, end) == Mapped(map.rows, end - 1) + 1) ++end;
+    store.Read(tensor, copy, Mapped(map.rows, begin) * whole_row, (end - begin) * whole_row,
+               rows.data() + begin * whole_row);
+    begin = end;
+  }
+  if (map.cols.empty()) return rows;
+  std::vector<unsigned char> picked;
+  picked.reserve(static_cast<size_t>(sampled.Bytes()));
+  for (int64_t row = 0; row < sampled.rows; ++row) {
+    for (int64_t col = 0; col < sampled.cols; ++col) {
+      const unsigned char* from = rows.data() + row * whole_row + Mapped(map.cols, col) * element;
+      picked.insert(picked.end(), from, from + element);
+    }
+  }
+  return picked;
+}
+
+double Ulp(DType dtype, double value) {
+  const double smallest_normal = dtype == DType::kF16 ? 0x1p-14 : 0x1p-126;
+  return Epsilon(dtype) *
+         std::exp2(std::floor(std::log2(std::max(std::abs(value), smallest_normal))));
+}
+
+double RowRms(DType dtype, const unsigned char* row, int64_t cols) {
+  double squares = 0;
+  for (int64_t col = 0; col < cols; ++col) {
+    const double value = LoadElement(dtype, row, col);
+    if (std::isfinite(value)) squares += value * value;
+  }
+  return std::sqrt(squares / static_cast<double>(std::max<int64_t>(cols, 1)));
+}
+
+void CompareRow(const TensorSpec& spec, int tensor, int64_t row, const unsigned char* actual,
+                const unsigned char* expected, Comparison& result) {
+  const int64_t element = SizeOf(spec.dtype);
+  const int64_t checked_bytes = spec.checked_cols * element;
+  if (std::memcmp(actual, expected, static_cast<size_t>(checked_bytes)) == 0) return;
+  const double rms = RowRms(spec.dtype, expected, spec.checked_cols);
+  for (int64_t col = 0; col < spec.checked_cols; ++col) {
+    if (std::memcmp(actual + col * element, expected + col * element,
+                    static_cast<size_t>(element)) == 0) {
+      continue;
+    }
+    const double a = LoadElement(spec.dtype, actual, col);
+    const double e = LoadElement(spec.dtype, expected, col);
+    const double bound = spec.tolerance.ulps * Ulp(spec.dtype, e) + spec.tolerance.row_rms * rms;
+    const double error = std::abs(a - e);
+    const double over = a == e && bound > 0 ? 0 : error / bound;  // -0 and 0 are equal
+    const double ratio = over <= kWrong ? over : kWrong;          // NaN is not <= anything
+    result.max_error_over_bound = std::max(result.max_error_over_bound, ratio);
+    if (ratio > 1 && result.first_failure.empty()) {
+      result.first_failure = StrCat("tensor ", tensor, ", sampled row ", row, ", column ", col,
+                                    ": ", a, " instead of ", e, ", bound ", bound);
+    }
+  }
+}
+
+}  // namespace
+
+Comparison CompareWithReference(const BenchCase& whole, const TensorStore& store, int copy,
+                                uint64_t fill_seed, uint64_t sample_seed) {
+  SampledCase sample = whole.Sample(sample_seed);
+  const std::vector<TensorSpec>& specs = sample.problem->tensors().specs();
+  sample.maps.resize(std::max(sample.maps.size(), specs.size()));
+  TensorStore host(sample.problem->tensors(), 1, MakeHostMemory());
+  const TensorSet set = host.Set(0);
+  for (size_t t = 0; t < specs.size(); ++t) {
+    if (specs[t].kind != TensorKind::kRandom) continue;
+    const int tensor = static_cast<int>(t);
+    FillSampled(specs[t], whole.tensors().specs()[t], sample.maps[t],
+                TensorSeed(fill_seed, tensor, copy), set.At<unsigned char>(tensor));
+  }
+  host.Poison();
+  sample.problem->RunReference(set);
+
+  Comparison result;
+  int64_t compared = 0;
+  for (size_t t = 0; t < specs.size(); ++t) {
+    if (specs[t].kind != TensorKind::kOutput) continue;
+    const int tensor = static_cast<int>(t);
+    const std::vector<unsigned char> actual =
+        ReadSampled(store, tensor, copy, specs[t], sample.maps[t]);
+    const int64_t row_bytes = specs[t].cols * SizeOf(specs[t].dtype);
+    for (int64_t row = 0; row < specs[t].rows; ++row, ++compared) {
+      CompareRow(specs[t], tensor, row, actual.data() + row * row_bytes,
+                 set.At<unsigned char>(tensor) + row * row_bytes, result);
+    }
+  }
+  if (compared == 0) {
+    result = {.max_error_over_bound = kWrong, .first_failure = "the sample has no outputs"};
+  }
+  if (!result.first_failure.empty()) {
+    result.first_failure += StrCat(" (buffer set ", copy, ", seed ", fill_seed, ")");
+  }
+  return result;
+}
+
+std::vector<int64_t> PickIndices(int64_t n, int64_t count, uint64_t seed) {
+  std::vector<int64_t> picked;
+  if (n <= count) {
+    for (int64_t i = 0; i < n; ++i) picked.push_back(i);
+    return picked;
+  }
+  std::set<int64_t> chosen{0, n - 1};
+  std::mt19937_64 rng(seed);
+  std::uniform_int_distribution<int64_t> any(0, n - 1);
+  while (static_cast<int64_t>(chosen.size()) < count) chosen.insert(any(rng));
+  return {chosen.begin(), chosen.end()};
+}
+
+int WeightLog2Scale(int64_t in_features) {
+  const auto log2 =
+      static_cast<int>(std::lround(-0.5 * std::log2(static_cast<double>(in_features))));
+  return std::max(log2, kMinLog2Scale);
+}
+
+std::vector<int64_t> ExpandGroups(const std::vector<int64_t>& groups, int64_t size) {
+  std::vector<int64_t> rows;
+  rows.reserve(groups.size() * static_cast<size_t>(size));
+  for (const int64_t group : groups) {
+    for (int64_t i = 0; i < size; ++i) rows.push_back(group * size + i);
+  }
+  return rows;
+}
+
+}  // namespace tokline::bench
