@@ -20,7 +20,8 @@ on_interrupt() {
 }
 
 # parse_arguments "$@": sets preset, cuda, jobs and install, the variables of the options and flags
-# that the script adds in own_options and own_flags, and passed_through, which is all else.
+# that the script adds in own_options and own_flags (`verify-only` sets verify_only), and
+# passed_through, which is all else.
 parse_arguments() {
   preset="" cuda=auto jobs="" install=yes passed_through=()
   local name want_help=no
@@ -34,7 +35,7 @@ parse_arguments() {
       passed_through+=("${@:2}")
       break
     elif [[ $1 == --* && " ${own_flags[*]} " == *" $name "* ]]; then
-      printf -v "$name" yes
+      printf -v "${name//-/_}" yes
     elif [[ $1 == --* && " preset cuda jobs ${own_options[*]} " == *" $name "* ]]; then
       if [[ $1 == *=* ]]; then
         printf -v "$name" '%s' "${1#*=}"

@@ -31,6 +31,7 @@ done
 expect 0 "Usage: scripts/format" scripts/format --help
 expect 2 "unknown argument 'x'" scripts/format --check x
 expect 2 "--only names 'nothing'; allowed:" scripts/bench --only nothing
+expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/bench --device tpu
 expect 2 "--model $scratch has no config.json" scripts/bench --model "$scratch"
 touch "$scratch/file"
 expect 2 "--out $scratch/file/x: the folder cannot be made" scripts/bench --out "$scratch/file/x"
