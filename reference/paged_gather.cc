@@ -9,7 +9,7 @@ void PagedGatherReference(const PagedGatherParams& params) {
   if (params.total_tokens == 0) return;
   const PagedKvLayout& layout = params.layout;
   const ChunkTableView& table = params.table;
-  ValidateLengths(table, params.token_indptr, layout, params.total_tokens);
+  ValidateTokenRows(table, params.token_indptr, layout, params.total_tokens);
 
   const int64_t row_bytes = layout.head_dim * SizeOf(params.dtype);
   const auto copy_row = [&](void* out, int64_t out_row, int64_t kv_offset) {

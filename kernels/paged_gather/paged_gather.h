@@ -25,10 +25,10 @@ struct PagedGatherParams {
   void* v_out = nullptr;  // same
 };
 
-// Throws InvalidArgument. ValidateLengths checks host copies of the table and token_indptr.
+// Throws InvalidArgument. ValidateTokenRows checks host copies of the table and token_indptr.
 void Validate(const PagedGatherParams& params);
-void ValidateLengths(const ChunkTableView& table, const int32_t* token_indptr,
-                     const PagedKvLayout& layout, int64_t total_tokens);
+void ValidateTokenRows(const ChunkTableView& table, const int32_t* token_indptr,
+                       const PagedKvLayout& layout, int64_t total_tokens);
 
 Cost CostOf(const PagedGatherParams& params);
 

@@ -37,8 +37,8 @@ void Validate(const PagedGatherParams& params) {
   RequireVectorAligned("v_out", params.v_out);
 }
 
-void ValidateLengths(const ChunkTableView& table, const int32_t* token_indptr,
-                     const PagedKvLayout& layout, int64_t total_tokens) {
+void ValidateTokenRows(const ChunkTableView& table, const int32_t* token_indptr,
+                       const PagedKvLayout& layout, int64_t total_tokens) {
   Validate(table, layout);
   Require(token_indptr[0] == 0, "token_indptr[0] is ", token_indptr[0], "; it must be 0");
   for (int32_t s = 0; s < table.num_seqs; ++s) {
