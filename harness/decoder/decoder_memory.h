@@ -23,7 +23,7 @@ struct DecoderOptions {
   int64_t kv_pages = 0;         // 0: enough for max_batch sequences of max_context
   int32_t page_size = 256;      // tokens
   int64_t token_budget = 8192;  // prompt tokens a step; longer prompts take several steps
-  AblationSet ablate;
+  AblationSet ablate = {};
 };
 
 // The options with every default filled in and everything checked, and what follows from them.
