@@ -215,7 +215,7 @@ TEST_F(KvAppendCudaTest, SeventyThousandTokensAreAllWritten) {
   EXPECT_TRUE(actual.pool.bytes() == c.pool.bytes());
 }
 
-// int32 page offsets: slots whose rows lie beyond 2^31 and 2^32 elements' bytes of the pool.
+// int32 page offsets: slots whose rows lie beyond 2 and 4 GiB and at the end of the pool.
 TEST_F(KvAppendCudaTest, FarEndOfAPoolOverFourGibibytesIsReached) {
   KvAppendCase c({.num_tokens = 4, .num_q_heads = 0, .num_kv_heads = 8, .page_size = 256});
   const int64_t page_bytes = c.layout.PageStride() * SizeOf(c.shape.dtype);
@@ -227,8 +227,8 @@ TEST_F(KvAppendCudaTest, FarEndOfAPoolOverFourGibibytesIsReached) {
     GTEST_SKIP() << "a pool of " << pool_bytes << " bytes does not fit into " << free << " free";
   }
   const int64_t last = c.layout.NumSlots() - 1;
-  c.slots = {last, int64_t{1} << 31 >> 3, (int64_t{4} << 30) / (page_bytes / 256) + 5, 0};
-  for (const int64_t slot : c.slots) ASSERT_LE(slot, last);
+  const auto slot_at = [&](int64_t bytes) { return bytes / page_bytes * c.shape.page_size; };
+  c.slots = {last, slot_at(int64_t{2} << 30) + 3, slot_at(int64_t{4} << 30) + 5, 0};
   DeviceBuffer pool(pool_bytes);
   pool.Fill(0xff);
   const DeviceBuffer qkv = testing::ToDevice(c.qkv), slots(c.slots);
