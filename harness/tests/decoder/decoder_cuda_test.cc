@@ -1,0 +1,206 @@
+// What the CUDA decoder adds to the CPU's: graphs, dependent launches, the host a step ahead.
+#include "harness/decoder/decoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <vector>
+
+#include "harness/decoder/ablation.h"
+#include "harness/decoder/generate.h"
+#include "harness/decoder/throughput.h"
+#include "harness/tests/decoder/golden.h"
+#include "harness/tests/kernels/cuda_test.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::AllOf;
+using testing::GoldenCase;
+using ::testing::HasSubstr;
+using testing::LoadedModel;
+
+using Texts = std::map<SequenceId, std::vector<int32_t>>;
+
+class DecoderCudaTest : public testing::CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    model_ = std::make_unique<LoadedModel>(testing::LoadTinyModel());
+    golden_ = testing::ReadGolden("qwen3_tiny");
+  }
+
+  DecoderOptions Options() const {
+    return {.device = Device::kCuda,
+            .dtype = DType::kBf16,
+            .max_batch = 12,
+            .max_context = 160,
+            .page_size = 16,
+            .token_budget = 64};
+  }
+
+  std::unique_ptr<Decoder> MakeDecoder(const DecoderOptions& options) const {
+    auto decoder = std::make_unique<Decoder>(model_->spec, model_->weights, options);
+    decoder->WarmUp();
+    return decoder;
+  }
+
+  // A seeded run of sequences that come and go, drawn with temperature. `flush` takes away the
+  // step that the host is ahead.
+  Texts ComeAndGo(Decoder& decoder, uint32_t seed, bool flush) const {
+    std::mt19937 rng(seed);
+    Texts texts;
+    std::vector<SequenceId> alive;
+    const auto take = [&](std::span<const NewToken> tokens) {
+      for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
+    };
+    for (int step = 0; step < 300; ++step) {
+      if (alive.size() < 10 && rng() % 4 == 0) {
+        const GoldenCase& one = golden_.cases[rng() % golden_.cases.size()];
+        const SamplingRule rule{.temperature = 1.0f, .top_k = 50, .top_p = 0.9f, .seed = rng()};
+        alive.push_back(decoder.AddSequence(one.prompt, rule, 80));
+      }
+      if (!alive.empty() && rng() % 12 == 0) {
+        const size_t which = rng() % alive.size();
+        if (flush) take(decoder.Flush());
+        decoder.RemoveSequence(alive[which]);
+        alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(which));
+      }
+      take(decoder.Step().tokens);
+      if (flush) take(decoder.Flush());
+    }
+    take(decoder.Flush());
+    for (const SequenceId id : alive) decoder.RemoveSequence(id);
+    return texts;
+  }
+
+  std::unique_ptr<LoadedModel> model_;
+  testing::Golden golden_;
+};
+
+// The last token of a sequence that was removed while it was under way is missing on one side.
+void ExpectSameTexts(const Texts& ahead, const Texts& waiting) {
+  ASSERT_GE(waiting.size(), 20u);
+  for (const auto& [id, text] : waiting) {
+    const auto found = ahead.find(id);
+    const std::vector<int32_t> other =
+        found == ahead.end() ? std::vector<int32_t>() : found->second;
+    ASSERT_LE(text.size() - other.size(), 1u) << "sequence " << id;
+    EXPECT_TRUE(std::equal(other.begin(), other.end(), text.begin())) << "sequence " << id;
+  }
+}
+
+TEST_F(DecoderCudaTest, HostAStepAheadGivesTheSameTextAsAHostThatWaits) {
+  const auto ahead = MakeDecoder(Options()), waiting = MakeDecoder(Options());
+  for (const uint32_t seed : {1u, 2u, 3u}) {
+    // Ids go on from run to run in both.
+    ExpectSameTexts(ComeAndGo(*ahead, seed, false), ComeAndGo(*waiting, seed, true));
+  }
+  EXPECT_EQ(ahead->PlainSteps(), 0);
+  EXPECT_GT(ahead->GraphSteps(), 300);
+  EXPECT_EQ(ahead->Pages().NumFree(), ahead->Pages().NumPages());
+}
+
+// Positions, lengths and pages of the steps differ from those of the capture: nothing of a step
+// may be frozen in its graph.
+TEST_F(DecoderCudaTest, GraphsPlainAndIndependentLaunchesGiveTheSameText) {
+  const auto graphs = MakeDecoder(Options());
+  const Texts expected = ComeAndGo(*graphs, 5, false);
+  for (const char* name : {"graphs", "pdl", "graphs,pdl"}) {
+    DecoderOptions options = Options();
+    options.ablate = ParseAblations(name);
+    const auto decoder = MakeDecoder(options);
+    EXPECT_EQ(ComeAndGo(*decoder, 5, false), expected) << name;
+    EXPECT_EQ(decoder->GraphSteps() == 0, options.ablate.Has(Ablation::kGraphs));
+  }
+}
+
+TEST_F(DecoderCudaTest, WithoutWarmUpStepsAreLaunchedPlainly) {
+  Decoder cold(model_->spec, model_->weights, Options());
+  const auto warm = MakeDecoder(Options());
+  GenerateOptions options;
+  options.max_new_tokens = 40;
+  const auto text = Generate(cold, golden_.cases[3].prompt, options).tokens;
+  EXPECT_EQ(text.size(), 40u);
+  EXPECT_EQ(text, Generate(*warm, golden_.cases[3].prompt, options).tokens);
+  EXPECT_GT(cold.PlainSteps(), 0);
+  EXPECT_EQ(cold.GraphSteps(), 0);
+}
+
+TEST_F(DecoderCudaTest, RepeatedRunsGiveTheSameBits) {
+  const auto decoder = MakeDecoder(Options());
+  const auto logits = [&] {
+    std::vector<std::vector<float>> rows;
+    std::vector<SequenceId> ids;
+    for (const GoldenCase& one : golden_.cases) {
+      ids.push_back(decoder->AddSequence(one.prompt, {}, 60));
+    }
+    for (int step = 0; step < 50; ++step) decoder->Step();
+    for (const SequenceId id : ids) {
+      rows.push_back(decoder->Logits(id));
+      decoder->RemoveSequence(id);
+    }
+    return rows;
+  };
+  const auto first = logits();
+  for (int run = 0; run < 5; ++run) EXPECT_EQ(logits(), first);
+}
+
+TEST_F(DecoderCudaTest, KeysAndValuesOfTheFirstLayerAreThoseOfTheCpu) {
+  DecoderOptions cpu_options = Options();
+  cpu_options.device = Device::kCpu;
+  cpu_options.dtype = DType::kF32;
+  Decoder cpu(model_->spec, model_->weights, cpu_options);
+  const auto cuda = MakeDecoder(Options());
+  const auto rows = [&](Decoder& decoder) {
+    decoder.AddSequence(golden_.cases[1].prompt, {}, 1);
+    const SequenceId id = decoder.AddSequence(golden_.cases[3].prompt, {}, 4);
+    decoder.Step();  // 64 of 86 prompt tokens
+    decoder.Step();
+    return decoder.ReadKv(id, 0);
+  };
+  const KvRows expected = rows(cpu), actual = rows(*cuda);
+  ASSERT_EQ(actual.k.size(), static_cast<size_t>(70 * model_->spec.KvSize()));
+  testing::RelativeError k, v;
+  k.Add(actual.k, expected.k);
+  v.Add(actual.v, expected.v);
+  // Half a unit in the last place each: two roundings of the norm, the projection's, for K two of
+  // the head norm and one of RoPE.
+  EXPECT_LE(v.Value(), 3 * Epsilon(DType::kBf16) / 2);
+  EXPECT_LE(k.Value(), 6 * Epsilon(DType::kBf16) / 2);
+}
+
+TEST_F(DecoderCudaTest, BenchRunsAsGraphsAndMeasuresTheHost) {
+  BenchOptions bench{.batch = 4, .prompt_tokens = 30, .new_tokens = 20, .repeats = 3};
+  DecoderOptions options = Options();
+  options.max_context = BenchContextTokens(bench, options.token_budget);
+  Decoder decoder(model_->spec, model_->weights, options);
+  const BenchResult result = RunBench(decoder, bench);
+  EXPECT_TRUE(result.graphs);
+  ASSERT_EQ(result.samples.size(), 3u);
+  EXPECT_GT(result.decode_tokens_per_s, 0);
+  EXPECT_GT(result.host_share, 0);
+  EXPECT_LE(result.host_share, 1);
+}
+
+TEST_F(DecoderCudaTest, Fp32AndTooLargeACacheAreRefusedWithTheValues) {
+  DecoderOptions options = Options();
+  options.dtype = DType::kF32;
+  EXPECT_THROW(Decoder(model_->spec, model_->weights, options), InvalidArgument);
+  options = Options();
+  options.kv_pages = 1'000'000'000;
+  try {
+    Decoder decoder(model_->spec, model_->weights, options);
+    FAIL() << "a cache of 24 TB was allocated";
+  } catch (const RuntimeFailure& error) {
+    const int64_t needed = PlanMemory(model_->spec, options, QueryDeviceFacts()).Total();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(std::to_string(needed)), HasSubstr("are free")));
+  }
+}
+
+}  // namespace
+}  // namespace tokline
