@@ -21,8 +21,8 @@ struct ChunkDecodeRange {
   int32_t token_end;
 };
 
-// Attention of some sequences (its members) over some ranges, for one KV head, by one block. At most
-// kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
+// Attention of some sequences (its members) over some ranges, for one KV head, by one block. At
+// most kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
 inline constexpr int32_t kChunkDecodeMaxRows = 64;
 struct ChunkDecodeTask {
   int32_t member_begin;  // into ChunkDecodePlan::members
@@ -40,8 +40,8 @@ struct ChunkDecodeMember {
 // What one step does, as flat arrays for the device. Made on the host by PlanChunkDecode.
 struct ChunkDecodePlan {
   int32_t num_seqs = 0;
-  int32_t num_lanes = 0;     // blocks a KV head; each runs its tasks in order
-  int32_t num_partials = 0;  // partial states a KV head
+  int32_t num_lanes = 0;                  // blocks a KV head; each runs its tasks in order
+  int32_t num_partials = 0;               // partial states a KV head
   std::vector<int32_t> lane_task_indptr;  // [num_lanes + 1] into tasks
   std::vector<ChunkDecodeTask> tasks;
   std::vector<ChunkDecodeRange> ranges;
@@ -52,8 +52,8 @@ struct ChunkDecodePlan {
 // The plan on the device (or, for nothing but its existence, on the host): same arrays.
 struct ChunkDecodePlanView {
   int32_t num_lanes = 0;
-  int64_t max_partials = 0;  // room in the workspace, in partial states a KV head
-  const int32_t* lane_task_indptr = nullptr;     // [num_lanes + 1]
+  int64_t max_partials = 0;                   // room in the workspace, in partial states a KV head
+  const int32_t* lane_task_indptr = nullptr;  // [num_lanes + 1]
   const ChunkDecodeTask* tasks = nullptr;
   const ChunkDecodeRange* ranges = nullptr;
   const ChunkDecodeMember* members = nullptr;
@@ -80,9 +80,9 @@ struct ChunkDecodeParams {
   const float* rope_cos_sin = nullptr;
   int64_t rope_rows = 0;
 
-  ChunkDecodePlanView plan = {};     // CUDA only
-  void* workspace = nullptr;    // CUDA only, 256 B aligned; its first ChunkDecodeCounterBytes must
-                                // be zero before the first launch; every launch leaves them zero
+  ChunkDecodePlanView plan = {};  // CUDA only
+  void* workspace = nullptr;  // CUDA only, 256 B aligned; its first ChunkDecodeCounterBytes must
+                              // be zero before the first launch; every launch leaves them zero
   int64_t workspace_bytes = 0;
 };
 
@@ -102,8 +102,8 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
 // Blocks a KV head that PlanChunkDecode uses on this device: constant for a captured graph.
 int32_t ChunkDecodeLanes(const PagedKvLayout& layout, const DeviceFacts& device);
 
-// Upper bound of ChunkDecodePlan::num_partials for any table of `num_seqs` sequences of one unshared
-// and unshifted chunk each: what a captured graph must have room for.
+// Upper bound of ChunkDecodePlan::num_partials for any table of `num_seqs` sequences of one
+// unshared and unshifted chunk each: what a captured graph must have room for.
 int64_t ChunkDecodeMaxPartials(int32_t num_seqs, const PagedKvLayout& layout,
                                const DeviceFacts& device,
                                const ChunkDecodePlanOptions& options = {});

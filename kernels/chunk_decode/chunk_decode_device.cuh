@@ -19,6 +19,7 @@
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/ptx/mma.cuh"
+#include "kernels/device/ptx/prefetch.cuh"
 #include "kernels/device/reduce.cuh"
 
 namespace tokline::chunk_decode {
@@ -40,12 +41,12 @@ struct Policy {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kTile = kChunkDecodeTileTokens;
   static constexpr int kStages = kChunkDecodeStages;
-  static constexpr int kPieces = kHeadDim / 8;          // 16-byte pieces of a row
+  static constexpr int kPieces = kHeadDim / 8;  // 16-byte pieces of a row
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kTileBytes = kTile * kRowBytes;  // of K or of V
   static constexpr int kStageBytes = 2 * kTileBytes;
-  static constexpr int kSteps = kHeadDim / 16;          // MMA steps over head_dim
-  static constexpr int kStateStride = kHeadDim + 8;     // floats: keeps fragment stores apart
+  static constexpr int kSteps = kHeadDim / 16;       // MMA steps over head_dim
+  static constexpr int kStateStride = kHeadDim + 8;  // floats: keeps fragment stores apart
   static_assert(kStages * kStageBytes == ChunkDecodeSharedBytes(kHeadDim));
   static_assert(kWarps * 16 * (kStateStride + 2) * 4 <= kStages * kStageBytes);
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);
@@ -146,10 +147,10 @@ __device__ __forceinline__ void LoadQuery(const Arguments& args, const ChunkDeco
         uint32_t& high = query[s + P::kSteps / 2][half + 2 * h];
         const float2 a = Unpack2<T>(low), b = Unpack2<T>(high);
         const float2 first = angles[s * 16 + h * 8], second = angles[s * 16 + h * 8 + 1];
-        low = Pack2<T>(a.x * first.x - b.x * sign * first.y,
-                       a.y * second.x - b.y * sign * second.y);
-        high = Pack2<T>(b.x * first.x + a.x * sign * first.y,
-                        b.y * second.x + a.y * sign * second.y);
+        low =
+            Pack2<T>(a.x * first.x - b.x * sign * first.y, a.y * second.x - b.y * sign * second.y);
+        high =
+            Pack2<T>(b.x * first.x + a.x * sign * first.y, b.y * second.x + a.y * sign * second.y);
       }
     }
   }
@@ -278,11 +279,19 @@ __device__ __forceinline__ float Weight(float row_max, float best) {
   return row_max == -INFINITY ? 0.0f : ptx::Exp2(row_max - best);
 }
 
+__device__ __forceinline__ void LoadRow(const float* from, float (&to)[4]) {
+  *reinterpret_cast<float4*>(to) = __ldcg(reinterpret_cast<const float4*>(from));
+}
+__device__ __forceinline__ void LoadRow(const float* from, float (&to)[2]) {
+  *reinterpret_cast<float2*>(to) = __ldcg(reinterpret_cast<const float2*>(from));
+}
+
 // Adds the partial states of one sequence, in order, and writes its rows.
 template <typename P>
 __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, int group,
                               float* scratch) {
   constexpr int kWidth = RowSlice<P>::kWidth;
+  constexpr int kMergeBatch = 9;  // states a warp loads at a time: 36 a block
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int num_kv_heads = args.params.layout.num_kv_heads;
   const int32_t begin = args.params.plan.seq_partial_indptr[seq];
@@ -299,19 +308,25 @@ __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, i
     // Each warp adds every fourth state; the four sums are then added in warp order.
     RowSlice<P> slice;
     float sum = 0;
-#pragma unroll 4
-    for (int32_t p = begin + warp; p < end; p += P::kWarps) {
-      const float2 state = __ldcg(&args.max_sum[index(p)]);
-      const float* from = args.outputs + index(p) * P::kHeadDim + lane * kWidth;
-      float loaded[kWidth];
-      if constexpr (kWidth == 4) {
-        *reinterpret_cast<float4*>(loaded) = __ldcg(reinterpret_cast<const float4*>(from));
-      } else {
-        *reinterpret_cast<float2*>(loaded) = __ldcg(reinterpret_cast<const float2*>(from));
+    for (int32_t first = begin + warp; first < end; first += P::kWarps * kMergeBatch) {
+      float2 state[kMergeBatch];
+      float loaded[kMergeBatch][kWidth];
+#pragma unroll
+      for (int i = 0; i < kMergeBatch; ++i) {
+        const int32_t p = first + i * P::kWarps;
+        state[i] = {-INFINITY, 0};
+        if (p < end) {
+          state[i] = __ldcg(&args.max_sum[index(p)]);
+          LoadRow(args.outputs + index(p) * P::kHeadDim + lane * kWidth, loaded[i]);
+        }
       }
-      const float weight = Weight(state.x, best);
-      slice.AddScaled(loaded, weight);
-      sum += weight * state.y;
+#pragma unroll
+      for (int i = 0; i < kMergeBatch; ++i) {
+        if (first + i * P::kWarps >= end) break;
+        const float weight = Weight(state[i].x, best);
+        slice.AddScaled(loaded[i], weight);
+        sum += weight * state[i].y;
+      }
     }
     __syncthreads();  // the row before is read
     float* mine = scratch + warp * (P::kHeadDim + 1);
@@ -396,6 +411,14 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
   }
 }
 
+// Asks for the lines that say where a task's partial states go: they are read when it ends.
+__device__ __forceinline__ void PrefetchSequences(const Arguments& args,
+                                                  const ChunkDecodeTask& task) {
+  const int32_t seq = args.params.plan.members[task.member_begin].seq;
+  ptx::PrefetchL2(args.params.plan.seq_partial_indptr + seq);
+  ptx::PrefetchL2(args.counters + int64_t{seq} * args.params.layout.num_kv_heads);
+}
+
 template <typename P>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -412,9 +435,11 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   float2* max_sum = reinterpret_cast<float2*>(outputs + P::kWarps * 16 * P::kStateStride);
 
   ptx::GridDependencyLaunch();
-  // The plan is uploaded before the step's first kernel, so it may be read ahead.
+  // The plan and the page lists are uploaded before the step's first kernel, so they may be read
+  // ahead. What the end of a task reads is brought nearer meanwhile.
   const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
   const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
+  if (task_begin < task_end && threadIdx.x == 0) PrefetchSequences(args, plan.tasks[task_begin]);
   ptx::GridDependencyWait();
 
   for (int32_t t = task_begin; t < task_end; ++t) {

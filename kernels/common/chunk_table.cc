@@ -51,13 +51,13 @@ int64_t SequenceLength(const ChunkTableView& table, int32_t seq) {
 
 void Validate(const ChunkTableView& table, const PagedKvLayout& layout) {
   Validate(layout);
-  Require(table.num_seqs >= 0 && table.num_chunks >= 0, "chunk table has num_seqs ",
-          table.num_seqs, " and num_chunks ", table.num_chunks, "; both must be >= 0");
+  Require(table.num_seqs >= 0 && table.num_chunks >= 0, "chunk table has num_seqs ", table.num_seqs,
+          " and num_chunks ", table.num_chunks, "; both must be >= 0");
   if (table.num_chunks > 0) {
     Require(table.chunk_page_indptr && table.chunk_lengths,
             "chunk table lacks chunk_page_indptr or chunk_lengths");
-    Require(table.chunk_page_indptr[0] == 0, "chunk_page_indptr[0] is ",
-            table.chunk_page_indptr[0], "; it must be 0");
+    Require(table.chunk_page_indptr[0] == 0, "chunk_page_indptr[0] is ", table.chunk_page_indptr[0],
+            "; it must be 0");
   }
   for (int32_t c = 0; c < table.num_chunks; ++c) {
     const int64_t begin = table.chunk_page_indptr[c], end = table.chunk_page_indptr[c + 1];

@@ -13,9 +13,12 @@ constexpr int64_t SizeOf(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 constexpr std::string_view Name(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "f32";
-    case DType::kBf16: return "bf16";
-    case DType::kF16: return "f16";
+    case DType::kF32:
+      return "f32";
+    case DType::kBf16:
+      return "bf16";
+    case DType::kF16:
+      return "f16";
   }
   return "?";
 }
@@ -23,9 +26,12 @@ constexpr std::string_view Name(DType dtype) {
 // Distance from 1 to the next representable number.
 constexpr double Epsilon(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return 0x1p-23;
-    case DType::kBf16: return 0x1p-7;
-    case DType::kF16: return 0x1p-10;
+    case DType::kF32:
+      return 0x1p-23;
+    case DType::kBf16:
+      return 0x1p-7;
+    case DType::kF16:
+      return 0x1p-10;
   }
   return 0;
 }

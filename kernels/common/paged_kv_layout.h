@@ -42,8 +42,7 @@ struct PagedKvLayout {
   TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int64_t page, int32_t head, int32_t row) const {
     return page * PageStride() + head * HeadStride() + row * RowStride();
   }
-  TOKLINE_HOST_DEVICE constexpr int64_t ValueOffset(int64_t page, int32_t head,
-                                                    int32_t row) const {
+  TOKLINE_HOST_DEVICE constexpr int64_t ValueOffset(int64_t page, int32_t head, int32_t row) const {
     return KeyOffset(page, head, row) + KvStride();
   }
   TOKLINE_HOST_DEVICE constexpr int64_t NumElements() const { return num_pages * PageStride(); }

@@ -16,5 +16,4 @@ inline void CheckCuda(cudaError_t code, const char* expression, const char* file
 
 }  // namespace tokline
 
-#define TOKLINE_CUDA(expression) \
-  ::tokline::CheckCuda((expression), #expression, __FILE__, __LINE__)
+#define TOKLINE_CUDA(expression) ::tokline::CheckCuda((expression), #expression, __FILE__, __LINE__)

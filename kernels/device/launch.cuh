@@ -23,7 +23,9 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
               shape.grid.y <= kMaxGridYz && shape.grid.z <= kMaxGridYz,
           "grid is ", shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z,
           "; each must be >= 1 and y, z <= 65535");
-  constexpr size_t kDefaultSharedLimit = 48 * 1024;
+  // Blocks get 48 KB, static shared memory included, unless asked for; 8 KB are left for the
+  // latter.
+  constexpr size_t kDefaultSharedLimit = 40 * 1024;
   if (shape.shared_bytes > kDefaultSharedLimit) {
     TOKLINE_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,

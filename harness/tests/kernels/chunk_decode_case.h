@@ -31,7 +31,8 @@ struct DecodeCaseOptions {
 // One sequence a length, each of one chunk.
 inline DecodeCaseOptions WithLengths(DecodeCaseOptions options, std::vector<int32_t> lengths) {
   options.sequences.clear();
-  for (int32_t i = 0; i < static_cast<int32_t>(lengths.size()); ++i) options.sequences.push_back({i});
+  for (int32_t i = 0; i < static_cast<int32_t>(lengths.size()); ++i)
+    options.sequences.push_back({i});
   options.chunk_lengths = std::move(lengths);
   return options;
 }
@@ -114,8 +115,7 @@ inline DecodeCase MakeDecodeCase(const DecodeCaseOptions& options) {
     decode.rope_rows = max_shift + 1;
     for (int64_t p = 0; p < decode.rope_rows; ++p) {
       for (int32_t i = 0; i < options.head_dim / 2; ++i) {
-        const double angle =
-            static_cast<double>(p) * std::pow(1e4, -2.0 * i / options.head_dim);
+        const double angle = static_cast<double>(p) * std::pow(1e4, -2.0 * i / options.head_dim);
         decode.rope.push_back(static_cast<float>(std::cos(angle)));
         decode.rope.push_back(static_cast<float>(std::sin(angle)));
       }

@@ -165,8 +165,7 @@ TEST_F(ChunkDecodeCudaTest, NeedleIsCopiedBitwise) {
         for (int32_t head = 0; head < 10; ++head) {
           const int32_t length = table.chunk_lengths[s];
           const int32_t t = head == 0 ? length - 1 : static_cast<int32_t>(rng() % length);
-          const int64_t page =
-              table.chunk_pages[table.chunk_page_indptr[s] + t / page_size];
+          const int64_t page = table.chunk_pages[table.chunk_page_indptr[s] + t / page_size];
           const int64_t key = decode.layout.KeyOffset(page, head / 5, t % page_size);
           value_at[s * 10 + head] = decode.layout.ValueOffset(page, head / 5, t % page_size);
           for (int32_t d = 0; d < 128; ++d) {

@@ -103,16 +103,17 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
       page += static_cast<int32_t>(pages.size());
       table.AddChunk(pages, length);
     }
-    for (size_t s = 0; s < num_seqs; ++s) table.AddSequence(options.sequences[s], options.shifts[s]);
+    for (size_t s = 0; s < num_seqs; ++s)
+      table.AddSequence(options.sequences[s], options.shifts[s]);
     Validate(table.View(), layout);
     for (bool invariant : {false, true}) {
       for (bool share : {false, true}) {
         SCOPED_TRACE(StrCat("round ", round, " invariant ", invariant, " share ", share));
-        const ChunkDecodePlan plan = PlanChunkDecode(
-            table.View(), layout, options.num_kv_heads * options.group, kDevice,
-            {.batch_invariant = invariant,
-             .share_chunks = share,
-             .max_lanes = static_cast<int32_t>(rng() % 40)});
+        const ChunkDecodePlan plan =
+            PlanChunkDecode(table.View(), layout, options.num_kv_heads * options.group, kDevice,
+                            {.batch_invariant = invariant,
+                             .share_chunks = share,
+                             .max_lanes = static_cast<int32_t>(rng() % 40)});
         CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
         if (HasFatalFailure() || HasNonfatalFailure()) return;
       }
@@ -122,7 +123,8 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
 
 TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
   ChunkTable table;
-  const PagedKvLayout layout{.num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const PagedKvLayout layout{
+      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
   std::mt19937_64 rng(3);
   std::vector<int32_t> pages(16, 0);
   for (int32_t s = 0; s < 128; ++s) {
@@ -163,12 +165,14 @@ TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
   };
   // 4 heads a group: 16 members fill 64 rows, so 32 members read the chunk twice.
   EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice)), 2 * 1024 + 32 * 128);
-  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice, {.share_chunks = false})),
-            32 * (1024 + 128));
+  EXPECT_EQ(
+      tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice, {.share_chunks = false})),
+      32 * (1024 + 128));
 }
 
 TEST(ChunkDecodePlanTest, InvariantPlanOfASequenceIgnoresItsNeighbours) {
-  const PagedKvLayout layout{.num_pages = 512, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const PagedKvLayout layout{
+      .num_pages = 512, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
   const auto cuts_of_first = [&](std::vector<int32_t> lengths) {
     ChunkTable table;
     for (int32_t length : lengths) {
@@ -182,7 +186,8 @@ TEST(ChunkDecodePlanTest, InvariantPlanOfASequenceIgnoresItsNeighbours) {
     for (const ChunkDecodeTask& task : plan.tasks) {
       const ChunkDecodeMember& member = plan.members[task.member_begin];
       if (member.seq == 0) {
-        cuts[member.partial - plan.seq_partial_indptr[0]] = plan.ranges[task.range_begin].token_begin;
+        cuts[member.partial - plan.seq_partial_indptr[0]] =
+            plan.ranges[task.range_begin].token_begin;
       }
     }
     return cuts;
@@ -311,7 +316,8 @@ TEST(ChunkDecodeReferenceTest, ChunkingDoesNotChangeTheResult) {
   }
   parts.table.AddSequence(ids);
   const DecodeResult a = RunReference(whole), b = RunReference(parts);
-  EXPECT_TRUE(WithinBound(a.out, b.out, a.out.size(), [](int64_t) { return 1e-6; }, 1));
+  EXPECT_TRUE(WithinBound(
+      a.out, b.out, a.out.size(), [](int64_t) { return 1e-6; }, 1));
 }
 
 TEST(ChunkDecodeReferenceTest, ShiftEqualsRotatedKeys) {
@@ -345,7 +351,8 @@ TEST(ChunkDecodeReferenceTest, ShiftEqualsRotatedKeys) {
     }
   });
   const DecodeResult a = RunReference(shifted), b = RunReference(rotated);
-  EXPECT_TRUE(WithinBound(a.out, b.out, a.out.size(), [](int64_t) { return 2e-5; }, 1));
+  EXPECT_TRUE(WithinBound(
+      a.out, b.out, a.out.size(), [](int64_t) { return 2e-5; }, 1));
 }
 
 }  // namespace
