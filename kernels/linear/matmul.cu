@@ -161,6 +161,10 @@ Plan MakePlan(const Library& library, const Matmul::Problem& problem) {
   TOKLINE_CUBLAS(cublasLtMatmulPreferenceCreate(preference.Address()));
   SetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                static_cast<uint64_t>(Matmul::kWorkspaceBytes));
+  // Split-K sums stay in fp32: the result is rounded once.
+  SetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+               static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE |
+                                     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   SetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(problem.weight));
   SetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(problem.x));
   SetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,

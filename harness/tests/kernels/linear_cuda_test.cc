@@ -1,0 +1,337 @@
+// Linear on the device against exact results, against itself in other company, and in chains.
+#include "harness/tests/kernels/cuda_test.h"
+#include "harness/tests/kernels/linear_case.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_policy.h"
+#include "kernels/rmsnorm/rmsnorm.h"
+#include "kernels/silu_mul/silu_mul.h"
+#include "reference/linear.h"
+
+namespace tokline {
+namespace {
+
+using testing::HostTensor;
+using testing::LinearCase;
+using testing::LinearSetup;
+using testing::ToDevice;
+using testing::ToHost;
+
+constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kMatmul};
+
+const char* Name(LinearVariant variant) {
+  return variant == LinearVariant::kSkinny ? "skinny" : "matmul";
+}
+
+// The tensors of a case in device memory.
+class DeviceCase {
+ public:
+  DeviceCase(const LinearCase& c, LinearVariant variant)
+      : case_(c),
+        x_(ToDevice(c.x)),
+        norm_weight_(ToDevice(c.norm_weight)),
+        weight_(ToDevice(c.weight)),
+        bias_(ToDevice(c.bias)),
+        residual_(ToDevice(c.residual)),
+        out_(ToDevice(c.NewOut())) {
+    params = c.Params(out_.data());
+    params.variant = variant;
+    params.x = x_.data();
+    params.weight = weight_.data();
+    if (params.norm_weight) params.norm_weight = norm_weight_.data();
+    if (params.bias) params.bias = bias_.data();
+    if (params.residual) params.residual = residual_.data();
+    workspace_ = DeviceBuffer(LinearWorkspaceBytes(params));
+    params.matmul = &matmul_;
+    params.workspace = workspace_.data();
+    params.workspace_bytes = workspace_.bytes();
+  }
+
+  HostTensor Run() {
+    Launch(params, {});
+    return ToHost(params.out == residual_.data() ? residual_ : out_, case_.OutType());
+  }
+
+  LinearParams params;
+
+ private:
+  const LinearCase& case_;
+  Matmul matmul_;
+  DeviceBuffer x_, norm_weight_, weight_, bias_, residual_, out_, workspace_;
+};
+
+HostTensor RunOnDevice(const LinearCase& c, LinearVariant variant) {
+  return DeviceCase(c, variant).Run();
+}
+
+HostTensor Reference(const LinearCase& c) {
+  HostTensor out = c.NewOut();
+  LinearReference(c.Params(out.data()));
+  return out;
+}
+
+class LinearCudaTest : public testing::CudaTest {};
+
+TEST_F(LinearCudaTest, EveryTokenCountIsWithinItsBound) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (int64_t tokens = 1; tokens <= 18; ++tokens) {
+      const LinearCase c({.dtype = dtype,
+                          .tokens = tokens,
+                          .in = 1024,
+                          .out = 264,
+                          .norm = true,
+                          .bias = true,
+                          .pad = 8,
+                          .seed = static_cast<uint64_t>(tokens)});
+      EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kAuto)))
+          << tokens << " tokens, " << Name(dtype);
+    }
+  }
+}
+
+TEST_F(LinearCudaTest, EveryFormOfBothVariantsIsWithinItsBound) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const LinearSetup& form :
+         {LinearSetup{}, LinearSetup{.norm = true}, LinearSetup{.gated = true},
+          LinearSetup{.norm = true, .gated = true}, LinearSetup{.gated = true, .bias = true},
+          LinearSetup{.residual = true}, LinearSetup{.bias = true, .residual = true},
+          LinearSetup{.norm = true, .out_f32 = true}}) {
+      for (const int64_t tokens : {1, 7, 16}) {
+        LinearSetup setup = form;
+        setup.dtype = dtype;
+        setup.tokens = tokens;
+        setup.in = 768;
+        setup.out = 512;
+        setup.pad = 16;
+        const LinearCase c(setup);
+        for (const LinearVariant variant : kVariants) {
+          EXPECT_TRUE(c.Check(RunOnDevice(c, variant)))
+              << Name(variant) << ", " << Name(dtype) << ", tokens " << tokens << ", norm "
+              << form.norm << ", gated " << form.gated << ", bias " << form.bias << ", residual "
+              << form.residual << ", out_f32 " << form.out_f32;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LinearCudaTest, ManyTokensAreWithinTheirBound) {
+  for (const int64_t tokens : {33, 100}) {
+    const LinearCase c({.tokens = tokens, .in = 256, .out = 384, .norm = true, .gated = true});
+    EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kAuto))) << tokens;
+  }
+}
+
+TEST_F(LinearCudaTest, IntegersAreBitwiseExact) {
+  for (const LinearVariant variant : kVariants) {
+    for (const int64_t tokens : {1, 8, 9, 16}) {
+      for (const int64_t in : {8, 24, 32, 40, 136, 1000, 2048}) {
+        const LinearCase c(
+            {.tokens = tokens, .in = in, .out = 200, .bias = true, .integers = true, .pad = 8});
+        // The sums are exact in fp32, so that only the one rounding is left.
+        EXPECT_TRUE(RunOnDevice(c, variant) == Reference(c))
+            << Name(variant) << ", tokens " << tokens << ", in " << in;
+      }
+    }
+  }
+}
+
+TEST_F(LinearCudaTest, SkinnyRoundsBeforeItAddsTheResidual) {
+  for (const int64_t tokens : {1, 5, 16}) {
+    const LinearCase c(
+        {.tokens = tokens, .in = 4096, .out = 136, .residual = true, .integers = true});
+    EXPECT_TRUE(RunOnDevice(c, LinearVariant::kSkinny) == Reference(c)) << tokens;
+  }
+}
+
+TEST_F(LinearCudaTest, OddOutFeatures) {
+  for (const LinearVariant variant : kVariants) {
+    for (const int64_t out : {1, 7, 9, 137}) {
+      const LinearCase c({.tokens = 3, .in = 64, .out = out, .integers = true});
+      EXPECT_TRUE(RunOnDevice(c, variant) == Reference(c)) << Name(variant) << ", out " << out;
+    }
+  }
+}
+
+// More than 65,535 tiles, and so many that blocks take several each (the LM head's way).
+TEST_F(LinearCudaTest, MoreTilesThanAGridDimensionOfYHolds) {
+  for (const int64_t tokens : {1, 16}) {
+    const LinearCase c(
+        {.tokens = tokens, .in = 40, .out = 1'100'003, .out_f32 = true, .integers = true});
+    EXPECT_TRUE(RunOnDevice(c, LinearVariant::kSkinny) == Reference(c)) << tokens;
+  }
+}
+
+TEST_F(LinearCudaTest, LongRowsNeedMoreThan48KbOfSharedMemory) {
+  for (const int64_t tokens : {1, 2, 3}) {
+    const LinearCase c({.tokens = tokens, .in = 16384, .out = 40, .norm = true, .residual = true});
+    EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kSkinny))) << tokens;
+  }
+  // Fits no block: kAuto must take the other way.
+  const LinearCase c({.tokens = 16, .in = 16384, .out = 40, .norm = true});
+  EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kAuto)));
+}
+
+// An identity weight shows the normalised activations themselves.
+TEST_F(LinearCudaTest, RoundsTheNormalisedActivationBeforeTheNormWeight) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const LinearVariant variant : kVariants) {
+      LinearCase c({.dtype = dtype, .tokens = 8, .in = 512, .out = 512, .norm = true});
+      for (int64_t k = 0; k < 512; ++k) {
+        c.norm_weight.Set(k, 96.5);
+        for (int64_t row = 0; row < 512; ++row) c.weight.Set(row * 512 + k, row == k ? 1 : 0);
+      }
+      const HostTensor out = RunOnDevice(c, variant);
+      const HostTensor expected = Reference(c);
+      int64_t equal = 0, undecided = 0;
+      for (int64_t t = 0; t < 8; ++t) {
+        const testing::Normalised n = c.ActivationsOf(t);
+        for (int64_t k = 0; k < 512; ++k) {
+          const int64_t at = t * 512 + k;
+          if (n.slack[k] != 0) {
+            ++undecided;
+          } else if (out[at] == expected[at]) {
+            ++equal;
+          }
+        }
+      }
+      EXPECT_EQ(equal + undecided, 8 * 512) << Name(variant) << ", " << Name(dtype);
+      EXPECT_LT(undecided, 41);  // 1 %
+    }
+  }
+}
+
+TEST_F(LinearCudaTest, Fp16SumOfSquaresMayExceedFp16) {
+  LinearCase c({.dtype = DType::kF16, .tokens = 2, .in = 1024, .out = 64, .norm = true});
+  for (int64_t i = 0; i < 2 * 1024; ++i) c.x.Set(i, i % 2 == 0 ? 30000.0 : -20000.0);
+  EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kSkinny)));
+}
+
+TEST_F(LinearCudaTest, ResidualMayBeOut) {
+  for (const LinearVariant variant : kVariants) {
+    const LinearCase c({.tokens = 6, .in = 512, .out = 320, .residual = true, .pad = 8});
+    DeviceCase apart(c, variant), in_place(c, variant);
+    in_place.params.out = const_cast<void*>(in_place.params.residual);
+    EXPECT_TRUE(in_place.Run() == apart.Run()) << Name(variant);
+  }
+}
+
+TEST_F(LinearCudaTest, ResidualMayHaveItsOwnStride) {
+  for (const LinearVariant variant : kVariants) {
+    const LinearCase c({.tokens = 6, .in = 512, .out = 320, .residual = true});
+    const HostTensor expected = RunOnDevice(c, variant);
+    constexpr int64_t kStride = 352;
+    HostTensor wide(DType::kBf16, 6 * kStride);
+    wide.FillNan();
+    for (int64_t i = 0; i < 6 * 320; ++i) wide.Set(i / 320 * kStride + i % 320, c.residual[i]);
+    const DeviceBuffer wide_on_device = ToDevice(wide);
+    DeviceCase device(c, variant);
+    device.params.residual = wide_on_device.data();
+    device.params.residual_stride = kStride;
+    EXPECT_TRUE(device.Run() == expected) << Name(variant);
+  }
+}
+
+// A token's result is the same bits whatever tokens run beside it.
+TEST_F(LinearCudaTest, SkinnyResultDoesNotDependOnTheOtherTokens) {
+  for (const bool gated : {false, true}) {
+    const LinearCase c({.tokens = 16, .in = 1024, .out = 2048, .norm = true, .gated = gated});
+    const HostTensor all = RunOnDevice(c, LinearVariant::kSkinny);
+    DeviceCase device(c, LinearVariant::kSkinny);
+    for (const int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 13}) {
+      device.params.num_tokens = tokens;
+      const HostTensor some = device.Run();
+      for (int64_t i = 0; i < tokens * 2048; ++i) {
+        ASSERT_EQ(some[i], all[i]) << tokens << " tokens, element " << i << ", gated " << gated;
+      }
+    }
+  }
+}
+
+TEST_F(LinearCudaTest, GatedSiluEqualsProjectionThenSiluMul) {
+  const LinearCase c({.tokens = 4, .in = 1024, .out = 640, .gated = true});
+  DeviceCase fused(c, LinearVariant::kSkinny), plain(c, LinearVariant::kSkinny);
+  DeviceBuffer gate_up(4 * 1280 * 2);
+  LinearParams projection = plain.params;
+  projection.gated_silu = false;
+  projection.out_features = 1280;
+  projection.out = gate_up.data();
+  projection.out_stride = 1280;
+  Launch(projection, {});
+  Launch(SiluMulParams{.num_tokens = 4,
+                       .intermediate_size = 640,
+                       .gate_up = gate_up.data(),
+                       .gate_up_stride = 1280,
+                       .out = plain.params.out,
+                       .out_stride = plain.params.out_stride},
+         {});
+  const DeviceBuffer bytes(int64_t{4} * 640 * 2);
+  ASSERT_EQ(cudaMemcpy(bytes.data(), plain.params.out, bytes.bytes(), cudaMemcpyDeviceToDevice),
+            cudaSuccess);
+  const HostTensor expected = ToHost(bytes, DType::kBf16), actual = fused.Run();
+  for (int64_t i = 0; i < 4 * 640; ++i) ASSERT_EQ(actual[i], expected[i]) << i;
+}
+
+// Integers make the statistic exact, so that both kernels find the same scale.
+TEST_F(LinearCudaTest, FusedNormEqualsRmsNormThenProjection) {
+  const LinearCase c({.tokens = 7, .in = 1024, .out = 128, .norm = true, .integers = true});
+  DeviceCase fused(c, LinearVariant::kSkinny), plain(c, LinearVariant::kSkinny);
+  const DeviceBuffer normalised(int64_t{7} * 1024 * 2);
+  Launch(RmsNormParams{.num_tokens = 7,
+                       .hidden_size = 1024,
+                       .eps = plain.params.norm_eps,
+                       .x = plain.params.x,
+                       .x_stride = plain.params.x_stride,
+                       .weight = plain.params.norm_weight,
+                       .out = normalised.data(),
+                       .out_stride = 1024},
+         {});
+  plain.params.norm_weight = nullptr;
+  plain.params.x = normalised.data();
+  plain.params.x_stride = 1024;
+  EXPECT_TRUE(plain.Run() == fused.Run());
+}
+
+// Layers that read what the one before wrote: a dependent launch that reads too early shows.
+TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
+  const LinearCase c({.tokens = 4, .in = 1024, .out = 1024, .norm = true, .residual = true});
+  const auto chain = [&](bool dependent) {
+    DeviceCase device(c, LinearVariant::kSkinny);
+    DeviceBuffer ping = ToDevice(c.x), pong = ToDevice(c.x);
+    LinearParams params = device.params;
+    for (int layer = 0; layer < 40; ++layer) {
+      params.x = layer % 2 == 0 ? ping.data() : pong.data();
+      params.residual = params.x;
+      params.residual_stride = params.x_stride;
+      params.out = layer % 2 == 0 ? pong.data() : ping.data();
+      Launch(params, {.dependent = dependent});
+    }
+    return ToHost(ping, DType::kBf16);
+  };
+  const HostTensor plain = chain(false);
+  EXPECT_FALSE(plain == c.x);
+  for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(chain(true) == plain);
+}
+
+TEST_F(LinearCudaTest, MatmulBetweenDependentKernels) {
+  const LinearCase c({.tokens = 24, .in = 1024, .out = 1024, .norm = true, .gated = true});
+  DeviceCase plain(c, LinearVariant::kMatmul), dependent(c, LinearVariant::kMatmul);
+  const HostTensor expected = plain.Run();
+  for (int repeat = 0; repeat < 5; ++repeat) Launch(dependent.params, {.dependent = true});
+  EXPECT_TRUE(dependent.Run() == expected);
+}
+
+TEST_F(LinearCudaTest, RefusesWhatItLacks) {
+  const LinearCase c({.tokens = 2});
+  DeviceCase device(c, LinearVariant::kMatmul);
+  device.params.matmul = nullptr;
+  EXPECT_THROW(Launch(device.params, {}), InvalidArgument);
+  device.params.variant = LinearVariant::kSkinny;
+  EXPECT_NO_THROW(Launch(device.params, {}));
+  device.params.num_tokens = 17;
+  EXPECT_THROW(Launch(device.params, {}), InvalidArgument);
+  device.params.num_tokens = 0;
+  EXPECT_NO_THROW(Launch(device.params, {}));
+}
+
+}  // namespace
+}  // namespace tokline

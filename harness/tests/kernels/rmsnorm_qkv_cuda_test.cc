@@ -1,0 +1,137 @@
+// RMSNorm+QKV on the device: the projection within its bound, the append as kv_append does it.
+#include "harness/tests/kernels/cuda_test.h"
+#include "harness/tests/kernels/rmsnorm_qkv_case.h"
+#include "kernels/kv_append/kv_append.h"
+#include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
+
+namespace tokline {
+namespace {
+
+using testing::HostTensor;
+using testing::RmsNormQkvCase;
+using testing::RmsNormQkvSetup;
+using testing::ToDevice;
+using testing::ToHost;
+
+struct Outputs {
+  HostTensor qkv, pool;
+};
+
+// The tensors of a case in device memory.
+class DeviceCase {
+ public:
+  DeviceCase(RmsNormQkvCase& c, RmsNormQkvVariant variant)
+      : dtype_(c.setup.dtype),
+        x_(ToDevice(c.projection.x)),
+        norm_weight_(ToDevice(c.projection.norm_weight)),
+        weight_(ToDevice(c.projection.weight)),
+        bias_(ToDevice(c.projection.bias)),
+        qkv_(ToDevice(c.projection.NewOut())),
+        pool_(ToDevice(c.append.pool)),
+        q_weight_(ToDevice(c.append.q_weight)),
+        k_weight_(ToDevice(c.append.k_weight)),
+        slots_(c.append.slots),
+        positions_(c.append.positions),
+        rope_(c.append.rope) {
+    params = c.Params(qkv_.data());
+    params.variant = variant;
+    params.x = x_.data();
+    params.norm_weight = norm_weight_.data();
+    params.weight = weight_.data();
+    if (params.bias) params.bias = bias_.data();
+    KvAppendParams& append = params.append_params;
+    append.kv = pool_.data();
+    append.slots = slots_.as<int64_t>();
+    append.positions = positions_.as<int32_t>();
+    if (append.q_norm_weight) append.q_norm_weight = q_weight_.data();
+    if (append.k_norm_weight) append.k_norm_weight = k_weight_.data();
+    if (append.rope_cos_sin) append.rope_cos_sin = rope_.as<float>();
+    workspace_ = DeviceBuffer(RmsNormQkvWorkspaceBytes(params));
+    params.matmul = &matmul_;
+    params.workspace = workspace_.data();
+    params.workspace_bytes = workspace_.bytes();
+  }
+
+  Outputs Read() const { return {ToHost(qkv_, dtype_), ToHost(pool_, dtype_)}; }
+
+  RmsNormQkvParams params;
+
+ private:
+  DType dtype_;
+  Matmul matmul_;
+  DeviceBuffer x_, norm_weight_, weight_, bias_, qkv_, pool_, q_weight_, k_weight_, slots_,
+      positions_, rope_, workspace_;
+};
+
+class RmsNormQkvCudaTest : public testing::CudaTest {};
+
+constexpr RmsNormQkvVariant kVariants[] = {RmsNormQkvVariant::kSkinny, RmsNormQkvVariant::kMatmul};
+
+TEST_F(RmsNormQkvCudaTest, ProjectionIsWithinItsBound) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const RmsNormQkvVariant variant : kVariants) {
+      for (const int64_t tokens : {1, 8, 13}) {
+        RmsNormQkvCase c({.dtype = dtype,
+                          .tokens = tokens,
+                          .hidden = 1024,
+                          .bias = tokens == 8,
+                          .append = false});
+        DeviceCase device(c, variant);
+        Launch(device.params, {});
+        const Outputs out = device.Read();
+        EXPECT_TRUE(c.projection.Check(out.qkv)) << Name(dtype) << ", tokens " << tokens;
+        EXPECT_TRUE(out.pool == c.append.pool) << "append is off, but the pool changed";
+      }
+    }
+  }
+}
+
+TEST_F(RmsNormQkvCudaTest, ManyTokensAreWithinTheirBound) {
+  RmsNormQkvCase c({.tokens = 50, .hidden = 256, .append = false});
+  DeviceCase device(c, RmsNormQkvVariant::kAuto);
+  Launch(device.params, {});
+  EXPECT_TRUE(c.projection.Check(device.Read().qkv));
+}
+
+TEST_F(RmsNormQkvCudaTest, EqualsProjectionThenAppend) {
+  for (const RmsNormQkvVariant variant : kVariants) {
+    for (const bool transform : {false, true}) {
+      for (const int64_t tokens : {1, 7, 16}) {
+        RmsNormQkvCase c(
+            {.tokens = tokens, .hidden = 512, .head_dim = 128, .transform = transform});
+        DeviceCase fused(c, variant), parts(c, variant);
+        Launch(fused.params, {});
+        Launch(ProjectionOf(parts.params), {});
+        EXPECT_TRUE(c.projection.Check(parts.Read().qkv));
+        Launch(AppendOf(parts.params), {});
+        const Outputs a = fused.Read(), b = parts.Read();
+        EXPECT_TRUE(a.qkv == b.qkv) << tokens << " tokens, transform " << transform;
+        EXPECT_TRUE(a.pool == b.pool) << tokens << " tokens, transform " << transform;
+        EXPECT_FALSE(a.pool == c.append.pool) << "nothing was appended";
+      }
+    }
+  }
+}
+
+TEST_F(RmsNormQkvCudaTest, DependentLaunchesEqualPlainOnes) {
+  for (const RmsNormQkvVariant variant : kVariants) {
+    RmsNormQkvCase c({.tokens = 4, .hidden = 1024});
+    DeviceCase plain(c, variant), dependent(c, variant);
+    Launch(plain.params, {});
+    for (int repeat = 0; repeat < 20; ++repeat) Launch(dependent.params, {.dependent = true});
+    const Outputs a = plain.Read(), b = dependent.Read();
+    EXPECT_TRUE(a.qkv == b.qkv);
+    EXPECT_TRUE(a.pool == b.pool);
+  }
+}
+
+TEST_F(RmsNormQkvCudaTest, NoTokensLaunchNothing) {
+  RmsNormQkvCase c({});
+  DeviceCase device(c, RmsNormQkvVariant::kAuto);
+  device.params.num_tokens = 0;
+  EXPECT_NO_THROW(Launch(device.params, {}));
+  EXPECT_TRUE(device.Read().pool == c.append.pool);
+}
+
+}  // namespace
+}  // namespace tokline
