@@ -1,0 +1,91 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <random>
+
+#include "harness/tests/kernels/cuda_test.h"
+#include "kernels/common/error.h"
+#include "reference/embedding.h"
+
+namespace tokline {
+namespace {
+
+using testing::HostTensor;
+
+class EmbeddingCudaTest : public testing::CudaTest {};
+
+void ExpectMatchesReference(DType dtype, int64_t num_tokens, int64_t vocab_size,
+                            int64_t hidden_size) {
+  SCOPED_TRACE(StrCat(Name(dtype), " tokens ", num_tokens, " hidden_size ", hidden_size));
+  const HostTensor table = testing::RandomTensor(dtype, vocab_size * hidden_size, 1);
+  std::mt19937_64 rng(2);
+  std::vector<int32_t> ids;
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    ids.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab_size)));
+  }
+  if (num_tokens > 3) {  // outside the vocabulary
+    ids[1] = -1;
+    ids[2] = static_cast<int32_t>(vocab_size);
+  }
+  EmbeddingParams params{.dtype = dtype,
+                         .num_tokens = num_tokens,
+                         .vocab_size = vocab_size,
+                         .hidden_size = hidden_size};
+  // A guard row behind the output must keep its NaN.
+  HostTensor expected(dtype, (num_tokens + 1) * hidden_size);
+  expected.FillNan();
+  const DeviceBuffer device_out = testing::ToDevice(expected);
+  params.token_ids = ids.data();
+  params.table = table.data();
+  params.out = expected.data();
+  EmbeddingReference(params);
+
+  const DeviceBuffer device_ids(ids), device_table = testing::ToDevice(table);
+  params.token_ids = device_ids.as<int32_t>();
+  params.table = device_table.data();
+  params.out = device_out.data();
+  Launch(params, {});
+  EXPECT_TRUE(testing::ToHost(device_out, dtype).bytes() == expected.bytes());
+}
+
+TEST_F(EmbeddingCudaTest, RowsAreBitwise) {
+  for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
+    for (const int64_t hidden_size : {8, 1016, 1024, 4096, 5120}) {
+      for (const int64_t tokens : {1, 5, 300}) {
+        ExpectMatchesReference(dtype, tokens, 97, hidden_size);
+      }
+    }
+  }
+}
+
+// A grid dimension over 65,535 is a silent no-op where tokens are mapped to y or z.
+TEST_F(EmbeddingCudaTest, SeventyThousandTokensAreAllWritten) {
+  ExpectMatchesReference(DType::kBf16, 70'000, 33, 16);
+}
+
+// int32 offsets: rows beyond 2^31 elements of the table.
+TEST_F(EmbeddingCudaTest, FarEndOfATableOverFourGibibytesIsRead) {
+  constexpr int64_t kHidden = 8192, kVocab = (int64_t{1} << 31) / kHidden + 1000;
+  size_t free = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  if (static_cast<int64_t>(free) < kVocab * kHidden * 2 + (int64_t{256} << 20)) {
+    GTEST_SKIP() << "a table of " << kVocab * kHidden * 2 << " bytes does not fit into " << free
+                 << " free";
+  }
+  DeviceBuffer table(kVocab * kHidden * 2);
+  table.Fill(0xff);
+  const HostTensor row = testing::RandomTensor(DType::kBf16, kHidden, 3);
+  table.CopyFrom(row.data(), kHidden * 2, (kVocab - 1) * kHidden * 2);
+  const DeviceBuffer ids(std::vector<int32_t>{static_cast<int32_t>(kVocab - 1)}), out(kHidden * 2);
+  Launch({.num_tokens = 1,
+          .vocab_size = kVocab,
+          .hidden_size = kHidden,
+          .token_ids = ids.as<int32_t>(),
+          .table = table.data(),
+          .out = out.data()},
+         {});
+  EXPECT_TRUE(testing::ToHost(out, DType::kBf16) == row);
+}
+
+}  // namespace
+}  // namespace tokline
