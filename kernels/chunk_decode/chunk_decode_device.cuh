@@ -19,7 +19,6 @@
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/ptx/mma.cuh"
-#include "kernels/device/ptx/prefetch.cuh"
 #include "kernels/device/reduce.cuh"
 
 namespace tokline::chunk_decode {
@@ -279,19 +278,11 @@ __device__ __forceinline__ float Weight(float row_max, float best) {
   return row_max == -INFINITY ? 0.0f : ptx::Exp2(row_max - best);
 }
 
-__device__ __forceinline__ void LoadRow(const float* from, float (&to)[4]) {
-  *reinterpret_cast<float4*>(to) = __ldcg(reinterpret_cast<const float4*>(from));
-}
-__device__ __forceinline__ void LoadRow(const float* from, float (&to)[2]) {
-  *reinterpret_cast<float2*>(to) = __ldcg(reinterpret_cast<const float2*>(from));
-}
-
 // Adds the partial states of one sequence, in order, and writes its rows.
 template <typename P>
 __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, int group,
                               float* scratch) {
   constexpr int kWidth = RowSlice<P>::kWidth;
-  constexpr int kMergeBatch = 9;  // states a warp loads at a time: 36 a block
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int num_kv_heads = args.params.layout.num_kv_heads;
   const int32_t begin = args.params.plan.seq_partial_indptr[seq];
@@ -308,25 +299,19 @@ __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, i
     // Each warp adds every fourth state; the four sums are then added in warp order.
     RowSlice<P> slice;
     float sum = 0;
-    for (int32_t first = begin + warp; first < end; first += P::kWarps * kMergeBatch) {
-      float2 state[kMergeBatch];
-      float loaded[kMergeBatch][kWidth];
-#pragma unroll
-      for (int i = 0; i < kMergeBatch; ++i) {
-        const int32_t p = first + i * P::kWarps;
-        state[i] = {-INFINITY, 0};
-        if (p < end) {
-          state[i] = __ldcg(&args.max_sum[index(p)]);
-          LoadRow(args.outputs + index(p) * P::kHeadDim + lane * kWidth, loaded[i]);
-        }
+#pragma unroll 4
+    for (int32_t p = begin + warp; p < end; p += P::kWarps) {
+      const float2 state = __ldcg(&args.max_sum[index(p)]);
+      const float* from = args.outputs + index(p) * P::kHeadDim + lane * kWidth;
+      float loaded[kWidth];
+      if constexpr (kWidth == 4) {
+        *reinterpret_cast<float4*>(loaded) = __ldcg(reinterpret_cast<const float4*>(from));
+      } else {
+        *reinterpret_cast<float2*>(loaded) = __ldcg(reinterpret_cast<const float2*>(from));
       }
-#pragma unroll
-      for (int i = 0; i < kMergeBatch; ++i) {
-        if (first + i * P::kWarps >= end) break;
-        const float weight = Weight(state[i].x, best);
-        slice.AddScaled(loaded[i], weight);
-        sum += weight * state[i].y;
-      }
+      const float weight = Weight(state.x, best);
+      slice.AddScaled(loaded, weight);
+      sum += weight * state.y;
     }
     __syncthreads();  // the row before is read
     float* mine = scratch + warp * (P::kHeadDim + 1);
@@ -411,14 +396,6 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
   }
 }
 
-// Asks for the lines that say where a task's partial states go: they are read when it ends.
-__device__ __forceinline__ void PrefetchSequences(const Arguments& args,
-                                                  const ChunkDecodeTask& task) {
-  const int32_t seq = args.params.plan.members[task.member_begin].seq;
-  ptx::PrefetchL2(args.params.plan.seq_partial_indptr + seq);
-  ptx::PrefetchL2(args.counters + int64_t{seq} * args.params.layout.num_kv_heads);
-}
-
 template <typename P>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -435,11 +412,9 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   float2* max_sum = reinterpret_cast<float2*>(outputs + P::kWarps * 16 * P::kStateStride);
 
   ptx::GridDependencyLaunch();
-  // The plan and the page lists are uploaded before the step's first kernel, so they may be read
-  // ahead. What the end of a task reads is brought nearer meanwhile.
+  // The plan is uploaded before the step's first kernel, so it may be read ahead.
   const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
   const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
-  if (task_begin < task_end && threadIdx.x == 0) PrefetchSequences(args, plan.tasks[task_begin]);
   ptx::GridDependencyWait();
 
   for (int32_t t = task_begin; t < task_end; ++t) {
