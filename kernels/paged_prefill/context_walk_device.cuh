@@ -85,10 +85,10 @@ struct QueryTile {
   }
 };
 
-// Brings a tile's K rows (or V rows) of one head to a swizzled tile at `shared`, with kThreads
-// threads of which the caller is `thread`. Rows beyond the chunk become zero: what dead slots hold,
-// NaN included, never reaches the tensor cores.
-template <typename T, int kHeadDim, int kTileTokens, int kThreads>
+// Brings a tile's K rows (or V rows) of one head to `shared`, placed as Placement says, with
+// kThreads threads of which the caller is `thread`. Rows beyond the chunk become zero: what dead
+// slots hold, NaN included, never reaches the tensor cores.
+template <typename T, int kHeadDim, int kTileTokens, int kThreads, typename Placement>
 __device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict__ pool,
                                            const PagedKvLayout& layout,
                                            const int32_t* __restrict__ chunk_pages,
@@ -101,7 +101,7 @@ __device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict_
   const int segment = thread % kSegments;
   const int32_t page_mask = layout.page_size - 1;
   const int page_shift = __ffs(layout.page_size) - 1;
-  const uint32_t target = shared + SwizzledOffset<kHeadDim * 2>(thread_row, segment);
+  const uint32_t target = shared + Placement::Offset(thread_row, segment);
   const T* source = pool;
 #pragma unroll
   for (int unit = 0; unit < kTileTokens; unit += kPageUnit) {
@@ -115,14 +115,15 @@ __device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict_
     }
 #pragma unroll
     for (int row = 0; row < kPageUnit; row += kPassRows) {
-      ptx::CpAsync16(target + (unit + row) * kHeadDim * 2, source + row * layout.RowStride(),
+      ptx::CpAsync16(target + (unit + row) * Placement::kRowPitch,
+                     source + row * layout.RowStride(),
                      token + row + thread_row < tile.chunk_length);
     }
   }
 }
 
-// Brings the query rows of a tile to a swizzled tile at `shared`; rows that it lacks become zero.
-template <typename T, int kHeadDim, int kThreads>
+// Brings the query rows of a tile to `shared`; rows that it lacks become zero.
+template <typename T, int kHeadDim, int kThreads, typename Placement>
 __device__ __forceinline__ void LoadQueryTile(uint32_t shared, const PagedPrefillParams& params,
                                               const QueryTile& tile, const PackedRows& packed,
                                               int32_t kv_head, int thread) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ void LoadQueryTile(uint32_t shared, const PagedPrefil
     const bool valid = row < tile.num_rows;
     const int32_t token = valid ? packed.Token(row) : 0;
     const int32_t head = valid ? packed.Head(row) : 0;
-    ptx::CpAsync16(shared + SwizzledOffset<kHeadDim * 2>(row, segment),
+    ptx::CpAsync16(shared + Placement::Offset(row, segment),
                    q + (tile.q_begin + token) * params.q_stride + head * kHeadDim + segment * 8,
                    valid);
   }

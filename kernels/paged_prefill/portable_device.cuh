@@ -16,6 +16,7 @@
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
 #include "kernels/paged_prefill/row_state_device.cuh"
+#include "kernels/paged_prefill/tile_output_device.cuh"
 
 namespace tokline {
 
@@ -111,8 +112,8 @@ struct PortableWarpTile {
           max = fmaxf(max, fmaxf(scores[t][n][2 * half], scores[t][n][2 * half + 1]));
         }
         max = QuadMax(max);
-        const float offset = ExponentOffset(max, scale_log2);
-        correction[half] = Correction(row.max, scale_log2, offset);
+        const float offset = FiniteOffset<T>(max, scale_log2);
+        correction[half] = ptx::Exp2(ExponentOffset<T>(row.max, scale_log2) - offset);
         row.max = max;
         float sum = 0;
 #pragma unroll
@@ -154,58 +155,12 @@ struct PortableWarpTile {
   }
 };
 
-// Ends the warp's rows: divides, stages them where its query rows were, and writes 16 bytes a lane.
-template <typename Policy>
-__device__ __forceinline__ void StoreWarpTile(const PortableWarpTile<Policy>& warp_tile,
-                                              const PagedPrefillParams& params,
-                                              const QueryTile& tile, const PackedRows& packed,
-                                              int32_t kv_head, unsigned char* staging, int warp_row,
-                                              float scale_log2) {
-  using T = typename Policy::T;
-  const int lane = threadIdx.x % 32;
-  const int32_t first_head = kv_head * packed.group;
-#pragma unroll
-  for (int t = 0; t < PortableWarpTile<Policy>::kTiles; ++t) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row + t * 16 + half * 8 + lane / 4;
-      const RowState& state = warp_tile.rows[t][half];
-      const float sum = QuadSum(state.sum);
-      const RowDivisor divisor(sum);
-#pragma unroll
-      for (int n = 0; n < PortableWarpTile<Policy>::kOutColumns; ++n) {
-        *reinterpret_cast<uint32_t*>(staging + SwizzledOffset<Policy::kRowBytes>(row, n) +
-                                     lane % 4 * 4) =
-            Pack2<T>(divisor.Divide(warp_tile.out[t][n][2 * half]),
-                     divisor.Divide(warp_tile.out[t][n][2 * half + 1]));
-      }
-      if (params.lse_ln != nullptr && lane % 4 == 0 && row < tile.num_rows) {
-        params.lse_ln[(tile.q_begin + packed.Token(row)) * params.num_q_heads + first_head +
-                      packed.Head(row)] = LogSumExp(state.max, sum, scale_log2);
-      }
-    }
-  }
-  __syncwarp();
-  constexpr int kSegments = Policy::kHeadDim / 8;
-  constexpr int kPassRows = 32 / kSegments;
-  const int segment = lane % kSegments;
-#pragma unroll 4
-  for (int pass = 0; pass < Policy::kWarpRows / kPassRows; ++pass) {
-    const int row = warp_row + pass * kPassRows + lane / kSegments;
-    if (row >= tile.num_rows) break;
-    T* target = static_cast<T*>(params.out) +
-                (tile.q_begin + packed.Token(row)) * params.out_stride +
-                (first_head + packed.Head(row)) * Policy::kHeadDim + segment * 8;
-    *reinterpret_cast<uint4*>(target) =
-        *reinterpret_cast<const uint4*>(staging + SwizzledOffset<Policy::kRowBytes>(row, segment));
-  }
-}
-
 template <typename Policy>
 __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
     PortablePrefillKernel(const __grid_constant__ PagedPrefillParams params) {
   using T = typename Policy::T;
   using WarpTile = PortableWarpTile<Policy>;
+  using Placement = SwizzledRows<Policy::kRowBytes>;
   constexpr int kRowBytes = Policy::kRowBytes;
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t q_shared = ptx::SharedAddress(shared);
@@ -225,7 +180,7 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   const T* keys = static_cast<const T*>(params.kv);
   const T* values = keys + params.layout.KvStride();
   const auto load = [&](uint32_t shared_tile, const T* pool) {
-    LoadKvTile<T, Policy::kHeadDim, Policy::kKvTokens, Policy::kThreads>(
+    LoadKvTile<T, Policy::kHeadDim, Policy::kKvTokens, Policy::kThreads, Placement>(
         shared_tile, pool, params.layout, params.table.chunk_pages, kv_tile, kv_head, thread);
   };
   // Tokens of the context that a packed row of this tile sees.
@@ -234,8 +189,8 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   };
 
   ptx::GridDependencyWait();
-  LoadQueryTile<T, Policy::kHeadDim, Policy::kThreads>(q_shared, params, tile, packed, kv_head,
-                                                       thread);
+  LoadQueryTile<T, Policy::kHeadDim, Policy::kThreads, Placement>(q_shared, params, tile, packed,
+                                                                  kv_head, thread);
   if (more) load(k_shared, keys);
   ptx::CpAsyncCommit();
 
@@ -249,6 +204,8 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   const int32_t warp_last_row = min(warp_row + Policy::kWarpRows, tile.num_rows) - 1;
   const int32_t warp_first_end = visible_end(warp_row);
   const int32_t warp_end = warp_last_row < warp_row ? 0 : visible_end(warp_last_row);
+
+  const TileOutput<T, Policy::kHeadDim, Placement> output{params, tile, packed, kv_head, shared};
 
   WarpTile warp_tile;
   while (more) {
@@ -285,7 +242,18 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   // A tile without context never waited for its query rows.
   ptx::CpAsyncWait<0>();
   __syncthreads();
-  StoreWarpTile(warp_tile, params, tile, packed, kv_head, shared, warp_row, scale_log2);
+#pragma unroll
+  for (int t = 0; t < WarpTile::kTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      output.Finish(
+          warp_row + t * 16 + half * 8 + lane / 4, warp_tile.rows[t][half], scale_log2, [&](int n) {
+            return float2{warp_tile.out[t][n][2 * half], warp_tile.out[t][n][2 * half + 1]};
+          });
+    }
+  }
+  __syncwarp();
+  output.template Store<Policy::kWarpRows>(warp_row);
 }
 
 }  // namespace tokline

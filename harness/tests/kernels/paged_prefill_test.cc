@@ -44,12 +44,15 @@ TEST(PackedRowsTest, DividesEveryRowByEveryGroup) {
   }
 }
 
-template <int kRowBytes>
+// Placement of 16 rows of kRowBytes.
+template <typename Placement, int kRowBytes>
 void ExpectConflictFree() {
   std::set<uint32_t> all;
   for (uint32_t row = 0; row < 16; ++row) {
     for (uint32_t segment = 0; segment < kRowBytes / 16; ++segment) {
-      all.insert(SwizzledOffset<kRowBytes>(row, segment));
+      const uint32_t offset = Placement::Offset(row, segment);
+      all.insert(offset);
+      EXPECT_EQ(offset, Placement::Offset(row % 8, segment) + row / 8 * 8 * Placement::kRowPitch);
     }
   }
   EXPECT_EQ(all.size(), 16u * kRowBytes / 16);
@@ -58,17 +61,27 @@ void ExpectConflictFree() {
   for (uint32_t segment = 0; segment < kRowBytes / 16; ++segment) {
     std::set<uint32_t> column, line;
     for (uint32_t i = 0; i < 8; ++i) {
-      column.insert(banks(SwizzledOffset<kRowBytes>(8 + i, segment)));
-      line.insert(banks(SwizzledOffset<kRowBytes>(segment % 8, segment / 8 * 8 + i)));
+      column.insert(banks(Placement::Offset(8 + i, segment)));
+      line.insert(banks(Placement::Offset(segment % 8, segment / 8 * 8 + i)));
     }
     EXPECT_EQ(column.size(), 8u);
     EXPECT_EQ(line.size(), 8u);
   }
 }
 
-TEST(SwizzledOffsetTest, IsAPermutationWithoutBankConflicts) {
-  ExpectConflictFree<128>();
-  ExpectConflictFree<256>();
+TEST(SwizzleTest, PlacementsArePermutationsWithoutBankConflicts) {
+  ExpectConflictFree<SwizzledRows<128>, 128>();
+  ExpectConflictFree<SwizzledRows<256>, 256>();
+  ExpectConflictFree<SwizzledPanels<128, 16>, 128>();
+  ExpectConflictFree<SwizzledPanels<256, 16>, 256>();
+}
+
+TEST(PagedPrefillVariantTest, HopperCodeRunsOnHopperOnly) {
+  using enum PagedPrefillVariant;
+  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 9}, true), kHopper);
+  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 9}, false), kPortable);
+  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 8}, true), kPortable);
+  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 10}, true), kPortable);
 }
 
 TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {

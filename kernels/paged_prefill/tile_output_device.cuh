@@ -1,0 +1,62 @@
+// How a tile's rows end: divided and rounded, staged in shared memory where the query tile was, and
+// written 16 bytes a lane.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/convert.cuh"
+#include "kernels/paged_prefill/context_walk_device.cuh"
+#include "kernels/paged_prefill/row_state_device.cuh"
+
+namespace tokline {
+
+template <typename T, int kHeadDim, typename Placement>
+struct TileOutput {
+  const PagedPrefillParams& params;
+  const QueryTile& tile;
+  const PackedRows& packed;
+  int32_t kv_head;
+  unsigned char* staging;
+
+  // Ends one packed row; called by whole warps, a quad a row. values(n) are the lane's two of
+  // columns 8 n to 8 n + 7.
+  template <typename Values>
+  __device__ __forceinline__ void Finish(int row, const RowState& state, float scale_log2,
+                                         const Values& values) const {
+    const int quad_lane = threadIdx.x % 4;
+    const float sum = QuadSum(state.sum);
+    const RowDivisor divisor(sum);
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+      const float2 pair = values(n);
+      *reinterpret_cast<uint32_t*>(staging + Placement::Offset(row, n) + quad_lane * 4) =
+          Pack2<T>(divisor.Divide(pair.x), divisor.Divide(pair.y));
+    }
+    if (params.lse_ln != nullptr && quad_lane == 0 && row < tile.num_rows) {
+      params.lse_ln[(tile.q_begin + packed.Token(row)) * params.num_q_heads +
+                    kv_head * packed.group + packed.Head(row)] =
+          LogSumExp<T>(state.max, sum, scale_log2);
+    }
+  }
+
+  // Writes kRows staged rows; called by the warp that staged them.
+  template <int kRows>
+  __device__ __forceinline__ void Store(int first_row) const {
+    constexpr int kSegments = kHeadDim / 8;
+    constexpr int kPassRows = 32 / kSegments;
+    const int lane = threadIdx.x % 32;
+    const int segment = lane % kSegments;
+#pragma unroll 4
+    for (int pass = 0; pass < kRows / kPassRows; ++pass) {
+      const int row = first_row + pass * kPassRows + lane / kSegments;
+      if (row >= tile.num_rows) break;
+      T* target = static_cast<T*>(params.out) +
+                  (tile.q_begin + packed.Token(row)) * params.out_stride +
+                  (kv_head * packed.group + packed.Head(row)) * kHeadDim + segment * 8;
+      *reinterpret_cast<uint4*>(target) =
+          *reinterpret_cast<const uint4*>(staging + Placement::Offset(row, segment));
+    }
+  }
+};
+
+}  // namespace tokline
