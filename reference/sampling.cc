@@ -32,17 +32,18 @@ double TopKThreshold(std::vector<double> logits, int32_t top_k) {
   return logits[static_cast<size_t>(top_k) - 1];
 }
 
-// The smallest mass that top-p keeps: sorted down, the masses up to it first reach p of the total.
-double TopPThreshold(std::vector<double> masses, double total, float top_p) {
-  if (top_p >= 1) return 0;
-  std::erase(masses, 0.0);
-  std::sort(masses.begin(), masses.end(), std::greater<>());
+// The smallest logit that top-p keeps: sorted down, the masses up to it first reach p of the total.
+template <typename MassOf>
+double TopPThreshold(std::vector<double> logits, const MassOf& mass_of, double total, float top_p) {
+  if (top_p >= 1) return kLowest;
+  std::erase_if(logits, [&](double logit) { return mass_of(logit) == 0; });
+  std::sort(logits.begin(), logits.end(), std::greater<>());
   double reached = 0;
-  for (const double mass : masses) {
-    reached += mass;
-    if (reached >= top_p * total) return mass;
+  for (const double logit : logits) {
+    reached += mass_of(logit);
+    if (reached >= top_p * total) return logit;
   }
-  return 0;
+  return kLowest;
 }
 
 double Sum(const std::vector<double>& values) {
@@ -64,16 +65,19 @@ std::vector<double> TokenProbabilities(const float* logits, int64_t vocab_size,
     return probabilities;
   }
 
-  std::vector<double> values(logits, logits + vocab_size);
+  std::vector<double> values(static_cast<size_t>(vocab_size));
   std::transform(logits, logits + vocab_size, values.begin(), Sanitized);
-  const double lowest_kept = TopKThreshold(values, rule.top_k);
-  std::transform(values.begin(), values.end(), probabilities.begin(), [&](double value) {
-    return value >= lowest_kept ? std::exp((value - highest) / rule.temperature) : 0.0;
-  });
-  const double smallest_kept = TopPThreshold(probabilities, Sum(probabilities), rule.top_p);
-  for (double& mass : probabilities) {
-    if (mass < smallest_kept) mass = 0;
-  }
+  double lowest_kept = TopKThreshold(values, rule.top_k);
+  const auto mass_of = [&](double logit) {
+    return logit >= lowest_kept ? std::exp((logit - highest) / rule.temperature) : 0.0;
+  };
+  const auto weigh = [&] {
+    std::transform(values.begin(), values.end(), probabilities.begin(), mass_of);
+  };
+  weigh();
+  lowest_kept =
+      std::max(lowest_kept, TopPThreshold(values, mass_of, Sum(probabilities), rule.top_p));
+  weigh();
   const double total = Sum(probabilities);
   for (double& mass : probabilities) mass /= total;
   return probabilities;

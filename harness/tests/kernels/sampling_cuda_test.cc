@@ -1,0 +1,288 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "harness/tests/kernels/cuda_test.h"
+#include "reference/sampling.h"
+
+namespace tokline {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+class SamplingCudaTest : public testing::CudaTest {};
+
+// Rows of logits with a rule each.
+struct SamplingCase {
+  int64_t vocab_size = 0;
+  int64_t stride = 0;
+  int64_t offset = 0;  // elements before the first row, to break its alignment
+  std::vector<float> logits;
+  std::vector<SamplingRule> rules;
+
+  int64_t num_rows() const { return static_cast<int64_t>(rules.size()); }
+  const float* Row(int64_t row) const { return logits.data() + offset + row * stride; }
+};
+
+SamplingCase RandomCase(int64_t vocab_size, const std::vector<SamplingRule>& rules, float scale,
+                        uint64_t seed, int64_t gap = 0, int64_t offset = 0) {
+  SamplingCase c{.vocab_size = vocab_size,
+                 .stride = vocab_size + gap,
+                 .offset = offset,
+                 .logits = {},
+                 .rules = rules};
+  std::mt19937_64 rng(seed);
+  std::normal_distribution<float> normal(0, scale);
+  // The gap holds what would win if it were read.
+  c.logits.assign(static_cast<size_t>(offset + c.num_rows() * c.stride), 1e30f);
+  for (int64_t r = 0; r < c.num_rows(); ++r) {
+    for (int64_t i = 0; i < vocab_size; ++i) {
+      c.logits[static_cast<size_t>(offset + r * c.stride + i)] = normal(rng);
+    }
+  }
+  return c;
+}
+
+std::vector<int32_t> RunOnDevice(const SamplingCase& c) {
+  const DeviceBuffer logits(c.logits), rules(c.rules);
+  DeviceBuffer tokens(c.num_rows() * 4);
+  DeviceBuffer workspace(SamplingWorkspaceBytes(c.num_rows(), c.vocab_size));
+  tokens.Fill(0xff);
+  workspace.Fill(0xff);  // needs no zeroing
+  Launch({.num_rows = c.num_rows(),
+          .vocab_size = c.vocab_size,
+          .logits = logits.as<float>() + c.offset,
+          .logits_stride = c.stride,
+          .rules = rules.as<SamplingRule>(),
+          .tokens = tokens.as<int32_t>(),
+          .workspace = workspace.data(),
+          .workspace_bytes = workspace.bytes()},
+         {});
+  return tokens.ToHost<int32_t>();
+}
+
+// The draw must fall into the token's interval of the cumulative probabilities, give or take the
+// rounding of fp32 exponentials; away from the interval's ends this is equality with the reference.
+void ExpectDrawsMatchReference(const SamplingCase& c) {
+  const std::vector<int32_t> tokens = RunOnDevice(c);
+  constexpr double kTolerance = 1e-5;
+  for (int64_t r = 0; r < c.num_rows(); ++r) {
+    const SamplingRule& rule = c.rules[static_cast<size_t>(r)];
+    SCOPED_TRACE(StrCat("row ", r, " vocab_size ", c.vocab_size, " temperature ", rule.temperature,
+                        " top_k ", rule.top_k, " top_p ", rule.top_p));
+    const std::vector<double> probabilities = TokenProbabilities(c.Row(r), c.vocab_size, rule);
+    const int32_t token = tokens[static_cast<size_t>(r)];
+    ASSERT_GE(token, 0);
+    ASSERT_LT(token, c.vocab_size);
+    EXPECT_GT(probabilities[static_cast<size_t>(token)], 0) << "token " << token << " was dropped";
+    if (rule.temperature == 0) continue;
+    double below = 0;
+    for (int32_t i = 0; i < token; ++i) below += probabilities[static_cast<size_t>(i)];
+    const double draw = UniformDraw(rule);
+    EXPECT_GE(draw, below - kTolerance) << "token " << token;
+    EXPECT_LE(draw, below + probabilities[static_cast<size_t>(token)] + kTolerance)
+        << "token " << token;
+  }
+}
+
+std::vector<SamplingRule> MixedRules() {
+  std::vector<SamplingRule> rules = {{},
+                                     {.temperature = 1},
+                                     {.temperature = 0.7f, .top_k = 20, .top_p = 0.8f},
+                                     {.temperature = 1, .top_k = 50},
+                                     {.temperature = 1, .top_p = 0.9f},
+                                     {.temperature = 0.3f, .top_p = 0.95f},
+                                     {.temperature = 1, .top_k = 192},
+                                     {.temperature = 1, .top_k = 193},
+                                     {.temperature = 2, .top_k = 5000, .top_p = 0.5f},
+                                     {.temperature = 1, .top_k = 1},
+                                     {.temperature = 1, .top_p = 1e-7f},
+                                     {.temperature = 1e-4f, .top_p = 0.5f},
+                                     {.temperature = 1e-30f},
+                                     {.temperature = 1e30f, .top_p = 0.5f},
+                                     {.top_k = 7, .top_p = 0.1f},
+                                     {.temperature = 1.3f, .top_p = 0.9999999f}};
+  for (size_t i = 0; i < rules.size(); ++i) {
+    rules[i].seed = 77 + i;
+    rules[i].offset = 1000 * i;
+  }
+  return rules;
+}
+
+TEST_F(SamplingCudaTest, MixedRulesMatchReferenceAcrossVocabularies) {
+  for (const int64_t vocab : {1, 2, 31, 1000, 4095, 4096, 4099, 50'257, 151'936}) {
+    for (const float scale : {0.5f, 3.0f}) {
+      ExpectDrawsMatchReference(RandomCase(vocab, MixedRules(), scale, vocab + 1));
+    }
+  }
+}
+
+TEST_F(SamplingCudaTest, UnalignedRowsAndGapsMatchReference) {
+  ExpectDrawsMatchReference(RandomCase(5003, MixedRules(), 2, 5, 6, 1));
+  ExpectDrawsMatchReference(RandomCase(5004, MixedRules(), 2, 6, 4, 0));
+  ExpectDrawsMatchReference(RandomCase(5004, MixedRules(), 2, 7, 0, 3));
+}
+
+// Each path draws for many seeds, so that each part of the vocabulary is hit.
+TEST_F(SamplingCudaTest, ManyDrawsOfOneRuleMatchReference) {
+  for (SamplingRule rule : {SamplingRule{.temperature = 1},
+                            {.temperature = 1, .top_k = 40, .top_p = 0.9f},
+                            {.temperature = 1, .top_p = 0.6f},
+                            {.temperature = 1, .top_k = 3000}}) {
+    std::vector<SamplingRule> rules;
+    for (uint64_t i = 0; i < 40; ++i) {
+      rule.offset = i;
+      rules.push_back(rule);
+    }
+    ExpectDrawsMatchReference(RandomCase(20'011, rules, 1.5f, 3));
+  }
+}
+
+TEST_F(SamplingCudaTest, DrawsFollowTheProbabilities) {
+  const std::vector<float> row = {0.3f, -1.2f, 2.0f, 0.3f, -kInf, 1.1f, -0.4f, 0.9f};
+  for (const SamplingRule& rule : {SamplingRule{.temperature = 0.8f, .seed = 5},
+                                   SamplingRule{.temperature = 0.8f, .top_k = 6, .seed = 6},
+                                   SamplingRule{.temperature = 1.5f, .top_p = 0.9f, .seed = 7}}) {
+    constexpr int kDraws = 20'000;
+    SamplingCase c{.vocab_size = 8, .stride = 8, .logits = {}, .rules = {}};
+    for (uint64_t i = 0; i < kDraws; ++i) {
+      c.logits.insert(c.logits.end(), row.begin(), row.end());
+      c.rules.push_back(rule);
+      c.rules.back().offset = i;
+    }
+    const std::vector<int32_t> tokens = RunOnDevice(c);
+    const std::vector<double> probabilities = TokenProbabilities(row.data(), 8, rule);
+    double chi_square = 0;
+    for (int32_t id = 0; id < 8; ++id) {
+      const auto count = std::count(tokens.begin(), tokens.end(), id);
+      const double expected = kDraws * probabilities[static_cast<size_t>(id)];
+      if (expected == 0) {
+        EXPECT_EQ(count, 0) << "token " << id;
+      } else {
+        chi_square += std::pow(static_cast<double>(count) - expected, 2) / expected;
+      }
+    }
+    EXPECT_LT(chi_square, 22.5);  // the 0.1 % quantile at six degrees of freedom
+  }
+}
+
+TEST_F(SamplingCudaTest, TokenDoesNotDependOnItsBatch) {
+  const SamplingCase batch = RandomCase(30'001, MixedRules(), 2, 11);
+  const std::vector<int32_t> together = RunOnDevice(batch);
+  EXPECT_EQ(RunOnDevice(batch), together) << "two runs differ";
+  for (int64_t r = 0; r < batch.num_rows(); ++r) {
+    const SamplingCase alone{
+        .vocab_size = batch.vocab_size,
+        .stride = 1,  // one row needs no stride
+        .logits = std::vector<float>(batch.Row(r), batch.Row(r) + batch.vocab_size),
+        .rules = {batch.rules[static_cast<size_t>(r)]}};
+    EXPECT_EQ(RunOnDevice(alone)[0], together[static_cast<size_t>(r)]) << "row " << r;
+  }
+}
+
+TEST_F(SamplingCudaTest, TopKOfOneAndTinyTopPEqualGreedy) {
+  const SamplingCase greedy = RandomCase(151'936, std::vector<SamplingRule>(8), 2, 13);
+  const std::vector<int32_t> expected = RunOnDevice(greedy);
+  SamplingCase one = greedy, tiny = greedy;
+  for (SamplingRule& rule : one.rules) rule = {.temperature = 1.5f, .top_k = 1, .seed = 3};
+  for (SamplingRule& rule : tiny.rules) rule = {.temperature = 1.5f, .top_p = 1e-12f, .seed = 3};
+  EXPECT_EQ(RunOnDevice(one), expected);
+  EXPECT_EQ(RunOnDevice(tiny), expected);
+  for (int64_t r = 0; r < greedy.num_rows(); ++r) {
+    EXPECT_EQ(expected[static_cast<size_t>(r)],
+              std::max_element(greedy.Row(r), greedy.Row(r) + greedy.vocab_size) - greedy.Row(r));
+  }
+}
+
+TEST_F(SamplingCudaTest, GreedyTakesTheLowestIdAmongEqualsInAnyChunk) {
+  for (const int64_t vocab : {5, 4096, 151'936}) {
+    for (const int64_t first : {int64_t{0}, vocab / 2, vocab - 1}) {
+      SamplingCase c{.vocab_size = vocab, .stride = vocab, .logits = {}, .rules = {{}}};
+      c.logits.assign(static_cast<size_t>(vocab), -1.0f);
+      for (int64_t i = first; i < vocab; i += 1 + i % 97) c.logits[static_cast<size_t>(i)] = 4;
+      EXPECT_EQ(RunOnDevice(c)[0], first);
+    }
+  }
+  EXPECT_EQ(RunOnDevice({3, 3, 0, {-0.0f, 0.0f, -1}, {{}}})[0], 0);
+}
+
+TEST_F(SamplingCudaTest, SpecialValuesMatchReference) {
+  std::vector<SamplingRule> rules = MixedRules();
+  SamplingCase c = RandomCase(9001, rules, 2, 17);
+  for (int64_t r = 0; r < c.num_rows(); ++r) {
+    for (int64_t i = 0; i < c.vocab_size; ++i) {
+      float& logit = c.logits[static_cast<size_t>(r * c.stride + i)];
+      if (i % 3 == 0) logit = kNan;
+      if (i % 3 == 1) logit = -kInf;
+    }
+  }
+  ExpectDrawsMatchReference(c);
+  for (float& logit : c.logits) logit = std::signbit(logit) ? -kInf : kNan;
+  EXPECT_EQ(RunOnDevice(c), std::vector<int32_t>(rules.size(), 0));
+  // All equal: everything ties, so no rule drops anything.
+  for (float& logit : c.logits) logit = 1.25f;
+  ExpectDrawsMatchReference(c);
+  // Infinities count as the largest float, and share the mass.
+  for (int64_t r = 0; r < c.num_rows(); ++r) {
+    c.logits[static_cast<size_t>(r * c.stride + 5000)] = kInf;
+    c.logits[static_cast<size_t>(r * c.stride + 6000)] = kInf;
+  }
+  ExpectDrawsMatchReference(c);
+}
+
+TEST_F(SamplingCudaTest, TiesWithTheKthAreKept) {
+  SamplingCase c = RandomCase(40'000, {}, 1, 19);
+  c.rules.clear();
+  for (uint64_t i = 0; i < 64; ++i) {
+    c.rules.push_back({.temperature = 1, .top_k = 10, .seed = 1, .offset = i});
+  }
+  std::vector<float> row(40'000, -3.0f);
+  for (size_t i = 0; i < 500; ++i) row[i * 80] = 2.0f;  // far more than k, in as many groups
+  for (size_t r = 0; r < c.rules.size(); ++r) {
+    c.logits.insert(c.logits.end(), row.begin(), row.end());
+  }
+  ExpectDrawsMatchReference(c);
+}
+
+// One captured launch serves other rules and logits: both are read on the device.
+TEST_F(SamplingCudaTest, CapturedGraphFollowsNewRulesAndLogits) {
+  SamplingCase first = RandomCase(10'000, MixedRules(), 2, 23);
+  SamplingCase second = RandomCase(10'000, MixedRules(), 2, 29);
+  std::reverse(second.rules.begin(), second.rules.end());
+  DeviceBuffer logits(first.logits), rules(first.rules), tokens(first.num_rows() * 4);
+  const DeviceBuffer workspace(SamplingWorkspaceBytes(first.num_rows(), first.vocab_size));
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  TOKLINE_CUDA(cudaStreamCreate(&stream));
+  TOKLINE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  Launch({.num_rows = first.num_rows(),
+          .vocab_size = first.vocab_size,
+          .logits = logits.as<float>(),
+          .logits_stride = first.stride,
+          .rules = rules.as<SamplingRule>(),
+          .tokens = tokens.as<int32_t>(),
+          .workspace = workspace.data(),
+          .workspace_bytes = workspace.bytes()},
+         {.stream = stream});
+  TOKLINE_CUDA(cudaStreamEndCapture(stream, &graph));
+  TOKLINE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  for (const SamplingCase* c : {&first, &second, &first}) {
+    logits.CopyFrom(c->logits.data(), logits.bytes());
+    rules.CopyFrom(c->rules.data(), rules.bytes());
+    TOKLINE_CUDA(cudaGraphLaunch(executable, stream));
+    EXPECT_EQ(tokens.ToHost<int32_t>(), RunOnDevice(*c));
+  }
+  TOKLINE_CUDA(cudaGraphExecDestroy(executable));
+  TOKLINE_CUDA(cudaGraphDestroy(graph));
+  TOKLINE_CUDA(cudaStreamDestroy(stream));
+}
+
+TEST_F(SamplingCudaTest, NoRowsLaunchNothing) { EXPECT_NO_THROW(Launch({.vocab_size = 10}, {})); }
+
+}  // namespace
+}  // namespace tokline
