@@ -13,7 +13,7 @@ struct EmbeddingParams {
   DType dtype = DType::kBf16;
   int64_t num_tokens = 0;
   int64_t vocab_size = 0;
-  int64_t hidden_size = 0;            // rows of 16 B multiples
+  int64_t hidden_size = 0;             // rows of 16 B multiples
   const int32_t* token_ids = nullptr;  // [num_tokens] in [0, vocab_size); a row outside gives zeros
   const void* table = nullptr;         // [vocab_size, hidden_size], 16 B aligned
   void* out = nullptr;                 // [num_tokens, hidden_size], 16 B aligned

@@ -13,10 +13,10 @@ namespace tokline {
 struct SiluMulParams {
   DType dtype = DType::kBf16;
   int64_t num_tokens = 0;
-  int64_t intermediate_size = 0;   // a multiple of 8
-  const void* gate_up = nullptr;   // [num_tokens, 2 * intermediate_size]: gate, then up; 16 B aligned
-  int64_t gate_up_stride = 0;      // elements between rows
-  void* out = nullptr;             // [num_tokens, intermediate_size], 16 B aligned
+  int64_t intermediate_size = 0;  // a multiple of 8
+  const void* gate_up = nullptr;  // [num_tokens, 2 * intermediate_size]: gate | up, 16 B aligned
+  int64_t gate_up_stride = 0;     // elements between rows
+  void* out = nullptr;            // [num_tokens, intermediate_size], 16 B aligned
   int64_t out_stride = 0;
 };
 
