@@ -1,0 +1,34 @@
+// The commands of the tokline program. Each takes the arguments after its name and returns an exit
+// code; it throws InvalidArgument for usage and anything else for failure.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tokline {
+
+inline constexpr int kSuccess = 0;
+inline constexpr int kFailure = 1;
+inline constexpr int kUsage = 2;
+
+struct CommandLine {
+  std::span<const std::string> args;  // after the command's name
+  int argc = 0;                       // of the whole program, for its records
+  char** argv = nullptr;
+};
+
+int GenerateCommand(const CommandLine& line);
+int BenchCommand(const CommandLine& line);
+int InspectCommand(const CommandLine& line);
+
+// What follows "tokline COMMAND --help".
+std::string GenerateHelp();
+std::string BenchHelp();
+std::string InspectHelp();
+
+// The program: picks the command, and turns errors into one line on standard error and the exit
+// code, kUsage or kFailure.
+int RunProgram(int argc, char** argv);
+
+}  // namespace tokline

@@ -1,0 +1,116 @@
+#include "harness/cli/flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <set>
+
+#include "harness/models/printable.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+// All of the text as a number; nothing for anything else.
+template <typename T>
+std::optional<T> Number(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::string Names(std::span<const Flag> flags) {
+  std::string names;
+  for (const Flag& flag : flags) names += StrCat(names.empty() ? "" : ", ", flag.name);
+  return names;
+}
+
+}  // namespace
+
+void ParseFlags(std::string_view command, std::span<const Flag> flags,
+                std::span<const std::string> args) {
+  std::set<std::string_view> seen;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string_view arg = args[i];
+    const size_t equals = arg.find('=');
+    const std::string_view name = arg.substr(0, equals);
+    const auto flag = std::ranges::find(flags, name, &Flag::name);
+    Require(flag != flags.end(), arg.starts_with("--") ? "unknown flag " : "unexpected argument ",
+            Quoted(name), "; tokline ", command, " takes ", Names(flags));
+    Require(seen.insert(flag->name).second || flag->repeats, name, " is given twice");
+    if (flag->value.empty()) {
+      Require(equals == arg.npos, name, " takes no value; it is ", Quoted(arg.substr(equals + 1)));
+      flag->set("");
+    } else if (equals != arg.npos) {
+      flag->set(arg.substr(equals + 1));
+    } else {
+      Require(i + 1 < args.size(), name, " needs a value: ", name, " ", flag->value);
+      flag->set(args[++i]);
+    }
+  }
+}
+
+std::string FlagHelp(std::span<const Flag> flags) {
+  const auto left = [](const Flag& flag) {
+    return StrCat("  ", flag.name, flag.value.empty() ? "" : " ", flag.value);
+  };
+  size_t width = 0;
+  for (const Flag& flag : flags) width = std::max(width, left(flag).size() + 2);
+  std::string help;
+  for (const Flag& flag : flags) {
+    std::string line = left(flag);
+    line.resize(width, ' ');
+    help += StrCat(line, flag.help, "\n");
+  }
+  return help;
+}
+
+int64_t ParseInteger(std::string_view flag, std::string_view text, int64_t least, int64_t most) {
+  const std::optional<int64_t> value = Number<int64_t>(text);
+  Require(value && *value >= least && *value <= most, flag, " is ", Quoted(text),
+          "; it must be an integer from ", least, " to ", most);
+  return *value;
+}
+
+uint64_t ParseSeed(std::string_view flag, std::string_view text) {
+  const std::optional<uint64_t> value = Number<uint64_t>(text);
+  Require(value.has_value(), flag, " is ", Quoted(text), "; it must be an integer from 0 to ",
+          std::numeric_limits<uint64_t>::max());
+  return *value;
+}
+
+double ParseReal(std::string_view flag, std::string_view text) {
+  const std::optional<double> value = Number<double>(text);
+  Require(value && std::isfinite(*value), flag, " is ", Quoted(text),
+          "; it must be a finite number");
+  return *value;
+}
+
+std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text, int64_t least,
+                                   int64_t most) {
+  std::vector<int64_t> values;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view part = text.substr(begin, end - begin);
+    const std::optional<int64_t> value = Number<int64_t>(part);
+    Require(value && *value >= least && *value <= most, flag, " has ", Quoted(part), " in ",
+            Quoted(text), "; it takes integers from ", least, " to ", most, " separated by commas");
+    values.push_back(*value);
+    begin = end + 1;
+  }
+  return values;
+}
+
+size_t ParseChoice(std::string_view flag, std::string_view text,
+                   std::span<const std::string_view> choices) {
+  std::string known;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (choices[i] == text) return i;
+    known += StrCat(i == 0 ? "" : ", ", choices[i]);
+  }
+  throw InvalidArgument(StrCat(flag, " is ", Quoted(text), "; it must be one of ", known));
+}
+
+}  // namespace tokline

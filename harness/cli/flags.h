@@ -1,0 +1,60 @@
+// The flags of a command as a table, and the parsers of their values. Every complaint is an
+// InvalidArgument of one line that states the flag, the value and what is allowed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+
+struct Flag {
+  std::string_view name;   // "--seed"
+  std::string_view value;  // what to write after it, "N"; empty: a switch
+  std::string_view help;
+  std::function<void(std::string_view)> set;  // gets "" for a switch
+  bool repeats = false;                       // may be given more than once
+};
+
+// Reads "--flag value" and "--flag=value".
+void ParseFlags(std::string_view command, std::span<const Flag> flags,
+                std::span<const std::string> args);
+
+// One aligned line a flag.
+std::string FlagHelp(std::span<const Flag> flags);
+
+int64_t ParseInteger(std::string_view flag, std::string_view text, int64_t least, int64_t most);
+uint64_t ParseSeed(std::string_view flag, std::string_view text);
+double ParseReal(std::string_view flag, std::string_view text);
+// Integers separated by commas, at least one.
+std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text, int64_t least,
+                                   int64_t most);
+// The index of the choice.
+size_t ParseChoice(std::string_view flag, std::string_view text,
+                   std::span<const std::string_view> choices);
+
+// What sets a variable, for the table.
+template <typename T>
+std::function<void(std::string_view)> IntegerInto(std::string_view flag, T& target, int64_t least,
+                                                  int64_t most = std::numeric_limits<T>::max()) {
+  return [=, &target](std::string_view text) {
+    target = static_cast<T>(ParseInteger(flag, text, least, most));
+  };
+}
+
+// A path or a name, not empty.
+template <typename T>
+std::function<void(std::string_view)> TextInto(std::string_view flag, T& target) {
+  return [=, &target](std::string_view text) {
+    Require(!text.empty(), flag, " is empty; it needs a value");
+    target = T(text);
+  };
+}
+
+}  // namespace tokline

@@ -1,0 +1,169 @@
+// tokline inspect: what a model is, what its files hold and what memory a run takes.
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "harness/cli/commands.h"
+#include "harness/cli/model_run.h"
+#include "harness/cli/output_file.h"
+#include "harness/models/printable.h"
+#include "kernels/common/error.h"
+#if TOKLINE_HAS_CUDA
+#include "harness/core/device.h"
+#endif
+
+namespace tokline {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct InspectFlags {
+  RunFlags run;
+  int32_t batch = 1;
+  int64_t context = 0;
+  std::filesystem::path json;
+
+  std::vector<Flag> Table() {
+    std::vector<Flag> flags;
+    run.AddTo(flags);
+    flags.push_back({.name = "--batch",
+                     .value = "N",
+                     .help = "sequences at a time, for the memory of a run (default: 1)",
+                     .set = IntegerInto("--batch", batch, 1, 4096)});
+    flags.push_back({.name = "--context",
+                     .value = "N",
+                     .help = "tokens a sequence, likewise (default: all positions of the model)",
+                     .set = IntegerInto("--context", context, 1)});
+    flags.push_back({.name = "--json",
+                     .value = "FILE",
+                     .help = "write the same",
+                     .set = TextInto("--json", json)});
+    return flags;
+  }
+};
+
+Json SpecJson(const ModelSpec& spec) {
+  return {{"family", spec.family},
+          {"hidden_size", spec.hidden_size},
+          {"intermediate_size", spec.intermediate_size},
+          {"num_layers", spec.num_layers},
+          {"vocab_size", spec.vocab_size},
+          {"max_positions", spec.max_positions},
+          {"num_q_heads", spec.num_q_heads},
+          {"num_kv_heads", spec.num_kv_heads},
+          {"head_dim", spec.head_dim},
+          {"norm_eps", spec.norm_eps},
+          {"rope_theta", spec.rope_theta},
+          {"qk_norm", spec.qk_norm},
+          {"qkv_bias", spec.qkv_bias},
+          {"output_bias", spec.output_bias},
+          {"tied_embeddings", spec.tied_embeddings},
+          {"dtype", Name(spec.dtype)},
+          {"eos_token_ids", spec.eos_token_ids}};
+}
+
+Json TensorsJson(const Checkpoint& checkpoint) {
+  Json tensors = Json::array();
+  for (const auto& [name, tensor] : checkpoint.Tensors()) {
+    tensors.push_back({{"name", name},
+                       {"dtype", tensor.dtype},
+                       {"shape", tensor.shape},
+                       {"bytes", tensor.bytes},
+                       {"file", checkpoint.Files()[tensor.file].Path().filename().string()}});
+  }
+  return tensors;
+}
+
+DeviceFacts FactsOf(Device device) {
+#if TOKLINE_HAS_CUDA
+  if (device == Device::kCuda && CudaDeviceCount() > 0) return QueryDeviceFacts();
+#endif
+  static_cast<void>(device);
+  return {};
+}
+
+std::string Mebibytes(int64_t bytes) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+// Two columns, then the tensors.
+std::string Text(const Json& report) {
+  std::string text;
+  const auto line = [&](std::string label, const std::string& value) {
+    label.resize(24, ' ');
+    text += StrCat(label, value, "\n");
+  };
+  line("model", report["model"].get<std::string>());
+  for (const auto& [key, value] : report["spec"].items()) {
+    line(key, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  line("parameters", report["parameters"].dump());
+  line("file_bytes", report["file_bytes"].dump());
+  line("weight_bytes", report["weight_bytes"].dump());
+  line("kv_bytes_per_token", report["kv_bytes_per_token"].dump());
+  const Json& run = report["run"];
+  text += StrCat("\nmemory of a run on ", run["device"].get<std::string>(), " in ",
+                 run["dtype"].get<std::string>(), ", batch ", run["batch"].dump(), ", context ",
+                 run["context"].dump(), "\n");
+  for (const auto& [key, value] : run["memory_bytes"].items()) {
+    line(key, StrCat(value.dump(), " (", Mebibytes(value.get<int64_t>()), ")"));
+  }
+  text += StrCat("\n", report["tensors"].size(), " tensors\n");
+  for (const Json& tensor : report["tensors"]) {
+    const std::string name = Quoted(tensor["name"].get<std::string>());
+    text += StrCat(name.substr(1, name.rfind('"') - 1), "  ", tensor["dtype"].get<std::string>(),
+                   "  ", tensor["shape"].dump(), "  ", tensor["bytes"].dump(), "\n");
+  }
+  for (const Json& name : report["extra_tensors"]) {
+    text += StrCat("not used: ", Quoted(name.get<std::string>()), "\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string InspectHelp() {
+  InspectFlags flags;
+  return FlagHelp(flags.Table());
+}
+
+int InspectCommand(const CommandLine& line) {
+  InspectFlags flags;
+  ParseFlags("inspect", flags.Table(), line.args);
+  std::optional<OutputFile> json_file;
+  if (!flags.json.empty()) json_file.emplace(flags.json);
+  const LoadedModel model(flags.run.model);
+  const ModelSpec& spec = model.spec;
+  const DecoderOptions options = flags.run.Options(spec, flags.batch, flags.context);
+  const MemoryPlan memory = PlanMemory(spec, options, FactsOf(options.device));
+
+  const Json report = {{"model", model.Name()},
+                       {"spec", SpecJson(spec)},
+                       {"parameters", model.weights.parameters},
+                       {"file_bytes", model.checkpoint.FileBytes()},
+                       {"weight_bytes", model.weights.bytes},
+                       {"kv_bytes_per_token", spec.KvBytesPerToken(options.dtype)},
+                       {"run",
+                        {{"device", Name(options.device)},
+                         {"dtype", Name(options.dtype)},
+                         {"batch", flags.batch},
+                         {"context", flags.context == 0 ? spec.max_positions : flags.context},
+                         {"memory_bytes",
+                          {{"weights", memory.weight_bytes},
+                           {"kv_cache", memory.kv_bytes},
+                           {"activations", memory.activation_bytes},
+                           {"workspaces", memory.workspace_bytes},
+                           {"tables", memory.table_bytes},
+                           {"total", memory.Total()}}}}},
+                       {"extra_tensors", model.weights.extra_tensors},
+                       {"tensors", TensorsJson(model.checkpoint)}};
+  Print(Text(report));
+  if (json_file) {
+    json_file->Write(report.dump() + "\n");
+    json_file->Commit();
+  }
+  return kSuccess;
+}
+
+}  // namespace tokline

@@ -1,0 +1,145 @@
+#include "harness/cli/model_run.h"
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "kernels/common/error.h"
+#if TOKLINE_HAS_CUDA
+#include "harness/core/device.h"
+#endif
+
+namespace tokline {
+namespace {
+
+bool HasCudaDevice() {
+#if TOKLINE_HAS_CUDA
+  return CudaDeviceCount() > 0;
+#else
+  return false;
+#endif
+}
+
+constexpr std::array<std::string_view, 3> kDeviceNames = {"auto", "cpu", "cuda"};
+constexpr std::array kDTypes = {DType::kF32, DType::kBf16, DType::kF16};
+
+DType ParseDType(std::string_view text) {
+  std::array<std::string_view, kDTypes.size()> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = Name(kDTypes[i]);
+  return kDTypes[ParseChoice("--dtype", text, names)];
+}
+
+}  // namespace
+
+std::filesystem::path DefaultModelDir() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::filesystem::path installed =
+      program.parent_path().parent_path() / "share" / "tokline" / "models" / "qwen3-tiny";
+  if (!error && std::filesystem::exists(installed / "config.json", error)) return installed;
+  return TOKLINE_DEFAULT_MODEL_DIR;
+}
+
+LoadedModel::LoadedModel(const std::filesystem::path& dir)
+    : spec(LoadModelSpec(dir)), checkpoint(dir), weights(BindWeights(checkpoint, spec)) {}
+
+std::string LoadedModel::Name() const {
+  return std::filesystem::canonical(checkpoint.Dir()).filename().string();
+}
+
+void RunFlags::AddTo(std::vector<Flag>& flags) {
+  flags.push_back({.name = "--model",
+                   .value = "DIR",
+                   .help = "folder with config.json and safetensors (default: the embedded model)",
+                   .set = TextInto("--model", model)});
+  flags.push_back({.name = "--device",
+                   .value = "cpu|cuda|auto",
+                   .help = "auto: cuda where there is a device, else cpu (default: auto)",
+                   .set = [this](std::string_view text) {
+                     switch (ParseChoice("--device", text, kDeviceNames)) {
+                       case 1:
+                         device = Device::kCpu;
+                         break;
+                       case 2:
+                         device = Device::kCuda;
+                         break;
+                       default:
+                         device.reset();
+                     }
+                   }});
+  flags.push_back({.name = "--dtype",
+                   .value = "f32|bf16|f16",
+                   .help = "to compute in (default: f32 on cpu; the checkpoint's or bf16 on cuda)",
+                   .set = [this](std::string_view text) { dtype = ParseDType(text); }});
+  flags.push_back({.name = "--page-size",
+                   .value = "N",
+                   .help = "tokens a page of the KV cache, a power of two from 16 (default: 256)",
+                   .set = IntegerInto("--page-size", page_size, 16, int64_t{1} << 20)});
+  flags.push_back({.name = "--kv-pages",
+                   .value = "N",
+                   .help = "pages of the KV cache (default: what the run needs)",
+                   .set = IntegerInto("--kv-pages", kv_pages, 1, INT32_MAX / 2)});
+  flags.push_back({.name = "--ablate",
+                   .value = "NAME",
+                   .help = "swap an op for its plain counterpart; repeats, or names with commas",
+                   .set =
+                       [this](std::string_view text) {
+                         ablated += StrCat(ablated.empty() ? "" : ",", text);
+                         ablate = ParseAblations(ablated);
+                       },
+                   .repeats = true});
+  flags.push_back({.name = "--no-graphs",
+                   .value = "",
+                   .help = "the same as --ablate graphs",
+                   .set = [this](std::string_view) {
+                     ablated += StrCat(ablated.empty() ? "" : ",", "graphs");
+                     ablate.Add(Ablation::kGraphs);
+                   }});
+}
+
+Device RunFlags::ChosenDevice() const {
+  if (device) return *device;
+  return HasCudaDevice() ? Device::kCuda : Device::kCpu;
+}
+
+DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
+                                 int64_t max_context) const {
+  DecoderOptions options;
+  options.device = ChosenDevice();
+  if (dtype) {
+    options.dtype = *dtype;
+  } else if (options.device == Device::kCuda) {
+    options.dtype = spec.dtype == DType::kF16 ? DType::kF16 : DType::kBf16;
+  }
+  options.max_batch = max_batch;
+  options.max_context = max_context;
+  options.page_size = page_size;
+  options.kv_pages = kv_pages;
+  options.ablate = ablate;
+  return options;
+}
+
+void RequirePages(const DecoderOptions& options) {
+  if (options.kv_pages == 0) return;  // as many as it takes
+  const int64_t pages = (options.max_context + options.page_size - 1) / options.page_size;
+  Require(options.kv_pages >= options.max_batch * pages, "--kv-pages is ", options.kv_pages, "; ",
+          options.max_batch, " sequences of ", options.max_context,
+          " tokens, prompt and new, need ", options.max_batch * pages, " pages of ",
+          options.page_size, " tokens");
+}
+
+Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
+  for (const auto& [name, tensor] : model.checkpoint.Tensors()) {
+    model.checkpoint.Prefetch(tensor.data, tensor.bytes);
+  }
+  return Decoder(model.spec, model.weights, options);
+}
+
+void Print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw RuntimeFailure(StrCat("cannot write to standard output: ", std::strerror(errno)));
+  }
+}
+
+}  // namespace tokline

@@ -1,0 +1,72 @@
+#include "harness/cli/output_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+
+OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (type != fs::file_type::not_found && type != fs::file_type::regular) {
+    file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (file_ < 0) Fail();
+    return;
+  }
+  if (type == fs::file_type::regular) {
+    // Replacing a file that may not be written would succeed where the folder may be.
+    if (::access(path.c_str(), W_OK) != 0) Fail();
+    path_ = fs::canonical(path);  // a link stays a link
+  }
+  std::string name = path_.string() + ".XXXXXX";
+  file_ = ::mkostemp(name.data(), O_CLOEXEC);
+  if (file_ < 0) Fail();
+  temporary_ = name;
+}
+
+OutputFile::~OutputFile() {
+  if (file_ >= 0) ::close(file_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void OutputFile::Fail() const {
+  throw RuntimeFailure(StrCat("cannot write ", path_.string(), ": ", std::strerror(errno)));
+}
+
+void OutputFile::Write(const void* data, int64_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(file_, next, static_cast<size_t>(bytes));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) Fail();
+    next += written;
+    bytes -= written;
+  }
+}
+
+void OutputFile::Commit() {
+  if (!temporary_.empty()) {
+    const mode_t mask = ::umask(0);
+    ::umask(mask);
+    if (::fchmod(file_, 0666 & ~mask) != 0 || ::fsync(file_) != 0 ||
+        ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+      Fail();
+    }
+    temporary_.clear();
+  }
+  const int closed = ::close(file_);
+  file_ = -1;
+  if (closed != 0) Fail();
+}
+
+}  // namespace tokline

@@ -1,0 +1,34 @@
+// A file that a command writes when it is done, and that must be writable before it starts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+
+namespace tokline {
+
+// Writes a temporary file in the same folder; Commit renames it. Without Commit nothing is left and
+// what was there before stays. Where the path names something that is no regular file, such as
+// /dev/stdout, it is written to directly.
+class OutputFile {
+ public:
+  // Throws RuntimeFailure with the path and the reason if it cannot be written.
+  explicit OutputFile(const std::filesystem::path& path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  // Throw RuntimeFailure with the path and the reason.
+  void Write(const void* data, int64_t bytes);
+  void Write(std::string_view text) { Write(text.data(), static_cast<int64_t>(text.size())); }
+  void Commit();
+
+ private:
+  [[noreturn]] void Fail() const;
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;  // empty: written to directly
+  int file_ = -1;
+};
+
+}  // namespace tokline

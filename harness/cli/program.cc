@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "harness/cli/commands.h"
+#include "harness/cli/model_run.h"
+#include "harness/core/build_info.h"
+#include "harness/models/printable.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+struct Command {
+  std::string_view name;
+  std::string_view summary;
+  int (*run)(const CommandLine&);
+  std::string (*help)();
+};
+
+constexpr Command kCommands[] = {
+    {"generate", "continue a prompt of token ids", GenerateCommand, GenerateHelp},
+    {"bench", "measure tokens per second", BenchCommand, BenchHelp},
+    {"inspect", "say what a model is and what memory a run takes", InspectCommand, InspectHelp},
+};
+
+bool AsksForHelp(std::string_view arg) { return arg == "--help" || arg == "-h"; }
+
+std::string Help() {
+  std::string help =
+      "Decodes language models on the CPU or on CUDA.\n\nUsage: tokline COMMAND ...\n";
+  for (const Command& command : kCommands) {
+    std::string name(command.name);
+    name.resize(10, ' ');
+    help += StrCat("  ", name, command.summary, "\n");
+  }
+  return help +
+         "\n  tokline COMMAND --help  lists the flags of a command\n"
+         "  tokline --version\n\n"
+         "Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted.\n";
+}
+
+std::string Version() {
+  const BuildInfo& build = GetBuildInfo();
+  return StrCat("tokline ", TOKLINE_VERSION, " (commit ", build.commit,
+                build.dirty == "true" ? " with changes" : "", ", ", build.compiler, ", CUDA ",
+                build.cuda_compiler, ")\n");
+}
+
+int Dispatch(int argc, char** argv) {
+  const std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
+  const std::string_view first = args.empty() ? "" : std::string_view(args.front());
+  if (AsksForHelp(first) || first == "help") {
+    Print(Help());
+    return kSuccess;
+  }
+  if (first == "--version") {
+    Print(Version());
+    return kSuccess;
+  }
+  std::string names;
+  for (const Command& command : kCommands) {
+    if (command.name != first) {
+      names += StrCat(names.empty() ? "" : ", ", command.name);
+      continue;
+    }
+    if (std::any_of(args.begin() + 1, args.end(), AsksForHelp)) {
+      Print(StrCat("Usage: tokline ", command.name, " [FLAGS]: ", command.summary, "\n",
+                   command.help()));
+      return kSuccess;
+    }
+    return command.run({.args = std::span(args).subspan(1), .argc = argc, .argv = argv});
+  }
+  Require(!args.empty(), "no command; the commands are ", names, ", and --help");
+  throw InvalidArgument(
+      StrCat("unknown command ", Quoted(first), "; the commands are ", names, ", and --help"));
+}
+
+int Report(std::string message, int code) {
+  std::ranges::replace(message, '\n', ' ');
+  std::fprintf(stderr, "tokline: %s\n", message.c_str());
+  return code;
+}
+
+}  // namespace
+
+int RunProgram(int argc, char** argv) {
+  try {
+    return Dispatch(argc, argv);
+  } catch (const InvalidArgument& error) {
+    return Report(error.what(), kUsage);
+  } catch (const std::bad_alloc&) {
+    return Report("host memory does not suffice", kFailure);
+  } catch (const std::exception& error) {
+    return Report(error.what(), kFailure);
+  }
+}
+
+}  // namespace tokline

@@ -1,0 +1,271 @@
+// The tokline program doing its work on the embedded model, on the CPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "harness/record/record_file.h"
+#include "harness/tests/cli/program_run.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using testing::FilesIn;
+using testing::Program;
+using testing::ProgramResult;
+using testing::ReadFile;
+using testing::RunTokline;
+using testing::TempFolder;
+using testing::WriteFile;
+
+using Args = std::vector<std::string>;
+using Ids = std::vector<int32_t>;
+
+constexpr int64_t kVocab = 384;
+
+std::string Joined(const Ids& ids) {
+  std::string text;
+  for (const int32_t id : ids) text += StrCat(text.empty() ? "" : ",", id);
+  return text;
+}
+
+nlohmann::json GoldenCase(int index) {
+  const std::filesystem::path path =
+      std::filesystem::path(TOKLINE_SOURCE_DIR) / "harness/tests/golden/qwen3_tiny.json";
+  return nlohmann::json::parse(ReadFile(path))["cases"][index];
+}
+
+Ids GoldenPrompt() { return GoldenCase(1)["prompt_ids"].get<Ids>(); }
+
+Ids GoldenTokens(size_t count) {
+  Ids tokens = GoldenCase(1)["tokens"].get<Ids>();
+  tokens.resize(count);
+  return tokens;
+}
+
+// Generates on the CPU and reads back what --json says.
+nlohmann::json Generate(const Args& more, ProgramResult* output = nullptr) {
+  TempFolder dir;
+  Args args = {"generate", "--device", "cpu", "--json", dir / "out.json"};
+  args.insert(args.end(), more.begin(), more.end());
+  const ProgramResult result = RunTokline(args);
+  if (output != nullptr) *output = result;
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(FilesIn(dir.Path()), Args{"out.json"});
+  return nlohmann::json::parse(ReadFile(dir / "out.json"));
+}
+
+std::vector<float> ReadLogits(const std::filesystem::path& path) {
+  const std::string bytes = ReadFile(path);
+  std::vector<float> logits(bytes.size() / sizeof(float));
+  std::memcpy(logits.data(), bytes.data(), bytes.size());
+  return logits;
+}
+
+TEST(CliTest, HelpAndVersionSayWhatThereIs) {
+  const ProgramResult help = RunTokline({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  for (const char* command : {"generate", "bench", "inspect"}) {
+    EXPECT_NE(help.out.find(command), std::string::npos);
+    const ProgramResult own = RunTokline({command, "--help"});
+    EXPECT_EQ(own.exit_code, 0);
+    EXPECT_NE(own.out.find("--model DIR"), std::string::npos);
+  }
+  const ProgramResult version = RunTokline({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_TRUE(version.out.starts_with("tokline ")) << version.out;
+  EXPECT_EQ(version.err, "");
+}
+
+TEST(CliTest, GenerateGivesTheGoldenTokensOfTheEmbeddedModel) {
+  ProgramResult output;
+  const nlohmann::json report =
+      Generate({"--prompt-ids", Joined(GoldenPrompt()), "--max-new-tokens", "24"}, &output);
+  const Ids golden = GoldenTokens(24);
+  EXPECT_EQ(report["tokens"].get<Ids>(), golden);
+  EXPECT_EQ(report["prompt"].get<Ids>(), GoldenPrompt());
+  EXPECT_EQ(report["model"], "qwen3-tiny");
+  EXPECT_EQ(report["device"], "cpu");
+  EXPECT_EQ(report["dtype"], "f32");
+  EXPECT_EQ(report["seed"], 0);
+  EXPECT_EQ(report["interrupted"], false);
+  std::string printed = Joined(golden) + "\n";
+  std::ranges::replace(printed, ',', ' ');
+  EXPECT_EQ(output.out, printed);
+}
+
+TEST(CliTest, AblationsDoNotChangeTheTokens) {
+  const nlohmann::json report =
+      Generate({"--prompt-ids", Joined(GoldenPrompt()), "--max-new-tokens", "8", "--ablate",
+                "chunk_decode", "--ablate=fused_mlp,kv_append", "--no-graphs"});
+  EXPECT_EQ(report["tokens"].get<Ids>(), GoldenTokens(8));
+  EXPECT_EQ(report["ablated"], "chunk_decode,fused_mlp,kv_append,graphs");
+}
+
+TEST(CliTest, LogitsAreThoseThatChoseTheTokens) {
+  TempFolder dir;
+  const nlohmann::json report = Generate({"--prompt-ids", Joined(GoldenPrompt()),
+                                          "--max-new-tokens", "5", "--logits", dir / "logits"});
+  const Ids tokens = report["tokens"].get<Ids>();
+  const std::vector<float> logits = ReadLogits(dir / "logits");
+  ASSERT_EQ(static_cast<int64_t>(logits.size()), 5 * kVocab);
+  for (int64_t row = 0; row < 5; ++row) {
+    const auto begin = logits.begin() + row * kVocab;
+    EXPECT_EQ(std::max_element(begin, begin + kVocab) - begin, tokens[row]) << row;
+  }
+}
+
+TEST(CliTest, ForcedIdsAreReadInPlaceOfTheTokensDrawn) {
+  TempFolder dir;
+  const Ids golden = GoldenTokens(4);
+  const Args common = {"--prompt-ids", Joined(GoldenPrompt())};
+  const auto run = [&](const Ids& forced, const std::string& logits) {
+    Args args = common;
+    args.insert(args.end(), {"--force-ids", Joined(forced), "--logits", logits});
+    return Generate(args);
+  };
+  Ids other = golden;
+  other[1] = (golden[1] + 1) % kVocab;
+  const nlohmann::json as_golden = run(golden, dir / "golden");
+  const nlohmann::json as_other = run(other, dir / "other");
+  EXPECT_EQ(as_golden["tokens"].get<Ids>(), golden);
+  EXPECT_EQ(as_other["forced"].get<Ids>(), other);
+  ASSERT_EQ(as_other["tokens"].size(), 4u);
+  EXPECT_EQ(as_other["tokens"][1], golden[1]);  // drawn before the forced one was read
+  const std::vector<float> a = ReadLogits(dir / "golden"), b = ReadLogits(dir / "other");
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_TRUE(std::equal(a.begin(), a.begin() + 2 * kVocab, b.begin()));
+  EXPECT_FALSE(std::equal(a.begin() + 2 * kVocab, a.begin() + 3 * kVocab, b.begin() + 2 * kVocab));
+}
+
+TEST(CliTest, SeedDecidesTheDraws) {
+  const auto draw = [](const std::string& seed) {
+    return Generate({"--prompt-ids", "5,6,7", "--max-new-tokens", "12", "--temperature", "1.5",
+                     "--top-k", "50", "--top-p", "0.95", "--ignore-eos", "--seed", seed})["tokens"]
+        .get<Ids>();
+  };
+  EXPECT_EQ(draw("7"), draw("7"));
+  EXPECT_NE(draw("7"), draw("8"));
+}
+
+TEST(CliTest, EndOfSequenceEndsTheTextUnlessIgnored) {
+  TempFolder dir;
+  const std::filesystem::path source =
+      std::filesystem::path(TOKLINE_SOURCE_DIR) / "models/qwen3-tiny";
+  nlohmann::json config = nlohmann::json::parse(ReadFile(source / "config.json"));
+  config["eos_token_id"] = {383, GoldenTokens(4)[3]};
+  WriteFile(dir / "config.json", config.dump());
+  std::filesystem::create_symlink(source / "model.safetensors", dir / "model.safetensors");
+  const Args args = {"--model",          dir.Path().string(),
+                     "--prompt-ids",     Joined(GoldenPrompt()),
+                     "--max-new-tokens", "8"};
+  const nlohmann::json stopped = Generate(args);
+  EXPECT_EQ(stopped["tokens"].get<Ids>(), GoldenTokens(4));
+  EXPECT_EQ(stopped["stopped"], true);
+  Args ignoring = args;
+  ignoring.push_back("--ignore-eos");
+  EXPECT_EQ(Generate(ignoring)["tokens"].get<Ids>(), GoldenTokens(8));
+}
+
+TEST(CliTest, OutputReplacesAFileAndKeepsALink) {
+  TempFolder dir;
+  WriteFile(dir / "real.json", "old");
+  std::filesystem::create_symlink(dir / "real.json", dir / "link.json");
+  EXPECT_EQ(RunTokline({"inspect", "--device", "cpu", "--json", dir / "link.json"}).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(dir / "link.json"));
+  EXPECT_EQ(nlohmann::json::parse(ReadFile(dir / "real.json"))["model"], "qwen3-tiny");
+  EXPECT_EQ(FilesIn(dir.Path()), (Args{"link.json", "real.json"}));
+}
+
+TEST(CliTest, InspectCountsTensorsAndMemory) {
+  TempFolder dir;
+  const ProgramResult result =
+      RunTokline({"inspect", "--device", "cpu", "--dtype", "bf16", "--batch", "3", "--context",
+                  "300", "--page-size", "64", "--json", dir / "out.json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
+  EXPECT_EQ(report["tensors"].size(), 35u);  // embedding, final norm, 3 layers of 11
+  int64_t bytes = 0;
+  for (const auto& tensor : report["tensors"]) bytes += tensor["bytes"].get<int64_t>();
+  EXPECT_EQ(report["weight_bytes"], bytes);
+  EXPECT_EQ(report["parameters"], bytes / 2);
+  EXPECT_EQ(report["kv_bytes_per_token"], 2 * 3 * 2 * 64 * 2);
+  // 300 tokens are 5 pages of 64.
+  const auto& memory = report["run"]["memory_bytes"];
+  EXPECT_EQ(memory["kv_cache"], 3 * 5 * 64 * 2 * 3 * 2 * 64 * 2);
+  EXPECT_GE(memory["weights"].get<int64_t>(), bytes);
+  EXPECT_EQ(memory["total"].get<int64_t>(),
+            memory["weights"].get<int64_t>() + memory["kv_cache"].get<int64_t>() +
+                memory["activations"].get<int64_t>() + memory["workspaces"].get<int64_t>() +
+                memory["tables"].get<int64_t>());
+  EXPECT_NE(result.out.find("model.layers.2.mlp.down_proj.weight"), std::string::npos);
+}
+
+TEST(CliTest, BenchMeasuresEveryBatchAndRecordsIt) {
+  TempFolder dir;
+  const ProgramResult result = RunTokline(
+      {"bench", "--device", "cpu", "--batch", "1,3", "--prompt-tokens", "8", "--new-tokens", "4",
+       "--repeats", "2", "--json", dir / "out.json", "--record", dir / "record.jsonl"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
+  EXPECT_EQ(report["interrupted"], false);
+  ASSERT_EQ(report["rows"].size(), 2u);
+  const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records.front()["program"], "tokline bench");
+  EXPECT_EQ(records.back()["rows"], 2);
+  EXPECT_EQ(records.back()["interrupted"], false);
+  for (int i = 0; i < 2; ++i) {
+    const nlohmann::json& row = report["rows"][i];
+    EXPECT_EQ(row["batch"], i == 0 ? 1 : 3);
+    EXPECT_EQ(row["samples"].size(), 2u);
+    EXPECT_GT(row["prefill_tok_s"].get<double>(), 0);
+    EXPECT_GT(row["decode_tok_s"].get<double>(), 0);
+    EXPECT_EQ(row["graphs"], false);
+    EXPECT_EQ(records[1 + i]["kernel"], "decoder");
+    EXPECT_EQ(records[1 + i]["batch"], row["batch"]);
+    EXPECT_EQ(records[1 + i]["decode_tok_s"], row["decode_tok_s"]);
+    EXPECT_EQ(records[1 + i]["status"], "ok");
+  }
+}
+
+TEST(CliTest, InterruptedBenchEndsCleanlyAndSaysSo) {
+  TempFolder dir;
+  Program bench({"bench", "--device", "cpu", "--batch", "4,8", "--prompt-tokens", "8",
+                 "--new-tokens", "4000", "--repeats", "100", "--json", dir / "out.json", "--record",
+                 dir / "record.jsonl"});
+  ASSERT_TRUE(bench.WaitForOutput("batch"));
+  bench.Signal(SIGINT);
+  const ProgramResult result = bench.Wait();
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  EXPECT_NE(result.out.find("interrupted"), std::string::npos);
+  const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
+  EXPECT_EQ(report["interrupted"], true);
+  EXPECT_EQ(report["rows"].size(), 1u);
+  const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[1]["interrupted"], true);
+  EXPECT_EQ(records[1]["status"], "refused");
+  EXPECT_EQ(records[2]["interrupted"], true);
+}
+
+TEST(CliTest, InterruptedGenerateKeepsTheTokensItHas) {
+  TempFolder dir;
+  Program generate({"generate", "--device", "cpu", "--prompt-ids", "1,2,3", "--ignore-eos",
+                    "--max-new-tokens", "4090", "--json", dir / "out.json"});
+  ASSERT_TRUE(generate.WaitForOutput(" "));
+  generate.Signal(SIGTERM);
+  const ProgramResult result = generate.Wait();
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
+  EXPECT_EQ(report["interrupted"], true);
+  std::string printed = Joined(report["tokens"].get<Ids>()) + "\n";
+  std::ranges::replace(printed, ',', ' ');
+  EXPECT_EQ(result.out, printed);
+}
+
+}  // namespace
+}  // namespace tokline

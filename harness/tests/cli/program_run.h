@@ -1,0 +1,118 @@
+// Runs the built tokline program as a user does.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "harness/tests/models/model_files.h"
+
+namespace tokline::testing {
+
+struct ProgramResult {
+  int exit_code = -1;  // minus the signal's number if one ended it
+  std::string out;
+  std::string err;
+};
+
+// A process under way; its output goes to files.
+class Program {
+ public:
+  explicit Program(const std::vector<std::string>& args, const std::string& out_path = {})
+      : out_path_(out_path.empty() ? (scratch_ / "out").string() : out_path) {
+    std::vector<char*> argv = {const_cast<char*>(TOKLINE_PROGRAM)};
+    for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
+    argv.push_back(nullptr);
+    const std::string err_path = (scratch_ / "err").string();
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      const int out = ::open(out_path_.c_str(), O_WRONLY | O_CREAT, 0600);
+      const int err = ::open(err_path.c_str(), O_WRONLY | O_CREAT, 0600);
+      ::dup2(out, 1);
+      ::dup2(err, 2);
+      ::execv(argv[0], argv.data());
+      ::_exit(126);
+    }
+  }
+  ~Program() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // Whether the program has written `text` before the time is over.
+  bool WaitForOutput(const std::string& text) const {
+    for (int i = 0; i < 3000; ++i) {
+      std::error_code error;
+      if (std::filesystem::exists(out_path_, error) &&
+          ReadFile(out_path_).find(text) != std::string::npos) {
+        return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+  void Signal(int number) const { ::kill(pid_, number); }
+  ProgramResult Wait() {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    pid_ = -1;
+    ProgramResult result;
+    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    if (std::filesystem::is_regular_file(out_path_)) result.out = ReadFile(out_path_);
+    result.err = ReadFile(scratch_ / "err");
+    return result;
+  }
+
+ private:
+  TempFolder scratch_;
+  std::string out_path_;
+  pid_t pid_ = -1;
+};
+
+inline ProgramResult RunTokline(const std::vector<std::string>& args,
+                                const std::string& out_path = {}) {
+  return Program(args, out_path).Wait();
+}
+
+// Expects the exit code and exactly one line on standard error that begins with "tokline: " and
+// holds every one of `says`.
+inline ::testing::AssertionResult FailsWith(const ProgramResult& result, int exit_code,
+                                            const std::vector<std::string>& says) {
+  const auto failure = [&](const std::string& why) {
+    return ::testing::AssertionFailure()
+           << why << "\nexit " << result.exit_code << "\nstderr: " << result.err;
+  };
+  if (result.exit_code != exit_code) return failure("not exit " + std::to_string(exit_code));
+  if (std::ranges::count(result.err, '\n') != 1 || !result.err.ends_with('\n')) {
+    return failure("not one line");
+  }
+  if (!result.err.starts_with("tokline: ")) return failure("does not begin with tokline:");
+  for (const std::string& part : says) {
+    if (result.err.find(part) == std::string::npos) return failure("lacks \"" + part + "\"");
+  }
+  return ::testing::AssertionSuccess();
+}
+
+inline std::vector<std::string> FilesIn(const std::filesystem::path& dir) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+}  // namespace tokline::testing
