@@ -77,7 +77,7 @@ Times one kernel on each shape and verifies its output before and after.
           [--shapes FILE]            JSON shapes instead of the default ones (docs/measuring.md)
           [--dtype bf16|fp16]        storage type (default: bf16)
           [--samples N]              timed samples a row, at least 15 (default: 15)
-          [--verify-only]            compare with the reference, time nothing
+          [--verify-only]            compare with the reference, time and record nothing
           [--record FILE]            append machine-readable rows (JSON lines)
           [--help]
 Exit code: 0 all rows measured and verified, 1 failure, 2 usage, 130 interrupted.

@@ -39,7 +39,7 @@ class Session {
         context_(execution_->Context(options.dtype)),
         argc_(argc),
         argv_(argv) {
-    if (!options.record.empty()) writer_.emplace(options.record);
+    if (!options.record.empty() && !options.verify_only) writer_.emplace(options.record);
   }
 
   const CaseContext& context() const { return context_; }

@@ -36,12 +36,20 @@ SampleStats Summarize(std::span<const double> samples) {
 
 TimedSamples TimeOnHost(const std::function<void()>& run, int samples) {
   using Clock = std::chrono::steady_clock;
-  TimedSamples timed{.launches_per_sample = 1};
-  for (int i = 0; i < samples && !timed.interrupted; ++i) {
+  const auto us_of_calls = [&run](int calls) {
     const Clock::time_point begin = Clock::now();
-    run();
-    const std::chrono::duration<double, std::micro> us = Clock::now() - begin;
-    timed.us.push_back(std::max(us.count(), 1e-3));  // the clock's own grain
+    for (int i = 0; i < calls; ++i) run();
+    return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+  };
+  constexpr double kLeastSampleUs = 200;  // thousands of times the clock's own grain
+  constexpr int kMostCalls = 1 << 16;
+  TimedSamples timed{.launches_per_sample = 1};
+  while (us_of_calls(timed.launches_per_sample) < kLeastSampleUs &&
+         timed.launches_per_sample < kMostCalls) {
+    timed.launches_per_sample *= 2;
+  }
+  while (static_cast<int>(timed.us.size()) < samples && !timed.interrupted) {
+    timed.us.push_back(us_of_calls(timed.launches_per_sample) / timed.launches_per_sample);
     timed.interrupted = InterruptRequested();
   }
   return timed;

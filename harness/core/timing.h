@@ -26,7 +26,8 @@ struct TimedSamples {
   bool interrupted = false;  // by InterruptRequested: there may be fewer samples than asked for
 };
 
-// Times `run` on the host; each sample is one call. Stops early when interrupted.
+// Times `run` on the host; a sample is as many calls as the clock needs to resolve one. Stops early
+// when interrupted.
 TimedSamples TimeOnHost(const std::function<void()>& run, int samples);
 
 struct GraphTimingOptions {

@@ -1,7 +1,5 @@
 #include "harness/record/record.h"
 
-#include <algorithm>
-#include <cmath>
 #include <random>
 
 #include "harness/core/timing.h"

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -18,21 +19,6 @@ namespace {
   const int code = errno;
   throw RuntimeFailure(StrCat("cannot ", what, " ", path, ": ", std::strerror(code)));
 }
-
-// Closes at the end of its life.
-class FileHandle {
- public:
-  explicit FileHandle(int file) : file_(file) {}
-  ~FileHandle() {
-    if (file_ >= 0) close(file_);
-  }
-  FileHandle(const FileHandle&) = delete;
-  FileHandle& operator=(const FileHandle&) = delete;
-  int get() const { return file_; }
-
- private:
-  int file_;
-};
 
 class FileLock {
  public:
@@ -130,29 +116,6 @@ std::vector<Json> ReadRecords(const std::string& path) {
   }
   if (file.bad()) FailWithErrno("read", path);
   return records;
-}
-
-void WriteWholeFile(const std::string& path, std::string_view contents) {
-  std::string temporary = path + ".XXXXXX";
-  const FileHandle file(mkostemp(temporary.data(), O_CLOEXEC));
-  if (file.get() < 0) FailWithErrno("write", path);
-  const auto fail = [&] {
-    const int code = errno;
-    unlink(temporary.c_str());
-    errno = code;
-    FailWithErrno("write", path);
-  };
-  while (!contents.empty()) {
-    const ssize_t written = write(file.get(), contents.data(), contents.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail();
-    contents.remove_prefix(static_cast<size_t>(written));
-  }
-  constexpr mode_t kMode = 0644;
-  if (fchmod(file.get(), kMode) != 0 || fsync(file.get()) != 0 ||
-      rename(temporary.c_str(), path.c_str()) != 0) {
-    fail();
-  }
 }
 
 }  // namespace tokline

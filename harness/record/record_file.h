@@ -41,8 +41,4 @@ class RecordWriter {
 // RuntimeFailure if the file cannot be read.
 std::vector<Json> ReadRecords(const std::string& path);
 
-// Replaces a whole file: a temporary file beside it, synced, then renamed. Throws RuntimeFailure
-// with the path and the reason; the old file is then as it was.
-void WriteWholeFile(const std::string& path, std::string_view contents);
-
 }  // namespace tokline

@@ -1,0 +1,227 @@
+// Runs bench programs as a user does: flags, exit codes, messages, records, Ctrl-C, the table.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "benches/options.h"
+#include "harness/record/record_file.h"
+#include "kernels/common/error.h"
+#if TOKLINE_HAS_CUDA
+#include "harness/core/device.h"
+#endif
+
+namespace tokline::bench {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+bool HasDevice() {
+#if TOKLINE_HAS_CUDA
+  return CudaDeviceCount() > 0;
+#else
+  return false;
+#endif
+}
+
+class BenchProgramTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    program_ = fs::path(TOKLINE_PROGRAM).parent_path() / "bench_silu_mul";
+    if (!fs::exists(program_)) GTEST_SKIP() << program_ << " is not built";
+    std::string pattern = (fs::temp_directory_path() / "tokline_bench_XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override {
+    if (!directory_.empty()) fs::remove_all(directory_);
+  }
+
+  pid_t Start(std::vector<std::string> args) {
+    const std::string output = directory_ / "output";
+    const pid_t child = fork();
+    if (child != 0) return child;
+    const int file = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(file, STDOUT_FILENO);
+    dup2(file, STDERR_FILENO);
+    std::vector<char*> argv;
+    for (std::string& arg : args) argv.push_back(arg.data());
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  // Exit code, or minus the signal; the output goes to output_.
+  int Wait(pid_t child) {
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    std::ifstream file(directory_ / "output");
+    output_.assign(std::istreambuf_iterator<char>(file), {});
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  int Run(std::vector<std::string> args) {
+    args.insert(args.begin(), program_);
+    return Wait(Start(std::move(args)));
+  }
+  fs::path Record() const { return directory_ / "records.jsonl"; }
+  fs::path Shapes(const std::string& json) const {
+    const fs::path path = directory_ / "shapes.json";
+    std::ofstream(path) << json;
+    return path;
+  }
+
+  fs::path program_;
+  fs::path directory_;
+  std::string output_;
+};
+
+TEST_F(BenchProgramTest, EveryRowOnTheCpuIsVerifiedAndRecorded) {
+  ASSERT_EQ(Run({"--device", "cpu", "--record", Record(), "--dtype=fp16"}), 0) << output_;
+  const std::vector<Json> records = ReadRecords(Record());
+  ASSERT_GE(records.size(), 3u);
+  EXPECT_EQ(records.front()["kind"], "run");
+  EXPECT_TRUE(records.front()["fingerprint"]["gpu"].is_null());
+  for (size_t i = 1; i + 1 < records.size(); ++i) {
+    EXPECT_EQ(records[i]["status"], "ok");
+    EXPECT_EQ(records[i]["implementation"], "reference");
+    EXPECT_EQ(records[i]["cache"], "cpu");
+    EXPECT_EQ(records[i]["dtype"], "f16");
+    EXPECT_GE(records[i]["samples_us"].size(), 15u);
+  }
+  EXPECT_EQ(records.back()["kind"], "end");
+  EXPECT_EQ(records.back()["interrupted"], false);
+  EXPECT_EQ(records.back()["rows"], records.size() - 2);
+}
+
+TEST_F(BenchProgramTest, WithoutADeviceSaysThatCudaRowsAreNotRun) {
+  if (HasDevice()) GTEST_SKIP() << "there is a CUDA device";
+  EXPECT_EQ(Run({"--verify-only"}), 0) << output_;
+  EXPECT_THAT(output_, HasSubstr("no CUDA device: CUDA rows not run"));
+  EXPECT_THAT(output_, HasSubstr("verified, not timed"));
+}
+
+TEST_F(BenchProgramTest, DeviceCudaWithoutADeviceFails) {
+  if (HasDevice()) GTEST_SKIP() << "there is a CUDA device";
+  EXPECT_EQ(Run({"--device", "cuda", "--record", Record()}), 1);
+  EXPECT_THAT(output_, HasSubstr("CUDA"));
+  EXPECT_FALSE(fs::exists(Record()));
+}
+
+TEST_F(BenchProgramTest, AFilterThatMatchesNothingFails) {
+  EXPECT_EQ(Run({"--device=cpu", "--benchmark_filter=no_such_row", "--record", Record()}), 1);
+  EXPECT_THAT(output_, HasSubstr("the filter matches none of"));
+  EXPECT_FALSE(fs::exists(Record()));
+}
+
+TEST_F(BenchProgramTest, AFilterThatMatchesSelectsRows) {
+  EXPECT_EQ(Run({"--device=cpu", "--benchmark_filter=tokens:64/", "--record", Record()}), 0);
+  EXPECT_EQ(ReadRecords(Record()).size(), 3u);
+}
+
+TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
+  const auto expect_usage = [this](const std::vector<std::string>& args, const char* message) {
+    EXPECT_EQ(Run(args), 2) << output_;
+    EXPECT_THAT(output_, HasSubstr(message));
+  };
+  expect_usage({"--no-such-flag"}, "unknown argument '--no-such-flag'");
+  expect_usage({"--benchmark_no_such_flag"}, "unknown argument '--benchmark_no_such_flag'");
+  expect_usage({"extra"}, "unknown argument 'extra'");
+  expect_usage({"--device", "tpu"}, "--device is 'tpu'; it must be auto, cpu or cuda");
+  expect_usage({"--dtype=int8"}, "--dtype is 'int8'; it must be bf16 or fp16");
+  expect_usage({"--samples", "3"}, "--samples is '3'");
+  expect_usage({"--record"}, "--record needs a value");
+  expect_usage({"--verify-only=yes"}, "--verify-only takes no value");
+  expect_usage({"--device=cpu", "--shapes", Shapes(R"({"silu_mul": [{"name": "a", "x": 1}]})")},
+               "silu_mul: a: 'intermediate' is missing");
+  expect_usage(
+      {"--device=cpu", "--shapes",
+       Shapes(R"({"silu_mul": [{"name": "a", "tokens": [1], "intermediate": 8, "x": 1}]})")},
+      "silu_mul: a: unknown key 'x'");
+  expect_usage({"--device=cpu", "--shapes", Shapes(R"({"decode": []})")},
+               "no shapes of family 'silu_mul'");
+}
+
+TEST_F(BenchProgramTest, HelpListsOwnFlagsAndGoogleBenchmarks) {
+  EXPECT_EQ(Run({"--help"}), 0);
+  EXPECT_THAT(output_, AllOf(HasSubstr("--shapes FILE"), HasSubstr("--verify-only"),
+                             HasSubstr("--record FILE"), HasSubstr("--benchmark_filter")));
+}
+
+TEST_F(BenchProgramTest, ShapesOfAFileAreRun) {
+  const fs::path shapes =
+      Shapes(R"({"silu_mul": [{"name": "mine", "tokens": [2, 3], "intermediate": 64}]})");
+  EXPECT_EQ(Run({"--device=cpu", "--shapes", shapes, "--record", Record()}), 0) << output_;
+  const std::vector<Json> records = ReadRecords(Record());
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[2]["shape"].dump(), R"({"name":"mine","tokens":3,"intermediate":64})");
+}
+
+TEST_F(BenchProgramTest, AShapeThatTheKernelCannotRunFailsByName) {
+  const fs::path shapes =
+      Shapes(R"({"silu_mul": [{"name": "odd", "tokens": [2], "intermediate": 7}]})");
+  EXPECT_EQ(Run({"--device=cpu", "--shapes", shapes, "--record", Record()}), 1);
+  EXPECT_THAT(output_, HasSubstr("intermediate_size is 7"));
+  const std::vector<Json> records = ReadRecords(Record());
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[1]["status"], "refused");
+  EXPECT_EQ(records[2]["refused"], 1);
+}
+
+TEST_F(BenchProgramTest, AnUnwritableRecordFailsBeforeAnythingRuns) {
+  EXPECT_EQ(Run({"--device=cpu", "--record", directory_ / "no" / "records.jsonl"}), 1);
+  EXPECT_THAT(output_, HasSubstr("records.jsonl: No such file or directory"));
+  EXPECT_EQ(output_.find("verified"), std::string::npos);
+}
+
+TEST_F(BenchProgramTest, CtrlCEndsTheRunAndMarksItsRecord) {
+  const pid_t child = Start({program_, "--device=cpu", "--benchmark_repetitions=1000000",
+                             "--benchmark_filter=tokens:1/", "--record", Record()});
+  for (int i = 0; i < 1000 && (!fs::exists(Record()) || fs::file_size(Record()) == 0); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  kill(child, SIGINT);
+  EXPECT_EQ(Wait(child), 130) << output_;
+  EXPECT_THAT(output_, HasSubstr("interrupted"));
+  const std::vector<Json> records = ReadRecords(Record());
+  EXPECT_EQ(records.back()["kind"], "end");
+  EXPECT_EQ(records.back()["interrupted"], true);
+}
+
+TEST_F(BenchProgramTest, TheTableShowsRowsPeersAndWhatWasNotRun) {
+  ASSERT_EQ(Run({"--device=cpu", "--record", Record()}), 0);
+  const fs::path peers = directory_ / "peers.jsonl";
+  std::ofstream(peers) << R"({"bench": "silu_mul", "shape": "i3072", "P": null, "peer": "rival",)"
+                       << R"( "us": 12.5, "gbps": 100})"
+                       << "\n"
+                       << R"({"bench": "decode", "peer": "other", "error": "broken"})"
+                       << "\n";
+  const std::string table = std::string(TOKLINE_SOURCE_DIR) + "/scripts/table";
+  ASSERT_EQ(Wait(Start({table, Record(), "--peers", peers})), 0) << output_;
+  EXPECT_THAT(output_, AllOf(HasSubstr("silu_mul\n"), HasSubstr("i3072, tokens 64"),
+                             HasSubstr("peer rival"), HasSubstr("not run: chunk_decode"),
+                             HasSubstr("CUDA rows not run"), HasSubstr("other: broken")));
+  ASSERT_EQ(Wait(Start({table, "--markdown", Record()})), 0) << output_;
+  EXPECT_THAT(output_, HasSubstr("| i3072, tokens 64 | reference | bf16 | cpu |"));
+  std::ofstream(Record(), std::ios::app) << "not a record\n";
+  EXPECT_EQ(Wait(Start({table, Record()})), 1);
+  EXPECT_THAT(output_, AllOf(HasSubstr("records.jsonl:"), HasSubstr("not JSON")));
+  EXPECT_EQ(Wait(Start({table})), 2);
+}
+
+TEST(OptionsTest, FlagsTakeTheirValueEitherWay) {
+  const Options options = ParseOptions({"--device", "cpu", "--samples=20", "--benchmark_filter=x"});
+  EXPECT_EQ(options.device, "cpu");
+  EXPECT_EQ(options.samples, 20);
+  EXPECT_THAT(options.rest, ::testing::ElementsAre("--benchmark_filter=x"));
+}
+
+}  // namespace
+}  // namespace tokline::bench

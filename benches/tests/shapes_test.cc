@@ -1,0 +1,110 @@
+#include "benches/shapes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/common/error.h"
+
+namespace tokline::bench {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ShapeReader FirstOf(const ShapeFile& shapes, const std::string& family) {
+  return ShapeReader(shapes.name, family, shapes.families.at(family).at(0));
+}
+
+// What `call` throws, or "".
+template <typename Call>
+std::string MessageOf(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ShapesTest, ReadsLengthsInBothForms) {
+  const ShapeFile shapes = ParseShapes("f", R"({"decode": [{"name": "a", "lens": [3, 0, 5]}],
+                                                "gather": [{"name": "b", "batch": 2, "len": 7}]})");
+  ShapeReader list = FirstOf(shapes, "decode");
+  EXPECT_THAT(list.Lengths("lens", "len"), ElementsAre(3, 0, 5));
+  EXPECT_NO_THROW(list.Finish());
+  ShapeReader brief = FirstOf(shapes, "gather");
+  EXPECT_THAT(brief.Lengths("lens", "len"), ElementsAre(7, 7));
+  EXPECT_NO_THROW(brief.Finish());
+}
+
+TEST(ShapesTest, LengthsInBothFormsOrNoneAreRefused) {
+  const ShapeFile shapes = ParseShapes(
+      "f",
+      R"({"decode": [{"name": "a", "lens": [3], "len": 3, "batch": 1}], "gather": [{"name": "b"}]})");
+  EXPECT_THAT(MessageOf([&] { FirstOf(shapes, "decode").Lengths("lens", "len"); }),
+              HasSubstr("f: decode: a: give the lengths either as 'lens'"));
+  EXPECT_THAT(MessageOf([&] { FirstOf(shapes, "gather").Lengths("lens", "len"); }),
+              HasSubstr("give the lengths"));
+}
+
+TEST(ShapesTest, AnUnknownKeyIsNamedWithItsShape) {
+  const ShapeFile shapes =
+      ParseShapes("my.json", R"({"decode": [{"name": "a", "hq": 8, "hqq": 2}]})");
+  ShapeReader reader = FirstOf(shapes, "decode");
+  EXPECT_EQ(reader.Int("hq"), 8);
+  EXPECT_THAT(MessageOf([&] { reader.Finish(); }),
+              AllOf(HasSubstr("my.json: decode: a: unknown key 'hqq'"), HasSubstr("hq, name")));
+}
+
+TEST(ShapesTest, AMissingOrWrongValueIsNamed) {
+  const ShapeFile shapes = ParseShapes(
+      "f", R"({"decode": [{"name": "a", "zero": 0, "text": "x", "half": 1.5, "big": 1e30,
+                           "huge": 18446744073709551615, "empty": [], "mixed": [1, "2"]}]})");
+  ShapeReader reader = FirstOf(shapes, "decode");
+  EXPECT_THAT(MessageOf([&] { reader.Int("hq"); }), HasSubstr("'hq' is missing"));
+  for (const char* key : {"zero", "text", "half", "big", "huge"}) {
+    EXPECT_THAT(MessageOf([&] { reader.Int(key); }), HasSubstr(std::string("'") + key + "' is"));
+  }
+  for (const char* key : {"zero", "empty", "mixed"}) {
+    EXPECT_THAT(MessageOf([&] { reader.Ints(key); }), HasSubstr(std::string("'") + key + "' is"));
+  }
+}
+
+TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
+  const auto message = [](const char* json) { return MessageOf([&] { ParseShapes("f", json); }); };
+  EXPECT_THAT(message("{"), HasSubstr("f: not JSON"));
+  EXPECT_THAT(message("[]"), HasSubstr("f: must be an object of families"));
+  EXPECT_THAT(message(R"({"decoed": []})"), HasSubstr("unknown family 'decoed'; known are decode"));
+  EXPECT_THAT(message(R"({"decode": {}})"), HasSubstr("decode: must be a list"));
+  EXPECT_THAT(message(R"({"decode": [{"hq": 1}]})"),
+              HasSubstr("shape 0 must be an object with a name"));
+  EXPECT_THAT(message(R"({"decode": [{"name": "a"}, {"name": "a"}]})"),
+              HasSubstr("two shapes are named 'a'"));
+  EXPECT_THROW(ReadShapeFile("/no/such/file.json"), RuntimeFailure);
+}
+
+TEST(ShapesTest, EveryKernelHasDefaultShapesForBothDevices) {
+  for (const char* kernel :
+       {"chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding",
+        "rmsnorm", "linear", "silu_mul", "sampling"}) {
+    for (const bool cuda : {false, true}) {
+      const ShapeFile shapes = DefaultShapes(kernel, cuda);
+      EXPECT_FALSE(shapes.families.empty()) << kernel << " " << cuda;
+      for (const auto& list : shapes.families) EXPECT_FALSE(list.empty()) << kernel << " " << cuda;
+    }
+  }
+  EXPECT_THROW(DefaultShapes("no_such_kernel", true), RuntimeFailure);
+}
+
+TEST(ShapesTest, LengthsAreDescribedBriefly) {
+  nlohmann::ordered_json shape;
+  DescribeLengths(shape, "len", {5, 5, 5});
+  EXPECT_EQ(shape.dump(), R"({"batch":3,"len":5})");
+  shape.clear();
+  DescribeLengths(shape, "len", {5, 6});
+  EXPECT_EQ(shape.dump(), R"({"batch":2,"lens":[5,6]})");
+}
+
+}  // namespace
+}  // namespace tokline::bench

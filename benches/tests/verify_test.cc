@@ -1,0 +1,190 @@
+#include "benches/verify.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "benches/append_batch.h"
+#include "benches/execution.h"
+#include "benches/paged_batch.h"
+#include "reference/elements.h"
+
+namespace tokline::bench {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// out = 3 x, a kernel simple enough to be wrong on purpose.
+class TripleCase : public BenchCase {
+ public:
+  explicit TripleCase(int64_t rows, Tolerance tolerance = {1, 0})
+      : rows_(rows), tolerance_(tolerance) {
+    x_ = tensors_.Random(DType::kBf16, rows, kCols);
+    out_ = tensors_.Output(DType::kBf16, rows, kCols, tolerance);
+  }
+  Cost GetCost() const override { return {}; }
+  void RunReference(const TensorSet& set) const override {
+    for (int64_t i = 0; i < rows_ * kCols; ++i) {
+      StoreElement(DType::kBf16, set.At(out_), i, 3 * LoadElement(DType::kBf16, set.At(x_), i));
+    }
+  }
+  void LaunchCuda(const TensorSet&, const LaunchOptions&) const override {}
+  SampledCase Sample(uint64_t seed) const override {
+    const std::vector<int64_t> rows = PickIndices(rows_, 4, seed);
+    SampledCase sampled{.problem = std::make_unique<TripleCase>(4, tolerance_)};
+    sampled.maps = {{.rows = rows}, {.rows = rows}};
+    return sampled;
+  }
+
+  static constexpr int64_t kCols = 33;
+  static constexpr uint64_t kFillSeed = 5;
+
+ private:
+  int64_t rows_;
+  Tolerance tolerance_;
+  int x_, out_;
+};
+
+class VerifyTest : public ::testing::Test {
+ protected:
+  // Runs the case in both buffer sets, as timed launches do.
+  void Run(uint64_t seed = TripleCase::kFillSeed) {
+    store_.FillRandom(seed);
+    store_.Poison();
+    for (int copy = 0; copy < 2; ++copy) case_.RunReference(store_.Set(copy));
+  }
+  Comparison Compare(int copy = 1) {
+    return CompareWithReference(case_, store_, copy, TripleCase::kFillSeed, /*sample_seed=*/2);
+  }
+  // Element `col` of the first row, which every sample has.
+  uint16_t& Out(int64_t col) { return store_.Set(1).At<uint16_t>(1)[col]; }
+
+  TripleCase case_{20};
+  TensorStore store_{case_.tensors(), 2, MakeHostMemory()};
+};
+
+TEST_F(VerifyTest, RightOutputsPassInEverySet) {
+  Run();
+  EXPECT_THAT(Compare(0).first_failure, IsEmpty());
+  EXPECT_THAT(Compare(1).first_failure, IsEmpty());
+  EXPECT_EQ(Compare(1).max_error_over_bound, 0);
+}
+
+TEST_F(VerifyTest, OutputsThatWereNotWrittenFail) {
+  Run();
+  store_.Poison();
+  EXPECT_THAT(Compare().first_failure, HasSubstr("nan instead of"));
+  EXPECT_EQ(Compare().max_error_over_bound, kWrong);
+}
+
+TEST_F(VerifyTest, OutputsOfEarlierInputsFail) {
+  Run(/*seed=*/6);
+  EXPECT_GT(Compare().max_error_over_bound, 1);
+}
+
+TEST_F(VerifyTest, OneWrongElementFailsAndIsNamed) {
+  Run();
+  Out(7) = static_cast<uint16_t>(Out(7) + 3);
+  const Comparison comparison = Compare();
+  EXPECT_THAT(comparison.first_failure, HasSubstr("sampled row 0, column 7"));
+  EXPECT_THAT(comparison.first_failure, HasSubstr("seed 5"));
+  EXPECT_NEAR(comparison.max_error_over_bound, 3, 0.01);
+}
+
+TEST_F(VerifyTest, AnErrorWithinTheBoundIsReportedAndPasses) {
+  Run();
+  Out(7) = static_cast<uint16_t>(Out(7) + 1);
+  EXPECT_THAT(Compare().first_failure, IsEmpty());
+  EXPECT_NEAR(Compare().max_error_over_bound, 1, 0.01);
+}
+
+TEST_F(VerifyTest, ExactOutputsMustBeEqualBitByBit) {
+  const TripleCase exact(20, kExact);
+  TensorStore store(exact.tensors(), 1, MakeHostMemory());
+  store.FillRandom(TripleCase::kFillSeed);
+  exact.RunReference(store.Set(0));
+  EXPECT_THAT(CompareWithReference(exact, store, 0, TripleCase::kFillSeed, 2).first_failure,
+              IsEmpty());
+  ++store.Set(0).At<uint16_t>(1)[0];
+  EXPECT_EQ(CompareWithReference(exact, store, 0, TripleCase::kFillSeed, 2).max_error_over_bound,
+            kWrong);
+}
+
+TEST(PickIndicesTest, HasTheEndsAndTheCountAskedFor) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const std::vector<int64_t> picked = PickIndices(100, 5, seed);
+    ASSERT_EQ(picked.size(), 5u);
+    EXPECT_EQ(picked.front(), 0);
+    EXPECT_EQ(picked.back(), 99);
+    EXPECT_TRUE(std::is_sorted(picked.begin(), picked.end()));
+  }
+  EXPECT_THAT(PickIndices(3, 8, 1), ElementsAre(0, 1, 2));
+  EXPECT_THAT(PickIndices(0, 8, 1), IsEmpty());
+}
+
+TEST(PlaceInL2Test, ColdMeansMoreThanFiveTimesTheL2) {
+  constexpr int64_t kL2 = 60 << 20;
+  const Placement placement = PlaceInL2(8 << 20, 8 << 20, kL2, int64_t{1} << 40);
+  EXPECT_EQ(placement.cache, "cold");
+  EXPECT_GT(placement.buffer_sets * int64_t{8 << 20}, 5 * kL2);
+  EXPECT_EQ(PlaceInL2(1e9, 1 << 30, kL2, int64_t{1} << 40).buffer_sets, 2);
+}
+
+TEST(PlaceInL2Test, TheLabelIsRefusedWhereMemoryOrTouchedBytesDoNotAllowIt) {
+  constexpr int64_t kL2 = 60 << 20;
+  const Placement no_room = PlaceInL2(8 << 20, 8 << 20, kL2, 100 << 20);
+  EXPECT_EQ(no_room.cache, "warm");
+  EXPECT_EQ(no_room.buffer_sets, 1);
+  // A large pool of which a launch touches little stays in the cache all the same.
+  EXPECT_EQ(PlaceInL2(8192, 1 << 20, kL2, int64_t{1} << 40).cache, "warm");
+}
+
+TEST(PagedSampleTest, PoolRowsAreThoseOfTheSampledPagesAndHeads) {
+  const PagedBatch whole = ShuffledBatch(/*num_kv_heads=*/3, /*head_dim=*/64, /*page_size=*/16,
+                                         std::vector<int64_t>{40, 16, 5});
+  const PagedSample sample = SamplePrefixes(whole, {{0, 20}, {2, 5}}, {1});
+  ASSERT_EQ(sample.batch.NumSeqs(), 2);
+  EXPECT_EQ(sample.batch.SequenceLength(0), 20);
+  EXPECT_EQ(sample.batch.layout.num_pages, 3);
+  ASSERT_EQ(static_cast<int64_t>(sample.pool_rows.size()), sample.batch.PoolRows());
+  const PagedKvLayout& small = sample.batch.layout;
+  const auto expect_same_row = [&](int64_t page, int64_t small_page, int32_t row) {
+    const auto at = static_cast<size_t>(small.ValueOffset(small_page, 0, row) / small.head_dim);
+    EXPECT_EQ(sample.pool_rows[at], whole.layout.ValueOffset(page, 1, row) / 64);
+  };
+  expect_same_row(whole.chunk_pages[0][1], sample.batch.chunk_pages[0][1], 3);
+  expect_same_row(whole.chunk_pages[2][0], sample.batch.chunk_pages[1][0], 4);
+  EXPECT_NO_THROW(Validate(sample.batch.Table().View(), small));
+}
+
+TEST(PagedSampleTest, PrefixesThatSharePagesShareThemInTheSample) {
+  const PagedBatch whole = ShuffledBatch(1, 64, 16, {32, 16, 16}, {{0, 1}, {0, 2}});
+  const PagedSample sample = SamplePrefixes(whole, {{0, 48}, {1, 48}}, {0});
+  EXPECT_EQ(sample.batch.layout.num_pages, 4);
+  EXPECT_EQ(sample.batch.SequenceLength(1), 48);
+}
+
+TEST(AppendSampleTest, HasEveryTokenOfItsPages) {
+  const PagedKvLayout layout{.num_kv_heads = 2, .page_size = 16, .head_dim = 64};
+  const AppendBatch whole = OneSequence(layout, 100);
+  const AppendSample sample = SamplePages(whole, 3, 1);
+  EXPECT_EQ(sample.batch.layout.num_pages, 3);
+  ASSERT_EQ(sample.tokens.size(), sample.batch.slots.size());
+  EXPECT_GE(sample.tokens.size(), 36u);  // at least two full pages and the last one's four
+  for (size_t i = 0; i < sample.tokens.size(); ++i) {
+    const int64_t slot = whole.slots[static_cast<size_t>(sample.tokens[i])];
+    const int64_t small_slot = sample.batch.slots[i];
+    const auto row = static_cast<size_t>(
+        sample.batch.layout.KeyOffset(small_slot / 16, 1, static_cast<int32_t>(small_slot % 16)) /
+        64);
+    EXPECT_EQ(sample.pool_rows[row],
+              whole.layout.KeyOffset(slot / 16, 1, static_cast<int32_t>(slot % 16)) / 64);
+  }
+}
+
+}  // namespace
+}  // namespace tokline::bench
