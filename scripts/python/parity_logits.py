@@ -55,7 +55,8 @@ def run_tokline(program, directory, device, prompt, new_tokens, folder, forced=N
 
     report, logits = folder / "tokline.json", folder / "tokline.f32"
     command = [str(program), "generate", "--model", str(directory), "--prompt-ids", joined(prompt),
-               "--max-new-tokens", str(new_tokens), "--device", device, "--json", str(report)]
+               "--max-new-tokens", str(new_tokens), "--ignore-eos", "--device", device,
+               "--json", str(report)]
     if forced is not None:
         command += ["--logits", str(logits), "--force-ids", joined(forced)]
     try:
