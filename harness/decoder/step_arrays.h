@@ -91,8 +91,8 @@ class TableWriter {
   int64_t PagesUsed() const { return pages_; }
 
  private:
-  const AttentionShape& shape_;
-  const AttentionArrays& arrays_;
+  AttentionShape shape_;
+  AttentionArrays arrays_;
   int32_t seqs_ = 0;
   int64_t pages_ = 0;
 };
