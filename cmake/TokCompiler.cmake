@@ -13,6 +13,7 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 # A build folder that is carried to another machine finds what lies beside its programs.
 set(CMAKE_BUILD_RPATH "$ORIGIN")
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # cuBLASLt stays where the toolkit has it
 
 if(NOT TOKLINE_CUDA MATCHES "^(ON|OFF|AUTO)$")
   message(FATAL_ERROR "TOKLINE_CUDA is '${TOKLINE_CUDA}'; allowed: ON, OFF, AUTO")

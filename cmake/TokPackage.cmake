@@ -1,4 +1,4 @@
-# Installs headers, libraries, the program and the CMake package `tokline`.
+# Installs headers, libraries, the program with its embedded model, and the CMake package `tokline`.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -17,9 +17,8 @@ endforeach()
 
 install(TARGETS ${targets} EXPORT toklineTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-if(TARGET tokline)
-  install(TARGETS tokline RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
+install(TARGETS tokline RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY models DESTINATION ${CMAKE_INSTALL_DATADIR}/tokline)
 foreach(layer IN ITEMS kernels reference)
   install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline
     FILES_MATCHING PATTERN "*.h" PATTERN "device" EXCLUDE)
