@@ -198,10 +198,10 @@ class Epilogue {
     if (args_.bias != nullptr) {
       const T* bias = static_cast<const T*>(args_.bias);
       bias_ = ToFloat(bias[column]);
-      if (args_.gated_silu) up_bias_ = ToFloat(bias[args_.out_features + column]);
+      if (args_.gated_silu) addend_ = ToFloat(bias[args_.out_features + column]);
     }
     if (args_.residual != nullptr) {
-      residual_ =
+      addend_ =
           ToFloat(static_cast<const T*>(args_.residual)[Token() * args_.residual_stride + column]);
     }
   }
@@ -214,6 +214,7 @@ class Epilogue {
     const int split_stride = args_.num_tokens * tile_rows;
     const float* sums = partials + Token() * tile_rows + ColumnInTile();
     float value = 0, up = 0;
+#pragma unroll 4
     for (int split = 0; split < args_.splits; ++split) {
       value += sums[split * split_stride];
       if (args_.gated_silu) up += sums[split * split_stride + tile_rows / 2];
@@ -225,8 +226,9 @@ class Epilogue {
       return;
     }
     value = Round<T>(value);
-    if (args_.gated_silu) value = Round<T>(Silu(value)) * Round<T>(up + up_bias_);
-    static_cast<T*>(args_.out)[at] = FromFloat<T>(value + residual_);
+    const float result =
+        args_.gated_silu ? Round<T>(Silu(value)) * Round<T>(up + addend_) : value + addend_;
+    static_cast<T*>(args_.out)[at] = FromFloat<T>(result);
   }
 
  private:
@@ -239,7 +241,8 @@ class Epilogue {
   }
 
   const SkinnyArgs& args_;
-  float bias_ = 0, up_bias_ = 0, residual_ = 0;
+  float bias_ = 0;
+  float addend_ = 0;  // the up projection's bias, or the residual: never both
 };
 
 // Activations of `block`, as A fragments of its two MMAs: words 0 and 1 of each half of 8 tokens
@@ -311,6 +314,7 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
 
   for (int tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
     float low[4] = {}, high[4] = {};  // two independent chains of MMAs
+#pragma unroll 1
     for (int block = 0; block < num_blocks; block += kDepth) {
       // The ring refills from this tile's next blocks, then from the next tile's first.
       if (block + kDepth < num_blocks) {
