@@ -1,7 +1,6 @@
 #include "benches/append_batch.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "benches/bench_case.h"
 #include "benches/paged_batch.h"
@@ -32,12 +31,15 @@ AppendBatch ManySequences(const PagedKvLayout& pageless, int64_t num_tokens) {
   return batch;
 }
 
-AppendSample SamplePages(const AppendBatch& whole, int64_t num_pages, uint64_t seed) {
+AppendSample SamplePages(const AppendBatch& whole, const std::vector<int64_t>& kv_heads,
+                         uint64_t seed) {
+  constexpr int64_t kPages = 4;
   AppendSample sample;
   const int32_t page_size = whole.layout.page_size;
-  const std::vector<int64_t> pages = PickIndices(whole.layout.num_pages, num_pages, seed);
+  const std::vector<int64_t> pages = PickIndices(whole.layout.num_pages, kPages, seed);
   sample.batch.layout = whole.layout;
   sample.batch.layout.num_pages = static_cast<int64_t>(pages.size());
+  sample.batch.layout.num_kv_heads = static_cast<int32_t>(kv_heads.size());
   for (int64_t token = 0; token < whole.NumTokens(); ++token) {
     const int64_t slot = whole.slots[static_cast<size_t>(token)];
     const auto page = std::lower_bound(pages.begin(), pages.end(), slot / page_size);
@@ -46,9 +48,7 @@ AppendSample SamplePages(const AppendBatch& whole, int64_t num_pages, uint64_t s
     sample.batch.slots.push_back((page - pages.begin()) * page_size + slot % page_size);
     sample.batch.positions.push_back(whole.positions[static_cast<size_t>(token)]);
   }
-  std::vector<int64_t> heads(static_cast<size_t>(whole.layout.num_kv_heads));
-  std::iota(heads.begin(), heads.end(), 0);
-  sample.pool_rows = PoolRowsOf(whole.layout, pages, heads);
+  sample.pool_rows = PoolRowsOf(whole.layout, pages, kv_heads);
   return sample;
 }
 

@@ -29,6 +29,8 @@ struct AppendSample {
   std::vector<int64_t> tokens;     // of the whole batch
   std::vector<int64_t> pool_rows;  // the whole pool's row of each of its rows
 };
-AppendSample SamplePages(const AppendBatch& whole, int64_t num_pages, uint64_t seed);
+// Of the pool's heads it has `kv_heads`.
+AppendSample SamplePages(const AppendBatch& whole, const std::vector<int64_t>& kv_heads,
+                         uint64_t seed);
 
 }  // namespace tokline::bench

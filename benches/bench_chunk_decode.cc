@@ -42,8 +42,7 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
 
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> seqs = PickIndices(batch_.NumSeqs(), 3, seed);
-    const std::vector<int64_t> kv_heads{
-        PickIndices(batch_.layout.num_kv_heads, 3, seed).at(seed % 2)};
+    const std::vector<int64_t> kv_heads = PickKvHead(batch_.layout.num_kv_heads, seed);
     std::vector<Prefix> prefixes;
     for (const int64_t seq : seqs) prefixes.push_back({seq, batch_.SequenceLength(seq)});
     PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
@@ -98,6 +97,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
   const auto hq = static_cast<int32_t>(shape.Int("hq"));
   const auto hk = static_cast<int32_t>(shape.Int("hk"));
   const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim));
+  if (hq % hk != 0) shape.Fail(StrCat("'hq' is ", hq, "; it must be a multiple of 'hk', ", hk));
   nlohmann::ordered_json described{{"name", shape.name()}};
   std::vector<int64_t> chunk_lengths;
   std::vector<std::vector<int32_t>> seq_chunks;

@@ -41,16 +41,19 @@ class AppendCase : public KernelCase<KvAppendParams> {
   }
 
   SampledCase Sample(uint64_t seed) const override {
-    AppendSample sample = SamplePages(batch_, 4, seed);
+    const int32_t num_kv_heads = batch_.layout.num_kv_heads;
+    const std::vector<int64_t> kv_heads = PickKvHead(num_kv_heads, seed);
+    const int32_t group = num_q_heads_ / num_kv_heads;
+    AppendSample sample = SamplePages(batch_, kv_heads, seed);
     SampledCase sampled{.problem =
-                            std::make_unique<AppendCase>(std::move(sample.batch), num_q_heads_,
-                                                         rope_rows_, CaseContext{.dtype = dtype_})};
+                            std::make_unique<AppendCase>(std::move(sample.batch), group, rope_rows_,
+                                                         CaseContext{.dtype = dtype_})};
     sampled.maps.resize(tensors_.specs().size());
-    sampled.maps[k_].rows = ExpandGroups(sample.tokens, batch_.layout.num_kv_heads);
+    sampled.maps[k_].rows = HeadRows(sample.tokens, num_kv_heads, kv_heads);
     sampled.maps[v_].rows = sampled.maps[k_].rows;
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     if (num_q_heads_ > 0) {
-      sampled.maps[q_].rows = ExpandGroups(sample.tokens, num_q_heads_);
+      sampled.maps[q_].rows = HeadRows(sample.tokens, num_q_heads_, QueryHeads(kv_heads, group));
       sampled.maps[q_out_].rows = sampled.maps[q_].rows;
     }
     return sampled;

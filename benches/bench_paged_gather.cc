@@ -27,7 +27,7 @@ class GatherCase : public KernelCase<PagedGatherParams> {
   }
 
   SampledCase Sample(uint64_t seed) const override {
-    const std::vector<int64_t> all_heads = PickIndices(batch_.layout.num_kv_heads, 256, seed);
+    const std::vector<int64_t> kv_heads = PickKvHead(batch_.layout.num_kv_heads, seed);
     std::vector<Prefix> prefixes;
     std::vector<int64_t> tokens;
     for (const int64_t seq : PickIndices(batch_.NumSeqs(), 2, seed)) {
@@ -36,12 +36,12 @@ class GatherCase : public KernelCase<PagedGatherParams> {
         tokens.push_back(token_indptr_host_[static_cast<size_t>(seq)] + i);
       }
     }
-    PagedSample sample = SamplePrefixes(batch_, prefixes, all_heads);
+    PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
     SampledCase sampled{.problem = std::make_unique<GatherCase>(std::move(sample.batch),
                                                                 CaseContext{.dtype = dtype_})};
     sampled.maps.resize(3);
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
-    sampled.maps[k_out_].rows = ExpandGroups(tokens, batch_.layout.num_kv_heads);
+    sampled.maps[k_out_].rows = HeadRows(tokens, batch_.layout.num_kv_heads, kv_heads);
     sampled.maps[v_out_].rows = sampled.maps[k_out_].rows;
     return sampled;
   }

@@ -42,14 +42,15 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
   // New token i of n in a context of L sees what a single new token in a context of L - n + i + 1
   // sees: a few rows of a huge problem are a small problem.
   SampledCase Sample(uint64_t seed) const override {
-    const std::vector<int64_t> kv_heads{
-        PickIndices(batch_.layout.num_kv_heads, 3, seed).at(seed % 2)};
+    const std::vector<int64_t> kv_heads = PickKvHead(batch_.layout.num_kv_heads, seed);
     std::vector<Prefix> prefixes;
     std::vector<int64_t> tokens;
-    for (const int64_t seq : PickIndices(batch_.NumSeqs(), 3, seed)) {
+    const std::vector<int64_t> seqs = PickIndices(batch_.NumSeqs(), 3, seed);
+    const int64_t rows_a_seq = 12 / static_cast<int64_t>(seqs.size());
+    for (const int64_t seq : seqs) {
       const int64_t count = new_tokens_[static_cast<size_t>(seq)];
       const int64_t past = batch_.SequenceLength(seq) - count;
-      for (const int64_t row : PickIndices(count, 12, seed)) {
+      for (const int64_t row : PickIndices(count, rows_a_seq, seed)) {
         prefixes.push_back({seq, past + row + 1});
         tokens.push_back(q_indptr_host_[static_cast<size_t>(seq)] + row);
       }
@@ -104,6 +105,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
   const auto hq = static_cast<int32_t>(shape.Int("hq"));
   const auto hk = static_cast<int32_t>(shape.Int("hk"));
   const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim));
+  if (hq % hk != 0) shape.Fail(StrCat("'hq' is ", hq, "; it must be a multiple of 'hk', ", hk));
   const std::vector<int64_t> new_tokens = shape.Lengths("q", "q_len");
   const std::vector<int64_t> contexts = shape.Lengths("kv", "kv_len");
   if (new_tokens.size() != contexts.size()) {

@@ -52,12 +52,22 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
   }
 
   SampledCase Sample(uint64_t seed) const override {
-    AppendSample sample = SamplePages(batch_, 4, seed);
-    SampledCase sampled{.problem = std::make_unique<QkvCase>(std::move(sample.batch), shape_,
+    const int32_t head_dim = batch_.layout.head_dim;
+    const int32_t num_kv_heads = batch_.layout.num_kv_heads;
+    const std::vector<int64_t> kv_heads = PickKvHead(num_kv_heads, seed);
+    // A KV head and its query heads, in the rows of the weight and the columns of qkv: Q, K, V.
+    std::vector<int64_t> heads = QueryHeads(kv_heads, shape_.hq / num_kv_heads);
+    QkvShape reduced = shape_;
+    reduced.hq = static_cast<int32_t>(heads.size());
+    for (const int64_t head : kv_heads) heads.push_back(shape_.hq + head);
+    for (const int64_t head : kv_heads) heads.push_back(shape_.hq + num_kv_heads + head);
+    AppendSample sample = SamplePages(batch_, kv_heads, seed);
+    SampledCase sampled{.problem = std::make_unique<QkvCase>(std::move(sample.batch), reduced,
                                                              CaseContext{.dtype = dtype_})};
     sampled.maps.resize(tensors_.specs().size());
     sampled.maps[x_].rows = sample.tokens;
-    sampled.maps[qkv_].rows = sample.tokens;
+    sampled.maps[weight_].rows = ExpandGroups(heads, head_dim);
+    sampled.maps[qkv_] = {.rows = sample.tokens, .cols = sampled.maps[weight_].rows};
     if (shape_.append) sampled.maps[kv_].rows = std::move(sample.pool_rows);
     return sampled;
   }
@@ -116,6 +126,10 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
   const PagedKvLayout layout{.num_kv_heads = static_cast<int32_t>(shape.Int("hk")),
                              .page_size = kPageSize,
                              .head_dim = static_cast<int32_t>(shape.IntOr("head_dim", 128))};
+  if (qkv.hq % layout.num_kv_heads != 0) {
+    shape.Fail(
+        StrCat("'hq' is ", qkv.hq, "; it must be a multiple of 'hk', ", layout.num_kv_heads));
+  }
   const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1});
   for (const int64_t tokens : shape.Ints("tokens")) {
     for (const int64_t append : append_options) {

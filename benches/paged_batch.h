@@ -81,6 +81,9 @@ std::vector<float> RopeTable(int64_t rows, int32_t head_dim);
 std::vector<int64_t> HeadRows(const std::vector<int64_t>& items, int64_t num_heads,
                               const std::vector<int64_t>& heads);
 
+// One of the KV heads, as a list.
+std::vector<int64_t> PickKvHead(int32_t num_kv_heads, uint64_t seed);
+
 // The query heads of these KV heads.
 std::vector<int64_t> QueryHeads(const std::vector<int64_t>& kv_heads, int64_t group);
 

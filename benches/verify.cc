@@ -34,19 +34,31 @@ void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const Tenso
   }
 }
 
-// The sampled part of an output of the whole problem, with one read a run of neighbouring rows.
+// The sampled part of an output of the whole problem. Rows that stand close together come with one
+// read of all between them: a read from a device costs as much as many rows do.
 std::vector<unsigned char> ReadSampled(const TensorStore& store, int tensor, int copy,
                                        const TensorSpec& sampled, const TensorMap& map) {
+  constexpr int64_t kMostGap = 64;
   const TensorSpec& whole = store.tensors().specs()[static_cast<size_t>(tensor)];
   const int64_t element = SizeOf(whole.dtype);
   const int64_t whole_row = whole.cols * element;
   std::vector<unsigned char> rows(static_cast<size_t>(sampled.rows * whole_row));
+  std::vector<unsigned char> span;
   for (int64_t begin = 0; begin < sampled.rows;) {
+    const int64_t first = Mapped(map.rows, begin);
     int64_t end = begin + 1;
-    while (end < sampled.rows && Mapped(map.rows, end) == Mapped(map.rows, end - 1) + 1) ++end;
-    store.Read(tensor, copy, Mapped(map.rows, begin) * whole_row, (end - begin) * whole_row,
-               rows.data() + begin * whole_row);
-    begin = end;
+    for (; end < sampled.rows; ++end) {
+      const int64_t step = Mapped(map.rows, end) - Mapped(map.rows, end - 1);
+      if (step < 1 || step > kMostGap) break;
+    }
+    const int64_t span_rows = Mapped(map.rows, end - 1) - first + 1;
+    span.resize(static_cast<size_t>(span_rows * whole_row));
+    store.Read(tensor, copy, first * whole_row, span_rows * whole_row, span.data());
+    for (; begin < end; ++begin) {
+      std::memcpy(rows.data() + begin * whole_row,
+                  span.data() + (Mapped(map.rows, begin) - first) * whole_row,
+                  static_cast<size_t>(whole_row));
+    }
   }
   if (map.cols.empty()) return rows;
   std::vector<unsigned char> picked;

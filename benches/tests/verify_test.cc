@@ -171,15 +171,15 @@ TEST(PagedSampleTest, PrefixesThatSharePagesShareThemInTheSample) {
 TEST(AppendSampleTest, HasEveryTokenOfItsPages) {
   const PagedKvLayout layout{.num_kv_heads = 2, .page_size = 16, .head_dim = 64};
   const AppendBatch whole = OneSequence(layout, 100);
-  const AppendSample sample = SamplePages(whole, 3, 1);
-  EXPECT_EQ(sample.batch.layout.num_pages, 3);
+  const AppendSample sample = SamplePages(whole, {1}, 1);
+  EXPECT_EQ(sample.batch.layout.num_pages, 4);
   ASSERT_EQ(sample.tokens.size(), sample.batch.slots.size());
-  EXPECT_GE(sample.tokens.size(), 36u);  // at least two full pages and the last one's four
+  EXPECT_GE(sample.tokens.size(), 52u);  // three full pages and one of four tokens
   for (size_t i = 0; i < sample.tokens.size(); ++i) {
     const int64_t slot = whole.slots[static_cast<size_t>(sample.tokens[i])];
     const int64_t small_slot = sample.batch.slots[i];
     const auto row = static_cast<size_t>(
-        sample.batch.layout.KeyOffset(small_slot / 16, 1, static_cast<int32_t>(small_slot % 16)) /
+        sample.batch.layout.KeyOffset(small_slot / 16, 0, static_cast<int32_t>(small_slot % 16)) /
         64);
     EXPECT_EQ(sample.pool_rows[row],
               whole.layout.KeyOffset(slot / 16, 1, static_cast<int32_t>(slot % 16)) / 64);

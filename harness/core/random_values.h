@@ -2,6 +2,7 @@
 // and the host recomputes just the few that a verification needs.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
@@ -35,8 +36,11 @@ struct RandomValue {
 
 TOKLINE_HOST_DEVICE constexpr RandomValue ToRandomValue(uint32_t bits16, int log2_scale) {
   const uint32_t low = (bits16 >> 8) | 0x100u;
-  int zeros = 0;
-  while (((low >> zeros) & 1u) == 0) ++zeros;
+#ifdef __CUDA_ARCH__
+  const int zeros = __ffs(static_cast<int>(low)) - 1;
+#else
+  const int zeros = std::countr_zero(low);
+#endif
   return {bits16 & 1u, log2_scale - zeros, (bits16 >> 1) & 0x7fu};
 }
 

@@ -38,7 +38,8 @@ TEST(FingerprintTest, TheRecordNamesNoHost) {
                          .fingerprint = TakeFingerprint(1, argv, false),
                          .peaks = {},
                          .datasheet = {}};
-  for (const auto& [key, value] : ToJson(header).flatten().items()) {
+  const Json flat = ToJson(header).flatten();
+  for (const auto& [key, value] : flat.items()) {
     EXPECT_NE(value, host) << key;
     EXPECT_THAT(key, Not(HasSubstr("host")));
   }
