@@ -4,7 +4,8 @@
 // token of each sequence that runs. Sampled tokens stay on the device, where the next step reads
 // them, so the host works one step ahead: Step() enqueues a step and hands out the tokens of the
 // step before. Each running sequence has a slot, which is its row in every step until it leaves;
-// steps are padded to a few batch sizes, for each of which WarmUp() captures a graph.
+// steps are padded to a few batch sizes, for each of which WarmUp() captures a graph. On CUDA the
+// last bits of a sequence's logits depend on its batch: sums are split so that the device is busy.
 #pragma once
 
 #include <cstdint>

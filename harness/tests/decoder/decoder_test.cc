@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "harness/decoder/ablation.h"
+#include "harness/decoder/convert_elements.h"
 #include "harness/decoder/generate.h"
 #include "harness/tests/decoder/golden.h"
 #include "kernels/common/error.h"
@@ -254,6 +257,58 @@ TEST(DecoderTest, SampledTextDependsOnItsSeedAloneNotOnItsBatch) {
   RunAll(decoder, texts);
   EXPECT_EQ(texts[same], text);
   EXPECT_NE(texts[differs], text);
+}
+
+// So hot that every token is as likely as any other: the draws alone decide.
+TEST(DecoderTest, EveryPositionHasADrawOfItsOwn) {
+  Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  GenerateOptions options;
+  options.max_new_tokens = kNewTokens;
+  options.rule = {.temperature = 1e4f, .seed = 3};
+  const auto tokens = Generate(decoder, Cases()[2].prompt, options).tokens;
+  EXPECT_GE(std::set<int32_t>(tokens.begin(), tokens.end()).size(), 18u);
+}
+
+// Position 0 turns nothing: the first key is the head norm of the projection, computed here anew.
+TEST(DecoderTest, FirstTokensKeyIsNotRotated) {
+  const ModelSpec& spec = Model().spec;
+  const LayerWeights& layer = Model().weights.layers[0];
+  const auto values = [](const TensorView& view) {
+    std::vector<float> out(static_cast<size_t>(view.bytes / SizeOf(view.dtype)));
+    ConvertElements(view.dtype, view.data, DType::kF32, out.data(),
+                    static_cast<int64_t>(out.size()));
+    return out;
+  };
+  const auto normed = [&](std::vector<double> x, const std::vector<float>& weight) {
+    double squares = 0;
+    for (const double value : x) squares += value * value;
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(x.size()) + spec.norm_eps);
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= scale * weight[i];
+    return x;
+  };
+  const int32_t token = 42;
+  const auto hidden = static_cast<size_t>(spec.hidden_size);
+  const auto head_dim = static_cast<size_t>(spec.head_dim);
+  const std::vector<float> embedding = values(Model().weights.embedding), k = values(layer.k);
+  const auto row = embedding.begin() + static_cast<std::ptrdiff_t>(token * hidden);
+  const std::vector<double> x =
+      normed({row, row + static_cast<std::ptrdiff_t>(hidden)}, values(layer.input_norm));
+  std::vector<float> expected;
+  for (size_t head = 0; head < static_cast<size_t>(spec.num_kv_heads); ++head) {
+    std::vector<double> key(head_dim, 0);
+    for (size_t d = 0; d < head_dim; ++d) {
+      for (size_t i = 0; i < hidden; ++i) key[d] += k[(head * head_dim + d) * hidden + i] * x[i];
+    }
+    for (const double value : normed(key, values(layer.k_norm))) {
+      expected.push_back(static_cast<float>(value));
+    }
+  }
+  Decoder decoder(spec, Model().weights, SmallOptions());
+  const SequenceId id = decoder.AddSequence(std::vector<int32_t>{token}, {}, 1);
+  decoder.Step();
+  testing::RelativeError error;
+  error.Add(decoder.ReadKv(id, 0).k, expected);
+  EXPECT_LE(error.Value(), 1e-6);
 }
 
 TEST(DecoderTest, ReplacedTokenIsWhatTheModelReadsNext) {
