@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -32,8 +33,10 @@ UniqueStream MakeStream();
 UniqueEvent MakeTimingEvent();
 
 // An executable graph of what `record` queues on the stream. If `record` throws, the capture is
-// ended and its exception passed on.
-UniqueGraphExec CaptureGraph(cudaStream_t stream, const std::function<void()>& record);
+// ended and its exception passed on. Throws RuntimeFailure if fewer than `least_nodes` came of it:
+// the rest of the work went to another stream.
+UniqueGraphExec CaptureGraph(cudaStream_t stream, const std::function<void()>& record,
+                             int64_t least_nodes = 1);
 
 // Microseconds from one event to a later one, both complete.
 double ElapsedUs(const UniqueEvent& begin, const UniqueEvent& end);

@@ -14,7 +14,8 @@ UniqueEvent MakeTimingEvent() {
   return UniqueEvent(event);
 }
 
-UniqueGraphExec CaptureGraph(cudaStream_t stream, const std::function<void()>& record) {
+UniqueGraphExec CaptureGraph(cudaStream_t stream, const std::function<void()>& record,
+                             int64_t least_nodes) {
   TOKLINE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t captured = nullptr;
   try {
@@ -27,6 +28,12 @@ UniqueGraphExec CaptureGraph(cudaStream_t stream, const std::function<void()>& r
   }
   TOKLINE_CUDA(cudaStreamEndCapture(stream, &captured));
   const UniqueGraph graph(captured);
+  size_t nodes = 0;
+  TOKLINE_CUDA(cudaGraphGetNodes(graph.get(), nullptr, &nodes));
+  if (static_cast<int64_t>(nodes) < least_nodes) {
+    throw RuntimeFailure(StrCat("the captured graph has ", nodes, " nodes, but at least ",
+                                least_nodes, " were launched: work went to another stream"));
+  }
   cudaGraphExec_t exec = nullptr;
   TOKLINE_CUDA(cudaGraphInstantiate(&exec, graph.get(), 0));
   return UniqueGraphExec(exec);

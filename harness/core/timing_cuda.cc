@@ -11,11 +11,12 @@ namespace {
 // A graph of `count` launches that rotate over the buffer sets.
 UniqueGraphExec LaunchGraph(const std::function<void(int buffer_set, const LaunchOptions&)>& launch,
                             const GraphTimingOptions& options, cudaStream_t stream, int count) {
-  return CaptureGraph(stream, [&] {
+  const auto record = [&] {
     for (int i = 0; i < count; ++i) {
       launch(i % options.buffer_sets, {.stream = stream, .dependent = options.dependent && i > 0});
     }
-  });
+  };
+  return CaptureGraph(stream, record, /*least_nodes=*/count);
 }
 
 }  // namespace

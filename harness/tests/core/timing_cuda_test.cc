@@ -32,6 +32,16 @@ TEST_F(GraphTimingTest, RotatesOverBufferSetsAndMarksAllButTheFirstDependent) {
   }
 }
 
+TEST_F(GraphTimingTest, WorkOnAnotherStreamIsRefused) {
+  const DeviceBuffer buffer(1 << 20);
+  const UniqueStream side = MakeStream();
+  const auto launch = [&](int, const LaunchOptions&) {
+    TOKLINE_CUDA(
+        cudaMemsetAsync(buffer.data(), 0, static_cast<size_t>(buffer.bytes()), side.get()));
+  };
+  EXPECT_THROW(TimeInGraph(launch, {.buffer_sets = 2}), RuntimeFailure);
+}
+
 TEST_F(GraphTimingTest, ALaunchThatThrowsLeavesNoCaptureBehind) {
   EXPECT_THROW(TimeInGraph([](int, const LaunchOptions&) { throw InvalidArgument("no"); }, {}),
                InvalidArgument);
