@@ -30,6 +30,24 @@ DType ParseDType(std::string_view text) {
   return kDTypes[ParseChoice("--dtype", text, names)];
 }
 
+// Reads a checkpoint ahead; at the end of its life this process lets go of the pages.
+class ResidentCheckpoint {
+ public:
+  explicit ResidentCheckpoint(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {
+    for (const auto& [name, tensor] : checkpoint.Tensors()) {
+      checkpoint.Prefetch(tensor.data, tensor.bytes);
+    }
+  }
+  ~ResidentCheckpoint() {
+    for (const MappedFile& file : checkpoint_.Files()) file.Release(0, file.Size());
+  }
+  ResidentCheckpoint(const ResidentCheckpoint&) = delete;
+  ResidentCheckpoint& operator=(const ResidentCheckpoint&) = delete;
+
+ private:
+  const Checkpoint& checkpoint_;
+};
+
 }  // namespace
 
 std::filesystem::path DefaultModelDir() {
@@ -130,9 +148,7 @@ void RequirePages(const DecoderOptions& options) {
 }
 
 Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
-  for (const auto& [name, tensor] : model.checkpoint.Tensors()) {
-    model.checkpoint.Prefetch(tensor.data, tensor.bytes);
-  }
+  const ResidentCheckpoint resident(model.checkpoint);
   return Decoder(model.spec, model.weights, options);
 }
 

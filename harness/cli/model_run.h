@@ -48,7 +48,7 @@ struct RunFlags {
 // Throws InvalidArgument unless the KV cache holds max_batch sequences of max_context tokens.
 void RequirePages(const DecoderOptions& options);
 
-// Reads the checkpoint ahead, then uploads it.
+// Reads the checkpoint ahead, uploads it and lets go of its pages.
 Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options);
 
 // Writes to standard output and flushes. Throws RuntimeFailure if it cannot.
