@@ -169,14 +169,20 @@ struct RowState {
     const int lane = threadIdx.x % 32;
     float scores[2][4] = {};
     {
+      float odd_scores[2][4] = {};  // of odd steps: four independent chains of MMAs
       const int row = first_row + (lane / 16) * 8 + lane % 8;
       const uint32_t row_address = stage_address + row * P::kRowBytes;
 #pragma unroll
       for (int s = 0; s < P::kSteps; ++s) {
         uint32_t keys[4];
         ptx::LdMatrixX4(keys, row_address + (((s * 2 + (lane / 8) % 2) ^ (row & 7)) * 16));
-        ptx::MmaM16N8K16<T>(scores[0], query[s], keys[0], keys[1]);
-        ptx::MmaM16N8K16<T>(scores[1], query[s], keys[2], keys[3]);
+        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[0] : scores[0], query[s], keys[0], keys[1]);
+        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[1] : scores[1], query[s], keys[2], keys[3]);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) scores[n][c] += odd_scores[n][c];
       }
     }
     uint32_t probabilities[4];
@@ -333,16 +339,22 @@ __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, i
   }
 }
 
+// A member of the task at hand, with what the end of the task asks: read at its start.
+struct OpenMember {
+  int32_t seq;
+  int32_t partial;  // -1: the task is the sequence's only one
+  uint32_t states;  // partial states of the sequence
+};
+
 // Combines the warps' states of a finished task and writes its rows or partial states.
 template <typename P>
 __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
-                           int group, bool warps_share_rows, const float* outputs,
-                           const float2* max_sum, float* scratch) {
+                           int group, bool warps_share_rows, const OpenMember* members,
+                           const float* outputs, const float2* max_sum, float* scratch) {
   constexpr int kWidth = RowSlice<P>::kWidth;
   __shared__ uint32_t arrived[kChunkDecodeMaxRows];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int num_rows = task.member_count * group;
-  const ChunkDecodeMember* members = args.params.plan.members + task.member_begin;
   for (int row = warp; row < num_rows; row += P::kWarps) {
     const int first = warps_share_rows ? 0 : row / 16;
     const int last = warps_share_rows ? P::kWarps - 1 : first;
@@ -356,7 +368,7 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
       slice.AddScaled(outputs + (w * 16 + row % 16) * P::kStateStride + lane * kWidth, weight);
       sum += weight * state.y;
     }
-    const ChunkDecodeMember member = members[row / group];
+    const OpenMember member = members[row / group];
     if (member.partial < 0) {
       WriteRow<P>(args, member.seq, kv_head * group + row % group, slice, best, sum);
       continue;
@@ -372,18 +384,17 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
     }
     if (lane == 0) args.max_sum[index] = {best, sum};
   }
+  if (task.member_count == 1 && members[0].partial < 0) return;
   // Publish the partial states, then see which sequences this block completes.
   __threadfence();
   __syncthreads();
   if (threadIdx.x < task.member_count) {
-    const ChunkDecodeMember member = members[threadIdx.x];
+    const OpenMember member = members[threadIdx.x];
     bool complete = false;
     if (member.partial >= 0) {
-      const int32_t* indptr = args.params.plan.seq_partial_indptr;
-      const uint32_t states = indptr[member.seq + 1] - indptr[member.seq];
       uint32_t* counter =
           args.counters + int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head;
-      complete = atomicAdd(counter, 1u) == states - 1;
+      complete = atomicAdd(counter, 1u) == member.states - 1;
       if (complete) *counter = 0;
     }
     arrived[threadIdx.x] = complete;
@@ -400,6 +411,7 @@ template <typename P>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ int32_t tile_tokens[P::kStages];
+  __shared__ OpenMember members[kChunkDecodeMaxRows];
   __shared__ float scratch[P::kWarps * (P::kHeadDim + 1)];
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
@@ -412,16 +424,23 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   float2* max_sum = reinterpret_cast<float2*>(outputs + P::kWarps * 16 * P::kStateStride);
 
   ptx::GridDependencyLaunch();
-  // The plan is uploaded before the step's first kernel, so it may be read ahead.
+  // The plan and the page lists are uploaded before the step's first kernel: they may be read
+  // ahead.
   const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
   const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
-  ptx::GridDependencyWait();
-
   for (int32_t t = task_begin; t < task_end; ++t) {
     const ChunkDecodeTask task = plan.tasks[t];
     const int num_rows = task.member_count * group;
     const bool warps_share_rows = num_rows <= 16;
     TileCursor cursor(task, plan.ranges);
+    if (threadIdx.x < task.member_count) {
+      const ChunkDecodeMember member = plan.members[task.member_begin + threadIdx.x];
+      const int32_t* indptr = plan.seq_partial_indptr + member.seq;
+      members[threadIdx.x] = {member.seq, member.partial,
+                              static_cast<uint32_t>(indptr[1] - indptr[0])};
+    }
+    if (t == task_begin) ptx::GridDependencyWait();
+
     int issued = 0, computed = 0;
     const auto issue = [&] {
       if (cursor.Valid()) {
@@ -464,8 +483,8 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
     __syncthreads();  // the ring is free: its memory becomes the warps' states
     state.Store(outputs + warp * 16 * P::kStateStride, max_sum + warp * 16);
     __syncthreads();
-    FinishTask<P>(args, task, kv_head, group, warps_share_rows, outputs, max_sum, scratch);
-    __syncthreads();  // the states are read before the next task's copies overwrite them
+    FinishTask<P>(args, task, kv_head, group, warps_share_rows, members, outputs, max_sum, scratch);
+    __syncthreads();  // states and members are read before the next task overwrites them
   }
 }
 

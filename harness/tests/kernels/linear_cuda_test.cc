@@ -104,7 +104,7 @@ TEST_F(LinearCudaTest, EveryFormOfBothVariantsIsWithinItsBound) {
         setup.pad = 16;
         const LinearCase c(setup);
         for (const LinearVariant variant : kVariants) {
-          EXPECT_TRUE(c.Check(RunOnDevice(c, variant)))
+          EXPECT_TRUE(c.Check(RunOnDevice(c, variant), variant == LinearVariant::kMatmul))
               << Name(variant) << ", " << Name(dtype) << ", tokens " << tokens << ", norm "
               << form.norm << ", gated " << form.gated << ", bias " << form.bias << ", residual "
               << form.residual << ", out_f32 " << form.out_f32;
@@ -206,12 +206,17 @@ TEST_F(LinearCudaTest, Fp16SumOfSquaresMayExceedFp16) {
   EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kSkinny)));
 }
 
+// cuBLASLt may choose another algorithm for another address, so that the two may differ in the last
+// bit: each is held to the bound.
 TEST_F(LinearCudaTest, ResidualMayBeOut) {
   for (const LinearVariant variant : kVariants) {
     const LinearCase c({.tokens = 6, .in = 512, .out = 320, .residual = true, .pad = 8});
     DeviceCase apart(c, variant), in_place(c, variant);
     in_place.params.out = const_cast<void*>(in_place.params.residual);
-    EXPECT_TRUE(in_place.Run() == apart.Run()) << Name(variant);
+    const HostTensor in_place_out = in_place.Run(), apart_out = apart.Run();
+    EXPECT_TRUE(c.Check(in_place_out)) << Name(variant);
+    EXPECT_TRUE(c.Check(apart_out)) << Name(variant);
+    if (variant == LinearVariant::kSkinny) EXPECT_TRUE(in_place_out == apart_out);
   }
 }
 

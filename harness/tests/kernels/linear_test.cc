@@ -151,9 +151,14 @@ TEST(LinearTest, CostMatchesBruteForceCount) {
   EXPECT_EQ(CostOf(LinearParams{.in_features = 8, .out_features = 8}).Bytes(), 0);
 }
 
-TEST(LinearTest, PolicyGoesByTokensAndSharedMemory) {
+TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
   LinearParams params{
       .num_tokens = kSkinnyCrossoverTokens, .in_features = 1024, .out_features = 4096};
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
+  params.num_tokens += 1;
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
+  params.out_features = 151936;  // large weights: only the fewest tokens
+  params.num_tokens = kSkinnyAnyWeightTokens;
   EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
   params.num_tokens += 1;
   EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
