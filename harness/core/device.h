@@ -1,11 +1,18 @@
-// The CUDA device as policies see it. CUDA builds only.
+// The CUDA device as policies see it.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "kernels/common/device_facts.h"
 
 namespace tokline {
+
+// Throws RuntimeFailure, stating the device, its compute capability and the least that is needed
+// (8.0), if it is too old.
+void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts);
+
+// All below: CUDA builds only.
 
 // Devices that this build can run on; 0 where there is no driver or no device.
 int CudaDeviceCount();
@@ -15,8 +22,8 @@ DeviceFacts QueryDeviceFacts();
 
 std::string CudaDeviceName();
 
-// Throws RuntimeFailure that says what was found and what is needed (compute capability 8.0)
-// unless device 0 can run the suite.
+// Throws RuntimeFailure that says why not, unless there is a driver and a device that can run the
+// suite.
 void RequireUsableCudaDevice();
 
 }  // namespace tokline

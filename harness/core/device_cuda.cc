@@ -37,12 +37,15 @@ std::string CudaDeviceName() {
 }
 
 void RequireUsableCudaDevice() {
-  if (CudaDeviceCount() == 0) throw RuntimeFailure("no CUDA device: none found by the driver");
-  const DeviceFacts facts = QueryDeviceFacts();
-  if (facts.compute_major < 8) {
-    throw RuntimeFailure(StrCat(CudaDeviceName(), " has compute capability ", facts.compute_major,
-                                ".", facts.compute_minor, "; 8.0 or newer is needed"));
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess || count == 0) {
+    cudaGetLastError();  // cleared: it is reported here
+    throw RuntimeFailure(StrCat("no CUDA device: ", code == cudaSuccess
+                                                        ? "the driver finds none"
+                                                        : cudaGetErrorString(code)));
   }
+  RequireSupportedDevice(CudaDeviceName(), QueryDeviceFacts());
 }
 
 }  // namespace tokline

@@ -31,12 +31,7 @@ class TimedScope {
 std::unique_ptr<Backend> MakeBackendWithRoom(const ModelSpec& spec, const DecoderOptions& options) {
   std::unique_ptr<Backend> backend = MakeBackend(options.device);
   if (options.device == Device::kCpu) return backend;  // backs what is touched, as it is touched
-  const int64_t needed = PlanMemory(spec, options, backend->facts()).Total();
-  const int64_t free_bytes = backend->FreeBytes();
-  if (needed > free_bytes) {
-    throw RuntimeFailure(StrCat("device memory does not suffice: ", needed, " bytes are needed, ",
-                                free_bytes, " are free"));
-  }
+  RequireRoom(PlanMemory(spec, options, backend->facts()), backend->FreeBytes());
   return backend;
 }
 

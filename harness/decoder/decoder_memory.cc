@@ -192,4 +192,13 @@ MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
   return memory;
 }
 
+void RequireRoom(const MemoryPlan& plan, int64_t free_bytes) {
+  if (plan.Total() <= free_bytes) return;
+  throw RuntimeFailure(StrCat("device memory does not suffice: ", plan.Total(),
+                              " bytes are needed (weights ", plan.weight_bytes, ", KV cache ",
+                              plan.kv_bytes, ", activations ", plan.activation_bytes,
+                              ", workspaces ", plan.workspace_bytes, ", tables ", plan.table_bytes,
+                              "), ", free_bytes, " are free"));
+}
+
 }  // namespace tokline

@@ -65,6 +65,10 @@ struct MemoryPlan {
 MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
                       const DeviceFacts& facts);
 
+// Throws RuntimeFailure, stating the needed bytes by their use and the free ones, unless the plan
+// fits.
+void RequireRoom(const MemoryPlan& plan, int64_t free_bytes);
+
 // A workspace of chunk_decode for one number of sequences. Its counters stay zero between launches
 // as long as no launch with another number uses it.
 struct DecodeWorkspace {

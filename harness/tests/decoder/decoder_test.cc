@@ -412,6 +412,18 @@ TEST(DecoderTest, BadOptionsAreRefusedWithTheValues) {
   ExpectError<InvalidArgument>(make([](Options o) { o.kv_pages = -1; }), {"kv_pages is -1"});
 }
 
+TEST(DecoderTest, MemoryThatDoesNotSufficeIsRefusedWithNeededAndFree) {
+  const MemoryPlan plan{.weight_bytes = 1000,
+                        .kv_bytes = 200,
+                        .activation_bytes = 30,
+                        .workspace_bytes = 4,
+                        .table_bytes = 5};
+  EXPECT_NO_THROW(RequireRoom(plan, 1239));
+  ExpectError<RuntimeFailure>([&] { RequireRoom(plan, 1238); },
+                              {"1239 bytes are needed", "weights 1000", "KV cache 200",
+                               "activations 30", "workspaces 4", "tables 5", "1238 are free"});
+}
+
 TEST(DecoderTest, MemoryPlanIsTheSumOfWhatTheModelAsksFor) {
   const ModelSpec& spec = Model().spec;
   const DecoderOptions options{
