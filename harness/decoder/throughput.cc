@@ -50,6 +50,12 @@ class BatchRun {
     sample.decode_host_s = (after.total_s - before.total_s) - (after.wait_s - before.wait_s);
     return true;
   }
+  // Of the first and the last sequence, each once, cut to new_tokens.
+  std::vector<BenchText> TakeTexts() {
+    const auto most = static_cast<size_t>(options_.new_tokens);
+    for (BenchText& text : texts_) text.tokens.resize(std::min(text.tokens.size(), most));
+    return std::move(texts_);
+  }
 
  private:
   void AddSequences(uint64_t seed, int64_t max_new_tokens) {
@@ -60,26 +66,66 @@ class BatchRun {
     for (int32_t i = 0; i < options_.batch; ++i) {
       std::ranges::generate(prompt, [&] { return token(rng); });
       ids_.push_back(decoder_.AddSequence(prompt, SamplingRule{}, max_new_tokens));
+      if (i == 0 || i == options_.batch - 1) {
+        kept_.push_back(ids_.back());
+        texts_.push_back({.prompt = prompt, .tokens = {}});
+        texts_.back().tokens.reserve(static_cast<size_t>(max_new_tokens));
+      }
+    }
+  }
+  void Keep(std::span<const NewToken> tokens) {
+    for (const NewToken& token : tokens) {
+      for (size_t i = 0; i < kept_.size(); ++i) {
+        if (token.sequence == kept_[i]) texts_[i].tokens.push_back(token.token);
+      }
     }
   }
   bool Steps(int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       if (options_.interrupted != nullptr && options_.interrupted->load()) return false;
-      decoder_.Step();
+      Keep(decoder_.Step().tokens);
     }
-    decoder_.Flush();
+    Keep(decoder_.Flush());
     return true;
   }
 
   Decoder& decoder_;
   const BenchOptions& options_;
   std::vector<SequenceId> ids_;
+  std::vector<SequenceId> kept_;  // whose texts are
+  std::vector<BenchText> texts_;
 };
 
 }  // namespace
 
 int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget) {
   return options.prompt_tokens + options.new_tokens + PrefillSteps(options, token_budget);
+}
+
+Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
+                    const BenchOptions& options) {
+  const auto batch = static_cast<double>(options.batch);
+  // The first new token is drawn by the prefill; step i of new_tokens - 1 finds prompt + i tokens
+  // in the cache and appends one a sequence.
+  const double cached =
+      static_cast<double>(options.prompt_tokens) + static_cast<double>(options.new_tokens - 2) / 2;
+  const auto table = static_cast<double>(spec.vocab_size * spec.hidden_size);
+  const double element = SizeOf(dtype);
+  const auto kv_bytes = static_cast<double>(spec.KvBytesPerToken(dtype));
+  const auto layers = static_cast<double>(spec.num_layers);
+  const auto matrices = static_cast<double>(
+      spec.hidden_size * (2 * spec.QSize() + 2 * spec.KvSize() + 3 * spec.intermediate_size));
+  Cost cost;
+  cost.read_bytes = static_cast<double>(parameters) * element;  // a tied table is read as LM head
+  if (!spec.tied_embeddings) {
+    cost.read_bytes += (batch * static_cast<double>(spec.hidden_size) - table) * element;
+  }
+  cost.read_bytes += batch * cached * kv_bytes;
+  cost.write_bytes = batch * kv_bytes;
+  cost.flops = 2 * batch * (layers * matrices + table);  // projections and LM head
+  // q.k and p.v, each a multiply-add an element, over the context and the new token.
+  cost.flops += 4 * batch * layers * (cached + 1) * static_cast<double>(spec.QSize());
+  return cost;
 }
 
 BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
@@ -104,8 +150,10 @@ BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
   result.warm_up_s = SecondsSince(warm_up_begin);
   for (int32_t i = 0; i < options.repeats && !result.interrupted; ++i) {
     BenchSample sample;
-    if (BatchRun(decoder, options).Run(options.seed + 1 + static_cast<uint64_t>(i), sample)) {
+    BatchRun run(decoder, options);
+    if (run.Run(options.seed + 1 + static_cast<uint64_t>(i), sample)) {
       result.samples.push_back(sample);
+      result.texts = run.TakeTexts();
     } else {
       result.interrupted = true;
     }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "harness/decoder/decoder.h"
+#include "kernels/common/cost.h"
 
 namespace tokline {
 
@@ -26,12 +27,19 @@ struct BenchSample {
   double decode_host_s = 0;  // of decode_s, in which the host worked and did not wait
 };
 
+struct BenchText {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> tokens;  // new_tokens of them, drawn greedily
+};
+
 struct BenchResult {
   BenchOptions options;
   double warm_up_s = 0;  // graphs and one uncounted repeat; in no other figure
   std::vector<BenchSample> samples;
   bool interrupted = false;  // samples may be fewer than repeats, or none
   bool graphs = false;       // decode steps ran as graphs
+  // Of the last sample: the first and the last sequence of the batch, for verification.
+  std::vector<BenchText> texts;
 
   // Of the sample with the median time; 0 without samples.
   double prefill_tokens_per_s = 0;
@@ -43,6 +51,13 @@ struct BenchResult {
 // Context that the decoder must allow: sequences that finish their prefill early run on while the
 // others' lasts.
 int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget);
+
+// The least that a decode step of the bench must do, in the mean over its steps: every weight read
+// once (of an untied embedding the batch's rows only), the keys and values of the context read,
+// those of the new tokens written; products with all weights, and attention. `parameters` of the
+// model as ModelWeights counts them, storage in `dtype`.
+Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
+                    const BenchOptions& options);
 
 // Needs a decoder without sequences. Throws InvalidArgument if it is too small for the batch.
 BenchResult RunBench(Decoder& decoder, const BenchOptions& options);

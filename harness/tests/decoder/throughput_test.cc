@@ -45,6 +45,40 @@ TEST_F(ThroughputTest, FiguresFollowFromTheSamples) {
   EXPECT_FALSE(decoder.HasWork());
 }
 
+// Term by term over every step, from the checkpoint's own tensors.
+TEST_F(ThroughputTest, DecodeStepCostCountsEveryWeightOnceAndTheContextOfEachStep) {
+  for (const std::string& name : testing::GoldenNames()) {
+    const testing::LoadedModel model(testing::ReadGolden(name).checkpoint);
+    const ModelSpec& spec = model.spec;
+    const double element = 2;
+    double weights = 0, matrix_elements = 0;
+    for (const auto& [key, tensor] : model.checkpoint.Tensors()) {
+      double elements = 1;
+      for (const int64_t extent : tensor.shape) elements *= static_cast<double>(extent);
+      const bool embedding = key == "model.embed_tokens.weight";
+      if (embedding && !spec.tied_embeddings)
+        elements = 3.0 * static_cast<double>(spec.hidden_size);
+      weights += elements;
+      if (tensor.shape.size() == 2 && (!embedding || spec.tied_embeddings)) {
+        matrix_elements += elements;
+      }
+    }
+    double read = 0, written = 0, flops = 0;
+    const double steps = 4, kv_row = 2.0 * spec.num_layers * spec.num_kv_heads * spec.head_dim;
+    for (int step = 0; step < steps; ++step) {
+      const double cached = 20 + step;
+      read += (weights + 3 * cached * kv_row) * element;
+      written += 3 * kv_row * element;
+      flops += 3 * (2 * matrix_elements +
+                    (cached + 1) * spec.num_layers * spec.num_q_heads * spec.head_dim * 4.0);
+    }
+    const Cost cost = DecodeStepCost(spec, model.weights.parameters, DType::kBf16, options_);
+    EXPECT_DOUBLE_EQ(cost.read_bytes, read / steps) << name;
+    EXPECT_DOUBLE_EQ(cost.write_bytes, written / steps) << name;
+    EXPECT_DOUBLE_EQ(cost.flops, flops / steps) << name;
+  }
+}
+
 TEST_F(ThroughputTest, InterruptionEndsTheBenchAndIsMarked) {
   Decoder decoder(model_.spec, model_.weights, {.max_batch = 3, .max_context = 64});
   std::atomic<bool> interrupted = true;
