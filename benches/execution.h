@@ -36,9 +36,6 @@ class Execution {
 std::unique_ptr<Execution> MakeHostExecution();
 std::unique_ptr<Execution> MakeDeviceExecution();  // CUDA builds only; needs a usable device
 
-// Cold means that between two uses of a buffer at least this many times the L2 was touched.
-inline constexpr double kColdL2Multiple = 5;
-
 // The buffer sets that make a launch touching `touched_bytes` cold, within `room_bytes`; one and
 // "warm" where they do not.
 Placement PlaceInL2(double touched_bytes, int64_t set_bytes, int64_t l2_bytes, int64_t room_bytes);

@@ -9,6 +9,9 @@
 #include "harness/core/fingerprint.h"
 #include "harness/core/interrupt.h"
 #include "harness/core/peaks.h"
+#include "harness/core/timing.h"
+#include "harness/decoder/generate.h"
+#include "harness/decoder/text_regret.h"
 #include "harness/decoder/throughput.h"
 #include "harness/record/record.h"
 #include "harness/record/record_file.h"
@@ -70,6 +73,73 @@ std::string DeviceName(Device device, const Fingerprint& fingerprint) {
   return "cpu";
 }
 
+// "cold" where a step moves more than the L2 keeps of it until the next.
+std::string CacheLabel(const Cost& step, const Fingerprint& fingerprint) {
+  if (!fingerprint.gpu) return "cpu";
+  const auto l2_bytes = static_cast<double>(fingerprint.gpu->l2_bytes);
+  return step.Bytes() > kColdL2Multiple * l2_bytes ? "cold" : "warm";
+}
+
+struct Judgement {
+  int64_t tokens = 0;
+  double mean_regret = 0;
+};
+
+// What a decoder without any fused or custom op says of the last tokens of the texts.
+Judgement Judge(const LoadedModel& model, DecoderOptions options, std::span<const BenchText> texts,
+                const std::atomic<bool>* interrupted) {
+  constexpr size_t kJudgedTokens = 64;  // of a text
+  options.max_batch = 1;
+  options.kv_pages = 0;
+  for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
+  Decoder plain = MakeDecoder(model, options);
+  std::vector<std::vector<float>> logits;
+  std::vector<int32_t> tokens;
+  for (const BenchText& text : texts) {
+    const auto judged =
+        text.tokens.end() - static_cast<int64_t>(std::min(kJudgedTokens, text.tokens.size()));
+    std::vector<int32_t> known = text.prompt;
+    known.insert(known.end(), text.tokens.begin(), judged);
+    GenerateResult result = Generate(plain, known,
+                                     {.max_new_tokens = text.tokens.end() - judged,
+                                      .force_ids = {judged, text.tokens.end()},
+                                      .want_logits = true,
+                                      .interrupted = interrupted});
+    if (result.interrupted) return {};
+    tokens.insert(tokens.end(), judged, text.tokens.end());
+    std::ranges::move(result.logits, std::back_inserter(logits));
+  }
+  return {static_cast<int64_t>(tokens.size()), MeanRegret(logits, tokens)};
+}
+
+DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& header,
+                                 const LoadedModel& model, DType dtype) {
+  const BenchOptions& bench = result.options;
+  const Cost step = DecodeStepCost(model.spec, model.weights.parameters, dtype, bench);
+  DecoderMeasurement measurement{.run_id = header.run_id,
+                                 .implementation = {},
+                                 .model = model.Name(),
+                                 .dtype = std::string(Name(dtype)),
+                                 .device = {},
+                                 .cache = CacheLabel(step, header.fingerprint),
+                                 .batch = bench.batch,
+                                 .prompt_tokens = bench.prompt_tokens,
+                                 .new_tokens = bench.new_tokens,
+                                 .samples_prefill_s = {},
+                                 .samples_ms = {},
+                                 .host_share = result.host_share,
+                                 .cost = step,
+                                 .interrupted = result.interrupted,
+                                 .peaks = header.peaks,
+                                 .datasheet = header.datasheet};
+  for (const BenchSample& sample : result.samples) {
+    measurement.samples_prefill_s.push_back(sample.prefill_s);
+    measurement.samples_ms.push_back(1e3 * sample.decode_s /
+                                     static_cast<double>(bench.new_tokens - 1));
+  }
+  return measurement;
+}
+
 // The records of the run, if it has any: opened before the work starts.
 class RunRecord {
  public:
@@ -81,11 +151,12 @@ class RunRecord {
     end_.run_id = header.run_id;
     Append(ToJson(header));
   }
-  void Add(const DecoderMeasurement& measurement) {
-    Append(DecoderRow(measurement));
+  void Add(const Json& row) {
+    Append(row);
     ++end_.rows;
-    if (measurement.interrupted) ++end_.refused;
+    if (row["status"] != "ok") ++end_.refused;
   }
+  int64_t Refused() const { return end_.refused; }
   void Finish(bool interrupted, const Fingerprint& fingerprint) {
     end_.interrupted = interrupted;
     if (fingerprint.gpu) end_.gpu_after = ReadGpuState(fingerprint.gpu->pci_bus_id);
@@ -116,7 +187,8 @@ RunHeader MakeHeader(const CommandLine& line, Device device) {
   return header;
 }
 
-Json ResultJson(const BenchResult& result) {
+// What the row says of the result, and what only the result has.
+Json ResultJson(const BenchResult& result, const Json& row) {
   Json samples = Json::array();
   for (const BenchSample& sample : result.samples) {
     samples.push_back({{"prefill_s", sample.prefill_s},
@@ -130,20 +202,34 @@ Json ResultJson(const BenchResult& result) {
           {"host_share", result.host_share},
           {"graphs", result.graphs},
           {"warm_up_s", result.warm_up_s},
-          {"interrupted", result.interrupted},
+          {"status", row["status"]},
+          {"reason", row["reason"]},
+          {"verified", row["verified"]},
+          {"percent_of_measured_peak", row.value("percent_of_measured_peak", Json(nullptr))},
+          {"interrupted", row["interrupted"]},
           {"samples", std::move(samples)}};
 }
 
-std::string TableRow(const BenchResult& result) {
+constexpr char kTableHeader[] =
+    " batch  prefill tok/s   decode tok/s ms per token   of limit  host share  verified\n";
+
+// A refused result has a reason in place of figures.
+std::string TableRow(const Json& row) {
   char text[160];
-  if (result.samples.empty()) {
-    std::snprintf(text, sizeof(text), "%6d  interrupted\n", result.options.batch);
-  } else {
-    std::snprintf(text, sizeof(text), "%6d %14.1f %14.1f %12.4f %11.1f%% %s\n",
-                  result.options.batch, result.prefill_tokens_per_s, result.decode_tokens_per_s,
-                  result.ms_per_step, 100 * result.host_share,
-                  result.interrupted ? "interrupted" : "");
+  const int batch = row["batch"];
+  if (row["status"] != "ok") {
+    std::snprintf(text, sizeof(text), "%6d  refused: ", batch);
+    return StrCat(text, row["reason"].get<std::string>(), "\n");
   }
+  char share[32] = "-";
+  if (!row["limit"].is_null()) {
+    std::snprintf(share, sizeof(share), "%.0f%% %s", row["percent_of_measured_peak"].get<double>(),
+                  row["limit"].get<std::string>().c_str());
+  }
+  std::snprintf(text, sizeof(text), "%6d %14.1f %14.1f %12.4f %10s %10.1f%% %9s\n", batch,
+                row["prefill_tok_s"].get<double>(), row["decode_tok_s"].get<double>(),
+                row["ms_per_token"].get<double>(), share, 100 * row["host_share"].get<double>(),
+                "yes");
   return text;
 }
 
@@ -179,7 +265,11 @@ int BenchCommand(const CommandLine& line) {
     RequirePages(decoders.back());
   }
   const Device device = decoders.front().device;
-  MakeBackend(device);  // throws where there is none
+  const std::unique_ptr<Backend> backend = MakeBackend(device);  // throws where there is none
+  for (const DecoderOptions& options : decoders) {
+    if (device == Device::kCpu) break;  // backs what is touched, as it is touched
+    RequireRoom(PlanMemory(model.spec, options, backend->facts()), backend->FreeBytes());
+  }
   const DType dtype = decoders.front().dtype;
 
   CatchInterrupts();
@@ -191,29 +281,29 @@ int BenchCommand(const CommandLine& line) {
              flags.run.ablated.empty() ? "" : " without " + flags.run.ablated);
   Print(StrCat(model.Name(), ", ", Name(dtype), ", ", implementation, " on ", device_name, ", ",
                flags.bench.prompt_tokens, " prompt and ", flags.bench.new_tokens, " new tokens\n",
-               " batch  prefill tok/s   decode tok/s ms per token  host share\n"));
+               kTableHeader));
 
   Json rows = Json::array();
   bool interrupted = false;
   for (size_t i = 0; i < benches.size() && !interrupted; ++i) {
-    Decoder decoder = MakeDecoder(model, decoders[i]);
-    const BenchResult result = RunBench(decoder, benches[i]);
-    interrupted = result.interrupted;
-    Print(TableRow(result));
-    rows.push_back(ResultJson(result));
-    record.Add({.run_id = header.run_id,
-                .implementation = implementation,
-                .model = model.Name(),
-                .dtype = std::string(Name(dtype)),
-                .device = device_name,
-                .batch = benches[i].batch,
-                .prompt_tokens = benches[i].prompt_tokens,
-                .new_tokens = benches[i].new_tokens,
-                .prefill_tok_s = result.prefill_tokens_per_s,
-                .decode_tok_s = result.decode_tokens_per_s,
-                .ms_per_token = result.ms_per_step,
-                .host_share = result.host_share,
-                .interrupted = result.interrupted});
+    const BenchResult result = [&] {
+      Decoder decoder = MakeDecoder(model, decoders[i]);
+      return RunBench(decoder, benches[i]);
+    }();
+    DecoderMeasurement measurement = MeasurementOf(result, header, model, dtype);
+    measurement.implementation = implementation;
+    measurement.device = device_name;
+    if (!result.interrupted) {
+      const Judgement judgement = Judge(model, decoders[i], result.texts, InterruptFlag());
+      measurement.judged_tokens = judgement.tokens;
+      measurement.mean_regret = judgement.mean_regret;
+      measurement.interrupted = InterruptRequested();
+    }
+    interrupted = measurement.interrupted;
+    const Json row = DecoderRow(measurement);
+    Print(TableRow(row));
+    rows.push_back(ResultJson(result, row));
+    record.Add(row);
   }
   record.Finish(interrupted, header.fingerprint);
   if (json_file) {
@@ -230,7 +320,11 @@ int BenchCommand(const CommandLine& line) {
                      "\n");
     json_file->Commit();
   }
-  return interrupted ? kInterruptedExit : kSuccess;
+  if (interrupted) return kInterruptedExit;
+  if (record.Refused() > 0) {
+    throw RuntimeFailure(StrCat(record.Refused(), " of ", benches.size(), " rows were refused"));
+  }
+  return kSuccess;
 }
 
 }  // namespace tokline

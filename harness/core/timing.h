@@ -12,6 +12,9 @@ namespace tokline {
 // A published row has at least this many samples.
 inline constexpr int kMinSamples = 15;
 
+// Cold means that between two uses of a buffer at least this many times the L2 was touched.
+inline constexpr double kColdL2Multiple = 5;
+
 struct SampleStats {
   double median = 0;
   double mad = 0;  // median absolute deviation from the median, unscaled

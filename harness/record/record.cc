@@ -78,6 +78,47 @@ std::string ReasonToRefuse(const KernelMeasurement& m) {
   return "";
 }
 
+Json ToJson(const Cost& cost) {
+  return {
+      {"read_bytes", cost.read_bytes}, {"write_bytes", cost.write_bytes}, {"flops", cost.flops}};
+}
+
+// A median time, and what it was held against.
+struct TimedWork {
+  Cost cost;
+  double median_us = 0;
+  bool cold = false;
+  const std::optional<Peaks>& peaks;
+  const std::optional<Datasheet>& datasheet;
+};
+
+// Adds the shares of the peaks to `figures`. Returns why they cannot be true, or "".
+std::string AddShares(const TimedWork& work, Json& figures) {
+  for (const char* key :
+       {"limit", "floor_us", "percent_of_measured_peak", "percent_of_datasheet_peak"}) {
+    figures[key] = nullptr;
+  }
+  if (work.peaks) {
+    const Floor floor =
+        FloorOf(work.cost, work.peaks->read_gbps, work.peaks->copy_gbps, work.peaks->matmul_tflops);
+    const double percent = 100 * floor.us / work.median_us;
+    if (work.cold && percent > kMaxPercentOfPeak) {
+      return StrCat("above the roofline: ", work.median_us, " us is ", percent,
+                    " % of the measured ", floor.limit, " peak, and at most ", kMaxPercentOfPeak,
+                    " % can be true");
+    }
+    figures["limit"] = floor.limit;
+    figures["floor_us"] = floor.us;
+    figures["percent_of_measured_peak"] = percent;
+  }
+  if (work.datasheet) {
+    const Floor floor = FloorOf(work.cost, work.datasheet->memory_gbps, work.datasheet->memory_gbps,
+                                work.datasheet->bf16_tflops);
+    figures["percent_of_datasheet_peak"] = 100 * floor.us / work.median_us;
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string NewRunId() {
@@ -113,10 +154,7 @@ Json KernelRow(const KernelMeasurement& m) {
             {{"before", m.verified.before},
              {"after", m.verified.after},
              {"max_error_over_bound", m.verified.max_error_over_bound}}},
-           {"cost",
-            {{"read_bytes", m.cost.read_bytes},
-             {"write_bytes", m.cost.write_bytes},
-             {"flops", m.cost.flops}}},
+           {"cost", ToJson(m.cost)},
            {"launches_per_sample", m.launches_per_sample},
            {"buffer_sets", m.buffer_sets}};
   const auto refuse = [&row](const std::string& reason) {
@@ -132,52 +170,68 @@ Json KernelRow(const KernelMeasurement& m) {
                {"median_us", stats.median},
                {"mad_us", stats.mad},
                {"gbps", m.cost.Bytes() / stats.median / 1e3},
-               {"tflops", m.cost.flops / stats.median / 1e6},
-               {"limit", nullptr},
-               {"floor_us", nullptr},
-               {"percent_of_measured_peak", nullptr},
-               {"percent_of_datasheet_peak", nullptr}};
-  if (m.peaks) {
-    const Floor floor =
-        FloorOf(m.cost, m.peaks->read_gbps, m.peaks->copy_gbps, m.peaks->matmul_tflops);
-    const double percent = 100 * floor.us / stats.median;
-    if (m.cache == "cold" && percent > kMaxPercentOfPeak) {
-      return refuse(StrCat("above the roofline: ", stats.median, " us is ", percent,
-                           " % of the measured ", floor.limit, " peak, and at most ",
-                           kMaxPercentOfPeak, " % can be true"));
-    }
-    figures["limit"] = floor.limit;
-    figures["floor_us"] = floor.us;
-    figures["percent_of_measured_peak"] = percent;
-  }
-  if (m.datasheet) {
-    const Floor floor = FloorOf(m.cost, m.datasheet->memory_gbps, m.datasheet->memory_gbps,
-                                m.datasheet->bf16_tflops);
-    figures["percent_of_datasheet_peak"] = 100 * floor.us / stats.median;
-  }
+               {"tflops", m.cost.flops / stats.median / 1e6}};
+  const std::string untrue = AddShares({.cost = m.cost,
+                                        .median_us = stats.median,
+                                        .cold = m.cache == "cold",
+                                        .peaks = m.peaks,
+                                        .datasheet = m.datasheet},
+                                       figures);
+  if (!untrue.empty()) return refuse(untrue);
   row.update(figures);
   return row;
 }
 
 Json DecoderRow(const DecoderMeasurement& m) {
-  return {{"schema", kRecordSchema},
-          {"kind", "row"},
-          {"run_id", m.run_id},
-          {"kernel", "decoder"},
-          {"implementation", m.implementation},
-          {"model", m.model},
-          {"dtype", m.dtype},
-          {"device", m.device},
-          {"status", m.interrupted ? "refused" : "ok"},
-          {"reason", m.interrupted ? Json("interrupted") : Json(nullptr)},
-          {"interrupted", m.interrupted},
-          {"batch", m.batch},
-          {"prompt_tokens", m.prompt_tokens},
-          {"new_tokens", m.new_tokens},
-          {"prefill_tok_s", m.prefill_tok_s},
-          {"decode_tok_s", m.decode_tok_s},
-          {"ms_per_token", m.ms_per_token},
-          {"host_share", m.host_share}};
+  const bool verified = m.judged_tokens > 0 && m.mean_regret <= kMaxMeanRegret;  // false for NaN
+  Json row{{"schema", kRecordSchema},
+           {"kind", "row"},
+           {"run_id", m.run_id},
+           {"kernel", "decoder"},
+           {"implementation", m.implementation},
+           {"model", m.model},
+           {"dtype", m.dtype},
+           {"device", m.device},
+           {"cache", m.cache},
+           {"status", "ok"},
+           {"reason", nullptr},
+           {"interrupted", m.interrupted},
+           {"batch", m.batch},
+           {"prompt_tokens", m.prompt_tokens},
+           {"new_tokens", m.new_tokens},
+           {"verified", {{"tokens", m.judged_tokens}, {"mean_regret", m.mean_regret}}},
+           {"cost", ToJson(m.cost)}};
+  const auto refuse = [&row](const std::string& reason) {
+    row["status"] = "refused";
+    row["reason"] = reason;
+    return row;
+  };
+  if (m.interrupted) return refuse("interrupted");
+  if (!verified) {
+    return refuse(StrCat("unverified: the mean regret of ", m.judged_tokens, " tokens is ",
+                         m.mean_regret, "; at most ", kMaxMeanRegret, " is allowed"));
+  }
+  if (m.samples_ms.empty()) return refuse("no samples");
+
+  const SampleStats step = Summarize(m.samples_ms);
+  const double prefill_s = Summarize(m.samples_prefill_s).median;
+  const auto batch = static_cast<double>(m.batch);
+  Json figures{{"samples_prefill_s", m.samples_prefill_s},
+               {"samples_ms", m.samples_ms},
+               {"prefill_tok_s", batch * static_cast<double>(m.prompt_tokens) / prefill_s},
+               {"decode_tok_s", 1e3 * batch / step.median},
+               {"ms_per_token", step.median},
+               {"mad_ms", step.mad},
+               {"host_share", m.host_share}};
+  const std::string untrue = AddShares({.cost = m.cost,
+                                        .median_us = 1e3 * step.median,
+                                        .cold = m.cache == "cold",
+                                        .peaks = m.peaks,
+                                        .datasheet = m.datasheet},
+                                       figures);
+  if (!untrue.empty()) return refuse(untrue);
+  row.update(figures);
+  return row;
 }
 
 Json ToJson(const RunHeader& header) {

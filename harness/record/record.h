@@ -23,6 +23,10 @@ inline constexpr int kRecordSchema = 1;
 // was not.
 inline constexpr double kMaxPercentOfPeak = 102;
 
+// A decoder row is verified when the mean regret of its texts (harness/decoder/text_regret.h) is at
+// most this. Two right bf16 decoders stay far below it, tokens drawn blindly have about 1.
+inline constexpr double kMaxMeanRegret = 0.1;
+
 // Of a run; tells its rows from those of other runs in one file.
 std::string NewRunId();
 
@@ -71,16 +75,23 @@ struct DecoderMeasurement {
   std::string model;
   std::string dtype;
   std::string device;
+  std::string cache;  // of a decode step: "cold" where it must move more than the L2 keeps
   int64_t batch = 0;
-  int64_t prompt_tokens = 0;  // a sequence
-  int64_t new_tokens = 0;     // a sequence
-  double prefill_tok_s = 0;
-  double decode_tok_s = 0;  // over the batch
-  double ms_per_token = 0;  // a decode step
-  double host_share = 0;    // of a decode step, in [0, 1]
+  int64_t prompt_tokens = 0;              // a sequence
+  int64_t new_tokens = 0;                 // a sequence
+  std::vector<double> samples_prefill_s;  // of all prompts, one a repeat
+  std::vector<double> samples_ms;  // of one decode step, the mean of a repeat's, one a repeat
+  double host_share = 0;           // of a decode step, in [0, 1]
+  Cost cost;                       // of the mean decode step
+  int64_t judged_tokens = 0;       // that a decoder of plain ops was asked about; 0: unverified
+  double mean_regret = 0;          // what it said
   bool interrupted = false;
+  std::optional<Peaks> peaks;
+  std::optional<Datasheet> datasheet;
 };
 
+// The row of a measurement, as KernelRow: refused when unverified, interrupted, without samples, or
+// cold and above the roofline.
 Json DecoderRow(const DecoderMeasurement& measurement);
 
 struct RunEnd {

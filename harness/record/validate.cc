@@ -56,6 +56,16 @@ class Fields {
          StrCat("a whole number of at least ", least));
     return value;
   }
+  std::vector<double> Numbers(const char* key) const {
+    Fail(At(key).is_array(), key, "a list of numbers");
+    std::vector<double> numbers;
+    for (const Json& number : At(key)) {
+      Require(number.is_number(), where_, ".", key, " holds ", number.dump().substr(0, 60),
+              "; each must be a number");
+      numbers.push_back(number);
+    }
+    return numbers;
+  }
   // `value` within one part in a million.
   void Follows(const char* key, double value) const {
     const double stated = Number(key, 0);
@@ -71,14 +81,18 @@ class Fields {
   std::string where_;
 };
 
+void ValidateShares(const Fields& row, double median_us) {
+  if (row.IsNull("limit")) return;
+  row.OneOf("limit", {"read", "copy", "matmul"});
+  const double percent = row.Number("percent_of_measured_peak", 0);
+  row.Follows("percent_of_measured_peak", 100 * row.Number("floor_us", 0) / median_us);
+  Require(row.Text("cache") != "cold" || percent <= kMaxPercentOfPeak,
+          "row.percent_of_measured_peak is ", percent, " in a cold row; at most ",
+          kMaxPercentOfPeak, " can be true");
+}
+
 void ValidateFigures(const Fields& row) {
-  row.Fail(row.At("samples_us").is_array(), "samples_us", "a list of numbers");
-  std::vector<double> samples;
-  for (const Json& sample : row.At("samples_us")) {
-    Require(sample.is_number(), "row.samples_us holds ", sample.dump().substr(0, 60),
-            "; each must be a number");
-    samples.push_back(sample);
-  }
+  const std::vector<double> samples = row.Numbers("samples_us");
   Require(static_cast<int>(samples.size()) >= kMinSamples, "row.samples_us has ", samples.size(),
           " samples; at least ", kMinSamples, " are needed");
   const SampleStats stats = Summarize(samples);
@@ -92,45 +106,53 @@ void ValidateFigures(const Fields& row) {
   Require(verified.Flag("before") && verified.Flag("after") &&
               verified.Number("max_error_over_bound", 0) <= 1,
           "row.verified is ", row.At("verified").dump(), "; a row with figures must be verified");
-  if (row.IsNull("limit")) return;
-  row.OneOf("limit", {"read", "copy", "matmul"});
-  const double percent = row.Number("percent_of_measured_peak", 0);
-  row.Follows("percent_of_measured_peak", 100 * row.Number("floor_us", 0) / stats.median);
-  Require(row.Text("cache") != "cold" || percent <= kMaxPercentOfPeak,
-          "row.percent_of_measured_peak is ", percent, " in a cold row; at most ",
-          kMaxPercentOfPeak, " can be true");
+  ValidateShares(row, stats.median);
+}
+
+void ValidateDecoderFigures(const Fields& row) {
+  const SampleStats step = Summarize(row.Numbers("samples_ms"));
+  const double prefill_s = Summarize(row.Numbers("samples_prefill_s")).median;
+  const auto batch = static_cast<double>(row.Integer("batch", 1));
+  const auto prompt_tokens = static_cast<double>(row.Integer("prompt_tokens", 1));
+  row.Follows("ms_per_token", step.median);
+  row.Follows("mad_ms", step.mad);
+  row.Follows("decode_tok_s", 1e3 * batch / step.median);
+  row.Follows("prefill_tok_s", batch * prompt_tokens / prefill_s);
+  row.Number("host_share", 0);
+  const Fields verified = row.Object("verified");
+  Require(verified.Integer("tokens", 0) > 0 && verified.Number("mean_regret", 0) <= kMaxMeanRegret,
+          "row.verified is ", row.At("verified").dump(), "; a row with figures must be verified");
+  ValidateShares(row, 1e3 * step.median);
 }
 
 void ValidateRow(const Fields& row) {
-  const std::string kernel = row.Text("kernel");
+  const bool decoder = row.Text("kernel") == "decoder";
   row.Text("implementation");
   row.Text("dtype");
   row.Text("device");
   row.Flag("interrupted");
   const bool refused = row.OneOf("status", {"ok", "refused"}) == "refused";
   if (refused) row.Text("reason");
-  if (kernel == "decoder") {
+  if (decoder) {
     row.Text("model");
     row.Integer("batch", 1);
     row.Integer("prompt_tokens", 1);
     row.Integer("new_tokens", 1);
-    for (const char* key : {"prefill_tok_s", "decode_tok_s", "ms_per_token", "host_share"}) {
-      row.Number(key, 0);
-    }
-    return;
+  } else {
+    row.Object("shape").Text("name");
+    row.OneOf("chain", {"plain", "dependent", "none"});
+    row.Integer("launches_per_sample", 1);
+    row.Integer("buffer_sets", 1);
   }
-  row.Object("shape").Text("name");
   row.OneOf("cache", {"cold", "warm", "cpu"});
-  row.OneOf("chain", {"plain", "dependent", "none"});
-  row.Integer("launches_per_sample", 1);
-  row.Integer("buffer_sets", 1);
   row.Object("cost");
   if (!refused) {
-    ValidateFigures(row);
+    decoder ? ValidateDecoderFigures(row) : ValidateFigures(row);
     return;
   }
-  Require(!row.Has("median_us") && !row.Has("samples_us"),
-          "row is refused, but has figures; a refused row must have none");
+  for (const char* key : {"median_us", "samples_us", "ms_per_token", "samples_ms"}) {
+    Require(!row.Has(key), "row is refused, but has ", key, "; a refused row must have no figures");
+  }
 }
 
 }  // namespace

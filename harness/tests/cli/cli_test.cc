@@ -227,8 +227,19 @@ TEST(CliTest, BenchMeasuresEveryBatchAndRecordsIt) {
     EXPECT_EQ(row["graphs"], false);
     EXPECT_EQ(records[1 + i]["kernel"], "decoder");
     EXPECT_EQ(records[1 + i]["batch"], row["batch"]);
-    EXPECT_EQ(records[1 + i]["decode_tok_s"], row["decode_tok_s"]);
-    EXPECT_EQ(records[1 + i]["status"], "ok");
+    const Json& record = records[1 + i];
+    EXPECT_EQ(record["status"], "ok") << record;
+    EXPECT_DOUBLE_EQ(record["decode_tok_s"], row["decode_tok_s"]);
+    EXPECT_DOUBLE_EQ(record["ms_per_token"], row["ms_per_token"]);
+    ASSERT_EQ(record["samples_ms"].size(), 2u);
+    EXPECT_DOUBLE_EQ(record["samples_ms"][0],
+                     1e3 * row["samples"][0]["decode_s"].get<double>() / 3);
+    EXPECT_EQ(record["cache"], "cpu");
+    EXPECT_TRUE(record["limit"].is_null());
+    EXPECT_GT(record["cost"]["read_bytes"].get<double>(), 0);
+    // The four tokens of the first and the last sequence, judged by a decoder of plain ops.
+    EXPECT_EQ(record["verified"]["tokens"], i == 0 ? 4 : 8);
+    EXPECT_LE(record["verified"]["mean_regret"].get<double>(), 1e-3);
   }
 }
 

@@ -184,25 +184,87 @@ TEST(ValidateRecordTest, ARowAboveTheRooflineIsRefusedOnReadingToo) {
   EXPECT_THROW(ValidateRecord(row), InvalidArgument);
 }
 
-TEST(DecoderRowTest, IsValidAndMarksInterruption) {
-  DecoderMeasurement m{.run_id = "run",
-                       .implementation = "cuda",
-                       .model = "qwen3",
-                       .dtype = "bf16",
-                       .device = "GPU",
-                       .batch = 8,
-                       .prompt_tokens = 128,
-                       .new_tokens = 64,
-                       .prefill_tok_s = 1e5,
-                       .decode_tok_s = 8e3,
-                       .ms_per_token = 1,
-                       .host_share = 0.05};
-  EXPECT_NO_THROW(ValidateRecord(DecoderRow(m)));
-  EXPECT_EQ(DecoderRow(m)["status"], "ok");
-  m.interrupted = true;
-  EXPECT_EQ(DecoderRow(m)["status"], "refused");
-  m.decode_tok_s = std::nan("");
-  EXPECT_THROW(ValidateRecord(DecoderRow(m)), InvalidArgument);
+DecoderMeasurement DecoderOf8() {
+  return {.run_id = "run",
+          .implementation = "cuda",
+          .model = "qwen3",
+          .dtype = "bf16",
+          .device = "GPU",
+          .cache = "cold",
+          .batch = 8,
+          .prompt_tokens = 128,
+          .new_tokens = 64,
+          .samples_prefill_s = {0.02, 0.01, 0.04},
+          .samples_ms = {1.0, 1.5, 1.25},
+          .host_share = 0.05,
+          .cost = {.read_bytes = 1e9, .write_bytes = 1e6, .flops = 1e10},
+          .judged_tokens = 64,
+          .mean_regret = 0.01,
+          .peaks = Peaks{.read_gbps = 2000, .copy_gbps = 1800},
+          .datasheet = Datasheet{.memory_gbps = 4000, .bf16_tflops = 1000}};
+}
+
+TEST(DecoderRowTest, FiguresFollowFromSamplesAndCost) {
+  const Json row = DecoderRow(DecoderOf8());
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["status"], "ok");
+  EXPECT_EQ(row["samples_ms"], Json({1.0, 1.5, 1.25}));
+  EXPECT_DOUBLE_EQ(row["ms_per_token"], 1.25);
+  EXPECT_DOUBLE_EQ(row["mad_ms"], 0.25);
+  EXPECT_DOUBLE_EQ(row["decode_tok_s"], 8 / 1.25e-3);
+  EXPECT_DOUBLE_EQ(row["prefill_tok_s"], 8 * 128 / 0.02);
+  EXPECT_EQ(row["limit"], "read");
+  EXPECT_DOUBLE_EQ(row["floor_us"], 1.001e9 / 2000e3);
+  EXPECT_DOUBLE_EQ(row["percent_of_measured_peak"], 100 * 500.5 / 1250);
+  EXPECT_DOUBLE_EQ(row["percent_of_datasheet_peak"], 100 * 250.25 / 1250);
+  EXPECT_EQ(row["verified"]["tokens"], 64);
+}
+
+TEST(DecoderRowTest, WithoutADeviceThereIsNoLimit) {
+  DecoderMeasurement m = DecoderOf8();
+  m.cache = "cpu";
+  m.peaks.reset();
+  m.datasheet.reset();
+  const Json row = DecoderRow(m);
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_TRUE(row["limit"].is_null());
+  EXPECT_TRUE(row["percent_of_measured_peak"].is_null());
+}
+
+TEST(DecoderRowTest, WhatDoesNotStandIsRefusedWithoutFigures) {
+  const auto expect_refused = [](auto&& spoil, const char* why) {
+    DecoderMeasurement m = DecoderOf8();
+    spoil(m);
+    const Json row = DecoderRow(m);
+    EXPECT_EQ(row["status"], "refused");
+    EXPECT_NE(row["reason"].get<std::string>().find(why), std::string::npos) << row["reason"];
+    EXPECT_FALSE(row.contains("ms_per_token"));
+    EXPECT_NO_THROW(ValidateRecord(row));
+  };
+  using Row = DecoderMeasurement&;
+  expect_refused([](Row m) { m.interrupted = true; }, "interrupted");
+  expect_refused([](Row m) { m.judged_tokens = 0; }, "unverified");
+  expect_refused([](Row m) { m.mean_regret = 0.2; }, "regret of 64 tokens is 0.2; at most 0.1");
+  expect_refused([](Row m) { m.mean_regret = std::nan(""); }, "unverified");
+  expect_refused([](Row m) { m.samples_ms.clear(); }, "no samples");
+  expect_refused([](Row m) { m.samples_ms = {0.4, 0.4, 0.4}; }, "above the roofline");
+}
+
+TEST(DecoderRowTest, RowsThatDoNotFollowFromTheirSamplesAreRefusedOnReading) {
+  const auto expect_invalid = [](auto&& spoil) {
+    Json row = DecoderRow(DecoderOf8());
+    spoil(row);
+    EXPECT_THROW(ValidateRecord(row), InvalidArgument) << row;
+  };
+  expect_invalid([](Json& row) { row["ms_per_token"] = 1.0; });
+  expect_invalid([](Json& row) { row["decode_tok_s"] = 1e4; });
+  expect_invalid([](Json& row) { row["prefill_tok_s"] = 1e9; });
+  expect_invalid([](Json& row) { row["percent_of_measured_peak"] = 99; });
+  expect_invalid([](Json& row) { row["samples_ms"] = Json::array(); });
+  expect_invalid([](Json& row) { row["verified"]["mean_regret"] = 0.5; });
+  expect_invalid([](Json& row) { row.erase("verified"); });
+  expect_invalid([](Json& row) { row["cache"] = "lukewarm"; });
+  expect_invalid([](Json& row) { row["status"] = "refused", row["reason"] = "because"; });
 }
 
 }  // namespace
