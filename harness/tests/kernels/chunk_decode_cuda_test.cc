@@ -194,6 +194,19 @@ TEST_F(ChunkDecodeCudaTest, UniformScoresGiveTheMeanBitwise) {
   EXPECT_TRUE(RunCuda(decode).out == RunReference(decode).out);
 }
 
+// All scores are -46,341: what stands for a masked column must lie below any score there is.
+TEST_F(ChunkDecodeCudaTest, HugeNegativeScoresLeaveOnlyLiveTokens) {
+  DecodeCase decode = MakeDecodeCase(WithLengths({}, {5, 70, 1}));
+  for (int64_t i = 0; i < decode.q.size(); ++i) decode.q.Set(i, -64);
+  ForEachToken(decode, [&](int32_t, int32_t, int64_t page, int32_t row) {
+    for (int32_t h = 0; h < 2; ++h) {
+      for (int32_t d = 0; d < 128; ++d)
+        decode.kv.Set(decode.layout.KeyOffset(page, h, row) + d, 64);
+    }
+  });
+  EXPECT_TRUE(MatchesReference(RunCuda(decode), RunReference(decode), decode));
+}
+
 TEST_F(ChunkDecodeCudaTest, PagePermutationChangesNothing) {
   DecodeCaseOptions options = WithLengths({}, {500, 90, 3});
   DecodeCase a = MakeDecodeCase(options);

@@ -1,0 +1,444 @@
+"""Seeds the bugs of harness/tests/mutations/mutations.json and records which tests catch each.
+
+build  compiles every mutant, where nvcc is, and runs the CPU tests of the mutants that have any
+run    runs the CUDA tests of all mutants, where a GPU is; needs neither a build nor a compiler
+report writes docs/mutations.md from the record of a run
+
+A mutant is the unmutated test program with one object file in front of its libraries, compiled from
+the one source that holds the mutated text. Nothing in the tree changes.
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MUTATIONS = ROOT / "harness/tests/mutations/mutations.json"
+RECORD = ROOT / "results/h200/mutations.json"
+REPORT = ROOT / "docs/mutations.md"
+SCHEMA = 1
+FIELDS = {"name", "bug", "file", "old", "new", "tests"}
+NO_DEVICE = 77  # exit code of a test program all of whose tests were skipped
+# After one of these every later call of the process fails too.
+LASTING_ERROR = re.compile(r"illegal memory access|misaligned address|unspecified launch failure|"
+                           r"illegal instruction|invalid program counter|hardware stack error")
+
+
+class BadInput(Exception):
+    """Something that cannot be used; the message says what and why."""
+
+
+# ---- the data ----
+
+def read_json(path):
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON: {error}") from None
+
+
+def read_mutations():
+    """All mutations, each checked against the tree."""
+    mutations = read_json(MUTATIONS)
+    names = set()
+    for mutation in mutations:
+        name = mutation.get("name", "without a name")
+        if set(mutation) != FIELDS or not mutation["tests"]:
+            raise BadInput(f"mutation {name} has the fields {sorted(mutation)}; "
+                           f"it must have {sorted(FIELDS)}, and tests")
+        if name in names:
+            raise BadInput(f"mutation {name} appears twice")
+        names.add(name)
+        try:
+            text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"mutation {name}: cannot read {mutation['file']}: {error.strerror}") from None
+        count = text.count(mutation["old"])
+        if count != 1:
+            raise BadInput(f"mutation {name}: its old text is found {count} times in "
+                           f"{mutation['file']}; it must be found once")
+    return mutations
+
+
+def digest(mutation):
+    """Of what is changed: a record counts for exactly that."""
+    parts = [mutation[key] for key in ("file", "old", "new")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def source_of(mutation):
+    """The one source that is compiled anew: a kernel's headers are seen by its .cu alone."""
+    path = Path(mutation["file"])
+    if path.suffix in (".cc", ".cu"):
+        return str(path)
+    return str(path.parent / (path.parent.name + ".cu"))
+
+
+def needs_gpu(test):
+    return test.endswith("_cuda_test")
+
+
+# ---- build ----
+
+def command_output(arguments, **options):
+    done = subprocess.run(arguments, capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        raise BadInput(f"{shlex.join(map(str, arguments))} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def build_unmutated(build_dir, tests, jobs):
+    arguments = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+                 "-DTOKLINE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a", "-DTOKLINE_BUILD_BENCHES=OFF"]
+    if shutil.which("ccache"):
+        arguments += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("CXX", "CUDA")]
+    command_output(arguments)
+    subprocess.run(["ninja", "-C", build_dir, f"-j{jobs}", *tests], check=True)
+
+
+class Compiler:
+    """Makes mutants with the commands of an unmutated build."""
+
+    def __init__(self, build_dir, work_dir):
+        self.build_dir, self.work_dir = build_dir, work_dir
+        database = json.loads(command_output(["ninja", "-C", build_dir, "-t", "compdb"]))
+        self.compile_commands = {entry["file"]: entry for entry in database
+                                 if entry["output"].endswith(".o")}
+
+    def compile(self, mutation):
+        """The object file of the mutated source."""
+        overlay = self.work_dir / "overlay" / mutation["name"]
+        mutated = overlay / mutation["file"]
+        mutated.parent.mkdir(parents=True, exist_ok=True)
+        text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
+        mutated.write_text(text.replace(mutation["old"], mutation["new"]), encoding="utf-8")
+        source = source_of(mutation)
+        entry = self.compile_commands[str(ROOT / source)]
+        command = shlex.split(entry["command"])
+        for flag in ("-MT", "-MF"):  # the depfile is that of the unmutated object
+            at = command.index(flag)
+            del command[at:at + 2]
+        command.remove("-MD")
+        target = overlay / (Path(source).name + ".o")
+        command[command.index("-o") + 1] = str(target)
+        # Includes are written from the root, so the first root that has a header decides.
+        command.insert(command.index(f"-I{ROOT}"), f"-I{overlay}")
+        if source == mutation["file"]:
+            command[command.index(str(ROOT / source))] = str(mutated)
+        command_output(["nice", *command], cwd=self.build_dir)
+        return target
+
+    def link(self, test, target, objects=()):
+        """The stripped test program; objects in front of the libraries replace what these hold."""
+        lines = command_output(["ninja", "-C", self.build_dir, "-t", "commands", test]).splitlines()
+        command = [word for word in shlex.split(lines[-1]) if word not in ("&&", ":")]
+        at = command.index("-o")
+        command[at + 1] = str(target)
+        command[at:at] = ["-s", *map(str, objects)]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        command_output(command, cwd=self.build_dir)
+
+
+def build(arguments):
+    mutations = read_mutations()
+    out_dir = Path(arguments.out_dir).resolve()
+    build_dir = Path(arguments.build_dir).resolve() if arguments.build_dir else out_dir / "build"
+    programs = out_dir / "programs"
+    shutil.rmtree(programs, ignore_errors=True)
+    programs.mkdir(parents=True)
+    tests = sorted({test for mutation in mutations for test in mutation["tests"]})
+    build_unmutated(build_dir, tests, arguments.jobs)
+    compiler = Compiler(build_dir, out_dir)
+    for test in tests:
+        compiler.link(test, programs / "unmutated" / test)
+    cpu = {"unmutated": run_unmutated(programs, [t for t in tests if not needs_gpu(t)], 1)}
+
+    def make(mutation):
+        compiled = compiler.compile(mutation)
+        for test in mutation["tests"]:
+            compiler.link(test, programs / mutation["name"] / test, [compiled])
+        return mutation["name"]
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for name in pool.map(make, mutations):
+            print(f"built {name}", flush=True)
+    cpu["mutants"] = run_mutants(programs, mutations, cpu["unmutated"], lambda t: not needs_gpu(t), 1)
+    for program in programs.glob("*/*_test"):  # what has run need not travel
+        if not needs_gpu(program.name):
+            program.unlink()
+    manifest = {"schema": SCHEMA, "revision": revision(), "mutations": mutations, "cpu": cpu}
+    (programs / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    archive = out_dir / "mutants.tar.xz"
+    # Sorted by program, so that what the copies of one share lies within the window.
+    files = sorted((p for p in programs.rglob("*") if p.is_file()), key=lambda p: (p.name, str(p)))
+    with tarfile.open(archive, "w:xz", preset=6) as tar:
+        for path in files:
+            tar.add(path, path.relative_to(programs))
+    print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+    return 1 if print_survivors(mutations, cpu["mutants"]) else 0
+
+
+def revision():
+    done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"],
+                          capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+# ---- run ----
+
+def run_tests(program, timeout, names=None):
+    """Runs a test program, or some of its tests: exit code, failed and skipped tests, output."""
+    environment = dict(os.environ)
+    cuda = [f"{environment.get('CUDA_HOME', '/usr/local/cuda')}/lib64"]
+    environment["LD_LIBRARY_PATH"] = ":".join(cuda + [environment.get("LD_LIBRARY_PATH", "")]).strip(":")
+    command = [str(program), "--gtest_color=no"]
+    if names:
+        command.append("--gtest_filter=" + ":".join(names))
+    start = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
+        code, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or b""  # bytes in some versions of Python, text in others
+        code, output = "timeout", output if isinstance(output, str) else output.decode(errors="replace")
+    failed = re.findall(r"^\[  FAILED  \] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
+    skipped = re.findall(r"^\[  SKIPPED \] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
+    started = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
+    ended = re.findall(r"^\[ +(?:OK|FAILED|SKIPPED) +\] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
+    unended = [name for name in started if name not in set(ended)]
+    return {"code": code, "failed": failed, "skipped": skipped, "started": len(started),
+            "unended": unended, "output": output, "seconds": round(time.monotonic() - start, 1)}
+
+
+def run_unmutated(programs, tests, jobs):
+    """What the tests do without a bug: all must pass."""
+    facts = {}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = pool.map(lambda test: run_tests(programs / "unmutated" / test, 300), tests)
+        for test, result in zip(tests, results):
+            if result["code"] == NO_DEVICE:
+                raise BadInput(f"{test} skipped all of its tests: no CUDA device")
+            if result["code"] != 0:
+                raise BadInput(f"{test} does not pass without a bug (exit {result['code']}):\n"
+                               + result["output"][-4000:])
+            facts[test] = {"tests": result["started"], "skipped": result["skipped"],
+                           "seconds": result["seconds"]}
+            print(f"unmutated {test}: {result['started']} tests in {result['seconds']} s", flush=True)
+    return facts
+
+
+def bare_name(test):
+    """Suite.Test of a test, whatever its parameter."""
+    suite, name = test.split(".", 1)
+    return suite.split("/")[-1] + "." + name.split("/")[0]
+
+
+def run_mutant(program, timeout):
+    result = run_tests(program, timeout)
+    caught = {name: "fails" for name in result["failed"]}
+    if len(caught) > 1 and LASTING_ERROR.search(result["output"]):
+        # Tests that ran after the error failed by it; alone only those fail that see the bug.
+        alone = {name: run_tests(program, timeout, [name]) for name in caught}
+        caught = {name: "fails" for name, one in alone.items() if one["code"] != 0}
+    if result["code"] == "timeout":
+        caught.update({name: "hangs" for name in result["unended"]})
+    elif result["code"] not in (0, 1):
+        caught.update({name: "crashes" for name in result["unended"]})
+        if not caught:
+            raise BadInput(f"{program} ended with {result['code']}:\n{result['output'][-4000:]}")
+    tests = {}
+    for name, how in caught.items():
+        tests.setdefault(bare_name(name), how)
+    return {"caught_by": tests, "seconds": result["seconds"]}
+
+
+def run_mutants(programs, mutations, unmutated, wanted, jobs):
+    """{mutation: {test program: which of its tests caught it}} of the wanted test programs."""
+    work = [(m["name"], test) for m in mutations for test in m["tests"] if wanted(test)]
+
+    def one(item):
+        name, test = item
+        return run_mutant(programs / name / test, max(60, 4 * unmutated[test]["seconds"]))
+
+    results = {}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for (name, test), result in zip(work, pool.map(one, work)):
+            results.setdefault(name, {})[test] = result
+            tests = ", ".join(f"{t} {how}" for t, how in result["caught_by"].items())
+            print(f"{name}: {tests or 'SURVIVED ' + test} ({result['seconds']} s)", flush=True)
+    return results
+
+
+def print_survivors(mutations, results):
+    """Every program that a mutation names must catch it; prints those that did not."""
+    survivors = [(m["name"], test) for m in mutations for test, result in
+                 results.get(m["name"], {}).items() if not result["caught_by"]]
+    for name, test in survivors:
+        print(f"SURVIVED: {name} in {test}", file=sys.stderr)
+    return survivors
+
+
+def gpu_name():
+    try:
+        return command_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).split("\n")[0]
+    except (BadInput, OSError):
+        return None
+
+
+def run(arguments):
+    with tempfile.TemporaryDirectory() as scratch:
+        programs = Path(arguments.mutants)
+        if programs.is_file():
+            with tarfile.open(programs) as tar:
+                tar.extractall(scratch)
+            programs = Path(scratch)
+        elif (programs / "programs").is_dir():
+            programs = programs / "programs"
+        programs = programs.resolve()
+        manifest = read_json(programs / "manifest.json")
+        mutations, cpu = manifest["mutations"], manifest["cpu"]
+        tests = sorted({t for m in mutations for t in m["tests"] if needs_gpu(t)})
+        unmutated = run_unmutated(programs, tests, arguments.jobs)
+        results = run_mutants(programs, mutations, unmutated, needs_gpu, arguments.jobs)
+    for name, result in cpu["mutants"].items():
+        results.setdefault(name, {}).update(result)
+    record = {"schema": SCHEMA, "revision": manifest["revision"], "gpu": gpu_name(),
+              "unmutated": {**cpu["unmutated"], **unmutated},
+              "mutations": [{"name": m["name"], "digest": digest(m), "results": results[m["name"]]}
+                            for m in mutations]}
+    out = Path(arguments.out)
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.replace(out)
+    survivors = print_survivors(mutations, results)
+    caught = len(mutations) - len({name for name, _ in survivors})
+    print(f"{caught} of {len(mutations)} mutations caught by every program named for them; {out}")
+    return 1 if survivors else 0
+
+
+# ---- list and report ----
+
+def list_mutations(_):
+    for mutation in read_mutations():
+        print(f"{mutation['name']}\n    {mutation['bug']}\n    {mutation['file']}, "
+              f"caught by {', '.join(mutation['tests'])}")
+    return 0
+
+
+def cell(text):
+    return text.replace("|", "\\|")
+
+
+def report(arguments):
+    mutations, record = read_mutations(), read_json(arguments.results)
+    if record.get("schema") != SCHEMA:
+        raise BadInput(f"{arguments.results} has schema {record.get('schema')}; this reads {SCHEMA}")
+    found = {entry["name"]: entry for entry in record["mutations"]}
+    stale = [m["name"] for m in mutations
+             if m["name"] not in found or found[m["name"]]["digest"] != digest(m)]
+    if stale:
+        raise BadInput(f"{arguments.results} does not hold these mutations as they are now: "
+                       + ", ".join(stale))
+    survived = 0
+    rows = []
+    for mutation in mutations:
+        caught = []
+        for test, result in found[mutation["name"]]["results"].items():
+            survived += not result["caught_by"]
+            catchers = [f"`{name}`" + ("" if how == "fails" else f" ({how})")
+                        for name, how in result["caught_by"].items()]
+            caught.append(", ".join(catchers) or f"**survived** `{test}`")
+        rows.append(f"| {cell(mutation['bug'])} | `{mutation['file']}` | {cell('; '.join(caught))} |")
+    skipped = sorted({bare_name(t) for facts in record["unmutated"].values() for t in facts["skipped"]})
+    programs, total = len(record["unmutated"]), sum(f["tests"] for f in record["unmutated"].values())
+    verdict = "Every one is caught." if not survived else f"{survived} program runs missed theirs."
+    lines = [
+        "# Seeded bugs and the tests that catch them",
+        "",
+        "Written by `scripts/mutate report`; the bugs are in",
+        "[harness/tests/mutations/mutations.json](../harness/tests/mutations/mutations.json).",
+        "",
+        f"{len(mutations)} bugs, each alone in a build that is otherwise that of revision "
+        f"{record['revision']}, against {programs} test programs ({total} tests, all passing without a "
+        f"bug) on {record['gpu']}. {verdict}",
+        "A test that hangs or crashes has caught its bug too.",
+        "",
+        "| bug | where | caught by |",
+        "|---|---|---|",
+        *rows,
+    ]
+    if skipped:
+        lines += ["", "Skipped in that run: " + ", ".join(f"`{name}`" for name in skipped) + "."]
+    lines += [
+        "",
+        "## Running them",
+        "```",
+        "scripts/mutate list",
+        "scripts/mutate build build/mutants                                   # where nvcc is",
+        "scripts/mutate run build/mutants/mutants.tar.xz --out results/h200/mutations.json  # where a GPU is",
+        "scripts/mutate report",
+        "```",
+        "A mutation whose old text is no longer found exactly once is an error that names it: rewrite it",
+        "for the code as it is now. A new kernel brings mutations of its own; one that survives needs a",
+        "test, not another mutation.",
+    ]
+    Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{arguments.out}: {len(mutations)} bugs, {survived} survived")
+    return 1 if survived else 0
+
+
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutate", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Exit code: 0; 1 for a bug that survives or a failed step; 2 for misuse.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="the mutations, checked against the tree").set_defaults(
+        action=list_mutations)
+    command = commands.add_parser("build", help="compile all mutants for sm_90a")
+    command.add_argument("out_dir", metavar="OUT_DIR", help="gets mutants.tar.xz")
+    command.add_argument("--build-dir", metavar="DIR", help="of the unmutated build. Default: OUT_DIR/build")
+    command.add_argument("--jobs", type=positive, default=2, metavar="N", help="compilers. Default: 2")
+    command.set_defaults(action=build)
+    command = commands.add_parser("run", help="run the CUDA tests of all mutants")
+    command.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")
+    command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
+    command.add_argument("--jobs", type=positive, default=4, metavar="N", help="programs at once. Default: 4")
+    command.set_defaults(action=run)
+    command = commands.add_parser("report", help="write docs/mutations.md")
+    command.add_argument("--results", default=RECORD, metavar="FILE.json",
+                         help="Default: results/h200/mutations.json")
+    command.add_argument("--out", default=REPORT, metavar="FILE.md")
+    command.set_defaults(action=report)
+    arguments = parser.parse_args()
+    try:
+        return arguments.action(arguments)
+    except BadInput as error:
+        print(f"scripts/mutate: {error}", file=sys.stderr)
+    except subprocess.CalledProcessError as error:
+        print(f"scripts/mutate: {error.cmd[0]} failed", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
