@@ -26,11 +26,11 @@ KernelPointer Dispatch(DType dtype, int32_t head_dim) {
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
   Require(plan.num_lanes >= 1, "plan.num_lanes is ", plan.num_lanes, "; it must be >= 1");
-  Require(plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members &&
-              plan.seq_partial_indptr,
-          "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ",
-          plan.tasks, ", ranges ", plan.ranges, ", members ", plan.members,
-          ", seq_partial_indptr ", plan.seq_partial_indptr);
+  Require(
+      plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members && plan.seq_partial_indptr,
+      "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
+      ", ranges ", plan.ranges, ", members ", plan.members, ", seq_partial_indptr ",
+      plan.seq_partial_indptr);
   const int64_t needed = ChunkDecodeWorkspaceBytes(params.table.num_seqs, plan.max_partials,
                                                    params.num_q_heads, params.layout);
   Require(params.workspace_bytes >= needed && params.workspace &&
@@ -55,14 +55,13 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
       .max_sum = reinterpret_cast<float2*>(base + workspace.max_sum),
       .outputs = reinterpret_cast<float*>(base + workspace.outputs),
       .scale_log2 = params.scale * std::numbers::log2e_v<float>};
-  const auto blocks =
-      static_cast<uint32_t>(params.plan.num_lanes * params.layout.num_kv_heads);
-  LaunchKernel(kernel,
-               {.grid = dim3(blocks),
-                .block = dim3(chunk_decode::Policy<DType::kBf16, 128>::kThreads),
-                .shared_bytes =
-                    static_cast<size_t>(ChunkDecodeSharedBytes(params.layout.head_dim))},
-               options, arguments);
+  const auto blocks = static_cast<uint32_t>(params.plan.num_lanes * params.layout.num_kv_heads);
+  LaunchKernel(
+      kernel,
+      {.grid = dim3(blocks),
+       .block = dim3(chunk_decode::Policy<DType::kBf16, 128>::kThreads),
+       .shared_bytes = static_cast<size_t>(ChunkDecodeSharedBytes(params.layout.head_dim))},
+      options, arguments);
 }
 
 }  // namespace tokline
