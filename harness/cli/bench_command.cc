@@ -237,7 +237,7 @@ std::string TableRow(const Json& row) {
 
 std::string BenchHelp() {
   BenchFlags flags;
-  return FlagHelp(flags.Table());
+  return FlagHelp(flags.Table()) + RunFlags::AblationHelp();
 }
 
 int BenchCommand(const CommandLine& line) {

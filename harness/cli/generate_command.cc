@@ -118,7 +118,7 @@ Json Report(const GenerateFlags& flags, const LoadedModel& model, const DecoderO
 
 std::string GenerateHelp() {
   GenerateFlags flags;
-  return FlagHelp(flags.Table());
+  return FlagHelp(flags.Table()) + RunFlags::AblationHelp();
 }
 
 int GenerateCommand(const CommandLine& line) {

@@ -73,6 +73,7 @@ Json TensorsJson(const Checkpoint& checkpoint) {
   return tensors;
 }
 
+// All 0 without a device.
 DeviceFacts FactsOf(Device device) {
 #if TOKLINE_HAS_CUDA
   if (device == Device::kCuda && CudaDeviceCount() > 0) return QueryDeviceFacts();
@@ -109,6 +110,10 @@ std::string Text(const Json& report) {
   for (const auto& [key, value] : run["memory_bytes"].items()) {
     line(key, StrCat(value.dump(), " (", Mebibytes(value.get<int64_t>()), ")"));
   }
+  if (run["device"] == Name(Device::kCuda) && !run["device_present"]) {
+    text +=
+        "no CUDA device: the workspace of chunk_decode, which follows from it, is not counted\n";
+  }
   text += StrCat("\n", report["tensors"].size(), " tensors\n");
   for (const Json& tensor : report["tensors"]) {
     const std::string name = Quoted(tensor["name"].get<std::string>());
@@ -125,7 +130,7 @@ std::string Text(const Json& report) {
 
 std::string InspectHelp() {
   InspectFlags flags;
-  return FlagHelp(flags.Table());
+  return FlagHelp(flags.Table()) + RunFlags::AblationHelp();
 }
 
 int InspectCommand(const CommandLine& line) {
@@ -136,7 +141,8 @@ int InspectCommand(const CommandLine& line) {
   const LoadedModel model(flags.run.model);
   const ModelSpec& spec = model.spec;
   const DecoderOptions options = flags.run.Options(spec, flags.batch, flags.context);
-  const MemoryPlan memory = PlanMemory(spec, options, FactsOf(options.device));
+  const DeviceFacts facts = FactsOf(options.device);
+  const MemoryPlan memory = PlanMemory(spec, options, facts);
 
   const Json report = {{"model", model.Name()},
                        {"spec", SpecJson(spec)},
@@ -146,6 +152,7 @@ int InspectCommand(const CommandLine& line) {
                        {"kv_bytes_per_token", spec.KvBytesPerToken(options.dtype)},
                        {"run",
                         {{"device", Name(options.device)},
+                         {"device_present", options.device == Device::kCpu || facts.sm_count > 0},
                          {"dtype", Name(options.dtype)},
                          {"batch", flags.batch},
                          {"context", flags.context == 0 ? spec.max_positions : flags.context},

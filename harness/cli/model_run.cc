@@ -116,6 +116,18 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                    }});
 }
 
+std::string RunFlags::AblationHelp() {
+  std::string help = "\n--ablate NAME takes, and runs instead:\n";
+  size_t width = 0;
+  for (const AblationEntry& entry : AllAblations()) width = std::max(width, entry.name.size());
+  for (const AblationEntry& entry : AllAblations()) {
+    std::string name(entry.name);
+    name.resize(width + 2, ' ');
+    help += StrCat("  ", name, entry.instead, "\n");
+  }
+  return help;
+}
+
 Device RunFlags::ChosenDevice() const {
   if (device) return *device;
   return HasCudaDevice() ? Device::kCuda : Device::kCpu;

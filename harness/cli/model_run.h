@@ -40,6 +40,8 @@ struct RunFlags {
   std::string ablated;  // as they were named, separated by commas
 
   void AddTo(std::vector<Flag>& flags);
+  // What --ablate takes, one aligned line a name, to stand below the flags.
+  static std::string AblationHelp();
   Device ChosenDevice() const;
   // For max_batch sequences of max_context tokens.
   DecoderOptions Options(const ModelSpec& spec, int32_t max_batch, int64_t max_context) const;

@@ -18,8 +18,10 @@ OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_type type = fs::status(path, error).type();
-  if (type != fs::file_type::not_found && type != fs::file_type::regular) {
-    file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  const std::string absolute = fs::absolute(path).lexically_normal().string();
+  const bool of_system = absolute.starts_with("/dev/") || absolute.starts_with("/proc/");
+  if (of_system || (type != fs::file_type::not_found && type != fs::file_type::regular)) {
+    file_ = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
     if (file_ < 0) Fail();
     return;
   }

@@ -8,8 +8,8 @@
 namespace tokline {
 
 // Writes a temporary file in the same folder; Commit renames it. Without Commit nothing is left and
-// what was there before stays. Where the path names something that is no regular file, such as
-// /dev/stdout, it is written to directly.
+// what was there before stays. What is no regular file, and whatever /dev or /proc names
+// (/dev/stdout may be a file that others write too), is appended to directly.
 class OutputFile {
  public:
   // Throws RuntimeFailure with the path and the reason if it cannot be written.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "harness/decoder/ablation.h"
 #include "harness/record/record_file.h"
 #include "harness/tests/cli/program_run.h"
 #include "kernels/common/error.h"
@@ -73,6 +74,9 @@ TEST(CliTest, HelpAndVersionSayWhatThereIs) {
     const ProgramResult own = RunTokline({command, "--help"});
     EXPECT_EQ(own.exit_code, 0);
     EXPECT_NE(own.out.find("--model DIR"), std::string::npos);
+    for (const AblationEntry& entry : AllAblations()) {
+      EXPECT_NE(own.out.find("\n  " + std::string(entry.name) + " "), std::string::npos);
+    }
   }
   const ProgramResult version = RunTokline({"--version"});
   EXPECT_EQ(version.exit_code, 0);
@@ -180,6 +184,18 @@ TEST(CliTest, OutputReplacesAFileAndKeepsALink) {
   EXPECT_EQ(FilesIn(dir.Path()), (Args{"link.json", "real.json"}));
 }
 
+TEST(CliTest, StandardOutputKeepsWhatElseIsWrittenThere) {
+  const ProgramResult result = RunTokline({"generate", "--device", "cpu", "--prompt-ids", "1,2,3",
+                                           "--max-new-tokens", "2", "--json", "/dev/stdout"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const size_t end = result.out.find('\n');
+  ASSERT_NE(end, std::string::npos);
+  const nlohmann::json report = nlohmann::json::parse(result.out.substr(end + 1));
+  std::string printed = Joined(report["tokens"].get<Ids>());
+  std::ranges::replace(printed, ',', ' ');
+  EXPECT_EQ(result.out.substr(0, end), printed);
+}
+
 TEST(CliTest, InspectCountsTensorsAndMemory) {
   TempFolder dir;
   const ProgramResult result =
@@ -202,6 +218,17 @@ TEST(CliTest, InspectCountsTensorsAndMemory) {
                 memory["activations"].get<int64_t>() + memory["workspaces"].get<int64_t>() +
                 memory["tables"].get<int64_t>());
   EXPECT_NE(result.out.find("model.layers.2.mlp.down_proj.weight"), std::string::npos);
+}
+
+TEST(CliTest, InspectSaysWhatItCannotKnowWithoutADevice) {
+  TempFolder dir;
+  const ProgramResult result =
+      RunTokline({"inspect", "--device", "cuda", "--json", dir / "out.json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const bool present =
+      nlohmann::json::parse(ReadFile(dir / "out.json"))["run"]["device_present"].get<bool>();
+  EXPECT_EQ(result.out.find("no CUDA device: the workspace of chunk_decode") == std::string::npos,
+            present);
 }
 
 TEST(CliTest, BenchMeasuresEveryBatchAndRecordsIt) {
