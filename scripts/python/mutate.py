@@ -201,8 +201,11 @@ def revision():
 def run_tests(program, timeout, names=None):
     """Runs a test program, or some of its tests: exit code, failed and skipped tests, output."""
     environment = dict(os.environ)
-    cuda = [f"{environment.get('CUDA_HOME', '/usr/local/cuda')}/lib64"]
-    environment["LD_LIBRARY_PATH"] = ":".join(cuda + [environment.get("LD_LIBRARY_PATH", "")]).strip(":")
+    # cuBLASLt comes with the toolkit, which may lie elsewhere than where the mutants were built.
+    folders = [environment.get("LD_LIBRARY_PATH"), "/usr/local/cuda/lib64"]
+    if "CUDA_HOME" in environment:
+        folders.insert(1, environment["CUDA_HOME"] + "/lib64")
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
     command = [str(program), "--gtest_color=no"]
     if names:
         command.append("--gtest_filter=" + ":".join(names))
