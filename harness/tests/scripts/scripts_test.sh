@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts_test.sh ROOT: what scripts/test, scripts/bench and scripts/format do with bad input and on a
-# machine that lacks packages. Nothing here installs, builds or touches the tree. Exits 77 where all
-# passed but something could not be tried.
+# scripts_test.sh ROOT: what scripts/test, scripts/bench, scripts/format and scripts/golden do with bad
+# input and on a machine that lacks packages. Nothing here installs, builds or touches the tree. Exits 77
+# where all passed but something could not be tried.
 set -uo pipefail
 root=$1
 scratch=$(mktemp -d)
@@ -54,7 +54,10 @@ for script in test bench; do
   expect 2 "--no-install was given" env -i PATH="$scratch/bin" \
     "$scratch/tree/scripts/$script" --no-install
 done
-left=$(find "$scratch/tree" -name .venv -o -name '*.jsonl' -o -name CMakeCache.txt -o -name '.running*')
+expect 0 "Usage: scripts/golden" env -i PATH="$scratch/bin" "$scratch/tree/scripts/golden" --help
+expect 2 "unknown argument '--fast'" env -i PATH="$scratch/bin" "$scratch/tree/scripts/golden" --fast
+expect 2 "python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/golden" --check
+left=$(find "$scratch/tree" -name '.venv*' -o -name '*.jsonl' -o -name CMakeCache.txt -o -name '.running*')
 if [[ -n $left ]]; then
   echo "FAILED: a run without packages left $left"
   failures=$((failures + 1))
