@@ -69,7 +69,7 @@ choose_cuda() {
       mode=off cuda_note="no CUDA device"
     elif [[ -n $release ]] && is_at_least "$release" "$min_nvcc"; then
       mode=system
-    elif gpu_present || [[ $preset == cuda ]]; then
+    elif gpu_present || [[ $preset == cuda || ($1 == compile && -n ${CI:-}) ]]; then
       mode=pypi
     else
       mode=off cuda_note="no CUDA toolkit and no CUDA device"
