@@ -3,7 +3,7 @@
 //
 // Grid: a block owns tiles of groups x 8 weight rows (blockIdx.x, then every gridDim.x-th). Warp
 // (group, split) multiplies 8 rows with its share of K. Activations are the MMA's A operand
-// (16 tokens x 16 k, rows beyond num_tokens zero), 8 weight rows its B operand.
+// (16 tokens x 16 k, rows beyond num_tokens repeat the last), 8 weight rows its B operand.
 // Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes, k = 8t..8t+7 of a 32-wide block of row g:
 // words 0 and 1 are its B fragment of one MMA, words 2 and 3 of the next. That permutes k inside
 // the block; the A fragments take the same permutation, so no weight passes through shared memory.
@@ -245,19 +245,17 @@ class Epilogue {
   float addend_ = 0;  // the up projection's bias, or the residual: never both
 };
 
-// Activations of `block`, as A fragments of its two MMAs: words 0 and 1 of each half of 8 tokens
-// for the first, 2 and 3 for the second. Tokens that do not exist are zero.
+// Activations of a block, as A fragments of its two MMAs: words 0 and 1 of each half of 8 tokens
+// for the first, 2 and 3 for the second. A lane whose token does not exist reads the last one's:
+// rows of an MMA do not mix, its sums are not stored, and no branch stands between the MMAs.
 template <typename Policy>
 struct ActivationFragment {
   uint4 half[Policy::kTokenHalves];
 
-  __device__ __forceinline__ ActivationFragment(const uint4* lane_row, int half_units, int g,
-                                                int num_tokens, int block) {
+  __device__ __forceinline__ ActivationFragment(const uint4* const (&rows)[Policy::kTokenHalves],
+                                                int block) {
 #pragma unroll
-    for (int h = 0; h < Policy::kTokenHalves; ++h) {
-      half[h] = uint4{0, 0, 0, 0};
-      if (h * 8 + g < num_tokens) half[h] = lane_row[h * half_units + block * 4];
-    }
+    for (int h = 0; h < Policy::kTokenHalves; ++h) half[h] = rows[h][block * 4];
   }
 
   __device__ __forceinline__ void MultiplyAdd(float (&low)[4], float (&high)[4],
@@ -287,7 +285,6 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
   const int partials_size = args.partials_units * 4;
   float* squares = partials + 2 * partials_size;
 
-  ptx::GridDependencyLaunch();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = warp / args.splits, split = warp % args.splits;
   const int g = lane / 4, t = lane % 4;
@@ -299,14 +296,19 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
   for (int i = 0; i < kDepth; ++i) ring[i] = weights.Load(i);
   StageNormWeight(args, norm_weight);
 
+  ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
   Epilogue<T> epilogue(args);
   epilogue.Prefetch(blockIdx.x);
   StageActivations<T>(args, activations, norm_weight, squares);
 
   const int num_blocks = weights.num_blocks();
-  const int half_units = 8 * args.pitch_units;
-  const uint4* lane_row = activations + g * args.pitch_units + weights.first_block() * 4 + t;
+  const uint4* lane_rows[Policy::kTokenHalves];
+#pragma unroll
+  for (int h = 0; h < Policy::kTokenHalves; ++h) {
+    lane_rows[h] = activations + min(h * 8 + g, args.num_tokens - 1) * args.pitch_units +
+                   weights.first_block() * 4 + t;
+  }
   const int tile_rows = args.groups * kSkinnyTileRows;
   float* lane_partials =
       partials + (split * args.num_tokens + g) * tile_rows + group * kSkinnyTileRows + 2 * t;
@@ -325,7 +327,7 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
 #pragma unroll
       for (int i = 0; i < kDepth; ++i) {
         if (block + i < num_blocks) {
-          const ActivationFragment<Policy> x(lane_row, half_units, g, args.num_tokens, block + i);
+          const ActivationFragment<Policy> x(lane_rows, block + i);
           x.MultiplyAdd(low, high, ring[i]);
         }
         ring[i] = weights.Load(i);
