@@ -244,7 +244,7 @@ TEST(DecoderRowTest, WhatDoesNotStandIsRefusedWithoutFigures) {
   using Row = DecoderMeasurement&;
   expect_refused([](Row m) { m.interrupted = true; }, "interrupted");
   expect_refused([](Row m) { m.judged_tokens = 0; }, "unverified");
-  expect_refused([](Row m) { m.mean_regret = 0.2; }, "regret of 64 tokens is 0.2; at most 0.1");
+  expect_refused([](Row m) { m.mean_regret = 0.2; }, "regret of 64 tokens is 0.2; at most 0.02");
   expect_refused([](Row m) { m.mean_regret = std::nan(""); }, "unverified");
   expect_refused([](Row m) { m.samples_ms.clear(); }, "no samples");
   expect_refused([](Row m) { m.samples_ms = {0.4, 0.4, 0.4}; }, "above the roofline");
