@@ -1,7 +1,6 @@
 #include "benches/shapes.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -13,10 +12,6 @@ namespace tokline::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr std::array<std::string_view, 11> kFamilies{"decode",    "prefill",  "cascade", "append",
-                                                     "gather",    "qkv",      "linear",  "rmsnorm",
-                                                     "embedding", "silu_mul", "sampling"};
 
 // Larger numbers are slips; products of a few of these still fit in int64.
 constexpr int64_t kMostInt = int64_t{1} << 31;
@@ -131,8 +126,8 @@ ShapeFile ParseShapes(const std::string& name, std::string_view json) {
   }
   Require(shapes.families.is_object(), name, ": must be an object of families");
   for (const auto& [family, list] : shapes.families.items()) {
-    Require(std::find(kFamilies.begin(), kFamilies.end(), family) != kFamilies.end(), name,
-            ": unknown family '", family, "'; known are ", Listed(kFamilies));
+    Require(KnownFamilies().contains(family), name, ": unknown family '", family, "'; known are ",
+            Listed(KnownFamilies()));
     Require(list.is_array(), name, ": ", family, ": must be a list of shapes");
     std::set<std::string> names;
     for (size_t i = 0; i < list.size(); ++i) {

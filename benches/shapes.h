@@ -55,6 +55,9 @@ struct ShapeFile {
 ShapeFile ReadShapeFile(const std::string& path);
 ShapeFile ParseShapes(const std::string& name, std::string_view json);
 
+// Every family that some kernel's default shapes have.
+const std::set<std::string>& KnownFamilies();
+
 // The shapes that a bench runs unless told otherwise, built into the program from
 // benches/shapes/<kernel>.json (on a device) and benches/shapes/cpu/<kernel>.json.
 ShapeFile DefaultShapes(const std::string& kernel, bool cuda);
