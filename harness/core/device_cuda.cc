@@ -39,6 +39,11 @@ std::string CudaDeviceName() {
 void RequireUsableCudaDevice() {
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaErrorInsufficientDriver) {  // also where there is none at all
+    cudaGetLastError();
+    throw RuntimeFailure(StrCat("no CUDA device: there is no driver, or it is older than CUDA ",
+                                CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10));
+  }
   if (code != cudaSuccess || count == 0) {
     cudaGetLastError();  // cleared: it is reported here
     throw RuntimeFailure(StrCat("no CUDA device: ", code == cudaSuccess
