@@ -75,7 +75,8 @@ TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
   const auto message = [](const char* json) { return MessageOf([&] { ParseShapes("f", json); }); };
   EXPECT_THAT(message("{"), HasSubstr("f: not JSON"));
   EXPECT_THAT(message("[]"), HasSubstr("f: must be an object of families"));
-  EXPECT_THAT(message(R"({"decoed": []})"), HasSubstr("unknown family 'decoed'; known are append, cascade, decode"));
+  EXPECT_THAT(message(R"({"decoed": []})"),
+              HasSubstr("unknown family 'decoed'; known are append, cascade, decode"));
   EXPECT_THAT(message(R"({"decode": {}})"), HasSubstr("decode: must be a list"));
   EXPECT_THAT(message(R"({"decode": [{"hq": 1}]})"),
               HasSubstr("shape 0 must be an object with a name"));
