@@ -74,9 +74,9 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   plan.splits = static_cast<int32_t>(std::clamp<int64_t>(std::min(wanted, useful), kSkinnyMinSplits,
                                                          kSkinnyMaxWarps / min_groups));
 
-  // Every block reads and normalises all activations: with more tokens let more rows share them,
-  // while the grid still covers the device.
-  const int64_t sharing = params.num_tokens <= 2 ? 1 : params.num_tokens <= 4 ? 2 : 4;
+  // Every block reads and normalises all activations: let more rows share them, the more the more
+  // tokens there are, while the grid still covers the device.
+  const int64_t sharing = params.num_tokens <= 4 ? 2 : 4;
   plan.groups = min_groups;
   while (plan.groups * 2 <= std::max<int64_t>(sharing, min_groups) &&
          plan.groups * 2 * plan.splits <= kSkinnyMaxWarps &&
