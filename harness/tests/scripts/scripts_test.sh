@@ -32,6 +32,10 @@ done
 expect 0 "Usage: scripts/format" scripts/format --help
 expect 2 "unknown argument 'x'" scripts/format --check x
 expect 2 "--only names 'nothing'; allowed:" scripts/bench --only nothing
+expect 0 "| met |" scripts/floors results/h200
+expect 2 "No such file" scripts/floors "$scratch/nowhere"
+expect 0 "chunk_decode" scripts/mutate list
+expect 2 "no *_cuda_test in" scripts/sanitize --bin "$scratch/nowhere"
 expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/bench --device tpu
 expect 2 "--model $scratch has no config.json" scripts/bench --model "$scratch"
 touch "$scratch/file"
