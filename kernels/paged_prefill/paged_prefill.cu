@@ -17,6 +17,8 @@ struct KernelChoice {
 template <DType kDType, int kHeadDim>
 KernelChoice ChooseForType(PagedPrefillVariant variant) {
   switch (variant) {
+    case PagedPrefillVariant::kAuto:
+      break;  // resolved by Launch
     case PagedPrefillVariant::kPortable: {
       using Policy = PortablePrefillPolicy<kDType, kHeadDim>;
       return {PortablePrefillKernel<Policy>, Policy::kThreads, Policy::kSharedBytes};
@@ -64,8 +66,13 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
           params.num_tiles, " with tiles at ", params.tiles, " and ", params.layout.num_kv_heads,
           " KV heads; tiles must not be null and their product must be 1 to ", INT32_MAX);
   const DeviceFacts device = CurrentDeviceFacts();
-  const PagedPrefillVariant variant =
-      ChoosePagedPrefillVariant(device, device.compute_major == 9 && BuiltForSm90a());
+  const bool has_hopper = device.compute_major == 9 && BuiltForSm90a();
+  Require(params.variant != PagedPrefillVariant::kHopper || has_hopper,
+          "variant is kHopper; it needs compute capability 9.x, here ", device.compute_major, ".",
+          device.compute_minor, ", and a build for sm_90a");
+  const PagedPrefillVariant variant = params.variant == PagedPrefillVariant::kAuto
+                                          ? ChoosePagedPrefillVariant(device, has_hopper)
+                                          : params.variant;
   const KernelChoice choice = ChooseKernel(params.dtype, params.layout.head_dim, variant);
   LaunchKernel(choice.kernel,
                {.grid = dim3(static_cast<unsigned>(blocks)),

@@ -25,6 +25,12 @@ struct PagedPrefillPlan {
   std::vector<PagedPrefillTile> tiles;
 };
 
+enum class PagedPrefillVariant : uint8_t {
+  kAuto,      // kHopper where the device and the build have it
+  kPortable,  // mma.sync, sm_80 and up
+  kHopper,    // wgmma, compute capability 9.x and a build for sm_90a; refused elsewhere
+};
+
 struct PagedPrefillParams {
   DType dtype = DType::kBf16;  // of q, kv and out
   int32_t num_q_heads = 0;     // a multiple of layout.num_kv_heads, at most 16 times it
@@ -45,6 +51,8 @@ struct PagedPrefillParams {
   int64_t out_stride = 0;
   float* lse_ln = nullptr;  // [total_tokens, num_q_heads] natural log-sum-exp, or null. A row that
                             // sees nothing: out 0, lse -inf.
+
+  PagedPrefillVariant variant = PagedPrefillVariant::kAuto;  // CUDA only
 
   // CUDA only: the plan on the device.
   int32_t tile_tokens = 0;

@@ -11,12 +11,8 @@ constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayou
   return kPagedPrefillTileRows / (num_q_heads / layout.num_kv_heads);
 }
 
-enum class PagedPrefillVariant {
-  kPortable,  // mma.sync, sm_80 and up
-  kHopper,    // wgmma, sm_90a
-};
-
-// `built_for_sm90a`: whether this build holds code with Hopper's own features.
+// What kAuto stands for. `built_for_sm90a`: whether this build holds code with Hopper's own
+// features.
 constexpr PagedPrefillVariant ChoosePagedPrefillVariant(const DeviceFacts& device,
                                                         bool built_for_sm90a) {
   return device.compute_major == 9 && built_for_sm90a ? PagedPrefillVariant::kHopper

@@ -24,6 +24,8 @@ DeviceBuffer Upload(const T* data, int64_t count) {
   return buffer;
 }
 
+PagedPrefillVariant variant_of_test = PagedPrefillVariant::kAuto;
+
 // One problem on the device. Rows of the output start as NaN, the padding between them as 0.
 class DeviceCase {
  public:
@@ -65,6 +67,7 @@ class DeviceCase {
     params_.kv = kv_.data();
     params_.out = out_.data();
     params_.lse_ln = lse_.as<float>();
+    params_.variant = variant_of_test;
     params_.tile_tokens = plan.tile_tokens;
     params_.num_tiles = static_cast<int32_t>(plan.tiles.size());
     params_.tiles = tiles_.as<PagedPrefillTile>();
@@ -125,9 +128,24 @@ std::vector<PrefillSequence> Ragged() {
           {{65, 200}, 200}};
 }
 
-class PagedPrefillCudaTest : public testing::CudaTest {};
+// Every test runs the variant that the device gets, and the portable one.
+class PagedPrefillCudaTest : public testing::CudaTest,
+                             public ::testing::WithParamInterface<PagedPrefillVariant> {
+ protected:
+  void SetUp() override {
+    variant_of_test = GetParam();
+    testing::CudaTest::SetUp();
+  }
+};
 
-TEST_F(PagedPrefillCudaTest, EveryGroupSizeMatchesReference) {
+INSTANTIATE_TEST_SUITE_P(Variants, PagedPrefillCudaTest,
+                         ::testing::Values(PagedPrefillVariant::kAuto,
+                                           PagedPrefillVariant::kPortable),
+                         [](const auto& info) {
+                           return info.param == PagedPrefillVariant::kAuto ? "Auto" : "Portable";
+                         });
+
+TEST_P(PagedPrefillCudaTest, EveryGroupSizeMatchesReference) {
   for (int32_t group = 1; group <= 16; ++group) {
     PrefillCase problem({.dtype = group % 2 ? DType::kBf16 : DType::kF16,
                          .group = group,
@@ -138,7 +156,7 @@ TEST_F(PagedPrefillCudaTest, EveryGroupSizeMatchesReference) {
   }
 }
 
-TEST_F(PagedPrefillCudaTest, EveryLayoutMatchesReference) {
+TEST_P(PagedPrefillCudaTest, EveryLayoutMatchesReference) {
   for (const int32_t page_size : {16, 32, 64, 128, 256}) {
     for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
       for (const bool causal : {true, false}) {
@@ -157,7 +175,7 @@ TEST_F(PagedPrefillCudaTest, EveryLayoutMatchesReference) {
   }
 }
 
-TEST_F(PagedPrefillCudaTest, LongContextMatchesReference) {
+TEST_P(PagedPrefillCudaTest, LongContextMatchesReference) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     PrefillCase problem({.dtype = dtype,
                          .num_kv_heads = 1,
@@ -210,7 +228,7 @@ HostTensor NaiveSamePrecision(PrefillCase& problem) {
   return out;
 }
 
-TEST_F(PagedPrefillCudaTest, ErrorIsThatOfTheNaiveSamePrecisionAlgorithm) {
+TEST_P(PagedPrefillCudaTest, ErrorIsThatOfTheNaiveSamePrecisionAlgorithm) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     PrefillCase problem({.dtype = dtype,
                          .num_kv_heads = 1,
@@ -231,7 +249,7 @@ TEST_F(PagedPrefillCudaTest, ErrorIsThatOfTheNaiveSamePrecisionAlgorithm) {
 }
 
 // Zero queries weigh all tokens the same: sums of integers are exact, and so is one division.
-TEST_F(PagedPrefillCudaTest, MeansOfSmallIntegersAreBitwiseEqual) {
+TEST_P(PagedPrefillCudaTest, MeansOfSmallIntegersAreBitwiseEqual) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const int32_t head_dim : {64, 128}) {
       PrefillCase problem(
@@ -254,7 +272,7 @@ TEST_F(PagedPrefillCudaTest, MeansOfSmallIntegersAreBitwiseEqual) {
 }
 
 // A query that matches one key alone returns exactly that key's value, wherever its page lies.
-TEST_F(PagedPrefillCudaTest, QueriesSelectTheirTokenBitwise) {
+TEST_P(PagedPrefillCudaTest, QueriesSelectTheirTokenBitwise) {
   for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
     PrefillCase problem({.num_kv_heads = 2,
                          .group = 3,
@@ -304,7 +322,7 @@ TEST_F(PagedPrefillCudaTest, QueriesSelectTheirTokenBitwise) {
   }
 }
 
-TEST_F(PagedPrefillCudaTest, OtherPagesGiveTheSameBits) {
+TEST_P(PagedPrefillCudaTest, OtherPagesGiveTheSameBits) {
   PrefillCase one({.head_dim = 128, .sequences = Ragged()}, 1);
   PrefillCase other({.head_dim = 128, .sequences = Ragged()}, 2);
   const Output a = RunOnDevice(one), b = RunOnDevice(other);
@@ -312,7 +330,7 @@ TEST_F(PagedPrefillCudaTest, OtherPagesGiveTheSameBits) {
   EXPECT_EQ(a.lse, b.lse);
 }
 
-TEST_F(PagedPrefillCudaTest, DeadSlotsDoNotMatterBitwise) {
+TEST_P(PagedPrefillCudaTest, DeadSlotsDoNotMatterBitwise) {
   PrefillCase nan({.head_dim = 128, .page_size = 64, .sequences = Ragged()});
   PrefillCase stale({.head_dim = 128, .page_size = 64, .sequences = Ragged()});
   for (int64_t i = 0; i < stale.kv.size(); ++i) {
@@ -323,7 +341,7 @@ TEST_F(PagedPrefillCudaTest, DeadSlotsDoNotMatterBitwise) {
   EXPECT_EQ(a.lse, b.lse);
 }
 
-TEST_F(PagedPrefillCudaTest, NeighboursInTheBatchDoNotMatterBitwise) {
+TEST_P(PagedPrefillCudaTest, NeighboursInTheBatchDoNotMatterBitwise) {
   PrefillCase alone({.sequences = {{{90, 60}, 100}}});
   PrefillCase crowd({.sequences = {{{90, 60}, 100}, {{400}, 400}, {{7}, 7}, {{256}, 1}}});
   const Output a = RunOnDevice(alone), b = RunOnDevice(crowd);
@@ -331,7 +349,7 @@ TEST_F(PagedPrefillCudaTest, NeighboursInTheBatchDoNotMatterBitwise) {
   EXPECT_TRUE(std::equal(a.lse.begin(), a.lse.end(), b.lse.begin()));
 }
 
-TEST_F(PagedPrefillCudaTest, OneContextInManyChunksStaysWithinBound) {
+TEST_P(PagedPrefillCudaTest, OneContextInManyChunksStaysWithinBound) {
   std::vector<int32_t> ones(90, 1);  // chunks of one token, then longer ones
   ones.insert(ones.end(), {0, 64, 65, 63, 0});
   PrefillCase split({.head_dim = 128, .sequences = {{ones, 200}}});
@@ -341,7 +359,7 @@ TEST_F(PagedPrefillCudaTest, OneContextInManyChunksStaysWithinBound) {
   ExpectWithinBound(split, actual);
 }
 
-TEST_F(PagedPrefillCudaTest, RepeatedLaunchesGiveTheSameBits) {
+TEST_P(PagedPrefillCudaTest, RepeatedLaunchesGiveTheSameBits) {
   PrefillCase problem({.head_dim = 128, .page_size = 64, .sequences = {{{3000}, 3000}}});
   DeviceCase device(problem);
   Launch(device.params(), {});
@@ -353,7 +371,7 @@ TEST_F(PagedPrefillCudaTest, RepeatedLaunchesGiveTheSameBits) {
   }
 }
 
-TEST_F(PagedPrefillCudaTest, WorksInAGraphAsADependentLaunchAndWithoutLse) {
+TEST_P(PagedPrefillCudaTest, WorksInAGraphAsADependentLaunchAndWithoutLse) {
   PrefillCase problem({.sequences = Ragged()});
   const Output plain = RunOnDevice(problem);
   DeviceCase device(problem);
@@ -380,7 +398,7 @@ TEST_F(PagedPrefillCudaTest, WorksInAGraphAsADependentLaunchAndWithoutLse) {
   TOKLINE_CUDA(cudaStreamDestroy(stream));
 }
 
-TEST_F(PagedPrefillCudaTest, PoolBeyondFourGigaElementsGivesTheSameBits) {
+TEST_P(PagedPrefillCudaTest, PoolBeyondFourGigaElementsGivesTheSameBits) {
   PrefillCase problem({.num_kv_heads = 2, .head_dim = 128, .sequences = Ragged()});
   const int64_t first_page = (int64_t{1} << 32) / problem.layout.PageStride() + 1;
   const int64_t needed =
@@ -397,7 +415,7 @@ TEST_F(PagedPrefillCudaTest, PoolBeyondFourGigaElementsGivesTheSameBits) {
   EXPECT_EQ(far.Lse(), small.lse);
 }
 
-TEST_F(PagedPrefillCudaTest, MoreTilesThanTheSmallGridDimensionsHold) {
+TEST_P(PagedPrefillCudaTest, MoreTilesThanTheSmallGridDimensionsHold) {
   constexpr int32_t kSequences = 70'000;
   PrefillCase problem({.num_kv_heads = 1, .group = 1, .row_padding = 0, .sequences = {{{1}, 1}}});
   const int64_t page = problem.table.View().chunk_pages[0];
@@ -414,13 +432,13 @@ TEST_F(PagedPrefillCudaTest, MoreTilesThanTheSmallGridDimensionsHold) {
   }
 }
 
-TEST_F(PagedPrefillCudaTest, BatchWithoutNewTokensLaunchesNothing) {
+TEST_P(PagedPrefillCudaTest, BatchWithoutNewTokensLaunchesNothing) {
   PagedPrefillParams params{.num_q_heads = 2, .scale = 1};
   params.layout = {.num_pages = 0, .num_kv_heads = 1, .page_size = 16, .head_dim = 64};
   EXPECT_NO_THROW(Launch(params, {}));
 }
 
-TEST_F(PagedPrefillCudaTest, RejectsWhatItCannotRun) {
+TEST_P(PagedPrefillCudaTest, RejectsWhatItCannotRun) {
   PrefillCase problem({.sequences = Ragged()});
   DeviceCase device(problem);
   const auto rejects = [&](auto&& spoil) {
