@@ -8,7 +8,6 @@
 #include "kernels/common/error.h"
 
 namespace tokline {
-namespace {
 
 double Median(std::vector<double> values) {
   const size_t middle = values.size() / 2;
@@ -19,8 +18,6 @@ double Median(std::vector<double> values) {
       *std::max_element(values.begin(), values.begin() + static_cast<int64_t>(middle));
   return (lower + upper) / 2;
 }
-
-}  // namespace
 
 SampleStats Summarize(std::span<const double> samples) {
   Require(!samples.empty(), "there are no samples");

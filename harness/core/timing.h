@@ -15,6 +15,9 @@ inline constexpr int kMinSamples = 15;
 // Cold means that between two uses of a buffer at least this many times the L2 was touched.
 inline constexpr double kColdL2Multiple = 5;
 
+// The middle of `values`, of which there is at least one.
+double Median(std::vector<double> values);
+
 struct SampleStats {
   double median = 0;
   double mad = 0;  // median absolute deviation from the median, unscaled

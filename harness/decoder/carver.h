@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/common/rounding.h"
+
 namespace tokline {
 
 class Carver {
@@ -15,7 +17,7 @@ class Carver {
   // The next `bytes` bytes; null for none, or while measuring.
   std::byte* TakeBytes(int64_t bytes) {
     const int64_t begin = size_;
-    size_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    size_ += RoundUp(bytes, kAlignment);
     return base_ == nullptr || bytes == 0 ? nullptr : base_ + begin;
   }
   template <typename T>

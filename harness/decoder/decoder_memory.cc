@@ -6,11 +6,10 @@
 #include "harness/decoder/device_weights.h"
 #include "harness/decoder/rope_table.h"
 #include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
   const std::string_view device = Name(options.device);

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <random>
 
+#include "harness/core/timing.h"
 #include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
@@ -16,13 +18,7 @@ double SecondsSince(Clock::time_point begin) {
 }
 
 int64_t PrefillSteps(const BenchOptions& options, int64_t token_budget) {
-  return (options.batch * options.prompt_tokens + token_budget - 1) / token_budget;
-}
-
-double Median(std::vector<double> values) {
-  std::ranges::sort(values);
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  return DivideUp(options.batch * options.prompt_tokens, token_budget);
 }
 
 class BatchRun {
@@ -163,7 +159,7 @@ BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
   const auto median = [&](auto&& value) {
     std::vector<double> values;
     for (const BenchSample& sample : result.samples) values.push_back(value(sample));
-    return Median(values);
+    return Median(std::move(values));
   };
   const double steps = static_cast<double>(options.new_tokens - 1);
   const double decode_s = median([](const BenchSample& s) { return s.decode_s; });

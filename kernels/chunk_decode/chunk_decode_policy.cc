@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
@@ -25,7 +26,19 @@ constexpr int32_t kWholeTiles = 4;
 constexpr int32_t kInvariantPieces = 32;
 constexpr int32_t kInvariantTokens = 256;
 
-constexpr int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+// Query heads of a KV head.
+int32_t GroupOf(int32_t num_q_heads, const PagedKvLayout& layout) {
+  Require(num_q_heads > 0 && num_q_heads % layout.num_kv_heads == 0 &&
+              num_q_heads / layout.num_kv_heads <= 16,
+          "num_q_heads is ", num_q_heads, "; it must be 1 to 16 times num_kv_heads, which is ",
+          layout.num_kv_heads);
+  return num_q_heads / layout.num_kv_heads;
+}
+
+// The position shift of entry `listing` of the table's seq_chunks.
+int32_t ShiftOf(const ChunkTableView& table, int32_t listing) {
+  return table.seq_shifts ? table.seq_shifts[listing] : 0;
+}
 
 struct Member {
   int32_t seq;
@@ -51,8 +64,7 @@ std::vector<std::vector<Member>> SharedMembers(const ChunkTableView& table) {
   std::vector<std::vector<Member>> members(static_cast<size_t>(table.num_chunks));
   for (int32_t s = 0; s < table.num_seqs; ++s) {
     for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
-      members[static_cast<size_t>(table.seq_chunks[i])].push_back(
-          {s, table.seq_shifts ? table.seq_shifts[i] : 0});
+      members[static_cast<size_t>(table.seq_chunks[i])].push_back({s, ShiftOf(table, i)});
     }
   }
   for (int32_t c = 0; c < table.num_chunks; ++c) {
@@ -103,10 +115,10 @@ std::vector<Segment> Segments(const ChunkTableView& table, int32_t group, bool s
         }
         AddShared(segment, max_members, segments);
       } else {
-        const int32_t shift = table.seq_shifts ? table.seq_shifts[i] : 0;
+        const int32_t shift = ShiftOf(table, i);
         segment.members = {{s, shift}};
         for (; i < end && !is_shared(i); ++i) {
-          if ((table.seq_shifts ? table.seq_shifts[i] : 0) != shift) break;
+          if (ShiftOf(table, i) != shift) break;
           segment.Add(table, table.seq_chunks[i]);
         }
         if (segment.tiles > 0) segments.push_back(std::move(segment));
@@ -216,11 +228,7 @@ int64_t ChunkDecodeMaxPartials(int32_t num_seqs, const PagedKvLayout& layout,
 ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options) {
-  Require(num_q_heads > 0 && num_q_heads % layout.num_kv_heads == 0 &&
-              num_q_heads / layout.num_kv_heads <= 16,
-          "num_q_heads is ", num_q_heads, "; it must be 1 to 16 times num_kv_heads, which is ",
-          layout.num_kv_heads);
-  const int32_t group = num_q_heads / layout.num_kv_heads;
+  const int32_t group = GroupOf(num_q_heads, layout);
   const int32_t lanes =
       options.max_lanes > 0 ? options.max_lanes : ChunkDecodeLanes(layout, device);
   const std::vector<Segment> segments =
@@ -323,10 +331,7 @@ int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_
 void Validate(const ChunkDecodeParams& params) {
   Validate(params.layout);
   const PagedKvLayout& layout = params.layout;
-  Require(params.num_q_heads > 0 && params.num_q_heads % layout.num_kv_heads == 0 &&
-              params.num_q_heads / layout.num_kv_heads <= 16,
-          "num_q_heads is ", params.num_q_heads,
-          "; it must be 1 to 16 times num_kv_heads, which is ", layout.num_kv_heads);
+  GroupOf(params.num_q_heads, layout);
   Require(params.scale > 0, "scale is ", params.scale, "; it must be > 0");
   Require(params.table.num_seqs >= 0, "num_seqs is ", params.table.num_seqs, "; it must be >= 0");
   const int64_t width = int64_t{params.num_q_heads} * layout.head_dim;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
@@ -12,10 +13,6 @@ namespace {
 constexpr int64_t kAlignment = 16;
 constexpr int64_t kWorkspaceAlignment = 256;
 constexpr int64_t kUnitBytes = 16;
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t AlignUp(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
 
 bool IsAligned(const void* pointer, int64_t alignment) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(alignment) == 0;
@@ -118,12 +115,12 @@ MatmulScratch MatmulScratchOf(const LinearParams& params) {
   scratch.bytes = Matmul::kWorkspaceBytes;
   scratch.normalised_bytes_at = scratch.bytes;
   if (params.norm_weight) {
-    scratch.bytes += AlignUp(params.num_tokens * params.in_features * element, kWorkspaceAlignment);
+    scratch.bytes += RoundUp(params.num_tokens * params.in_features * element, kWorkspaceAlignment);
   }
   scratch.gate_up_bytes_at = scratch.bytes;
   if (params.gated_silu) {
     scratch.bytes +=
-        AlignUp(params.num_tokens * 2 * params.out_features * element, kWorkspaceAlignment);
+        RoundUp(params.num_tokens * 2 * params.out_features * element, kWorkspaceAlignment);
   }
   return scratch;
 }

@@ -4,18 +4,19 @@
 #include <limits>
 
 #include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
 
 constexpr int64_t kAlignment = 256;
 
-int64_t NumChunks(int64_t vocab_size) { return (vocab_size + kSamplingChunk - 1) / kSamplingChunk; }
+int64_t NumChunks(int64_t vocab_size) { return DivideUp(vocab_size, kSamplingChunk); }
 
 // Bytes before the group maxima.
 int64_t StatsBytes(int64_t num_rows, int64_t vocab_size) {
   const int64_t bytes = num_rows * NumChunks(vocab_size) * static_cast<int64_t>(sizeof(ChunkStats));
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return RoundUp(bytes, kAlignment);
 }
 
 }  // namespace
