@@ -28,7 +28,7 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
     if (!context.device) return;
     const ChunkDecodePlan plan =
         PlanChunkDecode(table.View(), batch_.layout, num_q_heads, *context.device);
-    num_lanes_ = plan.num_lanes;
+    grid_ = plan.grid;
     num_partials_ = plan.num_partials;
     lane_task_indptr_ = tensors_.Table(plan.lane_task_indptr);
     tasks_ = tensors_.Table(plan.tasks);
@@ -69,7 +69,7 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
             .kv = set.At(kv_),
             .out = set.At(out_),
             .out_stride = int64_t{num_q_heads_} * head_dim,
-            .plan = {.num_lanes = num_lanes_,
+            .plan = {.grid = grid_,
                      .max_partials = num_partials_,
                      .lane_task_indptr = set.At<int32_t>(lane_task_indptr_),
                      .tasks = set.At<ChunkDecodeTask>(tasks_),
@@ -88,7 +88,7 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
   int q_, kv_, out_;
   int lane_task_indptr_ = -1, tasks_ = -1, ranges_ = -1, members_ = -1, seq_partial_indptr_ = -1;
   int workspace_ = -1;
-  int32_t num_lanes_ = 0;
+  ChunkDecodeGrid grid_;
   int64_t num_partials_ = 0;
   int64_t workspace_bytes_ = 0;
 };

@@ -1,4 +1,4 @@
-// embedding ("embedding"): rows of a table by random token ids.
+// embedding ("embedding"): rows of a table by random token ids, alone or plus rows of positions.
 #include <map>
 #include <random>
 
@@ -11,18 +11,27 @@ namespace {
 
 class EmbeddingCase : public KernelCase<EmbeddingParams> {
  public:
-  EmbeddingCase(std::vector<int32_t> ids, int64_t vocab, int64_t hidden, const CaseContext& context)
+  // `positions`: rows of the table of positions; 0: there is none. Token t is at position t.
+  EmbeddingCase(std::vector<int32_t> ids, int64_t vocab, int64_t hidden, int64_t positions,
+                const CaseContext& context)
       : KernelCase(EmbeddingReference),
         ids_host_(std::move(ids)),
         vocab_(vocab),
         hidden_(hidden),
+        positions_(positions),
         dtype_(context.dtype) {
+    const auto tokens = static_cast<int64_t>(ids_host_.size());
     embeddings_ = tensors_.Random(dtype_, vocab, hidden);
-    out_ = tensors_.Output(dtype_, static_cast<int64_t>(ids_host_.size()), hidden, kExact);
+    out_ = tensors_.Output(dtype_, tokens, hidden, kExact);
     ids_ = tensors_.Table(ids_host_);
+    if (positions == 0) return;
+    places_ = tensors_.Random(dtype_, positions, hidden);
+    std::vector<int32_t> rows;
+    for (int64_t t = 0; t < tokens; ++t) rows.push_back(static_cast<int32_t>(t % positions));
+    rows_ = tensors_.Table(rows);
   }
 
-  // A few tokens, over a table of only the rows that they pick.
+  // A few tokens, over tables of only the rows that they pick.
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> tokens =
         PickIndices(static_cast<int64_t>(ids_host_.size()), 64, seed);
@@ -37,10 +46,14 @@ class EmbeddingCase : public KernelCase<EmbeddingParams> {
     }
     SampledCase sampled{.problem = std::make_unique<EmbeddingCase>(
                             std::move(ids), static_cast<int64_t>(table_rows.size()), hidden_,
+                            positions_ == 0 ? 0 : static_cast<int64_t>(tokens.size()),
                             CaseContext{.dtype = dtype_})};
     sampled.maps.resize(tensors_.specs().size());
     sampled.maps[embeddings_].rows = std::move(table_rows);
     sampled.maps[out_].rows = tokens;
+    if (positions_ > 0) {
+      for (const int64_t token : tokens) sampled.maps[places_].rows.push_back(token % positions_);
+    }
     return sampled;
   }
 
@@ -52,6 +65,9 @@ class EmbeddingCase : public KernelCase<EmbeddingParams> {
             .hidden_size = hidden_,
             .token_ids = set.At<int32_t>(ids_),
             .table = set.At(embeddings_),
+            .num_positions = positions_,
+            .positions = set.At<int32_t>(rows_),
+            .position_table = set.At(places_),
             .out = set.At(out_)};
   }
 
@@ -59,16 +75,20 @@ class EmbeddingCase : public KernelCase<EmbeddingParams> {
   std::vector<int32_t> ids_host_;
   int64_t vocab_;
   int64_t hidden_;
+  int64_t positions_;
   DType dtype_;
   int embeddings_, out_, ids_;
+  int places_ = -1, rows_ = -1;
 };
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
   const int64_t vocab = shape.Int("vocab");
   const int64_t hidden = shape.Int("hidden");
+  const int64_t positions = shape.IntOr("positions", 0);
   for (const int64_t tokens : shape.Ints("tokens")) {
     CaseSpec& spec = cases.emplace_back();
     spec.shape = {{"name", shape.name()}, {"tokens", tokens}, {"vocab", vocab}, {"hidden", hidden}};
+    if (positions > 0) spec.shape["positions"] = positions;
     spec.variant = "tokens:" + std::to_string(tokens);
     spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
@@ -76,7 +96,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
       std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(vocab - 1));
       std::vector<int32_t> ids;
       for (int64_t i = 0; i < tokens; ++i) ids.push_back(any(rng));
-      return std::make_unique<EmbeddingCase>(std::move(ids), vocab, hidden, context);
+      return std::make_unique<EmbeddingCase>(std::move(ids), vocab, hidden, positions, context);
     };
   }
 }

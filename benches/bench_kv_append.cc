@@ -97,7 +97,7 @@ class AppendCase : public KernelCase<KvAppendParams> {
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
   const int64_t tokens = shape.Int("tokens");
-  const bool one = shape.IntOr("one", 0) != 0;
+  const bool one = shape.Flag("one");
   const auto hq = static_cast<int32_t>(shape.IntOr("hq", 0));
   PagedKvLayout layout{
       .num_kv_heads = static_cast<int32_t>(shape.Int("hk")),

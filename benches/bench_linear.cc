@@ -95,10 +95,10 @@ class LinearCase final : public KernelCase<LinearParams> {
 void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSpec>& cases) {
   LinearShape linear{.in = shape.Int("in"),
                      .out = shape.Int("out"),
-                     .norm = shape.IntOr("norm", 0) != 0,
-                     .gated = shape.IntOr("gated", 0) != 0,
-                     .residual = shape.IntOr("residual", 0) != 0,
-                     .out_f32 = shape.IntOr("out_f32", 0) != 0};
+                     .norm = shape.Flag("norm"),
+                     .gated = shape.Flag("gated"),
+                     .residual = shape.Flag("residual"),
+                     .out_f32 = shape.Flag("out_f32")};
   for (const int64_t tokens : shape.Ints("tokens")) {
     for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kMatmul}) {
       const bool skinny = variant == LinearVariant::kSkinny;

@@ -63,7 +63,7 @@ class RmsNormCase : public KernelCase<RmsNormParams> {
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
   const int64_t hidden = shape.Int("hidden");
-  const bool add = shape.IntOr("add", 0) != 0;
+  const bool add = shape.Flag("add");
   for (const int64_t tokens : shape.Ints("tokens")) {
     CaseSpec& spec = cases.emplace_back();
     spec.shape = {{"name", shape.name()}, {"tokens", tokens}, {"hidden", hidden}, {"add", add}};

@@ -130,7 +130,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
     shape.Fail(
         StrCat("'hq' is ", qkv.hq, "; it must be a multiple of 'hk', ", layout.num_kv_heads));
   }
-  const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1});
+  const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1}, 0, 1);
   for (const int64_t tokens : shape.Ints("tokens")) {
     for (const int64_t append : append_options) {
       for (const auto variant : {RmsNormQkvVariant::kSkinny, RmsNormQkvVariant::kMatmul}) {

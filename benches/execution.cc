@@ -1,6 +1,9 @@
 #include "benches/execution.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "harness/core/timing.h"
 
 namespace tokline::bench {
 namespace {
@@ -16,11 +19,15 @@ class HostExecution : public Execution {
   void Run(const BenchCase& bench_case, const TensorStore& store, int count, bool) const override {
     for (int copy = 0; copy < count; ++copy) bench_case.RunReference(store.Set(copy));
   }
-  TimedSamples Time(const BenchCase& bench_case, const TensorStore& store, int samples,
-                    bool) const override {
-    const TensorSet set = store.Set(0);
-    return TimeOnHost([&] { bench_case.RunReference(set); }, samples);
+  std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case, const TensorStore& store,
+                                         const TimerOptions& options) const override {
+    return MakeHostTimer(
+        [&bench_case, &store](int set) { bench_case.RunReference(store.Set(set)); },
+        {.buffer_sets = store.copies(), .slowdown_percent = options.slowdown_percent});
   }
+  bool TimesAreClaims() const override { return false; }
+  std::string UuidHash() const override { return ""; }
+  GpuState State() const override { return {}; }
   std::optional<Peaks> Measure() const override { return std::nullopt; }
 };
 
@@ -28,16 +35,22 @@ class HostExecution : public Execution {
 
 std::unique_ptr<Execution> MakeHostExecution() { return std::make_unique<HostExecution>(); }
 
+bool IsCold(double touched_bytes, int buffer_sets, int64_t l2_bytes) {
+  return buffer_sets * touched_bytes > kColdL2Multiple * static_cast<double>(l2_bytes);
+}
+
 Placement PlaceInL2(double touched_bytes, int64_t set_bytes, int64_t l2_bytes, int64_t room_bytes) {
   // Beyond this many sets the graphs and their buffers grow out of proportion.
   constexpr double kMostSets = 1024;
-  const double needed = kColdL2Multiple * static_cast<double>(l2_bytes);
+  const double touched = std::max(touched_bytes, 1.0);
+  const auto l2 = static_cast<double>(l2_bytes);
   const double room = static_cast<double>(room_bytes) / static_cast<double>(set_bytes);
   const double most = std::min(kMostSets, std::floor(room));
-  const double wanted = std::max(2.0, std::floor(needed / std::max(touched_bytes, 1.0)) + 1);
-  const double sets = std::min(wanted, most);
-  if (sets * touched_bytes > needed) return {static_cast<int>(sets), "cold"};
-  return {1, "warm"};
+  const double wanted = std::max(2.0, std::floor(kColdL2Multiple * l2 / touched) + 1);
+  const auto cold = static_cast<int>(std::min(wanted, most));
+  if (IsCold(touched_bytes, cold, l2_bytes)) return {cold, "cold"};
+  const double warm = std::min({most, std::floor(l2 / 2 / touched), double{kMostWarmSets}});
+  return {std::max(1, static_cast<int>(warm)), "warm"};
 }
 
 }  // namespace tokline::bench

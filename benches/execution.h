@@ -5,8 +5,9 @@
 #include <string>
 
 #include "benches/bench_case.h"
+#include "harness/core/launch_timer.h"
+#include "harness/core/nvml.h"
 #include "harness/core/peaks.h"
-#include "harness/core/timing.h"
 
 namespace tokline::bench {
 
@@ -14,6 +15,11 @@ namespace tokline::bench {
 struct Placement {
   int buffer_sets = 1;
   std::string cache;  // "cold", "warm" or "cpu"
+};
+
+struct TimerOptions {
+  bool dependent = false;
+  double slowdown_percent = 0;  // added to every sample, to test the tools
 };
 
 class Execution {
@@ -27,8 +33,16 @@ class Execution {
   // Runs the case once on each of the sets [0, count) and waits.
   virtual void Run(const BenchCase& bench_case, const TensorStore& store, int count,
                    bool dependent) const = 0;
-  virtual TimedSamples Time(const BenchCase& bench_case, const TensorStore& store, int samples,
-                            bool dependent) const = 0;
+  // Of launches that rotate over all sets. Case and store must outlive it.
+  virtual std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case,
+                                                 const TensorStore& store,
+                                                 const TimerOptions& options) const = 0;
+  // Whether its times are held against one another. The host's reference only has to be right.
+  virtual bool TimesAreClaims() const = 0;
+  // GpuIdentity's; "" on the host.
+  virtual std::string UuidHash() const = 0;
+  // Of the device, now; all absent on the host.
+  virtual GpuState State() const = 0;
   // None on the host.
   virtual std::optional<Peaks> Measure() const = 0;
 };
@@ -36,8 +50,14 @@ class Execution {
 std::unique_ptr<Execution> MakeHostExecution();
 std::unique_ptr<Execution> MakeDeviceExecution();  // CUDA builds only; needs a usable device
 
-// The buffer sets that make a launch touching `touched_bytes` cold, within `room_bytes`; one and
-// "warm" where they do not.
+// Whether between two uses of one of so many sets enough was touched.
+bool IsCold(double touched_bytes, int buffer_sets, int64_t l2_bytes);
+
+// A warm row rotates over at most so many sets, so that no launch has the inputs of the last one.
+inline constexpr int kMostWarmSets = 8;
+
+// The buffer sets that make a launch touching `touched_bytes` cold, within `room_bytes`. Where
+// none do, "warm" and as many sets as stay in half of the L2 together, at least one.
 Placement PlaceInL2(double touched_bytes, int64_t set_bytes, int64_t l2_bytes, int64_t room_bytes);
 
 }  // namespace tokline::bench

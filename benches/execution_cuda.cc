@@ -5,6 +5,7 @@
 #include "harness/core/cuda_handles.h"
 #include "harness/core/device.h"
 #include "harness/core/device_buffer.h"
+#include "harness/core/fingerprint.h"
 #include "harness/core/random_values.h"
 
 namespace tokline::bench {
@@ -22,7 +23,11 @@ int64_t FreeBytes() {
 
 class DeviceExecution : public Execution {
  public:
-  DeviceExecution() : name_(CudaDeviceName()), facts_(QueryDeviceFacts()), stream_(MakeStream()) {}
+  DeviceExecution()
+      : name_(CudaDeviceName()),
+        facts_(QueryDeviceFacts()),
+        identity_(IdentifyGpu()),
+        stream_(MakeStream()) {}
 
   std::string DeviceName() const override { return name_; }
   CaseContext Context(DType dtype) const override { return {.dtype = dtype, .device = facts_}; }
@@ -45,16 +50,24 @@ class DeviceExecution : public Execution {
     }
     TOKLINE_CUDA(cudaStreamSynchronize(stream_.get()));
   }
-  TimedSamples Time(const BenchCase& bench_case, const TensorStore& store, int samples,
-                    bool dependent) const override {
+  std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case, const TensorStore& store,
+                                         const TimerOptions& options) const override {
     std::vector<TensorSet> sets;
     for (int copy = 0; copy < store.copies(); ++copy) sets.push_back(store.Set(copy));
-    return TimeInGraph(
-        [&](int set, const LaunchOptions& options) {
-          bench_case.LaunchCuda(sets[static_cast<size_t>(set)], options);
+    // Twice the L2: what the refill wrote is not in the cache when cold launches are audited.
+    const bool cold = IsCold(bench_case.GetCost().Bytes(), store.copies(), facts_.l2_bytes);
+    return MakeGraphTimer(
+        [&bench_case, sets = std::move(sets)](int set, const LaunchOptions& launch) {
+          bench_case.LaunchCuda(sets[static_cast<size_t>(set)], launch);
         },
-        {.samples = samples, .buffer_sets = store.copies(), .dependent = dependent});
+        {.buffer_sets = store.copies(),
+         .dependent = options.dependent,
+         .evict_bytes = cold ? 2 * facts_.l2_bytes : 0,
+         .slowdown_percent = options.slowdown_percent});
   }
+  bool TimesAreClaims() const override { return true; }
+  std::string UuidHash() const override { return identity_.uuid_hash; }
+  GpuState State() const override { return ReadGpuState(identity_.pci_bus_id); }
   std::optional<Peaks> Measure() const override {
     constexpr int64_t kSide = 8192;  // large enough that the tensor cores are the limit
     const DeviceBuffer x(kSide * kSide * 2);
@@ -83,6 +96,7 @@ class DeviceExecution : public Execution {
  private:
   std::string name_;
   DeviceFacts facts_;
+  GpuIdentity identity_;
   UniqueStream stream_;
 };
 

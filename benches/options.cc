@@ -20,6 +20,16 @@ int ParseSamples(const std::string& text) {
   return samples;
 }
 
+// Percents and seconds.
+double ParseNumber(const std::string& flag, const std::string& text, double least, double most) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  Require(
+      error == std::errc() && end == text.data() + text.size() && number >= least && number <= most,
+      flag, " is '", text, "'; it must be a number in [", least, ", ", most, "]");
+  return number;
+}
+
 DType ParseDType(const std::string& text) {
   if (text == "bf16") return DType::kBf16;
   if (text == "fp16") return DType::kF16;
@@ -57,7 +67,16 @@ Options ParseOptions(const std::vector<std::string>& args) {
     } else if (flag == "--dtype") {
       options.dtype = ParseDType(value());
     } else if (flag == "--samples") {
-      options.samples = ParseSamples(value());
+      options.rule.samples = ParseSamples(value());
+    } else if (flag == "--precision") {
+      options.rule.precision = ParseNumber(flag, value(), 0.01, 100) / 100;
+    } else if (flag == "--max-seconds") {
+      options.rule.seconds = ParseNumber(flag, value(), 0, 3600);
+    } else if (flag == "--peaks") {
+      options.peaks = value();
+      Require(!options.peaks.empty(), "--peaks is empty; it must name a record file");
+    } else if (flag == "--inject-slowdown") {
+      options.slowdown_percent = ParseNumber(flag, value(), 0.1, 100);
     } else if (flag == "--verify-only") {
       options.verify_only = no_value();
     } else if (flag == "--help" || flag == "-h") {
@@ -70,20 +89,37 @@ Options ParseOptions(const std::vector<std::string>& args) {
 }
 
 std::string OptionsHelp(const std::string& program) {
-  return "usage: " + program + " [flags]\n" + R"(
-Times one kernel on each shape and verifies its output before and after.
+  std::string help =
+      "usage: PROGRAM [flags]\n"
+      R"(
+Times one kernel on each shape, verifies its output, and audits it on fresh inputs while it is timed.
           [--device auto|cpu|cuda]   cuda needs a device; auto runs the CPU reference on small
                                      shapes where there is none (default: auto)
           [--shapes FILE]            JSON shapes instead of the default ones (docs/measuring.md)
           [--dtype bf16|fp16]        storage type (default: bf16)
-          [--samples N]              timed samples a row, at least 15 (default: 15)
+          [--precision PERCENT]      sample until half the width of the median's 95 % confidence
+                                     interval is at most this (default: 0.5)
+          [--max-seconds S]          or until a row's samples took so long together (default: 0.5);
+                                     15 samples are always taken
+          [--samples N]              exactly so many timed samples a row instead, at least 15
+          [--peaks FILE]             the peaks that a run on the same GPU, at most an hour old,
+                                     measured into this record file, instead of measuring them
           [--verify-only]            compare with the reference, time and record nothing
           [--record FILE]            append machine-readable rows (JSON lines)
+          [--inject-slowdown PERCENT]
+                                     make every row slower, to test the tools; the record says so
           [--help]
+Examples: PROGRAM --record out.jsonl
+          PROGRAM --benchmark_filter=plain --precision 0.2 --max-seconds 2
 Exit code: 0 all rows measured and verified, 1 failure, 2 usage, 130 interrupted.
 
 Google Benchmark's own flags:
 )";
+  const std::string placeholder = "PROGRAM";
+  for (size_t at = 0; (at = help.find(placeholder, at)) != std::string::npos;) {
+    help.replace(at, placeholder.size(), program);
+  }
+  return help;
 }
 
 }  // namespace tokline::bench

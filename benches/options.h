@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/core/stopping_rule.h"
 #include "kernels/common/dtype.h"
 
 namespace tokline::bench {
@@ -13,7 +14,9 @@ struct Options {
   std::string shapes;           // a file; "": the default shapes
   std::string record;           // a file; "": none
   DType dtype = DType::kBf16;
-  int samples = 15;
+  StoppingRule rule{};
+  std::string peaks;            // a record file whose peaks are taken over; "": they are measured
+  double slowdown_percent = 0;  // injected into every row
   bool verify_only = false;
   bool help = false;
   std::vector<std::string> rest;  // what was not ours

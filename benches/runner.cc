@@ -1,16 +1,20 @@
-// The main of every bench program: flags, shapes, device, then a Google Benchmark a row. A row
-// verifies fresh inputs, times other fresh inputs, and verifies what the timed launches wrote.
+// The main of every bench program: flags, shapes, device, then a Google Benchmark a row.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
+#include <ctime>
 #include <random>
+#include <regex>
 
 #include "benches/bench_case.h"
+#include "benches/console_output.h"
 #include "benches/execution.h"
+#include "benches/measure_row.h"
 #include "benches/options.h"
-#include "benches/verify.h"
 #include "harness/core/interrupt.h"
+#include "harness/core/standard_streams.h"
 #include "harness/record/record_file.h"
+#include "harness/record/reused_peaks.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
 #include "harness/core/device.h"
@@ -39,6 +43,11 @@ class Session {
         context_(execution_->Context(options.dtype)),
         argc_(argc),
         argv_(argv) {
+    if (!options.peaks.empty()) {
+      Require(context_.device.has_value(), "--peaks: the CPU has no peaks");
+      peaks_ =
+          ReusePeaks(options.peaks, execution_->UuidHash(), PeaksNeeded::kAll, std::time(nullptr));
+    }
     if (!options.record.empty() && !options.verify_only) writer_.emplace(options.record);
   }
 
@@ -63,35 +72,43 @@ class Session {
                         .failure = {},
                         .peaks = {},
                         .datasheet = {}};
-    std::string failure;
     try {
       Start();
       m.peaks = peaks_;
       m.datasheet = datasheet_;
-      failure = Measure(row, m);
+      MeasureRow(Prepare(*row.spec), *execution_,
+                 {.dependent = row.chain == "dependent",
+                  .verify_only = options_.verify_only,
+                  .rule = options_.rule,
+                  .slowdown_percent = options_.slowdown_percent},
+                 rng_, m);
     } catch (const std::exception& error) {
-      failure = m.failure = error.what();
+      m.failure = error.what();
       prepared_.reset();
     }
     if (options_.verify_only) {
-      FinishVerifyOnly(m, failure, state);
+      FinishVerifyOnly(m, state);
     } else {
-      Finish(KernelRow(m), failure, state);
+      Finish(KernelRow(m), state);
     }
+  }
+
+  // The last line of the record, whether the run came to its end or not.
+  void EndRecord(bool interrupted) {
+    prepared_.reset();
+    if (!writer_ || !started_) return;
+    RunEnd end{.run_id = run_id_,
+               .interrupted = interrupted,
+               .rows = rows_,
+               .refused = refused_,
+               .gpu_after = {}};
+    if (gpu_) end.gpu_after = ReadGpuState(gpu_->pci_bus_id);
+    writer_->Append(ToJson(end));
   }
 
   // After the last row. Returns the exit code.
   int End() {
-    prepared_.reset();
-    if (writer_ && started_) {
-      RunEnd end{.run_id = run_id_,
-                 .interrupted = InterruptRequested(),
-                 .rows = rows_,
-                 .refused = refused_,
-                 .gpu_after = {}};
-      if (gpu_) end.gpu_after = ReadGpuState(gpu_->pci_bus_id);
-      writer_->Append(ToJson(end));
-    }
+    EndRecord(InterruptRequested());
     if (InterruptRequested()) {
       std::fprintf(stderr, "%s: interrupted; what was measured until then is recorded as such\n",
                    Program().c_str());
@@ -106,14 +123,6 @@ class Session {
   }
 
  private:
-  struct Prepared {
-    const CaseSpec* spec = nullptr;
-    std::unique_ptr<BenchCase> bench_case;
-    Cost cost;
-    Placement placement;
-    std::unique_ptr<TensorStore> store;
-  };
-
   std::string Program() const { return "bench_" + program_.kernel; }
 
   // Before the first row that runs, so that a mistaken filter costs nothing.
@@ -121,7 +130,7 @@ class Session {
     if (started_) return;
     Fingerprint fingerprint = TakeFingerprint(argc_, argv_, context_.device.has_value());
     gpu_ = fingerprint.gpu;
-    if (!options_.verify_only) peaks_ = execution_->Measure();
+    if (!options_.verify_only && !peaks_) peaks_ = execution_->Measure();
     if (gpu_) datasheet_ = DatasheetOf(gpu_->name);
     if (peaks_) PrintPeaks();
     if (writer_) {
@@ -129,9 +138,15 @@ class Session {
                                        .program = Program(),
                                        .fingerprint = std::move(fingerprint),
                                        .peaks = peaks_,
-                                       .datasheet = datasheet_}));
+                                       .datasheet = datasheet_,
+                                       .injected = Injected()}));
     }
     started_ = true;
+  }
+
+  Json Injected() const {
+    if (options_.slowdown_percent == 0) return nullptr;
+    return {{"slowdown_percent", options_.slowdown_percent}};
   }
 
   void PrintPeaks() const {
@@ -139,71 +154,32 @@ class Session {
       return datasheet_ ? StrCat(" (datasheet ", datasheet, " ", unit, ")") : std::string();
     };
     const Datasheet sheet = datasheet_.value_or(Datasheet{});
+    const std::string from_run =
+        peaks_->from_run.empty() ? "" : " (by run " + peaks_->from_run + ")";
     std::fprintf(stderr,
-                 "measured peaks of %s: read %.0f GB/s%s, copy %.0f GB/s, bf16 matmul %.0f "
+                 "measured peaks of %s%s: read %.0f GB/s%s, copy %.0f GB/s, bf16 matmul %.0f "
                  "TFLOP/s%s, launch %.2f us, graph node %.2f us\n",
-                 gpu_->name.c_str(), peaks_->read_gbps, beside(sheet.memory_gbps, "GB/s").c_str(),
-                 peaks_->copy_gbps, peaks_->matmul_tflops,
-                 beside(sheet.bf16_tflops, "TFLOP/s").c_str(), peaks_->launch_us,
-                 peaks_->graph_node_us);
+                 gpu_->name.c_str(), from_run.c_str(), peaks_->read_gbps,
+                 beside(sheet.memory_gbps, "GB/s").c_str(), peaks_->copy_gbps,
+                 peaks_->matmul_tflops, beside(sheet.bf16_tflops, "TFLOP/s").c_str(),
+                 peaks_->launch_us, peaks_->graph_node_us);
   }
 
   // The plain and the dependent row of a case share its buffers.
-  Prepared& Prepare(const CaseSpec& spec) {
-    if (prepared_ && prepared_->spec == &spec) return *prepared_;
+  PreparedCase& Prepare(const CaseSpec& spec) {
+    if (prepared_ && prepared_spec_ == &spec) return *prepared_;
     prepared_.reset();  // frees its memory first
-    Prepared prepared{
-        .spec = &spec, .bench_case = spec.make(context_), .cost = {}, .placement = {}, .store = {}};
-    prepared.cost = prepared.bench_case->GetCost();
-    prepared.placement = execution_->Place(prepared.cost, prepared.bench_case->tensors());
-    prepared.store = std::make_unique<TensorStore>(
-        prepared.bench_case->tensors(), prepared.placement.buffer_sets, execution_->MakeMemory());
-    return prepared_.emplace(std::move(prepared));
+    prepared_.emplace(spec.make(context_), *execution_);
+    prepared_spec_ = &spec;
+    return *prepared_;
   }
 
-  // Returns the first failed comparison, or "".
-  std::string Measure(const Row& row, KernelMeasurement& m) {
-    Prepared& prepared = Prepare(*row.spec);
-    TensorStore& store = *prepared.store;
-    const bool dependent = row.chain == "dependent";
-    m.cost = prepared.cost;
-    m.cache = prepared.placement.cache;
-    m.buffer_sets = prepared.placement.buffer_sets;
-
-    const uint64_t first_seed = rng_();
-    store.FillRandom(first_seed);
-    store.Poison();
-    execution_->Run(*prepared.bench_case, store, std::min(store.copies(), 2), dependent);
-    const Comparison before =
-        CompareWithReference(*prepared.bench_case, store, 0, first_seed, rng_());
-    m.verified = {.before = before.first_failure.empty(),
-                  .max_error_over_bound = before.max_error_over_bound};
-    if (!m.verified.before || options_.verify_only) return before.first_failure;
-
-    const uint64_t second_seed = rng_();
-    store.FillRandom(second_seed);
-    store.Poison();
-    const TimedSamples timed =
-        execution_->Time(*prepared.bench_case, store, options_.samples, dependent);
-    m.samples_us = timed.us;
-    m.launches_per_sample = timed.launches_per_sample;
-    m.interrupted = timed.interrupted;
-    const Comparison after =
-        CompareWithReference(*prepared.bench_case, store, store.copies() - 1, second_seed, rng_());
-    m.verified.after = after.first_failure.empty();
-    m.verified.max_error_over_bound =
-        std::max(m.verified.max_error_over_bound, after.max_error_over_bound);
-    return after.first_failure;
-  }
-
-  void Finish(const Json& row, const std::string& failure, benchmark::State& state) {
+  void Finish(const Json& row, benchmark::State& state) {
     ++rows_;
     if (writer_) writer_->Append(row);
     if (row["status"] != "ok") {
       ++refused_;
-      std::string reason = row["reason"];
-      if (!failure.empty() && failure != reason) reason += "; " + failure;
-      state.SkipWithError(reason.c_str());
+      state.SkipWithError(row["reason"].get<std::string>().c_str());
       return;
     }
     const double median_us = row["median_us"];
@@ -216,15 +192,15 @@ class Session {
       state.counters["%limit"] = row["percent_of_measured_peak"].get<double>();
       label = "limit:" + row["limit"].get<std::string>() + " " + label;
     }
+    if (!row["disturbed"].is_null()) label += ", " + row["disturbed"].get<std::string>();
     state.SetLabel(label);
   }
 
-  void FinishVerifyOnly(const KernelMeasurement& m, const std::string& failure,
-                        benchmark::State& state) {
+  void FinishVerifyOnly(const KernelMeasurement& m, benchmark::State& state) {
     ++rows_;
-    if (!failure.empty() || !m.verified.before) {
+    if (!m.failure.empty()) {
       ++refused_;
-      state.SkipWithError(failure.c_str());
+      state.SkipWithError(m.failure.c_str());
       return;
     }
     for ([[maybe_unused]] auto _ : state) state.SetIterationTime(0);
@@ -245,7 +221,8 @@ class Session {
   std::optional<GpuIdentity> gpu_;
   std::optional<Peaks> peaks_;
   std::optional<Datasheet> datasheet_;
-  std::optional<Prepared> prepared_;
+  std::optional<PreparedCase> prepared_;
+  const CaseSpec* prepared_spec_ = nullptr;
   int64_t rows_ = 0;
   int64_t refused_ = 0;
 };
@@ -311,14 +288,28 @@ void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, S
   }
 }
 
+// Google Benchmark says on standard error that it cannot read one, and goes on with no row.
+void RequireFilter(std::string filter) {
+  const std::string given = filter;
+  if (filter.starts_with('-')) filter.erase(0, 1);  // all but what matches
+  try {
+    const std::regex expression(filter, std::regex::extended);
+  } catch (const std::regex_error& error) {
+    throw InvalidArgument(StrCat("--benchmark_filter is '", given,
+                                 "', which is no regular expression: ", error.what()));
+  }
+}
+
 int RunProgram(int argc, char** argv, const BenchProgram& program) {
   const Options options = ParseOptions({argv + 1, argv + argc});
   if (options.help) {
-    std::printf("%s", OptionsHelp("bench_" + program.kernel).c_str());
+    Print(OptionsHelp("bench_" + program.kernel));
     benchmark::PrintDefaultHelp();
+    Print("");
     return 0;
   }
   std::vector<std::string> rest{argv[0]};
+  if (NoColor()) rest.push_back("--benchmark_color=false");
   rest.insert(rest.end(), options.rest.begin(), options.rest.end());
   std::vector<char*> rest_pointers;
   for (std::string& arg : rest) rest_pointers.push_back(arg.data());
@@ -326,6 +317,7 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   rest_pointers.push_back(nullptr);
   benchmark::Initialize(&rest_count, rest_pointers.data());
   Require(rest_count <= 1, "unknown argument '", rest_pointers[1], "'; --help lists what is known");
+  RequireFilter(benchmark::GetBenchmarkFilter());
 
   CatchInterrupts();
   std::unique_ptr<Execution> execution = ChooseExecution(options);
@@ -335,7 +327,14 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   Session session(program, options, std::move(execution), argc, argv);
   const std::vector<CaseSpec> cases = MakeCases(program, shapes, session.context());
   Register(program, cases, session);
-  const size_t matched = benchmark::RunSpecifiedBenchmarks();
+  size_t matched = 0;
+  try {
+    const ConsoleOutput output;
+    matched = benchmark::RunSpecifiedBenchmarks();
+  } catch (...) {
+    session.EndRecord(/*interrupted=*/true);
+    throw;
+  }
   benchmark::Shutdown();
   if (matched == 0) {
     throw RuntimeFailure("the filter matches none of the " + std::to_string(cases.size()) +
@@ -352,6 +351,7 @@ int BenchMain(int argc, char** argv, const BenchProgram& program) {
     return code;
   };
   try {
+    PrepareStandardStreams();
     return RunProgram(argc, argv, program);
   } catch (const InvalidArgument& error) {
     return fail(error, kUsageExit);

@@ -1,20 +1,20 @@
 #include "benches/shapes.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
+#include <sstream>
 
+#include "harness/models/json_file.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Larger numbers are slips; products of a few of these still fit in int64.
-constexpr int64_t kMostInt = int64_t{1} << 31;
 
 template <typename Range>
 std::string Listed(const Range& range) {
@@ -23,9 +23,9 @@ std::string Listed(const Range& range) {
   return list;
 }
 
-bool IsInt(const Json& value, int64_t least) {
+bool IsInt(const Json& value, int64_t least, int64_t most) {
   return value.is_number_integer() && !(value.is_number_unsigned() && value > kMostInt) &&
-         value.get<int64_t>() >= least && value.get<int64_t>() < kMostInt;
+         value.get<int64_t>() >= least && value.get<int64_t>() <= most;
 }
 
 }  // namespace
@@ -49,33 +49,49 @@ const Json& ShapeReader::At(const std::string& key) {
   return shape_->at(key);
 }
 
-int64_t ShapeReader::Int(const std::string& key, int64_t least) {
+int64_t ShapeReader::IntWithin(const std::string& key, int64_t least, int64_t most) {
   const Json& value = At(key);
-  if (!IsInt(value, least)) {
-    Fail(StrCat("'", key, "' is ", value.dump(), "; it must be a whole number in [", least, ", ",
-                kMostInt, ")"));
+  if (!IsInt(value, least, most)) {
+    Fail(StrCat("'", key, "' is ", value.dump(), "; it must be a whole number from ", least, " to ",
+                most));
   }
   return value;
+}
+
+int64_t ShapeReader::Int(const std::string& key, int64_t least) {
+  return IntWithin(key, least, kMostInt);
 }
 
 int64_t ShapeReader::IntOr(const std::string& key, int64_t fallback, int64_t least) {
   return Has(key) ? Int(key, least) : fallback;
 }
 
-std::vector<int64_t> ShapeReader::Ints(const std::string& key, int64_t least) {
+bool ShapeReader::Flag(const std::string& key) { return Has(key) && IntWithin(key, 0, 1) == 1; }
+
+std::vector<int64_t> ShapeReader::List(const std::string& key, int64_t least, int64_t most) {
   const Json& value = At(key);
   const bool good = value.is_array() && !value.empty() &&
                     std::all_of(value.begin(), value.end(),
-                                [least](const Json& item) { return IsInt(item, least); });
+                                [=](const Json& item) { return IsInt(item, least, most); });
   if (!good) {
     Fail(StrCat("'", key, "' is ", value.dump().substr(0, 60), "; it must be a list of whole ",
-                "numbers in [", least, ", ", kMostInt, "), not empty"));
+                "numbers from ", least, " to ", most, ", not empty"));
   }
   return value;
 }
 
-std::vector<int64_t> ShapeReader::IntsOr(const std::string& key, std::vector<int64_t> fallback) {
-  return Has(key) ? Ints(key, 0) : fallback;
+std::vector<int64_t> ShapeReader::Ints(const std::string& key, int64_t least, int64_t most) {
+  const std::vector<int64_t> values = List(key, least, most);
+  std::set<int64_t> seen;
+  for (const int64_t value : values) {
+    if (!seen.insert(value).second) Fail(StrCat("'", key, "' has ", value, " twice"));
+  }
+  return values;
+}
+
+std::vector<int64_t> ShapeReader::IntsOr(const std::string& key, std::vector<int64_t> fallback,
+                                         int64_t least, int64_t most) {
+  return Has(key) ? Ints(key, least, most) : fallback;
 }
 
 double ShapeReader::NumberOr(const std::string& key, double fallback) {
@@ -93,13 +109,17 @@ std::vector<int64_t> ShapeReader::Lengths(const std::string& list, const std::st
   if (has_list == has_one) {
     Fail(StrCat("give the lengths either as '", list, "' or as 'batch' and '", one, "'"));
   }
-  if (has_list) return Ints(list, 0);
+  if (has_list) {
+    const std::vector<int64_t> lengths = List(list, 0, kMostInt);
+    if (std::ranges::max(lengths) == 0) Fail("'" + list + "' has no length of more than 0");
+    return lengths;
+  }
   constexpr int64_t kMostSequences = 1 << 20;
   const int64_t batch = Int("batch");
   if (batch > kMostSequences) {
     Fail(StrCat("'batch' is ", batch, "; it must be at most ", kMostSequences));
   }
-  return std::vector<int64_t>(static_cast<size_t>(batch), Int(one, 0));
+  return std::vector<int64_t>(static_cast<size_t>(batch), Int(one));
 }
 
 void ShapeReader::Finish() const {
@@ -112,18 +132,24 @@ void ShapeReader::Finish() const {
 
 ShapeFile ReadShapeFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw RuntimeFailure("cannot read shapes from " + path);
-  return ParseShapes(path, text);
+  std::ostringstream text;
+  if (file && file.peek() != file.eof()) text << file.rdbuf();
+  if (!file.is_open() || file.bad() || text.bad()) {
+    throw RuntimeFailure("cannot read shapes from " + path + ": " + std::strerror(errno));
+  }
+  return ParseShapes(path, text.str());
 }
 
 ShapeFile ParseShapes(const std::string& name, std::string_view json) {
   ShapeFile shapes{.name = name, .families = {}};
+  Require(json.find_first_not_of(" \t\r\n") != json.npos, name,
+          " is empty; it must hold a JSON object of families");
   try {
-    shapes.families = Json::parse(json);
-  } catch (const Json::exception& error) {
-    throw InvalidArgument(name + ": not JSON: " + error.what());
+    ParseJson(json, name);  // refuses more than the parser below: a key that is there twice
+  } catch (const RuntimeFailure& error) {
+    throw InvalidArgument(error.what());
   }
+  shapes.families = Json::parse(json);
   Require(shapes.families.is_object(), name, ": must be an object of families");
   for (const auto& [family, list] : shapes.families.items()) {
     Require(KnownFamilies().contains(family), name, ": unknown family '", family, "'; known are ",

@@ -12,6 +12,9 @@
 
 namespace tokline::bench {
 
+// Larger numbers are slips; products of a few of these still fit in int64.
+inline constexpr int64_t kMostInt = (int64_t{1} << 31) - 1;
+
 // Reads one shape strictly: a key that nobody asked for is an error. All throw InvalidArgument that
 // names the file, family, shape and key.
 class ShapeReader {
@@ -25,10 +28,14 @@ class ShapeReader {
   // Whole numbers of at least `least`.
   int64_t Int(const std::string& key, int64_t least = 1);
   int64_t IntOr(const std::string& key, int64_t fallback, int64_t least = 0);
-  std::vector<int64_t> Ints(const std::string& key, int64_t least = 1);
-  std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback);
+  // 0 or 1; false where it is missing.
+  bool Flag(const std::string& key);
+  // A row each, so no number may be there twice.
+  std::vector<int64_t> Ints(const std::string& key, int64_t least = 1, int64_t most = kMostInt);
+  std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback,
+                              int64_t least = 1, int64_t most = kMostInt);
   double NumberOr(const std::string& key, double fallback);
-  // Lengths a sequence: `list` as an array, or the short form "batch" and `one`.
+  // Lengths a sequence: `list` as an array, or the short form "batch" and `one`; not all 0.
   std::vector<int64_t> Lengths(const std::string& list, const std::string& one);
 
   // Throws if the shape has a key that none of the calls above named.
@@ -37,6 +44,8 @@ class ShapeReader {
 
  private:
   const nlohmann::ordered_json& At(const std::string& key);
+  int64_t IntWithin(const std::string& key, int64_t least, int64_t most);
+  std::vector<int64_t> List(const std::string& key, int64_t least, int64_t most);
 
   std::string where_;  // "FILE: FAMILY: NAME"
   std::string family_;

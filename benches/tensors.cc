@@ -91,6 +91,12 @@ int64_t TensorList::SharedBytes() const {
   return bytes;
 }
 
+int64_t TensorList::BytesOf(TensorKind kind) const {
+  int64_t bytes = 0;
+  for (const TensorSpec& spec : specs_) bytes += spec.kind == kind ? spec.Bytes() : 0;
+  return bytes;
+}
+
 TensorSet SymbolicSet(const TensorList& tensors) {
   alignas(kAlignment) static unsigned char nowhere[kAlignment];
   std::vector<void*> addresses;
@@ -146,13 +152,21 @@ void TensorStore::FillRandom(uint64_t seed) {
 }
 
 void TensorStore::Poison() {
-  constexpr unsigned char kNanByte = 0xff;  // 0xff.. is NaN in every floating-point type
   for (size_t t = 0; t < bases_.size(); ++t) {
     const TensorSpec& spec = tensors_->specs()[t];
     if (spec.kind != TensorKind::kOutput) continue;
-    memory_->SetBytes(bases_[t], kNanByte, RoundUp(spec.Bytes()) * copies_);
+    memory_->SetBytes(bases_[t], kPoison, RoundUp(spec.Bytes()) * copies_);
   }
   memory_->Synchronize();
+}
+
+void TensorStore::Renew(uint64_t seed) {
+  for (size_t t = 0; t < bases_.size(); ++t) {
+    const TensorSpec& spec = tensors_->specs()[t];
+    if (spec.kind == TensorKind::kWorkspace) memory_->SetBytes(bases_[t], 0, spec.Bytes());
+  }
+  FillRandom(seed);
+  Poison();
 }
 
 void TensorStore::Read(int tensor, int copy, int64_t begin, int64_t bytes, void* host) const {

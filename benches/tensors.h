@@ -24,7 +24,7 @@ inline constexpr Tolerance kElementwise{2, 0};
 // Sums over operands of this type.
 constexpr Tolerance SumTolerance(DType operands) { return {1, 2 * Epsilon(operands)}; }
 // The same, then rounded by several fused steps.
-constexpr Tolerance FusedSumTolerance(DType operands) { return {4, 2 * Epsilon(operands)}; }
+constexpr Tolerance FusedSumTolerance(DType operands) { return {4, 3 * Epsilon(operands)}; }
 
 enum class TensorKind : uint8_t {
   kRandom,     // input; refilled with fresh random values; a copy a buffer set
@@ -67,6 +67,8 @@ class TensorList {
   // Bytes of one buffer set.
   int64_t RotatingBytes() const;
   int64_t SharedBytes() const;
+  // Of the tensors of one kind, in one buffer set.
+  int64_t BytesOf(TensorKind kind) const;
 
  private:
   int Add(TensorSpec spec);
@@ -110,13 +112,17 @@ uint64_t TensorSeed(uint64_t seed, int tensor, int copy);
 // `copies` buffer sets of the tensors of a list, which must outlive it.
 class TensorStore {
  public:
+  static constexpr unsigned char kPoison = 0xff;  // 0xff.. is NaN in every floating-point type
+
   TensorStore(const TensorList& tensors, int copies, std::unique_ptr<Memory> memory);
 
   int copies() const { return copies_; }
   const TensorList& tensors() const { return *tensors_; }
   TensorSet Set(int copy) const;
   void FillRandom(uint64_t seed);  // every random tensor, in every set
-  void Poison();                   // every output, in every set
+  void Poison();                   // every output, in every set, with kPoison
+  // Both, and workspaces as they were at first: nothing of earlier launches is left.
+  void Renew(uint64_t seed);
   // Bytes [begin, begin + bytes) of a tensor.
   void Read(int tensor, int copy, int64_t begin, int64_t bytes, void* host) const;
 

@@ -87,6 +87,11 @@ double RowRms(DType dtype, const unsigned char* row, int64_t cols) {
   return std::sqrt(squares / static_cast<double>(std::max<int64_t>(cols, 1)));
 }
 
+bool IsPoison(const unsigned char* element, int64_t bytes) {
+  return std::all_of(element, element + bytes,
+                     [](unsigned char byte) { return byte == TensorStore::kPoison; });
+}
+
 void CompareRow(const TensorSpec& spec, int tensor, int64_t row, const unsigned char* actual,
                 const unsigned char* expected, Comparison& result) {
   const int64_t element = SizeOf(spec.dtype);
@@ -106,37 +111,45 @@ void CompareRow(const TensorSpec& spec, int tensor, int64_t row, const unsigned 
     const double ratio = over <= kWrong ? over : kWrong;          // NaN is not <= anything
     result.max_error_over_bound = std::max(result.max_error_over_bound, ratio);
     if (ratio > 1 && result.first_failure.empty()) {
+      const std::string found =
+          IsPoison(actual + col * element, element) ? "nan (not written)" : StrCat(a);
       result.first_failure = StrCat("tensor ", tensor, ", sampled row ", row, ", column ", col,
-                                    ": ", a, " instead of ", e, ", bound ", bound);
+                                    ": ", found, " instead of ", e, ", bound ", bound);
     }
   }
 }
 
 }  // namespace
 
-Comparison CompareWithReference(const BenchCase& whole, const TensorStore& store, int copy,
-                                uint64_t fill_seed, uint64_t sample_seed) {
-  SampledCase sample = whole.Sample(sample_seed);
-  const std::vector<TensorSpec>& specs = sample.problem->tensors().specs();
-  sample.maps.resize(std::max(sample.maps.size(), specs.size()));
-  TensorStore host(sample.problem->tensors(), 1, MakeHostMemory());
-  const TensorSet set = host.Set(0);
+ExpectedSample::ExpectedSample(const BenchCase& whole, int copy, uint64_t fill_seed,
+                               uint64_t sample_seed)
+    : copy_(copy),
+      fill_seed_(fill_seed),
+      sample_(whole.Sample(sample_seed)),
+      host_(sample_.problem->tensors(), 1, MakeHostMemory()) {
+  const std::vector<TensorSpec>& specs = host_.tensors().specs();
+  sample_.maps.resize(std::max(sample_.maps.size(), specs.size()));
+  const TensorSet set = host_.Set(0);
   for (size_t t = 0; t < specs.size(); ++t) {
     if (specs[t].kind != TensorKind::kRandom) continue;
     const int tensor = static_cast<int>(t);
-    FillSampled(specs[t], whole.tensors().specs()[t], sample.maps[t],
+    FillSampled(specs[t], whole.tensors().specs()[t], sample_.maps[t],
                 TensorSeed(fill_seed, tensor, copy), set.At<unsigned char>(tensor));
   }
-  host.Poison();
-  sample.problem->RunReference(set);
+  host_.Poison();
+  sample_.problem->RunReference(set);
+}
 
+Comparison ExpectedSample::CompareWith(const TensorStore& store) const {
+  const std::vector<TensorSpec>& specs = host_.tensors().specs();
+  const TensorSet set = host_.Set(0);
   Comparison result;
   int64_t compared = 0;
   for (size_t t = 0; t < specs.size(); ++t) {
     if (specs[t].kind != TensorKind::kOutput) continue;
     const int tensor = static_cast<int>(t);
     const std::vector<unsigned char> actual =
-        ReadSampled(store, tensor, copy, specs[t], sample.maps[t]);
+        ReadSampled(store, tensor, copy_, specs[t], sample_.maps[t]);
     const int64_t row_bytes = specs[t].cols * SizeOf(specs[t].dtype);
     for (int64_t row = 0; row < specs[t].rows; ++row, ++compared) {
       CompareRow(specs[t], tensor, row, actual.data() + row * row_bytes,
@@ -147,7 +160,7 @@ Comparison CompareWithReference(const BenchCase& whole, const TensorStore& store
     result = {.max_error_over_bound = kWrong, .first_failure = "the sample has no outputs"};
   }
   if (!result.first_failure.empty()) {
-    result.first_failure += StrCat(" (buffer set ", copy, ", seed ", fill_seed, ")");
+    result.first_failure += StrCat(" (buffer set ", copy_, ", seed ", fill_seed_, ")");
   }
   return result;
 }

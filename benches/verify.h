@@ -14,9 +14,19 @@ struct Comparison {
 };
 inline constexpr double kWrong = 1e9;
 
-// Checks a sample of the outputs in buffer set `copy`. The inputs of `store` were filled with
-// `fill_seed`; the host makes those that the sample needs from it once more.
-Comparison CompareWithReference(const BenchCase& whole, const TensorStore& store, int copy,
-                                uint64_t fill_seed, uint64_t sample_seed);
+// What the reference says of a sample of the outputs in buffer set `copy`, whose inputs were filled
+// with `fill_seed`: the host makes those that the sample needs from it once more. The reference
+// runs once; what launches wrote can then be compared again and again.
+class ExpectedSample {
+ public:
+  ExpectedSample(const BenchCase& whole, int copy, uint64_t fill_seed, uint64_t sample_seed);
+  Comparison CompareWith(const TensorStore& store) const;
+
+ private:
+  int copy_;
+  uint64_t fill_seed_;
+  SampledCase sample_;
+  TensorStore host_;
+};
 
 }  // namespace tokline::bench

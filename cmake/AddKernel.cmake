@@ -5,7 +5,7 @@
 #     kernels/<name>/<name>.cu (and other *.cu)                    -> tokline_<name>_cuda
 #     reference/<name>.h, <name>.cc                                -> into tokline_reference
 #     harness/tests/kernels/<name>_test.cc, <name>_cuda_test.cc    -> tests of these names
-#     benches/bench_<name>.cc                                      -> bench_<name>
+#     benches/bench_<name>.cc, shapes/<name>.json, shapes/cpu/<name>.json   -> bench_<name>
 #     kernels/<name>/README.md
 #   KERNELS are those it is composed of; they stand above it in the root CMakeLists.txt, which keeps
 #   the kernels free of cycles. CUDA_LIBS are libraries of the toolkit.
@@ -22,7 +22,7 @@ function(add_kernel name)
       kernels/${name}/${name}.h kernels/${name}/${name}_policy.cc kernels/${name}/${name}.cu
       kernels/${name}/README.md reference/${name}.h reference/${name}.cc
       harness/tests/kernels/${name}_test.cc harness/tests/kernels/${name}_cuda_test.cc
-      benches/bench_${name}.cc)
+      benches/bench_${name}.cc benches/shapes/${name}.json benches/shapes/cpu/${name}.json)
     if(NOT EXISTS "${PROJECT_SOURCE_DIR}/${file}")
       string(APPEND missing "\n  ${file}")
     endif()

@@ -32,7 +32,9 @@ endif()
 cmake_minimum_required(VERSION 3.25)
 execute_process(COMMAND git rev-parse HEAD WORKING_DIRECTORY "${SOURCE_DIR}"
   OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE no_commit)
-execute_process(COMMAND git status --porcelain --untracked-files=no WORKING_DIRECTORY "${SOURCE_DIR}"
+# Results are written by what is built, and are none of it.
+execute_process(COMMAND git status --porcelain --untracked-files=no -- . ":!results"
+  WORKING_DIRECTORY "${SOURCE_DIR}"
   OUTPUT_VARIABLE changes ERROR_QUIET RESULT_VARIABLE no_status)
 if(no_commit)
   set(commit unknown)

@@ -1,7 +1,7 @@
 # cmake -D SOURCE_DIR=<root> [-D STAMP=<file>] -P check_include_direction.cmake
 #   Fails, naming file and include, where a layer includes what stands right of it:
 #     kernels/common <- kernels/<kernel> <- reference <- harness <- benches
-#   Inside the harness: core <- models, record <- decoder <- cli. kernels/common and reference/ include
+#   Inside the harness: core <- models, record <- text, decoder <- chat <- cli. kernels/common and reference/ include
 #   nothing of CUDA. The build runs this before it compiles.
 cmake_minimum_required(VERSION 3.25)
 cmake_path(ABSOLUTE_PATH SOURCE_DIR)
@@ -20,12 +20,18 @@ function(allowed_includes out file)
     set(allowed "kernels/(common|device)|harness/core")
   elseif(file MATCHES "^harness/(models|record)/")
     set(allowed "kernels/common|harness/(core|${CMAKE_MATCH_1})")
+  elseif(file MATCHES "^harness/text/")
+    set(allowed "kernels/common|harness/(core|models|text)")
   elseif(file MATCHES "^harness/decoder/")
     set(allowed "kernels|reference|harness/(core|models|decoder)")
+  elseif(file MATCHES "^harness/chat/")
+    set(allowed "kernels|harness/(core|models|text|decoder|chat)")
   elseif(file MATCHES "^harness/cli/")
-    set(allowed "kernels|reference|harness/(core|models|record|decoder|cli)")
+    set(allowed "kernels|reference|harness/(core|models|record|text|decoder|chat|cli)")
   elseif(file MATCHES "^harness/")
     set(allowed "kernels|reference|harness")
+  elseif(file MATCHES "^benches/tests/")
+    set(allowed "kernels|reference|harness|benches")
   else()
     set(allowed "kernels|reference|harness/(core|models|record|decoder)|benches")
   endif()

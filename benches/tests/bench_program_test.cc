@@ -13,6 +13,7 @@
 
 #include "benches/options.h"
 #include "harness/record/record_file.h"
+#include "harness/tests/cli/terminal.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
 #include "harness/core/device.h"
@@ -46,13 +47,16 @@ class BenchProgramTest : public ::testing::Test {
     if (!directory_.empty()) fs::remove_all(directory_);
   }
 
-  pid_t Start(std::vector<std::string> args) {
+  // `out` is a descriptor for standard output: kWithError, where standard error goes, or kClosed.
+  static constexpr int kWithError = -1, kClosed = -2;
+  pid_t Start(std::vector<std::string> args, int out = kWithError) {
     const std::string output = directory_ / "output";
     const pid_t child = fork();
     if (child != 0) return child;
     const int file = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    dup2(file, STDOUT_FILENO);
+    dup2(out >= 0 ? out : file, STDOUT_FILENO);
     dup2(file, STDERR_FILENO);
+    if (out == kClosed) close(STDOUT_FILENO);
     std::vector<char*> argv;
     for (std::string& arg : args) argv.push_back(arg.data());
     argv.push_back(nullptr);
@@ -67,9 +71,9 @@ class BenchProgramTest : public ::testing::Test {
     output_.assign(std::istreambuf_iterator<char>(file), {});
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
-  int Run(std::vector<std::string> args) {
+  int Run(std::vector<std::string> args, int out = kWithError) {
     args.insert(args.begin(), program_);
-    return Wait(Start(std::move(args)));
+    return Wait(Start(std::move(args), out));
   }
   fs::path Record() const { return directory_ / "records.jsonl"; }
   fs::path Shapes(const std::string& json) const {
@@ -99,6 +103,33 @@ TEST_F(BenchProgramTest, EveryRowOnTheCpuIsVerifiedAndRecorded) {
   EXPECT_EQ(records.back()["kind"], "end");
   EXPECT_EQ(records.back()["interrupted"], false);
   EXPECT_EQ(records.back()["rows"], records.size() - 2);
+}
+
+TEST_F(BenchProgramTest, EveryRowIsAuditedAndSaysWhySamplingStopped) {
+  ASSERT_EQ(Run({"--device=cpu", "--record", Record(), "--benchmark_filter=tokens:1/"}), 0);
+  const Json row = ReadRecords(Record())[1];
+  EXPECT_EQ(row["verified"]["audits"], 3);
+  EXPECT_TRUE(row["stopped"] == "precise" || row["stopped"] == "time") << row["stopped"];
+  EXPECT_TRUE(row["fresh_us"].is_null()) << "the reference's times are no claim";
+  EXPECT_GT(row["memory_bytes"], 0);
+  EXPECT_TRUE(ReadRecords(Record())[0]["injected"].is_null());
+}
+
+TEST_F(BenchProgramTest, AStatedNumberOfSamplesIsTaken) {
+  ASSERT_EQ(Run({"--device=cpu", "--record", Record(), "--samples=20"}), 0) << output_;
+  const Json row = ReadRecords(Record())[1];
+  EXPECT_EQ(row["samples_us"].size(), 20u);
+  EXPECT_TRUE(row["stopped"].is_null());
+}
+
+TEST_F(BenchProgramTest, AnInjectedSlowdownIsSaidInTheHeader) {
+  ASSERT_EQ(Run({"--device=cpu", "--record", Record(), "--inject-slowdown=5", "--samples=15"}), 0);
+  EXPECT_EQ(ReadRecords(Record())[0]["injected"].dump(), R"({"slowdown_percent":5.0})");
+}
+
+TEST_F(BenchProgramTest, PeaksCannotBeTakenOverOnTheCpu) {
+  EXPECT_EQ(Run({"--device=cpu", "--peaks", Record(), "--record", Record()}), 2);
+  EXPECT_THAT(output_, HasSubstr("--peaks: the CPU has no peaks"));
 }
 
 TEST_F(BenchProgramTest, WithoutADeviceSaysThatCudaRowsAreNotRun) {
@@ -137,7 +168,14 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
   expect_usage({"--device", "tpu"}, "--device is 'tpu'; it must be auto, cpu or cuda");
   expect_usage({"--dtype=int8"}, "--dtype is 'int8'; it must be bf16 or fp16");
   expect_usage({"--samples", "3"}, "--samples is '3'");
+  expect_usage({"--precision", "0"}, "--precision is '0'; it must be a number in [0.01, 100]");
+  expect_usage({"--max-seconds=-1"}, "--max-seconds is '-1'");
+  expect_usage({"--inject-slowdown=nan"}, "--inject-slowdown is 'nan'");
+  expect_usage({"--peaks="}, "--peaks is empty");
   expect_usage({"--record"}, "--record needs a value");
+  expect_usage({"--benchmark_filter=["},
+               "--benchmark_filter is '[', which is no regular expression");
+  expect_usage({"--benchmark_filter=-("}, "--benchmark_filter is '-('");
   expect_usage({"--verify-only=yes"}, "--verify-only takes no value");
   expect_usage({"--device=cpu", "--shapes", Shapes(R"({"silu_mul": [{"name": "a", "x": 1}]})")},
                "silu_mul: a: 'intermediate' is missing");
@@ -147,6 +185,22 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
       "silu_mul: a: unknown key 'x'");
   expect_usage({"--device=cpu", "--shapes", Shapes(R"({"decode": []})")},
                "no shapes of family 'silu_mul'");
+}
+
+TEST_F(BenchProgramTest, NoColorIsRespectedOnATerminal) {
+  const auto colours = [this] {
+    tokline::testing::Terminal terminal;
+    const int out = open(terminal.Path().c_str(), O_WRONLY | O_NOCTTY);
+    EXPECT_EQ(Run({"--device=cpu", "--samples=15", "--benchmark_filter=tokens:1/"}, out), 0);
+    close(out);
+    return terminal.ReadTo("verified").find("\033[") != std::string::npos;
+  };
+  setenv("TERM", "xterm", 1);
+  unsetenv("NO_COLOR");
+  EXPECT_TRUE(colours());
+  setenv("NO_COLOR", "1", 1);
+  EXPECT_FALSE(colours());
+  unsetenv("NO_COLOR");
 }
 
 TEST_F(BenchProgramTest, HelpListsOwnFlagsAndGoogleBenchmarks) {
@@ -195,19 +249,45 @@ TEST_F(BenchProgramTest, CtrlCEndsTheRunAndMarksItsRecord) {
   EXPECT_EQ(records.back()["interrupted"], true);
 }
 
-TEST_F(BenchProgramTest, TheTableShowsRowsPeersAndWhatWasNotRun) {
+TEST_F(BenchProgramTest, OutputThatCannotBeWrittenIsAFailure) {
+  const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+  const std::vector<std::string> modes[] = {
+      {"--device=cpu"}, {"--help"}, {"--device=cpu", "--benchmark_list_tests"}};
+  for (const std::vector<std::string>& args : modes) {
+    EXPECT_EQ(Run(args, full), 1) << args.back();
+    EXPECT_THAT(output_,
+                HasSubstr("bench_silu_mul: cannot write to standard output: No space left"));
+    EXPECT_EQ(Run(args, kClosed), 1) << args.back();
+    EXPECT_THAT(output_, HasSubstr("bench_silu_mul: cannot write to standard output"));
+  }
+  close(full);
+}
+
+// Its table begins when the first row is measured.
+TEST_F(BenchProgramTest, ARunWhoseOutputFailsEndsItsRecordAsInterrupted) {
+  int pipe_ends[2] = {};
+  ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
+  close(pipe_ends[0]);
+  for (const int out : {pipe_ends[1], kClosed}) {
+    EXPECT_EQ(Run({"--device=cpu", "--record", Record(), "--samples=15"}, out), 1) << output_;
+    EXPECT_THAT(output_, HasSubstr("cannot write to standard output"));
+    const std::vector<Json> records = ReadRecords(Record());
+    ASSERT_EQ(records.size(), 3u);
+    EXPECT_EQ(records[1]["status"], "ok");
+    EXPECT_EQ(records[2]["kind"], "end");
+    EXPECT_EQ(records[2]["interrupted"], true);
+    EXPECT_EQ(records[2]["rows"], 1);
+    fs::remove(Record());
+  }
+  close(pipe_ends[1]);
+}
+
+TEST_F(BenchProgramTest, TheTableShowsRowsAndWhatWasNotRun) {
   ASSERT_EQ(Run({"--device=cpu", "--record", Record()}), 0);
-  const fs::path peers = directory_ / "peers.jsonl";
-  std::ofstream(peers) << R"({"bench": "silu_mul", "shape": "i3072", "P": null, "peer": "rival",)"
-                       << R"( "us": 12.5, "gbps": 100})"
-                       << "\n"
-                       << R"({"bench": "decode", "peer": "other", "error": "broken"})"
-                       << "\n";
   const std::string table = std::string(TOKLINE_SOURCE_DIR) + "/scripts/table";
-  ASSERT_EQ(Wait(Start({table, Record(), "--peers", peers})), 0) << output_;
+  ASSERT_EQ(Wait(Start({table, Record()})), 0) << output_;
   EXPECT_THAT(output_, AllOf(HasSubstr("silu_mul\n"), HasSubstr("i3072, tokens 64"),
-                             HasSubstr("peer rival"), HasSubstr("not run: chunk_decode"),
-                             HasSubstr("CUDA rows not run"), HasSubstr("other: broken")));
+                             HasSubstr("not run: chunk_decode"), HasSubstr("CUDA rows not run")));
   ASSERT_EQ(Wait(Start({table, "--markdown", Record()})), 0) << output_;
   EXPECT_THAT(output_, HasSubstr("| i3072, tokens 64 | reference | bf16 | cpu |"));
   std::ofstream(Record(), std::ios::app) << "not a record\n";
@@ -219,8 +299,18 @@ TEST_F(BenchProgramTest, TheTableShowsRowsPeersAndWhatWasNotRun) {
 TEST(OptionsTest, FlagsTakeTheirValueEitherWay) {
   const Options options = ParseOptions({"--device", "cpu", "--samples=20", "--benchmark_filter=x"});
   EXPECT_EQ(options.device, "cpu");
-  EXPECT_EQ(options.samples, 20);
+  EXPECT_EQ(options.rule.samples, 20);
   EXPECT_THAT(options.rest, ::testing::ElementsAre("--benchmark_filter=x"));
+}
+
+TEST(OptionsTest, PercentsBecomeShares) {
+  const Options options = ParseOptions(
+      {"--precision", "0.2", "--max-seconds=2", "--inject-slowdown", "3", "--peaks=p.jsonl"});
+  EXPECT_EQ(options.rule.samples, 0);
+  EXPECT_DOUBLE_EQ(options.rule.precision, 0.002);
+  EXPECT_EQ(options.rule.seconds, 2);
+  EXPECT_EQ(options.slowdown_percent, 3);
+  EXPECT_EQ(options.peaks, "p.jsonl");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 ShapeReader FirstOf(const ShapeFile& shapes, const std::string& family) {
   return ShapeReader(shapes.name, family, shapes.families.at(family).at(0));
@@ -73,7 +74,7 @@ TEST(ShapesTest, AMissingOrWrongValueIsNamed) {
 
 TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
   const auto message = [](const char* json) { return MessageOf([&] { ParseShapes("f", json); }); };
-  EXPECT_THAT(message("{"), HasSubstr("f: not JSON"));
+  EXPECT_THAT(message("{"), HasSubstr("f: not valid JSON"));
   EXPECT_THAT(message("[]"), HasSubstr("f: must be an object of families"));
   EXPECT_THAT(message(R"({"decoed": []})"),
               HasSubstr("unknown family 'decoed'; known are append, cascade, decode"));
@@ -82,13 +83,58 @@ TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
               HasSubstr("shape 0 must be an object with a name"));
   EXPECT_THAT(message(R"({"decode": [{"name": "a"}, {"name": "a"}]})"),
               HasSubstr("two shapes are named 'a'"));
-  EXPECT_THROW(ReadShapeFile("/no/such/file.json"), RuntimeFailure);
+  EXPECT_EQ(message(" \n"), "f is empty; it must hold a JSON object of families");
+  EXPECT_THAT(message("{]"), Not(HasSubstr("json.exception")));
+  EXPECT_THAT(message(R"({"decode": [{"name": "a", "hq": 8, "hq": 16}]})"),
+              HasSubstr("f: the key \"hq\" is there twice"));
+}
+
+TEST(ShapesTest, AFileThatCannotBeReadIsNamedWithTheReason) {
+  const auto message = [](const std::string& path) -> std::string {
+    try {
+      ReadShapeFile(path);
+    } catch (const RuntimeFailure& failure) {
+      return failure.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message("/no/such/file.json"),
+            "cannot read shapes from /no/such/file.json: No such file or directory");
+  EXPECT_EQ(message("/dev"), "cannot read shapes from /dev: Is a directory");
+}
+
+TEST(ShapesTest, AFlagIsZeroOrOne) {
+  const ShapeFile shapes = ParseShapes(
+      "f", R"({"linear": [{"name": "a", "norm": 1, "residual": 0, "gated": 2, "append": [2]}]})");
+  ShapeReader reader = FirstOf(shapes, "linear");
+  EXPECT_TRUE(reader.Flag("norm"));
+  EXPECT_FALSE(reader.Flag("residual"));
+  EXPECT_FALSE(reader.Flag("out_f32"));
+  EXPECT_THAT(MessageOf([&] { reader.Flag("gated"); }),
+              HasSubstr("f: linear: a: 'gated' is 2; it must be a whole number from 0 to 1"));
+  EXPECT_THAT(
+      MessageOf([&] { reader.IntsOr("append", {}, 0, 1); }),
+      HasSubstr("f: linear: a: 'append' is [2]; it must be a list of whole numbers from 0"));
+}
+
+TEST(ShapesTest, ARowIsNamedOnceAndHasSomethingToDo) {
+  const ShapeFile shapes = ParseShapes(
+      "f", R"({"gather": [{"name": "a", "tokens": [1, 8, 1], "batch": 2, "len": 0, "lens": [0, 0],
+                           "pages": [0]}]})");
+  ShapeReader reader = FirstOf(shapes, "gather");
+  EXPECT_THAT(MessageOf([&] { reader.Ints("tokens"); }),
+              HasSubstr("f: gather: a: 'tokens' has 1 twice"));
+  EXPECT_THAT(MessageOf([&] { reader.Lengths("lens", "other"); }),
+              HasSubstr("f: gather: a: 'lens' has no length of more than 0"));
+  EXPECT_THAT(MessageOf([&] { reader.Lengths("other", "len"); }),
+              HasSubstr("f: gather: a: 'len' is 0; it must be a whole number from 1"));
+  EXPECT_THAT(MessageOf([&] { reader.IntsOr("pages", {256}); }), HasSubstr("'pages' is [0]"));
 }
 
 TEST(ShapesTest, EveryKernelHasDefaultShapesForBothDevices) {
   for (const char* kernel :
        {"chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding",
-        "rmsnorm", "linear", "silu_mul", "sampling"}) {
+        "rmsnorm", "layernorm", "linear", "silu_mul", "gelu", "sampling"}) {
     for (const bool cuda : {false, true}) {
       const ShapeFile shapes = DefaultShapes(kernel, cuda);
       EXPECT_FALSE(shapes.families.empty()) << kernel << " " << cuda;

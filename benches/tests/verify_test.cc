@@ -18,24 +18,25 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// out = 3 x, a kernel simple enough to be wrong on purpose.
-class TripleCase : public BenchCase {
+// out = factor x, a kernel simple enough to be wrong on purpose.
+class ScaledCase : public BenchCase {
  public:
-  explicit TripleCase(int64_t rows, Tolerance tolerance = {1, 0})
-      : rows_(rows), tolerance_(tolerance) {
+  explicit ScaledCase(int64_t rows, Tolerance tolerance = {1, 0}, double factor = 3)
+      : rows_(rows), tolerance_(tolerance), factor_(factor) {
     x_ = tensors_.Random(DType::kBf16, rows, kCols);
     out_ = tensors_.Output(DType::kBf16, rows, kCols, tolerance);
   }
   Cost GetCost() const override { return {}; }
   void RunReference(const TensorSet& set) const override {
     for (int64_t i = 0; i < rows_ * kCols; ++i) {
-      StoreElement(DType::kBf16, set.At(out_), i, 3 * LoadElement(DType::kBf16, set.At(x_), i));
+      StoreElement(DType::kBf16, set.At(out_), i,
+                   factor_ * LoadElement(DType::kBf16, set.At(x_), i));
     }
   }
   void LaunchCuda(const TensorSet&, const LaunchOptions&) const override {}
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> rows = PickIndices(rows_, 4, seed);
-    SampledCase sampled{.problem = std::make_unique<TripleCase>(4, tolerance_)};
+    SampledCase sampled{.problem = std::make_unique<ScaledCase>(4, tolerance_, factor_)};
     sampled.maps = {{.rows = rows}, {.rows = rows}};
     return sampled;
   }
@@ -46,24 +47,26 @@ class TripleCase : public BenchCase {
  private:
   int64_t rows_;
   Tolerance tolerance_;
+  double factor_;
   int x_, out_;
 };
 
 class VerifyTest : public ::testing::Test {
  protected:
   // Runs the case in both buffer sets, as timed launches do.
-  void Run(uint64_t seed = TripleCase::kFillSeed) {
+  void Run(uint64_t seed = ScaledCase::kFillSeed) {
     store_.FillRandom(seed);
     store_.Poison();
     for (int copy = 0; copy < 2; ++copy) case_.RunReference(store_.Set(copy));
   }
   Comparison Compare(int copy = 1) {
-    return CompareWithReference(case_, store_, copy, TripleCase::kFillSeed, /*sample_seed=*/2);
+    return ExpectedSample(case_, copy, ScaledCase::kFillSeed, /*sample_seed=*/2)
+        .CompareWith(store_);
   }
   // Element `col` of the first row, which every sample has.
   uint16_t& Out(int64_t col) { return store_.Set(1).At<uint16_t>(1)[col]; }
 
-  TripleCase case_{20};
+  ScaledCase case_{20};
   TensorStore store_{case_.tensors(), 2, MakeHostMemory()};
 };
 
@@ -77,7 +80,7 @@ TEST_F(VerifyTest, RightOutputsPassInEverySet) {
 TEST_F(VerifyTest, OutputsThatWereNotWrittenFail) {
   Run();
   store_.Poison();
-  EXPECT_THAT(Compare().first_failure, HasSubstr("nan instead of"));
+  EXPECT_THAT(Compare().first_failure, HasSubstr("nan (not written) instead of"));
   EXPECT_EQ(Compare().max_error_over_bound, kWrong);
 }
 
@@ -102,16 +105,118 @@ TEST_F(VerifyTest, AnErrorWithinTheBoundIsReportedAndPasses) {
   EXPECT_NEAR(Compare().max_error_over_bound, 1, 0.01);
 }
 
+TEST_F(VerifyTest, TheLastElementIsComparedToo) {
+  Run();
+  uint16_t& last = Out(20 * ScaledCase::kCols - 1);
+  last = static_cast<uint16_t>(last + 3);
+  EXPECT_THAT(Compare().first_failure, HasSubstr("sampled row 3, column 32"));
+}
+
+TEST_F(VerifyTest, SmallNumbersHaveSmallBounds) {
+  const ScaledCase small(20, {1, 0}, /*factor=*/0x1p-40);
+  TensorStore store(small.tensors(), 1, MakeHostMemory());
+  store.FillRandom(ScaledCase::kFillSeed);
+  small.RunReference(store.Set(0));
+  uint16_t& element = store.Set(0).At<uint16_t>(1)[7];
+  element = static_cast<uint16_t>(element + 3);
+  EXPECT_NEAR(
+      ExpectedSample(small, 0, ScaledCase::kFillSeed, 2).CompareWith(store).max_error_over_bound, 3,
+      0.01);
+}
+
+TEST_F(VerifyTest, ErrorsOfSumsAreHeldAgainstTheRootMeanSquareOfTheirRow) {
+  const ScaledCase sums(20, {.ulps = 0, .row_rms = 0.5});
+  TensorStore store(sums.tensors(), 1, MakeHostMemory());
+  store.FillRandom(ScaledCase::kFillSeed);
+  sums.RunReference(store.Set(0));
+  uint16_t* row = store.Set(0).At<uint16_t>(1);
+  double squares = 0;
+  for (int64_t i = 0; i < ScaledCase::kCols; ++i) {
+    squares += std::pow(LoadElement(DType::kBf16, row, i), 2);
+  }
+  const double rms = std::sqrt(squares / ScaledCase::kCols);
+  StoreElement(DType::kBf16, row, 7, LoadElement(DType::kBf16, row, 7) + 0.75 * rms);
+  EXPECT_NEAR(
+      ExpectedSample(sums, 0, ScaledCase::kFillSeed, 2).CompareWith(store).max_error_over_bound,
+      1.5, 0.02);
+}
+
+// The same, of which a stated part is sampled.
+class PickedCase : public ScaledCase {
+ public:
+  PickedCase(int64_t rows, TensorMap map) : ScaledCase(rows), map_(std::move(map)) {}
+  SampledCase Sample(uint64_t seed) const override {
+    SampledCase sampled = ScaledCase::Sample(seed);
+    sampled.maps = {map_, map_};
+    return sampled;
+  }
+
+ private:
+  TensorMap map_;
+};
+
+// Where the sample finds an error in this element of the whole output; "" where it does not.
+std::string WhereFound(const PickedCase& picked, int64_t row, int64_t col) {
+  TensorStore store(picked.tensors(), 1, MakeHostMemory());
+  store.FillRandom(ScaledCase::kFillSeed);
+  picked.RunReference(store.Set(0));
+  const ExpectedSample expected(picked, 0, ScaledCase::kFillSeed, 2);
+  EXPECT_THAT(expected.CompareWith(store).first_failure, IsEmpty());
+  uint16_t& element = store.Set(0).At<uint16_t>(1)[row * ScaledCase::kCols + col];
+  element = static_cast<uint16_t>(element + 3);
+  return expected.CompareWith(store).first_failure;
+}
+
+TEST(PickedCaseTest, ColumnsAreThoseOfTheWholeProblem) {
+  // Twice each but for the first, so that the sampled problem is as wide.
+  std::vector<int64_t> cols{1};
+  for (int64_t col = 1; col <= ScaledCase::kCols / 2; ++col) cols.insert(cols.end(), 2, 2 * col);
+  const PickedCase picked(4, {.cols = cols});
+  EXPECT_THAT(WhereFound(picked, 0, 4), HasSubstr("sampled row 0, column 3"));
+  EXPECT_THAT(WhereFound(picked, 0, 3), IsEmpty());
+}
+
+TEST(PickedCaseTest, RowsMayStandInAnyOrderCloseAndFarApart) {
+  const PickedCase picked(200, {.rows = {150, 3, 5, 199}});
+  EXPECT_THAT(WhereFound(picked, 150, 0), HasSubstr("sampled row 0, column 0"));
+  EXPECT_THAT(WhereFound(picked, 3, 1), HasSubstr("sampled row 1, column 1"));
+  EXPECT_THAT(WhereFound(picked, 5, 2), HasSubstr("sampled row 2, column 2"));
+  EXPECT_THAT(WhereFound(picked, 199, 32), HasSubstr("sampled row 3, column 32"));
+  EXPECT_THAT(WhereFound(picked, 4, 0), IsEmpty());
+}
+
+// Reads, and writes nothing.
+class NoOutputCase : public BenchCase {
+ public:
+  NoOutputCase() { tensors_.Random(DType::kF32, 1, 8); }
+  Cost GetCost() const override { return {}; }
+  void RunReference(const TensorSet&) const override {}
+  void LaunchCuda(const TensorSet&, const LaunchOptions&) const override {}
+  SampledCase Sample(uint64_t) const override {
+    return {.problem = std::make_unique<NoOutputCase>()};
+  }
+};
+
+TEST(ExpectedSampleTest, ASampleWithoutOutputsProvesNothing) {
+  const NoOutputCase nothing;
+  TensorStore store(nothing.tensors(), 1, MakeHostMemory());
+  store.FillRandom(1);
+  const Comparison comparison = ExpectedSample(nothing, 0, 1, 2).CompareWith(store);
+  EXPECT_THAT(comparison.first_failure, HasSubstr("the sample has no outputs"));
+  EXPECT_EQ(comparison.max_error_over_bound, kWrong);
+}
+
 TEST_F(VerifyTest, ExactOutputsMustBeEqualBitByBit) {
-  const TripleCase exact(20, kExact);
+  const ScaledCase exact(20, kExact);
   TensorStore store(exact.tensors(), 1, MakeHostMemory());
-  store.FillRandom(TripleCase::kFillSeed);
+  store.FillRandom(ScaledCase::kFillSeed);
   exact.RunReference(store.Set(0));
-  EXPECT_THAT(CompareWithReference(exact, store, 0, TripleCase::kFillSeed, 2).first_failure,
+  EXPECT_THAT(ExpectedSample(exact, 0, ScaledCase::kFillSeed, 2).CompareWith(store).first_failure,
               IsEmpty());
   ++store.Set(0).At<uint16_t>(1)[0];
-  EXPECT_EQ(CompareWithReference(exact, store, 0, TripleCase::kFillSeed, 2).max_error_over_bound,
-            kWrong);
+  EXPECT_EQ(
+      ExpectedSample(exact, 0, ScaledCase::kFillSeed, 2).CompareWith(store).max_error_over_bound,
+      kWrong);
 }
 
 TEST(PickIndicesTest, HasTheEndsAndTheCountAskedFor) {
@@ -138,7 +243,23 @@ TEST(PlaceInL2Test, TheLabelIsRefusedWhereMemoryOrTouchedBytesDoNotAllowIt) {
   constexpr int64_t kL2 = 60 << 20;
   const Placement no_room = PlaceInL2(8 << 20, 8 << 20, kL2, 100 << 20);
   EXPECT_EQ(no_room.cache, "warm");
-  EXPECT_EQ(no_room.buffer_sets, 1);
+}
+
+TEST(PlaceInL2Test, WarmRowsRotateOverSetsThatStayInHalfTheL2) {
+  constexpr int64_t kL2 = 60 << 20;
+  const auto warm_sets = [](double touched_bytes, int64_t room_bytes) {
+    const Placement placement = PlaceInL2(touched_bytes, 8 << 20, kL2, room_bytes);
+    EXPECT_EQ(placement.cache, "warm");
+    return placement.buffer_sets;
+  };
+  EXPECT_EQ(warm_sets(8192, int64_t{1} << 40), kMostWarmSets);
+  EXPECT_EQ(warm_sets(8 << 20, 100 << 20), 3);  // 24 of 30 MiB
+  EXPECT_EQ(warm_sets(8192, 20 << 20), 2);      // no more fit
+  EXPECT_EQ(warm_sets(40 << 20, 56 << 20), 1);  // not even two
+}
+
+TEST(PlaceInL2Test, ALargePoolOfWhichALaunchTouchesLittleIsWarm) {
+  constexpr int64_t kL2 = 60 << 20;
   // A large pool of which a launch touches little stays in the cache all the same.
   EXPECT_EQ(PlaceInL2(8192, 1 << 20, kL2, int64_t{1} << 40).cache, "warm");
 }

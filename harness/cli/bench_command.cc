@@ -1,24 +1,29 @@
 // tokline bench: tokens per second by batch size.
+#include <array>
 #include <cstdio>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "harness/cli/commands.h"
+#include "harness/cli/memory_report.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
-#include "harness/core/fingerprint.h"
+#include "harness/cli/profile_table.h"
+#include "harness/cli/run_record.h"
+#include "harness/cli/text_judge.h"
+#include "harness/cli/workload_bench.h"
+#include "harness/core/delay.h"
 #include "harness/core/interrupt.h"
-#include "harness/core/peaks.h"
+#include "harness/core/nvml.h"
 #include "harness/core/timing.h"
-#include "harness/decoder/generate.h"
-#include "harness/decoder/text_regret.h"
+#include "harness/decoder/step_profiler.h"
 #include "harness/decoder/throughput.h"
+#include "harness/models/printable.h"
 #include "harness/record/record.h"
-#include "harness/record/record_file.h"
 #include "kernels/common/error.h"
-#if TOKLINE_HAS_CUDA
-#include "harness/core/device.h"
-#endif
 
 namespace tokline {
 namespace {
@@ -27,8 +32,11 @@ struct BenchFlags {
   RunFlags run;
   std::vector<int64_t> batches = {1, 8, 64};
   BenchOptions bench;
-  std::filesystem::path json;
-  std::string record;
+  std::optional<int32_t> repeats;
+  RecordFlags record;
+  std::optional<bool> profile;
+  std::optional<OpDelay> op_delay;
+  WorkloadFlags workload;
 
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
@@ -49,67 +57,86 @@ struct BenchFlags {
                      .set = IntegerInto("--new-tokens", bench.new_tokens, 2, INT32_MAX)});
     flags.push_back({.name = "--repeats",
                      .value = "N",
-                     .help = "that are counted, after one that is not (default: 5)",
-                     .set = IntegerInto("--repeats", bench.repeats, 1, 1000)});
+                     .help = "that are counted, after one that is not (default: 5; of a workload "
+                             "3 on cuda, 1 on cpu)",
+                     .set = [this](std::string_view text) {
+                       repeats = static_cast<int32_t>(ParseInteger("--repeats", text, 1, 1000));
+                       bench.repeats = *repeats;
+                     }});
     flags.push_back(
         {.name = "--seed",
          .value = "N",
          .help = "of the prompts (default: 0)",
          .set = [this](std::string_view text) { bench.seed = ParseSeed("--seed", text); }});
-    flags.push_back({.name = "--json",
-                     .value = "FILE",
-                     .help = "write the figures and all samples",
-                     .set = TextInto("--json", json)});
-    flags.push_back({.name = "--record",
-                     .value = "FILE",
-                     .help = "append a record with the run's fingerprint, one JSON object a line",
-                     .set = TextInto("--record", record)});
+    record.AddTo(flags);
+    flags.push_back(
+        {.name = "--profile",
+         .value = "on|off",
+         .help = "where a decode step's time goes; on prints it (default: written, not printed)",
+         .set = [this](std::string_view text) {
+           constexpr std::array<std::string_view, 2> kChoices = {"off", "on"};
+           profile = ParseChoice("--profile", text, kChoices) == 1;
+         }});
+    workload.AddTo(flags);
+    flags.push_back({.name = "--inject-op-delay",
+                     .value = "OP:US",
+                     .help = "to test the tools: US more after each launch of an op of the step",
+                     .set = [this](std::string_view text) { op_delay = ParseOpDelay(text); }});
+    flags.push_back({.name = "--inject-host-delay",
+                     .value = "US",
+                     .help = "to test the tools: the host waits US after each decode step",
+                     .set = [this](std::string_view text) {
+                       bench.host_delay_us = ParseDelay("--inject-host-delay", text);
+                     }});
     return flags;
   }
-};
 
-std::string DeviceName(Device device, const Fingerprint& fingerprint) {
-  if (device == Device::kCuda && fingerprint.gpu) return fingerprint.gpu->name;
-  return "cpu";
-}
+  // Throws InvalidArgument for a flag that would be ignored.
+  void RequireThatAllApply(const std::set<std::string_view>& given) {
+    const bool of_workload = !workload.workload.empty();
+    for (const char* flag :
+         {"--batch", "--prompt-tokens", "--new-tokens", "--seed", "--inject-host-delay"}) {
+      Require(!of_workload || !given.contains(flag), flag, " is not for a --workload");
+    }
+    Require(!of_workload || !profile.value_or(false), "--profile on is not for a --workload");
+    std::vector<Flag> flags;
+    workload.AddTo(flags);
+    for (const Flag& flag : flags) {
+      Require(of_workload || !given.contains(flag.name), flag.name,
+              " is of a --workload, and none is given");
+    }
+  }
+  // Whether profiles are made: where somebody would see them.
+  bool Profiles() const { return profile.value_or(!record.record.empty() || !record.json.empty()); }
+  // As records say it.
+  Json Injected() const {
+    Json injected = nullptr;
+    if (op_delay) injected = {{"op", Name(op_delay->op)}, {"op_delay_us", op_delay->us}};
+    if (bench.host_delay_us > 0) injected["host_delay_us"] = bench.host_delay_us;
+    return injected;
+  }
+
+ private:
+  static double ParseDelay(std::string_view flag, std::string_view text) {
+    const double us = ParseReal(flag, text);
+    Require(us > 0 && us <= kMaxDelayUs, flag, " is ", Quoted(text),
+            "; it must be more than 0 and at most ", kMaxDelayUs, " microseconds");
+    return us;
+  }
+  static OpDelay ParseOpDelay(std::string_view text) {
+    const size_t colon = text.rfind(':');
+    Require(colon != text.npos, "--inject-op-delay is ", Quoted(text),
+            "; it takes an op and microseconds, like down:20");
+    return {.op = ParseStepOp(text.substr(0, colon)),
+            .us = ParseDelay("--inject-op-delay", text.substr(colon + 1))};
+  }
+};
 
 // "cold" where a step moves more than the L2 keeps of it until the next.
 std::string CacheLabel(const Cost& step, const Fingerprint& fingerprint) {
   if (!fingerprint.gpu) return "cpu";
   const auto l2_bytes = static_cast<double>(fingerprint.gpu->l2_bytes);
   return step.Bytes() > kColdL2Multiple * l2_bytes ? "cold" : "warm";
-}
-
-struct Judgement {
-  int64_t tokens = 0;
-  double mean_regret = 0;
-};
-
-// What a decoder without any fused or custom op says of the last tokens of the texts.
-Judgement Judge(const LoadedModel& model, DecoderOptions options, std::span<const BenchText> texts,
-                const std::atomic<bool>* interrupted) {
-  constexpr size_t kJudgedTokens = 64;  // of a text
-  options.max_batch = 1;
-  options.kv_pages = 0;
-  for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
-  Decoder plain = MakeDecoder(model, options);
-  std::vector<std::vector<float>> logits;
-  std::vector<int32_t> tokens;
-  for (const BenchText& text : texts) {
-    const auto judged =
-        text.tokens.end() - static_cast<int64_t>(std::min(kJudgedTokens, text.tokens.size()));
-    std::vector<int32_t> known = text.prompt;
-    known.insert(known.end(), text.tokens.begin(), judged);
-    GenerateResult result = Generate(plain, known,
-                                     {.max_new_tokens = text.tokens.end() - judged,
-                                      .force_ids = {judged, text.tokens.end()},
-                                      .want_logits = true,
-                                      .interrupted = interrupted});
-    if (result.interrupted) return {};
-    tokens.insert(tokens.end(), judged, text.tokens.end());
-    std::ranges::move(result.logits, std::back_inserter(logits));
-  }
-  return {static_cast<int64_t>(tokens.size()), MeanRegret(logits, tokens)};
 }
 
 DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& header,
@@ -140,51 +167,50 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
   return measurement;
 }
 
-// The records of the run, if it has any: opened before the work starts.
-class RunRecord {
- public:
-  explicit RunRecord(const std::string& path) {
-    if (!path.empty()) writer_.emplace(path);
-  }
-
-  void Start(const RunHeader& header) {
-    end_.run_id = header.run_id;
-    Append(ToJson(header));
-  }
-  void Add(const Json& row) {
-    Append(row);
-    ++end_.rows;
-    if (row["status"] != "ok") ++end_.refused;
-  }
-  int64_t Refused() const { return end_.refused; }
-  void Finish(bool interrupted, const Fingerprint& fingerprint) {
-    end_.interrupted = interrupted;
-    if (fingerprint.gpu) end_.gpu_after = ReadGpuState(fingerprint.gpu->pci_bus_id);
-    Append(ToJson(end_));
-  }
-
- private:
-  void Append(const Json& record) {
-    if (writer_) writer_->Append(record);
-  }
-
-  std::optional<RecordWriter> writer_;
-  RunEnd end_;
+struct MeasuredBatch {
+  BenchResult result;
+  DecoderMeasurement measurement;
+  Json memory;
 };
 
-RunHeader MakeHeader(const CommandLine& line, Device device) {
-  RunHeader header{.run_id = NewRunId(),
-                   .program = "tokline bench",
-                   .fingerprint = TakeFingerprint(line.argc, line.argv, device == Device::kCuda),
-                   .peaks = std::nullopt,
-                   .datasheet = std::nullopt};
-#if TOKLINE_HAS_CUDA
-  if (device == Device::kCuda) {
-    header.peaks = MeasurePeaks(std::nullopt);
-    header.datasheet = DatasheetOf(header.fingerprint.gpu->name);
+// Measures a batch, once more where something disturbed it, and has its texts judged.
+MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& options,
+                           const BenchOptions& bench, const RunHeader& header) {
+  BenchResult result;
+  std::string disturbed;
+  int64_t memory_bytes = 0;
+  Json memory;
+  {
+    const MemoryWatch watch(options.device);
+    Decoder decoder = MakeDecoder(model, options);
+    memory_bytes = decoder.Memory().Total();
+    constexpr int kAttempts = 2;
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const GpuState before = StateOf(header.fingerprint);
+      result = RunBench(decoder, bench);
+      disturbed = Disturbance(before, StateOf(header.fingerprint));
+      if (disturbed.empty() || result.interrupted) break;
+    }
+    memory = watch.Report(decoder);
   }
-#endif
-  return header;
+  DecoderMeasurement measurement = MeasurementOf(result, header, model, options.dtype);
+  measurement.disturbed = disturbed;
+  measurement.memory_bytes = memory_bytes;
+  if (!result.interrupted) {
+    const Judgement judgement = TextJudge(model, options).Of(result.texts, InterruptFlag());
+    measurement.judged_tokens = judgement.tokens;
+    measurement.mean_regret = judgement.mean_regret;
+    measurement.interrupted = InterruptRequested();
+  }
+  return {.result = std::move(result),
+          .measurement = std::move(measurement),
+          .memory = std::move(memory)};
+}
+
+std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOptions& options,
+                                     const BenchOptions& bench) {
+  Decoder decoder = MakeDecoder(model, options);
+  return ProfileSteps(decoder, bench);
 }
 
 // What the row says of the result, and what only the result has.
@@ -207,6 +233,9 @@ Json ResultJson(const BenchResult& result, const Json& row) {
           {"verified", row["verified"]},
           {"percent_of_measured_peak", row.value("percent_of_measured_peak", Json(nullptr))},
           {"interrupted", row["interrupted"]},
+          {"disturbed", row["disturbed"]},
+          {"memory_bytes", row["memory_bytes"]},
+          {"profile", row.value("profile", Json(nullptr))},
           {"samples", std::move(samples)}};
 }
 
@@ -237,16 +266,39 @@ std::string TableRow(const Json& row) {
 
 std::string BenchHelp() {
   BenchFlags flags;
-  return FlagHelp(flags.Table()) + RunFlags::AblationHelp();
+  std::string ops;
+  for (const StepOp op : AllStepOps()) ops += StrCat(ops.empty() ? "" : ", ", Name(op));
+  return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(),
+                "\nOps of a decode step, as far as it has them: ", ops, R"(
+
+Examples:
+  tokline bench --model DIR --batch 1,8 --record out.jsonl
+  tokline bench --model DIR --batch 8 --profile on
+  tokline bench --model DIR --workload nano-vllm --json out.json
+  tokline bench --model DIR --workload synthetic:requests=100,prompt=10-500,new=50,rate=20
+  tokline bench --model DIR --batch 8 --inject-op-delay down:20 --record slowed.jsonl
+
+Exit codes: 0 every batch was measured and verified, 1 failure, 2 usage, 130 interrupted.
+)");
 }
 
 int BenchCommand(const CommandLine& line) {
   BenchFlags flags;
-  ParseFlags("bench", flags.Table(), line.args);
+  flags.RequireThatAllApply(ParseFlags("bench", flags.Table(), line.args));
+  RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
+  if (!flags.workload.workload.empty()) {
+    return RunWorkloadBench(line, flags.workload,
+                            {.run = flags.run,
+                             .record = flags.record,
+                             .repeats = flags.repeats,
+                             .op_delay = flags.op_delay,
+                             .injected = flags.Injected()});
+  }
   std::optional<OutputFile> json_file;
-  if (!flags.json.empty()) json_file.emplace(flags.json);
-  RunRecord record(flags.record);
+  if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
+  RunRecord record(flags.record.record);
   const LoadedModel model(flags.run.model);
+  ReportExtraTensors(model);
   flags.bench.interrupted = InterruptFlag();
 
   // Everything is checked before anything runs.
@@ -261,10 +313,12 @@ int BenchCommand(const CommandLine& line) {
             " positions; the model has ", model.spec.max_positions);
     benches.push_back(bench);
     decoders.push_back(flags.run.Options(model.spec, bench.batch, context));
+    decoders.back().delay = flags.op_delay;
     DecoderPlan(model.spec, decoders.back(), {});
-    RequirePages(decoders.back());
+    SizeKvForBatch(flags.run.kv, model, decoders.back());
   }
   const Device device = decoders.front().device;
+  flags.record.RequirePeaksOf(device);
   const std::unique_ptr<Backend> backend = MakeBackend(device);  // throws where there is none
   for (const DecoderOptions& options : decoders) {
     if (device == Device::kCpu) break;  // backs what is touched, as it is touched
@@ -273,39 +327,60 @@ int BenchCommand(const CommandLine& line) {
   const DType dtype = decoders.front().dtype;
 
   CatchInterrupts();
-  const RunHeader header = MakeHeader(line, device);
+  RunHeader header = MakeRunHeader(line, "tokline bench", device, flags.record);
+  header.injected = flags.Injected();
   record.Start(header);
   const std::string device_name = DeviceName(device, header.fingerprint);
-  const std::string implementation =
-      StrCat(device == Device::kCuda ? "cuda" : "reference",
-             flags.run.ablated.empty() ? "" : " without " + flags.run.ablated);
+  const std::string implementation = flags.run.Implementation();
   Print(StrCat(model.Name(), ", ", Name(dtype), ", ", implementation, " on ", device_name, ", ",
                flags.bench.prompt_tokens, " prompt and ", flags.bench.new_tokens, " new tokens\n",
+               header.injected.is_null() ? "" : StrCat("injected: ", header.injected.dump(), "\n"),
                kTableHeader));
 
   Json rows = Json::array();
-  bool interrupted = false;
-  for (size_t i = 0; i < benches.size() && !interrupted; ++i) {
-    const BenchResult result = [&] {
-      Decoder decoder = MakeDecoder(model, decoders[i]);
-      return RunBench(decoder, benches[i]);
-    }();
-    DecoderMeasurement measurement = MeasurementOf(result, header, model, dtype);
-    measurement.implementation = implementation;
-    measurement.device = device_name;
-    if (!result.interrupted) {
-      const Judgement judgement = Judge(model, decoders[i], result.texts, InterruptFlag());
-      measurement.judged_tokens = judgement.tokens;
-      measurement.mean_regret = judgement.mean_regret;
-      measurement.interrupted = InterruptRequested();
-    }
-    interrupted = measurement.interrupted;
-    const Json row = DecoderRow(measurement);
-    Print(TableRow(row));
-    rows.push_back(ResultJson(result, row));
+  const auto add = [&](const MeasuredBatch& batch) {
+    const Json row = DecoderRow(batch.measurement);
+    rows.push_back(ResultJson(batch.result, row));
+    rows.back()["memory"] = batch.memory;
     record.Add(row);
+  };
+  // Profiles come when all is timed: nothing that is traced runs beside a figure, or before one.
+  std::vector<MeasuredBatch> unprofiled;
+  bool interrupted = false;
+  Json last_memory;
+  for (size_t i = 0; i < benches.size() && !interrupted; ++i) {
+    MeasuredBatch batch = MeasureBatch(model, decoders[i], benches[i], header);
+    batch.measurement.implementation = implementation;
+    batch.measurement.device = device_name;
+    interrupted = batch.measurement.interrupted;
+    last_memory = batch.memory;
+    Print(TableRow(DecoderRow(batch.measurement)));
+    if (flags.Profiles()) {
+      unprofiled.push_back(std::move(batch));
+    } else {
+      add(batch);
+    }
   }
-  record.Finish(interrupted, header.fingerprint);
+  Print(StrCat("memory of the last batch: ", MemoryText(last_memory), "\n"));
+  std::exception_ptr failure;  // of a profile; what was measured before is kept
+  for (size_t i = 0; i < unprofiled.size(); ++i) {
+    MeasuredBatch& batch = unprofiled[i];
+    interrupted = interrupted || InterruptRequested();
+    if (!interrupted && !failure && DecoderRow(batch.measurement)["status"] == "ok") {
+      try {
+        const std::optional<ProfiledSteps> profiled = Profile(model, decoders[i], benches[i]);
+        if (profiled) batch.measurement.profile = profiled->profile;
+        if (profiled && flags.profile) {
+          Print(ProfileTable(benches[i].batch, *profiled, batch.result.ms_per_step));
+        }
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    add(batch);
+  }
+  interrupted = interrupted || InterruptRequested();
+  record.Finish(interrupted);
   if (json_file) {
     json_file->Write(Json{{"model", model.Name()},
                           {"device", device_name},
@@ -320,6 +395,7 @@ int BenchCommand(const CommandLine& line) {
                      "\n");
     json_file->Commit();
   }
+  if (failure) std::rethrow_exception(failure);
   if (interrupted) return kInterruptedExit;
   if (record.Refused() > 0) {
     throw RuntimeFailure(StrCat(record.Refused(), " of ", benches.size(), " rows were refused"));

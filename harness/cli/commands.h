@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "harness/core/standard_streams.h"  // every command prints
+
 namespace tokline {
 
 inline constexpr int kSuccess = 0;
@@ -19,13 +21,19 @@ struct CommandLine {
 };
 
 int GenerateCommand(const CommandLine& line);
+int ChatCommand(const CommandLine& line);
 int BenchCommand(const CommandLine& line);
+int AblateCommand(const CommandLine& line);
 int InspectCommand(const CommandLine& line);
+int DivergenceCommand(const CommandLine& line);
 
 // What follows "tokline COMMAND --help".
 std::string GenerateHelp();
+std::string ChatHelp();
 std::string BenchHelp();
+std::string AblateHelp();
 std::string InspectHelp();
+std::string DivergenceHelp();
 
 // The program: picks the command, and turns errors into one line on standard error and the exit
 // code, kUsage or kFailure.

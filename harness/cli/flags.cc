@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
-#include <set>
 
 #include "harness/models/printable.h"
 #include "kernels/common/error.h"
@@ -29,8 +28,8 @@ std::string Names(std::span<const Flag> flags) {
 
 }  // namespace
 
-void ParseFlags(std::string_view command, std::span<const Flag> flags,
-                std::span<const std::string> args) {
+std::set<std::string_view> ParseFlags(std::string_view command, std::span<const Flag> flags,
+                                      std::span<const std::string> args) {
   std::set<std::string_view> seen;
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string_view arg = args[i];
@@ -50,6 +49,7 @@ void ParseFlags(std::string_view command, std::span<const Flag> flags,
       flag->set(args[++i]);
     }
   }
+  return seen;
 }
 
 std::string FlagHelp(std::span<const Flag> flags) {
@@ -86,6 +86,17 @@ double ParseReal(std::string_view flag, std::string_view text) {
   Require(value && std::isfinite(*value), flag, " is ", Quoted(text),
           "; it must be a finite number");
   return *value;
+}
+
+int64_t ParseBytes(std::string_view flag, std::string_view text) {
+  constexpr std::string_view kSuffixes = "KMG";
+  const size_t suffix = text.empty() ? kSuffixes.npos : kSuffixes.find(text.back());
+  const int shift = suffix == kSuffixes.npos ? 0 : 10 * (static_cast<int>(suffix) + 1);
+  const std::optional<int64_t> value =
+      Number<int64_t>(text.substr(0, text.size() - (shift > 0 ? 1 : 0)));
+  Require(value && *value >= 1 && *value <= (INT64_MAX >> shift), flag, " is ", Quoted(text),
+          "; it must be a whole number of bytes from 1, or with K, M or G behind it");
+  return *value << shift;
 }
 
 std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text, int64_t least,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,9 +23,9 @@ struct Flag {
   bool repeats = false;                       // may be given more than once
 };
 
-// Reads "--flag value" and "--flag=value".
-void ParseFlags(std::string_view command, std::span<const Flag> flags,
-                std::span<const std::string> args);
+// Reads "--flag value" and "--flag=value". Returns the names of the flags given.
+std::set<std::string_view> ParseFlags(std::string_view command, std::span<const Flag> flags,
+                                      std::span<const std::string> args);
 
 // One aligned line a flag.
 std::string FlagHelp(std::span<const Flag> flags);
@@ -32,6 +33,8 @@ std::string FlagHelp(std::span<const Flag> flags);
 int64_t ParseInteger(std::string_view flag, std::string_view text, int64_t least, int64_t most);
 uint64_t ParseSeed(std::string_view flag, std::string_view text);
 double ParseReal(std::string_view flag, std::string_view text);
+// A whole number of bytes from 1, or of K, M or G of 1024 each: "4G".
+int64_t ParseBytes(std::string_view flag, std::string_view text);
 // Integers separated by commas, at least one.
 std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text, int64_t least,
                                    int64_t most);

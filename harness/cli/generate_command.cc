@@ -1,12 +1,19 @@
-// tokline generate: one prompt to its continuation.
+// tokline generate: one prompt, of text or of token ids, to its continuation.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "harness/cli/commands.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
+#include "harness/cli/sampling_flags.h"
+#include "harness/cli/status_line.h"
+#include "harness/cli/text_input.h"
 #include "harness/core/interrupt.h"
 #include "harness/decoder/generate.h"
+#include "harness/text/stop_strings.h"
+#include "harness/text/tokenizer.h"
+#include "harness/text/utf8.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -21,9 +28,17 @@ std::vector<int32_t> ParseIds(std::string_view flag, std::string_view text) {
   return {ids.begin(), ids.end()};
 }
 
+// With which `tokline generate` alone shows what the embedded model does; beside its weights.
+constexpr char kExamplePromptFile[] = "example_prompt.txt";
+constexpr int64_t kNewTextTokens = 256;
+
 struct GenerateFlags {
   RunFlags run;
-  std::vector<int32_t> prompt;
+  std::vector<int32_t> prompt_ids;
+  std::optional<std::string> prompt_text;
+  std::string prompt_file;
+  bool allow_special = false;
+  std::vector<std::string> stops;
   std::vector<int32_t> force_ids;
   std::optional<int64_t> max_new_tokens;
   SamplingRule rule;
@@ -33,39 +48,36 @@ struct GenerateFlags {
 
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
+    flags.push_back({.name = "--prompt",
+                     .value = "TEXT",
+                     .help = "the text to continue; -: standard input (default: an example)",
+                     .set = [this](std::string_view text) { SetPrompt(text); }});
+    flags.push_back({.name = "--prompt-file",
+                     .value = "FILE",
+                     .help = "the same from a file",
+                     .set = TextInto("--prompt-file", prompt_file)});
     flags.push_back(
         {.name = "--prompt-ids",
          .value = "1,2,3",
-         .help = "token ids of the prompt (needed)",
-         .set = [this](std::string_view text) { prompt = ParseIds("--prompt-ids", text); }});
+         .help = "token ids instead; the output is ids too",
+         .set = [this](std::string_view text) { prompt_ids = ParseIds("--prompt-ids", text); }});
+    flags.push_back({.name = "--allow-special",
+                     .value = "",
+                     .help = "special tokens spelled in the prompt are tokens, not text",
+                     .set = [this](std::string_view) { allow_special = true; }});
+    flags.push_back({.name = "--stop",
+                     .value = "TEXT",
+                     .help = "end the output before this; repeats",
+                     .set = [this](std::string_view text) { stops.emplace_back(text); },
+                     .repeats = true});
     flags.push_back({.name = "--max-new-tokens",
                      .value = "N",
-                     .help = "the most tokens to generate (default: 16)",
+                     .help = "the most tokens to generate (default: 256 of text, 16 ids)",
                      .set = [this](std::string_view text) {
                        max_new_tokens = ParseInteger("--max-new-tokens", text, 1, kMaxId);
                      }});
     run.AddTo(flags);
-    flags.push_back({.name = "--temperature",
-                     .value = "X",
-                     .help = "0 takes the likeliest token (default: 0)",
-                     .set = [this](std::string_view text) {
-                       rule.temperature = static_cast<float>(ParseReal("--temperature", text));
-                     }});
-    flags.push_back({.name = "--top-k",
-                     .value = "N",
-                     .help = "draw from the N likeliest; 0: all (default: 0)",
-                     .set = IntegerInto("--top-k", rule.top_k, 0)});
-    flags.push_back({.name = "--top-p",
-                     .value = "X",
-                     .help = "draw from the likeliest that make up X (default: 1)",
-                     .set = [this](std::string_view text) {
-                       rule.top_p = static_cast<float>(ParseReal("--top-p", text));
-                     }});
-    flags.push_back(
-        {.name = "--seed",
-         .value = "N",
-         .help = "of the draws (default: 0)",
-         .set = [this](std::string_view text) { rule.seed = ParseSeed("--seed", text); }});
+    AddSamplingFlags(rule, flags);
     flags.push_back({.name = "--ignore-eos",
                      .value = "",
                      .help = "go on after an end-of-sequence token",
@@ -86,6 +98,66 @@ struct GenerateFlags {
          .set = TextInto("--logits", logits)});
     return flags;
   }
+
+  // The text of the prompt, wherever it comes from; nothing if it is given as ids.
+  std::optional<std::string> ReadPrompt() const {
+    const int given = static_cast<int>(prompt_text.has_value()) +
+                      static_cast<int>(!prompt_file.empty()) +
+                      static_cast<int>(!prompt_ids.empty());
+    Require(given <= 1, "only one of --prompt, --prompt-file and --prompt-ids may be given");
+    if (!prompt_ids.empty()) {
+      Require(stops.empty(), "--stop needs a prompt of text; --prompt-ids gives ids");
+      Require(!allow_special, "--allow-special needs a prompt of text; --prompt-ids gives ids");
+      return std::nullopt;
+    }
+    if (prompt_text && *prompt_text != "-") return prompt_text;
+    std::string file = prompt_text ? *prompt_text : prompt_file;
+    if (given == 0) {
+      Require(run.model == DefaultModelDir(),
+              "no prompt; give one of --prompt, --prompt-file and --prompt-ids");
+      file = (run.model / kExamplePromptFile).string();
+    }
+    std::string text = ReadText(file);
+    Require(!text.empty(), file == "-" ? "standard input" : file,
+            " is empty; a prompt needs at least one character");
+    return text;
+  }
+
+ private:
+  void SetPrompt(std::string_view text) {
+    Require(!text.empty(), "--prompt is empty; a prompt needs at least one character");
+    RequireUtf8(text, "--prompt");
+    prompt_text = text;
+  }
+};
+
+// The text of the tokens as they come, printed up to a stop string.
+class TextOutput {
+ public:
+  TextOutput(const Tokenizer& tokenizer, const std::vector<std::string>& stops)
+      : stream_(tokenizer.Stream({.skip_special = true})), stops_(stops) {}
+
+  // False after a stop string.
+  bool Push(int32_t token) {
+    Show(stops_.Push(stream_.Push(token)));
+    return stops_.Found().empty();
+  }
+  void Finish() {
+    Show(stops_.Push(stream_.Finish()));
+    Show(stops_.Finish());
+  }
+  const std::string& Text() const { return text_; }
+  const std::string& StopFound() const { return stops_.Found(); }
+
+ private:
+  void Show(const std::string& piece) {
+    if (!piece.empty()) Print(piece);
+    text_ += piece;
+  }
+
+  TextStream stream_;
+  StopStrings stops_;
+  std::string text_;
 };
 
 void CheckIds(std::string_view flag, const std::vector<int32_t>& ids, int64_t vocab_size) {
@@ -105,7 +177,7 @@ Json Report(const GenerateFlags& flags, const LoadedModel& model, const DecoderO
           {"top_k", flags.rule.top_k},
           {"top_p", flags.rule.top_p},
           {"seed", flags.rule.seed},
-          {"prompt", flags.prompt},
+          {"prompt", flags.prompt_ids},
           {"forced", flags.force_ids},
           {"tokens", result.tokens},
           {"stopped", result.stopped},
@@ -118,51 +190,75 @@ Json Report(const GenerateFlags& flags, const LoadedModel& model, const DecoderO
 
 std::string GenerateHelp() {
   GenerateFlags flags;
-  return FlagHelp(flags.Table()) + RunFlags::AblationHelp();
+  return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(), R"(
+Examples:
+  tokline generate
+  tokline generate --model Qwen3-0.6B --prompt "The capital of France is" --stop .
+  tokline generate --model DIR --prompt - --temperature 0.7 --json out.json < prompt.txt
+  tokline generate --model DIR --prompt-ids 1,2,3
+)");
 }
 
 int GenerateCommand(const CommandLine& line) {
   GenerateFlags flags;
   ParseFlags("generate", flags.Table(), line.args);
-  Require(!flags.prompt.empty(), "--prompt-ids is missing; it takes token ids such as 1,2,3");
+  const std::optional<std::string> prompt_text = flags.ReadPrompt();
+  const StopStrings stops(flags.stops);  // refuses bad ones before the work
   Validate(flags.rule);
   const auto forced = static_cast<int64_t>(flags.force_ids.size());
-  const int64_t new_tokens =
-      flags.max_new_tokens.value_or(forced > 0 ? forced : GenerateOptions().max_new_tokens);
+  const int64_t default_tokens = prompt_text ? kNewTextTokens : GenerateOptions().max_new_tokens;
+  int64_t new_tokens = flags.max_new_tokens.value_or(forced > 0 ? forced : default_tokens);
   Require(forced <= new_tokens, "--force-ids has ", forced, " ids; --max-new-tokens allows ",
           new_tokens);
 
+  RequireDistinct({"--json", flags.json}, {"--logits", flags.logits});
   std::optional<OutputFile> json_file, logits_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   if (!flags.logits.empty()) logits_file.emplace(flags.logits);
   const LoadedModel model(flags.run.model);
-  CheckIds("--prompt-ids", flags.prompt, model.spec.vocab_size);
+  std::optional<Tokenizer> tokenizer;
+  if (prompt_text) {
+    tokenizer = Tokenizer::Load(model.checkpoint.Dir());
+    flags.prompt_ids = tokenizer->Encode(*prompt_text, {.allow_special = flags.allow_special});
+  }
+  CheckIds(prompt_text ? "the prompt" : "--prompt-ids", flags.prompt_ids, model.spec.vocab_size);
   CheckIds("--force-ids", flags.force_ids, model.spec.vocab_size);
-  const auto prompt_tokens = static_cast<int64_t>(flags.prompt.size());
+  const auto prompt_tokens = static_cast<int64_t>(flags.prompt_ids.size());
+  if (prompt_text && !flags.max_new_tokens && forced == 0) {
+    new_tokens = std::clamp<int64_t>(model.spec.max_positions - prompt_tokens, 1, new_tokens);
+  }
   Require(prompt_tokens + new_tokens <= model.spec.max_positions, "a prompt of ", prompt_tokens,
           " tokens and ", new_tokens, " new tokens exceed the model's ", model.spec.max_positions,
           " positions");
+  ReportExtraTensors(model);
 
   CatchInterrupts();
-  const DecoderOptions options = flags.run.Options(model.spec, 1, prompt_tokens + new_tokens);
-  RequirePages(options);
+  DecoderOptions options = flags.run.Options(model.spec, 1, prompt_tokens + new_tokens);
+  SizeKvForBatch(flags.run.kv, model, options);
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
+  std::optional<TextOutput> text;
+  if (tokenizer) text.emplace(*tokenizer, flags.stops);
+  const std::vector<int32_t>& eos = model.spec.eos_token_ids;
+  const bool stops_at_eos = !flags.ignore_eos && forced == 0;
   bool first = true;
-  const GenerateResult result =
-      Generate(decoder, flags.prompt,
-               {.max_new_tokens = new_tokens,
-                .rule = flags.rule,
-                .stop_ids = flags.ignore_eos || forced > 0 ? std::vector<int32_t>{}
-                                                           : model.spec.eos_token_ids,
-                .force_ids = flags.force_ids,
-                .want_logits = logits_file.has_value(),
-                .on_token =
-                    [&](int32_t token) {
-                      Print(StrCat(first ? "" : " ", token));
-                      first = false;
-                    },
-                .interrupted = InterruptFlag()});
+  const auto show = [&](int32_t token) {
+    if (!text) {
+      Print(StrCat(first ? "" : " ", token));
+      first = false;
+      return true;
+    }
+    return (stops_at_eos && std::ranges::count(eos, token) > 0) || text->Push(token);
+  };
+  const GenerateResult result = Generate(decoder, flags.prompt_ids,
+                                         {.max_new_tokens = new_tokens,
+                                          .rule = flags.rule,
+                                          .stop_ids = stops_at_eos ? eos : std::vector<int32_t>{},
+                                          .force_ids = flags.force_ids,
+                                          .want_logits = logits_file.has_value(),
+                                          .on_token = show,
+                                          .interrupted = InterruptFlag()});
+  if (text) text->Finish();
   Print("\n");
   if (logits_file) {
     for (const std::vector<float>& row : result.logits) {
@@ -171,8 +267,21 @@ int GenerateCommand(const CommandLine& line) {
     logits_file->Commit();
   }
   if (json_file) {
-    json_file->Write(Report(flags, model, options, result).dump() + "\n");
+    Json report = Report(flags, model, options, result);
+    if (text) {
+      report["prompt_text"] = *prompt_text;
+      report["text"] = text->Text();
+      report["stop"] = text->StopFound().empty() ? Json(nullptr) : Json(text->StopFound());
+    }
+    json_file->Write(report.dump() + "\n");
     json_file->Commit();
+  }
+  if (text) {
+    const auto made = static_cast<int64_t>(result.tokens.size());
+    PrintStatus(StrCat("[", Grouped(prompt_tokens), " prompt tokens, first token ",
+                       Milliseconds(result.prefill_s), ", ", Grouped(made), " tokens, ",
+                       PerSecond(made - 1, result.decode_s), " tok/s",
+                       result.interrupted ? ", interrupted]" : "]"));
   }
   return result.interrupted ? kInterruptedExit : kSuccess;
 }

@@ -3,8 +3,11 @@
 #include <optional>
 
 #include "harness/cli/commands.h"
+#include "harness/cli/kv_size.h"
+#include "harness/cli/memory_report.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
+#include "harness/cli/status_line.h"
 #include "harness/models/printable.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
@@ -41,24 +44,43 @@ struct InspectFlags {
   }
 };
 
+Json RopeScalingJson(const ModelSpec& spec) {
+  if (!spec.rope_scaling) return nullptr;
+  return {{"type", "llama3"},
+          {"factor", spec.rope_scaling->factor},
+          {"low_freq_factor", spec.rope_scaling->low_freq_factor},
+          {"high_freq_factor", spec.rope_scaling->high_freq_factor},
+          {"original_positions", spec.rope_scaling->original_positions}};
+}
+
+// Of RoPE only where the model has it.
 Json SpecJson(const ModelSpec& spec) {
-  return {{"family", spec.family},
-          {"hidden_size", spec.hidden_size},
-          {"intermediate_size", spec.intermediate_size},
-          {"num_layers", spec.num_layers},
-          {"vocab_size", spec.vocab_size},
-          {"max_positions", spec.max_positions},
-          {"num_q_heads", spec.num_q_heads},
-          {"num_kv_heads", spec.num_kv_heads},
-          {"head_dim", spec.head_dim},
-          {"norm_eps", spec.norm_eps},
-          {"rope_theta", spec.rope_theta},
-          {"qk_norm", spec.qk_norm},
-          {"qkv_bias", spec.qkv_bias},
-          {"output_bias", spec.output_bias},
-          {"tied_embeddings", spec.tied_embeddings},
-          {"dtype", Name(spec.dtype)},
-          {"eos_token_ids", spec.eos_token_ids}};
+  Json json = {{"family", spec.family},
+               {"hidden_size", spec.hidden_size},
+               {"intermediate_size", spec.intermediate_size},
+               {"num_layers", spec.num_layers},
+               {"vocab_size", spec.vocab_size},
+               {"max_positions", spec.max_positions},
+               {"num_q_heads", spec.num_q_heads},
+               {"num_kv_heads", spec.num_kv_heads},
+               {"head_dim", spec.head_dim},
+               {"norm", Name(spec.norm)},
+               {"norm_eps", spec.norm_eps},
+               {"position", Name(spec.position)}};
+  if (spec.position == PositionKind::kRope) {
+    json["rope_pairing"] = Name(spec.rope_pairing);
+    json["rope_theta"] = spec.rope_theta;
+    json["rope_scaling"] = RopeScalingJson(spec);
+  }
+  json["qk_norm"] = spec.qk_norm;
+  json["qkv_bias"] = spec.qkv_bias;
+  json["output_bias"] = spec.output_bias;
+  json["mlp"] = Name(spec.mlp);
+  json["mlp_bias"] = spec.mlp_bias;
+  json["tied_embeddings"] = spec.tied_embeddings;
+  json["dtype"] = Name(spec.dtype);
+  json["eos_token_ids"] = spec.eos_token_ids;
+  return json;
 }
 
 Json TensorsJson(const Checkpoint& checkpoint) {
@@ -82,12 +104,6 @@ DeviceFacts FactsOf(Device device) {
   return {};
 }
 
-std::string Mebibytes(int64_t bytes) {
-  char text[48];
-  std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-  return text;
-}
-
 // Two columns, then the tensors.
 std::string Text(const Json& report) {
   std::string text;
@@ -107,9 +123,15 @@ std::string Text(const Json& report) {
   text += StrCat("\nmemory of a run on ", run["device"].get<std::string>(), " in ",
                  run["dtype"].get<std::string>(), ", batch ", run["batch"].dump(), ", context ",
                  run["context"].dump(), "\n");
-  for (const auto& [key, value] : run["memory_bytes"].items()) {
-    line(key, StrCat(value.dump(), " (", Mebibytes(value.get<int64_t>()), ")"));
-  }
+  const auto bytes_lines = [&](const Json& uses) {
+    for (const auto& [key, value] : uses.items()) {
+      const auto bytes = value.get<int64_t>();
+      line(key, StrCat(bytes, " (", BytesText(bytes), ")"));
+    }
+  };
+  bytes_lines(run["memory_bytes"]);
+  text += "beside it, on the host\n";
+  bytes_lines(run["host_bytes"]);
   if (run["device"] == Name(Device::kCuda) && !run["device_present"]) {
     text +=
         "no CUDA device: the workspace of chunk_decode, which follows from it, is not counted\n";
@@ -122,6 +144,9 @@ std::string Text(const Json& report) {
   }
   for (const Json& name : report["extra_tensors"]) {
     text += StrCat("not used: ", Quoted(name.get<std::string>()), "\n");
+  }
+  for (const Json& name : report["known_buffers"]) {
+    text += StrCat("not needed: ", Quoted(name.get<std::string>()), "\n");
   }
   return text;
 }
@@ -140,7 +165,13 @@ int InspectCommand(const CommandLine& line) {
   if (!flags.json.empty()) json_file.emplace(flags.json);
   const LoadedModel model(flags.run.model);
   const ModelSpec& spec = model.spec;
-  const DecoderOptions options = flags.run.Options(spec, flags.batch, flags.context);
+  const int64_t context = flags.context == 0 ? spec.max_positions : flags.context;
+  DecoderOptions options = flags.run.Options(spec, flags.batch, context);
+  Require(flags.run.kv.fraction == 0,
+          "--kv-fraction is of what a run finds free after its warm-up, and inspect runs nothing; "
+          "--kv-bytes and --kv-pages size the KV cache here");
+  DecoderPlan(spec, options, {});  // refuses a context that the model lacks first
+  SizeKvForBatch(flags.run.kv, model, options);
   const DeviceFacts facts = FactsOf(options.device);
   const MemoryPlan memory = PlanMemory(spec, options, facts);
 
@@ -155,15 +186,20 @@ int InspectCommand(const CommandLine& line) {
                          {"device_present", options.device == Device::kCpu || facts.sm_count > 0},
                          {"dtype", Name(options.dtype)},
                          {"batch", flags.batch},
-                         {"context", flags.context == 0 ? spec.max_positions : flags.context},
+                         {"context", context},
                          {"memory_bytes",
                           {{"weights", memory.weight_bytes},
                            {"kv_cache", memory.kv_bytes},
                            {"activations", memory.activation_bytes},
                            {"workspaces", memory.workspace_bytes},
                            {"tables", memory.table_bytes},
-                           {"total", memory.Total()}}}}},
+                           {"total", memory.Total()}}},
+                         {"host_bytes",
+                          {{"mapped_files", model.checkpoint.FileBytes()},
+                           {"step_arrays", memory.staging_bytes},
+                           {"total", model.checkpoint.FileBytes() + memory.staging_bytes}}}}},
                        {"extra_tensors", model.weights.extra_tensors},
+                       {"known_buffers", model.weights.known_buffers},
                        {"tensors", TensorsJson(model.checkpoint)}};
   Print(Text(report));
   if (json_file) {

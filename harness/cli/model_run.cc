@@ -1,10 +1,11 @@
 #include "harness/cli/model_run.h"
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 
+#include "harness/cli/status_line.h"
+#include "harness/models/model_location.h"
+#include "harness/models/printable.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
 #include "harness/core/device.h"
@@ -54,7 +55,7 @@ std::filesystem::path DefaultModelDir() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::filesystem::path installed =
-      program.parent_path().parent_path() / "share" / "tokline" / "models" / "qwen3-tiny";
+      program.parent_path().parent_path() / "share" / "tokline" / "models" / "qwen3-lookup";
   if (!error && std::filesystem::exists(installed / "config.json", error)) return installed;
   return TOKLINE_DEFAULT_MODEL_DIR;
 }
@@ -62,15 +63,17 @@ std::filesystem::path DefaultModelDir() {
 LoadedModel::LoadedModel(const std::filesystem::path& dir)
     : spec(LoadModelSpec(dir)), checkpoint(dir), weights(BindWeights(checkpoint, spec)) {}
 
-std::string LoadedModel::Name() const {
-  return std::filesystem::canonical(checkpoint.Dir()).filename().string();
-}
+std::string LoadedModel::Name() const { return ModelName(checkpoint.Dir()); }
 
 void RunFlags::AddTo(std::vector<Flag>& flags) {
-  flags.push_back({.name = "--model",
-                   .value = "DIR",
-                   .help = "folder with config.json and safetensors (default: the embedded model)",
-                   .set = TextInto("--model", model)});
+  flags.push_back(
+      {.name = "--model",
+       .value = "DIR|NAME",
+       .help = "folder, or ORG/NAME[@REV] in the Hugging Face cache (default: embedded)",
+       .set = [this](std::string_view text) {
+         Require(!text.empty(), "--model is empty; it needs a value");
+         model = FindModel(text);
+       }});
   flags.push_back({.name = "--device",
                    .value = "cpu|cuda|auto",
                    .help = "auto: cuda where there is a device, else cpu (default: auto)",
@@ -90,19 +93,18 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                    .value = "f32|bf16|f16",
                    .help = "to compute in (default: f32 on cpu; the checkpoint's or bf16 on cuda)",
                    .set = [this](std::string_view text) { dtype = ParseDType(text); }});
-  flags.push_back({.name = "--page-size",
-                   .value = "N",
-                   .help = "tokens a page of the KV cache, a power of two from 16 (default: 256)",
-                   .set = IntegerInto("--page-size", page_size, 16, int64_t{1} << 20)});
-  flags.push_back({.name = "--kv-pages",
-                   .value = "N",
-                   .help = "pages of the KV cache (default: what the run needs)",
-                   .set = IntegerInto("--kv-pages", kv_pages, 1, INT32_MAX / 2)});
+  flags.push_back(
+      {.name = "--page-size",
+       .value = "N",
+       .help = "tokens a page of the KV cache, a power of two from 16 (default: 256; chat: 64)",
+       .set = IntegerInto("--page-size", page_size, 16, int64_t{1} << 20)});
+  kv.AddTo(flags);
   flags.push_back({.name = "--ablate",
                    .value = "NAME",
                    .help = "swap an op for its plain counterpart; repeats, or names with commas",
                    .set =
                        [this](std::string_view text) {
+                         Require(!text.empty(), "--ablate is empty; it needs a value");
                          ablated += StrCat(ablated.empty() ? "" : ",", text);
                          ablate = ParseAblations(ablated);
                        },
@@ -133,6 +135,11 @@ Device RunFlags::ChosenDevice() const {
   return HasCudaDevice() ? Device::kCuda : Device::kCpu;
 }
 
+std::string RunFlags::Implementation() const {
+  return StrCat(ChosenDevice() == Device::kCuda ? "cuda" : "reference",
+                ablated.empty() ? "" : " without " + ablated);
+}
+
 DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
                                  int64_t max_context) const {
   DecoderOptions options;
@@ -145,18 +152,8 @@ DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
   options.max_batch = max_batch;
   options.max_context = max_context;
   options.page_size = page_size;
-  options.kv_pages = kv_pages;
   options.ablate = ablate;
   return options;
-}
-
-void RequirePages(const DecoderOptions& options) {
-  if (options.kv_pages == 0) return;  // as many as it takes
-  const int64_t pages = (options.max_context + options.page_size - 1) / options.page_size;
-  Require(options.kv_pages >= options.max_batch * pages, "--kv-pages is ", options.kv_pages, "; ",
-          options.max_batch, " sequences of ", options.max_context,
-          " tokens, prompt and new, need ", options.max_batch * pages, " pages of ",
-          options.page_size, " tokens");
 }
 
 Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
@@ -164,10 +161,16 @@ Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
   return Decoder(model.spec, model.weights, options);
 }
 
-void Print(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    throw RuntimeFailure(StrCat("cannot write to standard output: ", std::strerror(errno)));
+void ReportExtraTensors(const LoadedModel& model) {
+  const std::vector<std::string>& extra = model.weights.extra_tensors;
+  if (extra.empty()) return;
+  constexpr size_t kNamed = 3;
+  std::string names;
+  for (size_t i = 0; i < std::min(kNamed, extra.size()); ++i) {
+    names += StrCat(i == 0 ? "" : ", ", Quoted(extra[i]));
   }
+  PrintStatus(StrCat("[", extra.size(), " tensors of the checkpoint are not used: ", names,
+                     extra.size() > kNamed ? ", ...; tokline inspect lists them]" : "]"));
 }
 
 }  // namespace tokline

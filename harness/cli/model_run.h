@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/cli/flags.h"
+#include "harness/cli/kv_size.h"
 #include "harness/decoder/ablation.h"
 #include "harness/decoder/decoder.h"
 #include "harness/models/checkpoint.h"
@@ -22,7 +23,7 @@ std::filesystem::path DefaultModelDir();
 struct LoadedModel {
   explicit LoadedModel(const std::filesystem::path& dir);
 
-  std::string Name() const;  // of the folder, without the way to it
+  std::string Name() const;  // without the way to it
 
   ModelSpec spec;
   Checkpoint checkpoint;
@@ -35,7 +36,7 @@ struct RunFlags {
   std::optional<Device> device;  // none: cuda where there is a usable device, else cpu
   std::optional<DType> dtype;    // none: f32 on the CPU; on CUDA the checkpoint's, or bf16 for f32
   int32_t page_size = DecoderOptions().page_size;
-  int64_t kv_pages = 0;
+  KvSize kv;
   AblationSet ablate;
   std::string ablated;  // as they were named, separated by commas
 
@@ -43,17 +44,16 @@ struct RunFlags {
   // What --ablate takes, one aligned line a name, to stand below the flags.
   static std::string AblationHelp();
   Device ChosenDevice() const;
-  // For max_batch sequences of max_context tokens.
+  // As rows name it: "cuda" or "reference", and what was ablated.
+  std::string Implementation() const;
+  // For max_batch sequences of max_context tokens; kv_size.h applies the size of the KV cache.
   DecoderOptions Options(const ModelSpec& spec, int32_t max_batch, int64_t max_context) const;
 };
-
-// Throws InvalidArgument unless the KV cache holds max_batch sequences of max_context tokens.
-void RequirePages(const DecoderOptions& options);
 
 // Reads the checkpoint ahead, uploads it and lets go of its pages.
 Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options);
 
-// Writes to standard output and flushes. Throws RuntimeFailure if it cannot.
-void Print(std::string_view text);
+// One line on standard error if the checkpoint has tensors that the model does not use.
+void ReportExtraTensors(const LoadedModel& model);
 
 }  // namespace tokline

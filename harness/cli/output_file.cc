@@ -71,4 +71,15 @@ void OutputFile::Commit() {
   if (closed != 0) Fail();
 }
 
+void RequireDistinct(const NamedOutput& a, const NamedOutput& b) {
+  namespace fs = std::filesystem;
+  if (a.path.empty() || b.path.empty()) return;
+  std::error_code error;
+  const fs::path file = fs::weakly_canonical(fs::absolute(a.path), error);
+  const bool one = !error && file == fs::weakly_canonical(fs::absolute(b.path), error) && !error;
+  const bool regular = !fs::exists(file, error) || fs::is_regular_file(file, error);
+  Require(!one || !regular, a.flag, " and ", b.flag, " both name ", a.path.string(),
+          "; each takes a file of its own");
+}
+
 }  // namespace tokline

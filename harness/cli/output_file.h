@@ -31,4 +31,13 @@ class OutputFile {
   int file_ = -1;
 };
 
+// One flag's file; the path is empty where the flag is not given.
+struct NamedOutput {
+  std::string_view flag;
+  std::filesystem::path path;
+};
+
+// Throws InvalidArgument, naming both flags and the file, if two regular files are one.
+void RequireDistinct(const NamedOutput& a, const NamedOutput& b);
+
 }  // namespace tokline

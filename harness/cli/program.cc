@@ -4,7 +4,6 @@
 #include <new>
 
 #include "harness/cli/commands.h"
-#include "harness/cli/model_run.h"
 #include "harness/core/build_info.h"
 #include "harness/models/printable.h"
 #include "kernels/common/error.h"
@@ -20,9 +19,13 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"generate", "continue a prompt of token ids", GenerateCommand, GenerateHelp},
+    {"generate", "continue a prompt", GenerateCommand, GenerateHelp},
+    {"chat", "hold a conversation, with chunks of context that are reused", ChatCommand, ChatHelp},
     {"bench", "measure tokens per second", BenchCommand, BenchHelp},
+    {"ablate", "measure what each custom or fused op is worth", AblateCommand, AblateHelp},
     {"inspect", "say what a model is and what memory a run takes", InspectCommand, InspectHelp},
+    {"divergence", "measure what reusing chunks at other positions changes", DivergenceCommand,
+     DivergenceHelp},
 };
 
 bool AsksForHelp(std::string_view arg) { return arg == "--help" || arg == "-h"; }
@@ -32,7 +35,7 @@ std::string Help() {
       "Decodes language models on the CPU or on CUDA.\n\nUsage: tokline COMMAND ...\n";
   for (const Command& command : kCommands) {
     std::string name(command.name);
-    name.resize(10, ' ');
+    name.resize(12, ' ');
     help += StrCat("  ", name, command.summary, "\n");
   }
   return help +
@@ -87,6 +90,7 @@ int Report(std::string message, int code) {
 
 int RunProgram(int argc, char** argv) {
   try {
+    PrepareStandardStreams();
     return Dispatch(argc, argv);
   } catch (const InvalidArgument& error) {
     return Report(error.what(), kUsage);

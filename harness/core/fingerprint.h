@@ -22,6 +22,9 @@ struct GpuIdentity {
   std::string cuda_driver;   // the CUDA version that the driver supports
   std::string cuda_runtime;  // that the program was linked with
   std::string cublaslt;      // the loaded library's version, or ""
+  std::optional<uint32_t> max_sm_clock_mhz{};
+  std::optional<bool> mig{};  // the GPU is divided into instances
+  std::optional<bool> mps{};  // this process shares the GPU through an MPS server
 };
 
 // Says nothing of who or where: no hostname, user or path but those in the command line.

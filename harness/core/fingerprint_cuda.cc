@@ -18,6 +18,16 @@ std::string CublasLtVersion() {
   return version == nullptr ? "" : std::to_string(version());
 }
 
+// Whether contexts on the device are shared through an MPS server; unknown to older drivers.
+std::optional<bool> UsesMps(int device) {
+  int enabled = 0;
+  if (cudaDeviceGetAttribute(&enabled, cudaDevAttrMpsEnabled, device) == cudaSuccess) {
+    return enabled != 0;
+  }
+  static_cast<void>(cudaGetLastError());  // not the error of what runs next
+  return std::nullopt;
+}
+
 }  // namespace
 
 GpuIdentity IdentifyGpu() {
@@ -27,6 +37,7 @@ GpuIdentity IdentifyGpu() {
   TOKLINE_CUDA(cudaGetDeviceProperties(&properties, device));
   char bus_id[32] = {};
   TOKLINE_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
+  const GpuSetup setup = ReadGpuSetup(bus_id);
   int driver = 0;
   int runtime = 0;
   TOKLINE_CUDA(cudaDriverGetVersion(&driver));
@@ -41,7 +52,10 @@ GpuIdentity IdentifyGpu() {
           .driver = DriverVersion(),
           .cuda_driver = CudaVersionText(driver),
           .cuda_runtime = CudaVersionText(runtime),
-          .cublaslt = CublasLtVersion()};
+          .cublaslt = CublasLtVersion(),
+          .max_sm_clock_mhz = setup.max_sm_clock_mhz,
+          .mig = setup.mig,
+          .mps = UsesMps(device)};
 }
 
 }  // namespace tokline

@@ -9,6 +9,10 @@ namespace tokline {
 void CatchInterrupts();
 
 bool InterruptRequested();
+// The signal that set the flag; 0: none.
+int InterruptSignal();
+// Puts the flag down and catches the next one, for a program that goes on.
+void RearmInterrupts();
 // The flag itself, for work that polls it; it lives as long as the program.
 const std::atomic<bool>* InterruptFlag();
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <type_traits>
@@ -15,6 +16,7 @@ namespace {
 // Toolkits from a package index come without <nvml.h>.
 using NvmlDevice = struct NvmlDeviceTag*;
 constexpr int kSuccess = 0;
+constexpr int kNotSupported = 3;
 constexpr int kInsufficientSize = 7;
 constexpr int kClockSm = 1;
 constexpr int kClockMemory = 2;
@@ -46,6 +48,8 @@ class Nvml {
   int (*driver_version)(char*, unsigned) = nullptr;
   int (*device_by_bus_id)(const char*, NvmlDevice*) = nullptr;
   int (*clock)(NvmlDevice, int, unsigned*) = nullptr;
+  int (*max_clock)(NvmlDevice, int, unsigned*) = nullptr;
+  int (*mig_mode)(NvmlDevice, unsigned* current, unsigned* pending) = nullptr;
   int (*power_limit)(NvmlDevice, unsigned*) = nullptr;
   int (*power_usage)(NvmlDevice, unsigned*) = nullptr;
   int (*temperature)(NvmlDevice, int, unsigned*) = nullptr;
@@ -60,6 +64,8 @@ class Nvml {
     Load(driver_version, "nvmlSystemGetDriverVersion");
     Load(device_by_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
     Load(clock, "nvmlDeviceGetClockInfo");
+    Load(max_clock, "nvmlDeviceGetMaxClockInfo");
+    Load(mig_mode, "nvmlDeviceGetMigMode");
     Load(power_limit, "nvmlDeviceGetEnforcedPowerLimit");
     Load(power_usage, "nvmlDeviceGetPowerUsage");
     Load(temperature, "nvmlDeviceGetTemperature");
@@ -109,15 +115,31 @@ std::optional<uint32_t> OtherProcesses(const Nvml& nvml, NvmlDevice device) {
   return others;
 }
 
+// Null where NVML cannot be used or knows no such device.
+NvmlDevice DeviceAt(const Nvml* nvml, const std::string& pci_bus_id) {
+  NvmlDevice device = nullptr;
+  if (nvml == nullptr || !nvml->Call(nvml->device_by_bus_id, pci_bus_id.c_str(), &device)) {
+    return nullptr;
+  }
+  return device;
+}
+
+// Of the reasons that disturb.
+uint64_t Disturbing(uint64_t reasons) {
+  uint64_t mask = 0;
+  for (const ThrottleReason& reason : kThrottleReasons) {
+    if (reason.disturbs) mask |= reason.bit;
+  }
+  return reasons & mask;
+}
+
 }  // namespace
 
 GpuState ReadGpuState(const std::string& pci_bus_id) {
   GpuState state;
   const Nvml* nvml = Nvml::Get();
-  NvmlDevice device = nullptr;
-  if (nvml == nullptr || !nvml->Call(nvml->device_by_bus_id, pci_bus_id.c_str(), &device)) {
-    return state;
-  }
+  const NvmlDevice device = DeviceAt(nvml, pci_bus_id);
+  if (device == nullptr) return state;
   unsigned value = 0;
   if (nvml->Call(nvml->clock, device, kClockSm, &value)) state.sm_clock_mhz = value;
   if (nvml->Call(nvml->clock, device, kClockMemory, &value)) state.memory_clock_mhz = value;
@@ -128,6 +150,23 @@ GpuState ReadGpuState(const std::string& pci_bus_id) {
   if (nvml->Call(nvml->throttle_reasons, device, &reasons)) state.throttle_reasons = reasons;
   state.other_processes = OtherProcesses(*nvml, device);
   return state;
+}
+
+GpuSetup ReadGpuSetup(const std::string& pci_bus_id) {
+  GpuSetup setup;
+  const Nvml* nvml = Nvml::Get();
+  const NvmlDevice device = DeviceAt(nvml, pci_bus_id);
+  if (device == nullptr) return setup;
+  unsigned value = 0;
+  if (nvml->Call(nvml->max_clock, device, kClockSm, &value)) setup.max_sm_clock_mhz = value;
+  if (nvml->mig_mode != nullptr) {
+    unsigned current = 0;
+    unsigned pending = 0;
+    const int code = nvml->mig_mode(device, &current, &pending);
+    if (code == kSuccess) setup.mig = current != 0;
+    if (code == kNotSupported) setup.mig = false;
+  }
+  return setup;
 }
 
 std::string DriverVersion() {
@@ -151,11 +190,20 @@ std::string ThrottleText(uint64_t reasons) {
   return text.empty() ? "none" : text;
 }
 
-bool IsThrottled(uint64_t reasons) {
-  for (const ThrottleReason& reason : kThrottleReasons) {
-    if (reason.disturbs && (reasons & reason.bit) != 0) return true;
+bool IsThrottled(uint64_t reasons) { return Disturbing(reasons) != 0; }
+
+std::string Disturbance(const GpuState& before, const GpuState& after) {
+  std::string words;
+  const uint64_t reasons =
+      Disturbing(before.throttle_reasons.value_or(0) | after.throttle_reasons.value_or(0));
+  if (reasons != 0) words = "throttled: " + ThrottleText(reasons);
+  const uint32_t others =
+      std::max(before.other_processes.value_or(0), after.other_processes.value_or(0));
+  if (others > 0) {
+    words += (words.empty() ? "" : "; ") + std::to_string(others) +
+             (others == 1 ? " other process on the GPU" : " other processes on the GPU");
   }
-  return false;
+  return words;
 }
 
 }  // namespace tokline

@@ -22,6 +22,13 @@ struct GpuState {
 // `pci_bus_id` as CUDA gives it, "0000:1b:00.0". All absent where NVML cannot be used.
 GpuState ReadGpuState(const std::string& pci_bus_id);
 
+// How a GPU is set up.
+struct GpuSetup {
+  std::optional<uint32_t> max_sm_clock_mhz;
+  std::optional<bool> mig;  // divided into instances; false too where that is not supported
+};
+GpuSetup ReadGpuSetup(const std::string& pci_bus_id);
+
 // "" where NVML cannot be used.
 std::string DriverVersion();
 
@@ -31,5 +38,9 @@ std::string ThrottleText(uint64_t reasons);
 // Whether the mask holds a reason that makes kernels slower than they could be; being idle or
 // limited by an application's clock setting is a state, not a disturbance.
 bool IsThrottled(uint64_t reasons);
+
+// What made a measurement between these states slower than it could be, in words like "throttled:
+// power cap; 2 other processes on the GPU", or "": nothing that could be read did.
+std::string Disturbance(const GpuState& before, const GpuState& after);
 
 }  // namespace tokline

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "kernels/common/launch_options.h"
@@ -15,6 +16,7 @@ struct Peaks {
   double matmul_tflops = 0;  // dense bf16 matrix product; 0: not measured
   double launch_us = 0;      // an empty kernel, launched one by one on a stream
   double graph_node_us = 0;  // an empty kernel in a graph
+  std::string from_run{};    // that measured them, or "": this one
 
   bool Measured() const { return read_gbps > 0; }
 };

@@ -3,12 +3,13 @@
 // buffer with several loads in flight a thread.
 #include <algorithm>
 #include <functional>
+#include <vector>
 
 #include "harness/core/cuda_handles.h"
 #include "harness/core/device_buffer.h"
+#include "harness/core/launch_timer.h"
 #include "harness/core/peaks.h"
 #include "harness/core/random_values.h"
-#include "harness/core/timing.h"
 #include "kernels/device/launch.cuh"
 
 namespace tokline {
@@ -59,12 +60,16 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void EmptyKernel() {}
 
-// The fastest of several grids and samples: a peak is what can be reached.
+// The fastest of several samples: a peak is what can be reached.
+double Best(LaunchTimer& timer) {
+  const std::vector<double> samples = timer.Sample(/*count=*/9, /*meanwhile=*/{});
+  return *std::min_element(samples.begin(), samples.end());
+}
+
 double BestUs(const std::function<void(int, const LaunchOptions&)>& launch) {
   launch(0, {});
   TOKLINE_CUDA(cudaDeviceSynchronize());
-  const TimedSamples timed = TimeInGraph(launch, {.samples = 9, .min_sample_us = 2000});
-  return *std::min_element(timed.us.begin(), timed.us.end());
+  return Best(*MakeGraphTimer(launch, {.min_sample_us = 2000}));
 }
 
 int64_t BlocksOf(int64_t vectors, int64_t blocks) {
@@ -91,12 +96,10 @@ double LaunchUs() {
 }
 
 double GraphNodeUs() {
-  const TimedSamples timed = TimeInGraph(
-      [](int, const LaunchOptions& options) {
-        LaunchKernel(EmptyKernel, {.grid = dim3(1), .block = dim3(32)}, options);
-      },
-      {.samples = 9, .buffer_sets = 1000, .min_sample_us = 1});
-  return *std::min_element(timed.us.begin(), timed.us.end());
+  const auto launch = [](int, const LaunchOptions& options) {
+    LaunchKernel(EmptyKernel, {.grid = dim3(1), .block = dim3(32)}, options);
+  };
+  return Best(*MakeGraphTimer(launch, {.buffer_sets = 1000, .min_sample_us = 1}));
 }
 
 }  // namespace

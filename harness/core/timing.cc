@@ -1,10 +1,8 @@
 #include "harness/core/timing.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
-#include "harness/core/interrupt.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -31,25 +29,33 @@ SampleStats Summarize(std::span<const double> samples) {
   return {.median = median, .mad = Median(std::move(deviations))};
 }
 
-TimedSamples TimeOnHost(const std::function<void()>& run, int samples) {
-  using Clock = std::chrono::steady_clock;
-  const auto us_of_calls = [&run](int calls) {
-    const Clock::time_point begin = Clock::now();
-    for (int i = 0; i < calls; ++i) run();
-    return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+Interval MedianInterval(std::span<const double> samples) {
+  Require(!samples.empty(), "there are no samples");
+  std::vector<double> sorted(samples.begin(), samples.end());
+  std::sort(sorted.begin(), sorted.end());
+  // The median is below the sample of rank r (from 0) where at most r of n fair coins show heads.
+  constexpr double kMissedOnASide = 0.025;
+  const auto count = static_cast<double>(sorted.size());
+  const auto probability = [count](double heads) {
+    return std::exp(std::lgamma(count + 1) - std::lgamma(heads + 1) -
+                    std::lgamma(count - heads + 1) - count * std::log(2.0));
   };
-  constexpr double kLeastSampleUs = 200;  // thousands of times the clock's own grain
-  constexpr int kMostCalls = 1 << 16;
-  TimedSamples timed{.launches_per_sample = 1};
-  while (us_of_calls(timed.launches_per_sample) < kLeastSampleUs &&
-         timed.launches_per_sample < kMostCalls) {
-    timed.launches_per_sample *= 2;
+  size_t rank = 0;
+  double missed = probability(0);
+  while (missed + probability(static_cast<double>(rank) + 1) <= kMissedOnASide) {
+    missed += probability(static_cast<double>(++rank));
   }
-  while (static_cast<int>(timed.us.size()) < samples && !timed.interrupted) {
-    timed.us.push_back(us_of_calls(timed.launches_per_sample) / timed.launches_per_sample);
-    timed.interrupted = InterruptRequested();
-  }
-  return timed;
+  return {.low = sorted[rank], .high = sorted[sorted.size() - 1 - rank]};
+}
+
+Percentiles PercentilesOf(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  const auto at = [&values](double share) {
+    const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(values.size())));
+    return values[std::max<size_t>(rank, 1) - 1];
+  };
+  return {.median = at(0.5), .p90 = at(0.9), .p99 = at(0.99)};
 }
 
 }  // namespace tokline

@@ -1,11 +1,8 @@
 // Samples of a launch's time and what is said of them.
 #pragma once
 
-#include <functional>
 #include <span>
 #include <vector>
-
-#include "kernels/common/launch_options.h"
 
 namespace tokline {
 
@@ -26,28 +23,27 @@ struct SampleStats {
 // Throws InvalidArgument for no samples, or one that is not a finite positive number.
 SampleStats Summarize(std::span<const double> samples);
 
-struct TimedSamples {
-  std::vector<double> us{};  // of one launch, one entry a sample
-  int launches_per_sample = 0;
-  bool interrupted = false;  // by InterruptRequested: there may be fewer samples than asked for
+struct Interval {
+  double low = 0;
+  double high = 0;
 };
 
-// Times `run` on the host; a sample is as many calls as the clock needs to resolve one. Stops early
-// when interrupted.
-TimedSamples TimeOnHost(const std::function<void()>& run, int samples);
+// As few as MedianInterval can say something of with 95 %.
+inline constexpr int kMinIntervalSamples = 6;
 
-struct GraphTimingOptions {
-  int samples = kMinSamples;
-  int buffer_sets = 1;     // launch i of a graph gets i modulo this
-  bool dependent = false;  // every launch but the graph's first may start before its predecessor
-                           // ends
-  double min_sample_us = 1000;  // a graph holds as many launches as that takes
+// The narrowest pair of order statistics, equally far from both ends, between which the median of
+// the distribution lies with a confidence of at least 95 %: each side is missed with at most 2.5 %,
+// whatever the distribution. Fewer than kMinIntervalSamples do not suffice for that; then the
+// smallest and the largest. Throws InvalidArgument for no samples.
+Interval MedianInterval(std::span<const double> samples);
+
+struct Percentiles {
+  double median = 0;
+  double p90 = 0;
+  double p99 = 0;
 };
 
-// Captures launches into a CUDA graph and times its replays between events. Replays are queued back
-// to back, so that neither the host nor the start of a graph is in a sample. `launch` must have
-// been called once before, outside of any capture. CUDA builds only.
-TimedSamples TimeInGraph(const std::function<void(int buffer_set, const LaunchOptions&)>& launch,
-                         const GraphTimingOptions& options);
+// Nearest rank: figures that occurred. All 0 if there are none.
+Percentiles PercentilesOf(std::vector<double> values);
 
 }  // namespace tokline

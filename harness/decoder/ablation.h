@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "harness/decoder/step_ops.h"
+
 namespace tokline {
 
 enum class Ablation : uint8_t {
@@ -15,13 +17,16 @@ enum class Ablation : uint8_t {
   kKvAppend,
   kChunkDecode,
   kPagedPrefill,
+  kHopper,
   kFusedMlp,
+  kPrefetch,
 };
 
 struct AblationEntry {
   Ablation ablation;
   std::string_view name;     // as users write it
   std::string_view instead;  // what runs in its place
+  StepOpSet ops;  // of a decode step that differ, with it or without; none: nothing stands alone
 };
 
 // All that exist, in a fixed order.
@@ -37,6 +42,10 @@ class AblationSet {
  private:
   uint32_t bits_ = 0;
 };
+
+// Whether it swaps anything on the CPU, whose references know no graphs, dependent launches,
+// prefetches or variants of a kernel.
+bool SwapsOnCpu(Ablation ablation);
 
 // Names separated by commas; empty text is the empty set. Throws InvalidArgument that lists what
 // exists if a name is unknown.

@@ -1,15 +1,17 @@
 #include "harness/decoder/backend.h"
 
-#include <unistd.h>
-
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
+#include "harness/core/process_memory.h"
 #include "harness/decoder/convert_elements.h"
 #include "kernels/common/error.h"
 #include "reference/chunk_decode.h"
 #include "reference/embedding.h"
+#include "reference/gelu.h"
 #include "reference/kv_append.h"
+#include "reference/layernorm.h"
 #include "reference/linear.h"
 #include "reference/paged_gather.h"
 #include "reference/paged_prefill.h"
@@ -32,6 +34,18 @@ class HostFence : public Fence {
   void Wait() override {}
 };
 
+class HostTimeMark : public TimeMark {
+ public:
+  void Record() override { time_ = std::chrono::steady_clock::now(); }
+  double NsSince(const TimeMark& earlier) const override {
+    const auto& begin = static_cast<const HostTimeMark&>(earlier);
+    return std::chrono::duration<double, std::nano>(time_ - begin.time_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point time_;
+};
+
 // Everything is done when the call returns, so every wait is free.
 class HostBackend : public Backend {
  public:
@@ -40,9 +54,7 @@ class HostBackend : public Backend {
   const DeviceFacts& facts() const override { return facts_; }
   CUstream_st* stream() const override { return nullptr; }
   Matmul* matmul() override { return nullptr; }
-  int64_t FreeBytes() const override {
-    return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  }
+  int64_t FreeBytes() const override { return AvailableHostBytes(); }
 
   Memory Allocate(int64_t bytes) override {
     if (bytes <= 0) return {};
@@ -83,13 +95,16 @@ class HostBackend : public Backend {
   }
   void UploadWeights(std::span<const WeightCopy> copies) override {
     for (const WeightCopy& copy : copies) {
-      ConvertElements(copy.from, copy.host, copy.to, copy.device, copy.count);
+      ConvertMatrix(copy.from, copy.host, copy.row_stride, copy.column_stride, copy.to, copy.device,
+                    copy.rows, copy.columns);
     }
   }
 
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<HostFence>(); }
+  std::unique_ptr<TimeMark> MakeTimeMark() override { return std::make_unique<HostTimeMark>(); }
   void Synchronize() override {}
   std::unique_ptr<WorkGraph> Capture(const std::function<void()>&) override { return nullptr; }
+  int64_t CapturedKernels() const override { return 0; }
 
  private:
   Ops ops_ = MakeReferenceOps();
@@ -101,6 +116,7 @@ class HostBackend : public Backend {
 Ops MakeReferenceOps() {
   return {.embedding = RunReference<EmbeddingParams, EmbeddingReference>,
           .rmsnorm = RunReference<RmsNormParams, RmsNormReference>,
+          .layernorm = RunReference<LayerNormParams, LayerNormReference>,
           .rmsnorm_qkv = RunReference<RmsNormQkvParams, RmsNormQkvReference>,
           .kv_append = RunReference<KvAppendParams, KvAppendReference>,
           .chunk_decode = RunReference<ChunkDecodeParams, ChunkDecodeReference>,
@@ -108,7 +124,9 @@ Ops MakeReferenceOps() {
           .paged_gather = RunReference<PagedGatherParams, PagedGatherReference>,
           .linear = RunReference<LinearParams, LinearReference>,
           .silu_mul = RunReference<SiluMulParams, SiluMulReference>,
-          .sampling = RunReference<SamplingParams, SamplingReference>};
+          .gelu = RunReference<GeluParams, GeluReference>,
+          .sampling = RunReference<SamplingParams, SamplingReference>,
+          .delay = RunReference<DelayParams, DelayHost>};
 }
 
 std::unique_ptr<Backend> MakeHostBackend() { return std::make_unique<HostBackend>(); }

@@ -10,12 +10,15 @@
 #include <span>
 #include <string_view>
 
+#include "harness/core/delay.h"
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/launch_options.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/gelu/gelu.h"
 #include "kernels/kv_append/kv_append.h"
+#include "kernels/layernorm/layernorm.h"
 #include "kernels/linear/linear.h"
 #include "kernels/paged_gather/paged_gather.h"
 #include "kernels/paged_prefill/paged_prefill.h"
@@ -36,6 +39,7 @@ using Op = void (*)(const Params&, const LaunchOptions&);
 struct Ops {
   Op<EmbeddingParams> embedding = nullptr;
   Op<RmsNormParams> rmsnorm = nullptr;
+  Op<LayerNormParams> layernorm = nullptr;
   Op<RmsNormQkvParams> rmsnorm_qkv = nullptr;
   Op<KvAppendParams> kv_append = nullptr;
   Op<ChunkDecodeParams> chunk_decode = nullptr;
@@ -43,8 +47,36 @@ struct Ops {
   Op<PagedGatherParams> paged_gather = nullptr;
   Op<LinearParams> linear = nullptr;
   Op<SiluMulParams> silu_mul = nullptr;
+  Op<GeluParams> gelu = nullptr;
   Op<SamplingParams> sampling = nullptr;
+  Op<DelayParams> delay = nullptr;
 };
+
+// The kernel that works on Params.
+template <typename Params>
+inline constexpr std::string_view kKernelName = "";
+template <>
+inline constexpr std::string_view kKernelName<EmbeddingParams> = "embedding";
+template <>
+inline constexpr std::string_view kKernelName<RmsNormParams> = "rmsnorm";
+template <>
+inline constexpr std::string_view kKernelName<LayerNormParams> = "layernorm";
+template <>
+inline constexpr std::string_view kKernelName<RmsNormQkvParams> = "rmsnorm_qkv";
+template <>
+inline constexpr std::string_view kKernelName<KvAppendParams> = "kv_append";
+template <>
+inline constexpr std::string_view kKernelName<ChunkDecodeParams> = "chunk_decode";
+template <>
+inline constexpr std::string_view kKernelName<PagedPrefillParams> = "paged_prefill";
+template <>
+inline constexpr std::string_view kKernelName<LinearParams> = "linear";
+template <>
+inline constexpr std::string_view kKernelName<SiluMulParams> = "silu_mul";
+template <>
+inline constexpr std::string_view kKernelName<GeluParams> = "gelu";
+template <>
+inline constexpr std::string_view kKernelName<SamplingParams> = "sampling";
 
 Ops MakeReferenceOps();
 Ops MakeCudaOps();  // CUDA builds only
@@ -74,6 +106,15 @@ class Fence {
                               // recorded
 };
 
+// A time on the backend's own clock: the device's, or on the host the steady clock.
+class TimeMark {
+ public:
+  virtual ~TimeMark() = default;
+  virtual void Record() = 0;  // when the work enqueued so far is done
+  // From `earlier` to this, nanoseconds. Both are of one backend, recorded, and their work is done.
+  virtual double NsSince(const TimeMark& earlier) const = 0;
+};
+
 // Work captured once and enqueued as a whole.
 class WorkGraph {
  public:
@@ -81,11 +122,15 @@ class WorkGraph {
   virtual void Enqueue() = 0;
 };
 
-// One run of weights: `count` elements at `host` in `from`, of any alignment, to `device` in `to`.
+// A matrix of weights at `host` in `from`, of any alignment and strides in elements, to `device` in
+// `to`, where its rows are dense.
 struct WeightCopy {
   void* device = nullptr;
   const void* host = nullptr;
-  int64_t count = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t row_stride = 0;
+  int64_t column_stride = 1;
   DType from = DType::kF32;
   DType to = DType::kF32;
 };
@@ -119,10 +164,13 @@ class Backend {
   virtual void UploadWeights(std::span<const WeightCopy> copies) = 0;
 
   virtual std::unique_ptr<Fence> MakeFence() = 0;
+  virtual std::unique_ptr<TimeMark> MakeTimeMark() = 0;
   virtual void Synchronize() = 0;
   // Captures what `enqueue` enqueues, without running it. Null on the host, where there are no
   // graphs and `enqueue` is not called.
   virtual std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) = 0;
+  // Kernels of the capture that is under way; 0 where none is.
+  virtual int64_t CapturedKernels() const = 0;
 };
 
 // Throws RuntimeFailure if the device is not there, too old, or not part of this build.

@@ -55,6 +55,27 @@ class CudaFence : public Fence {
   cudaEvent_t event_ = nullptr;
 };
 
+class CudaTimeMark : public TimeMark {
+ public:
+  explicit CudaTimeMark(cudaStream_t stream) : stream_(stream) {
+    TOKLINE_CUDA(cudaEventCreate(&event_));
+  }
+  ~CudaTimeMark() override { LogIfFailed(cudaEventDestroy(event_), "cudaEventDestroy"); }
+  CudaTimeMark(const CudaTimeMark&) = delete;
+  CudaTimeMark& operator=(const CudaTimeMark&) = delete;
+  void Record() override { TOKLINE_CUDA(cudaEventRecord(event_, stream_)); }
+  double NsSince(const TimeMark& earlier) const override {
+    float ms = 0;
+    TOKLINE_CUDA(
+        cudaEventElapsedTime(&ms, static_cast<const CudaTimeMark&>(earlier).event_, event_));
+    return 1e6 * double{ms};
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t event_ = nullptr;
+};
+
 class CudaGraph : public WorkGraph {
  public:
   CudaGraph(cudaGraph_t graph, cudaStream_t stream) : stream_(stream) {
@@ -78,6 +99,25 @@ Memory AllocatePinned(int64_t bytes) {
   return {data, bytes, [](void* p) { LogIfFailed(cudaFreeHost(p), "cudaFreeHost"); }};
 }
 
+// Cuts a copy into pieces of whole rows, or of parts of one, that fit a staging buffer.
+void AddPieces(const WeightCopy& copy, std::vector<WeightCopy>& pieces) {
+  const int64_t room = kUploadPieceBytes / SizeOf(copy.to);
+  const int64_t columns = std::min(copy.columns, room);
+  const int64_t rows = std::max<int64_t>(columns == copy.columns ? room / columns : 1, 1);
+  for (int64_t row = 0; row < copy.rows; row += rows) {
+    for (int64_t column = 0; column < copy.columns; column += columns) {
+      WeightCopy piece = copy;
+      piece.host = static_cast<const char*>(copy.host) +
+                   (row * copy.row_stride + column * copy.column_stride) * SizeOf(copy.from);
+      piece.device =
+          static_cast<char*>(copy.device) + (row * copy.columns + column) * SizeOf(copy.to);
+      piece.rows = std::min(rows, copy.rows - row);
+      piece.columns = std::min(columns, copy.columns - column);
+      pieces.push_back(piece);
+    }
+  }
+}
+
 // Takes pieces off `next` until none is left.
 void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next) {
   constexpr int kBuffers = 2;
@@ -91,9 +131,10 @@ void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next)
     const WeightCopy& piece = pieces[index];
     std::byte* buffer = staging.data() + turn * kUploadPieceBytes;
     fences[turn]->Wait();
-    ConvertElements(piece.from, piece.host, piece.to, buffer, piece.count);
+    ConvertMatrix(piece.from, piece.host, piece.row_stride, piece.column_stride, piece.to, buffer,
+                  piece.rows, piece.columns);
     TOKLINE_CUDA(cudaMemcpyAsync(piece.device, buffer,
-                                 static_cast<size_t>(piece.count * SizeOf(piece.to)),
+                                 static_cast<size_t>(piece.rows * piece.columns * SizeOf(piece.to)),
                                  cudaMemcpyHostToDevice, stream.get()));
     fences[turn]->Record();
   }
@@ -154,16 +195,7 @@ class CudaBackend : public Backend {
 
   void UploadWeights(std::span<const WeightCopy> copies) override {
     std::vector<WeightCopy> pieces;
-    for (const WeightCopy& copy : copies) {
-      const int64_t step = kUploadPieceBytes / SizeOf(copy.to);
-      for (int64_t begin = 0; begin < copy.count; begin += step) {
-        WeightCopy piece = copy;
-        piece.host = static_cast<const char*>(copy.host) + begin * SizeOf(copy.from);
-        piece.device = static_cast<char*>(copy.device) + begin * SizeOf(copy.to);
-        piece.count = std::min(step, copy.count - begin);
-        pieces.push_back(piece);
-      }
-    }
+    for (const WeightCopy& copy : copies) AddPieces(copy, pieces);
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     std::exception_ptr error;
@@ -183,6 +215,9 @@ class CudaBackend : public Backend {
   }
 
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<CudaFence>(stream_.get()); }
+  std::unique_ptr<TimeMark> MakeTimeMark() override {
+    return std::make_unique<CudaTimeMark>(stream_.get());
+  }
   void Synchronize() override { TOKLINE_CUDA(cudaStreamSynchronize(stream_.get())); }
 
   std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {
@@ -202,6 +237,28 @@ class CudaBackend : public Backend {
     return std::make_unique<CudaGraph>(graph, stream_.get());
   }
 
+  int64_t CapturedKernels() const override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+    TOKLINE_CUDA(cudaStreamGetCaptureInfo(stream_.get(), &status, nullptr, &graph, nullptr, nullptr,
+                                          nullptr));
+#else
+    TOKLINE_CUDA(
+        cudaStreamGetCaptureInfo(stream_.get(), &status, nullptr, &graph, nullptr, nullptr));
+#endif
+    if (status != cudaStreamCaptureStatusActive) return 0;
+    size_t count = 0;
+    TOKLINE_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
+    std::vector<cudaGraphNode_t> nodes(count);
+    TOKLINE_CUDA(cudaGraphGetNodes(graph, nodes.data(), &count));
+    return std::ranges::count_if(nodes, [](cudaGraphNode_t node) {
+      cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+      TOKLINE_CUDA(cudaGraphNodeGetType(node, &type));
+      return type == cudaGraphNodeTypeKernel;
+    });
+  }
+
  private:
   Ops ops_ = MakeCudaOps();
   DeviceFacts facts_ = QueryDeviceFacts();
@@ -214,6 +271,7 @@ class CudaBackend : public Backend {
 Ops MakeCudaOps() {
   return {.embedding = Launch,
           .rmsnorm = Launch,
+          .layernorm = Launch,
           .rmsnorm_qkv = Launch,
           .kv_append = Launch,
           .chunk_decode = Launch,
@@ -221,7 +279,9 @@ Ops MakeCudaOps() {
           .paged_gather = Launch,
           .linear = Launch,
           .silu_mul = Launch,
-          .sampling = Launch};
+          .gelu = Launch,
+          .sampling = Launch,
+          .delay = Launch};
 }
 
 std::unique_ptr<Backend> MakeCudaBackend() {

@@ -1,6 +1,7 @@
 #include "harness/decoder/convert_elements.h"
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <cstring>
 
 namespace tokline {
@@ -43,6 +44,37 @@ void ConvertElements(DType from, const void* src, DType to, void* dst, int64_t c
       return ConvertFrom<Eigen::bfloat16>(src, to, dst, count);
     case DType::kF16:
       return ConvertFrom<Eigen::half>(src, to, dst, count);
+  }
+}
+
+void ConvertMatrix(DType from, const void* src, int64_t row_stride, int64_t column_stride, DType to,
+                   void* dst, int64_t rows, int64_t columns) {
+  if (column_stride == 1 && row_stride == columns) {
+    ConvertElements(from, src, to, dst, rows * columns);
+    return;
+  }
+  const auto source = [&](int64_t row, int64_t column) {
+    return static_cast<const char*>(src) +
+           (row * row_stride + column * column_stride) * SizeOf(from);
+  };
+  const auto target = [&](int64_t row, int64_t column) {
+    return static_cast<char*>(dst) + (row * columns + column) * SizeOf(to);
+  };
+  if (column_stride == 1) {
+    for (int64_t row = 0; row < rows; ++row) {
+      ConvertElements(from, source(row, 0), to, target(row, 0), columns);
+    }
+    return;
+  }
+  // Few rows at a time: what a transposed matrix has in one cache line is used at once.
+  constexpr int64_t kRowBlock = 32;
+  for (int64_t first = 0; first < rows; first += kRowBlock) {
+    const int64_t end = std::min(first + kRowBlock, rows);
+    for (int64_t column = 0; column < columns; ++column) {
+      for (int64_t row = first; row < end; ++row) {
+        ConvertElements(from, source(row, column), to, target(row, column), 1);
+      }
+    }
   }
 }
 

@@ -1,19 +1,15 @@
 #include "harness/decoder/decoder.h"
 
 #include <algorithm>
-#include <chrono>
+#include <functional>
+#include <utility>
 
+#include "harness/core/clock.h"
 #include "harness/decoder/convert_elements.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // Adds the life of the scope to `seconds`.
 class TimedScope {
@@ -28,11 +24,63 @@ class TimedScope {
   Clock::time_point begin_ = Clock::now();
 };
 
+class ObservedScope {
+ public:
+  ObservedScope(ForwardPass& forward, OpObserver& observer) : forward_(forward) {
+    forward_.SetObserver(&observer);
+  }
+  ~ObservedScope() { forward_.SetObserver(nullptr); }
+  ObservedScope(const ObservedScope&) = delete;
+  ObservedScope& operator=(const ObservedScope&) = delete;
+
+ private:
+  ForwardPass& forward_;
+};
+
+// Stands in for a graph where there are none.
+class EnqueuedAnew : public WorkGraph {
+ public:
+  explicit EnqueuedAnew(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
+  void Enqueue() override { enqueue_(); }
+
+ private:
+  std::function<void()> enqueue_;
+};
+
 std::unique_ptr<Backend> MakeBackendWithRoom(const ModelSpec& spec, const DecoderOptions& options) {
   std::unique_ptr<Backend> backend = MakeBackend(options.device);
   if (options.device == Device::kCpu) return backend;  // backs what is touched, as it is touched
   RequireRoom(PlanMemory(spec, options, backend->facts()), backend->FreeBytes());
   return backend;
+}
+
+SchedulerOptions ScheduleOf(const DecoderPlan& plan) {
+  const DecoderOptions& options = plan.options;
+  return {.num_pages = static_cast<int32_t>(options.kv_pages),
+          .page_size = options.page_size,
+          .max_batch = options.max_batch,
+          .max_context = options.max_context,
+          .token_budget = options.token_budget,
+          .reuse = options.reuse,
+          .max_runs = plan.max_runs,
+          .max_pinned_pages = static_cast<int32_t>(options.pinned_pages)};
+}
+
+void AddRuns(TableWriter& table, const SequencePages& pages, int64_t length, int64_t new_tokens) {
+  pages.ForEachRun(length, [&table](std::span<const int32_t> run, int64_t tokens) {
+    table.AddChunk(run, static_cast<int32_t>(tokens));
+  });
+  table.EndSequence(static_cast<int32_t>(new_tokens));
+}
+
+// Room for one more sequence, with `length` tokens on these pages.
+void AddRoom(AttentionShape& shape, const SequencePages& pages, int64_t length) {
+  ++shape.num_seqs;
+  --shape.more_chunks;
+  pages.ForEachRun(length, [&shape](std::span<const int32_t> run, int64_t) {
+    ++shape.more_chunks;
+    shape.max_pages += static_cast<int64_t>(run.size());
+  });
 }
 
 void RequireVocabulary(int32_t token, int64_t vocab_size, const char* what) {
@@ -49,92 +97,72 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const Decod
       weights_(spec, weights, plan_.options.dtype, *backend_),
       buffers_(spec, plan_, *backend_),
       forward_(spec_, plan_, weights_, buffers_, *backend_),
-      pool_(static_cast<int32_t>(plan_.options.kv_pages)),
-      slots_(static_cast<size_t>(plan_.options.max_batch)) {
+      scheduler_(ScheduleOf(plan_)),
+      shifted_copy_(spec_, plan_, buffers_, *backend_) {
+  const auto batch = static_cast<size_t>(plan_.options.max_batch);
+  const int64_t token_bytes = plan_.options.max_batch * int64_t{sizeof(int32_t)};
   for (Turn& turn : turns_) {
     turn.arrays = backend_->AllocateStaging(PlaceStep(plan_.largest_step, nullptr).bytes);
-    turn.tokens = backend_->AllocateStaging(plan_.options.max_batch * int64_t{sizeof(int32_t)});
+    turn.tokens = backend_->AllocateStaging(token_bytes);
+    turn.moved = backend_->AllocateStaging(token_bytes);
     turn.fence = backend_->MakeFence();
-    turn.draws.reserve(slots_.size());
+    turn.draws.reserve(batch);
   }
-  decoding_.reserve(slots_.size());
-  prefilling_.reserve(slots_.size());
-  collected_.reserve(2 * slots_.size());
+  collected_.reserve(batch);
+}
+
+int64_t Decoder::KvTokenBytes() const {
+  return 2 * spec_.num_layers * spec_.KvSize() * SizeOf(plan_.options.dtype);
 }
 
 MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, plan_.options, backend_->facts()); }
 
 double Decoder::WarmUp() {
   const auto begin = Clock::now();
-  Require(std::ranges::none_of(slots_, [](const auto& slot) { return slot.has_value(); }),
-          "a decoder is warmed up before it has sequences");
+  Require(scheduler_.NumSequences() == 0, "a decoder is warmed up before it has sequences");
   Flush();
+  prepared_.reset();
   captured_.clear();
-  decoding_.clear();
-  prefilling_.clear();
-  for (const int32_t bucket : plan_.buckets) {
-    if (!plan_.OnDevice()) break;  // nothing to prepare
-    decoding_.assign(static_cast<size_t>(bucket), nullptr);
-    const StepWork work = UploadArrays(plan_.DecodeShape(bucket), turns_[turn_]);
+  for (const StepShape& shape : plan_.DecodeShapes()) {
+    if (!plan_.OnDevice()) break;                                       // nothing to prepare
+    const StepWork work = UploadArrays({}, shape, turns_[turn_]).work;  // padding alone
     forward_.Enqueue(work);  // lets every op choose its algorithms before the capture
     backend_->Synchronize();
     if (plan_.Has(Ablation::kGraphs)) continue;
-    captured_.push_back(
-        {.decode = work.decode, .graph = backend_->Capture([&] { forward_.Enqueue(work); })});
+    captured_.push_back({.shape = shape, .decode = work.decode, .graph = backend_->Capture([&] {
+                           forward_.Enqueue(work);
+                         })});
     captured_.back().graph->Enqueue();
     backend_->Synchronize();
   }
   return SecondsSince(begin);
 }
 
+SequenceId Decoder::Submit(Request request) {
+  for (const int32_t token : request.prompt) {
+    RequireVocabulary(token, spec_.vocab_size, "a prompt's token");
+  }
+  if (!request.shifted.empty()) RequireShiftable(spec_);
+  return scheduler_.Submit(std::move(request));
+}
+
 SequenceId Decoder::AddSequence(std::span<const int32_t> prompt, const SamplingRule& rule,
                                 int64_t max_new_tokens) {
-  const auto length = static_cast<int64_t>(prompt.size());
-  Require(length >= 1, "the prompt is empty; it must have at least 1 token");
-  for (const int32_t token : prompt) RequireVocabulary(token, spec_.vocab_size, "a prompt's token");
-  Require(max_new_tokens >= 1, "max_new_tokens is ", max_new_tokens, "; it must be >= 1");
-  Require(max_new_tokens <= plan_.options.max_context - length, "a prompt of ", length,
-          " tokens and ", max_new_tokens, " new tokens exceed the context of ",
-          plan_.options.max_context, " tokens");
-  Validate(rule);
-  const int64_t pages = PagesFor(length);
-  Require(pages <= pool_.NumFree(), "a prompt of ", length, " tokens needs ", pages,
-          " pages of the KV cache; ", pool_.NumFree(), " of ", pool_.NumPages(), " are free");
-  const auto slot = std::ranges::find_if(slots_, [](const auto& s) { return !s.has_value(); });
-  Require(slot != slots_.end(), "the batch is full: all ", slots_.size(),
+  return AddSequence(
+      {.prompt = {prompt.begin(), prompt.end()}, .rule = rule, .max_new_tokens = max_new_tokens});
+}
+
+SequenceId Decoder::AddSequence(Request request) {
+  const int32_t there = scheduler_.NumSequences() - scheduler_.NumSources();
+  Require(there < plan_.options.max_batch, "the batch is full: all ", plan_.options.max_batch,
           " sequences that max_batch allows are there");
-  slot->emplace();
-  Sequence& sequence = **slot;
-  sequence.id = next_id_++;
-  sequence.slot = static_cast<int32_t>(slot - slots_.begin());
-  sequence.prompt.assign(prompt.begin(), prompt.end());
-  sequence.rule = rule;
-  sequence.max_new_tokens = max_new_tokens;
-  sequence.pages.reserve(static_cast<size_t>(PagesFor(length + max_new_tokens)));
-  return sequence.id;
+  request.hold = true;
+  return Submit(std::move(request));
 }
 
 void Decoder::RemoveSequence(SequenceId id) {
-  Sequence& sequence = Find(id);
-  // Steps under way may still use the pages; whoever gets them next writes after those steps.
-  pool_.Release(sequence.pages);
-  slots_[static_cast<size_t>(sequence.slot)].reset();
-}
-
-Decoder::Sequence& Decoder::Find(SequenceId id) {
-  const auto slot =
-      std::ranges::find_if(slots_, [&](const auto& s) { return s.has_value() && s->id == id; });
-  Require(slot != slots_.end(), "there is no sequence ", id);
-  return **slot;
-}
-
-bool Decoder::HasWork() const {
-  return std::ranges::any_of(
-      slots_, [](const auto& s) { return s.has_value() && (s->Prefills() || s->Decodes()); });
-}
-
-int64_t Decoder::PagesFor(int64_t tokens) const {
-  return (tokens + plan_.options.page_size - 1) / plan_.options.page_size;
+  scheduler_.Remove(id);
+  if (scheduler_.NumSequences() == 0) prepared_.reset();
 }
 
 StepReport Decoder::Step() {
@@ -143,25 +171,67 @@ StepReport Decoder::Step() {
   collected_.clear();
   Turn& current = turns_[turn_];
   Turn& previous = turns_[1 - turn_];
-  Schedule();
-  const bool any = !decoding_.empty() || !prefilling_.empty();
-  if (any) {
-    GrowPages();
-    const StepWork work = UploadArrays(ScheduledShape(), current);
-    Run(work);
-    for (const Part& part : prefilling_) report.prefill_tokens += part.count;
-    report.decode_rows = static_cast<int32_t>(
-        std::ranges::count_if(decoding_, [](const Sequence* s) { return s != nullptr; }));
-    Advance(current);
-    const int64_t token_bytes = work.shape.logit_rows * int64_t{sizeof(int32_t)};
+  if (!prepared_) Prepare(current);
+  if (prepared_) {
+    Run(prepared_->work);
+    report.prefill_tokens = prepared_->prefill_tokens;
+    report.decode_rows = prepared_->decode_rows;
+    reads_.tokens += prepared_->reads.tokens;
+    reads_.of_each += prepared_->reads.of_each;
+    const int64_t token_bytes = prepared_->work.shape.logit_rows * int64_t{sizeof(int32_t)};
+    prepared_.reset();
     backend_->CopyToHost(current.tokens.data(), buffers_.sampled, token_bytes);
     current.fence->Record();
     current.pending = true;
     turn_ = 1 - turn_;
+  } else if (scheduler_.HasWork()) {
+    Require(previous.pending, "the KV cache is full: ", scheduler_.Pages().NumFree(), " of ",
+            scheduler_.Pages().NumPages(), " pages are free, sequences that have ended hold ",
+            "others, and none of the ", scheduler_.NumRunning() + scheduler_.NumWaiting(),
+            " that have not can go on");
   }
   Collect(previous);
   report.tokens = collected_;
   return report;
+}
+
+void Decoder::Prepare(Turn& turn) {
+  const StepPlan& plan = scheduler_.Plan();
+  MoveTokens(plan, turn);
+  for (const Sequence* sequence : plan.shifted) {
+    shifted_copy_.Enqueue(*sequence, scheduler_.Chunks());
+  }
+  if (plan.Empty()) return;
+  prepared_ = UploadArrays(plan, ShapeOf(plan), turn);
+  turn.draws.clear();
+  const auto draw = [&turn](const StepPart& part) {
+    if (part.draws) turn.draws.push_back({.id = part.sequence->id, .slot = part.slot});
+  };
+  for (const StepPart& part : plan.decode) draw(part);
+  for (const StepPart& part : plan.prefill) draw(part);
+}
+
+// By way of the host's memory, but not of the host: the copies are in the order of the work.
+void Decoder::MoveTokens(const StepPlan& plan, Turn& turn) {
+  constexpr int64_t kBytes = sizeof(int32_t);
+  std::byte* moved = turn.moved.data();
+  for (const SlotMove& move : plan.moves) {
+    backend_->CopyToHost(moved, buffers_.sampled + move.from, kBytes);
+    backend_->CopyToDevice(buffers_.sampled + move.to, moved, kBytes);
+    moved += kBytes;
+  }
+}
+
+std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
+  if (!prepared_) Prepare(turns_[turn_]);
+  Require(prepared_.has_value(), "there is no step to be made");
+  const auto enqueue = [this, work = prepared_->work, &observer] {
+    const ObservedScope observed(forward_, observer);
+    forward_.Enqueue(work);
+  };
+  backend_->Synchronize();
+  if (plan_.OnDevice()) return backend_->Capture(enqueue);
+  return std::make_unique<EnqueuedAnew>(enqueue);
 }
 
 std::span<const NewToken> Decoder::Flush() {
@@ -171,81 +241,65 @@ std::span<const NewToken> Decoder::Flush() {
   return collected_;
 }
 
-void Decoder::Schedule() {
-  decoding_.clear();
-  prefilling_.clear();
-  for (std::optional<Sequence>& slot : slots_) {
-    if (!slot.has_value()) continue;
-    if (slot->Prefills()) {
-      prefilling_.push_back({.sequence = &*slot});
-    } else if (slot->Decodes()) {
-      decoding_.resize(static_cast<size_t>(slot->slot), nullptr);
-      decoding_.push_back(&*slot);
-    }
-  }
-  std::ranges::sort(prefilling_, {}, [](const Part& part) { return part.sequence->id; });
-  int64_t budget = plan_.options.token_budget;
-  for (Part& part : prefilling_) {
-    const int64_t left =
-        static_cast<int64_t>(part.sequence->prompt.size()) - part.sequence->in_cache;
-    part.count = std::min(left, budget);
-    budget -= part.count;
-  }
-  std::erase_if(prefilling_, [](const Part& part) { return part.count == 0; });
-}
-
-void Decoder::GrowPages() {
-  const auto missing = [this](const Sequence& sequence, int64_t new_tokens) {
-    return PagesFor(sequence.in_cache + new_tokens) - static_cast<int64_t>(sequence.pages.size());
-  };
-  int64_t needed = 0;
-  for (const Sequence* sequence : decoding_) needed += sequence ? missing(*sequence, 1) : 0;
-  for (const Part& part : prefilling_) needed += missing(*part.sequence, part.count);
-  Require(needed <= pool_.NumFree(), "the KV cache is full: this step needs ", needed,
-          " more pages, ", pool_.NumFree(), " of ", pool_.NumPages(), " are free");
-  const auto grow = [&](Sequence& sequence, int64_t new_tokens) {
-    pool_.Allocate(static_cast<int32_t>(missing(sequence, new_tokens)), sequence.pages);
-  };
-  for (Sequence* sequence : decoding_) {
-    if (sequence != nullptr) grow(*sequence, 1);
-  }
-  for (const Part& part : prefilling_) grow(*part.sequence, part.count);
-}
-
-StepShape Decoder::ScheduledShape() const {
+StepShape Decoder::ShapeOf(const StepPlan& plan) const {
   StepShape shape;
-  if (!decoding_.empty()) {
-    shape = plan_.DecodeShape(plan_.Bucket(static_cast<int32_t>(decoding_.size())));
+  if (plan.decode_rows > 0) {
+    int64_t longest = 1;
+    for (const StepPart& part : plan.decode) longest = std::max(longest, part.begin + part.count);
+    shape = plan_.DecodeShape(plan_.Bucket(static_cast<int32_t>(plan.decode.size())), longest);
   }
   AttentionShape& prefill = shape.prefill;
-  prefill = {.kind = plan_.largest_step.prefill.kind,
-             .num_lanes = plan_.largest_step.prefill.num_lanes};
-  for (const Part& part : prefilling_) {
+  prefill = {.kind = plan_.largest_step.prefill.kind, .grid = plan_.largest_step.prefill.grid};
+  for (const StepPart& part : plan.prefill) {
     prefill.num_tokens += part.count;
-    const int64_t begin = part.sequence->in_cache;
+    const SequencePages& pages = part.sequence->pages;
     if (prefill.kind == AttentionKind::kPagedPrefill) {
-      prefill.num_seqs += 1;
-      prefill.max_pages += PagesFor(begin + part.count);
+      AddRoom(prefill, pages, part.begin + part.count);
     } else {  // every token is a sequence of its own
-      prefill.num_seqs += static_cast<int32_t>(part.count);
-      for (int64_t i = 0; i < part.count; ++i) prefill.max_pages += PagesFor(begin + i + 1);
+      for (int64_t i = 0; i < part.count; ++i) AddRoom(prefill, pages, part.begin + i + 1);
     }
-    if (part.Finishes()) shape.logit_rows = std::max(shape.logit_rows, part.sequence->slot + 1);
+    if (part.draws) shape.logit_rows = std::max(shape.logit_rows, part.slot + 1);
   }
   return shape;
 }
 
-StepWork Decoder::UploadArrays(const StepShape& shape, Turn& turn) {
+SharedRuns Decoder::SharedRunsOf(const StepPlan& plan, const StepShape& shape) const {
+  // A cluster is a sequence's own.
+  if (!plan_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
+  std::vector<std::span<const ChunkId>> chains(plan.decode.size());
+  for (size_t row = 0; row < chains.size(); ++row) {
+    if (plan.decode[row].sequence != nullptr) chains[row] = plan.decode[row].sequence->chunks;
+  }
+  return FindSharedRuns(chains, scheduler_.Chunks(), plan_.options.page_size, plan_.group,
+                        plan_.options.sharing);
+}
+
+Decoder::Prepared Decoder::UploadArrays(const StepPlan& plan, const StepShape& shape, Turn& turn) {
   Require(!turn.pending, "the arrays of a step are rewritten while it is under way");
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
-  WriteRows(shape, arrays);
-  WritePrefillTable(shape, arrays);
-  const TableWriter decode_table = WriteDecodeTable(shape, arrays);
-  const StepWork work{.shape = shape,
-                      .decode = PlanAttention(shape.decode, arrays.decode, plan_.layout,
-                                              spec_.num_q_heads, backend_->facts()),
-                      .prefill = PlanAttention(shape.prefill, arrays.prefill, plan_.layout,
-                                               spec_.num_q_heads, backend_->facts())};
+  WriteRows(plan, shape, arrays);
+  WritePrefillTable(plan, shape, arrays);
+  const auto plan_attention = [&](const AttentionShape& rows, const AttentionArrays& of_rows,
+                                  ChunkSharing sharing) {
+    return PlanAttention(rows, of_rows, plan_.layout, spec_.num_q_heads, backend_->facts(),
+                         sharing);
+  };
+  Prepared step{.work = {.shape = shape, .decode = {}, .prefill = {}},
+                .prefill_tokens = plan.prefill_tokens,
+                .decode_rows = plan.decode_rows,
+                .reads = {}};
+  step.work.prefill = plan_attention(shape.prefill, arrays.prefill, ChunkSharing::kNever);
+  SharedRuns shared = SharedRunsOf(plan, shape);
+  TableWriter decode_table = WriteDecodeTable(plan, shape, arrays, shared);
+  step.work.decode = plan_attention(shape.decode, arrays.decode,
+                                    shared.Empty() ? ChunkSharing::kNever : plan_.options.sharing);
+  if (!shared.Empty() && plan_.OnDevice() && !step.work.decode.reads_once) {
+    shared = {};
+    decode_table = WriteDecodeTable(plan, shape, arrays, shared);
+    step.work.decode = plan_attention(shape.decode, arrays.decode, ChunkSharing::kNever);
+  }
+  for (const StepPart& part : plan.decode) step.reads.of_each += part.begin + part.count;
+  step.reads.tokens = step.reads.of_each - shared.TokensSaved(plan_.group);
   // The pages of the decode rows come last, with room for the longest contexts.
   int64_t bytes = arrays.bytes;
   if (shape.decode.num_seqs > 0) {
@@ -253,56 +307,46 @@ StepWork Decoder::UploadArrays(const StepShape& shape, Turn& turn) {
             decode_table.PagesUsed() * int64_t{sizeof(int32_t)};
   }
   backend_->CopyToDevice(buffers_.step, turn.arrays.data(), bytes);
-  return work;
+  return step;
 }
 
-void Decoder::WriteRows(const StepShape& shape, const StepArrays& arrays) const {
+void Decoder::WriteRows(const StepPlan& plan, const StepShape& shape,
+                        const StepArrays& arrays) const {
   std::fill_n(arrays.logit_tokens, shape.logit_rows, -1);
   std::fill_n(arrays.rules, shape.logit_rows, SamplingRule{});
-  const auto write_token = [&](int64_t row, const Sequence& sequence, int64_t position) {
-    const int64_t page_size = plan_.options.page_size;
-    const int64_t page = sequence.pages[static_cast<size_t>(position / page_size)];
-    arrays.positions[row] = static_cast<int32_t>(position);
-    arrays.slots[row] = page * page_size + position % page_size;
-  };
-  const auto write_draw = [&](int64_t row, const Sequence& sequence) {
-    arrays.logit_tokens[sequence.slot] = static_cast<int32_t>(row);
-    arrays.rules[sequence.slot] = sequence.rule;
-    arrays.rules[sequence.slot].offset = sequence.prompt.size() + sequence.sampled;
-  };
-  for (int64_t row = 0; row < shape.decode.num_tokens; ++row) {
-    const bool padding = row >= static_cast<int64_t>(decoding_.size()) ||
-                         decoding_[static_cast<size_t>(row)] == nullptr;
-    if (padding) {
-      arrays.positions[row] = 0;
-      arrays.slots[row] = -1;
-      continue;
+  std::fill_n(arrays.positions, shape.decode.num_tokens, 0);  // padding, where no sequence decodes
+  std::fill_n(arrays.slots, shape.decode.num_tokens, -1);
+  const auto write = [&arrays](int64_t row, const StepPart& part) {
+    const Sequence& sequence = *part.sequence;
+    for (int64_t i = 0; i < part.count; ++i) {
+      arrays.positions[row + i] = static_cast<int32_t>(part.begin + i);
+      arrays.slots[row + i] = part.writes ? sequence.pages.SlotOf(part.begin + i) : -1;
     }
-    const Sequence& sequence = *decoding_[static_cast<size_t>(row)];
-    write_token(row, sequence, sequence.in_cache);
-    write_draw(row, sequence);
+    if (!part.draws) return;
+    arrays.logit_tokens[part.slot] = static_cast<int32_t>(row + part.count - 1);
+    arrays.rules[part.slot] = sequence.request.rule;
+    arrays.rules[part.slot].offset = static_cast<uint64_t>(part.begin + part.count);
+  };
+  for (const StepPart& part : plan.decode) {
+    if (part.sequence != nullptr) write(part.slot, part);
   }
   int64_t row = shape.decode.num_tokens;
-  for (const Part& part : prefilling_) {
-    const Sequence& sequence = *part.sequence;
-    for (int64_t i = 0; i < part.count; ++i, ++row) {
-      const int64_t position = sequence.in_cache + i;
-      arrays.prefill_ids[row - shape.decode.num_tokens] =
-          sequence.prompt[static_cast<size_t>(position)];
-      write_token(row, sequence, position);
-    }
-    if (part.Finishes()) write_draw(row - 1, sequence);
+  int32_t* ids = arrays.prefill_ids;
+  for (const StepPart& part : plan.prefill) {
+    ids = std::copy_n(part.sequence->tokens.begin() + part.begin, part.count, ids);
+    write(row, part);
+    row += part.count;
   }
 }
 
-TableWriter Decoder::WriteDecodeTable(const StepShape& shape, const StepArrays& arrays) const {
+TableWriter Decoder::WriteDecodeTable(const StepPlan& plan, const StepShape& shape,
+                                      const StepArrays& arrays, const SharedRuns& shared) const {
   TableWriter table(shape.decode, arrays.decode);
-  for (int32_t row = 0; row < shape.decode.num_seqs; ++row) {
-    const Sequence* sequence = row < static_cast<int32_t>(decoding_.size())
-                                   ? decoding_[static_cast<size_t>(row)]
-                                   : nullptr;
+  SharedTableWriter contexts(table, shared, plan_.options.page_size);
+  for (size_t row = 0; row < static_cast<size_t>(shape.decode.num_seqs); ++row) {
+    const Sequence* sequence = row < plan.decode.size() ? plan.decode[row].sequence : nullptr;
     if (sequence != nullptr) {
-      table.Add(sequence->pages, static_cast<int32_t>(sequence->in_cache + 1), 1);
+      contexts.Add(row, sequence->pages, plan.decode[row].begin + 1);
     } else if (plan_.scratch_page >= 0) {
       table.Add({&plan_.scratch_page, 1}, 1, 1);  // paged_prefill wants a context to attend to
     } else {
@@ -312,18 +356,15 @@ TableWriter Decoder::WriteDecodeTable(const StepShape& shape, const StepArrays& 
   return table;
 }
 
-void Decoder::WritePrefillTable(const StepShape& shape, const StepArrays& arrays) const {
+void Decoder::WritePrefillTable(const StepPlan& plan, const StepShape& shape,
+                                const StepArrays& arrays) const {
   TableWriter table(shape.prefill, arrays.prefill);
-  for (const Part& part : prefilling_) {
-    const auto add = [&](int64_t length, int64_t new_tokens) {
-      table.Add(std::span(part.sequence->pages).first(static_cast<size_t>(PagesFor(length))),
-                static_cast<int32_t>(length), static_cast<int32_t>(new_tokens));
-    };
-    const int64_t begin = part.sequence->in_cache;
+  for (const StepPart& part : plan.prefill) {
+    const SequencePages& pages = part.sequence->pages;
     if (shape.prefill.kind == AttentionKind::kPagedPrefill) {
-      add(begin + part.count, part.count);
+      AddRuns(table, pages, part.begin + part.count, part.count);
     } else {
-      for (int64_t i = 0; i < part.count; ++i) add(begin + i + 1, 1);
+      for (int64_t i = 0; i < part.count; ++i) AddRuns(table, pages, part.begin + i + 1, 1);
     }
   }
 }
@@ -338,32 +379,14 @@ void Decoder::Run(const StepWork& work) {
     ++plain_steps_;
     return;
   }
-  const auto bucket = std::ranges::find(plan_.buckets, work.shape.decode.num_seqs);
-  CapturedStep& captured = captured_[static_cast<size_t>(bucket - plan_.buckets.begin())];
+  const AttentionShape& decode = work.shape.decode;
+  CapturedStep& captured = *std::ranges::find_if(captured_, [&decode](const CapturedStep& step) {
+    return step.shape.decode.num_seqs == decode.num_seqs && step.shape.decode.grid == decode.grid;
+  });
   Require(work.decode.num_tiles == captured.decode.num_tiles, "a step has ", work.decode.num_tiles,
           " tiles, its graph ", captured.decode.num_tiles);
   captured.graph->Enqueue();
   ++graph_steps_;
-}
-
-void Decoder::Advance(Turn& turn) {
-  turn.draws.clear();
-  const auto draw = [&](Sequence& sequence) {
-    turn.draws.push_back({.id = sequence.id, .slot = sequence.slot});
-    ++sequence.sampled;
-    sequence.logits_step = steps_;
-  };
-  for (Sequence* sequence : decoding_) {
-    if (sequence == nullptr) continue;
-    ++sequence->in_cache;
-    draw(*sequence);
-  }
-  for (const Part& part : prefilling_) {
-    const bool finishes = part.Finishes();
-    part.sequence->in_cache += part.count;
-    if (finishes) draw(*part.sequence);
-  }
-  ++steps_;
 }
 
 void Decoder::Collect(Turn& turn) {
@@ -375,38 +398,38 @@ void Decoder::Collect(Turn& turn) {
   turn.pending = false;
   const auto* tokens = reinterpret_cast<const int32_t*>(turn.tokens.data());
   for (const Turn::Draw& draw : turn.draws) {
-    const std::optional<Sequence>& slot = slots_[static_cast<size_t>(draw.slot)];
-    if (slot.has_value() && slot->id == draw.id) {
-      collected_.push_back({.sequence = draw.id, .token = tokens[draw.slot]});
+    const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, tokens[draw.slot]);
+    if (finish) {
+      collected_.push_back({.sequence = draw.id, .token = tokens[draw.slot], .finish = *finish});
     }
   }
 }
 
 std::vector<float> Decoder::Logits(SequenceId id) {
-  const Sequence& sequence = Find(id);
-  Require(sequence.logits_step >= 0 && sequence.logits_step == steps_ - 1, "sequence ", id,
-          " has no logits of the newest step");
+  const Sequence& sequence = scheduler_.Get(id);
+  Require(sequence.last_draw > 0 && sequence.last_draw == scheduler_.Counts().steps, "sequence ",
+          id, " has no logits of the newest step");
   std::vector<float> logits(static_cast<size_t>(spec_.vocab_size));
-  backend_->Download(logits.data(), buffers_.logits + sequence.slot * spec_.vocab_size,
+  backend_->Download(logits.data(), buffers_.logits + sequence.draw_slot * spec_.vocab_size,
                      spec_.vocab_size * int64_t{sizeof(float)});
   return logits;
 }
 
 void Decoder::ReplaceNewestToken(SequenceId id, int32_t token) {
-  const Sequence& sequence = Find(id);
   RequireVocabulary(token, spec_.vocab_size, "the token");
-  Require(sequence.sampled > 0, "sequence ", id, " has no token yet");
-  backend_->Upload(buffers_.sampled + sequence.slot, &token, sizeof(token));
+  scheduler_.ReplaceNewest(id, token);
+  const Sequence& sequence = scheduler_.Get(id);
+  if (sequence.on_device) {
+    backend_->Upload(buffers_.sampled + sequence.slot, &token, sizeof(token));
+  }
 }
 
 KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
-  const Sequence& sequence = Find(id);
+  const Sequence& sequence = scheduler_.Get(id);
   Require(layer >= 0 && layer < spec_.num_layers, "layer is ", layer, "; the model has 0 to ",
           spec_.num_layers - 1);
-  const AttentionShape shape{.kind = AttentionKind::kPagedPrefill,
-                             .num_seqs = 1,
-                             .num_tokens = sequence.in_cache,
-                             .max_pages = static_cast<int64_t>(sequence.pages.size())};
+  AttentionShape shape{.kind = AttentionKind::kPagedPrefill, .num_tokens = sequence.in_cache};
+  AddRoom(shape, sequence.pages, sequence.in_cache);
   const StepShape step{.prefill = shape};
   const int64_t step_bytes = PlaceStep(step, nullptr).bytes;
   const DType dtype = plan_.options.dtype;
@@ -416,8 +439,7 @@ KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
   tokline::Memory table = backend_->Allocate(step_bytes);
   tokline::Memory k = backend_->Allocate(tensor_bytes), v = backend_->Allocate(tensor_bytes);
   TableWriter writer(shape, PlaceStep(step, host.data()).prefill);
-  writer.Add(sequence.pages, static_cast<int32_t>(sequence.in_cache),
-             static_cast<int32_t>(sequence.in_cache));
+  AddRuns(writer, sequence.pages, sequence.in_cache, sequence.in_cache);
   backend_->Upload(table.data(), host.data(), step_bytes);
   const AttentionArrays arrays = PlaceStep(step, table.data()).prefill;
   backend_->ops().paged_gather(

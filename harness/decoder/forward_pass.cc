@@ -35,6 +35,16 @@ LaunchOptions ForwardPass::Next() {
   return {.stream = backend_.stream(), .dependent = dependent};
 }
 
+template <typename Params>
+void ForwardPass::Run(StepOp op, Op<Params> launch, const std::type_identity_t<Params>& params) {
+  if (!Wants(op)) return;
+  if (observer_ != nullptr) observer_->Begin(op, kKernelName<Params>);
+  launch(params, Next());
+  const std::optional<OpDelay>& delay = plan_.options.delay;
+  if (delay && delay->op == op) ops_.delay({.us = delay->us}, Next());
+  if (observer_ != nullptr) observer_->End();
+}
+
 void ForwardPass::Enqueue(const StepWork& work) {
   const StepShape& shape = work.shape;
   const StepArrays arrays = PlaceStep(shape, buffers_.step);
@@ -59,7 +69,9 @@ void ForwardPass::Enqueue(const StepWork& work) {
   Embed(work, arrays);
   const int64_t pool_bytes = plan_.layout.NumElements() * element_bytes_;
   std::byte* kv = buffers_.kv;
-  for (const DeviceLayerWeights& layer : weights_.layers()) {
+  const std::vector<DeviceLayerWeights>& layers = weights_.layers();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const DeviceLayerWeights& layer = layers[i];
     Projections(layer, kv, shape.Tokens(), arrays);
     Attention(decode, kv);
     Attention(prefill, kv);
@@ -68,8 +80,8 @@ void ForwardPass::Enqueue(const StepWork& work) {
     output.bias = layer.o_bias;
     output.residual = buffers_.x;
     output.residual_stride = spec_.hidden_size;
-    ops_.linear(output, Next());
-    Mlp(layer, shape.Tokens());
+    Run(StepOp::kAttentionOutput, ops_.linear, output);
+    Mlp(layer, i + 1 < layers.size() ? layers[i + 1].qkv : nullptr, shape.Tokens());
     kv += pool_bytes;
   }
   if (shape.logit_rows > 0) Logits(shape, arrays);
@@ -82,71 +94,94 @@ void ForwardPass::Embed(const StepWork& work, const StepArrays& arrays) {
                          .hidden_size = spec_.hidden_size,
                          .token_ids = buffers_.sampled,
                          .table = weights_.embedding(),
+                         .num_positions = weights_.positions() ? spec_.max_positions : 0,
+                         .positions = arrays.positions,
+                         .position_table = weights_.positions(),
                          .out = buffers_.x};
-  if (params.num_tokens > 0) ops_.embedding(params, Next());
+  if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
   params.out = buffers_.x + params.num_tokens * spec_.hidden_size * element_bytes_;
+  params.positions += params.num_tokens;
   params.num_tokens = work.shape.prefill.num_tokens;
   params.token_ids = arrays.prefill_ids;
-  if (params.num_tokens > 0) ops_.embedding(params, Next());
+  if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
+}
+
+void ForwardPass::Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
+                       const std::byte* bias) {
+  if (spec_.norm == NormKind::kLayer) {
+    Run(op, ops_.layernorm,
+        {.dtype = dtype_,
+         .num_tokens = tokens,
+         .hidden_size = spec_.hidden_size,
+         .eps = spec_.norm_eps,
+         .x = x,
+         .x_stride = spec_.hidden_size,
+         .weight = weight,
+         .bias = bias,
+         .out = buffers_.normed,
+         .out_stride = spec_.hidden_size});
+    return;
+  }
+  Run(op, ops_.rmsnorm,
+      {.dtype = dtype_,
+       .num_tokens = tokens,
+       .hidden_size = spec_.hidden_size,
+       .eps = spec_.norm_eps,
+       .x = x,
+       .x_stride = spec_.hidden_size,
+       .weight = weight,
+       .out = buffers_.normed,
+       .out_stride = spec_.hidden_size});
 }
 
 void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, int64_t tokens,
                               const StepArrays& arrays) {
-  RmsNormQkvParams params{.dtype = dtype_,
-                          .variant = plan_.Has(Ablation::kSkinny) ? RmsNormQkvVariant::kMatmul
-                                                                  : RmsNormQkvVariant::kAuto,
-                          .num_tokens = tokens,
-                          .hidden_size = spec_.hidden_size,
-                          .num_q_heads = spec_.num_q_heads,
-                          .num_kv_heads = spec_.num_kv_heads,
-                          .head_dim = spec_.head_dim,
-                          .x = buffers_.x,
-                          .x_stride = spec_.hidden_size,
-                          .norm_weight = layer.input_norm,
-                          .norm_eps = spec_.norm_eps,
-                          .weight = layer.qkv,
-                          .bias = layer.qkv_bias,
-                          .qkv = buffers_.qkv,
-                          .qkv_stride = qkv_width_,
-                          .append = true,
-                          .append_params = {.layout = plan_.layout,
-                                            .kv = kv,
-                                            .slots = arrays.slots,
-                                            .q_norm_weight = layer.q_norm,
-                                            .k_norm_weight = layer.k_norm,
-                                            .norm_eps = spec_.norm_eps,
-                                            .positions = arrays.positions,
-                                            .rope_cos_sin = buffers_.rope,
-                                            .rope_rows = plan_.options.max_context},
-                          .matmul = backend_.matmul(),
-                          .workspace = buffers_.linear_workspace,
-                          .workspace_bytes = plan_.linear_workspace_bytes};
+  RmsNormQkvParams params{
+      .dtype = dtype_,
+      .variant =
+          plan_.Has(Ablation::kSkinny) ? RmsNormQkvVariant::kMatmul : RmsNormQkvVariant::kAuto,
+      .num_tokens = tokens,
+      .hidden_size = spec_.hidden_size,
+      .num_q_heads = spec_.num_q_heads,
+      .num_kv_heads = spec_.num_kv_heads,
+      .head_dim = spec_.head_dim,
+      .x = buffers_.x,
+      .x_stride = spec_.hidden_size,
+      .norm_weight = layer.input_norm,
+      .norm_eps = spec_.norm_eps,
+      .weight = layer.qkv,
+      .bias = layer.qkv_bias,
+      .qkv = buffers_.qkv,
+      .qkv_stride = qkv_width_,
+      .append = true,
+      .append_params = {.layout = plan_.layout,
+                        .kv = kv,
+                        .slots = arrays.slots,
+                        .q_norm_weight = layer.q_norm,
+                        .k_norm_weight = layer.k_norm,
+                        .norm_eps = spec_.norm_eps,
+                        .positions = arrays.positions,
+                        .rope_cos_sin = buffers_.rope,
+                        .rope_rows = buffers_.rope ? plan_.options.max_context : 0},
+      .matmul = backend_.matmul(),
+      .workspace = buffers_.linear_workspace,
+      .workspace_bytes = plan_.linear_workspace_bytes};
   const KvAppendParams append = AppendOf(params);
-  const bool split_norm = plan_.Has(Ablation::kRmsNormQkv);
   const bool split_append = plan_.Has(Ablation::kKvAppend);
-  if (split_norm) {
-    ops_.rmsnorm({.dtype = dtype_,
-                  .num_tokens = tokens,
-                  .hidden_size = spec_.hidden_size,
-                  .eps = spec_.norm_eps,
-                  .x = buffers_.x,
-                  .x_stride = spec_.hidden_size,
-                  .weight = layer.input_norm,
-                  .out = buffers_.normed,
-                  .out_stride = spec_.hidden_size},
-                 Next());
+  if (plan_.split_input_norm) {
+    Norm(StepOp::kInputNorm, tokens, buffers_.x, layer.input_norm, layer.input_norm_bias);
     LinearParams linear =
         Linear(tokens, buffers_.normed, spec_.hidden_size, layer.qkv, buffers_.qkv, qkv_width_);
     linear.bias = layer.qkv_bias;
-    ops_.linear(linear, Next());
+    Run(StepOp::kQkv, ops_.linear, linear);
   } else {
     params.append = !split_append;
-    ops_.rmsnorm_qkv(params, Next());
+    Run(StepOp::kQkv, ops_.rmsnorm_qkv, params);
   }
   if (split_append) {
     AppendWithSeparateNorms(append);
-  } else if (split_norm) {
-    ops_.kv_append(append, Next());
+  } else if (plan_.split_input_norm) {
+    Run(StepOp::kKvAppend, ops_.kv_append, append);
   }
 }
 
@@ -154,16 +189,16 @@ void ForwardPass::AppendWithSeparateNorms(KvAppendParams params) {
   const auto norm_heads = [&](std::byte* first, int32_t heads, const void* weight) {
     for (int32_t head = 0; weight != nullptr && head < heads; ++head) {
       std::byte* rows = first + int64_t{head} * spec_.head_dim * element_bytes_;
-      ops_.rmsnorm({.dtype = dtype_,
-                    .num_tokens = params.num_tokens,
-                    .hidden_size = spec_.head_dim,
-                    .eps = spec_.norm_eps,
-                    .x = rows,
-                    .x_stride = qkv_width_,
-                    .weight = weight,
-                    .out = rows,
-                    .out_stride = qkv_width_},
-                   Next());
+      Run(StepOp::kHeadNorms, ops_.rmsnorm,
+          {.dtype = dtype_,
+           .num_tokens = params.num_tokens,
+           .hidden_size = spec_.head_dim,
+           .eps = spec_.norm_eps,
+           .x = rows,
+           .x_stride = qkv_width_,
+           .weight = weight,
+           .out = rows,
+           .out_stride = qkv_width_});
     }
   };
   norm_heads(buffers_.qkv, spec_.num_q_heads, params.q_norm_weight);
@@ -171,7 +206,7 @@ void ForwardPass::AppendWithSeparateNorms(KvAppendParams params) {
              params.k_norm_weight);
   params.q_norm_weight = nullptr;
   params.k_norm_weight = nullptr;
-  ops_.kv_append(params, Next());
+  Run(StepOp::kKvAppend, ops_.kv_append, params);
 }
 
 void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
@@ -180,23 +215,25 @@ void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
   const std::byte* q = buffers_.qkv + rows.begin * qkv_width_ * element_bytes_;
   std::byte* out = buffers_.attention + rows.begin * spec_.QSize() * element_bytes_;
   if (shape.kind == AttentionKind::kPagedPrefill) {
-    ops_.paged_prefill({.dtype = dtype_,
-                        .num_q_heads = spec_.num_q_heads,
-                        .causal = true,
-                        .scale = scale_,
-                        .layout = plan_.layout,
-                        .table = rows.arrays.Table(shape),
-                        .total_tokens = shape.num_tokens,
-                        .q_indptr = rows.arrays.q_indptr,
-                        .q = q,
-                        .q_stride = qkv_width_,
-                        .kv = kv,
-                        .out = out,
-                        .out_stride = spec_.QSize(),
-                        .tile_tokens = rows.work.tile_tokens,
-                        .num_tiles = rows.work.num_tiles,
-                        .tiles = rows.arrays.tiles},
-                       Next());
+    Run(StepOp::kPagedPrefill, ops_.paged_prefill,
+        {.dtype = dtype_,
+         .num_q_heads = spec_.num_q_heads,
+         .causal = true,
+         .scale = scale_,
+         .layout = plan_.layout,
+         .table = rows.arrays.Table(shape),
+         .total_tokens = shape.num_tokens,
+         .q_indptr = rows.arrays.q_indptr,
+         .q = q,
+         .q_stride = qkv_width_,
+         .kv = kv,
+         .out = out,
+         .out_stride = spec_.QSize(),
+         .variant = plan_.Has(Ablation::kHopper) ? PagedPrefillVariant::kPortable
+                                                 : PagedPrefillVariant::kAuto,
+         .tile_tokens = rows.work.tile_tokens,
+         .num_tiles = rows.work.num_tiles,
+         .tiles = rows.arrays.tiles});
     return;
   }
   ChunkDecodeParams params{.dtype = dtype_,
@@ -210,7 +247,7 @@ void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
                            .out = out,
                            .out_stride = spec_.QSize()};
   if (rows.workspace != nullptr) {
-    params.plan = {.num_lanes = shape.num_lanes,
+    params.plan = {.grid = shape.grid,
                    .max_partials = rows.workspace->max_partials,
                    .lane_task_indptr = rows.arrays.lane_task_indptr,
                    .tasks = rows.arrays.tasks,
@@ -220,74 +257,102 @@ void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
     params.workspace = rows.workspace->data;
     params.workspace_bytes = rows.workspace->bytes;
   }
-  ops_.chunk_decode(params, Next());
+  Run(StepOp::kChunkDecode, ops_.chunk_decode, params);
 }
 
-void ForwardPass::Mlp(const DeviceLayerWeights& layer, int64_t tokens) {
+void ForwardPass::SplitMlp(const DeviceLayerWeights& layer, int64_t tokens) {
   const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
-  if (plan_.Has(Ablation::kFusedMlp)) {
-    ops_.rmsnorm({.dtype = dtype_,
-                  .num_tokens = tokens,
-                  .hidden_size = hidden,
-                  .eps = spec_.norm_eps,
-                  .x = buffers_.x,
-                  .x_stride = hidden,
-                  .weight = layer.post_norm,
-                  .out = buffers_.normed,
-                  .out_stride = hidden},
-                 Next());
-    ops_.linear(Linear(tokens, buffers_.normed, hidden, layer.gate_up, buffers_.gate_up, 2 * inner),
-                Next());
-    ops_.silu_mul({.dtype = dtype_,
-                   .num_tokens = tokens,
-                   .intermediate_size = inner,
-                   .gate_up = buffers_.gate_up,
-                   .gate_up_stride = 2 * inner,
-                   .out = buffers_.mlp,
-                   .out_stride = inner},
-                  Next());
+  const bool gated = spec_.mlp == MlpKind::kGatedSilu;
+  std::byte* const product = gated ? buffers_.gate_up : buffers_.mlp;
+  Norm(StepOp::kPostNorm, tokens, buffers_.x, layer.post_norm, layer.post_norm_bias);
+  LinearParams up = Linear(tokens, buffers_.normed, hidden, layer.up, product, spec_.UpRows());
+  up.bias = layer.up_bias;
+  Run(gated ? StepOp::kGateUp : StepOp::kUp, ops_.linear, up);
+  if (gated) {
+    Run(StepOp::kSiluMul, ops_.silu_mul,
+        {.dtype = dtype_,
+         .num_tokens = tokens,
+         .intermediate_size = inner,
+         .gate_up = product,
+         .gate_up_stride = 2 * inner,
+         .out = buffers_.mlp,
+         .out_stride = inner});
   } else {
-    LinearParams gate_up = Linear(tokens, buffers_.x, hidden, layer.gate_up, buffers_.mlp, inner);
+    Run(StepOp::kGelu, ops_.gelu,
+        {.dtype = dtype_,
+         .num_tokens = tokens,
+         .intermediate_size = inner,
+         .x = product,
+         .x_stride = inner,
+         .out = buffers_.mlp,
+         .out_stride = inner});
+  }
+}
+
+void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens) {
+  const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
+  if (plan_.split_mlp) {
+    SplitMlp(layer, tokens);
+  } else {
+    LinearParams gate_up = Linear(tokens, buffers_.x, hidden, layer.up, buffers_.mlp, inner);
     gate_up.gated_silu = true;
     gate_up.norm_weight = layer.post_norm;
     gate_up.norm_eps = spec_.norm_eps;
-    ops_.linear(gate_up, Next());
+    gate_up.bias = layer.up_bias;
+    Prefetch(StepOp::kDown, layer.down, hidden * inner, gate_up);
+    Run(StepOp::kGateUp, ops_.linear, gate_up);
   }
   LinearParams down = Linear(tokens, buffers_.mlp, inner, layer.down, buffers_.x, hidden);
+  down.bias = layer.down_bias;
   down.residual = buffers_.x;
   down.residual_stride = hidden;
-  ops_.linear(down, Next());
+  Prefetch(StepOp::kQkv, next_qkv, qkv_width_ * hidden, down);
+  Run(StepOp::kDown, ops_.linear, down);
 }
 
 void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
   const std::byte* rows = buffers_.x;
   if (shape.prefill.num_tokens > 0) {
     // Collecting the last row of each sequence is a lookup with rows as the table.
-    ops_.embedding({.dtype = dtype_,
-                    .num_tokens = shape.logit_rows,
-                    .vocab_size = shape.Tokens(),
-                    .hidden_size = spec_.hidden_size,
-                    .token_ids = arrays.logit_tokens,
-                    .table = buffers_.x,
-                    .out = buffers_.last},
-                   Next());
+    Run(StepOp::kLastRows, ops_.embedding,
+        {.dtype = dtype_,
+         .num_tokens = shape.logit_rows,
+         .vocab_size = shape.Tokens(),
+         .hidden_size = spec_.hidden_size,
+         .token_ids = arrays.logit_tokens,
+         .table = buffers_.x,
+         .out = buffers_.last});
     rows = buffers_.last;
+  }
+  if (plan_.split_final_norm) {
+    Norm(StepOp::kFinalNorm, shape.logit_rows, rows, weights_.final_norm(),
+         weights_.final_norm_bias());
+    rows = buffers_.normed;
   }
   LinearParams head = Linear(shape.logit_rows, rows, spec_.hidden_size, weights_.lm_head(),
                              buffers_.logits, spec_.vocab_size);
   head.out_f32 = true;
-  head.norm_weight = weights_.final_norm();
+  head.norm_weight = plan_.split_final_norm ? nullptr : weights_.final_norm();
   head.norm_eps = spec_.norm_eps;
-  ops_.linear(head, Next());
-  ops_.sampling({.num_rows = shape.logit_rows,
-                 .vocab_size = spec_.vocab_size,
-                 .logits = buffers_.logits,
-                 .logits_stride = spec_.vocab_size,
-                 .rules = arrays.rules,
-                 .tokens = buffers_.sampled,
-                 .workspace = buffers_.sampling_workspace,
-                 .workspace_bytes = plan_.sampling_workspace_bytes},
-                Next());
+  Run(StepOp::kLmHead, ops_.linear, head);
+  Run(StepOp::kSampling, ops_.sampling,
+      {.num_rows = shape.logit_rows,
+       .vocab_size = spec_.vocab_size,
+       .logits = buffers_.logits,
+       .logits_stride = spec_.vocab_size,
+       .rules = arrays.rules,
+       .tokens = buffers_.sampled,
+       .workspace = buffers_.sampling_workspace,
+       .workspace_bytes = plan_.sampling_workspace_bytes});
+}
+
+bool ForwardPass::Wants(StepOp op) const { return observer_ == nullptr || observer_->Wants(op); }
+
+void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
+                           LinearParams& params) const {
+  if (weight == nullptr || plan_.Has(Ablation::kPrefetch) || !Wants(op)) return;
+  params.prefetch = weight;
+  params.prefetch_bytes = std::min(elements * element_bytes_, backend_.facts().l2_bytes / 4);
 }
 
 LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_features,

@@ -1,34 +1,21 @@
 #include "harness/decoder/generate.h"
 
 #include <algorithm>
-#include <chrono>
+
+#include "harness/core/clock.h"
+#include "harness/decoder/scoped_sequence.h"
 
 namespace tokline {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Removes the sequence however the text ends.
-class ScopedSequence {
- public:
-  ScopedSequence(Decoder& decoder, SequenceId id) : decoder_(decoder), id_(id) {}
-  ~ScopedSequence() { decoder_.RemoveSequence(id_); }
-  ScopedSequence(const ScopedSequence&) = delete;
-  ScopedSequence& operator=(const ScopedSequence&) = delete;
-  SequenceId id() const { return id_; }
-
- private:
-  Decoder& decoder_;
-  SequenceId id_;
-};
-
-}  // namespace
 
 GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
                         const GenerateOptions& options) {
   GenerateResult result;
   const ScopedSequence sequence(decoder,
-                                decoder.AddSequence(prompt, options.rule, options.max_new_tokens));
+                                decoder.AddSequence({.prompt = {prompt.begin(), prompt.end()},
+                                                     .rule = options.rule,
+                                                     .max_new_tokens = options.max_new_tokens,
+                                                     .shifted = options.shifted,
+                                                     .shifted_after = options.shifted_after}));
   // Whoever looks at logits or changes tokens between steps cannot work a step ahead.
   const bool in_step = options.want_logits || !options.force_ids.empty();
   auto begin = Clock::now();
@@ -37,12 +24,12 @@ GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
       if (token.sequence != sequence.id() || result.stopped) continue;
       if (result.tokens.empty()) {
         const auto now = Clock::now();
-        result.prefill_s = std::chrono::duration<double>(now - begin).count();
+        result.prefill_s = SecondsBetween(begin, now);
         begin = now;
       }
       result.tokens.push_back(token.token);
       result.stopped = std::ranges::find(options.stop_ids, token.token) != options.stop_ids.end();
-      if (options.on_token) options.on_token(token.token);
+      if (options.on_token && !options.on_token(token.token)) result.stopped = true;
     }
   };
   while (!result.stopped && !result.interrupted && decoder.HasWork()) {
@@ -58,9 +45,7 @@ GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
     result.interrupted = options.interrupted != nullptr && options.interrupted->load();
   }
   take(decoder.Flush());
-  if (!result.tokens.empty()) {
-    result.decode_s = std::chrono::duration<double>(Clock::now() - begin).count();
-  }
+  if (!result.tokens.empty()) result.decode_s = SecondsSince(begin);
   return result;
 }
 

@@ -19,13 +19,20 @@ namespace tokline {
 
 enum class AttentionKind : uint8_t { kChunkDecode, kPagedPrefill };
 
-// One attention launch a layer: query rows of sequences, each of one chunk.
+// One attention launch a layer: query rows of sequences, each of one chunk or of several.
 struct AttentionShape {
   AttentionKind kind = AttentionKind::kChunkDecode;
   int32_t num_seqs = 0;
-  int64_t num_tokens = 0;  // query rows; with kChunkDecode as many as sequences
-  int64_t max_pages = 0;   // room for page ids over all sequences
-  int32_t num_lanes = 0;   // of the plan; kChunkDecode on CUDA only
+  int64_t num_tokens = 0;   // query rows; with kChunkDecode as many as sequences
+  int64_t max_pages = 0;    // room for page ids over all sequences
+  int32_t more_chunks = 0;  // room for chunks over all sequences, beyond one each
+  ChunkDecodeGrid grid;     // kChunkDecode on CUDA only
+  // kChunkDecode: room for so many runs of a sequence that others share, and for so many sequences
+  // that read one together.
+  int32_t shared_runs = 0;
+  int32_t task_members = 1;
+
+  int32_t MaxChunks() const { return num_seqs + more_chunks; }
 };
 
 // A step: one token each of decode_rows sequences (row = slot of the sequence; a slot that does
@@ -42,19 +49,20 @@ struct StepShape {
 struct AttentionWork {
   int32_t num_tiles = 0;  // kPagedPrefill
   int32_t tile_tokens = 0;
+  bool reads_once = false;  // kChunkDecode: what sequences share
 };
 
 struct AttentionArrays {
   int32_t* seq_chunk_indptr = nullptr;   // [num_seqs + 1]
-  int32_t* seq_chunks = nullptr;         // [num_seqs]
-  int32_t* chunk_lengths = nullptr;      // [num_seqs]
-  int32_t* chunk_page_indptr = nullptr;  // [num_seqs + 1]
+  int32_t* seq_chunks = nullptr;         // [MaxChunks()] chunks, some of several sequences
+  int32_t* chunk_lengths = nullptr;      // [MaxChunks()]
+  int32_t* chunk_page_indptr = nullptr;  // [MaxChunks() + 1]
   int32_t* chunk_pages = nullptr;        // [max_pages]; last, as only its used part is copied
   // kPagedPrefill
   int32_t* q_indptr = nullptr;        // [num_seqs + 1]
   PagedPrefillTile* tiles = nullptr;  // [num_tokens] of room
-  // kChunkDecode on CUDA; room for MaxDecodeTasks(shape) tasks, ranges and members
-  int32_t* lane_task_indptr = nullptr;  // [num_lanes + 1]
+  // kChunkDecode on CUDA, with the room of DecodeRoomOf(shape)
+  int32_t* lane_task_indptr = nullptr;  // [grid.num_lanes + 1]
   ChunkDecodeTask* tasks = nullptr;
   ChunkDecodeRange* ranges = nullptr;
   ChunkDecodeMember* members = nullptr;
@@ -78,15 +86,28 @@ struct StepArrays {
 // Lays the arrays of a step out from `base`; a null base only measures.
 StepArrays PlaceStep(const StepShape& shape, std::byte* base);
 
-// Tasks of a chunk_decode plan: each of as many sequences of one chunk may be cut once a lane.
-int64_t MaxDecodeTasks(const AttentionShape& shape);
+// The most that a plan of chunk_decode has for any table of a shape. A sequence has a task for each
+// shared run and one for the rest. Shared runs are cut once a lane, and then what is read alone is.
+// A cut adds a task with all members of what it cuts. A member has at most one partial state.
+struct DecodeRoom {
+  int64_t tasks = 0;
+  int64_t ranges = 0;
+  int64_t members = 0;
+};
+DecodeRoom DecodeRoomOf(const AttentionShape& shape);
 
 // Writes the sequences of an attention launch one after the other into host arrays.
 class TableWriter {
  public:
   TableWriter(const AttentionShape& shape, const AttentionArrays& arrays);
 
-  // `pages` are those that hold `length` tokens, the last `new_tokens` of which are queries.
+  // The next chunk of the sequence being written; `pages` hold `length` tokens. Returns its id.
+  int32_t AddChunk(std::span<const int32_t> pages, int32_t length);
+  // So of a chunk that an earlier sequence has added.
+  void ListChunk(int32_t chunk);
+  // The last `new_tokens` of the sequence are queries.
+  void EndSequence(int32_t new_tokens);
+  // A sequence of one chunk.
   void Add(std::span<const int32_t> pages, int32_t length, int32_t new_tokens);
   int64_t PagesUsed() const { return pages_; }
 
@@ -94,13 +115,17 @@ class TableWriter {
   AttentionShape shape_;
   AttentionArrays arrays_;
   int32_t seqs_ = 0;
+  int32_t chunks_ = 0;
+  int32_t listings_ = 0;  // of chunks, by all sequences
   int64_t pages_ = 0;
 };
 
 // Plans the launch from host arrays that a TableWriter has filled, and writes the plan into them.
-// Without a device (facts of 0 SMs) there is nothing to plan.
+// Without a device (facts of 0 SMs) there is nothing to plan. Where `sharing` is asked for and the
+// plan would not read once, by its policy or for want of room, it writes none: the table is then to
+// be written anew, with no chunk of several sequences, and planned with kNever.
 AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& arrays,
                             const PagedKvLayout& layout, int32_t num_q_heads,
-                            const DeviceFacts& device);
+                            const DeviceFacts& device, ChunkSharing sharing = ChunkSharing::kNever);
 
 }  // namespace tokline

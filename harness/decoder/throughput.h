@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "harness/decoder/decoder.h"
@@ -16,6 +17,7 @@ struct BenchOptions {
   int64_t new_tokens = 128;                        // at least 2: the first is drawn by the prefill
   int32_t repeats = 5;                             // after one that is not counted
   uint64_t seed = 0;                               // of the prompts
+  double host_delay_us = 0;                        // after each decode step, to test the tools
   const std::atomic<bool>* interrupted = nullptr;  // ends the bench after the step under way
 };
 
@@ -29,7 +31,8 @@ struct BenchSample {
 
 struct BenchText {
   std::vector<int32_t> prompt;
-  std::vector<int32_t> tokens;  // new_tokens of them, drawn greedily
+  std::vector<int32_t> tokens;
+  SamplingRule rule = {};  // by which they were drawn; its offset is not used
 };
 
 struct BenchResult {
@@ -48,6 +51,9 @@ struct BenchResult {
   double host_share = 0;   // of the decode step
 };
 
+// Steps until every sequence has its first token.
+int64_t PrefillSteps(const BenchOptions& options, int64_t token_budget);
+
 // Context that the decoder must allow: sequences that finish their prefill early run on while the
 // others' lasts.
 int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget);
@@ -58,6 +64,14 @@ int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget);
 // model as ModelWeights counts them, storage in `dtype`.
 Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
                     const BenchOptions& options);
+
+// Throws InvalidArgument if the decoder is too small for the batch or an option is not allowed.
+void RequireFits(const Decoder& decoder, const BenchOptions& options);
+
+// One repeat with prompts of this seed, or none if it was interrupted; `texts`, where given, are
+// then left as they were. Needs a decoder without sequences.
+std::optional<BenchSample> TimeRepeat(Decoder& decoder, const BenchOptions& options, uint64_t seed,
+                                      std::vector<BenchText>* texts);
 
 // Needs a decoder without sequences. Throws InvalidArgument if it is too small for the batch.
 BenchResult RunBench(Decoder& decoder, const BenchOptions& options);

@@ -1,11 +1,14 @@
 #include "harness/models/checkpoint.h"
 
+#include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "harness/models/json_file.h"
 #include "harness/models/printable.h"
 #include "harness/models/safetensors.h"
+#include "harness/models/shard_index.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -13,13 +16,55 @@ namespace {
 
 constexpr std::string_view kSingleName = "model.safetensors";
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
-constexpr std::string_view kExtension = ".safetensors";
+constexpr std::string_view kPickled[] = {".bin", ".pt", ".pth", ".ckpt"};
+constexpr std::string_view kOtherFormats[] = {".gguf", ".h5", ".msgpack", ".npz", ".onnx"};
+constexpr std::string_view kSafetensors[] = {".safetensors"};
 
-// A shard lies beside its index: whatever could lead elsewhere is refused.
-bool IsPlainShardName(std::string_view name) {
-  return name.size() > kExtension.size() && name.size() <= 255 && name.ends_with(kExtension) &&
-         name.find_first_of(std::string_view("/\\\0", 3)) == name.npos &&
-         name.find("..") == name.npos;
+// The first file of the folder, by name, with one of these extensions; empty if there is none.
+std::string FirstWith(std::span<const std::string_view> extensions,
+                      const std::filesystem::path& dir) {
+  std::error_code error;
+  std::string first;
+  for (std::filesystem::directory_iterator entry(dir, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const bool has =
+        std::ranges::find(extensions, entry->path().extension().string()) != extensions.end();
+    if (has && (first.empty() || name < first)) first = name;
+  }
+  return first;
+}
+
+// What a folder without a checkpoint has instead.
+std::string WhatIsThere(const std::filesystem::path& dir) {
+  if (const std::string name = FirstWith(kSafetensors, dir); !name.empty()) {
+    return StrCat("; it has ", Quoted(name), ", which needs ", kIndexName);
+  }
+  if (const std::string name = FirstWith(kPickled, dir); !name.empty()) {
+    return StrCat("; it has ", Quoted(name), ", a pickled checkpoint, which is never read, as ",
+                  "loading one can run code: convert it to safetensors");
+  }
+  if (const std::string name = FirstWith(kOtherFormats, dir); !name.empty()) {
+    return StrCat("; it has ", Quoted(name), ", of a format that is not supported");
+  }
+  return "; other checkpoint formats are not supported";
+}
+
+// A shard is named by the index, which others wrote: a link must not lead out of the folder, except
+// from a snapshot of the Hugging Face cache to the blobs of the same model.
+void RefuseEscape(const std::filesystem::path& dir, const std::string& shard) {
+  std::error_code error;
+  const std::filesystem::path real_dir = std::filesystem::canonical(dir, error);
+  const std::filesystem::path target = std::filesystem::canonical(dir / shard, error);
+  if (error) return;  // opening it names the problem
+  const std::filesystem::path folder = target.parent_path();
+  const bool is_snapshot = real_dir.parent_path().filename() == "snapshots";
+  if (folder == real_dir ||
+      (is_snapshot && folder == real_dir.parent_path().parent_path() / "blobs")) {
+    return;
+  }
+  throw RuntimeFailure(StrCat((dir / shard).string(), ": it is a link to ", target.string(),
+                              "; a shard must lie in the model's own folder"));
 }
 
 }  // namespace
@@ -41,7 +86,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& dir) : dir_(dir) {
     AddShards(dir / kIndexName);
   } else {
     throw RuntimeFailure(StrCat(dir.string(), ": neither ", kSingleName, " nor ", kIndexName,
-                                " is there; other checkpoint formats are not supported"));
+                                " is there", WhatIsThere(dir)));
   }
 }
 
@@ -69,36 +114,26 @@ void Checkpoint::AddFile(const std::filesystem::path& path) {
 
 void Checkpoint::AddShards(const std::filesystem::path& index_path) {
   const std::string index_name = index_path.string();
-  const nlohmann::json index = ReadJsonFile(index_path);
-  const auto map = index.is_object() ? index.find("weight_map") : index.end();
-  if (map == index.end() || !map->is_object() || map->empty()) {
-    throw RuntimeFailure(
-        StrCat(index_name, ": weight_map must be an object with an entry for ", "each tensor"));
-  }
+  const ShardIndex index = ParseShardIndex(ReadJsonText(index_path), index_name);
   std::set<std::string> shards;
-  for (const auto& [tensor, shard] : map->items()) {
-    if (!shard.is_string() || !IsPlainShardName(shard.get_ref<const std::string&>())) {
-      throw RuntimeFailure(StrCat(
-          index_name, ": tensor ", Quoted(tensor), " is in ", Quoted(shard.dump(-1, ' ', true)),
-          "; a shard is a file name in the same folder that ends in ", kExtension));
-    }
-    shards.insert(shard.get<std::string>());
-  }
-  for (const std::string& shard : shards) AddFile(index_path.parent_path() / shard);
+  for (const auto& [tensor, shard] : index) shards.insert(shard);
+  const std::filesystem::path dir = index_path.parent_path();
+  for (const std::string& shard : shards) RefuseEscape(dir, shard);
+  for (const std::string& shard : shards) AddFile(dir / shard);
 
-  for (const auto& [tensor, shard] : map->items()) {
+  for (const auto& [tensor, shard] : index) {
     if (!tensors_.contains(tensor)) {
       throw RuntimeFailure(StrCat(index_name, ": tensor ", Quoted(tensor), " is not in ",
-                                  Quoted(shard.get<std::string>()), " nor in another shard"));
+                                  Quoted(shard), " nor in another shard"));
     }
   }
   for (const auto& [name, tensor] : tensors_) {
     const std::string shard = files_[tensor.file].Path().filename().string();
-    const auto listed = map->find(name);
-    if (listed == map->end() || listed->get_ref<const std::string&>() != shard) {
+    const auto listed = index.find(name);
+    if (listed == index.end() || listed->second != shard) {
       throw RuntimeFailure(StrCat(
           index_name, ": tensor ", Quoted(name), " is in ", Quoted(shard), "; weight_map says ",
-          listed == map->end() ? "nothing of it" : Quoted(listed->get<std::string>())));
+          listed == index.end() ? "nothing of it" : Quoted(listed->second)));
     }
   }
 }

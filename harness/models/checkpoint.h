@@ -3,7 +3,8 @@
 // A folder holds model.safetensors, or model.safetensors.index.json and its shards. Everything a
 // file says is checked against the file and against fixed caps before it is believed: header size,
 // JSON size and depth, duplicate keys, dtypes, shapes (products cannot wrap), offsets, overlaps,
-// holes, shard names and the index's map. Whatever passes can be read without further checks.
+// holes, shard names, where a shard's link leads, and the index's map. Whatever passes can be read
+// without further checks.
 //
 // The files must not shrink while they are mapped. The size is checked again after mapping and by
 // Prefetch, so that a loader that prefetches each tensor before it reads it gets a RuntimeFailure;

@@ -48,13 +48,17 @@ nlohmann::json ParseJson(std::string_view text, const std::string& file) {
   }
 }
 
-nlohmann::json ReadJsonFile(const std::filesystem::path& path) {
+std::string ReadJsonText(const std::filesystem::path& path) {
   const MappedFile file(path);
   if (file.Size() > kMaxJsonBytes) {
     throw RuntimeFailure(StrCat(path.string(), ": the file has ", file.Size(), " bytes; at most ",
                                 kMaxJsonBytes, " are allowed"));
   }
-  return ParseJson(file.Read(0, file.Size()), path.string());
+  return file.Read(0, file.Size());
+}
+
+nlohmann::json ReadJsonFile(const std::filesystem::path& path) {
+  return ParseJson(ReadJsonText(path), path.string());
 }
 
 }  // namespace tokline

@@ -16,7 +16,10 @@ inline constexpr int kMaxJsonDepth = 32;
 // than kMaxJsonDepth deep or has an object with a key twice.
 nlohmann::json ParseJson(std::string_view text, const std::string& file);
 
-// Reads a file of at most kMaxJsonBytes. Throws RuntimeFailure naming the file.
+// The text of a file of at most kMaxJsonBytes. Throws RuntimeFailure naming the file.
+std::string ReadJsonText(const std::filesystem::path& path);
+
+// Both in one.
 nlohmann::json ReadJsonFile(const std::filesystem::path& path);
 
 // The parser takes a NUL for the end of its input and ignores what follows. Throws RuntimeFailure,

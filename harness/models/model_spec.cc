@@ -64,10 +64,7 @@ class Section {
 
   int64_t Integer(const char* key, int64_t most) const {
     const std::optional<int64_t> value = FindInteger(key, 1, most);
-    if (!value) {
-      throw RuntimeFailure(
-          StrCat(where_, key, " is missing; it must be an integer from 1 to ", most));
-    }
+    if (!value) Missing(key, StrCat("it must be an integer from 1 to ", most));
     return *value;
   }
 
@@ -80,10 +77,14 @@ class Section {
     return value->get<double>();
   }
 
-  bool Flag(const char* key) const {
+  bool FlagOr(const char* key, bool missing) const {
     const Json* value = Find(key);
     if (value != nullptr && !value->is_boolean()) Refuse(key, *value, "it must be true or false");
-    return value != nullptr && value->get<bool>();
+    return value != nullptr ? value->get<bool>() : missing;
+  }
+
+  [[noreturn]] void Missing(const char* key, const std::string& why) const {
+    throw RuntimeFailure(StrCat(where_, key, " is missing; ", why));
   }
 
   const std::string& Where() const { return where_; }
@@ -99,10 +100,7 @@ const Family& ReadFamily(const Section& config) {
     supported += StrCat(supported.empty() ? "" : ", ", family.architecture);
   }
   const Json* architectures = config.Find("architectures");
-  if (architectures == nullptr) {
-    throw RuntimeFailure(
-        StrCat(config.Where(), "architectures is missing; supported: ", supported));
-  }
+  if (architectures == nullptr) config.Missing("architectures", "supported: " + supported);
   if (architectures->is_array()) {
     for (const Family& family : Families()) {
       if (std::ranges::find(*architectures, Json(family.architecture)) != architectures->end()) {
@@ -114,7 +112,7 @@ const Family& ReadFamily(const Section& config) {
 }
 
 // transformers 5 writes dtype, transformers 4 torch_dtype.
-DType ReadDType(const Section& config) {
+DType ReadDType(const Section& config, const Family& family) {
   const Json* dtype = config.Find("dtype");
   const Json* torch_dtype = config.Find("torch_dtype");
   if (dtype != nullptr && torch_dtype != nullptr && *dtype != *torch_dtype) {
@@ -127,34 +125,57 @@ DType ReadDType(const Section& config) {
     if (value != nullptr && *value == name) return type;
     supported += StrCat(supported.empty() ? "" : ", ", name);
   }
-  if (value == nullptr) {
-    throw RuntimeFailure(
-        StrCat(config.Where(), "dtype (or torch_dtype) is missing; supported: ", supported));
-  }
+  if (value == nullptr && family.default_dtype) return *family.default_dtype;
+  if (value == nullptr) config.Missing("dtype (or torch_dtype)", "supported: " + supported);
   config.Refuse(key, *value, "supported: ", supported);
 }
 
-// rope_parameters of transformers 5, or rope_scaling of transformers 4: only plain RoPE.
-void CheckPlainRope(const Section& rope) {
-  for (const char* key : {"rope_type", "type"}) {
-    const Json* type = rope.Find(key);
-    if (type != nullptr && *type != "default") rope.Refuse(key, *type, "supported: \"default\"");
-  }
+// What rope_parameters of transformers 5 or rope_scaling of transformers 4 says, or config.json
+// itself: nothing or the default is plain RoPE.
+std::optional<Llama3Scaling> ReadScaling(const Section& rope) {
   const std::optional<double> part = rope.FindPositive("partial_rotary_factor");
   if (part && *part != 1) {
     rope.Refuse("partial_rotary_factor", *rope.Find("partial_rotary_factor"), "supported: 1");
   }
+  bool scaled = false;
+  for (const char* key : {"rope_type", "type"}) {
+    const Json* type = rope.Find(key);
+    if (type == nullptr || *type == "default") continue;
+    if (*type != "llama3") rope.Refuse(key, *type, "supported: \"default\", \"llama3\"");
+    scaled = true;
+  }
+  if (!scaled) return std::nullopt;
+  const auto positive = [&](const char* key) {
+    const std::optional<double> value = rope.FindPositive(key);
+    if (!value) rope.Missing(key, "RoPE scaling of type llama3 needs it");
+    return *value;
+  };
+  const Llama3Scaling scaling = {
+      .factor = positive("factor"),
+      .low_freq_factor = positive("low_freq_factor"),
+      .high_freq_factor = positive("high_freq_factor"),
+      .original_positions = rope.Integer("original_max_position_embeddings", kMaxExtent)};
+  if (scaling.factor < 1) rope.Refuse("factor", *rope.Find("factor"), "it must be at least 1");
+  if (scaling.low_freq_factor >= scaling.high_freq_factor) {
+    rope.Refuse("low_freq_factor", *rope.Find("low_freq_factor"),
+                "it must be below high_freq_factor, ", scaling.high_freq_factor);
+  }
+  return scaling;
 }
 
-double ReadRopeTheta(const Section& config) {
+void ReadRope(const Section& config, const Family& family, ModelSpec& spec) {
   std::optional<double> theta = config.FindPositive("rope_theta");
-  CheckPlainRope(config);
+  spec.rope_scaling = ReadScaling(config);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const Json* value = config.Find(key);
     if (value == nullptr) continue;
     if (!value->is_object()) config.Refuse(key, *value, "it must be an object");
     const Section rope(*value, StrCat(config.Where(), key, "."));
-    CheckPlainRope(rope);
+    const std::optional<Llama3Scaling> scaling = ReadScaling(rope);
+    if (scaling && spec.rope_scaling && *scaling != *spec.rope_scaling) {
+      config.Refuse(key, *value, "it scales RoPE in another way than what stands beside it");
+    }
+    if (scaling) spec.rope_scaling = scaling;
     const std::optional<double> inner = rope.FindPositive("rope_theta");
     if (inner && theta && *inner != *theta) {
       rope.Refuse("rope_theta", *rope.Find("rope_theta"), "rope_theta beside it is ", *theta,
@@ -162,16 +183,29 @@ double ReadRopeTheta(const Section& config) {
     }
     if (inner) theta = inner;
   }
+  if (!theta) theta = family.default_rope_theta;
   if (!theta) {
     throw RuntimeFailure(StrCat(config.Where(), "rope_theta is missing, there and in ",
                                 "rope_parameters; it must be a finite number above 0"));
   }
-  return *theta;
+  spec.rope_theta = *theta;
 }
 
-void RefuseUnsupportedFeatures(const Section& config) {
-  if (config.Flag("use_sliding_window")) {
+void RefuseUnsupportedFeatures(const Section& config, const Family& family) {
+  if (config.FlagOr("use_sliding_window", false)) {
     config.Refuse("use_sliding_window", true, "supported: false");
+  }
+  const Json* window = config.Find("sliding_window");
+  if (window != nullptr && config.Find("use_sliding_window") == nullptr) {
+    config.Refuse("sliding_window", *window,
+                  "sliding windows are not supported: null, or use_sliding_window false");
+  }
+  for (const char* key :
+       {"num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts"}) {
+    const Json* experts = config.Find(key);
+    if (experts != nullptr && *experts != 0) {
+      config.Refuse(key, *experts, "mixtures of experts are not supported: 0");
+    }
   }
   if (const Json* types = config.Find("layer_types")) {
     const bool full = types->is_array() && std::ranges::all_of(*types, [](const Json& type) {
@@ -183,36 +217,73 @@ void RefuseUnsupportedFeatures(const Section& config) {
     config.Refuse("quantization_config", *quantization,
                   "quantized checkpoints are not supported: float32, bfloat16 and float16 are");
   }
-  if (const Json* act = config.Find("hidden_act"); act != nullptr && *act != "silu") {
-    config.Refuse("hidden_act", *act, "supported: \"silu\"");
+  for (const FixedFlag& flag : family.fixed_flags) {
+    if (config.FlagOr(flag.key, flag.value) != flag.value) {
+      config.Refuse(flag.key, *config.Find(flag.key), "supported: ", flag.value ? "true" : "false");
+    }
+  }
+  if (const Json* act = config.Find(family.keys.activation)) {
+    std::string supported;
+    for (const std::string_view name : family.activations) {
+      if (*act == name) return;
+      supported += StrCat(supported.empty() ? "" : ", ", Quoted(name));
+    }
+    config.Refuse(family.keys.activation, *act, "supported: ", supported);
   }
 }
 
-void ReadHeads(const Section& config, ModelSpec& spec) {
-  const int64_t q_heads = config.Integer("num_attention_heads", kMaxExtent);
-  const int64_t kv_heads = config.Integer("num_key_value_heads", kMaxExtent);
+void ReadHeads(const Section& config, const ConfigKeys& keys, ModelSpec& spec) {
+  const int64_t q_heads = config.Integer(keys.num_q_heads, kMaxExtent);
+  int64_t kv_heads = q_heads;
+  if (keys.num_kv_heads != nullptr &&
+      (!keys.kv_heads_optional || config.Find(keys.num_kv_heads) != nullptr)) {
+    kv_heads = config.Integer(keys.num_kv_heads, kMaxExtent);
+  }
   if (q_heads % kv_heads != 0 || q_heads / kv_heads > kMaxGroup) {
-    config.Refuse("num_key_value_heads", kv_heads, "num_attention_heads, ", q_heads,
+    config.Refuse(keys.num_kv_heads, kv_heads, keys.num_q_heads, ", ", q_heads,
                   ", must be a multiple of it, at most ", kMaxGroup, " times as much");
   }
   std::optional<int64_t> head_dim = config.FindInteger("head_dim", 1, kMaxExtent);
-  if (!head_dim) {
+  const bool derived = !head_dim;
+  if (derived) {
     if (spec.hidden_size % q_heads != 0) {
-      throw RuntimeFailure(StrCat(config.Where(), "head_dim is missing and hidden_size, ",
-                                  spec.hidden_size, ", is no multiple of num_attention_heads, ",
-                                  q_heads));
+      throw RuntimeFailure(StrCat(config.Where(), "head_dim is missing and ", keys.hidden_size,
+                                  ", ", spec.hidden_size, ", is no multiple of ", keys.num_q_heads,
+                                  ", ", q_heads));
     }
     head_dim = spec.hidden_size / q_heads;
   }
   if (*head_dim != 64 && *head_dim != 128) {
-    throw RuntimeFailure(
-        StrCat(config.Where(), "head_dim is ", *head_dim,
-               config.Find("head_dim") == nullptr ? " (hidden_size / num_attention_heads)" : "",
-               "; supported: 64, 128"));
+    throw RuntimeFailure(StrCat(
+        config.Where(), "head_dim is ", *head_dim,
+        derived ? StrCat(" (", keys.hidden_size, " / ", keys.num_q_heads, ")") : std::string(),
+        "; supported: 64, 128"));
   }
   spec.num_q_heads = static_cast<int32_t>(q_heads);
   spec.num_kv_heads = static_cast<int32_t>(kv_heads);
   spec.head_dim = static_cast<int32_t>(*head_dim);
+}
+
+void ReadSizes(const Section& config, const ConfigKeys& keys, ModelSpec& spec) {
+  spec.hidden_size = config.Integer(keys.hidden_size, kMaxExtent);
+  const bool derived =
+      keys.intermediate_ratio > 0 && config.Find(keys.intermediate_size) == nullptr;
+  spec.intermediate_size = derived ? keys.intermediate_ratio * spec.hidden_size
+                                   : config.Integer(keys.intermediate_size, kMaxExtent);
+  spec.num_layers = config.Integer(keys.num_layers, kMaxLayers);
+  spec.vocab_size = config.Integer("vocab_size", kMaxVocab);
+  spec.max_positions = config.Integer(keys.max_positions, kMaxExtent);
+  ReadHeads(config, keys, spec);
+  const std::optional<double> eps = config.FindPositive(keys.norm_eps);
+  if (!eps || *eps > 1) {
+    throw RuntimeFailure(StrCat(config.Where(), keys.norm_eps, " is ",
+                                eps ? StrCat(*eps) : "missing", "; it must be above 0, at most 1"));
+  }
+  spec.norm_eps = static_cast<float>(*eps);
+}
+
+bool ReadBias(const Section& config, const BiasRule& rule) {
+  return rule.always || (rule.key != nullptr && config.FlagOr(rule.key, false));
 }
 
 // An id, a list of ids, or nothing.
@@ -251,26 +322,21 @@ ModelSpec LoadModelSpec(const std::filesystem::path& dir) {
   const Section config(config_json, StrCat(config_path.string(), ": "));
 
   const Family& family = ReadFamily(config);
-  RefuseUnsupportedFeatures(config);
+  RefuseUnsupportedFeatures(config, family);
   ModelSpec spec;
   spec.family = family.name;
+  spec.dtype = ReadDType(config, family);
+  ReadSizes(config, family.keys, spec);
+  spec.norm = family.norm;
+  spec.position = family.position;
+  spec.rope_pairing = family.rope_pairing;
+  if (spec.position == PositionKind::kRope) ReadRope(config, family, spec);
   spec.qk_norm = family.qk_norm;
-  spec.dtype = ReadDType(config);
-  spec.hidden_size = config.Integer("hidden_size", kMaxExtent);
-  spec.intermediate_size = config.Integer("intermediate_size", kMaxExtent);
-  spec.num_layers = config.Integer("num_hidden_layers", kMaxLayers);
-  spec.vocab_size = config.Integer("vocab_size", kMaxVocab);
-  spec.max_positions = config.Integer("max_position_embeddings", kMaxExtent);
-  ReadHeads(config, spec);
-  const std::optional<double> eps = config.FindPositive("rms_norm_eps");
-  if (!eps || *eps > 1) {
-    throw RuntimeFailure(StrCat(config.Where(), "rms_norm_eps is ", eps ? StrCat(*eps) : "missing",
-                                "; it must be above 0, at most 1"));
-  }
-  spec.norm_eps = static_cast<float>(*eps);
-  spec.rope_theta = ReadRopeTheta(config);
-  spec.qkv_bias = spec.output_bias = config.Flag("attention_bias");
-  spec.tied_embeddings = config.Flag("tie_word_embeddings");
+  spec.qkv_bias = ReadBias(config, family.qkv_bias);
+  spec.output_bias = ReadBias(config, family.output_bias);
+  spec.mlp = family.mlp;
+  spec.mlp_bias = ReadBias(config, family.mlp_bias);
+  spec.tied_embeddings = config.FlagOr("tie_word_embeddings", family.tied_by_default);
   spec.eos_token_ids = ReadEosIds(config, spec.vocab_size);
 
   const std::filesystem::path generation_path = dir / "generation_config.json";

@@ -7,11 +7,14 @@
 #include <utility>
 
 #include "harness/models/family.h"
+#include "harness/models/known_buffers.h"
 #include "harness/models/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
+
+constexpr int64_t kMissingListed = 5;
 
 constexpr std::pair<std::string_view, DType> kWeightDTypes[] = {
     {"F32", DType::kF32}, {"BF16", DType::kBf16}, {"F16", DType::kF16}};
@@ -21,13 +24,6 @@ std::optional<DType> WeightDType(std::string_view name) {
     if (known == name) return dtype;
   }
   return std::nullopt;
-}
-
-std::string_view FileName(DType dtype) {
-  for (const auto& [name, known] : kWeightDTypes) {
-    if (known == dtype) return name;
-  }
-  return "?";
 }
 
 std::string BiasName(std::string_view matrix) {
@@ -40,11 +36,13 @@ class Binder {
   Binder(const Checkpoint& checkpoint, const ModelSpec& spec)
       : checkpoint_(checkpoint), spec_(spec) {}
 
-  // Takes the tensor, which must be there with this shape.
+  // Takes the tensor, which must be there with this shape. One that is not gives a view of nothing
+  // and is remembered for RefuseMissing.
   TensorView Take(const std::string& name, std::vector<int64_t> shape) {
     const CheckpointTensor* tensor = checkpoint_.Find(name);
     if (tensor == nullptr) {
-      Fail(name, "is missing; config.json asks for it with the shape ", ListText(shape));
+      missing_.emplace_back(name, std::move(shape));
+      return {};
     }
     if (tensor->shape != shape) {
       Fail(name, "has the shape ", ListText(tensor->shape), "; config.json asks for ",
@@ -52,48 +50,99 @@ class Binder {
     }
     const std::optional<DType> dtype = WeightDType(tensor->dtype);
     if (!dtype) Fail(name, "has the dtype ", tensor->dtype, "; supported: F32, BF16, F16");
-    if (*dtype != spec_.dtype) {
-      Fail(name, "has the dtype ", tensor->dtype, "; config.json says ", FileName(spec_.dtype),
-           ", and all weights must have one dtype");
-    }
     used_.insert(name);
     bytes_ += tensor->bytes;
-    return {
-        .dtype = *dtype, .shape = std::move(shape), .data = tensor->data, .bytes = tensor->bytes};
+    parameters_ += tensor->bytes / SizeOf(*dtype);
+    return {.dtype = *dtype,
+            .shape = shape,
+            .data = tensor->data,
+            .bytes = tensor->bytes,
+            .row_stride = shape.size() == 2 ? shape[1] : 1,
+            .column_stride = 1};
   }
 
-  // Takes it if `there`, a statement of config.json; refuses a checkpoint that has it otherwise.
-  TensorView TakeIf(bool there, std::string_view key, const std::string& name,
-                    std::vector<int64_t> shape) {
-    if (there) return Take(name, std::move(shape));
-    if (checkpoint_.Find(name) != nullptr) {
-      Fail(name, "is in the checkpoint, but ", key, " is false in config.json");
+  // A matrix of [outputs, inputs], stored so or the other way round.
+  TensorView TakeMatrix(const std::string& name, int64_t outputs, int64_t inputs,
+                        bool inputs_first) {
+    if (!inputs_first) return Take(name, {outputs, inputs});
+    TensorView view = Take(name, {inputs, outputs});
+    if (view.data == nullptr) return view;
+    view.shape = {outputs, inputs};
+    std::swap(view.row_stride, view.column_stride);
+    return view;
+  }
+
+  // Takes a bias if it is `there`; refuses a checkpoint that has it where the rule's flag of
+  // config.json denies it.
+  TensorView TakeBias(bool there, const BiasRule& rule, const std::string& name, int64_t rows) {
+    if (there) return Take(name, {rows});
+    if (rule.key != nullptr && checkpoint_.Find(name) != nullptr) {
+      Fail(name, "is in the checkpoint, but ", rule.key, " is false in config.json");
     }
     return {};
   }
 
+  // Takes the norm of a head if it is `there`; refuses a checkpoint that has it otherwise: it is
+  // one of another family.
+  TensorView TakeHeadNorm(bool there, const std::string& name) {
+    if (there) return Take(name, {spec_.head_dim});
+    if (checkpoint_.Find(name) != nullptr) {
+      Fail(name, "is a norm that the ", spec_.family, " family does not have");
+    }
+    return {};
+  }
+
+  // The first prefix of the family with which the embedding is there, else the first.
+  std::string Prefix(const WeightNames& names) const {
+    for (const std::string_view prefix : names.prefixes) {
+      if (checkpoint_.Find(StrCat(prefix, names.embedding)) != nullptr) return std::string(prefix);
+    }
+    return std::string(names.prefixes.front());
+  }
+
+  void RefuseMissing() const {
+    if (missing_.empty()) return;
+    const auto& [first, shape] = missing_.front();
+    if (missing_.size() == 1) {
+      Fail(first, "is missing; config.json asks for it with the shape ", ListText(shape));
+    }
+    std::string listed;
+    for (size_t i = 0; i < missing_.size() && i < kMissingListed; ++i) {
+      listed +=
+          StrCat(i == 0 ? "" : ", ", Quoted(missing_[i].first), " ", ListText(missing_[i].second));
+    }
+    if (missing_.size() > kMissingListed) {
+      listed += StrCat(" and ", missing_.size() - kMissingListed, " more");
+    }
+    const auto& there = checkpoint_.Tensors();
+    throw RuntimeFailure(StrCat(
+        checkpoint_.Dir().string(), ": ", missing_.size(), " of the tensors that config.json asks ",
+        "for are missing: ", listed, "; the checkpoint has ", there.size(), " tensors",
+        there.empty() ? "" : StrCat(", the first is ", Quoted(there.begin()->first))));
+  }
+
   // What no role took. A bias, or a layer beyond the last, would be computed without in silence.
-  std::vector<std::string> TakeExtra(const WeightNames& names) {
-    std::vector<std::string> extra;
+  void SortExtra(const std::string& layer_prefix, ModelWeights& weights) const {
     for (const auto& [name, tensor] : checkpoint_.Tensors()) {
       if (used_.contains(name)) continue;
-      if (name.ends_with(".bias")) {
+      const bool buffer = !KnownBuffer(name, tensor).empty();
+      if (!buffer && name.ends_with(".bias")) {
         Fail(name, "is a bias that the ", spec_.family, " family does not have");
       }
-      if (name.starts_with(names.layer_prefix)) {
-        const char* digits = name.data() + names.layer_prefix.size();
+      if (name.starts_with(layer_prefix)) {
+        const char* digits = name.data() + layer_prefix.size();
         int64_t layer = 0;
         const auto [end, error] = std::from_chars(digits, name.data() + name.size(), layer);
         if (error != std::errc() || layer >= spec_.num_layers) {
           Fail(name, "is in no layer: num_hidden_layers is ", spec_.num_layers, " in config.json");
         }
       }
-      extra.push_back(name);
+      (buffer ? weights.known_buffers : weights.extra_tensors).push_back(name);
     }
-    return extra;
   }
 
   int64_t Bytes() const { return bytes_; }
+  int64_t Parameters() const { return parameters_; }
 
  private:
   template <typename... Parts>
@@ -105,59 +154,130 @@ class Binder {
   const Checkpoint& checkpoint_;
   const ModelSpec& spec_;
   std::set<std::string, std::less<>> used_;
+  std::vector<std::pair<std::string, std::vector<int64_t>>> missing_;
   int64_t bytes_ = 0;
+  int64_t parameters_ = 0;
 };
 
-LayerWeights BindLayer(Binder& binder, const ModelSpec& spec, const WeightNames& names,
-                       int64_t layer) {
-  const std::string prefix = StrCat(names.layer_prefix, layer, ".");
-  const int64_t hidden = spec.hidden_size;
-  const int64_t inner = spec.intermediate_size;
-  const auto take = [&](std::string_view name, std::vector<int64_t> shape) {
-    return binder.Take(StrCat(prefix, name), std::move(shape));
-  };
-  const auto take_bias = [&](bool there, std::string_view matrix, int64_t rows) {
-    return binder.TakeIf(there, "attention_bias", StrCat(prefix, BiasName(matrix)), {rows});
-  };
-  const auto take_head_norm = [&](std::string_view name) {
-    return spec.qk_norm ? take(name, {spec.head_dim}) : TensorView{};
-  };
-  return {.input_norm = take(names.input_norm, {hidden}),
-          .q = take(names.q, {spec.QSize(), hidden}),
-          .k = take(names.k, {spec.KvSize(), hidden}),
-          .v = take(names.v, {spec.KvSize(), hidden}),
-          .o = take(names.o, {hidden, spec.QSize()}),
-          .q_bias = take_bias(spec.qkv_bias, names.q, spec.QSize()),
-          .k_bias = take_bias(spec.qkv_bias, names.k, spec.KvSize()),
-          .v_bias = take_bias(spec.qkv_bias, names.v, spec.KvSize()),
-          .o_bias = take_bias(spec.output_bias, names.o, hidden),
-          .q_norm = take_head_norm(names.q_norm),
-          .k_norm = take_head_norm(names.k_norm),
-          .post_norm = take(names.post_norm, {hidden}),
-          .gate = take(names.gate, {inner, hidden}),
-          .up = take(names.up, {inner, hidden}),
-          .down = take(names.down, {hidden, inner})};
+// Rows [first, first + count) of a view.
+TensorView Slice(TensorView view, int64_t first, int64_t count) {
+  if (view.data == nullptr) return view;
+  view.data =
+      static_cast<const std::byte*>(view.data) + first * view.row_stride * SizeOf(view.dtype);
+  view.shape[0] = count;
+  view.bytes = count * view.Columns() * SizeOf(view.dtype);
+  return view;
 }
+
+class LayerBinder {
+ public:
+  LayerBinder(Binder& binder, const ModelSpec& spec, const Family& family, std::string prefix)
+      : binder_(binder),
+        spec_(spec),
+        family_(family),
+        names_(family.weights),
+        prefix_(std::move(prefix)) {}
+
+  LayerWeights Bind() {
+    const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
+    const bool gated = spec_.mlp == MlpKind::kGatedSilu;
+    LayerWeights layer;
+    layer.input_norm = Vector(names_.input_norm, hidden);
+    layer.input_norm_bias = NormBias(names_.input_norm);
+    BindQkv(layer);
+    layer.o = Matrix(names_.o, hidden, spec_.QSize());
+    layer.o_bias = Bias(spec_.output_bias, family_.output_bias, names_.o, hidden);
+    layer.q_norm = binder_.TakeHeadNorm(spec_.qk_norm, StrCat(prefix_, names_.q_norm));
+    layer.k_norm = binder_.TakeHeadNorm(spec_.qk_norm, StrCat(prefix_, names_.k_norm));
+    layer.post_norm = Vector(names_.post_norm, hidden);
+    layer.post_norm_bias = NormBias(names_.post_norm);
+    if (gated) {
+      layer.gate = Matrix(names_.gate, inner, hidden);
+      layer.gate_bias = Bias(spec_.mlp_bias, family_.mlp_bias, names_.gate, inner);
+    }
+    layer.up = Matrix(names_.up, inner, hidden);
+    layer.up_bias = Bias(spec_.mlp_bias, family_.mlp_bias, names_.up, inner);
+    layer.down = Matrix(names_.down, hidden, inner);
+    layer.down_bias = Bias(spec_.mlp_bias, family_.mlp_bias, names_.down, hidden);
+    return layer;
+  }
+
+ private:
+  void BindQkv(LayerWeights& layer) {
+    const int64_t hidden = spec_.hidden_size, q = spec_.QSize(), kv = spec_.KvSize();
+    const auto bias = [&](std::string_view matrix, int64_t rows) {
+      return Bias(spec_.qkv_bias, family_.qkv_bias, matrix, rows);
+    };
+    if (names_.qkv.empty()) {
+      layer.q = Matrix(names_.q, q, hidden);
+      layer.k = Matrix(names_.k, kv, hidden);
+      layer.v = Matrix(names_.v, kv, hidden);
+      layer.q_bias = bias(names_.q, q);
+      layer.k_bias = bias(names_.k, kv);
+      layer.v_bias = bias(names_.v, kv);
+      return;
+    }
+    const TensorView all = Matrix(names_.qkv, q + 2 * kv, hidden);
+    layer.q = Slice(all, 0, q);
+    layer.k = Slice(all, q, kv);
+    layer.v = Slice(all, q + kv, kv);
+    const TensorView all_biases = bias(names_.qkv, q + 2 * kv);
+    layer.q_bias = Slice(all_biases, 0, q);
+    layer.k_bias = Slice(all_biases, q, kv);
+    layer.v_bias = Slice(all_biases, q + kv, kv);
+  }
+
+  TensorView Vector(std::string_view name, int64_t size) {
+    return binder_.Take(StrCat(prefix_, name), {size});
+  }
+  TensorView Matrix(std::string_view name, int64_t outputs, int64_t inputs) {
+    return binder_.TakeMatrix(StrCat(prefix_, name), outputs, inputs, names_.inputs_first);
+  }
+  TensorView Bias(bool there, const BiasRule& rule, std::string_view matrix, int64_t rows) {
+    return binder_.TakeBias(there, rule, StrCat(prefix_, BiasName(matrix)), rows);
+  }
+  TensorView NormBias(std::string_view norm) {
+    return Bias(spec_.norm == NormKind::kLayer, {}, norm, spec_.hidden_size);
+  }
+
+  Binder& binder_;
+  const ModelSpec& spec_;
+  const Family& family_;
+  const WeightNames& names_;
+  std::string prefix_;
+};
 
 }  // namespace
 
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
-  const WeightNames& names = FamilyNamed(spec.family).weights;
+  const Family& family = FamilyNamed(spec.family);
+  const WeightNames& names = family.weights;
   Binder binder(checkpoint, spec);
+  const std::string prefix = binder.Prefix(names);
+  const std::string layer_prefix = StrCat(prefix, names.layer_prefix);
   ModelWeights weights;
   const std::vector<int64_t> table = {spec.vocab_size, spec.hidden_size};
-  weights.embedding = binder.Take(std::string(names.embedding), table);
-  weights.final_norm = binder.Take(std::string(names.final_norm), {spec.hidden_size});
+  weights.embedding = binder.Take(StrCat(prefix, names.embedding), table);
+  if (spec.position == PositionKind::kLearned) {
+    weights.positions =
+        binder.Take(StrCat(prefix, names.positions), {spec.max_positions, spec.hidden_size});
+  }
+  weights.final_norm = binder.Take(StrCat(prefix, names.final_norm), {spec.hidden_size});
+  weights.final_norm_bias =
+      binder.TakeBias(spec.norm == NormKind::kLayer, {}, StrCat(prefix, BiasName(names.final_norm)),
+                      spec.hidden_size);
   // A tied checkpoint may hold the LM head again: it counts among the extra tensors.
   weights.lm_head =
       spec.tied_embeddings ? weights.embedding : binder.Take(std::string(names.lm_head), table);
   weights.layers.reserve(static_cast<size_t>(spec.num_layers));
-  for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-    weights.layers.push_back(BindLayer(binder, spec, names, layer));
+  for (int64_t i = 0; i < spec.num_layers; ++i) {
+    weights.layers.push_back(
+        LayerBinder(binder, spec, family, StrCat(layer_prefix, i, ".")).Bind());
   }
+  binder.RefuseMissing();
   weights.bytes = binder.Bytes();
-  weights.parameters = weights.bytes / SizeOf(spec.dtype);
-  weights.extra_tensors = binder.TakeExtra(names);
+  weights.parameters = binder.Parameters();
+  binder.SortExtra(layer_prefix, weights);
   return weights;
 }
 

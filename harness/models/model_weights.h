@@ -11,46 +11,61 @@
 
 namespace tokline {
 
+// A vector is a matrix of one column.
 struct TensorView {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  const void* data = nullptr;  // row-major; of any alignment; null: the model has no such tensor
-  int64_t bytes = 0;
+  const void* data = nullptr;  // of any alignment; null: the model has no such tensor
+  int64_t bytes = 0;           // of its elements
+  int64_t row_stride = 0;      // in elements
+  int64_t column_stride = 0;
+
+  int64_t Rows() const { return shape.empty() ? 0 : shape[0]; }
+  int64_t Columns() const { return shape.size() == 2 ? shape[1] : 1; }
 };
 
 // With H = hidden_size, I = intermediate_size, Q = num_q_heads * head_dim, K = num_kv_heads *
-// head_dim. A matrix is [outputs, inputs].
+// head_dim. A matrix is [outputs, inputs], however the checkpoint lays it out.
 struct LayerWeights {
-  TensorView input_norm;  // [H]
-  TensorView q;           // [Q, H]
-  TensorView k;           // [K, H]
-  TensorView v;           // [K, H]
-  TensorView o;           // [H, Q]
-  TensorView q_bias;      // [Q], null unless qkv_bias
-  TensorView k_bias;      // [K], null unless qkv_bias
-  TensorView v_bias;      // [K], null unless qkv_bias
-  TensorView o_bias;      // [H], null unless output_bias
-  TensorView q_norm;      // [head_dim], null unless qk_norm
-  TensorView k_norm;      // [head_dim], null unless qk_norm
-  TensorView post_norm;   // [H], before the MLP
-  TensorView gate;        // [I, H]
-  TensorView up;          // [I, H]
-  TensorView down;        // [H, I]
+  TensorView input_norm;       // [H]
+  TensorView input_norm_bias;  // [H], null unless NormKind::kLayer
+  TensorView q;                // [Q, H]
+  TensorView k;                // [K, H]
+  TensorView v;                // [K, H]
+  TensorView o;                // [H, Q]
+  TensorView q_bias;           // [Q], null unless qkv_bias
+  TensorView k_bias;           // [K], null unless qkv_bias
+  TensorView v_bias;           // [K], null unless qkv_bias
+  TensorView o_bias;           // [H], null unless output_bias
+  TensorView q_norm;           // [head_dim], null unless qk_norm
+  TensorView k_norm;           // [head_dim], null unless qk_norm
+  TensorView post_norm;        // [H], before the MLP
+  TensorView post_norm_bias;   // [H], null unless NormKind::kLayer
+  TensorView gate;             // [I, H], null unless the MLP is gated
+  TensorView up;               // [I, H]
+  TensorView down;             // [H, I]
+  TensorView gate_bias;        // [I], null unless mlp_bias and the MLP is gated
+  TensorView up_bias;          // [I], null unless mlp_bias
+  TensorView down_bias;        // [H], null unless mlp_bias
 };
 
 struct ModelWeights {
-  TensorView embedding;   // [vocab_size, H]
-  TensorView final_norm;  // [H]
-  TensorView lm_head;     // [vocab_size, H]; the embedding when tied
+  TensorView embedding;        // [vocab_size, H]
+  TensorView positions;        // [max_positions, H], null unless PositionKind::kLearned
+  TensorView final_norm;       // [H]
+  TensorView final_norm_bias;  // [H], null unless NormKind::kLayer
+  TensorView lm_head;          // [vocab_size, H]; the embedding when tied
   std::vector<LayerWeights> layers;
   int64_t parameters = 0;                  // of the tensors above; a tied LM head counts once
   int64_t bytes = 0;                       // likewise
   std::vector<std::string> extra_tensors;  // in the checkpoint but in no role, sorted
+  std::vector<std::string> known_buffers;  // likewise, but known to be of no use (known_buffers.h)
 };
 
-// Finds every tensor that `spec` asks for and checks its dtype and shape. Throws RuntimeFailure
-// naming the tensor, what it is and what it must be; also when the checkpoint has biases or layers
-// that the spec denies. The views live as long as the checkpoint.
+// Finds every tensor that `spec` asks for and checks its dtype and shape; F32, BF16 and F16 may be
+// mixed. Throws RuntimeFailure naming the tensor, what it is and what it must be, or all that are
+// missing; also when the checkpoint has biases or layers that the spec denies. The views live as
+// long as the checkpoint.
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 }  // namespace tokline

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "kernels/common/error.h"
@@ -20,19 +21,29 @@ namespace {
   throw RuntimeFailure(StrCat("cannot ", what, " ", path, ": ", std::strerror(code)));
 }
 
+// Sole access among those that lock too. What is no regular file may refuse to be locked; a single
+// write to it is whole without.
 class FileLock {
  public:
-  explicit FileLock(int file) : file_(file), held_(flock(file, LOCK_EX) == 0) {}
-  ~FileLock() {
-    if (held_) flock(file_, LOCK_UN);
+  FileLock(int file, bool regular, const std::string& path) : file_(file) {
+    int code = 0;
+    while ((code = flock(file, LOCK_EX)) != 0 && errno == EINTR) {
+    }
+    if (code != 0 && regular) FailWithErrno("lock", path);
   }
+  ~FileLock() { flock(file_, LOCK_UN); }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
  private:
   int file_;
-  bool held_;  // not every file can be locked; a single write is whole without it too
 };
+
+struct stat StatusOf(int file, const std::string& path) {
+  struct stat status {};
+  if (fstat(file, &status) != 0) FailWithErrno("write records to", path);
+  return status;
+}
 
 // Length of the file up to and with its last newline.
 off_t WholeLinesEnd(int file, off_t size) {
@@ -50,61 +61,150 @@ off_t WholeLinesEnd(int file, off_t size) {
   return 0;
 }
 
+// Whether the file begins as records do: empty, or with a line that is an object of schema and
+// kind. Of a line that is unfinished, since its writer was killed or is at it, or that is longer
+// than any header, only the beginning is compared with what Append writes.
+bool BeginsAsRecords(int file) {
+  std::string text(64 * 1024, '\0');
+  const ssize_t read = pread(file, text.data(), text.size(), 0);
+  if (read < 0) return false;
+  text.resize(static_cast<size_t>(read));
+  const size_t end = text.find('\n');
+  if (end == text.npos) {
+    constexpr std::string_view kBeginning = R"({"schema":)";
+    const size_t length = std::min(text.size(), kBeginning.size());
+    return text.compare(0, length, kBeginning, 0, length) == 0;
+  }
+  const Json line = Json::parse(text.substr(0, end), nullptr, /*allow_exceptions=*/false);
+  return line.is_object() && line.contains("schema") && line.contains("kind");
+}
+
+// 0, or the errno of what kept the line from being written whole.
+int WriteWhole(int file, std::string_view line) {
+  while (!line.empty()) {
+    const ssize_t written = write(file, line.data(), line.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return errno;
+    line.remove_prefix(static_cast<size_t>(written));
+  }
+  return 0;
+}
+
+// Makes the file's name as lasting as its lines. Some file systems sync no folders: then it is as
+// lasting as they make it.
+void SyncFolderOf(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const int folder =
+      open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;
+  fsync(folder);
+  close(folder);
+}
+
 }  // namespace
 
 RecordWriter::RecordWriter(const std::string& path) : path_(path) {
-  constexpr mode_t kMode = 0644;
-  file_ = open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
-  made_ = file_ >= 0;
-  if (!made_ && errno == EEXIST) file_ = open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC);
-  if (file_ < 0) FailWithErrno("write records to", path);
+  Open();
+  try {
+    RequireRecords();
+  } catch (...) {
+    close(file_);
+    throw;
+  }
 }
 
 RecordWriter::~RecordWriter() {
-  if (made_ && !appended_) unlink(path_.c_str());
+  if (made_ && !appended_) RemoveIfEmpty();
   close(file_);
+}
+
+void RecordWriter::Open() {
+  constexpr mode_t kMode = 0644;
+  constexpr int kAttempts = 100;  // another writer may remove its empty file in between
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    file_ = open(path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
+    made_ = file_ >= 0;
+    if (made_) return;
+    if (errno != EEXIST) break;
+    file_ = open(path_.c_str(), O_RDWR | O_APPEND | O_CLOEXEC);
+    if (file_ >= 0) return;
+    if (errno != ENOENT) break;
+  }
+  FailWithErrno("write records to", path_);
+}
+
+void RecordWriter::RequireRecords() const {
+  if (S_ISREG(StatusOf(file_, path_).st_mode) && !BeginsAsRecords(file_)) {
+    throw RuntimeFailure(StrCat("cannot write records to ", path_,
+                                ": it is no file of records, its first line is something else"));
+  }
+}
+
+// Under the lock: another writer may have appended meanwhile, and one that waits for the lock sees
+// that the file is gone.
+void RecordWriter::RemoveIfEmpty() const {
+  while (flock(file_, LOCK_EX) != 0) {
+    if (errno != EINTR) return;
+  }
+  struct stat ours {};
+  struct stat named {};
+  if (fstat(file_, &ours) == 0 && stat(path_.c_str(), &named) == 0 && ours.st_size == 0 &&
+      ours.st_ino == named.st_ino && ours.st_dev == named.st_dev) {
+    unlink(path_.c_str());
+  }
 }
 
 void RecordWriter::Append(const Json& record) {
   ValidateRecord(record);
-  AppendLine(record.dump() + "\n");
+  // An argument or a path may be no UTF-8.
+  const std::string line =
+      record.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  while (!AppendLine(line)) {
+    close(file_);
+    Open();
+  }
 }
 
-void RecordWriter::AppendLine(std::string_view line) {
-  const FileLock lock(file_);
-  struct stat status {};
-  if (fstat(file_, &status) != 0) FailWithErrno("write records to", path_);
-  off_t end = status.st_size;
-  const bool regular = S_ISREG(status.st_mode);
-  if (regular) {
-    const off_t whole = WholeLinesEnd(file_, end);
-    if (whole != end) {
-      if (ftruncate(file_, whole) != 0) FailWithErrno("cut off an unfinished line of", path_);
-      end = whole;
-    }
+bool RecordWriter::AppendLine(std::string_view line) {
+  const bool regular = S_ISREG(StatusOf(file_, path_).st_mode);
+  const FileLock lock(file_, regular, path_);
+  const struct stat status = StatusOf(file_, path_);
+  if (regular && status.st_nlink == 0) {
+    if (!appended_) return false;
+    throw RuntimeFailure(StrCat("cannot write records to ", path_,
+                                ": it was removed while this program was writing it"));
   }
-  const ssize_t written = write(file_, line.data(), line.size());
-  if (written != static_cast<ssize_t>(line.size())) {
-    if (written >= 0) errno = ENOSPC;  // a short write to a file means that it is full
-    const int code = errno;
-    if (regular && written > 0 && ftruncate(file_, end) != 0) {
-      throw RuntimeFailure(StrCat("cannot write records to ", path_, ": ", std::strerror(code),
-                                  ", and its last line stays unfinished"));
-    }
-    errno = code;
-    FailWithErrno("write records to", path_);
+  RequireRecords();
+  const off_t end = regular ? WholeLinesEnd(file_, status.st_size) : 0;
+  if (regular && end != status.st_size && ftruncate(file_, end) != 0) {
+    FailWithErrno("cut off an unfinished line of", path_);
   }
-  if (regular && fsync(file_) != 0) FailWithErrno("sync", path_);
+  int code = WriteWhole(file_, line);
+  if (code == 0 && regular && fsync(file_) != 0) code = errno;
+  if (code != 0) {
+    const bool restored = !regular || ftruncate(file_, end) == 0;
+    throw RuntimeFailure(StrCat("cannot write records to ", path_, ": ", std::strerror(code),
+                                restored ? "" : ", and its last line stays unfinished"));
+  }
+  if (!appended_ && regular) SyncFolderOf(path_);
   appended_ = true;
+  return true;
 }
 
-std::vector<Json> ReadRecords(const std::string& path) {
+std::vector<Json> ReadRecords(const std::string& path, std::string* unfinished) {
+  if (unfinished != nullptr) unfinished->clear();
   std::ifstream file(path, std::ios::binary);
   if (!file) FailWithErrno("read", path);
   std::vector<Json> records;
   std::string line;
   for (int64_t number = 1; std::getline(file, line); ++number) {
-    Require(!file.eof(), path, ":", number, ": the last line is unfinished");
+    if (file.eof()) {  // no newline: its writer was killed, and had acknowledged nothing of it
+      if (unfinished != nullptr) {
+        *unfinished = StrCat(path, ":", number, ": the last line is unfinished (", line.size(),
+                             " bytes) and left out");
+      }
+      break;
+    }
     Json record = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     Require(!record.is_discarded(), path, ":", number, ": not JSON: ", line.substr(0, 60));
     try {

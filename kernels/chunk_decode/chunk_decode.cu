@@ -25,7 +25,11 @@ KernelPointer Dispatch(DType dtype, int32_t head_dim) {
 
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
-  Require(plan.num_lanes >= 1, "plan.num_lanes is ", plan.num_lanes, "; it must be >= 1");
+  const auto [num_lanes, cluster_lanes] = plan.grid;
+  Require(
+      num_lanes >= 1 && cluster_lanes >= 1 && cluster_lanes <= 8 && num_lanes % cluster_lanes == 0,
+      "plan.grid has ", num_lanes, " lanes in clusters of ", cluster_lanes,
+      "; there must be some, in whole clusters of 1 to 8");
   Require(
       plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members && plan.seq_partial_indptr,
       "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
@@ -55,13 +59,14 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
       .max_sum = reinterpret_cast<float2*>(base + workspace.max_sum),
       .outputs = reinterpret_cast<float*>(base + workspace.outputs),
       .scale_log2 = params.scale * std::numbers::log2e_v<float>};
-  const auto blocks = static_cast<uint32_t>(params.plan.num_lanes * params.layout.num_kv_heads);
-  LaunchKernel(
-      kernel,
-      {.grid = dim3(blocks),
-       .block = dim3(chunk_decode::Policy<DType::kBf16, 128>::kThreads),
-       .shared_bytes = static_cast<size_t>(ChunkDecodeSharedBytes(params.layout.head_dim))},
-      options, arguments);
+  const ChunkDecodeGrid& grid = params.plan.grid;
+  const auto blocks = static_cast<uint32_t>(grid.num_lanes * params.layout.num_kv_heads);
+  LaunchKernel(kernel,
+               {.grid = dim3(blocks),
+                .block = dim3(chunk_decode::Policy<DType::kBf16, 128>::kThreads),
+                .shared_bytes = static_cast<size_t>(ChunkDecodeSharedBytes(params.layout.head_dim)),
+                .cluster = static_cast<unsigned>(grid.cluster_lanes)},
+               options, arguments);
 }
 
 }  // namespace tokline

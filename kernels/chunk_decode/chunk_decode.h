@@ -29,6 +29,9 @@ struct ChunkDecodeTask {
   int32_t member_count;
   int32_t range_begin;  // into ChunkDecodePlan::ranges
   int32_t range_end;
+  // 1: every lane of the cluster has such a task, of the same one member, as its last, and together
+  // they write it out; it may have no ranges. 0: the task makes states of its own.
+  int32_t clustered;
 };
 
 struct ChunkDecodeMember {
@@ -37,23 +40,31 @@ struct ChunkDecodeMember {
   int32_t partial;  // where the partial state goes; -1: the task is the sequence's only one
 };
 
+// Lanes, which are blocks of each KV head, and how many consecutive ones are a cluster, whose
+// shared memory merges the states of one sequence. Constant in a captured graph.
+struct ChunkDecodeGrid {
+  int32_t num_lanes = 0;  // a multiple of cluster_lanes
+  int32_t cluster_lanes = 1;
+  bool operator==(const ChunkDecodeGrid&) const = default;
+};
+
 // What one step does, as flat arrays for the device. Made on the host by PlanChunkDecode.
 struct ChunkDecodePlan {
   int32_t num_seqs = 0;
-  int32_t num_lanes = 0;                  // blocks a KV head; each runs its tasks in order
+  ChunkDecodeGrid grid;                   // each lane runs its tasks in order
   int32_t num_partials = 0;               // partial states a KV head
-  std::vector<int32_t> lane_task_indptr;  // [num_lanes + 1] into tasks
+  std::vector<int32_t> lane_task_indptr;  // [grid.num_lanes + 1] into tasks
   std::vector<ChunkDecodeTask> tasks;
   std::vector<ChunkDecodeRange> ranges;
   std::vector<ChunkDecodeMember> members;
-  std::vector<int32_t> seq_partial_indptr;  // [num_seqs + 1]: a sequence's partials, in KV order
+  std::vector<int32_t> seq_partial_indptr;  // [num_seqs + 1]: a sequence's partials
 };
 
 // The plan on the device (or, for nothing but its existence, on the host): same arrays.
 struct ChunkDecodePlanView {
-  int32_t num_lanes = 0;
+  ChunkDecodeGrid grid = {};
   int64_t max_partials = 0;                   // room in the workspace, in partial states a KV head
-  const int32_t* lane_task_indptr = nullptr;  // [num_lanes + 1]
+  const int32_t* lane_task_indptr = nullptr;  // [grid.num_lanes + 1]
   const ChunkDecodeTask* tasks = nullptr;
   const ChunkDecodeRange* ranges = nullptr;
   const ChunkDecodeMember* members = nullptr;
@@ -86,12 +97,21 @@ struct ChunkDecodeParams {
   int64_t workspace_bytes = 0;
 };
 
+// Whether chunks that several sequences list are read once for all of them.
+enum class ChunkSharing : uint8_t {
+  kNever,
+  kWhenItPays,  // by a model of the time: the plan is never the slower for it; see SharingPays
+  kAlways,      // to test and to measure
+};
+
 struct ChunkDecodePlanOptions {
   // Split a sequence by its own length alone, so that its output does not depend on the sequences
   // around it, bit by bit. Off: split so that the device is evenly busy.
   bool batch_invariant = false;
-  bool share_chunks = true;  // read chunks listed by several sequences once
-  int32_t max_lanes = 0;     // 0: what the device runs at a time
+  ChunkSharing sharing = ChunkSharing::kWhenItPays;
+  // The grid; no lanes: as ChooseChunkDecodeGrid says, or without clusters where a sequence is not
+  // one segment of its own (shared or shifted chunks) or batch_invariant is asked for.
+  ChunkDecodeGrid grid = {};
 };
 
 // Plans a step. `table` is a host table that Validate(table, layout) accepts. Pure.
@@ -99,8 +119,13 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options = {});
 
-// Blocks a KV head that PlanChunkDecode uses on this device: constant for a captured graph.
-int32_t ChunkDecodeLanes(const PagedKvLayout& layout, const DeviceFacts& device);
+// As many lanes as the device runs at a time, without clusters: serves any table.
+ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device);
+
+// The grid for sequences of at most `longest` tokens, of one chunk or several unshared and
+// unshifted ones: a cluster each where they are few and short, else the full grid.
+ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
+                                      const PagedKvLayout& layout, const DeviceFacts& device);
 
 // Upper bound of ChunkDecodePlan::num_partials for any table of `num_seqs` sequences of one
 // unshared and unshifted chunk each: what a captured graph must have room for.

@@ -4,10 +4,12 @@
 // rows the warps share the row tile and each takes 16 tokens of every tile; with up to 64 each warp
 // owns a row tile and takes all tokens.
 // Shared memory: [stage][K | V][64][head_dim], 16-byte pieces XOR-swizzled by row; reused for the
-// warps' fp32 states at the end of a task, so the ring is drained then.
-// Merge: a task that is its sequence's only one writes out. Otherwise it writes a partial state,
-// and the last block to arrive at the (sequence, KV head) counter adds all of them in plan order:
-// the result does not depend on which block came last. That block resets the counter.
+// fp32 states of the warps and of the block at the end of a task, so the ring is drained then.
+// Merge: a task that is its sequence's only one writes out. The blocks of a cluster share such a
+// task: each row is added by one of them, from the shared memory of all, in lane order. Otherwise a
+// task writes a partial state, and the last block to arrive at the (sequence, KV head) counter adds
+// all of them in plan order: the result does not depend on which block came last. That block resets
+// the counter.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,8 +17,10 @@
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 #include "kernels/device/convert.cuh"
+#include "kernels/device/ptx/cluster.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/load.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/reduce.cuh"
@@ -47,7 +51,8 @@ struct Policy {
   static constexpr int kSteps = kHeadDim / 16;       // MMA steps over head_dim
   static constexpr int kStateStride = kHeadDim + 8;  // floats: keeps fragment stores apart
   static_assert(kStages * kStageBytes == ChunkDecodeSharedBytes(kHeadDim));
-  static_assert(kWarps * 16 * (kStateStride + 2) * 4 <= kStages * kStageBytes);
+  static constexpr int kStateBytes = kWarps * 16 * (kStateStride + 2) * 4;
+  static_assert(2 * kStateBytes <= kStages * kStageBytes);
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);
 };
 
@@ -106,6 +111,28 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
     const uint32_t to = stage_address + row * P::kRowBytes + ((piece ^ (row & 7)) * 16);
     ptx::CpAsync16(to, key, valid);
     ptx::CpAsync16(to + P::kTileBytes, valid ? key + value_offset : key, valid);
+  }
+}
+
+// Asks the L2 for the K and V rows of a tile, one thread a line.
+template <typename P>
+__device__ __forceinline__ void PrefetchTile(const Arguments& args, const TileCursor& cursor,
+                                             int kv_head) {
+  constexpr int kLineBytes = 128;
+  constexpr int kRowLines = P::kRowBytes / kLineBytes;
+  const PagedKvLayout& layout = args.params.layout;
+  const int page_shift = 31 - __clz(layout.page_size);
+  const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
+#pragma unroll
+  for (int line = threadIdx.x; line < P::kTile * kRowLines; line += P::kThreads) {
+    const int32_t token = cursor.token + line / kRowLines;
+    if (token >= cursor.token_end) return;
+    const int64_t page = __ldg(pages + (token >> page_shift));
+    const char* key = static_cast<const char*>(args.params.kv) +
+                      2 * layout.KeyOffset(page, kv_head, token & (layout.page_size - 1)) +
+                      line % kRowLines * kLineBytes;
+    ptx::PrefetchL2Line(key);
+    ptx::PrefetchL2Line(key + layout.KvStride() * 2);
   }
 }
 
@@ -247,26 +274,47 @@ struct RowState {
   }
 };
 
-// A row of merged output: this lane's head_dim / 32 values.
+// States of up to 64 rows in shared memory: outputs [64][kStateStride], then (max, sum) [64].
+template <typename P>
+struct SharedStates {
+  float* outputs;
+  float2* max_sum;
+
+  __device__ explicit SharedStates(unsigned char* memory)
+      : outputs(reinterpret_cast<float*>(memory)),
+        max_sum(reinterpret_cast<float2*>(outputs + P::kWarps * 16 * P::kStateStride)) {}
+};
+
+// The state of one row, spread over a warp: this lane's head_dim / 32 values, not normalised.
 template <typename P>
 struct RowSlice {
   static constexpr int kWidth = P::kHeadDim / 32;
   float values[kWidth] = {};
+  float row_max = -INFINITY;
+  float row_sum = 0;
 
   __device__ __forceinline__ void AddScaled(const float* row, float weight) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) values[i] += weight * row[i];
+  }
+  // To or from this lane's place in a row.
+  __device__ __forceinline__ void StoreValues(float* to) const {
+    if constexpr (kWidth == 4) {
+      *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
+    } else {
+      *reinterpret_cast<float2*>(to) = {values[0], values[1]};
+    }
   }
 };
 
 // Writes a finished row: the output normalised, and the natural log-sum-exp.
 template <typename P>
 __device__ __forceinline__ void WriteRow(const Arguments& args, int64_t seq, int q_head,
-                                         const RowSlice<P>& slice, float row_max, float row_sum) {
+                                         const RowSlice<P>& slice) {
   using T = typename P::T;
   constexpr float kLn2 = 0.693147180559945309f;
   const int lane = threadIdx.x % 32;
-  const float inverse = row_sum == 0 ? 0.0f : 1.0f / row_sum;
+  const float inverse = slice.row_sum == 0 ? 0.0f : 1.0f / slice.row_sum;
   T* out = static_cast<T*>(args.params.out) + seq * args.params.out_stride +
            int64_t{q_head} * P::kHeadDim + lane * RowSlice<P>::kWidth;
 #pragma unroll
@@ -276,7 +324,7 @@ __device__ __forceinline__ void WriteRow(const Arguments& args, int64_t seq, int
   }
   if (args.params.lse_ln && lane == 0) {
     args.params.lse_ln[seq * args.params.num_q_heads + q_head] =
-        row_sum == 0 ? -INFINITY : (row_max + log2f(row_sum)) * kLn2;
+        slice.row_sum == 0 ? -INFINITY : (slice.row_max + log2f(slice.row_sum)) * kLn2;
   }
 }
 
@@ -327,14 +375,14 @@ __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, i
     __syncthreads();
     if (warp == row % P::kWarps) {
       RowSlice<P> total;
-      float total_sum = 0;
+      total.row_max = best;
 #pragma unroll
       for (int w = 0; w < P::kWarps; ++w) {
         const float* from = scratch + w * (P::kHeadDim + 1);
         total.AddScaled(from + lane * kWidth, 1.0f);
-        total_sum += from[P::kHeadDim];
+        total.row_sum += from[P::kHeadDim];
       }
-      WriteRow<P>(args, seq, kv_head * group + row, total, best, total_sum);
+      WriteRow<P>(args, seq, kv_head * group + row, total);
     }
   }
 }
@@ -346,46 +394,80 @@ struct OpenMember {
   uint32_t states;  // partial states of the sequence
 };
 
-// Combines the warps' states of a finished task and writes its rows or partial states.
+// A row's state from those of the warps: of all, which each took a share of the tokens, or of the
+// one that owns the row.
 template <typename P>
-__device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
-                           int group, bool warps_share_rows, const OpenMember* members,
-                           const float* outputs, const float2* max_sum, float* scratch) {
-  constexpr int kWidth = RowSlice<P>::kWidth;
-  __shared__ uint32_t arrived[kChunkDecodeMaxRows];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int num_rows = task.member_count * group;
-  for (int row = warp; row < num_rows; row += P::kWarps) {
-    const int first = warps_share_rows ? 0 : row / 16;
-    const int last = warps_share_rows ? P::kWarps - 1 : first;
-    float best = -INFINITY;
-    for (int w = first; w <= last; ++w) best = fmaxf(best, max_sum[w * 16 + row % 16].x);
-    RowSlice<P> slice;
-    float sum = 0;
-    for (int w = first; w <= last; ++w) {
-      const float2 state = max_sum[w * 16 + row % 16];
-      const float weight = Weight(state.x, best);
-      slice.AddScaled(outputs + (w * 16 + row % 16) * P::kStateStride + lane * kWidth, weight);
-      sum += weight * state.y;
-    }
-    const OpenMember member = members[row / group];
-    if (member.partial < 0) {
-      WriteRow<P>(args, member.seq, kv_head * group + row % group, slice, best, sum);
-      continue;
-    }
-    const int64_t index =
-        (int64_t{member.partial} * args.params.layout.num_kv_heads + kv_head) * group + row % group;
-    float* to = args.outputs + index * P::kHeadDim + lane * kWidth;
-    if constexpr (kWidth == 4) {
-      *reinterpret_cast<float4*>(to) = {slice.values[0], slice.values[1], slice.values[2],
-                                        slice.values[3]};
-    } else {
-      *reinterpret_cast<float2*>(to) = {slice.values[0], slice.values[1]};
-    }
-    if (lane == 0) args.max_sum[index] = {best, sum};
+__device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, int row,
+                                                bool warps_share_rows) {
+  const int lane = threadIdx.x % 32;
+  const int first = warps_share_rows ? 0 : row / 16;
+  const int last = warps_share_rows ? P::kWarps - 1 : first;
+  RowSlice<P> slice;
+  for (int w = first; w <= last; ++w) {
+    slice.row_max = fmaxf(slice.row_max, warps.max_sum[w * 16 + row % 16].x);
   }
+  for (int w = first; w <= last; ++w) {
+    const float2 state = warps.max_sum[w * 16 + row % 16];
+    const float weight = Weight(state.x, slice.row_max);
+    slice.AddScaled(
+        warps.outputs + (w * 16 + row % 16) * P::kStateStride + lane * RowSlice<P>::kWidth, weight);
+    slice.row_sum += weight * state.y;
+  }
+  return slice;
+}
+
+// A row's state from those of the cluster's blocks, in lane order.
+template <typename P>
+__device__ __forceinline__ RowSlice<P> AddBlocks(const SharedStates<P>& block, int row,
+                                                 int cluster_lanes) {
+  constexpr int kWidth = RowSlice<P>::kWidth;
+  const int lane = threadIdx.x % 32;
+  float2 state{-INFINITY, 0};
+  if (lane < cluster_lanes) {
+    state =
+        ptx::ClusterLoadFloat2(ptx::ClusterAddress(ptx::SharedAddress(block.max_sum + row), lane));
+  }
+  RowSlice<P> slice;
+  slice.row_max = WarpMax(state.x);
+  const float weight = Weight(state.x, slice.row_max);
+  const float sum = weight * state.y;
+  const uint32_t mine = ptx::SharedAddress(block.outputs + row * P::kStateStride + lane * kWidth);
+#pragma unroll 4
+  for (int rank = 0; rank < cluster_lanes; ++rank) {
+    float loaded[kWidth];
+    const uint32_t address = ptx::ClusterAddress(mine, rank);
+    if constexpr (kWidth == 4) {
+      *reinterpret_cast<float4*>(loaded) = ptx::ClusterLoadFloat4(address);
+    } else {
+      *reinterpret_cast<float2*>(loaded) = ptx::ClusterLoadFloat2(address);
+    }
+    slice.AddScaled(loaded, __shfl_sync(0xffffffffu, weight, rank));
+    slice.row_sum += __shfl_sync(0xffffffffu, sum, rank);
+  }
+  return slice;
+}
+
+// Writes a row out, or its partial state.
+template <typename P>
+__device__ __forceinline__ void EndRow(const Arguments& args, const OpenMember& member, int kv_head,
+                                       int group, int head, const RowSlice<P>& slice) {
+  if (member.partial < 0) {
+    WriteRow<P>(args, member.seq, kv_head * group + head, slice);
+    return;
+  }
+  const int lane = threadIdx.x % 32;
+  const int64_t index =
+      (int64_t{member.partial} * args.params.layout.num_kv_heads + kv_head) * group + head;
+  slice.StoreValues(args.outputs + index * P::kHeadDim + lane * RowSlice<P>::kWidth);
+  if (lane == 0) args.max_sum[index] = {slice.row_max, slice.row_sum};
+}
+
+// Publishes the partial states of a task, then merges the sequences that this block completes.
+template <typename P>
+__device__ void MergeCompleted(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
+                               int group, const OpenMember* members, float* scratch) {
+  __shared__ uint32_t arrived[kChunkDecodeMaxRows];
   if (task.member_count == 1 && members[0].partial < 0) return;
-  // Publish the partial states, then see which sequences this block completes.
   __threadfence();
   __syncthreads();
   if (threadIdx.x < task.member_count) {
@@ -407,6 +489,46 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
   }
 }
 
+// Adds the states of the cluster's blocks, each row in one of them, and writes the rows out.
+template <typename P>
+__device__ void MergeCluster(const Arguments& args, const SharedStates<P>& block, int32_t seq,
+                             int kv_head, int group) {
+  const int cluster_lanes = args.params.plan.grid.cluster_lanes;
+  const int warp = threadIdx.x / 32;
+  ptx::ClusterArrive();
+  ptx::ClusterWait();  // all states are there
+  for (int row = blockIdx.x % cluster_lanes + warp * cluster_lanes; row < group;
+       row += P::kWarps * cluster_lanes) {
+    WriteRow<P>(args, seq, kv_head * group + row, AddBlocks<P>(block, row, cluster_lanes));
+  }
+  ptx::ClusterArrive();
+  ptx::ClusterWait();  // nobody reads this block's memory any more
+}
+
+// Combines the warps' states of a finished task and writes its rows or partial states.
+template <typename P>
+__device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
+                           int group, const OpenMember* members, unsigned char* shared,
+                           float* scratch) {
+  const SharedStates<P> warps(shared), block(shared + P::kStateBytes);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int num_rows = task.member_count * group;
+  for (int row = warp; row < num_rows; row += P::kWarps) {
+    const RowSlice<P> slice = AddWarps<P>(warps, row, num_rows <= 16);
+    if (task.clustered) {
+      slice.StoreValues(block.outputs + row * P::kStateStride + lane * RowSlice<P>::kWidth);
+      if (lane == 0) block.max_sum[row] = {slice.row_max, slice.row_sum};
+    } else {
+      EndRow<P>(args, members[row / group], kv_head, group, row % group, slice);
+    }
+  }
+  if (task.clustered) {
+    MergeCluster<P>(args, block, members[0].seq, kv_head, group);
+  } else {
+    MergeCompleted<P>(args, task, kv_head, group, members, scratch);
+  }
+}
+
 template <typename P>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -416,12 +538,13 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
   const int num_kv_heads = args.params.layout.num_kv_heads;
-  const int kv_head = blockIdx.x % num_kv_heads;
-  const int lane_of_plan = blockIdx.x / num_kv_heads;
+  // Consecutive lanes of one KV head are a cluster.
+  const int cluster_lanes = plan.grid.cluster_lanes;
+  const int cluster = blockIdx.x / cluster_lanes;
+  const int kv_head = cluster % num_kv_heads;
+  const int lane_of_plan = cluster / num_kv_heads * cluster_lanes + blockIdx.x % cluster_lanes;
   const int group = args.params.num_q_heads / num_kv_heads;
   const uint32_t ring = ptx::SharedAddress(shared);
-  float* outputs = reinterpret_cast<float*>(shared);
-  float2* max_sum = reinterpret_cast<float2*>(outputs + P::kWarps * 16 * P::kStateStride);
 
   ptx::GridDependencyLaunch();
   // The plan and the page lists are uploaded before the step's first kernel: they may be read
@@ -439,7 +562,11 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       members[threadIdx.x] = {member.seq, member.partial,
                               static_cast<uint32_t>(indptr[1] - indptr[0])};
     }
-    if (t == task_begin) ptx::GridDependencyWait();
+    if (t == task_begin) {
+      // The newest row may not be there yet: a hint does not mind.
+      if (cursor.Valid()) PrefetchTile<P>(args, cursor, kv_head);
+      ptx::GridDependencyWait();
+    }
 
     int issued = 0, computed = 0;
     const auto issue = [&] {
@@ -481,9 +608,10 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
     }
     ptx::CpAsyncWait<0>();
     __syncthreads();  // the ring is free: its memory becomes the warps' states
-    state.Store(outputs + warp * 16 * P::kStateStride, max_sum + warp * 16);
+    const SharedStates<P> warps(shared);
+    state.Store(warps.outputs + warp * 16 * P::kStateStride, warps.max_sum + warp * 16);
     __syncthreads();
-    FinishTask<P>(args, task, kv_head, group, warps_share_rows, members, outputs, max_sum, scratch);
+    FinishTask<P>(args, task, kv_head, group, members, shared, scratch);
     __syncthreads();  // states and members are read before the next task overwrites them
   }
 }

@@ -1,26 +1,31 @@
 // Plans a step of chunk_decode. A sequence's context becomes segments: runs of chunks that the
-// same members read with the same shifts. All segments of all sequences are laid end to end and cut
-// into equal shares, one a lane (a block of each KV head), so that every SM reads as many bytes;
-// where a cut falls inside a segment, its members get a further partial state.
+// same members read with the same shifts. Few segments get whole clusters of lanes each (a lane is
+// a block of each KV head). Otherwise all segments are laid end to end and cut into equal shares,
+// one a lane, so that every SM reads as many bytes, first of those that sequences share; where a
+// cut falls inside a segment, its members get a further partial state.
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 
 #include <algorithm>
 #include <map>
 #include <queue>
+#include <span>
 #include <utility>
 
 #include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/chunk_decode/chunk_decode_sharing.h"
 #include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-// Reading a chunk once saves (members - 1) * length tokens; below this many the further partial
-// states cost more than they save.
-constexpr int64_t kMinSharedTokens = 512;
-// A segment of up to so many tiles is quicker in one block than cut and merged (H200: the merge
-// costs about 2.5 us, a tile 0.6).
+// What a tile of more than 16 query rows takes, in tiles of fewer: see ChunkDecodeTimes.
+constexpr int32_t kWideWeight = 3;
+// Most lanes of a cluster, which every device can run, and most tiles a lane of one: more are
+// quicker over the whole device, although the states then meet in device memory.
+constexpr int32_t kMaxClusterLanes = 8;
+constexpr int32_t kClusterTiles = 4;
+// A segment of up to so many tiles is quicker in one block than cut and merged.
 constexpr int32_t kWholeTiles = 4;
 // Most pieces that batch_invariant cuts a sequence into, and the least tokens in one.
 constexpr int32_t kInvariantPieces = 32;
@@ -47,9 +52,11 @@ struct Member {
 };
 
 struct Segment {
-  std::vector<Member> members;
-  std::vector<ChunkDecodeRange> ranges;
+  std::vector<Member> members = {};
+  std::vector<ChunkDecodeRange> ranges = {};
   int32_t tiles = 0;
+  int32_t weight = 1;  // time of a tile
+  bool shared = false;
 
   void Add(const ChunkTableView& table, int32_t chunk) {
     const int32_t length = table.chunk_lengths[chunk];
@@ -59,70 +66,94 @@ struct Segment {
   }
 };
 
-// Members of each chunk that is worth reading once for all of them; the others stay empty.
-std::vector<std::vector<Member>> SharedMembers(const ChunkTableView& table) {
-  std::vector<std::vector<Member>> members(static_cast<size_t>(table.num_chunks));
+// Chunks that are read once for all who list them: runs of chunks that have the same members.
+struct SharedRuns {
+  std::vector<int32_t> run_of;  // of each chunk; -1: each sequence reads it alone
+  std::vector<Segment> runs;
+};
+
+SharedRuns FindSharedRuns(const ChunkTableView& table, int32_t group, bool always) {
+  const auto num_chunks = static_cast<size_t>(table.num_chunks);
+  std::vector<int32_t> listed(num_chunks, 0);
+  bool any = false;
+  for (int32_t i = 0; i < table.seq_chunk_indptr[table.num_seqs]; ++i) {
+    any |= ++listed[static_cast<size_t>(table.seq_chunks[i])] == 2;
+  }
+  if (!any) return {};
+  std::vector<std::vector<Member>> members(num_chunks);
   for (int32_t s = 0; s < table.num_seqs; ++s) {
     for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
-      members[static_cast<size_t>(table.seq_chunks[i])].push_back({s, ShiftOf(table, i)});
+      const auto chunk = static_cast<size_t>(table.seq_chunks[i]);
+      if (listed[chunk] > 1) members[chunk].push_back({s, ShiftOf(table, i)});
     }
   }
-  for (int32_t c = 0; c < table.num_chunks; ++c) {
-    auto& list = members[static_cast<size_t>(c)];
-    const int64_t saved = (static_cast<int64_t>(list.size()) - 1) * table.chunk_lengths[c];
-    if (saved < kMinSharedTokens) list.clear();
-  }
-  return members;
-}
-
-// Cuts a shared segment into groups of members whose query rows fit one block.
-void AddShared(const Segment& shared, int32_t max_members, std::vector<Segment>& segments) {
-  const int32_t count = static_cast<int32_t>(shared.members.size());
-  for (int32_t begin = 0; begin < count; begin += max_members) {
-    Segment part = shared;
-    part.members.assign(shared.members.begin() + begin,
-                        shared.members.begin() + std::min(count, begin + max_members));
-    segments.push_back(std::move(part));
-  }
-}
-
-std::vector<Segment> Segments(const ChunkTableView& table, int32_t group, bool share) {
-  const int32_t max_members = kChunkDecodeMaxRows / group;
-  std::vector<std::vector<Member>> shared;
-  if (share && table.num_seqs > 1) shared = SharedMembers(table);
-  std::vector<Segment> segments;
-  segments.reserve(static_cast<size_t>(table.num_seqs));
-  std::vector<bool> done(shared.empty() ? 0 : static_cast<size_t>(table.num_chunks), false);
+  SharedRuns shared{.run_of = std::vector<int32_t>(num_chunks, -1), .runs = {}};
+  // Chunks of one member are none of a run, and so are those that already are in one.
+  const auto is_new = [&members](int32_t chunk) {
+    return members[static_cast<size_t>(chunk)].size() > 1;
+  };
   for (int32_t s = 0; s < table.num_seqs; ++s) {
     const int32_t end = table.seq_chunk_indptr[s + 1];
     for (int32_t i = table.seq_chunk_indptr[s]; i < end;) {
-      const auto is_shared = [&](int32_t at) {
-        return !shared.empty() && !shared[static_cast<size_t>(table.seq_chunks[at])].empty();
-      };
-      Segment segment;
-      if (is_shared(i)) {
-        const int32_t first = table.seq_chunks[i++];
-        if (done[static_cast<size_t>(first)]) continue;
-        done[static_cast<size_t>(first)] = true;
-        segment.members = shared[static_cast<size_t>(first)];
-        segment.Add(table, first);
-        // Chunks that follow with the same members are read in the same go.
-        for (; i < end && is_shared(i); ++i) {
-          const auto next = static_cast<size_t>(table.seq_chunks[i]);
-          if (done[next] || shared[next] != segment.members) break;
-          done[next] = true;
-          segment.Add(table, table.seq_chunks[i]);
-        }
-        AddShared(segment, max_members, segments);
-      } else {
-        const int32_t shift = ShiftOf(table, i);
-        segment.members = {{s, shift}};
-        for (; i < end && !is_shared(i); ++i) {
-          if (ShiftOf(table, i) != shift) break;
-          segment.Add(table, table.seq_chunks[i]);
-        }
-        if (segment.tiles > 0) segments.push_back(std::move(segment));
+      const int32_t begin = i++;
+      if (!is_new(table.seq_chunks[begin])) continue;
+      Segment run;
+      run.members = std::move(members[static_cast<size_t>(table.seq_chunks[begin])]);
+      members[static_cast<size_t>(table.seq_chunks[begin])].clear();
+      run.Add(table, table.seq_chunks[begin]);
+      for (; i < end && members[static_cast<size_t>(table.seq_chunks[i])] == run.members; ++i) {
+        members[static_cast<size_t>(table.seq_chunks[i])].clear();
+        run.Add(table, table.seq_chunks[i]);
       }
+      const auto count = static_cast<int32_t>(run.members.size());
+      if (run.tiles == 0 || !(always || SharingPays(count, run.tiles, group))) continue;
+      for (int32_t of_run = begin; of_run < i; ++of_run) {
+        shared.run_of[static_cast<size_t>(table.seq_chunks[of_run])] =
+            static_cast<int32_t>(shared.runs.size());
+      }
+      shared.runs.push_back(std::move(run));
+    }
+  }
+  return shared;
+}
+
+// Cuts a shared run into parts of members whose query rows fit one block.
+void AddParts(const Segment& run, int32_t group, std::vector<Segment>& segments) {
+  for (auto begin = run.members.begin(); begin != run.members.end();) {
+    const auto left = static_cast<int32_t>(run.members.end() - begin);
+    const int32_t count = SharedPartMembers(left, group);
+    segments.push_back({.members = {begin, begin + count},
+                        .ranges = run.ranges,
+                        .tiles = run.tiles,
+                        .weight = count * group > 16 ? kWideWeight : 1,
+                        .shared = true});
+    begin += count;
+  }
+}
+
+// Parts of shared runs, then what sequences read alone.
+std::vector<Segment> Segments(const ChunkTableView& table, int32_t group,
+                              const SharedRuns& shared) {
+  const auto run_at = [&](int32_t listing) {
+    return shared.runs.empty() ? -1 : shared.run_of[static_cast<size_t>(table.seq_chunks[listing])];
+  };
+  std::vector<Segment> segments;
+  segments.reserve(static_cast<size_t>(table.num_seqs));
+  for (const Segment& run : shared.runs) AddParts(run, group, segments);
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    const int32_t end = table.seq_chunk_indptr[s + 1];
+    for (int32_t i = table.seq_chunk_indptr[s]; i < end;) {
+      if (run_at(i) >= 0) {
+        ++i;
+        continue;
+      }
+      Segment segment;
+      const int32_t shift = ShiftOf(table, i);
+      segment.members = {{s, shift}};
+      for (; i < end && run_at(i) < 0 && ShiftOf(table, i) == shift; ++i) {
+        segment.Add(table, table.seq_chunks[i]);
+      }
+      if (segment.tiles > 0) segments.push_back(std::move(segment));
     }
   }
   return segments;
@@ -135,28 +166,87 @@ struct Piece {
   int32_t tiles;
 };
 
-// Lays all segments end to end and gives each lane an equal share. While there are lanes for every
-// tile, short segments stay whole.
-std::vector<std::vector<Piece>> EqualShares(const std::vector<Segment>& segments, int32_t lanes) {
+// Of the lanes as many as make segments of equal length come out even: whole lanes to a segment or
+// whole segments to a lane, and the fewest states to merge. All, where that would idle one in 16.
+int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
+  const auto count = static_cast<int32_t>(segments.size());
+  const auto equal = [&](const Segment& s) {
+    return s.tiles == segments[0].tiles && s.weight == segments[0].weight;
+  };
+  if (count < 2 || !std::ranges::all_of(segments, equal)) return lanes;
+  for (int32_t even = lanes; even > lanes - lanes / 16; --even) {
+    if (even % count == 0 || count % even == 0) return even;
+  }
+  return lanes;
+}
+
+// Lays segments end to end and gives each lane an equal share of their time, after what it has.
+// While there are lanes for every tile, short segments stay whole. `first`: number of segments[0].
+void AddEqualShares(std::span<const Segment> segments, int32_t first,
+                    std::vector<std::vector<Piece>>& shares) {
   int64_t total = 0;
-  for (const Segment& segment : segments) total += segment.tiles;
-  std::vector<std::vector<Piece>> shares(static_cast<size_t>(lanes));
+  for (const Segment& segment : segments) total += int64_t{segment.tiles} * segment.weight;
+  const int32_t lanes = EvenLanes(segments, static_cast<int32_t>(shares.size()));
   const bool keep_whole = total <= lanes;
-  int64_t at = 0;  // tiles given out
+  int64_t at = 0;  // given out
   int32_t lane = 0;
-  for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
-    for (int32_t begin = 0; begin < segments[s].tiles;) {
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const auto [tiles, weight] = std::pair(segments[s].tiles, segments[s].weight);
+    for (int32_t begin = 0; begin < tiles;) {
       while ((lane + 1) * total / lanes <= at) ++lane;
-      const int64_t room = keep_whole && segments[s].tiles <= kWholeTiles
-                               ? segments[s].tiles
-                               : (lane + 1) * total / lanes - at;
-      const auto tiles = static_cast<int32_t>(std::min<int64_t>(room, segments[s].tiles - begin));
-      shares[static_cast<size_t>(lane)].push_back({s, begin, tiles});
-      begin += tiles;
-      at += tiles;
+      const int64_t room = keep_whole && tiles <= kWholeTiles
+                               ? tiles
+                               : DivideUp((lane + 1) * total / lanes - at, weight);
+      const auto count = static_cast<int32_t>(std::min<int64_t>(room, tiles - begin));
+      shares[static_cast<size_t>(lane)].push_back({first + static_cast<int32_t>(s), begin, count});
+      begin += count;
+      at += int64_t{count} * weight;
+    }
+  }
+}
+
+// Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
+// last, and merge, are not those with the states of many sequences.
+std::vector<std::vector<Piece>> EqualShares(std::span<const Segment> segments, int32_t lanes) {
+  std::vector<std::vector<Piece>> shares(static_cast<size_t>(lanes));
+  const auto own = std::ranges::find(segments, false, &Segment::shared);
+  const auto num_shared = static_cast<size_t>(own - segments.begin());
+  AddEqualShares(segments.first(num_shared), 0, shares);
+  AddEqualShares(segments.subspan(num_shared), static_cast<int32_t>(num_shared), shares);
+  return shares;
+}
+
+// Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
+std::vector<std::vector<Piece>> ClusterShares(const std::vector<Segment>& segments,
+                                              const ChunkDecodeGrid& grid) {
+  std::vector<std::vector<Piece>> shares(static_cast<size_t>(grid.num_lanes));
+  size_t lane = 0;
+  for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
+    const int64_t tiles = segments[static_cast<size_t>(s)].tiles;
+    for (int64_t i = 0; i < grid.cluster_lanes; ++i) {
+      const auto begin = static_cast<int32_t>(i * tiles / grid.cluster_lanes);
+      const auto end = static_cast<int32_t>((i + 1) * tiles / grid.cluster_lanes);
+      shares[lane++].push_back({s, begin, end - begin});
     }
   }
   return shares;
+}
+
+// Whether every segment is all that its one sequence reads.
+bool OneSegmentEach(const std::vector<Segment>& segments) {
+  int32_t last = -1;  // segments come in order of sequences
+  return std::ranges::all_of(segments, [&last](const Segment& segment) {
+    return !segment.shared && segment.members.size() == 1 &&
+           std::exchange(last, segment.members[0].seq) != last;
+  });
+}
+
+int64_t LongestSequence(const ChunkTableView& table) {
+  int64_t longest = 0;
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    longest = std::max(longest, SequenceLength(table, s));
+  }
+  return longest;
 }
 
 int32_t InvariantPieceTiles(int32_t segment_tiles) {
@@ -192,6 +282,7 @@ std::vector<std::vector<Piece>> InvariantShares(const std::vector<Segment>& segm
 // Appends the ranges that cover a piece of a segment.
 void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDecodeRange>& ranges) {
   int32_t skip = piece.tile_begin, left = piece.tiles;
+  if (left == 0) return;
   for (const ChunkDecodeRange& range : segment.ranges) {
     const int32_t tiles = (range.token_end + kChunkDecodeTileTokens - 1) / kChunkDecodeTileTokens;
     if (skip >= tiles) {
@@ -209,41 +300,73 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
 
 }  // namespace
 
-int32_t ChunkDecodeLanes(const PagedKvLayout& layout, const DeviceFacts& device) {
+ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
   const int64_t block_bytes = ChunkDecodeSharedBytes(layout.head_dim) + kReservedBytes;
   const int64_t blocks_per_sm = std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1, 2);
-  return static_cast<int32_t>(
-      std::max<int64_t>(1, device.sm_count * blocks_per_sm / layout.num_kv_heads));
+  return {.num_lanes = static_cast<int32_t>(
+              std::max<int64_t>(1, device.sm_count * blocks_per_sm / layout.num_kv_heads)),
+          .cluster_lanes = 1};
+}
+
+ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
+                                      const PagedKvLayout& layout, const DeviceFacts& device) {
+  int32_t cluster = device.compute_major >= 9 ? kMaxClusterLanes : 1;
+  while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > device.sm_count) {
+    cluster /= 2;
+  }
+  const int64_t tiles = DivideUp(longest, int64_t{kChunkDecodeTileTokens});
+  if (num_seqs == 0 || cluster == 1 || tiles < 2 || tiles > kClusterTiles * cluster) {
+    return ChunkDecodeFullGrid(layout, device);
+  }
+  return {.num_lanes = num_seqs * cluster, .cluster_lanes = cluster};
 }
 
 int64_t ChunkDecodeMaxPartials(int32_t num_seqs, const PagedKvLayout& layout,
                                const DeviceFacts& device, const ChunkDecodePlanOptions& options) {
   if (options.batch_invariant) return int64_t{num_seqs} * kInvariantPieces;
-  const int32_t lanes =
-      options.max_lanes > 0 ? options.max_lanes : ChunkDecodeLanes(layout, device);
-  return int64_t{num_seqs} + lanes;
+  const ChunkDecodeGrid grid =
+      options.grid.num_lanes > 0 ? options.grid : ChunkDecodeFullGrid(layout, device);
+  return int64_t{num_seqs} + grid.num_lanes;
 }
 
-ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
-                                int32_t num_q_heads, const DeviceFacts& device,
-                                const ChunkDecodePlanOptions& options) {
-  const int32_t group = GroupOf(num_q_heads, layout);
-  const int32_t lanes =
-      options.max_lanes > 0 ? options.max_lanes : ChunkDecodeLanes(layout, device);
-  const std::vector<Segment> segments =
-      Segments(table, group, options.share_chunks && !options.batch_invariant);
-  std::vector<std::vector<Piece>> shares =
-      options.batch_invariant ? InvariantShares(segments, lanes) : EqualShares(segments, lanes);
+namespace {
+
+ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segment>& segments,
+                             const PagedKvLayout& layout, const DeviceFacts& device,
+                             const ChunkDecodePlanOptions& options) {
+  ChunkDecodeGrid grid = options.grid;
+  if (grid.num_lanes == 0) {
+    grid = !options.batch_invariant && OneSegmentEach(segments)
+               ? ChooseChunkDecodeGrid(table.num_seqs, LongestSequence(table), layout, device)
+               : ChunkDecodeFullGrid(layout, device);
+  }
+  const bool clustered = grid.cluster_lanes > 1;
+  const auto num_segments = static_cast<int64_t>(segments.size());
+  Require(grid.num_lanes % grid.cluster_lanes == 0, "grid has ", grid.num_lanes,
+          " lanes in clusters of ", grid.cluster_lanes, "; they must be whole");
+  Require(!clustered || (!options.batch_invariant && OneSegmentEach(segments) &&
+                         num_segments * grid.cluster_lanes <= grid.num_lanes),
+          "grid has ", grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, " for ",
+          num_segments,
+          " segments; each must be a sequence's only one, with a cluster of its own, "
+          "and batch_invariant off");
+  const std::vector<std::vector<Piece>> shares =
+      options.batch_invariant ? InvariantShares(segments, grid.num_lanes)
+      : clustered             ? ClusterShares(segments, grid)
+                              : EqualShares(segments, grid.num_lanes);
+  // The lanes of a cluster make one state.
+  const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
 
   ChunkDecodePlan plan;
   plan.num_seqs = table.num_seqs;
-  plan.num_lanes = lanes;
+  plan.grid = grid;
 
   // A sequence's partial states lie side by side, so count them first.
   std::vector<int32_t> states(static_cast<size_t>(table.num_seqs), 0);
-  for (const auto& share : shares) {
-    for (const Piece& piece : share) {
+  for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
+    if (!makes_state(lane)) continue;
+    for (const Piece& piece : shares[static_cast<size_t>(lane)]) {
       for (const Member& member : segments[piece.segment].members) {
         ++states[static_cast<size_t>(member.seq)];
       }
@@ -265,7 +388,8 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
     return ChunkDecodeTask{.member_begin = static_cast<int32_t>(plan.members.size()),
                            .member_count = 0,
                            .range_begin = static_cast<int32_t>(plan.ranges.size()),
-                           .range_end = 0};
+                           .range_end = 0,
+                           .clustered = 0};
   };
   // Pieces of a segment are numbered in KV order, whichever lane has them, so that the merge adds
   // in an order that does not depend on the lanes.
@@ -278,12 +402,29 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
     for (auto& [key, value] : order) value = rank[segments[key.first].members[0].seq]++;
   }
   plan.lane_task_indptr.assign(1, 0);
+  ChunkDecodeTask first_of_cluster{};
   int32_t empty_seq = 0;  // sequences with no KV are handed out evenly too
-  for (int32_t lane = 0; lane < lanes; ++lane) {
+  for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
+    const auto empty_end =
+        static_cast<int32_t>(int64_t{table.num_seqs} * (lane + 1) / grid.num_lanes);
+    for (; empty_seq < empty_end; ++empty_seq) {
+      if (states[static_cast<size_t>(empty_seq)] > 0) continue;
+      const ChunkDecodeTask task = open_task();
+      plan.members.push_back({empty_seq, 0, -1});
+      close_task(task);
+    }
     for (const Piece& piece : shares[static_cast<size_t>(lane)]) {
       const Segment& segment = segments[static_cast<size_t>(piece.segment)];
-      const ChunkDecodeTask task = open_task();
+      ChunkDecodeTask task = open_task();
+      task.clustered = clustered;
       AddRanges(segment, piece, plan.ranges);
+      if (!makes_state(lane)) {  // as the cluster's first lane
+        task.member_begin = first_of_cluster.member_begin;
+        task.member_count = first_of_cluster.member_count;
+        task.range_end = static_cast<int32_t>(plan.ranges.size());
+        plan.tasks.push_back(task);
+        continue;
+      }
       for (const Member& member : segment.members) {
         const auto seq = static_cast<size_t>(member.seq);
         int32_t partial = -1;
@@ -295,17 +436,45 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
         plan.members.push_back({member.seq, member.shift, partial});
       }
       close_task(task);
-    }
-    const auto empty_end = static_cast<int32_t>(int64_t{table.num_seqs} * (lane + 1) / lanes);
-    for (; empty_seq < empty_end; ++empty_seq) {
-      if (states[static_cast<size_t>(empty_seq)] > 0) continue;
-      const ChunkDecodeTask task = open_task();
-      plan.members.push_back({empty_seq, 0, -1});
-      close_task(task);
+      first_of_cluster = plan.tasks.back();
     }
     plan.lane_task_indptr.push_back(static_cast<int32_t>(plan.tasks.size()));
   }
   return plan;
+}
+
+}  // namespace
+
+ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
+                                int32_t num_q_heads, const DeviceFacts& device,
+                                const ChunkDecodePlanOptions& options) {
+  const int32_t group = GroupOf(num_q_heads, layout);
+  const bool always = options.sharing == ChunkSharing::kAlways;
+  // A cluster is a sequence's own.
+  const bool shares = options.sharing != ChunkSharing::kNever && options.grid.cluster_lanes == 1 &&
+                      table.num_seqs > 1;
+  SharedRuns shared;
+  if (shares && !options.batch_invariant) shared = FindSharedRuns(table, group, always);
+  const auto plan = [&](const std::vector<Segment>& segments) {
+    return PlanSegments(table, segments, layout, device, options);
+  };
+  const std::vector<Segment> alone = Segments(table, group, {});
+  if (shared.runs.empty()) return plan(alone);
+  ChunkDecodePlan once = plan(Segments(table, group, shared));
+  if (always) return once;
+  // Who reads alone finds in the L2 what others have read.
+  double tiles = 0, cached_tiles = 0;
+  for (const Segment& segment : alone) tiles += segment.tiles;
+  for (const Segment& run : shared.runs) {
+    cached_tiles += static_cast<double>(run.members.size() - 1) * run.tiles;
+  }
+  constexpr ChunkDecodeTimes kTimes;
+  const double tile_us = kTimes.memory_tile_us +
+                         (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached_tiles / tiles;
+  ChunkDecodePlan each = plan(alone);
+  const bool pays =
+      EstimateUs(once, group, kTimes.memory_tile_us) < EstimateUs(each, group, tile_us);
+  return pays ? once : each;
 }
 
 ChunkDecodeWorkspace ChunkDecodeWorkspaceLayout(int32_t num_seqs, int64_t max_partials,

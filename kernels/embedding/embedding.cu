@@ -1,4 +1,4 @@
-// Launches the embedding kernel.
+// Launches the embedding kernels.
 #include "kernels/embedding/embedding.h"
 
 #include <limits>
@@ -7,6 +7,26 @@
 #include "kernels/embedding/embedding_device.cuh"
 
 namespace tokline {
+namespace {
+
+void LaunchSum(const EmbeddingParams& params, const LaunchShape& shape, int64_t vectors,
+               const LaunchOptions& options) {
+  Require(params.dtype != DType::kF32, "dtype is ", Name(params.dtype),
+          "; embedding with positions on CUDA supports bf16 and f16");
+  const EmbeddingSumArgs args{.token_ids = params.token_ids,
+                              .positions = params.positions,
+                              .table = static_cast<const uint4*>(params.table),
+                              .position_table = static_cast<const uint4*>(params.position_table),
+                              .out = static_cast<uint4*>(params.out),
+                              .vocab_size = params.vocab_size,
+                              .num_positions = params.num_positions,
+                              .vectors = vectors};
+  LaunchKernel(params.dtype == DType::kBf16 ? &EmbeddingSumKernel<__nv_bfloat16>
+                                            : &EmbeddingSumKernel<__half>,
+               shape, options, args);
+}
+
+}  // namespace
 
 void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
   Validate(params);
@@ -16,11 +36,12 @@ void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
           std::numeric_limits<int32_t>::max());
   // Rows are copied bit by bit, so the element type only sets their length.
   const int64_t vectors = params.hidden_size * SizeOf(params.dtype) / 16;
-  LaunchKernel(
-      EmbeddingKernel,
-      {.grid = dim3(static_cast<unsigned>(params.num_tokens)), .block = dim3(kEmbeddingThreads)},
-      options, params.token_ids, static_cast<const uint4*>(params.table),
-      static_cast<uint4*>(params.out), params.vocab_size, vectors);
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens)),
+                          .block = dim3(kEmbeddingThreads)};
+  if (params.position_table != nullptr) return LaunchSum(params, shape, vectors, options);
+  LaunchKernel(EmbeddingKernel, shape, options, params.token_ids,
+               static_cast<const uint4*>(params.table), static_cast<uint4*>(params.out),
+               params.vocab_size, vectors);
 }
 
 }  // namespace tokline

@@ -1,4 +1,4 @@
-// Looks up token embeddings.
+// Looks up token embeddings, and adds learned positions.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 namespace tokline {
 
+// out = table[id], or round(table[id] + position_table[position]).
 struct EmbeddingParams {
   DType dtype = DType::kBf16;
   int64_t num_tokens = 0;
@@ -16,7 +17,10 @@ struct EmbeddingParams {
   int64_t hidden_size = 0;             // rows of 16 B multiples
   const int32_t* token_ids = nullptr;  // [num_tokens] in [0, vocab_size); a row outside gives zeros
   const void* table = nullptr;         // [vocab_size, hidden_size], 16 B aligned
-  void* out = nullptr;                 // [num_tokens, hidden_size], 16 B aligned
+  int64_t num_positions = 0;           // rows of position_table
+  const int32_t* positions = nullptr;  // [num_tokens] in [0, num_positions), likewise
+  const void* position_table = nullptr;  // [num_positions, hidden_size], 16 B aligned, or null
+  void* out = nullptr;                   // [num_tokens, hidden_size], 16 B aligned
 };
 
 void Validate(const EmbeddingParams& params);

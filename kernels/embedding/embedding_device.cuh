@@ -1,4 +1,4 @@
-// Copies table rows to output rows.
+// Copies table rows to output rows, or adds position rows to them.
 //
 // Grid: a block a token; its threads stride over the row in 16-byte vectors, kUnroll in flight.
 // Dependent launch: everything is read after the wait, as sampling may just have written the ids.
@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 
 namespace tokline {
@@ -36,6 +37,45 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
       const int64_t i = base + u * kEmbeddingThreads;
       if (i < vectors) target[i] = data[u];
     }
+  }
+}
+
+struct EmbeddingSumArgs {
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const uint4* table;
+  const uint4* position_table;
+  uint4* out;
+  int64_t vocab_size, num_positions;
+  int64_t vectors;  // 16-byte vectors a row
+};
+
+template <typename T>
+__device__ __forceinline__ uint32_t Add2(uint32_t a, uint32_t b) {
+  const float2 x = Unpack2<T>(a), y = Unpack2<T>(b);
+  return Pack2<T>(x.x + y.x, x.y + y.y);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kEmbeddingThreads)
+    EmbeddingSumKernel(const __grid_constant__ EmbeddingSumArgs args) {
+  ptx::GridDependencyLaunch();
+  ptx::GridDependencyWait();
+  const int64_t token = blockIdx.x;
+  const int64_t id = args.token_ids[token], position = args.positions[token];
+  const bool known =
+      id >= 0 && id < args.vocab_size && position >= 0 && position < args.num_positions;
+  const uint4* const words = args.table + (known ? id : 0) * args.vectors;
+  const uint4* const places = args.position_table + (known ? position : 0) * args.vectors;
+  uint4* const target = args.out + token * args.vectors;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < args.vectors; i += kEmbeddingThreads) {
+    uint4 sum = {};
+    if (known) {
+      const uint4 a = words[i], b = places[i];
+      sum = {Add2<T>(a.x, b.x), Add2<T>(a.y, b.y), Add2<T>(a.z, b.z), Add2<T>(a.w, b.w)};
+    }
+    target[i] = sum;
   }
 }
 

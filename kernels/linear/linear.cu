@@ -32,6 +32,8 @@ void LaunchSkinny(const LinearParams& params, const SkinnyPlan& plan,
                         .tiles = plan.tiles,
                         .tile_columns_log2 = plan.tile_columns_log2,
                         .norm_eps = params.norm_eps,
+                        .prefetch = params.prefetch,
+                        .prefetch_bytes = params.prefetch_bytes,
                         .out_f32 = params.out_f32,
                         .gated_silu = params.gated_silu};
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.grid)),

@@ -79,6 +79,10 @@ struct LinearParams {
   int64_t residual_stride = 0;
   void* out = nullptr;  // [num_tokens, out_features]
   int64_t out_stride = 0;
+  // Weights of a later kernel, 16 B aligned, or null: kSkinny asks the L2 for them while its own
+  // are on their way. A hint; the reference and kMatmul ignore it.
+  const void* prefetch = nullptr;
+  int64_t prefetch_bytes = 0;
   Matmul* matmul = nullptr;     // CUDA, kMatmul
   void* workspace = nullptr;    // CUDA, 256 B aligned
   int64_t workspace_bytes = 0;  // LinearWorkspaceBytes(params)

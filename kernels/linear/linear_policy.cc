@@ -101,11 +101,12 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
 
 LinearVariant LinearPolicy(const LinearParams& params) {
   if (params.variant != LinearVariant::kAuto) return params.variant;
-  static_assert(kSkinnyCrossoverTokens <= kMaxSkinnyTokens);
+  static_assert(std::ranges::all_of(
+      kSkinnyRanges, [](const SkinnyRange& range) { return range.tokens <= kMaxSkinnyTokens; }));
   const int64_t weight_bytes = WeightRows(params) * params.in_features * SizeOf(params.dtype);
-  const bool few =
-      params.num_tokens <= kSkinnyAnyWeightTokens ||
-      (params.num_tokens <= kSkinnyCrossoverTokens && weight_bytes <= kSkinnyCrossoverBytes);
+  const bool few = std::ranges::any_of(kSkinnyRanges, [&](const SkinnyRange& range) {
+    return params.num_tokens <= range.tokens && weight_bytes <= range.weight_bytes;
+  });
   return few && SkinnyFits(params) ? LinearVariant::kSkinny : LinearVariant::kMatmul;
 }
 
@@ -147,6 +148,10 @@ void Validate(const LinearParams& params) {
   Require(params.variant != LinearVariant::kSkinny || SkinnyFits(params),
           "kSkinny with num_tokens ", params.num_tokens, " and in_features ", params.in_features,
           " needs more than the ", kSkinnySharedBytes, " B of shared memory that it may take");
+  Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
+              IsAligned(params.prefetch, kAlignment),
+          "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",
+          kAlignment, " B aligned, or null with 0 bytes");
   if (params.num_tokens == 0) return;
 
   Require(params.x && params.weight && params.out, "x, weight and out must not be null");

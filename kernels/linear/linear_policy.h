@@ -8,11 +8,14 @@
 
 namespace tokline {
 
-// kAuto takes the skinny kernel up to so many tokens, and beyond the first figure only for weights
-// of at most so many bytes. Measured on an H200 (README.md); <= kMaxSkinnyTokens.
-inline constexpr int64_t kSkinnyCrossoverTokens = 8;
-inline constexpr int64_t kSkinnyAnyWeightTokens = 4;
-inline constexpr int64_t kSkinnyCrossoverBytes = int64_t{32} << 20;
+// kAuto takes the skinny kernel up to so many tokens, for weights of at most so many bytes: a large
+// weight streams faster through cuBLASLt (README.md), the sooner the more tokens there are.
+struct SkinnyRange {
+  int64_t tokens = 0;
+  int64_t weight_bytes = 0;
+};
+inline constexpr SkinnyRange kSkinnyRanges[] = {
+    {1, int64_t{1} << 40}, {4, int64_t{256} << 20}, {8, int64_t{32} << 20}};
 // Weight rows of one MMA, K elements of one 16-byte load a lane, loads in flight a lane.
 inline constexpr int32_t kSkinnyTileRows = 8;
 inline constexpr int32_t kSkinnyBlockK = 32;

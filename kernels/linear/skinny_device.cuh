@@ -40,6 +40,8 @@ struct SkinnyArgs {
   int32_t tiles;
   int32_t tile_columns_log2;  // output columns of a tile
   float norm_eps;
+  const void* prefetch;  // or null
+  int64_t prefetch_bytes;
   bool out_f32, gated_silu;
 };
 
@@ -116,6 +118,18 @@ __device__ __forceinline__ float SumOfSquares(uint4 unit) {
     sum = fmaf(s.y, s.y, sum);
   }
   return sum;
+}
+
+// Asks the L2 for the block's share of a later kernel's weights.
+__device__ __forceinline__ void PrefetchShare(const SkinnyArgs& args) {
+  if (threadIdx.x != 0 || args.prefetch_bytes == 0) return;
+  constexpr int64_t kLineBytes = 128;
+  const int64_t share = (args.prefetch_bytes / gridDim.x / kLineBytes + 1) * kLineBytes;
+  const int64_t begin = blockIdx.x * share;
+  const int64_t bytes = min(share, args.prefetch_bytes - begin) / 16 * 16;
+  if (bytes <= 0) return;
+  ptx::PrefetchL2Bulk(static_cast<const char*>(args.prefetch) + begin,
+                      static_cast<uint32_t>(bytes));
 }
 
 // Starts the copy of the norm weight, which depends on no earlier kernel, into shared memory.
@@ -297,6 +311,7 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
   StageNormWeight(args, norm_weight);
 
   ptx::GridDependencyLaunch();
+  PrefetchShare(args);  // behind the block's own loads, and before the wait: the DRAM is idle then
   ptx::GridDependencyWait();
   Epilogue<T> epilogue(args);
   epilogue.Prefetch(blockIdx.x);

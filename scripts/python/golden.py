@@ -1,4 +1,4 @@
-"""Makes the tiny Qwen3 checkpoints and their golden outputs.
+"""Makes the tiny checkpoints of every family and their golden outputs.
 
 Weights come from a seed and are exact in bf16; tokens and logits are transformers in fp32 on the
 CPU. harness/tests/golden/README.md gives the formats.
@@ -12,11 +12,12 @@ import shutil
 import sys
 import tempfile
 
+import safetensors.torch
 import torch
 import transformers
 
 import logit_error
-import qwen3_checkpoint
+import random_checkpoint
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN_DIR = pathlib.Path("harness/tests/golden")
@@ -25,10 +26,10 @@ NEW_TOKENS = 64
 # One token, exactly one page of 16, and two lengths that end inside a page.
 PROMPT_LENGTHS = (1, 16, 37, 70)
 LOGIT_STEPS = (0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 62, 63)
-MAX_TOTAL_BYTES = 2_000_000
+MAX_TOTAL_BYTES = 3_700_000
 # What a seed must give: no greedy choice that rounding in fp32 could flip, and no constant text.
 MIN_MARGIN_OVER_STD = 5e-3
-MIN_DISTINCT_TOKENS = 24
+MIN_DISTINCT_TOKENS = 16
 # Largest disagreement allowed between ways of running transformers in fp32 (eager, SDPA, KV cache).
 MAX_FP32_NOISE = 2e-5
 
@@ -39,15 +40,18 @@ class Checkpoint:
     path: pathlib.Path
     seed: int
     stored_dtype: torch.dtype
-    hub_config: bool  # keys of the published Qwen3 repositories instead of those of transformers 5
+    hub_config: bool  # keys of the published repositories instead of those of transformers 5
     max_shard_size: str
     config: dict
+    config_class: type = transformers.Qwen3Config
+    without_keys: tuple = ()  # left out of config.json, as some published ones have it
+    without_prefix: str = ""  # of the tensors' names
 
 
 CHECKPOINTS = (
     Checkpoint(
         name="qwen3_tiny",
-        path=pathlib.Path("models/qwen3-tiny"),
+        path=GOLDEN_DIR / "qwen3_tiny",
         seed=21,
         stored_dtype=torch.bfloat16,
         hub_config=True,
@@ -84,20 +88,105 @@ CHECKPOINTS = (
             tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=40960,
             rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
     ),
+    Checkpoint(
+        name="llama3_scaled",
+        path=GOLDEN_DIR / "llama3_scaled",
+        seed=9,
+        stored_dtype=torch.bfloat16,
+        hub_config=True,
+        max_shard_size="60KB",
+        config_class=transformers.LlamaConfig,
+        config=dict(
+            vocab_size=203, hidden_size=40, intermediate_size=72, num_hidden_layers=2,
+            num_attention_heads=5, num_key_value_heads=1, head_dim=64, attention_bias=False,
+            mlp_bias=False, tie_word_embeddings=False, rms_norm_eps=1e-5,
+            max_position_embeddings=256,
+            rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0,
+                             "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                             "original_max_position_embeddings": 32}),
+    ),
+    Checkpoint(
+        name="llama_biased",
+        path=GOLDEN_DIR / "llama_biased",
+        seed=143,
+        stored_dtype=torch.bfloat16,
+        hub_config=False,
+        max_shard_size="1GB",
+        config_class=transformers.LlamaConfig,
+        config=dict(
+            vocab_size=223, hidden_size=24, intermediate_size=72, num_hidden_layers=2,
+            num_attention_heads=6, num_key_value_heads=2, head_dim=64, attention_bias=True,
+            mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-6,
+            max_position_embeddings=2048,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    ),
+    Checkpoint(
+        name="qwen2_group3",
+        path=GOLDEN_DIR / "qwen2_group3",
+        seed=0,
+        stored_dtype=torch.bfloat16,
+        hub_config=True,
+        max_shard_size="1GB",
+        config_class=transformers.Qwen2Config,
+        without_keys=("head_dim",),
+        config=dict(
+            vocab_size=151, hidden_size=192, intermediate_size=24, num_hidden_layers=2,
+            num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True,
+            rms_norm_eps=1e-6, max_position_embeddings=32768, use_sliding_window=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
+    ),
+    Checkpoint(
+        name="ernie4_5_group7",
+        path=GOLDEN_DIR / "ernie4_5_group7",
+        seed=28,
+        stored_dtype=torch.bfloat16,
+        hub_config=True,
+        max_shard_size="1GB",
+        config_class=transformers.Ernie4_5Config,
+        config=dict(
+            vocab_size=199, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+            num_attention_heads=7, num_key_value_heads=1, head_dim=128, use_bias=True,
+            tie_word_embeddings=True, rms_norm_eps=1e-5, max_position_embeddings=131072,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+    ),
+    Checkpoint(
+        name="gpt2_tiny",
+        path=GOLDEN_DIR / "gpt2_tiny",
+        seed=234,
+        stored_dtype=torch.bfloat16,
+        hub_config=False,
+        max_shard_size="1GB",
+        config_class=transformers.GPT2Config,
+        config=dict(vocab_size=131, n_embd=128, n_inner=40, n_layer=2, n_head=2, n_positions=160,
+                    layer_norm_epsilon=1e-5),
+    ),
+    Checkpoint(
+        name="gpt2_bare",
+        path=GOLDEN_DIR / "gpt2_bare",
+        seed=210,
+        stored_dtype=torch.float32,
+        hub_config=True,
+        max_shard_size="1GB",
+        config_class=transformers.GPT2Config,
+        without_keys=("torch_dtype", "n_inner", "tie_word_embeddings"),
+        without_prefix="transformer.",
+        config=dict(vocab_size=181, n_embd=64, n_layer=1, n_head=1, n_positions=160,
+                    layer_norm_epsilon=1e-5),
+    ),
 )
 
 
 def prompts(vocab_size, eos, seed):
-    draw = qwen3_checkpoint.PortableDraw(seed + 1)
+    draw = random_checkpoint.PortableDraw(seed + 1)
     return [[int(value * eos) for value in draw.uniform((length,))] for length in PROMPT_LENGTHS]
 
 
 def make_model(checkpoint, seed):
     eos = checkpoint.config["vocab_size"] - 1
-    config = transformers.Qwen3Config(
+    config = checkpoint.config_class(
         **checkpoint.config, bos_token_id=eos - 1, eos_token_id=eos, dtype=torch.float32)
-    model = transformers.Qwen3ForCausalLM(config).eval()
-    qwen3_checkpoint.fill(model, qwen3_checkpoint.PortableDraw(seed))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    random_checkpoint.fill(model, random_checkpoint.PortableDraw(seed))
     return model
 
 
@@ -105,14 +194,21 @@ def save(model, checkpoint, directory):
     model.to(checkpoint.stored_dtype).save_pretrained(
         directory, max_shard_size=checkpoint.max_shard_size)
     (directory / "generation_config.json").unlink()
+    path = directory / "config.json"
     if checkpoint.hub_config:
-        path = directory / "config.json"
-        config = qwen3_checkpoint.to_hub_config(json.loads(path.read_text()))
+        config = random_checkpoint.to_hub_config(json.loads(path.read_text()))
+        for key in checkpoint.without_keys:
+            config.pop(key, None)
         path.write_text(json.dumps(config, indent=2) + "\n")
+    if checkpoint.without_prefix:
+        path = directory / "model.safetensors"
+        tensors = {name.removeprefix(checkpoint.without_prefix): tensor
+                   for name, tensor in safetensors.torch.load_file(path).items()}
+        safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def load(directory, dtype, attention="eager"):
-    return transformers.Qwen3ForCausalLM.from_pretrained(
+    return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation=attention).eval()
 
 

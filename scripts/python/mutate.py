@@ -1,8 +1,9 @@
 """Seeds the bugs of harness/tests/mutations/mutations.json and records which tests catch each.
 
-build  compiles every mutant, where nvcc is, and runs the CPU tests of the mutants that have any
-run    runs the CUDA tests of all mutants, where a GPU is; needs neither a build nor a compiler
-report writes docs/mutations.md from the record of a run
+cpu    compiles the mutants that have CPU tests and runs these; needs no nvcc
+build  compiles the mutants that have CUDA tests, where nvcc is
+run    runs them, where a GPU is; needs neither a build nor a compiler
+report writes docs/mutations.md from the records of cpu and run
 
 A mutant is the unmutated test program with one object file in front of its libraries, compiled from
 the one source that holds the mutated text. Nothing in the tree changes.
@@ -24,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTATIONS = ROOT / "harness/tests/mutations/mutations.json"
-RECORD = ROOT / "results/h200/mutations.json"
+RECORDS = [ROOT / "results/h200/mutations.json", ROOT / "results/cpu/mutations.json"]
 REPORT = ROOT / "docs/mutations.md"
 SCHEMA = 1
 FIELDS = {"name", "bug", "file", "old", "new", "tests"}
@@ -90,6 +91,16 @@ def needs_gpu(test):
     return test.endswith("_cuda_test")
 
 
+def with_tests(mutations, wanted):
+    """Those mutations that have wanted test programs, with these alone."""
+    kept = [{**m, "tests": [test for test in m["tests"] if wanted(test)]} for m in mutations]
+    return [m for m in kept if m["tests"]]
+
+
+def programs_of(mutations):
+    return sorted({test for mutation in mutations for test in mutation["tests"]})
+
+
 # ---- build ----
 
 def command_output(arguments, **options):
@@ -99,13 +110,13 @@ def command_output(arguments, **options):
     return done.stdout
 
 
-def build_unmutated(build_dir, tests, jobs):
+def build_unmutated(build_dir, tests, jobs, options, languages):
     arguments = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                 "-DTOKLINE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a", "-DTOKLINE_BUILD_BENCHES=OFF"]
+                 *options]
     if shutil.which("ccache"):
-        arguments += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("CXX", "CUDA")]
+        arguments += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in languages]
     command_output(arguments)
-    subprocess.run(["ninja", "-C", build_dir, f"-j{jobs}", *tests], check=True)
+    subprocess.run(["nice", "ninja", "-C", build_dir, f"-j{jobs}", *tests], check=True)
 
 
 class Compiler:
@@ -151,19 +162,18 @@ class Compiler:
         command_output(command, cwd=self.build_dir)
 
 
-def build(arguments):
-    mutations = read_mutations()
+def build_mutants(arguments, mutations, options, languages):
+    """The folder that gets unmutated/ and a folder for each mutation, with their test programs."""
     out_dir = Path(arguments.out_dir).resolve()
     build_dir = Path(arguments.build_dir).resolve() if arguments.build_dir else out_dir / "build"
     programs = out_dir / "programs"
     shutil.rmtree(programs, ignore_errors=True)
     programs.mkdir(parents=True)
-    tests = sorted({test for mutation in mutations for test in mutation["tests"]})
-    build_unmutated(build_dir, tests, arguments.jobs)
+    tests = programs_of(mutations)
+    build_unmutated(build_dir, tests, arguments.jobs, options, languages)
     compiler = Compiler(build_dir, out_dir)
     for test in tests:
         compiler.link(test, programs / "unmutated" / test)
-    cpu = {"unmutated": run_unmutated(programs, [t for t in tests if not needs_gpu(t)], 1)}
 
     def make(mutation):
         compiled = compiler.compile(mutation)
@@ -174,20 +184,32 @@ def build(arguments):
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         for name in pool.map(make, mutations):
             print(f"built {name}", flush=True)
-    cpu["mutants"] = run_mutants(programs, mutations, cpu["unmutated"], lambda t: not needs_gpu(t), 1)
-    for program in programs.glob("*/*_test"):  # what has run need not travel
-        if not needs_gpu(program.name):
-            program.unlink()
-    manifest = {"schema": SCHEMA, "revision": revision(), "mutations": mutations, "cpu": cpu}
+    return programs
+
+
+def build(arguments):
+    mutations = with_tests(read_mutations(), needs_gpu)
+    programs = build_mutants(arguments, mutations,
+                             ["-DTOKLINE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a",
+                              "-DTOKLINE_BUILD_BENCHES=OFF"], ["CXX", "CUDA"])
+    manifest = {"schema": SCHEMA, "revision": revision(), "mutations": mutations}
     (programs / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    archive = out_dir / "mutants.tar.xz"
+    archive = programs.parent / "mutants.tar.xz"
     # Sorted by program, so that what the copies of one share lies within the window.
     files = sorted((p for p in programs.rglob("*") if p.is_file()), key=lambda p: (p.name, str(p)))
     with tarfile.open(archive, "w:xz", preset=6) as tar:
         for path in files:
             tar.add(path, path.relative_to(programs))
     print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
-    return 1 if print_survivors(mutations, cpu["mutants"]) else 0
+    return 0
+
+
+def cpu(arguments):
+    out = record_path(arguments.out)
+    mutations = with_tests(read_mutations(), lambda test: not needs_gpu(test))
+    programs = build_mutants(arguments, mutations,
+                             ["-DTOKLINE_CUDA=OFF", "-DTOKLINE_BUILD_BENCHES=ON"], ["CXX"])
+    return run_and_record(programs, mutations, revision(), None, jobs=1, out=out)
 
 
 def revision():
@@ -268,9 +290,9 @@ def run_mutant(program, timeout):
     return {"caught_by": tests, "seconds": result["seconds"]}
 
 
-def run_mutants(programs, mutations, unmutated, wanted, jobs):
-    """{mutation: {test program: which of its tests caught it}} of the wanted test programs."""
-    work = [(m["name"], test) for m in mutations for test in m["tests"] if wanted(test)]
+def run_mutants(programs, mutations, unmutated, jobs):
+    """{mutation: {test program: which of its tests caught it}}"""
+    work = [(m["name"], test) for m in mutations for test in m["tests"]]
 
     def one(item):
         name, test = item
@@ -285,15 +307,6 @@ def run_mutants(programs, mutations, unmutated, wanted, jobs):
     return results
 
 
-def print_survivors(mutations, results):
-    """Every program that a mutation names must catch it; prints those that did not."""
-    survivors = [(m["name"], test) for m in mutations for test, result in
-                 results.get(m["name"], {}).items() if not result["caught_by"]]
-    for name, test in survivors:
-        print(f"SURVIVED: {name} in {test}", file=sys.stderr)
-    return survivors
-
-
 def gpu_name():
     try:
         return command_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).split("\n")[0]
@@ -301,7 +314,34 @@ def gpu_name():
         return None
 
 
+def record_path(text):
+    """Of a record that is written in the end: what is wrong with it is said before all the work."""
+    out = Path(text)
+    if out.is_dir() or not out.parent.is_dir():
+        raise BadInput(f"--out {out} is a folder, or lies in none")
+    return out
+
+
+def run_and_record(programs, mutations, revised, gpu, jobs, out):
+    unmutated = run_unmutated(programs, programs_of(mutations), jobs)
+    results = run_mutants(programs, mutations, unmutated, jobs)
+    record = {"schema": SCHEMA, "revision": revised, "gpu": gpu, "unmutated": unmutated,
+              "mutations": [{"name": m["name"], "digest": digest(m), "results": results[m["name"]]}
+                            for m in mutations]}
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.replace(out)
+    survivors = [(name, test) for name, tests in results.items() for test, result in tests.items()
+                 if not result["caught_by"]]
+    for name, test in survivors:
+        print(f"SURVIVED: {name} in {test}", file=sys.stderr)
+    caught = len(mutations) - len({name for name, _ in survivors})
+    print(f"{caught} of {len(mutations)} mutations caught by every program named for them; {out}")
+    return 1 if survivors else 0
+
+
 def run(arguments):
+    out = record_path(arguments.out)
     with tempfile.TemporaryDirectory() as scratch:
         programs = Path(arguments.mutants)
         if programs.is_file():
@@ -312,24 +352,8 @@ def run(arguments):
             programs = programs / "programs"
         programs = programs.resolve()
         manifest = read_json(programs / "manifest.json")
-        mutations, cpu = manifest["mutations"], manifest["cpu"]
-        tests = sorted({t for m in mutations for t in m["tests"] if needs_gpu(t)})
-        unmutated = run_unmutated(programs, tests, arguments.jobs)
-        results = run_mutants(programs, mutations, unmutated, needs_gpu, arguments.jobs)
-    for name, result in cpu["mutants"].items():
-        results.setdefault(name, {}).update(result)
-    record = {"schema": SCHEMA, "revision": manifest["revision"], "gpu": gpu_name(),
-              "unmutated": {**cpu["unmutated"], **unmutated},
-              "mutations": [{"name": m["name"], "digest": digest(m), "results": results[m["name"]]}
-                            for m in mutations]}
-    out = Path(arguments.out)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    partial.replace(out)
-    survivors = print_survivors(mutations, results)
-    caught = len(mutations) - len({name for name, _ in survivors})
-    print(f"{caught} of {len(mutations)} mutations caught by every program named for them; {out}")
-    return 1 if survivors else 0
+        return run_and_record(programs, manifest["mutations"], manifest["revision"], gpu_name(),
+                              arguments.jobs, out)
 
 
 # ---- list and report ----
@@ -345,53 +369,78 @@ def cell(text):
     return text.replace("|", "\\|")
 
 
+def read_records(paths):
+    records = [read_json(path) for path in paths]
+    for path, record in zip(paths, records):
+        if record.get("schema") != SCHEMA:
+            raise BadInput(f"{path} has schema {record.get('schema')}; this reads {SCHEMA}")
+        record["run"] = f"{record['gpu'] or 'CPU'}, {record['revision']}"
+        record["entries"] = {entry["name"]: entry for entry in record["mutations"]}
+    return records
+
+
+def newest_result(records, mutation, test):
+    """(run, what the test program did) by the last record that has the mutation as it is now."""
+    for record in reversed(records):
+        entry = record["entries"].get(mutation["name"])
+        if entry and entry["digest"] == digest(mutation) and test in entry["results"]:
+            return record["run"], entry["results"][test]
+    return None
+
+
 def report(arguments):
-    mutations, record = read_mutations(), read_json(arguments.results)
-    if record.get("schema") != SCHEMA:
-        raise BadInput(f"{arguments.results} has schema {record.get('schema')}; this reads {SCHEMA}")
-    found = {entry["name"]: entry for entry in record["mutations"]}
-    stale = [m["name"] for m in mutations
-             if m["name"] not in found or found[m["name"]]["digest"] != digest(m)]
-    if stale:
-        raise BadInput(f"{arguments.results} does not hold these mutations as they are now: "
-                       + ", ".join(stale))
-    survived = 0
-    rows = []
+    mutations, records = read_mutations(), read_records(arguments.results)
+    rows, survived, not_run = [], 0, 0
+    tried = {record["run"]: set() for record in records}
     for mutation in mutations:
-        caught = []
-        for test, result in found[mutation["name"]]["results"].items():
-            survived += not result["caught_by"]
-            catchers = [f"`{name}`" + ("" if how == "fails" else f" ({how})")
-                        for name, how in result["caught_by"].items()]
-            caught.append(", ".join(catchers) or f"**survived** `{test}`")
-        rows.append(f"| {cell(mutation['bug'])} | `{mutation['file']}` | {cell('; '.join(caught))} |")
-    skipped = sorted({bare_name(t) for facts in record["unmutated"].values() for t in facts["skipped"]})
-    programs, total = len(record["unmutated"]), sum(f["tests"] for f in record["unmutated"].values())
-    verdict = "Every one is caught." if not survived else f"{survived} program runs missed theirs."
+        cells, runs = [], []
+        for test in mutation["tests"]:
+            found = newest_result(records, mutation, test)
+            if found is None:
+                cells.append(f"**not run yet**: `{test}`")
+                continue
+            run_name, result = found
+            tried[run_name].add(mutation["name"])
+            runs += [run_name] if run_name not in runs else []
+            cells.append(", ".join(f"`{name}`" + ("" if how == "fails" else f" ({how})")
+                                   for name, how in result["caught_by"].items())
+                         or f"**survived** `{test}`")
+        survived += any(cell.startswith("**survived**") for cell in cells)
+        not_run += any(cell.startswith("**not run yet**") for cell in cells)
+        rows.append(f"| {cell(mutation['bug'])} | `{mutation['file']}` | {cell('; '.join(cells))} | "
+                    f"{'; '.join(runs)} |")
     lines = [
         "# Seeded bugs and the tests that catch them",
         "",
         "Written by `scripts/mutate report`; the bugs are in",
         "[harness/tests/mutations/mutations.json](../harness/tests/mutations/mutations.json).",
         "",
-        f"{len(mutations)} bugs, each alone in a build that is otherwise that of revision "
-        f"{record['revision']}, against {programs} test programs ({total} tests, all passing without a "
-        f"bug) on {record['gpu']}. {verdict}",
+        f"{len(mutations)} bugs, each alone in a build that is otherwise that of the revision beside it. "
+        f"{len(mutations) - survived - not_run} are caught by every test program that is named for them, "
+        f"{survived} survive, {not_run} have not been run as they are now by all of these programs.",
         "A test that hangs or crashes has caught its bug too.",
         "",
-        "| bug | where | caught by |",
-        "|---|---|---|",
+        "| run | bugs that count by it | test programs | tests, all passing without a bug |",
+        "|---|---|---|---|",
+        *(f"| {record['run']} | {len(tried[record['run']])} | {len(record['unmutated'])} | "
+          f"{sum(facts['tests'] for facts in record['unmutated'].values())} |" for record in records),
+        "",
+        "| bug | where | caught by | run |",
+        "|---|---|---|---|",
         *rows,
     ]
-    if skipped:
-        lines += ["", "Skipped in that run: " + ", ".join(f"`{name}`" for name in skipped) + "."]
+    for record in records:
+        skipped = sorted({bare_name(t) for facts in record["unmutated"].values() for t in facts["skipped"]})
+        if skipped:
+            lines += ["", f"Skipped in {record['run']}: " + ", ".join(f"`{n}`" for n in skipped) + "."]
     lines += [
         "",
         "## Running them",
         "```",
         "scripts/mutate list",
-        "scripts/mutate build build/mutants                                   # where nvcc is",
-        "scripts/mutate run build/mutants/mutants.tar.xz --out results/h200/mutations.json  # where a GPU is",
+        "scripts/mutate cpu build/mutants --out results/cpu/mutations.json  # anywhere",
+        "scripts/mutate build build/mutants_cuda                            # where nvcc is",
+        "scripts/mutate run build/mutants_cuda/mutants.tar.xz --out results/h200/mutations.json  # where a GPU is",
         "scripts/mutate report",
         "```",
         "A mutation whose old text is no longer found exactly once is an error that names it: rewrite it",
@@ -399,7 +448,7 @@ def report(arguments):
         "test, not another mutation.",
     ]
     Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{arguments.out}: {len(mutations)} bugs, {survived} survived")
+    print(f"{arguments.out}: {len(mutations)} bugs, {survived} survived, {not_run} not run yet")
     return 1 if survived else 0
 
 
@@ -418,19 +467,25 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the mutations, checked against the tree").set_defaults(
         action=list_mutations)
-    command = commands.add_parser("build", help="compile all mutants for sm_90a")
-    command.add_argument("out_dir", metavar="OUT_DIR", help="gets mutants.tar.xz")
-    command.add_argument("--build-dir", metavar="DIR", help="of the unmutated build. Default: OUT_DIR/build")
-    command.add_argument("--jobs", type=positive, default=2, metavar="N", help="compilers. Default: 2")
-    command.set_defaults(action=build)
+    for name, action, what in (("cpu", cpu, "compile and run the mutants that have CPU tests"),
+                               ("build", build, "compile those that have CUDA tests, for sm_90a")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("out_dir", metavar="OUT_DIR", help="gets the programs")
+        command.add_argument("--build-dir", metavar="DIR",
+                             help="of the unmutated build. Default: OUT_DIR/build")
+        command.add_argument("--jobs", type=positive, default=2, metavar="N",
+                             help="compilers. Default: 2")
+        command.set_defaults(action=action)
+        if action is cpu:
+            command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
     command = commands.add_parser("run", help="run the CUDA tests of all mutants")
     command.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")
     command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
     command.add_argument("--jobs", type=positive, default=4, metavar="N", help="programs at once. Default: 4")
     command.set_defaults(action=run)
     command = commands.add_parser("report", help="write docs/mutations.md")
-    command.add_argument("--results", default=RECORD, metavar="FILE.json",
-                         help="Default: results/h200/mutations.json")
+    command.add_argument("--results", nargs="+", default=RECORDS, metavar="FILE.json",
+                         help="records, the later the newer. Default: those in results/h200 and results/cpu")
     command.add_argument("--out", default=REPORT, metavar="FILE.md")
     command.set_defaults(action=report)
     arguments = parser.parse_args()

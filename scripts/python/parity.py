@@ -48,7 +48,8 @@ def parse_arguments():
     commands = parser.add_subparsers(dest="command", required=True)
 
     make = commands.add_parser("make-model", help="write a random-weight checkpoint")
-    make.add_argument("--shape", required=True, help="qwen3-0.6b or qwen3-4b")
+    make.add_argument("--shape", required=True,
+                      help="qwen3-0.6b, qwen3-4b, llama-3.2-1b, qwen2.5-0.5b, ernie-4.5-0.3b, gpt2")
     make.add_argument("--out", required=True, type=pathlib.Path, help="new folder")
     make.add_argument("--seed", type=int, default=7)
 

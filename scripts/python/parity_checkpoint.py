@@ -1,17 +1,17 @@
-"""Full-size Qwen3 checkpoints with random weights, and what parity runs share."""
+"""Full-size checkpoints of every family with random weights, and what parity runs share."""
 
 import json
 import os
 import pathlib
 import shutil
-import subprocess
 import tempfile
 import time
 
 import torch
 import transformers
 
-import qwen3_checkpoint
+import random_checkpoint
+from tokline import revision
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 # What a checkpoint made here says of itself; other programs ignore the file.
@@ -19,16 +19,40 @@ ORIGIN_FILE = "parity_model.json"
 # Qwen3-4B becomes two shards, Qwen3-0.6B one file.
 MAX_SHARD_SIZE = "5GB"
 
-COMMON = dict(
+QWEN3 = dict(
     vocab_size=151936, head_dim=128, num_key_value_heads=8, attention_bias=False,
     tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=40960,
-    bos_token_id=151643, eos_token_id=151645, dtype=torch.bfloat16,
+    bos_token_id=151643, eos_token_id=151645,
     rope_parameters={"rope_type": "default", "rope_theta": 1000000})
+# The published sizes: (class of the config, what it holds).
 SHAPES = {
-    "qwen3-0.6b": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
-                       num_attention_heads=16),
-    "qwen3-4b": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
-                     num_attention_heads=32),
+    "qwen3-0.6b": (transformers.Qwen3Config, QWEN3 | dict(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16)),
+    "qwen3-4b": (transformers.Qwen3Config, QWEN3 | dict(
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32)),
+    "llama-3.2-1b": (transformers.LlamaConfig, dict(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=64, attention_bias=False,
+        mlp_bias=False, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        max_position_embeddings=131072, bos_token_id=128000, eos_token_id=128001,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0,
+                         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192})),
+    "qwen2.5-0.5b": (transformers.Qwen2Config, dict(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True,
+        rms_norm_eps=1e-6, max_position_embeddings=32768, use_sliding_window=False,
+        bos_token_id=151643, eos_token_id=151643,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+    "ernie-4.5-0.3b": (transformers.Ernie4_5Config, dict(
+        vocab_size=103424, hidden_size=1024, intermediate_size=3072, num_hidden_layers=18,
+        num_attention_heads=16, num_key_value_heads=2, head_dim=128, use_bias=False,
+        tie_word_embeddings=True, rms_norm_eps=1e-5, max_position_embeddings=131072,
+        bos_token_id=1, eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0})),
+    "gpt2": (transformers.GPT2Config, dict(
+        vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024,
+        layer_norm_epsilon=1e-5, bos_token_id=50256, eos_token_id=50256)),
 }
 
 
@@ -36,19 +60,20 @@ def make(shape, seed, device, out):
     """Writes the checkpoint to the new folder `out`; returns (seconds, bytes)."""
     start = time.perf_counter()
     quiet()
-    config = transformers.Qwen3Config(**COMMON, **SHAPES[shape])
+    config_class, values = SHAPES[shape]
+    config = config_class(**values, dtype=torch.bfloat16)
     # Made on the meta device first, so that transformers' own initialisation costs nothing.
     with torch.device("meta"):
-        model = transformers.Qwen3ForCausalLM(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     model = model.to(torch.bfloat16).to_empty(device=device)
     model.tie_weights()
-    qwen3_checkpoint.fill(model, qwen3_checkpoint.DeviceDraw(seed, device))
+    random_checkpoint.fill(model, random_checkpoint.DeviceDraw(seed, device))
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = pathlib.Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         model.save_pretrained(unfinished, max_shard_size=MAX_SHARD_SIZE)
         path = unfinished / "config.json"
-        config = qwen3_checkpoint.to_hub_config(json.loads(path.read_text()))
+        config = random_checkpoint.to_hub_config(json.loads(path.read_text()))
         path.write_text(json.dumps(config, indent=2) + "\n")
         (unfinished / "generation_config.json").unlink()
         (unfinished / ORIGIN_FILE).write_text(
@@ -69,7 +94,7 @@ def quiet():
 
 def load_bf16(directory, device, attention):
     quiet()
-    model = transformers.Qwen3ForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.bfloat16, attn_implementation=attention)
     return model.to(device).eval()
 
@@ -77,44 +102,36 @@ def load_bf16(directory, device, attention):
 def describe(directory, config):
     """What a record says of the model."""
     origin = directory / ORIGIN_FILE
+    heads = config.num_attention_heads
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     return {
         "name": directory.name,
         **(json.loads(origin.read_text()) if origin.is_file() else {}),
+        "family": config.model_type,
         "hidden_size": config.hidden_size,
         "layers": config.num_hidden_layers,
-        "q_heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
+        "q_heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "intermediate_size": inner or 4 * config.hidden_size,  # as GPT-2 has it
         "vocab_size": config.vocab_size,
         "positions": config.max_position_embeddings,
     }
 
 
-def commit():
-    """(commit, whether the tree has changes) of the repository, or nulls outside a checkout."""
-    def git(*arguments):
-        return subprocess.run(["git", "-C", REPOSITORY, *arguments], check=True, text=True,
-                              capture_output=True).stdout.strip()
-    try:
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
-    except (OSError, subprocess.CalledProcessError):
-        return None, None
-
-
 def environment(device):
-    revision, dirty = commit()
+    commit, dirty = revision.of_tree(REPOSITORY)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cuda": torch.version.cuda if device == "cuda" else None,
-        "commit": revision,
+        "commit": commit,
         "dirty": dirty,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
 def random_prompt(length, vocab_size, seed):
-    draw = qwen3_checkpoint.PortableDraw(seed)
+    draw = random_checkpoint.PortableDraw(seed)
     return [int(value * vocab_size) for value in draw.uniform((length,))]

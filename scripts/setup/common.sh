@@ -21,9 +21,9 @@ on_interrupt() {
 
 # parse_arguments "$@": sets preset, cuda, jobs and install, the variables of the options and flags
 # that the script adds in own_options and own_flags (`verify-only` sets verify_only), and
-# passed_through, which is all else.
+# passed_through, which is all else; unknown is what of it does not stand after --.
 parse_arguments() {
-  preset="" cuda=auto jobs="" install=yes passed_through=()
+  preset="" cuda=auto jobs="" install=yes passed_through=() unknown=()
   local name want_help=no
   while (($#)); do
     name=${1#--} name=${name%%=*}
@@ -38,14 +38,14 @@ parse_arguments() {
       printf -v "${name//-/_}" yes
     elif [[ $1 == --* && " preset cuda jobs ${own_options[*]} " == *" $name "* ]]; then
       if [[ $1 == *=* ]]; then
-        printf -v "$name" '%s' "${1#*=}"
+        printf -v "${name//-/_}" '%s' "${1#*=}"
       else
         (($# >= 2)) || die 2 "$1 needs a value"
-        printf -v "$name" '%s' "$2"
+        printf -v "${name//-/_}" '%s' "$2"
         shift
       fi
     else
-      passed_through+=("$1")
+      passed_through+=("$1") unknown+=("$1")
     fi
     shift
   done

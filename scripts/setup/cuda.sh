@@ -9,6 +9,17 @@ gpu_present() {
     nvidia-smi -L 2>/dev/null | grep -q '^GPU'
 }
 
+# Waits until no other script of this machine measures, and keeps others waiting until this one ends.
+take_gpu() {
+  local lock=/tmp/tokline-gpu.lock
+  (umask 0; : >>"$lock") 2>/dev/null || true  # another user's file cannot be written, only locked
+  exec 8<"$lock"
+  flock --nonblock 8 || {
+    say "waiting: another run measures on this machine"
+    flock 8
+  }
+}
+
 # Prints the path of the system's nvcc; fails where there is none.
 system_nvcc() {
   local candidate

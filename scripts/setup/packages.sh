@@ -12,6 +12,8 @@ required_packages=(
   'python3-venv|has_venv'
   'libeigen3-dev|has_header Eigen/Core'
   'nlohmann-json3-dev|has_header nlohmann/json.hpp'
+  'libpcre2-dev|has_header pcre2.h'
+  'libutf8proc-dev|has_header utf8proc.h'
   'libgtest-dev|has_header gtest/gtest.h'
   'libgmock-dev|has_header gmock/gmock.h'
   'libbenchmark-dev|has_header benchmark/benchmark.h'
@@ -21,7 +23,7 @@ has_command() { command -v "$1" >/dev/null; }
 has_venv() { python3 -c 'import ensurepip, venv' 2>/dev/null; }
 has_cxx20() { echo '#include <concepts>' | ${CXX:-g++} -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; }
 has_header() {
-  echo "#include <$1>" | ${CXX:-g++} -std=c++20 -I/usr/include/eigen3 -E -x c++ - >/dev/null 2>&1
+  echo "#include <$1>" | ${CXX:-g++} -std=c++20 -DPCRE2_CODE_UNIT_WIDTH=8 -I/usr/include/eigen3 -E -x c++ - >/dev/null 2>&1
 }
 has_cmake() {
   local version
@@ -44,21 +46,47 @@ die_missing() {
   die 2 "$1; missing:" "${names[@]/#/  }" "on Debian and Ubuntu: apt-get install ${missing[*]}"
 }
 
+# Sets apt to the command that installs packages; on failure sets why_not, in words.
+find_apt() {
+  local as_root=()
+  if ! has_command apt-get; then
+    why_not="there is no apt-get here to install packages with"
+    return 1
+  fi
+  if ((EUID != 0)); then
+    if ! sudo -n true 2>/dev/null; then
+      why_not="installing packages needs root, or sudo without a password"
+      return 1
+    fi
+    as_root=(sudo -n)
+  fi
+  apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+}
+
 install_packages() {
   find_missing_packages
   ((${#missing[@]})) || return 0
   [[ $install == yes ]] || die_missing "--no-install was given"
-  has_command apt-get || die_missing "there is no apt-get here to install packages with"
-  local as_root=()
-  if ((EUID != 0)); then
-    sudo -n true 2>/dev/null || die_missing "installing packages needs root, or sudo without a password"
-    as_root=(sudo -n)
-  fi
-  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+  find_apt || die_missing "$why_not"
   say "installing ${missing[*]} and ccache"
   "${apt[@]}" update >&2 || die_missing "apt-get update failed"
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2 || die_missing "apt-get failed"
   "${apt[@]}" install -y --no-install-recommends ccache >/dev/null 2>&1 || true  # only speeds up
   find_missing_packages
   ((${#missing[@]} == 0)) || die_missing "the packages that apt-get installed do not suffice"
+}
+
+# The test of the report looks at it in a browser, and is skipped where there is none. Debian has one
+# as a package; Ubuntu's is a snap, which containers cannot run, but its CI images bring Chrome.
+install_browser() {
+  local name
+  for name in chromium chromium-browser google-chrome; do
+    ! has_command "$name" || return 0
+  done
+  if [[ $install == yes ]] && grep -qx 'ID=debian' /etc/os-release 2>/dev/null && find_apt; then
+    say "installing chromium, in which a test looks at the report"
+    { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends chromium; } \
+      >/dev/null 2>&1 && return
+  fi
+  say "no Chromium here: nothing looks at the report as drawn"
 }

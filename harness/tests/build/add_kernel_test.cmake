@@ -7,7 +7,8 @@ cmake_minimum_required(VERSION 3.25)
 set(files
   kernels/toy/toy.h kernels/toy/toy_policy.cc kernels/toy/toy.cu kernels/toy/README.md
   reference/toy.h reference/toy.cc
-  harness/tests/kernels/toy_test.cc harness/tests/kernels/toy_cuda_test.cc benches/bench_toy.cc)
+  harness/tests/kernels/toy_test.cc harness/tests/kernels/toy_cuda_test.cc benches/bench_toy.cc
+  benches/shapes/toy.json benches/shapes/cpu/toy.json)
 
 function(write_tree line)
   file(REMOVE_RECURSE "${WORK_DIR}")

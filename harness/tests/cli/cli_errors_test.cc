@@ -10,6 +10,7 @@
 namespace tokline {
 namespace {
 
+using testing::Args;
 using testing::FailsWith;
 using testing::FilesIn;
 using testing::ReadFile;
@@ -18,10 +19,9 @@ using testing::SmallConfig;
 using testing::SmallTensors;
 using testing::TempFolder;
 using testing::TestTensor;
+using testing::With;
 using testing::WriteFile;
 using testing::WriteModel;
-
-using Args = std::vector<std::string>;
 
 struct BadUsage {
   std::string name;
@@ -32,21 +32,17 @@ struct BadUsage {
 void PrintTo(const BadUsage& bad, std::ostream* out) { *out << bad.name; }
 
 Args Generate(const Args& more) {
-  Args args = {"generate", "--prompt-ids", "1,2,3", "--device", "cpu"};
-  args.insert(args.end(), more.begin(), more.end());
-  return args;
+  return With({"generate", "--prompt-ids", "1,2,3", "--device", "cpu"}, more);
 }
 
-Args Bench(const Args& more) {
-  Args args = {"bench", "--device", "cpu"};
-  args.insert(args.end(), more.begin(), more.end());
-  return args;
-}
+Args Bench(const Args& more) { return With({"bench", "--device", "cpu"}, more); }
 
 std::vector<BadUsage> BadUsages() {
   return {
-      {"NoCommand", {}, {"no command", "generate, bench, inspect"}},
-      {"UnknownCommand", {"serve"}, {"unknown command \"serve\"", "generate, bench, inspect"}},
+      {"NoCommand", {}, {"no command", "generate, chat, bench, ablate, inspect"}},
+      {"UnknownCommand",
+       {"serve"},
+       {"unknown command \"serve\"", "generate, chat, bench, ablate, inspect"}},
       {"CommandWithNewline", {"a\nb"}, {"a\\x0ab"}},
       {"UnknownFlag", Generate({"--beam", "4"}), {"unknown flag \"--beam\"", "--prompt-ids"}},
       {"UnknownFlagOfBench", Bench({"--prompt-ids", "1"}), {"unknown flag", "tokline bench takes"}},
@@ -54,7 +50,9 @@ std::vector<BadUsage> BadUsages() {
       {"FlagTwice", Generate({"--seed", "1", "--seed", "2"}), {"--seed is given twice"}},
       {"ValueMissing", Generate({"--seed"}), {"--seed needs a value: --seed N"}},
       {"SwitchWithValue", Generate({"--no-graphs=1"}), {"--no-graphs takes no value"}},
-      {"PromptMissing", {"generate"}, {"--prompt-ids is missing"}},
+      {"PromptMissing",
+       {"generate", "--model", std::string(TOKLINE_SOURCE_DIR) + "/harness/tests/golden/gpt2_tiny"},
+       {"no prompt", "--prompt, --prompt-file and --prompt-ids"}},
       {"PromptEmpty", {"generate", "--prompt-ids", ""}, {"--prompt-ids has \"\""}},
       {"PromptNotNumbers", {"generate", "--prompt-ids", "1,x"}, {"\"x\" in \"1,x\""}},
       {"PromptTrailingComma", {"generate", "--prompt-ids", "1,"}, {"--prompt-ids has \"\""}},
@@ -62,9 +60,9 @@ std::vector<BadUsage> BadUsages() {
       {"PromptAboveInt32", {"generate", "--prompt-ids", "4294967297"}, {"to 2147483647"}},
       {"PromptAboveInt64", {"generate", "--prompt-ids", "99999999999999999999"}, {"integers"}},
       {"IdOutsideVocabulary",
-       {"generate", "--prompt-ids", "1,384"},
-       {"--prompt-ids has 384", "ids 0 to 383"}},
-      {"ForcedIdOutsideVocabulary", Generate({"--force-ids", "400"}), {"--force-ids has 400"}},
+       {"generate", "--prompt-ids", "1,1542"},
+       {"--prompt-ids has 1542", "ids 0 to 1541"}},
+      {"ForcedIdOutsideVocabulary", Generate({"--force-ids", "2000"}), {"--force-ids has 2000"}},
       {"MoreForcedThanNew",
        Generate({"--max-new-tokens", "2", "--force-ids", "1,2,3"}),
        {"--force-ids has 3 ids", "--max-new-tokens allows 2"}},
@@ -75,19 +73,128 @@ std::vector<BadUsage> BadUsages() {
       {"BeyondPool",
        Generate({"--page-size", "16", "--kv-pages", "1", "--max-new-tokens", "14"}),
        {"--kv-pages is 1", "17 tokens", "need 2 pages of 16"}},
+      {"TwoSizesOfTheCache",
+       Generate({"--kv-pages", "4", "--kv-bytes", "1G"}),
+       {"--kv-pages, --kv-bytes and --kv-fraction", "more than one"}},
+      {"KvBytesNoNumber", Generate({"--kv-bytes", "4Q"}), {"--kv-bytes is \"4Q\"", "K, M or G"}},
+      {"KvBytesNegative", Generate({"--kv-bytes", "-4K"}), {"--kv-bytes is \"-4K\""}},
+      {"KvBytesBeyondInt64",
+       Generate({"--kv-bytes", "9223372036854775807K"}),
+       {"--kv-bytes is \"9223372036854775807K\""}},
+      {"KvBytesBelowAPage",
+       Generate({"--kv-bytes", "10K"}),
+       {"--kv-bytes is 10240", "256 tokens, takes"}},
+      {"KvBytesTooFew",
+       Generate({"--page-size", "16", "--kv-bytes", "60K", "--max-new-tokens", "20"}),
+       {"--kv-bytes is 61440, 1 pages", "need 2 pages of 16"}},
+      {"KvFractionZero", Generate({"--kv-fraction", "0"}), {"--kv-fraction is 0", "at most 1"}},
+      {"KvFractionAboveOne", Generate({"--kv-fraction", "1.5"}), {"--kv-fraction is 1.5"}},
+      {"KvFractionBelowAPage",
+       Bench({"--batch", "1", "--kv-fraction", "1e-9"}),
+       {"--kv-fraction is 1e-09 of", "free bytes", "takes"}},
+      {"KvFractionOfNoRun",
+       {"inspect", "--device", "cpu", "--kv-fraction", "0.5"},
+       {"--kv-fraction", "inspect runs nothing", "--kv-bytes"}},
+      {"PlanOfARunThatCannotRun",
+       {"inspect", "--device", "cpu", "--batch", "100", "--kv-bytes", "1M"},
+       {"--kv-bytes is 1048576", "100 sequences of 4096 tokens", "need 1600 pages"}},
+      {"PlanOfTooFewPages",
+       {"inspect", "--device", "cpu", "--context", "300", "--kv-pages", "1"},
+       {"--kv-pages is 1", "need 2 pages"}},
+      {"PlanBeyondPositions",
+       {"inspect", "--device", "cpu", "--context", "5000", "--kv-pages", "1"},
+       {"max_context is 5000", "4096"}},
+      {"TwoOutputsOfOneName",
+       Generate({"--json", "x", "--logits",
+                 "../" + std::filesystem::current_path().filename().string() + "/x"}),
+       {"--json and --logits both name x"}},
+      {"RecordAndJsonOfOneName",
+       Bench({"--record", "./x", "--json", "x"}),
+       {"--json and --record both name x"}},
+      {"RecordAndJsonOfOneNameForAblate",
+       {"ablate", "--record", "x", "--json", "x"},
+       {"--json and --record both name x"}},
+      {"WorkloadTemperature",
+       Bench({"--workload", "synthetic:temperature=1e300"}),
+       {"temperature is 1e300", "to 1000000"}},
+      {"HostDelayOfAWorkload",
+       Bench({"--workload", "nano-vllm", "--inject-host-delay", "5"}),
+       {"--inject-host-delay", "--workload"}},
+      {"WorkloadPartUnknown",
+       Bench({"--workload", "synthetic:speed=3"}),
+       {"unknown part \"speed\"", "temperature"}},
+      {"WorkloadIdsOutsideVocabulary",
+       Bench({"--workload", "synthetic:requests=2,prompt=20,new=2,ids=9000"}),
+       {"request 1 of synthetic:requests=2", "the vocabulary has ids 0 to 1541", "ids=1542"}},
+      {"WorkloadBeyondPositions",
+       Bench({"--workload", "synthetic:requests=2,prompt=5000,new=2,ids=300"}),
+       {"contexts of 5002 tokens", "4096"}},
+      {"WorkloadBeyondPool",
+       Bench({"--workload", "synthetic:requests=3,prompt=40,new=2,ids=300", "--page-size", "16",
+              "--kv-pages", "2"}),
+       {"request 1:", "needs 3 pages", "2 of 2"}},
       {"PageSize", Generate({"--page-size", "24"}), {"page_size is 24", "power of two from 16"}},
       {"PageSizeSmall", Generate({"--page-size", "8"}), {"--page-size is \"8\""}},
       {"UnknownDevice", {"inspect", "--device", "tpu"}, {"--device is \"tpu\"", "auto, cpu, cuda"}},
       {"UnknownDType", Generate({"--dtype", "f8"}), {"--dtype is \"f8\"", "f32, bf16, f16"}},
       {"UnknownAblation", Generate({"--ablate", "magic"}), {"'magic'", "chunk_decode"}},
-      {"TemperatureNegative", Generate({"--temperature", "-1"}), {"temperature is -1", ">= 0"}},
+      {"TemperatureNegative",
+       Generate({"--temperature", "-1"}),
+       {"--temperature is \"-1\"", "to 1000000"}},
+      {"TemperatureBeyondFloat",
+       Generate({"--temperature", "1e300"}),
+       {"--temperature is \"1e300\""}},
       {"TemperatureNan", Generate({"--temperature", "nan"}), {"--temperature is \"nan\""}},
-      {"TopP", Generate({"--top-p", "1.5"}), {"top_p is 1.5", "at most 1"}},
+      {"TopP", Generate({"--top-p", "1.5"}), {"--top-p is \"1.5\"", "at most 1"}},
+      {"TopPBelowFloat", Generate({"--top-p", "1e-300"}), {"--top-p is \"1e-300\"", "more than 0"}},
       {"TopK", Generate({"--top-k", "-2"}), {"--top-k is \"-2\""}},
       {"SeedNegative", Generate({"--seed", "-1"}), {"--seed is \"-1\""}},
       {"ModelEmpty", Generate({"--model", ""}), {"--model is empty"}},
       {"JsonEmpty", Generate({"--json="}), {"--json is empty"}},
       {"BatchZero", Bench({"--batch", "8,0"}), {"--batch has \"0\"", "from 1 to 4096"}},
+      {"UnknownAblationOnly",
+       {"ablate", "--device", "cpu", "--only", "magic"},
+       {"'magic'", "fused_mlp"}},
+      {"OnlyWhatBothLack",
+       {"ablate", "--device", "cpu", "--only", "pdl", "--ablate", "pdl"},
+       {"--only has pdl", "--ablate"}},
+      {"NoRounds", {"ablate", "--rounds", "0"}, {"--rounds is \"0\"", "from 1"}},
+      {"AblateBeyondPositions",
+       {"ablate", "--device", "cpu", "--prompt-tokens", "4090"},
+       {"4090 prompt tokens", "the model has 4096"}},
+      {"AblationThatSwapsNothing",
+       {"ablate", "--device", "cpu", "--only", "fused_mlp", "--model",
+        std::string(TOKLINE_SOURCE_DIR) + "/harness/tests/golden/gpt2_tiny"},
+       {"--only has fused_mlp", "swaps nothing in a model of the gpt2 family"}},
+      {"AblationsThatSwapNothingOnTheCpu",
+       {"ablate", "--device", "cpu", "--only", "fused_mlp,pdl"},
+       {"--only has pdl", "swaps nothing on the CPU"}},
+      {"AblationsAllTaken",
+       {"ablate", "--device", "cpu", "--ablate",
+        "rmsnorm_qkv,kv_append,chunk_decode,paged_prefill,fused_mlp"},
+       {"nothing is left to run"}},
+      {"OnlyEmpty", {"ablate", "--device", "cpu", "--only", ""}, {"--only is empty"}},
+      {"AblateEmpty", Generate({"--ablate", ""}), {"--ablate is empty"}},
+      {"ProfileNeither", Bench({"--profile", "yes"}), {"--profile is \"yes\"", "off, on"}},
+      {"UnknownOpToDelay",
+       Bench({"--inject-op-delay", "gate:5"}),
+       {"unknown op 'gate'", "gate_up", "lm_head"}},
+      {"OpDelayWithoutTime", Bench({"--inject-op-delay", "down"}), {"\"down\"", "down:20"}},
+      {"OpDelayNegative", Bench({"--inject-op-delay", "down:-1"}), {"\"-1\"", "more than 0"}},
+      {"DelayOfAnAbsentOp",
+       Bench({"--inject-op-delay", "silu_mul:5"}),
+       {"the op to delay is silu_mul", "gate_up, down"}},
+      {"HostDelayZero", Bench({"--inject-host-delay", "0"}), {"\"0\"", "more than 0"}},
+      {"HostDelayTooLong",
+       Bench({"--inject-host-delay", "2e6"}),
+       {"\"2e6\"", "at most 1000000 micro"}},
+      {"PeaksOfTheCpu", Bench({"--peaks", "runs.jsonl"}), {"--peaks", "the CPU has no peaks"}},
+      {"PeaksOfTheCpuForAblate",
+       {"ablate", "--device", "cpu", "--peaks", "runs.jsonl"},
+       {"--peaks", "the CPU has no peaks"}},
+      {"KvFractionForAblate",
+       {"ablate", "--device", "cpu", "--kv-fraction", "0.5"},
+       {"--kv-fraction is 0.5", "several decoders"}},
       {"OneNewToken", Bench({"--new-tokens", "1"}), {"--new-tokens is \"1\"", "from 2"}},
       {"BenchBeyondPositions",
        Bench({"--prompt-tokens", "4000", "--new-tokens", "97"}),
@@ -111,7 +218,8 @@ TEST(CliErrorsTest, BadModelExitsOneForEveryCommand) {
   TempFolder dir;
   for (const Args& args :
        {Args{"generate", "--prompt-ids", "1", "--model", dir / "gone"},
-        Args{"bench", "--model", dir / "gone"}, Args{"inspect", "--model", dir / "gone"}}) {
+        Args{"bench", "--model", dir / "gone"}, Args{"ablate", "--model", dir / "gone"},
+        Args{"inspect", "--model", dir / "gone"}}) {
     EXPECT_TRUE(FailsWith(RunTokline(args), 1, {(dir / "gone").string(), "not a folder"}));
   }
 }
@@ -158,11 +266,11 @@ TEST(CliErrorsTest, CheckpointThatIsNotTheConfigsExitsOne) {
       WriteFile(dir / "config.json", config.dump());
     });
   };
-  EXPECT_TRUE(FailsWith(with_config("architectures", {"LlamaForCausalLM"}), 1,
-                        {"LlamaForCausalLM", "supported: Qwen3ForCausalLM"}));
+  EXPECT_TRUE(FailsWith(with_config("architectures", {"MixtralForCausalLM"}), 1,
+                        {"MixtralForCausalLM", "supported: Qwen3ForCausalLM"}));
   EXPECT_TRUE(FailsWith(with_config("torch_dtype", "int8"), 1,
                         {"\"int8\"", "supported: float32, bfloat16, float16"}));
-  EXPECT_TRUE(FailsWith(with_config("num_hidden_layers", 3), 1, {"model.layers.2.", "is missing"}));
+  EXPECT_TRUE(FailsWith(with_config("num_hidden_layers", 3), 1, {"model.layers.2.", "missing"}));
   EXPECT_TRUE(FailsWith(with_config("intermediate_size", 16), 1,
                         {"gate_proj.weight", "[12, 8]", "[16, 8]"}));
 }
@@ -198,6 +306,51 @@ TEST(CliErrorsTest, UnwritableOutputIsFoundBeforeTheWork) {
   EXPECT_TRUE(FilesIn(dir.Path()).empty());
 }
 
+TEST(CliErrorsTest, OneLinkToTwoOutputsIsFoundToo) {
+  TempFolder dir;
+  std::filesystem::create_symlink(dir / "x", dir / "link");
+  WriteFile(dir / "x", "old");
+  EXPECT_TRUE(FailsWith(RunTokline(Generate({"--json", dir / "x", "--logits", dir / "link"})), 2,
+                        {"--json and --logits both name"}));
+  EXPECT_EQ(ReadFile(dir / "x"), "old");
+  EXPECT_EQ(RunTokline(Generate({"--json", "/dev/null", "--logits", "/dev/null"})).exit_code, 0);
+}
+
+TEST(CliErrorsTest, AWorkloadThatIsAFolderIsNamedWithTheReason) {
+  TempFolder dir;
+  EXPECT_TRUE(FailsWith(RunTokline(Bench({"--workload", dir.Path().string()})), 1,
+                        {"cannot read the workload", "Is a directory"}));
+}
+
+TEST(CliErrorsTest, AWorkloadsFiguresAreWholeNumbers) {
+  TempFolder dir;
+  const auto run = [&](const std::string& line) {
+    WriteFile(dir / "w.jsonl", line + "\n");
+    return RunTokline(Bench({"--workload", dir / "w.jsonl"}));
+  };
+  EXPECT_TRUE(FailsWith(run(R"({"prompt_tokens": 99999999, "new_tokens": 2})"), 2,
+                        {"w.jsonl:1: prompt_tokens is 99999999; it must be 1 to 16777216"}));
+  EXPECT_TRUE(FailsWith(run(R"({"prompt_tokens": 4, "new_tokens": 2, "seed": -1})"), 2,
+                        {"seed is -1; it must be 0 to 18446744073709551615"}));
+  EXPECT_TRUE(FailsWith(run(R"({"prompt_tokens": 4, "new_tokens": 2, "temperature": 1e7})"), 2,
+                        {"temperature is 10000000.0; it must be 0 to 1000000"}));
+}
+
+TEST(CliErrorsTest, AFlagThatBenchWouldIgnoreIsRefusedByName) {
+  for (const Args& flag :
+       {Args{"--batch", "1"}, Args{"--prompt-tokens", "8"}, Args{"--new-tokens", "8"},
+        Args{"--seed", "0"}, Args{"--inject-host-delay", "5"}, Args{"--profile", "on"}}) {
+    Args args = flag;
+    args.insert(args.end(), {"--workload", "nano-vllm"});
+    EXPECT_TRUE(FailsWith(RunTokline(Bench(args)), 2, {flag[0], " is not for a --workload"}));
+  }
+  for (const Args& flag : {Args{"--max-batch", "1"}, Args{"--token-budget", "8"}, Args{"--reuse"},
+                           Args{"--sharing", "auto"}}) {
+    EXPECT_TRUE(FailsWith(RunTokline(Bench(flag)), 2,
+                          {flag[0] + " is of a --workload, and none is given"}));
+  }
+}
+
 TEST(CliErrorsTest, FullDeviceIsAFailure) {
   EXPECT_TRUE(FailsWith(RunTokline({"inspect", "--device", "cpu", "--json", "/dev/full"}), 1,
                         {"cannot write /dev/full", "No space left"}));
@@ -212,7 +365,7 @@ TEST(CliErrorsTest, FailureLeavesOutputsAsTheyWere) {
   TempFolder dir;
   WriteFile(dir / "old.json", "old");
   WriteFile(dir / "old.jsonl", "");
-  EXPECT_EQ(RunTokline({"generate", "--prompt-ids", "999", "--json", dir / "old.json", "--logits",
+  EXPECT_EQ(RunTokline({"generate", "--prompt-ids", "9999", "--json", dir / "old.json", "--logits",
                         dir / "new.f32"})
                 .exit_code,
             2);

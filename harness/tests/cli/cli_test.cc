@@ -1,4 +1,4 @@
-// The tokline program doing its work on the embedded model, on the CPU.
+// The tokline program doing its work on tiny models, on the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,21 +7,24 @@
 
 #include "harness/decoder/ablation.h"
 #include "harness/record/record_file.h"
+#include "harness/tests/busy_machine.h"
 #include "harness/tests/cli/program_run.h"
+#include "harness/text/tokenizer.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
 
+using testing::Args;
 using testing::FilesIn;
 using testing::Program;
 using testing::ProgramResult;
 using testing::ReadFile;
 using testing::RunTokline;
 using testing::TempFolder;
+using testing::With;
 using testing::WriteFile;
 
-using Args = std::vector<std::string>;
 using Ids = std::vector<int32_t>;
 
 constexpr int64_t kVocab = 384;
@@ -46,12 +49,14 @@ Ids GoldenTokens(size_t count) {
   return tokens;
 }
 
+std::string GoldenModel() { return TOKLINE_SOURCE_DIR "/harness/tests/golden/qwen3_tiny"; }
+
 // Generates on the CPU and reads back what --json says.
-nlohmann::json Generate(const Args& more, ProgramResult* output = nullptr) {
+nlohmann::json Generate(const Args& more, ProgramResult* output = nullptr,
+                        const std::string& model = GoldenModel()) {
   TempFolder dir;
-  Args args = {"generate", "--device", "cpu", "--json", dir / "out.json"};
-  args.insert(args.end(), more.begin(), more.end());
-  const ProgramResult result = RunTokline(args);
+  const ProgramResult result = RunTokline(
+      With({"generate", "--device", "cpu", "--model", model, "--json", dir / "out.json"}, more));
   if (output != nullptr) *output = result;
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.err, "");
@@ -69,7 +74,7 @@ std::vector<float> ReadLogits(const std::filesystem::path& path) {
 TEST(CliTest, HelpAndVersionSayWhatThereIs) {
   const ProgramResult help = RunTokline({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* command : {"generate", "bench", "inspect"}) {
+  for (const char* command : {"generate", "chat", "bench", "ablate", "inspect"}) {
     EXPECT_NE(help.out.find(command), std::string::npos);
     const ProgramResult own = RunTokline({command, "--help"});
     EXPECT_EQ(own.exit_code, 0);
@@ -84,14 +89,46 @@ TEST(CliTest, HelpAndVersionSayWhatThereIs) {
   EXPECT_EQ(version.err, "");
 }
 
-TEST(CliTest, GenerateGivesTheGoldenTokensOfTheEmbeddedModel) {
+TEST(CliTest, InspectShowsWhatAModelIsMadeOf) {
+  const std::string golden = std::string(TOKLINE_SOURCE_DIR) + "/harness/tests/golden/";
+  TempFolder dir;
+  const std::string file = (dir / "inspect.json").string();
+  const auto inspect = [&](const std::string& name, const std::vector<std::string>& lines) {
+    const ProgramResult result =
+        RunTokline({"inspect", "--device", "cpu", "--model", golden + name, "--json", file});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    for (const std::string& line : lines) {
+      EXPECT_NE(result.out.find("\n" + line + "\n"), std::string::npos) << name << ": " << line;
+    }
+    return nlohmann::json::parse(ReadFile(file)).at("spec");
+  };
+  const auto label = [](std::string key, const std::string& value) {
+    key.resize(24, ' ');
+    return key + value;
+  };
+  const nlohmann::json llama = inspect(
+      "llama3_scaled",
+      {label("norm", "rmsnorm"), label("rope_pairing", "half"), label("mlp", "gated_silu")});
+  EXPECT_EQ(llama["rope_scaling"]["type"], "llama3");
+  EXPECT_EQ(llama["rope_scaling"]["factor"], 8.0);
+  EXPECT_EQ(llama["rope_scaling"]["original_positions"], 32);
+  const nlohmann::json ernie =
+      inspect("ernie4_5_group7", {label("rope_pairing", "interleaved"), label("mlp_bias", "true")});
+  EXPECT_TRUE(ernie["rope_scaling"].is_null());
+  const nlohmann::json gpt2 =
+      inspect("gpt2_bare", {label("norm", "layernorm"), label("position", "learned"),
+                            label("mlp", "gelu_tanh"), label("dtype", "f32")});
+  EXPECT_FALSE(gpt2.contains("rope_theta"));
+}
+
+TEST(CliTest, GenerateGivesTheGoldenTokens) {
   ProgramResult output;
   const nlohmann::json report =
       Generate({"--prompt-ids", Joined(GoldenPrompt()), "--max-new-tokens", "24"}, &output);
   const Ids golden = GoldenTokens(24);
   EXPECT_EQ(report["tokens"].get<Ids>(), golden);
   EXPECT_EQ(report["prompt"].get<Ids>(), GoldenPrompt());
-  EXPECT_EQ(report["model"], "qwen3-tiny");
+  EXPECT_EQ(report["model"], "qwen3_tiny");
   EXPECT_EQ(report["device"], "cpu");
   EXPECT_EQ(report["dtype"], "f32");
   EXPECT_EQ(report["seed"], 0);
@@ -99,6 +136,21 @@ TEST(CliTest, GenerateGivesTheGoldenTokensOfTheEmbeddedModel) {
   std::string printed = Joined(golden) + "\n";
   std::ranges::replace(printed, ',', ' ');
   EXPECT_EQ(output.out, printed);
+}
+
+TEST(CliTest, GenerateAsksTheEmbeddedModelWhereNoneIsNamed) {
+  const Tokenizer tokenizer = Tokenizer::Load(TOKLINE_SOURCE_DIR "/models/qwen3-lookup");
+  TempFolder dir;
+  const ProgramResult result = RunTokline(
+      {"generate", "--device", "cpu", "--max-new-tokens", "20", "--json", dir / "out.json",
+       "--prompt-ids",
+       Joined(tokenizer.Encode("The code of amber is 4821. The code of river is 0377. What is "
+                               "the code of amber?"))});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
+  EXPECT_EQ(report["model"], "qwen3-lookup");
+  EXPECT_EQ(report["stopped"], true);
+  EXPECT_EQ(tokenizer.Decode(report["tokens"].get<Ids>()), " The code of amber is 4821.<|im_end|>");
 }
 
 TEST(CliTest, AblationsDoNotChangeTheTokens) {
@@ -157,21 +209,18 @@ TEST(CliTest, SeedDecidesTheDraws) {
 
 TEST(CliTest, EndOfSequenceEndsTheTextUnlessIgnored) {
   TempFolder dir;
-  const std::filesystem::path source =
-      std::filesystem::path(TOKLINE_SOURCE_DIR) / "models/qwen3-tiny";
+  const std::filesystem::path source = GoldenModel();
   nlohmann::json config = nlohmann::json::parse(ReadFile(source / "config.json"));
   config["eos_token_id"] = {383, GoldenTokens(4)[3]};
   WriteFile(dir / "config.json", config.dump());
   std::filesystem::create_symlink(source / "model.safetensors", dir / "model.safetensors");
-  const Args args = {"--model",          dir.Path().string(),
-                     "--prompt-ids",     Joined(GoldenPrompt()),
-                     "--max-new-tokens", "8"};
-  const nlohmann::json stopped = Generate(args);
+  const Args args = {"--prompt-ids", Joined(GoldenPrompt()), "--max-new-tokens", "8"};
+  const nlohmann::json stopped = Generate(args, nullptr, dir.Path().string());
   EXPECT_EQ(stopped["tokens"].get<Ids>(), GoldenTokens(4));
   EXPECT_EQ(stopped["stopped"], true);
   Args ignoring = args;
   ignoring.push_back("--ignore-eos");
-  EXPECT_EQ(Generate(ignoring)["tokens"].get<Ids>(), GoldenTokens(8));
+  EXPECT_EQ(Generate(ignoring, nullptr, dir.Path().string())["tokens"].get<Ids>(), GoldenTokens(8));
 }
 
 TEST(CliTest, OutputReplacesAFileAndKeepsALink) {
@@ -180,7 +229,7 @@ TEST(CliTest, OutputReplacesAFileAndKeepsALink) {
   std::filesystem::create_symlink(dir / "real.json", dir / "link.json");
   EXPECT_EQ(RunTokline({"inspect", "--device", "cpu", "--json", dir / "link.json"}).exit_code, 0);
   EXPECT_TRUE(std::filesystem::is_symlink(dir / "link.json"));
-  EXPECT_EQ(nlohmann::json::parse(ReadFile(dir / "real.json"))["model"], "qwen3-tiny");
+  EXPECT_EQ(nlohmann::json::parse(ReadFile(dir / "real.json"))["model"], "qwen3-lookup");
   EXPECT_EQ(FilesIn(dir.Path()), (Args{"link.json", "real.json"}));
 }
 
@@ -203,21 +252,21 @@ TEST(CliTest, InspectCountsTensorsAndMemory) {
                   "300", "--page-size", "64", "--json", dir / "out.json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
-  EXPECT_EQ(report["tensors"].size(), 35u);  // embedding, final norm, 3 layers of 11
+  EXPECT_EQ(report["tensors"].size(), 24u);  // embedding, final norm, 2 layers of 11
   int64_t bytes = 0;
   for (const auto& tensor : report["tensors"]) bytes += tensor["bytes"].get<int64_t>();
   EXPECT_EQ(report["weight_bytes"], bytes);
   EXPECT_EQ(report["parameters"], bytes / 2);
-  EXPECT_EQ(report["kv_bytes_per_token"], 2 * 3 * 2 * 64 * 2);
+  EXPECT_EQ(report["kv_bytes_per_token"], 2 * 2 * 2 * 64 * 2);
   // 300 tokens are 5 pages of 64.
   const auto& memory = report["run"]["memory_bytes"];
-  EXPECT_EQ(memory["kv_cache"], 3 * 5 * 64 * 2 * 3 * 2 * 64 * 2);
+  EXPECT_EQ(memory["kv_cache"], 3 * 5 * 64 * 2 * 2 * 2 * 64 * 2);
   EXPECT_GE(memory["weights"].get<int64_t>(), bytes);
   EXPECT_EQ(memory["total"].get<int64_t>(),
             memory["weights"].get<int64_t>() + memory["kv_cache"].get<int64_t>() +
                 memory["activations"].get<int64_t>() + memory["workspaces"].get<int64_t>() +
                 memory["tables"].get<int64_t>());
-  EXPECT_NE(result.out.find("model.layers.2.mlp.down_proj.weight"), std::string::npos);
+  EXPECT_NE(result.out.find("model.layers.1.mlp.down_proj.weight"), std::string::npos);
 }
 
 TEST(CliTest, InspectSaysWhatItCannotKnowWithoutADevice) {
@@ -270,6 +319,69 @@ TEST(CliTest, BenchMeasuresEveryBatchAndRecordsIt) {
   }
 }
 
+// The records of a small bench on the CPU.
+std::vector<Json> BenchRecords(const Args& more, ProgramResult* output = nullptr) {
+  TempFolder dir;
+  const ProgramResult result =
+      RunTokline(With({"bench", "--device", "cpu", "--batch", "2", "--prompt-tokens", "8",
+                       "--new-tokens", "6", "--repeats", "2", "--record", dir / "record.jsonl"},
+                      more));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  if (output != nullptr) *output = result;
+  return ReadRecords(dir / "record.jsonl");
+}
+
+TEST(CliTest, RecordedBenchSaysWhereAStepsTimeGoes) {
+  ProgramResult output;
+  const std::vector<Json> records = BenchRecords({}, &output);
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_TRUE(records[0]["injected"].is_null());
+  EXPECT_TRUE(records[1]["disturbed"].is_null());
+  EXPECT_GT(records[1]["memory_bytes"].get<int64_t>(), 1000000);
+  const Json& profile = records[1]["profile"];
+  EXPECT_EQ(profile["method"], "clock");
+  EXPECT_EQ(profile["steps"], 5);
+  double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>();
+  for (const Json& op : profile["ops"]) sum += op["us"].get<double>();
+  EXPECT_NEAR(sum, profile["step_us"].get<double>(), 1e-6);
+  EXPECT_EQ(profile["ops"].size(), 8u);
+  EXPECT_EQ(output.out.find("host gap"), std::string::npos);  // printed only where asked for
+}
+
+TEST(CliTest, ProfileIsPrintedWhereAskedForAndLeftOutWhereNot) {
+  ProgramResult output;
+  EXPECT_TRUE(BenchRecords({"--profile", "off"})[1]["profile"].is_null());
+  EXPECT_FALSE(BenchRecords({"--profile", "on"}, &output)[1]["profile"].is_null());
+  for (const char* part : {"batch 2: a decode step of", "lm_head", "host gap"}) {
+    EXPECT_NE(output.out.find(part), std::string::npos) << part;
+  }
+}
+
+TEST(CliTest, InjectedDelaysAreRecordedAndFoundWhereTheyWereInjected) {
+  EXPECT_TRUE(testing::InOneOfTenRuns([] {
+    ProgramResult output;
+    const std::vector<Json> records =
+        BenchRecords({"--inject-op-delay", "gate_up:3000", "--inject-host-delay=20000"}, &output);
+    EXPECT_EQ(records[0]["injected"],
+              Json::parse(R"({"op":"gate_up","op_delay_us":3000.0,"host_delay_us":20000.0})"));
+    EXPECT_NE(output.out.find("injected: "), std::string::npos);
+    const Json& row = records[1];
+    EXPECT_EQ(row["status"], "ok") << row;             // a delay changes no result
+    EXPECT_GE(row["ms_per_token"].get<double>(), 26);  // two layers
+    EXPECT_GE(row["profile"]["host_gap_us"].get<double>(), 20000);
+    double longest_other = 0;
+    for (const Json& op : row["profile"]["ops"]) {
+      const double us = op["us"].get<double>();
+      if (op["op"] == "gate_up") {
+        EXPECT_GE(us, 6000);
+      } else {
+        longest_other = std::max(longest_other, us);
+      }
+    }
+    return longest_other < 3000;
+  })) << "the delay is found in other ops too";
+}
+
 TEST(CliTest, InterruptedBenchEndsCleanlyAndSaysSo) {
   TempFolder dir;
   Program bench({"bench", "--device", "cpu", "--batch", "4,8", "--prompt-tokens", "8",
@@ -287,6 +399,68 @@ TEST(CliTest, InterruptedBenchEndsCleanlyAndSaysSo) {
   ASSERT_EQ(records.size(), 3u);
   EXPECT_EQ(records[1]["interrupted"], true);
   EXPECT_EQ(records[1]["status"], "refused");
+  EXPECT_EQ(records[2]["interrupted"], true);
+}
+
+TEST(CliTest, AblateMeasuresEveryOpAloneAndInTheDecoder) {
+  TempFolder dir;
+  const ProgramResult result = RunTokline(
+      {"ablate", "--device", "cpu", "--batch", "2", "--prompt-tokens", "8", "--new-tokens", "4",
+       "--rounds", "3", "--json", dir / "out.json", "--record", dir / "record.jsonl"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
+  const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
+  std::vector<AblationEntry> entries(AllAblations().begin(), AllAblations().end());
+  std::erase_if(entries, [](const AblationEntry& entry) { return !SwapsOnCpu(entry.ablation); });
+  const size_t count = entries.size();
+  ASSERT_EQ(records.size(), count + 2);
+  ASSERT_EQ(report["ablations"].size(), count);
+  EXPECT_EQ(records.front()["program"], "tokline ablate");
+  EXPECT_EQ(records.back()["rows"], count);
+  EXPECT_EQ(records.back()["refused"], 0);
+  for (size_t i = 0; i < count; ++i) {
+    const AblationEntry& entry = entries[i];
+    const Json& row = records[1 + i];
+    EXPECT_EQ(row["kind"], "ablation");
+    EXPECT_EQ(row["name"], entry.name);
+    EXPECT_EQ(row["instead"], entry.instead);
+    EXPECT_EQ(row["batch"], 2);
+    EXPECT_EQ(row["status"], "ok") << row;
+    EXPECT_EQ(row["end_to_end"]["with_ms"].size(), 3u);
+    EXPECT_EQ(row["end_to_end"]["without_ms"].size(), 3u);
+    EXPECT_EQ(row["isolated"].is_null(), entry.ops.Empty()) << entry.name;
+    EXPECT_TRUE(entry.ops.Empty() || row["isolated"]["with_us"].size() == 3u) << row;
+    EXPECT_NE(result.out.find("\n " + std::string(entry.name) + " "), std::string::npos);
+    EXPECT_EQ(report["ablations"][i]["verdict"], "too few rounds to say");
+    EXPECT_TRUE(report["ablations"][i]["speed_up"]["decode"]["ci95"].is_null());
+    EXPECT_EQ(report["ablations"][i]["prefill"]["with_ms"].size(), 3u);
+  }
+}
+
+TEST(CliTest, AblateRunsOnlyWhatIsAskedFor) {
+  TempFolder dir;
+  const ProgramResult result = RunTokline(
+      {"ablate", "--device", "cpu", "--batch", "1", "--prompt-tokens", "4", "--new-tokens", "2",
+       "--rounds", "1", "--only", "fused_mlp,chunk_decode", "--record", dir / "record.jsonl"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[1]["name"], "chunk_decode");
+  EXPECT_EQ(records[2]["name"], "fused_mlp");
+}
+
+TEST(CliTest, InterruptedAblateEndsCleanlyAndSaysSo) {
+  TempFolder dir;
+  Program ablate({"ablate", "--device", "cpu", "--new-tokens", "3000", "--rounds", "500",
+                  "--record", dir / "record.jsonl"});
+  ASSERT_TRUE(ablate.WaitForOutput("alone"));
+  ablate.Signal(SIGINT);
+  const ProgramResult result = ablate.Wait();
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[1]["status"], "refused");
+  EXPECT_EQ(records[1]["interrupted"], true);
   EXPECT_EQ(records[2]["interrupted"], true);
 }
 

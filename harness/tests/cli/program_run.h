@@ -18,27 +18,50 @@
 
 namespace tokline::testing {
 
+using Args = std::vector<std::string>;
+
+inline Args With(Args args, const Args& more) {
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
 struct ProgramResult {
   int exit_code = -1;  // minus the signal's number if one ended it
   std::string out;
   std::string err;
 };
 
+// Where a process reads and writes.
+struct ProgramStreams {
+  std::string out = {};  // empty: a file of its own
+  std::string err = {};  // so
+  std::string in = "/dev/null";
+  int out_file = -1;             // a descriptor in place of `out`
+  std::vector<int> closed = {};  // of 0 to 2, those that it starts without
+};
+
 // A process under way; its output goes to files.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& args, const std::string& out_path = {})
-      : out_path_(out_path.empty() ? (scratch_ / "out").string() : out_path) {
+      : Program(args, ProgramStreams{.out = out_path}) {}
+  Program(const std::vector<std::string>& args, const ProgramStreams& streams)
+      : out_path_(streams.out.empty() ? (scratch_ / "out").string() : streams.out) {
     std::vector<char*> argv = {const_cast<char*>(TOKLINE_PROGRAM)};
     for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
     argv.push_back(nullptr);
-    const std::string err_path = (scratch_ / "err").string();
+    const std::string err_path = streams.err.empty() ? (scratch_ / "err").string() : streams.err;
     pid_ = ::fork();
     if (pid_ == 0) {
-      const int out = ::open(out_path_.c_str(), O_WRONLY | O_CREAT, 0600);
-      const int err = ::open(err_path.c_str(), O_WRONLY | O_CREAT, 0600);
+      const int in = ::open(streams.in.c_str(), O_RDONLY | O_NOCTTY);
+      const int out = streams.out_file >= 0
+                          ? streams.out_file
+                          : ::open(out_path_.c_str(), O_WRONLY | O_CREAT | O_NOCTTY, 0600);
+      const int err = ::open(err_path.c_str(), O_WRONLY | O_CREAT | O_NOCTTY, 0600);
+      ::dup2(in, 0);
       ::dup2(out, 1);
       ::dup2(err, 2);
+      for (const int file : streams.closed) ::close(file);
       ::execv(argv[0], argv.data());
       ::_exit(126);
     }
@@ -72,7 +95,7 @@ class Program {
     ProgramResult result;
     result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
     if (std::filesystem::is_regular_file(out_path_)) result.out = ReadFile(out_path_);
-    result.err = ReadFile(scratch_ / "err");
+    if (std::filesystem::exists(scratch_ / "err")) result.err = ReadFile(scratch_ / "err");
     return result;
   }
 
@@ -85,6 +108,13 @@ class Program {
 inline ProgramResult RunTokline(const std::vector<std::string>& args,
                                 const std::string& out_path = {}) {
   return Program(args, out_path).Wait();
+}
+
+// With `input` on its standard input.
+inline ProgramResult RunToklineOn(const std::string& input, const std::vector<std::string>& args) {
+  TempFolder folder;
+  WriteFile(folder / "in", input);
+  return Program(args, ProgramStreams{.in = (folder / "in").string()}).Wait();
 }
 
 // Expects the exit code and exactly one line on standard error that begins with "tokline: " and

@@ -56,6 +56,9 @@ TEST(GpuStateTest, UnknownDeviceGivesAbsentValues) {
   EXPECT_FALSE(state.sm_clock_mhz.has_value());
   EXPECT_FALSE(state.throttle_reasons.has_value());
   EXPECT_FALSE(state.other_processes.has_value());
+  const GpuSetup setup = ReadGpuSetup("ffff:ff:1f.7");
+  EXPECT_FALSE(setup.max_sm_clock_mhz.has_value());
+  EXPECT_FALSE(setup.mig.has_value());
 }
 
 TEST(ThrottleTest, NamesEachReason) {
@@ -70,6 +73,31 @@ TEST(ThrottleTest, IdleIsNoDisturbance) {
   EXPECT_TRUE(IsThrottled(0x1 | 0x4));
   EXPECT_TRUE(IsThrottled(0x40));
 }
+
+TEST(DisturbanceTest, IsSaidWhetherItWasThereBeforeOrAfter) {
+  GpuState quiet;
+  quiet.throttle_reasons = 0x1;  // idle
+  quiet.other_processes = 0;
+  GpuState capped = quiet;
+  capped.throttle_reasons = 0x1 | 0x4;
+  EXPECT_EQ(Disturbance(quiet, quiet), "");
+  EXPECT_EQ(Disturbance(quiet, capped), "throttled: power cap");
+  EXPECT_EQ(Disturbance(capped, quiet), "throttled: power cap");
+}
+
+TEST(DisturbanceTest, NamesEveryReasonOnceAndTheMostProcesses) {
+  GpuState before;
+  before.throttle_reasons = 0x4;
+  before.other_processes = 1;
+  GpuState after;
+  after.throttle_reasons = 0x4 | 0x20 | 0x2;
+  EXPECT_EQ(Disturbance(before, after),
+            "throttled: power cap, thermal; 1 other process on the GPU");
+  after.other_processes = 2;
+  EXPECT_EQ(Disturbance({}, after), "throttled: power cap, thermal; 2 other processes on the GPU");
+}
+
+TEST(DisturbanceTest, WhatCouldNotBeReadDisturbsNothing) { EXPECT_EQ(Disturbance({}, {}), ""); }
 
 TEST(DatasheetTest, KnownByWholeWordsOnly) {
   ASSERT_TRUE(DatasheetOf("NVIDIA H200").has_value());

@@ -2,10 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <limits>
-#include <thread>
 
 #include "kernels/common/error.h"
 
@@ -41,20 +39,40 @@ TEST(SummarizeTest, RefusesWhatIsNoTime) {
                InvalidArgument);
 }
 
-TEST(TimeOnHostTest, SamplesAreOfOneCall) {
-  const auto nap = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
-  const TimedSamples timed = TimeOnHost(nap, 5);
-  ASSERT_EQ(timed.us.size(), 5u);
-  EXPECT_EQ(timed.launches_per_sample, 1);
-  for (const double us : timed.us) EXPECT_GE(us, 2000);
+std::vector<double> CountingDown(int from) {
+  std::vector<double> values;
+  for (int i = from; i >= 1; --i) values.push_back(i);
+  return values;
 }
 
-TEST(TimeOnHostTest, ShortCallsAreRepeatedUntilTheClockResolvesThem) {
-  int calls = 0;
-  const TimedSamples timed = TimeOnHost([&] { ++calls; }, 3);
-  EXPECT_GT(timed.launches_per_sample, 1);
-  EXPECT_GE(calls, 3 * timed.launches_per_sample);
-  for (const double us : timed.us) EXPECT_GT(us, 0);
+// Ranks as in published tables of the sign test at 2.5 % a side.
+TEST(MedianIntervalTest, LiesBetweenTheRanksOfTheSignTest) {
+  const auto expect_ranks = [](int count, int low, int high) {
+    const Interval interval = MedianInterval(CountingDown(count));
+    EXPECT_EQ(interval.low, low) << count;
+    EXPECT_EQ(interval.high, high) << count;
+  };
+  expect_ranks(6, 1, 6);
+  expect_ranks(8, 1, 8);
+  expect_ranks(9, 2, 8);
+  expect_ranks(15, 4, 12);
+  expect_ranks(20, 6, 15);
+  expect_ranks(50, 18, 33);
+  expect_ranks(100, 40, 61);
+}
+
+TEST(MedianIntervalTest, OfFewSamplesIsTheirRange) {
+  for (const int count : {1, 2, 5}) {
+    EXPECT_EQ(MedianInterval(CountingDown(count)).low, 1);
+    EXPECT_EQ(MedianInterval(CountingDown(count)).high, count);
+  }
+  EXPECT_THROW(MedianInterval({}), InvalidArgument);
+}
+
+TEST(MedianIntervalTest, ThousandsOfSamplesGiveANarrowOne) {
+  const Interval interval = MedianInterval(CountingDown(10001));
+  EXPECT_EQ(interval.low + interval.high, 10002);
+  EXPECT_NEAR(interval.high - interval.low, 2 * 1.96 * 50, 2);  // 2 z sqrt(n) / 2
 }
 
 }  // namespace

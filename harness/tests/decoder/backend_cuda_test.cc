@@ -52,7 +52,8 @@ TEST_F(CudaBackendTest, WeightsOfAnySizeArriveConverted) {
     for (const int64_t count : counts) {
       copies.push_back({.device = device.data() + at * SizeOf(DType::kBf16),
                         .host = source.data() + 1 + at * SizeOf(from),
-                        .count = count,
+                        .rows = 1,
+                        .columns = count,
                         .from = from,
                         .to = DType::kBf16});
       at += count;
@@ -61,6 +62,35 @@ TEST_F(CudaBackendTest, WeightsOfAnySizeArriveConverted) {
     std::vector<std::byte> expected(static_cast<size_t>(device.bytes()));
     ConvertElements(from, source.data() + 1, DType::kBf16, expected.data(), total);
     EXPECT_TRUE(DownloadAll(device) == expected) << "from " << Name(from);
+  }
+}
+
+// Slices and transposes that are longer than a staging buffer.
+TEST_F(CudaBackendTest, StridedWeightsArriveDense) {
+  constexpr int64_t kRows = 3001, kColumns = 4099;
+  std::vector<uint16_t> source(static_cast<size_t>(kRows * kColumns));
+  std::mt19937_64 rng(10);
+  for (uint16_t& bits : source) bits = static_cast<uint16_t>(rng() & 0xbf7f);
+  struct Part {
+    int64_t first, rows, columns, row_stride, column_stride;
+  };
+  for (const Part& part : {Part{0, kColumns, kRows, 1, kColumns},  // all, transposed
+                           Part{7, 2050, kRows, 1, kColumns},      // some columns
+                           Part{kColumns, kRows / 2, kColumns, 2 * kColumns, 1}}) {  // odd rows
+    Memory device = backend_->Allocate(part.rows * part.columns * SizeOf(DType::kF16));
+    const WeightCopy copy{.device = device.data(),
+                          .host = source.data() + part.first,
+                          .rows = part.rows,
+                          .columns = part.columns,
+                          .row_stride = part.row_stride,
+                          .column_stride = part.column_stride,
+                          .from = DType::kBf16,
+                          .to = DType::kF16};
+    backend_->UploadWeights({&copy, 1});
+    std::vector<std::byte> expected(static_cast<size_t>(device.bytes()));
+    ConvertMatrix(DType::kBf16, copy.host, part.row_stride, part.column_stride, DType::kF16,
+                  expected.data(), part.rows, part.columns);
+    EXPECT_TRUE(DownloadAll(device) == expected) << "from element " << part.first;
   }
 }
 

@@ -34,5 +34,31 @@ TEST(ConvertElementsTest, EveryPairRoundsToNearestFromAnyAlignment) {
   }
 }
 
+// Dense, every other row, and transposed: more rows than are turned at a time.
+TEST(ConvertMatrixTest, StridedMatricesBecomeDense) {
+  constexpr int64_t kRows = 70, kColumns = 5;
+  std::vector<float> source(kRows * kColumns * 2);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<float>(i) * 0.37f;
+  struct Strides {
+    int64_t row, column;
+  };
+  for (const Strides& strides :
+       {Strides{kColumns, 1}, Strides{2 * kColumns, 1}, Strides{1, kRows}, Strides{1, 2 * kRows}}) {
+    for (const DType to : kDTypes) {
+      std::vector<char> out(static_cast<size_t>(kRows * kColumns * SizeOf(to)));
+      ConvertMatrix(DType::kF32, source.data(), strides.row, strides.column, to, out.data(), kRows,
+                    kColumns);
+      for (int64_t row = 0; row < kRows; ++row) {
+        for (int64_t column = 0; column < kColumns; ++column) {
+          const auto at = static_cast<size_t>(row * strides.row + column * strides.column);
+          EXPECT_EQ(LoadElement(to, out.data(), row * kColumns + column), RoundTo(to, source[at]))
+              << "strides " << strides.row << ", " << strides.column << ", row " << row
+              << ", column " << column;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tokline

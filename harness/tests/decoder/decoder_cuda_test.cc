@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 #include <vector>
@@ -172,6 +174,68 @@ TEST_F(DecoderCudaTest, KeysAndValuesOfTheFirstLayerAreThoseOfTheCpu) {
   // the head norm and one of RoPE.
   EXPECT_LE(v.Value(), 3 * Epsilon(DType::kBf16) / 2);
   EXPECT_LE(k.Value(), 6 * Epsilon(DType::kBf16) / 2);
+}
+
+// Sequences come and go, and with them what a step shares: nothing of that may be frozen in a
+// graph.
+TEST_F(DecoderCudaTest, GraphsServeStepsThatShareAndStepsThatDoNot) {
+  DecoderOptions options = Options();
+  options.reuse = true;
+  options.sharing = ChunkSharing::kAlways;
+  const auto graphs = MakeDecoder(options);
+  const Texts expected = ComeAndGo(*graphs, 6, false);
+  EXPECT_EQ(graphs->PlainSteps(), 0);
+  EXPECT_LT(graphs->Reads().tokens, graphs->Reads().of_each);
+  options.ablate = ParseAblations("graphs");
+  const auto plain = MakeDecoder(options);
+  EXPECT_EQ(ComeAndGo(*plain, 6, false), expected);
+  EXPECT_EQ(plain->GraphSteps(), 0);
+  EXPECT_EQ(plain->Reads().tokens, graphs->Reads().tokens);
+}
+
+// Twelve sequences with a prefix in common, all along one text: a step that reads it once gives the
+// logits of one that reads it for each, but for the rounding of bf16, and the same greedy tokens
+// where that cannot turn them.
+TEST_F(DecoderCudaTest, ReadingSharedRunsOnceGivesTheLogitsOfReadingThemAlone) {
+  const GoldenCase& one = golden_.cases[3];
+  DecoderOptions options = Options();
+  options.reuse = true;
+  options.sharing = ChunkSharing::kNever;
+  const auto alone = MakeDecoder(options);
+  options.sharing = ChunkSharing::kAlways;
+  const auto once = MakeDecoder(options);
+  std::vector<SequenceId> ids;
+  for (int32_t i = 0; i < 12; ++i) {
+    std::vector<int32_t> prompt = one.prompt;
+    prompt.push_back(i);  // where they part
+    ids.push_back(alone->AddSequence(prompt, {}, 40));
+    ASSERT_EQ(once->AddSequence(prompt, {}, 40), ids.back());
+  }
+  const double bound = 1.25 * golden_.bf16_relative_l2;  // of either; see DecoderGoldenCudaTest
+  testing::RelativeError error;
+  for (int step = 0; step < 40; ++step) {
+    for (Decoder* decoder : {alone.get(), once.get()}) {
+      decoder->Step();
+      decoder->Flush();
+    }
+    for (const SequenceId id : ids) {
+      if (alone->Schedule().Get(id).last_draw != alone->Schedule().Counts().steps) continue;
+      const std::vector<float> expected = alone->Logits(id), actual = once->Logits(id);
+      error.Add(actual, expected);
+      const auto token = std::ranges::max_element(expected) - expected.begin();
+      const auto other = std::ranges::max_element(actual) - actual.begin();
+      double square = 0;
+      for (const float logit : expected) square += double{logit} * logit;
+      EXPECT_LE(expected[token] - expected[other], 2 * bound * std::sqrt(square))
+          << "sequence " << id << ", step " << step;
+      alone->ReplaceNewestToken(id, static_cast<int32_t>(token));
+      once->ReplaceNewestToken(id, static_cast<int32_t>(token));
+    }
+  }
+  EXPECT_LE(error.Value(), 2 * bound);
+  EXPECT_GT(error.Value(), 0);  // the sums are split differently
+  EXPECT_LT(once->Reads().tokens, once->Reads().of_each / 2);
+  EXPECT_EQ(alone->Reads().tokens, alone->Reads().of_each);
 }
 
 TEST_F(DecoderCudaTest, BenchRunsAsGraphsAndMeasuresTheHost) {

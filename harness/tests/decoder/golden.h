@@ -23,7 +23,9 @@
 namespace tokline::testing {
 
 inline const std::vector<std::string>& GoldenNames() {
-  static const std::vector<std::string> names{"qwen3_tiny", "qwen3_untied_group3", "qwen3_sharded"};
+  static const std::vector<std::string> names{
+      "qwen3_tiny",   "qwen3_untied_group3", "qwen3_sharded", "llama3_scaled", "llama_biased",
+      "qwen2_group3", "ernie4_5_group7",     "gpt2_tiny",     "gpt2_bare"};
   return names;
 }
 
@@ -86,7 +88,7 @@ struct LoadedModel {
 };
 
 inline LoadedModel LoadTinyModel() {
-  return LoadedModel(std::filesystem::path(TOKLINE_SOURCE_DIR) / "models/qwen3-tiny");
+  return LoadedModel(std::filesystem::path(TOKLINE_SOURCE_DIR) / "harness/tests/golden/qwen3_tiny");
 }
 
 // ||actual - expected|| / ||expected|| over everything that was added, in double.

@@ -8,17 +8,13 @@
 #include <random>
 #include <vector>
 
+#include "harness/tests/kernels/h200_facts.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
 
-constexpr DeviceFacts kH200{.sm_count = 132,
-                            .compute_major = 9,
-                            .compute_minor = 0,
-                            .l2_bytes = 60 << 20,
-                            .shared_bytes_per_block = 227 << 10,
-                            .shared_bytes_per_sm = 228 << 10};
+using testing::kH200;
 constexpr PagedKvLayout kLayout{
     .num_pages = 4096, .num_kv_heads = 8, .page_size = 16, .head_dim = 128};
 constexpr int32_t kQueryHeads = 16;
@@ -30,7 +26,7 @@ StepShape DecodeShape(int32_t rows) {
                   .num_seqs = rows,
                   .num_tokens = rows,
                   .max_pages = int64_t{rows} * kMaxPages,
-                  .num_lanes = ChunkDecodeLanes(kLayout, kH200)};
+                  .grid = ChunkDecodeFullGrid(kLayout, kH200)};
   shape.logit_rows = rows;
   return shape;
 }
@@ -66,7 +62,7 @@ TEST(StepArraysTest, ArraysOfAShapeDoNotOverlapAndKeepTheirOffsets) {
   const auto extent = [](const auto* in_first, const auto* in_second, int64_t count) {
     return Extent{in_first, in_second, count * static_cast<int64_t>(sizeof(*in_first))};
   };
-  const int64_t lanes = shape.decode.num_lanes, tasks = MaxDecodeTasks(shape.decode);
+  const int64_t lanes = shape.decode.grid.num_lanes, tasks = DecodeRoomOf(shape.decode).tasks;
   std::vector<Extent> extents{
       extent(a.prefill_ids, b.prefill_ids, 100),
       extent(a.positions, b.positions, 108),
@@ -124,8 +120,8 @@ TEST(StepArraysTest, PlansOfRandomDecodeBatchesFitAndCoverEveryContext) {
     ASSERT_NO_THROW(Validate(arrays.decode.Table(shape.decode), kLayout));
 
     std::vector<int32_t> covered(lengths.size(), 0);
-    const int32_t num_tasks = arrays.decode.lane_task_indptr[shape.decode.num_lanes];
-    ASSERT_LE(num_tasks, MaxDecodeTasks(shape.decode));
+    const int32_t num_tasks = arrays.decode.lane_task_indptr[shape.decode.grid.num_lanes];
+    ASSERT_LE(num_tasks, DecodeRoomOf(shape.decode).tasks);
     std::vector<int32_t> members(lengths.size(), 0);
     for (int32_t t = 0; t < num_tasks; ++t) {
       const ChunkDecodeTask& task = arrays.decode.tasks[t];
@@ -141,7 +137,52 @@ TEST(StepArraysTest, PlansOfRandomDecodeBatchesFitAndCoverEveryContext) {
     EXPECT_EQ(covered, lengths);
     for (const int32_t count : members) EXPECT_GE(count, 1);  // padding rows are written too
     EXPECT_LE(arrays.decode.seq_partial_indptr[rows],
-              ChunkDecodeMaxPartials(rows, kLayout, kH200, {.share_chunks = false}));
+              ChunkDecodeMaxPartials(rows, kLayout, kH200, {.sharing = ChunkSharing::kNever}));
+  }
+}
+
+// Sequences that share chunks have several runs of pages. A block starts with garbage, so that
+// chunks without a sequence show.
+TEST(StepArraysTest, PlansOfSequencesOfSeveralChunksFitAndCoverEveryContext) {
+  std::mt19937 rng(8);
+  for (int round = 0; round < 100; ++round) {
+    StepShape shape = DecodeShape(1 + static_cast<int32_t>(rng() % 32));
+    const int32_t rows = shape.decode.num_seqs;
+    constexpr int32_t kRuns = 8;
+    shape.decode.more_chunks = rows * (kRuns - 1);
+    GuardedBlock block(PlaceStep(shape, nullptr).bytes);
+    const StepArrays arrays = PlaceStep(shape, block.data());
+    TableWriter writer(shape.decode, arrays.decode);
+    std::vector<int32_t> lengths;
+    for (int32_t row = 0; row < rows; ++row) {
+      int32_t total = 0;
+      const int32_t runs = round == 0 ? kRuns : static_cast<int32_t>(rng() % (kRuns + 1));
+      for (int32_t run = 0; run < runs; ++run) {
+        const auto length = static_cast<int32_t>(1 + rng() % (kMaxPages * 16 / kRuns));
+        std::vector<int32_t> pages(static_cast<size_t>((length + 15) / 16));
+        for (int32_t& page : pages) page = static_cast<int32_t>(rng() % 4096);
+        writer.AddChunk(pages, length);
+        total += length;
+      }
+      writer.EndSequence(1);
+      lengths.push_back(total);
+    }
+    PlanAttention(shape.decode, arrays.decode, kLayout, kQueryHeads, kH200);
+    ASSERT_TRUE(block.GuardIntact());
+    const ChunkTableView table = arrays.decode.Table(shape.decode);
+    ASSERT_NO_THROW(Validate(table, kLayout));
+    std::vector<int32_t> covered(lengths.size(), 0);
+    for (int32_t t = 0; t < arrays.decode.lane_task_indptr[shape.decode.grid.num_lanes]; ++t) {
+      const ChunkDecodeTask& task = arrays.decode.tasks[t];
+      const int32_t seq = arrays.decode.members[task.member_begin].seq;
+      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+        const ChunkDecodeRange& range = arrays.decode.ranges[r];
+        covered[static_cast<size_t>(seq)] += range.token_end - range.token_begin;
+      }
+    }
+    EXPECT_EQ(covered, lengths);
+    EXPECT_LE(arrays.decode.seq_partial_indptr[rows],
+              ChunkDecodeMaxPartials(rows, kLayout, kH200, {.sharing = ChunkSharing::kNever}));
   }
 }
 
@@ -180,7 +221,7 @@ TEST(StepArraysTest, TableRefusesMoreThanItsRoom) {
 
 TEST(StepArraysTest, WithoutADeviceNothingIsPlanned) {
   StepShape shape = DecodeShape(2);
-  shape.decode.num_lanes = 0;
+  shape.decode.grid.num_lanes = 0;
   GuardedBlock block(PlaceStep(shape, nullptr).bytes);
   const StepArrays arrays = PlaceStep(shape, block.data());
   TableWriter writer(shape.decode, arrays.decode);

@@ -7,6 +7,7 @@
 #include "harness/decoder/throughput.h"
 #include "harness/tests/decoder/golden.h"
 #include "kernels/common/error.h"
+#include "reference/sampling.h"
 
 namespace tokline {
 namespace {
@@ -54,6 +55,23 @@ TEST(MeanRegretTest, TellsTheModelsTextFromAnother) {
     EXPECT_LE(MeanRegret(own.logits, texts[i].tokens), 1e-3);
     EXPECT_GE(MeanRegret(own.logits, texts[1 - i].tokens), 0.5);
   }
+}
+
+// Equal logits of 4 ids: id i has the part [i/4, (i+1)/4) of the draws.
+TEST(MeanRegretTest, OfADrawIsTheWayToTheTokensPart) {
+  const Rows flat(1, std::vector<float>(4, 1.0f));
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const SamplingRule rule = {.temperature = 0.5f, .seed = seed, .offset = 3};
+    const double draw = UniformDraw(rule);
+    for (int32_t id = 0; id < 4; ++id) {
+      const double expected = std::max({0.0, id / 4.0 - draw, draw - (id + 1) / 4.0});
+      EXPECT_NEAR(MeanRegret(flat, Ids{id}, std::vector{rule}), expected, 1e-12);
+    }
+  }
+  const SamplingRule rule = {.temperature = 0.5f};
+  EXPECT_TRUE(std::isnan(MeanRegret(Rows{{1, std::nanf("")}}, Ids{0}, std::vector{rule})));
+  EXPECT_THROW(MeanRegret(flat, Ids{0}, std::vector{rule, rule}), InvalidArgument);
+  EXPECT_EQ(MeanRegret(Rows{{0, 4}}, Ids{1}, std::vector{SamplingRule{}}), 0);  // greedy
 }
 
 }  // namespace

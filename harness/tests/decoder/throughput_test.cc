@@ -56,12 +56,11 @@ TEST_F(ThroughputTest, DecodeStepCostCountsEveryWeightOnceAndTheContextOfEachSte
       double elements = 1;
       for (const int64_t extent : tensor.shape) elements *= static_cast<double>(extent);
       const bool embedding = key == "model.embed_tokens.weight";
-      if (embedding && !spec.tied_embeddings)
-        elements = 3.0 * static_cast<double>(spec.hidden_size);
+      // Looked up, a row a sequence, and not multiplied with.
+      const bool rows = (embedding && !spec.tied_embeddings) || key.ends_with("wpe.weight");
+      if (rows) elements = 3.0 * static_cast<double>(spec.hidden_size);
       weights += elements;
-      if (tensor.shape.size() == 2 && (!embedding || spec.tied_embeddings)) {
-        matrix_elements += elements;
-      }
+      if (tensor.shape.size() == 2 && !rows) matrix_elements += elements;
     }
     double read = 0, written = 0, flops = 0;
     const double steps = 4, kv_row = 2.0 * spec.num_layers * spec.num_kv_heads * spec.head_dim;

@@ -14,7 +14,7 @@ struct DevicePlan {
         ranges(plan.ranges),
         members(plan.members),
         partials(plan.seq_partial_indptr),
-        view{.num_lanes = plan.num_lanes,
+        view{.grid = plan.grid,
              .max_partials = plan.num_partials,
              .lane_task_indptr = lanes.as<int32_t>(),
              .tasks = tasks.as<ChunkDecodeTask>(),
@@ -232,7 +232,8 @@ TEST_F(ChunkDecodeCudaTest, AnySplitMatchesReference) {
   for (int32_t lanes : {1, 2, 3, 7, 16, 40, 100}) {
     for (bool invariant : {false, true}) {
       SCOPED_TRACE(StrCat("lanes ", lanes, " invariant ", invariant));
-      ExpectMatches(options, {.plan = {.batch_invariant = invariant, .max_lanes = lanes}});
+      ExpectMatches(options,
+                    {.plan = {.batch_invariant = invariant, .grid = {.num_lanes = lanes}}});
     }
   }
 }
@@ -266,7 +267,8 @@ TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
                          {0},       {2},       {},     {0, 0}, {0, 1}, {0, 1, 4}};
     for (bool share : {false, true}) {
       SCOPED_TRACE(StrCat("group ", group, " share ", share));
-      ExpectMatches(options, {.plan = {.share_chunks = share}});
+      ExpectMatches(options,
+                    {.plan = {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever}});
     }
   }
 }
@@ -280,7 +282,8 @@ TEST_F(ChunkDecodeCudaTest, ShiftedChunksMatchReference) {
     for (bool share : {false, true}) {
       SCOPED_TRACE(StrCat("head_dim ", head_dim, " share ", share));
       options.head_dim = head_dim;
-      ExpectMatches(options, {.plan = {.share_chunks = share}});
+      ExpectMatches(options,
+                    {.plan = {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever}});
     }
   }
 }

@@ -4,17 +4,43 @@
 #include <set>
 
 #include "harness/tests/kernels/chunk_decode_case.h"
+#include "harness/tests/kernels/h200_facts.h"
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 
 namespace tokline::testing {
 namespace {
 
-constexpr DeviceFacts kDevice{.sm_count = 132,
-                              .compute_major = 9,
-                              .compute_minor = 0,
-                              .l2_bytes = 60 << 20,
-                              .shared_bytes_per_block = 227 << 10,
-                              .shared_bytes_per_sm = 228 << 10};
+constexpr DeviceFacts kDevice = testing::kH200;
+
+int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
+  const auto next = std::ranges::upper_bound(plan.lane_task_indptr, static_cast<int32_t>(task));
+  return static_cast<int32_t>(next - plan.lane_task_indptr.begin()) - 1;
+}
+
+// Checks that the lanes of a cluster all end, or all do not end, with a clustered task of the same
+// members: its barriers hang otherwise.
+void CheckClusters(const ChunkDecodePlan& plan) {
+  ASSERT_EQ(plan.grid.num_lanes % plan.grid.cluster_lanes, 0);
+  for (int32_t lane = 0; lane < plan.grid.num_lanes; ++lane) {
+    const int32_t begin = plan.lane_task_indptr[lane], end = plan.lane_task_indptr[lane + 1];
+    for (int32_t t = begin; t + 1 < end; ++t) EXPECT_EQ(plan.tasks[t].clustered, 0) << lane;
+    const int32_t first = lane / plan.grid.cluster_lanes * plan.grid.cluster_lanes;
+    const int32_t first_end = plan.lane_task_indptr[first + 1];
+    const auto last_task = [&](int32_t from, int32_t to) {
+      return from < to && plan.tasks[to - 1].clustered ? &plan.tasks[to - 1] : nullptr;
+    };
+    const ChunkDecodeTask* mine = last_task(begin, end);
+    const ChunkDecodeTask* leader = last_task(plan.lane_task_indptr[first], first_end);
+    ASSERT_EQ(mine == nullptr, leader == nullptr) << "lane " << lane;
+    if (mine == nullptr) continue;
+    ASSERT_EQ(mine->member_count, leader->member_count);
+    for (int32_t m = 0; m < mine->member_count; ++m) {
+      const ChunkDecodeMember& a = plan.members[mine->member_begin + m];
+      const ChunkDecodeMember& b = plan.members[leader->member_begin + m];
+      EXPECT_TRUE(a.seq == b.seq && a.shift == b.shift && a.partial == b.partial) << lane;
+    }
+  }
+}
 
 // Checks that a plan reads every (sequence, listed chunk, token) exactly once, with the right
 // shift, in tasks that the kernel can run, and that partial states add up.
@@ -32,16 +58,20 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
   }
   std::map<int32_t, std::vector<int32_t>> partials;  // by sequence
   std::vector<int> states(static_cast<size_t>(table.num_seqs), 0);
-  ASSERT_EQ(plan.lane_task_indptr.size(), static_cast<size_t>(plan.num_lanes) + 1);
+  ASSERT_EQ(plan.lane_task_indptr.size(), static_cast<size_t>(plan.grid.num_lanes) + 1);
   ASSERT_EQ(plan.lane_task_indptr.back(), static_cast<int32_t>(plan.tasks.size()));
   const int32_t group = num_q_heads / layout.num_kv_heads;
-  for (const ChunkDecodeTask& task : plan.tasks) {
+  CheckClusters(plan);
+  for (size_t i = 0; i < plan.tasks.size(); ++i) {
+    const ChunkDecodeTask& task = plan.tasks[i];
+    // The tasks of a cluster make one state.
+    const bool makes_state = !task.clustered || LaneOf(plan, i) % plan.grid.cluster_lanes == 0;
     ASSERT_GE(task.member_count, 1);
     ASSERT_LE(task.member_count * group, kChunkDecodeMaxRows);
     for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
       const ChunkDecodeMember& member = plan.members[m];
-      ++states[static_cast<size_t>(member.seq)];
-      if (member.partial >= 0) partials[member.seq].push_back(member.partial);
+      states[static_cast<size_t>(member.seq)] += makes_state;
+      if (member.partial >= 0 && makes_state) partials[member.seq].push_back(member.partial);
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
         const ChunkDecodeRange& range = plan.ranges[r];
         ASSERT_EQ(range.token_begin % kChunkDecodeTileTokens, 0);
@@ -112,8 +142,8 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
         const ChunkDecodePlan plan =
             PlanChunkDecode(table.View(), layout, options.num_kv_heads * options.group, kDevice,
                             {.batch_invariant = invariant,
-                             .share_chunks = share,
-                             .max_lanes = static_cast<int32_t>(rng() % 40)});
+                             .sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever,
+                             .grid = {.num_lanes = static_cast<int32_t>(rng() % 40)}});
         CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
         if (HasFatalFailure() || HasNonfatalFailure()) return;
       }
@@ -132,9 +162,9 @@ TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
     table.AddSequence({&chunk, 1});
   }
   const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 16, kDevice);
-  EXPECT_EQ(plan.num_lanes, 2 * 132 / 8);
+  EXPECT_EQ(plan.grid.num_lanes, 2 * 132 / 8);
   int64_t least = INT64_MAX, most = 0;
-  for (int32_t lane = 0; lane < plan.num_lanes; ++lane) {
+  for (int32_t lane = 0; lane < plan.grid.num_lanes; ++lane) {
     int64_t tiles = 0;
     for (int32_t t = plan.lane_task_indptr[lane]; t < plan.lane_task_indptr[lane + 1]; ++t) {
       for (int32_t r = plan.tasks[t].range_begin; r < plan.tasks[t].range_end; ++r) {
@@ -146,6 +176,117 @@ TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
   }
   EXPECT_LE(most - least, 1);
   EXPECT_LE(plan.num_partials, ChunkDecodeMaxPartials(128, layout, kDevice));
+}
+
+TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
+  const PagedKvLayout layout{
+      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const auto plan_of = [&](const std::vector<int32_t>& lengths, const DeviceFacts& device) {
+    ChunkTable table;
+    for (const int32_t length : lengths) {
+      const std::vector<int32_t> pages(static_cast<size_t>((length + 255) / 256), 0);
+      const int32_t chunk = table.AddChunk(pages, length);
+      table.AddSequence({&chunk, 1});
+    }
+    return PlanChunkDecode(table.View(), layout, 16, device);
+  };
+  const auto longest_lane = [](const ChunkDecodePlan& plan) {
+    int32_t longest = 0;
+    for (int32_t lane = 0; lane < plan.grid.num_lanes; ++lane) {
+      int32_t tiles = 0;
+      for (int32_t t = plan.lane_task_indptr[lane]; t < plan.lane_task_indptr[lane + 1]; ++t) {
+        for (int32_t r = plan.tasks[t].range_begin; r < plan.tasks[t].range_end; ++r) {
+          tiles += (plan.ranges[r].token_end - plan.ranges[r].token_begin + 63) / 64;
+        }
+      }
+      longest = std::max(longest, tiles);
+    }
+    return longest;
+  };
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, kDevice);
+  EXPECT_EQ(full, (ChunkDecodeGrid{.num_lanes = 33, .cluster_lanes = 1}));
+  struct Expected {
+    std::vector<int32_t> lengths;
+    ChunkDecodeGrid grid;
+    int32_t longest_lane;
+  };
+  for (const Expected& expected :
+       std::vector<Expected>{{{64}, full, 1},  // one tile: nothing to share
+                             {{65}, {8, 8}, 1},
+                             {{300}, {8, 8}, 1},
+                             {{2048}, {8, 8}, 4},
+                             {{2049}, full, 1},
+                             {{192, 1000}, {16, 8}, 2},
+                             {{192, 192, 100, 64}, {16, 4}, 1},
+                             {{192, 192, 0, 64, 256, 1, 512, 200}, {16, 2}, 4},
+                             {{192, 192, 0, 64, 256, 1, 513, 200}, full, 4},
+                             {std::vector<int32_t>(17, 300), full, 3}}) {
+    const ChunkDecodePlan plan = plan_of(expected.lengths, kDevice);
+    EXPECT_EQ(plan.grid, expected.grid) << expected.lengths.size() << " of " << expected.lengths[0];
+    EXPECT_EQ(longest_lane(plan), expected.longest_lane) << expected.lengths[0];
+    EXPECT_TRUE(plan.grid.cluster_lanes == 1 || plan.num_partials == 0);
+  }
+  DeviceFacts ampere = kDevice;
+  ampere.compute_major = 8;
+  EXPECT_EQ(plan_of({300}, ampere).grid.cluster_lanes, 1);
+}
+
+TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {
+  const PagedKvLayout layout{
+      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const std::vector<int32_t> pages(32, 0);
+  // Of 33 lanes: 2 to a sequence, 1 to a sequence, a lane to 4 of them; 20 leave no even number.
+  for (const auto& [num_seqs, partials] :
+       std::vector<std::pair<int32_t, int32_t>>{{16, 32}, {32, 0}, {128, 0}, {20, 52}}) {
+    ChunkTable table;
+    for (int32_t s = 0; s < num_seqs; ++s) {
+      const int32_t chunk = table.AddChunk(pages, 8192);
+      table.AddSequence({&chunk, 1});
+    }
+    EXPECT_EQ(PlanChunkDecode(table.View(), layout, 64, kDevice).num_partials, partials)
+        << num_seqs;
+  }
+}
+
+TEST(ChunkDecodePlanTest, ClustersTakeOneSegmentASequence) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  const std::vector<int32_t> pages{0, 1};
+  const std::vector<int32_t> chunks{table.AddChunk(pages, 300), table.AddChunk(pages, 200)};
+  table.AddSequence(chunks);
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).grid.cluster_lanes, 8);
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice, {.batch_invariant = true}).grid,
+            ChunkDecodeFullGrid(layout, kDevice));
+  const std::vector<int32_t> shifts{0, 5};
+  table.AddSequence(chunks, shifts);
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).grid,
+            ChunkDecodeFullGrid(layout, kDevice));
+  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
+                               {.grid = {.num_lanes = 16, .cluster_lanes = 8}}),
+               InvalidArgument);
+  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
+                               {.grid = {.num_lanes = 9, .cluster_lanes = 8}}),
+               InvalidArgument);
+}
+
+// With 16 heads a group each member of a shared chunk has a segment of its own.
+TEST(ChunkDecodePlanTest, ClustersShareNothing) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 2, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  const int32_t shared = table.AddChunk(std::vector<int32_t>{0}, 200);
+  for (int32_t s = 0; s < 2; ++s) {
+    const int32_t own = table.AddChunk(std::vector<int32_t>{1 + s}, 50);
+    table.AddSequence(std::vector<int32_t>{shared, own});
+  }
+  for (int i = 0; i < 2; ++i) table.AddSequence({});
+  const ChunkDecodePlan plan =
+      PlanChunkDecode(table.View(), layout, 32, kDevice, {.sharing = ChunkSharing::kAlways});
+  EXPECT_EQ(plan.grid, ChunkDecodeFullGrid(layout, kDevice));
+  CheckPlan(table.View(), layout, 32, plan);
+  const ChunkDecodeGrid clusters{.num_lanes = 32, .cluster_lanes = 8};
+  CheckPlan(table.View(), layout, 32,
+            PlanChunkDecode(table.View(), layout, 32, kDevice,
+                            {.sharing = ChunkSharing::kAlways, .grid = clusters}));
 }
 
 TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
@@ -165,9 +306,75 @@ TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
   };
   // 4 heads a group: 16 members fill 64 rows, so 32 members read the chunk twice.
   EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice)), 2 * 1024 + 32 * 128);
-  EXPECT_EQ(
-      tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice, {.share_chunks = false})),
-      32 * (1024 + 128));
+  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice,
+                                        {.sharing = ChunkSharing::kNever})),
+            32 * (1024 + 128));
+}
+
+// FNV-1a over every number of a plan.
+void AddToHash(const ChunkDecodePlan& plan, uint64_t& hash) {
+  const auto add = [&hash](int64_t value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 1099511628211ull;
+  };
+  for (const int32_t value :
+       {plan.num_seqs, plan.grid.num_lanes, plan.grid.cluster_lanes, plan.num_partials}) {
+    add(value);
+  }
+  for (const int32_t value : plan.lane_task_indptr) add(value);
+  for (const ChunkDecodeTask& task : plan.tasks) {
+    for (const int32_t value :
+         {task.member_begin, task.member_count, task.range_begin, task.range_end, task.clustered}) {
+      add(value);
+    }
+  }
+  for (const ChunkDecodeRange& range : plan.ranges) {
+    for (const int32_t value : {range.page_begin, range.token_begin, range.token_end}) add(value);
+  }
+  for (const ChunkDecodeMember& member : plan.members) {
+    for (const int32_t value : {member.seq, member.shift, member.partial}) add(value);
+  }
+  for (const int32_t value : plan.seq_partial_indptr) add(value);
+}
+
+// Of what was measured before chunks could be shared in a decoder, nothing may change.
+TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
+  auto pick = [rng = std::mt19937_64(11)](uint64_t below) mutable {
+    return static_cast<int32_t>(rng() % below);
+  };
+  uint64_t hash = 1469598103934665603ull;
+  for (int round = 0; round < 400; ++round) {
+    PagedKvLayout layout{.num_pages = 100000};
+    layout.num_kv_heads = 1 << pick(5);
+    layout.page_size = 16 << pick(5);
+    layout.head_dim = pick(2) != 0 ? 128 : 64;
+    const int32_t num_q_heads = layout.num_kv_heads * (1 + pick(16));
+    const int32_t num_seqs = pick(round % 4 == 0 ? 200 : 12);
+    const int32_t equal = pick(3) == 0 ? 1 + pick(3000) : 0;
+    ChunkTable table;
+    for (int32_t s = 0; s < num_seqs; ++s) {
+      std::vector<int32_t> chunks;
+      const int32_t count = equal > 0 ? 1 : pick(4);
+      for (int32_t i = 0; i < count; ++i) {
+        const int32_t length = equal > 0 ? equal : pick(5) == 0 ? 0 : pick(1500);
+        const std::vector<int32_t> pages(
+            static_cast<size_t>((length + layout.page_size - 1) / layout.page_size), s);
+        chunks.push_back(table.AddChunk(pages, length));
+      }
+      table.AddSequence(chunks);
+    }
+    for (const bool invariant : {false, true}) {
+      for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kWhenItPays}) {
+        for (const ChunkDecodeGrid& grid :
+             {ChunkDecodeGrid{}, ChunkDecodeFullGrid(layout, kDevice)}) {
+          AddToHash(
+              PlanChunkDecode(table.View(), layout, num_q_heads, kDevice,
+                              {.batch_invariant = invariant, .sharing = sharing, .grid = grid}),
+              hash);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(hash, 3766170280854376381ull);
 }
 
 TEST(ChunkDecodePlanTest, InvariantPlanOfASequenceIgnoresItsNeighbours) {

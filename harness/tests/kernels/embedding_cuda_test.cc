@@ -58,6 +58,68 @@ TEST_F(EmbeddingCudaTest, RowsAreBitwise) {
   }
 }
 
+// Sums have one rounding, so they are bitwise the reference's too.
+TEST_F(EmbeddingCudaTest, RowsWithPositionsAreBitwise) {
+  constexpr int64_t kVocab = 97, kPositions = 41;
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int64_t hidden_size : {8, 768, 1600, 5120}) {
+      for (const int64_t tokens : {1, 5, 300}) {
+        SCOPED_TRACE(StrCat(Name(dtype), " tokens ", tokens, " hidden_size ", hidden_size));
+        const HostTensor table = testing::RandomTensor(dtype, kVocab * hidden_size, 1);
+        const HostTensor places = testing::RandomTensor(dtype, kPositions * hidden_size, 2);
+        std::vector<int32_t> ids, positions;
+        for (int64_t t = 0; t < tokens; ++t) {  // now and then outside of either table
+          ids.push_back(static_cast<int32_t>(t * 31 % (kVocab + 2) - 1));
+          positions.push_back(static_cast<int32_t>(t * 17 % (kPositions + 2) - 1));
+        }
+        ids[0] = positions[0] = 7;
+        HostTensor expected(dtype, (tokens + 1) * hidden_size);
+        expected.FillNan();  // the guard row keeps it
+        const DeviceBuffer out = testing::ToDevice(expected), device_ids(ids);
+        const DeviceBuffer device_positions(positions);
+        const DeviceBuffer device_table = testing::ToDevice(table);
+        const DeviceBuffer device_places = testing::ToDevice(places);
+        EmbeddingParams params{.dtype = dtype,
+                               .num_tokens = tokens,
+                               .vocab_size = kVocab,
+                               .hidden_size = hidden_size,
+                               .token_ids = ids.data(),
+                               .table = table.data(),
+                               .num_positions = kPositions,
+                               .positions = positions.data(),
+                               .position_table = places.data(),
+                               .out = expected.data()};
+        EmbeddingReference(params);
+        params.token_ids = device_ids.as<int32_t>();
+        params.table = device_table.data();
+        params.positions = device_positions.as<int32_t>();
+        params.position_table = device_places.data();
+        params.out = out.data();
+        Launch(params, {});
+        EXPECT_TRUE(testing::ToHost(out, dtype).bytes() == expected.bytes());
+      }
+    }
+  }
+}
+
+TEST_F(EmbeddingCudaTest, PositionsOfF32AreRefused) {
+  const HostTensor rows(DType::kF32, 8);
+  HostTensor out(DType::kF32, 8);
+  const int32_t zero = 0;
+  const EmbeddingParams params{.dtype = DType::kF32,
+                               .num_tokens = 1,
+                               .vocab_size = 1,
+                               .hidden_size = 8,
+                               .token_ids = &zero,
+                               .table = rows.data(),
+                               .num_positions = 1,
+                               .positions = &zero,
+                               .position_table = rows.data(),
+                               .out = out.data()};
+  EXPECT_THAT([&] { Launch(params, {}); },
+              ::testing::ThrowsMessage<InvalidArgument>(::testing::HasSubstr("bf16 and f16")));
+}
+
 // A grid dimension over 65,535 is a silent no-op where tokens are mapped to y or z.
 TEST_F(EmbeddingCudaTest, SeventyThousandTokensAreAllWritten) {
   ExpectMatchesReference(DType::kBf16, 70'000, 33, 16);

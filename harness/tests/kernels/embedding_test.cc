@@ -35,6 +35,32 @@ TEST_P(EmbeddingDTypeTest, RowsAreCopiedAndUnknownIdsGiveZeros) {
   }
 }
 
+TEST_P(EmbeddingDTypeTest, PositionRowsAreAddedWithOneRounding) {
+  const HostTensor table = testing::RandomTensor(GetParam(), 5 * 16, 1);
+  const HostTensor places = testing::RandomTensor(GetParam(), 3 * 16, 2);
+  const std::vector<int32_t> ids = {4, 0, 2, 5, 1, -1}, positions = {2, 2, 0, 1, 3, -1};
+  HostTensor out(GetParam(), 6 * 16);
+  out.FillNan();
+  EmbeddingReference({.dtype = GetParam(),
+                      .num_tokens = 6,
+                      .vocab_size = 5,
+                      .hidden_size = 16,
+                      .token_ids = ids.data(),
+                      .table = table.data(),
+                      .num_positions = 3,
+                      .positions = positions.data(),
+                      .position_table = places.data(),
+                      .out = out.data()});
+  for (int64_t t = 0; t < 6; ++t) {
+    const bool known = t < 3;  // behind them an id, a position and both are outside
+    for (int64_t i = 0; i < 16; ++i) {
+      const auto row = static_cast<size_t>(t);
+      const double sum = known ? table[ids[row] * 16 + i] + places[positions[row] * 16 + i] : 0;
+      EXPECT_EQ(out[t * 16 + i], RoundTo(GetParam(), sum)) << "token " << t;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingDTypeTest,
                          ::testing::Values(DType::kF32, DType::kBf16, DType::kF16));
 
@@ -54,6 +80,27 @@ TEST(EmbeddingTest, CostMatchesBruteForceCount) {
   // More tokens than rows: each row is read once.
   EXPECT_EQ(CostOf({.num_tokens = 500, .vocab_size = 100, .hidden_size = 64}).read_bytes,
             500.0 * 4 + 100 * 128);
+}
+
+TEST(EmbeddingTest, CostOfPositionsMatchesBruteForceCount) {
+  char table = 0;
+  EmbeddingParams params{.num_tokens = 5,
+                         .vocab_size = 100,
+                         .hidden_size = 64,
+                         .num_positions = 50,
+                         .position_table = &table};
+  double read = 0, flops = 0;
+  for (int token = 0; token < 5; ++token) {  // distinct ids and positions
+    read += 4 + 4;
+    for (int i = 0; i < 64; ++i) {
+      read += 2 + 2;
+      flops += 1;
+    }
+  }
+  EXPECT_EQ(CostOf(params).read_bytes, read);
+  EXPECT_EQ(CostOf(params).flops, flops);
+  params.num_positions = 3;  // each row is read once
+  EXPECT_EQ(CostOf(params).read_bytes, read - 2 * 128);
 }
 
 template <typename Change>
@@ -81,6 +128,15 @@ TEST(EmbeddingTest, InvalidParamsAreRefusedWithTheirValues) {
   ExpectRejected([](auto& p) { p.token_ids = nullptr; }, "token_ids is null");
   ExpectRejected([](auto& p) { p.table = nullptr; }, "table is at");
   ExpectRejected([](auto& p) { p.out = static_cast<char*>(p.out) + 8; }, "out is at");
+  ExpectRejected([](auto& p) { p.num_positions = 4; }, "num_positions is 4 with position_table 0");
+  ExpectRejected([](auto& p) { p.num_positions = -1; }, "num_positions is -1");
+  ExpectRejected([](auto& p) { p.position_table = p.table; }, "give both or neither");
+  ExpectRejected(
+      [](auto& p) {
+        p.position_table = p.table;
+        p.num_positions = 2;
+      },
+      "positions is null");
 }
 
 TEST(EmbeddingTest, NoTokensIsValid) {

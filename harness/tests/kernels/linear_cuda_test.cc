@@ -220,6 +220,19 @@ TEST_F(LinearCudaTest, ResidualMayBeOut) {
   }
 }
 
+// From less than a line to many lines a block, and not a multiple of 16.
+TEST_F(LinearCudaTest, AskingForLaterWeightsChangesNoBit) {
+  const LinearCase c({.tokens = 3, .in = 512, .out = 320, .norm = true, .residual = true});
+  const HostTensor expected = RunOnDevice(c, LinearVariant::kSkinny);
+  for (const int64_t bytes : {0, 16, 100, 4096, 1'000'003}) {
+    const DeviceBuffer later(bytes + 1);
+    DeviceCase device(c, LinearVariant::kSkinny);
+    device.params.prefetch = later.data();
+    device.params.prefetch_bytes = bytes;
+    EXPECT_TRUE(device.Run() == expected) << bytes;
+  }
+}
+
 TEST_F(LinearCudaTest, ResidualMayHaveItsOwnStride) {
   for (const LinearVariant variant : kVariants) {
     const LinearCase c({.tokens = 6, .in = 512, .out = 320, .residual = true});

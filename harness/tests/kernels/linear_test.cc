@@ -71,6 +71,13 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
                 p.in_features = p.x_stride = 16384;
               }),
               HasSubstr("needs more than the 163840 B of shared memory"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.prefetch_bytes = 16; }),
+              HasSubstr("with 16 bytes; it must be 16 B aligned, or null with 0 bytes"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.prefetch = static_cast<const char*>(p.weight) + 8;
+                p.prefetch_bytes = 16;
+              }),
+              HasSubstr("it must be 16 B aligned"));
   EXPECT_THAT(RefusalOf([](P& p) { p.weight = nullptr; }), HasSubstr("must not be null"));
   EXPECT_THAT(RefusalOf([](P& p) { p.x = static_cast<const char*>(p.x) + 2; }),
               HasSubstr("it must be 16 B aligned"));
@@ -152,16 +159,19 @@ TEST(LinearTest, CostMatchesBruteForceCount) {
 }
 
 TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
-  LinearParams params{
-      .num_tokens = kSkinnyCrossoverTokens, .in_features = 1024, .out_features = 4096};
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
-  params.num_tokens += 1;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
-  params.out_features = 151936;  // large weights: only the fewest tokens
-  params.num_tokens = kSkinnyAnyWeightTokens;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
-  params.num_tokens += 1;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
+  LinearParams params{.in_features = 1024};
+  for (const SkinnyRange& range : kSkinnyRanges) {
+    const int64_t row_bytes = params.in_features * SizeOf(params.dtype);
+    params.num_tokens = range.tokens;
+    params.out_features = range.weight_bytes / row_bytes;
+    EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny) << range.tokens;
+    params.num_tokens += 1;
+    EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul) << range.tokens;
+    params.num_tokens -= 1;
+    params.out_features += 1;
+    EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul) << range.tokens;
+  }
+  params.out_features = 1024;
   params.num_tokens = 16;
   params.in_features = 16384;
   EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);

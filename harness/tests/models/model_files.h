@@ -134,6 +134,46 @@ inline std::vector<TestTensor> SmallTensors() {
   return tensors;
 }
 
+// A GPT-2 of 2 layers, hidden size 64, one head, 256 inner, 10 tokens, 16 positions, with the keys
+// of the published repositories.
+inline nlohmann::json SmallGpt2Config() {
+  return {{"activation_function", "gelu_new"},
+          {"architectures", {"GPT2LMHeadModel"}},
+          {"eos_token_id", 9},
+          {"layer_norm_epsilon", 1e-5},
+          {"model_type", "gpt2"},
+          {"n_ctx", 16},
+          {"n_embd", 64},
+          {"n_head", 1},
+          {"n_layer", 2},
+          {"n_positions", 16},
+          {"vocab_size", 10}};
+}
+
+inline std::vector<TestTensor> SmallGpt2Tensors(const std::string& prefix) {
+  std::vector<TestTensor> tensors = {{"wte.weight", {10, 64}},
+                                     {"wpe.weight", {16, 64}},
+                                     {"ln_f.weight", {64}},
+                                     {"ln_f.bias", {64}}};
+  for (const std::string layer : {"h.0.", "h.1."}) {
+    const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+      tensors.push_back({layer + name + ".weight", shape});
+      tensors.push_back({layer + name + ".bias", {shape.back()}});
+    };
+    add("ln_1", {64});
+    add("attn.c_attn", {64, 192});
+    add("attn.c_proj", {64, 64});
+    add("ln_2", {64});
+    add("mlp.c_fc", {64, 256});
+    add("mlp.c_proj", {256, 64});
+  }
+  for (TestTensor& tensor : tensors) {
+    tensor.name = prefix + tensor.name;
+    tensor.dtype = "F32";
+  }
+  return tensors;
+}
+
 inline void WriteModel(const std::filesystem::path& dir, const nlohmann::json& config,
                        const std::vector<TestTensor>& tensors) {
   WriteFile(dir / "config.json", config.dump());

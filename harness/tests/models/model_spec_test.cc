@@ -12,6 +12,7 @@ namespace {
 using nlohmann::json;
 using testing::Refuses;
 using testing::SmallConfig;
+using testing::SmallGpt2Config;
 using testing::TempFolder;
 using testing::WriteFile;
 
@@ -45,7 +46,13 @@ TEST(ModelSpecTest, ReadsEveryFieldAsTransformers4WritesIt) {
   EXPECT_EQ(spec.num_kv_heads, 1);
   EXPECT_EQ(spec.head_dim, 64);
   EXPECT_EQ(spec.norm_eps, 1e-6f);
+  EXPECT_EQ(spec.norm, NormKind::kRms);
+  EXPECT_EQ(spec.position, PositionKind::kRope);
+  EXPECT_EQ(spec.rope_pairing, RopePairing::kHalf);
   EXPECT_EQ(spec.rope_theta, 1e6);
+  EXPECT_FALSE(spec.rope_scaling.has_value());
+  EXPECT_EQ(spec.mlp, MlpKind::kGatedSilu);
+  EXPECT_FALSE(spec.mlp_bias);
   EXPECT_TRUE(spec.qk_norm);
   EXPECT_FALSE(spec.qkv_bias);
   EXPECT_FALSE(spec.output_bias);
@@ -68,6 +75,114 @@ TEST(ModelSpecTest, ReadsTheKeysOfTransformers5) {
   const ModelSpec spec = Load(config);
   EXPECT_EQ(spec.dtype, DType::kF16);
   EXPECT_EQ(spec.rope_theta, 12345.5);
+}
+
+json OfFamily(const char* architecture) { return With("architectures", {architecture}); }
+
+TEST(ModelSpecTest, LlamaHasNoQkNormAndTwoFlagsOfBiases) {
+  json config = OfFamily("LlamaForCausalLM");
+  ModelSpec spec = Load(config);
+  EXPECT_EQ(spec.family, "llama");
+  EXPECT_FALSE(spec.qk_norm || spec.qkv_bias || spec.output_bias || spec.mlp_bias);
+  EXPECT_FALSE(spec.tied_embeddings);
+  config["attention_bias"] = true;
+  spec = Load(config);
+  EXPECT_TRUE(spec.qkv_bias && spec.output_bias);
+  EXPECT_FALSE(spec.mlp_bias);
+  config["attention_bias"] = false;
+  config["mlp_bias"] = true;
+  spec = Load(config);
+  EXPECT_FALSE(spec.qkv_bias || spec.output_bias);
+  EXPECT_TRUE(spec.mlp_bias);
+}
+
+// Configs of Llama 1 and 2 leave out what transformers fills in.
+TEST(ModelSpecTest, LlamaDefaultsAreThoseOfTransformers) {
+  json config = OfFamily("LlamaForCausalLM");
+  config.erase("rope_theta");
+  config.erase("num_key_value_heads");
+  const ModelSpec spec = Load(config);
+  EXPECT_EQ(spec.rope_theta, 10000);
+  EXPECT_EQ(spec.num_kv_heads, 2);
+}
+
+json Llama3Rope() {
+  return {{"rope_type", "llama3"},
+          {"factor", 32.0},
+          {"low_freq_factor", 1.0},
+          {"high_freq_factor", 4.0},
+          {"original_max_position_embeddings", 8192}};
+}
+
+TEST(ModelSpecTest, Llama3ScalingIsReadFromEitherKey) {
+  const Llama3Scaling expected{
+      .factor = 32, .low_freq_factor = 1, .high_freq_factor = 4, .original_positions = 8192};
+  json config = OfFamily("LlamaForCausalLM");
+  config["rope_scaling"] = Llama3Rope();
+  EXPECT_EQ(Load(config).rope_scaling, expected);
+  config.erase("rope_scaling");
+  config.erase("rope_theta");
+  config["rope_parameters"] = Llama3Rope();
+  config["rope_parameters"]["rope_theta"] = 5e5;
+  EXPECT_EQ(Load(config).rope_scaling, expected);
+  EXPECT_EQ(Load(config).rope_theta, 5e5);
+}
+
+TEST(ModelSpecTest, Qwen2HasBiasesOfQkvAloneAndNoHeadDim) {
+  json config = OfFamily("Qwen2ForCausalLM");
+  config.erase("head_dim");
+  config.erase("attention_bias");
+  config["hidden_size"] = 128;
+  config["sliding_window"] = 32768;  // not in use
+  const ModelSpec spec = Load(config);
+  EXPECT_EQ(spec.family, "qwen2");
+  EXPECT_EQ(spec.head_dim, 64);
+  EXPECT_TRUE(spec.qkv_bias);
+  EXPECT_FALSE(spec.output_bias || spec.mlp_bias || spec.qk_norm);
+}
+
+TEST(ModelSpecTest, ErnieRotatesNeighboursAndIsTiedByDefault) {
+  json config = OfFamily("Ernie4_5ForCausalLM");
+  config.erase("tie_word_embeddings");
+  config.erase("attention_bias");
+  config.erase("rope_theta");
+  ModelSpec spec = Load(config);
+  EXPECT_EQ(spec.family, "ernie4_5");
+  EXPECT_EQ(spec.rope_pairing, RopePairing::kInterleaved);
+  EXPECT_EQ(spec.rope_theta, 500000);
+  EXPECT_TRUE(spec.tied_embeddings);
+  EXPECT_FALSE(spec.qkv_bias || spec.output_bias || spec.mlp_bias || spec.qk_norm);
+  config["use_bias"] = true;
+  spec = Load(config);
+  EXPECT_TRUE(spec.qkv_bias && spec.output_bias && spec.mlp_bias);
+}
+
+TEST(ModelSpecTest, Gpt2ReadsItsOwnKeys) {
+  json config = SmallGpt2Config();
+  ModelSpec spec = Load(config);
+  EXPECT_EQ(spec.family, "gpt2");
+  EXPECT_EQ(spec.hidden_size, 64);
+  EXPECT_EQ(spec.intermediate_size, 256);  // 4 x hidden where n_inner is missing
+  EXPECT_EQ(spec.num_layers, 2);
+  EXPECT_EQ(spec.max_positions, 16);
+  EXPECT_EQ(spec.num_q_heads, 1);
+  EXPECT_EQ(spec.num_kv_heads, 1);
+  EXPECT_EQ(spec.head_dim, 64);
+  EXPECT_EQ(spec.norm, NormKind::kLayer);
+  EXPECT_EQ(spec.norm_eps, 1e-5f);
+  EXPECT_EQ(spec.position, PositionKind::kLearned);
+  EXPECT_EQ(spec.rope_theta, 0);
+  EXPECT_EQ(spec.mlp, MlpKind::kGelu);
+  EXPECT_TRUE(spec.qkv_bias && spec.output_bias && spec.mlp_bias && spec.tied_embeddings);
+  EXPECT_EQ(spec.dtype, DType::kF32);  // the published config has none
+  EXPECT_EQ(spec.UpRows(), 256);
+  config["n_inner"] = 40;
+  config["tie_word_embeddings"] = false;
+  config["torch_dtype"] = "bfloat16";
+  spec = Load(config);
+  EXPECT_EQ(spec.intermediate_size, 40);
+  EXPECT_FALSE(spec.tied_embeddings);
+  EXPECT_EQ(spec.dtype, DType::kBf16);
 }
 
 TEST(ModelSpecTest, HeadDimIsDerivedWhereTheConfigHasNone) {
@@ -121,6 +236,18 @@ struct BadConfig {
 
 void PrintTo(const BadConfig& bad, std::ostream* out) { *out << bad.name; }
 
+json Gpt2With(const char* key, json value) {
+  json config = SmallGpt2Config();
+  config[key] = std::move(value);
+  return config;
+}
+
+json RopeWith(const char* key, json value) {
+  json config = With("rope_scaling", Llama3Rope());
+  config["rope_scaling"][key] = std::move(value);
+  return config;
+}
+
 std::vector<BadConfig> BadConfigs() {
   json both_dtypes = With("dtype", "float16");
   json both_thetas = With("rope_parameters", {{"rope_theta", 5}, {"rope_type", "default"}});
@@ -128,6 +255,11 @@ std::vector<BadConfig> BadConfigs() {
   odd_heads["hidden_size"] = 129;
   json derived = Without("head_dim");
   derived["hidden_size"] = 64;
+  json two_scalings = With("rope_scaling", Llama3Rope());
+  two_scalings["rope_parameters"] = Llama3Rope();
+  two_scalings["rope_parameters"]["factor"] = 8.0;
+  json window = With("sliding_window", 4096);
+  window.erase("use_sliding_window");
   return {
       {"Architecture",
        With("architectures", {"MixtralForCausalLM"}),
@@ -145,7 +277,18 @@ std::vector<BadConfig> BadConfigs() {
        {"quantization_config", "gptq", "not supported"}},
       {"RopeScaling",
        With("rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}),
-       {"rope_scaling.type is \"yarn\"", "supported: \"default\""}},
+       {"rope_scaling.type is \"yarn\"", "supported: \"default\", \"llama3\""}},
+      {"RopeDynamic",
+       With("rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4.0}}),
+       {"rope_scaling.rope_type is \"dynamic\""}},
+      {"RopeLongrope", RopeWith("rope_type", "longrope"), {"rope_type is \"longrope\""}},
+      {"RopeFactorMissing", RopeWith("factor", nullptr), {"rope_scaling.factor is missing"}},
+      {"RopeFactorBelowOne", RopeWith("factor", 0.5), {"factor is 0.5", "at least 1"}},
+      {"RopeBandEmpty", RopeWith("low_freq_factor", 4), {"low_freq_factor is 4", "below"}},
+      {"RopeOriginalMissing",
+       RopeWith("original_max_position_embeddings", nullptr),
+       {"original_max_position_embeddings is missing"}},
+      {"RopeScalingsDiffer", two_scalings, {"rope_parameters is", "in another way"}},
       {"RopeType",
        With("rope_parameters", {{"rope_theta", 1e6}, {"rope_type", "linear"}}),
        {"rope_parameters.rope_type is \"linear\""}},
@@ -158,6 +301,28 @@ std::vector<BadConfig> BadConfigs() {
       {"SlidingWindow",
        With("use_sliding_window", true),
        {"use_sliding_window is true", "supported: false"}},
+      {"SlidingWindowAlone", window, {"sliding_window is 4096", "not supported"}},
+      {"Experts", With("num_experts", 64), {"num_experts is 64", "mixtures of experts"}},
+      {"ErnieExperts", With("moe_num_experts", {64, 64}), {"moe_num_experts is [64,64]"}},
+      {"ErnieMoe",
+       With("architectures", {"Ernie4_5_MoeForCausalLM"}),
+       {"Ernie4_5_MoeForCausalLM", "Ernie4_5ForCausalLM"}},
+      {"Gpt2Activation",
+       Gpt2With("activation_function", "gelu"),
+       {"activation_function is \"gelu\"", "\"gelu_new\", \"gelu_pytorch_tanh\""}},
+      {"Gpt2Unscaled",
+       Gpt2With("scale_attn_weights", false),
+       {"scale_attn_weights is false", "supported: true"}},
+      {"Gpt2LayerScale",
+       Gpt2With("scale_attn_by_inverse_layer_idx", true),
+       {"scale_attn_by_inverse_layer_idx is true", "supported: false"}},
+      {"Gpt2CrossAttention",
+       Gpt2With("add_cross_attention", true),
+       {"add_cross_attention is true"}},
+      {"Gpt2HeadDim",
+       Gpt2With("n_head", 2),
+       {"head_dim is 32", "n_embd / n_head", "supported: 64, 128"}},
+      {"Gpt2Eps", Gpt2With("layer_norm_epsilon", nullptr), {"layer_norm_epsilon is missing"}},
       {"LayerTypes",
        With("layer_types", {"full_attention", "sliding_attention"}),
        {"layer_types", "sliding_attention"}},

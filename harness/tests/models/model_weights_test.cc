@@ -14,6 +14,8 @@ namespace {
 
 using testing::Refuses;
 using testing::SmallConfig;
+using testing::SmallGpt2Config;
+using testing::SmallGpt2Tensors;
 using testing::SmallTensors;
 using testing::TempFolder;
 using testing::TestTensor;
@@ -139,8 +141,8 @@ TEST(ModelWeightsTest, BiasesAreBoundWhereTheConfigSaysSo) {
   EXPECT_EQ(weights.layers[1].q_bias.data,
             model.checkpoint->Find("model.layers.1.self_attn.q_proj.bias")->data);
   EXPECT_EQ(weights.layers[1].o_bias.shape, std::vector<int64_t>{8});
-  EXPECT_TRUE(
-      Model(biased, SmallTensors()).IsRefused({"layers.0.self_attn.q_proj.bias\" is missing"}));
+  EXPECT_TRUE(Model(biased, SmallTensors())
+                  .IsRefused({"8 of the tensors", "layers.0.self_attn.q_proj.bias\" [128]"}));
   EXPECT_TRUE(Model(biased, Joined(SmallTensors(),
                                    Without(BiasTensors(), "model.layers.1.self_attn.o_proj.bias")))
                   .IsRefused({"layers.1.self_attn.o_proj.bias\" is missing", "[8]"}));
@@ -155,6 +157,94 @@ TEST(ModelWeightsTest, BiasThatTheConfigDeniesIsRefused) {
   EXPECT_TRUE(
       Model(SmallConfig(), Joined(SmallTensors(), {{"model.layers.0.mlp.up_proj.bias", {12}}}))
           .IsRefused({"mlp.up_proj.bias", "a bias that the qwen3 family does not have"}));
+}
+
+TEST(ModelWeightsTest, MlpBiasesAreBoundWhereTheConfigSaysSo) {
+  nlohmann::json config = With("architectures", {"LlamaForCausalLM"});
+  Tensors tensors = SmallTensors();
+  std::erase_if(tensors, [](const TestTensor& t) { return t.name.find("_norm.") != t.name.npos; });
+  Tensors biased = tensors;
+  for (const char* layer : {"model.layers.0.mlp.", "model.layers.1.mlp."}) {
+    const std::string prefix = layer;
+    biased.push_back({prefix + "gate_proj.bias", {12}});
+    biased.push_back({prefix + "up_proj.bias", {12}});
+    biased.push_back({prefix + "down_proj.bias", {8}});
+  }
+  EXPECT_EQ(Model(config, tensors).Bind().layers[0].up_bias.data, nullptr);
+  EXPECT_TRUE(Model(config, biased).IsRefused({"mlp.gate_proj.bias", "mlp_bias is false"}));
+  config["mlp_bias"] = true;
+  Model model(config, biased);
+  const LayerWeights layer = model.Bind().layers[1];
+  EXPECT_EQ(layer.gate_bias.data,
+            model.checkpoint->Find("model.layers.1.mlp.gate_proj.bias")->data);
+  EXPECT_EQ(layer.up_bias.data, model.checkpoint->Find("model.layers.1.mlp.up_proj.bias")->data);
+  EXPECT_EQ(layer.down_bias.data,
+            model.checkpoint->Find("model.layers.1.mlp.down_proj.bias")->data);
+  EXPECT_TRUE(Model(config, tensors).IsRefused({"6 of the tensors", "mlp.gate_proj.bias"}));
+}
+
+TEST(ModelWeightsTest, HeadNormsOfAnotherFamilyAreRefused) {
+  EXPECT_TRUE(Model(With("architectures", {"LlamaForCausalLM"}), SmallTensors())
+                  .IsRefused({"model.layers.0.self_attn.q_norm.weight",
+                              "a norm that the llama family does not have"}));
+}
+
+TEST(ModelWeightsTest, BiasThatQwen2NeverHasIsRefused) {
+  const nlohmann::json config = With("architectures", {"Qwen2ForCausalLM"});
+  Tensors tensors = Joined(SmallTensors(), BiasTensors());
+  std::erase_if(tensors, [](const TestTensor& t) { return t.name.find("_norm.") != t.name.npos; });
+  EXPECT_TRUE(Model(config, tensors)
+                  .IsRefused({"self_attn.o_proj.bias", "a bias that the qwen2 family does not"}));
+  std::erase_if(tensors, [](const TestTensor& t) { return t.name.ends_with("o_proj.bias"); });
+  EXPECT_NE(Model(config, tensors).Bind().layers[0].q_bias.data, nullptr);
+}
+
+// Conv1D stores [inputs, outputs]; Q, K and V are columns of one matrix.
+TEST(ModelWeightsTest, Gpt2MatricesAreSeenAsOutputsByInputs) {
+  for (const char* prefix : {"", "transformer."}) {
+    Model model(SmallGpt2Config(), SmallGpt2Tensors(prefix));
+    const ModelWeights weights = model.Bind();
+    EXPECT_EQ(weights.lm_head.data, weights.embedding.data);
+    EXPECT_EQ(weights.positions.shape, (std::vector<int64_t>{16, 64}));
+    EXPECT_TRUE(weights.extra_tensors.empty());
+    const LayerWeights& layer = weights.layers[1];
+    const auto data = [&](const std::string& name) {
+      return static_cast<const std::byte*>(
+          static_cast<const void*>(model.checkpoint->Find(StrCat(prefix, "h.1.", name))->data));
+    };
+    const auto expect = [](const TensorView& view, const std::byte* at, std::vector<int64_t> shape,
+                           int64_t row_stride, int64_t column_stride) {
+      EXPECT_EQ(view.data, at);
+      EXPECT_EQ(view.shape, shape);
+      EXPECT_EQ(view.row_stride, row_stride);
+      EXPECT_EQ(view.column_stride, column_stride);
+      EXPECT_EQ(view.bytes, view.Rows() * view.Columns() * 4);
+    };
+    const std::byte* qkv = data("attn.c_attn.weight");
+    expect(layer.q, qkv, {64, 64}, 1, 192);
+    expect(layer.k, qkv + 64 * 4, {64, 64}, 1, 192);
+    expect(layer.v, qkv + 128 * 4, {64, 64}, 1, 192);
+    expect(layer.v_bias, data("attn.c_attn.bias") + 128 * 4, {64}, 1, 1);
+    expect(layer.o, data("attn.c_proj.weight"), {64, 64}, 1, 64);
+    expect(layer.up, data("mlp.c_fc.weight"), {256, 64}, 1, 256);
+    expect(layer.down, data("mlp.c_proj.weight"), {64, 256}, 1, 64);
+    expect(layer.post_norm_bias, data("ln_2.bias"), {64}, 1, 1);
+    EXPECT_EQ(layer.gate.data, nullptr);
+  }
+}
+
+TEST(ModelWeightsTest, EveryTensorOfGpt2IsNeededInItsStoredShape) {
+  for (TestTensor tensor : SmallGpt2Tensors("")) {
+    // Without its embedding a checkpoint has no known prefix: the first one is asked for.
+    if (tensor.name == "wte.weight") continue;
+    EXPECT_TRUE(Model(SmallGpt2Config(), Without(SmallGpt2Tensors(""), tensor.name))
+                    .IsRefused({StrCat("\"", tensor.name, "\" is missing")}));
+    tensor.shape[0] += 1;
+    EXPECT_TRUE(Model(SmallGpt2Config(), Replaced(SmallGpt2Tensors(""), tensor))
+                    .IsRefused({tensor.name, StrCat("shape [", tensor.shape[0])}));
+  }
+  EXPECT_TRUE(Model(SmallGpt2Config(), Without(SmallGpt2Tensors(""), "wte.weight"))
+                  .IsRefused({"\"transformer.wte.weight\" [10, 64]"}));
 }
 
 TEST(ModelWeightsTest, EveryTensorIsNeeded) {
@@ -188,32 +278,68 @@ TEST(ModelWeightsTest, LayersBeyondTheConfigAreRefused) {
   EXPECT_TRUE(Model(With("num_hidden_layers", 1), SmallTensors())
                   .IsRefused({"model.layers.1.", "num_hidden_layers is 1"}));
   EXPECT_TRUE(Model(With("num_hidden_layers", 3), SmallTensors())
-                  .IsRefused({"model.layers.2.input_layernorm.weight\" is missing"}));
+                  .IsRefused({"11 of the tensors", "\"model.layers.2.input_layernorm.weight\" [8]",
+                              "and 6 more"}));
+}
+
+TEST(ModelWeightsTest, AllMissingTensorsAreInOneMessage) {
+  const Tensors tensors =
+      Without(Without(SmallTensors(), "model.norm.weight"), "model.layers.1.mlp.up_proj.weight");
+  EXPECT_TRUE(Model(SmallConfig(), tensors)
+                  .IsRefused({"2 of the tensors", "\"model.norm.weight\" [8], ",
+                              "\"model.layers.1.mlp.up_proj.weight\" [12, 8]; "}));
 }
 
 TEST(ModelWeightsTest, NamesWithAnotherPrefixAreNotTakenForTheModel) {
   Tensors tensors = SmallTensors();
   for (TestTensor& tensor : tensors) tensor.name = "transformer." + tensor.name;
   EXPECT_TRUE(
-      Model(SmallConfig(), tensors).IsRefused({"\"model.embed_tokens.weight\" is missing"}));
+      Model(SmallConfig(), tensors)
+          .IsRefused({"25 of the tensors", "\"model.embed_tokens.weight\" [10, 8]", "and 20 more",
+                      "25 tensors, the first is \"transformer.lm_head.weight\""}));
 }
 
-TEST(ModelWeightsTest, MixedAndUnsupportedDtypesAreRefused) {
-  EXPECT_TRUE(
-      Model(SmallConfig(), Replaced(SmallTensors(), {"model.norm.weight", {8}, "F32"}))
-          .IsRefused({"model.norm.weight", "dtype F32", "config.json says BF16", "one dtype"}));
-  EXPECT_TRUE(Model(With("torch_dtype", "float32"), SmallTensors())
-                  .IsRefused({"dtype BF16", "config.json says F32"}));
+TEST(ModelWeightsTest, DtypesMayBeMixedWhateverTheConfigSays) {
+  const Tensors tensors = Replaced(Replaced(SmallTensors(), {"model.norm.weight", {8}, "F32"}),
+                                   {"model.layers.1.mlp.up_proj.weight", {12, 8}, "F16"});
+  const ModelWeights weights = Model(SmallConfig(), tensors).Bind();
+  EXPECT_EQ(weights.final_norm.dtype, DType::kF32);
+  EXPECT_EQ(weights.layers[1].up.dtype, DType::kF16);
+  EXPECT_EQ(weights.layers[0].up.dtype, DType::kBf16);
+  const ModelWeights plain = Model(With("torch_dtype", "float32"), SmallTensors()).Bind();
+  EXPECT_EQ(plain.final_norm.dtype, DType::kBf16);
+  EXPECT_EQ(weights.parameters, plain.parameters);
+  EXPECT_EQ(weights.bytes, plain.bytes + 16);
+}
+
+TEST(ModelWeightsTest, UnsupportedDtypesAreRefused) {
   EXPECT_TRUE(Model(SmallConfig(), Replaced(SmallTensors(), {"model.norm.weight", {8}, "I64"}))
                   .IsRefused({"model.norm.weight", "dtype I64", "supported: F32, BF16, F16"}));
 }
 
-TEST(ModelWeightsTest, OtherTensorsAreReported) {
+TEST(ModelWeightsTest, OtherTensorsAreReportedAndKnownBuffersApart) {
   Model model(SmallConfig(),
               Joined(SmallTensors(), {{"model.layers.0.self_attn.rotary_emb.inv_freq", {32}, "F32"},
-                                      {"counter", {}, "I64"}}));
-  EXPECT_EQ(model.Bind().extra_tensors,
-            (std::vector<std::string>{"counter", "model.layers.0.self_attn.rotary_emb.inv_freq"}));
+                                      {"model.layers.1.attn.bias", {1, 1, 32, 32}},
+                                      {"model.layers.1.attn.masked_bias", {}},
+                                      {"counter", {}, "I64"},
+                                      {"model.layers.0.xrotary_emb.inv_freq", {32}}}));
+  const ModelWeights weights = model.Bind();
+  EXPECT_EQ(weights.extra_tensors,
+            (std::vector<std::string>{"counter", "model.layers.0.xrotary_emb.inv_freq"}));
+  EXPECT_EQ(
+      weights.known_buffers,
+      (std::vector<std::string>{"model.layers.0.self_attn.rotary_emb.inv_freq",
+                                "model.layers.1.attn.bias", "model.layers.1.attn.masked_bias"}));
+}
+
+TEST(ModelWeightsTest, BiasIsNoMaskForItsNameAlone) {
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{8}, {1, 1, 8, 9}, {1, 2, 8, 8}, {1, 8, 8}}) {
+    EXPECT_TRUE(
+        Model(SmallConfig(), Joined(SmallTensors(), {{"model.layers.1.attn.bias", shape}}))
+            .IsRefused({"model.layers.1.attn.bias", "a bias that the qwen3 family does not have"}));
+  }
 }
 
 TEST(ModelWeightsTest, UnknownFamilyIsRefusedWithTheKnown) {
@@ -223,8 +349,12 @@ TEST(ModelWeightsTest, UnknownFamilyIsRefusedWithTheKnown) {
 
 TEST(ModelWeightsTest, CommittedCheckpointsBind) {
   const std::filesystem::path root = TOKLINE_SOURCE_DIR;
-  for (const char* folder : {"models/qwen3-tiny", "harness/tests/golden/qwen3_untied_group3",
-                             "harness/tests/golden/qwen3_sharded"}) {
+  for (const char* folder :
+       {"models/qwen3-lookup", "harness/tests/golden/qwen3_tiny",
+        "harness/tests/golden/qwen3_untied_group3", "harness/tests/golden/qwen3_sharded",
+        "harness/tests/golden/llama3_scaled", "harness/tests/golden/llama_biased",
+        "harness/tests/golden/qwen2_group3", "harness/tests/golden/ernie4_5_group7",
+        "harness/tests/golden/gpt2_tiny", "harness/tests/golden/gpt2_bare"}) {
     const ModelSpec spec = LoadModelSpec(root / folder);
     const Checkpoint checkpoint(root / folder);
     const ModelWeights weights = BindWeights(checkpoint, spec);

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
 #include <limits>
 
 #include "harness/core/timing.h"
@@ -117,6 +120,32 @@ TEST(KernelRowTest, ASampleThatIsNoTimeIsAnError) {
   EXPECT_THROW(KernelRow(m), InvalidArgument);
 }
 
+TEST(KernelRowTest, SaysWhatHappenedBesideItsFigures) {
+  KernelMeasurement m = ColdRow();
+  Json row = KernelRow(m);
+  for (const char* key : {"disturbed", "library", "memory_bytes", "stopped", "fresh_us"}) {
+    EXPECT_TRUE(row.at(key).is_null()) << key;
+  }
+  m.disturbed = "throttled: power cap";
+  m.memory_bytes = 4096;
+  m.stopped = "time";
+  m.fresh_us = 251;
+  m.verified.audits = 3;
+  row = KernelRow(m);
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["disturbed"], "throttled: power cap");
+  EXPECT_EQ(row["memory_bytes"], 4096);
+  EXPECT_EQ(row["stopped"], "time");
+  EXPECT_EQ(row["fresh_us"], 251.0);
+  EXPECT_EQ(row["verified"]["audits"], 3);
+}
+
+TEST(KernelRowTest, TheIntervalIsMadeOfSamples) {
+  KernelMeasurement m = ColdRow();
+  for (size_t i = 0; i < m.samples_us.size(); ++i) m.samples_us[i] = 250 + static_cast<double>(i);
+  EXPECT_EQ(KernelRow(m)["ci95_us"], Json({253.0, 261.0}));  // ranks 4 and 12 of 15
+}
+
 TEST(FloorTest, TheSlowerOfMemoryAndMatmulLimits) {
   EXPECT_EQ(FloorOf({.read_bytes = 9e6, .write_bytes = 1e6}, 4000, 2000, 100).limit, "read");
   EXPECT_DOUBLE_EQ(FloorOf({.read_bytes = 9e6, .write_bytes = 1e6}, 4000, 2000, 100).us, 2.5);
@@ -141,13 +170,21 @@ TEST(ValidateRecordTest, NamesTheFieldThatIsWrong) {
       EXPECT_THAT(error.what(), HasSubstr(message)) << pointer;
     }
   };
-  expect_error("/schema", 2, "schema is 2; this program reads schema 1");
-  expect_error("/kind", "column", "run, row, end");
+  expect_error("/schema", 1, "schema is 1; this program reads schema 2");
+  expect_error("/kind", "column", "run, row, ablation, end");
   expect_error("/kernel", "", "row.kernel");
   expect_error("/cache", "tepid", "cold, warm, cpu");
   expect_error("/median_us", 200.0, "row.median_us is 200");
   expect_error("/gbps", 5000.0, "row.gbps");
   expect_error("/verified/after", false, "must be verified");
+  expect_error("/verified/audits", -1, "verified.audits");
+  expect_error("/ci95_us", {249, 250}, "row.ci95_us is [249,250], but from the samples follows");
+  expect_error("/ci95_us", 250, "row.ci95_us");
+  expect_error("/stopped", "tired", "precise, time");
+  expect_error("/fresh_us", "250", "row.fresh_us");
+  expect_error("/memory_bytes", 1.5, "row.memory_bytes");
+  expect_error("/disturbed", "", "row.disturbed");
+  expect_error("/library", {{"name", "flashinfer"}}, "no field 'version'");
   expect_error("/samples_us/2", nullptr, "samples_us");
   expect_error("/percent_of_measured_peak", 50.0, "percent_of_measured_peak");
   expect_error("/shape", Json::array(), "shape must be an object");
@@ -220,6 +257,42 @@ TEST(DecoderRowTest, FiguresFollowFromSamplesAndCost) {
   EXPECT_EQ(row["verified"]["tokens"], 64);
 }
 
+TEST(DecoderRowTest, TheIntervalOfFewSamplesIsTheirRange) {
+  EXPECT_EQ(DecoderRow(DecoderOf8())["ci95_ms"], Json({1.0, 1.5}));
+}
+
+StepProfile ProfileOf100Us() {
+  return {.method = "cupti",
+          .steps = 63,
+          .step_us = 100,
+          .ops = {{.op = "down", .kernel = "linear", .launches = 28, .us = 60},
+                  {.op = "sampling", .kernel = "sampling", .launches = 1, .us = 10}},
+          .device_gap_us = 5,
+          .host_gap_us = 25};
+}
+
+TEST(DecoderRowTest, CarriesTheProfileOfAStep) {
+  DecoderMeasurement m = DecoderOf8();
+  EXPECT_TRUE(DecoderRow(m)["profile"].is_null());
+  m.profile = ProfileOf100Us();
+  const Json row = DecoderRow(m);
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["profile"]["ops"][0]["op"], "down");
+  EXPECT_EQ(row["profile"]["host_gap_us"], 25.0);
+}
+
+TEST(DecoderRowTest, AProfileMustAddUp) {
+  DecoderMeasurement m = DecoderOf8();
+  m.profile = ProfileOf100Us();
+  m.profile->host_gap_us = 24;
+  try {
+    ValidateRecord(DecoderRow(m));
+    ADD_FAILURE() << "a profile that adds up to 99 of 100 us passed";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("step_us is 100, but its ops and gaps add up to 99"));
+  }
+}
+
 TEST(DecoderRowTest, WithoutADeviceThereIsNoLimit) {
   DecoderMeasurement m = DecoderOf8();
   m.cache = "cpu";
@@ -261,10 +334,148 @@ TEST(DecoderRowTest, RowsThatDoNotFollowFromTheirSamplesAreRefusedOnReading) {
   expect_invalid([](Json& row) { row["prefill_tok_s"] = 1e9; });
   expect_invalid([](Json& row) { row["percent_of_measured_peak"] = 99; });
   expect_invalid([](Json& row) { row["samples_ms"] = Json::array(); });
+  expect_invalid([](Json& row) { row["ci95_ms"] = {1.0, 1.25}; });
+  expect_invalid([](Json& row) { row["profile"] = "fast"; });
   expect_invalid([](Json& row) { row["verified"]["mean_regret"] = 0.5; });
   expect_invalid([](Json& row) { row.erase("verified"); });
   expect_invalid([](Json& row) { row["cache"] = "lukewarm"; });
   expect_invalid([](Json& row) { row["status"] = "refused", row["reason"] = "because"; });
+}
+
+AblationMeasurement AblationOf3Rounds() {
+  return {.run_id = "run",
+          .model = "qwen3",
+          .dtype = "bf16",
+          .device = "GPU",
+          .batch = 1,
+          .prompt_tokens = 128,
+          .new_tokens = 64,
+          .name = "rmsnorm_qkv",
+          .instead = "rmsnorm, linear, rope",
+          .end_to_end_ms = {.with = {1.0, 1.1, 1.2}, .without = {1.3, 1.2, 1.4}}};
+}
+
+TEST(AblationRowTest, HasBothSamplesOfEachRound) {
+  AblationMeasurement m = AblationOf3Rounds();
+  Json row = AblationRow(m);
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["kind"], "ablation");
+  EXPECT_EQ(row["end_to_end"]["without_ms"], Json({1.3, 1.2, 1.4}));
+  EXPECT_TRUE(row["isolated"].is_null());
+  m.isolated_us = PairedSamples{.with = {10}, .without = {20}};
+  row = AblationRow(m);
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["isolated"]["with_us"], Json::array({10.0}));
+}
+
+TEST(AblationRowTest, RoundsWithOneSampleOnlyAreNoPairs) {
+  AblationMeasurement m = AblationOf3Rounds();
+  m.end_to_end_ms.without.pop_back();
+  EXPECT_THROW(ValidateRecord(AblationRow(m)), InvalidArgument);
+  m = AblationOf3Rounds();
+  m.isolated_us = PairedSamples{.with = {10, 11}, .without = {20}};
+  EXPECT_THROW(ValidateRecord(AblationRow(m)), InvalidArgument);
+  m = AblationOf3Rounds();
+  m.end_to_end_ms.with[1] = std::nan("");
+  EXPECT_THROW(ValidateRecord(AblationRow(m)), InvalidArgument);
+}
+
+TEST(AblationRowTest, WhatFailedHasNoSamples) {
+  AblationMeasurement m = AblationOf3Rounds();
+  m.failure = "out of memory";
+  Json row = AblationRow(m);
+  EXPECT_EQ(row["reason"], "out of memory");
+  EXPECT_FALSE(row.contains("end_to_end"));
+  EXPECT_NO_THROW(ValidateRecord(row));
+  row["end_to_end"] = nullptr;
+  EXPECT_THROW(ValidateRecord(row), InvalidArgument);
+  m = AblationOf3Rounds();
+  m.interrupted = true;
+  EXPECT_EQ(AblationRow(m)["reason"], "interrupted");
+}
+
+RunHeader HeaderOfAGpu() {
+  RunHeader header{.run_id = "run",
+                   .program = "bench_linear",
+                   .fingerprint = {},
+                   .peaks = Peaks{.read_gbps = 4500, .copy_gbps = 4300},
+                   .datasheet = {}};
+  header.fingerprint.time_utc = "2026-01-01T00:00:00Z";
+  header.fingerprint.build = GetBuildInfo();
+  header.fingerprint.cpu = "CPU";
+  header.fingerprint.os = "Linux";
+  header.fingerprint.gpu =
+      GpuIdentity{.name = "GPU", .uuid_hash = "0123", .compute_capability = "9.0"};
+  return header;
+}
+
+TEST(RunHeaderTest, SaysWhatWasInjectedAndWhosePeaksItUses) {
+  RunHeader header = HeaderOfAGpu();
+  Json run = ToJson(header);
+  EXPECT_NO_THROW(ValidateRecord(run));
+  EXPECT_TRUE(run["injected"].is_null());
+  EXPECT_TRUE(run["peaks"]["from_run"].is_null());
+  EXPECT_TRUE(run["fingerprint"]["gpu"]["mig"].is_null());
+  header.injected = {{"op", "down"}, {"op_delay_us", 20}};
+  header.peaks->from_run = "other";
+  header.fingerprint.gpu->mig = false;
+  header.fingerprint.gpu->max_sm_clock_mhz = 1980;
+  run = ToJson(header);
+  EXPECT_NO_THROW(ValidateRecord(run));
+  EXPECT_EQ(run["injected"]["op_delay_us"], 20);
+  EXPECT_EQ(run["peaks"]["from_run"], "other");
+  EXPECT_EQ(run["fingerprint"]["gpu"]["mig"], false);
+  EXPECT_EQ(run["fingerprint"]["gpu"]["max_sm_clock_mhz"], 1980);
+}
+
+// Every key of the records stands in docs/measuring.md, as `key`.
+TEST(RecordDocumentationTest, NamesEveryField) {
+  const std::filesystem::path path =
+      std::filesystem::path(TOKLINE_SOURCE_DIR) / "docs" / "measuring.md";
+  std::ifstream file(path);
+  ASSERT_TRUE(file) << path;
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const size_t begin = page.find("## Fingerprint");
+  const size_t end = page.find("## Shapes");
+  ASSERT_LT(begin, end);
+  const std::string text = page.substr(begin, end - begin);
+  EXPECT_THAT(text, HasSubstr(StrCat("## Records: schema ", kRecordSchema)));
+
+  DecoderMeasurement decoder = DecoderOf8();
+  decoder.profile = ProfileOf100Us();
+  AblationMeasurement ablation = AblationOf3Rounds();
+  ablation.isolated_us = PairedSamples{.with = {10}, .without = {20}};
+  RunHeader header = HeaderOfAGpu();
+  header.datasheet = Datasheet{4800, 989};
+  const std::function<void(const Json&)> expect_named = [&](const Json& value) {
+    if (value.is_array() && !value.empty()) return expect_named(value[0]);
+    if (!value.is_object()) return;
+    for (const auto& [key, part] : value.items()) {
+      const bool named = text.find("`" + key + "`") != std::string::npos ||
+                         text.find("`gpu." + key + "`") != std::string::npos;
+      EXPECT_TRUE(named) << key << " is not described in " << path;
+      if (key != "shape") expect_named(part);
+    }
+  };
+  expect_named(KernelRow(ColdRow()));
+  expect_named(DecoderRow(decoder));
+  expect_named(AblationRow(ablation));
+  expect_named(ToJson(header));
+  expect_named(ToJson(RunEnd{.run_id = "run", .gpu_after = {}}));
+}
+
+TEST(RunHeaderTest, AnythingElseIsInvalid) {
+  const auto expect_invalid = [](const std::string& pointer, const Json& value) {
+    Json run = ToJson(HeaderOfAGpu());
+    run[Json::json_pointer(pointer)] = value;
+    EXPECT_THROW(ValidateRecord(run), InvalidArgument) << pointer;
+  };
+  expect_invalid("/injected", 3);
+  expect_invalid("/injected", Json::object());
+  expect_invalid("/injected", {{"slowdown_percent", nullptr}});
+  expect_invalid("/peaks/from_run", 7);
+  expect_invalid("/fingerprint/gpu/mps", "yes");
+  expect_invalid("/fingerprint/gpu/name", "");
 }
 
 }  // namespace

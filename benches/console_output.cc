@@ -1,0 +1,27 @@
+#include "benches/console_output.h"
+
+#include "harness/core/standard_streams.h"
+
+namespace tokline::bench {
+
+ConsoleOutput::ConsoleOutput() : before_(std::cout.rdbuf(this)) {
+  std::cout.exceptions(std::ios::badbit);
+}
+
+ConsoleOutput::~ConsoleOutput() {
+  std::cout.exceptions(std::ios::goodbit);
+  std::cout.rdbuf(before_);
+}
+
+std::streamsize ConsoleOutput::xsputn(const char* text, std::streamsize length) {
+  Print({text, static_cast<size_t>(length)});
+  return length;
+}
+
+ConsoleOutput::int_type ConsoleOutput::overflow(int_type character) {
+  const char one = traits_type::to_char_type(character);
+  Print({&one, 1});
+  return character;
+}
+
+}  // namespace tokline::bench

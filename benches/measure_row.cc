@@ -1,0 +1,222 @@
+#include "benches/measure_row.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "benches/check_case.h"
+#include "benches/verify.h"
+#include "harness/core/interrupt.h"
+#include "harness/core/nvml.h"
+#include "kernels/common/error.h"
+
+namespace tokline::bench {
+namespace {
+
+constexpr int kAuditsAmongSamples = 2;  // and one after the last sample
+constexpr int kMostRepeats = 2;         // of a row that was disturbed
+
+// Fresh launches may take so much longer than repeated ones, and the start of their graph so long
+// besides. Cold launches find nothing in the cache either way. Warm ones find their inputs in it,
+// but not yet their instructions.
+constexpr double kColdFreshRatio = 1.25;
+constexpr double kWarmFreshRatio = 1.5;
+constexpr double kColdStartUs = 20;
+constexpr double kWarmStartUs = 30;
+
+// The device is done so soon after the last timed launch.
+constexpr double kLateShare = 0.25;
+constexpr double kLateUs = 100;
+
+// The row is refused, in words.
+struct Refusal {
+  std::string reason;
+};
+
+class Measurement {
+ public:
+  Measurement(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
+              std::mt19937_64& rng, KernelMeasurement& m)
+      : prepared_(prepared),
+        store_(prepared.store),
+        execution_(execution),
+        options_(options),
+        rng_(rng),
+        m_(m) {}
+
+  void Run() {
+    m_.cost = prepared_.cost;
+    m_.cache = prepared_.placement.cache;
+    m_.buffer_sets = prepared_.placement.buffer_sets;
+    m_.memory_bytes = 0;
+    for (const TensorSpec& spec : store_.tensors().specs()) *m_.memory_bytes += spec.Bytes();
+    RefuseIf(CheckWork(prepared_.cost, store_.tensors()));
+    VerifyBefore();
+    if (options_.verify_only) return;
+    timer_ = execution_.MakeTimer(
+        *prepared_.bench_case, store_,
+        {.dependent = options_.dependent, .slowdown_percent = options_.slowdown_percent});
+    m_.launches_per_sample = timer_->launches_per_sample();
+    for (int repeats = 0; repeats <= kMostRepeats; ++repeats) {
+      TimeOnce();
+      if (m_.interrupted) return;
+      if (m_.disturbed.empty()) break;
+    }
+    CheckFreshTimes();
+  }
+
+ private:
+  static void RefuseIf(const std::string& reason) {
+    if (!reason.empty()) throw Refusal{reason};
+  }
+
+  int RandomBelow(int end) { return std::uniform_int_distribution<int>(0, end - 1)(rng_); }
+
+  // Compares what was written since the outputs were poisoned with what is expected.
+  void Compare(bool& verified, const std::string& when) {
+    const Comparison comparison = expected_->CompareWith(store_);
+    verified = comparison.first_failure.empty();
+    m_.verified.max_error_over_bound =
+        std::max(m_.verified.max_error_over_bound, comparison.max_error_over_bound);
+    if (!verified) throw Refusal{StrCat("unverified ", when, ": ", comparison.first_failure)};
+    RefuseIf(CheckInputs(store_, seed_, rng_));
+  }
+
+  // New contents for all tensors, of which nothing is expected yet.
+  void Renew() {
+    expected_.reset();
+    seed_ = rng_();
+    store_.Renew(seed_);
+  }
+
+  void Expect(int copy) { expected_.emplace(*prepared_.bench_case, copy, seed_, rng_()); }
+
+  void VerifyBefore() {
+    Renew();
+    RefuseIf(CheckInputs(store_, seed_, rng_));
+    execution_.Run(*prepared_.bench_case, store_, std::min(store_.copies(), 2), options_.dependent);
+    Expect(/*copy=*/0);
+    Compare(m_.verified.before, "before timing");
+  }
+
+  void TimeOnce() {
+    m_.verified.audits = 0;
+    fresh_us_.clear();
+    late_us_.clear();
+    taken_ = 0;
+    observed_ = {};
+    Observe();
+    // One in each part of the samples that there will be in any case, and none after the last of
+    // them: the audit at the end would find nothing written since.
+    const int before_last = std::max(options_.rule.samples, options_.rule.least) - 1;
+    const int part = before_last / kAuditsAmongSamples;
+    audit_after_.clear();
+    for (int i = 0; i < kAuditsAmongSamples; ++i) {
+      audit_after_.insert(i * part + 1 + RandomBelow(part));
+    }
+    store_.Poison();
+    TakenSamples taken = TakeSamples(options_.rule, timer_->launches_per_sample(),
+                                     [this](int count) { return Sample(count); });
+    m_.samples_us = std::move(taken.us);
+    m_.stopped = std::move(taken.stopped);
+    m_.interrupted = taken.interrupted || InterruptRequested();
+    if (m_.interrupted) return;
+    Audit();
+    Observe();
+    m_.disturbed = Disturbance(observed_, observed_);
+  }
+
+  void Observe() {
+    const GpuState now = execution_.State();
+    observed_.throttle_reasons =
+        observed_.throttle_reasons.value_or(0) | now.throttle_reasons.value_or(0);
+    observed_.other_processes =
+        std::max(observed_.other_processes.value_or(0), now.other_processes.value_or(0));
+  }
+
+  // `count` samples, with audits where they are due among them.
+  std::vector<double> Sample(int count) {
+    std::vector<double> samples;
+    while (static_cast<int>(samples.size()) < count) {
+      const int left = count - static_cast<int>(samples.size());
+      const auto next = audit_after_.upper_bound(taken_);
+      const int wanted = next == audit_after_.end() ? left : std::min(left, *next - taken_);
+      const std::vector<double> got = timer_->Sample(wanted, [this] { Observe(); });
+      samples.insert(samples.end(), got.begin(), got.end());
+      taken_ += static_cast<int>(got.size());
+      if (static_cast<int>(got.size()) < wanted) break;
+      if (audit_after_.contains(taken_)) Audit();
+    }
+    return samples;
+  }
+
+  void Audit() {
+    Compare(m_.verified.after, StrCat("after ", taken_, " timed samples"));
+    Renew();
+    const Rotation rotation = timer_->RotateOnce();
+    fresh_us_.push_back(rotation.us);
+    late_us_.push_back(rotation.late_us);
+    Expect(RandomBelow(store_.copies()));
+    Compare(m_.verified.after, StrCat("on fresh inputs after ", taken_, " timed samples"));
+    ++m_.verified.audits;
+    store_.Poison();
+  }
+
+  void CheckFreshTimes() {
+    if (!execution_.TimesAreClaims()) return;
+    const double fresh = Median(fresh_us_);
+    const double repeated = Median(m_.samples_us);
+    const int launches = store_.copies();
+    const bool cold = m_.cache == "cold";
+    const double most = repeated * (cold ? kColdFreshRatio : kWarmFreshRatio) +
+                        (cold ? kColdStartUs : kWarmStartUs) / launches;
+    m_.fresh_us = fresh;
+    if (fresh > most) {
+      throw Refusal{StrCat("launches on fresh inputs take ", fresh, " us, repeated ones ", repeated,
+                           " us; fresh ones may take at most ", most,
+                           " us: work is left out when "
+                           "inputs repeat")};
+    }
+    const double late = *std::min_element(late_us_.begin(), late_us_.end());
+    const double latest = kLateUs + kLateShare * fresh * launches;
+    if (late > latest) {
+      throw Refusal{StrCat("the device was busy for ", late, " us after the last of ", launches,
+                           " timed launches of ", fresh, " us, and at most ", latest,
+                           " us are allowed: work is done outside of what is timed")};
+    }
+  }
+
+  PreparedCase& prepared_;
+  TensorStore& store_;
+  const Execution& execution_;
+  const RowOptions& options_;
+  std::mt19937_64& rng_;
+  KernelMeasurement& m_;
+  std::unique_ptr<LaunchTimer> timer_;
+  uint64_t seed_ = 0;                       // of the inputs
+  std::optional<ExpectedSample> expected_;  // of outputs from these inputs
+  std::set<int> audit_after_;               // so many samples
+  int taken_ = 0;
+  std::vector<double> fresh_us_;
+  std::vector<double> late_us_;
+  GpuState observed_;  // all throttle reasons, and the most processes, since sampling began
+};
+
+}  // namespace
+
+PreparedCase::PreparedCase(std::unique_ptr<BenchCase> made, const Execution& execution)
+    : bench_case(std::move(made)),
+      cost(bench_case->GetCost()),
+      placement(execution.Place(cost, bench_case->tensors())),
+      store(bench_case->tensors(), placement.buffer_sets, execution.MakeMemory()) {}
+
+void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
+                std::mt19937_64& rng, KernelMeasurement& m) {
+  try {
+    Measurement(prepared, execution, options, rng, m).Run();
+  } catch (const Refusal& refusal) {
+    m.failure = refusal.reason;
+  }
+}
+
+}  // namespace tokline::bench

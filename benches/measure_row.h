@@ -1,0 +1,39 @@
+// One row: a case on its buffers, verified, timed, and audited while it is timed.
+//
+// An audit refills all inputs, poisons all outputs and zeroes the workspaces, replays one launch on
+// each buffer set, timed on its own, and compares a random set with the reference. Audits stand at
+// random places among the samples, and after the last one. What the timed launches wrote since the
+// last audit is compared too, so that they differ from an audit's in nothing but their number.
+#pragma once
+
+#include <memory>
+#include <random>
+
+#include "benches/execution.h"
+#include "harness/core/stopping_rule.h"
+#include "harness/record/record.h"
+
+namespace tokline::bench {
+
+// A case and its memory, which its plain and its dependent row share.
+struct PreparedCase {
+  PreparedCase(std::unique_ptr<BenchCase> made, const Execution& execution);
+
+  std::unique_ptr<BenchCase> bench_case;
+  Cost cost;
+  Placement placement;
+  TensorStore store;
+};
+
+struct RowOptions {
+  bool dependent = false;
+  bool verify_only = false;  // nothing is timed
+  StoppingRule rule{};
+  double slowdown_percent = 0;  // added to every sample, to test the tools
+};
+
+// Fills in all that is measured. `m.failure` says in words why the row is refused.
+void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
+                std::mt19937_64& rng, KernelMeasurement& m);
+
+}  // namespace tokline::bench

@@ -1,0 +1,210 @@
+"""Measures FlashInfer, FlashAttention-3, cuDNN and PyTorch on exactly the shapes of the suite's own rows."""
+import argparse
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+import warnings
+
+from peers import rows
+from peers.measure import Measurement, Unsupported, measure
+from peers.operations import PEERS, Bench, attempts
+from tokline import records
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIBRARIES = ("flashinfer", "fa3", "cudnn", "torch")
+NO_GPU_EXIT, USAGE_EXIT, FAILURE_EXIT, INTERRUPTED_EXIT = 77, 2, 1, 130
+EPILOG = """\
+Kernel, shape, cost, cache state, dtype and buffer sets are taken over from RECORDS.jsonl, and so are the
+measured peaks where the GPU is the same. What a library cannot run is a refused row that says why.
+
+examples:
+  scripts/peers --beside build/results --record build/results/peers.jsonl
+  scripts/peers --beside kernels.jsonl --record peers.jsonl --only chunk_decode --peers flashinfer,fa3
+  PYTHONPATH=/opt/libs scripts/peers --python python3 --beside kernels.jsonl --record peers.jsonl
+
+exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured or a file
+cannot be used, 2 misuse, 77 no GPU, 130 interrupted.
+"""
+
+
+def regular_expression(text):
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="scripts/peers", description=__doc__, epilog=EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--beside", required=True, nargs="+", metavar="RECORDS.jsonl",
+                        help="the suite's records, files or folders")
+    parser.add_argument("--record", required=True, metavar="OUT.jsonl", help="rows are appended to this file")
+    parser.add_argument("--only", type=regular_expression, default=re.compile(""), metavar="REGEX",
+                        help="shapes whose 'kernel name page tokens' matches, as the progress lines show them")
+    parser.add_argument("--peers", default=",".join(LIBRARIES), metavar="LIST",
+                        help=f"of {', '.join(LIBRARIES)}; all by default")
+    parser.add_argument("--time-limit", type=float, default=120, metavar="SECONDS",
+                        help="rows that are not begun by then are refused; 120 by default")
+    parser.add_argument("--row-time", type=float, default=0.05, metavar="SECONDS",
+                        help="of sampling, where the median's interval stays wide; 0.05 by default")
+    parser.add_argument("--compile", action="store_true",
+                        help="let FlashInfer compile what it has not compiled: minutes, and needs nvcc")
+    parser.add_argument("--fa3-version", metavar="TEXT",
+                        help="of FlashAttention-3, where the package that it came in is not installed")
+    # Taken by the script that starts this.
+    parser.add_argument("--python", metavar="PATH",
+                        help="an interpreter that has the libraries, instead of an environment made here")
+    options = parser.parse_args(arguments)
+    options.peers = options.peers.split(",")
+    for peer in options.peers:
+        if peer not in LIBRARIES:
+            parser.error(f"--peers names '{peer}'; allowed: {', '.join(LIBRARIES)}")
+    return options
+
+
+class Progress:
+    """A line on standard error for each row."""
+
+    def __init__(self):
+        self._begin = time.monotonic()
+
+    def say(self, words):
+        print(f"[{time.monotonic() - self._begin:5.1f}s] {words}", file=sys.stderr, flush=True)
+
+
+def plan(runs, options):
+    """[(run, [(row, [attempt, ...]), ...]), ...]: all that is to be done."""
+    work = []
+    for run, found in rows.work_of(runs):
+        chosen = [(row, attempts(row, options.peers)) for row in found
+                  if row["kernel"] in PEERS and options.only.search(rows.label(row))]
+        if any(tried for _, tried in chosen):
+            work.append((run, chosen))
+    return work
+
+
+def error_text(error):
+    """A library's error in one line."""
+    module = getattr(getattr(error, "spec", None), "name", "")  # of FlashInfer, where it may not compile
+    if module:
+        return f"FlashInfer's module {module} is not compiled; --compile or peers.prebuild does that"
+    words = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+class Session:
+    """One call: the device, the libraries and the file that rows go to."""
+
+    def __init__(self, torch, device, libraries, missing, options, record, command_line, progress=None,
+                 clock=time.monotonic):
+        self.torch, self.device, self.libraries, self.missing = torch, device, libraries, missing
+        self.options, self.record, self.command_line = options, record, command_line
+        self.say = progress.say if progress else lambda words: None
+        self.clock, self.begin = clock, clock()
+        self.measured = self.refused = 0
+        self._workspaces = {}
+
+    def run(self, suite_run, work):
+        """The rows beside one run of the suite, as a run of their own: its peaks are theirs."""
+        run_id, written = rows.new_run_id(), []
+        peaks, datasheet = rows.peaks_for(suite_run, self.device.identity["uuid_hash"])
+        versions = {library.name: library.version for library in self.libraries.values()}
+        fingerprint = self.device.fingerprint(str(ROOT), self.command_line, versions)
+        self.record.append(rows.header_line(run_id, fingerprint, peaks, datasheet))
+        interrupted = True
+        try:
+            for suite_row, tried in work:
+                bench = Bench(self.torch, self.libraries, suite_row, self.device.l2_bytes, self._workspaces)
+                for attempt in tried:
+                    result = self.attempt(bench, attempt)
+                    row = rows.peer_row(run_id, suite_row, attempt.implementation, attempt.chain,
+                                        self.library(attempt.peer), self.device.name, result, peaks, datasheet)
+                    self.record.append(row)
+                    written.append(row)
+                    self.tell(suite_row, row)
+            interrupted = False
+        finally:
+            self.record.append(rows.end_line(run_id, written, interrupted, self.device.nvml.state()))
+
+    def library(self, peer):
+        library = self.libraries.get(peer)
+        return {"name": library.name if library else peer, "version": library.version if library else "missing"}
+
+    def attempt(self, bench, attempt):
+        """The measurement, with its failure where there is one: a library's error costs its row alone."""
+        if attempt.peer in self.missing:
+            return Measurement(failure=f"{attempt.peer} is missing: {self.missing[attempt.peer]}")
+        if attempt.reason:
+            return Measurement(failure=f"not supported: {attempt.reason}")
+        if self.clock() - self.begin > self.options.time_limit:
+            return Measurement(failure=f"not run: the time limit of {self.options.time_limit:g} s was reached")
+        try:
+            operation = attempt.make(bench, bench.inputs(attempt.layout), attempt.chain)
+            return measure(self.device, operation, self.options.row_time)
+        except Unsupported as error:
+            return Measurement(failure=f"not supported: {error}")
+        except Exception as error:  # whatever a library throws
+            return Measurement(failure=error_text(error))
+
+    def tell(self, suite_row, row):
+        ok = row["status"] == "ok"
+        self.measured, self.refused = self.measured + ok, self.refused + (not ok)
+        what = f"{row['median_us']:.2f} us" if ok else f"refused: {row['reason']}"
+        chain = ", dependent" if row["chain"] == "dependent" else ""
+        self.say(f"{rows.label(suite_row)}, {row['implementation']}{chain}: {what}")
+
+
+def main(arguments):
+    options = parse(arguments)
+    os.environ.setdefault("FLASHINFER_LOGGING_LEVEL", "error")
+    if not options.compile:
+        os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
+
+    def fail(code, words):
+        print(f"scripts/peers: {words}", file=sys.stderr)
+        return code
+
+    try:
+        runs = records.read(options.beside, lambda words: print(f"scripts/peers: {words}", file=sys.stderr))
+    except records.BadRecords as error:
+        return fail(FAILURE_EXIT, error)
+    work = plan(runs, options)
+    if not work:
+        return fail(USAGE_EXIT, f"no row of {', '.join(options.beside)} is one of the suite on a GPU that a peer can "
+                                "stand beside, or --only and --peers leave none")
+    try:
+        import torch
+    except ImportError as error:
+        return fail(USAGE_EXIT, f"{sys.executable} has no PyTorch: {error}")
+    if not torch.cuda.is_available():
+        return fail(NO_GPU_EXIT, "no GPU that PyTorch can use: peers not run")
+
+    from peers.gpu import CudaDevice
+    from peers.libraries import open_libraries
+    warnings.filterwarnings("ignore")  # PyTorch and FlashInfer warn where a backend does not take a shape
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    progress = Progress()
+    libraries, missing = open_libraries(torch, options.peers, options.fa3_version)
+    for peer, reason in missing.items():
+        progress.say(f"{peer} is missing: {reason}")
+    try:
+        record = rows.RecordFile(options.record)
+        session = Session(torch, CudaDevice(torch), libraries, missing, options, record,
+                          ["scripts/peers", *arguments], progress)
+        for suite_run, chosen in work:
+            session.run(suite_run, chosen)
+    except OSError as error:
+        return fail(FAILURE_EXIT, f"cannot write {options.record}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        return fail(INTERRUPTED_EXIT, "interrupted; what was measured until then is recorded as such")
+    progress.say(f"{session.measured} rows measured, {session.refused} refused")
+    return 0 if session.measured else FAILURE_EXIT
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main(sys.argv[1:]))

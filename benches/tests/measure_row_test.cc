@@ -1,0 +1,269 @@
+// What a row carries besides its figure, measured on the simulated device.
+#include "benches/measure_row.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <stdexcept>
+
+#include "benches/check_case.h"
+#include "benches/tests/simulated_case.h"
+#include "harness/core/timing.h"
+
+namespace tokline::bench {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kPowerCap = 0x4;  // NVML's bits
+constexpr uint64_t kIdle = 0x1;
+
+class MeasureRowTest : public ::testing::Test {
+ protected:
+  KernelMeasurement Honest(const SimulatedExecution& execution,
+                           const SimulatedCase::Options& options = {}) {
+    return Measure(HonestLauncher(device_), options, execution);
+  }
+
+  SimulatedDevice device_;
+};
+
+TEST_F(MeasureRowTest, ARowSaysHowItWasMeasured) {
+  const KernelMeasurement m = Honest(SimulatedExecution(device_));
+  EXPECT_THAT(m.failure, IsEmpty());
+  EXPECT_EQ(m.cache, "cold");
+  EXPECT_EQ(m.buffer_sets, 21);  // 16 KiB each, beyond 5 times 64 KiB
+  EXPECT_EQ(m.launches_per_sample % m.buffer_sets, 0);
+  EXPECT_EQ(m.memory_bytes, 3 * 8192);
+  EXPECT_EQ(m.samples_us.size(), static_cast<size_t>(kMinSamples));
+  EXPECT_EQ(m.stopped, "precise");
+  EXPECT_TRUE(m.verified.before && m.verified.after);
+  EXPECT_EQ(m.verified.audits, 3);
+  ASSERT_TRUE(m.fresh_us.has_value());
+  EXPECT_GT(*m.fresh_us, 0);
+  EXPECT_THAT(m.disturbed, IsEmpty());
+}
+
+TEST_F(MeasureRowTest, ANoisyRowTakesMoreSamplesAndEndsWithItsTime) {
+  const KernelMeasurement m = Honest(SimulatedExecution(device_, /*noise=*/0.9));
+  EXPECT_THAT(m.failure, IsEmpty());
+  EXPECT_EQ(m.stopped, "time");
+  EXPECT_GT(m.samples_us.size(), 100u);
+  EXPECT_EQ(m.verified.audits, 3);
+}
+
+TEST_F(MeasureRowTest, EveryStatedNumberOfSamplesIsAudited) {
+  const SimulatedExecution execution(device_);
+  for (const int samples : {kMinSamples, kMinSamples + 1, 20}) {
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      PreparedCase prepared(
+          std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
+          execution);
+      KernelMeasurement m;
+      std::mt19937_64 rng(seed);
+      MeasureRow(prepared, execution, {.rule = {.samples = samples}}, rng, m);
+      ASSERT_THAT(m.failure, IsEmpty()) << samples << " samples, seed " << seed;
+      ASSERT_EQ(m.samples_us.size(), static_cast<size_t>(samples));
+      ASSERT_EQ(m.verified.audits, 3);
+    }
+  }
+}
+
+TEST_F(MeasureRowTest, AuditsStandWhereNoLaunchCanForeseeThem) {
+  std::set<int> places;  // of the first audit, in launches before it
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    int launches = 0;
+    std::map<float, int> first_launch;  // of the inputs that begin so, in one buffer set
+    const float* set = nullptr;
+    const auto launcher = [&](const SimulatedCase::Buffers& b, CUstream_st* stream) {
+      device_.Launch(stream, [&, b](SimulatedDevice::KernelRun& run) {
+        if (set == nullptr) set = b.x;
+        if (b.x == set) first_launch.try_emplace(b.x[0], launches);
+        ++launches;
+        Triple(b, run);
+      });
+    };
+    ASSERT_THAT(Measure(launcher, {}, SimulatedExecution(device_), seed).failure, IsEmpty());
+    std::vector<int> begins;
+    for (const auto& [value, launch] : first_launch) begins.push_back(launch);
+    std::sort(begins.begin(), begins.end());
+    ASSERT_EQ(begins.size(), 4u) << "before timing, and in each audit";
+    places.insert(begins[1]);
+  }
+  EXPECT_GE(places.size(), 5u);
+}
+
+TEST_F(MeasureRowTest, TheLargestErrorOfAllComparisonsIsReported) {
+  int launches = 0;
+  const auto launcher = [&](const SimulatedCase::Buffers& b, CUstream_st* stream) {
+    device_.Launch(stream, [&, b](SimulatedDevice::KernelRun& run) {
+      Triple(b, run);
+      if (launches++ == 0) b.out[5] = std::nextafter(b.out[5], 2 * b.out[5]);
+    });
+  };
+  const KernelMeasurement m = Measure(launcher, {}, SimulatedExecution(device_));
+  EXPECT_THAT(m.failure, IsEmpty());
+  EXPECT_NEAR(m.verified.max_error_over_bound, 1, 1e-6);
+}
+
+TEST_F(MeasureRowTest, ADisturbedRowIsRepeated) {
+  SimulatedExecution execution(device_);
+  execution.states = {{.throttle_reasons = kPowerCap}};
+  const KernelMeasurement m = Honest(execution);
+  EXPECT_THAT(m.disturbed, IsEmpty());
+  EXPECT_EQ(m.samples_us.size(), static_cast<size_t>(kMinSamples));
+  EXPECT_EQ(m.verified.audits, 3);
+  EXPECT_THAT(execution.states, IsEmpty());
+}
+
+TEST_F(MeasureRowTest, ARowThatStaysDisturbedStandsAndSaysSo) {
+  SimulatedExecution execution(device_);
+  constexpr size_t kObservations = 1000;
+  execution.states.assign(kObservations,
+                          {.throttle_reasons = kPowerCap | kIdle, .other_processes = 2});
+  const KernelMeasurement m = Honest(execution);
+  EXPECT_THAT(m.failure, IsEmpty());
+  EXPECT_EQ(m.disturbed, "throttled: power cap; 2 other processes on the GPU");
+  const size_t observed = kObservations - execution.states.size();
+  EXPECT_EQ(observed % 3, 0u) << "three times the same";
+  EXPECT_EQ(KernelRow(m)["status"], "ok");
+}
+
+TEST_F(MeasureRowTest, ADisturbanceWhileSamplesAreTakenCounts) {
+  SimulatedExecution execution(device_);
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    execution.states.insert(execution.states.end(), {{}, {.other_processes = 1}, {}, {}, {}});
+  }
+  EXPECT_THAT(Honest(execution).disturbed, HasSubstr("1 other process"));
+}
+
+// Its timers are interrupted after so many samples, and must not be asked again.
+class InterruptedExecution : public SimulatedExecution {
+ public:
+  InterruptedExecution(SimulatedDevice& device, int samples)
+      : SimulatedExecution(device, /*noise=*/0.9), samples_(samples) {}
+  std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case, const TensorStore& store,
+                                         const TimerOptions& options) const override {
+    return std::make_unique<Timer>(SimulatedExecution::MakeTimer(bench_case, store, options),
+                                   samples_);
+  }
+
+ private:
+  class Timer : public LaunchTimer {
+   public:
+    Timer(std::unique_ptr<LaunchTimer> timer, int samples)
+        : timer_(std::move(timer)), left_(samples) {}
+    int launches_per_sample() const override { return timer_->launches_per_sample(); }
+    std::vector<double> Sample(int count, const std::function<void()>& meanwhile) override {
+      if (interrupted_) throw std::logic_error("sampled after the interrupt");
+      const int given = std::min(count, left_);
+      interrupted_ = given < count;
+      left_ -= given;
+      return timer_->Sample(given, meanwhile);
+    }
+    Rotation RotateOnce() override { return timer_->RotateOnce(); }
+
+   private:
+    std::unique_ptr<LaunchTimer> timer_;
+    int left_;
+    bool interrupted_ = false;
+  };
+
+  int samples_;
+};
+
+TEST_F(MeasureRowTest, AnInterruptedRowSaysSoHoweverManySamplesItHas) {
+  for (const int samples : {0, 5, kMinSamples, kMinSamples + 3}) {
+    const KernelMeasurement m = Honest(InterruptedExecution(device_, samples));
+    EXPECT_THAT(m.failure, IsEmpty());
+    EXPECT_TRUE(m.interrupted);
+    EXPECT_EQ(m.samples_us.size(), static_cast<size_t>(samples));
+    EXPECT_EQ(KernelRow(m)["reason"], "interrupted");
+  }
+}
+
+TEST_F(MeasureRowTest, AnInjectedSlowdownIsInTheFigure) {
+  const SimulatedExecution execution(device_);
+  const auto median = [&](double percent) {
+    PreparedCase prepared(
+        std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
+        execution);
+    KernelMeasurement m;
+    std::mt19937_64 rng(1);
+    MeasureRow(prepared, execution, {.slowdown_percent = percent}, rng, m);
+    EXPECT_THAT(m.failure, IsEmpty());
+    return Median(m.samples_us);
+  };
+  EXPECT_NEAR(median(5) / median(0), 1.05, 0.005);
+}
+
+TEST_F(MeasureRowTest, VerifyOnlyTimesNothing) {
+  const SimulatedExecution execution(device_);
+  PreparedCase prepared(
+      std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
+      execution);
+  KernelMeasurement m;
+  std::mt19937_64 rng(1);
+  MeasureRow(prepared, execution, {.verify_only = true}, rng, m);
+  EXPECT_TRUE(m.verified.before);
+  EXPECT_THAT(m.failure, IsEmpty());
+  EXPECT_THAT(m.samples_us, IsEmpty());
+}
+
+TEST_F(MeasureRowTest, ALaunchThatWritesToItsInputsIsRefused) {
+  const auto launcher = [this](const SimulatedCase::Buffers& b, CUstream_st* stream) {
+    device_.Launch(stream, [b](SimulatedDevice::KernelRun& run) {
+      Triple(b, run);
+      for (int64_t i = 0; i < b.size; ++i) const_cast<float*>(b.x)[i] += 1;
+    });
+  };
+  EXPECT_THAT(Measure(launcher, {}, SimulatedExecution(device_)).failure,
+              HasSubstr("that it was filled with"));
+}
+
+TEST(CheckInputsTest, FindsAConstantWhereRandomValuesShouldBe) {
+  TensorList tensors;
+  tensors.Random(DType::kBf16, 8, 33);
+  tensors.Random(DType::kF32, 1, 3);
+  TensorStore store(tensors, 2, MakeHostMemory());
+  std::mt19937_64 rng(1);
+  store.FillRandom(7);
+  EXPECT_THAT(CheckInputs(store, 7, rng), IsEmpty());
+  EXPECT_THAT(CheckInputs(store, 8, rng), HasSubstr("input tensor 0"));
+  for (int copy = 0; copy < 2; ++copy) std::fill_n(store.Set(copy).At<float>(1), 3, 1.5f);
+  EXPECT_THAT(CheckInputs(store, 7, rng), HasSubstr("input tensor 1"));
+}
+
+TEST(CheckInputsTest, LooksIntoEverySetAndAtEveryPlace) {
+  constexpr int64_t kSize = 1000;
+  TensorList tensors;
+  tensors.Random(DType::kF32, 1, kSize);
+  TensorStore store(tensors, 2, MakeHostMemory());
+  std::mt19937_64 rng(1);
+  const auto found_in_100 = [&](int copy, int64_t first) {
+    store.FillRandom(7);
+    std::fill_n(store.Set(copy).At<float>(0) + first, kSize - first, 1.5f);
+    int found = 0;
+    for (int i = 0; i < 100; ++i) found += !CheckInputs(store, 7, rng).empty();
+    return found;
+  };
+  EXPECT_GE(found_in_100(0, 0), 80) << "of 94: it looks at four places";
+  EXPECT_GE(found_in_100(1, 0), 80);
+  EXPECT_GE(found_in_100(0, kSize / 2), 55) << "of 68";
+}
+
+TEST(CheckWorkTest, HalfOfWhatIsReadMustBeRandom) {
+  TensorList tensors;
+  tensors.Random(DType::kF32, 1, 100);
+  tensors.Table(std::vector<float>(200));
+  EXPECT_THAT(CheckWork({.read_bytes = 800}, tensors), IsEmpty());
+  EXPECT_THAT(CheckWork({.read_bytes = 804}, tensors), HasSubstr("at least half must be"));
+}
+
+}  // namespace
+}  // namespace tokline::bench

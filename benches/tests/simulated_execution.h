@@ -1,0 +1,107 @@
+// A device that is simulated on the host: its clock, its L2, its streams and its graphs. Kernels
+// are functions over host memory that say what they touch; nothing waits, and every run is the
+// same.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <random>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "benches/execution.h"
+
+namespace tokline::bench {
+
+// The least recently used of its lines goes first.
+class SimulatedL2 {
+ public:
+  // Returns the bytes that had to come from memory.
+  int64_t Touch(const void* at, int64_t bytes);
+  void Clear();
+
+  static constexpr int64_t kBytes = 64 << 10;
+
+ private:
+  static constexpr int64_t kLine = 128;
+  std::list<int64_t> lines_;  // the last used first
+  std::unordered_map<int64_t, std::list<int64_t>::iterator> at_;
+};
+
+class SimulatedDevice {
+ public:
+  // What a kernel may do while it runs.
+  class KernelRun {
+   public:
+    explicit KernelRun(SimulatedDevice& device) : device_(device) {}
+    void Touch(const void* at, int64_t bytes);  // a read or a write
+    void Compute(double us) { us_ += us; }
+    double NowUs() const { return device_.now_us_ + us_; }
+    double us() const { return us_; }
+
+   private:
+    SimulatedDevice& device_;
+    double us_ = kLaunchUs;
+  };
+  using Kernel = std::function<void(KernelRun&)>;
+  using Graph = std::vector<Kernel>;
+
+  // Queues a kernel on a stream, which is only its name; into the graph where it is captured.
+  void Launch(CUstream_st* stream, Kernel kernel);
+  Graph Capture(const std::function<void(CUstream_st*)>& record);
+  // Runs the graph. Returns when it began and ended.
+  std::pair<double, double> Replay(const Graph& graph);
+  // Runs what was queued on any stream.
+  void Synchronize();
+  void Pass(double us) { now_us_ += us; }
+  double now_us() const { return now_us_; }
+  SimulatedL2& l2() { return l2_; }
+
+  CUstream_st* main_stream() { return reinterpret_cast<CUstream_st*>(&streams_[0]); }
+  CUstream_st* side_stream() { return reinterpret_cast<CUstream_st*>(&streams_[1]); }
+
+  static constexpr double kLaunchUs = 1;
+  static constexpr double kMemoryBytesPerUs = 4000;
+  static constexpr double kL2BytesPerUs = 40000;
+
+ private:
+  void RunNow(const Kernel& kernel);
+
+  double now_us_ = 0;
+  SimulatedL2 l2_;
+  Graph* capturing_ = nullptr;
+  std::deque<Kernel> queue_;
+  char streams_[2]{};
+};
+
+class SimulatedExecution : public Execution {
+ public:
+  // Samples vary by up to this share to either side.
+  explicit SimulatedExecution(SimulatedDevice& device, double noise = 0.002)
+      : device_(device), noise_(noise) {}
+
+  std::string DeviceName() const override { return "simulated"; }
+  CaseContext Context(DType dtype) const override;
+  Placement Place(const Cost& cost, const TensorList& tensors) const override;
+  std::unique_ptr<Memory> MakeMemory() const override;
+  void Run(const BenchCase& bench_case, const TensorStore& store, int count,
+           bool dependent) const override;
+  std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case, const TensorStore& store,
+                                         const TimerOptions& options) const override;
+  bool TimesAreClaims() const override { return true; }
+  std::string UuidHash() const override { return "simulated"; }
+  // The next of `states`, or an undisturbed one.
+  GpuState State() const override;
+  std::optional<Peaks> Measure() const override;
+
+  mutable std::deque<GpuState> states;
+
+ private:
+  SimulatedDevice& device_;
+  double noise_;
+};
+
+}  // namespace tokline::bench

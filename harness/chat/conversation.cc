@@ -1,0 +1,172 @@
+#include "harness/chat/conversation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "harness/text/utf8.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+// Stands for the system text where templates are rendered. No template trims it.
+constexpr std::string_view kStandIn = "\x02";
+
+// The parts from the byte `at` of their text on.
+std::vector<TextPart> PartsFrom(std::span<const TextPart> parts, size_t at) {
+  std::vector<TextPart> rest;
+  for (const TextPart& part : parts) {
+    const size_t cut = std::min(at, part.text.size());
+    at -= cut;
+    if (cut < part.text.size()) rest.push_back({part.text.substr(cut), part.allow_special});
+  }
+  return rest;
+}
+
+// Their first `size` bytes.
+std::vector<TextPart> PartsBefore(std::span<const TextPart> parts, size_t size) {
+  std::vector<TextPart> first;
+  for (const TextPart& part : parts) {
+    const size_t taken = std::min(size, part.text.size());
+    size -= taken;
+    if (taken > 0) first.push_back({part.text.substr(0, taken), part.allow_special});
+  }
+  return first;
+}
+
+}  // namespace
+
+Conversation::Conversation(const Tokenizer& tokenizer, const ChatTemplate& chat_template,
+                           Options options)
+    : tokenizer_(tokenizer), template_(chat_template), options_(std::move(options)) {
+  const std::optional<int32_t> end = tokenizer.Find(template_.EndOfTurn());
+  if (!end) {
+    throw RuntimeFailure(StrCat("the chat template of ", template_.Name(), " ends turns with ",
+                                template_.EndOfTurn(), ", which the tokenizer does not have"));
+  }
+  end_of_turn_ = *end;
+  RequireUtf8(options_.system, "the system text");
+  for (const ContextPiece& piece : options_.context) RequireUtf8(piece.text, piece.name);
+  MakePrefix();
+  keeps_answers_ = ProbeTemplate();
+}
+
+void Conversation::MakePrefix() {
+  if (options_.system.empty() && options_.context.empty()) return;
+  messages_.push_back({.role = "system", .content = std::string(kStandIn)});
+  options_.chat.add_generation_prompt = false;
+  const std::vector<TextPart> parts = template_.Render(messages_, options_.chat);
+  std::vector<TextPart> head = PartsBefore(parts, JoinText(parts).find(kStandIn));
+  const bool parted = !options_.system.empty() && !options_.context.empty();
+  head.push_back({options_.system + (parted ? "\n\n" : "")});
+  prefix_ = Encode(head);
+  const auto size = [this] { return static_cast<int64_t>(prefix_.size()); };
+  spans_.push_back({.name = "system", .begin = 0, .end = size()});
+  for (const ContextPiece& piece : options_.context) {
+    const TextPart part{StrCat(piece.name, ":\n", piece.text, "\n\n")};
+    const std::vector<int32_t> ids = Encode({&part, 1});
+    const int64_t begin = size();
+    prefix_.insert(prefix_.end(), ids.begin(), ids.end());
+    spans_.push_back({.name = piece.name, .begin = begin, .end = size()});
+  }
+}
+
+std::vector<int64_t> Conversation::PrefixCuts() const {
+  std::vector<int64_t> cuts;
+  for (const TokenSpan& span : spans_) cuts.push_back(span.end);
+  if (cuts.size() > 1) cuts.erase(cuts.begin());  // the system text goes with the first piece
+  return cuts;
+}
+
+// With an answer that has all that a template may drop.
+bool Conversation::ProbeTemplate() const {
+  std::vector<ChatMessage> messages = messages_;
+  messages.push_back({.role = "user", .content = "a"});
+  const std::string asked = JoinText(RenderTurns(messages, true));
+  const std::string answer = "<think>\nb\n</think>\n\nc";
+  messages.push_back({.role = "assistant", .content = answer});
+  messages.push_back({.role = "user", .content = "d"});
+  return JoinText(RenderTurns(messages, true)).starts_with(asked + answer);
+}
+
+std::vector<int32_t> Conversation::Encode(std::span<const TextPart> parts) const {
+  return tokenizer_.Encode(parts, {.add_special_tokens = false});
+}
+
+std::vector<TextPart> Conversation::RenderTurns(std::span<const ChatMessage> messages,
+                                                bool prompt) const {
+  ChatOptions options = options_.chat;
+  options.add_generation_prompt = prompt;
+  const std::vector<TextPart> parts = template_.Render(messages, options);
+  if (spans_.empty()) return parts;
+  return PartsFrom(parts, JoinText(parts).find(kStandIn) + kStandIn.size());
+}
+
+Request Conversation::BeginTurn(std::string_view user) {
+  RequireUtf8(user, "the turn");
+  messages_.push_back({.role = "user", .content = std::string(user)});
+  const std::vector<TextPart> parts = RenderTurns(messages_, true);
+  const std::string text = JoinText(parts);
+  size_t at = 0;
+  size_t kept = 0;
+  while (kept < segments_.size() &&
+         std::string_view(text).substr(at).starts_with(segments_[kept].text)) {
+    at += segments_[kept++].text.size();
+  }
+  segments_.resize(kept);
+  segments_before_turn_ = kept;
+
+  // The markup that the answer follows is a segment of its own where that makes the same tokens:
+  // a template may take it back later.
+  const std::vector<TextPart> rest = PartsFrom(parts, at);
+  const size_t asked = JoinText(RenderTurns(messages_, false)).size();
+  std::vector<int32_t> whole = Encode(rest);
+  if (asked > at && asked < text.size()) {
+    Segment question{.text = text.substr(at, asked - at),
+                     .ids = Encode(PartsBefore(rest, asked - at))};
+    Segment opening{.text = text.substr(asked), .ids = Encode(PartsFrom(rest, asked - at))};
+    std::vector<int32_t> both = question.ids;
+    both.insert(both.end(), opening.ids.begin(), opening.ids.end());
+    if (both == whole) {
+      segments_.push_back(std::move(question));
+      segments_.push_back(std::move(opening));
+      whole.clear();
+    }
+  }
+  if (!whole.empty()) segments_.push_back({.text = text.substr(at), .ids = std::move(whole)});
+
+  Request request{.prompt = prefix_, .keep = keeps_answers_};
+  for (const Segment& segment : segments_) {
+    request.prompt.insert(request.prompt.end(), segment.ids.begin(), segment.ids.end());
+  }
+  if (!keeps_answers_) {  // the next turn shares at most the question
+    const int64_t cut = std::ssize(request.prompt) - std::ssize(segments_.back().ids);
+    if (cut > 0) request.cuts = {cut};
+  }
+  return request;
+}
+
+void Conversation::EndTurn(std::span<const int32_t> answer, bool stopped) {
+  Require(stopped || !answer.empty(), "an answer has at least one token");
+  const bool ends_turn = stopped && answer.back() == end_of_turn_;
+  const auto text_ids = answer.first(answer.size() - (stopped ? 1 : 0));
+  std::string content = tokenizer_.Decode(text_ids, {.skip_special = true});
+  const auto kept_ids = ends_turn ? answer : text_ids;
+  segments_.push_back({.text = StrCat(content, ends_turn ? template_.EndOfTurn() : ""),
+                       .ids = {kept_ids.begin(), kept_ids.end()}});
+  if (!keeps_answers_) content = CloseThoughts(std::move(content));
+  messages_.push_back({.role = "assistant", .content = std::move(content)});
+}
+
+void Conversation::DropTurn() {
+  Require(!messages_.empty() && messages_.back().role == "user", "no turn has begun");
+  messages_.pop_back();
+  segments_.resize(segments_before_turn_);
+}
+
+void Conversation::Reset() {
+  messages_.resize(spans_.empty() ? 0 : 1);
+  segments_.clear();
+}
+
+}  // namespace tokline

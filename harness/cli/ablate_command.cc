@@ -1,0 +1,315 @@
+// tokline ablate: what each custom or fused op is worth, alone and in the decoder.
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "harness/cli/commands.h"
+#include "harness/cli/model_run.h"
+#include "harness/cli/output_file.h"
+#include "harness/cli/run_record.h"
+#include "harness/cli/speed_up.h"
+#include "harness/cli/text_judge.h"
+#include "harness/core/interrupt.h"
+#include "harness/decoder/ablation_bench.h"
+#include "harness/record/record.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+struct AblateFlags {
+  RunFlags run;
+  BenchOptions bench{.batch = 8, .prompt_tokens = 128, .new_tokens = 64, .repeats = 15};
+  std::string only;
+  RecordFlags record;
+
+  std::vector<Flag> Table() {
+    std::vector<Flag> flags;
+    run.AddTo(flags);
+    flags.push_back({.name = "--batch",
+                     .value = "N",
+                     .help = "sequences at a time (default: 8)",
+                     .set = IntegerInto("--batch", bench.batch, 1, 4096)});
+    flags.push_back({.name = "--prompt-tokens",
+                     .value = "N",
+                     .help = "of each sequence (default: 128)",
+                     .set = IntegerInto("--prompt-tokens", bench.prompt_tokens, 1, INT32_MAX)});
+    flags.push_back({.name = "--new-tokens",
+                     .value = "N",
+                     .help = "of each sequence, at least 2 (default: 64)",
+                     .set = IntegerInto("--new-tokens", bench.new_tokens, 2, INT32_MAX)});
+    flags.push_back(
+        {.name = "--rounds",
+         .value = "N",
+         .help = "of both decoders, in shuffled order, after one uncounted (default: 15; a verdict "
+                 "takes 6)",
+         .set = IntegerInto("--rounds", bench.repeats, 1, 1000)});
+    flags.push_back({.name = "--only",
+                     .value = "NAMES",
+                     .help = "ablations to run, separated by commas (default: all)",
+                     .set = [this](std::string_view text) {
+                       Require(!text.empty(), "--only is empty; it needs a value");
+                       only = text;
+                       ParseAblations(text);
+                     }});
+    flags.push_back(
+        {.name = "--seed",
+         .value = "N",
+         .help = "of the prompts and the order (default: 0)",
+         .set = [this](std::string_view text) { bench.seed = ParseSeed("--seed", text); }});
+    record.AddTo(flags);
+    return flags;
+  }
+
+  // In the fixed order. Throws InvalidArgument if one is asked for that both decoders lack.
+  std::vector<AblationEntry> Entries() const {
+    const AblationSet asked = ParseAblations(only);
+    std::vector<AblationEntry> entries;
+    for (const AblationEntry& entry : AllAblations()) {
+      Require(!asked.Has(entry.ablation) || !run.ablate.Has(entry.ablation), "--only has ",
+              entry.name, ", which --ablate takes from both decoders");
+      const bool wanted = asked.Empty() || asked.Has(entry.ablation);
+      if (wanted && !run.ablate.Has(entry.ablation)) entries.push_back(entry);
+    }
+    return entries;
+  }
+};
+
+// Leaves out what swaps nothing in this model or on this device. Throws InvalidArgument if that was
+// asked for, or if there is none to run.
+void KeepThoseThatSwap(const ModelSpec& spec, Device device, bool asked,
+                       std::vector<AblationEntry>& entries) {
+  std::erase_if(entries, [&](const AblationEntry& entry) {
+    const bool in_model = Swaps(spec, entry.ablation);
+    Require(in_model || !asked, "--only has ", entry.name,
+            ", which swaps nothing in a model of the ", spec.family,
+            " family: no fused op does that work for it");
+    const bool on_device = device != Device::kCpu || SwapsOnCpu(entry.ablation);
+    Require(on_device || !asked, "--only has ", entry.name,
+            ", which swaps nothing on the CPU: the references run alike with it and without");
+    return !in_model || !on_device;
+  });
+  Require(!entries.empty(),
+          "nothing is left to run: --ablate takes every ablation that swaps "
+          "something in this model on this device");
+}
+
+// What stays the same from ablation to ablation.
+struct AblateRun {
+  const LoadedModel& model;
+  const DecoderOptions& options;  // of the decoder with all ops
+  const BenchOptions& bench;
+  Decoder& with;
+  TextJudge& judge;
+};
+
+// Why the texts do not stand, or "".
+std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const char* decoder) {
+  const Judgement judgement = judge.Of(texts, InterruptFlag());
+  if (judgement.tokens == 0 || judgement.mean_regret <= kMaxMeanRegret) return "";
+  return StrCat("the decoder ", decoder, " the op writes other texts: mean regret ",
+                judgement.mean_regret, ", at most ", kMaxMeanRegret, " is allowed");
+}
+
+struct MeasuredAblation {
+  AblationRounds rounds;
+  std::string failure;  // or ""
+  bool interrupted = false;
+};
+
+MeasuredAblation Measure(const AblateRun& run, const AblationEntry& entry) {
+  MeasuredAblation measured;
+  try {
+    {
+      DecoderOptions options = run.options;
+      options.ablate.Add(entry.ablation);
+      Decoder without = MakeDecoder(run.model, options);
+      without.WarmUp();
+      measured.rounds = RunAblation(run.with, without, entry.ops, run.bench);
+    }
+    measured.interrupted = measured.rounds.interrupted;
+    if (!measured.interrupted) {
+      measured.failure = WrongTexts(run.judge, measured.rounds.with.texts, "with");
+    }
+    if (!measured.interrupted && measured.failure.empty()) {
+      measured.failure = WrongTexts(run.judge, measured.rounds.without.texts, "without");
+    }
+  } catch (const CudaError&) {
+    throw;
+  } catch (const RuntimeFailure& failure) {
+    measured.failure = failure.what();  // as a rule memory; other ablations may need less
+  }
+  measured.interrupted = measured.interrupted || InterruptRequested();
+  return measured;
+}
+
+AblationMeasurement MeasurementOf(const MeasuredAblation& measured, const AblationEntry& entry,
+                                  const AblateRun& run, const RunHeader& header) {
+  const AblationSide &with = measured.rounds.with, &without = measured.rounds.without;
+  AblationMeasurement measurement{
+      .run_id = header.run_id,
+      .model = run.model.Name(),
+      .dtype = std::string(Name(run.options.dtype)),
+      .device = DeviceName(run.options.device, header.fingerprint),
+      .batch = run.bench.batch,
+      .prompt_tokens = run.bench.prompt_tokens,
+      .new_tokens = run.bench.new_tokens,
+      .name = std::string(entry.name),
+      .instead = std::string(entry.instead),
+      .end_to_end_ms = {.with = with.decode_ms, .without = without.decode_ms},
+      .interrupted = measured.interrupted,
+      .failure = measured.failure};
+  if (!with.alone_us.empty()) {
+    measurement.isolated_us = PairedSamples{.with = with.alone_us, .without = without.alone_us};
+  }
+  return measurement;
+}
+
+// Of an ablation that stands.
+struct SpeedUps {
+  explicit SpeedUps(const AblationRounds& rounds)
+      : decode(rounds.with.decode_ms, rounds.without.decode_ms),
+        prefill(rounds.with.prefill_ms, rounds.without.prefill_ms) {
+    if (!rounds.with.alone_us.empty()) {
+      alone.emplace(rounds.with.alone_us, rounds.without.alone_us);
+    }
+  }
+  SpeedUp decode, prefill;
+  std::optional<SpeedUp> alone;
+};
+
+constexpr char kTableHeader[] =
+    " op               alone   decode  prefill  (time without it over time with it)\n";
+
+std::string TableRow(const Json& row, const std::optional<SpeedUps>& gains) {
+  char text[160];
+  const std::string name = row["name"];
+  if (!gains) {
+    std::snprintf(text, sizeof(text), " %-13s refused: ", name.c_str());
+    return StrCat(text, row["reason"].get<std::string>(), "\n");
+  }
+  char alone[16] = "-";
+  if (gains->alone) std::snprintf(alone, sizeof(alone), "%.3fx", gains->alone->ratio);
+  std::snprintf(text, sizeof(text), " %-13s %8s %7.3fx %7.3fx  ", name.c_str(), alone,
+                gains->decode.ratio, gains->prefill.ratio);
+  return StrCat(text, AblationVerdict(gains->alone, gains->decode), "\n");
+}
+
+Json ToJson(const SpeedUp& gain) {
+  Json ci95 = nullptr;
+  if (gain.HasInterval()) ci95 = {gain.interval.low, gain.interval.high};
+  return {{"ratio", gain.ratio}, {"ci95", std::move(ci95)}};
+}
+
+Json ResultJson(const Json& row, const AblationRounds& rounds,
+                const std::optional<SpeedUps>& gains) {
+  Json json;
+  for (const char* key : {"name", "instead", "status", "reason", "interrupted"}) {
+    json[key] = row[key];
+  }
+  if (!gains) return json;
+  json["end_to_end"] = row["end_to_end"];
+  json["isolated"] = row["isolated"];
+  json["prefill"] = {{"with_ms", rounds.with.prefill_ms},
+                     {"without_ms", rounds.without.prefill_ms}};
+  json["speed_up"] = {{"alone", gains->alone ? ToJson(*gains->alone) : Json(nullptr)},
+                      {"decode", ToJson(gains->decode)},
+                      {"prefill", ToJson(gains->prefill)}};
+  json["verdict"] = AblationVerdict(gains->alone, gains->decode);
+  return json;
+}
+
+}  // namespace
+
+std::string AblateHelp() {
+  AblateFlags flags;
+  return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(), R"(
+Each ablation is run in turn, beside a decoder with all ops; what --ablate names is taken from both.
+"alone" times the op's own launches at the decoder's shapes, "decode" a whole decode step.
+
+Examples:
+  tokline ablate --model DIR
+  tokline ablate --model DIR --batch 1 --only chunk_decode,fused_mlp --record ablation.jsonl
+
+Exit codes: 0 every ablation was measured and verified, 1 failure, 2 usage, 130 interrupted.
+)");
+}
+
+int AblateCommand(const CommandLine& line) {
+  AblateFlags flags;
+  ParseFlags("ablate", flags.Table(), line.args);
+  RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
+  std::vector<AblationEntry> entries = flags.Entries();
+  std::optional<OutputFile> json_file;
+  if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
+  RunRecord record(flags.record.record);
+  const LoadedModel model(flags.run.model);
+  KeepThoseThatSwap(model.spec, flags.run.ChosenDevice(), !flags.only.empty(), entries);
+  BenchOptions& bench = flags.bench;
+  bench.interrupted = InterruptFlag();
+  Require(flags.run.kv.fraction == 0, "--kv-fraction is ", flags.run.kv.fraction,
+          "; an ablation has several decoders at a time, so the size is given with --kv-pages or "
+          "--kv-bytes, or not at all");
+  const int64_t context = BenchContextTokens(bench, DecoderOptions().token_budget);
+  Require(context <= model.spec.max_positions, "batch ", bench.batch, " with ", bench.prompt_tokens,
+          " prompt tokens and ", bench.new_tokens, " new tokens takes ", context,
+          " positions; the model has ", model.spec.max_positions);
+  DecoderOptions options = flags.run.Options(model.spec, bench.batch, context);
+  DecoderPlan(model.spec, options, {});
+  SizeKvForBatch(flags.run.kv, model, options);
+  flags.record.RequirePeaksOf(options.device);
+
+  CatchInterrupts();
+  Decoder with = MakeDecoder(model, options);  // throws where there is no device, or no room
+  TextJudge judge(model, options);
+  const RunHeader header = MakeRunHeader(line, "tokline ablate", options.device, flags.record);
+  record.Start(header);
+  Print(StrCat(model.Name(), ", ", Name(options.dtype), " on ",
+               DeviceName(options.device, header.fingerprint), ", batch ", bench.batch, ", ",
+               bench.prompt_tokens, " prompt and ", bench.new_tokens, " new tokens, ",
+               bench.repeats, " rounds",
+               flags.run.ablated.empty() ? "" : ", all without " + flags.run.ablated, "\n",
+               kTableHeader));
+  with.WarmUp();
+  const AblateRun run{
+      .model = model, .options = options, .bench = bench, .with = with, .judge = judge};
+  Json results = Json::array();
+  bool interrupted = false;
+  for (const AblationEntry& entry : entries) {
+    const MeasuredAblation measured = Measure(run, entry);
+    const Json row = AblationRow(MeasurementOf(measured, entry, run, header));
+    std::optional<SpeedUps> gains;
+    if (row["status"] == "ok") gains.emplace(measured.rounds);
+    record.Add(row);
+    Print(TableRow(row, gains));
+    results.push_back(ResultJson(row, measured.rounds, gains));
+    interrupted = measured.interrupted;
+    if (interrupted) break;
+  }
+  record.Finish(interrupted);
+  if (json_file) {
+    json_file->Write(Json{{"model", model.Name()},
+                          {"device", DeviceName(options.device, header.fingerprint)},
+                          {"dtype", Name(options.dtype)},
+                          {"batch", bench.batch},
+                          {"prompt_tokens", bench.prompt_tokens},
+                          {"new_tokens", bench.new_tokens},
+                          {"rounds", bench.repeats},
+                          {"seed", bench.seed},
+                          {"interrupted", interrupted},
+                          {"ablations", std::move(results)}}
+                         .dump() +
+                     "\n");
+    json_file->Commit();
+  }
+  if (interrupted) return kInterruptedExit;
+  if (record.Refused() > 0) {
+    throw RuntimeFailure(
+        StrCat(record.Refused(), " of ", entries.size(), " ablations were refused"));
+  }
+  return kSuccess;
+}
+
+}  // namespace tokline

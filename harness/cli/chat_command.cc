@@ -1,0 +1,269 @@
+// tokline chat: a conversation on standard input and output, with chunks of context that are
+// computed once and reused in every turn.
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <optional>
+
+#include "harness/chat/chat_session.h"
+#include "harness/cli/commands.h"
+#include "harness/cli/kv_size.h"
+#include "harness/cli/model_run.h"
+#include "harness/cli/sampling_flags.h"
+#include "harness/cli/status_line.h"
+#include "harness/cli/text_input.h"
+#include "harness/cli/turn_reader.h"
+#include "harness/core/interrupt.h"
+#include "harness/models/printable.h"
+#include "harness/text/utf8.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+// Of a long conversation whole pages are reused, so that small ones lose less.
+constexpr int32_t kPageSize = 64;
+
+struct ChatFlags {
+  RunFlags run{.page_size = kPageSize};
+  std::string system_file;
+  std::vector<std::string> chunk_files;
+  int64_t context = 0;  // 0: all positions of the model
+  int64_t max_new_tokens = 512;
+  bool think = true;
+  SamplingRule rule;
+
+  std::vector<Flag> Table() {
+    std::vector<Flag> flags;
+    flags.push_back({.name = "--system",
+                     .value = "FILE",
+                     .help = "text that tells the model what it is to be",
+                     .set = TextInto("--system", system_file)});
+    flags.push_back({.name = "--chunk",
+                     .value = "FILE",
+                     .help = "text that the model is to know; computed once; repeats",
+                     .set = [this](std::string_view text) { chunk_files.emplace_back(text); },
+                     .repeats = true});
+    flags.push_back({.name = "--max-new-tokens",
+                     .value = "N",
+                     .help = "the most tokens of an answer (default: 512)",
+                     .set = IntegerInto("--max-new-tokens", max_new_tokens, 1, INT32_MAX)});
+    flags.push_back({.name = "--context",
+                     .value = "N",
+                     .help = "tokens of the whole conversation (default: all that the model takes)",
+                     .set = IntegerInto("--context", context, 1)});
+    flags.push_back({.name = "--no-think",
+                     .value = "",
+                     .help = "Qwen3: answer without thoughts",
+                     .set = [this](std::string_view) { think = false; }});
+    AddSamplingFlags(rule, flags);
+    run.AddTo(flags);
+    return flags;
+  }
+};
+
+Conversation::Options ReadContext(const ChatFlags& flags) {
+  Conversation::Options options{.chat = {.enable_thinking = flags.think}};
+  if (!flags.system_file.empty()) options.system = ReadText(flags.system_file);
+  for (const std::string& file : flags.chunk_files) {
+    std::string text = ReadText(file);
+    Require(!text.empty(), "--chunk ", file, " is empty; a chunk needs at least one character");
+    options.context.push_back(
+        {.name = std::filesystem::path(file).filename().string(), .text = std::move(text)});
+  }
+  return options;
+}
+
+ChatTemplate LoadTemplate(const LoadedModel& model) {
+  const std::filesystem::path& folder = model.checkpoint.Dir();
+  std::optional<ChatTemplate> found = ChatTemplate::Load(folder);
+  if (!found) {
+    throw RuntimeFailure(StrCat(model.Name(), " has no chat template: there is neither ",
+                                (folder / "chat_template.jinja").string(),
+                                " nor a chat_template in ",
+                                (folder / "tokenizer_config.json").string(),
+                                "; a base model continues text (tokline generate)"));
+  }
+  return *found;
+}
+
+// "(system 20, notes.md 800, history 34)": of the first `reused` tokens.
+std::string ReusedParts(const Conversation& conversation, int64_t reused) {
+  std::string parts;
+  const auto add = [&parts](std::string_view name, int64_t tokens) {
+    if (tokens > 0) parts += StrCat(parts.empty() ? "" : ", ", name, " ", Grouped(tokens));
+  };
+  for (const TokenSpan& span : conversation.Spans()) {
+    add(span.name, std::clamp<int64_t>(reused - span.begin, 0, span.Tokens()));
+  }
+  add("history", reused - std::ssize(conversation.Prefix()));
+  return parts.empty() ? "" : StrCat(" (", parts, ")");
+}
+
+// The conversation as the user sees it.
+class Chat {
+ public:
+  Chat(Conversation& conversation, Decoder& decoder, const Tokenizer& tokenizer,
+       const TurnOptions& options)
+      : conversation_(conversation),
+        decoder_(decoder),
+        session_(conversation, decoder),
+        tokenizer_(tokenizer),
+        options_(options) {}
+
+  int Run() {
+    const double seconds = session_.ComputePrefix(InterruptFlag());
+    if (InterruptRequested()) return kInterruptedExit;
+    if (!conversation_.Prefix().empty()) {
+      PrintStatus(StrCat("[context of ", Grouped(std::ssize(conversation_.Prefix())),
+                         " tokens computed in ", Milliseconds(seconds), "]"));
+    }
+    for (int64_t number = 1;; ++number) {
+      if (terminal_) Print("> ");
+      const std::optional<std::string> line = reader_.Next(InterruptFlag());
+      if (!line) {
+        if (terminal_) Print("\n");
+        return InterruptRequested() ? kInterruptedExit : kSuccess;
+      }
+      if (line->empty()) continue;
+      if (line->starts_with('/') && !line->starts_with("//")) {
+        if (*line == "/quit") return kSuccess;
+        Command(*line);
+        continue;
+      }
+      Turn(StrCat("turn ", number), line->starts_with('/') ? line->substr(1) : *line);
+      if (!InterruptRequested()) continue;
+      if (!terminal_ || InterruptSignal() != SIGINT) return kInterruptedExit;
+      RearmInterrupts();
+    }
+  }
+
+ private:
+  // What goes wrong in a turn ends a program that reads a pipe, but not one that a user talks to.
+  void Refuse(const std::string& message) const {
+    if (!terminal_) throw RuntimeFailure(message);
+    PrintStatus(message);
+  }
+
+  void Command(const std::string& line) {
+    if (line == "/reset") {
+      conversation_.Reset();
+      PrintStatus("[the turns are forgotten, the chunks stay]");
+    } else if (line == "/chunks") {
+      const int64_t bytes = decoder_.Spec().KvBytesPerToken(decoder_.Options().dtype);
+      for (const TokenSpan& span : conversation_.Spans()) {
+        PrintStatus(StrCat("[", span.name, ": ", Grouped(span.Tokens()), " tokens, ",
+                           BytesText(span.Tokens() * bytes), " of KV]"));
+      }
+      if (conversation_.Spans().empty()) PrintStatus("[no chunks]");
+    } else if (line == "/help") {
+      PrintStatus(
+          "[/reset forgets the turns, /chunks lists the chunks, /quit ends; a turn that begins "
+          "with / is written with //]");
+    } else {
+      Refuse(StrCat("unknown command ", Quoted(line), "; there are /reset, /chunks, /quit, /help"));
+    }
+  }
+
+  void Turn(const std::string& name, const std::string& user) {
+    TurnResult result;
+    try {
+      RequireUtf8(user, name);
+    } catch (const InvalidArgument& error) {
+      return Refuse(error.what());
+    }
+    try {
+      result = session_.Answer(user, tokenizer_, options_);
+    } catch (const InvalidArgument& error) {
+      return Refuse(StrCat(name, ": ", error.what(), "; /reset forgets the turns"));
+    }
+    Print("\n");
+    PrintStatus(Summary(result));
+  }
+
+  std::string Summary(const TurnResult& result) const {
+    if (result.tokens.empty()) return "[interrupted before the first token, the turn is dropped]";
+    std::string text =
+        StrCat("[reused ", Grouped(result.reused_tokens), " of ", Grouped(result.prompt_tokens),
+               " prompt tokens", ReusedParts(conversation_, result.reused_tokens));
+    if (result.reused_tokens > 0) {
+      text += StrCat(", saved about ", Milliseconds(result.saved_s), " by estimate");
+    }
+    const auto made = std::ssize(result.tokens);
+    text += StrCat("; first token ", Milliseconds(result.first_token_s), ", ", Grouped(made),
+                   " tokens, ", PerSecond(made - 1, result.decode_s), " tok/s");
+    if (result.at_context) {
+      text += StrCat("; the context of ", Grouped(decoder_.Options().max_context), " is full");
+    } else if (result.interrupted) {
+      text += "; interrupted";
+    } else if (!result.stopped) {
+      text += StrCat("; cut short by --max-new-tokens ", options_.max_new_tokens);
+    }
+    return text + "]";
+  }
+
+  Conversation& conversation_;
+  Decoder& decoder_;
+  ChatSession session_;
+  const Tokenizer& tokenizer_;
+  const TurnOptions& options_;
+  TurnReader reader_;
+  const bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
+};
+
+}  // namespace
+
+std::string ChatHelp() {
+  ChatFlags flags;
+  return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(), R"(
+On a terminal: /reset, /chunks, /quit, /help; Ctrl-C ends an answer, or at the prompt the program.
+In a pipe: a turn a line, and only answers on standard output.
+
+Examples:
+  tokline chat --model Qwen3-0.6B --chunk notes.md --chunk code.md
+  tokline chat --model Qwen3-0.6B --no-think --temperature 0.7 < questions.txt
+)");
+}
+
+int ChatCommand(const CommandLine& line) {
+  ChatFlags flags;
+  ParseFlags("chat", flags.Table(), line.args);
+  Validate(flags.rule);
+  Conversation::Options context = ReadContext(flags);
+  const LoadedModel model(flags.run.model);
+  const ChatTemplate chat_template = LoadTemplate(model);
+  const Tokenizer tokenizer = Tokenizer::Load(model.checkpoint.Dir());
+  Conversation conversation(tokenizer, chat_template, std::move(context));
+  const int64_t positions = model.spec.max_positions;
+  Require(flags.context <= positions, "--context is ", flags.context, "; the model has ", positions,
+          " positions");
+  ReportExtraTensors(model);
+
+  DecoderOptions options =
+      flags.run.Options(model.spec, 1, flags.context > 0 ? flags.context : positions);
+  options.reuse = true;
+  const int64_t pinned_pages = ChatSession::PagesToPin(conversation, options.page_size);
+  ApplyKvSize(flags.run.kv, model, options);
+  if (options.kv_pages == 0) {
+    options.kv_pages = DecoderPlan(model.spec, options, {}).max_pages + pinned_pages;
+  } else {
+    Require(2 * pinned_pages < options.kv_pages, "the system text and the chunks take ",
+            pinned_pages, " pages of ", options.page_size, " tokens; the KV cache has ",
+            options.kv_pages, "; it must have at least ", 2 * pinned_pages + 1,
+            ", for they count once as kept and once as part of a turn");
+  }
+  options.pinned_pages = pinned_pages;
+  CatchInterrupts();
+  Decoder decoder = MakeDecoder(model, options);
+  decoder.WarmUp();
+  const TurnOptions turns{.max_new_tokens = flags.max_new_tokens,
+                          .rule = flags.rule,
+                          .stop_ids = model.spec.eos_token_ids,
+                          .interrupted = InterruptFlag(),
+                          .on_text = [](std::string_view text) { Print(text); }};
+  return Chat(conversation, decoder, tokenizer, turns).Run();
+}
+
+}  // namespace tokline

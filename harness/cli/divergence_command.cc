@@ -1,0 +1,238 @@
+// tokline divergence: what it costs to reuse chunks at positions where they were not computed.
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "harness/cli/commands.h"
+#include "harness/cli/model_run.h"
+#include "harness/cli/output_file.h"
+#include "harness/cli/text_input.h"
+#include "harness/core/interrupt.h"
+#include "harness/decoder/divergence.h"
+#include "harness/decoder/shifted_copy.h"
+#include "harness/models/printable.h"
+#include "harness/text/tokenizer.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Ids = std::vector<int32_t>;
+
+// A piece of the prompt: the name of a file, a text, or ids.
+struct Piece {
+  enum class Kind : uint8_t { kFile, kText, kIds } kind;
+  std::string_view flag;
+  std::string text;
+};
+
+struct DivergenceFlags {
+  RunFlags run;
+  std::vector<Piece> prefix;  // at most one
+  std::vector<Piece> chunks;
+  std::vector<Piece> prompts;
+  int64_t max_new_tokens = 64;
+  std::filesystem::path json;
+
+  std::vector<Flag> Table() {
+    std::vector<Flag> flags;
+    const auto add = [&flags](std::string_view name, std::string_view value, Piece::Kind kind,
+                              std::vector<Piece>& to, std::string_view help, bool repeats = true) {
+      flags.push_back({.name = name,
+                       .value = value,
+                       .help = help,
+                       .set =
+                           [name, kind, &to](std::string_view text) {
+                             Require(!text.empty(), name, " is empty; it needs a value");
+                             to.push_back({kind, name, std::string(text)});
+                           },
+                       .repeats = repeats});
+    };
+    using enum Piece::Kind;
+    add("--chunk", "FILE", kFile, chunks, "text that is computed once and reused; repeats");
+    add("--chunk-ids", "1,2,3", kIds, chunks, "the same as token ids; repeats");
+    add("--prompt", "TEXT", kText, prompts, "what comes after the chunks; repeats");
+    add("--prompt-ids", "1,2,3", kIds, prompts, "the same as token ids; repeats");
+    add("--prefix", "FILE", kFile, prefix,
+        "text before the chunks, after which each was computed (default: none)", false);
+    add("--prefix-ids", "1,2,3", kIds, prefix, "the same as token ids", false);
+    flags.push_back({.name = "--max-new-tokens",
+                     .value = "N",
+                     .help = "the most tokens of an answer (default: 64)",
+                     .set = IntegerInto("--max-new-tokens", max_new_tokens, 1, INT32_MAX)});
+    run.AddTo(flags);
+    flags.push_back({.name = "--json",
+                     .value = "FILE",
+                     .help = "write every token's divergence",
+                     .set = TextInto("--json", json)});
+    return flags;
+  }
+
+  bool HasText() const {
+    const auto is_text = [](const Piece& piece) { return piece.kind != Piece::Kind::kIds; };
+    return std::ranges::any_of(chunks, is_text) || std::ranges::any_of(prompts, is_text) ||
+           std::ranges::any_of(prefix, is_text);
+  }
+};
+
+class Encoder {
+ public:
+  Encoder(const LoadedModel& model, bool has_text) : vocab_size_(model.spec.vocab_size) {
+    if (has_text) tokenizer_.emplace(Tokenizer::Load(model.checkpoint.Dir()));
+  }
+
+  // What the tokenizer puts before every text.
+  Ids Start() const { return tokenizer_ ? tokenizer_->Encode("") : Ids(); }
+  Ids Encode(const Piece& piece) const {
+    Ids ids;
+    switch (piece.kind) {
+      case Piece::Kind::kIds: {
+        const std::vector<int64_t> numbers =
+            ParseIntegers(piece.flag, piece.text, 0, vocab_size_ - 1);
+        ids.assign(numbers.begin(), numbers.end());
+        break;
+      }
+      case Piece::Kind::kFile:
+        ids = Encode(ReadText(piece.text) + "\n");  // lines of its own, whatever comes next
+        break;
+      case Piece::Kind::kText:
+        ids = Encode(piece.text);
+    }
+    Require(!ids.empty(), piece.flag, " ", Quoted(piece.text), " has no tokens");
+    return ids;
+  }
+  std::string Decode(const Ids& ids) const {
+    if (tokenizer_) return Json(tokenizer_->Decode(ids, {.skip_special = true})).dump();
+    std::string text;
+    for (const int32_t id : ids) text += StrCat(text.empty() ? "" : " ", id);
+    return text;
+  }
+
+ private:
+  Ids Encode(const std::string& text) const {
+    return tokenizer_->Encode(text, {.add_special_tokens = false});
+  }
+
+  int64_t vocab_size_;
+  std::optional<Tokenizer> tokenizer_;
+};
+
+std::vector<Request> MakeRequests(const DivergenceFlags& flags, const Encoder& encoder,
+                                  const ModelSpec& spec) {
+  Request request{.prompt = encoder.Start(),
+                  .max_new_tokens = flags.max_new_tokens,
+                  .stop_ids = spec.eos_token_ids};
+  const auto append = [&request, &encoder](const Piece& piece) {
+    const Ids ids = encoder.Encode(piece);
+    request.prompt.insert(request.prompt.end(), ids.begin(), ids.end());
+  };
+  for (const Piece& piece : flags.prefix) append(piece);
+  request.shifted_after = static_cast<int64_t>(request.prompt.size());
+  for (const Piece& piece : flags.chunks) {
+    const auto begin = static_cast<int64_t>(request.prompt.size());
+    append(piece);
+    request.shifted.push_back({begin, static_cast<int64_t>(request.prompt.size())});
+  }
+  std::vector<Request> requests;
+  const Ids context = request.prompt;
+  for (const Piece& piece : flags.prompts) {
+    request.prompt = context;
+    append(piece);
+    requests.push_back(request);
+  }
+  return requests;
+}
+
+std::string Figures(std::span<const double> kl, int64_t same_top) {
+  const KlSummary summary = SummarizeKl(kl);
+  return StrCat("KL mean ", summary.mean, ", p90 ", summary.p90, ", max ", summary.max,
+                " nats; top-1 ", same_top, " of ", kl.size());
+}
+
+Json Report(const Divergence& one) {
+  return {{"prompt_tokens", one.prompt_tokens},
+          {"shifted_tokens", one.shifted_tokens},
+          {"source_tokens", one.source_tokens},
+          {"exact", one.exact},
+          {"shifted", one.shifted},
+          {"same_answer", one.SameAnswer()},
+          {"same_top", one.same_top},
+          {"kl", one.kl}};
+}
+
+}  // namespace
+
+std::string DivergenceHelp() {
+  DivergenceFlags flags;
+  return FlagHelp(flags.Table()) + RunFlags::AblationHelp() +
+         "\nThe first chunk stands where it was computed. Those after it are shifted: their keys "
+         "and values were\ncomputed without the chunks before them. Each prompt is answered both "
+         "ways, and compared along the\nexact answer.\n";
+}
+
+int DivergenceCommand(const CommandLine& line) {
+  DivergenceFlags flags;
+  ParseFlags("divergence", flags.Table(), line.args);
+  Require(flags.chunks.size() >= 2, "there are ", flags.chunks.size(),
+          " chunks; the first is never shifted, so --chunk or --chunk-ids is needed twice");
+  Require(!flags.prompts.empty(), "--prompt is missing; it is what comes after the chunks");
+  Require(flags.prefix.size() <= 1, "--prefix and --prefix-ids exclude each other");
+  std::optional<OutputFile> json_file;
+  if (!flags.json.empty()) json_file.emplace(flags.json);
+  const LoadedModel model(flags.run.model);
+  RequireShiftable(model.spec);
+  const Encoder encoder(model, flags.HasText());
+  const std::vector<Request> requests = MakeRequests(flags, encoder, model.spec);
+
+  size_t longest = 0;
+  for (const Request& request : requests) longest = std::max(longest, request.prompt.size());
+  const int64_t context = static_cast<int64_t>(longest) + flags.max_new_tokens;
+  Require(context <= model.spec.max_positions, "a prompt of ", longest, " tokens and ",
+          flags.max_new_tokens, " new tokens exceed the model's ", model.spec.max_positions,
+          " positions");
+  DecoderOptions options = flags.run.Options(model.spec, 1, context);
+  options.reuse = true;
+  ApplyKvSize(flags.run.kv, model, options);
+  // Room for the sequence and, beside it, for what its chunks are copied from.
+  if (options.kv_pages == 0) {
+    options.kv_pages = 2 * DecoderPlan(model.spec, options, {}).max_pages +
+                       static_cast<int64_t>(flags.chunks.size()) *
+                           (requests.front().shifted_after / options.page_size + 2);
+  }
+  CatchInterrupts();
+  Decoder decoder = MakeDecoder(model, options);
+  decoder.WarmUp();
+
+  Json reports = Json::array();
+  std::vector<double> kl;
+  int64_t same_top = 0, same_answers = 0;
+  for (const Request& request : requests) {
+    const Divergence one = MeasureDivergence(decoder, request, InterruptFlag());
+    if (one.interrupted) return kInterruptedExit;
+    Print(StrCat("prompt of ", one.prompt_tokens, " tokens: ", one.shifted_tokens, " shifted, ",
+                 one.source_tokens, " computed for it\n  exact    ", encoder.Decode(one.exact),
+                 "\n  shifted  ", encoder.Decode(one.shifted), "\n  ",
+                 Figures(one.kl, one.same_top), "\n"));
+    reports.push_back(Report(one));
+    kl.insert(kl.end(), one.kl.begin(), one.kl.end());
+    same_top += one.same_top;
+    same_answers += one.SameAnswer();
+  }
+  if (requests.size() > 1) {
+    Print(StrCat("all: ", Figures(kl, same_top), "; same answer ", same_answers, " of ",
+                 requests.size(), "\n"));
+  }
+  if (json_file) {
+    json_file->Write(Json{{"model", model.Name()},
+                          {"device", Name(options.device)},
+                          {"dtype", Name(options.dtype)},
+                          {"ablated", flags.run.ablated},
+                          {"prompts", reports}}
+                         .dump() +
+                     "\n");
+    json_file->Commit();
+  }
+  return kSuccess;
+}
+
+}  // namespace tokline

@@ -1,0 +1,128 @@
+#include "harness/cli/kv_size.h"
+
+#include <algorithm>
+
+#include "harness/cli/model_run.h"
+#include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+namespace {
+
+// A cache that is as large as it can be takes this much of what is free; the rest is for what the
+// driver does later.
+constexpr double kDefaultFraction = 0.9;
+
+int64_t PageBytes(const LoadedModel& model, const DecoderOptions& options) {
+  return model.spec.KvBytesPerToken(options.dtype) * options.page_size;
+}
+
+DecoderOptions WithOnePage(DecoderOptions options) {
+  options.kv_pages = 1;
+  options.pinned_pages = 0;
+  return options;
+}
+
+// Pages of the cache that are no sequence's.
+int64_t ScratchPages(const LoadedModel& model, const DecoderOptions& options) {
+  return DecoderPlan(model.spec, WithOnePage(options), {}).layout.num_pages - 1;
+}
+
+// As it was given, for a message.
+std::string Words(const KvSize& size) {
+  if (size.pages > 0) return StrCat("--kv-pages is ", size.pages);
+  if (size.bytes > 0) return StrCat("--kv-bytes is ", size.bytes);
+  return StrCat("--kv-fraction is ", size.fraction);
+}
+
+int64_t PagesIn(int64_t bytes, const std::string& words, const LoadedModel& model,
+                const DecoderOptions& options) {
+  const int64_t page_bytes = PageBytes(model, options);
+  const int64_t scratch = ScratchPages(model, options);
+  const int64_t pages = bytes / page_bytes - scratch;
+  Require(pages >= 1, words, "; a page of the KV cache, ", options.page_size, " tokens, takes ",
+          page_bytes, " bytes", scratch > 0 ? ", and with this ablation one more is needed" : "");
+  return std::min<int64_t>(pages, INT32_MAX / 2);
+}
+
+}  // namespace
+
+void KvSize::AddTo(std::vector<Flag>& flags) {
+  flags.push_back({.name = "--kv-pages",
+                   .value = "N",
+                   .help = "pages of the KV cache (default: what the run needs)",
+                   .set = IntegerInto("--kv-pages", pages, 1, INT32_MAX / 2)});
+  flags.push_back(
+      {.name = "--kv-bytes",
+       .value = "N[K|M|G]",
+       .help = "the same in bytes",
+       .set = [this](std::string_view text) { bytes = ParseBytes("--kv-bytes", text); }});
+  flags.push_back({.name = "--kv-fraction",
+                   .value = "X",
+                   .help = "the same as a share of what is free after weights and warm-up",
+                   .set = [this](std::string_view text) {
+                     fraction = ParseReal("--kv-fraction", text);
+                     Require(fraction > 0 && fraction <= 1, "--kv-fraction is ", fraction,
+                             "; it must be more than 0 and at most 1");
+                   }});
+}
+
+nlohmann::ordered_json KvSize::ToJson() const {
+  if (pages > 0) return {{"pages", pages}};
+  if (bytes > 0) return {{"bytes", bytes}};
+  if (fraction > 0) return {{"fraction", fraction}};
+  return nullptr;
+}
+
+int64_t FreeForKv(const LoadedModel& model, const DecoderOptions& options) {
+  const DecoderOptions one_page = WithOnePage(options);
+  const std::unique_ptr<Backend> backend = MakeBackend(options.device);
+  const MemoryPlan plan = PlanMemory(model.spec, one_page, backend->facts());
+  const int64_t planned = backend->FreeBytes() - (plan.Total() - plan.kv_bytes);
+  if (planned <= 0) return 0;
+  Decoder decoder = MakeDecoder(model, one_page);
+  decoder.WarmUp();
+  return std::min(planned, backend->FreeBytes() + plan.kv_bytes);
+}
+
+void ApplyKvSize(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
+  Require((size.pages > 0) + (size.bytes > 0) + (size.fraction > 0) <= 1,
+          "of --kv-pages, --kv-bytes and --kv-fraction more than one is given; each sizes the KV "
+          "cache");
+  if (size.pages > 0) options.kv_pages = size.pages;
+  if (size.bytes > 0) options.kv_pages = PagesIn(size.bytes, Words(size), model, options);
+  if (size.fraction > 0) {
+    const int64_t free_bytes = FreeForKv(model, options);
+    options.kv_pages =
+        PagesIn(static_cast<int64_t>(size.fraction * static_cast<double>(free_bytes)),
+                StrCat(Words(size), " of ", free_bytes, " free bytes"), model, options);
+  }
+}
+
+void SizeKvForBatch(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
+  ApplyKvSize(size, model, options);
+  if (options.kv_pages == 0) return;
+  const int64_t needed = options.max_batch * DivideUp(options.max_context, options.page_size);
+  Require(options.kv_pages >= needed, Words(size),
+          size.pages > 0 ? "" : StrCat(", ", options.kv_pages, " pages"), "; ", options.max_batch,
+          " sequences of ", options.max_context, " tokens, prompt and new, need ", needed,
+          " pages of ", options.page_size, " tokens");
+}
+
+void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
+  ApplyKvSize(size, model, options);
+  if (options.kv_pages > 0) return;
+  options.kv_pages = options.max_batch * DivideUp(options.max_context, options.page_size);
+  if (options.device == Device::kCpu) return;  // backs what is touched, as it is touched
+  const std::unique_ptr<Backend> backend = MakeBackend(options.device);
+  const double room = kDefaultFraction * static_cast<double>(backend->FreeBytes());
+  const MemoryPlan plan = PlanMemory(model.spec, options, backend->facts());
+  if (static_cast<double>(plan.Total()) <= room) return;
+  KvSize most;
+  most.fraction = kDefaultFraction;
+  const int64_t wanted = options.kv_pages;
+  ApplyKvSize(most, model, options);
+  options.kv_pages = std::min(options.kv_pages, wanted);
+}
+
+}  // namespace tokline

@@ -1,0 +1,61 @@
+// The record of a command's run: its flags, its header, its rows, its end.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/cli/commands.h"
+#include "harness/cli/flags.h"
+#include "harness/decoder/backend.h"
+#include "harness/record/record.h"
+#include "harness/record/record_file.h"
+
+namespace tokline {
+
+// Where a command that measures writes to, and what it takes over.
+struct RecordFlags {
+  std::filesystem::path json;
+  std::string record;
+  std::string peaks;  // a record file; "": they are measured
+
+  void AddTo(std::vector<Flag>& flags);
+  // Throws InvalidArgument for peaks of a device that has none.
+  void RequirePeaksOf(Device device) const;
+};
+
+// The header of a run of `program` ("tokline bench"); on CUDA with peaks, measured or taken over.
+RunHeader MakeRunHeader(const CommandLine& line, std::string program, Device device,
+                        const RecordFlags& flags);
+
+// As rows name it: the GPU, or "cpu".
+std::string DeviceName(Device device, const Fingerprint& fingerprint);
+
+// The GPU's state now; nothing known of the CPU.
+GpuState StateOf(const Fingerprint& fingerprint);
+
+// Writes to the file, if the run has one: opened before the work starts.
+class RunRecord {
+ public:
+  explicit RunRecord(const std::string& path);
+  // A run that was started and not finished, since something failed, ends as interrupted.
+  ~RunRecord();
+  RunRecord(const RunRecord&) = delete;
+  RunRecord& operator=(const RunRecord&) = delete;
+
+  void Start(const RunHeader& header);
+  void Add(const Json& row);
+  int64_t Refused() const { return end_.refused; }
+  void Finish(bool interrupted);
+
+ private:
+  void Append(const Json& record);
+
+  std::optional<RecordWriter> writer_;
+  RunEnd end_;
+  Fingerprint fingerprint_;
+  bool under_way_ = false;
+};
+
+}  // namespace tokline

@@ -1,0 +1,36 @@
+// How much faster something is, from rounds of both sides, and what that says of an op.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "harness/core/timing.h"
+
+namespace tokline {
+
+// The median over the rounds of time without over time with, and its 95 % interval: what drifts
+// moves both sides of a round.
+struct SpeedUp {
+  // One entry a round. Throws InvalidArgument for none, or for other counts of both.
+  SpeedUp(std::span<const double> with, std::span<const double> without);
+
+  // Whether there are rounds enough for the interval to hold at 95 %; with fewer it is their range.
+  bool HasInterval() const { return rounds >= kMinIntervalSamples; }
+  // Only with an interval: 1 faster, -1 slower, 0 neither: beyond the interval and by half a
+  // percent at least.
+  int Direction() const;
+  // Neither, and the interval is too wide to call it no difference.
+  bool Unsure() const;
+
+  double ratio = 0;
+  Interval interval;
+  int64_t rounds = 0;
+};
+
+// In words what an op is worth alone, where that is known, and in the decoder; those of
+// scripts/ablate.
+std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder);
+
+}  // namespace tokline

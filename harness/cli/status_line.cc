@@ -1,0 +1,52 @@
+#include "harness/cli/status_line.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "harness/core/standard_streams.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+// Three digits where there are not more before the point.
+std::string Rounded(double value) {
+  char text[48];
+  std::snprintf(text, sizeof(text), value < 10 ? "%.2f" : value < 100 ? "%.1f" : "%.0f", value);
+  return text;
+}
+
+}  // namespace
+
+void PrintStatus(std::string_view line) {
+  const bool dim = ::isatty(STDERR_FILENO) != 0 && !NoColor();
+  const std::string text = dim ? StrCat("\x1b[2m", line, "\x1b[0m\n") : StrCat(line, "\n");
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+std::string Grouped(int64_t number) {
+  std::string digits = std::to_string(number);
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<size_t>(at), 1, ',');
+  }
+  return digits;
+}
+
+std::string BytesText(int64_t bytes) {
+  const bool large = std::abs(bytes) >= 1 << 20;
+  const double units = static_cast<double>(bytes) / (large ? 1 << 20 : 1 << 10);
+  const int64_t tenths = std::llround(10 * std::abs(units));
+  return StrCat(bytes < 0 ? "-" : "", Grouped(tenths / 10), ".", tenths % 10,
+                large ? " MiB" : " KiB");
+}
+
+std::string Milliseconds(double seconds) { return Rounded(1e3 * seconds) + " ms"; }
+
+std::string PerSecond(int64_t count, double seconds) {
+  return count > 0 && seconds > 0 ? Rounded(static_cast<double>(count) / seconds) : "-";
+}
+
+}  // namespace tokline

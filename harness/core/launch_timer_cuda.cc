@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <random>
+
+#include "harness/core/cuda_handles.h"
+#include "harness/core/device_buffer.h"
+#include "harness/core/interrupt.h"
+#include "harness/core/launch_timer.h"
+#include "harness/core/lead_in.h"
+#include "harness/core/spin_search.h"
+#include "harness/core/timing.h"
+
+namespace tokline {
+namespace {
+
+class GraphTimer : public LaunchTimer {
+ public:
+  GraphTimer(std::function<void(int, const LaunchOptions&)> launch,
+             const GraphTimerOptions& options)
+      : launch_(std::move(launch)), options_(options), evicted_(options.evict_bytes / 16 * 16) {
+    Require(options.buffer_sets >= 1 && options.slowdown_percent >= 0, "buffer_sets is ",
+            options.buffer_sets, ", slowdown_percent is ", options.slowdown_percent,
+            "; the first must be >= 1, the second >= 0");
+    evicted_.Fill(0);
+    rotation_ = Capture(options.buffer_sets, kNoSpin, 0);
+    double sample_us = SampleGraph(rotation_, 1, {}).front();
+    constexpr double kMaxLaunches = 4096;
+    const double rotations =
+        std::clamp(std::ceil(options.min_sample_us / std::max(sample_us, 1e-3)), 1.0,
+                   std::max(1.0, kMaxLaunches / options.buffer_sets));
+    launches_ = options.buffer_sets * static_cast<int>(rotations);
+    graph_ = Capture(launches_, kNoSpin, 0);
+    sample_us = SampleGraph(graph_, 1, {}).front();
+    // Clocks and caches settle.
+    constexpr double kWarmUpUs = 20e3;
+    const int warm_up = std::clamp(static_cast<int>(kWarmUpUs / std::max(sample_us, 1.0)), 1, 20);
+    SampleGraph(graph_, warm_up, {});
+    if (options.slowdown_percent > 0) SlowDown();
+  }
+
+  int launches_per_sample() const override { return launches_; }
+
+  std::vector<double> Sample(int count, const std::function<void()>& meanwhile) override {
+    std::vector<double> samples = SampleGraph(graph_, count, meanwhile);
+    for (double& us : samples) us /= launches_;
+    return samples;
+  }
+
+  Rotation RotateOnce() override {
+    // Long enough for the host to queue all of the graph behind it.
+    const double hold_us = 200 + 2.0 * options_.buffer_sets;
+    const UniqueEvent begin = MakeTimingEvent();
+    const UniqueEvent end = MakeTimingEvent();
+    TOKLINE_CUDA(cudaDeviceSynchronize());  // the refill was queued elsewhere
+    TOKLINE_CUDA(cudaGraphUpload(rotation_.get(), stream_.get()));
+    if (evicted_.bytes() > 0) Sweep(evicted_.data(), evicted_.bytes(), stream_.get());
+    Spin(hold_us, stream_.get());
+    TOKLINE_CUDA(cudaEventRecord(begin.get(), stream_.get()));
+    TOKLINE_CUDA(cudaGraphLaunch(rotation_.get(), stream_.get()));
+    TOKLINE_CUDA(cudaEventRecord(end.get(), stream_.get()));
+    TOKLINE_CUDA(cudaEventSynchronize(end.get()));
+    const auto ended = std::chrono::steady_clock::now();
+    TOKLINE_CUDA(cudaDeviceSynchronize());
+    const std::chrono::duration<double, std::micro> late = std::chrono::steady_clock::now() - ended;
+    return {.us = ElapsedUs(begin, end) / options_.buffer_sets, .late_us = late.count()};
+  }
+
+ private:
+  static constexpr int kNoSpin = -1;
+
+  // A graph of `count` launches that rotate over the buffer sets, and a node that spins for so long
+  // after launch `spin_after`.
+  UniqueGraphExec Capture(int count, int spin_after, double spin_us) const {
+    const auto record = [&] {
+      for (int i = 0; i < count; ++i) {
+        launch_(i % options_.buffer_sets,
+                {.stream = stream_.get(), .dependent = options_.dependent && i > 0});
+        if (i == spin_after) Spin(spin_us, stream_.get());
+      }
+    };
+    return CaptureGraph(stream_.get(), record, count + (spin_after == kNoSpin ? 0 : 1));
+  }
+
+  // Microseconds of so many replays, back to back behind one that is in no figure. At least one,
+  // also where interrupted.
+  std::vector<double> SampleGraph(const UniqueGraphExec& graph, int count,
+                                  const std::function<void()>& meanwhile) {
+    while (static_cast<int>(events_.size()) <= count) events_.push_back(MakeTimingEvent());
+    TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream_.get()));
+    TOKLINE_CUDA(cudaEventRecord(events_[0].get(), stream_.get()));
+    size_t queued = 0;
+    while (static_cast<int>(queued) < count && (queued == 0 || !InterruptRequested())) {
+      TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream_.get()));
+      TOKLINE_CUDA(cudaEventRecord(events_[++queued].get(), stream_.get()));
+    }
+    if (meanwhile) meanwhile();
+    TOKLINE_CUDA(cudaStreamSynchronize(stream_.get()));
+    std::vector<double> samples;
+    for (size_t i = 0; i < queued; ++i) samples.push_back(ElapsedUs(events_[i], events_[i + 1]));
+    return samples;
+  }
+
+  // Plain and slowed replays take turns, so that a drift of the clocks is in both.
+  double AddedUs(const UniqueGraphExec& slowed) {
+    constexpr int kTurns = 3;
+    constexpr int kReplays = 5;
+    std::vector<double> added;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const double plain_us = Median(SampleGraph(graph_, kReplays, {}));
+      added.push_back(Median(SampleGraph(slowed, kReplays, {})) - plain_us);
+    }
+    return Median(std::move(added));
+  }
+
+  void SlowDown() {
+    const double sample_us = Median(SampleGraph(graph_, /*count=*/9, {}));
+    std::mt19937 rng(std::random_device{}());
+    const int after = std::uniform_int_distribution<int>(0, launches_ - 1)(rng);
+    const auto added_us = [&](double spin_us) {
+      return AddedUs(Capture(launches_, after, spin_us));
+    };
+    const double spin_us = FindSpinUs(sample_us * options_.slowdown_percent / 100, added_us);
+    graph_ = Capture(launches_, after, spin_us);
+  }
+
+  std::function<void(int, const LaunchOptions&)> launch_;
+  GraphTimerOptions options_;
+  UniqueStream stream_ = MakeStream();
+  DeviceBuffer evicted_;
+  std::vector<UniqueEvent> events_;
+  UniqueGraphExec rotation_;
+  UniqueGraphExec graph_;
+  int launches_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<LaunchTimer> MakeGraphTimer(
+    std::function<void(int buffer_set, const LaunchOptions&)> launch,
+    const GraphTimerOptions& options) {
+  return std::make_unique<GraphTimer>(std::move(launch), options);
+}
+
+}  // namespace tokline

@@ -1,0 +1,92 @@
+// Where the K and V of a sequence's tokens lie: runs of tokens, each on pages of its own. A run
+// fills its pages but for the last one; there is more than one run where a chunk that others share
+// ends within a page.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+
+class SequencePages {
+ public:
+  explicit SequencePages(int32_t page_size) : page_size_(page_size) {}
+
+  void Clear() {
+    pages_.clear();
+    runs_.assign(1, {.first_token = 0, .first_page = 0});
+  }
+
+  int32_t NumRuns() const { return static_cast<int32_t>(runs_.size()); }
+  int64_t NumPages() const { return static_cast<int64_t>(pages_.size()); }
+  std::vector<int32_t>& Pages() { return pages_; }
+  std::span<const int32_t> Pages() const { return pages_; }
+
+  // Pages in all once `tokens` tokens have theirs, with a new run at each of the cuts, ascending,
+  // that lies before the end and within a page.
+  int64_t PagesFor(int64_t tokens, std::span<const int64_t> cuts) const {
+    Run last = runs_.back();
+    for (const int64_t cut : cuts) {
+      if (Splits(last, cut, tokens)) last = After(last, cut);
+    }
+    return last.first_page + DivideUp(tokens - last.first_token, page_size_);
+  }
+  // Begins the runs that PagesFor counts; the pages come from the caller.
+  void Cut(int64_t tokens, std::span<const int64_t> cuts) {
+    for (const int64_t cut : cuts) {
+      if (Splits(runs_.back(), cut, tokens)) runs_.push_back(After(runs_.back(), cut));
+    }
+  }
+
+  // Index into Pages() of the page that has the token at this position.
+  int64_t PageOf(int64_t position) const {
+    const Run& run = RunOf(position);
+    return run.first_page + (position - run.first_token) / page_size_;
+  }
+  // Of the KV cache.
+  int64_t SlotOf(int64_t position) const {
+    const Run& run = RunOf(position);
+    const int64_t at = position - run.first_token;
+    const int64_t page = pages_[static_cast<size_t>(run.first_page + at / page_size_)];
+    return page * page_size_ + at % page_size_;
+  }
+  // Calls take(pages, tokens) for each run of the first `length` tokens.
+  template <typename Take>
+  void ForEachRun(int64_t length, Take&& take) const {
+    for (size_t i = 0; i < runs_.size() && runs_[i].first_token < length; ++i) {
+      const int64_t end =
+          i + 1 < runs_.size() ? std::min(runs_[i + 1].first_token, length) : length;
+      const int64_t tokens = end - runs_[i].first_token;
+      take(Pages().subspan(static_cast<size_t>(runs_[i].first_page),
+                           static_cast<size_t>(DivideUp(tokens, page_size_))),
+           tokens);
+    }
+  }
+
+ private:
+  struct Run {
+    int64_t first_token;
+    int64_t first_page;
+  };
+  bool Splits(const Run& last, int64_t cut, int64_t tokens) const {
+    return cut > last.first_token && cut < tokens && (cut - last.first_token) % page_size_ != 0;
+  }
+  Run After(const Run& last, int64_t cut) const {
+    return {cut, last.first_page + DivideUp(cut - last.first_token, page_size_)};
+  }
+  const Run& RunOf(int64_t position) const {
+    size_t run = runs_.size() - 1;
+    while (runs_[run].first_token > position) --run;
+    return runs_[run];
+  }
+
+  int32_t page_size_;
+  std::vector<int32_t> pages_;
+  std::vector<Run> runs_{{.first_token = 0, .first_page = 0}};
+};
+
+}  // namespace tokline

@@ -1,0 +1,445 @@
+"""scripts/believe: collecting with programs on a simulated machine and with the real ones, and what is made of it."""
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import zlib
+from pathlib import Path
+from unittest import mock
+
+from command_case import run_here
+from synthetic import DecoderCase, Effect, Machine, kernel_cases, write
+
+from tokline import believe_collect, believe_report, blame, records
+from tokline.believe_collect import ROOT
+
+HERE = Path(__file__).resolve().parent
+
+run_main = functools.partial(run_here, "believe")
+
+
+class InFolder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def report(self, *more):
+        """The checks of the folder's report by id, and the page."""
+        code, page, err = run_main("report", self.folder / "out", "--without-tool-times", "--json",
+                                   self.folder / "b.json", *more)
+        self.assertEqual(code, 0, err)
+        checks = json.loads((self.folder / "b.json").read_text())["checks"]
+        return {check["id"]: check for check in checks}, page
+
+
+class CollectTest(InFolder):
+    def setUp(self):
+        super().setUp()
+        self.bin = self.folder / "bin"
+        self.bin.mkdir()
+        self.add_program("bench_silu_mul")
+        self.add_program("tokline")
+
+    def add_program(self, name):
+        program = self.bin / name
+        program.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{HERE / 'believe_programs.py'}' {name} \"$@\"\n")
+        program.chmod(0o755)
+
+    def collect(self, *more):
+        return run_main("collect", "--bin", self.bin, "--model", "M", "--out", self.folder / "out",
+                        "--comparisons", 4, *more)
+
+    def journal(self):
+        path = self.folder / "out" / "journal.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def test_what_was_put_in_is_found(self):
+        code, _, err = self.collect("--decoder-rounds", 2)
+        self.assertEqual(code, 0, err)
+        orders = [tuple(entry["job"].split()[-1] for entry in self.journal()[5 * index:5 * index + 5])
+                  for index in range(3)]
+        self.assertEqual({frozenset(order) for order in orders},
+                         {frozenset(("a", "again", "slow3", "slow5", "slow10"))}, "rounds are interleaved")
+        self.assertGreater(len(set(orders)), 1, "their order changes")
+        checks, page = self.report()
+        self.assertEqual(checks["aa"]["details"]["comparisons"], 4)
+        self.assertEqual(checks["aa"]["details"]["false_alarms"], 0)
+        for percent in (3, 5, 10):
+            kernel = checks[f"slowdown_{percent}"]["details"]["kernels"]["silu_mul"]
+            self.assertEqual((kernel["caught"], kernel["comparisons"]), (4, 4))
+            self.assertAlmostEqual(kernel["median_percent"], percent, delta=0.5)
+        for name in ("host_delay", "op_delay"):
+            self.assertEqual(checks[name]["details"]["right"], 6)
+            self.assertIs(checks[name]["met"], False, "six trials are too few to say so")
+        self.assertGreaterEqual(len(checks["op_delay"]["details"]["by_part"]), 5)
+        self.assertEqual(checks["blame_aa"]["details"]["right"], 1)
+        self.assertIs(checks["adds_up"]["met"], True)
+        self.assertIsNone(checks["cheats"]["met"])
+        self.assertIn("| silu_mul | 4 | 4 of 4 |", page)
+
+    def test_peaks_are_measured_once_and_taken_over(self):
+        self.collect("--only", "aa", "--rounds", 1)
+        arguments = [entry["arguments"] for entry in self.journal()]
+        self.assertEqual(["--peaks" in each for each in arguments], [False, True])
+
+    def test_begun_folder_is_continued(self):
+        code, _, err = self.collect("--only", "aa", "--rounds", 2, "--time-limit", 0)
+        self.assertEqual((code, self.journal()), (3, []))
+        self.assertIn("run again", err)
+        self.assertEqual(self.collect("--only", "aa", "--rounds", 1)[0], 0)
+        self.assertEqual(len(self.journal()), 2)
+        left = self.folder / "out" / "benches" / "a" / "silu_mul.round1.jsonl.running"
+        left.write_text("half a line of a killed run")
+        self.assertEqual(self.collect("--only", "aa", "--rounds", 2)[0], 0)
+        self.assertEqual(len(self.journal()), 4)
+        self.assertFalse(left.exists())
+        self.assertEqual(self.collect("--only", "aa", "--rounds", 2)[0], 0)
+        self.assertEqual(len(self.journal()), 4)
+        code, _, err = self.collect("--only", "aa", "--seed", 2)
+        self.assertEqual(code, 2)
+        self.assertIn("was begun with seed 1, this is 2", err)
+
+    def test_dry_run_estimates_and_runs_nothing(self):
+        code, _, err = self.collect("--dry-run", "--rounds", 3, "--decoder-rounds", 7)
+        self.assertEqual((code, self.journal()), (0, []))
+        self.assertIn(f"{15 + 49} program runs to do, about {15 * 5 + 49 * 4} s", err)
+
+    def test_half_collected_kernel_is_not_compared(self):
+        machine = Machine(seed=4)
+        for side, left in (("a", ()), ("again", ("rmsnorm.round1",))):
+            folder = self.folder / "out" / "benches" / side
+            folder.mkdir(parents=True)
+            for kernel in ("linear", "rmsnorm"):
+                cases = [case for case in kernel_cases(20) if case.kernel == kernel]
+                for name in (f"{kernel}.round0", f"{kernel}.round1"):
+                    if name not in left:
+                        write(folder / f"{name}.jsonl", machine.run(f"bench_{kernel}", cases))
+        check = self.report()[0]["aa"]
+        self.assertEqual(check["details"]["rows_a_kernel"], {"linear": 2})
+
+    def test_large_slowdowns_may_have_fewer_rounds(self):
+        self.collect("--only", "slowdowns", "--rounds", 2, "--large-rounds", 1)
+        self.assertEqual([entry["job"].split()[-1] for entry in self.journal()].count("slow3"), 2)
+        self.assertEqual([entry["job"].split()[-1] for entry in self.journal()].count("slow10"), 1)
+        self.assertEqual(self.report()[0]["slowdown_10"]["details"]["caught"], 4)
+
+    def test_program_that_fails_is_named(self):
+        with mock.patch.dict(os.environ, {"BREAK": "tokline"}):
+            code, _, err = self.collect("--only", "host")
+        self.assertEqual(code, 2)
+        self.assertIn("this program is broken", err)
+
+    def test_tests_leave_their_figures(self):
+        for name in ("cheats_test", "store_kill_test", "independent_timing_cuda_test"):
+            self.add_program(name)
+        code, _, err = self.collect("--only", "tests", "--store-kills", 10000)
+        self.assertEqual(code, 0, err)
+        checks, _ = self.report()
+        self.assertEqual([checks[name]["met"] for name in ("cheats", "store", "timing")], [True, True, True])
+
+    def test_misuse(self):
+        self.assertEqual(self.collect("--only", "everything")[0], 2)
+        self.assertEqual(self.collect("--kernels", "none")[0], 2)
+        self.assertEqual(self.collect("--only", "ops", "--ops", "none")[0], 2)
+        self.assertEqual(self.collect("--rounds", 0)[0], 2)
+        self.assertEqual(run_main("collect", "--bin", self.folder, "--out", self.folder / "o", "--only", "aa")[0], 2)
+        self.assertEqual(self.collect("--only", "tests")[0], 2)
+        self.assertEqual(run_main("report", self.folder / "none")[0], 1)
+
+    def test_folder_that_cannot_be_written_is_said(self):
+        (self.folder / "file").write_text("")
+        code, _, err = run_main("collect", "--bin", self.bin, "--out", self.folder / "file" / "o", "--only", "aa")
+        self.assertEqual(code, 2)
+        self.assertIn("cannot be written", err)
+
+
+class ShapesTest(unittest.TestCase):
+    def test_every_default_shape_is_a_unit_and_its_name_is_unique(self):
+        for path in sorted((ROOT / "benches" / "shapes").rglob("*.json")):
+            units = believe_collect.units_of(json.loads(path.read_text()))
+            for count in (1, len(units), 3 * len(units)):
+                shapes = believe_collect.chosen(units, count)
+                names = [entry["name"] for family in shapes.values() for entry in family]
+                self.assertEqual((len(names), len(set(names))), (count, count), path)
+            self.assertEqual({name for name, _ in units}, set(json.loads(path.read_text())))
+
+    def test_shapes_with_variants_need_fewer_units(self):
+        units = believe_collect.units_of({"linear": [{"name": "x", "tokens": [1, 2]}, {"name": "y", "tokens": [1, 2]}]})
+        rows = [f"linear/x/tokens:{tokens}/{variant}/{chain}" for tokens in (1, 2) for variant in ("skinny", "matmul")
+                for chain in ("plain", "dependent")]
+        rows += [f"linear/y/tokens:{tokens}/matmul/{chain}" for tokens in (1, 2) for chain in ("plain", "dependent")]
+        for wanted, count in ((1, 1), (4, 1), (6, 2), (12, 4), (13, 5), (24, 8)):
+            shapes = believe_collect.enough(units, rows, wanted)["linear"]
+            self.assertEqual(len(shapes), count, wanted)
+
+    def test_lists_are_split_and_units_spread_evenly(self):
+        units = believe_collect.units_of({"linear": [{"name": "x", "tokens": [1, 2, 4, 8], "in": 8}]})
+        self.assertEqual([entry["tokens"] for _, entry in units], [[1], [2], [4], [8]])
+        picked = believe_collect.chosen(units, 2)["linear"]
+        self.assertEqual([entry["tokens"] for entry in picked], [[1], [4]])
+
+
+class ReportTest(InFolder):
+    """On records written directly: what the tools get wrong must be seen."""
+
+    def sides(self, machine, **effects):
+        cases = [case for case in kernel_cases(240) if case.kernel in ("linear", "rmsnorm")]
+        for side, effect in {"a": [], **effects}.items():
+            folder = self.folder / "out" / "benches" / side
+            folder.mkdir(parents=True)
+            for number in range(3):
+                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effect))
+
+    def decoder(self, name, effects=(), injected=None, round_index=0):
+        folder = self.folder / "out" / "decoder" / f"round{round_index}"
+        folder.mkdir(parents=True, exist_ok=True)
+        machine = Machine(seed=zlib.crc32(f"{name} {round_index}".encode()), run_noise=0.0003)
+        return write(folder / f"{name}.jsonl", machine.decoder_run([DecoderCase()], effects, injected=injected))
+
+    def test_alarms_and_misses_are_counted_and_shown(self):
+        # The second side is not equal: what the gate says of it counts as false alarms.
+        self.sides(Machine(seed=1, run_noise=0.001), again=[Effect(6, kernel="linear")],
+                   slow3=[Effect(0.5)], slow5=[Effect(5)], slow10=[Effect(10, kernel="linear")])
+        checks, page = self.report()
+        self.assertEqual(checks["aa"]["details"]["comparisons"], 48)
+        self.assertEqual(checks["aa"]["details"]["false_alarms"], 24)
+        self.assertIs(checks["aa"]["met"], False)
+        self.assertEqual(checks["slowdown_3"]["details"]["caught"], 0)
+        self.assertIs(checks["slowdown_5"]["met"], True)
+        self.assertIs(checks["slowdown_10"]["met"], False)
+        self.assertEqual(checks["slowdown_10"]["details"]["kernels"]["rmsnorm"]["caught"], 0)
+        self.assertIn("| NO |", page)
+        self.assertIn("- **every kernel made 10 % slower**: not met", page)
+        self.assertIn("and 36 more, in the JSON", page)
+
+    def test_rows_of_which_the_gate_says_nothing_are_no_comparisons(self):
+        machine, cases = Machine(seed=3), [case for case in kernel_cases(40) if case.kernel == "linear"]
+        for side in ("a", "again"):
+            folder = self.folder / "out" / "benches" / side
+            folder.mkdir(parents=True)
+            for number in range(3):
+                disturbed = {cases[0]: "throttled: thermal"} if side == "again" else {}
+                refused = {cases[1]: "no memory"}
+                lines = machine.run("bench_linear", cases, [Effect(9, shape=dict(cases[0].shape)["name"] + "$")]
+                                    if side == "again" else [], disturbed=disturbed, refused=refused)
+                write(folder / f"linear.round{number}.jsonl", lines)
+        check = self.report()[0]["aa"]
+        self.assertEqual(check["details"]["comparisons"], len(cases) - 2)
+        self.assertEqual(check["details"]["false_alarms"], 0)
+        self.assertEqual(len(check["details"]["not_counted"]), 2)
+        self.assertIn("2 disturbed or undecided rows are not counted", check["measured"])
+
+    def test_noise_of_runs_is_no_alarm(self):
+        self.sides(Machine(seed=2, run_noise=0.02), again=[])
+        self.assertEqual(self.report()[0]["aa"]["details"]["false_alarms"], 0)
+
+    def cut(self, path, size=2000):
+        path.write_bytes(path.read_bytes()[:size])
+
+    def test_round_that_was_cut_short_counts_on_neither_side(self):
+        # What is left of one side, against all of the other, would be alarms: the rounds differ.
+        machine, cases = Machine(seed=5), [case for case in kernel_cases(240) if case.kernel == "linear"]
+        benches = self.folder / "out" / "benches"
+        for number, percent in enumerate((0, 0, 0, 30)):
+            for side in ("a", "again"):
+                (benches / side).mkdir(parents=True, exist_ok=True)
+                lines = machine.run("bench_linear", cases, [Effect(percent)])
+                write(benches / side / f"linear.round{number}.jsonl", lines)
+        self.assertEqual(self.report()[0]["aa"]["details"]["false_alarms"], 0)
+        cut = benches / "again" / "linear.round3.jsonl"
+        whole = cut.read_bytes()
+        for size in (0, 100, 2000, whole.rstrip().rfind(b"\n") + 1):  # nothing, half a line, a row and a half, no end
+            with self.subTest(size):
+                self.cut(cut, size)
+                code, page, err = run_main("report", self.folder / "out", "--without-tool-times", "--json",
+                                           self.folder / "b.json")
+                self.assertEqual(code, 0, err)
+                self.assertEqual(err, f"scripts/believe: {cut}: its program was cut short; left out, with what it "
+                                      "would be compared with\n")
+                self.assertIn("- left out, since its program was cut short, with what it would be compared with: "
+                              f"{cut}", page)
+                judged = json.loads((self.folder / "b.json").read_text())
+                self.assertEqual(judged["left_out"], [str(cut)])
+                aa = judged["checks"][0]["details"]
+                self.assertEqual((aa["comparisons"], aa["false_alarms"]), (len(cases), 0))
+                self.assertLess(aa["largest_effect_percent"], 5)
+                cut.write_bytes(whole)
+        cut.unlink()  # stopped between the two sides of a round
+        self.assertLess(self.report()[0]["aa"]["details"]["largest_effect_percent"], 5)
+
+    def test_decoder_run_that_was_cut_short_is_no_trial(self):
+        for index in range(3):
+            self.decoder("base", round_index=index)
+            self.decoder("host", [Effect(us=60, op="host_gap")], {"host_delay_us": 60}, round_index=index)
+        decoder = self.folder / "out" / "decoder"
+        for path, host, equal in (("round0/host.jsonl", 2, 2), ("round1/base.jsonl", 1, 1)):
+            self.cut(decoder / path)
+            checks, page = self.report()
+            self.assertEqual(checks["host_delay"]["details"]["trials"], host)
+            self.assertEqual(checks["blame_aa"]["details"]["trials"], equal)
+            self.assertIn(str(decoder / path), page)
+
+    def test_file_that_is_no_record_ends_the_report(self):
+        self.sides(Machine(seed=6), again=[])
+        benches = self.folder / "out" / "benches"
+        path = benches / "a" / "linear.round1.jsonl"
+        for text, why in (('{"loss": 1}\n', "not a record of Tokline"), ("<html>\n", "not JSON"),
+                          ((benches / "again" / "linear.round1.jsonl").read_text(), "run .* is in .* too")):
+            path.write_text(text)
+            code, out, err = run_main("report", self.folder / "out", "--without-tool-times")
+            self.assertEqual((code, out), (1, ""))
+            self.assertRegex(err, rf"^scripts/believe: .*linear.round1.jsonl(:1)?: {why}[^\n]*\n$")
+        path.unlink()
+        (self.folder / "out" / "journal.jsonl").write_text('{"loss": 1}\n')
+        code, _, err = run_main("report", self.folder / "out", "--without-tool-times")
+        self.assertEqual(code, 1)
+        self.assertRegex(err, "journal.jsonl: no journal of scripts/believe collect")
+
+    def test_tool_times_are_of_a_whole_file(self):
+        self.sides(Machine(seed=7), again=[])
+        self.cut(self.folder / "out" / "benches" / "a" / "linear.round0.jsonl")
+        with mock.patch.object(believe_report, "timed", return_value=(1.0, 0, "")) as timed:
+            checks, _ = believe_report.judge([self.folder / "out"])
+        self.assertEqual(timed.call_count, 2)
+        self.assertIs({check.id: check for check in checks}["report_time"].met, True)
+
+    def test_wrong_blame_is_a_miss(self):
+        self.decoder("base")
+        self.decoder("op.qkv", [Effect(us=60, op="down")], {"op": "qkv", "op_delay_us": 2})
+        self.decoder("op.down", [Effect(us=60, op="down")], {"op": "down", "op_delay_us": 2})
+        self.decoder("host", [], {"host_delay_us": 60})
+        checks, page = self.report()
+        self.assertEqual((checks["op_delay"]["details"]["right"], checks["op_delay"]["details"]["trials"]), (1, 2))
+        self.assertEqual(checks["host_delay"]["details"]["right"], 0)
+        self.assertIn('{"op": "qkv", "op_delay_us": 2}, batch 1: B is', page)
+
+    def test_blame_of_equal_runs_is_a_miss(self):
+        self.decoder("base", round_index=0)
+        self.decoder("base", [Effect(us=60, op="down")], round_index=1)
+        self.assertIs(self.report()[0]["blame_aa"]["met"], False)
+
+    def test_run_without_its_delay_is_refused(self):
+        self.decoder("base")
+        self.decoder("host.10us")
+        code, _, err = run_main("report", self.folder / "out", "--without-tool-times")
+        self.assertEqual(code, 1)
+        self.assertIn("says of no delay", err)
+
+    def written(self, name, text):
+        (self.folder / "out").mkdir(exist_ok=True)
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def cheats(self, **results):
+        cases = [{"name": name, "result": "SKIPPED" if result == "skipped" else "COMPLETED",
+                  **({"failures": [{}]} if result == "failed" else {})} for name, result in results.items()]
+        return self.written("cheats.json", json.dumps({"testsuites": [{"testsuite": cases}]}))
+
+    def test_cheats_count_when_all_are_refused(self):
+        names = [f"Cheat{number}" for number in range(15)]
+        for results, met in (({name: "passed" for name in names}, True),
+                             ({name: "passed" for name in names[1:]}, False),
+                             ({name: "passed" for name in names} | {"More": "failed"}, False),
+                             ({name: "passed" for name in names} | {"More": "skipped"}, False),
+                             ({name: "passed" for name in names} | {"AnHonestRowStands": "passed"}, True),
+                             ({name: "passed" for name in names} | {"AnHonestRowStands": "failed"}, False),
+                             ({name: "passed" for name in names[1:]} | {"AnHonestRowStands": "passed"}, False)):
+            self.assertIs(self.report("--cheats", self.cheats(**results))[0]["cheats"]["met"], met, results)
+
+    def test_cheat_that_one_program_skips_may_be_refused_by_the_other(self):
+        text = '<testsuites><testsuite><testcase name="A" result="skipped"/></testsuite></testsuites>'
+        xml = self.written("cheats.xml", text)
+        check = self.report("--cheats", xml, self.cheats(A="passed"))[0]["cheats"]
+        self.assertEqual(check["details"]["tests"], {"A": "passed"})
+
+    def test_timing_is_held_against_two_percent(self):
+        for ratio, met in ((1.019, True), (0.975, False)):
+            path = self.written("t.jsonl", json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10 * ratio,
+                                                       "independent_us": 10, "ratio": ratio}) + "\n")
+            self.assertIs(self.report("--timing", path)[0]["timing"]["met"], met)
+
+    def test_results_of_tests_are_found_beside_the_runs(self):
+        self.decoder("base")
+        (self.folder / "out" / "tests").mkdir()
+        self.written("out/tests/independent_timing.jsonl",
+                     json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10, "independent_us": 10}) + "\n")
+        self.written("out/tests/store_kill_test.txt",
+                     "10000 kills of 8 writers at once, 9 lines acknowledged, 0 lost, 0 unreadable files")
+        checks, page = self.report()
+        self.assertEqual((checks["timing"]["met"], checks["store"]["met"]), (True, True))
+        self.assertIn("Collected on NVIDIA H200", page)
+
+    def test_store_must_lose_nothing(self):
+        line = "{} kills of {} writers at once, 90000 lines acknowledged, {} lost, {} unreadable files, 9 lines torn"
+        for figures, met in (((10000, 8, 0, 0), True), ((10000, 8, 1, 0), False), ((10000, 8, 0, 1), False),
+                             ((320, 8, 0, 0), False), ((10000, 4, 0, 0), False)):
+            path = self.written("s.txt", line.format(*figures))
+            self.assertIs(self.report("--store", path)[0]["store"]["met"], met, figures)
+
+    def test_results_that_are_none_are_refused(self):
+        bad = self.written("bad", "nothing of it")
+        for flag in ("--store", "--timing", "--cheats"):
+            self.assertEqual(run_main("report", self.folder / "out", flag, bad)[0], 1, flag)
+
+    def test_repeated_rows_are_a_record(self):
+        self.sides(Machine(seed=3))
+        source = next((self.folder / "out" / "benches" / "a").glob("*.jsonl"))
+        path = write(self.folder / "many.jsonl", believe_report.repeated(source, 100))
+        run, = believe_report.records.read([path])
+        self.assertEqual(len({believe_report.records.key(row) for row in run.rows}), 100)
+
+
+class RealProgramsTest(InFolder):
+    """The built programs, at tiny scale on the CPU. What they take is no claim; that they do what is asked is."""
+
+    def setUp(self):
+        super().setUp()
+        self.bin = Path(os.environ.get("TOKLINE_BIN_DIR", ""))
+
+    def need(self, name):
+        if not os.environ.get("TOKLINE_BIN_DIR") or not os.access(self.bin / name, os.X_OK):
+            self.skipTest(f"{name} is not built in TOKLINE_BIN_DIR '{self.bin}'")
+
+    def test_bench_programs_can_be_slowed_and_judged(self):
+        self.need("bench_silu_mul")
+        code, _, err = run_main("collect", "--bin", self.bin, "--out", self.folder / "out", "--device", "cpu", "--only",
+                                "aa,slowdowns", "--kernels", "silu_mul", "--comparisons", 2, "--bench-args",
+                                "--max-seconds 0.05")
+        self.assertEqual(code, 0, err)
+        checks, _ = self.report()
+        self.assertEqual(checks["aa"]["details"]["comparisons"], 2)
+        self.assertEqual(checks["slowdown_10"]["details"]["comparisons"], 2)
+
+    def test_decoder_can_be_delayed_and_blamed(self):
+        self.need("tokline")
+        code, _, err = run_main("collect", "--bin", self.bin, "--out", self.folder / "out", "--device", "cpu", "--only",
+                                "host,ops", "--decoder-rounds", 1, "--model", ROOT / "models" / "qwen3-lookup",
+                                "--decoder-args", "--prompt-tokens 8 --new-tokens 16 --repeats 3")
+        self.assertEqual(code, 0, err)
+        checks, _ = self.report()
+        self.assertGreaterEqual(checks["host_delay"]["details"]["trials"], 1)
+        self.assertGreaterEqual(checks["op_delay"]["details"]["trials"], 3)
+
+    def test_large_delays_are_blamed_on_what_was_delayed(self):
+        self.need("tokline")
+        runs = {}
+        for name, more in (("base", []), ("host_gap", ["--inject-host-delay", "20000"]),
+                           ("down", ["--inject-op-delay", "down:10000"])):
+            path = self.folder / f"{name}.jsonl"
+            subprocess.run([self.bin / "tokline", "bench", "--model", ROOT / "models" / "qwen3-lookup", "--device", "cpu",
+                            "--batch", "1", "--prompt-tokens", "8", "--new-tokens", "9", "--repeats", "3", "--record",
+                            path, *more], check=True, capture_output=True)
+            runs[name] = records.read([path])
+        for name in ("host_gap", "down"):
+            result, = blame.differences(runs["base"], runs[name])
+            self.assertEqual(result.blamed.name, name, blame.verdict(result))
+            self.assertGreater(result.blamed.change_us, 19000)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,61 @@
+"""Commands of scripts/python/tokline as they are run, on records of a simulated machine."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import synthetic
+from tokline.__main__ import run
+
+
+def run_here(command, *arguments):
+    """(exit code, stdout, stderr) of a command that runs in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = run(command, [str(argument) for argument in arguments])
+        except SystemExit as stopped:
+            code = stopped.code
+    return code, out.getvalue(), err.getvalue()
+
+
+class CommandTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.machine = synthetic.Machine(seed=1)
+        self.cases = synthetic.kernel_cases(30)
+
+    def write(self, name, lines):
+        return synthetic.write(self.folder / name, lines)
+
+    def pair(self, effects=(), rounds=1, **side_b):
+        """Two files of records; B's runs with the effects."""
+        a, b = [], []
+        for _ in range(rounds):
+            a += self.machine.run("bench_x", self.cases)
+            b += self.machine.run("bench_x", self.cases, effects=effects, **side_b)
+        return self.write("a.jsonl", a), self.write("b.jsonl", b)
+
+    def run_command(self, command, *arguments, expect, **environment):
+        """What the command said and its exit code; in a process of its own where it needs an environment."""
+        if environment:
+            done = subprocess.run(
+                [sys.executable, "-m", "tokline", command, *map(str, arguments)],
+                text=True,
+                capture_output=True,
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+            )
+        else:
+            done = subprocess.CompletedProcess(command, *run_here(command, *arguments))
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertNotIn("\033", done.stdout + done.stderr)
+        return done

@@ -1,0 +1,197 @@
+"""scripts/mutate on a scratch repository: which bugs count as caught, survived and not run."""
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import mutate
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.20)
+project(scratch CXX)
+include_directories(${PROJECT_SOURCE_DIR})
+add_library(sum STATIC sum.cc)
+add_executable(sum_test sum_test.cc)
+target_link_libraries(sum_test sum)
+"""
+SUM = "int Sum(int a, int b) {\n  const bool same = a == b;\n  return same ? 2 * b : a + b;\n}\n"
+SUM_TEST = r"""
+#include <cstdio>
+int Sum(int a, int b);
+int main() {
+  const bool right = Sum(3, 3) == 6;
+  std::printf("[ RUN      ] SumTest.OfEqualNumbers\n[%s] SumTest.OfEqualNumbers (0 ms)\n",
+              right ? "       OK " : "  FAILED  ");
+  return right ? 0 : 1;
+}
+"""
+
+
+def mutation(name, old="2 * b", new="b", tests=("sum_test",), file="sum.cc"):
+    return {"name": name, "bug": f"bug of {name}", "file": file, "old": old, "new": new, "tests": list(tests)}
+
+
+def record(revision, gpu, results, mutations):
+    """A record of {mutation: {test program: tests that caught it}}."""
+    digests = {m["name"]: mutate.digest(m) for m in mutations}
+    return {
+        "schema": mutate.SCHEMA,
+        "revision": revision,
+        "gpu": gpu,
+        "unmutated": {"sum_test": {"tests": 3, "skipped": [], "seconds": 0.1}},
+        "mutations": [
+            {
+                "name": name,
+                "digest": digests[name],
+                "results": {
+                    test: {"caught_by": {one: "fails" for one in caught}, "seconds": 0.1}
+                    for test, caught in by_test.items()
+                },
+            }
+            for name, by_test in results.items()
+        ],
+    }
+
+
+class MutateTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name).resolve()
+        (self.root / "sum.cc").write_text(SUM)
+
+    def run_command(self, *arguments, mutations, expect):
+        """What scripts/mutate prints when it is run in the scratch repository."""
+        data = self.root / "mutations.json"
+        data.write_text(json.dumps(mutations))
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.multiple(mutate, ROOT=self.root, MUTATIONS=data),
+            mock.patch.object(sys, "argv", ["scripts/mutate", *map(str, arguments)]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = mutate.main()
+        self.assertEqual(code, expect, out.getvalue() + err.getvalue())
+        return out.getvalue() + err.getvalue()
+
+    def report(self, mutations, *records, expect=0):
+        """{bug: (caught by, run)} of the page, and the page."""
+        paths = []
+        for i, one in enumerate(records):
+            paths.append(self.root / f"record{i}.json")
+            paths[-1].write_text(json.dumps(one))
+        page = self.root / "page.md"
+        self.run_command("report", "--results", *paths, "--out", page, mutations=mutations, expect=expect)
+        text = page.read_text()
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+        table = [row for row in rows if row and row[0].startswith("bug of")]
+        self.assertEqual([row[0] for row in table], [one["bug"] for one in mutations], "each stands once")
+        return {row[0]: (row[2], row[3]) for row in table}, text
+
+    def test_a_bug_counts_by_the_last_record_that_has_it_as_it_is_now(self):
+        mutations = [
+            mutation("old", tests=["sum_cuda_test"]),
+            mutation("both", tests=["sum_test", "sum_cuda_test"]),
+            mutation("rewritten", new="3 * b", tests=["sum_cuda_test"]),
+            mutation("added", tests=["sum_cuda_test"]),
+        ]
+        before = [*mutations[:2], {**mutations[2], "new": "4 * b"}]
+        of_gpu = {
+            "old": {"sum_cuda_test": ["CudaTest.A"]},
+            "both": {"sum_test": ["Test.Old"], "sum_cuda_test": ["CudaTest.B"]},
+            "rewritten": {"sum_cuda_test": ["CudaTest.C"]},
+        }
+        rows, text = self.report(
+            mutations,
+            record("aaa", "A GPU", of_gpu, before),
+            record("bbb", None, {"both": {"sum_test": ["Test.New"]}}, mutations),
+        )
+        self.assertEqual(rows["bug of old"], ("`CudaTest.A`", "A GPU, aaa"))
+        self.assertEqual(rows["bug of both"], ("`Test.New`; `CudaTest.B`", "CPU, bbb; A GPU, aaa"))
+        for bug in ("bug of rewritten", "bug of added"):
+            self.assertEqual(rows[bug], ("**not run yet**: `sum_cuda_test`", ""))
+        self.assertIn("4 bugs", text)
+        self.assertIn("2 are caught by every test program that is named for them, 0 survive, 2 have not", text)
+        self.assertIn("| A GPU, aaa | 2 | 1 | 3 |", text)
+        self.assertIn("| CPU, bbb | 1 | 1 | 3 |", text)
+
+    def test_a_bug_that_one_of_its_programs_misses_survives(self):
+        mutations = [mutation("seen", tests=["sum_test", "other_test"])]
+        results = {"seen": {"sum_test": ["Test.A"], "other_test": []}}
+        rows, text = self.report(mutations, record("aaa", None, results, mutations), expect=1)
+        self.assertEqual(rows["bug of seen"][0], "`Test.A`; **survived** `other_test`")
+        self.assertIn("0 are caught by every test program that is named for them, 1 survive", text)
+
+    def test_old_text_must_be_found_exactly_once(self):
+        for text, count in (("", 0), (SUM + SUM, 2)):
+            (self.root / "sum.cc").write_text(text)
+            said = self.run_command("list", mutations=[mutation("lost")], expect=1)
+            self.assertIn(f"mutation lost: its old text is found {count} times in sum.cc", said)
+        said = self.run_command("list", mutations=[mutation("lost", file="gone.cc")], expect=1)
+        self.assertIn("mutation lost: cannot read gone.cc", said)
+
+    def test_every_seeded_bug_is_missed_when_its_text_goes_or_comes_twice(self):
+        mutations = mutate.read_mutations()
+        for one in mutations:
+            (self.root / one["file"]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(mutate.ROOT / one["file"], self.root / one["file"])
+        for one in mutations:
+            file = self.root / one["file"]
+            text = file.read_text(encoding="utf-8")
+            for changed, count in ((text.replace(one["old"], ""), 0), (text + one["old"], 2)):
+                file.write_text(changed, encoding="utf-8")
+                said = self.run_command("list", mutations=[one], expect=1)
+                self.assertIn(f"mutation {one['name']}: its old text is found {count} times", said)
+            file.write_text(text, encoding="utf-8")
+
+    def test_the_committed_page_is_that_of_the_committed_records(self):
+        page = self.root / "page.md"
+        with (
+            mock.patch.object(sys, "argv", ["scripts/mutate", "report", "--out", str(page)]),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            self.assertEqual(mutate.main(), 0, "a bug survives")
+        self.assertEqual(page.read_text(), mutate.REPORT.read_text(), "scripts/mutate report writes it anew")
+
+    def test_a_record_that_cannot_be_written_is_refused_before_the_work(self):
+        said = self.run_command(
+            "cpu", self.root / "out", "--out", self.root / "gone/r.json", mutations=[mutation("any")], expect=1
+        )
+        self.assertIn("is a folder, or lies in none", said)
+        self.assertFalse((self.root / "out").exists())
+
+    @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
+    def test_cpu_runs_the_cpu_tests_of_each_mutant_and_leaves_those_of_a_gpu(self):
+        (self.root / "CMakeLists.txt").write_text(CMAKE)
+        (self.root / "sum_test.cc").write_text(SUM_TEST)
+        mutations = [
+            mutation("caught", tests=["sum_test", "sum_cuda_test"]),
+            mutation("missed", old="a + b", new="a - b"),
+            mutation("of_gpu", tests=["sum_cuda_test"]),
+        ]
+        path = self.root / "record.json"
+        said = self.run_command("cpu", self.root / "out", "--out", path, mutations=mutations, expect=1)
+        self.assertIn("SURVIVED: missed in sum_test", said)
+        self.assertIn("1 of 2 mutations caught by every program named for them", said)
+        self.assertEqual((self.root / "sum.cc").read_text(), SUM)
+        written = json.loads(path.read_text())
+        self.assertEqual((written["gpu"], written["unmutated"]["sum_test"]["tests"]), (None, 1))
+        caught = {m["name"]: {t: r["caught_by"] for t, r in m["results"].items()} for m in written["mutations"]}
+        self.assertEqual(
+            caught,
+            {"caught": {"sum_test": {"SumTest.OfEqualNumbers": "fails"}}, "missed": {"sum_test": {}}},
+        )
+        rows, _ = self.report(mutations, written, expect=1)
+        self.assertIn("**not run yet**: `sum_cuda_test`", rows["bug of caught"][0])
+        self.assertEqual(rows["bug of of_gpu"][0], "**not run yet**: `sum_cuda_test`")
+
+
+if __name__ == "__main__":
+    unittest.main()

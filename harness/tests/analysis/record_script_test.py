@@ -1,0 +1,130 @@
+"""scripts/record with programs that stand for a GPU's: which files a stage replaces, and which it leaves."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Each says what a stage passed to it, in the record that the stage asked for.
+TOKLINE = """#!/usr/bin/env bash
+[[ ! -e ${0%/*}/broken ]] || { echo "it broke" >&2; exit 1; }
+while (($#)); do
+  [[ $1 != --record ]] || echo "{\\"arguments\\": \\"$*\\"}" >>"$2"
+  shift
+done
+"""
+PASSES = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  SKIPPED ] A.TooLarge (0 ms)"\n'
+SKIPS = '#!/bin/sh\necho "no CUDA device"\necho "[  SKIPPED ] A.Skips (0 ms)"\n'
+FAILS = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  FAILED  ] A.Fails (1 ms)"\nexit 1\n'
+
+
+class RecordScriptTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.results = self.folder / "results"
+        for name in ("qwen3-0.6b", "qwen3-4b"):
+            (self.folder / "models" / name).mkdir(parents=True)
+            (self.folder / "models" / name / "config.json").write_text("{}")
+            (self.folder / "models" / name / "model.safetensors").write_bytes(bytes(1 << 20))
+        self.program("bin/tokline", TOKLINE)
+        self.program("bin/bench_chunk_decode", TOKLINE)
+        self.program("bin/bench_linear", TOKLINE)
+        self.program("bin/chunk_decode_cuda_test", PASSES)
+        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\n")
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def record(self, *arguments, expect):
+        done = subprocess.run(
+            [ROOT / "scripts/record", self.results, "--bin", self.folder / "bin", "--models", self.folder / "models",
+             *arguments],
+            env=os.environ | {"PATH": f"{self.folder / 'path'}:{os.environ['PATH']}"},
+            text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def lines(self, name):
+        return [json.loads(line) for line in (self.results / name).read_text().splitlines()]
+
+    def test_stages_write_the_files_that_they_name_and_nothing_else(self):
+        self.record("--only", "kernels,ablation,growth,workloads,decoder", expect=0)
+        self.assertEqual(sorted(path.name for path in self.results.iterdir()),
+                         ["ablation.jsonl", "decoder.jsonl", "growth.jsonl", "kernels.jsonl", "workloads.jsonl"])
+        self.assertEqual(len(self.lines("kernels.jsonl")), 2)
+        self.assertEqual(len(self.lines("ablation.jsonl")), 2)
+        self.assertEqual(len(self.lines("decoder.jsonl")), 2)
+        self.assertEqual(len(self.lines("workloads.jsonl")), 4)
+
+    def test_a_stage_that_fails_leaves_its_file_and_the_next_one_runs(self):
+        self.record("--only", "ablation", expect=0)
+        before = (self.results / "ablation.jsonl").read_text()
+        (self.folder / "bin/broken").touch()
+        words = self.record("--only", "ablation,tests", expect=1)
+        self.assertIn("ablation (exit 1)", words)
+        self.assertIn("it broke", (self.results / "ablation.failed.log").read_text())
+        self.assertEqual((self.results / "ablation.jsonl").read_text(), before)
+        self.assertEqual(len(self.lines("tests.jsonl")), 1)
+        (self.folder / "bin/broken").unlink()
+        self.record("--only", "ablation", expect=0)
+        self.assertFalse((self.results / "ablation.failed.log").exists())
+
+    def test_tests_are_counted_and_a_program_without_a_passed_one_fails(self):
+        self.record("--only", "tests", expect=0)
+        counted = [{"program": "chunk_decode_cuda_test", "exit": 0, "passed": 1, "skipped": 1}]
+        self.assertEqual(self.lines("tests.jsonl"), counted)
+        for text in (SKIPS, FAILS):
+            self.program("bin/linear_cuda_test", text)
+            self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
+            self.assertEqual(self.lines("tests.jsonl"), counted)
+
+    def test_loading_is_timed_from_start_to_end(self):
+        self.record("--only", "load", expect=0)
+        load = json.loads((self.results / "load.json").read_text())
+        self.assertEqual(load["model"], "qwen3-0.6b")
+        self.assertEqual(load["checkpoint_mib"], 1)
+        self.assertGreater(load["wall_s"], 0)
+        self.assertAlmostEqual(load["beyond_mapped_file_mib"], load["peak_resident_mib"] - 1, places=6)
+
+    def test_misuse_is_named(self):
+        self.assertIn("--only names 'nothing'; allowed: tests", self.record("--only", "nothing", expect=2))
+        self.assertIn("one folder is needed", self.record("another", expect=2))
+        (self.folder / "bin/tokline").unlink()
+        self.assertIn("has no tokline", self.record("--only", "load", expect=2))
+
+    def test_without_a_gpu_nothing_is_measured(self):
+        self.program("path/nvidia-smi", "#!/bin/sh\nexit 9\n")
+        if list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists():
+            self.skipTest("there is a CUDA device")
+        self.assertIn("no CUDA device: nothing measured", self.record("--only", "kernels", expect=77))
+        self.assertEqual(list(self.results.iterdir()), [])
+
+    def test_a_page_without_records_is_refused(self):
+        self.assertIn("page (exit 1)", self.record("--only", "page", "--no-install", expect=1))
+
+    def test_records_that_cannot_be_used_leave_the_page_as_it_is(self):
+        self.results.mkdir()
+        (self.results / "README.md").write_text("before")
+        (self.results / "kernels.jsonl").write_text("no record\n")
+        self.assertIn("page (exit", self.record("--only", "page", "--no-install", expect=1))
+        self.assertIn("not JSON", (self.results / "page.failed.log").read_text())
+        self.assertEqual((self.results / "README.md").read_text(), "before")
+
+    def test_a_model_that_cannot_be_made_ends_its_stages(self):
+        (self.folder / "models/qwen3-0.6b/config.json").unlink()
+        self.program("path/python3", "#!/bin/sh\necho 'no torch' >&2; exit 1\n")
+        self.assertIn("ablation (exit 1)", self.record("--only", "ablation", expect=1))
+        self.assertIn("no torch", (self.results / "ablation.failed.log").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,567 @@
+"""scripts/report on records of a simulated machine: what the page says, and what Chromium draws of it."""
+import datetime
+import functools
+import glob
+import html.parser
+import io
+import json
+import os
+import re
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree as xml
+from unittest import mock
+
+import numpy as np
+from command_case import run_here
+from matplotlib.image import imread
+from synthetic import START, DecoderCase, Effect, KernelCase, Machine, decoder_cases, kernel_cases, write
+
+from tokline import records
+from tokline.report import browser
+from tokline.report.canvas import draw
+from tokline.report.evidence import Evidence
+
+SECTIONS = ["roofline", "share", "throughput", "workloads", "history", "step", "blame", "ablation", "tables", "machine"]
+PHONE, DESKTOP = 390, 1280
+VOID = {"meta", "link", "br", "path", "use"}
+HOSTILE = "<script>alert(1)</script> & <b>"
+
+
+def run_main(*arguments):
+    """(exit code, stderr)."""
+    code, out, err = run_here("report", *arguments)
+    assert out == "" or "--help" in arguments, out
+    return code, err
+
+
+def history(commits=5, rows=60):
+    """Runs of several commits; the last has peers, ablations, a refused and a disturbed row, a slower `down`."""
+    machine = Machine(seed=2, run_noise=0.002)
+    cases = kernel_cases(rows)
+    lines = []
+    for number in range(commits):
+        machine.commit = f"{number + 1:x}c0ffee{number:033d}"
+        last = number == commits - 1
+        peers = [KernelCase(case.kernel, case.shape, 0.9 * case.us, implementation="flashinfer-tc",
+                            library=("flashinfer", "0.7.2")) for case in cases if case.cache == "cold"
+                 and case.chain == "plain"][:20]
+        slower = [Effect(-4 * number, kernel="linear")]
+        lines += machine.run("bench_all", cases + (peers if last else []), slower,
+                             refused={cases[0]: "output is wrong: " + HOSTILE} if last else None,
+                             disturbed={cases[1]: "throttled: power cap"} if last else None)
+        lines += machine.decoder_run(decoder_cases((1, 8, 64)) + decoder_cases((1, 64), "qwen3-4b"),
+                                     [Effect(us=60, op="down")] if last else ())
+        machine.wait(days=1)
+    header = machine.header("tokline ablate")
+    lines.append(header)
+    for batch in (1, 64):
+        case = DecoderCase(batch=batch)
+        lines += [machine.ablation(header, case, "rmsnorm_qkv", "rmsnorm + linear", 8, (10, 19)),
+                  machine.ablation(header, case, "chunk_decode", "gather + attention", 30, (10, 31)),
+                  machine.ablation(header, case, "fused_down", "linear + add", -5, (10, 13)),
+                  machine.ablation(header, case, "sampling", "the reference's order", 2, None)]
+    lines.append({"schema": 2, "kind": "end", "run_id": header["run_id"], "interrupted": False, "rows": 0, "refused": 0,
+                  "gpu_after": None})
+    for line in lines:
+        if line["kind"] == "run":
+            line["fingerprint"]["command_line"] = ["bench", "--shapes", "my shapes.json", "--filter=b(1|8)"]
+    return lines
+
+
+@functools.cache
+def report_of_history():
+    """The folder of the report of history(): its page is report.html, its Markdown report.md."""
+    folder = tempfile.TemporaryDirectory()
+    unittest.addModuleCleanup(folder.cleanup)
+    records_path, page_path, markdown_path = (os.path.join(folder.name, name) for name in (
+        "records.jsonl", "report.html", "report.md"))
+    write(records_path, history())
+    code, err = run_main(records_path, "-o", page_path, "--markdown", markdown_path, "--title", "Title & more")
+    assert (code, err) == (0, ""), err
+    return folder.name
+
+
+class Page(html.parser.HTMLParser):
+    """What a test asks of a page; fails on elements that are not closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.ids, self.tags, self.addresses, self.words = [], [], set(), [], []
+        self.feed(text)
+        assert not self.stack, f"not closed: {self.stack}"
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        values = dict(attributes)
+        self.ids += [values["id"]] if "id" in values else []
+        self.addresses += [values[name] for name in ("src", "href", "xlink:href") if name in values]
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.stack.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.stack.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data):
+        if "style" not in self.stack:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+class ReportCase(unittest.TestCase):
+    def says(self, text, *phrases):
+        for phrase in phrases:
+            self.assertTrue(phrase in text, f"not said: {phrase}")
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def read(self, folder):
+        """The page's text, its Page, and its Markdown."""
+        with open(os.path.join(folder, "report.html"), encoding="utf-8") as file:
+            text = file.read()
+        with open(os.path.join(folder, "report.md"), encoding="utf-8") as file:
+            return text, Page(text), file.read()
+
+    def report_of(self, lines, *more):
+        """The page's text, its Page, and its Markdown."""
+        write(self.path("records.jsonl"), lines)
+        code, err = run_main(self.path("records.jsonl"), "-o", self.path("report.html"), "--markdown",
+                             self.path("report.md"), *more)
+        self.assertEqual((code, err), (0, ""))
+        return self.read(self.folder)
+
+
+class ReportTest(ReportCase):
+    def test_page_of_everything_is_whole_and_needs_no_network(self):
+        text, page, _ = self.read(report_of_history())
+        for anchor in SECTIONS:
+            self.assertIn(anchor, page.ids)
+        self.assertEqual(len(page.ids), len(set(page.ids)))
+        self.assertFalse({"script", "img", "iframe", "object", "form"} & page.tags)
+        for address in page.addresses:
+            self.assertTrue(address.startswith("#") or address == "data:,", address)
+            if address.startswith("#"):
+                self.assertIn(address[1:], page.ids)
+        self.assertIsNone(re.search(r"@import|url\((?!#)", text))
+        self.says(page.text, "Title & more")
+        self.assertNotIn("<b>output", text)
+        self.assertNotIn("<script>", text)
+        drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+        self.assertEqual(len(drawings), 2 * 7)
+        for drawing in drawings:
+            xml.fromstring(drawing.replace("xlink:href", "href"))
+        self.assertNotIn("#0102", text, "a colour that does not follow the theme")
+        for variable in set(re.findall(r"var\((--[\w-]+)\)", text)):
+            self.assertGreaterEqual(text.count(f"{variable}:"), 1, variable)
+
+    def test_every_row_is_in_the_tables(self):
+        lines = history(commits=1)
+        text, page, _ = self.report_of(lines)
+        rows = sum(line["kind"] == "row" for line in lines)
+        for name in {line["shape"]["name"] for line in lines if line["kind"] == "row" and "shape" in line}:
+            self.says(page.text, name)
+        section = re.search(r'<section id="tables">.*?</section>', text, re.DOTALL)[0]
+        tables = re.findall(r"<tbody>.*?</tbody>", section, re.DOTALL)
+        self.assertEqual(len(tables), 11)
+        self.assertEqual(sum(table.count("<tr") for table in tables), rows)
+
+    def test_refused_and_disturbed_rows_are_said_first_and_shown(self):
+        text, page, markdown = self.read(report_of_history())
+        self.says(page.text, "Not all of it stands: 1 refused and 1 disturbed")
+        self.says(page.text, f"output is wrong: {HOSTILE}")
+        self.says(page.text, "throttled: power cap")
+        self.says(text, '<tr class="refused">')
+        self.says(markdown, "**refused**")
+        self.assertNotIn("<script>", markdown)
+
+    def test_plots_over_commits_leave_out_commits_without_rows_of_their_kind(self):
+        machine = Machine(seed=3)
+        lines = machine.run("bench_x", kernel_cases(6))
+        machine.commit = "b" * 40
+        machine.wait(days=1)
+        _, page, _ = self.report_of(lines + machine.decoder_run(decoder_cases((2, 8, 32))))
+        self.says(page.text, "The decoder's rows are of one commit, bbbbbbb", "1 commit with kernels' rows",
+                  "tok/s at batch 2 and", "tok/s at batch 32")
+
+    def test_killed_interrupted_and_slowed_runs_are_named(self):
+        machine = Machine(seed=3)
+        killed = machine.run("bench_killed", kernel_cases(12), killed=True)
+        interrupted = machine.run("bench_interrupted", kernel_cases(24)[12:])
+        interrupted[-1]["interrupted"] = True
+        slowed = machine.decoder_run(injected={"host_delay_us": 500})
+        _, page, markdown = self.report_of(killed + interrupted + slowed)
+        for words in ("bench_killed", "was killed", "bench_interrupted", "was interrupted", "was slowed on purpose",
+                      "host_delay_us"):
+            self.says(page.text, words)
+            self.says(markdown, words)
+
+    def test_throttled_crowded_and_shared_gpu_are_told(self):
+        lines = Machine(seed=3, gpu={"mig": True}).run("bench_x", kernel_cases(12))
+        lines[0]["fingerprint"]["gpu"]["before"] |= {"throttled": True, "throttle_reasons": "power cap"}
+        lines[-1]["gpu_after"] = lines[0]["fingerprint"]["gpu"]["before"] | {"other_processes": 2}
+        _, page, markdown = self.report_of(lines)
+        for words in ("Read with care: 1 throttled and 2 crowded", "throttled before and after a run of bench_x",
+                      "2 other processes on the GPU after", "had MIG on"):
+            self.says(page.text, words)
+            self.says(markdown, words)
+
+    def test_headline_names_tokens_a_second_and_the_kernel_furthest_from_its_limit(self):
+        machine = Machine(seed=4)
+        lines = machine.run("bench_all", kernel_cases(60)) + machine.decoder_run(decoder_cases((1, 8, 64)))
+        slow = [line for line in lines if line.get("kernel") == "silu_mul" and line["cache"] == "cold"
+                and line["chain"] == "plain" and line["floor_us"] > 5][0]
+        stretch(slow, 9 * slow["floor_us"] / slow["median_us"])
+        # Neither a warm, nor a dependent, nor a short row may take its place.
+        for wanted in ({"cache": "warm"}, {"chain": "dependent"}):
+            other = next(line for line in lines if line.get("kernel") == "linear"
+                         and all(line[name] == value for name, value in wanted.items()))
+            stretch(other, 50)
+        _, page, markdown = self.report_of(lines)
+        rates = {line["batch"]: f"{line['decode_tok_s']:,.0f} tok/s at batch {line['batch']}" for line in lines
+                 if line.get("kernel") == "decoder"}
+        for text in (page.text, markdown):
+            self.says(text, f"decodes {rates[1]} and {rates[64]}")
+            self.says(text, "Furthest from its limit: silu_mul, at 11 % of the")
+            self.says(text, slow["shape"]["name"])
+        self.says(page.text, "All of the 63 rows stand")
+
+    def test_newest_row_stands_and_older_ones_make_the_history(self):
+        lines = history(commits=3)
+        write(self.path("records.jsonl"), lines)
+        evidence = Evidence(records.read(self.path("records.jsonl")))
+        self.assertEqual([label[:7] for label in evidence.commits], ["1c0ffee", "2c0ffee", "3c0ffee"])
+        self.assertTrue(all(entry.run.commit.startswith("3c0ffee") for entry in evidence.entries))
+        series = evidence.kernel_history("linear")
+        self.assertTrue(series)
+        for line in series.values():
+            self.assertEqual(line[0][1], 1.0)
+            self.assertAlmostEqual(line[-1][1], 0.92, delta=0.02)
+
+    def test_slowed_run_never_replaces_an_honest_one(self):
+        machine = Machine(seed=6)
+        lines = machine.decoder_run() + machine.decoder_run(effects=[Effect(50)], injected={"host_delay_us": 500})
+        write(self.path("records.jsonl"), lines)
+        evidence = Evidence(records.read(self.path("records.jsonl")))
+        self.assertEqual([entry.run.injected for entry in evidence.entries], [None])
+        self.assertEqual([len(points) for points in evidence.history.values()], [1])
+
+    def test_best_peer_is_the_fastest_on_the_same_work(self):
+        machine = Machine(seed=7)
+        case = kernel_cases(1)[0]
+        peers = [KernelCase(case.kernel, case.shape, factor * case.us, implementation=name, library=(name, "1"))
+                 for name, factor in (("slow", 1.4), ("quick", 0.8))]
+        other = KernelCase(case.kernel, (("name", "elsewhere"),), 0.1 * case.us, implementation="other",
+                           library=("other", "1"))
+        write(self.path("records.jsonl"), machine.run("bench_all", [case, *peers, other]))
+        evidence = Evidence(records.read(self.path("records.jsonl")))
+        entry = evidence.ours(case.kernel)[0]
+        self.assertEqual(evidence.peer(entry).peer, "quick 1")
+
+    def test_one_commit_says_that_there_is_no_history(self):
+        machine = Machine(seed=8)
+        _, page, _ = self.report_of(machine.run("bench_all", kernel_cases(20)) + machine.decoder_run(profile=None))
+        for words in ("there is no history yet", "A history needs the same rows of two commits",
+                      "No decoder row has a profile. To make one: tokline bench", "There is one run to look at",
+                      "No ablation. To make one: scripts/ablate"):
+            self.says(page.text, words)
+
+    def test_cpu_rows_alone_make_a_page_that_says_so(self):
+        machine = Machine(seed=9)
+        lines = machine.run("bench_all", [KernelCase("rmsnorm", (("name", "d64"),), 40, "reference", "none", "cpu")])
+        lines[0]["peaks"] = lines[0]["datasheet"] = lines[0]["fingerprint"]["gpu"] = None
+        lines[1]["device"] = "cpu"
+        for name in ("limit", "floor_us", "percent_of_measured_peak", "percent_of_datasheet_peak"):
+            lines[1][name] = None if name.startswith("percent") else lines[1][name]
+        text, page, markdown = self.report_of(lines)
+        self.assertNotIn("<svg", text)
+        for words in ("every row is the CPU reference", "not known", "tok/s is not known"):
+            self.says(page.text, words)
+        self.says(markdown, "tok/s is not known")
+
+    def test_ablation_says_where_alone_and_decoder_disagree(self):
+        _, page, markdown = self.read(report_of_history())
+        for text in (page.text, markdown):
+            self.assertRegex(text, r"fused_down wins alone \(1\.[23]\d×\) and loses in the decoder at batch 1 "
+                                   r"\(0\.9\d×\)")
+            self.assertNotRegex(text, r"chunk_decode wins alone \(\S+\) and (loses|makes)")
+
+    def test_ablation_of_few_rounds_is_not_called_agreement(self):
+        machine = Machine(seed=3)
+        header = machine.header("tokline ablate")
+        line = machine.ablation(header, DecoderCase(), "down", "plain down", 50, (10, 20), rounds=2)
+        _, page, markdown = self.report_of([header, line])
+        self.says(page.text, "1 ablation had too few rounds to say", "too few rounds to say")
+        for text in (page.text, markdown):
+            self.assertNotIn("agree for every op", text)
+            self.assertNotIn("wins in the decoder", text)
+
+    def test_waterfall_blames_what_was_slowed_between_the_last_two_commits(self):
+        _, page, markdown = self.read(report_of_history())
+        # The op is slowed by as many microseconds in all rows: the shortest step changed most.
+        self.assertRegex(page.text, r"qwen3-\S+ batch 1, .*? % slower \(.*?\): down \+(5|6)\d")
+        self.says(markdown, "`down` +")
+
+    def test_baseline_gives_verdicts_and_a_waterfall(self):
+        machine = Machine(seed=10, run_noise=0.001)
+        cases = kernel_cases(20)
+        base = machine.run("bench_all", cases) + machine.decoder_run()
+        write(self.path("base.jsonl"), base)
+        _, page, markdown = self.report_of(
+            machine.run("bench_all", cases, [Effect(30, kernel="paged_gather")])
+            + machine.decoder_run(effects=[Effect(us=80, op="host_gap")]), "--baseline", self.path("base.jsonl"))
+        for text in (page.text, markdown):
+            self.assertRegex(text, r"paged_gather \S+.*? slower")
+            self.says(text, "the host gap +")
+        self.says(page.text, "Rows against the baseline")
+
+    def test_baseline_of_another_machine_is_not_compared(self):
+        cases = kernel_cases(5)
+        write(self.path("base.jsonl"), Machine(seed=1, gpu={"name": "NVIDIA A100"}).run("bench_all", cases))
+        text, page, markdown = self.report_of(Machine(seed=2).run("bench_all", cases), "--baseline",
+                                              self.path("base.jsonl"))
+        self.says(page.text, "The rows are not held against the baseline's")
+        self.says(markdown, "Not compared")
+        self.assertFalse("Rows against the baseline" in text)
+
+    def test_decoder_is_held_against_its_best_peer(self):
+        lines = Machine(seed=1).decoder_run([DecoderCase(), DecoderCase(implementation="compiled")],
+                                            [Effect(100, after=START + datetime.timedelta(seconds=5))])
+        lines[2]["library"] = {"name": "transformers", "version": "5.17"}
+        _, page, _ = self.report_of(lines)
+        self.assertRegex(page.text, r"Tokline 1,2\d\d tok/s, the best peer, transformers 5\.17, 6\d\d: "
+                                    r"1\.9\d× its speed")
+
+    def test_commands_can_be_pasted(self):
+        _, page, _ = self.read(report_of_history())
+        self.says(page.text, "bench --shapes 'my shapes.json' '--filter=b(1|8)'")
+        self.says(page.text, f"scripts/report {report_of_history()}/records.jsonl -o")
+
+    def test_markdown_is_short_and_names_the_page(self):
+        _, _, markdown = self.read(report_of_history())
+        self.assertLess(len(markdown), 8000)
+        self.says(markdown, "`report.html`")
+        self.says(markdown, "### Furthest from the limit")
+
+    def test_two_thousand_rows_take_less_than_twenty_seconds(self):
+        machine = Machine(seed=11)
+        lines = []
+        for number in range(8):
+            machine.commit = f"{number:040x}"
+            lines += machine.run("bench_all", kernel_cases(250)) + machine.decoder_run(decoder_cases((1, 8, 64)))
+            machine.wait(days=1)
+        self.assertGreater(sum(line["kind"] == "row" for line in lines), 2000)
+        started = time.process_time()
+        self.report_of(lines)
+        self.assertLess(time.process_time() - started, 20)
+
+
+class CanvasTest(unittest.TestCase):
+    def test_texts_keep_their_digits_and_coordinates_do_not(self):
+        def paint(canvas):
+            canvas.figure.text(1 / 3, 1 / 7, "0.001234")
+
+        drawing = draw("x", "words", lambda narrow: 100, paint)
+        for svg in (drawing.wide, drawing.narrow):
+            self.assertIn(">0.001234<", svg)
+            self.assertNotRegex(re.sub(">[^<]*<", "><", svg), r"\.\d{3}")
+
+
+class MisuseTest(ReportCase):
+    def fails(self, *arguments, code=1):
+        got, err = run_main(*arguments)
+        self.assertEqual(got, code, err)
+        return err
+
+    def test_bad_input_is_one_line_and_exit_code_1(self):
+        good = Machine(seed=1).run("bench_all", kernel_cases(3))
+        texts = {"empty": "", "foreign": '{"a": 1}\n',
+                 "broken": json.dumps(good[0]) + "\n{\n" + json.dumps(good[1]) + "\n",
+                 "nan": json.dumps(good[0]) + "\n" + json.dumps(good[1]).replace("[", "[NaN, ", 1) + "\n",
+                 "future": json.dumps(good[0] | {"schema": 99}) + "\n", "no row": json.dumps(good[0]) + "\n"}
+        for name, text in texts.items():
+            with self.subTest(name):
+                with open(self.path(name), "w", encoding="utf-8") as file:
+                    file.write(text)
+                err = self.fails(self.path(name), "-o", self.path("report.html"))
+                self.assertRegex(err, rf"^scripts/report: .*{name}.*\n$")
+                self.assertFalse(os.path.exists(self.path("report.html")))
+        self.assertIn("nowhere", self.fails(self.path("nowhere"), "-o", self.path("report.html")))
+
+    def test_unfinished_last_line_is_left_out_with_a_warning(self):
+        lines = Machine(seed=1).run("bench_all", kernel_cases(3), killed=True)
+        write(self.path("records.jsonl"), lines)
+        with open(self.path("records.jsonl"), "a", encoding="utf-8") as file:
+            file.write('{"schema": 2, "kind": "ro')
+        code, err = run_main(self.path("records.jsonl"), "-o", self.path("report.html"))
+        self.assertEqual(code, 0)
+        self.assertIn("unfinished", err)
+        self.assertTrue(os.path.exists(self.path("report.html")))
+
+    def test_misuse_is_exit_code_2(self):
+        self.fails(code=2)
+        self.fails(self.path("x"), code=2)
+        self.fails(self.path("x"), "-o", self.path("y"), "--no-such-flag", code=2)
+
+    def test_what_cannot_be_written_is_said_and_the_old_report_stays(self):
+        write(self.path("records.jsonl"), Machine(seed=1).run("bench_all", kernel_cases(3)))
+        self.assertIn("No such file", self.fails(self.path("records.jsonl"), "-o", self.path("no/report.html")))
+        self.assertIn("/dev/full", self.fails(self.path("records.jsonl"), "-o", "/dev/full"))
+        with open(self.path("report.html"), "w", encoding="utf-8") as file:
+            file.write("the old one")
+        with mock.patch("os.fsync", side_effect=OSError(28, "No space left on device")):
+            self.assertIn("No space", self.fails(self.path("records.jsonl"), "-o", self.path("report.html")))
+        with open(self.path("report.html"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), "the old one")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["records.jsonl", "report.html"])
+
+
+def holds_records(path):
+    with open(path, encoding="utf-8") as file:
+        return '"kind"' in file.readline()
+
+
+def stretch(row, factor):
+    """Makes a row slower, with all figures that follow."""
+    row["samples_us"] = [sample * factor for sample in row["samples_us"]]
+    row["ci95_us"] = [bound * factor for bound in row["ci95_us"]]
+    for name in ("median_us", "mad_us", "fresh_us"):
+        row[name] *= factor
+    for name in ("gbps", "tflops", "percent_of_measured_peak", "percent_of_datasheet_peak"):
+        row[name] /= factor
+
+
+# Of each visible plot: pairs of texts that lie on one another, and texts that leave their plot. A box is as high as
+# a line; what of it is ink is less, so a little is allowed.
+FAULTS = """
+(() => {
+  const faults = [];
+  for (const svg of document.querySelectorAll('svg')) {
+    const frame = svg.getBoundingClientRect();
+    if (frame.width === 0) continue;
+    const texts = [...svg.querySelectorAll('text')].filter(text => text.textContent.trim())
+      .map(text => [text.textContent.trim(), text.getBoundingClientRect()]);
+    for (const [words, box] of texts)
+      if (box.left < frame.left - 1.5 || box.right > frame.right + 1.5 || box.top < frame.top - 1.5
+          || box.bottom > frame.bottom + 1.5)
+        faults.push(`${svg.getAttribute('aria-label')}: "${words}" leaves the plot`);
+    texts.forEach(([words, a], i) => {
+      for (const [others, b] of texts.slice(i + 1)) {
+        const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (across > 1 && down > 4)
+          faults.push(`${svg.getAttribute('aria-label')}: "${words}" lies on "${others}"`);
+      }
+    });
+  }
+  return faults;
+})()
+"""
+PLOTS = """
+[...document.querySelectorAll('svg')].map(svg => [svg.getAttribute('aria-label'), svg.getBoundingClientRect()])
+  .filter(([_, box]) => box.width > 0)
+  .map(([label, box]) => [label, box.left + scrollX, box.top + scrollY, box.width, box.height])
+"""
+HEIGHT = "document.documentElement.scrollHeight"
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+BACKGROUND = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+INK = "getComputedStyle(document.body).color.match(/\\d+/g).map(Number)"
+
+
+@unittest.skipUnless(browser.find(), "no Chromium: nothing was drawn, so nothing is known of how the report looks")
+class DrawnTest(ReportCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = browser.Browser().__enter__()
+        cls.addClassCleanup(cls.browser.__exit__)
+
+    def check(self, path, plots, views=((DESKTOP, False), (PHONE, True))):
+        """In each view: a width, and whether the theme is dark."""
+        for width, dark in views:
+            with self.subTest(width=width, dark=dark):
+                self.browser.requests.clear()
+                self.browser.open(path, width, 900, dark)
+                self.check_view(path, plots, width, dark)
+
+    def check_view(self, path, plots, width, dark):
+        self.assertEqual([address for address in self.browser.requests if not address.startswith("data:")],
+                         ["file://" + os.path.realpath(path)])
+        self.assertEqual(self.browser.evaluate(OVERFLOW), 0)
+        self.assertEqual(self.browser.evaluate(FAULTS), [])
+        background, ink = self.browser.evaluate(BACKGROUND)[:3], self.browser.evaluate(INK)[:3]
+        self.assertTrue(max(background) < 48 and min(ink) > 200 if dark else
+                        min(background) > 240 and max(ink) < 64, (background, ink))
+        found = self.browser.evaluate(PLOTS)
+        self.assertEqual(len(found), plots)
+        page = imread(io.BytesIO(self.browser.screenshot((0, 0, width, self.browser.evaluate(HEIGHT)))))[..., :3]
+        for label, *box in found:
+            self.assertGreater(box[2], 0.8 * min(width - 40, 860), label)
+            left, top, right, bottom = map(round, (box[0], box[1], box[0] + box[2], box[1] + box[3]))
+            picture = page[top:bottom, left:right]
+            marked = np.abs(picture - np.array(background) / 255).max(axis=2) > 0.2
+            self.assertGreater(marked.mean(), 0.01, f"{label}: is empty")
+            self.assertLess(marked.mean(), 0.5, f"{label}: is covered")
+        self.browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        self.assertEqual(self.browser.evaluate(OVERFLOW), 0, "with all tables open")
+
+    def test_everything_is_drawn_well_in_both_themes_and_at_both_sizes(self):
+        views = [(width, dark) for width in (DESKTOP, PHONE) for dark in (False, True)]
+        self.check(os.path.join(report_of_history(), "report.html"), 7, views)
+
+    def test_many_commits_and_rows_are_drawn_well(self):
+        machine = Machine(seed=12, sample_noise=0.01, run_noise=0.03)
+        lines = []
+        for number in range(16):
+            machine.commit = f"{number * 7919 % 65536:04x}{number:036x}"
+            lines += machine.run("bench_all", kernel_cases(230 if number == 15 else 30))
+            lines += machine.decoder_run(decoder_cases((1, 2, 4, 8, 16, 32, 64, 128)))
+            machine.wait(days=1)
+        self.report_of(lines)
+        self.check(self.path("report.html"), 6)
+
+    def test_one_commit_is_drawn_well(self):
+        machine = Machine(seed=13)
+        self.report_of(machine.run("bench_all", kernel_cases(40))
+                       + machine.decoder_run(decoder_cases((1, 2, 4, 64, 65))))
+        self.check(self.path("report.html"), 4)
+
+    def test_recorded_run_of_a_gpu_is_drawn_well(self):
+        root = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+        recorded = [path for path in glob.glob(os.path.join(root, "results/*/*.jsonl")) if holds_records(path)]
+        self.assertTrue(recorded)
+        code, err = run_main(*recorded, "-o", self.path("report.html"))
+        self.assertEqual(code, 0, err)
+        with open(self.path("report.html"), encoding="utf-8") as file:
+            self.check(self.path("report.html"), len(re.findall(r'<svg class="wide"', file.read())))
+
+    def test_check_finds_overlap_overflow_and_text_that_leaves_its_plot(self):
+        with open(self.path("bad.html"), "w", encoding="utf-8") as file:
+            file.write('<!DOCTYPE html><meta name="viewport" content="width=device-width"><svg width="900" height="60" '
+                       'aria-label="bad"><text x="10" y="30">one</text><text x="14" y="32">two</text>'
+                       '<text x="890" y="30">outside</text></svg>')
+        self.browser.open(self.path("bad.html"), PHONE, 844, False)
+        self.assertGreater(self.browser.evaluate(OVERFLOW), 0)
+        self.assertEqual(self.browser.evaluate(FAULTS), ['bad: "outside" leaves the plot', 'bad: "one" lies on "two"'])
+
+    def test_screenshot_is_a_picture_of_the_page(self):
+        self.report_of(Machine(seed=1).decoder_run(), "--screenshot", self.path("report.png"))
+        self.assertEqual(imread(self.path("report.png")).shape[:2], (1600, 1280))
+
+
+if __name__ == "__main__":
+    unittest.main()

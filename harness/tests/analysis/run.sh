@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# run.sh <name>_test: one Python test file of this folder, in the environment of the analysis scripts.
+# Exits 77 where there is none: scripts/test makes it, a test installs nothing.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../../../scripts/setup/analysis.sh"
+if ! find_analysis_python no; then
+  echo "skipped: no Python with NumPy, SciPy, Matplotlib and Jinja2: $why_not"
+  exit 77
+fi
+export PYTHONPATH=$analysis_root/scripts/python PYTHONDONTWRITEBYTECODE=1
+exec "$analysis_python" "$analysis_root/harness/tests/analysis/runner.py" "$@"

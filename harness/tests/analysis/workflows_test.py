@@ -1,0 +1,55 @@
+"""The workflows name only scripts that exist and options that their --help knows."""
+
+import re
+import subprocess
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def commands(workflow):
+    """The commands of its `run:` steps; each is one line, so that what it does stands in a script."""
+    return [line.split("run:", 1)[1].strip() for line in workflow.read_text().splitlines()
+            if re.match(r"\s*(- )?run:", line)]
+
+
+class WorkflowsTest(unittest.TestCase):
+    def test_each_script_exists_and_knows_its_options(self):
+        scripts = [command for workflow in WORKFLOWS for command in commands(workflow)
+                   if command.startswith("scripts/")]
+        self.assertGreaterEqual(len(scripts), 5, "the commands of the workflows were not found")
+        for command in scripts:
+            script, *arguments = command.split()
+            with self.subTest(command):
+                help_text = subprocess.run([ROOT / script, "--help"], cwd=ROOT, check=True, text=True,
+                                           capture_output=True).stdout
+                for option in (argument for argument in arguments if argument.startswith("--")):
+                    self.assertRegex(help_text, rf"(?<![-\w]){option}\b")
+
+    def test_each_command_is_one_line_that_runs_no_text_of_a_pull_request(self):
+        for workflow in WORKFLOWS:
+            for command in commands(workflow):
+                with self.subTest(workflow=workflow.name, command=command):
+                    self.assertNotIn(command, ("", "|", ">", ">-"))
+                    self.assertNotIn("${{", command)
+
+    def test_each_action_is_pinned_and_rights_are_stated(self):
+        for workflow in WORKFLOWS:
+            text = workflow.read_text()
+            with self.subTest(workflow.name):
+                self.assertRegex(text, r"(?m)^permissions:\n  contents: read$")
+                for action in re.findall(r"uses: (\S+)", text):
+                    self.assertRegex(action, r"@(v\d+|[0-9a-f]{40})$")
+
+    def test_a_gpu_runner_serves_no_fork(self):
+        text = (ROOT / ".github/workflows/gpu.yml").read_text()
+        self.assertIn("head.repo.full_name == github.repository", text)
+        jobs = re.findall(r"runs-on: (.*)", text)
+        self.assertEqual(set(jobs), {"${{ fromJSON(vars.GPU_RUNNER || '[]') }}"})
+        self.assertEqual(text.count("vars.GPU_RUNNER != ''"), len(jobs))
+
+
+if __name__ == "__main__":
+    unittest.main()

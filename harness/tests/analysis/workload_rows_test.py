@@ -1,0 +1,154 @@
+"""Workload rows: what is read and refused, what gates, and what the tools show of them."""
+
+import csv
+import io
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import synthetic
+from command_case import CommandTest
+from synthetic_workload import NEW_TOKENS, workload_run
+from tokline import records
+from tokline.records import BadRecords
+from tokline.report.evidence import Evidence
+
+TABLE = Path(__file__).parents[3] / "scripts" / "table"
+
+
+class WorkloadRowsTest(CommandTest):
+    def rounds(self, name, count, us=50.0, repeats=3, **changes):
+        return self.write(
+            name, [line for _ in range(count) for line in workload_run(self.machine, us, repeats, **changes)]
+        )
+
+    def gate(self, b, *, a=None, expect):
+        a = a or self.rounds("a.jsonl", 5)
+        return self.run_command("gate", "--baseline", a, "--candidate", b, expect=expect).stdout
+
+    def refuses(self, expression, **changes):
+        with self.assertRaisesRegex(BadRecords, expression):
+            records.read(self.write("bad.jsonl", workload_run(self.machine, **changes)))
+
+    def test_row_is_read_and_its_samples_are_microseconds_a_token(self):
+        (run,) = records.read(self.rounds("a.jsonl", 1))
+        (row,) = run.rows
+        self.assertEqual(len(records.samples_us(row)), 3)
+        self.assertAlmostEqual(records.samples_us(row)[0], 1e6 * row["samples_s"][0] / NEW_TOKENS)
+        self.assertEqual(
+            str(records.key(row)), "workload qwen3-0.6b nano-vllm page 256 batch 256 cuda bf16"
+        )
+
+    def test_other_requests_or_another_way_to_run_them_are_another_row(self):
+        shape = workload_run(self.machine)[1]["shape"]
+        keys = set()
+        for change in (
+            {},
+            {"hash": "f" * 16},
+            {"max_batch": 64},
+            {"token_budget": 512},
+            {"reuse": True},
+            {"reuse": True, "sharing": "never"},
+            {"kv_limit": {"fraction": 0.5}},
+        ):
+            row = workload_run(self.machine, shape=shape | change)[1]
+            keys.add(records.key(row))
+        self.assertEqual(len(keys), 7)
+        unshared = workload_run(self.machine, shape=shape | {"reuse": True, "sharing": "never"})[1]
+        self.assertIn("sharing never", str(records.key(unshared)))
+        self.assertIn("reuse", str(records.key(workload_run(self.machine, shape=shape | {"reuse": True})[1])))
+        limited = workload_run(self.machine, shape=shape | {"kv_limit": {"fraction": 0.5}})[1]
+        self.assertIn("kv fraction 0.5", str(records.key(limited)))
+
+    def test_figures_that_do_not_follow_are_refused(self):
+        self.refuses("output_tok_s is", output_tok_s=30000.0)
+        self.refuses("total_tok_s is", total_tok_s=1.0)
+        self.refuses("total_s is", total_s=1.0)
+        self.refuses("median_us is", median_us=1.0)
+        self.refuses("not as many", samples_new_tokens=[NEW_TOKENS])
+        self.refuses("memory_bytes is 5, but its uses", memory_bytes=5)
+        self.refuses("does not ascend", first_token_ms={"median": 5.0, "p90": 3.0, "p99": 9.0})
+        self.refuses("no field 'hash'", shape={"name": "x"})
+        self.refuses("refused, but has", status="refused", reason="interrupted")
+        self.refuses("kv_pages is 0", kv_pages=0)
+
+    def test_gate_sees_slower_throughput(self):
+        said = self.gate(self.rounds("b.jsonl", 5, us=54.0), expect=1)
+        self.assertRegex(said, "gate: worse: workload qwen3-0.6b nano-vllm .*slower by [78]")
+
+    def test_gate_passes_equal_and_faster_throughput(self):
+        self.assertIn("same or faster", self.gate(self.rounds("b.jsonl", 5), expect=0))
+        self.assertIn(" faster", self.gate(self.rounds("b.jsonl", 5, us=45.0), expect=0))
+
+    def test_one_run_of_three_repeats_is_undecided_not_the_same(self):
+        a, b = self.rounds("a.jsonl", 1), self.rounds("b.jsonl", 1, us=60.0)
+        self.assertIn("gate: undecided: 1 row", self.gate(b, a=a, expect=3))
+
+    def test_gate_sees_memory_but_not_a_pool_that_takes_what_is_free(self):
+        memory = workload_run(self.machine)[1]["memory"]
+        larger = memory | {"kv_cache": 2 * memory["kv_cache"]}
+        pool = self.rounds("b.jsonl", 5, memory=larger, memory_bytes=sum(larger.values()))
+        self.assertIn("same or faster", self.gate(pool, expect=0))
+        more = memory | {"workspaces": 3 * memory["workspaces"]}
+        grown = self.rounds("b.jsonl", 5, memory=more, memory_bytes=sum(more.values()))
+        self.assertIn("memory grew", self.gate(grown, expect=1))
+
+    def test_gate_sees_texts_that_are_no_longer_the_models(self):
+        worse = self.rounds("b.jsonl", 5, verified={"tokens": 256, "mean_regret": 0.015})
+        self.assertIn("mean regret grew", self.gate(worse, expect=1))
+        b = []
+        for _ in range(5):
+            lines = workload_run(self.machine)
+            row = lines[1]
+            for name in set(row) - set(_REFUSED_FIELDS):
+                del row[name]
+            row |= {"status": "refused", "reason": "unverified: the mean regret of 256 tokens is 0.4"}
+            b += lines
+        self.assertIn("unverified", self.gate(self.write("b.jsonl", b), expect=1))
+
+    def test_table_shows_figures_and_refusals(self):
+        refused = {name: value for name, value in workload_run(self.machine)[1].items() if name in _REFUSED_FIELDS}
+        refused |= {"status": "refused", "reason": "interrupted", "shape": refused["shape"] | {"reuse": True}}
+        header, row, end = workload_run(self.machine)
+        refused["run_id"] = header["run_id"]
+        path = self.write("a.jsonl", [header, row, refused, end])
+        shown = subprocess.run([sys.executable, TABLE, path], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(shown, r"nano-vllm, page 256, batch 256 .* 480, 900, 1,100 .* 23 / 37 % +3 ")
+        self.assertRegex(shown, "refused: workload nano-vllm, page 256, batch 256, reuse, cuda: interrupted")
+
+    def test_report_has_a_section_with_the_numbers(self):
+        page = self.folder / "report.html"
+        path = self.write(
+            "a.jsonl",
+            workload_run(self.machine)
+            + self.machine.run("bench_x", self.cases)
+            + self.machine.decoder_run(synthetic.decoder_cases()),
+        )
+        self.run_command("report", path, "-o", page, expect=0)
+        text = page.read_text()
+        rate = f"{records.read(path)[0].rows[0]['output_tok_s']:,.0f}"
+        for words in ("Workloads: continuous batching", f"writes {rate} tok/s with continuous batching",
+                      "480, 900, 1,100", "142,827 + 133,966", "700 / 1,100 / 3,000", "yes, regret 0.0004"):
+            self.assertIn(words, text)
+        self.assertIn('aria-label="Output tokens per second and latencies', text)
+        evidence = Evidence(records.read(path))
+        self.assertNotIn("workload", evidence.kernels)
+        self.assertNotIn("workload", {entry.kernel for entry in evidence.ours()})
+
+    def test_export_has_a_line_a_row_in_microseconds_a_token(self):
+        path = self.rounds("a.jsonl", 1)
+        (line,) = csv.DictReader(io.StringIO(self.run_command("export", path, "--format", "csv", expect=0).stdout))
+        (row,) = records.read(path)[0].rows
+        self.assertAlmostEqual(float(line["median_us"]), row["median_us"])
+        self.assertAlmostEqual(float(line["output_tok_s"]), row["output_tok_s"])
+        self.assertEqual(
+            (line["first_token_p90_ms"], line["between_tokens_median_ms"], line["preemptions"]), ("900.0", "10.5", "3")
+        )
+
+
+_REFUSED_FIELDS = ("schema", "kind", "run_id", "kernel", "implementation", "model", "shape", "dtype", "device",
+                   "status", "reason", "interrupted", "disturbed", "library", "verified", "memory", "memory_bytes")
+
+if __name__ == "__main__":
+    unittest.main()

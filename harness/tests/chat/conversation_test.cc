@@ -1,0 +1,312 @@
+#include "harness/chat/conversation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "harness/tests/models/model_files.h"
+#include "harness/tests/text/golden_text.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Ids = std::vector<int32_t>;
+
+struct Family {
+  std::string tokenizer;
+  std::string chat_template;  // its name in chat.json
+};
+
+void PrintTo(const Family& family, std::ostream* out) { *out << family.chat_template; }
+
+ChatTemplate Template(const std::string& name) {
+  const nlohmann::json entry = testing::ReadGolden("chat.json").at("templates").at(name);
+  return ChatTemplate::ByHash(entry.at("sha256").get<std::string>()).value();
+}
+
+bool BeginsWith(const Ids& ids, const Ids& prefix) {
+  return ids.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
+}
+
+int64_t CommonPrefix(const Ids& a, const Ids& b) {
+  return std::ranges::mismatch(a, b).in1 - a.begin();
+}
+
+Ids Joined(Ids ids, const Ids& more) {
+  ids.insert(ids.end(), more.begin(), more.end());
+  return ids;
+}
+
+class ConversationTest : public ::testing::TestWithParam<Family> {
+ protected:
+  Conversation Make(Conversation::Options options = {}) const {
+    options.chat.date = "05 Mar 2026";
+    return Conversation(tokenizer_, template_, std::move(options));
+  }
+  std::vector<TextPart> Render(const std::vector<ChatMessage>& messages,
+                               const ChatOptions& options = {}) const {
+    ChatOptions dated = options;
+    dated.date = "05 Mar 2026";
+    return template_.Render(messages, dated);
+  }
+  Ids Encode(std::string_view text) const {
+    return tokenizer_.Encode(text, {.add_special_tokens = false});
+  }
+  std::string Words(int most) {
+    std::string text;
+    for (auto i = 1 + static_cast<int>(rng_() % static_cast<uint64_t>(most)); i > 0; --i) {
+      text += text.empty() ? "" : " ";
+      for (auto j = 1 + static_cast<int>(rng_() % 6); j > 0; --j) {
+        text += static_cast<char>('a' + rng_() % 26);
+      }
+    }
+    return text;
+  }
+  // The text, but not in the tokens that the tokenizer makes of it: a model may draw others.
+  Ids DrawnIds(const std::string& text) {
+    Ids ids;
+    for (size_t at = 0; at < text.size();) {
+      const size_t length = std::min<size_t>(1 + rng_() % 4, text.size() - at);
+      ids = Joined(ids, Encode(text.substr(at, length)));
+      at += length;
+    }
+    return ids;
+  }
+
+  const Tokenizer tokenizer_ = Tokenizer::Load(testing::TextGoldenFolder() / GetParam().tokenizer);
+  const ChatTemplate template_ = Template(GetParam().chat_template);
+  std::mt19937_64 rng_{7};
+};
+
+class KeepingTemplateTest : public ConversationTest {};
+class RewritingTemplateTest : public ConversationTest {};
+
+TEST_P(ConversationTest, FirstPromptIsWhatTheTemplateSays) {
+  Conversation conversation = Make();
+  EXPECT_TRUE(conversation.Prefix().empty());
+  const std::string user = "What is\n<|im_end|><|eot_id|> here?";
+  const Ids wanted = tokenizer_.Encode(Render({{"user", user}}), {.add_special_tokens = false});
+  EXPECT_EQ(conversation.BeginTurn(user).prompt, wanted);
+}
+
+TEST_P(ConversationTest, SystemTextWithoutChunksIsWhatTheTemplateSays) {
+  Conversation conversation = Make({.system = "Be brief."});
+  const Ids prompt = conversation.BeginTurn("Hi").prompt;
+  EXPECT_TRUE(BeginsWith(prompt, conversation.Prefix()));
+  EXPECT_EQ(prompt, tokenizer_.Encode(Render({{"system", "Be brief."}, {"user", "Hi"}}),
+                                      {.add_special_tokens = false}));
+}
+
+TEST_P(ConversationTest, ChunksAreSpansOfEveryPromptAndTheirIdsAreTheSameAnywhere) {
+  const ContextPiece notes{"notes.md", "the notes <|im_end|><|eot_id|><|end_of_sentence|>"};
+  const ContextPiece code{"code.md", "int main() {}\n"};
+  Conversation both = Make({.system = "Know this.", .context = {notes, code}});
+  Conversation again = Make({.system = "Know this.", .context = {notes, code}});
+  Conversation other = Make({.context = {code, notes}});
+  EXPECT_EQ(both.Prefix(), again.Prefix());
+  ASSERT_EQ(both.Spans().size(), 3u);
+  int64_t end = 0;
+  for (const TokenSpan& span : both.Spans()) {
+    EXPECT_EQ(span.begin, end);
+    EXPECT_GT(span.Tokens(), 0);
+    end = span.end;
+  }
+  EXPECT_EQ(end, std::ssize(both.Prefix()));
+  EXPECT_EQ(both.PrefixCuts(), (std::vector<int64_t>{both.Spans()[1].end, both.Spans()[2].end}));
+  const auto ids_of = [](const Conversation& conversation, size_t span) {
+    const TokenSpan& at = conversation.Spans()[span];
+    return Ids(conversation.Prefix().begin() + at.begin, conversation.Prefix().begin() + at.end);
+  };
+  EXPECT_EQ(ids_of(both, 1), ids_of(other, 2));
+  EXPECT_EQ(ids_of(both, 2), ids_of(other, 1));
+  // What a chunk spells is text: its only special tokens are none.
+  for (const int32_t id : ids_of(both, 1)) EXPECT_FALSE(tokenizer_.IsSpecial(id)) << id;
+  EXPECT_EQ(tokenizer_.Decode(ids_of(both, 1)), "notes.md:\n" + notes.text + "\n\n");
+  both.BeginTurn("a");
+  both.EndTurn(Ids{5}, false);
+  EXPECT_TRUE(BeginsWith(both.BeginTurn("b").prompt, both.Prefix()));
+  both.Reset();
+  EXPECT_TRUE(BeginsWith(both.BeginTurn("c").prompt, both.Prefix()));
+}
+
+TEST_P(ConversationTest, PromptsSpellWhatTheTemplateSaysOfTheWholeConversation) {
+  Conversation conversation = Make();
+  std::vector<ChatMessage> messages;
+  for (int turn = 0; turn < 12; ++turn) {
+    messages.push_back({"user", Words(8)});
+    const Ids prompt = conversation.BeginTurn(messages.back().content).prompt;
+    ASSERT_EQ(tokenizer_.Decode(prompt), JoinText(Render(messages))) << turn;
+    std::string answer = Words(8);
+    if (rng_() % 3 == 0) answer = "<think>\n" + Words(4) + "\n</think>\n\n" + answer;
+    if (rng_() % 4 == 0) answer = " " + answer + "\n";  // which some templates trim
+    Ids ids = DrawnIds(answer);
+    const bool stopped = rng_() % 3 != 0;
+    if (stopped) ids.push_back(rng_() % 3 == 0 ? 0 : conversation.EndOfTurn());
+    conversation.EndTurn(ids, stopped);
+    messages.push_back({"assistant", answer});
+  }
+}
+
+TEST_P(ConversationTest, DroppedTurnLeavesNoTrace) {
+  Conversation conversation = Make();
+  conversation.BeginTurn("one");
+  conversation.EndTurn(Encode("two"), false);
+  Conversation never = Make();
+  never.BeginTurn("one");
+  never.EndTurn(Encode("two"), false);
+  // What comes next says as text what was markup of the dropped turn.
+  conversation.BeginTurn("three");
+  conversation.DropTurn();
+  std::string spelled = "three";
+  spelled += template_.EndOfTurn();
+  spelled += "\nfour";
+  EXPECT_EQ(conversation.BeginTurn(spelled).prompt, never.BeginTurn(spelled).prompt);
+}
+
+TEST_P(ConversationTest, BrokenTextIsRefusedAndBeginsNoTurn) {
+  EXPECT_TRUE(testing::Refuses<InvalidArgument>([&] { Make({.system = "a\xff"}); },
+                                                {"the system text", "byte 0xff at offset 1"}));
+  EXPECT_TRUE(testing::Refuses<InvalidArgument>(
+      [&] {
+        Make({.context = {{"notes.md", "\xc3"}}});
+      },
+      {"notes.md", "byte 0xc3 at offset 0"}));
+  Conversation conversation = Make();
+  EXPECT_TRUE(testing::Refuses<InvalidArgument>([&] { conversation.BeginTurn("ab\x80"); },
+                                                {"byte 0x80 at offset 2"}));
+  EXPECT_EQ(conversation.BeginTurn("a").prompt, Make().BeginTurn("a").prompt);
+}
+
+// The guarantee behind all reuse, whatever the model drew.
+TEST_P(KeepingTemplateTest, PromptBeginsWithThePromptBeforeAndItsAnswerAsDrawn) {
+  Conversation conversation = Make({.context = {{"notes.md", "some notes"}}});
+  ASSERT_TRUE(conversation.KeepsAnswers());
+  Ids before = conversation.Prefix();
+  int drawn_otherwise = 0;
+  for (int turn = 0; turn < 40; ++turn) {
+    const Request request = conversation.BeginTurn(Words(6));
+    ASSERT_TRUE(BeginsWith(request.prompt, before)) << turn;
+    EXPECT_TRUE(request.keep);
+    EXPECT_TRUE(request.cuts.empty());
+    const std::string text = Words(6);
+    Ids answer = DrawnIds(text);
+    drawn_otherwise += answer != Encode(text);
+    // Broken UTF-8 and special tokens are drawn too; not where templates trim.
+    if (answer.size() > 3) {
+      if (rng_() % 3 == 0) answer[1] = static_cast<int32_t>(rng_() % 1000);
+      if (rng_() % 4 == 0) answer[2] = conversation.EndOfTurn();
+    }
+    switch (rng_() % 3) {
+      case 0:  // cut short
+        conversation.EndTurn(answer, false);
+        before = Joined(request.prompt, answer);
+        break;
+      case 1:
+        answer.push_back(conversation.EndOfTurn());
+        conversation.EndTurn(answer, true);
+        before = Joined(request.prompt, answer);
+        break;
+      default:  // another stop id is no part of the conversation
+        before = Joined(request.prompt, answer);
+        answer.push_back(conversation.EndOfTurn() - 1);
+        conversation.EndTurn(answer, true);
+    }
+  }
+  EXPECT_GT(drawn_otherwise, 10);
+}
+
+TEST_P(RewritingTemplateTest, ThoughtsOfEarlierTurnsGoAndTheQuestionsAreShared) {
+  for (const bool thinking : {true, false}) {
+    Conversation conversation = Make({.chat = {.enable_thinking = thinking}});
+    EXPECT_FALSE(conversation.KeepsAnswers());
+    Ids before;
+    int64_t cut = 0;
+    std::vector<ChatMessage> messages;
+    for (int turn = 0; turn < 4; ++turn) {
+      messages.push_back({"user", Words(6)});
+      const Request request = conversation.BeginTurn(messages.back().content);
+      EXPECT_FALSE(request.keep);
+      EXPECT_EQ(tokenizer_.Decode(request.prompt),
+                JoinText(Render(messages, {.enable_thinking = thinking})));
+      EXPECT_GE(CommonPrefix(before, request.prompt), cut) << turn;
+      ASSERT_EQ(request.cuts.size(), 1u);
+      EXPECT_GT(request.cuts[0], cut);
+      cut = request.cuts[0];
+      before = request.prompt;
+      const std::string thought = thinking ? "<think>\nsecret\n</think>\n\n" : "";
+      Ids answer = DrawnIds(thought + "public" + std::to_string(turn));
+      answer.push_back(conversation.EndOfTurn());
+      conversation.EndTurn(answer, true);
+      messages.push_back({"assistant", thought + "public" + std::to_string(turn)});
+    }
+    const std::string last = tokenizer_.Decode(conversation.BeginTurn("x").prompt);
+    EXPECT_THAT(last, Not(HasSubstr("secret")));
+    EXPECT_THAT(last, HasSubstr("public0"));
+  }
+}
+
+// By Ctrl-C, by the length limit or by the end of the turn.
+TEST_P(RewritingTemplateTest, ThoughtsThatWereCutShortGoToo) {
+  for (const std::string answer : {"<think>", "<think>\nsecret", "\n<think>secret <think> and"}) {
+    for (const bool stopped : {false, true}) {
+      Conversation conversation = Make();
+      const Request asked = conversation.BeginTurn("one");
+      Ids ids = DrawnIds(answer);
+      if (stopped) ids.push_back(conversation.EndOfTurn());
+      conversation.EndTurn(ids, stopped);
+      const Ids prompt = conversation.BeginTurn("two").prompt;
+      EXPECT_EQ(tokenizer_.Decode(prompt),
+                JoinText(Render({{"user", "one"}, {"assistant", ""}, {"user", "two"}})));
+      EXPECT_GE(CommonPrefix(asked.prompt, prompt), asked.cuts.at(0));
+    }
+  }
+}
+
+TEST_P(RewritingTemplateTest, AnswersThatSpeakOfThoughtsStay) {
+  for (const std::string answer :
+       {"The tag is <think>.", "<think>\nsecret\n</think>\n\nThe tag is <think>."}) {
+    Conversation conversation = Make();
+    conversation.BeginTurn("one");
+    conversation.EndTurn(DrawnIds(answer), false);
+    EXPECT_EQ(
+        tokenizer_.Decode(conversation.BeginTurn("two").prompt),
+        JoinText(Render({{"user", "one"}, {"assistant", "The tag is <think>."}, {"user", "two"}})));
+  }
+}
+
+// Where no thoughts are dropped, what was drawn is an answer.
+TEST_P(KeepingTemplateTest, AnswerThatBeginsLikeAThoughtStays) {
+  Conversation conversation = Make();
+  Ids before = conversation.BeginTurn("one").prompt;
+  const Ids answer = DrawnIds("<think>\npublic");
+  conversation.EndTurn(answer, false);
+  EXPECT_TRUE(BeginsWith(conversation.BeginTurn("two").prompt, Joined(before, answer)));
+}
+
+const Family kKeeping[] = {
+    {"llama3", "llama3"},    {"llama3", "llama3_1"},          {"llama3", "llama3_2"},
+    {"qwen", "qwen2_5"},     {"qwen", "qwen3_instruct_2507"}, {"embedded", "embedded"},
+    {"ernie45", "ernie4_5"},
+};
+const Family kRewriting[] = {{"qwen", "qwen3"}};
+const auto kName = [](const auto& info) { return info.param.chat_template; };
+
+INSTANTIATE_TEST_SUITE_P(Keeping, ConversationTest, ::testing::ValuesIn(kKeeping), kName);
+INSTANTIATE_TEST_SUITE_P(Rewriting, ConversationTest, ::testing::ValuesIn(kRewriting), kName);
+INSTANTIATE_TEST_SUITE_P(Templates, KeepingTemplateTest, ::testing::ValuesIn(kKeeping), kName);
+INSTANTIATE_TEST_SUITE_P(Templates, RewritingTemplateTest, ::testing::ValuesIn(kRewriting), kName);
+
+TEST(ConversationErrorsTest, TokenizerWithoutTheEndOfATurnIsRefused) {
+  const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / "gpt2");
+  const ChatTemplate chat_template = Template("qwen3");
+  EXPECT_TRUE(
+      testing::Refuses<RuntimeFailure>([&] { Conversation(tokenizer, chat_template, {}); },
+                                       {"Qwen3", "<|im_end|>", "the tokenizer does not have"}));
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,137 @@
+// Rows of workloads: figures follow from samples, and what does not stand is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "harness/record/record.h"
+#include "harness/record/record_file.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::HasSubstr;
+
+WorkloadMeasurement WorkloadOf3Repeats() {
+  WorkloadMeasurement m;
+  m.run_id = "run";
+  m.implementation = "cuda";
+  m.model = "qwen3";
+  m.shape = {{"name", "nano-vllm"},        {"hash", "0123"},    {"requests", 4},
+             {"prompt_tokens", 600},       {"new_tokens", 400}, {"max_batch", 4},
+             {"token_budget", 64},         {"page_size", 16},   {"reuse", false},
+             {"kv_limit", {{"pages", 9}}}, {"sharing", "never"}};
+  m.dtype = "bf16";
+  m.device = "GPU";
+  for (const double seconds : {2.0, 1.0, 4.0}) {
+    m.samples.push_back({.total_s = seconds, .prompt_tokens = 600, .new_tokens = 400});
+  }
+  m.first_token_s = {.median = 0.1, .p90 = 0.2, .p99 = 0.3};
+  m.between_tokens_s = {.median = 0.01, .p90 = 0.02, .p99 = 0.03};
+  m.host_share = 0.1;
+  m.steps = 500;
+  m.kv_pages = 9;
+  m.mean_kv_pages = 4.5;
+  m.max_kv_pages = 8;
+  m.memory = {.weights = 100, .kv_cache = 50, .activations = 20, .workspaces = 5, .tables = 1};
+  m.memory_points = {MemoryPoint{}, MemoryPoint{.requests = 4, .host = {}, .device_free = 7}};
+  m.judged_tokens = 256;
+  m.mean_regret = 0.001;
+  return m;
+}
+
+TEST(WorkloadRowTest, FiguresFollowFromTheRepeats) {
+  const Json row = WorkloadRow(WorkloadOf3Repeats());
+  ASSERT_EQ(row["status"], "ok") << row;
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["kernel"], "workload");
+  EXPECT_EQ(row["samples_s"], Json({2.0, 1.0, 4.0}));
+  EXPECT_DOUBLE_EQ(row["total_s"], 2.0);
+  EXPECT_DOUBLE_EQ(row["median_us"], 5000);
+  EXPECT_DOUBLE_EQ(row["output_tok_s"], 200);
+  EXPECT_DOUBLE_EQ(row["total_tok_s"], 500);
+  EXPECT_DOUBLE_EQ(row["mad_us"], 2500);
+  EXPECT_EQ(row["ci95_us"], Json({2500.0, 10000.0}));
+  EXPECT_DOUBLE_EQ(row["first_token_ms"]["p90"], 200);
+  EXPECT_EQ(row["memory_bytes"], 176);
+  EXPECT_TRUE(row["memory_points"][0]["device_free"].is_null());
+  EXPECT_EQ(row["memory_points"][1]["device_free"], 7);
+}
+
+TEST(WorkloadRowTest, WhatDoesNotStandIsRefusedWithoutFigures) {
+  const auto reason_of = [](const std::function<void(WorkloadMeasurement&)>& change) {
+    WorkloadMeasurement m = WorkloadOf3Repeats();
+    change(m);
+    const Json row = WorkloadRow(m);
+    EXPECT_EQ(row["status"], "refused");
+    EXPECT_FALSE(row.contains("samples_s"));
+    EXPECT_FALSE(row.contains("output_tok_s"));
+    EXPECT_NO_THROW(ValidateRecord(row));
+    return row["reason"].get<std::string>();
+  };
+  using Row = WorkloadMeasurement&;
+  EXPECT_EQ(reason_of([](Row m) { m.interrupted = true; }), "interrupted");
+  EXPECT_EQ(reason_of([](Row m) { m.samples.clear(); }), "no samples");
+  EXPECT_THAT(reason_of([](Row m) { m.judged_tokens = 0; }), HasSubstr("unverified"));
+  EXPECT_THAT(reason_of([](Row m) { m.mean_regret = 0.3; }), HasSubstr("0.3"));
+  EXPECT_THAT(reason_of([](Row m) { m.mean_regret = std::numeric_limits<double>::quiet_NaN(); }),
+              HasSubstr("unverified"));
+}
+
+TEST(WorkloadRowTest, RowsThatDoNotFollowAreRefusedOnReading) {
+  const auto message = [](const std::function<void(Json&)>& change) -> std::string {
+    Json row = WorkloadRow(WorkloadOf3Repeats());
+    change(row);
+    try {
+      ValidateRecord(row);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto set = [&](const char* key, const Json& value) {
+    return message([&](Json& row) { row[key] = value; });
+  };
+  EXPECT_THAT(set("output_tok_s", 201), HasSubstr("row.output_tok_s is 201"));
+  EXPECT_THAT(set("total_tok_s", 1), HasSubstr("row.total_tok_s"));
+  EXPECT_THAT(set("total_s", 1), HasSubstr("row.total_s"));
+  EXPECT_THAT(set("mad_us", 1), HasSubstr("row.mad_us"));
+  EXPECT_THAT(set("ci95_us", {1, 2}), HasSubstr("row.ci95_us"));
+  EXPECT_THAT(set("samples_new_tokens", {400}), HasSubstr("a repeat gives one of both"));
+  EXPECT_THAT(set("samples_s", {1.0, -1.0, 2.0}), HasSubstr("-1"));
+  EXPECT_THAT(set("memory_bytes", 5), HasSubstr("its uses add up to 176"));
+  EXPECT_THAT(set("max_kv_pages", 10), HasSubstr("do not ascend"));
+  EXPECT_THAT(set("preemptions", -1), HasSubstr("row.preemptions"));
+  EXPECT_THAT(set("memory_points", {{{"requests", 1}}}), HasSubstr("host_resident"));
+  EXPECT_THAT(message([](Json& row) { row["first_token_ms"]["p90"] = 900; }),
+              HasSubstr("does not ascend"));
+  EXPECT_THAT(message([](Json& row) { row["shape"].erase("hash"); }), HasSubstr("'hash'"));
+  EXPECT_THAT(message([](Json& row) { row["shape"]["max_batch"] = 0; }), HasSubstr("max_batch"));
+  EXPECT_THAT(message([](Json& row) { row["shape"]["sharing"] = "auto"; }), HasSubstr("sharing"));
+  EXPECT_THAT(message([](Json& row) { row["verified"]["mean_regret"] = 0.5; }),
+              HasSubstr("must be verified"));
+  EXPECT_THAT(message([](Json& row) { row["status"] = "refused", row["reason"] = "because"; }),
+              HasSubstr("must have no figures"));
+}
+
+TEST(WorkloadRowTest, EveryFieldIsDocumented) {
+  std::ifstream file(std::string(TOKLINE_SOURCE_DIR) + "/docs/measuring.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const std::function<void(const Json&)> expect_named = [&](const Json& value) {
+    if (value.is_array() && !value.empty()) return expect_named(value[0]);
+    if (!value.is_object()) return;
+    for (const auto& [key, part] : value.items()) {
+      EXPECT_NE(page.find("`" + key + "`"), page.npos) << key;
+      expect_named(part);
+    }
+  };
+  ASSERT_NE(page.find("| `row` of kernel `workload`"), page.npos);
+  expect_named(WorkloadRow(WorkloadOf3Repeats()));
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,298 @@
+// What the golden texts do not show: refusals, streams of broken text, limits.
+#include "harness/text/tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <ctime>
+#include <functional>
+#include <thread>
+
+#include "harness/tests/models/model_files.h"
+#include "harness/tests/text/golden_text.h"
+#include "kernels/common/error.h"
+
+namespace tokline::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+// A tokenizer of few tokens: a b c ab abc and <0x00> to <0xFF>, the decoder of SentencePiece
+// models.
+Json SmallTokenizer() {
+  Json json = Json::parse(R"({"version": "1.0", "added_tokens": [
+      {"id": 262, "content": "<s>", "special": true}],
+    "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+    "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+      "vocab": {"<unk>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "abc": 5},
+      "merges": ["a b", ["ab", "c"]]}})");
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+    json["model"]["vocab"][name] = 6 + byte;
+  }
+  return json;
+}
+
+Tokenizer Parse(const Json& json) { return Tokenizer::Parse(json.dump(), "t.json"); }
+
+std::string ErrorOf(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TokenizerTest, MergesBothSpellingsAndFallsBackToBytes) {
+  const Tokenizer tokenizer = Parse(SmallTokenizer());
+  EXPECT_THAT(tokenizer.Encode("abcab"), ElementsAre(5, 4));
+  EXPECT_THAT(tokenizer.Encode("b\xC3\xA9"), ElementsAre(2, 6 + 0xC3, 6 + 0xA9));
+  EXPECT_EQ(tokenizer.Find("<s>"), 262);
+  EXPECT_EQ(tokenizer.Find("zz"), std::nullopt);
+  EXPECT_EQ(tokenizer.Spelling(4), "ab");
+  EXPECT_EQ(tokenizer.Spelling(9999), std::nullopt);
+  EXPECT_TRUE(tokenizer.IsSpecial(262));
+  EXPECT_FALSE(tokenizer.IsSpecial(4));
+  EXPECT_EQ(tokenizer.MaxId(), 262);
+}
+
+TEST(TokenizerTest, PartsAreOneTextOfWhichSomeMaySpellSpecialTokens) {
+  const Tokenizer tokenizer = Parse(SmallTokenizer());
+  const auto encode = [&](std::vector<TextPart> parts) { return tokenizer.Encode(parts); };
+  EXPECT_THAT(encode({{"a", true}, {"b", false}, {"c", true}}), ElementsAre(5));
+  EXPECT_THAT(encode({{"<s>", true}, {"ab", false}, {"<s>", true}}), ElementsAre(262, 4, 262));
+  const int32_t less = 6 + '<';
+  const int32_t greater = 6 + '>';
+  const int32_t s = 6 + 's';
+  EXPECT_THAT(encode({{"<s>", false}, {"<s>", true}}), ElementsAre(less, s, greater, 262));
+  // A token across a bound is not one, and does not hide the one that begins within it.
+  EXPECT_THAT(encode({{"<", false}, {"s>", true}}), ElementsAre(less, s, greater));
+  EXPECT_THAT(encode({{"<", false}, {"<s>", true}}), ElementsAre(less, 262));
+}
+
+TEST(TokenizerTest, InvalidUtf8IsRefusedOrReplaced) {
+  const Tokenizer tokenizer = Parse(SmallTokenizer());
+  EXPECT_EQ(ErrorOf([&] { tokenizer.Encode("ab\xFF"); }),
+            "the text is not valid UTF-8: byte 0xff at offset 2: invalid start byte");
+  EXPECT_THROW(tokenizer.Encode("\xE4\xBD"), InvalidArgument);
+  EXPECT_THAT(tokenizer.Encode("ab\xFF", {.invalid_utf8 = InvalidUtf8::kReplace}),
+              ElementsAre(4, 6 + 0xEF, 6 + 0xBF, 6 + 0xBD));
+}
+
+TEST(TokenizerTest, StreamsHoldACodePointBackUntilItIsWhole) {
+  const Tokenizer tokenizer = Parse(SmallTokenizer());
+  TextStream stream = tokenizer.Stream();
+  const auto push = [&](int byte) { return stream.Push(6 + byte); };
+  EXPECT_EQ(stream.Push(5), "abc");
+  EXPECT_EQ(push(0xE4), "");
+  EXPECT_EQ(push(0xBD), "");
+  EXPECT_EQ(push(0xA0), "\xE4\xBD\xA0");
+  EXPECT_EQ(push(0xF0), "");
+  EXPECT_EQ(push(0x9F), "");
+  EXPECT_EQ(stream.Push(1), "\uFFFD\uFFFDa");  // cut short
+  EXPECT_EQ(push(0xFF), "\uFFFD");             // never the start of one
+  EXPECT_EQ(push(0xC3), "");
+  EXPECT_EQ(stream.Finish(), "\uFFFD");
+  EXPECT_EQ(stream.Push(2), "b");
+  // Decode calls a run of byte tokens broken as a whole, as the library does.
+  EXPECT_EQ(tokenizer.Decode(std::vector<int32_t>{6 + 0xC3, 6 + 0xA9, 6 + 0xFF}),
+            "\uFFFD\uFFFD\uFFFD");
+}
+
+TEST(TokenizerTest, IdsWithoutATokenAndSkippedSpecialTokensLeaveNoText) {
+  const Tokenizer tokenizer = Parse(SmallTokenizer());
+  const std::vector<int32_t> ids = {-1, 1, 262, 99999, 2};
+  EXPECT_EQ(tokenizer.Decode(ids), "a<s>b");
+  EXPECT_EQ(tokenizer.Decode(ids, {.skip_special = true}), "ab");
+}
+
+TEST(TokenizerTest, VeryLongWordsTakeAboutLinearTime) {
+  const Tokenizer tokenizer = Tokenizer::Load(TextGoldenFolder() / "llama3");
+  const auto seconds = [&](size_t bytes) {  // of processor time: others may use the machine
+    std::string text;
+    while (text.size() < bytes) text += "theofandtoinresume";
+    double least = 1e9;
+    for (int round = 0; round < 3; ++round) {
+      const std::clock_t begin = std::clock();
+      EXPECT_GT(tokenizer.Encode(text).size(), bytes / 20);
+      least = std::min(least, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+    }
+    return least;
+  };
+  // 16 times the text: a quadratic merge would take 256 times as long.
+  EXPECT_LT(seconds(800'000), 100 * seconds(50'000));
+}
+
+TEST(TokenizerTest, ManyThreadsMayEncodeAtOnce) {
+  const Tokenizer tokenizer = Tokenizer::Load(TextGoldenFolder() / "qwen");
+  const PipelineGolden golden("qwen");
+  std::vector<int> wrong(4);
+  std::vector<std::thread> threads;
+  for (int& count : wrong) {
+    threads.emplace_back([&] {
+      for (size_t i = 0; i < golden.strings.size(); i += 3) {
+        count += tokenizer.Encode(golden.strings[i], {.allow_special = true}) != golden.ids[i];
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(wrong, ElementsAre(0, 0, 0, 0));
+}
+
+struct Refusal {
+  const char* change;   // a JSON merge patch of SmallTokenizer()
+  const char* message;  // part of what is said
+};
+
+class TokenizerRefusalTest : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(TokenizerRefusalTest, NamesThePlaceAndWhatIsAllowed) {
+  Json json = SmallTokenizer();
+  json.merge_patch(Json::parse(GetParam().change));
+  const std::string error = ErrorOf([&] { Parse(json); });
+  EXPECT_THAT(error, AllOf(HasSubstr("t.json"), HasSubstr(GetParam().message)));
+  EXPECT_THROW(Parse(json), RuntimeFailure);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Files, TokenizerRefusalTest,
+    ::testing::Values(
+        Refusal{R"j({"version": "2.0"})j", "version is \"2.0\"; supported: 1.0"},
+        Refusal{R"j({"version": null})j", "\"version\" is missing"},
+        Refusal{R"j({"model": null})j", "\"model\" is missing"},
+        Refusal{R"j({"extra": 1})j", "the key \"extra\" is not known here"},
+        Refusal{R"j({"normalizer": {"type": "BertNormalizer"}})j",
+                "normalizer.type is \"BertNormalizer\"; supported normalizers: NFC"},
+        Refusal{R"j({"normalizer": {"type": "NFKC"}})j", "supported normalizers"},
+        Refusal{R"j({"normalizer": {"type": "Lowercase"}})j", "supported normalizers"},
+        Refusal{R"j({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "x"}})j",
+                "supported normalizers"},
+        Refusal{R"j({"normalizer": {"prepend": "x"}})j", "normalizer: \"type\" is missing"},
+        Refusal{R"j({"normalizer": {"type": "NFC", "more": true}})j", "the key \"more\""},
+        Refusal{R"j({"normalizer": {"type": "Sequence", "normalizers": {}}})j",
+                "normalizers is an object of 0 keys; it must be a list"},
+        Refusal{R"j({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFD"}]}})j",
+                "normalizer.normalizers[0].type is \"NFD\""},
+        Refusal{
+            R"j({"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}})j",
+            "it must not be empty"},
+        Refusal{R"j({"normalizer": {"type": "Replace", "pattern": {"Glob": "*"}, "content": ""}})j",
+                "the key \"Glob\""},
+        Refusal{R"j({"pre_tokenizer": {"type": "WhitespaceSplit"}})j", "supported pre-tokenizers"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Digits", "individual_digits": true}})j",
+                "supported pre-tokenizers: ByteLevel, Metaspace, Sequence, Split"},
+        Refusal{R"j({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": "no"}})j",
+                "add_prefix_space is \"no\"; it must be true or false"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+          {"type": "ByteLevel"}, {"type": "ByteLevel"}]}})j",
+                "pretokenizers[1].type is \"ByteLevel\"; nothing may come after ByteLevel"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"},
+          "behavior": "Glued"}})j",
+                "behavior is \"Glued\"; supported: Removed"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "^a"},
+          "behavior": "Isolated"}})j",
+                "pre_tokenizer.pattern.Regex: the expression \"^a\" has the anchor ^ at byte 0"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\w+"},
+          "behavior": "Isolated"}})j",
+                "the escape \"\\w\""},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{Han}"},
+          "behavior": "Isolated"}})j",
+                "a property other than one of the general categories LMNPSZ"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?m:a)"},
+          "behavior": "Isolated"
+}
+})j",
+                "the group \"(?m:\""},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[a&&b]"},
+          "behavior": "Isolated"}})j",
+                "the operator &&"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[[a]]"},
+          "behavior": "Isolated"}})j",
+                "a class inside a class"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a{2}+"},
+          "behavior": "Isolated"}})j",
+                "the quantifier }+"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"},
+          "behavior": "Isolated"}})j",
+                "missing closing parenthesis"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[a"},
+          "behavior": "Isolated"}})j",
+                "a class that does not end"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Metaspace", "replacement": "__"}})j",
+                "replacement is \"__\"; it must be one character"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Metaspace", "replacement": "_",
+          "prepend_scheme": "last"}})j",
+                "supported: always, first, never"},
+        Refusal{R"j({"model": {"type": "Unigram"}})j", "model.type is \"Unigram\"; supported"},
+        Refusal{R"j({"model": {"dropout": 0.1}})j", "dropout is 0.1; it must be null"},
+        Refusal{R"j({"model": {"continuing_subword_prefix": "##"}})j", "it must be null or empty"},
+        Refusal{R"j({"model": {"end_of_word_suffix": "</w>"}})j", "it must be null or empty"},
+        Refusal{R"j({"model": {"unk_token": "nope"}})j", "unk_token is \"nope\"; it must be in"},
+        Refusal{R"j({"model": {"vocab": {"new": 1}}})j", "has the id 1, which"},
+        Refusal{R"j({"model": {"vocab": {"new": -1}}})j", "it must be an integer from 0 to"},
+        Refusal{R"j({"model": {"vocab": {"new": 1.5}}})j", "it must be an integer from 0 to"},
+        Refusal{R"j({"model": {"vocab": {"new": 2000000000}}})j", "it must be an integer from 0"},
+        Refusal{R"j({"model": {"vocab": {"": 900}}})j", "has 0 bytes"},
+        Refusal{R"j({"model": {"vocab": []}})j", "vocab is a list of 0; it must be an object"},
+        Refusal{R"j({"model": {"merges": {}}})j", "merges is an object of 0 keys"},
+        Refusal{R"j({"model": {"merges": ["ab"]}})j", "merge 0 is"},
+        Refusal{R"j({"model": {"merges": ["a b c"]}})j", "merge 0 is"},
+        Refusal{R"j({"model": {"merges": [["a"]]}})j", "merge 0 is"},
+        Refusal{R"j({"model": {"merges": [1]}})j", "merge 0 is"},
+        Refusal{R"j({"model": {"merges": ["a b", "b c"]}})j", "merge 1 needs \"bc\""},
+        Refusal{R"j({"model": {"merges": ["x a"]}})j", "merge 0 needs \"x\""},
+        Refusal{R"j({"model": {"byte_fallback": 1}})j", "byte_fallback is 1; it must be true"},
+        Refusal{R"j({"added_tokens": {}})j", "added_tokens is an object of 0 keys"},
+        Refusal{R"j({"added_tokens": [{"id": 263, "content": "<s>"}]})j",
+                "added_tokens[0].id is 263; the token \"<s>\" has 262 as the next free id"},
+        Refusal{R"j({"added_tokens": [{"id": 262, "content": "ab"}]})j",
+                "the token \"ab\" has 4 in model.vocab"},
+        Refusal{R"j({"added_tokens": [{"id": 262, "content": ""}]})j", "it must have 1 to 1024"},
+        Refusal{R"j({"added_tokens": [{"id": 262, "content": "x"}, {"id": 263, "content": "x"}]})j",
+                "added_tokens[1].content is \"x\"; another added token has it too"},
+        Refusal{R"j({"added_tokens": [{"content": "x"}]})j", "added_tokens[0]: \"id\" is missing"},
+        Refusal{R"j({"added_tokens": [{"id": 262, "content": 5}]})j", "it must be a string"},
+        Refusal{R"j({"post_processor": {"type": "BertProcessing"}})j", "supported post-processors"},
+        Refusal{R"j({"post_processor": {"type": "TemplateProcessing", "single": [],
+          "special_tokens": {}}})j",
+                "is missing"},
+        Refusal{
+            R"j({"post_processor": {"type": "TemplateProcessing", "special_tokens": {}, "single":
+          [{"Sequence": {"id": "B", "type_id": 0}}]}})j",
+            "id is \"B\"; it must be \"A\""},
+        Refusal{R"j({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken":
+          {"id": "<s>", "type_id": 0}}], "special_tokens": {}}})j",
+                "special_tokens: \"<s>\" is missing"},
+        Refusal{R"j({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken":
+          {"id": "<s>", "type_id": 0}}], "special_tokens": {"<s>": {"id": "<s>", "ids": [777]}}}})j",
+                "ids[0] is 777; no token has this id"},
+        Refusal{R"j({"decoder": {"type": "WordPiece", "decoders": null}})j", "supported decoders"},
+        Refusal{R"j({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"},
+          {"type": "ByteFallback"}]}})j",
+                "it may not come after ByteFallback or Fuse"},
+        Refusal{R"j({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"},
+          {"type": "Strip", "content": " ", "start": 0, "stop": 1}]}})j",
+                "stop is 1; after Fuse it must be 0"},
+        Refusal{R"j({"decoder": {"type": "Strip", "decoders": null, "content": " ", "start": -1,
+          "stop": 0}})j",
+                "start is -1; it must be an integer from 0 to 1024"}));
+
+TEST(TokenizerTest, FilesThatAreNotJsonOrNotThereAreNamed) {
+  EXPECT_THAT(ErrorOf([] { Tokenizer::Parse("{", "t.json"); }),
+              HasSubstr("t.json: not valid JSON"));
+  EXPECT_THAT(ErrorOf([] { Tokenizer::Parse("[]", "t.json"); }), HasSubstr("must be an object"));
+  EXPECT_THAT(ErrorOf([] { Tokenizer::Parse(R"({"a": 1, "a": 2})", "t.json"); }),
+              HasSubstr("\"a\" is there twice"));
+  const TempFolder folder;
+  EXPECT_THAT(ErrorOf([&] { Tokenizer::Load(folder.Path()); }),
+              HasSubstr((folder / "tokenizer.json").string()));
+}
+
+}  // namespace
+}  // namespace tokline::testing

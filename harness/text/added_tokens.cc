@@ -1,0 +1,214 @@
+#include "harness/text/added_tokens.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "harness/models/printable.h"
+#include "harness/text/utf8.h"
+
+namespace tokline {
+namespace {
+
+constexpr size_t kMaxTokens = size_t{1} << 16;
+constexpr size_t kMaxContentBytes = 1024;
+
+size_t LastCodePoint(std::string_view text) {
+  size_t at = text.size() - 1;
+  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
+// White_Space of Unicode.
+bool IsSpace(char32_t c) {
+  return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+// Alphabetic, marks, decimal digits, connector punctuation and join controls, as \w of the
+// library's expressions here (those of Rust's regex crate).
+bool IsWord(char32_t c) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:  // joiners, and letters in circles and squares, which are symbols but alphabetic
+      return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
+             (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+             (c >= 0x1F170 && c <= 0x1F189);
+  }
+}
+
+char32_t LastOf(std::string_view text) { return DecodeUtf8(text.substr(LastCodePoint(text))); }
+char32_t FirstOf(std::string_view text) { return DecodeUtf8(text.substr(0, Utf8Length(text[0]))); }
+
+bool StandsAlone(std::string_view text, size_t begin, size_t end) {
+  return (begin == 0 || !IsWord(LastOf(text.substr(0, begin)))) &&
+         (end == text.size() || !IsWord(FirstOf(text.substr(end))));
+}
+
+}  // namespace
+
+void AddedTokens::Trie::Add(std::string_view word, int32_t index) {
+  starts_[static_cast<unsigned char>(word[0])] = true;
+  size_t node = 0;
+  for (const char c : word) {
+    const auto [child, is_new] = nodes_[node].children.try_emplace(
+        static_cast<unsigned char>(c), static_cast<int32_t>(nodes_.size()));
+    node = static_cast<size_t>(child->second);
+    if (is_new) nodes_.emplace_back();
+  }
+  nodes_[node].index = index;
+}
+
+int32_t AddedTokens::Trie::Longest(std::string_view text, size_t at, size_t& length) const {
+  int32_t found = -1;
+  if (!starts_[static_cast<unsigned char>(text[at])]) return found;
+  const Node* node = &nodes_[0];
+  for (size_t i = at; i < text.size(); ++i) {
+    const auto child = node->children.find(static_cast<unsigned char>(text[i]));
+    if (child == node->children.end()) break;
+    node = &nodes_[static_cast<size_t>(child->second)];
+    if (node->index >= 0) {
+      found = node->index;
+      length = i + 1 - at;
+    }
+  }
+  return found;
+}
+
+AddedTokens::AddedTokens(const JsonNode& root, const BpeModel& model, const Normalizer& normalizer)
+    : max_id_(model.MaxId()) {
+  const std::optional<JsonNode> list = root.Find("added_tokens");
+  if (!list) return;
+  for (const JsonNode& node : list->Items(kMaxTokens)) {
+    AddedToken token = ReadToken(node);
+    CheckId(node, token, model);
+    max_id_ = std::max(max_id_, token.id);
+    const size_t index = tokens_.size();
+    by_id_.emplace(token.id, index);
+    by_content_.emplace(token.content, index);
+    token.text = token.normalized ? normalizer.Apply(token.content) : token.content;
+    if (!token.text.empty()) {
+      (token.normalized ? normalized_ : before_).Add(token.text, static_cast<int32_t>(index));
+    }
+    has_normalized_special_ |= token.normalized && token.special;
+    tokens_.push_back(std::move(token));
+  }
+}
+
+AddedToken AddedTokens::ReadToken(const JsonNode& node) const {
+  node.AllowKeys({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+  AddedToken token;
+  token.id =
+      static_cast<int32_t>(node.Member("id").Integer(0, std::numeric_limits<int32_t>::max() - 1));
+  const JsonNode content = node.Member("content");
+  token.content = content.Text();
+  if (token.content.empty() || token.content.size() > kMaxContentBytes) {
+    content.Refuse("it must have 1 to ", kMaxContentBytes, " bytes");
+  }
+  if (by_content_.contains(token.content)) content.Refuse("another added token has it too");
+  token.special = node.FlagOf("special", false);
+  token.single_word = node.FlagOf("single_word", false);
+  token.strip_left = node.FlagOf("lstrip", false);
+  token.strip_right = node.FlagOf("rstrip", false);
+  token.normalized = node.FlagOf("normalized", !token.special);
+  return token;
+}
+
+void AddedTokens::CheckId(const JsonNode& node, const AddedToken& token,
+                          const BpeModel& model) const {
+  const std::optional<int32_t> in_vocab = model.Find(token.content);
+  // The library counts the vocabulary's tokens, not its ids, for the first that it adds.
+  int64_t expected = model.Size();
+  if (in_vocab) {
+    expected = *in_vocab;
+  } else if (!by_id_.empty()) {
+    expected = std::max<int64_t>(expected, int64_t{by_id_.rbegin()->first} + 1);
+  }
+  if (token.id != expected) {
+    node.Member("id").Refuse("the token ", Quoted(token.content), " has ", expected,
+                             in_vocab ? " in model.vocab" : " as the next free id");
+  }
+  if (by_id_.contains(token.id) || (!in_vocab && model.Token(token.id) != nullptr)) {
+    node.Member("id").Refuse("another token has it too");
+  }
+}
+
+std::vector<AddedTokens::Part> AddedTokens::Split(const Trie& trie, std::string_view text,
+                                                  const std::vector<PlainRange>& plain) const {
+  std::vector<Part> parts;
+  size_t done = 0;
+  auto range = plain.begin();
+  for (size_t at = 0; at < text.size();) {
+    size_t length = 0;
+    const int32_t index = trie.Longest(text, at, length);
+    if (index < 0) {
+      ++at;
+      continue;
+    }
+    const AddedToken& token = tokens_[static_cast<size_t>(index)];
+    size_t begin = at;
+    size_t end = at + length;
+    while (range != plain.end() && range->end <= begin) ++range;
+    if (token.special && range != plain.end() && range->begin < end) {
+      // Inside the range: passed as a whole, as the library passes it. Across its bounds: markup
+      // may begin within.
+      at = range->begin <= begin && end <= range->end ? end : at + 1;
+      continue;
+    }
+    at = end;
+    if (token.single_word && !StandsAlone(text, begin, end)) continue;
+    if (token.strip_left) {
+      while (begin > done) {
+        const std::string_view front = text.substr(done, begin - done);
+        if (!IsSpace(LastOf(front))) break;
+        begin = done + LastCodePoint(front);
+      }
+    }
+    if (token.strip_right) {
+      while (end < text.size() && IsSpace(FirstOf(text.substr(end)))) {
+        end += Utf8Length(text[end]);
+      }
+    }
+    if (done < begin) parts.push_back({done, begin});
+    parts.push_back({begin, end, &token});
+    done = end;
+  }
+  if (done < text.size()) parts.push_back({done, text.size()});
+  return parts;
+}
+
+std::vector<AddedTokens::Part> AddedTokens::SplitBeforeNormalizing(
+    std::string_view text, const std::vector<PlainRange>& plain) const {
+  return Split(before_, text, plain);
+}
+
+std::vector<AddedTokens::Part> AddedTokens::SplitNormalized(
+    std::string_view text, const std::vector<PlainRange>& plain) const {
+  return Split(normalized_, text, plain);
+}
+
+const AddedToken* AddedTokens::Find(int32_t id) const {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &tokens_[found->second];
+}
+
+const AddedToken* AddedTokens::Find(std::string_view content) const {
+  const auto found = by_content_.find(content);
+  return found == by_content_.end() ? nullptr : &tokens_[found->second];
+}
+
+}  // namespace tokline

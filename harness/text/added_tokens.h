@@ -1,0 +1,91 @@
+// The `added_tokens` of tokenizer.json: tokens that are found in the text before anything is
+// merged.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "harness/text/bpe_model.h"
+#include "harness/text/json_node.h"
+#include "harness/text/normalizer.h"
+
+namespace tokline {
+
+struct AddedToken {
+  int32_t id = 0;
+  std::string content;
+  std::string text;  // what it decodes to: the content, normalised if `normalized`
+  bool special = false;
+  bool single_word = false;  // not beside a word character
+  bool strip_left = false;   // takes the white space before it
+  bool strip_right = false;
+  bool normalized = false;  // looked for after normalisation
+};
+
+// [begin, end) of a text in which special tokens are not looked for.
+struct PlainRange {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+class AddedTokens {
+ public:
+  // Of the whole file. Throws RuntimeFailure if an id is not the one that Hugging Face tokenizers
+  // would give the token: the one in the vocabulary, else the next free one.
+  AddedTokens(const JsonNode& root, const BpeModel& model, const Normalizer& normalizer);
+
+  struct Part {
+    size_t begin = 0;
+    size_t end = 0;
+    const AddedToken* token = nullptr;  // null: ordinary text
+  };
+  // Parts that cover `text`: the leftmost token, and of these the longest, comes first. `plain` is
+  // sorted and without overlaps.
+  std::vector<Part> SplitBeforeNormalizing(std::string_view text,
+                                           const std::vector<PlainRange>& plain) const;
+  std::vector<Part> SplitNormalized(std::string_view text,
+                                    const std::vector<PlainRange>& plain) const;
+  // Some special token is looked for in normalised text.
+  bool HasNormalizedSpecial() const { return has_normalized_special_; }
+
+  const AddedToken* Find(int32_t id) const;
+  const AddedToken* Find(std::string_view content) const;
+  int32_t MaxId() const { return max_id_; }
+
+ private:
+  // A trie over bytes; node 0 is the root.
+  class Trie {
+   public:
+    void Add(std::string_view word, int32_t index);
+    // The longest word at `at`, and its length; -1 if there is none.
+    int32_t Longest(std::string_view text, size_t at, size_t& length) const;
+
+   private:
+    struct Node {
+      std::map<unsigned char, int32_t> children;
+      int32_t index = -1;
+    };
+    std::vector<Node> nodes_ = std::vector<Node>(1);
+    std::array<bool, 256> starts_{};
+  };
+
+  AddedToken ReadToken(const JsonNode& node) const;
+  void CheckId(const JsonNode& node, const AddedToken& token, const BpeModel& model) const;
+  std::vector<Part> Split(const Trie& trie, std::string_view text,
+                          const std::vector<PlainRange>& plain) const;
+
+  std::vector<AddedToken> tokens_;
+  std::map<int32_t, size_t> by_id_;
+  std::map<std::string, size_t, std::less<>> by_content_;
+  Trie before_;
+  Trie normalized_;
+  int32_t max_id_ = -1;
+  bool has_normalized_special_ = false;
+};
+
+}  // namespace tokline

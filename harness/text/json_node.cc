@@ -1,0 +1,89 @@
+#include "harness/text/json_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "harness/models/printable.h"
+
+namespace tokline {
+
+JsonNode::JsonNode(const nlohmann::json& value, std::string file, std::string path)
+    : value_(&value), file_(std::move(file)), path_(std::move(path)) {}
+
+std::string JsonNode::Where() const { return path_.empty() ? file_ : StrCat(file_, ": ", path_); }
+
+std::string JsonNode::ValueText() const {
+  if (value_->is_string()) return Quoted(value_->get_ref<const std::string&>());
+  if (value_->is_object()) return StrCat("an object of ", value_->size(), " keys");
+  if (value_->is_array()) return StrCat("a list of ", value_->size());
+  return value_->dump();
+}
+
+void JsonNode::RequireObject() const {
+  if (!value_->is_object()) Refuse("it must be an object");
+}
+
+std::optional<JsonNode> JsonNode::Find(std::string_view key) const {
+  RequireObject();
+  const auto found = value_->find(key);
+  if (found == value_->end() || found->is_null()) return std::nullopt;
+  return JsonNode(*found, file_, path_.empty() ? std::string(key) : StrCat(path_, ".", key));
+}
+
+JsonNode JsonNode::Member(std::string_view key) const {
+  std::optional<JsonNode> found = Find(key);
+  if (!found) Fail(Quoted(key), " is missing");
+  return *std::move(found);
+}
+
+void JsonNode::AllowKeys(std::initializer_list<std::string_view> keys) const {
+  RequireObject();
+  for (const auto& [key, value] : value_->items()) {
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
+    std::string allowed;
+    for (const std::string_view one : keys) allowed += StrCat(allowed.empty() ? "" : ", ", one);
+    Fail("the key ", Quoted(key), " is not known here; known: ", allowed);
+  }
+}
+
+void JsonNode::RequireNull(std::string_view key, std::string_view why) const {
+  if (const std::optional<JsonNode> found = Find(key)) found->Refuse("it must be null: ", why);
+}
+
+std::vector<JsonNode> JsonNode::Items(size_t most) const {
+  if (!value_->is_array()) Refuse("it must be a list");
+  if (value_->size() > most) Refuse("at most ", most, " are allowed");
+  std::vector<JsonNode> items;
+  items.reserve(value_->size());
+  for (const nlohmann::json& item : *value_) {
+    items.emplace_back(item, file_, StrCat(path_, "[", items.size(), "]"));
+  }
+  return items;
+}
+
+const std::string& JsonNode::Text() const {
+  if (!value_->is_string()) Refuse("it must be a string");
+  return value_->get_ref<const std::string&>();
+}
+
+bool JsonNode::Flag() const {
+  if (!value_->is_boolean()) Refuse("it must be true or false");
+  return value_->get<bool>();
+}
+
+int64_t JsonNode::Integer(int64_t least, int64_t most) const {
+  // Unsigned values are compared as such: 2^63 and above must not turn negative.
+  const bool fits =
+      value_->is_number_integer() &&
+      !(value_->is_number_unsigned() && value_->get<uint64_t>() > static_cast<uint64_t>(most)) &&
+      value_->get<int64_t>() >= least && value_->get<int64_t>() <= most;
+  if (!fits) Refuse("it must be an integer from ", least, " to ", most);
+  return value_->get<int64_t>();
+}
+
+bool JsonNode::FlagOf(std::string_view key, bool if_missing) const {
+  const std::optional<JsonNode> found = Find(key);
+  return found ? found->Flag() : if_missing;
+}
+
+}  // namespace tokline

@@ -1,0 +1,102 @@
+#include "harness/text/normalizer.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "harness/text/newer_code_points.h"
+#include "harness/text/utf8.h"
+
+namespace tokline {
+namespace {
+
+constexpr int kMaxSteps = 64;
+constexpr int kMaxDepth = 4;
+
+// Appends the NFC of a section that utf8proc and the library normalise alike.
+void AppendComposed(std::string_view section, std::string& text) {
+  utf8proc_uint8_t* result = nullptr;
+  const auto size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(section.data()),
+                   static_cast<utf8proc_ssize_t>(section.size()), &result,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
+  if (size < 0) {
+    throw RuntimeFailure(
+        StrCat("cannot normalise ", section.size(), " bytes of text: ", utf8proc_errmsg(size)));
+  }
+  text.append(reinterpret_cast<const char*>(result), static_cast<size_t>(size));
+}
+
+std::string ToNfc(std::string_view text) {
+  const bool ascii = std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
+  if (ascii) return std::string(text);  // is NFC
+  std::string composed;
+  size_t section = 0;
+  for (size_t at = 0; at < text.size();) {
+    const std::string_view character = text.substr(at, Utf8Length(text[at]));
+    if (NewerThanNfc(DecodeUtf8(character))) {
+      AppendComposed(text.substr(section, at - section), composed);
+      composed += character;
+      section = at + character.size();
+    }
+    at += character.size();
+  }
+  AppendComposed(text.substr(section), composed);
+  return composed;
+}
+
+template <class... Visitors>
+struct Overload : Visitors... {
+  using Visitors::operator()...;
+};
+template <class... Visitors>
+Overload(Visitors...) -> Overload<Visitors...>;
+
+}  // namespace
+
+Normalizer Normalizer::Read(const JsonNode& node) {
+  Normalizer normalizer;
+  normalizer.Add(node, 0);
+  return normalizer;
+}
+
+void Normalizer::Add(const JsonNode& node, int depth) {
+  const JsonNode type_node = node.Member("type");
+  const std::string& type = type_node.Text();
+  if (type == "NFC") {
+    node.AllowKeys({"type"});
+    steps_.emplace_back(Nfc{});
+  } else if (type == "Prepend") {
+    node.AllowKeys({"type", "prepend"});
+    steps_.emplace_back(Prepend{node.TextOf("prepend")});
+  } else if (type == "Replace") {
+    node.AllowKeys({"type", "pattern", "content"});
+    steps_.emplace_back(Replace{Pattern::Read(node.Member("pattern")), node.TextOf("content")});
+  } else if (type == "Sequence") {
+    node.AllowKeys({"type", "normalizers"});
+    if (depth == kMaxDepth) node.Fail("sequences nest deeper than ", kMaxDepth);
+    for (const JsonNode& step : node.Member("normalizers").Items(kMaxSteps)) Add(step, depth + 1);
+  } else {
+    type_node.Refuse("supported normalizers: NFC, Prepend, Replace, Sequence");
+  }
+}
+
+std::string Normalizer::Apply(std::string_view text) const {
+  std::string current(text);
+  for (const Step& step : steps_) {
+    current = std::visit(Overload{[&](const Nfc&) { return ToNfc(current); },
+                                  [&](const Prepend& prepend) {
+                                    return current.empty() ? current : prepend.text + current;
+                                  },
+                                  [&](const Replace& replace) {
+                                    return replace.pattern.Replace(current, replace.content);
+                                  }},
+                         step);
+  }
+  return current;
+}
+
+}  // namespace tokline

@@ -1,0 +1,40 @@
+// The `normalizer` of tokenizer.json: what is done to text before it is split.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "harness/text/json_node.h"
+#include "harness/text/pattern.h"
+
+namespace tokline {
+
+class Normalizer {
+ public:
+  Normalizer() = default;  // changes nothing
+  // NFC, Prepend, Replace, and Sequence of these; others are refused by name.
+  static Normalizer Read(const JsonNode& node);
+
+  bool Empty() const { return steps_.empty(); }
+  // `text` is valid UTF-8.
+  std::string Apply(std::string_view text) const;
+
+ private:
+  struct Nfc {};
+  struct Prepend {
+    std::string text;  // not before an empty text
+  };
+  struct Replace {
+    Pattern pattern;
+    std::string content;
+  };
+  using Step = std::variant<Nfc, Prepend, Replace>;
+
+  void Add(const JsonNode& node, int depth);
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace tokline

@@ -1,0 +1,35 @@
+// The `post_processor` of tokenizer.json: the special tokens that are put around a text.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "harness/text/added_tokens.h"
+#include "harness/text/bpe_model.h"
+#include "harness/text/json_node.h"
+
+namespace tokline {
+
+class PostProcessor {
+ public:
+  PostProcessor() = default;  // adds nothing
+  // ByteLevel (which moves offsets only), TemplateProcessing with one text, and Sequence of these;
+  // others are refused by name. The template's ids are tokens of the file.
+  static PostProcessor Read(const JsonNode& node, const BpeModel& model, const AddedTokens& added);
+
+  const std::vector<int32_t>& Before() const { return before_; }
+  const std::vector<int32_t>& After() const { return after_; }
+
+ private:
+  struct Context {
+    const BpeModel& model;
+    const AddedTokens& added;
+  };
+  void Add(const JsonNode& node, const Context& context, int depth);
+  void AddTemplate(const JsonNode& node, const Context& context);
+
+  std::vector<int32_t> before_;
+  std::vector<int32_t> after_;
+};
+
+}  // namespace tokline

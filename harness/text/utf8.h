@@ -1,0 +1,44 @@
+// UTF-8: where text is broken, in the words and at the offsets that Python reports, and the same
+// text with U+FFFD in place of what is broken.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tokline {
+
+enum class InvalidUtf8 {
+  kRefuse,   // InvalidArgument with the offset, as bytes.decode("utf-8") raises
+  kReplace,  // U+FFFD for each broken part, as bytes.decode("utf-8", "replace")
+};
+
+inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
+
+struct Utf8Fault {
+  size_t offset = 0;
+  size_t bytes = 0;  // that one U+FFFD stands for
+  std::string_view reason;
+  bool Incomplete() const;  // the text ends inside a code point that more bytes could complete
+};
+
+// The first fault at or after `from`, which is the start of a code point.
+std::optional<Utf8Fault> FindUtf8Fault(std::string_view text, size_t from = 0);
+
+std::string ReplaceUtf8Faults(std::string_view text);
+
+// Throws InvalidArgument that names `what`, the offset, the byte and the reason.
+void RequireUtf8(std::string_view text, std::string_view what);
+
+// Bytes of the code point whose first byte is `lead`, in valid text.
+constexpr size_t Utf8Length(char lead) {
+  const auto byte = static_cast<unsigned char>(lead);
+  return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+}
+
+char32_t DecodeUtf8(std::string_view code_point);  // of exactly one code point, valid
+void AppendUtf8(char32_t code_point, std::string& text);
+size_t CountUtf8(std::string_view text);  // code points of valid text
+
+}  // namespace tokline

@@ -1,0 +1,42 @@
+// When it pays to read chunks that several sequences list once for all of them, by a model of the
+// time of a block.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/chunk_decode/chunk_decode.h"
+
+namespace tokline {
+
+// Microseconds of one block on an H200 with 128-element bf16 heads; elsewhere their ratios count.
+// From results/h200/kernels.jsonl, cold rows, and this kernel's README:
+// - b64_s2048 (128.2), b256_s1024 (258.6) and b32_s8192 (248.4) are 64, 128 and 128 tiles a lane in
+//   2, 8 and 1 tasks, after 2.2 of launch: a tile from memory and a task.
+// - A tile that the L2 has, and a merge, which is of two rows there: README, "Clusters".
+// - b64_shared16384 (246.5) and b256_shared4096 (205.4) were bound by lanes of 38.8 and 31.0 wide
+//   tiles and by a block that merged 64 rows: 5.24 a tile, if a row took 0.61.
+// The model is to err against sharing: it charges a merged row what it costs alone, and a tile that
+// others have read what it costs from the L2.
+struct ChunkDecodeTimes {
+  double memory_tile_us = 1.94;
+  double cached_tile_us = 1.3;
+  double wide_tile_us = 5.24;  // of more than 16 query rows
+  double task_us = 0.9;
+  double merged_row_us = 1.25;
+};
+
+// Members of a shared run that read it in one go, of so many that are left: those that fill one
+// tile of query rows while three such cover all, which is quicker than wide tiles; else as many as
+// a task may have.
+int32_t SharedPartMembers(int32_t members, int32_t group);
+// In how many goes they read it.
+int32_t NumSharedParts(int32_t members, int32_t group);
+
+// Whether sequences gain by reading a run of `tiles` tiles so, and adding a further state each.
+// `group`: query heads of a KV head.
+bool SharingPays(int32_t members, int64_t tiles, int32_t group);
+
+// When the last lane ends. `tile_us`: of a tile of at most 16 query rows.
+double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us);
+
+}  // namespace tokline

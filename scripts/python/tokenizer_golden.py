@@ -1,0 +1,165 @@
+"""Writes the tokenizers' golden files with the pinned `tokenizers`; scripts/tokenizer_golden runs it.
+
+harness/tests/text/golden/README.md gives the formats.
+"""
+
+import filecmp
+import json
+import random
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+import golden_chat
+import golden_pipelines
+import golden_strings
+from tokenizer_golden_arguments import GOLDEN, SEED, STRINGS, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+BROKEN = 300
+RANDOM_DECODES = 120
+CATEGORIES = [r"\p{L}", r"\p{M}", r"\p{N}", r"\p{P}", r"\p{S}", r"\p{Z}", r"\s", "(?i:[a-z])"]
+SCALARS = [code_point for code_point in range(0x110000) if not 0xD800 <= code_point < 0xE000]
+NFC_BLOCK = 4096
+
+
+def write_json(path: Path, value, lines: bool = False) -> None:
+    """JSON of this script's files: UTF-8, and one item a line if `lines`."""
+
+    def dump(item):
+        return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+
+    text = "[\n" + ",\n".join(dump(item) for item in value) + "\n]" if lines else dump(value)
+    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+def id_records(lists: list[list[int]]) -> bytes:
+    """Each list as its length and its ids, all 16 bits, little endian."""
+    return b"".join(struct.pack(f"<{1 + len(ids)}H", len(ids), *ids) for ids in lists)
+
+
+def write_pipeline(folder: Path, make, plain: list[str], seed: int) -> None:
+    """The files of one pipeline."""
+    folder.mkdir(parents=True, exist_ok=True)
+    definition = make()
+    write_json(folder / "tokenizer.json", definition)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    specials = golden_strings.with_specials(
+        seed, [token["content"] for token in definition["added_tokens"]]
+    )
+
+    encoded = [tokenizer.encode(text).ids for text in plain + specials]
+    tokenizer.encode_special_tokens = True
+    as_text = [tokenizer.encode(text, add_special_tokens=False).ids for text in plain + specials]
+    (folder / "ids.bin").write_bytes(id_records(encoded) + id_records(as_text[len(plain) :]))
+
+    # Only where the text does not come back.
+    decoded = {}
+    for index, (text, ids) in enumerate(zip(plain + specials, as_text)):
+        back = tokenizer.decode(ids, skip_special_tokens=False)
+        if back != text:
+            decoded[str(index)] = back
+    rng = random.Random(seed)
+    size = tokenizer.get_vocab_size()
+    ids_at_random = [
+        [rng.randrange(size) for _ in range(rng.randrange(1, 24))] for _ in range(RANDOM_DECODES)
+    ]
+    decodes = [
+        {
+            "ids": ids,
+            "text": tokenizer.decode(ids, skip_special_tokens=False),
+            "without_special": tokenizer.decode(ids, skip_special_tokens=True),
+        }
+        for ids in ids_at_random
+    ]
+    write_json(folder / "cases.json", {"special_strings": specials, "decoded": decoded, "decodes": decodes})
+
+
+def members(expression: str) -> list[list[int]]:
+    """The code points that an expression matches, as ranges; a range may span the surrogates."""
+    split = pre_tokenizers.Split(Regex(f"(?:{expression})+"), "removed", invert=True)
+    found = split.pre_tokenize_str("".join(map(chr, SCALARS)))
+    return [[SCALARS[begin], SCALARS[end - 1]] for _, (begin, end) in found]
+
+
+def fnv1a(data: bytes) -> int:
+    """The 64-bit FNV-1a hash."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def nfc_hashes() -> list[str]:
+    """A hash a block of code points of their NFC alone, before a mark that moves left, and after one."""
+    nfc = normalizers.NFC()
+    hashes = []
+    for first in range(0, 0x110000, NFC_BLOCK):
+        text = ""
+        for code_point in range(first, first + NFC_BLOCK):
+            if not 0xD800 <= code_point < 0xE000:
+                character = chr(code_point)
+                cases = (character, f"a{character}\u0334", f"a\u0301{character}", character * 2)
+                text += "\n".join(map(nfc.normalize_str, cases)) + "\n"
+        hashes.append(f"{fnv1a(text.encode()):016x}")
+    return hashes
+
+
+def python_fault(data: bytes) -> UnicodeDecodeError:
+    """What bytes.decode raises."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error
+    raise AssertionError(f"{data!r} is UTF-8")
+
+
+def write_all(folder: Path, seed: int, count: int) -> None:
+    """Every file of the golden folder that comes from here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = golden_strings.strings(seed, count)
+    write_json(folder / "strings.json", plain, lines=True)
+    broken = []
+    for data in golden_strings.broken_bytes(seed, BROKEN):
+        fault = python_fault(data)
+        broken.append([data.hex(), fault.start, fault.reason, data.decode(errors="replace")])
+    write_json(folder / "broken.json", broken, lines=True)
+    write_json(
+        folder / "unicode.json",
+        {"members": {name: members(name) for name in CATEGORIES}, "nfc": nfc_hashes()},
+    )
+    write_json(folder / "chat.json", golden_chat.chat_golden(ROOT, GOLDEN / "chat.json"))
+    for name, make in golden_pipelines.PIPELINES.items():
+        write_pipeline(folder / name, make, plain, seed)
+
+
+def check() -> int:
+    """Makes the files elsewhere and compares. Returns the exit code."""
+    with tempfile.TemporaryDirectory() as scratch:
+        write_all(Path(scratch), SEED, STRINGS)
+        made = sorted(path.relative_to(scratch) for path in Path(scratch).rglob("*") if path.is_file())
+        different = [
+            str(path)
+            for path in made
+            if not (GOLDEN / path).is_file()
+            or not filecmp.cmp(GOLDEN / path, scratch / path, shallow=False)
+        ]
+    for path in different:
+        print(f"scripts/tokenizer_golden: {path}: differs from what is made now", file=sys.stderr)
+    print(f"{len(made) - len(different)} of {len(made)} files are as they are made now")
+    return 1 if different else 0
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.check:
+        return check()
+    write_all(arguments.out, arguments.seed, arguments.strings)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

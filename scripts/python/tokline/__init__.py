@@ -1,0 +1,1 @@
+"""What Tokline's records say: reading them, comparing them, showing them."""

@@ -1,0 +1,285 @@
+"""What each custom or fused op is worth alone and in the decoder, a line an op."""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokline import records, statistics, terminal
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+# A gain or loss smaller than this is nothing, however sure it is.
+LEAST_EFFECT = 0.005
+# An interval that reaches further than this from 1, and holds 1, says nothing.
+MOST_UNCERTAINTY = 0.02
+# Of fewer rounds an interval is only their range.
+LEAST_ROUNDS = 6
+
+
+@dataclass
+class SpeedUp:
+    """Time without the op over time with it, and its 95 % interval: above 1 the op is worth having."""
+    ratio: float
+    low: float
+    high: float
+    rounds: int = LEAST_ROUNDS
+
+    @property
+    def has_interval(self):
+        """Whether there are rounds enough for one that holds at 95 %."""
+        return self.rounds >= LEAST_ROUNDS
+
+    @property
+    def direction(self):
+        """1 wins, -1 loses, 0 neither beyond the interval and LEAST_EFFECT, or too few rounds."""
+        if not self.has_interval:
+            return 0
+        if self.low > 1 and self.ratio >= 1 + LEAST_EFFECT:
+            return 1
+        if self.high < 1 and self.ratio <= 1 - LEAST_EFFECT:
+            return -1
+        return 0
+
+    @property
+    def unsure(self):
+        """Whether the interval is too wide to call it nothing."""
+        return self.direction == 0 and max(self.high - 1, 1 - self.low) > MOST_UNCERTAINTY
+
+    def __str__(self):
+        return f"{self.ratio:.3f}x" + (f" [{self.low:.3f}, {self.high:.3f}]" if self.has_interval else "")
+
+
+def paired_speed_up(with_op, without_op):
+    """Of interleaved rounds: the median of the rounds' ratios. What drifts moves both sides of a round."""
+    ratios = np.asarray(without_op, dtype=float) / np.asarray(with_op, dtype=float)
+    low, high = statistics.median_interval(ratios)
+    return SpeedUp(statistics.median(ratios), low, high, len(ratios))
+
+
+@dataclass
+class Ablation:
+    """An ablation line, digested."""
+    label: str
+    name: str
+    instead: str
+    end_to_end: SpeedUp | None = None
+    isolated: SpeedUp | None = None
+    with_tok_s: float | None = None
+    without_tok_s: float | None = None
+    refused: str | None = None
+
+
+def digest(record):
+    """An Ablation of a record of kind `ablation`."""
+    label = (f"{record['model']} batch {record['batch']}, {record['prompt_tokens']}+{record['new_tokens']} tokens, "
+             f"{record['dtype']} on {record['device']}")
+    result = Ablation(label, record["name"], record["instead"])
+    if record["status"] != "ok":
+        result.refused = record["reason"]
+        return result
+    pair = record["end_to_end"]
+    result.end_to_end = paired_speed_up(pair["with_ms"], pair["without_ms"])
+    result.with_tok_s = 1e3 * record["batch"] / statistics.median(pair["with_ms"])
+    result.without_tok_s = 1e3 * record["batch"] / statistics.median(pair["without_ms"])
+    if record.get("isolated"):
+        result.isolated = paired_speed_up(record["isolated"]["with_us"], record["isolated"]["without_us"])
+    return result
+
+
+ALONE = {1: "wins alone", 0: "no faster alone", -1: "loses alone"}
+IN_THE_DECODER = {1: "wins in the decoder", 0: "gains nothing in the decoder", -1: "LOSES in the decoder"}
+
+
+def verdict(result):
+    """In words: does what holds alone hold in the decoder?"""
+    if result.refused:
+        return f"not measured: {result.refused}"
+    if not result.end_to_end.has_interval:
+        return "too few rounds to say"
+    decoder = result.end_to_end.direction
+    if result.end_to_end.unsure:
+        return "too noisy to say in the decoder" + (
+            f"; {ALONE[result.isolated.direction]}" if result.isolated and not result.isolated.unsure else "")
+    if result.isolated is not None and result.isolated.unsure:
+        return f"too noisy to say alone; {IN_THE_DECODER[decoder]}"
+    if result.isolated is None:
+        return IN_THE_DECODER[decoder]
+    alone = result.isolated.direction
+    words = {
+        (1, 1): "wins alone and in the decoder",
+        (1, 0): "WINS ALONE, BUT GAINS NOTHING in the decoder",
+        (1, -1): "WINS ALONE, BUT LOSES in the decoder",
+        (0, 1): "no faster alone, yet wins in the decoder",
+        (0, 0): "makes no difference, alone or in the decoder",
+        (0, -1): "no faster alone, and LOSES in the decoder",
+        (-1, 1): "loses alone, yet wins in the decoder",
+        (-1, 0): "loses alone, and gains nothing in the decoder",
+        (-1, -1): "loses alone and in the decoder: its plain counterpart is better",
+    }
+    return words[alone, decoder]
+
+
+def as_json(result):
+    def speed_up(value):
+        return value and {"ratio": value.ratio, "ci95": [value.low, value.high] if value.has_interval else None}
+
+    return {"row": result.label, "name": result.name, "instead": result.instead,
+            "isolated": speed_up(result.isolated), "end_to_end": speed_up(result.end_to_end),
+            "with_tok_s": result.with_tok_s, "without_tok_s": result.without_tok_s,
+            "verdict": verdict(result)}
+
+
+HEADER = ["op", "alone", "in the decoder", "tok/s with", "without", "verdict", "instead of it"]
+
+
+def table_of(results):
+    def rate(value):
+        return terminal.figure(value)
+
+    return [[result.name, str(result.isolated or ""), str(result.end_to_end or ""), rate(result.with_tok_s),
+             rate(result.without_tok_s), verdict(result), result.instead] for result in results]
+
+
+def render(results, markdown, colour=False):
+    """A table a decoder; ratios are time without the op over time with it."""
+    by_label = {}
+    for result in results:
+        by_label.setdefault(result.label, []).append(result)
+    blocks = []
+    for label, group in by_label.items():
+        lines = table_of(group)
+        if markdown:
+            table = terminal.markdown_table(HEADER, lines, right=range(1, 5))
+            title = f"**{label}**\n"
+        else:
+            colours = [[None] * 5 + [colour_of(result)] + [None] for result in group]
+            table = ("  " + line for line in terminal.text_table(HEADER, lines, range(1, 5), colours, colour))
+            title = label
+        blocks.append("\n".join([title, *table]))
+    blocks.append("Speed-up of the op over what runs instead of it, with 95 % intervals; above 1 the op is worth "
+                  "having.")
+    return "\n\n".join(blocks)
+
+
+def colour_of(result):
+    if result.refused or result.end_to_end.direction < 0:
+        return "red"
+    if result.isolated and result.isolated.direction > 0 and result.end_to_end.direction == 0:
+        return "yellow"
+    return "green" if result.end_to_end.direction > 0 else None
+
+
+def find_program(root=ROOT):
+    """The newest tokline that scripts/bench or scripts/test built; None where there is none."""
+    found = []
+    build = os.path.join(root, "build")
+    for folder in sorted(os.listdir(build)) if os.path.isdir(build) else []:
+        path = os.path.join(build, folder, "bin", "tokline")
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            found.append(path)
+    return max(found, key=os.path.getmtime, default=None)
+
+
+def run_program(program, arguments, record):
+    """Runs `tokline ablate`; its table goes to standard error, since standard output carries the result."""
+    command = [program, "ablate", "--model", arguments.model, "--record", record]
+    for flag in ("batch", "device"):
+        if getattr(arguments, flag) is not None:
+            command += [f"--{flag}", str(getattr(arguments, flag))]
+    command += arguments.more
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.PIPE
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown, check=False)
+    if done.returncode and done.stderr:
+        sys.stderr.write(done.stderr.decode(errors="replace"))
+    return done.returncode
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(
+        prog="scripts/ablate", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, "
+                    "interleaved, and prints\nthe op's speed-up alone beside its speed-up in the decoder.",
+        epilog="""examples:
+  scripts/ablate --model models/qwen3-lookup
+  scripts/ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl
+  scripts/ablate --model ~/qwen3-0.6b -- --only rmsnorm_qkv,fused_mlp   what follows -- goes to tokline ablate
+  scripts/ablate --records results/h200/ablation.jsonl --format markdown
+
+exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 no ablation in the records,
+130 interrupted.""")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", metavar="DIR", help="checkpoint that the decoder runs")
+    source.add_argument("--records", nargs="+", metavar="FILE", help="print what these records say; run nothing")
+    parser.add_argument("--batch", metavar="N", help="sequences at a time (default: of `tokline ablate`)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is a device")
+    parser.add_argument("--bin", metavar="PATH", help="the tokline program (default: the newest build/*/bin/tokline)")
+    parser.add_argument("--record", metavar="FILE", help="keep the record there, appended (default: not kept)")
+    parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
+    more = []
+    if "--" in argv:
+        split = argv.index("--")
+        argv, more = argv[:split], argv[split + 1:]
+    arguments = parser.parse_args(argv)
+    arguments.more = more
+    if arguments.records:
+        for flag in ("batch", "device", "bin", "record"):
+            if getattr(arguments, flag) is not None:
+                parser.error(f"--{flag} is for a run; --records runs nothing")
+    return arguments
+
+
+def say(text):
+    terminal.say("ablate", text)
+
+
+def measure(arguments):
+    """Runs the program. Returns its exit code and the record of this run alone, as Runs."""
+    program = arguments.bin or find_program()
+    if program is None:
+        say("no build/*/bin/tokline; scripts/bench builds it, or name it with --bin PATH")
+        return 2, []
+    if not os.access(program, os.X_OK) or os.path.isdir(program):
+        say(f"--bin {program} is no program; scripts/bench builds build/*/bin/tokline")
+        return 2, []
+    with tempfile.TemporaryDirectory() as folder:
+        record = arguments.record or os.path.join(folder, "ablation.jsonl")
+        before = {run.run_id for run in read_if_there(record)}
+        code = run_program(program, arguments, record)
+        runs = [run for run in read_if_there(record) if run.run_id not in before]
+        if not runs and not code:
+            say(f"{program} wrote no record")
+        return code if runs else code or 1, runs
+
+
+def read_if_there(path):
+    """The runs of a record file; none where it is not there or empty."""
+    return records.read([path], say) if os.path.exists(path) and os.path.getsize(path) else []
+
+
+def main(argv):
+    arguments = parse_arguments(argv)
+    try:
+        code, runs = (0, records.read(arguments.records, say)) if arguments.records else measure(arguments)
+    except records.BadRecords as error:
+        say(error)
+        return 1
+    except OSError as error:
+        say(f"cannot run {arguments.bin or 'tokline'}: {error.strerror}")
+        return 1
+    results = [digest(record) for run in runs for record in run.ablations]
+    if not results:
+        if not code:
+            say("no ablation in the records; `tokline ablate --record FILE` writes them")
+        return code or 3
+    for run in runs:
+        if run.injected:
+            say(f"injected on purpose: {json.dumps(run.injected)}")
+    if arguments.format == "json":
+        terminal.write_out(json.dumps({"schema": 1, "ablations": [as_json(result) for result in results]}, indent=1))
+    else:
+        terminal.write_out(render(results, arguments.format == "markdown", terminal.colour_wanted()))
+    return code

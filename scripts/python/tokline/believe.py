@@ -1,0 +1,170 @@
+"""How believable the tools are, in figures: collects runs with known differences, reports what was made of them."""
+import argparse
+import math
+import shlex
+from pathlib import Path
+
+from tokline import believe_collect, terminal
+from tokline.believe_collect import DEFAULT_PARTS, PARTS, CollectError, OutOfTime, Plan
+from tokline.files import check_outputs, write_whole
+
+
+def say(text):
+    terminal.say("believe", text)
+
+
+def words(text):
+    return [word for word in text.split(",") if word]
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(
+        prog="scripts/believe", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measures how often the tools are right, on equal programs and on programs slowed on purpose.\n"
+                    "`collect` runs where the programs run and needs Python alone; `report` judges.",
+        epilog="""examples:
+  scripts/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe --dry-run
+  scripts/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe
+  scripts/believe report believe -o docs/believability.md --json believability.json
+Each command has its own --help.
+
+Exit codes: 0 done, 1 something failed or is a file that cannot be used, 2 misuse, 3 stopped by --time-limit, or
+nothing to report, 130 interrupted.""")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="collect|report")
+
+    collect = commands.add_parser(
+        "collect", formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="run the programs, slowed and not", description=believe_collect.__doc__,
+        epilog=f"""parts:
+  aa         every bench program against itself, in interleaved rounds
+  slowdowns  the same against itself made 3, 5 and 10 % slower
+  host       `tokline bench` with delays at the host between decode steps
+  ops        `tokline bench` with a delay after each launch of one op, all ops in turn
+  tests      cheats, the killed store and independent timing, where their tests are built in --bin
+  overhead   a full default run, for its time
+default: {','.join(DEFAULT_PARTS)}
+
+A folder that was begun is continued: what is there is not run again. Exit codes: 0 all of it is there,
+1 a program failed (what it recorded is kept), 2 misuse, 3 stopped by --time-limit, run again to continue,
+130 interrupted.""")
+    collect.add_argument("--bin", required=True, type=Path, metavar="DIR", help="folder of the built programs")
+    collect.add_argument("--model", type=Path, metavar="DIR", help="checkpoint of the decoder parts")
+    collect.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make or continue")
+    collect.add_argument("--only", type=words, default=DEFAULT_PARTS, metavar="PARTS", help="comma-separated parts")
+    collect.add_argument("--kernels", type=words, default=[], metavar="NAMES", help="bench programs (default: all)")
+    collect.add_argument("--rounds", type=int, default=3, metavar="N",
+                         help="of each bench program, on every side; a gate needs 3 to know the noise between runs "
+                              "(default: %(default)s)")
+    collect.add_argument("--large-rounds", type=int, default=3, metavar="N",
+                         help="of the sides that are 5 and 10 %% slower; 1 is a gate without a known noise, which "
+                              "needs 3 %% (default: %(default)s)")
+    collect.add_argument("--comparisons", type=int, default=22, metavar="N",
+                         help="rows of each bench program, at least (default: %(default)s)")
+    collect.add_argument("--decoder-rounds", type=int, default=7, metavar="N",
+                         help="of the decoder: a run as it is and one for each delay (default: %(default)s)")
+    collect.add_argument("--batch", default="1", metavar="N[,N]", help="of the decoder (default: %(default)s)")
+    collect.add_argument("--ops", type=words, default=[], metavar="NAMES", help="to be slowed (default: all in turn)")
+    collect.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    collect.add_argument("--bench-args", type=shlex.split, default=[], metavar="'FLAGS'",
+                         help="for the bench programs, such as '--max-seconds 0.2'")
+    collect.add_argument("--decoder-args", type=shlex.split, default=[], metavar="'FLAGS'",
+                         help="for `tokline bench`, such as '--repeats 3'")
+    collect.add_argument("--store-kills", type=int, default=10000, metavar="N", help="default: %(default)s")
+    collect.add_argument("--seed", type=int, default=1, metavar="N", help="of the order (default: %(default)s)")
+    collect.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS",
+                         help="start no run that would end later")
+    collect.add_argument("--dry-run", action="store_true", help="print the estimate and run nothing")
+
+    report = commands.add_parser(
+        "report", formatter_class=argparse.RawDescriptionHelpFormatter, help="judge what was collected",
+        description="Lets scripts/gate and scripts/blame judge the collected runs, and holds what they say against "
+                    "what was done.",
+        epilog="""Results of tests are also found in DIR/tests. Rows of several folders are judged apart and counted together.
+The file of a program that was cut short is named and left out, with the other side of its round; a file that is no
+record ends the report.
+Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 nothing was collected,
+130 interrupted.""")
+    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of `collect`")
+    report.add_argument("-o", "--output", type=Path, metavar="FILE.md", help="default: standard output")
+    report.add_argument("--json", type=Path, metavar="FILE.json", help="the same figures for programs")
+    report.add_argument("--timing", nargs="+", default=[], type=Path, metavar="FILE.jsonl",
+                        help="independent timings: kernel, shape, suite_us, independent_us")
+    report.add_argument("--cheats", nargs="+", default=[], type=Path, metavar="FILE",
+                        help="results of the cheats tests: --gtest_output=json or xml")
+    report.add_argument("--store", type=Path, metavar="FILE.txt", help="what store_kill_test printed")
+    report.add_argument("--without-tool-times", action="store_true",
+                        help="do not time scripts/gate and scripts/report on this machine")
+    arguments = parser.parse_args(argv)
+    if arguments.command == "collect":
+        check_collect(collect, arguments)
+    return arguments
+
+
+def check_collect(parser, arguments):
+    unknown = [part for part in arguments.only if part not in PARTS]
+    if unknown or not arguments.only:
+        parser.error(f"--only names '{','.join(unknown)}'; allowed: {', '.join(PARTS)}")
+    for name in ("rounds", "large_rounds", "comparisons", "decoder_rounds", "store_kills"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
+
+
+def run_collect(arguments):
+    names = ("out", "model", "rounds", "large_rounds", "decoder_rounds", "comparisons", "kernels", "batch", "ops",
+             "device", "bench_args", "decoder_args", "store_kills", "seed", "time_limit")
+    plan = Plan(bin_dir=arguments.bin.absolute(), parts=arguments.only,
+                **{name: getattr(arguments, name) for name in names})
+    try:
+        failed = believe_collect.collect(plan, say, arguments.dry_run)
+    except CollectError as error:
+        say(error)
+        return 2
+    except OutOfTime:
+        say(f"stopped by --time-limit {arguments.time_limit:g}; run again with the same --out to continue")
+        return 3
+    except OSError as error:
+        say(f"--out {arguments.out}: {error.strerror}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; run again with the same --out to continue")
+        return 130
+    for failure in failed:
+        say(failure)
+    return 1 if failed else 0
+
+
+def run_report(arguments):
+    # Only this half needs NumPy and SciPy.
+    from tokline import believe_report
+    from tokline.records import BadRecords
+    check_outputs([("-o", arguments.output), ("--json", arguments.json)],
+                  [*(("DIR", path) for path in arguments.folders),
+                   *(("--timing", path) for path in arguments.timing),
+                   *(("--cheats", path) for path in arguments.cheats), ("--store", arguments.store),
+                   *(("DIR", path) for path in believe_report.found_in(arguments.folders, "*"))])
+    try:
+        checks, context = believe_report.judge(arguments.folders, arguments.timing, arguments.cheats, arguments.store,
+                                               not arguments.without_tool_times, say)
+    except BadRecords as error:
+        say(error)
+        return 1
+    if all(check.met is None for check in checks):
+        say(f"nothing was collected in {', '.join(str(folder) for folder in arguments.folders)}")
+        return 3
+    write(arguments.output, believe_report.markdown(checks, context))
+    if arguments.json:
+        write(arguments.json, believe_report.as_json(checks, context))
+    return 0
+
+
+def write(path, text):
+    """A whole file or none; standard output without a path."""
+    if path is None:
+        terminal.write_out(text)
+    else:
+        write_whole(path, text)
+
+
+def main(argv):
+    arguments = parse_arguments(argv)
+    return run_collect(arguments) if arguments.command == "collect" else run_report(arguments)

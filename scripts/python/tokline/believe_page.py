@@ -1,0 +1,132 @@
+"""The page docs/believability.md, from the checks of scripts/believe report."""
+from tokline import blame, terminal
+from tokline.believe_collect import DELAYS, SLOWDOWNS
+
+INTRODUCTION = """\
+# How far Tokline's numbers can be believed
+
+Made by `scripts/believe report`; do not edit. A tool that says "slower", or "this kernel", is worth what it says
+of programs of which the truth is known. Here equal programs are compared with each other, and programs that were
+slowed on purpose with themselves as they are, by the same functions that `scripts/gate` and `scripts/blame` use.
+"""
+
+MEANINGS = """\
+## What the checks are
+- **Equal programs (A/A).** Every bench program runs against itself in interleaved rounds, in an order that is drawn
+  anew each round. Any row that the gate calls slower, faster or otherwise worse is a false alarm. Rows are the default
+  shapes, each value of their lists for itself, so many of each kernel that every kernel counts alike.
+- **Slowed kernels.** `--inject-slowdown {slowdowns}` makes every launch of a program that many percent longer. Caught
+  is what the gate calls slower: the U test of all rows together, corrected for their number, and an effect beyond
+  {least:g} %, three standard errors of the medians and the noise between equal runs. Called the same, undecided or
+  disturbed is a miss.
+- **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`
+  after each launch of one op, all ops in turn; sizes of {delays} % of a step. One run of each is held against one run
+  as it is. Right is `blamed` of `scripts/blame`: the host gap, or that op. Runs as they are, held against each other,
+  must not be blamed on anything.
+- **Parts of the waterfall.** What the profiles of two runs say of the ops and gaps must add up to the difference of
+  their measured steps, which are measured without a profiler.
+- **Cheats.** Kernels that skip work, remember results, hide from the events or compute something else: each has a test
+  that sees its row refused.
+- **Independent measurement.** The same launches timed by other code, in another way: no graph, but plain launches that
+  queue behind a kernel which holds the stream, between two events.
+- **The store.** Writers of one record file are killed at random moments. Each line that a writer was told is written
+  must be there afterwards, and the file must be readable.
+- **Overhead.** A full default run where the programs ran; the gate and the report where this page was made.
+"""
+
+
+def cell(text):
+    return text.replace("|", "\\|")
+
+
+def table(header, lines):
+    return "\n".join(terminal.markdown_table(header, lines))
+
+
+def machine_words(machine):
+    if not machine:
+        return "No run was collected.\n"
+    parts = [machine["gpu"]]
+    parts += [f"driver {machine['driver']}"] if machine.get("driver") else []
+    parts += [f"CUDA {machine['cuda_runtime']}"] if machine.get("cuda_runtime") else []
+    parts.append(f"commit {machine['commit'][:12]}" + (" with changes" if machine.get("dirty") == "true" else ""))
+    return f"Collected on {', '.join(parts)}, {machine['time_utc'][:10]}.\n"
+
+
+def summary(checks):
+    met = sum(check.met is True for check in checks)
+    missed = sum(check.met is False for check in checks)
+    unmeasured = sum(check.met is None for check in checks)
+    words = f"{met} of {len(checks)} checks are met"
+    words += f", {missed} missed" if missed else ""
+    words += f", {unmeasured} not measured" if unmeasured else ""
+    return words + ".\n"
+
+
+def misses(checks, most=12):
+    """What was missed, row by row; also single misses of checks that are met."""
+    blocks = []
+    for check in checks:
+        found = check.details.get("misses", [])
+        if not found and check.met is not False:
+            continue
+        title = f"**{check.check}**" + (": not met" if check.met is False else ": met all the same")
+        lines = [f"- {title}: {check.measured}; must be {check.must}"]
+        lines += [f"  - {words}" for words in found[:most]]
+        if len(found) > most:
+            lines.append(f"  - and {len(found) - most} more, in the JSON")
+        blocks.append("\n".join(lines))
+    return "## What was missed\n" + ("\n".join(blocks) if blocks else "Nothing.") + "\n"
+
+
+def kernels(checks):
+    """Of every kernel, how often each slowdown was caught."""
+    by_size = {percent: check.details.get("kernels", {}) for percent in SLOWDOWNS
+               for check in checks if check.id == f"slowdown_{percent}"}
+    names = sorted({name for group in by_size.values() for name in group})
+    if not names:
+        return ""
+    aa = next(check for check in checks if check.id == "aa").details.get("rows_a_kernel", {})
+    header = ["kernel", "equal rows"]
+    for percent in SLOWDOWNS:
+        header += [f"{percent} % caught", "measured as"]
+    lines = []
+    for name in names:
+        line = [name, str(aa.get(name, ""))]
+        for percent in SLOWDOWNS:
+            group = by_size[percent].get(name)
+            line += ([f"{group['caught']} of {group['comparisons']}", f"{group['median_percent']:+.2f} %"]
+                     if group else ["", ""])
+        lines.append(line)
+    return "## By kernel\n" + table(header, lines) + "\n"
+
+
+def parts(checks):
+    """Of every part of a step, how often a delay of it was blamed on it."""
+    lines = []
+    for check in checks:
+        if check.id in ("host_delay", "op_delay"):
+            for name, group in check.details.get("by_part", {}).items():
+                lines.append([blame.GAPS.get(name, name), f"{group['right']} of {group['trials']}"])
+    return "## By part of a decode step\n" + table(["delayed", "blamed on it"], lines) + "\n" if lines else ""
+
+
+def page(checks, context):
+    lines = [[cell(check.check), cell(check.must), cell(check.measured), check.verdict, check.reproduce]
+             for check in checks]
+    aa = next(check for check in checks if check.id == "aa").details
+    noise = ""
+    if aa.get("median_effect_percent") is not None:
+        noise = (f"Equal programs differed by {aa['median_effect_percent']:.2f} % in the median row and by "
+                 f"{aa['largest_effect_percent']:.2f} % in the worst.\n")
+    left_out = "".join(f"- left out, since its program was cut short, with what it would be compared with: {path}\n"
+                       for path in context["left_out"])
+    rules = context["rules"]
+    meanings = MEANINGS.format(slowdowns=", ".join(map(str, SLOWDOWNS)), delays=", ".join(map(str, DELAYS)),
+                               least=rules.least_percent)
+    blocks = [INTRODUCTION, machine_words(context["machine"]) + summary(checks) + noise + left_out,
+              table(["check", "must", "measured", "met", "how to repeat it"], lines) + "\n",
+              misses(checks), kernels(checks), parts(checks), meanings,
+              "## Repeating it\n```\nscripts/believe collect --bin build/bench-cuda/bin --model DIR --out believe\n"
+              "scripts/believe report believe -o docs/believability.md\n```\n"]
+    return "\n".join(block for block in blocks if block)

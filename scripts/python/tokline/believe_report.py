@@ -1,0 +1,493 @@
+"""Judges what scripts/believe collected: how often the gate and the blame said what was true."""
+import itertools
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+import xml.etree.ElementTree as xml_tree
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scipy.special import betaincinv
+
+from tokline import blame, records, statistics, terminal, verdicts
+from tokline.believe_collect import ROOT, SLOWDOWNS
+from tokline.records import BadRecords
+
+# What each check must show. The shares are of comparisons or trials.
+MIN_AA_COMPARISONS = 200
+MOST_FALSE_ALARMS = 0.01
+MIN_COMPARISONS_A_KERNEL = 20
+LEAST_CAUGHT = {3: 0.95, 5: 1.0, 10: 1.0}
+MIN_TRIALS, MIN_EQUAL_TRIALS = 20, 5
+LEAST_BLAMED = 0.95
+ALL_CHEATS = 15
+HONEST = "AnHonest"  # tests of rows that must not be refused
+TIMING_WITHIN = 0.02
+STORE_KILLS, STORE_WRITERS = 10000, 8
+MOST_SECONDS = {"full run": 600, "gate": 5, "report": 20}
+GATE_ROWS = 2000
+
+
+@dataclass
+class Check:
+    """A row of the table. `met` is None where nothing was measured; `details` goes to the JSON."""
+    id: str
+    check: str
+    must: str
+    reproduce: str
+    measured: str = "not measured"
+    met: bool | None = None
+    details: dict = field(default_factory=dict)
+
+    @property
+    def verdict(self):
+        return {None: "not measured", True: "yes", False: "NO"}[self.met]
+
+
+def share(part, whole):
+    return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
+
+
+def largest_share(part, whole):
+    """The upper end of the one-sided 95 % Clopper-Pearson interval of a share."""
+    return 1.0 if part == whole else float(betaincinv(part + 1, whole - part, 0.95))
+
+
+class Jobs:
+    """The runs of the files that `collect` left, each read once. `left_out` are those whose program was cut short:
+    they have none. Raises BadRecords for a file that holds something else, or the run of another."""
+
+    def __init__(self, say=lambda text: None):
+        self._say, self._runs, self._paths, self.left_out = say, {}, {}, []
+
+    def runs(self, path):
+        if path not in self._runs:
+            self._runs[path] = self._read(path)
+        return self._runs[path]
+
+    def _read(self, path):
+        unfinished = []
+        runs = records.read([path], unfinished.append) if b"\n" in path.read_bytes() else []
+        if unfinished or not runs or any(run.killed or run.interrupted for run in runs):
+            self.left_out.append(str(path))
+            self._say(f"{path}: its program was cut short; left out, with what it would be compared with")
+            return []
+        for run in runs:
+            if self._paths.setdefault(run.run_id, path) != path:
+                raise BadRecords(f"{path}: run {run.run_id} is in {self._paths[run.run_id]} too")
+        return runs
+
+
+# ---- the gate ----
+
+def bench_comparisons(folders, side, jobs):
+    """The gate's own comparison of side `a` with another, one a folder. Of a round that one side lacks, or whose
+    program was cut short, the other side does not count either."""
+    comparisons = []
+    for folder in folders:
+        a, b = ({path.name: path for path in (folder / "benches" / name).glob("*.jsonl")} for name in ("a", side))
+        rounds = [runs for runs in ((jobs.runs(a[name]), jobs.runs(b[name])) for name in sorted(a.keys() & b.keys()))
+                  if all(runs)]
+        # What a time limit left undone is no missing row: only kernels with all rounds count.
+        done = Counter(run.program for runs, _ in rounds for run in runs)
+        whole = {program for program in done if done[program] == max(done.values())}
+        if whole:
+            comparisons.append(verdicts.compare(*([run for runs in sides for run in runs if run.program in whole]
+                                                  for sides in zip(*rounds))))
+    return comparisons
+
+
+def judged_rows(comparisons):
+    return [row for comparison in comparisons for row in comparison.rows if row.ratio is not None]
+
+
+def row_in_words(row):
+    words = f"{row.key}: {terminal.percent(row.ratio, 2)}, {row.verdict}"
+    if row.needed is not None:
+        words += f", needed {100 * row.needed:.2f} %"
+    if row.p is not None:
+        words += f", p {row.p:.1g}"
+    return words
+
+
+def check_false_alarms(folders, jobs):
+    check = Check("aa", "equal programs against each other (A/A), over all benches",
+                  f"at least {MIN_AA_COMPARISONS} comparisons, false alarms <= {100 * MOST_FALSE_ALARMS:.0f} %",
+                  "`scripts/believe collect --only aa`")
+    comparisons = bench_comparisons(folders, "again", jobs)
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    # What the gate says nothing of is neither right nor wrong.
+    silent = [row for row in rows if not row.regressions
+              and (row.ratio is None or row.verdict in (verdicts.UNDECIDED, verdicts.DISTURBED))]
+    rows = [row for row in rows if row not in silent]
+    if not rows:
+        return check
+    alarms = [row for row in rows if row.regressions or row.verdict in (verdicts.SLOWER, verdicts.FASTER)]
+    slower = sum(row.verdict == verdicts.SLOWER for row in alarms)
+    faster = sum(row.verdict == verdicts.FASTER for row in alarms)
+    check.measured = (f"{share(len(alarms), len(rows))} false: {slower} called slower, {faster} faster, "
+                      f"{len(alarms) - slower - faster} otherwise worse; the true share is at most "
+                      f"{100 * largest_share(len(alarms), len(rows)):.1f} % (one-sided 95 %)")
+    if silent:
+        check.measured += f"; {len(silent)} disturbed or undecided rows are not counted"
+    check.met = len(rows) >= MIN_AA_COMPARISONS and len(alarms) <= MOST_FALSE_ALARMS * len(rows)
+    effects = sorted(abs(row.ratio - 1) for row in rows if row.ratio is not None)
+    check.details = {"comparisons": len(rows), "false_alarms": len(alarms),
+                     "misses": [row_in_words(row) + "".join(f"; {words}" for words in row.regressions)
+                                for row in alarms],
+                     "not_counted": [f"{row.key}: {row.verdict}" for row in silent],
+                     "median_effect_percent": 100 * statistics.median(effects) if effects else None,
+                     "largest_effect_percent": 100 * effects[-1] if effects else None,
+                     "rows_a_kernel": dict(Counter(row.key.kernel for row in rows))}
+    return check
+
+
+def check_slowdown(folders, percent, jobs):
+    least = LEAST_CAUGHT[percent]
+    check = Check(f"slowdown_{percent}", f"every kernel made {percent} % slower",
+                  f"at least {MIN_COMPARISONS_A_KERNEL} comparisons a kernel, caught "
+                  + ("always" if least == 1 else f">= {100 * least:.0f} %"),
+                  "`scripts/believe collect --only slowdowns`")
+    rows = judged_rows(bench_comparisons(folders, f"slow{percent}", jobs))
+    if not rows:
+        return check
+    kernels = {}
+    for row in rows:
+        kernels.setdefault(row.key.kernel, []).append(row)
+    caught = {name: sum(row.verdict == verdicts.SLOWER for row in group) for name, group in kernels.items()}
+    total = sum(caught.values())
+    few = [f"{name} ({len(group)})" for name, group in kernels.items() if len(group) < MIN_COMPARISONS_A_KERNEL]
+    worst = min(kernels, key=lambda name: caught[name] / len(kernels[name]))
+    check.measured = f"{share(total, len(rows))} caught"
+    if caught[worst] < len(kernels[worst]):
+        check.measured += f"; least of {worst}: {caught[worst]} of {len(kernels[worst])}"
+    if few:
+        check.measured += f"; fewer than {MIN_COMPARISONS_A_KERNEL} comparisons: {', '.join(few)}"
+    check.met = not few and total >= least * len(rows)
+    check.details = {"comparisons": len(rows), "caught": total,
+                     "kernels": {name: {"comparisons": len(group), "caught": caught[name],
+                                        "median_percent": 100 * (statistics.median([r.ratio for r in group]) - 1)}
+                                 for name, group in sorted(kernels.items())},
+                     "misses": [row_in_words(row) for row in rows if row.verdict != verdicts.SLOWER]}
+    return check
+
+
+# ---- the blame ----
+
+@dataclass
+class Trial:
+    """A decoder row of a run that was delayed on purpose, against the same row of its round's run as it is."""
+    injected: str
+    expected: str | None
+    result: blame.Difference
+
+    @property
+    def said(self):
+        return self.result.blamed.name if self.result.blamed else None
+
+    @property
+    def right(self):
+        return self.said == self.expected
+
+    def __str__(self):
+        return f"{self.injected}, batch {self.result.a.batch}: {blame.verdict(self.result)}"
+
+
+def expected_of(injected):
+    return "host_gap" if "host_delay_us" in injected else injected["op"]
+
+
+def trials_of(folders, jobs):
+    """(trials of delayed runs, trials of equal runs). A round without a whole run as it is has none."""
+    delayed, equal = [], []
+    for folder in folders:
+        rounds = sorted((folder / "decoder").glob("round*"), key=lambda path: int(path.name[5:]))
+        bases = {path: jobs.runs(path / "base.jsonl") for path in rounds if (path / "base.jsonl").exists()}
+        bases = {path: base for path, base in bases.items() if base}
+        for before, after in itertools.pairwise(bases.values()):
+            equal += [Trial("nothing", None, result) for result in blame.differences(before, after)]
+        for path, base in bases.items():
+            for other in sorted(path.glob("*.jsonl")):
+                runs = [] if other.name == "base.jsonl" else jobs.runs(other)
+                if not runs:
+                    continue
+                injected = runs[0].injected
+                if not injected:
+                    raise BadRecords(f"{other}: the run says of no delay that was injected")
+                try:
+                    results = blame.differences(base, runs)
+                except blame.NotComparable as error:
+                    raise BadRecords(f"{other}: {error}") from None
+                delayed += [Trial(json.dumps(injected), expected_of(injected), result) for result in results]
+    return delayed, equal
+
+
+def check_blame(id_, what, trials, must_trials, reproduce, right_words):
+    check = Check(id_, what, f"at least {must_trials} trials, >= {100 * LEAST_BLAMED:.0f} %", reproduce)
+    if not trials:
+        return check
+    right = sum(trial.right for trial in trials)
+    check.measured = f"{share(right, len(trials))} {right_words}"
+    check.met = len(trials) >= must_trials and right >= LEAST_BLAMED * len(trials)
+    by_expected = {}
+    for trial in trials:
+        by_expected.setdefault(trial.expected or "nothing", []).append(trial.right)
+    check.details = {"trials": len(trials), "right": right,
+                     "by_part": {name: {"trials": len(group), "right": sum(group)}
+                                 for name, group in sorted(by_expected.items())},
+                     "misses": [str(trial) for trial in trials if not trial.right]}
+    return check
+
+
+def check_sum(trials):
+    check = Check("adds_up", "parts of the waterfall against the difference of the delayed runs",
+                  f"within {blame.EXPLAINED_WITHIN_PERCENT:.0f} % of the difference",
+                  "`scripts/believe collect --only host,ops`")
+    real = [trial.result for trial in trials if trial.result.beyond_noise and trial.result.parts]
+    if not real:
+        return check
+    percents = sorted(result.unexplained_percent for result in real)
+    within = sum(result.adds_up for result in real)
+    check.measured = (f"{share(within, len(real))} within; unexplained: median {statistics.median(percents):.2f} %, "
+                      f"largest {percents[-1]:.1f} %")
+    check.met = within == len(real)
+    check.details = {"trials": len(real), "within": within, "median_unexplained_percent": statistics.median(percents),
+                     "largest_unexplained_percent": percents[-1],
+                     "misses": [f"{result.label}: {blame.check_sentence(result)}" for result in real
+                                if not result.adds_up]}
+    return check
+
+
+# ---- results of tests ----
+
+def gtest_results(path):
+    """{name of a test: "passed", "failed" or "skipped"} of --gtest_output=json or xml."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if text.lstrip().startswith("<"):
+            cases = [(case.get("name"), case.get("result") == "skipped" or case.find("skipped") is not None,
+                      case.find("failure") is not None) for case in xml_tree.fromstring(text).iter("testcase")]
+        else:
+            cases = [(case["name"], case.get("result") == "SKIPPED", bool(case.get("failures")))
+                     for suite in json.loads(text)["testsuites"] for case in suite["testsuite"]]
+    except (OSError, ValueError, KeyError, xml_tree.ParseError) as error:
+        raise BadRecords(f"{path}: no result of --gtest_output: {error}") from None
+    return {name: "skipped" if skipped else "failed" if failed else "passed" for name, skipped, failed in cases}
+
+
+def check_cheats(paths):
+    check = Check("cheats", "cheats: work that is not done, not checked, or done elsewhere",
+                  f"{ALL_CHEATS} of {ALL_CHEATS} refused, each by a test", "`cheats_test`, built by `scripts/test`")
+    results = {}
+    for path in paths:
+        for name, result in gtest_results(path).items():
+            # A cheat that needs a device is skipped by one program and tried by another.
+            if results.get(name, "skipped") == "skipped" or result == "failed":
+                results[name] = result
+    if not results:
+        return check
+    honest = {name for name in results if name.startswith(HONEST)}
+    refused = sum(result == "passed" for name, result in results.items() if name not in honest)
+    standing = sum(results[name] == "passed" for name in honest)
+    check.measured = f"{refused} of {len(results) - len(honest)} refused"
+    if honest:
+        check.measured += f"; {standing} of {len(honest)} honest rows stand"
+    check.met = refused >= ALL_CHEATS and refused + standing == len(results)
+    check.details = {"tests": results, "misses": [f"{name}: {result}" for name, result in results.items()
+                                                  if result != "passed"]}
+    return check
+
+
+def check_timing(paths):
+    check = Check("timing", "the suite's figures against an independent measurement of the same launches",
+                  f"within {100 * TIMING_WITHIN:.0f} %", "`independent_timing_cuda_test`, built by `scripts/test`")
+    lines = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8").splitlines()
+            for number, line in enumerate(text, 1):
+                row = json.loads(line)
+                ratio = row["suite_us"] / row["independent_us"]
+                lines.append((f"{row['kernel']} {row['shape']}", ratio))
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            raise BadRecords(f"{path}: no line of independent timing: {error!r}") from None
+    if not lines:
+        return check
+    within = sum(abs(ratio - 1) <= TIMING_WITHIN for _, ratio in lines)
+    largest = max(lines, key=lambda line: abs(line[1] - 1))
+    check.measured = f"{share(within, len(lines))} within; largest {terminal.percent(largest[1], 2)} ({largest[0]})"
+    check.met = within == len(lines)
+    check.details = {"rows": [{"row": name, "ratio": ratio} for name, ratio in lines],
+                     "misses": [f"{name}: {terminal.percent(ratio, 2)}" for name, ratio in lines
+                                if abs(ratio - 1) > TIMING_WITHIN]}
+    return check
+
+
+def check_store(path):
+    check = Check("store", "the store, its writers killed at random moments",
+                  f"{STORE_KILLS:,} kills, {STORE_WRITERS} writers at once: no acknowledged line lost, no unreadable "
+                  "file", f"`TOKLINE_STORE_KILLS={STORE_KILLS} store_kill_test`")
+    if path is None:
+        return check
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadRecords(f"cannot read {path}: {error.strerror}") from None
+    figures = parse_store(text)
+    if figures is None:
+        raise BadRecords(f"{path}: not what store_kill_test prints")
+    check.details = figures
+    check.measured = (f"{figures['kills']:,} kills of {figures['writers']} writers at once: "
+                      f"{figures['acknowledged']:,} lines acknowledged, {figures['lost']} lost, "
+                      f"{figures['unreadable']} unreadable files")
+    check.met = (figures["kills"] >= STORE_KILLS and figures["writers"] >= STORE_WRITERS
+                 and figures["lost"] == figures["unreadable"] == 0)
+    return check
+
+
+def parse_store(text):
+    found = re.search(r"(\d+) kills of (\d+) writers at once, (\d+) lines acknowledged, (\d+) lost, "
+                      r"(\d+) unreadable", text)
+    names = ("kills", "writers", "acknowledged", "lost", "unreadable")
+    return dict(zip(names, map(int, found.groups()))) if found else None
+
+
+# ---- overhead ----
+
+def journal_of(folder):
+    path = folder / "journal.jsonl"
+    if not path.exists():
+        return []
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+        return [{name: entry[name] for name in ("kind", "program", "exit", "seconds")} for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadRecords(f"{path}: no journal of scripts/believe collect: {error!r}") from None
+
+
+def check_full_run(folders):
+    check = Check("full_run", "overhead: a full default run, all benches and the decoder",
+                  f"<= {MOST_SECONDS['full run'] // 60} minutes", "`scripts/believe collect --only overhead`")
+    for folder in folders:
+        seconds = {entry["program"]: entry["seconds"] for entry in journal_of(folder)
+                   if entry["kind"] == "overhead" and not entry["exit"]}
+        if seconds:
+            check.measured = f"{sum(seconds.values()):.0f} s, {len(seconds)} programs"
+            check.met = sum(seconds.values()) <= MOST_SECONDS["full run"]
+            check.details = {"seconds": seconds}
+    return check
+
+
+def timed(argv):
+    """(seconds, exit code, stderr) of a script of the project."""
+    begun = time.monotonic()
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return time.monotonic() - begun, done.returncode, done.stderr
+
+
+def check_tools(folders, wanted, jobs):
+    """The gate and the report on GATE_ROWS rows, timed here: rows of a collected run, repeated under other names."""
+    gate = Check("gate_time", f"overhead: the gate on {GATE_ROWS:,} rows", f"<= {MOST_SECONDS['gate']} s",
+                 "`scripts/believe report`")
+    report = Check("report_time", f"overhead: the report of {GATE_ROWS:,} rows", f"<= {MOST_SECONDS['report']} s",
+                   "`scripts/believe report`")
+    paths = (path for folder, part in itertools.product(folders, ("benches/a", "overhead"))
+             for path in sorted((folder / part).glob("*.jsonl")) if path.name != "decoder.jsonl")
+    source = next(filter(jobs.runs, paths), None)
+    if not wanted or source is None:
+        return [gate, report]
+    with tempfile.TemporaryDirectory() as temporary:
+        many = Path(temporary) / "many.jsonl"
+        many.write_text("".join(json.dumps(line) + "\n" for line in repeated(source, GATE_ROWS)), encoding="utf-8")
+        for check, argv, allowed in (
+                (gate, ["gate", "--baseline", str(many), "--candidate", str(many)], (0,)),
+                (report, ["report", str(many), "-o", os.path.join(temporary, "report.html")], (0,))):
+            seconds, code, stderr = timed([str(ROOT / "scripts" / argv[0]), *argv[1:]])
+            if code not in allowed:
+                check.measured, check.met = f"failed with exit {code}: {stderr.strip()[-200:]}", False
+                continue
+            check.measured = f"{seconds:.1f} s on this machine"
+            check.met = seconds <= MOST_SECONDS[argv[0]]
+            check.details = {"seconds": seconds, "rows": GATE_ROWS}
+    return [gate, report]
+
+
+def repeated(source, count):
+    """A record of `count` rows: those of a run, again and again under other names."""
+    lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    header = next(line for line in lines if line["kind"] == "run")
+    rows = [line for line in lines if line["kind"] == "row" and line["run_id"] == header["run_id"]]
+    yield header
+    for index in range(count):
+        row = rows[index % len(rows)]
+        yield row | {"shape": row["shape"] | {"name": f"{row['shape']['name']}.{index // len(rows)}"}}
+    yield {"schema": records.SCHEMA, "kind": "end", "run_id": header["run_id"], "interrupted": False, "rows": count,
+           "refused": 0, "gpu_after": None}
+
+
+# ---- all of it ----
+
+def machine_of(folders, jobs):
+    """What the collected runs say of where they ran; {} without runs."""
+    for folder, part in itertools.product(folders, ("benches/a", "decoder", "overhead")):
+        for path in sorted((folder / part).rglob("*.jsonl")):
+            for run in jobs.runs(path):
+                return {"gpu": run.gpu.get("name", "none: CPU references"), "driver": run.gpu.get("driver"),
+                        "cuda_runtime": run.gpu.get("cuda_runtime"), "cpu": run.fingerprint.get("cpu"),
+                        "commit": run.commit, "dirty": run.fingerprint.get("dirty"), "time_utc": run.time}
+    return {}
+
+
+def found_in(folders, *patterns):
+    return [path for folder in folders for pattern in patterns for path in sorted((folder / "tests").glob(pattern))]
+
+
+def judge(folders, timing=(), cheats=(), store=None, tool_times=True, say=lambda text: None):
+    """([Check], what to say of the machine). Raises BadRecords for what cannot be read."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadRecords(f"{folder} is no folder; scripts/believe collect --out makes one")
+    timing = list(timing) or found_in(folders, "*timing*.jsonl")
+    cheats = list(cheats) or found_in(folders, "cheats*.json", "cheats*.xml")
+    stores = [store] if store else found_in(folders, "store_kill*.txt")
+    progress, jobs = terminal.Progress(), Jobs(say)
+    progress.show("the gate's verdicts")
+    checks = [check_false_alarms(folders, jobs)]
+    checks += [check_slowdown(folders, percent, jobs) for percent in SLOWDOWNS]
+    progress.show("the blame's verdicts")
+    delayed, equal = trials_of(folders, jobs)
+    host = [trial for trial in delayed if trial.expected == "host_gap"]
+    ops = [trial for trial in delayed if trial.expected != "host_gap"]
+    checks += [
+        check_blame("host_delay", "the decoder with a delay at the host (3, 5, 10 % of a step): blamed on the host gap",
+                    host, MIN_TRIALS, "`scripts/believe collect --only host`", "blamed on the host gap"),
+        check_blame("op_delay", "the decoder with one op slowed (3, 5, 10 % of a step): blamed on that op",
+                    ops, MIN_TRIALS, "`scripts/believe collect --only ops`", "blamed on the op"),
+        check_blame("blame_aa", "the decoder against itself: nothing is blamed", equal, MIN_EQUAL_TRIALS,
+                    "`scripts/believe collect --only host`", "without blame"),
+        check_sum(delayed),
+        check_cheats(cheats), check_timing(timing), check_store(stores[0] if stores else None),
+        check_full_run(folders)]
+    progress.show("the tools' own time")
+    checks += check_tools(folders, tool_times, jobs)
+    progress.clear()
+    return checks, {"machine": machine_of(folders, jobs), "rules": verdicts.Rules(), "left_out": jobs.left_out}
+
+
+def as_json(checks, context):
+    return json.dumps({"schema": 1, "kind": "believability", "machine": context["machine"],
+                       "rules": vars(context["rules"]), "left_out": context["left_out"],
+                       "checks": [{"id": check.id, "check": check.check, "must": check.must,
+                                   "measured": check.measured, "met": check.met, "reproduce": check.reproduce,
+                                   "details": check.details} for check in checks]}, indent=1) + "\n"
+
+
+def markdown(checks, context):
+    from tokline import believe_page
+    return believe_page.page(checks, context)
+
+

@@ -1,0 +1,183 @@
+"""scripts/compare: a table of what differs between two sets of records."""
+
+import argparse
+import json
+import re
+
+from tokline import records, terminal, verdicts
+from tokline.records import BadRecords
+from tokline.terminal import count, figure, percent
+
+COLOURS = {
+    verdicts.SLOWER: "red",
+    verdicts.UNVERIFIED: "red",
+    verdicts.MISSING: "red",
+    verdicts.FASTER: "green",
+    verdicts.DISTURBED: "yellow",
+    verdicts.UNDECIDED: "yellow",
+    verdicts.NOT_COMPARABLE: "yellow",
+    verdicts.NEW: "blue",
+    verdicts.SAME: None,
+}
+HEADER = ["row", "A µs", "B µs", "B / A", "95 % interval", "change", "counts from", "verdict"]
+_RIGHT = (1, 2, 3, 4, 5, 6)
+
+
+def add_common_arguments(parser):
+    """What scripts/compare and scripts/gate have in common."""
+    parser.add_argument(
+        "--format", choices=["text", "markdown", "json"], default="text", help="of the result. Default: text"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="REGEX",
+        type=regular_expression,
+        help="only rows whose words match, as 'linear' or 'b32.*dependent'",
+    )
+    parser.add_argument("--all", action="store_true", help="list the rows that are the same too")
+    parser.add_argument(
+        "--across", action="store_true", help="compare in spite of different fingerprints, and say so"
+    )
+    parser.add_argument(
+        "--across-builds",
+        action="store_true",
+        help="the same for compilers and flags only, as where two builds were run in turn",
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="FILE",
+        help="records of an A/A experiment, for the noise between runs (scripts/gate --aa)",
+    )
+
+
+def regular_expression(text):
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
+    return text
+
+
+def table(comparison, with_same):
+    """The cells of each row, and their colours."""
+    lines, colours = [], []
+    for row in comparison.rows:
+        worse = [words for words in row.regressions if row.verdict in (verdicts.SAME, verdicts.FASTER)]
+        if row.verdict == verdicts.SAME and not with_same and not worse:
+            continue
+        words = "; ".join([row.verdict, *worse])
+        if row.verdict in _EXPLAINED:
+            words += ": " + "; ".join(row.notes)
+        if row.verdict == verdicts.UNVERIFIED:
+            words = f"{row.verdict}: {row.regressions[0]}"
+        ratio = interval = change = needed = ""
+        if row.ratio is not None:
+            ratio, change = f"{row.ratio:.3f}", percent(row.ratio)
+            interval = f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
+            needed = f"{100 * row.needed:.1f} %"
+        lines.append(
+            [str(row.key), figure(row.a_us), figure(row.b_us), ratio, interval, change, needed, words]
+        )
+        colours.append([None] * 7 + ["red" if worse else COLOURS[row.verdict]])
+    return lines, colours
+
+
+_EXPLAINED = (verdicts.DISTURBED, verdicts.UNDECIDED, verdicts.NOT_COMPARABLE)
+
+
+def remarks(comparison):
+    """What must be known besides the table, a sentence each."""
+    if comparison.differences:
+        lead = "compared across different fingerprints" if comparison.across else "the fingerprints differ"
+        yield from (f"{lead}: {words}" for words in comparison.differences)
+    yield from comparison.notes
+    yield from comparison.faults
+    yield from (f"nothing of {kernel} is left in B" for kernel in comparison.vanished)
+    left_out = [row for row in comparison.rows if row.verdict not in _EXPLAINED and row.notes]
+    yield from (f"{row.key}: {note}" for row in left_out[:10] for note in row.notes)
+    if len(left_out) > 10:
+        yield f"and such notes on {len(left_out) - 10} more rows; --format json has them all"
+
+
+def render(comparison, form, with_same, closing=()):
+    """The whole result in one of the forms; `closing` are sentences below the summary."""
+    if form == "json":
+        return json.dumps(comparison.to_json(), indent=1)
+    lines, colours = ([], []) if comparison.refused else table(comparison, with_same)
+    output = []
+    if lines and form == "markdown":
+        output += [*terminal.markdown_table(HEADER, lines, _RIGHT), ""]
+    elif lines:
+        output += [*terminal.text_table(HEADER, lines, _RIGHT, colours, terminal.colour_wanted()), ""]
+    bullet = "- " if form == "markdown" else ""
+    said = list(remarks(comparison))
+    output += [bullet + words for words in said]
+    if said and form == "markdown":
+        output.append("")
+    if not comparison.refused:
+        output.append(comparison.summary())
+        hidden = len(comparison.rows) - len(lines)
+        if hidden:
+            output.append(
+                f"{count(hidden, 'row')} that {'is' if hidden == 1 else 'are'} the same "
+                f"{'is' if hidden == 1 else 'are'} not listed (--all)."
+            )
+    return "\n".join([*output, *closing])
+
+
+def parse_arguments(arguments):
+    parser = argparse.ArgumentParser(
+        prog="scripts/compare",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Compares two sets of records: ratio, 95 % interval and verdict of each row, slowest first.\n"
+        "docs/gating.md says how a verdict comes about.",
+        epilog="examples:\n"
+        "  scripts/compare main.jsonl pr.jsonl\n"
+        "  scripts/compare --only 'chunk_decode .*dependent' --all main.jsonl pr.jsonl\n"
+        "  scripts/compare --format markdown results/before results/after > comment.md\n\n"
+        "exit codes: 0 compared, 2 misuse, a file that cannot be used or written, or an error of the\n"
+        "command itself, 3 not comparable\n"
+        "(the fingerprints differ, or no row is in both), 130 interrupted. scripts/gate fails where\n"
+        "something is slower.",
+    )
+    parser.add_argument("a", metavar="A", help="records (.jsonl) or a folder of them: the baseline")
+    parser.add_argument("b", metavar="B", help="the same: the candidate")
+    add_common_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments):
+    options = parse_arguments(arguments)
+    try:
+        comparison = compare_files("compare", options.a, options.b, options)
+    except BadRecords as error:
+        terminal.say("compare", error)
+        return 2
+    terminal.write_out(render(comparison, options.format, options.all))
+    if comparison.refused:
+        terminal.say("compare", refusal(comparison))
+        return 3
+    return 0
+
+
+def refusal(comparison):
+    """Why nothing is compared, and what to do."""
+    hint = "; --across compares them all the same" if comparison.differences and not comparison.across else ""
+    return comparison.refused + hint
+
+
+def compare_files(command, a, b, options, builds_differ=False):
+    """The Comparison of two paths; warnings go to standard error."""
+
+    def warn(words):
+        terminal.say(command, words)
+
+    noise = verdicts.Noise(records.read(options.noise, warn), options.noise) if options.noise else None
+    return verdicts.compare(
+        records.read(a, warn),
+        records.read(b, warn),
+        noise=noise,
+        only=options.only,
+        across=options.across,
+        builds_differ=builds_differ or options.across_builds,
+    )

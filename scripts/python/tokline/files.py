@@ -1,0 +1,93 @@
+"""Files that are there whole or as they were before."""
+
+import errno
+import itertools
+import os
+import tempfile
+
+
+class CannotWrite(Exception):
+    """A result that could not be written; the message says which and why."""
+
+
+class SameFile(Exception):
+    """A result in the place of what it is made of, or of another result; the message names both."""
+
+
+def write_whole(path, content):
+    """Writes text or bytes: a temporary file beside `path`, then a rename. Into a pipe or a device directly, since
+    nothing can be put in its place; through a link to a file, which stays a link."""
+    name, path = path, os.fspath(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    partial = None
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "wb") as file:
+                file.write(data)
+            return
+        path = os.path.realpath(path)
+        handle, partial = tempfile.mkstemp(
+            prefix=os.path.basename(path) + ".", suffix=".partial", dir=os.path.dirname(path) or "."
+        )
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(partial, 0o666 & ~mask)
+        os.replace(partial, path)
+        partial = None
+    except OSError as error:
+        raise CannotWrite(f"cannot write {name}: {error.strerror}") from None
+    finally:
+        if partial and os.path.exists(partial):
+            os.unlink(partial)
+
+
+def require_writable(path):
+    """Before hours of work: whether write_whole() could write there. Leaves nothing behind."""
+    try:
+        if os.path.isdir(path):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if os.path.exists(path) and not os.path.isfile(path):
+            # Not opened: the reader of a pipe would take that for all that comes.
+            if not os.access(path, os.W_OK):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
+            pass
+    except OSError as error:
+        raise CannotWrite(f"cannot write {path}: {error.strerror}") from None
+
+
+def check_outputs(outputs, inputs=()):
+    """Before anything is read or written: whether every result can be written, and into a file of its own.
+
+    Both are (name, path) pairs, the name as the command line has it; a path may be None, and an input a folder, whose
+    *.jsonl are read. Raises SameFile and CannotWrite.
+    """
+    written = [(name, path) for name, path in outputs if path is not None]
+    read = [(name, file) for name, path in inputs if path is not None for file in _files_of(path)]
+    for (name, path), (other, its_path) in [*itertools.combinations(written, 2), *itertools.product(written, read)]:
+        if _same_file(path, its_path):
+            raise SameFile(f"{name} {path} and {other} {its_path} are one file; a result needs a file of its own")
+    for _, path in written:
+        require_writable(path)
+
+
+def jsonl_below(folder):
+    """Every *.jsonl in the folder and below it, sorted."""
+    return sorted(os.path.join(where, name) for where, _, names in os.walk(folder) for name in names
+                  if name.endswith(".jsonl"))
+
+
+def _files_of(path):
+    return jsonl_below(path) if os.path.isdir(path) else [path]
+
+
+def _same_file(a, b):
+    """Devices and pipes are not: what is written there replaces nothing."""
+    if os.path.exists(a) and os.path.exists(b):
+        return os.path.isfile(a) and os.path.samefile(a, b)
+    return os.path.realpath(a) == os.path.realpath(b)

@@ -1,0 +1,93 @@
+"""scripts/report; its --help says how it is used."""
+
+import argparse
+import datetime
+import os
+import shlex
+
+from tokline import records, report, terminal
+from tokline.files import check_outputs, write_whole
+from tokline.report import markdown, page
+from tokline.report.evidence import Evidence
+
+EPILOG = """\
+examples:
+  scripts/report results/h200 -o report.html
+  scripts/report build/results -o report.html --markdown comment.md
+  scripts/report pr.jsonl --baseline main.jsonl -o report.html     with what changed, and where
+  scripts/report results/ -o report.html --screenshot report.png   needs Chromium
+
+RESULTS are record files, or folders that are searched for *.jsonl. Of rows of the same measurement the newest
+stands; older ones make the plots over commits. docs/reading_a_report.md explains each part.
+
+exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
+"""
+
+
+class Failure(Exception):
+    """What ends the command with a line and exit code 1, besides what cannot be read or written."""
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="scripts/report", description=report.__doc__, epilog=EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="record files or folders")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the HTML file to write")
+    parser.add_argument("--markdown", metavar="FILE", help="a short text for a pull-request comment as well")
+    parser.add_argument("--baseline", nargs="+", metavar="FILE", default=[],
+                        help="records to hold these against: a verdict a row, and what a difference comes from")
+    parser.add_argument("--title", default="Tokline report", help="default: %(default)s")
+    parser.add_argument("--screenshot", metavar="PNG", help="a picture of the top of the page as well, by Chromium")
+    return parser.parse_args(arguments)
+
+
+def check_files(options):
+    outputs = [("-o", options.output), ("--markdown", options.markdown), ("--screenshot", options.screenshot)]
+    check_outputs(outputs, [*(("RESULTS", path) for path in options.results),
+                            *(("--baseline", path) for path in options.baseline)])
+
+
+def own_command(options):
+    words = ["scripts/report", *options.results]
+    words += ["--baseline", *options.baseline] if options.baseline else []
+    return shlex.join([*words, "-o", options.output])
+
+
+def make(options, progress):
+    runs = records.read(options.results, lambda words: terminal.say("report", words))
+    baseline = records.read(options.baseline, lambda words: terminal.say("report", words)) \
+        if options.baseline else []
+    if not any(run.rows or run.ablations for run in runs):
+        raise Failure(f"no row in {' '.join(options.results)}: the runs were cut short before their first row")
+    evidence = Evidence(runs, baseline)
+    generated = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    html = page.render(evidence, options.title, own_command(options), generated, progress.show)
+    write_whole(options.output, html)
+    if options.markdown:
+        write_whole(options.markdown,
+                    markdown.render(evidence, options.title, os.path.basename(options.output)))
+    if options.screenshot:
+        from tokline.report.browser import Browser, NoBrowser
+        progress.show("taking a picture")
+        try:
+            with Browser() as browser:
+                browser.open(options.output, 1280, 1600, dark=False)
+                picture = browser.screenshot()
+        except NoBrowser as error:
+            raise Failure(f"no picture: {error}") from None
+        write_whole(options.screenshot, picture)
+
+
+def main(arguments):
+    options = parse(arguments)
+    check_files(options)
+    progress = terminal.Progress()
+    try:
+        make(options, progress)
+    except (records.BadRecords, Failure) as error:
+        progress.clear()
+        terminal.say("report", str(error))
+        return 1
+    finally:
+        progress.clear()
+    return 0

@@ -1,0 +1,478 @@
+"""What a report shows: which rows stand for what, chosen from the runs. Nothing here draws or writes."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tokline import ablate, blame, records, verdicts
+from tokline.report.wording import commit_label, listed, microseconds, percent
+from tokline.statistics import median_interval
+from tokline.terminal import count, figure
+
+KERNELS = ["chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "linear", "rmsnorm",
+           "layernorm", "embedding", "silu_mul", "gelu", "sampling"]
+# A row whose floor is shorter says more about launching than about its kernel.
+LONG_FLOOR_US = 5.0
+HEADLINE_BATCHES = (1, 64)
+MAX_WATERFALLS = 2
+# Kinds of notes after which figures are missing; after the other grave ones they are doubtful.
+MISSING = {"refused", "killed", "interrupted"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row and the run that it is of."""
+    run: records.Run
+    row: dict
+
+    @property
+    def kernel(self):
+        return self.row["kernel"]
+
+    @property
+    def ok(self):
+        return self.row["status"] == "ok"
+
+    @property
+    def peer(self):
+        """The other library's name and version, or None for Tokline's own rows."""
+        library = self.row.get("library")
+        return f"{library['name']} {library.get('version') or ''}".strip() if library else None
+
+    @property
+    def median_us(self):
+        return records.median_us(self.row)
+
+    @property
+    def interval_us(self):
+        """The 95 % interval of the median; computed where the record does not state it."""
+        if self.kernel == records.DECODER:
+            stated = self.row.get("ci95_ms")
+            return [1e3 * bound for bound in stated] if stated else median_interval(records.samples_us(self.row))
+        return self.row.get("ci95_us") or median_interval(self.row["samples_us"])
+
+    @property
+    def tok_s_interval(self):
+        low, high = self.interval_us
+        sequences = self.row.get("batch", 1)  # a workload's time is already that of one token
+        return 1e6 * sequences / high, 1e6 * sequences / low
+
+    @property
+    def percent(self):
+        return self.row.get("percent_of_measured_peak")
+
+    @property
+    def floor_us(self):
+        return self.row.get("floor_us") or 0.0
+
+    @property
+    def cold(self):
+        return self.row["cache"] == "cold"
+
+    @property
+    def name(self):
+        """The row without its kernel: `b1_s4096_h16-8, page 64`."""
+        if self.kernel == records.DECODER:
+            row = self.row
+            return f"{row['model']}, batch {row['batch']}, {row['prompt_tokens']}+{row['new_tokens']} tokens"
+        if self.kernel == records.WORKLOAD:
+            return f"{self.row['model']}, {records.shape_label(self.row['shape'])}"
+        return records.shape_label(self.row["shape"])
+
+    @property
+    def how(self):
+        """Implementation, and whether launches overlap."""
+        dependent = self.row.get("chain") == "dependent"
+        return self.row["implementation"] + (", dependent" if dependent else "")
+
+    @property
+    def rate(self):
+        if self.row.get("limit") == "matmul":
+            return f"{figure(self.row['tflops'])} TFLOP/s"
+        return f"{figure(self.row['gbps'])} GB/s"
+
+    @property
+    def bytes(self):
+        return self.row["cost"]["read_bytes"] + self.row["cost"]["write_bytes"]
+
+    @cached_property
+    def work(self):
+        """What a peer's row has in common with ours."""
+        row = self.row
+        if self.kernel == records.DECODER:
+            return (self.kernel, row["model"], row["dtype"], row["device"], row["batch"], row["prompt_tokens"],
+                    row["new_tokens"])
+        shape = json.dumps(row["shape"], sort_keys=True)
+        return self.kernel, row.get("model"), shape, row["dtype"], row["device"], row.get("cache")
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """An ablation line, its run, and what scripts/ablate says of it."""
+    run: records.Run
+    line: dict
+    digest: ablate.Ablation
+
+    @property
+    def name(self):
+        return f"{self.line['name']}, batch {self.line['batch']}"
+
+    @property
+    def sentence(self):
+        """Where the op alone and the decoder disagree, in words; None where they agree."""
+        alone, together = self.digest.isolated, self.digest.end_to_end
+        if alone is None or not together.has_interval or alone.direction == together.direction:
+            return None
+        words = {1: "wins", 0: "makes no difference", -1: "loses"}
+        return (f"{self.line['name']} {words[alone.direction]} alone ({alone.ratio:.2f}×) and "
+                f"{words[together.direction]} in the decoder at batch {self.line['batch']} "
+                f"({together.ratio:.2f}×).")
+
+
+@dataclass
+class Note:
+    """Something a reader must know before the figures: `grave` where a figure is missing or doubtful."""
+    kind: str
+    words: str
+    grave: bool = True
+
+
+def kernel_order(name):
+    return (KERNELS.index(name) if name in KERNELS else len(KERNELS), name)
+
+
+@dataclass
+class Evidence:
+    """The runs, and the choices that all parts of the report share."""
+    runs: list
+    baseline: list = field(default_factory=list)
+
+    def __post_init__(self):
+        # Of rows with one key the newest stands; one that was slowed on purpose only where there is no other.
+        newest, self.replaced = {}, []
+        for entry in sorted((Entry(run, row) for run in self.runs for row in run.rows),
+                            key=lambda entry: (entry.run.injected is None, entry.run.time)):
+            key = records.key(entry.row)
+            if key in newest:
+                self.replaced.append(newest[key])
+            newest[key] = entry
+        self.entries = list(newest.values())
+        self.best_peers = {}
+        for entry in self.entries:
+            if entry.peer and entry.ok:
+                best = self.best_peers.get(entry.work)
+                if best is None or entry.median_us < best.median_us:
+                    self.best_peers[entry.work] = entry
+
+    @cached_property
+    def device(self):
+        """The device that figures are of: the GPU with most rows, else the CPU."""
+        devices = Counter(entry.row["device"] for entry in self.entries)
+        gpus = Counter({name: n for name, n in devices.items() if name != "cpu"})
+        return (gpus or devices).most_common(1)[0][0] if devices else None
+
+    @cached_property
+    def kernels(self):
+        """Names of the kernels with rows, the whole decoder left out."""
+        return sorted({entry.kernel for entry in self.entries} - set(records.WHOLE), key=kernel_order)
+
+    def ours(self, kernel=None):
+        """Rows of Tokline on the report's device, refused ones too; without a name those of kernels."""
+        return [entry for entry in self.entries if entry.peer is None and entry.row["device"] == self.device
+                and (entry.kernel == kernel if kernel else entry.kernel not in records.WHOLE)]
+
+    def peer(self, entry):
+        """The fastest peer on the same work, or None."""
+        return self.best_peers.get(entry.work)
+
+    @cached_property
+    def refused(self):
+        """Rows of Tokline without a figure; what a peer cannot do is no fault of the run."""
+        return [entry for entry in self.entries if not entry.ok and entry.peer is None]
+
+    @cached_property
+    def peaks_run(self):
+        """The newest run that measured the peaks of the report's device; with a matmul rate if there is one."""
+        runs = {id(entry.run): entry.run for entry in self.entries if entry.row["device"] == self.device}
+        measured = [run for run in runs.values() if run.header["peaks"] and run.header["peaks"].get("read_gbps")]
+        return max(measured, key=lambda run: (bool(run.header["peaks"].get("matmul_tflops")), run.time),
+                   default=None)
+
+    @cached_property
+    def representatives(self):
+        """One row a shape of each kernel: cold, the fastest variant, launched one after another; launches that
+        overlap only where a kernel has no others."""
+        rows = [entry for entry in self.ours() if entry.ok and entry.cold and entry.percent is not None]
+        plain = {entry.kernel for entry in rows if entry.row["chain"] != "dependent"}
+        chosen = {}
+        for entry in rows:
+            if entry.kernel in plain and entry.row["chain"] == "dependent":
+                continue
+            if entry.work not in chosen or entry.median_us < chosen[entry.work].median_us:
+                chosen[entry.work] = entry
+        return list(chosen.values())
+
+    def long_rows(self, kernel):
+        """A kernel's representatives that are long enough to judge it, furthest from the limit first. Where none
+        is, the longest. Of shapes that differ by page size alone the one further from the limit."""
+        rows = [entry for entry in self.representatives if entry.kernel == kernel]
+        rows = [entry for entry in rows if entry.floor_us >= LONG_FLOOR_US] or sorted(
+            rows, key=lambda entry: -entry.floor_us)[:1]
+        by_shape = {}
+        for entry in sorted(rows, key=lambda entry: entry.percent):
+            shape = {name: value for name, value in entry.row["shape"].items() if name != "page_size"}
+            by_shape.setdefault((json.dumps(shape, sort_keys=True), entry.row["dtype"]), entry)
+        return list(by_shape.values())
+
+    @cached_property
+    def furthest(self):
+        """For each kernel its row furthest from its limit, furthest kernel first; short rows last."""
+        rows = [self.long_rows(kernel)[:1] for kernel in self.kernels]
+        return sorted((entry for found in rows for entry in found),
+                      key=lambda entry: (entry.floor_us < LONG_FLOOR_US, entry.percent))
+
+    @cached_property
+    def decoder_groups(self):
+        """Rows of the decoder that make one plot: {(model, dtype, implementation, prompt, new): [Entry]}."""
+        groups = {}
+        for entry in sorted(self.ours(records.DECODER), key=lambda entry: entry.row["batch"]):
+            groups.setdefault(decoder_group(entry), []).append(entry)
+        return groups
+
+    def headline_batches(self, entries):
+        """The rows of batch 1 and 64; where one is missing, of the smallest or the largest batch."""
+        rows = {entry.row["batch"]: entry for entry in entries if entry.ok}
+        if not rows:
+            return []
+        low, high = HEADLINE_BATCHES
+        wanted = [low if low in rows else min(rows), high if high in rows else max(rows)]
+        return [rows[batch] for batch in dict.fromkeys(wanted)]
+
+    @cached_property
+    def commits(self):
+        """Labels of the commits that the runs on the report's device are of, in order of their first run."""
+        return list(dict.fromkeys(commit_label(run.fingerprint) for run in self.history_runs))
+
+    @cached_property
+    def decoder_commits(self):
+        """Those of them that have decoder rows with figures."""
+        return self._commits_with(lambda key: key.kernel == records.DECODER)
+
+    @cached_property
+    def kernel_commits(self):
+        """Those of them that have kernels' rows with figures."""
+        return self._commits_with(lambda key: key.kernel not in records.WHOLE)
+
+    def _commits_with(self, wanted):
+        found = {label for key, entries in self.history.items() if wanted(key) for label in entries}
+        return [label for label in self.commits if label in found]
+
+    @cached_property
+    def history_runs(self):
+        """The runs on the report's device that nothing was done to, in order of time."""
+        runs = [run for run in self.runs if run.injected is None
+                and any(row["device"] == self.device for row in run.rows)]
+        return sorted(runs, key=lambda run: run.time)
+
+    @cached_property
+    def history(self):
+        """{key: {commit label: Entry}}, of each commit the newest row with figures."""
+        history = {}
+        for run in self.history_runs:
+            label = commit_label(run.fingerprint)
+            for row in run.rows:
+                if row["status"] == "ok" and row["device"] == self.device:
+                    history.setdefault(records.key(row), {})[label] = Entry(run, row)
+        return history
+
+    def kernel_history(self, kernel):
+        """{key: [(commit label, time over that of the key's first commit)]} of rows with several commits."""
+        result = {}
+        for key, entries in self.history.items():
+            if key.kernel == kernel and len(entries) > 1 and not next(iter(entries.values())).peer:
+                first = next(iter(entries.values())).median_us
+                result[key] = [(label, entry.median_us / first) for label, entry in entries.items()]
+        return result
+
+    @cached_property
+    def profiled(self):
+        """Decoder rows with a profile, of the batches that the headline names: the first model's come first."""
+        found = []
+        for entries in self.decoder_groups.values():
+            found += self.headline_batches([entry for entry in entries if entry.ok and entry.row.get("profile")])
+        return found[:MAX_WATERFALLS]
+
+    @cached_property
+    def differences(self):
+        """(what is compared, the largest [blame.Difference]): with the baseline, else of the last two commits."""
+        if self.baseline:
+            before, after, words = self.baseline, self._current_runs, "the baseline (A) and these results (B)"
+        elif len(self.decoder_commits) > 1:
+            a, b = self.decoder_commits[-2:]
+            before, after = self._runs_of(a), self._runs_of(b)
+            words = f"{a} (A) and {b} (B), the last two commits with decoder rows"
+        else:
+            return "", []
+        try:
+            found = blame.differences(before, after)
+        except blame.NotComparable:
+            return words, []
+        found = [difference for difference in found if difference.parts]
+        batches = {difference.a.batch for difference in found}
+        wanted = set(HEADLINE_BATCHES) & batches or {min(batches, default=0), max(batches, default=0)}
+        largest = sorted((difference for difference in found if difference.a.batch in wanted),
+                         key=lambda difference: -abs(difference.percent))
+        return words, largest[:MAX_WATERFALLS]
+
+    @cached_property
+    def comparison(self):
+        """Every row against the baseline's, as scripts/compare does it; None without a baseline."""
+        if not self.baseline:
+            return None
+        comparison = verdicts.compare(self.baseline, self._current_runs)
+        comparison.rows.sort(key=lambda row: row.verdict == verdicts.NEW)  # they are no news of what there was
+        return comparison
+
+    def _runs_of(self, label):
+        return [run for run in self.history_runs if commit_label(run.fingerprint) == label]
+
+    @cached_property
+    def ablations(self):
+        """The newest line with figures of each ablated op, by batch, largest effect end to end first."""
+        newest = {}
+        for run in sorted(self.runs, key=lambda run: run.time):
+            for line in run.ablations:
+                if line["status"] == "ok":
+                    newest[line["model"], line["device"], line["batch"], line["name"]] = Ablated(
+                        run, line, ablate.digest(line))
+        return sorted(newest.values(), key=lambda one: (one.line["batch"], -one.digest.end_to_end.ratio))
+
+    @cached_property
+    def notes(self):
+        """What was refused, disturbed, interrupted, injected or differs between runs."""
+        notes = []
+        for entry in self.refused:
+            notes.append(Note("refused", f"{entry.kernel} {entry.name}, {entry.how}: {entry.row.get('reason')}"))
+        current = self._current_runs
+        for run in current:
+            for line in run.ablations:
+                if line["status"] != "ok":
+                    notes.append(Note("refused", f"ablation of {line['name']}: {line.get('reason')}"))
+        disturbed = {}
+        for entry in self.entries:
+            if entry.row.get("disturbed"):
+                disturbed.setdefault(entry.row["disturbed"], []).append(entry)
+        for words, entries in disturbed.items():
+            kernels = listed(dict.fromkeys(entry.kernel for entry in entries))
+            notes.append(Note("disturbed", f"{count(len(entries), 'row')}, of {kernels}: {words}"))
+        without = sum(not entry.ok for entry in self.entries if entry.peer is not None)
+        if without:
+            notes.append(Note("peers", f"{count(without, 'row')} of peers without a figure, mostly work that they "
+                              "do not do: the tables say why", grave=False))
+        for run in current:
+            what = f"a run of {run.program} ({commit_label(run.fingerprint)}, {run.time})"
+            if run.killed:
+                notes.append(Note("killed", f"{what} has no end: it was killed, and rows may be missing"))
+            elif run.interrupted:
+                notes.append(Note("interrupted", f"{what} was interrupted: rows are missing"))
+            if run.injected is not None:
+                notes.append(Note("injected", f"{what} was slowed on purpose: {json.dumps(run.injected)}"))
+            states = {"before": run.gpu.get("before") or {}, "after": (run.end or {}).get("gpu_after") or {}}
+            throttled = {when: state["throttle_reasons"] for when, state in states.items()
+                         if state.get("throttled")}
+            if throttled:
+                notes.append(Note("throttled", f"the GPU was throttled {listed(throttled)} {what}: "
+                                  f"{listed(dict.fromkeys(throttled.values()))}"))
+            crowded = {when: state["other_processes"] for when, state in states.items()
+                       if state.get("other_processes")}
+            if crowded:
+                others = count(max(crowded.values()), "other process", "other processes")
+                notes.append(Note("crowded", f"{others} on the GPU {listed(crowded)} {what}"))
+            for mode in ("mig", "mps"):
+                if run.gpu.get(mode):
+                    notes.append(Note("crowded", f"{what} had {mode.upper()} on: it shared the GPU"))
+        return notes + self._mild_notes()
+
+    @cached_property
+    def _current_runs(self):
+        """The runs whose rows stand, and those that came after them: what older runs suffered has passed."""
+        stand = {id(entry.run) for entry in self.entries}
+        newest = max(run.time for run in self.runs)
+        return [run for run in self.runs if id(run) in stand or run.ablations or run.time == newest]
+
+    def _mild_notes(self):
+        notes = []
+        cut_short = sum(run.killed or run.interrupted for run in self.runs
+                        if not any(run is each for each in self._current_runs))
+        if cut_short:
+            notes.append(Note("older", f"{count(cut_short, 'older run')} ended early, and newer rows replace "
+                              "theirs", grave=False))
+        missing = [name for name in [*KERNELS, records.DECODER]
+                   if name not in {entry.kernel for entry in self.entries}]
+        if missing:
+            notes.append(Note("not run", listed(missing), grave=False))
+        if self.device == "cpu":
+            notes.append(Note("CPU only", "every row is the CPU reference, which is written to be right, not to be "
+                              "fast: no GPU was measured", grave=False))
+        newest = max(self.runs, key=lambda run: run.time)
+        current = self._current_runs
+        older = sum(commit_label(entry.run.fingerprint) != commit_label(newest.fingerprint)
+                    for entry in self.entries)
+        if older:
+            notes.append(Note("older", f"{count(older, 'row')} of {len(self.entries):,} were not measured again at "
+                              f"the newest commit, {commit_label(newest.fingerprint)}", grave=False))
+        differing = Counter(words for run in current for words in records.comparable(newest, run))
+        for words, runs in differing.items():
+            notes.append(Note("machines differ", f"{words} ({count(runs, 'run')} of {len(current)})", grave=False))
+        dirty = [run for run in current if commit_label(run.fingerprint).endswith("+")]
+        if dirty:
+            notes.append(Note("changed tree", f"{count(len(dirty), 'run')} of {len(current)} had changes that "
+                              "no commit holds (marked +)", grave=False))
+        if self.replaced:
+            refused = sum(not entry.ok for entry in self.replaced)
+            notes.append(Note("replaced", f"{count(len(self.replaced), 'older row')} of the same measurements "
+                              + (f"({refused} of them refused) " if refused else "")
+                              + "stand in the plots over commits only", grave=False))
+        return notes
+
+    @cached_property
+    def headline(self):
+        """The sentences at the top: [(what it is about, words)]."""
+        sentences = []
+        for (model, dtype, _, prompt, new), entries in self.decoder_groups.items():
+            rows = self.headline_batches(entries)
+            if rows:
+                rates = listed(f"{entry.row['decode_tok_s']:,.0f} tok/s at batch {entry.row['batch']}"
+                               for entry in rows)
+                sentences.append(("decoder", f"{model} decodes {rates} ({dtype}, {prompt} tokens in, {new} out)."))
+        if not any(about == "decoder" for about, _ in sentences):
+            sentences.append(("decoder", "No decoder row with figures: tok/s is not known."))
+        for entry in self.ours(records.WORKLOAD):
+            if entry.ok:
+                sentences.append(("workload", f"{entry.row['model']} writes {entry.row['output_tok_s']:,.0f} tok/s with "
+                                  f"continuous batching ({entry.row['dtype']}, {entry.row['shape']['name']})."))
+        sentences.append(("limit", self.furthest_sentence))
+        grave = Counter(note.kind for note in self.notes if note.grave)
+        total = count(len(self.entries), "row")
+        if grave:
+            kinds = listed(f"{number} {kind}" for kind, number in grave.items())
+            lead = "Not all of it stands" if MISSING & grave.keys() else "Read with care"
+            sentences.append(("trouble", f"{lead}: {kinds}. The lines below come before the figures."))
+        else:
+            sentences.append(("stands", f"All of the {total} stand: verified, undisturbed, no run cut short."))
+        return sentences
+
+    @cached_property
+    def furthest_sentence(self):
+        if not self.furthest:
+            return "How far a kernel is from its limit is not known: no cold row with measured peaks."
+        entry = self.furthest[0]
+        return (f"Furthest from its limit: {entry.kernel}, at {percent(entry.percent)} of the {entry.row['limit']} "
+                f"limit: {microseconds(entry.median_us)} where {microseconds(entry.floor_us)} would do, on "
+                f"{entry.name}.")
+
+
+def decoder_group(entry):
+    row = entry.row
+    return row["model"], row["dtype"], row["implementation"], row["prompt_tokens"], row["new_tokens"]

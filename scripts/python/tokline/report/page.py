@@ -1,0 +1,485 @@
+"""The report as one HTML file: what each section says, and its figures and tables."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+
+from tokline import ablate, blame, compare, records
+from tokline.report import figures, timelines, waterfalls
+from tokline.report.evidence import LONG_FLOOR_US
+from tokline.report.wording import command_words, commit_label, microseconds, percent, ratio
+from tokline.statistics import median
+from tokline.terminal import count, figure
+
+MAX_COMMANDS = 6
+SHOWN_NOTES = 8  # the others are folded away
+
+
+@dataclass
+class Table:
+    header: list
+    lines: list  # of cells; where a line has fewer than the header, its last one is as wide as the rest
+    numeric: set = field(default_factory=set)  # columns that are aligned to the right
+    classes: list = field(default_factory=list)  # of each line
+    title: str = ""
+    open: bool = False
+
+
+@dataclass
+class Section:
+    """A figure or tables with the words around them, and what reproduces it."""
+    anchor: str
+    title: str
+    lead: str = ""
+    sentences: list = field(default_factory=list)
+    drawing: object = None
+    missing: str = ""
+    tables: list = field(default_factory=list)
+    caption: str = ""
+    commands: list = field(default_factory=list)
+    more_commands: int = 0
+
+
+def sections(evidence, own_command, progress=lambda words: None):
+    """The report's sections, in the order in which a reader needs them."""
+    makers = (roofline, shares, throughput, workloads, history, step, difference, ablation, tables, machine)
+    made = []
+    for number, maker in enumerate(makers, 1):
+        progress(f"drawing {number} of {len(makers)}: {maker.__name__}")
+        section, runs = maker(evidence)
+        commands = list(dict.fromkeys(command_words(run.fingerprint.get("command_line") or [run.program])
+                                      for run in runs))
+        section.commands = commands[:MAX_COMMANDS] + [own_command]
+        section.more_commands = max(0, len(commands) - MAX_COMMANDS)
+        made.append(section)
+    return made
+
+
+def runs_of(entries):
+    return list({id(entry.run): entry.run for entry in entries}.values())
+
+
+def roofline(evidence):
+    drawing = figures.roofline(evidence)
+    section = Section(
+        "roofline", "Roofline", "How fast each kernel moves data or computes, below what the device was measured to "
+        "reach. The distance to the line is what could be gained.", drawing=drawing,
+        caption="One point a shape: cold, launched one after another (plain), the fastest variant. Solid line: read "
+        "and matmul rates measured in these runs; dashed: the datasheet's. Kernels that only move data stand at the "
+        "left, where the line above them is the read rate. A pointer over a point names its row.",
+        missing="No cold row with measured peaks. On a machine with a GPU: scripts/bench --device cuda")
+    return section, runs_of(evidence.representatives)
+
+
+def shares(evidence):
+    drawing = figures.shares(evidence)
+    shown = [entry for kernel in evidence.kernels
+             for entry in evidence.long_rows(kernel)[:figures.MAX_ROWS_A_KERNEL]]
+    left_out = sum(len(evidence.long_rows(kernel)) for kernel in evidence.kernels) - len(shown)
+    section = Section(
+        "share", "How near the limit", "The limit is the time that the compulsory bytes or operations take at the "
+        "measured rates. The kernel furthest from it comes first.", drawing=drawing,
+        caption=f"Cold, plain rows whose floor is at least {LONG_FLOOR_US:g} µs, since shorter ones are mostly launch "
+        "and ramp (where a kernel has none, its longest row); the fastest variant; of page sizes the one further "
+        "from the limit."
+        + (f" {count(left_out, 'shape')} nearer to the limit are in the tables only." if left_out else "")
+        + ("" if any(map(evidence.peer, shown)) else " No peer's row is in these records: scripts/peers makes them."),
+        missing="No cold row with measured peaks. On a machine with a GPU: scripts/bench --device cuda")
+    if drawing:
+        entry = evidence.furthest[0]
+        section.sentences = [evidence.furthest_sentence]
+        peer = evidence.peer(entry)
+        if peer:
+            section.sentences.append(f"The best peer there, {peer.peer}, takes {microseconds(peer.median_us)}.")
+    return section, runs_of(shown + [peer for peer in map(evidence.peer, shown) if peer])
+
+
+def throughput(evidence):
+    drawing = timelines.throughput(evidence)
+    entries = [entry for key, found in evidence.history.items() if key.kernel == records.DECODER
+               for entry in found.values()]
+    section = Section(
+        "throughput", "Decoder: tok/s over commits", "", drawing=drawing,
+        caption="Tokens per second over the whole batch; bands are 95 % confidence intervals of the median. Commits "
+        "stand in the order of their first run, a + marks a tree with changes.",
+        missing="No decoder row with figures. To make one: tokline bench --model DIR --batch 1,64 --record FILE")
+    if drawing and len(evidence.decoder_commits) == 1:
+        section.sentences = [f"The decoder's rows are of one commit, {evidence.decoder_commits[0]}: there is no "
+                             "history yet, and the points show where it starts. Runs of other commits in the same "
+                             "folder make the lines."]
+    for rows in evidence.decoder_groups.values():
+        for entry in evidence.headline_batches(rows):
+            peer = evidence.peer(entry)
+            if peer:
+                section.sentences.append(
+                    f"{entry.name}: Tokline {entry.row['decode_tok_s']:,.0f} tok/s, the best peer, {peer.peer}, "
+                    f"{peer.row['decode_tok_s']:,.0f}: {ratio(peer.median_us / entry.median_us)} its speed.")
+    return section, runs_of(entries)
+
+
+def workloads(evidence):
+    entries = evidence.ours(records.WORKLOAD)
+    section = Section(
+        "workloads", "Workloads: continuous batching", "Requests as a service gets them: they come and go, and share "
+        "each step.", drawing=figures.workloads(evidence),
+        caption="Output tokens per second, with the 95 % interval of the median; and how long requests waited: "
+        "median (filled), p90 and p99 (hollow), of the repeat with the median time. Warm-up is in no figure.",
+        missing="No row of a workload. To make one: tokline bench --model DIR --workload nano-vllm --record FILE")
+    if entries:
+        section.tables = [workload_table(entries)]
+    return section, runs_of(entries)
+
+
+def workload_table(entries):
+    header = ["workload", "implementation", "dtype", "requests", "tokens in + out", "output tok/s", "total tok/s",
+              "seconds", "first token ms: p50, p90, p99", "between tokens ms", "KV pages mean / most / all",
+              "preempted", "computed again", "reused", "host share", "host µs a step", "warm-up s", "memory MiB",
+              "verified", "remarks"]
+    lines = []
+    for entry in entries:
+        row = entry.row
+        cells = [entry.name, entry.how, row["dtype"]]
+        if entry.ok:
+            cells += [f"{row['shape']['requests']:,}",
+                      f"{row['shape']['prompt_tokens']:,} + {median(row['samples_new_tokens']):,.0f}",
+                      figure(row["output_tok_s"]), figure(row["total_tok_s"]),
+                      f"{figure(row['total_s'])}, of {len(row['samples_s'])}",
+                      *(", ".join(figure(row[name][percentile]) for percentile in records.PERCENTILES)
+                        for name in ("first_token_ms", "between_tokens_ms")),
+                      f"{figure(row['mean_kv_pages'])} / {row['max_kv_pages']:,} / {row['kv_pages']:,}",
+                      f"{row['preemptions']:,}", f"{row['recomputed_tokens']:,}", f"{row['reused_tokens']:,}",
+                      f"{100 * row['host_share']:.1f} %", figure(row["step_host_us"]), figure(row["warm_up_s"]),
+                      figure(row["memory_bytes"] / 2**20), verified_words(entry), remarks(entry)]
+        else:
+            cells.append(remarks(entry))
+        lines.append(cells)
+    return Table(header, lines, set(range(3, 18)), [row_class(entry) for entry in entries],
+                 f"workloads: {table_summary(entries)}", True)
+
+
+def history(evidence):
+    section = Section(
+        "history", "Kernels over commits", "Each row's time relative to the first commit that has it: below 1× is faster.",
+        drawing=timelines.kernel_history(evidence),
+        caption="Thin: one line a row. Thick: their geometric mean.",
+        missing="A history needs the same rows of two commits or more, and these results have "
+        f"{count(len(evidence.kernel_commits), 'commit')} with kernels' rows on {evidence.device}. scripts/bench --out DIR at each commit, then "
+        "scripts/report on the folder that holds them.")
+    return section, [run for run in evidence.history_runs
+                     if any(row["kernel"] not in records.WHOLE for row in run.rows)]
+
+
+def step(evidence):
+    section = Section(
+        "step", "A decode step", "Where the time between two tokens goes. A kernel owns the time that no kernel before "
+        "it explains; gaps are time in which the device was idle.", drawing=waterfalls.step_waterfall(evidence),
+        caption="Device gap: idle within a step. Host gap: idle between steps, while the host launches or waits.",
+        missing="No decoder row has a profile. To make one: tokline bench --model DIR --device cuda --batch 1,64 "
+        "--record FILE")
+    profiled = [entry for entries in evidence.decoder_groups.values() for entry in entries
+                if entry.ok and entry.row.get("profile")]
+    if profiled:
+        section.tables = [profile_table(profiled)]
+    return section, runs_of(profiled)
+
+
+def profile_table(entries):
+    """All profiles: ops as lines, decoder rows as columns."""
+    ops = {}
+    for entry in entries:
+        profile = entry.row["profile"]
+        for op in profile["ops"]:
+            ops.setdefault(op["op"], {})[id(entry)] = op["us"]
+        ops.setdefault("device gap", {})[id(entry)] = profile["device_gap_us"]
+        ops.setdefault("host gap", {})[id(entry)] = profile["host_gap_us"]
+        ops.setdefault("step", {})[id(entry)] = profile["step_us"]
+    last = [name for name in ("device gap", "host gap", "step") if name in ops]
+    names = [name for name in ops if name not in last] + last
+    return Table(["µs", *(f"{entry.row['model']}, batch {entry.row['batch']}" for entry in entries)],
+                 [[name, *(figure(ops[name].get(id(entry))) for entry in entries)] for name in names],
+                 set(range(1, len(entries) + 1)), title=count(len(entries), "profile"))
+
+
+def difference(evidence):
+    words, found = evidence.differences
+    section = Section(
+        "blame", "What a difference comes from", f"Between {words}." if words else "",
+        drawing=waterfalls.blame_waterfall(evidence),
+        sentences=[readable(f"{one.label}: {blame.verdict(one)}.") for one in found]
+        + [readable(f"{one.label}: {blame.check_sentence(one)}.") for one in found
+           if one.beyond_noise and not one.adds_up],
+        caption="Each bar starts where the one above it ended; from A to B they add up to the difference of a step. "
+        "Of several decoder rows those that changed most; scripts/blame has all.",
+        missing=("No decoder row with a profile is in both of them." if words else "There is one run to look at, so no "
+                 "difference.") + " To see one: scripts/report RESULTS --baseline OLD.jsonl, or scripts/blame A B.")
+    comparison = evidence.comparison
+    if comparison is not None and comparison.refused:
+        section.sentences.append(f"The rows are not held against the baseline's: {comparison.refused} "
+                                 f"({'; '.join(comparison.differences) or 'nothing in common'}).")
+    elif comparison is not None:
+        section.tables.append(verdict_table(comparison))
+    runs = evidence.baseline + runs_of(evidence.profiled) if found and evidence.baseline else \
+        runs_of(evidence.profiled) if found else []
+    return section, runs
+
+
+def readable(words):
+    """The words of scripts/blame, which a terminal must be able to print, as a page has them."""
+    return re.sub(r"\bus\b", "µs", words.replace("`", "").replace("->", "→"))
+
+
+def verdict_table(comparison):
+    """Rows whose verdict is not `same`."""
+    lines, _ = compare.table(comparison, False)
+    worse = {str(row.key) for row in comparison.regressions}
+    return Table(compare.HEADER, lines, {1, 2, 3, 4, 5, 6}, ["refused" if line[0] in worse else "" for line in lines],
+                 f"Rows against the baseline: {comparison.summary()}", bool(worse))
+
+
+def ablation(evidence):
+    section = Section(
+        "ablation", "What each op is worth", "Each op swapped for its plain counterpart: how much faster the op is "
+        "alone, and how much of that the decoder feels.", drawing=figures.ablation(evidence),
+        caption="Medians and 95 % intervals of interleaved rounds; above 1× the op helps.",
+        missing="No ablation. To make one: scripts/ablate --model DIR --record FILE")
+    if section.drawing:
+        told = [one for one in evidence.ablations if one.digest.end_to_end.has_interval]
+        few = len(evidence.ablations) - len(told)
+        section.sentences = [one.sentence for one in told if one.sentence] or [
+            "Alone and in the decoder agree for every op: what wins alone wins in the decoder."] * bool(told)
+        if few:
+            section.sentences.append(f"{count(few, 'ablation')} had too few rounds to say: a verdict takes "
+                                     f"{ablate.LEAST_ROUNDS}.")
+        section.tables = [Table(
+            ["op", "batch", "instead", "decode step with, ms", "without, ms", "speed-up", "95 % interval",
+             "alone", "95 % interval", "in words"],
+            [ablation_cells(one) for one in evidence.ablations], {1, 3, 4, 5, 6, 7, 8}, title="The figures")]
+    return section, [one.run for one in evidence.ablations]
+
+
+def ablation_cells(one):
+    pair = one.line["end_to_end"]
+    return [one.line["name"], str(one.line["batch"]), one.line["instead"], figure(median(pair["with_ms"])),
+            figure(median(pair["without_ms"])), *speedup_cells(one.digest.end_to_end),
+            *speedup_cells(one.digest.isolated), ablate.verdict(one.digest)]
+
+
+def speedup_cells(speedup):
+    if not speedup:
+        return ["not measured", ""]
+    interval = f"{speedup.low:.2f} to {speedup.high:.2f}" if speedup.has_interval else "too few rounds"
+    return [ratio(speedup.ratio), interval]
+
+
+def interval_words(entry):
+    low, high = entry.interval_us
+    return f"{figure(low)} to {figure(high)}"
+
+
+def remarks(entry):
+    """What a reader must know of one row."""
+    words = []
+    if not entry.ok:
+        words.append(f"refused: {entry.row.get('reason')}")
+    if entry.row.get("disturbed"):
+        words.append(f"disturbed: {entry.row['disturbed']}")
+    if entry.run.injected is not None:
+        words.append(f"slowed on purpose: {json.dumps(entry.run.injected)}")
+    return "; ".join(words)
+
+
+def row_class(entry):
+    return "refused" if not entry.ok else "peer" if entry.peer else "disturbed" if remarks(entry) else ""
+
+
+def verified_words(entry):
+    """What the row's output was held against, in a few words."""
+    verified = entry.row["verified"]
+    if not entry.ok:
+        return "no"
+    if entry.kernel in records.WHOLE:
+        return f"yes, regret {verified['mean_regret']:.4f}" if verified.get("mean_regret") is not None else "yes"
+    error = verified.get("max_error_over_bound")
+    return "yes" if error is None else f"yes, {error:.2f} of bound"
+
+
+def kernel_table(evidence, kernel):
+    entries = [entry for entry in evidence.entries if entry.kernel == kernel]
+    # The rows of one shape together, in the order of the file; peers below ours, fastest first.
+    order = {}
+    for entry in entries:
+        order.setdefault(entry.work, len(order))
+    entries.sort(key=lambda entry: (order[entry.work], bool(entry.peer),
+                                    entry.median_us if entry.peer and entry.ok else 0))
+    devices = len({entry.row["device"] for entry in entries}) > 1
+    header = ["shape", "implementation", "dtype", "cache", *(["device"] if devices else []), "median µs",
+              "95 % interval µs", "rate", "% of limit", "verified", "of best peer", "remarks"]
+    lines = []
+    for entry in entries:
+        cells = [entry.name, f"{entry.peer}: {entry.how}" if entry.peer else entry.how, entry.row["dtype"],
+                 entry.row["cache"]]
+        cells += [entry.row["device"]] if devices else []
+        if entry.ok:
+            peer = evidence.peer(entry)
+            share = percent(entry.percent)
+            cells += [figure(entry.median_us), interval_words(entry), entry.rate,
+                      f"{share} {entry.row['limit']}" if share else "", verified_words(entry),
+                      ratio(entry.median_us / peer.median_us) if peer else "", remarks(entry)]
+        else:
+            cells.append(remarks(entry))
+        lines.append(cells)
+    first = 5 if devices else 4
+    return Table(header, lines, {first, first + 1, first + 2, first + 3, first + 5},
+                 [row_class(entry) for entry in entries], f"{kernel}: {table_summary(entries)}",
+                 any(not entry.ok for entry in entries))
+
+
+def table_summary(entries):
+    refused = sum(not entry.ok for entry in entries)
+    return count(len(entries), "row") + (f", {refused} refused" if refused else "")
+
+
+def decoder_table(evidence):
+    entries = sorted((entry for entry in evidence.entries if entry.kernel == records.DECODER),
+                     key=lambda entry: (entry.row["model"], entry.row["dtype"], entry.row["device"],
+                                        bool(entry.peer), entry.row["batch"]))
+    header = ["model", "implementation", "dtype", "device", "batch", "tokens in + out", "decode tok/s",
+              "95 % interval tok/s", "ms a step", "prefill tok/s", "% of limit", "host share", "memory GiB",
+              "verified", "remarks"]
+    lines = []
+    for entry in entries:
+        row = entry.row
+        cells = [row["model"], f"{entry.peer}: {entry.how}" if entry.peer else entry.how, row["dtype"],
+                 row["device"], str(row["batch"]), f"{row['prompt_tokens']} + {row['new_tokens']}"]
+        if entry.ok:
+            low, high = entry.tok_s_interval
+            share = percent(entry.percent)
+            cells += [figure(row["decode_tok_s"]), f"{figure(low)} to {figure(high)}", figure(row["ms_per_token"]),
+                      figure(row["prefill_tok_s"]), f"{share} {row['limit']}" if share else "",
+                      f"{100 * row['host_share']:.1f} %" if row.get("host_share") is not None else "",
+                      figure(row["memory_bytes"] / 2**30) if row.get("memory_bytes") else "",
+                      verified_words(entry), remarks(entry)]
+        else:
+            cells.append(remarks(entry))
+        lines.append(cells)
+    return Table(header, lines, {4, 5, 6, 7, 8, 9, 10, 11, 12}, [row_class(entry) for entry in entries],
+                 f"decoder: {table_summary(entries)}", True)
+
+
+def tables(evidence):
+    section = Section("tables", "Every row", "Medians with their 95 % confidence intervals. Of best peer: the median "
+                      "over that of the fastest other library on the same shape; below 1× is faster.",
+                      missing="No rows. To make some: scripts/bench")
+    if any(entry.kernel == records.DECODER for entry in evidence.entries):
+        section.tables.append(decoder_table(evidence))
+    section.tables += [kernel_table(evidence, kernel) for kernel in evidence.kernels]
+    if section.tables:
+        section.missing = ""
+    return section, runs_of(evidence.entries)
+
+
+PEAKS = [("read", "read_gbps", "memory_gbps", "GB/s"), ("copy", "copy_gbps", "memory_gbps", "GB/s"),
+         ("matmul, bf16", "matmul_tflops", "bf16_tflops", "TFLOP/s"), ("launch on a stream", "launch_us", None, "µs"),
+         ("node of a graph", "graph_node_us", None, "µs")]
+FINGERPRINT = [
+    ("GPU", "gpu.name"), ("GPU, hash of its UUID", "gpu.uuid_hash"), ("compute capability", "gpu.compute_capability"),
+    ("SMs", "gpu.sm_count"), ("driver", "gpu.driver"), ("CUDA driver", "gpu.cuda_driver"),
+    ("CUDA runtime", "gpu.cuda_runtime"), ("cuBLASLt", "gpu.cublaslt"), ("MIG", "gpu.mig"), ("MPS", "gpu.mps"),
+    ("SM clock before, MHz", "gpu.before.sm_clock_mhz"), ("largest SM clock, MHz", "gpu.max_sm_clock_mhz"),
+    ("memory clock before, MHz", "gpu.before.memory_clock_mhz"), ("power cap, W", "gpu.before.power_cap_w"),
+    ("temperature before, °C", "gpu.before.temperature_c"),
+    ("throttled before", "gpu.before.throttle_reasons"), ("other processes before", "gpu.before.other_processes"),
+    ("compiler", "compiler"), ("CUDA compiler", "cuda_compiler"), ("flags", "flags"), ("build type", "build_type"),
+    ("CPU", "cpu"), ("CPU threads", "cpu_threads"), ("CPU governor", "cpu_governor"), ("OS", "os")]
+
+
+def at(record, path):
+    for name in path.split("."):
+        record = record.get(name) if isinstance(record, dict) else None
+    return record
+
+
+def value_words(values):
+    """One value, or what all runs have; None if nobody knows."""
+    known = [value for value in values if value not in (None, "", "unknown")]
+    if not known:
+        return None
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known):
+        low, high = min(known), max(known)
+        return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    words = dict.fromkeys({True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool)
+                          else str(value) for value in known)
+    return ", ".join(list(words)[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+
+
+def machine(evidence):
+    current = runs_of(evidence.entries) or evidence.runs
+    section = Section("machine", "The machine", "On what, and built from what. Peaks were measured by the runs "
+                      "themselves; the roofline uses those of the newest run with a matmul rate.")
+    run = evidence.peaks_run
+    if run is not None:
+        sheet = run.header["datasheet"] or {}
+        lines = []
+        for words, name, sheet_name, unit in PEAKS:
+            values = [each.header["peaks"].get(name) for each in current if each.header["peaks"]]
+            values = [value for value in values if value]
+            if not values:
+                continue
+            used = run.header["peaks"].get(name)
+            stated = sheet.get(sheet_name) if sheet_name else None
+            lines.append([words, unit, figure(used) if used else "", f"{figure(min(values))} to {figure(max(values))}",
+                          figure(stated), percent(100 * used / stated) if stated and used else ""])
+        section.tables.append(Table(["peak", "unit", "measured", "over all runs", "datasheet", "of datasheet"], lines,
+                                    {2, 3, 4, 5}, title="Peaks", open=True))
+        taken = [each.run_id for each in current if (each.header["peaks"] or {}).get("from_run")]
+        if taken:
+            section.sentences.append(f"{count(len(taken), 'run')} took the peaks over from another run (--peaks).")
+    lines = []
+    for words, path in FINGERPRINT:
+        value = value_words([at(each.fingerprint, path) for each in current])
+        lines.append([words, value if value is not None else "not known"])
+    commits = dict.fromkeys(commit_label(each.fingerprint) for each in sorted(current, key=lambda each: each.time))
+    lines.insert(0, ["commits", ", ".join(commits)])
+    times = sorted(each.time for each in current)
+    lines.insert(1, ["time, UTC", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"])
+    section.tables.append(Table(["", "of these runs"], lines, title="Fingerprint", open=True))
+    section.tables.append(Table(
+        ["time, UTC", "program", "commit", "rows", "ended", "command"],
+        [[each.time, each.program, commit_label(each.fingerprint), str(len(each.rows) + len(each.ablations)),
+          "killed" if each.killed else "interrupted" if each.interrupted else "yes",
+          command_words(each.fingerprint.get("command_line") or [])]
+         for each in sorted(evidence.runs, key=lambda each: each.time)],
+        {3}, ["refused" if each.killed or each.interrupted else "" for each in
+              sorted(evidence.runs, key=lambda each: each.time)], title=count(len(evidence.runs), "run")))
+    return section, []
+
+
+def tiles(evidence):
+    """The few figures that stand large at the top: (figure, unit, what it is)."""
+    made = []
+    for (model, dtype, _, _, _), entries in list(evidence.decoder_groups.items())[:2]:
+        for entry in evidence.headline_batches(entries):
+            made.append((f"{entry.row['decode_tok_s']:,.0f}", "tok/s", f"{model} {dtype}, batch {entry.row['batch']}"))
+    if evidence.furthest:
+        entry = evidence.furthest[0]
+        made.append((percent(entry.percent).removesuffix(" %"), "%",
+                     f"of the {entry.row['limit']} limit: {entry.kernel}, the furthest"))
+    made.append((f"{len(evidence.refused):,}", "refused", f"of {count(len(evidence.entries), 'row')}"))
+    return made
+
+
+def render(evidence, title, own_command, generated, progress=lambda words: None):
+    """The whole page."""
+    folder = Path(__file__).parent
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True,
+                                     lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    commits = evidence.commits
+    subtitle = [evidence.device or "no device", f"commit {commits[-1]}" if commits else "no commit",
+                count(len(evidence.entries), "row"), f"made {generated}"]
+    return environment.get_template("page.html.j2").render(
+        title=title, subtitle=subtitle, style=(folder / "page.css").read_text(encoding="utf-8"),
+        headline=evidence.headline, tiles=tiles(evidence), notes=evidence.notes, shown_notes=SHOWN_NOTES,
+        sections=sections(evidence, own_command, progress))

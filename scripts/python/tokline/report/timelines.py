@@ -1,0 +1,186 @@
+"""The plots over commits: tok/s of the decoder, time of each kernel."""
+
+import math
+
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import Affine2D
+
+from tokline.report.canvas import FONT, INK, LIMIT, MUTED, PALETTE, SMALL, draw, kernel_look, plain_log, spread
+from tokline.report.wording import figure
+from tokline.statistics import geometric_mean
+
+MAX_PANELS = 4
+STRIP = 66  # pixels, of a batch size over commits
+
+
+def throughput(evidence):
+    """tok/s over commits, a strip a batch size, each on its own scale; with one commit, points on one scale."""
+    groups = {}
+    for key, entries in evidence.history.items():
+        if key.kernel == "decoder" and not next(iter(entries.values())).peer:
+            groups.setdefault((key.model, key.dtype, key.implementation, key.prompt_tokens, key.new_tokens),
+                              []).append((key.batch, entries))
+    panels = [(name, sorted(lines, key=lambda line: line[0])) for name, lines in list(groups.items())[:MAX_PANELS]]
+    if not panels:
+        return None
+    single = len(evidence.decoder_commits) == 1
+
+    def panel_height(lines):
+        return 380 if single else 84 + STRIP * len(lines)
+
+    def columns(narrow):
+        return 1 if narrow or len(panels) == 1 else 2
+
+    def row_heights(narrow):
+        rows = [panels[first:first + columns(narrow)] for first in range(0, len(panels), columns(narrow))]
+        return [max(panel_height(lines) for _, lines in row) for row in rows]
+
+    def paint(canvas):
+        cell = canvas.width / columns(canvas.narrow)
+        tops = [sum(row_heights(canvas.narrow)[:row]) for row in range(len(panels))]
+        for number, ((model, dtype, implementation, prompt, new), lines) in enumerate(panels):
+            left, top = cell * (number % columns(canvas.narrow)), tops[number // columns(canvas.narrow)]
+            words = f"{model}, {dtype}, {prompt}+{new} tokens"
+            words += "" if implementation == "cuda" else f", {implementation}"
+            canvas.text(left, top + 12, canvas.fitted(words, cell - 12, FONT), fontweight="bold", va="center")
+            canvas.text(left, top + 29, "tok/s over the batch" + (
+                "" if single else "; each strip has its own scale" if canvas.narrow else
+                "; each strip has its own scale, of at least ±5 %"), color=MUTED, fontsize=SMALL, va="center")
+            if single:
+                axes = canvas.axes(left + 48, top + 44, cell - 48 - 148, panel_height(lines) - 84)
+                paint_points(axes, evidence.decoder_commits, lines)
+                continue
+            for strip, (batch, entries) in enumerate(lines):
+                axes = canvas.axes(left + 52, top + 46 + STRIP * strip, cell - 52 - 104, STRIP - 24)
+                paint_strip(axes, evidence.decoder_commits, batch, entries, PALETTE[strip % len(PALETTE)],
+                            last=strip + 1 == len(lines))
+
+    return draw("throughput", "Tokens per second of the decoder over commits, by batch size",
+                lambda narrow: sum(row_heights(narrow)), paint)
+
+
+def paint_strip(axes, commits, batch, entries, colour, last):
+    """One batch size over commits: the line, its band, and at the right what it is now."""
+    xs = [commits.index(label) for label in entries]
+    rates = [entry.row["decode_tok_s"] for entry in entries.values()]
+    lows, highs = zip(*(entry.tok_s_interval for entry in entries.values()))
+    middle = math.sqrt(min(lows) * max(highs))
+    low, high = min(0.95 * middle, min(lows)), max(1.05 * middle, max(highs))
+    axes.fill_between(xs, lows, highs, color=colour, alpha=0.28, linewidth=0)
+    axes.plot(xs, rates, color=colour, linewidth=1.6, marker="o", markersize=3.5, solid_joinstyle="round")
+    if len(xs) == 1:
+        axes.vlines(xs, lows, highs, color=colour, linewidth=1.2)
+    axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    axes.set_xlim(-0.4, len(commits) - 0.6)
+    axes.yaxis.set_major_locator(FixedLocator([low, high]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value)))
+    axes.spines["left"].set_visible(False)
+    axes.grid(True, axis="y")
+    if last:
+        commit_ticks(axes, commits)
+    else:
+        axes.spines["bottom"].set_visible(False)
+        axes.xaxis.set_major_locator(NullLocator())
+    axes.annotate(f"batch {batch}", (1, 0.5), xycoords="axes fraction", xytext=(10, 7), va="center",
+                  textcoords="offset points", fontsize=SMALL, color=MUTED)
+    now = f"{rates[-1]:,.0f}" if rates[-1] >= 100 else figure(rates[-1])
+    change = f" {100 * (rates[-1] / rates[-2] - 1):+.1f} %".replace("-", "−") if len(rates) > 1 else ""
+    axes.annotate(now + change, (1, 0.5), xycoords="axes fraction", xytext=(10, -8), va="center",
+                  textcoords="offset points", fontsize=SMALL)
+
+
+def offset(axes, up):
+    """The transform of pixels from the axes' left edge, `up` pixels above their top."""
+    box = axes.get_window_extent()
+    return Affine2D().translate(box.x0, box.y1 + up)
+
+
+def paint_points(axes, commits, lines):
+    """All batch sizes at the one commit that there is."""
+    axes.set_yscale("log")
+    labels, rates, everything = [], [], []
+    for number, (batch, entries) in enumerate(lines):
+        (entry,) = entries.values()
+        rate, colour = entry.row["decode_tok_s"], PALETTE[number % len(PALETTE)]
+        axes.plot([0], [rate], color=colour, marker="o", markersize=6)
+        axes.vlines([0], *entry.tok_s_interval, color=colour, linewidth=1.4)
+        labels.append((f"batch {batch}: {figure(rate) if rate < 100 else f'{rate:,.0f}'}", colour))
+        rates.append(rate)
+        everything += entry.tok_s_interval
+    axes.set_ylim(min(everything) / 1.25, max(everything) * 1.25)
+    axes.set_xlim(-0.5, 0.5)
+    plain_log(axes.yaxis, subs=(1.0, 2.0, 5.0))
+    axes.grid(True, axis="y")
+    axes.set_xticks([0], commits)
+    end_labels(axes, labels, rates)
+
+
+def end_labels(axes, labels, heights):
+    """Labels at the right edge, level with the ends of their lines, moved apart where they would touch."""
+    box = axes.get_window_extent()
+    levels = [axes.transData.transform((0, height))[1] for height in heights]
+    for (words, colour), level, moved in zip(labels, levels, spread(levels, 15.5, box.y0, box.y1)):
+        axes.annotate(words, (1, (level - box.y0) / box.height), xycoords="axes fraction",
+                      xytext=(12, moved - level), textcoords="offset points", va="center", ha="left",
+                      fontsize=SMALL, color=INK,
+                      arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.4, "shrinkA": 1, "shrinkB": 0})
+
+
+def commit_ticks(axes, commits, room=58):
+    """As many commits named as have room, always the first and the last."""
+    width = axes.get_window_extent().width
+    fit = max(1, int(width // room))
+    stride = max(1, math.ceil((len(commits) - 1) / max(1, fit - 1))) if fit > 1 else len(commits)
+    last = len(commits) - 1
+    ticks = [tick for tick in range(0, len(commits), stride) if last - tick >= stride or tick == last] + [last]
+    if fit == 1:
+        ticks = [last]
+    ticks = sorted(set(ticks))
+    axes.set_xticks(ticks, [commits[tick] for tick in ticks])
+    if len(ticks) > 1:  # the outer ones end with the axes
+        axes.get_xticklabels()[0].set_horizontalalignment("left")
+        axes.get_xticklabels()[-1].set_horizontalalignment("right")
+
+
+def kernel_history(evidence):
+    """A small plot a kernel: time over that at the first commit."""
+    panels = [(kernel, evidence.kernel_history(kernel)) for kernel in evidence.kernels]
+    panels = [(kernel, lines) for kernel, lines in panels if lines]
+    if not panels:
+        return None
+    values = [value for _, lines in panels for line in lines.values() for _, value in line]
+    low, high = min(0.9, min(values)) / 1.02, max(1.1, max(values)) * 1.02
+    commits = evidence.kernel_commits
+
+    def height(narrow):
+        return 150 * math.ceil(len(panels) / (2 if narrow else 4))
+
+    def paint(canvas):
+        columns = 2 if canvas.narrow else 4
+        cell = canvas.width / columns
+        for number, (kernel, lines) in enumerate(panels):
+            axes = canvas.axes(cell * (number % columns) + 36, 150 * (number // columns) + 24, cell - 48, 92)
+            colour, _ = kernel_look(kernel)
+            axes.set_yscale("log")
+            axes.set_xlim(-0.4, len(commits) - 0.6)
+            axes.set_ylim(low, high)
+            axes.axhline(1, color=LIMIT, linewidth=1)
+            means = {}
+            for line in lines.values():
+                axes.plot([commits.index(label) for label, _ in line], [value for _, value in line], color=colour,
+                          linewidth=0.9, alpha=0.35)
+                for label, value in line:
+                    means.setdefault(commits.index(label), []).append(value)
+            xs = sorted(means)
+            axes.plot(xs, [geometric_mean(means[x]) for x in xs], color=colour, linewidth=2.2, marker="o",
+                      markersize=3.5)
+            span = math.log2(high / low)
+            steps = [0.25, 0.5, 1, 2, 4] if span > 1.2 else [0.8, 1, 1.25] if span > 0.5 else [0.9, 1, 1.1]
+            axes.yaxis.set_major_locator(FixedLocator([value for value in steps if low <= value <= high]))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+            axes.grid(True, axis="y")
+            commit_ticks(axes, commits)
+            axes.text(-30, 0, kernel, transform=offset(axes, 7), fontweight="bold", va="bottom")
+
+    return draw("history", "Time of each kernel over commits, relative to the first", height, paint)

@@ -1,0 +1,16 @@
+"""Which commit a tree is at. Standard library only."""
+
+import subprocess
+
+
+def of_tree(root):
+    """(commit, whether the tree has changes); nulls where git cannot say. What is measured is written to results/:
+    that is no change of what was measured."""
+    def git(*arguments):
+        run = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=10, check=True)
+        return run.stdout.strip()
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+        return git("rev-parse", "HEAD"), bool(changes)
+    except (OSError, subprocess.SubprocessError):
+        return None, None

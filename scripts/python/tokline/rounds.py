@@ -1,0 +1,278 @@
+"""Runs the programs of two builds in turn, in rounds whose order is shuffled, and records what they
+measure."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokline.terminal import count
+
+DECODER_PROGRAM = "tokline"
+SIDES = ("a", "b")
+
+
+class Misuse(Exception):
+    """What was asked for cannot be run; the message says why."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C, or a program that was interrupted. Holds what was measured until then, in words."""
+
+
+@dataclass
+class Plan:
+    """What runs: programs by name for each side, and their arguments."""
+
+    programs: dict  # side -> {name: path}
+    model: str | None = None
+    bench_arguments: list = field(default_factory=list)
+    decoder_arguments: list = field(default_factory=list)
+    device: str = "cuda"
+    rounds: int = 5
+    seed: int = 1
+
+    @property
+    def names(self):
+        """What both sides have, in order."""
+        return sorted(self.programs["a"].keys() & self.programs["b"].keys())
+
+    def only_on(self, side):
+        other = self.programs["b" if side == "a" else "a"]
+        return sorted(self.programs[side].keys() - other.keys())
+
+    def order(self):
+        """(round from 1, name, side) of every process. A round runs each program on both sides, one
+        right after the other; which comes first, and which program, is drawn. A bench program opens the
+        round: it measures the peaks that the others take over, of which the decoder's are a part only."""
+        drawn = random.Random(self.seed)
+        for number in range(1, self.rounds + 1):
+            names = drawn.sample(self.names, len(self.names))
+            opening = next((name for name in names if name != DECODER_PROGRAM), names[0])
+            names.remove(opening)
+            names.insert(0, opening)
+            for name in names:
+                for side in drawn.sample(SIDES, 2):
+                    yield number, name, side
+
+
+@dataclass
+class Failure:
+    """A process that did not end well."""
+
+    round: int
+    name: str
+    side: str
+    words: str
+    empty: bool  # no row was recorded
+    killed: bool = False  # by a signal
+
+
+def find_programs(path, model=None, wanted=None):
+    """{name: path} of a program, or of a build's bin folder: all bench_* in it, and `tokline` with a model.
+    `wanted` are names without `bench_`, and `decoder`."""
+    path = Path(path)
+    if path.is_dir():
+        found = {
+            each.name: each
+            for each in sorted(path.glob("bench_*"))
+            if each.is_file() and os.access(each, os.X_OK)
+        }
+        if model is not None and os.access(path / DECODER_PROGRAM, os.X_OK):
+            found[DECODER_PROGRAM] = path / DECODER_PROGRAM
+        if not found:
+            raise Misuse(f"{path}: no bench_* program in this folder; name a build's bin folder or a program")
+    elif not path.exists():
+        raise Misuse(f"{path}: no such file or folder")
+    elif not os.access(path, os.X_OK):
+        raise Misuse(f"{path}: cannot be executed; name a program or a build's bin folder")
+    else:
+        found = {path.name: path}
+    if path.name == DECODER_PROGRAM and path.is_file() and model is None:
+        raise Misuse(f"{path}: needs --model DIR, the checkpoint to decode")
+    found = {name: each.absolute() for name, each in found.items()}
+    if wanted is None:
+        return found
+    names = {"tokline" if name == "decoder" else f"bench_{name}" for name in wanted}
+    return {name: each for name, each in found.items() if name in names}
+
+
+def refusal_of_model(program, model):
+    """Why `tokline` cannot use the checkpoint, in its words; "" where it can."""
+    command = [str(program), "inspect", "--model", model, "--device", "cpu"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise Misuse(f"{program}: cannot be run: {error.strerror}") from None
+    return _last_line(done.stderr).removeprefix("tokline: ") if done.returncode else ""
+
+
+def gpu_present():
+    """Whether this machine has a GPU that CUDA could use."""
+    if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists():
+        return True
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.stdout.startswith("GPU")
+
+
+class Experiment:
+    """Runs a Plan and appends the records to folder/a.jsonl and folder/b.jsonl."""
+
+    def __init__(self, plan, folder, progress, say):
+        self._plan, self._progress, self._say = plan, progress, say
+        self.files = {side: Path(folder) / f"{side}.jsonl" for side in SIDES}
+        self._log = Path(folder) / "output.log"
+        self._takes_peaks = {}
+        self._order = list(plan.order())
+        self._done = 0
+        self._started = 0.0
+        self.failures = []
+        self._silent = set()  # programs that measured nothing on either side
+
+    def run(self):
+        """Raises Interrupted, and Misuse for arguments that the programs do not know."""
+        self._started = time.monotonic()
+        peaks_of_round = {}
+        try:
+            for number, name, side in self._order:
+                self._show(number, name, side)
+                if name not in self._silent:
+                    self._run_one(number, name, side, peaks_of_round)
+                self._done += 1
+                if number == 1:
+                    self._note_silence(name)
+        except KeyboardInterrupt:
+            raise Interrupted(self._measured(number)) from None
+        finally:
+            self._progress.clear()
+
+    def _show(self, number, name, side):
+        left = ""
+        if self._done:
+            seconds = (time.monotonic() - self._started) / self._done * (len(self._order) - self._done)
+            left = (
+                f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
+            )
+        self._progress.show(
+            f"round {number} of {self._plan.rounds}: {name}, side {side.upper()}  "
+            f"[{self._done} of {len(self._order)} runs{left}]"
+        )
+
+    def _command(self, name, side, peaks):
+        program, record = str(self._plan.programs[side][name]), str(self.files[side])
+        if name == DECODER_PROGRAM:
+            command = [program, "bench", "--model", self._plan.model, *self._plan.decoder_arguments]
+        else:
+            command = [program, *self._plan.bench_arguments]
+        command += ["--device", self._plan.device, "--record", record]
+        if peaks and self._plan.device == "cuda" and self._knows_peaks(program, name):
+            command += ["--peaks", str(peaks)]
+        return command
+
+    def _knows_peaks(self, program, name):
+        """Whether this build of the program has the flag: an older one measures its own."""
+        if program not in self._takes_peaks:
+            help_command = [program, "bench", "--help"] if name == DECODER_PROGRAM else [program, "--help"]
+            try:
+                shown = subprocess.run(
+                    help_command,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=60,
+                    stdin=subprocess.DEVNULL,
+                ).stdout
+            except (OSError, subprocess.TimeoutExpired):
+                shown = ""
+            self._takes_peaks[program] = "--peaks" in shown
+        return self._takes_peaks[program]
+
+    def _run_one(self, number, name, side, peaks_of_round):
+        before = self._lines(side)
+        command = self._command(name, side, peaks_of_round.get(number))
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise Misuse(f"{command[0]}: cannot be run: {error.strerror}") from None
+        try:
+            output = process.communicate()[0].decode("utf-8", "replace")
+        except KeyboardInterrupt:
+            self._end(process)
+            raise
+        with open(self._log, "a", encoding="utf-8") as log:
+            log.write(
+                f"== round {number}, side {side.upper()}: {' '.join(command)}\n{output}"
+                f"== exit code {process.returncode}\n"
+            )
+        if process.returncode == 130:
+            raise KeyboardInterrupt
+        if process.returncode == 2:
+            raise Misuse(f"{name} ({side.upper()}) does not take its arguments: {_last_line(output)}")
+        written = self._lines(side) - before  # a header, rows, and an end that a killed program lacks
+        all_peaks = name != DECODER_PROGRAM or self._plan.names == [DECODER_PROGRAM]
+        if process.returncode == 0 and written and all_peaks:
+            peaks_of_round.setdefault(number, self.files[side])
+        if process.returncode != 0:
+            self._failed(
+                number,
+                name,
+                side,
+                process.returncode,
+                output,
+                written <= (2 if process.returncode > 0 else 1),
+            )
+
+    def _failed(self, number, name, side, code, output, empty):
+        if code < 0:
+            words = f"was killed by {signal.Signals(-code).name}"
+        else:
+            words = f"exited with {code}: {_last_line(output)}"
+        self.failures.append(Failure(number, name, side, words, empty, code < 0))
+        self._progress.clear()
+        self._say(f"round {number}: {name} ({side.upper()}) {words}")
+
+    def _end(self, process):
+        """The program had the terminal's Ctrl-C too, and writes its end; a signal to this process alone
+        has not reached it."""
+        try:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+    def _lines(self, side):
+        try:
+            with open(self.files[side], "rb") as file:
+                return file.read().count(b"\n")
+        except OSError:
+            return 0
+
+    def _note_silence(self, name):
+        """A filter that matches nothing in a program fails it on both sides: it is not run again."""
+        if name not in self._silent and {
+            each.side for each in self.failures if each.name == name and each.empty
+        } == set(SIDES):
+            self._silent.add(name)
+            self._say(f"{name} measured nothing on either side; it is left out of the other rounds")
+
+    def _measured(self, number):
+        kept = [str(path) for path in self.files.values() if path.exists()]
+        where = f"; what was measured is in {' and '.join(kept)}" if kept else "; nothing was measured"
+        return (
+            f"interrupted in round {number} of {self._plan.rounds}, after {count(self._done, 'run')} of "
+            f"{len(self._order)}{where}"
+        )
+
+
+def _last_line(output):
+    lines = [line for line in output.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"

@@ -1,0 +1,29 @@
+"""What is said of the samples of a row: harness/core/timing.h, with the standard library alone."""
+
+import math
+from functools import cache
+
+
+def middle(ordered):
+    """The median of sorted values, of which there is at least one."""
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+@cache
+def interval_rank(count, confidence=0.95):
+    """The rank (from 0) of the order statistic below which the median is with at most (1-confidence)/2."""
+    missed_on_a_side = (1 - confidence) / 2
+    missed, rank = 0.0, -1
+    for heads in range(count // 2):
+        missed += math.comb(count, heads) / 2**count
+        if missed > missed_on_a_side:
+            break
+        rank = heads
+    return max(rank, 0)
+
+
+def interval(ordered):
+    """(low, high): the 95 % interval of the median by order statistics of sorted values; the extremes where they
+    are too few."""
+    rank = interval_rank(len(ordered))
+    return ordered[rank], ordered[-1 - rank]
