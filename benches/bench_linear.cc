@@ -100,10 +100,12 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                      .residual = shape.Flag("residual"),
                      .out_f32 = shape.Flag("out_f32")};
   for (const int64_t tokens : shape.Ints("tokens")) {
-    for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kMatmul}) {
-      const bool skinny = variant == LinearVariant::kSkinny;
+    for (const LinearVariant variant :
+         {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kMatmul}) {
+      const bool skinny = variant != LinearVariant::kMatmul;
       if (skinny && tokens > kMaxSkinnyTokens) continue;
       if (!context.device && skinny) continue;  // the reference knows no variants
+      if (variant == LinearVariant::kNormThenSkinny && !linear.norm) continue;
       linear.tokens = tokens;
       linear.variant = variant;
       CaseSpec& spec = cases.emplace_back();
@@ -112,7 +114,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
           {"out", linear.out},           {"norm", linear.norm},      {"gated", linear.gated},
           {"residual", linear.residual}, {"out_f32", linear.out_f32}};
       spec.variant = "tokens:" + std::to_string(tokens);
-      spec.implementation = skinny ? "skinny" : "matmul";
+      spec.implementation = Name(variant);
       spec.make = [linear](const CaseContext& ctx) -> std::unique_ptr<BenchCase> {
         return std::make_unique<LinearCase>(linear, ctx);
       };

@@ -19,7 +19,7 @@ struct QkvShape {
   int32_t hq = 0;
   bool append = false;
   int64_t rope_rows = 0;
-  RmsNormQkvVariant variant = RmsNormQkvVariant::kAuto;
+  LinearVariant variant = LinearVariant::kAuto;
 };
 
 class QkvCase final : public KernelCase<RmsNormQkvParams> {
@@ -133,8 +133,9 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
   const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1}, 0, 1);
   for (const int64_t tokens : shape.Ints("tokens")) {
     for (const int64_t append : append_options) {
-      for (const auto variant : {RmsNormQkvVariant::kSkinny, RmsNormQkvVariant::kMatmul}) {
-        const bool skinny = variant == RmsNormQkvVariant::kSkinny;
+      for (const LinearVariant variant :
+           {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kMatmul}) {
+        const bool skinny = variant != LinearVariant::kMatmul;
         if (skinny && (tokens > kMaxSkinnyTokens || !context.device)) continue;
         qkv.append = append != 0;
         qkv.variant = variant;
@@ -144,7 +145,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                       {"hk", layout.num_kv_heads}, {"head_dim", layout.head_dim},
                       {"append", qkv.append}};
         spec.variant = StrCat("tokens:", tokens, qkv.append ? "/append" : "");
-        spec.implementation = skinny ? "skinny" : "matmul";
+        spec.implementation = Name(variant);
         spec.make = [=](const CaseContext& ctx) -> std::unique_ptr<BenchCase> {
           AppendBatch batch = ManySequences(layout, tokens);
           QkvShape made = qkv;

@@ -138,8 +138,7 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
                               const StepArrays& arrays) {
   RmsNormQkvParams params{
       .dtype = dtype_,
-      .variant =
-          plan_.Has(Ablation::kSkinny) ? RmsNormQkvVariant::kMatmul : RmsNormQkvVariant::kAuto,
+      .variant = ProjectionVariant(),
       .num_tokens = tokens,
       .hidden_size = spec_.hidden_size,
       .num_q_heads = spec_.num_q_heads,
@@ -355,10 +354,14 @@ void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
   params.prefetch_bytes = std::min(elements * element_bytes_, backend_.facts().l2_bytes / 4);
 }
 
+LinearVariant ForwardPass::ProjectionVariant() const {
+  return plan_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto;
+}
+
 LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                                  const std::byte* weight, void* out, int64_t out_features) const {
   return {.dtype = dtype_,
-          .variant = plan_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto,
+          .variant = ProjectionVariant(),
           .num_tokens = tokens,
           .in_features = in_features,
           .out_features = out_features,

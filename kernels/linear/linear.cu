@@ -1,4 +1,4 @@
-// Dispatch of Linear: the skinny kernel, or RMSNorm, cuBLASLt and SiLU in turn.
+// Dispatch of Linear: the skinny kernel, RMSNorm before it, or RMSNorm, cuBLASLt and SiLU in turn.
 #include "kernels/device/current_device.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/linear/linear.h"
@@ -9,6 +9,28 @@
 
 namespace tokline {
 namespace {
+
+// The norm as a kernel of its own, into the workspace.
+RmsNormParams NormOf(const LinearParams& params) {
+  return {.dtype = params.dtype,
+          .num_tokens = params.num_tokens,
+          .hidden_size = params.in_features,
+          .eps = params.norm_eps,
+          .x = params.x,
+          .x_stride = params.x_stride,
+          .weight = params.norm_weight,
+          .out = static_cast<char*>(params.workspace) + LinearScratchOf(params).normalised_bytes_at,
+          .out_stride = params.in_features};
+}
+
+// What is left to do after it.
+LinearParams AfterNorm(LinearParams params) {
+  const RmsNormParams norm = NormOf(params);
+  params.x = norm.out;
+  params.x_stride = norm.out_stride;
+  params.norm_weight = nullptr;
+  return params;
+}
 
 template <typename T>
 void LaunchSkinny(const LinearParams& params, const SkinnyPlan& plan,
@@ -45,7 +67,7 @@ void LaunchSkinny(const LinearParams& params, const SkinnyPlan& plan,
 }
 
 void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
-  const MatmulScratch scratch = MatmulScratchOf(params);
+  const LinearScratch scratch = LinearScratchOf(params);
   char* const workspace = static_cast<char*>(params.workspace);
   Matmul::Problem problem{.dtype = params.dtype,
                           .out_f32 = params.out_f32,
@@ -63,19 +85,10 @@ void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
                           .out_stride = params.out_stride,
                           .workspace = workspace};
   if (params.norm_weight) {
-    void* const normalised = workspace + scratch.normalised_bytes_at;
-    Launch(RmsNormParams{.dtype = params.dtype,
-                         .num_tokens = params.num_tokens,
-                         .hidden_size = params.in_features,
-                         .eps = params.norm_eps,
-                         .x = params.x,
-                         .x_stride = params.x_stride,
-                         .weight = params.norm_weight,
-                         .out = normalised,
-                         .out_stride = params.in_features},
-           options);
-    problem.x = normalised;
-    problem.x_stride = params.in_features;
+    const RmsNormParams norm = NormOf(params);
+    Launch(norm, options);
+    problem.x = norm.out;
+    problem.x_stride = norm.out_stride;
   }
   if (!params.gated_silu) {
     params.matmul->Run(problem, options);
@@ -101,10 +114,12 @@ void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
 void Launch(const LinearParams& params, const LaunchOptions& options) {
   Validate(params);
   LinearVariant variant = LinearPolicy(params);
+  const bool norm_apart = variant == LinearVariant::kNormThenSkinny;
+  const LinearParams skinny = norm_apart ? AfterNorm(params) : params;
   SkinnyPlan plan;
-  if (variant == LinearVariant::kSkinny && params.num_tokens > 0) {
+  if (variant != LinearVariant::kMatmul && params.num_tokens > 0) {
     const DeviceFacts device = CurrentDeviceFacts();
-    plan = PlanSkinny(params, device);
+    plan = PlanSkinny(skinny, device);
     if (plan.shared_bytes > device.shared_bytes_per_block) {
       Require(params.variant == LinearVariant::kAuto, "kSkinny with num_tokens ", params.num_tokens,
               " and in_features ", params.in_features, " needs ", plan.shared_bytes,
@@ -114,12 +129,12 @@ void Launch(const LinearParams& params, const LaunchOptions& options) {
   }
   ValidateLaunch(params, variant);
   if (params.num_tokens == 0) return;
-  if (variant == LinearVariant::kMatmul) {
-    LaunchMatmul(params, options);
-  } else if (params.dtype == DType::kBf16) {
-    LaunchSkinny<__nv_bfloat16>(params, plan, options);
+  if (variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
+  if (norm_apart) Launch(NormOf(params), options);
+  if (params.dtype == DType::kBf16) {
+    LaunchSkinny<__nv_bfloat16>(skinny, plan, options);
   } else {
-    LaunchSkinny<__half>(params, plan, options);
+    LaunchSkinny<__half>(skinny, plan, options);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "kernels/common/cost.h"
 #include "kernels/common/device_facts.h"
@@ -51,10 +52,14 @@ class Matmul {
 enum class LinearVariant : uint8_t {
   kAuto,    // LinearPolicy decides by token count
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
-  kMatmul,  // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
+  kNormThenSkinny,  // RMSNorm kernel, then kSkinny with all but the norm
+  kMatmul,          // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
 };
 
 inline constexpr int64_t kMaxSkinnyTokens = 16;
+
+// "auto", "skinny", "norm_then_skinny", "matmul".
+std::string_view Name(LinearVariant variant);
 
 // n = x, or RMSNorm(x, norm_weight) as rmsnorm.h defines it.
 // y = round(n W^T + bias), fp32 accumulation.
@@ -84,7 +89,7 @@ struct LinearParams {
   const void* prefetch = nullptr;
   int64_t prefetch_bytes = 0;
   Matmul* matmul = nullptr;     // CUDA, kMatmul
-  void* workspace = nullptr;    // CUDA, 256 B aligned
+  void* workspace = nullptr;    // CUDA, 256 B aligned; kSkinny needs none
   int64_t workspace_bytes = 0;  // LinearWorkspaceBytes(params)
 };
 

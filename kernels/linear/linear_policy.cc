@@ -51,6 +51,20 @@ int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) 
 
 }  // namespace
 
+std::string_view Name(LinearVariant variant) {
+  switch (variant) {
+    case LinearVariant::kAuto:
+      return "auto";
+    case LinearVariant::kSkinny:
+      return "skinny";
+    case LinearVariant::kNormThenSkinny:
+      return "norm_then_skinny";
+    case LinearVariant::kMatmul:
+      return "matmul";
+  }
+  return "unknown";
+}
+
 bool SkinnyFits(const LinearParams& params) {
   return SharedBytes(params, kSkinnyMaxWarps / (params.gated_silu ? 2 : 1),
                      params.gated_silu ? 2 : 1) <= kSkinnySharedBytes;
@@ -107,12 +121,15 @@ LinearVariant LinearPolicy(const LinearParams& params) {
   const bool few = std::ranges::any_of(kSkinnyRanges, [&](const SkinnyRange& range) {
     return params.num_tokens <= range.tokens && weight_bytes <= range.weight_bytes;
   });
-  return few && SkinnyFits(params) ? LinearVariant::kSkinny : LinearVariant::kMatmul;
+  if (!few || !SkinnyFits(params)) return LinearVariant::kMatmul;
+  return params.norm_weight && params.num_tokens >= kNormApartTokens
+             ? LinearVariant::kNormThenSkinny
+             : LinearVariant::kSkinny;
 }
 
-MatmulScratch MatmulScratchOf(const LinearParams& params) {
+LinearScratch LinearScratchOf(const LinearParams& params) {
   const int64_t element = SizeOf(params.dtype);
-  MatmulScratch scratch;
+  LinearScratch scratch;
   scratch.bytes = Matmul::kWorkspaceBytes;
   scratch.normalised_bytes_at = scratch.bytes;
   if (params.norm_weight) {
@@ -126,7 +143,7 @@ MatmulScratch MatmulScratchOf(const LinearParams& params) {
   return scratch;
 }
 
-int64_t LinearWorkspaceBytes(const LinearParams& params) { return MatmulScratchOf(params).bytes; }
+int64_t LinearWorkspaceBytes(const LinearParams& params) { return LinearScratchOf(params).bytes; }
 
 void Validate(const LinearParams& params) {
   const int64_t element = SizeOf(params.dtype);
@@ -143,11 +160,14 @@ void Validate(const LinearParams& params) {
           "out_f32 goes neither with gated_silu nor with residual");
   Require(!params.norm_weight || (params.norm_eps >= 0 && std::isfinite(params.norm_eps)),
           "norm_eps is ", params.norm_eps, "; it must be finite and >= 0");
-  Require(params.variant != LinearVariant::kSkinny || params.num_tokens <= kMaxSkinnyTokens,
-          "num_tokens is ", params.num_tokens, "; kSkinny takes at most ", kMaxSkinnyTokens);
-  Require(params.variant != LinearVariant::kSkinny || SkinnyFits(params),
-          "kSkinny with num_tokens ", params.num_tokens, " and in_features ", params.in_features,
-          " needs more than the ", kSkinnySharedBytes, " B of shared memory that it may take");
+  const bool apart = params.variant == LinearVariant::kNormThenSkinny;
+  Require(!apart || params.norm_weight, "kNormThenSkinny needs a norm_weight; it is null");
+  const bool skinny = apart || params.variant == LinearVariant::kSkinny;
+  Require(!skinny || params.num_tokens <= kMaxSkinnyTokens, "num_tokens is ", params.num_tokens,
+          "; kSkinny takes at most ", kMaxSkinnyTokens);
+  Require(!skinny || SkinnyFits(params), "kSkinny with num_tokens ", params.num_tokens,
+          " and in_features ", params.in_features, " needs more than the ", kSkinnySharedBytes,
+          " B of shared memory that it may take");
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
           "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",
@@ -176,11 +196,12 @@ void Validate(const LinearParams& params) {
 void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
   Require(params.dtype == DType::kBf16 || params.dtype == DType::kF16, "dtype is ",
           Name(params.dtype), "; CUDA kernels take bf16 and f16");
-  if (variant != LinearVariant::kMatmul || params.num_tokens == 0) return;
-  Require(params.matmul != nullptr, "matmul is null; kMatmul (num_tokens ", params.num_tokens,
-          ") needs one");
+  if (variant == LinearVariant::kSkinny || params.num_tokens == 0) return;
+  Require(variant != LinearVariant::kMatmul || params.matmul != nullptr,
+          "matmul is null; kMatmul (num_tokens ", params.num_tokens, ") needs one");
   Require(params.workspace && IsAligned(params.workspace, kWorkspaceAlignment), "workspace is at ",
-          params.workspace, "; kMatmul needs one, ", kWorkspaceAlignment, " B aligned");
+          params.workspace, "; ", variant == LinearVariant::kMatmul ? "kMatmul" : "kNormThenSkinny",
+          " needs one, ", kWorkspaceAlignment, " B aligned");
   Require(params.workspace_bytes >= LinearWorkspaceBytes(params), "workspace_bytes is ",
           params.workspace_bytes, "; LinearWorkspaceBytes asks for ", LinearWorkspaceBytes(params));
 }

@@ -16,6 +16,9 @@ struct SkinnyRange {
 };
 inline constexpr SkinnyRange kSkinnyRanges[] = {
     {1, int64_t{1} << 40}, {4, int64_t{256} << 20}, {8, int64_t{32} << 20}};
+// From so many tokens kAuto runs the norm as a kernel of its own: in kSkinny every block normalises
+// all activations again.
+inline constexpr int64_t kNormApartTokens = 5;
 // Weight rows of one MMA, K elements of one 16-byte load a lane, loads in flight a lane.
 inline constexpr int32_t kSkinnyTileRows = 8;
 inline constexpr int32_t kSkinnyBlockK = 32;
@@ -49,15 +52,17 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device);
 // True where the activations of all tokens fit the shared memory of a block.
 bool SkinnyFits(const LinearParams& params);
 
-// kMatmul's scratch, offsets in bytes into the workspace. cuBLASLt's own comes first.
-struct MatmulScratch {
+// Scratch of kMatmul and kNormThenSkinny, offsets in bytes into the workspace. cuBLASLt's own comes
+// first.
+struct LinearScratch {
   int64_t normalised_bytes_at = 0;  // [num_tokens, in_features], with norm_weight
   int64_t gate_up_bytes_at = 0;     // [num_tokens, 2 * out_features], with gated_silu
   int64_t bytes = 0;
 };
-MatmulScratch MatmulScratchOf(const LinearParams& params);
+LinearScratch LinearScratchOf(const LinearParams& params);
 
-// What a launch needs beyond Validate: a CUDA dtype and, for kMatmul, matmul and workspace.
+// What a launch needs beyond Validate: a CUDA dtype, a workspace where `variant` uses one, and
+// matmul for kMatmul.
 void ValidateLaunch(const LinearParams& params, LinearVariant variant);
 
 }  // namespace tokline

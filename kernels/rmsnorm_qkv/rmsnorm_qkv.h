@@ -13,17 +13,11 @@
 
 namespace tokline {
 
-enum class RmsNormQkvVariant : uint8_t {
-  kAuto,
-  kSkinny,  // one fused kernel streams the weights once; at most kMaxSkinnyTokens tokens
-  kMatmul,  // RMSNorm kernel, then cuBLASLt
-};
-
 // qkv = round(RMSNorm(x) W^T + bias), then, where `append` is set, QK-norm and RoPE on q in place
 // (in qkv) and QK-norm, RoPE and append of k and v, as kv_append.h defines them.
 struct RmsNormQkvParams {
   DType dtype = DType::kBf16;
-  RmsNormQkvVariant variant = RmsNormQkvVariant::kAuto;
+  LinearVariant variant = LinearVariant::kAuto;  // of the projection
   int64_t num_tokens = 0;
   int64_t hidden_size = 0;  // a multiple of 8
   int32_t num_q_heads = 0;
@@ -49,7 +43,6 @@ struct RmsNormQkvParams {
   int64_t workspace_bytes = 0;  // RmsNormQkvWorkspaceBytes(params)
 };
 
-RmsNormQkvVariant RmsNormQkvPolicy(const RmsNormQkvParams& params);
 int64_t RmsNormQkvWorkspaceBytes(const RmsNormQkvParams& params);
 // The projection as a Linear problem, and the append that follows it.
 LinearParams ProjectionOf(const RmsNormQkvParams& params);

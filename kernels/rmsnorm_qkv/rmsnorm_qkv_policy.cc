@@ -8,18 +8,6 @@ int64_t OutFeatures(const RmsNormQkvParams& params) {
   return (params.num_q_heads + 2 * int64_t{params.num_kv_heads}) * params.head_dim;
 }
 
-LinearVariant ToLinear(RmsNormQkvVariant variant) {
-  switch (variant) {
-    case RmsNormQkvVariant::kSkinny:
-      return LinearVariant::kSkinny;
-    case RmsNormQkvVariant::kMatmul:
-      return LinearVariant::kMatmul;
-    case RmsNormQkvVariant::kAuto:
-      break;
-  }
-  return LinearVariant::kAuto;
-}
-
 // Element `index` of the row of a tensor of `dtype`.
 const void* At(DType dtype, const void* base, int64_t index) {
   return base ? static_cast<const char*>(base) + index * SizeOf(dtype) : nullptr;
@@ -29,7 +17,7 @@ const void* At(DType dtype, const void* base, int64_t index) {
 
 LinearParams ProjectionOf(const RmsNormQkvParams& params) {
   return {.dtype = params.dtype,
-          .variant = ToLinear(params.variant),
+          .variant = params.variant,
           .num_tokens = params.num_tokens,
           .in_features = params.hidden_size,
           .out_features = OutFeatures(params),
@@ -62,11 +50,6 @@ KvAppendParams AppendOf(const RmsNormQkvParams& params) {
   append.v = At(params.dtype, params.qkv, v_at);
   append.v_stride = params.qkv_stride;
   return append;
-}
-
-RmsNormQkvVariant RmsNormQkvPolicy(const RmsNormQkvParams& params) {
-  return LinearPolicy(ProjectionOf(params)) == LinearVariant::kSkinny ? RmsNormQkvVariant::kSkinny
-                                                                      : RmsNormQkvVariant::kMatmul;
 }
 
 int64_t RmsNormQkvWorkspaceBytes(const RmsNormQkvParams& params) {

@@ -1,4 +1,6 @@
 // Linear on the device against exact results, against itself in other company, and in chains.
+#include <span>
+
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/linear/linear.h"
@@ -17,9 +19,12 @@ using testing::ToDevice;
 using testing::ToHost;
 
 constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kMatmul};
+constexpr LinearVariant kVariantsWithNorm[] = {
+    LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kMatmul};
 
-const char* Name(LinearVariant variant) {
-  return variant == LinearVariant::kSkinny ? "skinny" : "matmul";
+std::span<const LinearVariant> VariantsOf(const LinearSetup& setup) {
+  if (setup.norm) return kVariantsWithNorm;
+  return kVariants;
 }
 
 // The tensors of a case in device memory.
@@ -88,7 +93,7 @@ TEST_F(LinearCudaTest, EveryTokenCountIsWithinItsBound) {
   }
 }
 
-TEST_F(LinearCudaTest, EveryFormOfBothVariantsIsWithinItsBound) {
+TEST_F(LinearCudaTest, EveryFormOfEveryVariantIsWithinItsBound) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const LinearSetup& form :
          {LinearSetup{}, LinearSetup{.norm = true}, LinearSetup{.gated = true},
@@ -103,7 +108,7 @@ TEST_F(LinearCudaTest, EveryFormOfBothVariantsIsWithinItsBound) {
         setup.out = 512;
         setup.pad = 16;
         const LinearCase c(setup);
-        for (const LinearVariant variant : kVariants) {
+        for (const LinearVariant variant : VariantsOf(setup)) {
           EXPECT_TRUE(c.Check(RunOnDevice(c, variant), variant == LinearVariant::kMatmul))
               << Name(variant) << ", " << Name(dtype) << ", tokens " << tokens << ", norm "
               << form.norm << ", gated " << form.gated << ", bias " << form.bias << ", residual "
@@ -174,7 +179,7 @@ TEST_F(LinearCudaTest, LongRowsNeedMoreThan48KbOfSharedMemory) {
 // An identity weight shows the normalised activations themselves.
 TEST_F(LinearCudaTest, RoundsTheNormalisedActivationBeforeTheNormWeight) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    for (const LinearVariant variant : kVariants) {
+    for (const LinearVariant variant : kVariantsWithNorm) {
       LinearCase c({.dtype = dtype, .tokens = 8, .in = 512, .out = 512, .norm = true});
       for (int64_t k = 0; k < 512; ++k) {
         c.norm_weight.Set(k, 96.5);
@@ -306,14 +311,16 @@ TEST_F(LinearCudaTest, FusedNormEqualsRmsNormThenProjection) {
   plain.params.norm_weight = nullptr;
   plain.params.x = normalised.data();
   plain.params.x_stride = 1024;
-  EXPECT_TRUE(plain.Run() == fused.Run());
+  const HostTensor expected = plain.Run();
+  EXPECT_TRUE(fused.Run() == expected);
+  EXPECT_TRUE(RunOnDevice(c, LinearVariant::kNormThenSkinny) == expected);
 }
 
 // Layers that read what the one before wrote: a dependent launch that reads too early shows.
 TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
   const LinearCase c({.tokens = 4, .in = 1024, .out = 1024, .norm = true, .residual = true});
-  const auto chain = [&](bool dependent) {
-    DeviceCase device(c, LinearVariant::kSkinny);
+  const auto chain = [&](LinearVariant variant, bool dependent) {
+    DeviceCase device(c, variant);
     DeviceBuffer ping = ToDevice(c.x), pong = ToDevice(c.x);
     LinearParams params = device.params;
     for (int layer = 0; layer < 40; ++layer) {
@@ -325,9 +332,13 @@ TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
     }
     return ToHost(ping, DType::kBf16);
   };
-  const HostTensor plain = chain(false);
-  EXPECT_FALSE(plain == c.x);
-  for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(chain(true) == plain);
+  for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny}) {
+    const HostTensor plain = chain(variant, false);
+    EXPECT_FALSE(plain == c.x);
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      EXPECT_TRUE(chain(variant, true) == plain) << Name(variant);
+    }
+  }
 }
 
 TEST_F(LinearCudaTest, MatmulBetweenDependentKernels) {
@@ -342,6 +353,8 @@ TEST_F(LinearCudaTest, RefusesWhatItLacks) {
   const LinearCase c({.tokens = 2});
   DeviceCase device(c, LinearVariant::kMatmul);
   device.params.matmul = nullptr;
+  EXPECT_THROW(Launch(device.params, {}), InvalidArgument);
+  device.params.variant = LinearVariant::kNormThenSkinny;  // without a norm
   EXPECT_THROW(Launch(device.params, {}), InvalidArgument);
   device.params.variant = LinearVariant::kSkinny;
   EXPECT_NO_THROW(Launch(device.params, {}));

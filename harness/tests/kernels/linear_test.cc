@@ -104,7 +104,9 @@ TEST(LinearTest, ValidateLaunchStatesWhatCudaLacks) {
   EXPECT_THAT(refusal(), HasSubstr("matmul is null; kMatmul (num_tokens 40) needs one"));
   params.matmul = reinterpret_cast<Matmul*>(out.data());
   params.workspace = reinterpret_cast<void*>(0x1010);
-  EXPECT_THAT(refusal(), HasSubstr("256 B aligned"));
+  EXPECT_THAT(refusal(), HasSubstr("kMatmul needs one, 256 B aligned"));
+  EXPECT_THAT(MessageOf([&] { ValidateLaunch(params, LinearVariant::kNormThenSkinny); }),
+              HasSubstr("kNormThenSkinny needs one, 256 B aligned"));
   params.workspace = reinterpret_cast<void*>(0x1000);
   params.workspace_bytes = LinearWorkspaceBytes(params) - 1;
   EXPECT_THAT(refusal(),
@@ -165,6 +167,12 @@ TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
     params.num_tokens = range.tokens;
     params.out_features = range.weight_bytes / row_bytes;
     EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny) << range.tokens;
+    params.norm_weight = reinterpret_cast<const void*>(0x1000);
+    EXPECT_EQ(LinearPolicy(params), range.tokens < kNormApartTokens
+                                        ? LinearVariant::kSkinny
+                                        : LinearVariant::kNormThenSkinny)
+        << range.tokens;
+    params.norm_weight = nullptr;
     params.num_tokens += 1;
     EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul) << range.tokens;
     params.num_tokens -= 1;
@@ -189,7 +197,7 @@ TEST(LinearTest, WorkspaceHoldsCublasNormalisedRowsAndGateUp) {
   EXPECT_EQ(LinearWorkspaceBytes(params), base + 256);  // 3 * 24 * 2 = 144
   params.gated_silu = true;
   EXPECT_EQ(LinearWorkspaceBytes(params), base + 256 + 512);  // 3 * 80 * 2 = 480
-  const MatmulScratch scratch = MatmulScratchOf(params);
+  const LinearScratch scratch = LinearScratchOf(params);
   EXPECT_EQ(scratch.normalised_bytes_at, base);
   EXPECT_EQ(scratch.gate_up_bytes_at, base + 256);
 }

@@ -20,7 +20,7 @@ struct Outputs {
 // The tensors of a case in device memory.
 class DeviceCase {
  public:
-  DeviceCase(RmsNormQkvCase& c, RmsNormQkvVariant variant)
+  DeviceCase(RmsNormQkvCase& c, LinearVariant variant)
       : dtype_(c.setup.dtype),
         x_(ToDevice(c.projection.x)),
         norm_weight_(ToDevice(c.projection.norm_weight)),
@@ -65,11 +65,12 @@ class DeviceCase {
 
 class RmsNormQkvCudaTest : public testing::CudaTest {};
 
-constexpr RmsNormQkvVariant kVariants[] = {RmsNormQkvVariant::kSkinny, RmsNormQkvVariant::kMatmul};
+constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny,
+                                       LinearVariant::kMatmul};
 
 TEST_F(RmsNormQkvCudaTest, ProjectionIsWithinItsBound) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    for (const RmsNormQkvVariant variant : kVariants) {
+    for (const LinearVariant variant : kVariants) {
       for (const int64_t tokens : {1, 8, 13}) {
         RmsNormQkvCase c({.dtype = dtype,
                           .tokens = tokens,
@@ -79,7 +80,8 @@ TEST_F(RmsNormQkvCudaTest, ProjectionIsWithinItsBound) {
         DeviceCase device(c, variant);
         Launch(device.params, {});
         const Outputs out = device.Read();
-        EXPECT_TRUE(c.projection.Check(out.qkv)) << Name(dtype) << ", tokens " << tokens;
+        EXPECT_TRUE(c.projection.Check(out.qkv))
+            << Name(variant) << ", " << Name(dtype) << ", tokens " << tokens;
         EXPECT_TRUE(out.pool == c.append.pool) << "append is off, but the pool changed";
       }
     }
@@ -88,13 +90,13 @@ TEST_F(RmsNormQkvCudaTest, ProjectionIsWithinItsBound) {
 
 TEST_F(RmsNormQkvCudaTest, ManyTokensAreWithinTheirBound) {
   RmsNormQkvCase c({.tokens = 50, .hidden = 256, .append = false});
-  DeviceCase device(c, RmsNormQkvVariant::kAuto);
+  DeviceCase device(c, LinearVariant::kAuto);
   Launch(device.params, {});
   EXPECT_TRUE(c.projection.Check(device.Read().qkv));
 }
 
 TEST_F(RmsNormQkvCudaTest, EqualsProjectionThenAppend) {
-  for (const RmsNormQkvVariant variant : kVariants) {
+  for (const LinearVariant variant : kVariants) {
     for (const bool transform : {false, true}) {
       for (const int64_t tokens : {1, 7, 16}) {
         RmsNormQkvCase c(
@@ -114,7 +116,7 @@ TEST_F(RmsNormQkvCudaTest, EqualsProjectionThenAppend) {
 }
 
 TEST_F(RmsNormQkvCudaTest, DependentLaunchesEqualPlainOnes) {
-  for (const RmsNormQkvVariant variant : kVariants) {
+  for (const LinearVariant variant : kVariants) {
     RmsNormQkvCase c({.tokens = 4, .hidden = 1024});
     DeviceCase plain(c, variant), dependent(c, variant);
     Launch(plain.params, {});
@@ -127,7 +129,7 @@ TEST_F(RmsNormQkvCudaTest, DependentLaunchesEqualPlainOnes) {
 
 TEST_F(RmsNormQkvCudaTest, NoTokensLaunchNothing) {
   RmsNormQkvCase c({});
-  DeviceCase device(c, RmsNormQkvVariant::kAuto);
+  DeviceCase device(c, LinearVariant::kAuto);
   device.params.num_tokens = 0;
   EXPECT_NO_THROW(Launch(device.params, {}));
   EXPECT_TRUE(device.Read().pool == c.append.pool);

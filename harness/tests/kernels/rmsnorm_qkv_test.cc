@@ -43,7 +43,7 @@ TEST(RmsNormQkvTest, ValidateStatesWhatIsWrong) {
               HasSubstr("the cache holds 3 heads of 64; the projection makes 2 of 64"));
   EXPECT_THAT(RefusalOf([](P& p) { p.append_params.slots = nullptr; }), HasSubstr("slots is null"));
   EXPECT_THAT(RefusalOf([](P& p) {
-                p.variant = RmsNormQkvVariant::kSkinny;
+                p.variant = LinearVariant::kSkinny;
                 p.num_tokens = 17;
               }),
               HasSubstr("num_tokens is 17"));
@@ -73,14 +73,14 @@ TEST(RmsNormQkvTest, PolicyAndWorkspaceAreThoseOfTheProjection) {
   RmsNormQkvCase c({.tokens = 3});
   HostTensor qkv = c.projection.NewOut();
   RmsNormQkvParams params = c.Params(qkv.data());
-  EXPECT_EQ(RmsNormQkvPolicy(params), RmsNormQkvVariant::kSkinny);
+  EXPECT_EQ(LinearPolicy(ProjectionOf(params)), LinearVariant::kSkinny);
   EXPECT_EQ(RmsNormQkvWorkspaceBytes(params), LinearWorkspaceBytes(ProjectionOf(params)));
-  params.variant = RmsNormQkvVariant::kMatmul;
-  EXPECT_EQ(ProjectionOf(params).variant, LinearVariant::kMatmul);
-  EXPECT_EQ(RmsNormQkvPolicy(params), RmsNormQkvVariant::kMatmul);
-  params.variant = RmsNormQkvVariant::kAuto;
+  params.num_tokens = 5;
+  EXPECT_EQ(LinearPolicy(ProjectionOf(params)), LinearVariant::kNormThenSkinny);
   params.num_tokens = 17;
-  EXPECT_EQ(RmsNormQkvPolicy(params), RmsNormQkvVariant::kMatmul);
+  EXPECT_EQ(LinearPolicy(ProjectionOf(params)), LinearVariant::kMatmul);
+  params.variant = LinearVariant::kMatmul;
+  EXPECT_EQ(ProjectionOf(params).variant, LinearVariant::kMatmul);
 }
 
 TEST(RmsNormQkvTest, CostMatchesBruteForceCount) {
