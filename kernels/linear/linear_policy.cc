@@ -75,15 +75,18 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   const int32_t min_groups = params.gated_silu ? 2 : 1;
   SkinnyPlan plan;
 
-  // Enough warps for the device to have kTargetBytes of weights a SM in flight, but no more than
-  // find a full ring of loads to do.
-  constexpr int64_t kTargetBytes = 48 << 10;
-  constexpr int64_t kWarpBytes = kSkinnyDepth * 32 * kUnitBytes;
-  const int64_t wanted = DivideUp(device.sm_count * DivideUp(kTargetBytes, kWarpBytes), row_groups);
+  // As many warps as the device holds at once, but no more than find a full ring of loads to do;
+  // of the counts that fill an SM with whole blocks.
+  const int64_t resident_warps = int64_t{device.sm_count} * kSkinnyResidentThreads / 32;
   const int64_t useful =
       DivideUp(DivideUp(params.in_features, kSkinnyBlockK), int64_t{kSkinnyDepth});
-  plan.splits = static_cast<int32_t>(std::clamp<int64_t>(std::min(wanted, useful), kSkinnyMinSplits,
-                                                         kSkinnyMaxWarps / min_groups));
+  plan.splits = kSkinnyMinSplits;
+  for (const int32_t splits : {6, 8, kSkinnyMaxWarps}) {
+    if (splits <= std::min(resident_warps / row_groups, useful) &&
+        splits * min_groups <= kSkinnyMaxWarps) {
+      plan.splits = splits;
+    }
+  }
 
   // Every block reads and normalises all activations: let more rows share them, the more the more
   // tokens there are, while the grid still covers the device.

@@ -15,10 +15,10 @@ struct SkinnyRange {
   int64_t weight_bytes = 0;
 };
 inline constexpr SkinnyRange kSkinnyRanges[] = {
-    {1, int64_t{1} << 40}, {4, int64_t{256} << 20}, {8, int64_t{32} << 20}};
+    {1, int64_t{64} << 20}, {4, int64_t{32} << 20}, {16, int64_t{16} << 20}};
 // From so many tokens kAuto runs the norm as a kernel of its own: in kSkinny every block normalises
 // all activations again.
-inline constexpr int64_t kNormApartTokens = 5;
+inline constexpr int64_t kNormApartTokens = 3;
 // Weight rows of one MMA, K elements of one 16-byte load a lane, loads in flight a lane.
 inline constexpr int32_t kSkinnyTileRows = 8;
 inline constexpr int32_t kSkinnyBlockK = 32;

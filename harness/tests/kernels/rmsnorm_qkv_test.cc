@@ -70,7 +70,7 @@ TEST(RmsNormQkvTest, AppendTakesItsRowsFromQkv) {
 }
 
 TEST(RmsNormQkvTest, PolicyAndWorkspaceAreThoseOfTheProjection) {
-  RmsNormQkvCase c({.tokens = 3});
+  RmsNormQkvCase c({.tokens = 2});
   HostTensor qkv = c.projection.NewOut();
   RmsNormQkvParams params = c.Params(qkv.data());
   EXPECT_EQ(LinearPolicy(ProjectionOf(params)), LinearVariant::kSkinny);
