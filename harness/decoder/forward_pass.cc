@@ -350,8 +350,10 @@ bool ForwardPass::Wants(StepOp op) const { return observer_ == nullptr || observ
 void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
                            LinearParams& params) const {
   if (weight == nullptr || plan_.Has(Ablation::kPrefetch) || !Wants(op)) return;
+  const int64_t bytes = elements * element_bytes_;
+  if (bytes > backend_.facts().l2_bytes / 4) return;
   params.prefetch = weight;
-  params.prefetch_bytes = std::min(elements * element_bytes_, backend_.facts().l2_bytes / 4);
+  params.prefetch_bytes = bytes;
 }
 
 LinearVariant ForwardPass::ProjectionVariant() const {

@@ -54,8 +54,8 @@ class ForwardPass {
   LinearVariant ProjectionVariant() const;
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                       const std::byte* weight, void* out, int64_t out_features) const;
-  // Lets the kernel of `params` ask the L2 for weights of `op`, which comes after it: as many as
-  // leave the L2 room for all else, and none where `op` is not enqueued.
+  // Lets the kernel of `params` ask the L2 for the weights of `op`, which comes after it: where
+  // they leave the L2 room for all else, and `op` is enqueued.
   void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
   bool Wants(StepOp op) const;
   // Enqueues an op, unless the observer skips it.

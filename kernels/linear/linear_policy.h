@@ -14,8 +14,10 @@ struct SkinnyRange {
   int64_t tokens = 0;
   int64_t weight_bytes = 0;
 };
-inline constexpr SkinnyRange kSkinnyRanges[] = {
-    {1, int64_t{64} << 20}, {4, int64_t{32} << 20}, {16, int64_t{16} << 20}};
+inline constexpr SkinnyRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
+                                                {4, int64_t{32} << 20},
+                                                {8, int64_t{24} << 20},
+                                                {16, int64_t{16} << 20}};
 // From so many tokens kAuto runs the norm as a kernel of its own: in kSkinny every block normalises
 // all activations again.
 inline constexpr int64_t kNormApartTokens = 3;
