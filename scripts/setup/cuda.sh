@@ -11,6 +11,7 @@ gpu_present() {
 
 # Waits until no other script of this machine measures, and keeps others waiting until this one ends.
 take_gpu() {
+  [[ -z ${TOKLINE_GPU_TAKEN:-} ]] || return 0  # by the script that runs this one
   local lock=/tmp/tokline-gpu.lock
   (umask 0; : >>"$lock") 2>/dev/null || true  # another user's file cannot be written, only locked
   exec 8<"$lock"
@@ -18,6 +19,7 @@ take_gpu() {
     say "waiting: another run measures on this machine"
     flock 8
   }
+  export TOKLINE_GPU_TAKEN=yes
 }
 
 # Prints the path of the system's nvcc; fails where there is none.

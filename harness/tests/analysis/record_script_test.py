@@ -49,7 +49,7 @@ class RecordScriptTest(unittest.TestCase):
             [ROOT / "scripts/record", self.results, "--bin", self.folder / "bin", "--models", self.folder / "models",
              *arguments],
             env=os.environ | {"PATH": f"{self.folder / 'path'}:{os.environ['PATH']}"},
-            text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+            text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -77,6 +77,12 @@ class RecordScriptTest(unittest.TestCase):
         (self.folder / "bin/broken").unlink()
         self.record("--only", "ablation", expect=0)
         self.assertFalse((self.results / "ablation.failed.log").exists())
+
+    def test_peers_do_not_wait_for_the_run_that_they_are_part_of(self):
+        self.program("python", '#!/usr/bin/env bash\n[[ $1 != -m ]] || exec "${0%/*}/bin/tokline" "$@"\n')
+        words = self.record("--only", "peers", "--python", self.folder / "python", expect=0)
+        self.assertNotIn("waiting", words)
+        self.assertIn("--record", self.lines("peers.jsonl")[0]["arguments"])
 
     def test_tests_are_counted_and_a_program_without_a_passed_one_fails(self):
         self.record("--only", "tests", expect=0)
