@@ -113,21 +113,42 @@ std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const
                 judgement.mean_regret, ", at most ", kMaxMeanRegret, " is allowed");
 }
 
+// Decoders with the same ops, in other memory: by how much two of them differ is nothing that an op
+// is worth. So many of them come first.
+constexpr int kControls = 3;
+constexpr char kControl[] = "control";
+constexpr char kControlInstead[] = "the same ops, in memory of their own";
+
+// One other decoder beside the one with all ops.
+struct Trial {
+  std::optional<Ablation> ablation;  // none: a control
+  std::string_view name, instead;
+  StepOpSet ops;
+};
+
+std::vector<Trial> TrialsOf(std::span<const AblationEntry> entries) {
+  std::vector<Trial> trials(kControls, {.name = kControl, .instead = kControlInstead});
+  for (const AblationEntry& entry : entries) {
+    trials.push_back({entry.ablation, entry.name, entry.instead, entry.ops});
+  }
+  return trials;
+}
+
 struct MeasuredAblation {
   AblationRounds rounds;
   std::string failure;  // or ""
   bool interrupted = false;
 };
 
-MeasuredAblation Measure(const AblateRun& run, const AblationEntry& entry) {
+MeasuredAblation Measure(const AblateRun& run, const Trial& trial) {
   MeasuredAblation measured;
   try {
     {
       DecoderOptions options = run.options;
-      options.ablate.Add(entry.ablation);
+      if (trial.ablation) options.ablate.Add(*trial.ablation);
       Decoder without = MakeDecoder(run.model, options);
       without.WarmUp();
-      measured.rounds = RunAblation(run.with, without, entry.ops, run.bench);
+      measured.rounds = RunAblation(run.with, without, trial.ops, run.bench);
     }
     measured.interrupted = measured.rounds.interrupted;
     if (!measured.interrupted) {
@@ -145,7 +166,7 @@ MeasuredAblation Measure(const AblateRun& run, const AblationEntry& entry) {
   return measured;
 }
 
-AblationMeasurement MeasurementOf(const MeasuredAblation& measured, const AblationEntry& entry,
+AblationMeasurement MeasurementOf(const MeasuredAblation& measured, const Trial& trial,
                                   const AblateRun& run, const RunHeader& header) {
   const AblationSide &with = measured.rounds.with, &without = measured.rounds.without;
   AblationMeasurement measurement{
@@ -156,8 +177,8 @@ AblationMeasurement MeasurementOf(const MeasuredAblation& measured, const Ablati
       .batch = run.bench.batch,
       .prompt_tokens = run.bench.prompt_tokens,
       .new_tokens = run.bench.new_tokens,
-      .name = std::string(entry.name),
-      .instead = std::string(entry.instead),
+      .name = std::string(trial.name),
+      .instead = std::string(trial.instead),
       .end_to_end_ms = {.with = with.decode_ms, .without = without.decode_ms},
       .interrupted = measured.interrupted,
       .failure = measured.failure};
@@ -183,7 +204,13 @@ struct SpeedUps {
 constexpr char kTableHeader[] =
     " op               alone   decode  prefill  (time without it over time with it)\n";
 
-std::string TableRow(const Json& row, const std::optional<SpeedUps>& gains) {
+std::string Verdict(const Trial& trial, const SpeedUps& gains, double equal) {
+  if (trial.ablation) return AblationVerdict(gains.alone, gains.decode, equal);
+  return "the same ops: what decoders differ by";
+}
+
+std::string TableRow(const Json& row, const std::optional<SpeedUps>& gains,
+                     const std::string& verdict) {
   char text[160];
   const std::string name = row["name"];
   if (!gains) {
@@ -194,7 +221,7 @@ std::string TableRow(const Json& row, const std::optional<SpeedUps>& gains) {
   if (gains->alone) std::snprintf(alone, sizeof(alone), "%.3fx", gains->alone->ratio);
   std::snprintf(text, sizeof(text), " %-13s %8s %7.3fx %7.3fx  ", name.c_str(), alone,
                 gains->decode.ratio, gains->prefill.ratio);
-  return StrCat(text, AblationVerdict(gains->alone, gains->decode), "\n");
+  return StrCat(text, verdict, "\n");
 }
 
 Json ToJson(const SpeedUp& gain) {
@@ -203,8 +230,8 @@ Json ToJson(const SpeedUp& gain) {
   return {{"ratio", gain.ratio}, {"ci95", std::move(ci95)}};
 }
 
-Json ResultJson(const Json& row, const AblationRounds& rounds,
-                const std::optional<SpeedUps>& gains) {
+Json ResultJson(const Json& row, const AblationRounds& rounds, const std::optional<SpeedUps>& gains,
+                const std::string& verdict) {
   Json json;
   for (const char* key : {"name", "instead", "status", "reason", "interrupted"}) {
     json[key] = row[key];
@@ -217,7 +244,7 @@ Json ResultJson(const Json& row, const AblationRounds& rounds,
   json["speed_up"] = {{"alone", gains->alone ? ToJson(*gains->alone) : Json(nullptr)},
                       {"decode", ToJson(gains->decode)},
                       {"prefill", ToJson(gains->prefill)}};
-  json["verdict"] = AblationVerdict(gains->alone, gains->decode);
+  json["verdict"] = verdict;
   return json;
 }
 
@@ -227,6 +254,7 @@ std::string AblateHelp() {
   AblateFlags flags;
   return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(), R"(
 Each ablation is run in turn, beside a decoder with all ops; what --ablate names is taken from both.
+First come 3 controls, which swap nothing: an op's effect that is no larger than theirs is called none.
 "alone" times the op's own launches at the decoder's shapes, "decode" a whole decode step.
 
 Examples:
@@ -277,14 +305,18 @@ int AblateCommand(const CommandLine& line) {
       .model = model, .options = options, .bench = bench, .with = with, .judge = judge};
   Json results = Json::array();
   bool interrupted = false;
-  for (const AblationEntry& entry : entries) {
-    const MeasuredAblation measured = Measure(run, entry);
-    const Json row = AblationRow(MeasurementOf(measured, entry, run, header));
+  double equal = 0;  // by how much decoders with the same ops differ
+  const std::vector<Trial> trials = TrialsOf(entries);
+  for (const Trial& trial : trials) {
+    const MeasuredAblation measured = Measure(run, trial);
+    const Json row = AblationRow(MeasurementOf(measured, trial, run, header));
     std::optional<SpeedUps> gains;
     if (row["status"] == "ok") gains.emplace(measured.rounds);
+    if (gains && !trial.ablation) equal = std::max(equal, gains->decode.Reach());
+    const std::string verdict = gains ? Verdict(trial, *gains, equal) : "";
     record.Add(row);
-    Print(TableRow(row, gains));
-    results.push_back(ResultJson(row, measured.rounds, gains));
+    Print(TableRow(row, gains, verdict));
+    results.push_back(ResultJson(row, measured.rounds, gains, verdict));
     interrupted = measured.interrupted;
     if (interrupted) break;
   }
@@ -307,7 +339,7 @@ int AblateCommand(const CommandLine& line) {
   if (interrupted) return kInterruptedExit;
   if (record.Refused() > 0) {
     throw RuntimeFailure(
-        StrCat(record.Refused(), " of ", entries.size(), " ablations were refused"));
+        StrCat(record.Refused(), " of ", trials.size(), " ablations were refused"));
   }
   return kSuccess;
 }

@@ -24,42 +24,49 @@ SpeedUp::SpeedUp(std::span<const double> with, std::span<const double> without) 
   ratio = Median(std::move(ratios));
 }
 
-int SpeedUp::Direction() const {
-  if (interval.low > 1 && ratio >= 1 + kLeastEffect) return 1;
-  if (interval.high < 1 && ratio <= 1 - kLeastEffect) return -1;
+int SpeedUp::Direction(double equal) const {
+  const double least = std::max(kLeastEffect, equal);
+  if (interval.low > 1 && ratio >= 1 + least) return 1;
+  if (interval.high < 1 && ratio <= 1 - least) return -1;
   return 0;
 }
 
-bool SpeedUp::Unsure() const {
-  return Direction() == 0 && std::max(interval.high - 1, 1 - interval.low) > kMostUncertainty;
+bool SpeedUp::Unsure(double equal) const {
+  return Direction(equal) == 0 && Reach() > std::max(kMostUncertainty, equal);
 }
 
-std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder) {
-  const auto by = [](const SpeedUp& speed_up, const char* slower, const char* neither,
-                     const char* faster) {
-    const int direction = speed_up.Direction();
+double SpeedUp::Reach() const { return std::max(interval.high - 1, 1 - interval.low); }
+
+std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
+                            double equal) {
+  const auto choose = [](int direction, const char* slower, const char* neither,
+                         const char* faster) {
     return direction < 0 ? slower : direction > 0 ? faster : neither;
+  };
+  const auto in = [&](const char* slower, const char* neither, const char* faster) {
+    return choose(decoder.Direction(equal), slower, neither, faster);
   };
   if (!decoder.HasInterval()) return "too few rounds to say";
   const std::string in_decoder =
-      by(decoder, "LOSES in the decoder", "gains nothing in the decoder", "wins in the decoder");
-  if (decoder.Unsure()) {
+      in("LOSES in the decoder", "gains nothing in the decoder", "wins in the decoder");
+  if (decoder.Unsure(equal)) {
     const std::string noisy = "too noisy to say in the decoder";
     if (!alone || alone->Unsure()) return noisy;
-    return StrCat(noisy, "; ", by(*alone, "loses alone", "no faster alone", "wins alone"));
+    return StrCat(noisy, "; ",
+                  choose(alone->Direction(), "loses alone", "no faster alone", "wins alone"));
   }
   if (!alone) return in_decoder;
   if (alone->Unsure()) return "too noisy to say alone; " + in_decoder;
   switch (alone->Direction()) {
     case 1:
-      return by(decoder, "WINS ALONE, BUT LOSES in the decoder",
+      return in("WINS ALONE, BUT LOSES in the decoder",
                 "WINS ALONE, BUT GAINS NOTHING in the decoder", "wins alone and in the decoder");
     case -1:
-      return by(decoder, "loses alone and in the decoder: its plain counterpart is better",
+      return in("loses alone and in the decoder: its plain counterpart is better",
                 "loses alone, and gains nothing in the decoder",
                 "loses alone, yet wins in the decoder");
     default:
-      return by(decoder, "no faster alone, and LOSES in the decoder",
+      return in("no faster alone, and LOSES in the decoder",
                 "makes no difference, alone or in the decoder",
                 "no faster alone, yet wins in the decoder");
   }

@@ -19,10 +19,12 @@ struct SpeedUp {
   // Whether there are rounds enough for the interval to hold at 95 %; with fewer it is their range.
   bool HasInterval() const { return rounds >= kMinIntervalSamples; }
   // Only with an interval: 1 faster, -1 slower, 0 neither: beyond the interval and by half a
-  // percent at least.
-  int Direction() const;
+  // percent at least, and by more than `equal`, by which things that are equal differ.
+  int Direction(double equal = 0) const;
   // Neither, and the interval is too wide to call it no difference.
-  bool Unsure() const;
+  bool Unsure(double equal = 0) const;
+  // How far from 1 the interval reaches.
+  double Reach() const;
 
   double ratio = 0;
   Interval interval;
@@ -30,7 +32,8 @@ struct SpeedUp {
 };
 
 // In words what an op is worth alone, where that is known, and in the decoder; those of
-// scripts/ablate.
-std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder);
+// scripts/ablate. `equal` is by how much decoders with the same ops differ.
+std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
+                            double equal);
 
 }  // namespace tokline

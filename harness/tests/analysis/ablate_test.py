@@ -47,6 +47,23 @@ class AblateTest(unittest.TestCase):
         self.assertEqual({self.verdict(gain, None) for gain in (-5, 0, 5)},
                          {"LOSES in the decoder", "gains nothing in the decoder", "wins in the decoder"})
 
+    def test_an_effect_of_the_size_of_a_controls_is_called_none(self):
+        for control, words in ((0.2, "LOSES in the decoder"), (4, "gains nothing in the decoder")):
+            path = self.record(("control", 0, None), ("control", -control, None), ("prefetch", -2, None))
+            code, out, _ = run_main("--records", path, "--format", "json")
+            *controls, prefetch = json.loads(out)["ablations"]
+            self.assertEqual(prefetch["verdict"], words)
+            self.assertAlmostEqual(prefetch["equal_decoders_differ_by"], control / 100, delta=0.006)
+            self.assertEqual({one["verdict"] for one in controls}, {"the same ops: what decoders differ by"})
+
+    def test_controls_of_another_decoder_say_nothing(self):
+        header = self.machine.header("tokline ablate")
+        lines = [self.machine.ablation(header, DecoderCase(batch=64), "control", "the same", 9),
+                 self.machine.ablation(header, DecoderCase(batch=1), "prefetch", "plain", -2)]
+        path = write(os.path.join(self.folder, "two.jsonl"), [header, *lines])
+        out = json.loads(run_main("--records", path, "--format", "json")[1])["ablations"]
+        self.assertEqual(out[1]["verdict"], "LOSES in the decoder")
+
     def test_noise_is_not_called_equality(self):
         noisy, clear = ([10] * 7, [9, 11, 9, 11, 10, 9, 11]), ([10] * 7, [20] * 7)
         for isolated, end_to_end, words in ((None, noisy, "too noisy to say in the decoder"),
@@ -158,7 +175,8 @@ class AblateTest(unittest.TestCase):
                                   "--json", said)
         self.assertEqual(code, 0, err)
         found = {line["name"]: line for line in json.loads(out)["ablations"]}
-        self.assertEqual(set(found), {"fused_mlp", "paged_prefill"})
+        self.assertEqual(set(found), {"control", "fused_mlp", "paged_prefill"})
+        self.assertEqual([line["name"] for line in json.loads(out)["ablations"]].count("control"), 3)
         self.assertIsNotNone(found["fused_mlp"]["isolated"])
         self.assertIsNone(found["paged_prefill"]["isolated"])
         with open(said, encoding="utf-8") as file:

@@ -412,14 +412,20 @@ TEST(CliTest, AblateMeasuresEveryOpAloneAndInTheDecoder) {
   const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
   std::vector<AblationEntry> entries(AllAblations().begin(), AllAblations().end());
   std::erase_if(entries, [](const AblationEntry& entry) { return !SwapsOnCpu(entry.ablation); });
-  const size_t count = entries.size();
+  constexpr size_t kControls = 3;
+  const size_t count = kControls + entries.size();
   ASSERT_EQ(records.size(), count + 2);
   ASSERT_EQ(report["ablations"].size(), count);
   EXPECT_EQ(records.front()["program"], "tokline ablate");
   EXPECT_EQ(records.back()["rows"], count);
   EXPECT_EQ(records.back()["refused"], 0);
-  for (size_t i = 0; i < count; ++i) {
-    const AblationEntry& entry = entries[i];
+  for (size_t i = 0; i < kControls; ++i) {
+    EXPECT_EQ(records[1 + i]["name"], "control");
+    EXPECT_TRUE(records[1 + i]["isolated"].is_null());
+    EXPECT_EQ(report["ablations"][i]["verdict"], "the same ops: what decoders differ by");
+  }
+  for (size_t i = kControls; i < count; ++i) {
+    const AblationEntry& entry = entries[i - kControls];
     const Json& row = records[1 + i];
     EXPECT_EQ(row["kind"], "ablation");
     EXPECT_EQ(row["name"], entry.name);
@@ -444,9 +450,10 @@ TEST(CliTest, AblateRunsOnlyWhatIsAskedFor) {
        "--rounds", "1", "--only", "fused_mlp,chunk_decode", "--record", dir / "record.jsonl"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
-  ASSERT_EQ(records.size(), 4u);
-  EXPECT_EQ(records[1]["name"], "chunk_decode");
-  EXPECT_EQ(records[2]["name"], "fused_mlp");
+  ASSERT_EQ(records.size(), 7u);
+  EXPECT_EQ(records[3]["name"], "control");
+  EXPECT_EQ(records[4]["name"], "chunk_decode");
+  EXPECT_EQ(records[5]["name"], "fused_mlp");
 }
 
 TEST(CliTest, InterruptedAblateEndsCleanlyAndSaysSo) {

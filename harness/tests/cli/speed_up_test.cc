@@ -42,41 +42,55 @@ TEST(SpeedUpTest, IsNothingWhereRoundsDisagreeOrTheEffectIsSmall) {
   EXPECT_EQ(Drifting(0.997).Direction(), 0);
 }
 
+TEST(SpeedUpTest, IsNothingWhereEqualDecodersDifferByAsMuch) {
+  EXPECT_EQ(Drifting(1.02).Direction(0.01), 1);
+  EXPECT_EQ(Drifting(1.02).Direction(0.03), 0);
+  EXPECT_EQ(Drifting(0.98).Direction(0.01), -1);
+  EXPECT_EQ(Drifting(0.98).Direction(0.03), 0);
+  EXPECT_FALSE(Drifting(0.98).Unsure(0.03));  // that is known
+  EXPECT_NEAR(Drifting(0.98).Reach(), 0.021, 0.001);
+  EXPECT_EQ(AblationVerdict(Drifting(1.5), Drifting(0.98), 0.03),
+            "WINS ALONE, BUT GAINS NOTHING in the decoder");
+  EXPECT_EQ(AblationVerdict(Drifting(1.02), Drifting(1.1), 0.03), "wins alone and in the decoder");
+}
+
 TEST(SpeedUpTest, UnpairedOrMissingRoundsAreRefused) {
   EXPECT_THROW(SpeedUp(Samples{1, 2}, Samples{1}), InvalidArgument);
   EXPECT_THROW(SpeedUp(Samples{}, Samples{}), InvalidArgument);
 }
 
 TEST(SpeedUpTest, VerdictSaysWhereAKernelWinsAloneAndLosesInTheDecoder) {
-  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(0.9)), "WINS ALONE, BUT LOSES in the decoder");
-  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(1)),
+  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(0.9), 0),
+            "WINS ALONE, BUT LOSES in the decoder");
+  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(1), 0),
             "WINS ALONE, BUT GAINS NOTHING in the decoder");
-  EXPECT_EQ(AblationVerdict(Drifting(1.5), Drifting(1.1)), "wins alone and in the decoder");
-  EXPECT_EQ(AblationVerdict(Drifting(0.5), Drifting(1.1)), "loses alone, yet wins in the decoder");
-  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(1.1)), "wins in the decoder");
-  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(0.9)), "LOSES in the decoder");
+  EXPECT_EQ(AblationVerdict(Drifting(1.5), Drifting(1.1), 0), "wins alone and in the decoder");
+  EXPECT_EQ(AblationVerdict(Drifting(0.5), Drifting(1.1), 0),
+            "loses alone, yet wins in the decoder");
+  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(1.1), 0), "wins in the decoder");
+  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(0.9), 0), "LOSES in the decoder");
 }
 
 TEST(SpeedUpTest, FewerRoundsThanAnIntervalTakesGiveNoVerdict) {
   const auto rounds = [](size_t count) {
     return SpeedUp(Samples(count, 10.0), Samples(count, 20.0));
   };
-  EXPECT_EQ(AblationVerdict(rounds(5), rounds(5)), "too few rounds to say");
-  EXPECT_EQ(AblationVerdict(std::nullopt, rounds(1)), "too few rounds to say");
+  EXPECT_EQ(AblationVerdict(rounds(5), rounds(5), 0), "too few rounds to say");
+  EXPECT_EQ(AblationVerdict(std::nullopt, rounds(1), 0), "too few rounds to say");
   EXPECT_FALSE(rounds(5).HasInterval());
-  EXPECT_EQ(AblationVerdict(rounds(6), rounds(6)), "wins alone and in the decoder");
+  EXPECT_EQ(AblationVerdict(rounds(6), rounds(6), 0), "wins alone and in the decoder");
 }
 
 TEST(SpeedUpTest, VerdictOfRoundsThatDisagreeIsNotThatNothingIsGained) {
   EXPECT_TRUE(Undecided().Unsure());
   EXPECT_FALSE(Drifting(1.003).Unsure());
   EXPECT_FALSE(Drifting(1.25).Unsure());
-  EXPECT_EQ(AblationVerdict(Drifting(1.5), Undecided()),
+  EXPECT_EQ(AblationVerdict(Drifting(1.5), Undecided(), 0),
             "too noisy to say in the decoder; wins alone");
-  EXPECT_EQ(AblationVerdict(Undecided(), Drifting(1.5)),
+  EXPECT_EQ(AblationVerdict(Undecided(), Drifting(1.5), 0),
             "too noisy to say alone; wins in the decoder");
-  EXPECT_EQ(AblationVerdict(Undecided(), Undecided()), "too noisy to say in the decoder");
-  EXPECT_EQ(AblationVerdict(std::nullopt, Undecided()), "too noisy to say in the decoder");
+  EXPECT_EQ(AblationVerdict(Undecided(), Undecided(), 0), "too noisy to say in the decoder");
+  EXPECT_EQ(AblationVerdict(std::nullopt, Undecided(), 0), "too noisy to say in the decoder");
 }
 
 }  // namespace

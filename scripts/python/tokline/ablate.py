@@ -18,6 +18,8 @@ LEAST_EFFECT = 0.005
 MOST_UNCERTAINTY = 0.02
 # Of fewer rounds an interval is only their range.
 LEAST_ROUNDS = 6
+# The name of lines that swap nothing: decoders with the same ops, in other memory.
+CONTROL = "control"
 
 
 @dataclass
@@ -33,21 +35,26 @@ class SpeedUp:
         """Whether there are rounds enough for one that holds at 95 %."""
         return self.rounds >= LEAST_ROUNDS
 
-    @property
-    def direction(self):
-        """1 wins, -1 loses, 0 neither beyond the interval and LEAST_EFFECT, or too few rounds."""
+    def direction(self, equal=0):
+        """1 wins, -1 loses, 0 neither: beyond the interval, LEAST_EFFECT and `equal`, by which equal things
+        differ. 0 of too few rounds too."""
+        least = max(LEAST_EFFECT, equal)
         if not self.has_interval:
             return 0
-        if self.low > 1 and self.ratio >= 1 + LEAST_EFFECT:
+        if self.low > 1 and self.ratio >= 1 + least:
             return 1
-        if self.high < 1 and self.ratio <= 1 - LEAST_EFFECT:
+        if self.high < 1 and self.ratio <= 1 - least:
             return -1
         return 0
 
     @property
-    def unsure(self):
+    def reach(self):
+        """How far from 1 the interval reaches."""
+        return max(self.high - 1, 1 - self.low)
+
+    def unsure(self, equal=0):
         """Whether the interval is too wide to call it nothing."""
-        return self.direction == 0 and max(self.high - 1, 1 - self.low) > MOST_UNCERTAINTY
+        return self.direction(equal) == 0 and self.reach > max(MOST_UNCERTAINTY, equal)
 
     def __str__(self):
         return f"{self.ratio:.3f}x" + (f" [{self.low:.3f}, {self.high:.3f}]" if self.has_interval else "")
@@ -71,6 +78,25 @@ class Ablation:
     with_tok_s: float | None = None
     without_tok_s: float | None = None
     refused: str | None = None
+    equal: float = 0.0  # by how much decoders with the same ops differed in this run
+
+    @property
+    def is_control(self):
+        return self.name == CONTROL
+
+    @property
+    def in_the_decoder(self):
+        """1 wins, -1 loses, 0 neither."""
+        return self.end_to_end.direction(self.equal)
+
+
+def digests(run):
+    """(line, Ablation) of each ablation of a run, in its order."""
+    found = [(line, digest(line)) for line in run.ablations]
+    for _, one in found:
+        one.equal = max((other.end_to_end.reach for _, other in found
+                         if other.is_control and other.label == one.label and other.end_to_end), default=0.0)
+    return found
 
 
 def digest(record):
@@ -98,17 +124,19 @@ def verdict(result):
     """In words: does what holds alone hold in the decoder?"""
     if result.refused:
         return f"not measured: {result.refused}"
+    if result.is_control:
+        return "the same ops: what decoders differ by"
     if not result.end_to_end.has_interval:
         return "too few rounds to say"
-    decoder = result.end_to_end.direction
-    if result.end_to_end.unsure:
+    decoder = result.in_the_decoder
+    if result.end_to_end.unsure(result.equal):
         return "too noisy to say in the decoder" + (
-            f"; {ALONE[result.isolated.direction]}" if result.isolated and not result.isolated.unsure else "")
-    if result.isolated is not None and result.isolated.unsure:
+            f"; {ALONE[result.isolated.direction()]}" if result.isolated and not result.isolated.unsure() else "")
+    if result.isolated is not None and result.isolated.unsure():
         return f"too noisy to say alone; {IN_THE_DECODER[decoder]}"
     if result.isolated is None:
         return IN_THE_DECODER[decoder]
-    alone = result.isolated.direction
+    alone = result.isolated.direction()
     words = {
         (1, 1): "wins alone and in the decoder",
         (1, 0): "WINS ALONE, BUT GAINS NOTHING in the decoder",
@@ -129,7 +157,7 @@ def as_json(result):
 
     return {"row": result.label, "name": result.name, "instead": result.instead,
             "isolated": speed_up(result.isolated), "end_to_end": speed_up(result.end_to_end),
-            "with_tok_s": result.with_tok_s, "without_tok_s": result.without_tok_s,
+            "equal_decoders_differ_by": result.equal, "with_tok_s": result.with_tok_s, "without_tok_s": result.without_tok_s,
             "verdict": verdict(result)}
 
 
@@ -161,16 +189,21 @@ def render(results, markdown, colour=False):
             title = label
         blocks.append("\n".join([title, *table]))
     blocks.append("Speed-up of the op over what runs instead of it, with 95 % intervals; above 1 the op is worth "
-                  "having.")
+                  "having.\nA control swaps nothing: an effect in the decoder that is no larger than the controls' is "
+                  "called none.")
     return "\n\n".join(blocks)
 
 
 def colour_of(result):
-    if result.refused or result.end_to_end.direction < 0:
+    if result.refused:
         return "red"
-    if result.isolated and result.isolated.direction > 0 and result.end_to_end.direction == 0:
+    if result.is_control:
+        return None
+    if result.in_the_decoder < 0:
+        return "red"
+    if result.isolated and result.isolated.direction() > 0 and result.in_the_decoder == 0:
         return "yellow"
-    return "green" if result.end_to_end.direction > 0 else None
+    return "green" if result.in_the_decoder > 0 else None
 
 
 def find_program(root=ROOT):
@@ -270,7 +303,7 @@ def main(argv):
     except OSError as error:
         say(f"cannot run {arguments.bin or 'tokline'}: {error.strerror}")
         return 1
-    results = [digest(record) for run in runs for record in run.ablations]
+    results = [result for run in runs for _, result in digests(run)]
     if not results:
         if not code:
             say("no ablation in the records; `tokline ablate --record FILE` writes them")

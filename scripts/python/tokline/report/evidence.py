@@ -122,11 +122,11 @@ class Ablated:
     def sentence(self):
         """Where the op alone and the decoder disagree, in words; None where they agree."""
         alone, together = self.digest.isolated, self.digest.end_to_end
-        if alone is None or not together.has_interval or alone.direction == together.direction:
+        if alone is None or not together.has_interval or alone.direction() == self.digest.in_the_decoder:
             return None
         words = {1: "wins", 0: "makes no difference", -1: "loses"}
-        return (f"{self.line['name']} {words[alone.direction]} alone ({alone.ratio:.2f}×) and "
-                f"{words[together.direction]} in the decoder at batch {self.line['batch']} "
+        return (f"{self.line['name']} {words[alone.direction()]} alone ({alone.ratio:.2f}×) and "
+                f"{words[self.digest.in_the_decoder]} in the decoder at batch {self.line['batch']} "
                 f"({together.ratio:.2f}×).")
 
 
@@ -342,10 +342,12 @@ class Evidence:
         """The newest line with figures of each ablated op, by batch, largest effect end to end first."""
         newest = {}
         for run in sorted(self.runs, key=lambda run: run.time):
-            for line in run.ablations:
+            for line, digest in ablate.digests(run):
                 if line["status"] == "ok":
-                    newest[line["model"], line["device"], line["batch"], line["name"]] = Ablated(
-                        run, line, ablate.digest(line))
+                    key = line["model"], line["device"], line["batch"], line["name"]
+                    before = newest.get(key)
+                    if not (before and before.run is run and before.digest.end_to_end.reach > digest.end_to_end.reach):
+                        newest[key] = Ablated(run, line, digest)  # of several controls the furthest from 1
         return sorted(newest.values(), key=lambda one: (one.line["batch"], -one.digest.end_to_end.ratio))
 
     @cached_property
