@@ -84,6 +84,17 @@ class RecordScriptTest(unittest.TestCase):
         self.assertNotIn("waiting", words)
         self.assertIn("--record", self.lines("peers.jsonl")[0]["arguments"])
 
+    def test_parity_of_each_model_is_kept_when_another_fails(self):
+        for name in ("llama-3.2-1b", "qwen2.5-0.5b", "ernie-4.5-0.3b", "gpt2"):
+            (self.folder / "models" / name).mkdir()
+            (self.folder / "models" / name / "config.json").write_text("{}")
+        self.program("path/python3", '#!/usr/bin/env bash\n[[ "$*" != *qwen2.5* ]] || exit 1\n'
+                     'while (($#)); do [[ $1 != --out ]] || echo "{}" >"$2"; shift; done\n')
+        self.record("--only", "parity", expect=1)
+        self.assertEqual(sorted(path.name for path in self.results.iterdir()),
+                         ["parity.failed.log", "parity_ernie-4.5-0.3b.json", "parity_gpt2.json",
+                          "parity_llama-3.2-1b.json", "parity_qwen3-0.6b.json", "parity_qwen3-4b.json"])
+
     def test_tests_are_counted_and_a_program_without_a_passed_one_fails(self):
         self.record("--only", "tests", expect=0)
         counted = [{"program": "chunk_decode_cuda_test", "exit": 0, "passed": 1, "skipped": 1}]

@@ -453,7 +453,7 @@ class Evidence:
         for entry in self.ours(records.WORKLOAD):
             if entry.ok:
                 sentences.append(("workload", f"{entry.row['model']} writes {entry.row['output_tok_s']:,.0f} tok/s with "
-                                  f"continuous batching ({entry.row['dtype']}, {entry.row['shape']['name']})."))
+                                  f"continuous batching ({entry.row['dtype']}, {records.shape_label(entry.row['shape'])})."))
         sentences.append(("limit", self.furthest_sentence))
         grave = Counter(note.kind for note in self.notes if note.grave)
         total = count(len(self.entries), "row")
