@@ -180,6 +180,12 @@ TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
     EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul) << range.tokens;
   }
   params.out_features = 1024;
+  params.norm_weight = reinterpret_cast<const void*>(0x1000);
+  params.num_tokens = kNormApartTokens - 1;
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
+  params.num_tokens = kNormApartTokens;
+  EXPECT_EQ(LinearPolicy(params), LinearVariant::kNormThenSkinny);
+  params.norm_weight = nullptr;
   params.num_tokens = 16;
   params.in_features = 16384;
   EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
@@ -294,6 +300,30 @@ void EmulateMma(std::array<std::array<double, 4>, 32>& d,
       for (int k = 0; k < 16; ++k) {
         d[lane][r] += a_full[g + r / 2 * 8][k] * b_full[k][2 * t + r % 2];
       }
+    }
+  }
+}
+
+TEST(LinearTest, PlanFillsAnSmWithWholeBlocksAndTheDeviceOnce) {
+  constexpr int32_t kResidentWarps = kSkinnyResidentThreads / 32;
+  struct Expected {
+    int64_t in = 0, out = 0;
+    bool gated = false;
+    int32_t splits = 0;
+  };
+  for (const Expected& e : {Expected{1024, 4096, false, 4}, Expected{1024, 3072, true, 4},
+                            Expected{2048, 1024, false, 8}, Expected{3072, 1024, false, 12},
+                            Expected{4096, 2560, false, 8}, Expected{8192, 2048, false, 12},
+                            Expected{1536, 1536, false, 6}}) {
+    for (const int64_t tokens : {1, 4, 16}) {
+      const LinearParams params{
+          .gated_silu = e.gated, .num_tokens = tokens, .in_features = e.in, .out_features = e.out};
+      const SkinnyPlan plan = PlanSkinny(params, kLargeDevice);
+      SCOPED_TRACE(StrCat("in ", e.in, ", out ", e.out, ", tokens ", tokens));
+      EXPECT_EQ(plan.splits, e.splits);
+      EXPECT_EQ(kResidentWarps % (plan.splits * plan.groups), 0);
+      const int64_t warps = int64_t{plan.grid} * plan.splits * plan.groups;
+      EXPECT_LE(warps, int64_t{kLargeDevice.sm_count} * kResidentWarps);
     }
   }
 }
