@@ -67,6 +67,28 @@ expect 2 "--model $scratch/gone has no config.json" scripts/bench --model "$scra
 expect 2 "--out $scratch/file/x" scripts/bench --model Qwen/Qwen3-0.6B --out "$scratch/file/x"
 expect 2 "--out $scratch/file/x: the folder cannot be made" scripts/bench --out "$scratch/file/x"
 
+# A test that fails once passes with --retry, and is named; one that fails always does not.
+flaky_test() {
+  mkdir -p "$scratch/$1"
+  printf 'add_test(sound true)\nadd_test(%s sh -c "test -e %s/seen && %s; e=$?; touch %s/seen; exit $e")\n' \
+    "$1" "$scratch/$1" "$2" "$scratch/$1" >"$scratch/$1/CTestTestfile.cmake"
+}
+run_flaky() (
+  source scripts/setup/common.sh
+  source scripts/setup/run_tests.sh
+  retry=$2
+  run_tests "$scratch/$1"
+  echo "passed $passed, retried '$retried'"
+)
+flaky_test once true
+flaky_test never false
+expect 0 "passed no, retried ''" run_flaky once no
+rm "$scratch/once/seen"
+expect 0 "passed yes, retried 'once'" run_flaky once yes
+expect 0 "passed yes, retried ''" run_flaky once yes
+expect 0 "passed no, retried ''" run_flaky never yes
+expect 0 "--retry" scripts/test --help
+
 # The scripts that read records: their help, bad options, and no colour in a pipe.
 source scripts/setup/analysis.sh
 if find_analysis_python no; then
