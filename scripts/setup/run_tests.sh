@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034  # variables are shared between these files
+# shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
 # Sourced: runs the tests of a build.
 
 # run_tests BUILD_DIR [ctest arguments]: sets passed; skipped and without_device, the counts of skipped
