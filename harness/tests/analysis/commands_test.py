@@ -61,6 +61,7 @@ class CommandsTest(CommandTest):
             line[-3:] = [self.folder / "none.jsonl"]
             done = redirected(redirection, line)
             self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertEqual(redirected(redirection, [*command_line("gate"), "--no-such-option"]).returncode, 2)
 
     def test_json_that_is_nested_too_deeply_is_a_line(self):
         a, _ = self.pair()

@@ -8,4 +8,5 @@ if ! find_analysis_python no; then
   exit 77
 fi
 export PYTHONPATH=$analysis_root/scripts/python PYTHONDONTWRITEBYTECODE=1
+unset PYTHONUNBUFFERED  # hides what a full standard error does at the end of a process
 exec "$analysis_python" "$analysis_root/harness/tests/analysis/runner.py" "$@"

@@ -29,3 +29,5 @@ def ended(command, main):
         terminal.say(command, "".join(traceback.format_exception(error)).rstrip())
         terminal.say(command, "an error of this command, which says nothing of its arguments; please report it")
         return failed
+    finally:
+        terminal.settle_stderr()

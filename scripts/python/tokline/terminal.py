@@ -107,6 +107,22 @@ def say(command, text):
             print(f"scripts/{command}: {text}", file=sys.stderr, flush=True)
 
 
+def drop(stream):
+    """Gives up what is left in the buffer of a stream that cannot be written: the interpreter would try once more at
+    its end, and exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def settle_stderr():
+    """To be called at the end: what could not be said changes no exit code."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.flush()
+    except OSError:
+        drop(sys.stderr)
+
+
 def write_out(text):
     """Writes the result to standard output. A reader that has seen enough is no failure; raises CannotWrite for
     any other."""
@@ -116,7 +132,6 @@ def write_out(text):
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer is not tried again at the end of the process.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             raise CannotWrite(f"cannot write to standard output: {error.strerror}") from None
