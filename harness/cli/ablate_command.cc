@@ -101,7 +101,6 @@ struct AblateRun {
   const LoadedModel& model;
   const DecoderOptions& options;  // of the decoder with all ops
   const BenchOptions& bench;
-  Decoder& with;
   TextJudge& judge;
 };
 
@@ -113,9 +112,9 @@ std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const
                 judgement.mean_regret, ", at most ", kMaxMeanRegret, " is allowed");
 }
 
-// Decoders with the same ops, in other memory: by how much two of them differ is nothing that an op
-// is worth. So many of them come first.
-constexpr int kControls = 3;
+// Two decoders with the same ops, in other memory: by how much they differ is nothing that an op is
+// worth. So many such trials come first.
+constexpr int kControls = 4;
 constexpr char kControl[] = "control";
 constexpr char kControlInstead[] = "the same ops, in memory of their own";
 
@@ -127,7 +126,9 @@ struct Trial {
 };
 
 std::vector<Trial> TrialsOf(std::span<const AblationEntry> entries) {
-  std::vector<Trial> trials(kControls, {.name = kControl, .instead = kControlInstead});
+  StepOpSet all;
+  for (const StepOp op : AllStepOps()) all.Add(op);
+  std::vector<Trial> trials(kControls, {.name = kControl, .instead = kControlInstead, .ops = all});
   for (const AblationEntry& entry : entries) {
     trials.push_back({entry.ablation, entry.name, entry.instead, entry.ops});
   }
@@ -140,16 +141,23 @@ struct MeasuredAblation {
   bool interrupted = false;
 };
 
-MeasuredAblation Measure(const AblateRun& run, const Trial& trial) {
+// Both decoders are made anew, the one or the other first: where in memory they lie is part of what
+// a trial measures, and is to favour neither.
+AblationRounds RunTrial(const AblateRun& run, const Trial& trial, bool with_first) {
+  DecoderOptions ablated = run.options;
+  if (trial.ablation) ablated.ablate.Add(*trial.ablation);
+  Decoder first = MakeDecoder(run.model, with_first ? run.options : ablated);
+  Decoder second = MakeDecoder(run.model, with_first ? ablated : run.options);
+  first.WarmUp();
+  second.WarmUp();
+  return with_first ? RunAblation(first, second, trial.ops, run.bench)
+                    : RunAblation(second, first, trial.ops, run.bench);
+}
+
+MeasuredAblation Measure(const AblateRun& run, const Trial& trial, bool with_first) {
   MeasuredAblation measured;
   try {
-    {
-      DecoderOptions options = run.options;
-      if (trial.ablation) options.ablate.Add(*trial.ablation);
-      Decoder without = MakeDecoder(run.model, options);
-      without.WarmUp();
-      measured.rounds = RunAblation(run.with, without, trial.ops, run.bench);
-    }
+    measured.rounds = RunTrial(run, trial, with_first);
     measured.interrupted = measured.rounds.interrupted;
     if (!measured.interrupted) {
       measured.failure = WrongTexts(run.judge, measured.rounds.with.texts, "with");
@@ -204,9 +212,18 @@ struct SpeedUps {
 constexpr char kTableHeader[] =
     " op               alone   decode  prefill  (time without it over time with it)\n";
 
-std::string Verdict(const Trial& trial, const SpeedUps& gains, double equal) {
-  if (trial.ablation) return AblationVerdict(gains.alone, gains.decode, equal);
-  return "the same ops: what decoders differ by";
+// By how much decoders with the same ops were seen to differ.
+struct Controls {
+  void Add(const SpeedUps& gains) {
+    decode = std::max(decode, std::abs(gains.decode.ratio - 1));
+    alone = std::max(alone, std::abs(gains.alone->ratio - 1));
+  }
+  double alone = 0, decode = 0;
+};
+
+std::string Verdict(const Trial& trial, const SpeedUps& gains, const Controls& controls) {
+  if (!trial.ablation) return "the same ops: what decoders differ by";
+  return AblationVerdict(gains.alone, gains.decode, controls.alone, controls.decode);
 }
 
 std::string TableRow(const Json& row, const std::optional<SpeedUps>& gains,
@@ -254,7 +271,7 @@ std::string AblateHelp() {
   AblateFlags flags;
   return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(), R"(
 Each ablation is run in turn, beside a decoder with all ops; what --ablate names is taken from both.
-First come 3 controls, which swap nothing: an op's effect that is no larger than theirs is called none.
+First come 4 controls, which swap nothing: an op's effect that is no larger than theirs is called none.
 "alone" times the op's own launches at the decoder's shapes, "decode" a whole decode step.
 
 Examples:
@@ -290,8 +307,7 @@ int AblateCommand(const CommandLine& line) {
   flags.record.RequirePeaksOf(options.device);
 
   CatchInterrupts();
-  Decoder with = MakeDecoder(model, options);  // throws where there is no device, or no room
-  TextJudge judge(model, options);
+  TextJudge judge(model, options);  // throws where there is no device
   const RunHeader header = MakeRunHeader(line, "tokline ablate", options.device, flags.record);
   record.Start(header);
   Print(StrCat(model.Name(), ", ", Name(options.dtype), " on ",
@@ -300,20 +316,19 @@ int AblateCommand(const CommandLine& line) {
                bench.repeats, " rounds",
                flags.run.ablated.empty() ? "" : ", all without " + flags.run.ablated, "\n",
                kTableHeader));
-  with.WarmUp();
-  const AblateRun run{
-      .model = model, .options = options, .bench = bench, .with = with, .judge = judge};
+  const AblateRun run{.model = model, .options = options, .bench = bench, .judge = judge};
   Json results = Json::array();
   bool interrupted = false;
-  double equal = 0;  // by how much decoders with the same ops differ
+  Controls controls;
   const std::vector<Trial> trials = TrialsOf(entries);
-  for (const Trial& trial : trials) {
-    const MeasuredAblation measured = Measure(run, trial);
+  for (size_t i = 0; i < trials.size(); ++i) {
+    const Trial& trial = trials[i];
+    const MeasuredAblation measured = Measure(run, trial, i % 2 == 0);
     const Json row = AblationRow(MeasurementOf(measured, trial, run, header));
     std::optional<SpeedUps> gains;
     if (row["status"] == "ok") gains.emplace(measured.rounds);
-    if (gains && !trial.ablation) equal = std::max(equal, gains->decode.Reach());
-    const std::string verdict = gains ? Verdict(trial, *gains, equal) : "";
+    if (gains && !trial.ablation) controls.Add(*gains);
+    const std::string verdict = gains ? Verdict(trial, *gains, controls) : "";
     record.Add(row);
     Print(TableRow(row, gains, verdict));
     results.push_back(ResultJson(row, measured.rounds, gains, verdict));
@@ -338,8 +353,7 @@ int AblateCommand(const CommandLine& line) {
   }
   if (interrupted) return kInterruptedExit;
   if (record.Refused() > 0) {
-    throw RuntimeFailure(
-        StrCat(record.Refused(), " of ", trials.size(), " ablations were refused"));
+    throw RuntimeFailure(StrCat(record.Refused(), " of ", trials.size(), " trials were refused"));
   }
   return kSuccess;
 }

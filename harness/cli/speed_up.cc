@@ -1,6 +1,7 @@
 #include "harness/cli/speed_up.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "kernels/common/error.h"
@@ -25,39 +26,40 @@ SpeedUp::SpeedUp(std::span<const double> with, std::span<const double> without) 
 }
 
 int SpeedUp::Direction(double equal) const {
-  const double least = std::max(kLeastEffect, equal);
-  if (interval.low > 1 && ratio >= 1 + least) return 1;
-  if (interval.high < 1 && ratio <= 1 - least) return -1;
+  if (std::abs(ratio - 1) < kLeastEffect || std::abs(ratio - 1) <= equal) return 0;
+  if (interval.low > 1) return 1;
+  if (interval.high < 1) return -1;
   return 0;
 }
 
 bool SpeedUp::Unsure(double equal) const {
-  return Direction(equal) == 0 && Reach() > std::max(kMostUncertainty, equal);
+  const bool holds_one = interval.low <= 1 && interval.high >= 1;
+  return Direction(equal) == 0 && holds_one &&
+         std::max(interval.high - 1, 1 - interval.low) > kMostUncertainty;
 }
 
-double SpeedUp::Reach() const { return std::max(interval.high - 1, 1 - interval.low); }
-
 std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
-                            double equal) {
+                            double equal_alone, double equal_decoders) {
   const auto choose = [](int direction, const char* slower, const char* neither,
                          const char* faster) {
     return direction < 0 ? slower : direction > 0 ? faster : neither;
   };
   const auto in = [&](const char* slower, const char* neither, const char* faster) {
-    return choose(decoder.Direction(equal), slower, neither, faster);
+    return choose(decoder.Direction(equal_decoders), slower, neither, faster);
   };
   if (!decoder.HasInterval()) return "too few rounds to say";
   const std::string in_decoder =
       in("LOSES in the decoder", "gains nothing in the decoder", "wins in the decoder");
-  if (decoder.Unsure(equal)) {
+  if (decoder.Unsure(equal_decoders)) {
     const std::string noisy = "too noisy to say in the decoder";
-    if (!alone || alone->Unsure()) return noisy;
-    return StrCat(noisy, "; ",
-                  choose(alone->Direction(), "loses alone", "no faster alone", "wins alone"));
+    if (!alone || alone->Unsure(equal_alone)) return noisy;
+    return StrCat(
+        noisy, "; ",
+        choose(alone->Direction(equal_alone), "loses alone", "no faster alone", "wins alone"));
   }
   if (!alone) return in_decoder;
-  if (alone->Unsure()) return "too noisy to say alone; " + in_decoder;
-  switch (alone->Direction()) {
+  if (alone->Unsure(equal_alone)) return "too noisy to say alone; " + in_decoder;
+  switch (alone->Direction(equal_alone)) {
     case 1:
       return in("WINS ALONE, BUT LOSES in the decoder",
                 "WINS ALONE, BUT GAINS NOTHING in the decoder", "wins alone and in the decoder");

@@ -21,10 +21,8 @@ struct SpeedUp {
   // Only with an interval: 1 faster, -1 slower, 0 neither: beyond the interval and by half a
   // percent at least, and by more than `equal`, by which things that are equal differ.
   int Direction(double equal = 0) const;
-  // Neither, and the interval is too wide to call it no difference.
+  // Neither, and the interval holds 1 and is too wide to call it no difference.
   bool Unsure(double equal = 0) const;
-  // How far from 1 the interval reaches.
-  double Reach() const;
 
   double ratio = 0;
   Interval interval;
@@ -32,8 +30,9 @@ struct SpeedUp {
 };
 
 // In words what an op is worth alone, where that is known, and in the decoder; those of
-// scripts/ablate. `equal` is by how much decoders with the same ops differ.
+// scripts/ablate. The last two: by how much decoders with the same ops differ, their launches alone
+// and they themselves.
 std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
-                            double equal);
+                            double equal_alone, double equal_decoders);
 
 }  // namespace tokline

@@ -56,6 +56,17 @@ class AblateTest(unittest.TestCase):
             self.assertAlmostEqual(prefetch["equal_decoders_differ_by"], control / 100, delta=0.006)
             self.assertEqual({one["verdict"] for one in controls}, {"the same ops: what decoders differ by"})
 
+    def test_noise_of_a_control_is_not_what_equal_decoders_differ_by(self):
+        header = self.machine.header("tokline ablate")
+        control = self.machine.ablation(header, DecoderCase(), "control", "the same", 0, (10, 10.8))
+        control["end_to_end"]["without_ms"] = [
+            value * (2 if number % 2 else 0.5) for number, value in enumerate(control["end_to_end"]["with_ms"][:-1])
+        ] + [control["end_to_end"]["with_ms"][-1]]
+        lines = [control, self.machine.ablation(header, DecoderCase(), "qkv", "plain", -5, (10, 9.5))]
+        path = write(os.path.join(self.folder, "noisy.jsonl"), [header, *lines])
+        out = json.loads(run_main("--records", path, "--format", "json")[1])["ablations"]
+        self.assertEqual(out[1]["verdict"], "no faster alone, and LOSES in the decoder")
+
     def test_controls_of_another_decoder_say_nothing(self):
         header = self.machine.header("tokline ablate")
         lines = [self.machine.ablation(header, DecoderCase(batch=64), "control", "the same", 9),
@@ -176,7 +187,7 @@ class AblateTest(unittest.TestCase):
         self.assertEqual(code, 0, err)
         found = {line["name"]: line for line in json.loads(out)["ablations"]}
         self.assertEqual(set(found), {"control", "fused_mlp", "paged_prefill"})
-        self.assertEqual([line["name"] for line in json.loads(out)["ablations"]].count("control"), 3)
+        self.assertEqual([line["name"] for line in json.loads(out)["ablations"]].count("control"), 4)
         self.assertIsNotNone(found["fused_mlp"]["isolated"])
         self.assertIsNone(found["paged_prefill"]["isolated"])
         with open(said, encoding="utf-8") as file:

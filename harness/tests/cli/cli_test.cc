@@ -412,7 +412,7 @@ TEST(CliTest, AblateMeasuresEveryOpAloneAndInTheDecoder) {
   const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
   std::vector<AblationEntry> entries(AllAblations().begin(), AllAblations().end());
   std::erase_if(entries, [](const AblationEntry& entry) { return !SwapsOnCpu(entry.ablation); });
-  constexpr size_t kControls = 3;
+  constexpr size_t kControls = 4;
   const size_t count = kControls + entries.size();
   ASSERT_EQ(records.size(), count + 2);
   ASSERT_EQ(report["ablations"].size(), count);
@@ -421,7 +421,7 @@ TEST(CliTest, AblateMeasuresEveryOpAloneAndInTheDecoder) {
   EXPECT_EQ(records.back()["refused"], 0);
   for (size_t i = 0; i < kControls; ++i) {
     EXPECT_EQ(records[1 + i]["name"], "control");
-    EXPECT_TRUE(records[1 + i]["isolated"].is_null());
+    EXPECT_EQ(records[1 + i]["isolated"]["with_us"].size(), 3u);
     EXPECT_EQ(report["ablations"][i]["verdict"], "the same ops: what decoders differ by");
   }
   for (size_t i = kControls; i < count; ++i) {
@@ -450,10 +450,10 @@ TEST(CliTest, AblateRunsOnlyWhatIsAskedFor) {
        "--rounds", "1", "--only", "fused_mlp,chunk_decode", "--record", dir / "record.jsonl"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
-  ASSERT_EQ(records.size(), 7u);
-  EXPECT_EQ(records[3]["name"], "control");
-  EXPECT_EQ(records[4]["name"], "chunk_decode");
-  EXPECT_EQ(records[5]["name"], "fused_mlp");
+  ASSERT_EQ(records.size(), 8u);
+  EXPECT_EQ(records[4]["name"], "control");
+  EXPECT_EQ(records[5]["name"], "chunk_decode");
+  EXPECT_EQ(records[6]["name"], "fused_mlp");
 }
 
 TEST(CliTest, InterruptedAblateEndsCleanlyAndSaysSo) {

@@ -48,10 +48,13 @@ TEST(SpeedUpTest, IsNothingWhereEqualDecodersDifferByAsMuch) {
   EXPECT_EQ(Drifting(0.98).Direction(0.01), -1);
   EXPECT_EQ(Drifting(0.98).Direction(0.03), 0);
   EXPECT_FALSE(Drifting(0.98).Unsure(0.03));  // that is known
-  EXPECT_NEAR(Drifting(0.98).Reach(), 0.021, 0.001);
-  EXPECT_EQ(AblationVerdict(Drifting(1.5), Drifting(0.98), 0.03),
+  EXPECT_TRUE(Undecided().Unsure(0.5));       // that is not, however much equal ones differ
+  EXPECT_EQ(AblationVerdict(Drifting(1.5), Drifting(0.98), 0, 0.03),
             "WINS ALONE, BUT GAINS NOTHING in the decoder");
-  EXPECT_EQ(AblationVerdict(Drifting(1.02), Drifting(1.1), 0.03), "wins alone and in the decoder");
+  EXPECT_EQ(AblationVerdict(Drifting(1.02), Drifting(1.1), 0, 0.03),
+            "wins alone and in the decoder");
+  EXPECT_EQ(AblationVerdict(Drifting(0.93), Drifting(1.1), 0.08, 0.03),
+            "no faster alone, yet wins in the decoder");
 }
 
 TEST(SpeedUpTest, UnpairedOrMissingRoundsAreRefused) {
@@ -60,37 +63,37 @@ TEST(SpeedUpTest, UnpairedOrMissingRoundsAreRefused) {
 }
 
 TEST(SpeedUpTest, VerdictSaysWhereAKernelWinsAloneAndLosesInTheDecoder) {
-  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(0.9), 0),
+  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(0.9), 0, 0),
             "WINS ALONE, BUT LOSES in the decoder");
-  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(1), 0),
+  EXPECT_EQ(AblationVerdict(Drifting(2.64), Drifting(1), 0, 0),
             "WINS ALONE, BUT GAINS NOTHING in the decoder");
-  EXPECT_EQ(AblationVerdict(Drifting(1.5), Drifting(1.1), 0), "wins alone and in the decoder");
-  EXPECT_EQ(AblationVerdict(Drifting(0.5), Drifting(1.1), 0),
+  EXPECT_EQ(AblationVerdict(Drifting(1.5), Drifting(1.1), 0, 0), "wins alone and in the decoder");
+  EXPECT_EQ(AblationVerdict(Drifting(0.5), Drifting(1.1), 0, 0),
             "loses alone, yet wins in the decoder");
-  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(1.1), 0), "wins in the decoder");
-  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(0.9), 0), "LOSES in the decoder");
+  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(1.1), 0, 0), "wins in the decoder");
+  EXPECT_EQ(AblationVerdict(std::nullopt, Drifting(0.9), 0, 0), "LOSES in the decoder");
 }
 
 TEST(SpeedUpTest, FewerRoundsThanAnIntervalTakesGiveNoVerdict) {
   const auto rounds = [](size_t count) {
     return SpeedUp(Samples(count, 10.0), Samples(count, 20.0));
   };
-  EXPECT_EQ(AblationVerdict(rounds(5), rounds(5), 0), "too few rounds to say");
-  EXPECT_EQ(AblationVerdict(std::nullopt, rounds(1), 0), "too few rounds to say");
+  EXPECT_EQ(AblationVerdict(rounds(5), rounds(5), 0, 0), "too few rounds to say");
+  EXPECT_EQ(AblationVerdict(std::nullopt, rounds(1), 0, 0), "too few rounds to say");
   EXPECT_FALSE(rounds(5).HasInterval());
-  EXPECT_EQ(AblationVerdict(rounds(6), rounds(6), 0), "wins alone and in the decoder");
+  EXPECT_EQ(AblationVerdict(rounds(6), rounds(6), 0, 0), "wins alone and in the decoder");
 }
 
 TEST(SpeedUpTest, VerdictOfRoundsThatDisagreeIsNotThatNothingIsGained) {
   EXPECT_TRUE(Undecided().Unsure());
   EXPECT_FALSE(Drifting(1.003).Unsure());
   EXPECT_FALSE(Drifting(1.25).Unsure());
-  EXPECT_EQ(AblationVerdict(Drifting(1.5), Undecided(), 0),
+  EXPECT_EQ(AblationVerdict(Drifting(1.5), Undecided(), 0, 0),
             "too noisy to say in the decoder; wins alone");
-  EXPECT_EQ(AblationVerdict(Undecided(), Drifting(1.5), 0),
+  EXPECT_EQ(AblationVerdict(Undecided(), Drifting(1.5), 0, 0),
             "too noisy to say alone; wins in the decoder");
-  EXPECT_EQ(AblationVerdict(Undecided(), Undecided(), 0), "too noisy to say in the decoder");
-  EXPECT_EQ(AblationVerdict(std::nullopt, Undecided(), 0), "too noisy to say in the decoder");
+  EXPECT_EQ(AblationVerdict(Undecided(), Undecided(), 0, 0), "too noisy to say in the decoder");
+  EXPECT_EQ(AblationVerdict(std::nullopt, Undecided(), 0, 0), "too noisy to say in the decoder");
 }
 
 }  // namespace

@@ -38,23 +38,15 @@ class SpeedUp:
     def direction(self, equal=0):
         """1 wins, -1 loses, 0 neither: beyond the interval, LEAST_EFFECT and `equal`, by which equal things
         differ. 0 of too few rounds too."""
-        least = max(LEAST_EFFECT, equal)
-        if not self.has_interval:
+        effect = abs(self.ratio - 1)
+        if not self.has_interval or effect < LEAST_EFFECT or effect <= equal:
             return 0
-        if self.low > 1 and self.ratio >= 1 + least:
-            return 1
-        if self.high < 1 and self.ratio <= 1 - least:
-            return -1
-        return 0
-
-    @property
-    def reach(self):
-        """How far from 1 the interval reaches."""
-        return max(self.high - 1, 1 - self.low)
+        return 1 if self.low > 1 else -1 if self.high < 1 else 0
 
     def unsure(self, equal=0):
-        """Whether the interval is too wide to call it nothing."""
-        return self.direction(equal) == 0 and self.reach > max(MOST_UNCERTAINTY, equal)
+        """Whether it is neither, and the interval holds 1 and is too wide to call it nothing."""
+        return (self.direction(equal) == 0 and self.low <= 1 <= self.high
+                and max(self.high - 1, 1 - self.low) > MOST_UNCERTAINTY)
 
     def __str__(self):
         return f"{self.ratio:.3f}x" + (f" [{self.low:.3f}, {self.high:.3f}]" if self.has_interval else "")
@@ -78,7 +70,9 @@ class Ablation:
     with_tok_s: float | None = None
     without_tok_s: float | None = None
     refused: str | None = None
-    equal: float = 0.0  # by how much decoders with the same ops differed in this run
+    # By how much decoders with the same ops differed in this run, in the decoder and their launches alone.
+    equal: float = 0.0
+    equal_alone: float = 0.0
 
     @property
     def is_control(self):
@@ -89,13 +83,24 @@ class Ablation:
         """1 wins, -1 loses, 0 neither."""
         return self.end_to_end.direction(self.equal)
 
+    @property
+    def alone(self):
+        """The same of the op alone; None where it has no figure."""
+        return self.isolated and self.isolated.direction(self.equal_alone)
+
+    @property
+    def is_unsure(self):
+        """Whether either figure is too noisy to say."""
+        return self.end_to_end.unsure(self.equal) or bool(self.isolated and self.isolated.unsure(self.equal_alone))
+
 
 def digests(run):
     """(line, Ablation) of each ablation of a run, in its order."""
     found = [(line, digest(line)) for line in run.ablations]
     for _, one in found:
-        one.equal = max((other.end_to_end.reach for _, other in found
-                         if other.is_control and other.label == one.label and other.end_to_end), default=0.0)
+        controls = [other for _, other in found if other.is_control and other.label == one.label and other.end_to_end]
+        one.equal = max((abs(other.end_to_end.ratio - 1) for other in controls), default=0.0)
+        one.equal_alone = max((abs(other.isolated.ratio - 1) for other in controls if other.isolated), default=0.0)
     return found
 
 
@@ -131,12 +136,12 @@ def verdict(result):
     decoder = result.in_the_decoder
     if result.end_to_end.unsure(result.equal):
         return "too noisy to say in the decoder" + (
-            f"; {ALONE[result.isolated.direction()]}" if result.isolated and not result.isolated.unsure() else "")
-    if result.isolated is not None and result.isolated.unsure():
+            f"; {ALONE[result.alone]}" if result.isolated and not result.isolated.unsure(result.equal_alone) else "")
+    if result.isolated is not None and result.isolated.unsure(result.equal_alone):
         return f"too noisy to say alone; {IN_THE_DECODER[decoder]}"
     if result.isolated is None:
         return IN_THE_DECODER[decoder]
-    alone = result.isolated.direction()
+    alone = result.alone
     words = {
         (1, 1): "wins alone and in the decoder",
         (1, 0): "WINS ALONE, BUT GAINS NOTHING in the decoder",
@@ -188,9 +193,10 @@ def render(results, markdown, colour=False):
             table = ("  " + line for line in terminal.text_table(HEADER, lines, range(1, 5), colours, colour))
             title = label
         blocks.append("\n".join([title, *table]))
+    controlled = ("\nA control swaps nothing: an effect that is no larger than the controls' is called none."
+                  if any(result.is_control and result.end_to_end for result in results) else "")
     blocks.append("Speed-up of the op over what runs instead of it, with 95 % intervals; above 1 the op is worth "
-                  "having.\nA control swaps nothing: an effect in the decoder that is no larger than the controls' is "
-                  "called none.")
+                  f"having.{controlled}")
     return "\n\n".join(blocks)
 
 
@@ -201,7 +207,7 @@ def colour_of(result):
         return None
     if result.in_the_decoder < 0:
         return "red"
-    if result.isolated and result.isolated.direction() > 0 and result.in_the_decoder == 0:
+    if result.isolated and result.alone > 0 and result.in_the_decoder == 0:
         return "yellow"
     return "green" if result.in_the_decoder > 0 else None
 

@@ -122,10 +122,11 @@ class Ablated:
     def sentence(self):
         """Where the op alone and the decoder disagree, in words; None where they agree."""
         alone, together = self.digest.isolated, self.digest.end_to_end
-        if alone is None or not together.has_interval or alone.direction() == self.digest.in_the_decoder:
+        if alone is None or not together.has_interval or self.digest.is_unsure or self.digest.is_control \
+                or self.digest.alone == self.digest.in_the_decoder:
             return None
         words = {1: "wins", 0: "makes no difference", -1: "loses"}
-        return (f"{self.line['name']} {words[alone.direction()]} alone ({alone.ratio:.2f}×) and "
+        return (f"{self.line['name']} {words[self.digest.alone]} alone ({alone.ratio:.2f}×) and "
                 f"{words[self.digest.in_the_decoder]} in the decoder at batch {self.line['batch']} "
                 f"({together.ratio:.2f}×).")
 
@@ -346,8 +347,10 @@ class Evidence:
                 if line["status"] == "ok":
                     key = line["model"], line["device"], line["batch"], line["name"]
                     before = newest.get(key)
-                    if not (before and before.run is run and before.digest.end_to_end.reach > digest.end_to_end.reach):
-                        newest[key] = Ablated(run, line, digest)  # of several controls the furthest from 1
+                    if before and before.run is run and abs(before.digest.end_to_end.ratio - 1) > \
+                            abs(digest.end_to_end.ratio - 1):
+                        continue  # of several controls the furthest from 1
+                    newest[key] = Ablated(run, line, digest)
         return sorted(newest.values(), key=lambda one: (one.line["batch"], -one.digest.end_to_end.ratio))
 
     @cached_property
