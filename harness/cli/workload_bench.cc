@@ -22,20 +22,27 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kSharingNames = {"never", "auto", "always"};  // by value
 
-// Every request that the model cannot take is named before anything runs.
+// How ids that are drawn are kept inside the vocabulary, or "".
+std::string HowToDraw(const Workload& workload, size_t i, int64_t vocab_size) {
+  if (workload.name.starts_with("synthetic")) {
+    return StrCat("; ids=", vocab_size, " draws from all of them");
+  }
+  if (workload.requests[i].line == 0) return "";
+  return StrCat("; beside prompt_tokens \"ids\": ", vocab_size, " draws from all of them");
+}
+
+// A request that the model cannot take is named before anything runs.
 void RequireFits(const Workload& workload, const ModelSpec& spec) {
   for (size_t i = 0; i < workload.requests.size(); ++i) {
     const Request& request = workload.requests[i].request;
     const int32_t most = *std::ranges::max_element(request.prompt);
-    Require(most < spec.vocab_size, "request ", i + 1, " of ", workload.name, " has id ", most,
-            "; the vocabulary has ids 0 to ", spec.vocab_size - 1,
-            workload.name.starts_with("synthetic")
-                ? StrCat("; ids=", spec.vocab_size, " draws from all of them")
-                : "");
+    const std::string where = workload.Where(i);
+    Require(most < spec.vocab_size, where, " has id ", most, "; the vocabulary has ids 0 to ",
+            spec.vocab_size - 1, HowToDraw(workload, i, spec.vocab_size));
+    const int64_t context = workload.requests[i].Context();
+    Require(context <= spec.max_positions, where, " takes ", context,
+            " tokens; the model has positions for ", spec.max_positions);
   }
-  Require(workload.MaxContext() <= spec.max_positions, "workload ", workload.name,
-          " takes contexts of ", workload.MaxContext(), " tokens; the model has positions for ",
-          spec.max_positions);
 }
 
 // The model's, if the workload needs it.

@@ -199,10 +199,14 @@ int64_t Workload::NewTokens() const {
 int64_t Workload::MaxContext() const {
   int64_t most = 0;
   for (const WorkloadRequest& one : requests) {
-    most = std::max(most,
-                    static_cast<int64_t>(one.request.prompt.size()) + one.request.max_new_tokens);
+    most = std::max(most, one.Context());
   }
   return most;
+}
+
+std::string Workload::Where(size_t i) const {
+  const int64_t line = requests[i].line;
+  return line > 0 ? StrCat(name, ":", line) : StrCat("request ", i + 1, " of ", name);
 }
 
 bool Workload::HasStopStrings() const {
@@ -301,6 +305,7 @@ Workload ReadWorkload(const std::filesystem::path& file) {
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
     try {
       workload.requests.push_back(ReadRequest(line, number));
+      workload.requests.back().line = number;
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(StrCat(file.string(), ":", number, ": ", error.what()));
     }
@@ -333,7 +338,7 @@ std::string HashOf(const Workload& workload) {
     add(values.size());
     for (const auto& value : values) add(value);
   };
-  for (const auto& [request, arrival_s, stop] : workload.requests) {
+  for (const auto& [request, arrival_s, stop, line] : workload.requests) {
     add_all(request.prompt);
     add_all(request.stop_ids);
     add(request.max_new_tokens);

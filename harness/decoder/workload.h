@@ -15,6 +15,11 @@ struct WorkloadRequest {
   Request request;
   double arrival_s = 0;                // after the begin
   std::vector<std::string> stop = {};  // the text ends as soon as it has one of these
+  int64_t line = 0;                    // of the file that it stands in, from 1; 0: in none
+
+  int64_t Context() const {  // tokens at most
+    return static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
+  }
 };
 
 struct Workload {
@@ -25,6 +30,8 @@ struct Workload {
   int64_t NewTokens() const;   // at most
   int64_t MaxContext() const;  // of the longest request
   bool HasStopStrings() const;
+  // What an error calls request `i`: "FILE:LINE", or its number in what is no file.
+  std::string Where(size_t i) const;
 };
 
 // The benchmark of nano-vllm, number by number: 256 requests, Python's generator with seed 0,

@@ -108,7 +108,7 @@ double WarmUp(Decoder& decoder, const Workload& workload, const std::atomic<bool
       taken.push_back(decoder.Submit(workload.requests[i].request));
     } catch (const InvalidArgument& error) {
       for (const SequenceId id : taken) decoder.RemoveSequence(id);
-      throw InvalidArgument(StrCat("request ", i + 1, ": ", error.what()));
+      throw InvalidArgument(StrCat(workload.Where(i), ": ", error.what()));
     }
   }
   for (int step = 0; step < 3 && !(interrupted != nullptr && interrupted->load()); ++step) {

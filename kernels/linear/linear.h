@@ -50,7 +50,7 @@ class Matmul {
 };
 
 enum class LinearVariant : uint8_t {
-  kAuto,    // LinearPolicy decides by token count
+  kAuto,    // LinearPolicy decides by tokens, bytes of the weight, and whether there is a norm
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
   kNormThenSkinny,  // RMSNorm kernel, then kSkinny with all but the norm
   kMatmul,          // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed

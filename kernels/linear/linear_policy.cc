@@ -167,10 +167,10 @@ void Validate(const LinearParams& params) {
   Require(!apart || params.norm_weight, "kNormThenSkinny needs a norm_weight; it is null");
   const bool skinny = apart || params.variant == LinearVariant::kSkinny;
   Require(!skinny || params.num_tokens <= kMaxSkinnyTokens, "num_tokens is ", params.num_tokens,
-          "; kSkinny takes at most ", kMaxSkinnyTokens);
-  Require(!skinny || SkinnyFits(params), "kSkinny with num_tokens ", params.num_tokens,
-          " and in_features ", params.in_features, " needs more than the ", kSkinnySharedBytes,
-          " B of shared memory that it may take");
+          "; ", Name(params.variant), " takes at most ", kMaxSkinnyTokens);
+  Require(!skinny || SkinnyFits(params), Name(params.variant), " with num_tokens ",
+          params.num_tokens, " and in_features ", params.in_features, " needs more than the ",
+          kSkinnySharedBytes, " B of shared memory that it may take");
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
           "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",

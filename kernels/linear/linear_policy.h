@@ -47,8 +47,8 @@ struct SkinnyPlan {
   int32_t Threads() const { return 32 * splits * groups; }
 };
 
-// Splits depend on the weight's shape and the device alone: a token's result does not depend on
-// how many others are computed with it.
+// Splits depend on the weight's shape and the device alone: within kSkinny a token's result does
+// not depend on how many others are computed with it.
 SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device);
 
 // True where the activations of all tokens fit the shared memory of a block.

@@ -182,6 +182,25 @@ TEST(CliWorkloadTest, BadLineOfAFileIsNamedWithItsNumberAndReason) {
   EXPECT_TRUE(FailsWith(RunWorkload(dir / "none.jsonl", {}).result, 1, {"none.jsonl"}));
 }
 
+// By arrival the second comes first, and the empty line counts.
+TEST(CliWorkloadTest, RequestThatCannotRunIsNamedByTheLineOfItsFile) {
+  TempFolder dir;
+  const auto refused = [&dir](const std::string& third_line, const Args& words, const Args& more) {
+    std::ofstream(dir / "late.jsonl")
+        << "\n{\"prompt_ids\": [1], \"new_tokens\": 2, \"arrival_s\": 0.1}\n"
+        << third_line << "\n";
+    return FailsWith(RunWorkload(dir / "late.jsonl", more).result, 2, words);
+  };
+  EXPECT_TRUE(refused(R"({"prompt_ids": [1, 99999], "new_tokens": 4})",
+                      {"late.jsonl:3 has id 99999; the vocabulary has ids 0 to 1541"}, {}));
+  EXPECT_TRUE(refused(R"({"prompt_tokens": 40, "new_tokens": 4})",
+                      {"late.jsonl:3 has id", "\"ids\": 1542 draws from all of them"}, {}));
+  EXPECT_TRUE(refused(R"({"prompt_ids": [1], "new_tokens": 5000})",
+                      {"late.jsonl:3 takes 5001 tokens; the model has positions for 4096"}, {}));
+  EXPECT_TRUE(refused(R"({"prompt_ids": [1], "new_tokens": 400})", {"late.jsonl:3: ", "needs"},
+                      {"--kv-pages", "4"}));
+}
+
 // The embedded model answers "The code of amber is 4821." and goes on if nothing stops it.
 TEST(CliWorkloadTest, StopStringEndsARequestWhereGenerateEndsItsText) {
   TempFolder dir;

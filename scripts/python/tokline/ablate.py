@@ -241,7 +241,7 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(
         prog="scripts/ablate", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, "
-                    "interleaved, and prints\nthe op's speed-up alone beside its speed-up in the decoder.",
+                    "interleaved, and prints\nthe op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show what is no effect.",
         epilog="""examples:
   scripts/ablate --model models/qwen3-lookup
   scripts/ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl
