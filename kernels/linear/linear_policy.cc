@@ -166,11 +166,12 @@ void Validate(const LinearParams& params) {
   const bool apart = params.variant == LinearVariant::kNormThenSkinny;
   Require(!apart || params.norm_weight, "kNormThenSkinny needs a norm_weight; it is null");
   const bool skinny = apart || params.variant == LinearVariant::kSkinny;
+  const char* const variant = apart ? "kNormThenSkinny" : "kSkinny";
   Require(!skinny || params.num_tokens <= kMaxSkinnyTokens, "num_tokens is ", params.num_tokens,
-          "; ", Name(params.variant), " takes at most ", kMaxSkinnyTokens);
-  Require(!skinny || SkinnyFits(params), Name(params.variant), " with num_tokens ",
-          params.num_tokens, " and in_features ", params.in_features, " needs more than the ",
-          kSkinnySharedBytes, " B of shared memory that it may take");
+          "; ", variant, " takes at most ", kMaxSkinnyTokens);
+  Require(!skinny || SkinnyFits(params), variant, " with num_tokens ", params.num_tokens,
+          " and in_features ", params.in_features, " needs more than the ", kSkinnySharedBytes,
+          " B of shared memory that it may take");
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
           "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",

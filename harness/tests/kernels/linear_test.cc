@@ -65,6 +65,8 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
                 p.num_tokens = 17;
               }),
               HasSubstr("num_tokens is 17; kSkinny takes at most 16"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.variant = LinearVariant::kNormThenSkinny; }),
+              HasSubstr("kNormThenSkinny needs a norm_weight"));
   EXPECT_THAT(RefusalOf([](P& p) {
                 p.variant = LinearVariant::kSkinny;
                 p.num_tokens = 16;
