@@ -7,6 +7,7 @@ from pathlib import Path
 
 from command_case import CommandTest
 from synthetic import DecoderCase, KernelCase
+from synthetic_workload import workload_run
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = (("name", "b32_s8192_h32-8"), ("page_size", 256))
@@ -84,7 +85,18 @@ class FloorsTest(CommandTest):
             ["NO", "NO"],
         )
         parity = [line for name, line in met.items() if name.startswith("parity")]
-        self.assertEqual(parity, ["yes", "NO"])  # no record of the second model
+        self.assertEqual(parity, ["yes"] + ["NO"] * 5)  # no record of the other models
+
+    def test_workload_of_the_floors_model_and_settings_counts(self):
+        work = "nano-vllm's workload, Qwen3-0.6B shape, 256 at a time, output"
+        self.write("workloads.jsonl", workload_run(self.machine, 50.0))
+        line = self.lines(expect=1)[work]
+        self.assertAlmostEqual(float(line["measured"].replace(",", "")), 20000, delta=400)
+        self.assertEqual(line["met"], "yes")
+        self.write("workloads.jsonl", workload_run(self.machine, 60.0))
+        self.assertEqual(self.lines(expect=1)[work]["met"], "NO")
+        self.write("workloads.jsonl", workload_run(self.machine, 50.0, model="qwen3-4b"))
+        self.assertEqual(self.lines(expect=1)[work]["measured"], "no record")
 
     def test_broken_files_are_misuse(self):
         self.lines(expect=2)  # no records

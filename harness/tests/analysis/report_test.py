@@ -22,6 +22,7 @@ from tokline import records
 from tokline.report import browser
 from tokline.report.canvas import draw
 from tokline.report.evidence import Evidence
+from tokline.report.wording import command_words
 
 SECTIONS = ["roofline", "share", "throughput", "workloads", "history", "step", "blame", "ablation", "tables", "machine"]
 PHONE, DESKTOP = 390, 1280
@@ -293,6 +294,14 @@ class ReportTest(ReportCase):
         for words in ("every row is the CPU reference", "not known", "tok/s is not known"):
             self.says(page.text, words)
         self.says(markdown, "tok/s is not known")
+
+    def test_commands_are_those_that_one_can_run_again(self):
+        for line, words in (
+                (["/home/a/build/cuda/bin/bench_gelu", "--record", "results/x/.running.aB3/k.jsonl"],
+                 "build/cuda/bin/bench_gelu --record results/x/k.jsonl"),
+                (["/opt/bin/tokline", "bench", "--model", "my model"], "/opt/bin/tokline bench --model 'my model'"),
+                (["build/a/bin/tokline", "inspect"], "build/a/bin/tokline inspect"), ([], "")):
+            self.assertEqual(command_words(line), words)
 
     def test_ablation_says_where_alone_and_decoder_disagree(self):
         _, page, markdown = self.read(report_of_history())

@@ -3,12 +3,12 @@
 import argparse
 import datetime
 import os
-import shlex
 
 from tokline import records, report, terminal
 from tokline.files import check_outputs, write_whole
 from tokline.report import markdown, page
 from tokline.report.evidence import Evidence
+from tokline.report.wording import command_words
 
 EPILOG = """\
 examples:
@@ -50,7 +50,7 @@ def check_files(options):
 def own_command(options):
     words = ["scripts/report", *options.results]
     words += ["--baseline", *options.baseline] if options.baseline else []
-    return shlex.join([*words, "-o", options.output])
+    return command_words([*words, "-o", options.output])
 
 
 def make(options, progress):

@@ -1,5 +1,6 @@
 """How figures and names are written: in the page, in its plots and in Markdown alike."""
 
+import re
 import shlex
 
 from tokline.terminal import figure
@@ -38,8 +39,10 @@ def listed(words, last="and"):
 
 
 def command_words(command_line):
-    """A run's command line as one can paste it."""
-    return shlex.join(str(word) for word in command_line)
+    """A run's command line as one can paste it: a program of a build folder by its place in the tree, a file by the name
+    that it has since the script which ran the command put it in its place."""
+    program, *words = (re.sub(r"/\.running\.[^/]+/", "/", str(word)) for word in command_line or [""])
+    return shlex.join([re.sub("^/.*/(build/)", r"\1", program), *words]) if program else ""
 
 
 def commit_label(fingerprint):
