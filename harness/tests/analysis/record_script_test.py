@@ -57,13 +57,15 @@ class RecordScriptTest(unittest.TestCase):
         return [json.loads(line) for line in (self.results / name).read_text().splitlines()]
 
     def test_stages_write_the_files_that_they_name_and_nothing_else(self):
-        self.record("--only", "kernels,ablation,growth,workloads,decoder", expect=0)
+        self.record("--only", "kernels,ablation,growth,workloads,sharing,decoder", expect=0)
         self.assertEqual(sorted(path.name for path in self.results.iterdir()),
-                         ["ablation.jsonl", "decoder.jsonl", "growth.jsonl", "kernels.jsonl", "workloads.jsonl"])
+                         ["ablation.jsonl", "decoder.jsonl", "growth.jsonl", "kernels.jsonl", "sharing.jsonl",
+                          "workloads.jsonl"])
+        self.assertEqual(len(self.lines("sharing.jsonl")), 18)
         self.assertEqual(len(self.lines("kernels.jsonl")), 2)
         self.assertEqual(len(self.lines("ablation.jsonl")), 2)
         self.assertEqual(len(self.lines("decoder.jsonl")), 2)
-        self.assertEqual(len(self.lines("workloads.jsonl")), 4)
+        self.assertEqual(len(self.lines("workloads.jsonl")), 5)
 
     def test_a_stage_that_fails_leaves_its_file_and_the_next_one_runs(self):
         self.record("--only", "ablation", expect=0)
