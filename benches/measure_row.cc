@@ -16,6 +16,11 @@ namespace {
 constexpr int kAuditsAmongSamples = 2;  // and one after the last sample
 constexpr int kMostRepeats = 2;         // of a row that was disturbed
 
+// A device that meets its power cap slows down in the middle of a row. Where one did, the row is
+// repeated after a rest, and with a rest after each sample of so many times the sample's time.
+constexpr double kFirstRestUs = 500'000;
+constexpr double kRestShare = 2;
+
 // Fresh launches may take so much longer than repeated ones, and the start of their graph so long
 // besides. Cold launches find nothing in the cache either way. Warm ones find their inputs in it,
 // but not yet their instructions.
@@ -58,6 +63,8 @@ class Measurement {
         {.dependent = options_.dependent, .slowdown_percent = options_.slowdown_percent});
     m_.launches_per_sample = timer_->launches_per_sample();
     for (int repeats = 0; repeats <= kMostRepeats; ++repeats) {
+      m_.rested = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
+      if (m_.rested) execution_.Rest(kFirstRestUs);
       TimeOnce();
       if (m_.interrupted) return;
       if (m_.disturbed.empty()) break;
@@ -140,11 +147,13 @@ class Measurement {
     while (static_cast<int>(samples.size()) < count) {
       const int left = count - static_cast<int>(samples.size());
       const auto next = audit_after_.upper_bound(taken_);
-      const int wanted = next == audit_after_.end() ? left : std::min(left, *next - taken_);
+      const int most = next == audit_after_.end() ? left : std::min(left, *next - taken_);
+      const int wanted = m_.rested ? 1 : most;
       const std::vector<double> got = timer_->Sample(wanted, [this] { Observe(); });
       samples.insert(samples.end(), got.begin(), got.end());
       taken_ += static_cast<int>(got.size());
       if (static_cast<int>(got.size()) < wanted) break;
+      if (m_.rested) execution_.Rest(kRestShare * got.back() * timer_->launches_per_sample());
       if (audit_after_.contains(taken_)) Audit();
     }
     return samples;

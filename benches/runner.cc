@@ -192,6 +192,7 @@ class Session {
       state.counters["%limit"] = row["percent_of_measured_peak"].get<double>();
       label = "limit:" + row["limit"].get<std::string>() + " " + label;
     }
+    if (row["rested"] == true) label += ", rested";
     if (!row["disturbed"].is_null()) label += ", " + row["disturbed"].get<std::string>();
     state.SetLabel(label);
   }

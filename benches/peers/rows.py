@@ -84,7 +84,7 @@ def figures_of(measurement, cost, peaks, datasheet):
     figures = {"samples_us": samples, "median_us": middle,
                "mad_us": median([abs(us - middle) for us in samples]),
                "ci95_us": list(median_interval(samples)), "stopped": measurement.stopped or None,
-               "fresh_us": measurement.fresh_us,
+               "fresh_us": measurement.fresh_us, "rested": measurement.rested,
                "gbps": (cost["read_bytes"] + cost["write_bytes"]) / middle / 1e3,
                "tflops": cost["flops"] / middle / 1e6,
                "limit": None, "floor_us": None, "percent_of_measured_peak": None,

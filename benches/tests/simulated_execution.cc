@@ -203,6 +203,11 @@ GpuState SimulatedExecution::State() const {
   return state;
 }
 
+void SimulatedExecution::Rest(double us) const {
+  device_.Pass(us);
+  rested_us += us;
+}
+
 std::optional<Peaks> SimulatedExecution::Measure() const {
   constexpr double kGbps = SimulatedDevice::kMemoryBytesPerUs / 1e3;
   return Peaks{.read_gbps = kGbps, .copy_gbps = kGbps, .launch_us = SimulatedDevice::kLaunchUs};

@@ -96,8 +96,10 @@ class SimulatedExecution : public Execution {
   // The next of `states`, or an undisturbed one.
   GpuState State() const override;
   std::optional<Peaks> Measure() const override;
+  void Rest(double us) const override;
 
   mutable std::deque<GpuState> states;
+  mutable double rested_us = 0;
 
  private:
   SimulatedDevice& device_;

@@ -89,10 +89,12 @@ struct ThrottleReason {
   bool disturbs;
 };
 
+constexpr uint64_t kPowerCap = 0x4;
+
 constexpr std::array kThrottleReasons{
     ThrottleReason{0x1, "idle", false},
     ThrottleReason{0x2, "application clocks", false},
-    ThrottleReason{0x4, "power cap", true},
+    ThrottleReason{kPowerCap, "power cap", true},
     ThrottleReason{0x8, "hardware slowdown", true},
     ThrottleReason{0x10, "sync boost", true},
     ThrottleReason{0x20, "thermal", true},
@@ -191,6 +193,8 @@ std::string ThrottleText(uint64_t reasons) {
 }
 
 bool IsThrottled(uint64_t reasons) { return Disturbing(reasons) != 0; }
+
+bool MeetsPowerCap(uint64_t reasons) { return (reasons & kPowerCap) != 0; }
 
 std::string Disturbance(const GpuState& before, const GpuState& after) {
   std::string words;

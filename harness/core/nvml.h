@@ -39,6 +39,9 @@ std::string ThrottleText(uint64_t reasons);
 // limited by an application's clock setting is a state, not a disturbance.
 bool IsThrottled(uint64_t reasons);
 
+// Whether the device runs slower so as not to take more power than it may.
+bool MeetsPowerCap(uint64_t reasons);
+
 // What made a measurement between these states slower than it could be, in words like "throttled:
 // power cap; 2 other processes on the GPU", or "": nothing that could be read did.
 std::string Disturbance(const GpuState& before, const GpuState& after);

@@ -209,6 +209,7 @@ Json KernelRow(const KernelMeasurement& m) {
                {"ci95_us", ToJson(MedianInterval(m.samples_us))},
                {"stopped", OrNull(m.stopped)},
                {"fresh_us", OrNull(m.fresh_us)},
+               {"rested", m.rested},
                {"gbps", m.cost.Bytes() / stats.median / 1e3},
                {"tflops", m.cost.flops / stats.median / 1e6}};
   const std::string untrue = AddShares({.cost = m.cost,

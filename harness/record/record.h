@@ -78,6 +78,7 @@ struct KernelMeasurement {
   std::optional<double> fresh_us{};  // median of replays right after their inputs were refilled and
                                      // their outputs poisoned
   std::string stopped{};  // why sampling ended: "precise", "time", or "" for a stated number
+  bool rested = false;    // pauses between the samples kept the device below its power cap
 };
 
 // The row of a measurement: its figures, or why they are refused ("status": "refused", "reason"). A

@@ -139,6 +139,7 @@ void ValidateFigures(const Fields& row) {
   row.IsMedianInterval("ci95_us", samples);
   if (!row.IsNull("stopped")) row.OneOf("stopped", {"precise", "time"});
   row.NumberOrNull("fresh_us", 0);
+  if (row.Has("rested")) row.Flag("rested");
   const Fields cost = row.Object("cost");
   const double bytes = cost.Number("read_bytes", 0) + cost.Number("write_bytes", 0);
   row.Follows("gbps", bytes / stats.median / 1e3);

@@ -191,10 +191,17 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual((result.stopped, len(result.samples_us)), ("time", 4 * measure.MIN_SAMPLES - 15))
 
     def test_a_disturbed_row_is_repeated_once_and_then_says_so(self):
-        passing = measure.measure(FakeDevice(disturbances=["throttled: power cap"]), FakeSubject())
-        self.assertEqual(passing.disturbed, "")
-        staying = measure.measure(FakeDevice(disturbances=["throttled: power cap"] * 4), FakeSubject())
-        self.assertEqual(staying.disturbed, "throttled: power cap")
+        rests = []
+        passing = measure.measure(FakeDevice(disturbances=["throttled: power cap"]), FakeSubject(), rest=rests.append)
+        self.assertEqual((passing.disturbed, passing.rested), ("", True))
+        self.assertEqual(rests[0], measure.FIRST_REST_US)
+        self.assertEqual(len(rests), 1 + len(passing.samples_us))
+        for us, rest in zip(passing.samples_us, rests[1:]):
+            self.assertAlmostEqual(rest, measure.REST_SHARE * us * passing.launches)
+        staying = measure.measure(FakeDevice(disturbances=["throttled: power cap"] * 4), FakeSubject(), rest=rests.append)
+        self.assertEqual((staying.disturbed, staying.rested), ("throttled: power cap", True))
+        others = measure.measure(FakeDevice(disturbances=["1 other process on the GPU"]), FakeSubject(), rest=self.fail)
+        self.assertFalse(others.rested)
         self.assertEqual(len(staying.samples_us), measure.MIN_SAMPLES)
 
     def test_a_wrong_output_at_any_comparison_is_found(self):
