@@ -238,6 +238,33 @@ TEST_F(DecoderCudaTest, ReadingSharedRunsOnceGivesTheLogitsOfReadingThemAlone) {
   EXPECT_EQ(alone->Reads().tokens, alone->Reads().of_each);
 }
 
+// The whole prompt but its last token, and half of it.
+TEST_F(DecoderCudaTest, ReusedPrefixGivesTheLogitsOfAComputedOne) {
+  const std::vector<int32_t>& prompt = golden_.cases[3].prompt;
+  const auto first_logits = [&prompt](Decoder& decoder) {
+    const SequenceId id = decoder.AddSequence(prompt, {}, 2);
+    while (decoder.Schedule().Get(id).drawn == 0) decoder.Step();
+    return decoder.Logits(id);
+  };
+  DecoderOptions options = Options();
+  const std::vector<float> computed = first_logits(*MakeDecoder(options));
+  options.reuse = true;
+  for (const size_t shared : {prompt.size(), prompt.size() / 2}) {
+    const auto decoder = MakeDecoder(options);
+    decoder->Submit(
+        {.prompt = {prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(shared)},
+         .max_new_tokens = 1,
+         .keep = true});
+    while (decoder->HasWork()) decoder->Step();
+    decoder->Flush();
+    testing::RelativeError error;
+    error.Add(first_logits(*decoder), computed);
+    EXPECT_EQ(decoder->Schedule().Counts().reused_tokens,
+              static_cast<int64_t>(std::min(shared, prompt.size() - 1)));
+    EXPECT_LE(error.Value(), 2 * 1.25 * golden_.bf16_relative_l2) << shared << " tokens shared";
+  }
+}
+
 TEST_F(DecoderCudaTest, BenchRunsAsGraphsAndMeasuresTheHost) {
   BenchOptions bench{.batch = 4, .prompt_tokens = 30, .new_tokens = 20, .repeats = 3};
   DecoderOptions options = Options();
