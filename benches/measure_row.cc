@@ -18,7 +18,7 @@ constexpr int kMostRepeats = 2;         // of a row that was disturbed
 
 // A device that meets its power cap slows down in the middle of a row. Where one did, the row is
 // repeated after a rest, and with a rest after each sample of so many times the sample's time.
-constexpr double kFirstRestUs = 500'000;
+constexpr double kFirstRestUs = 200'000;
 constexpr double kRestShare = 2;
 
 // Fresh launches may take so much longer than repeated ones, and the start of their graph so long

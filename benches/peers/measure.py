@@ -13,7 +13,7 @@ from tokline.samples import interval, middle
 MIN_SAMPLES = 15
 MAX_SAMPLES = 60
 # As the suite's own rows: where the power cap was met, a rest first, and after each sample of so many times its time.
-FIRST_REST_US = 500_000
+FIRST_REST_US = 200_000
 REST_SHARE = 2
 MIN_SAMPLE_US = 1000.0  # a graph holds as many launches as that takes
 MAX_LAUNCHES = 4096

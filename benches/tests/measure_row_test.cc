@@ -148,7 +148,7 @@ TEST_F(MeasureRowTest, ARowThatMetThePowerCapIsRepeatedWithRests) {
   EXPECT_EQ(m.verified.audits, 3);
   double sampled_us = 0;
   for (const double us : m.samples_us) sampled_us += us * m.launches_per_sample;
-  EXPECT_NEAR(execution.rested_us, 500'000 + 2 * sampled_us, 1e-3 * sampled_us);
+  EXPECT_NEAR(execution.rested_us, 200'000 + 2 * sampled_us, 1e-3 * sampled_us);
   EXPECT_EQ(KernelRow(m)["rested"], true);
 }
 
