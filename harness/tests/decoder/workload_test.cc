@@ -108,6 +108,9 @@ TEST_F(WorkloadTest, FileGivesItsRequestsByArrival) {
   EXPECT_EQ(workload.requests[0].request.rule.seed, 8u);
   EXPECT_EQ(workload.requests[1].request.prompt.size(), 4u);
   EXPECT_EQ(workload.MaxContext(), 8);
+  EXPECT_EQ(workload.Where(0), workload.name + ":3");  // by its line, not by its arrival
+  EXPECT_EQ(workload.Where(1), workload.name + ":1");
+  EXPECT_EQ(SyntheticWorkload("requests=2").Where(1), "request 2 of synthetic:requests=2");
   EXPECT_FALSE(workload.HasStopStrings());
 }
 
