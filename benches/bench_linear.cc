@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "benches/bench_case.h"
+#include "benches/linear_variants.h"
 #include "benches/shared_matmul.h"
 #include "kernels/linear/linear.h"
 #include "reference/linear.h"
@@ -100,12 +101,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                      .residual = shape.Flag("residual"),
                      .out_f32 = shape.Flag("out_f32")};
   for (const int64_t tokens : shape.Ints("tokens")) {
-    for (const LinearVariant variant :
-         {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kMatmul}) {
-      const bool skinny = variant != LinearVariant::kMatmul;
-      if (skinny && tokens > kMaxSkinnyTokens) continue;
-      if (!context.device && skinny) continue;  // the reference knows no variants
-      if (variant == LinearVariant::kNormThenSkinny && !linear.norm) continue;
+    for (const LinearVariant variant : LinearVariantsOf(tokens, linear.norm, context)) {
       linear.tokens = tokens;
       linear.variant = variant;
       CaseSpec& spec = cases.emplace_back();

@@ -3,6 +3,7 @@
 
 #include "benches/append_batch.h"
 #include "benches/bench_case.h"
+#include "benches/linear_variants.h"
 #include "benches/paged_batch.h"
 #include "benches/shared_matmul.h"
 #include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
@@ -133,10 +134,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
   const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1}, 0, 1);
   for (const int64_t tokens : shape.Ints("tokens")) {
     for (const int64_t append : append_options) {
-      for (const LinearVariant variant :
-           {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kMatmul}) {
-        const bool skinny = variant != LinearVariant::kMatmul;
-        if (skinny && (tokens > kMaxSkinnyTokens || !context.device)) continue;
+      for (const LinearVariant variant : LinearVariantsOf(tokens, /*norm=*/true, context)) {
         qkv.append = append != 0;
         qkv.variant = variant;
         CaseSpec& spec = cases.emplace_back();

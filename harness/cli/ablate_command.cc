@@ -126,9 +126,8 @@ struct Trial {
 };
 
 std::vector<Trial> TrialsOf(std::span<const AblationEntry> entries) {
-  StepOpSet all;
-  for (const StepOp op : AllStepOps()) all.Add(op);
-  std::vector<Trial> trials(kControls, {.name = kControl, .instead = kControlInstead, .ops = all});
+  const Trial control{.name = kControl, .instead = kControlInstead, .ops = StepOpSet(AllStepOps())};
+  std::vector<Trial> trials(kControls, control);
   for (const AblationEntry& entry : entries) {
     trials.push_back({entry.ablation, entry.name, entry.instead, entry.ops});
   }

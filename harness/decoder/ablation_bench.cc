@@ -23,12 +23,6 @@ class OnlyOps : public OpObserver {
   StepOpSet ops_;
 };
 
-StepOpSet AllOps() {
-  StepOpSet all;
-  for (const StepOp op : AllStepOps()) all.Add(op);
-  return all;
-}
-
 // Some ops of a decode step of a decoder, to be timed again and again.
 class OpsAlone {
  public:
@@ -67,7 +61,7 @@ class OpsAlone {
 
   Decoder& decoder_;
   const BenchOptions& bench_;
-  OnlyOps all_{AllOps()}, only_;
+  OnlyOps all_{StepOpSet(AllStepOps())}, only_;
   BatchRun run_;
   std::unique_ptr<WorkGraph> step_, ops_;
   std::unique_ptr<TimeMark> begin_, end_;

@@ -43,6 +43,9 @@ class StepOpSet {
   constexpr StepOpSet(std::initializer_list<StepOp> ops) {
     for (const StepOp op : ops) Add(op);
   }
+  constexpr explicit StepOpSet(std::span<const StepOp> ops) {
+    for (const StepOp op : ops) Add(op);
+  }
   constexpr bool Has(StepOp op) const { return (bits_ >> static_cast<int>(op)) & 1u; }
   constexpr void Add(StepOp op) { bits_ |= 1u << static_cast<int>(op); }
   constexpr bool Empty() const { return bits_ == 0; }

@@ -172,8 +172,7 @@ TEST_F(StepOpsTest, DelayOfAnOpThatTheStepLacksIsRefusedWithThoseItHas) {
 }
 
 TEST_F(StepOpsTest, NextStepLeavesTheSequencesWhereTheyAre) {
-  StepOpSet all;
-  for (const StepOp op : AllStepOps()) all.Add(op);
+  const StepOpSet all(AllStepOps());
   const auto text = [&](bool look_ahead) {
     Decoder decoder(model_.spec, model_.weights, {.max_batch = 2, .max_context = 64});
     decoder.AddSequence(std::vector<int32_t>{5, 6, 7}, {}, 6);

@@ -89,9 +89,12 @@ class Ablation:
         return self.isolated and self.isolated.direction(self.equal_alone)
 
     @property
-    def is_unsure(self):
-        """Whether either figure is too noisy to say."""
-        return self.end_to_end.unsure(self.equal) or bool(self.isolated and self.isolated.unsure(self.equal_alone))
+    def unsure_in_the_decoder(self):
+        return self.end_to_end.unsure(self.equal)
+
+    @property
+    def unsure_alone(self):
+        return self.isolated is not None and self.isolated.unsure(self.equal_alone)
 
 
 def digests(run):
@@ -134,14 +137,13 @@ def verdict(result):
     if not result.end_to_end.has_interval:
         return "too few rounds to say"
     decoder = result.in_the_decoder
-    if result.end_to_end.unsure(result.equal):
+    if result.unsure_in_the_decoder:
         return "too noisy to say in the decoder" + (
-            f"; {ALONE[result.alone]}" if result.isolated and not result.isolated.unsure(result.equal_alone) else "")
-    if result.isolated is not None and result.isolated.unsure(result.equal_alone):
+            f"; {ALONE[result.alone]}" if result.isolated and not result.unsure_alone else "")
+    if result.unsure_alone:
         return f"too noisy to say alone; {IN_THE_DECODER[decoder]}"
     if result.isolated is None:
         return IN_THE_DECODER[decoder]
-    alone = result.alone
     words = {
         (1, 1): "wins alone and in the decoder",
         (1, 0): "WINS ALONE, BUT GAINS NOTHING in the decoder",
@@ -153,7 +155,7 @@ def verdict(result):
         (-1, 0): "loses alone, and gains nothing in the decoder",
         (-1, -1): "loses alone and in the decoder: its plain counterpart is better",
     }
-    return words[alone, decoder]
+    return words[result.alone, decoder]
 
 
 def as_json(result):
@@ -162,7 +164,8 @@ def as_json(result):
 
     return {"row": result.label, "name": result.name, "instead": result.instead,
             "isolated": speed_up(result.isolated), "end_to_end": speed_up(result.end_to_end),
-            "equal_decoders_differ_by": result.equal, "with_tok_s": result.with_tok_s, "without_tok_s": result.without_tok_s,
+            "equal_decoders_differ_by": result.equal,
+            "with_tok_s": result.with_tok_s, "without_tok_s": result.without_tok_s,
             "verdict": verdict(result)}
 
 
@@ -241,7 +244,8 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(
         prog="scripts/ablate", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, "
-                    "interleaved, and prints\nthe op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show what is no effect.",
+                    "interleaved, and prints\nthe op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show "
+                    "what is no effect.",
         epilog="""examples:
   scripts/ablate --model models/qwen3-lookup
   scripts/ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl

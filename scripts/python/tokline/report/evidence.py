@@ -122,8 +122,8 @@ class Ablated:
     def sentence(self):
         """Where the op alone and the decoder disagree, in words; None where they agree."""
         alone, together = self.digest.isolated, self.digest.end_to_end
-        if alone is None or not together.has_interval or self.digest.is_unsure or self.digest.is_control \
-                or self.digest.alone == self.digest.in_the_decoder:
+        if alone is None or not together.has_interval or self.digest.is_control or self.digest.unsure_alone \
+                or self.digest.unsure_in_the_decoder or self.digest.alone == self.digest.in_the_decoder:
             return None
         words = {1: "wins", 0: "makes no difference", -1: "loses"}
         return (f"{self.line['name']} {words[self.digest.alone]} alone ({alone.ratio:.2f}×) and "

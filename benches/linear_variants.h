@@ -1,0 +1,24 @@
+// The ways that a bench times a projection in.
+#pragma once
+
+#include <vector>
+
+#include "benches/bench_case.h"
+#include "kernels/linear/linear.h"
+
+namespace tokline::bench {
+
+// Those that so many tokens allow, with a norm in front or without. The reference, where there is
+// no device, knows no variants: it stands for kMatmul.
+inline std::vector<LinearVariant> LinearVariantsOf(int64_t tokens, bool norm,
+                                                   const CaseContext& context) {
+  std::vector<LinearVariant> variants;
+  if (context.device && tokens <= kMaxSkinnyTokens) {
+    variants.push_back(LinearVariant::kSkinny);
+    if (norm) variants.push_back(LinearVariant::kNormThenSkinny);
+  }
+  variants.push_back(LinearVariant::kMatmul);
+  return variants;
+}
+
+}  // namespace tokline::bench
