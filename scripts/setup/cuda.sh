@@ -9,14 +9,17 @@ gpu_present() {
     nvidia-smi -L 2>/dev/null | grep -q '^GPU'
 }
 
-# Waits until no other script of this machine measures, and keeps others waiting until this one ends.
+# Waits until no other script measures on this GPU, and keeps others waiting until this one ends. The GPU
+# is the first that CUDA_VISIBLE_DEVICES names: scripts on different ones run at the same time.
 take_gpu() {
   [[ -z ${TOKLINE_GPU_TAKEN:-} ]] || return 0  # by the script that runs this one
-  local lock=/tmp/tokline-gpu.lock
+  local lock=${CUDA_VISIBLE_DEVICES:-0}
+  lock=${lock%%,*}
+  lock=/tmp/tokline-gpu-${lock//\//_}.lock
   (umask 0; : >>"$lock") 2>/dev/null || true  # another user's file cannot be written, only locked
   exec 8<"$lock"
   flock --nonblock 8 || {
-    say "waiting: another run measures on this machine"
+    say "waiting: another run measures on this GPU"
     flock 8
   }
   export TOKLINE_GPU_TAKEN=yes

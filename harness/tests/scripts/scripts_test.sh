@@ -145,6 +145,15 @@ if [[ -n $left ]]; then
   failures=$((failures + 1))
 fi
 
+# Scripts on one GPU wait for each other, on two they do not; a script that another runs has the lock already.
+take="source scripts/setup/common.sh; source scripts/setup/cuda.sh; take_gpu; echo taken"
+holds() { env CUDA_VISIBLE_DEVICES="scripts-test-$$/0,1" bash -c "$take; $1"; }
+expect 124 "waiting: another run measures on this GPU" \
+  holds "TOKLINE_GPU_TAKEN= timeout 0.5 bash -c '$take'"
+expect 0 $'taken\ntaken' holds "TOKLINE_GPU_TAKEN= CUDA_VISIBLE_DEVICES=scripts-test-$$-2 bash -c '$take'"
+expect 0 $'taken\ntaken' holds "bash -c '$take'"
+rm -f /tmp/tokline-gpu-scripts-test-$$*
+
 # The formatting check names the file that differs and no other, and changes nothing.
 PATH=$root/.venv/bin:$PATH
 mkdir -p "$scratch/tree/kernels"
