@@ -106,10 +106,10 @@ Json Refused(Json row, const std::string& reason) {
 }
 
 // Of texts that were judged, or "".
-std::string WhyUnverified(int64_t tokens, double mean_regret) {
-  if (tokens > 0 && mean_regret <= kMaxMeanRegret) return "";  // false for NaN
+std::string WhyUnverified(int64_t tokens, double mean_regret, double most) {
+  if (tokens > 0 && mean_regret <= most) return "";  // false for NaN
   return StrCat("unverified: the mean regret of ", tokens, " tokens is ", mean_regret, "; at most ",
-                kMaxMeanRegret, " is allowed");
+                most, " is allowed");
 }
 
 Json MillisecondsJson(const Percentiles& seconds) {
@@ -245,7 +245,8 @@ Json DecoderRow(const DecoderMeasurement& m) {
            {"cost", ToJson(m.cost)},
            {"memory_bytes", OrNull(m.memory_bytes)}};
   if (m.interrupted) return Refused(std::move(row), "interrupted");
-  const std::string unverified = WhyUnverified(m.judged_tokens, m.mean_regret);
+  const std::string unverified =
+      WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanRegret);
   if (!unverified.empty()) return Refused(std::move(row), unverified);
   if (m.samples_ms.empty()) return Refused(std::move(row), "no samples");
 
@@ -318,7 +319,8 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
            {"memory_bytes", m.memory.Total()},
            {"memory", ToJson(m.memory)}};
   if (m.interrupted) return Refused(std::move(row), "interrupted");
-  const std::string unverified = WhyUnverified(m.judged_tokens, m.mean_regret);
+  const std::string unverified =
+      WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanDrawRegret);
   if (!unverified.empty()) return Refused(std::move(row), unverified);
   if (m.samples.empty()) return Refused(std::move(row), "no samples");
 

@@ -27,10 +27,13 @@ inline constexpr int kRecordSchema = 2;
 // was not.
 inline constexpr double kMaxPercentOfPeak = 102;
 
-// A decoder or workload row is verified when the mean regret of its texts
-// (harness/decoder/text_regret.h) is at most this. Texts drawn in bf16 and judged in fp32 have less
-// than 0.001 on the golden checkpoints, tokens drawn blindly about 1.
+// A decoder row is verified when the mean regret of its texts (harness/decoder/text_regret.h) is at
+// most this. Greedy texts in bf16, judged in fp32, have less than 0.001 on the golden checkpoints;
+// tokens drawn blindly about 1.
 inline constexpr double kMaxMeanRegret = 0.02;
+// The same of a workload, whose texts are drawn: another measure, of which bf16 alone gives 0.014
+// to 0.021 with random weights, where tokens lie close together; blind tokens about 1/3.
+inline constexpr double kMaxMeanDrawRegret = 0.05;
 
 // What a workload row follows from its samples: microseconds for each token written.
 std::vector<double> MicrosecondsPerToken(std::span<const double> seconds,

@@ -77,7 +77,8 @@ TEST(WorkloadRowTest, WhatDoesNotStandIsRefusedWithoutFigures) {
   EXPECT_EQ(reason_of([](Row m) { m.interrupted = true; }), "interrupted");
   EXPECT_EQ(reason_of([](Row m) { m.samples.clear(); }), "no samples");
   EXPECT_THAT(reason_of([](Row m) { m.judged_tokens = 0; }), HasSubstr("unverified"));
-  EXPECT_THAT(reason_of([](Row m) { m.mean_regret = 0.3; }), HasSubstr("0.3"));
+  EXPECT_THAT(reason_of([](Row m) { m.mean_regret = 0.051; }),
+              HasSubstr("is 0.051; at most 0.05 is allowed"));
   EXPECT_THAT(reason_of([](Row m) { m.mean_regret = std::numeric_limits<double>::quiet_NaN(); }),
               HasSubstr("unverified"));
 }
@@ -112,7 +113,7 @@ TEST(WorkloadRowTest, RowsThatDoNotFollowAreRefusedOnReading) {
   EXPECT_THAT(message([](Json& row) { row["shape"].erase("hash"); }), HasSubstr("'hash'"));
   EXPECT_THAT(message([](Json& row) { row["shape"]["max_batch"] = 0; }), HasSubstr("max_batch"));
   EXPECT_THAT(message([](Json& row) { row["shape"]["sharing"] = "auto"; }), HasSubstr("sharing"));
-  EXPECT_THAT(message([](Json& row) { row["verified"]["mean_regret"] = 0.5; }),
+  EXPECT_THAT(message([](Json& row) { row["verified"]["mean_regret"] = 0.051; }),
               HasSubstr("must be verified"));
   EXPECT_THAT(message([](Json& row) { row["status"] = "refused", row["reason"] = "because"; }),
               HasSubstr("must have no figures"));
