@@ -24,10 +24,7 @@ int64_t FreeBytes() {
 class DeviceExecution : public Execution {
  public:
   DeviceExecution()
-      : name_(CudaDeviceName()),
-        facts_(QueryDeviceFacts()),
-        identity_(IdentifyGpu()),
-        stream_(MakeStream()) {}
+      : name_(CudaDeviceName()), facts_(QueryDeviceFacts()), identity_(IdentifyGpu()) {}
 
   std::string DeviceName() const override { return name_; }
   CaseContext Context(DType dtype) const override { return {.dtype = dtype, .device = facts_}; }
@@ -46,9 +43,9 @@ class DeviceExecution : public Execution {
   void Run(const BenchCase& bench_case, const TensorStore& store, int count,
            bool dependent) const override {
     for (int copy = 0; copy < count; ++copy) {
-      bench_case.LaunchCuda(store.Set(copy), {.stream = stream_.get(), .dependent = dependent});
+      bench_case.LaunchCuda(store.Set(copy), {.stream = WorkStream(), .dependent = dependent});
     }
-    TOKLINE_CUDA(cudaStreamSynchronize(stream_.get()));
+    TOKLINE_CUDA(cudaStreamSynchronize(WorkStream()));
   }
   std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case, const TensorStore& store,
                                          const TimerOptions& options) const override {
@@ -97,7 +94,6 @@ class DeviceExecution : public Execution {
   std::string name_;
   DeviceFacts facts_;
   GpuIdentity identity_;
-  UniqueStream stream_;
 };
 
 }  // namespace

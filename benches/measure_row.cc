@@ -1,6 +1,7 @@
 #include "benches/measure_row.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <set>
 
@@ -17,9 +18,10 @@ constexpr int kAuditsAmongSamples = 2;  // and one after the last sample
 constexpr int kMostRepeats = 2;         // of a row that was disturbed
 
 // A device that meets its power cap slows down in the middle of a row. Where one did, the row is
-// repeated after a rest, and with a rest after each sample of so many times the sample's time.
+// repeated after a rest, and with a rest after each sample of so many times the sample's time: more
+// the second time.
 constexpr double kFirstRestUs = 200'000;
-constexpr double kRestShare = 2;
+constexpr std::array<double, kMostRepeats> kRestShares{8, 30};
 
 // Fresh launches may take so much longer than repeated ones, and the start of their graph so long
 // besides. Cold launches find nothing in the cache either way. Warm ones find their inputs in it,
@@ -64,7 +66,10 @@ class Measurement {
     m_.launches_per_sample = timer_->launches_per_sample();
     for (int repeats = 0; repeats <= kMostRepeats; ++repeats) {
       m_.rested = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
-      if (m_.rested) execution_.Rest(kFirstRestUs);
+      if (m_.rested) {
+        rest_share_ = kRestShares.at(repeats - 1);
+        execution_.Rest(kFirstRestUs);
+      }
       TimeOnce();
       if (m_.interrupted) return;
       if (m_.disturbed.empty()) break;
@@ -153,7 +158,7 @@ class Measurement {
       samples.insert(samples.end(), got.begin(), got.end());
       taken_ += static_cast<int>(got.size());
       if (static_cast<int>(got.size()) < wanted) break;
-      if (m_.rested) execution_.Rest(kRestShare * got.back() * timer_->launches_per_sample());
+      if (m_.rested) execution_.Rest(rest_share_ * got.back() * timer_->launches_per_sample());
       if (audit_after_.contains(taken_)) Audit();
     }
     return samples;
@@ -206,6 +211,7 @@ class Measurement {
   std::optional<ExpectedSample> expected_;  // of outputs from these inputs
   std::set<int> audit_after_;               // so many samples
   int taken_ = 0;
+  double rest_share_ = 0;
   std::vector<double> fresh_us_;
   std::vector<double> late_us_;
   GpuState observed_;  // all throttle reasons, and the most processes, since sampling began

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "benches/tensors.h"
+#include "harness/core/cuda_handles.h"
 #include "harness/core/device_buffer.h"
 #include "harness/core/random_values.h"
 
@@ -15,7 +16,7 @@ class DeviceMemory : public Memory {
     return blocks_.back().data();
   }
   void SetBytes(void* at, unsigned char byte, int64_t bytes) override {
-    TOKLINE_CUDA(cudaMemsetAsync(at, byte, static_cast<size_t>(bytes), nullptr));
+    TOKLINE_CUDA(cudaMemsetAsync(at, byte, static_cast<size_t>(bytes), WorkStream()));
   }
   void Fill(const TensorSpec& spec, void* at, uint64_t seed) override {
     FillRandomOnDevice(spec.dtype, at, spec.rows * spec.cols, seed, spec.log2_scale);

@@ -112,22 +112,21 @@ class Nvml:
 class TorchGraph:
     """Captured launches of a subject."""
 
-    def __init__(self, torch, stream, subject, launches):
+    def __init__(self, torch, subject, launches):
         self.launches, self.outputs = launches, {}
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # Not torch.cuda.graph(): it may collect Python's garbage first, which takes longer than a row.
-        with torch.cuda.stream(stream):
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for launch in range(launches):
-                    index = launch % subject.sets
-                    self.outputs[index] = subject.launch(index)
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    self._graph.capture_end()
-                raise
-            self._graph.capture_end()
+        self._graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for launch in range(launches):
+                index = launch % subject.sets
+                self.outputs[index] = subject.launch(index)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self._graph.capture_end()
+            raise
+        self._graph.capture_end()
 
     def replay(self):
         self._graph.replay()
@@ -143,7 +142,9 @@ class CudaDevice:
 
     def __init__(self, torch):
         self._torch = torch
-        self._stream = torch.cuda.Stream()  # one for all captures: libraries keep a workspace for each
+        # One for all work: libraries keep a workspace for each, and kernels that were launched on two slow down
+        # every later graph (docs/measuring.md). Not the default one, which cannot be captured.
+        torch.cuda.set_stream(torch.cuda.Stream())
         properties = torch.cuda.get_device_properties(0)
         self.name, self.l2_bytes = properties.name, properties.L2_cache_size
         gpu_uuid = str(properties.uuid).removeprefix("GPU-")
@@ -157,14 +158,12 @@ class CudaDevice:
             "max_sm_clock_mhz": self.nvml.max_sm_clock_mhz(), "mig": self.nvml.mig(), "mps": None}
 
     def warm_up(self, subject):
-        self._torch.cuda.synchronize()  # plans and inputs come from the default stream
-        with self._torch.cuda.stream(self._stream):
-            for index in range(min(subject.sets, 2)):
-                subject.launch(index)
+        for index in range(min(subject.sets, 2)):
+            subject.launch(index)
         self._torch.cuda.synchronize()
 
     def capture(self, subject, launches):
-        return TorchGraph(self._torch, self._stream, subject, launches)
+        return TorchGraph(self._torch, subject, launches)
 
     def replay(self, graph, count):
         cuda = self._torch.cuda

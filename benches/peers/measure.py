@@ -14,7 +14,7 @@ MIN_SAMPLES = 15
 MAX_SAMPLES = 60
 # As the suite's own rows: where the power cap was met, a rest first, and after each sample of so many times its time.
 FIRST_REST_US = 200_000
-REST_SHARE = 2
+REST_SHARE = 8
 MIN_SAMPLE_US = 1000.0  # a graph holds as many launches as that takes
 MAX_LAUNCHES = 4096
 WARM_UP_US = 5e3

@@ -15,6 +15,7 @@
 #include "benches/execution.h"
 #include "benches/paged_batch.h"
 #include "benches/shared_matmul.h"
+#include "harness/core/cuda_handles.h"
 #include "harness/core/device.h"
 #include "harness/core/launch_timer.h"
 #include "harness/core/lead_in.h"
@@ -260,10 +261,9 @@ TimedRow PagedGatherRow(int64_t num_seqs, int64_t length) {
 double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   constexpr int kLaunches = 24;
   constexpr double kHoldUs = 5000;
-  cudaStream_t stream = nullptr;
+  const cudaStream_t stream = WorkStream();
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
-  TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   TOKLINE_CUDA(cudaEventCreate(&begin));
   TOKLINE_CUDA(cudaEventCreate(&end));
   std::vector<double> us;
@@ -282,7 +282,6 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   }
   TOKLINE_CUDA(cudaEventDestroy(end));
   TOKLINE_CUDA(cudaEventDestroy(begin));
-  TOKLINE_CUDA(cudaStreamDestroy(stream));
   if (us.empty())
     throw RuntimeFailure("the host is too slow to queue launches while a stream is held");
   return Median(us);

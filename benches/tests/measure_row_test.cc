@@ -148,8 +148,25 @@ TEST_F(MeasureRowTest, ARowThatMetThePowerCapIsRepeatedWithRests) {
   EXPECT_EQ(m.verified.audits, 3);
   double sampled_us = 0;
   for (const double us : m.samples_us) sampled_us += us * m.launches_per_sample;
-  EXPECT_NEAR(execution.rested_us, 200'000 + 2 * sampled_us, 1e-3 * sampled_us);
+  EXPECT_NEAR(execution.rested_us, 200'000 + 8 * sampled_us, 1e-3 * sampled_us);
   EXPECT_EQ(KernelRow(m)["rested"], true);
+}
+
+// Meets its power cap whatever the rests.
+class AlwaysHotExecution : public SimulatedExecution {
+ public:
+  using SimulatedExecution::SimulatedExecution;
+  GpuState State() const override { return {.throttle_reasons = kPowerCap}; }
+};
+
+TEST_F(MeasureRowTest, ARowThatMeetsThePowerCapDespiteRestsGetsLongerOnes) {
+  const AlwaysHotExecution execution(device_);
+  const KernelMeasurement m = Honest(execution);
+  EXPECT_TRUE(m.rested);
+  EXPECT_EQ(m.disturbed, "throttled: power cap");
+  double sampled_us = 0;  // of the last repeat; the one before it took as long
+  for (const double us : m.samples_us) sampled_us += us * m.launches_per_sample;
+  EXPECT_NEAR(execution.rested_us, 2 * 200'000 + (8 + 30) * sampled_us, 0.1 * sampled_us);
 }
 
 TEST_F(MeasureRowTest, NothingRestsWhereNoPowerCapWasMet) {

@@ -8,6 +8,11 @@ UniqueStream MakeStream() {
   return UniqueStream(stream);
 }
 
+cudaStream_t WorkStream() {
+  static const cudaStream_t stream = MakeStream().release();
+  return stream;
+}
+
 UniqueEvent MakeTimingEvent() {
   cudaEvent_t event = nullptr;
   TOKLINE_CUDA(cudaEventCreate(&event));

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/core/cuda_handles.h"
 #include "kernels/device/cuda_check.h"
 
 namespace tokline {
@@ -68,7 +69,7 @@ class DeviceBuffer {
   // Sets every byte; blocking.
   void Fill(unsigned char byte) {
     if (bytes_ == 0) return;
-    TOKLINE_CUDA(cudaMemset(data_, byte, static_cast<size_t>(bytes_)));
+    TOKLINE_CUDA(cudaMemsetAsync(data_, byte, static_cast<size_t>(bytes_), WorkStream()));
     TOKLINE_CUDA(cudaDeviceSynchronize());
   }
 

@@ -67,7 +67,7 @@ double Best(LaunchTimer& timer) {
 }
 
 double BestUs(const std::function<void(int, const LaunchOptions&)>& launch) {
-  launch(0, {});
+  launch(0, {.stream = WorkStream()});
   TOKLINE_CUDA(cudaDeviceSynchronize());
   return Best(*MakeGraphTimer(launch, {.min_sample_us = 2000}));
 }
@@ -78,16 +78,15 @@ int64_t BlocksOf(int64_t vectors, int64_t blocks) {
 
 double LaunchUs() {
   constexpr int kLaunches = 2000;
-  const UniqueStream stream = MakeStream();
   const UniqueEvent begin = MakeTimingEvent();
   const UniqueEvent end = MakeTimingEvent();
   double best = 0;
   for (int repetition = 0; repetition < 5; ++repetition) {
-    TOKLINE_CUDA(cudaEventRecord(begin.get(), stream.get()));
+    TOKLINE_CUDA(cudaEventRecord(begin.get(), WorkStream()));
     for (int i = 0; i < kLaunches; ++i) {
-      LaunchKernel(EmptyKernel, {.grid = dim3(1), .block = dim3(32)}, {.stream = stream.get()});
+      LaunchKernel(EmptyKernel, {.grid = dim3(1), .block = dim3(32)}, {.stream = WorkStream()});
     }
-    TOKLINE_CUDA(cudaEventRecord(end.get(), stream.get()));
+    TOKLINE_CUDA(cudaEventRecord(end.get(), WorkStream()));
     TOKLINE_CUDA(cudaEventSynchronize(end.get()));
     const double us = ElapsedUs(begin, end) / kLaunches;
     best = repetition == 0 ? us : std::min(best, us);

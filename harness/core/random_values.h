@@ -69,8 +69,8 @@ TOKLINE_HOST_DEVICE constexpr uint64_t LowBitsSeed(uint64_t seed) { return ~seed
 void FillRandom(DType dtype, void* out, int64_t first, int64_t count, uint64_t seed,
                 int log2_scale);
 
-// The same to device memory, from element 0; returns when queued on the default stream. CUDA
-// builds only.
+// The same to device memory, from element 0; returns when queued on WorkStream(). CUDA builds
+// only.
 void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed, int log2_scale);
 
 }  // namespace tokline

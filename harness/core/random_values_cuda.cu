@@ -2,6 +2,7 @@
 // four elements of one hash.
 #include <algorithm>
 
+#include "harness/core/cuda_handles.h"
 #include "harness/core/random_values.h"
 #include "kernels/device/launch.cuh"
 
@@ -41,7 +42,7 @@ void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed, in
   LaunchKernel(
       FillRandomKernel,
       {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(static_cast<unsigned>(kThreads))},
-      LaunchOptions{}, dtype, out, count, seed, log2_scale);
+      {.stream = WorkStream()}, dtype, out, count, seed, log2_scale);
 }
 
 }  // namespace tokline

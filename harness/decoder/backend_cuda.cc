@@ -1,6 +1,6 @@
-// The CUDA backend: one stream for all work of a decoder, and upload of weights by a few threads,
-// each with its own stream and two pinned buffers, so that reading the checkpoint and the copies
-// over the bus overlap.
+// The CUDA backend: the process's one stream for all work, and upload of weights by a few threads,
+// each with its own stream for copies and two pinned buffers, so that reading the checkpoint and
+// the copies over the bus overlap.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "harness/core/cuda_handles.h"
 #include "harness/core/device.h"
 #include "harness/decoder/backend.h"
 #include "harness/decoder/convert_elements.h"
@@ -26,18 +27,6 @@ constexpr int kUploadThreads = 4;  // 128 MiB pinned in all
 void LogIfFailed(cudaError_t code, const char* what) {
   if (code != cudaSuccess) std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
 }
-
-class Stream {
- public:
-  Stream() { TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~Stream() { LogIfFailed(cudaStreamDestroy(stream_), "cudaStreamDestroy"); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 class CudaFence : public Fence {
  public:
@@ -121,7 +110,7 @@ void AddPieces(const WeightCopy& copy, std::vector<WeightCopy>& pieces) {
 // Takes pieces off `next` until none is left.
 void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next) {
   constexpr int kBuffers = 2;
-  Stream stream;
+  const UniqueStream stream = MakeStream();
   Memory staging = AllocatePinned(kBuffers * kUploadPieceBytes);
   std::unique_ptr<CudaFence> fences[kBuffers];
   for (auto& fence : fences) fence = std::make_unique<CudaFence>(stream.get());
@@ -146,7 +135,7 @@ class CudaBackend : public Backend {
   Device device() const override { return Device::kCuda; }
   const Ops& ops() const override { return ops_; }
   const DeviceFacts& facts() const override { return facts_; }
-  CUstream_st* stream() const override { return stream_.get(); }
+  CUstream_st* stream() const override { return stream_; }
   Matmul* matmul() override { return &matmul_; }
   int64_t FreeBytes() const override {
     size_t free_bytes = 0, total = 0;
@@ -174,15 +163,15 @@ class CudaBackend : public Backend {
   void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
     if (bytes <= 0) return;
     TOKLINE_CUDA(cudaMemcpyAsync(device, staging, static_cast<size_t>(bytes),
-                                 cudaMemcpyHostToDevice, stream_.get()));
+                                 cudaMemcpyHostToDevice, stream_));
   }
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {
     if (bytes <= 0) return;
     TOKLINE_CUDA(cudaMemcpyAsync(staging, device, static_cast<size_t>(bytes),
-                                 cudaMemcpyDeviceToHost, stream_.get()));
+                                 cudaMemcpyDeviceToHost, stream_));
   }
   void Zero(void* device, int64_t bytes) override {
-    TOKLINE_CUDA(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream_.get()));
+    TOKLINE_CUDA(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream_));
   }
   void Upload(void* device, const void* host, int64_t bytes) override {
     CopyToDevice(device, host, bytes);
@@ -214,38 +203,37 @@ class CudaBackend : public Backend {
     if (error) std::rethrow_exception(error);
   }
 
-  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<CudaFence>(stream_.get()); }
+  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<CudaFence>(stream_); }
   std::unique_ptr<TimeMark> MakeTimeMark() override {
-    return std::make_unique<CudaTimeMark>(stream_.get());
+    return std::make_unique<CudaTimeMark>(stream_);
   }
-  void Synchronize() override { TOKLINE_CUDA(cudaStreamSynchronize(stream_.get())); }
+  void Synchronize() override { TOKLINE_CUDA(cudaStreamSynchronize(stream_)); }
 
   std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {
-    TOKLINE_CUDA(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+    TOKLINE_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     cudaGraph_t graph = nullptr;
     try {
       enqueue();
     } catch (...) {
-      cudaStreamEndCapture(stream_.get(), &graph);
+      cudaStreamEndCapture(stream_, &graph);
       if (graph != nullptr) cudaGraphDestroy(graph);
       cudaGetLastError();  // the exception under way says what happened
       throw;
     }
-    TOKLINE_CUDA(cudaStreamEndCapture(stream_.get(), &graph));
+    TOKLINE_CUDA(cudaStreamEndCapture(stream_, &graph));
     const std::unique_ptr<CUgraph_st, void (*)(CUgraph_st*)> owner(
         graph, [](CUgraph_st* g) { LogIfFailed(cudaGraphDestroy(g), "cudaGraphDestroy"); });
-    return std::make_unique<CudaGraph>(graph, stream_.get());
+    return std::make_unique<CudaGraph>(graph, stream_);
   }
 
   int64_t CapturedKernels() const override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     cudaGraph_t graph = nullptr;
 #if CUDART_VERSION >= 13000
-    TOKLINE_CUDA(cudaStreamGetCaptureInfo(stream_.get(), &status, nullptr, &graph, nullptr, nullptr,
-                                          nullptr));
-#else
     TOKLINE_CUDA(
-        cudaStreamGetCaptureInfo(stream_.get(), &status, nullptr, &graph, nullptr, nullptr));
+        cudaStreamGetCaptureInfo(stream_, &status, nullptr, &graph, nullptr, nullptr, nullptr));
+#else
+    TOKLINE_CUDA(cudaStreamGetCaptureInfo(stream_, &status, nullptr, &graph, nullptr, nullptr));
 #endif
     if (status != cudaStreamCaptureStatusActive) return 0;
     size_t count = 0;
@@ -262,7 +250,7 @@ class CudaBackend : public Backend {
  private:
   Ops ops_ = MakeCudaOps();
   DeviceFacts facts_ = QueryDeviceFacts();
-  Stream stream_;
+  cudaStream_t stream_ = WorkStream();
   Matmul matmul_;
 };
 

@@ -245,8 +245,7 @@ Json DecoderRow(const DecoderMeasurement& m) {
            {"cost", ToJson(m.cost)},
            {"memory_bytes", OrNull(m.memory_bytes)}};
   if (m.interrupted) return Refused(std::move(row), "interrupted");
-  const std::string unverified =
-      WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanRegret);
+  const std::string unverified = WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanRegret);
   if (!unverified.empty()) return Refused(std::move(row), unverified);
   if (m.samples_ms.empty()) return Refused(std::move(row), "no samples");
 
@@ -319,8 +318,7 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
            {"memory_bytes", m.memory.Total()},
            {"memory", ToJson(m.memory)}};
   if (m.interrupted) return Refused(std::move(row), "interrupted");
-  const std::string unverified =
-      WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanDrawRegret);
+  const std::string unverified = WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanDrawRegret);
   if (!unverified.empty()) return Refused(std::move(row), unverified);
   if (m.samples.empty()) return Refused(std::move(row), "no samples");
 
