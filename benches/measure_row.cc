@@ -40,6 +40,9 @@ struct Refusal {
   std::string reason;
 };
 
+// The device met its power cap, and a repeat with longer rests is left.
+struct PowerCapMet {};
+
 class Measurement {
  public:
   Measurement(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
@@ -66,11 +69,16 @@ class Measurement {
     m_.launches_per_sample = timer_->launches_per_sample();
     for (int repeats = 0; repeats <= kMostRepeats; ++repeats) {
       m_.rested = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
+      may_rest_more_ = repeats < kMostRepeats;
       if (m_.rested) {
         rest_share_ = kRestShares.at(repeats - 1);
         execution_.Rest(kFirstRestUs);
       }
-      TimeOnce();
+      try {
+        TimeOnce();
+      } catch (const PowerCapMet&) {
+        continue;
+      }
       if (m_.interrupted) return;
       if (m_.disturbed.empty()) break;
     }
@@ -158,6 +166,9 @@ class Measurement {
       samples.insert(samples.end(), got.begin(), got.end());
       taken_ += static_cast<int>(got.size());
       if (static_cast<int>(got.size()) < wanted) break;
+      if (may_rest_more_ && MeetsPowerCap(observed_.throttle_reasons.value_or(0))) {
+        throw PowerCapMet{};
+      }
       if (m_.rested) execution_.Rest(rest_share_ * got.back() * timer_->launches_per_sample());
       if (audit_after_.contains(taken_)) Audit();
     }
@@ -212,6 +223,7 @@ class Measurement {
   std::set<int> audit_after_;               // so many samples
   int taken_ = 0;
   double rest_share_ = 0;
+  bool may_rest_more_ = false;
   std::vector<double> fresh_us_;
   std::vector<double> late_us_;
   GpuState observed_;  // all throttle reasons, and the most processes, since sampling began

@@ -3,7 +3,10 @@
 // graphs.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "harness/decoder/ablation.h"
 #include "harness/tests/decoder/coherence_gate.h"
@@ -103,6 +106,70 @@ TEST_F(CoherenceCudaTest, EveryAblationAnswersRight) {
       options.ablate.Add(entry.ablation);
       Gate().Check({.length = length, .count = 32}, options);
     }
+  }
+}
+
+// A draw goes by the request's seed and its position alone, but the last bits of the logits by the
+// batch: a text may part from itself where a draw falls between two tokens. How many do is printed.
+class SameTextsCudaTest : public testing::CudaTest {
+ protected:
+  static constexpr int kTexts = 256;
+  static constexpr int64_t kNewTokens = 48;
+
+  static DecoderOptions Options(int32_t batch) {
+    return {.device = Device::kCuda,
+            .dtype = DType::kBf16,
+            .max_batch = batch,
+            .max_context = 512,
+            .page_size = 16,
+            .token_budget = 2048};
+  }
+  std::vector<std::vector<int32_t>> Texts(const DecoderOptions& options, float temperature) const {
+    Decoder decoder(model_.spec, model_.weights, options);
+    decoder.WarmUp();
+    std::mt19937 rng(7);
+    std::map<SequenceId, size_t> places;
+    for (const testing::LookupQuestion& one : task_.Draw(rng, 300, /*chat=*/false, kTexts)) {
+      const SamplingRule rule{.temperature = temperature, .seed = 1000 + places.size()};
+      const SequenceId id =
+          decoder.Submit({.prompt = one.prompt, .rule = rule, .max_new_tokens = kNewTokens});
+      places.emplace(id, places.size());
+    }
+    std::vector<std::vector<int32_t>> texts(kTexts);
+    const auto take = [&](std::span<const NewToken> tokens) {
+      for (const NewToken& token : tokens) texts[places.at(token.sequence)].push_back(token.token);
+    };
+    while (decoder.HasWork()) take(decoder.Step().tokens);
+    take(decoder.Flush());
+    preemptions_ = decoder.Schedule().Counts().preemptions;
+    return texts;
+  }
+  static double EqualShare(const std::vector<std::vector<int32_t>>& a,
+                           const std::vector<std::vector<int32_t>>& b) {
+    int equal = 0;
+    for (int i = 0; i < kTexts; ++i) equal += a[i] == b[i];
+    return static_cast<double>(equal) / kTexts;
+  }
+
+  testing::LookupTask task_;
+  testing::LoadedModel model_{testing::LookupModelFolder()};
+  mutable int64_t preemptions_ = 0;
+};
+
+TEST_F(SameTextsCudaTest, WhateverTheBatchAroundThem) {
+  DecoderOptions scarce = Options(64);
+  scarce.kv_pages = 240;
+  for (const float temperature : {0.0f, 0.6f, 1.0f}) {
+    const auto alone = Texts(Options(1), temperature);
+    const double in_batch = EqualShare(alone, Texts(Options(64), temperature));
+    const double preempted = EqualShare(alone, Texts(scarce, temperature));
+    EXPECT_GT(preemptions_, 0);
+    std::printf(
+        "temperature %.1f: of %d texts of %d tokens, %.1f %% are the same alone and in batches of "
+        "64, %.1f %% alone and preempted\n",
+        temperature, kTexts, static_cast<int>(kNewTokens), 100 * in_batch, 100 * preempted);
+    EXPECT_GT(in_batch, 0.5);
+    EXPECT_GT(preempted, 0.5);
   }
 }
 
