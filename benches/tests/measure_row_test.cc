@@ -173,6 +173,7 @@ TEST_F(MeasureRowTest, NothingRestsWhereNoPowerCapWasMet) {
   SimulatedExecution execution(device_);
   execution.states = {{.other_processes = 1}};
   const KernelMeasurement m = Honest(execution);
+  EXPECT_THAT(m.disturbed, IsEmpty()) << "repeated";
   EXPECT_FALSE(m.rested);
   EXPECT_EQ(execution.rested_us, 0);
   EXPECT_EQ(KernelRow(m)["rested"], false);

@@ -1,5 +1,6 @@
 #include "harness/decoder/ablation_bench.h"
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <random>
@@ -111,6 +112,24 @@ AblationRounds RunAblation(Decoder& with, Decoder& without, StepOpSet ops,
         [&] { return time(alone_without, rounds.without); });
   }
   return rounds;
+}
+
+AblationRounds MeanOfOrders(const AblationRounds& one, const AblationRounds& other) {
+  const auto mean = [](const std::vector<double>& a, const std::vector<double>& b) {
+    Require(a.size() == b.size(), "one order has ", a.size(), " rounds, the other ", b.size());
+    std::vector<double> means;
+    for (size_t i = 0; i < a.size(); ++i) means.push_back(std::sqrt(a[i] * b[i]));
+    return means;
+  };
+  const auto side = [&](const AblationSide& a, const AblationSide& b) {
+    AblationSide both{.decode_ms = mean(a.decode_ms, b.decode_ms),
+                      .prefill_ms = mean(a.prefill_ms, b.prefill_ms),
+                      .alone_us = mean(a.alone_us, b.alone_us),
+                      .texts = a.texts};
+    both.texts.insert(both.texts.end(), b.texts.begin(), b.texts.end());
+    return both;
+  };
+  return {.with = side(one.with, other.with), .without = side(one.without, other.without)};
 }
 
 }  // namespace tokline

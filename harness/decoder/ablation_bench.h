@@ -33,4 +33,10 @@ struct AblationRounds {
 AblationRounds RunAblation(Decoder& with, Decoder& without, StepOpSet ops,
                            const BenchOptions& bench);
 
+// Of the same trial, with the one decoder made first and with the other: round by round the
+// geometric mean of both. What a decoder owes to where its memory lies, as the first or the second
+// that was made, is in both sides then and cancels out of their ratio. Throws InvalidArgument where
+// the rounds are not as many.
+AblationRounds MeanOfOrders(const AblationRounds& one, const AblationRounds& other);
+
 }  // namespace tokline

@@ -472,8 +472,8 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   const double tile_us = kTimes.memory_tile_us +
                          (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached_tiles / tiles;
   ChunkDecodePlan each = plan(alone);
-  const bool pays =
-      EstimateUs(once, group, kTimes.memory_tile_us) < EstimateUs(each, group, tile_us);
+  const bool pays = EstimateUs(once, group, kTimes.memory_tile_us) + kTimes.least_gain_us <
+                    EstimateUs(each, group, tile_us);
   return pays ? once : each;
 }
 

@@ -248,6 +248,21 @@ class OtherRegressionsTest(unittest.TestCase):
             self.assertEqual(row.verdict, verdict)
             self.assertIn("throttled: power cap", row.notes[0])
 
+    def test_the_power_cap_does_not_spoil_rows_that_rested(self):
+        machine = synthetic.Machine(1)
+        a = runs_of([line for _ in range(5) for line in machine.run("x", self.cases)])
+        slowed = Effect(10, shape=f"^{dict(self.case.shape)['name']}$", kernel=self.case.kernel)
+        cap, others = "throttled: power cap", "1 other process on the GPU"
+        for rested, disturbed, verdict in ((True, cap, "slower"), (False, cap, "disturbed"), (True, others, "disturbed"),
+                                           (True, f"{cap}; {others}", "disturbed")):
+            lines = [line for _ in range(5)
+                     for line in machine.run("x", self.cases, effects=[slowed], disturbed={self.case: disturbed})]
+            for line in lines:
+                if line["kind"] == "row":
+                    line["rested"] = rested
+            row = next(row for row in verdicts.compare(a, runs_of(lines)).rows if str(row.key) == self.label())
+            self.assertEqual(row.verdict, verdict, (rested, disturbed))
+
     def test_disturbed_baseline_counts_too_where_the_sides_have_different_numbers_of_runs(self):
         machine = synthetic.Machine(1)
         for disturbed_runs, verdict in ((2, "disturbed"), (1, "slower")):

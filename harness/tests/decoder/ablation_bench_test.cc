@@ -25,6 +25,22 @@ class AblationBenchTest : public ::testing::Test {
   BenchOptions bench_{.batch = 2, .prompt_tokens = 6, .new_tokens = 5, .repeats = 4};
 };
 
+TEST(MeanOfOrdersTest, WhatTheSecondDecoderLosesCancelsOut) {
+  const AblationRounds one{.with = {{2, 2}, {8, 8}, {}, {{}}},
+                           .without = {{3.3, 3.3}, {9, 9}, {}, {{}}}};
+  const AblationRounds other{.with = {{2.2, 2.2}, {8, 8}, {}, {{}}},
+                             .without = {{3, 3}, {9, 9}, {}, {{}}}};
+  const AblationRounds both = MeanOfOrders(one, other);
+  EXPECT_EQ(both.with.texts.size(), 2u);
+  EXPECT_TRUE(both.with.alone_us.empty());
+  ASSERT_EQ(both.with.decode_ms.size(), 2u);
+  EXPECT_NEAR(both.without.decode_ms[1] / both.with.decode_ms[1], 1.5, 1e-12);
+  EXPECT_NEAR(both.with.prefill_ms[0], 8, 1e-12);
+  AblationRounds shorter = other;
+  shorter.with.decode_ms.pop_back();
+  EXPECT_THROW(MeanOfOrders(one, shorter), InvalidArgument);
+}
+
 TEST_F(AblationBenchTest, EveryRoundGivesASampleOfBothSides) {
   Decoder with = MakeDecoder(), without = MakeDecoder();
   const AblationRounds rounds = RunAblation(with, without, {StepOp::kDown}, bench_);
