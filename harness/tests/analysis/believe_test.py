@@ -216,6 +216,15 @@ class ReportTest(InFolder):
         self.assertIn("- **every kernel made 10 % slower**: not met", page)
         self.assertIn("and 36 more, in the JSON", page)
 
+    def test_runs_of_another_commit_are_named(self):
+        self.sides(Machine(seed=1, run_noise=0.001), again=[])
+        path = self.folder / "out" / "benches" / "a" / "linear.round2.jsonl"
+        other = "f" * 40
+        text = path.read_text(encoding="utf-8")
+        commit = json.loads(text.splitlines()[0])["fingerprint"]["commit"]
+        path.write_text(text.replace(commit, other), encoding="utf-8")
+        self.assertIn(f"Commit {other[:12]}: bench_linear.", self.report()[1])
+
     def test_rows_of_which_the_gate_says_nothing_are_no_comparisons(self):
         machine, cases = Machine(seed=3), [case for case in kernel_cases(40) if case.kernel == "linear"]
         for side in ("a", "again"):

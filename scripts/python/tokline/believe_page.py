@@ -50,7 +50,9 @@ def machine_words(machine):
     parts += [f"driver {machine['driver']}"] if machine.get("driver") else []
     parts += [f"CUDA {machine['cuda_runtime']}"] if machine.get("cuda_runtime") else []
     parts.append(f"commit {machine['commit'][:12]}" + (" with changes" if machine.get("dirty") == "true" else ""))
-    return f"Collected on {', '.join(parts)}, {machine['time_utc'][:10]}.\n"
+    others = "".join(f" Commit {commit[:12]}: {', '.join(programs)}."
+                     for commit, programs in machine.get("other_commits", {}).items())
+    return f"Collected on {', '.join(parts)}, {machine['time_utc'][:10]}.{others}\n"
 
 
 def summary(checks):
