@@ -191,6 +191,19 @@ class ReportTest(ReportCase):
         self.says(markdown, "**refused**")
         self.assertNotIn("<script>", markdown)
 
+    def test_rows_that_rested_are_not_called_disturbed_for_the_power_cap(self):
+        cases = kernel_cases(6)
+        lines = Machine(seed=3).run("bench_x", cases, disturbed={case: "throttled: power cap" for case in cases[:3]})
+        for line in lines:
+            if line["kind"] == "row":
+                line["rested"] = line["shape"] == lines[1]["shape"]
+        rested = sum(bool(line["rested"] and line["disturbed"]) for line in lines if line["kind"] == "row")
+        self.assertIn(rested, (1, 2))
+        _, page, _ = self.report_of(lines)
+        rows = "row" if rested == 1 else "rows"
+        self.says(page.text, f"{rested} {rows} met the power cap although the GPU rested",
+                  f"{3 - rested} row")
+
     def test_plots_over_commits_leave_out_commits_without_rows_of_their_kind(self):
         machine = Machine(seed=3)
         lines = machine.run("bench_x", kernel_cases(6))

@@ -193,6 +193,16 @@ def mad_us(row):
     return 1e3 * row["mad_ms"] if row["kernel"] == DECODER else row["mad_us"]
 
 
+# What `disturbed` says where nothing else happened.
+_POWER_CAP = "throttled: power cap"
+
+
+def is_spoilt(row):
+    """Whether what disturbed a row is in its figure. With rests between the samples the power cap is met at most at
+    a sample's end: figures of rows that did and that did not are the same (docs/gating.md)."""
+    return bool(row.get("disturbed")) and not (row.get("rested") and row["disturbed"] == _POWER_CAP)
+
+
 def own_memory_bytes(row):
     """The memory of a row that says how good the program is, or None: of a workload without its KV cache, which takes
     what is free."""

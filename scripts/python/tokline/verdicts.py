@@ -20,8 +20,6 @@ _ENOUGH_MEDIANS = 6
 _SIMULATED = 100_000
 # At most this in a row that stands: kMaxMeanRegret and kMaxMeanDrawRegret of harness/record/record.h.
 _MAX_MEAN_REGRET = {"decoder": 0.02, "workload": 0.05}
-# What `disturbed` says where nothing else happened.
-_POWER_CAP = "throttled: power cap"
 # What --ab may differ in: the builds are what is compared.
 _BUILD_WORDS = ("compiler:", "CUDA compiler:", "compiler flags:", "build type:")
 
@@ -376,26 +374,20 @@ def _judge_time(row, a, b, rules, noise):
     return slower, faster, least
 
 
-def _is_spoilt(row):
-    """Whether what disturbed a row is in its figure. With rests between the samples the power cap is met at most
-    at a sample's end: figures of rows that did and that did not are the same (docs/gating.md)."""
-    return bool(row["disturbed"]) and not (row.get("rested") and row["disturbed"] == _POWER_CAP)
-
-
 def _undisturbed(row, a, b):
     """The rows of both sides that count, and whether they are pairs. Disturbed rounds are left out where
     at least half of all rounds remain."""
     paired = len(a) == len(b)
     if paired:
-        clean = [i for i in range(len(a)) if not (_is_spoilt(a[i]) or _is_spoilt(b[i]))]
+        clean = [i for i in range(len(a)) if not (records.is_spoilt(a[i]) or records.is_spoilt(b[i]))]
         kept_a, kept_b = [a[i] for i in clean], [b[i] for i in clean]
     else:
-        kept_a, kept_b = ([each for each in side if not _is_spoilt(each)] for side in (a, b))
+        kept_a, kept_b = ([each for each in side if not records.is_spoilt(each)] for side in (a, b))
     if len(kept_a) == len(a) and len(kept_b) == len(b):
         return a, b, paired
-    reasons = sorted({each["disturbed"] for each in a + b if _is_spoilt(each)})
+    reasons = sorted({each["disturbed"] for each in a + b if records.is_spoilt(each)})
     words = ", ".join(reasons)
-    if len(reasons) == 1 and all(2 * sum(map(_is_spoilt, side)) > len(side) for side in (a, b)):
+    if len(reasons) == 1 and all(2 * sum(map(records.is_spoilt, side)) > len(side) for side in (a, b)):
         # A kernel that runs into the power cap does so on both sides: that is its state, not an accident.
         row.notes.append(f"in most runs of both sides: {words}")
         return a, b, paired

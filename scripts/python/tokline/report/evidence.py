@@ -366,11 +366,15 @@ class Evidence:
                     notes.append(Note("refused", f"ablation of {line['name']}: {line.get('reason')}"))
         disturbed = {}
         for entry in self.entries:
-            if entry.row.get("disturbed"):
+            if records.is_spoilt(entry.row):
                 disturbed.setdefault(entry.row["disturbed"], []).append(entry)
         for words, entries in disturbed.items():
             kernels = listed(dict.fromkeys(entry.kernel for entry in entries))
             notes.append(Note("disturbed", f"{count(len(entries), 'row')}, of {kernels}: {words}"))
+        rested = sum(bool(entry.row.get("disturbed")) and not records.is_spoilt(entry.row) for entry in self.entries)
+        if rested:
+            notes.append(Note("rested", f"{count(rested, 'row')} met the power cap although the GPU rested between "
+                              "their samples: their figures are those of full clocks", grave=False))
         without = sum(not entry.ok for entry in self.entries if entry.peer is not None)
         if without:
             notes.append(Note("peers", f"{count(without, 'row')} of peers without a figure, mostly work that they "

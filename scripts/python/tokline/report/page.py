@@ -284,7 +284,7 @@ def remarks(entry):
     words = []
     if not entry.ok:
         words.append(f"refused: {entry.row.get('reason')}")
-    if entry.row.get("disturbed"):
+    if records.is_spoilt(entry.row):
         words.append(f"disturbed: {entry.row['disturbed']}")
     if entry.run.injected is not None:
         words.append(f"slowed on purpose: {json.dumps(entry.run.injected)}")
