@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <future>
+#include <memory>
 #include <optional>
 #include <set>
 
@@ -14,8 +17,9 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int kAuditsAmongSamples = 2;  // and one after the last sample
-constexpr int kMostRepeats = 2;         // of a row that was disturbed
+constexpr int kAuditsAmongSamples = 2;
+constexpr int kAudits = kAuditsAmongSamples + 1;  // the last after the last sample
+constexpr int kMostRepeats = 2;                   // of a row that was disturbed
 
 // A device that meets its power cap slows down in the middle of a row. Where one did, the row is
 // repeated after a rest, and with a rest after each sample of so many times the sample's time: more
@@ -61,6 +65,7 @@ class Measurement {
     m_.memory_bytes = 0;
     for (const TensorSpec& spec : store_.tensors().specs()) *m_.memory_bytes += spec.Bytes();
     RefuseIf(CheckWork(prepared_.cost, store_.tensors()));
+    Foresee(options_.verify_only ? 1 : 1 + kAudits);
     VerifyBefore();
     if (options_.verify_only) return;
     timer_ = execution_.MakeTimer(
@@ -74,6 +79,7 @@ class Measurement {
         rest_share_ = kRestShares.at(repeats - 1);
         execution_.Rest(kFirstRestUs);
       }
+      Foresee(kAudits);
       try {
         TimeOnce();
       } catch (const PowerCapMet&) {
@@ -102,20 +108,42 @@ class Measurement {
     RefuseIf(CheckInputs(store_, seed_, rng_));
   }
 
+  // Has so many fillings of the inputs ahead, and what is expected of them: each by a thread, since
+  // the reference takes longer than the rest of a row. None runs on while samples are taken.
+  void Foresee(int count) {
+    std::vector<std::pair<uint64_t, std::future<std::unique_ptr<ExpectedSample>>>> pending;
+    for (int i = static_cast<int>(foreseen_.size()); i < count; ++i) {
+      const bool before_timing = !timer_ && i == 0;
+      const int copy = before_timing ? 0 : RandomBelow(store_.copies());
+      const uint64_t fill_seed = rng_();
+      pending.emplace_back(
+          fill_seed, std::async(std::launch::async, [this, copy, fill_seed, sample_seed = rng_()] {
+            return std::make_unique<ExpectedSample>(*prepared_.bench_case, copy, fill_seed,
+                                                    sample_seed);
+          }));
+    }
+    for (auto& [fill_seed, expected] : pending) {
+      foreseen_.push_back({fill_seed, expected.get()});
+    }
+  }
+
   // New contents for all tensors, of which nothing is expected yet.
   void Renew() {
     expected_.reset();
-    seed_ = rng_();
+    seed_ = foreseen_.front().fill_seed;
     store_.Renew(seed_);
   }
 
-  void Expect(int copy) { expected_.emplace(*prepared_.bench_case, copy, seed_, rng_()); }
+  void Expect() {
+    expected_ = std::move(foreseen_.front().expected);
+    foreseen_.pop_front();
+  }
 
   void VerifyBefore() {
     Renew();
     RefuseIf(CheckInputs(store_, seed_, rng_));
     execution_.Run(*prepared_.bench_case, store_, std::min(store_.copies(), 2), options_.dependent);
-    Expect(/*copy=*/0);
+    Expect();
     Compare(m_.verified.before, "before timing");
   }
 
@@ -181,7 +209,7 @@ class Measurement {
     const Rotation rotation = timer_->RotateOnce();
     fresh_us_.push_back(rotation.us);
     late_us_.push_back(rotation.late_us);
-    Expect(RandomBelow(store_.copies()));
+    Expect();
     Compare(m_.verified.after, StrCat("on fresh inputs after ", taken_, " timed samples"));
     ++m_.verified.audits;
     store_.Poison();
@@ -218,9 +246,14 @@ class Measurement {
   std::mt19937_64& rng_;
   KernelMeasurement& m_;
   std::unique_ptr<LaunchTimer> timer_;
-  uint64_t seed_ = 0;                       // of the inputs
-  std::optional<ExpectedSample> expected_;  // of outputs from these inputs
-  std::set<int> audit_after_;               // so many samples
+  uint64_t seed_ = 0;                         // of the inputs
+  std::unique_ptr<ExpectedSample> expected_;  // of outputs from these inputs
+  struct Foreseen {
+    uint64_t fill_seed;
+    std::unique_ptr<ExpectedSample> expected;
+  };
+  std::deque<Foreseen> foreseen_;
+  std::set<int> audit_after_;  // so many samples
   int taken_ = 0;
   double rest_share_ = 0;
   bool may_rest_more_ = false;

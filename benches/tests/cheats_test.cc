@@ -136,7 +136,9 @@ TEST_F(CheatsTest, ZerosAsInput) {
       std::fill_n(const_cast<float*>(b.x), b.size, 0.f);
     });
   };
-  EXPECT_THAT(Reason(cheat), HasSubstr("is 0 instead of the random value"));
+  // By a look at random places, or by what later launches make of the zeros.
+  EXPECT_THAT(Reason(cheat), AnyOf(HasSubstr("is 0 instead of the random value"),
+                                   StartsWith("unverified after")));
 }
 
 TEST_F(CheatsTest, TimingOnAnotherStream) {
