@@ -24,7 +24,6 @@ constexpr int kMostRepeats = 2;                   // of a row that was disturbed
 // A device that meets its power cap slows down in the middle of a row. Where one did, the row is
 // repeated after a rest, and with a rest after each sample of so many times the sample's time: more
 // the second time.
-constexpr double kFirstRestUs = 200'000;
 constexpr std::array<double, kMostRepeats> kRestShares{8, 30};
 
 // Fresh launches may take so much longer than repeated ones, and the start of their graph so long
@@ -72,13 +71,14 @@ class Measurement {
         *prepared_.bench_case, store_,
         {.dependent = options_.dependent, .slowdown_percent = options_.slowdown_percent});
     m_.launches_per_sample = timer_->launches_per_sample();
+    int times_met_cap = 0;
     for (int repeats = 0; repeats <= kMostRepeats; ++repeats) {
-      m_.rested = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
+      const bool met_cap = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
+      times_met_cap += met_cap ? 1 : 0;
+      m_.rested = times_met_cap > 0;
       may_rest_more_ = repeats < kMostRepeats;
-      if (m_.rested) {
-        rest_share_ = kRestShares.at(repeats - 1);
-        execution_.Rest(kFirstRestUs);
-      }
+      if (m_.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
+      if (met_cap) execution_.Rest(kCoolingUs);
       Foresee(kAudits);
       try {
         TimeOnce();

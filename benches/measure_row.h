@@ -36,4 +36,7 @@ struct RowOptions {
 void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
                 std::mt19937_64& rng, KernelMeasurement& m);
 
+// A rest after which a device that met its power cap is below it.
+inline constexpr double kCoolingUs = 200'000;
+
 }  // namespace tokline::bench

@@ -145,6 +145,7 @@ class CudaDevice:
         # One for all work: libraries keep a workspace for each, and kernels that were launched on two slow down
         # every later graph (docs/measuring.md). Not the default one, which cannot be captured.
         torch.cuda.set_stream(torch.cuda.Stream())
+        self._seen = ""
         properties = torch.cuda.get_device_properties(0)
         self.name, self.l2_bytes = properties.name, properties.L2_cache_size
         gpu_uuid = str(properties.uuid).removeprefix("GPU-")
@@ -173,10 +174,15 @@ class CudaDevice:
         for event in events[1:]:
             graph.replay()
             event.record()
+        self._seen = self._seen or self._slowed_by()  # while they run: soon after, the power cap is no more to be seen
         cuda.synchronize()
         return [1e3 * begin.elapsed_time(end) for begin, end in zip(events, events[1:])]
 
     def disturbance(self):
+        seen, self._seen = self._seen, ""
+        return seen or self._slowed_by()
+
+    def _slowed_by(self):
         reasons, others = self.nvml.throttle_reasons(), self.nvml.other_processes()
         words = []
         if reasons is not None and is_throttled(reasons):

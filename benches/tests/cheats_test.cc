@@ -137,8 +137,8 @@ TEST_F(CheatsTest, ZerosAsInput) {
     });
   };
   // By a look at random places, or by what later launches make of the zeros.
-  EXPECT_THAT(Reason(cheat), AnyOf(HasSubstr("is 0 instead of the random value"),
-                                   StartsWith("unverified after")));
+  EXPECT_THAT(Reason(cheat),
+              AnyOf(HasSubstr("is 0 instead of the random value"), StartsWith("unverified after")));
 }
 
 TEST_F(CheatsTest, TimingOnAnotherStream) {

@@ -60,7 +60,7 @@ TEST_F(MeasureRowTest, ANoisyRowTakesMoreSamplesAndEndsWithItsTime) {
 TEST_F(MeasureRowTest, EveryStatedNumberOfSamplesIsAudited) {
   const SimulatedExecution execution(device_);
   for (const int samples : {kMinSamples, kMinSamples + 1, 20}) {
-    for (uint64_t seed = 0; seed < 12; ++seed) {
+    for (uint64_t seed = 0; seed < 60; ++seed) {
       PreparedCase prepared(
           std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
           execution);

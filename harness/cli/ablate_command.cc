@@ -44,8 +44,8 @@ struct AblateFlags {
         {.name = "--rounds",
          .value = "N",
          .help =
-             "with the one decoder made first, and as many with the other (default: 8; a verdict "
-             "takes 6)",
+             "of both decoders, shuffled, after one uncounted; as many with the other made first "
+             "(default: 8; a verdict takes 6)",
          .set = IntegerInto("--rounds", bench.repeats, 1, 1000)});
     flags.push_back({.name = "--only",
                      .value = "NAMES",

@@ -143,6 +143,9 @@ void Measure(const LoadedModel& model, const DecoderOptions& options, const Work
   if (results.empty() || measurement.interrupted) return;
   const Judgement judgement = TextJudge(model, options).Of(results.back().texts, InterruptFlag());
   measurement.judged_tokens = judgement.tokens;
+  measurement.drawn = std::ranges::any_of(workload.requests, [](const WorkloadRequest& one) {
+    return one.request.rule.temperature > 0;
+  });
   measurement.mean_regret = judgement.mean_regret;
   measurement.interrupted = InterruptRequested();
   TakeFigures(results, measurement);

@@ -54,7 +54,7 @@ class GraphTimer : public LaunchTimer {
     const double hold_us = 200 + 2.0 * options_.buffer_sets;
     const UniqueEvent begin = MakeTimingEvent();
     const UniqueEvent end = MakeTimingEvent();
-    TOKLINE_CUDA(cudaDeviceSynchronize());  // the refill was queued elsewhere
+    TOKLINE_CUDA(cudaDeviceSynchronize());  // late_us is to begin with nothing under way
     TOKLINE_CUDA(cudaGraphUpload(rotation_.get(), stream_));
     if (evicted_.bytes() > 0) Sweep(evicted_.data(), evicted_.bytes(), stream_);
     Spin(hold_us, stream_);

@@ -318,7 +318,8 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
            {"memory_bytes", m.memory.Total()},
            {"memory", ToJson(m.memory)}};
   if (m.interrupted) return Refused(std::move(row), "interrupted");
-  const std::string unverified = WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanDrawRegret);
+  const std::string unverified =
+      WhyUnverified(m.judged_tokens, m.mean_regret, m.drawn ? kMaxMeanDrawRegret : kMaxMeanRegret);
   if (!unverified.empty()) return Refused(std::move(row), unverified);
   if (m.samples.empty()) return Refused(std::move(row), "no samples");
 

@@ -31,7 +31,7 @@ inline constexpr double kMaxPercentOfPeak = 102;
 // most this. Greedy texts in bf16, judged in fp32, have less than 0.001 on the golden checkpoints;
 // tokens drawn blindly about 1.
 inline constexpr double kMaxMeanRegret = 0.02;
-// The same of a workload, whose texts are drawn: another measure, of which bf16 alone gives 0.014
+// The same of a workload whose texts are drawn: another measure, of which bf16 alone gives 0.014
 // to 0.021 with random weights, where tokens lie close together; blind tokens about 1/3.
 inline constexpr double kMaxMeanDrawRegret = 0.05;
 
@@ -81,7 +81,7 @@ struct KernelMeasurement {
   std::optional<double> fresh_us{};  // median of replays right after their inputs were refilled and
                                      // their outputs poisoned
   std::string stopped{};  // why sampling ended: "precise", "time", or "" for a stated number
-  bool rested = false;    // pauses between the samples kept the device below its power cap
+  bool rested = false;    // there were pauses between the samples, since the power cap was met
 };
 
 // The row of a measurement: its figures, or why they are refused ("status": "refused", "reason"). A
@@ -169,6 +169,7 @@ struct WorkloadMeasurement {
   // At the start, after the warm-up, and after each tenth of each repeat's requests.
   std::vector<MemoryPoint> memory_points;
   int64_t judged_tokens = 0;  // as a decoder's
+  bool drawn = true;          // some request has a temperature
   double mean_regret = 0;
   bool interrupted = false;
   std::string disturbed{};  // as a kernel's

@@ -100,7 +100,7 @@ struct ChunkDecodeParams {
 // Whether chunks that several sequences list are read once for all of them.
 enum class ChunkSharing : uint8_t {
   kNever,
-  kWhenItPays,  // by a model of the time: the plan is never the slower for it; see SharingPays
+  kWhenItPays,  // where that ends 4 us or more earlier, by a model of the time; see SharingPays
   kAlways,      // to test and to measure
 };
 

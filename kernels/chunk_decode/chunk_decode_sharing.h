@@ -9,7 +9,7 @@
 namespace tokline {
 
 // Microseconds of one block on an H200 with 128-element bf16 heads; elsewhere their ratios count.
-// From results/h200/kernels.jsonl, cold rows, and this kernel's README:
+// From cold rows measured before this order of work, which this kernel's README gives:
 // - b64_s2048 (128.2), b256_s1024 (258.6) and b32_s8192 (248.4) are 64, 128 and 128 tiles a lane in
 //   2, 8 and 1 tasks, after 2.2 of launch: a tile from memory and a task.
 // - A tile that the L2 has, and a merge, which is of two rows there: README, "Clusters".
@@ -23,8 +23,9 @@ struct ChunkDecodeTimes {
   double wide_tile_us = 5.24;  // of more than 16 query rows
   double task_us = 0.9;
   double merged_row_us = 1.25;
-  // A plan that reads once is taken if it ends so much earlier. With a gain of 1.9, 2 x 4,096
-  // shared tokens of Qwen3-0.6B took 2 more a layer (results/h200/sharing.jsonl).
+  // A plan that reads once is taken if it ends so much earlier. A guess: by the model 2 x 4,096
+  // shared tokens of Qwen3-0.6B gain 1.9, but took 2 more a layer (results/h200/sharing.jsonl, one
+  // pair of runs, of which equal ones differ by as much).
   double least_gain_us = 4;
 };
 

@@ -190,16 +190,22 @@ class MeasureTest(unittest.TestCase):
         result = measure.measure(FakeDevice(spread=0.1), FakeSubject(), row_seconds=0.05, clock=clock)
         self.assertEqual((result.stopped, len(result.samples_us)), ("time", 4 * measure.MIN_SAMPLES - 15))
 
-    def test_a_disturbed_row_is_repeated_once_and_then_says_so(self):
+    def test_a_disturbed_row_is_repeated_and_then_says_so(self):
         rests = []
         passing = measure.measure(FakeDevice(disturbances=["throttled: power cap"]), FakeSubject(), rest=rests.append)
         self.assertEqual((passing.disturbed, passing.rested), ("", True))
         self.assertEqual(rests[0], measure.FIRST_REST_US)
         self.assertEqual(len(rests), 1 + len(passing.samples_us))
         for us, rest in zip(passing.samples_us, rests[1:]):
-            self.assertAlmostEqual(rest, measure.REST_SHARE * us * passing.launches)
-        staying = measure.measure(FakeDevice(disturbances=["throttled: power cap"] * 4), FakeSubject(), rest=rests.append)
+            self.assertAlmostEqual(rest, measure.REST_SHARES[0] * us * passing.launches)
+        rests.clear()
+        staying = measure.measure(FakeDevice(disturbances=["throttled: power cap"] * 6), FakeSubject(), rest=rests.append)
         self.assertEqual((staying.disturbed, staying.rested), ("throttled: power cap", True))
+        self.assertEqual(rests.count(measure.FIRST_REST_US), 2)
+        self.assertAlmostEqual(rests[-1], measure.REST_SHARES[1] * staying.samples_us[-1] * staying.launches)
+        mixed = measure.measure(FakeDevice(disturbances=["throttled: power cap", "1 other process on the GPU"]),
+                                FakeSubject(), rest=lambda us: None)
+        self.assertEqual((mixed.disturbed, mixed.rested), ("", True))
         others = measure.measure(FakeDevice(disturbances=["1 other process on the GPU"]), FakeSubject(), rest=self.fail)
         self.assertFalse(others.rested)
         self.assertEqual(len(staying.samples_us), measure.MIN_SAMPLES)

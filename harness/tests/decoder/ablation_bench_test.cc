@@ -25,7 +25,7 @@ class AblationBenchTest : public ::testing::Test {
   BenchOptions bench_{.batch = 2, .prompt_tokens = 6, .new_tokens = 5, .repeats = 4};
 };
 
-TEST(MeanOfOrdersTest, WhatTheSecondDecoderLosesCancelsOut) {
+TEST(MeanOfOrdersTest, WhatTheDecoderMadeFirstLosesCancelsOut) {
   const AblationRounds one{.with = {{2, 2}, {8, 8}, {}, {{}}},
                            .without = {{3.3, 3.3}, {9, 9}, {}, {{}}}};
   const AblationRounds other{.with = {{2.2, 2.2}, {8, 8}, {}, {{}}},

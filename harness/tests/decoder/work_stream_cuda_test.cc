@@ -48,6 +48,7 @@ TEST_F(WorkStreamTest, NothingThatTheSuiteDoesMakesKernelsStartLater) {
     const auto timer = MakeTimer(/*evict_bytes=*/64 << 20);
     for (int i = 0; i < kTimes; ++i) timer->RotateOnce();
   }
+  for (int i = 0; i < kTimes; ++i) DeviceBuffer(64 << 20).Fill(1);
   MeasurePeaks(std::nullopt);
   const testing::LoadedModel model = testing::LoadTinyModel();
   for (const bool graphs : {true, false}) {
@@ -60,9 +61,14 @@ TEST_F(WorkStreamTest, NothingThatTheSuiteDoesMakesKernelsStartLater) {
   const double after = NodeUs();
   std::vector<UniqueStream> others;  // the driver maps eight streams to as many queues
   for (int i = 0; i < 8; ++i) launch(others.emplace_back(MakeStream()).get());
+  const double slowed = NodeUs();
   std::cout << "us from kernel to kernel: " << before << " at first, " << after << " in the end, "
-            << NodeUs() << " after launches on other streams\n";
+            << slowed << " after launches on other streams\n";
   EXPECT_LT(after, 1.05 * before);
+  // What the one stream is for. Where this fails, the driver has changed, and it may go.
+  if (CudaDeviceName().find("H200") != std::string::npos) {
+    EXPECT_GT(slowed, 1.05 * before);
+  }
 }
 
 }  // namespace

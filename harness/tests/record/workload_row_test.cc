@@ -79,6 +79,8 @@ TEST(WorkloadRowTest, WhatDoesNotStandIsRefusedWithoutFigures) {
   EXPECT_THAT(reason_of([](Row m) { m.judged_tokens = 0; }), HasSubstr("unverified"));
   EXPECT_THAT(reason_of([](Row m) { m.mean_regret = 0.051; }),
               HasSubstr("is 0.051; at most 0.05 is allowed"));
+  EXPECT_THAT(reason_of([](Row m) { m.drawn = false, m.mean_regret = 0.021; }),
+              HasSubstr("is 0.021; at most 0.02 is allowed"));
   EXPECT_THAT(reason_of([](Row m) { m.mean_regret = std::numeric_limits<double>::quiet_NaN(); }),
               HasSubstr("unverified"));
 }

@@ -24,7 +24,7 @@ MIN_COMPARISONS_A_KERNEL = 20
 LEAST_CAUGHT = {3: 0.95, 5: 1.0, 10: 1.0}
 MIN_TRIALS, MIN_EQUAL_TRIALS = 20, 5
 LEAST_BLAMED = 0.95
-ALL_CHEATS = 15
+ALL_CHEATS = 16
 HONEST = "AnHonest"  # tests of rows that must not be refused
 TIMING_WITHIN = 0.02
 STORE_KILLS, STORE_WRITERS = 10000, 8
@@ -146,6 +146,11 @@ def check_false_alarms(folders, jobs):
     return check
 
 
+def all_kernels():
+    """Those that have a bench."""
+    return sorted(path.stem for path in (ROOT / "benches" / "shapes").glob("*.json"))
+
+
 def check_slowdown(folders, percent, jobs):
     least = LEAST_CAUGHT[percent]
     check = Check(f"slowdown_{percent}", f"every kernel made {percent} % slower",
@@ -160,6 +165,7 @@ def check_slowdown(folders, percent, jobs):
         kernels.setdefault(row.key.kernel, []).append(row)
     caught = {name: sum(row.verdict == verdicts.SLOWER for row in group) for name, group in kernels.items()}
     total = sum(caught.values())
+    missing = [name for name in all_kernels() if name not in kernels]
     few = [f"{name} ({len(group)})" for name, group in kernels.items() if len(group) < MIN_COMPARISONS_A_KERNEL]
     worst = min(kernels, key=lambda name: caught[name] / len(kernels[name]))
     check.measured = f"{share(total, len(rows))} caught"
@@ -167,7 +173,9 @@ def check_slowdown(folders, percent, jobs):
         check.measured += f"; least of {worst}: {caught[worst]} of {len(kernels[worst])}"
     if few:
         check.measured += f"; fewer than {MIN_COMPARISONS_A_KERNEL} comparisons: {', '.join(few)}"
-    check.met = not few and total >= least * len(rows)
+    if missing:
+        check.measured += f"; not collected: {', '.join(missing)}"
+    check.met = not few and not missing and total >= least * len(rows)
     check.details = {"comparisons": len(rows), "caught": total,
                      "kernels": {name: {"comparisons": len(group), "caught": caught[name],
                                         "median_percent": 100 * (statistics.median([r.ratio for r in group]) - 1)}

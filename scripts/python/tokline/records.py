@@ -198,9 +198,10 @@ _POWER_CAP = "throttled: power cap"
 
 
 def is_spoilt(row):
-    """Whether what disturbed a row is in its figure. With rests between the samples the power cap is met at most at
-    a sample's end: figures of rows that did and that did not are the same (docs/gating.md)."""
-    return bool(row.get("disturbed")) and not (row.get("rested") and row["disturbed"] == _POWER_CAP)
+    """Whether what disturbed a row may be in its figure. Of rows that rested between their samples and whose median is
+    precise, those that met the power cap all the same and those that did not agree (docs/gating.md)."""
+    precise = row.get("rested") and row.get("stopped") == "precise"
+    return bool(row.get("disturbed")) and not (precise and row["disturbed"] == _POWER_CAP)
 
 
 def own_memory_bytes(row):

@@ -374,7 +374,7 @@ class Evidence:
         rested = sum(bool(entry.row.get("disturbed")) and not records.is_spoilt(entry.row) for entry in self.entries)
         if rested:
             notes.append(Note("rested", f"{count(rested, 'row')} met the power cap although the GPU rested between "
-                              "their samples: their figures are those of full clocks", grave=False))
+                              "their samples, and count", grave=False))
         without = sum(not entry.ok for entry in self.entries if entry.peer is not None)
         if without:
             notes.append(Note("peers", f"{count(without, 'row')} of peers without a figure, mostly work that they "
@@ -469,7 +469,8 @@ class Evidence:
             lead = "Not all of it stands" if MISSING & grave.keys() else "Read with care"
             sentences.append(("trouble", f"{lead}: {kinds}. The lines below come before the figures."))
         else:
-            sentences.append(("stands", f"All of the {total} stand: verified, undisturbed, no run cut short."))
+            undisturbed = "" if any(note.kind == "rested" for note in self.notes) else "undisturbed, "
+            sentences.append(("stands", f"All of the {total} stand: verified, {undisturbed}no run cut short."))
         return sentences
 
     @cached_property
