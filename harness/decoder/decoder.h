@@ -61,6 +61,8 @@ struct KvRows {
   std::vector<float> v;
 };
 
+// Not thread-safe. All CUDA decoders of a process share one stream (WorkStream() says why): only
+// one of them may be at work at a time, whichever threads they belong to.
 class Decoder {
  public:
   // Copies the weights to the device; neither checkpoint nor `weights` is needed afterwards. Throws
