@@ -1,17 +1,12 @@
 #include "benches/execution.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <thread>
 
 #include "harness/core/timing.h"
 
 namespace tokline::bench {
 
-void Execution::Rest(double us) const {
-  std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(us));
-}
 namespace {
 
 class HostExecution : public Execution {

@@ -1,5 +1,8 @@
 #include <cuda_runtime_api.h>
 
+#include <chrono>
+#include <thread>
+
 #include "benches/execution.h"
 #include "benches/shared_matmul.h"
 #include "harness/core/cuda_handles.h"
@@ -63,6 +66,9 @@ class DeviceExecution : public Execution {
          .slowdown_percent = options.slowdown_percent});
   }
   bool TimesAreClaims() const override { return true; }
+  void Rest(double us) const override {
+    std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(us));
+  }
   std::string UuidHash() const override { return identity_.uuid_hash; }
   GpuState State() const override { return ReadGpuState(identity_.pci_bus_id); }
   std::optional<Peaks> Measure() const override {

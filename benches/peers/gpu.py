@@ -159,6 +159,7 @@ class CudaDevice:
             "max_sm_clock_mhz": self.nvml.max_sm_clock_mhz(), "mig": self.nvml.mig(), "mps": None}
 
     def warm_up(self, subject):
+        self._seen = ""  # of the row before
         for index in range(min(subject.sets, 2)):
             subject.launch(index)
         self._torch.cuda.synchronize()

@@ -20,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 using Buffers = SimulatedCase::Buffers;
 using KernelRun = SimulatedDevice::KernelRun;
@@ -136,9 +137,14 @@ TEST_F(CheatsTest, ZerosAsInput) {
       std::fill_n(const_cast<float*>(b.x), b.size, 0.f);
     });
   };
-  // By a look at random places, or by what later launches make of the zeros.
-  EXPECT_THAT(Reason(cheat),
-              AnyOf(HasSubstr("is 0 instead of the random value"), StartsWith("unverified after")));
+  EXPECT_THAT(Reason(cheat), Not(StartsWith("stands")));
+  // By a look at random places, where later launches do not meet the zeros first.
+  int seen = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const std::string reason = Row(cheat(), {}, seed)["reason"];
+    seen += reason.find("is 0 instead of the random value") != std::string::npos;
+  }
+  EXPECT_GE(seen, 5);
 }
 
 TEST_F(CheatsTest, TimingOnAnotherStream) {

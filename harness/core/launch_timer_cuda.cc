@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cmath>
 #include <random>
-#include <thread>
 
 #include "harness/core/cuda_handles.h"
 #include "harness/core/device_buffer.h"
@@ -130,8 +129,6 @@ class GraphTimer : public LaunchTimer {
     };
     const double spin_us = FindSpinUs(sample_us * options_.slowdown_percent / 100, added_us);
     graph_ = Capture(launches_, after, spin_us);
-    // The search heats the device, which a row as it is does not.
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
     SampleGraph(graph_, 1, {});
   }
 
