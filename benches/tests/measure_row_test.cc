@@ -267,7 +267,10 @@ TEST_F(MeasureRowTest, AnInjectedSlowdownIsInTheFigure) {
     EXPECT_THAT(m.failure, IsEmpty());
     return Median(m.samples_us);
   };
-  EXPECT_NEAR(median(5) / median(0), 1.05, 0.005);
+  const double plain_us = median(0);
+  EXPECT_EQ(execution.rested_us, 0);
+  EXPECT_NEAR(median(5) / plain_us, 1.05, 0.005);
+  EXPECT_EQ(execution.rested_us, kCoolingUs) << "after the search for the slowdown";
 }
 
 TEST_F(MeasureRowTest, VerifyOnlyTimesNothing) {
