@@ -21,7 +21,7 @@ int64_t FreeBytes() {
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  return static_cast<int64_t>(free_bytes);
+  return static_cast<int64_t>(free_bytes) + KeptDeviceBytes();
 }
 
 class DeviceExecution : public Execution {

@@ -104,7 +104,9 @@ class Memory {
   virtual void Synchronize() = 0;
 };
 std::unique_ptr<Memory> MakeHostMemory();
-std::unique_ptr<Memory> MakeDeviceMemory();  // CUDA builds only
+// CUDA builds only. The process keeps what was freed for the next of them: these bytes at present.
+std::unique_ptr<Memory> MakeDeviceMemory();
+int64_t KeptDeviceBytes();
 
 // Seed of one tensor in one buffer set.
 uint64_t TensorSeed(uint64_t seed, int tensor, int copy);

@@ -8,24 +8,36 @@
 namespace tokline {
 namespace {
 
-template <typename Policy>
+template <typename T, int kHeadDim, RowOp kOp, int kRows>
 void LaunchPolicy(const KvAppendParams& params, const KvAppendPlan& plan,
                   const LaunchOptions& options) {
-  constexpr int kBlockRows = Policy::kBlockRows * Policy::kRowsInFlight;
-  const auto blocks = static_cast<unsigned>((int64_t{plan.num_rows} + kBlockRows - 1) / kBlockRows);
+  using Policy = KvAppendPolicy<T, kHeadDim, kOp, kRows>;
+  const int64_t groups = params.num_tokens * plan.groups_per_token;
+  const auto blocks =
+      static_cast<unsigned>((groups + Policy::kBlockGroups - 1) / Policy::kBlockGroups);
   LaunchKernel(KvAppendKernel<Policy>, {.grid = dim3(blocks), .block = dim3(Policy::kThreads)},
                options, params, plan);
+}
+
+template <typename T, int kHeadDim, RowOp kOp>
+void DispatchRows(const KvAppendParams& params, const KvAppendPlan& plan,
+                  const LaunchOptions& options) {
+  if (plan.rows_per_group == 1) {
+    LaunchPolicy<T, kHeadDim, kOp, 1>(params, plan, options);
+  } else {
+    LaunchPolicy<T, kHeadDim, kOp, 2>(params, plan, options);
+  }
 }
 
 template <int kHeadDim>
 void Dispatch(const KvAppendParams& params, const KvAppendPlan& plan,
               const LaunchOptions& options) {
   if (plan.op == RowOp::kCopy) {  // bits: any 16-bit type will do
-    LaunchPolicy<KvAppendPolicy<__half, kHeadDim, RowOp::kCopy>>(params, plan, options);
+    DispatchRows<__half, kHeadDim, RowOp::kCopy>(params, plan, options);
   } else if (params.dtype == DType::kF16) {
-    LaunchPolicy<KvAppendPolicy<__half, kHeadDim, RowOp::kTransform>>(params, plan, options);
+    DispatchRows<__half, kHeadDim, RowOp::kTransform>(params, plan, options);
   } else {
-    LaunchPolicy<KvAppendPolicy<__nv_bfloat16, kHeadDim, RowOp::kTransform>>(params, plan, options);
+    DispatchRows<__nv_bfloat16, kHeadDim, RowOp::kTransform>(params, plan, options);
   }
 }
 

@@ -1,9 +1,11 @@
 // Appends K and V rows to the paged cache and transforms query rows.
 //
-// Grid: a row (one head of one token) is moved by head_dim / 8 neighbouring lanes, 16 bytes each; a
-//   group of lanes has Policy::kRowsInFlight rows in flight, a block's width of rows apart.
-// Shared memory: none. The norm's sum and the RoPE partner (element i +- head_dim / 2 lives
-//   head_dim / 16 lanes away) come by shuffles, which all lanes execute, rows or not.
+// Grid: a row (one head of one token) is moved by head_dim / 8 neighbouring lanes, 16 bytes each.
+// Such
+//   a group of lanes takes up to Policy::kRows neighbouring heads of one token, all query, all K or
+//   all V heads: one slot, one RoPE row, one norm weight, and addresses a fixed step apart.
+// Shared memory: none. RoPE's pairs lie in one lane, which holds 8 bytes of each half of a row. The
+//   norm's sum comes by shuffles, which all lanes of a warp execute if one must.
 // Dependent launch: slots, positions, RoPE rows and norm weights are read before the wait; q, k, v
 //   and the pool are touched after it.
 #pragma once
@@ -17,60 +19,118 @@
 
 namespace tokline {
 
-template <typename Element, int kHeadDimValue, RowOp kOpValue>
+template <typename Element, int kHeadDimValue, RowOp kOpValue, int kRowsValue>
 struct KvAppendPolicy {
   using T = Element;
   static constexpr int kHeadDim = kHeadDimValue;
   static constexpr RowOp kOp = kOpValue;
+  static constexpr int kRows = kRowsValue;
   static constexpr int kThreads = 128;
   static constexpr int kLanes = kHeadDim / 8;
-  static constexpr int kBlockRows = kThreads / kLanes;
-  static constexpr int kRowsInFlight = kOp == RowOp::kCopy ? 4 : 2;
+  static constexpr int kBlockGroups = kThreads / kLanes;
 };
 
-enum class RowKind : uint8_t { kNone, kQuery, kKey, kValue };
+enum class HeadKind : uint8_t { kNone, kQuery, kKey, kValue };
 
-// Where a row comes from and goes to. kNone has neither.
-struct AppendRow {
-  RowKind kind;
-  int32_t token;
-  const void* source;
-  void* target;
+// What a group of lanes works on: neighbouring heads of one token. kNone: past the last token.
+template <typename T>
+struct HeadGroup {
+  HeadKind kind = HeadKind::kNone;
+  int32_t head = 0;  // the first, among those of its kind
+  int32_t rows = 0;
+  int64_t token = 0;
+  int64_t slot = -1;  // of K and V
+  const T* source = nullptr;
+  const void* norm_weight = nullptr;
+
+  __device__ __forceinline__ bool Transforms() const {
+    return kind == HeadKind::kQuery || kind == HeadKind::kKey;
+  }
+  __device__ __forceinline__ bool Writes() const { return kind == HeadKind::kQuery || slot >= 0; }
+};
+
+template <typename Policy>
+__device__ __forceinline__ HeadGroup<typename Policy::T> LocateGroup(const KvAppendParams& params,
+                                                                     const KvAppendPlan& plan,
+                                                                     uint32_t index) {
+  using T = typename Policy::T;
+  const uint32_t token = index / static_cast<uint32_t>(plan.groups_per_token);
+  if (token >= params.num_tokens) return {};
+  const int32_t part = static_cast<int32_t>(index - token * plan.groups_per_token);
+  const int32_t kv_part = part - plan.q_groups;
+
+  HeadGroup<T> group;
+  group.token = token;
+  const void* base = params.q_in;
+  int64_t stride = params.q_in_stride;
+  int32_t heads = plan.num_q_rows;
+  if (kv_part < 0) {
+    group.kind = HeadKind::kQuery;
+    group.head = part * Policy::kRows;
+    group.norm_weight = params.q_norm_weight;
+  } else {
+    const bool is_key = kv_part < plan.kv_groups;
+    group.kind = is_key ? HeadKind::kKey : HeadKind::kValue;
+    group.head = (is_key ? kv_part : kv_part - plan.kv_groups) * Policy::kRows;
+    group.norm_weight = is_key ? params.k_norm_weight : nullptr;
+    group.slot = params.slots[token];
+    base = is_key ? params.k : params.v;
+    stride = is_key ? params.k_stride : params.v_stride;
+    heads = params.layout.num_kv_heads;
+  }
+  group.rows = min(Policy::kRows, heads - group.head);
+  group.source =
+      static_cast<const T*>(base) + token * stride + int64_t{group.head} * Policy::kHeadDim;
+  return group;
+}
+
+// Where the group's first row goes, and the elements from there to the next.
+template <typename T>
+struct RowTarget {
+  T* first = nullptr;
+  int64_t stride = 0;
 };
 
 template <typename T>
-__device__ __forceinline__ AppendRow LocateRow(const KvAppendParams& params,
-                                               const KvAppendPlan& plan, int64_t row) {
+__device__ __forceinline__ RowTarget<T> TargetOf(const KvAppendParams& params,
+                                                 const HeadGroup<T>& group) {
   const PagedKvLayout& layout = params.layout;
-  if (row >= plan.num_rows) return {RowKind::kNone, 0, nullptr, nullptr};
-  const uint32_t token = static_cast<uint32_t>(row) / static_cast<uint32_t>(plan.rows_per_token);
-  int32_t head = static_cast<int32_t>(static_cast<uint32_t>(row) - token * plan.rows_per_token);
-  if (head < plan.num_q_rows) {
-    const int64_t column = int64_t{head} * layout.head_dim;
-    return {RowKind::kQuery, static_cast<int32_t>(token),
-            static_cast<const T*>(params.q_in) + token * params.q_in_stride + column,
-            static_cast<T*>(params.q_out) + token * params.q_out_stride + column};
+  if (group.kind == HeadKind::kQuery) {
+    return {static_cast<T*>(params.q_out) + group.token * params.q_out_stride +
+                int64_t{group.head} * layout.head_dim,
+            layout.head_dim};
   }
-  head -= plan.num_q_rows;
-  const bool is_key = head < layout.num_kv_heads;
-  if (!is_key) head -= layout.num_kv_heads;
-  const int64_t slot = params.slots[token];
-  if (slot < 0) return {RowKind::kNone, 0, nullptr, nullptr};
+  const int64_t slot = group.slot;
   const int64_t page = slot >> (__ffs(layout.page_size) - 1);
   const int32_t page_row = static_cast<int32_t>(slot) & (layout.page_size - 1);
-  const int64_t column = int64_t{head} * layout.head_dim;
   T* const pool = static_cast<T*>(params.kv);
-  if (is_key) {
-    return {RowKind::kKey, static_cast<int32_t>(token),
-            static_cast<const T*>(params.k) + token * params.k_stride + column,
-            pool + layout.KeyOffset(page, head, page_row)};
+  if (group.kind == HeadKind::kKey) {
+    return {pool + layout.KeyOffset(page, group.head, page_row), layout.HeadStride()};
   }
-  return {RowKind::kValue, static_cast<int32_t>(token),
-          static_cast<const T*>(params.v) + token * params.v_stride + column,
-          pool + layout.ValueOffset(page, head, page_row)};
+  return {pool + layout.ValueOffset(page, group.head, page_row), layout.HeadStride()};
 }
 
-// Eight elements of a row as floats that are exact in T.
+// A lane's 16 bytes of a row. Where rows are transformed, x and y are of the row's first half, z
+// and w the elements that RoPE pairs with them, half a row further.
+template <typename Policy>
+__device__ __forceinline__ uint4 LoadLane(const void* row, int lane) {
+  if constexpr (Policy::kOp == RowOp::kCopy) return static_cast<const uint4*>(row)[lane];
+  const uint2 first = static_cast<const uint2*>(row)[lane];
+  const uint2 second = static_cast<const uint2*>(row)[lane + Policy::kLanes];
+  return {first.x, first.y, second.x, second.y};
+}
+
+template <typename Policy>
+__device__ __forceinline__ void StoreLane(void* row, int lane, uint4 data) {
+  if constexpr (Policy::kOp == RowOp::kCopy) {
+    static_cast<uint4*>(row)[lane] = data;
+  } else {
+    static_cast<uint2*>(row)[lane] = {data.x, data.y};
+    static_cast<uint2*>(row)[lane + Policy::kLanes] = {data.z, data.w};
+  }
+}
+
+// A lane's eight elements of a row as floats that are exact in T.
 template <typename T>
 struct Vector8 {
   float x[8];
@@ -89,47 +149,39 @@ struct Vector8 {
   }
 };
 
-// By component, so that neither operand needs an address.
-__device__ __forceinline__ uint4 Select(bool first, uint4 a, uint4 b) {
-  return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
-}
-
-// The whole warp must call these two, whatever its rows are.
+// The whole warp must call this, whatever its rows are.
 template <typename Policy>
-__device__ __forceinline__ void NormRow(Vector8<typename Policy::T>& row, uint4 weight, float eps,
-                                        bool enabled) {
+__device__ __forceinline__ uint4 NormRow(uint4 packed, uint4 weight, float eps, bool enabled) {
   using T = typename Policy::T;
+  Vector8<T> row(packed);
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) squares += row.x[i] * row.x[i];
   squares = WarpSum<Policy::kLanes>(squares);
-  if (!enabled) return;
+  if (!enabled) return packed;
   const float scale = rsqrtf(squares * (1.0f / Policy::kHeadDim) + eps);
-  const Vector8<T> weights(weight);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    // Rounded before it meets the weight, as the models do; the weight may be near 100.
-    row.x[i] = Round<T>(Round<T>(row.x[i] * scale) * weights.x[i]);
-  }
+  for (int i = 0; i < 8; ++i) row.x[i] *= scale;
+  // Rounded before it meets the weight, as the models do; the weight may be near 100.
+  const uint4 rounded = row.Pack();
+  return {Multiply2<T>(rounded.x, weight.x), Multiply2<T>(rounded.y, weight.y),
+          Multiply2<T>(rounded.z, weight.z), Multiply2<T>(rounded.w, weight.w)};
 }
 
+// `table` holds the (cos, sin) of the lane's four pairs.
 template <typename Policy>
-__device__ __forceinline__ void RotateRow(Vector8<typename Policy::T>& row,
-                                          const float4 (&table)[4], int lane, bool enabled) {
-  using T = typename Policy::T;
-  constexpr int kPartner = Policy::kLanes / 2;
-  const uint4 own = row.Pack();  // exact: the values are T's
-  const uint4 other = {
-      __shfl_xor_sync(0xffffffffu, own.x, kPartner), __shfl_xor_sync(0xffffffffu, own.y, kPartner),
-      __shfl_xor_sync(0xffffffffu, own.z, kPartner), __shfl_xor_sync(0xffffffffu, own.w, kPartner)};
-  if (!enabled) return;
-  const Vector8<T> partner(other);
-  const float sign = lane < kPartner ? -1.0f : 1.0f;  // x1 cos - x2 sin; x2 cos + x1 sin
+__device__ __forceinline__ uint4 RotateRow(uint4 packed, const float4 (&table)[2]) {
+  Vector8<typename Policy::T> row(packed);
+  const float cosine[4] = {table[0].x, table[0].z, table[1].x, table[1].z};
+  const float sine[4] = {table[0].y, table[0].w, table[1].y, table[1].w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    row.x[2 * i] = row.x[2 * i] * table[i].x + sign * partner.x[2 * i] * table[i].y;
-    row.x[2 * i + 1] = row.x[2 * i + 1] * table[i].z + sign * partner.x[2 * i + 1] * table[i].w;
+    const float first = row.x[i];
+    const float second = row.x[i + 4];
+    row.x[i] = first * cosine[i] - second * sine[i];
+    row.x[i + 4] = second * cosine[i] + first * sine[i];
   }
+  return row.Pack();
 }
 
 template <typename Policy>
@@ -137,63 +189,52 @@ __global__ void __launch_bounds__(Policy::kThreads)
     KvAppendKernel(const __grid_constant__ KvAppendParams params,
                    const __grid_constant__ KvAppendPlan plan) {
   using T = typename Policy::T;
-  constexpr int kRows = Policy::kRowsInFlight;
+  constexpr int kRows = Policy::kRows;
+  constexpr bool kTransforms = Policy::kOp == RowOp::kTransform;
   const int lane = threadIdx.x % Policy::kLanes;
-  const int64_t first_row =
-      int64_t{blockIdx.x} * (Policy::kBlockRows * kRows) + threadIdx.x / Policy::kLanes;
   ptx::GridDependencyLaunch();
 
-  AppendRow rows[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    rows[r] = LocateRow<T>(params, plan, first_row + r * Policy::kBlockRows);
+  const HeadGroup<T> group = LocateGroup<Policy>(
+      params, plan, blockIdx.x * Policy::kBlockGroups + threadIdx.x / Policy::kLanes);
+  const bool has_norm = kTransforms && (params.q_norm_weight || params.k_norm_weight);
+  const bool has_rope = kTransforms && params.rope_cos_sin != nullptr;
+  uint4 weight{};
+  float4 table[2]{};
+  if (has_norm && group.norm_weight) weight = LoadLane<Policy>(group.norm_weight, lane);
+  if (has_rope && group.Transforms()) {
+    const auto* const pairs = reinterpret_cast<const float4*>(
+        params.rope_cos_sin + int64_t{params.positions[group.token]} * Policy::kHeadDim);
+    table[0] = pairs[2 * lane];
+    table[1] = pairs[2 * lane + 1];
   }
 
+  // A single row's address is ready before the wait. Where tokens are many and blocks start behind
+  // one another, loads do better not to wait for the slot.
+  RowTarget<T> target{};
+  if (kRows == 1 && group.Writes()) target = TargetOf(params, group);
+
+  ptx::GridDependencyWait();
   uint4 data[kRows];
-  if constexpr (Policy::kOp == RowOp::kCopy) {
-    ptx::GridDependencyWait();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (rows[r].kind != RowKind::kNone) data[r] = static_cast<const uint4*>(rows[r].source)[lane];
-    }
-  } else {
-    const bool has_rope = params.rope_cos_sin != nullptr;
-    uint4 q_weight{}, k_weight{};
-    if (params.q_norm_weight) q_weight = static_cast<const uint4*>(params.q_norm_weight)[lane];
-    if (params.k_norm_weight) k_weight = static_cast<const uint4*>(params.k_norm_weight)[lane];
-    float4 table[kRows][4];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (has_rope && (rows[r].kind == RowKind::kQuery || rows[r].kind == RowKind::kKey)) {
-        const int64_t table_row = params.positions[rows[r].token];
-        const float4* const pairs =
-            reinterpret_cast<const float4*>(params.rope_cos_sin + table_row * Policy::kHeadDim) +
-            lane % (Policy::kLanes / 2) * 4;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) table[r][i] = pairs[i];
-      }
-    }
-    ptx::GridDependencyWait();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      data[r] = uint4{};
-      if (rows[r].kind != RowKind::kNone) data[r] = static_cast<const uint4*>(rows[r].source)[lane];
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const bool is_query = rows[r].kind == RowKind::kQuery;
-      const bool is_key = rows[r].kind == RowKind::kKey;
-      Vector8<T> row(data[r]);
-      NormRow<Policy>(row, Select(is_query, q_weight, k_weight), params.norm_eps,
-                      (is_query && params.q_norm_weight) || (is_key && params.k_norm_weight));
-      RotateRow<Policy>(row, table[r], lane, has_rope && (is_query || is_key));
-      // Values keep their bits, NaN payloads included.
-      if (is_query || is_key) data[r] = row.Pack();
-    }
-  }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (rows[r].kind != RowKind::kNone) static_cast<uint4*>(rows[r].target)[lane] = data[r];
+    data[r] = uint4{};
+    if (r < group.rows) data[r] = LoadLane<Policy>(group.source + r * Policy::kHeadDim, lane);
+  }
+  // Values keep their bits, NaN payloads included.
+  if (kTransforms && __any_sync(0xffffffffu, group.Transforms())) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      uint4 row = data[r];
+      if (has_norm) row = NormRow<Policy>(row, weight, params.norm_eps, group.norm_weight);
+      if (has_rope) row = RotateRow<Policy>(row, table);
+      if (group.Transforms()) data[r] = row;
+    }
+  }
+  if (!group.Writes()) return;
+  if (kRows > 1) target = TargetOf(params, group);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r < group.rows) StoreLane<Policy>(target.first + r * target.stride, lane, data[r]);
   }
 }
 

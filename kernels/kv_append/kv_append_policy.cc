@@ -123,8 +123,14 @@ KvAppendPlan PlanKvAppend(const KvAppendParams& params) {
   KvAppendPlan plan;
   plan.op = transforms ? RowOp::kTransform : RowOp::kCopy;
   plan.num_q_rows = QueryChanges(params) ? params.num_q_heads : 0;
-  plan.rows_per_token = plan.num_q_rows + 2 * params.layout.num_kv_heads;
-  plan.num_rows = static_cast<int32_t>(params.num_tokens * plan.rows_per_token);
+  const int64_t rows = params.num_tokens * (plan.num_q_rows + 2 * params.layout.num_kv_heads);
+  plan.rows_per_group = rows < kKvAppendManyRows ? 1 : 2;
+  const auto groups = [&](int32_t heads) {
+    return (heads + plan.rows_per_group - 1) / plan.rows_per_group;
+  };
+  plan.q_groups = groups(plan.num_q_rows);
+  plan.kv_groups = groups(params.layout.num_kv_heads);
+  plan.groups_per_token = plan.q_groups + 2 * plan.kv_groups;
   return plan;
 }
 

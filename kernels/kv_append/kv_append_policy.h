@@ -12,14 +12,20 @@ enum class RowOp : uint8_t {
   kTransform,  // norm and RoPE where their tables are given
 };
 
-// The kernel's unit of work is a row: one head of one token. A token's rows are its query heads
-// (when they change), then its K heads, then its V heads.
+// A row is one head of one token: a query head (where they change), a K head or a V head. The
+// kernel's unit of work is a group of neighbouring rows of one kind and one token.
 struct KvAppendPlan {
   RowOp op = RowOp::kCopy;
-  int32_t num_q_rows = 0;      // a token; 0 when the query needs no work
-  int32_t rows_per_token = 0;  // num_q_rows + 2 * num_kv_heads
-  int32_t num_rows = 0;
+  int32_t num_q_rows = 0;        // a token; 0 when the query needs no work
+  int32_t rows_per_group = 0;    // at most: 1 or 2
+  int32_t q_groups = 0;          // a token, of query rows
+  int32_t kv_groups = 0;         // a token, of K rows, and as many of V rows
+  int32_t groups_per_token = 0;  // q_groups + 2 * kv_groups
 };
+
+// A group has one row where rows are few, so that they spread over the device, and from so many on
+// two, which share look-ups and the RoPE row (README.md has the figures).
+inline constexpr int64_t kKvAppendManyRows = 16384;
 
 KvAppendPlan PlanKvAppend(const KvAppendParams& params);
 

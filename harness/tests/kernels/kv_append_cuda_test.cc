@@ -5,6 +5,7 @@
 
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/kv_append_case.h"
+#include "kernels/kv_append/kv_append_policy.h"
 #include "reference/kv_append.h"
 
 namespace tokline {
@@ -88,12 +89,15 @@ AppendOutputs RunOnDevice(KvAppendCase& c, bool in_place = false, bool dependent
   return ::testing::AssertionSuccess();
 }
 
+// Of 13 rows, odd numbers of each kind: so many that the kernel groups rows.
+constexpr int64_t kManyTokens = kKvAppendManyRows / 13 + 1;
+
 TEST_F(KvAppendCudaTest, PlainAppendIsBitwiseAndLeavesTheRestOfThePoolAlone) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
       for (const int32_t head_dim : {64, 128}) {
         for (const int32_t page_size : {16, 64, 256}) {
-          for (const int64_t tokens : {1, 7, 300}) {
+          for (const int64_t tokens : {int64_t{1}, int64_t{7}, kManyTokens}) {
             KvAppendCase c({.dtype = dtype,
                             .num_tokens = tokens,
                             .num_q_heads = 3,
@@ -121,7 +125,7 @@ class KvAppendTransformCudaTest
 
 TEST_P(KvAppendTransformCudaTest, NormAndRopeMatchReference) {
   const auto [dtype, head_dim, order, norm, rope] = GetParam();
-  for (const int64_t tokens : {1, 9, 260}) {
+  for (const int64_t tokens : {int64_t{1}, int64_t{9}, kManyTokens}) {
     KvAppendCase c({.dtype = dtype,
                     .num_tokens = tokens,
                     .num_q_heads = 7,
@@ -178,10 +182,12 @@ TEST_F(KvAppendCudaTest, LargeHalfValuesSurviveTheNorm) {
 }
 
 TEST_F(KvAppendCudaTest, TokenDoesNotDependOnItsBatch) {
-  KvAppendCase batch({.norm = true, .rope = true});
+  // Rows are grouped in the batch, and not alone.
+  KvAppendCase batch({.num_tokens = kKvAppendManyRows / 10 + 1, .norm = true, .rope = true});
+  ASSERT_EQ(PlanKvAppend(batch.Params()).rows_per_group, 2);
   const AppendOutputs whole = RunOnDevice(batch);
   const int64_t q_row = int64_t{batch.shape.num_q_heads} * batch.shape.head_dim;
-  for (const int64_t token : {0, 11, 36}) {
+  for (const int64_t token : {int64_t{0}, int64_t{11}, batch.shape.num_tokens - 1}) {
     KvAppendCase alone({.num_tokens = 1, .norm = true, .rope = true});
     for (int64_t i = 0; i < alone.row_elements; ++i) alone.qkv.Set(i, batch.Input(token, i));
     alone.q_weight = batch.q_weight;

@@ -191,8 +191,7 @@ TEST(KvAppendTest, PlanGivesQueryRowsOnlyWhereTheQueryChanges) {
   KvAppendCase c({});
   KvAppendParams params = c.Params();
   EXPECT_EQ(PlanKvAppend(params).op, RowOp::kCopy);
-  EXPECT_EQ(PlanKvAppend(params).rows_per_token, 10);
-  EXPECT_EQ(PlanKvAppend(params).num_rows, 370);
+  EXPECT_EQ(PlanKvAppend(params).groups_per_token, 10);
   params.q_out = c.qkv.data();
   params.q_out_stride = params.q_in_stride;
   EXPECT_EQ(PlanKvAppend(params).num_q_rows, 0);
@@ -200,6 +199,23 @@ TEST(KvAppendTest, PlanGivesQueryRowsOnlyWhereTheQueryChanges) {
   params.rope_cos_sin = c.rope.data();
   EXPECT_EQ(PlanKvAppend(params).op, RowOp::kTransform);
   EXPECT_EQ(PlanKvAppend(params).num_q_rows, 6);
+}
+
+TEST(KvAppendTest, PlanGroupsRowsOfOneKindWhereTheyAreMany) {
+  KvAppendParams params{.num_tokens = 1, .num_q_heads = 15, .layout = {.num_kv_heads = 5}};
+  float table = 0;
+  params.rope_cos_sin = &table;
+  const KvAppendPlan few = PlanKvAppend(params);
+  EXPECT_EQ(few.rows_per_group, 1);
+  EXPECT_EQ(few.groups_per_token, 25);
+  params.num_tokens = kKvAppendManyRows / 25 + 1;
+  const KvAppendPlan many = PlanKvAppend(params);
+  EXPECT_EQ(many.rows_per_group, 2);
+  EXPECT_EQ(many.q_groups, 8);  // the last of one row
+  EXPECT_EQ(many.kv_groups, 3);
+  EXPECT_EQ(many.groups_per_token, 14);
+  --params.num_tokens;
+  EXPECT_EQ(PlanKvAppend(params).rows_per_group, 1);
 }
 
 TEST(KvAppendTest, NoTokensIsValidAndCostsNothing) {
