@@ -71,8 +71,11 @@ class Measurement {
         *prepared_.bench_case, store_,
         {.dependent = options_.dependent, .slowdown_percent = options_.slowdown_percent});
     m_.launches_per_sample = timer_->launches_per_sample();
-    // The search for a spin that long heats the device, which a row as it is does not.
-    if (options_.slowdown_percent > 0) execution_.Rest(kCoolingUs);
+    // The search for a spin that long may heat the device, which a row as it is does not.
+    if (options_.slowdown_percent > 0 &&
+        MeetsPowerCap(execution_.State().throttle_reasons.value_or(0))) {
+      execution_.Rest(kCoolingUs);
+    }
     int times_met_cap = 0;
     for (int repeats = 0; repeats <= kMostRepeats; ++repeats) {
       const bool met_cap = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
