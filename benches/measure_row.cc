@@ -76,22 +76,26 @@ class Measurement {
         MeetsPowerCap(execution_.State().throttle_reasons.value_or(0))) {
       execution_.Rest(kCoolingUs);
     }
+    // A row that the tensor cores limit meets the power cap within its samples, and NVML may tell
+    // too late: it begins as if it had met it once.
+    bool met_cap = IsLimitedByMatmul();
     int times_met_cap = 0;
-    for (int repeats = 0; repeats <= kMostRepeats; ++repeats) {
-      const bool met_cap = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
+    for (int repeats = met_cap ? 1 : 0; repeats <= kMostRepeats; ++repeats) {
       times_met_cap += met_cap ? 1 : 0;
       m_.rested = times_met_cap > 0;
       may_rest_more_ = repeats < kMostRepeats;
       if (m_.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
       if (met_cap) execution_.Rest(kCoolingUs);
       Foresee(kAudits);
+      bool complete = true;
       try {
         TimeOnce();
       } catch (const PowerCapMet&) {
-        continue;
+        complete = false;
       }
       if (m_.interrupted) return;
-      if (m_.disturbed.empty()) break;
+      if (complete && m_.disturbed.empty()) break;
+      met_cap = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
     }
     CheckFreshTimes();
   }
@@ -99,6 +103,12 @@ class Measurement {
  private:
   static void RefuseIf(const std::string& reason) {
     if (!reason.empty()) throw Refusal{reason};
+  }
+
+  bool IsLimitedByMatmul() const {
+    return m_.peaks &&
+           FloorOf(m_.cost, m_.peaks->read_gbps, m_.peaks->copy_gbps, m_.peaks->matmul_tflops)
+                   .limit == "matmul";
   }
 
   int RandomBelow(int end) { return std::uniform_int_distribution<int>(0, end - 1)(rng_); }

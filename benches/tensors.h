@@ -19,8 +19,10 @@ struct Tolerance {
   double row_rms = 0;
 };
 inline constexpr Tolerance kExact{};
-// A rounding that fell the other way, twice.
-inline constexpr Tolerance kElementwise{2, 0};
+// A product of a rounded value. Where the rounding fell the other way the product is off by up to
+// two of its units, and the rounding of each product adds half a unit, or a whole one above a power
+// of two.
+inline constexpr Tolerance kElementwise{3.5, 0};
 // Sums over operands of this type.
 constexpr Tolerance SumTolerance(DType operands) { return {1, 2 * Epsilon(operands)}; }
 // The same, then rounded by several fused steps.

@@ -169,6 +169,32 @@ TEST_F(MeasureRowTest, ARowThatMeetsThePowerCapDespiteRestsGetsLongerOnes) {
   EXPECT_NEAR(execution.rested_us, 2 * 200'000 + 30 * sampled_us, 1e-3 * sampled_us);
 }
 
+TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
+  const auto measure = [&](const SimulatedExecution& execution, double flops) {
+    PreparedCase prepared(
+        std::make_unique<SimulatedCase>(
+            HonestLauncher(device_),
+            SimulatedCase::Options{
+                .cost = Cost{.read_bytes = 8192, .write_bytes = 8192, .flops = flops}}),
+        execution);
+    KernelMeasurement m;
+    m.peaks = Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1};  // 16 ns of copying
+    std::mt19937_64 rng(1);
+    MeasureRow(prepared, execution, {}, rng, m);
+    EXPECT_THAT(m.failure, IsEmpty());
+    return m;
+  };
+  EXPECT_FALSE(measure(SimulatedExecution(device_), 15e3).rested);
+  const SimulatedExecution execution(device_);
+  const KernelMeasurement m = measure(execution, 18e3);
+  EXPECT_TRUE(m.rested);
+  EXPECT_THAT(m.disturbed, IsEmpty());
+  double sampled_us = 0;
+  for (const double us : m.samples_us) sampled_us += us * m.launches_per_sample;
+  EXPECT_NEAR(execution.rested_us, 200'000 + 8 * sampled_us, 1e-3 * sampled_us);
+  EXPECT_TRUE(measure(AlwaysHotExecution(device_), 18e3).rested) << "and has no rests beyond two";
+}
+
 TEST_F(MeasureRowTest, NothingRestsWhereNoPowerCapWasMet) {
   SimulatedExecution execution(device_);
   execution.states = {{.other_processes = 1}};

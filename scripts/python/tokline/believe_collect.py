@@ -145,8 +145,8 @@ class Collector:
         seconds = time.monotonic() - begun
         self.write_journal(job, done.returncode, seconds)
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() + done.stdout.splitlines() if line.strip()]
-            self.failed.append(f"{job.name}: exit {done.returncode}: {lines[0] if lines else 'no message'}")
+            lines = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line.strip()]
+            self.failed.append(f"{job.name}: exit {done.returncode}: {lines[-1] if lines else 'no message'}")
         if job.keep_output:
             running.write_text(done.stdout, encoding="utf-8")
         if not running.exists():
