@@ -23,7 +23,7 @@ constexpr int kMostRepeats = 2;                   // of a row that was disturbed
 
 // A device that meets its power cap slows down in the middle of a row. Where one did, the row is
 // repeated after a rest, and with a rest after each sample of so many times the sample's time: more
-// the second time.
+// the second time. A row that the tensor cores limit begins with the first.
 constexpr std::array<double, kMostRepeats> kRestShares{8, 30};
 
 // Fresh launches may take so much longer than repeated ones, and the start of their graph so long
@@ -71,13 +71,9 @@ class Measurement {
         *prepared_.bench_case, store_,
         {.dependent = options_.dependent, .slowdown_percent = options_.slowdown_percent});
     m_.launches_per_sample = timer_->launches_per_sample();
-    // The search for a spin that long may heat the device, which a row as it is does not.
-    if (options_.slowdown_percent > 0 &&
-        MeetsPowerCap(execution_.State().throttle_reasons.value_or(0))) {
-      execution_.Rest(kCoolingUs);
-    }
-    // A row that the tensor cores limit meets the power cap within its samples, and NVML may tell
-    // too late: it begins as if it had met it once.
+    // A row that the tensor cores limit may meet the power cap within its samples, or in the search
+    // for a slowdown before them, and NVML tells of it too late: it begins as if it had met it
+    // once.
     bool met_cap = IsLimitedByMatmul();
     int times_met_cap = 0;
     for (int repeats = met_cap ? 1 : 0; repeats <= kMostRepeats; ++repeats) {

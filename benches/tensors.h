@@ -22,6 +22,7 @@ inline constexpr Tolerance kExact{};
 // A product of a rounded value. Where the rounding fell the other way the product is off by up to
 // two of its units, and the rounding of each product adds half a unit, or a whole one above a power
 // of two.
+// A rounding left out is worth no more: the kernels' own tests find it.
 inline constexpr Tolerance kElementwise{3.5, 0};
 // Sums over operands of this type.
 constexpr Tolerance SumTolerance(DType operands) { return {1, 2 * Epsilon(operands)}; }
@@ -106,8 +107,11 @@ class Memory {
   virtual void Synchronize() = 0;
 };
 std::unique_ptr<Memory> MakeHostMemory();
-// CUDA builds only. The process keeps what was freed for the next of them: these bytes at present.
+
+// CUDA builds only. What a device memory frees the process keeps for the next one, up to half of
+// the device's memory.
 std::unique_ptr<Memory> MakeDeviceMemory();
+// Bytes that are kept and in no use.
 int64_t KeptDeviceBytes();
 
 // Seed of one tensor in one buffer set.

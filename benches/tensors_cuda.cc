@@ -1,6 +1,6 @@
 #include <cuda_runtime_api.h>
 
-#include <limits>
+#include <cstdio>
 #include <vector>
 
 #include "benches/tensors.h"
@@ -12,12 +12,18 @@ namespace tokline::bench {
 namespace {
 
 // Keeps what is freed for the rows to come. The driver clears memory that it is given back, in the
-// background, and whatever is measured meanwhile is slower (docs/measuring.md).
+// background, and whatever is measured meanwhile is slower (docs/measuring.md). Half of the
+// device's memory at most: what is not of the pool, graphs and libraries, needs some too.
 cudaMemPool_t KeepingPool() {
   static const cudaMemPool_t pool = [] {
+    int device = 0;
+    TOKLINE_CUDA(cudaGetDevice(&device));
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
     cudaMemPool_t made = nullptr;
-    TOKLINE_CUDA(cudaDeviceGetDefaultMemPool(&made, /*device=*/0));
-    auto kept_bytes = std::numeric_limits<uint64_t>::max();
+    TOKLINE_CUDA(cudaDeviceGetDefaultMemPool(&made, device));
+    uint64_t kept_bytes = total_bytes / 2;
     TOKLINE_CUDA(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &kept_bytes));
     return made;
   }();
@@ -33,17 +39,19 @@ int64_t PoolBytes(cudaMemPoolAttr attribute) {
 class DeviceMemory : public Memory {
  public:
   ~DeviceMemory() override {
-    for (void* block : blocks_) cudaFreeAsync(block, WorkStream());
+    // Nothing of this row, on whatever stream, may write to what the next row is given.
+    Report(cudaDeviceSynchronize());
+    for (void* block : blocks_) Report(cudaFreeAsync(block, WorkStream()));
   }
   void* Allocate(int64_t bytes) override {
-    const auto size = static_cast<size_t>(bytes);
     void* block = nullptr;
-    if (cudaMallocFromPoolAsync(&block, size, KeepingPool(), WorkStream()) != cudaSuccess) {
-      cudaGetLastError();  // what is kept lies in pieces, none of them large enough
+    cudaError_t code = AllocateAsync(&block, bytes);
+    if (code == cudaErrorMemoryAllocation) {  // what is kept lies in pieces that are too small
       TOKLINE_CUDA(cudaStreamSynchronize(WorkStream()));
       TOKLINE_CUDA(cudaMemPoolTrimTo(KeepingPool(), 0));
-      TOKLINE_CUDA(cudaMallocFromPoolAsync(&block, size, KeepingPool(), WorkStream()));
+      code = AllocateAsync(&block, bytes);
     }
+    TOKLINE_CUDA(code);
     blocks_.push_back(block);
     TOKLINE_CUDA(cudaStreamSynchronize(WorkStream()));
     return block;
@@ -65,6 +73,18 @@ class DeviceMemory : public Memory {
   void Synchronize() override { TOKLINE_CUDA(cudaDeviceSynchronize()); }
 
  private:
+  static cudaError_t AllocateAsync(void** block, int64_t bytes) {
+    const cudaError_t code =
+        cudaMallocFromPoolAsync(block, static_cast<size_t>(bytes), KeepingPool(), WorkStream());
+    if (code != cudaSuccess) cudaGetLastError();  // the caller has it
+    return code;
+  }
+  static void Report(cudaError_t code) {
+    if (code == cudaSuccess) return;
+    std::fprintf(stderr, "freeing device memory: %s\n", cudaGetErrorString(code));
+    cudaGetLastError();
+  }
+
   std::vector<void*> blocks_;
 };
 

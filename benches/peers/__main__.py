@@ -120,7 +120,7 @@ class Session:
             for suite_row, tried in work:
                 bench = Bench(self.torch, self.libraries, suite_row, self.device.l2_bytes, self._workspaces)
                 for attempt in tried:
-                    result = self.attempt(bench, attempt)
+                    result = self.attempt(bench, attempt, bool(suite_row.get("rested")))
                     row = rows.peer_row(run_id, suite_row, attempt.implementation, attempt.chain,
                                         self.library(attempt.peer), self.device.name, result, peaks, datasheet)
                     self.record.append(row)
@@ -134,7 +134,7 @@ class Session:
         library = self.libraries.get(peer)
         return {"name": library.name if library else peer, "version": library.version if library else "missing"}
 
-    def attempt(self, bench, attempt):
+    def attempt(self, bench, attempt, rests):
         """The measurement, with its failure where there is one: a library's error costs its row alone."""
         if attempt.peer in self.missing:
             return Measurement(failure=f"{attempt.peer} is missing: {self.missing[attempt.peer]}")
@@ -144,7 +144,7 @@ class Session:
             return Measurement(failure=f"not run: the time limit of {self.options.time_limit:g} s was reached")
         try:
             operation = attempt.make(bench, bench.inputs(attempt.layout), attempt.chain)
-            return measure(self.device, operation, self.options.row_time)
+            return measure(self.device, operation, self.options.row_time, rests=rests)
         except Unsupported as error:
             return Measurement(failure=f"not supported: {error}")
         except Exception as error:  # whatever a library throws

@@ -13,7 +13,7 @@ from tokline.samples import interval, middle
 MIN_SAMPLES = 15
 MAX_SAMPLES = 60
 # As the suite's own rows: where the power cap was met, a rest first, and after each sample of so many times its time,
-# more the second time.
+# more the second time. A row beside one that rested rests from its first sample.
 FIRST_REST_US = 200_000
 REST_SHARES = (8, 30)
 MIN_SAMPLE_US = 1000.0  # a graph holds as many launches as that takes
@@ -144,8 +144,8 @@ def sleep_us(us):
     time.sleep(us / 1e6)
 
 
-def measure(device, subject, row_seconds=0.1, seed=1, clock=time.monotonic, rest=sleep_us):
-    """Verifies, times and verifies again. Stops at the first wrong output."""
+def measure(device, subject, row_seconds=0.1, seed=1, rests=False, clock=time.monotonic, rest=sleep_us):
+    """Verifies, times, with rests from the first sample if asked to, and verifies again. Stops at the first wrong output."""
     result = Measurement(memory_bytes=subject.memory_bytes)
     last = subject.sets - 1
     subject.refill(seed)
@@ -168,8 +168,8 @@ def measure(device, subject, row_seconds=0.1, seed=1, clock=time.monotonic, rest
     fill(subject, graph, seed + 2)
     device.replay(graph, min(max(1, int(WARM_UP_US / replay_us)), 20))
     times_met_cap = 0
-    for _ in range(1 + len(REST_SHARES)):  # a disturbed row is repeated
-        met_cap = "power cap" in result.disturbed
+    met_cap = rests
+    for _ in range(rests, 1 + len(REST_SHARES)):  # a disturbed row is repeated
         times_met_cap += met_cap
         result.rested = times_met_cap > 0
         if met_cap:
@@ -180,6 +180,7 @@ def measure(device, subject, row_seconds=0.1, seed=1, clock=time.monotonic, rest
         result.disturbed = disturbed or device.disturbance()
         if not result.disturbed:
             break
+        met_cap = "power cap" in result.disturbed
     result.samples_us = [us / graph.launches for us in replays]
 
     if subject.in_place:  # what the timed launches wrote followed from what launches before them wrote

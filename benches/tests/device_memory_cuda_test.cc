@@ -21,8 +21,8 @@ TEST_F(DeviceMemoryTest, WhatWasFreedDoesNotSlowTheDeviceDown) {
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  if (static_cast<int64_t>(free_bytes) < kFreed + 2 * kSwept) {
-    GTEST_SKIP() << kFreed << " bytes do not fit into " << free_bytes << " free";
+  if (static_cast<int64_t>(free_bytes) < 2 * (kFreed + kSwept)) {
+    GTEST_SKIP() << "twice " << kFreed << " bytes do not fit into " << free_bytes << " free";
   }
   DeviceBuffer swept(kSwept);
   swept.Fill(0);

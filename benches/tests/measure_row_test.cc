@@ -170,7 +170,7 @@ TEST_F(MeasureRowTest, ARowThatMeetsThePowerCapDespiteRestsGetsLongerOnes) {
 }
 
 TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
-  const auto measure = [&](const SimulatedExecution& execution, double flops) {
+  const auto measure = [&](const SimulatedExecution& execution, double flops, double slowdown = 0) {
     PreparedCase prepared(
         std::make_unique<SimulatedCase>(
             HonestLauncher(device_),
@@ -180,19 +180,26 @@ TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
     KernelMeasurement m;
     m.peaks = Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1};  // 16 ns of copying
     std::mt19937_64 rng(1);
-    MeasureRow(prepared, execution, {}, rng, m);
+    MeasureRow(prepared, execution, {.slowdown_percent = slowdown}, rng, m);
     EXPECT_THAT(m.failure, IsEmpty());
     return m;
   };
+  const auto sampled_us = [](const KernelMeasurement& m) {
+    double us = 0;
+    for (const double sample : m.samples_us) us += sample * m.launches_per_sample;
+    return us;
+  };
   EXPECT_FALSE(measure(SimulatedExecution(device_), 15e3).rested);
-  const SimulatedExecution execution(device_);
-  const KernelMeasurement m = measure(execution, 18e3);
-  EXPECT_TRUE(m.rested);
-  EXPECT_THAT(m.disturbed, IsEmpty());
-  double sampled_us = 0;
-  for (const double us : m.samples_us) sampled_us += us * m.launches_per_sample;
-  EXPECT_NEAR(execution.rested_us, 200'000 + 8 * sampled_us, 1e-3 * sampled_us);
-  EXPECT_TRUE(measure(AlwaysHotExecution(device_), 18e3).rested) << "and has no rests beyond two";
+  for (const double slowdown : {0, 5}) {
+    const SimulatedExecution execution(device_);
+    const KernelMeasurement m = measure(execution, 18e3, slowdown);
+    EXPECT_TRUE(m.rested);
+    EXPECT_THAT(m.disturbed, IsEmpty());
+    EXPECT_NEAR(execution.rested_us, 200'000 + 8 * sampled_us(m), 1e-3 * sampled_us(m));
+  }
+  const AlwaysHotExecution hot(device_);
+  const KernelMeasurement m = measure(hot, 18e3);
+  EXPECT_NEAR(hot.rested_us, 2 * 200'000 + 30 * sampled_us(m), 1e-3 * sampled_us(m));
 }
 
 TEST_F(MeasureRowTest, NothingRestsWhereNoPowerCapWasMet) {
@@ -297,9 +304,6 @@ TEST_F(MeasureRowTest, AnInjectedSlowdownIsInTheFigure) {
   EXPECT_EQ(execution.rested_us, 0);
   EXPECT_NEAR(median(5) / plain_us, 1.05, 0.005);
   EXPECT_EQ(execution.rested_us, 0);
-  execution.states = {{.throttle_reasons = kPowerCap}};
-  EXPECT_NEAR(median(5) / plain_us, 1.05, 0.005);
-  EXPECT_EQ(execution.rested_us, kCoolingUs) << "after a search that met the cap";
 }
 
 TEST_F(MeasureRowTest, VerifyOnlyTimesNothing) {

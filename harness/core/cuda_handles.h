@@ -33,10 +33,10 @@ UniqueStream MakeStream();
 
 // The one stream that a process launches kernels on; it lives as long as the process. Once a
 // process has launched about ten kernels on each of two streams, every kernel of every graph starts
-// later for the rest of its life, whatever became of the streams: on an H200 by 0.18 us after its
-// predecessor, and by 0.04 us and more as a dependent launch. Large memsets are kernels too; copies
-// and replays of graphs on other streams do not matter. (docs/measuring.md has the figures.) It
-// does not wait for the default stream.
+// later for the rest of its life, whatever became of the streams: on most H200s by 0.18 us after
+// its predecessor, and by 0.04 us and more as a dependent launch. Large memsets are kernels too;
+// copies and replays of graphs on other streams do not matter. (docs/measuring.md has the figures.)
+// It does not wait for the default stream.
 cudaStream_t WorkStream();
 UniqueEvent MakeTimingEvent();
 

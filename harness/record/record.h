@@ -81,7 +81,8 @@ struct KernelMeasurement {
   std::optional<double> fresh_us{};  // median of replays right after their inputs were refilled and
                                      // their outputs poisoned
   std::string stopped{};  // why sampling ended: "precise", "time", or "" for a stated number
-  bool rested = false;    // there were pauses between the samples, since the power cap was met
+  bool rested = false;    // there were pauses between the samples, since the power cap was met or
+                          // the tensor cores limit the row
 };
 
 // The row of a measurement: its figures, or why they are refused ("status": "refused", "reason"). A

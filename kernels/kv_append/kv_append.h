@@ -33,7 +33,8 @@ struct KvAppendParams {
   const void* q_norm_weight = nullptr;  // [head_dim] or null: no norm on q
   const void* k_norm_weight = nullptr;  // [head_dim] or null: no norm on k
   float norm_eps = 0;
-  const int32_t* positions = nullptr;   // [num_tokens] rows of rope_cos_sin; needed with it
+  const int32_t* positions = nullptr;   // [num_tokens] rows of rope_cos_sin, needed with it;
+                                        // in range where the slot is -1 too
   const float* rope_cos_sin = nullptr;  // [rope_rows, head_dim / 2] (cos, sin) pairs, or null: no
                                         // RoPE. Rotates pairs (i, i + head_dim / 2)
   int64_t rope_rows = 0;

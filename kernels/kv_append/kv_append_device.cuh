@@ -1,9 +1,8 @@
 // Appends K and V rows to the paged cache and transforms query rows.
 //
 // Grid: a row (one head of one token) is moved by head_dim / 8 neighbouring lanes, 16 bytes each.
-// Such
-//   a group of lanes takes up to Policy::kRows neighbouring heads of one token, all query, all K or
-//   all V heads: one slot, one RoPE row, one norm weight, and addresses a fixed step apart.
+//   Such a group of lanes takes up to Policy::kRows neighbouring heads of one token, all query, all
+//   K or all V heads: one slot, one RoPE row, one norm weight, and addresses a fixed step apart.
 // Shared memory: none. RoPE's pairs lie in one lane, which holds 8 bytes of each half of a row. The
 //   norm's sum comes by shuffles, which all lanes of a warp execute if one must.
 // Dependent launch: slots, positions, RoPE rows and norm weights are read before the wait; q, k, v
@@ -114,10 +113,13 @@ __device__ __forceinline__ RowTarget<T> TargetOf(const KvAppendParams& params,
 // and w the elements that RoPE pairs with them, half a row further.
 template <typename Policy>
 __device__ __forceinline__ uint4 LoadLane(const void* row, int lane) {
-  if constexpr (Policy::kOp == RowOp::kCopy) return static_cast<const uint4*>(row)[lane];
-  const uint2 first = static_cast<const uint2*>(row)[lane];
-  const uint2 second = static_cast<const uint2*>(row)[lane + Policy::kLanes];
-  return {first.x, first.y, second.x, second.y};
+  if constexpr (Policy::kOp == RowOp::kCopy) {
+    return static_cast<const uint4*>(row)[lane];
+  } else {
+    const uint2 first = static_cast<const uint2*>(row)[lane];
+    const uint2 second = static_cast<const uint2*>(row)[lane + Policy::kLanes];
+    return {first.x, first.y, second.x, second.y};
+  }
 }
 
 template <typename Policy>
@@ -220,14 +222,13 @@ __global__ void __launch_bounds__(Policy::kThreads)
     data[r] = uint4{};
     if (r < group.rows) data[r] = LoadLane<Policy>(group.source + r * Policy::kHeadDim, lane);
   }
-  // Values keep their bits, NaN payloads included.
   if (kTransforms && __any_sync(0xffffffffu, group.Transforms())) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       uint4 row = data[r];
       if (has_norm) row = NormRow<Policy>(row, weight, params.norm_eps, group.norm_weight);
       if (has_rope) row = RotateRow<Policy>(row, table);
-      if (group.Transforms()) data[r] = row;
+      if (group.Transforms()) data[r] = row;  // values keep their bits, NaN payloads included
     }
   }
   if (!group.Writes()) return;

@@ -124,7 +124,8 @@ KvAppendPlan PlanKvAppend(const KvAppendParams& params) {
   plan.op = transforms ? RowOp::kTransform : RowOp::kCopy;
   plan.num_q_rows = QueryChanges(params) ? params.num_q_heads : 0;
   const int64_t rows = params.num_tokens * (plan.num_q_rows + 2 * params.layout.num_kv_heads);
-  plan.rows_per_group = rows < kKvAppendManyRows ? 1 : 2;
+  const int32_t most_heads = std::max(plan.num_q_rows, params.layout.num_kv_heads);
+  plan.rows_per_group = rows < kKvAppendManyRows || most_heads < 2 ? 1 : 2;
   const auto groups = [&](int32_t heads) {
     return (heads + plan.rows_per_group - 1) / plan.rows_per_group;
   };

@@ -17,7 +17,7 @@ enum class RowOp : uint8_t {
 struct KvAppendPlan {
   RowOp op = RowOp::kCopy;
   int32_t num_q_rows = 0;        // a token; 0 when the query needs no work
-  int32_t rows_per_group = 0;    // at most: 1 or 2
+  int32_t rows_per_group = 1;    // at most: 1 or 2
   int32_t q_groups = 0;          // a token, of query rows
   int32_t kv_groups = 0;         // a token, of K rows, and as many of V rows
   int32_t groups_per_token = 0;  // q_groups + 2 * kv_groups

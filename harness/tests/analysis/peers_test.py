@@ -208,6 +208,16 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual((mixed.disturbed, mixed.rested), ("", True))
         others = measure.measure(FakeDevice(disturbances=["1 other process on the GPU"]), FakeSubject(), rest=self.fail)
         self.assertFalse(others.rested)
+        rests.clear()
+        beside = measure.measure(FakeDevice(), FakeSubject(), rests=True, rest=rests.append)
+        self.assertTrue(beside.rested)
+        self.assertEqual(rests[0], measure.FIRST_REST_US)
+        self.assertEqual(len(rests), 1 + len(beside.samples_us))
+        rests.clear()
+        hot = measure.measure(FakeDevice(disturbances=["throttled: power cap"] * 6), FakeSubject(), rests=True,
+                              rest=rests.append)
+        self.assertEqual(hot.disturbed, "throttled: power cap")
+        self.assertAlmostEqual(rests[-1], measure.REST_SHARES[1] * hot.samples_us[-1] * hot.launches)
         self.assertEqual(len(staying.samples_us), measure.MIN_SAMPLES)
 
     def test_a_wrong_output_at_any_comparison_is_found(self):

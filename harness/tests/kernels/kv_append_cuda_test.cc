@@ -106,6 +106,7 @@ TEST_F(KvAppendCudaTest, PlainAppendIsBitwiseAndLeavesTheRestOfThePoolAlone) {
                             .page_size = page_size,
                             .order = order});
             if (tokens > 1) c.slots[1] = -1;  // must not reach the last slot
+            ASSERT_EQ(PlanKvAppend(c.Params()).rows_per_group, tokens == kManyTokens ? 2 : 1);
             const AppendOutputs actual = RunOnDevice(c);
             KvAppendReference(c.Params());
             ASSERT_EQ(actual.pool.bytes(), c.pool.bytes())
@@ -137,6 +138,7 @@ TEST_P(KvAppendTransformCudaTest, NormAndRopeMatchReference) {
                     .rope = rope,
                     .seed = static_cast<uint64_t>(tokens)});
     if (tokens > 1) c.slots[0] = -1;
+    ASSERT_EQ(PlanKvAppend(c.Params()).rows_per_group, tokens == kManyTokens ? 2 : 1);
     const AppendOutputs actual = RunOnDevice(c);
     const AppendOutputs in_place = RunOnDevice(c, true, true);
     KvAppendReference(c.Params());

@@ -216,6 +216,10 @@ TEST(KvAppendTest, PlanGroupsRowsOfOneKindWhereTheyAreMany) {
   EXPECT_EQ(many.groups_per_token, 14);
   --params.num_tokens;
   EXPECT_EQ(PlanKvAppend(params).rows_per_group, 1);
+  params.num_tokens = kKvAppendManyRows;
+  params.num_q_heads = 0;
+  params.layout.num_kv_heads = 1;  // nothing to group
+  EXPECT_EQ(PlanKvAppend(params).rows_per_group, 1);
 }
 
 TEST(KvAppendTest, NoTokensIsValidAndCostsNothing) {

@@ -146,7 +146,9 @@ class Collector:
         self.write_journal(job, done.returncode, seconds)
         if done.returncode:
             lines = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line.strip()]
-            self.failed.append(f"{job.name}: exit {done.returncode}: {lines[-1] if lines else 'no message'}")
+            errors = [line for line in lines if "ERROR" in line]
+            said = (errors or lines[-1:] or ["no message"])[0]
+            self.failed.append(f"{job.name}: exit {done.returncode}: {said}")
         if job.keep_output:
             running.write_text(done.stdout, encoding="utf-8")
         if not running.exists():
