@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 from command_case import CommandTest
-from synthetic import DecoderCase, KernelCase
+from synthetic import DecoderCase, KernelCase, Machine
 from synthetic_workload import workload_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,13 +51,20 @@ class FloorsTest(CommandTest):
         short = lines["chunk_decode 1 x 4,096, 16/8 heads"]
         self.assertAlmostEqual(float(short["measured"]), 13, delta=0.5)
         self.assertAlmostEqual(float(short["in a dependent chain"]), 12, delta=0.5)
-        self.assertRegex(short["best peer, same run"], r"^1[01](\.\d+)? us fast$")
+        self.assertRegex(short["best peer"], r"^1[01](\.\d+)? us fast$")
         self.assertEqual(short["met"], "yes")
         long = lines["chunk_decode 32 x 8,192, 32/8 heads"]
         self.assertRegex(long["measured"], r"^[\d.]+ \(2[45]\d(\.\d)? us\)$")
-        self.assertEqual(long["best peer, same run"], "no record")
+        self.assertEqual(long["best peer"], "no record")
         missing = lines["paged_prefill 1 x 16,384, 32/8 heads, causal"]
         self.assertEqual((missing["measured"], missing["met"]), ("no record", "NO"))
+
+    def test_a_peer_that_ran_on_another_gpu_is_said_to_have(self):
+        self.record("kernels.jsonl", [KernelCase("chunk_decode", SHORT, 13.0)])
+        peer = [KernelCase("chunk_decode", SHORT, 11.0, "fast", library=("a", "1"))]
+        self.write("peers.jsonl", Machine(seed=9, gpu={"name": "NVIDIA H200", "uuid_hash": "1"}).run("peers", peer))
+        best = self.lines(expect=1)["chunk_decode 1 x 4,096, 16/8 heads"]["best peer"]
+        self.assertRegex(best, r"^1[01](\.\d+)? us fast, on another GPU$")
 
     def test_slowed_ablated_and_older_rows_do_not_count(self):
         self.record("kernels.jsonl", [KernelCase("chunk_decode", SHORT, 40.0)])
