@@ -361,6 +361,16 @@ class ReportTest(ReportCase):
         self.says(markdown, "Not compared")
         self.assertFalse("Rows against the baseline" in text)
 
+    def test_a_peer_that_was_measured_on_another_gpu_is_said_to_have_been(self):
+        case = kernel_cases(3)[0]
+        peer = [KernelCase(case.kernel, case.shape, case.us, implementation="quick", library=("quick", "1"))]
+        ours = Machine(seed=1).run("bench_all", [case])
+        for uuid_hash, says in (("1", True), (ours[0]["fingerprint"]["gpu"]["uuid_hash"], False)):
+            gpu = {**ours[0]["fingerprint"]["gpu"], "uuid_hash": uuid_hash}
+            write(self.path("records.jsonl"), ours + Machine(seed=2, gpu=gpu).run("peers", peer))
+            notes = Evidence(records.read(self.path("records.jsonl"))).notes
+            self.assertIs(any("a peer that was measured on another GPU" in note.words for note in notes), says)
+
     def test_decoder_is_held_against_its_best_peer(self):
         lines = Machine(seed=1).decoder_run([DecoderCase(), DecoderCase(implementation="compiled")],
                                             [Effect(100, after=START + datetime.timedelta(seconds=5))])

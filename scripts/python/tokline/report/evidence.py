@@ -379,6 +379,12 @@ class Evidence:
         if without:
             notes.append(Note("peers", f"{count(without, 'row')} of peers without a figure, mostly work that they "
                               "do not do: the tables say why", grave=False))
+        compared = [(entry, self.peer(entry)) for entry in self.entries
+                    if entry.ok and entry.peer is None and self.peer(entry)]
+        elsewhere = sum(entry.run.gpu.get("uuid_hash") != peer.run.gpu.get("uuid_hash") for entry, peer in compared)
+        if elsewhere:
+            notes.append(Note("peers", f"{count(elsewhere, 'row')} beside a peer that was measured on another GPU, "
+                              "which may be faster or slower itself"))
         for run in current:
             what = f"a run of {run.program} ({commit_label(run.fingerprint)}, {run.time})"
             if run.killed:
