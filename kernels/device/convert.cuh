@@ -78,25 +78,24 @@ __device__ __forceinline__ uint32_t Pack2<__half>(float low, float high) {
   return packed;
 }
 
+template <typename T>
+struct PairOf;
+template <>
+struct PairOf<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+};
+template <>
+struct PairOf<__half> {
+  using Type = __half2;
+};
+
 // The products of two pairs, each rounded once.
 template <typename T>
-__device__ __forceinline__ uint32_t Multiply2(uint32_t a, uint32_t b);
-template <>
-__device__ __forceinline__ uint32_t Multiply2<__nv_bfloat16>(uint32_t a, uint32_t b) {
-  __nv_bfloat162 x, y;
+__device__ __forceinline__ uint32_t Multiply2(uint32_t a, uint32_t b) {
+  typename PairOf<T>::Type x, y;
   memcpy(&x, &a, sizeof(x));
   memcpy(&y, &b, sizeof(y));
-  const __nv_bfloat162 product = __hmul2_rn(x, y);
-  uint32_t packed;
-  memcpy(&packed, &product, sizeof(packed));
-  return packed;
-}
-template <>
-__device__ __forceinline__ uint32_t Multiply2<__half>(uint32_t a, uint32_t b) {
-  __half2 x, y;
-  memcpy(&x, &a, sizeof(x));
-  memcpy(&y, &b, sizeof(y));
-  const __half2 product = __hmul2_rn(x, y);
+  const auto product = __hmul2_rn(x, y);
   uint32_t packed;
   memcpy(&packed, &product, sizeof(packed));
   return packed;

@@ -1,6 +1,7 @@
 // Chooses and launches the append kernel.
 #include "kernels/kv_append/kv_append.h"
 
+#include "kernels/common/rounding.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/kv_append/kv_append_device.cuh"
 #include "kernels/kv_append/kv_append_policy.h"
@@ -13,8 +14,7 @@ void LaunchPolicy(const KvAppendParams& params, const KvAppendPlan& plan,
                   const LaunchOptions& options) {
   using Policy = KvAppendPolicy<T, kHeadDim, kOp, kRows>;
   const int64_t groups = params.num_tokens * plan.groups_per_token;
-  const auto blocks =
-      static_cast<unsigned>((groups + Policy::kBlockGroups - 1) / Policy::kBlockGroups);
+  const auto blocks = static_cast<unsigned>(DivideUp(groups, Policy::kBlockGroups));
   LaunchKernel(KvAppendKernel<Policy>, {.grid = dim3(blocks), .block = dim3(Policy::kThreads)},
                options, params, plan);
 }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
@@ -127,7 +128,7 @@ KvAppendPlan PlanKvAppend(const KvAppendParams& params) {
   const int32_t most_heads = std::max(plan.num_q_rows, params.layout.num_kv_heads);
   plan.rows_per_group = rows < kKvAppendManyRows || most_heads < 2 ? 1 : 2;
   const auto groups = [&](int32_t heads) {
-    return (heads + plan.rows_per_group - 1) / plan.rows_per_group;
+    return static_cast<int32_t>(DivideUp(heads, plan.rows_per_group));
   };
   plan.q_groups = groups(plan.num_q_rows);
   plan.kv_groups = groups(params.layout.num_kv_heads);
