@@ -83,14 +83,13 @@ class Measurement {
       if (m_.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
       if (met_cap) execution_.Rest(kCoolingUs);
       Foresee(kAudits);
-      bool complete = true;
       try {
         TimeOnce();
-      } catch (const PowerCapMet&) {
-        complete = false;
+      } catch (const PowerCapMet&) {  // which disturbed it
       }
       if (m_.interrupted) return;
-      if (complete && m_.disturbed.empty()) break;
+      m_.disturbed = Disturbance(observed_, observed_);
+      if (m_.disturbed.empty()) break;
       met_cap = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
     }
     CheckFreshTimes();
@@ -102,9 +101,7 @@ class Measurement {
   }
 
   bool IsLimitedByMatmul() const {
-    return m_.peaks &&
-           FloorOf(m_.cost, m_.peaks->read_gbps, m_.peaks->copy_gbps, m_.peaks->matmul_tflops)
-                   .limit == "matmul";
+    return m_.peaks && FloorOf(m_.cost, *m_.peaks).limit == "matmul";
   }
 
   int RandomBelow(int end) { return std::uniform_int_distribution<int>(0, end - 1)(rng_); }
@@ -182,7 +179,6 @@ class Measurement {
     if (m_.interrupted) return;
     Audit();
     Observe();
-    m_.disturbed = Disturbance(observed_, observed_);
   }
 
   void Observe() {

@@ -21,8 +21,7 @@ struct Tolerance {
 inline constexpr Tolerance kExact{};
 // A product of a rounded value. Where the rounding fell the other way the product is off by up to
 // two of its units, and the rounding of each product adds half a unit, or a whole one above a power
-// of two.
-// A rounding left out is worth no more: the kernels' own tests find it.
+// of two. A rounding left out is worth no more: the kernels' own tests find it.
 inline constexpr Tolerance kElementwise{3.5, 0};
 // Sums over operands of this type.
 constexpr Tolerance SumTolerance(DType operands) { return {1, 2 * Epsilon(operands)}; }

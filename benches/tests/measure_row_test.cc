@@ -121,6 +121,13 @@ TEST_F(MeasureRowTest, ADisturbedRowIsRepeated) {
   EXPECT_THAT(execution.states, IsEmpty());
 }
 
+// That all samples took together.
+double SampledUs(const KernelMeasurement& m) {
+  double us = 0;
+  for (const double sample : m.samples_us) us += sample * m.launches_per_sample;
+  return us;
+}
+
 // Meets its power cap once it was busy for more than `kBusyUs` since the last rest.
 class HotExecution : public SimulatedExecution {
  public:
@@ -146,9 +153,7 @@ TEST_F(MeasureRowTest, ARowThatMetThePowerCapIsRepeatedWithRests) {
   EXPECT_TRUE(m.rested);
   EXPECT_THAT(m.disturbed, IsEmpty());
   EXPECT_EQ(m.verified.audits, 3);
-  double sampled_us = 0;
-  for (const double us : m.samples_us) sampled_us += us * m.launches_per_sample;
-  EXPECT_NEAR(execution.rested_us, 200'000 + 8 * sampled_us, 1e-3 * sampled_us);
+  EXPECT_NEAR(execution.rested_us, 200'000 + 8 * SampledUs(m), 1e-3 * SampledUs(m));
   EXPECT_EQ(KernelRow(m)["rested"], true);
 }
 
@@ -164,9 +169,8 @@ TEST_F(MeasureRowTest, ARowThatMeetsThePowerCapDespiteRestsGetsLongerOnes) {
   const KernelMeasurement m = Honest(execution);
   EXPECT_TRUE(m.rested);
   EXPECT_EQ(m.disturbed, "throttled: power cap");
-  double sampled_us = 0;  // of the last repeat; those before it end where the cap is met
-  for (const double us : m.samples_us) sampled_us += us * m.launches_per_sample;
-  EXPECT_NEAR(execution.rested_us, 2 * 200'000 + 30 * sampled_us, 1e-3 * sampled_us);
+  // Of the last repeat; those before it end where the cap is met.
+  EXPECT_NEAR(execution.rested_us, 2 * 200'000 + 30 * SampledUs(m), 1e-3 * SampledUs(m));
 }
 
 TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
@@ -184,22 +188,17 @@ TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
     EXPECT_THAT(m.failure, IsEmpty());
     return m;
   };
-  const auto sampled_us = [](const KernelMeasurement& m) {
-    double us = 0;
-    for (const double sample : m.samples_us) us += sample * m.launches_per_sample;
-    return us;
-  };
   EXPECT_FALSE(measure(SimulatedExecution(device_), 15e3).rested);
   for (const double slowdown : {0, 5}) {
     const SimulatedExecution execution(device_);
     const KernelMeasurement m = measure(execution, 18e3, slowdown);
     EXPECT_TRUE(m.rested);
     EXPECT_THAT(m.disturbed, IsEmpty());
-    EXPECT_NEAR(execution.rested_us, 200'000 + 8 * sampled_us(m), 1e-3 * sampled_us(m));
+    EXPECT_NEAR(execution.rested_us, 200'000 + 8 * SampledUs(m), 1e-3 * SampledUs(m));
   }
   const AlwaysHotExecution hot(device_);
   const KernelMeasurement m = measure(hot, 18e3);
-  EXPECT_NEAR(hot.rested_us, 2 * 200'000 + 30 * sampled_us(m), 1e-3 * sampled_us(m));
+  EXPECT_NEAR(hot.rested_us, 2 * 200'000 + 30 * SampledUs(m), 1e-3 * SampledUs(m));
 }
 
 TEST_F(MeasureRowTest, NothingRestsWhereNoPowerCapWasMet) {

@@ -137,8 +137,7 @@ std::string AddShares(const TimedWork& work, Json& figures) {
     figures[key] = nullptr;
   }
   if (work.peaks) {
-    const Floor floor =
-        FloorOf(work.cost, work.peaks->read_gbps, work.peaks->copy_gbps, work.peaks->matmul_tflops);
+    const Floor floor = FloorOf(work.cost, *work.peaks);
     const double percent = 100 * floor.us / work.median_us;
     if (work.cold && percent > kMaxPercentOfPeak) {
       return StrCat("above the roofline: ", work.median_us, " us is ", percent,
@@ -172,6 +171,10 @@ Floor FloorOf(const Cost& cost, double read_gbps, double copy_gbps, double matmu
   const double matmul_us = matmul_tflops > 0 ? cost.flops / matmul_tflops / 1e6 : 0;
   if (matmul_us > memory_us) return {matmul_us, "matmul"};
   return {memory_us, copies ? "copy" : "read"};
+}
+
+Floor FloorOf(const Cost& cost, const Peaks& peaks) {
+  return FloorOf(cost, peaks.read_gbps, peaks.copy_gbps, peaks.matmul_tflops);
 }
 
 Json KernelRow(const KernelMeasurement& m) {

@@ -221,5 +221,6 @@ struct Floor {
   std::string limit;  // "read", "copy" or "matmul"
 };
 Floor FloorOf(const Cost& cost, double read_gbps, double copy_gbps, double matmul_tflops);
+Floor FloorOf(const Cost& cost, const Peaks& peaks);
 
 }  // namespace tokline
