@@ -20,6 +20,7 @@ struct Placement {
 struct TimerOptions {
   bool dependent = false;
   double slowdown_percent = 0;  // added to every sample, to test the tools
+  double rest_share = 0;        // GraphTimerOptions's
 };
 
 class Execution {

@@ -63,7 +63,8 @@ class DeviceExecution : public Execution {
         {.buffer_sets = store.copies(),
          .dependent = options.dependent,
          .evict_bytes = cold ? 2 * facts_.l2_bytes : 0,
-         .slowdown_percent = options.slowdown_percent});
+         .slowdown_percent = options.slowdown_percent,
+         .rest_share = options.rest_share});
   }
   bool TimesAreClaims() const override { return true; }
   void Rest(double us) const override {

@@ -67,14 +67,15 @@ class Measurement {
     Foresee(options_.verify_only ? 1 : 1 + kAudits);
     VerifyBefore();
     if (options_.verify_only) return;
-    timer_ = execution_.MakeTimer(
-        *prepared_.bench_case, store_,
-        {.dependent = options_.dependent, .slowdown_percent = options_.slowdown_percent});
-    m_.launches_per_sample = timer_->launches_per_sample();
     // A row that the tensor cores limit may meet the power cap within its samples, or in the search
     // for a slowdown before them, and NVML tells of it too late: it begins as if it had met it
     // once.
     bool met_cap = IsLimitedByMatmul();
+    timer_ = execution_.MakeTimer(*prepared_.bench_case, store_,
+                                  {.dependent = options_.dependent,
+                                   .slowdown_percent = options_.slowdown_percent,
+                                   .rest_share = met_cap ? kRestShares.front() : 0});
+    m_.launches_per_sample = timer_->launches_per_sample();
     int times_met_cap = 0;
     for (int repeats = met_cap ? 1 : 0; repeats <= kMostRepeats; ++repeats) {
       times_met_cap += met_cap ? 1 : 0;

@@ -188,12 +188,15 @@ TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
     EXPECT_THAT(m.failure, IsEmpty());
     return m;
   };
-  EXPECT_FALSE(measure(SimulatedExecution(device_), 15e3).rested);
+  const SimulatedExecution copies(device_);
+  EXPECT_FALSE(measure(copies, 15e3).rested);
+  EXPECT_EQ(copies.rest_share, 0);
   for (const double slowdown : {0, 5}) {
     const SimulatedExecution execution(device_);
     const KernelMeasurement m = measure(execution, 18e3, slowdown);
     EXPECT_TRUE(m.rested);
     EXPECT_THAT(m.disturbed, IsEmpty());
+    EXPECT_EQ(execution.rest_share, 8) << "the search for a slowdown meets the power cap too";
     EXPECT_NEAR(execution.rested_us, 200'000 + 8 * SampledUs(m), 1e-3 * SampledUs(m));
   }
   const AlwaysHotExecution hot(device_);

@@ -192,6 +192,7 @@ void SimulatedExecution::Run(const BenchCase& bench_case, const TensorStore& sto
 std::unique_ptr<LaunchTimer> SimulatedExecution::MakeTimer(const BenchCase& bench_case,
                                                            const TensorStore& store,
                                                            const TimerOptions& options) const {
+  rest_share = options.rest_share;
   return std::make_unique<SimulatedTimer>(device_, bench_case, store, options.slowdown_percent,
                                           noise_);
 }

@@ -100,6 +100,7 @@ class SimulatedExecution : public Execution {
 
   mutable std::deque<GpuState> states;
   mutable double rested_us = 0;
+  mutable double rest_share = 0;  // of the last timer that was made
 
  private:
   SimulatedDevice& device_;

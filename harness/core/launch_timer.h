@@ -44,6 +44,8 @@ struct GraphTimerOptions {
   int64_t evict_bytes = 0;      // swept through the L2 before RotateOnce; 0: nothing
   double slowdown_percent = 0;  // one spinning node, at a random place, that makes a sample so
                                 // much longer, as measured when the timer is made
+  double rest_share = 0;        // so many times as long as a replay took, the device rests before
+                                // the next when the spin is searched: a power cap may slow either
 };
 
 // Captures launches into a CUDA graph; a sample is a replay between events. Replays are queued back

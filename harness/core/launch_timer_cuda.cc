@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 #include <random>
+#include <thread>
 
 #include "harness/core/cuda_handles.h"
 #include "harness/core/device_buffer.h"
@@ -108,20 +109,35 @@ class GraphTimer : public LaunchTimer {
     return samples;
   }
 
+  // As SampleGraph; one by one, each after a rest, where the search is to rest.
+  std::vector<double> SampleRested(const UniqueGraphExec& graph, int count) {
+    if (options_.rest_share == 0) return SampleGraph(graph, count, {});
+    std::vector<double> samples;
+    double last_us = options_.min_sample_us;
+    while (samples.empty() || (static_cast<int>(samples.size()) < count && !InterruptRequested())) {
+      std::this_thread::sleep_for(
+          std::chrono::duration<double, std::micro>(options_.rest_share * last_us));
+      last_us = SampleGraph(graph, 1, {}).front();
+      samples.push_back(last_us);
+    }
+    return samples;
+  }
+
   // Plain and slowed replays take turns, so that a drift of the clocks is in both.
   double AddedUs(const UniqueGraphExec& slowed) {
-    constexpr int kTurns = 3;
-    constexpr int kReplays = 5;
+    const bool rests = options_.rest_share > 0;
+    const int turns = rests ? 5 : 3;
+    const int replays = rests ? 1 : 5;
     std::vector<double> added;
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const double plain_us = Median(SampleGraph(graph_, kReplays, {}));
-      added.push_back(Median(SampleGraph(slowed, kReplays, {})) - plain_us);
+    for (int turn = 0; turn < turns; ++turn) {
+      const double plain_us = Median(SampleRested(graph_, replays));
+      added.push_back(Median(SampleRested(slowed, replays)) - plain_us);
     }
     return Median(std::move(added));
   }
 
   void SlowDown() {
-    const double sample_us = Median(SampleGraph(graph_, /*count=*/9, {}));
+    const double sample_us = Median(SampleRested(graph_, options_.rest_share > 0 ? 3 : 9));
     std::mt19937 rng(std::random_device{}());
     const int after = std::uniform_int_distribution<int>(0, launches_ - 1)(rng);
     const auto added_us = [&](double spin_us) {

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <vector>
 
 #include "harness/core/cuda_handles.h"
@@ -76,6 +77,11 @@ TEST_F(GraphTimerTest, AnInjectedSlowdownIsInEverySample) {
   const double plain = Median(MakeGraphTimer(launch, {})->Sample(15, {}));
   const double slowed = Median(MakeGraphTimer(launch, {.slowdown_percent = 10})->Sample(15, {}));
   EXPECT_NEAR(slowed / plain, 1.10, 0.02);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto timer = MakeGraphTimer(launch, {.slowdown_percent = 10, .rest_share = 8});
+  const std::chrono::duration<double, std::micro> made = std::chrono::steady_clock::now() - begin;
+  EXPECT_NEAR(Median(timer->Sample(15, {})) / plain, 1.10, 0.02);
+  EXPECT_GT(made.count(), 13 * 8 * plain * timer->launches_per_sample()) << "no rests";
 }
 
 TEST_F(GraphTimerTest, CallsBackWhileTheBlockRuns) {
