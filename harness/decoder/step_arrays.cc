@@ -19,7 +19,7 @@ AttentionArrays PlaceAttention(const AttentionShape& shape, Carver& carver) {
   arrays.chunk_page_indptr = carver.Take<int32_t>(shape.MaxChunks() + 1);
   if (shape.kind == AttentionKind::kPagedPrefill) {
     arrays.q_indptr = carver.Take<int32_t>(seqs + 1);
-    arrays.tiles = carver.Take<PagedPrefillTile>(shape.num_tokens);
+    arrays.tiles = carver.Take<PagedPrefillTile>(MaxPagedPrefillTiles(seqs, shape.num_tokens));
   } else if (shape.grid.num_lanes > 0) {
     const DecodeRoom room = DecodeRoomOf(shape);
     arrays.lane_task_indptr = carver.Take<int32_t>(shape.grid.num_lanes + 1);
@@ -129,7 +129,8 @@ AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& 
   if (shape.kind == AttentionKind::kPagedPrefill) {
     const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
                                                    num_q_heads, /*causal=*/true, device);
-    CopyPlanArray(plan.tiles, arrays.tiles, shape.num_tokens, "tiles");
+    CopyPlanArray(plan.tiles, arrays.tiles, MaxPagedPrefillTiles(shape.num_seqs, shape.num_tokens),
+                  "tiles");
     work.num_tiles = static_cast<int32_t>(plan.tiles.size());
     work.tile_tokens = plan.tile_tokens;
     return work;

@@ -60,7 +60,7 @@ struct AttentionArrays {
   int32_t* chunk_pages = nullptr;        // [max_pages]; last, as only its used part is copied
   // kPagedPrefill
   int32_t* q_indptr = nullptr;        // [num_seqs + 1]
-  PagedPrefillTile* tiles = nullptr;  // [num_tokens] of room
+  PagedPrefillTile* tiles = nullptr;  // [MaxPagedPrefillTiles()] of room
   // kChunkDecode on CUDA, with the room of DecodeRoomOf(shape)
   int32_t* lane_task_indptr = nullptr;  // [grid.num_lanes + 1]
   ChunkDecodeTask* tasks = nullptr;

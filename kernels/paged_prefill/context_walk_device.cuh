@@ -18,29 +18,31 @@ struct KvTile {
   int32_t page_begin;    // index into chunk_pages of the chunk's first page
 };
 
-// Visits the tiles of a context in order, up to the tile that holds token `end - 1`.
+// Visits the KV tiles of a query tile's context in order, up to the last that it sees.
 template <int kTileTokens>
 class ContextWalk {
  public:
-  __device__ ContextWalk(const ChunkTableView& table, int32_t seq, int32_t end)
-      : table_(table),
-        next_(table.seq_chunk_indptr[seq]),
-        chunks_end_(table.seq_chunk_indptr[seq + 1]),
-        end_(end) {}
+  __device__ ContextWalk(const ChunkTableView& table, const PagedPrefillTile& query)
+      : table_(table), next_(query.next_chunk), end_(query.kv_end) {}
 
   // Turns `tile` into the first one; false: there is none.
-  __device__ bool First(KvTile& tile) {
-    tile = {-kTileTokens, -kTileTokens, 0, 0};
-    return Next(tile);
+  __device__ bool First(KvTile& tile, const PagedPrefillTile& query) {
+    tile = {0, 0, query.chunk_length, query.page_begin};
+    return end_ > 0 && SkipEnded(tile);
   }
 
   // Turns `tile` into the one that follows it; false: it was the last.
   __device__ bool Next(KvTile& tile) {
     tile.position += kTileTokens;
     tile.token += kTileTokens;
+    return SkipEnded(tile);
+  }
+
+ private:
+  __device__ bool SkipEnded(KvTile& tile) {
     while (tile.token >= tile.chunk_length) {
-      if (next_ == chunks_end_) return false;
       tile.position += tile.chunk_length - tile.token;
+      if (tile.position >= end_) return false;
       const int32_t chunk = table_.seq_chunks[next_++];
       tile.token = 0;
       tile.chunk_length = table_.chunk_lengths[chunk];
@@ -49,40 +51,24 @@ class ContextWalk {
     return tile.position < end_;
   }
 
- private:
   const ChunkTableView& table_;
   int32_t next_;  // index into seq_chunks
-  int32_t chunks_end_;
   int32_t end_;
 };
 
 // What a block knows of its query tile before it touches any data.
 struct QueryTile {
-  int64_t q_begin;    // first token of the tile among all new tokens
+  int32_t q_begin;    // first token of the tile among all new tokens
   int32_t num_rows;   // valid packed rows
   int32_t first_end;  // context tokens that the tile's first token sees
   int32_t end;        // and its last
-  int32_t seq;
 
-  // Called by whole warps.
-  __device__ QueryTile(const PagedPrefillParams& params, int32_t tile_index) {
-    const PagedPrefillTile tile = params.tiles[tile_index];
-    const ChunkTableView& table = params.table;
-    seq = tile.seq;
-    const int32_t begin = params.q_indptr[seq];
-    const int32_t seq_rows = params.q_indptr[seq + 1] - begin;
-    const int32_t tokens = min(params.tile_tokens, seq_rows - tile.row_begin);
-    int32_t length = 0;
-    for (int32_t i = table.seq_chunk_indptr[seq] + static_cast<int32_t>(threadIdx.x % 32);
-         i < table.seq_chunk_indptr[seq + 1]; i += 32) {
-      length += table.chunk_lengths[table.seq_chunks[i]];
-    }
-    length = __reduce_add_sync(0xffffffffu, length);
-    q_begin = int64_t{begin} + tile.row_begin;
-    num_rows = tokens * (params.num_q_heads / params.layout.num_kv_heads);
-    end = params.causal ? length - seq_rows + tile.row_begin + tokens : length;
-    first_end = params.causal ? end - tokens + 1 : length;
-  }
+  QueryTile() = default;
+  __device__ QueryTile(const PagedPrefillParams& params, const PagedPrefillTile& tile)
+      : q_begin(tile.q_begin),
+        num_rows(tile.num_tokens * (params.num_q_heads / params.layout.num_kv_heads)),
+        first_end(params.causal ? tile.kv_end - tile.num_tokens + 1 : tile.kv_end),
+        end(tile.kv_end) {}
 };
 
 // Brings a tile's K rows (or V rows) of one head to `shared`, placed as Placement says, with
@@ -137,9 +123,9 @@ __device__ __forceinline__ void LoadQueryTile(uint32_t shared, const PagedPrefil
     const bool valid = row < tile.num_rows;
     const int32_t token = valid ? packed.Token(row) : 0;
     const int32_t head = valid ? packed.Head(row) : 0;
-    ptx::CpAsync16(shared + Placement::Offset(row, segment),
-                   q + (tile.q_begin + token) * params.q_stride + head * kHeadDim + segment * 8,
-                   valid);
+    ptx::CpAsync16(
+        shared + Placement::Offset(row, segment),
+        q + int64_t{tile.q_begin + token} * params.q_stride + head * kHeadDim + segment * 8, valid);
   }
 }
 

@@ -1,28 +1,26 @@
-// Paged prefill attention for sm_90a: wgmma with a producer and two consumer warpgroups.
-// Grid: x = tile * num_kv_heads + KV head; tiles come longest first. A block owns 128 packed query
-// rows of one KV head, a consumer 64 of them.
-// Shared memory: the query tile; rings of two K tiles and two V tiles of 128 tokens, in wgmma's
-// 128-byte swizzle; their mbarriers. The query tile's rows later stage their own output.
-// Barriers: a ring's Full(stage) completes when all producer threads have seen their copies land
-// and fenced them for wgmma, Empty(stage) when all consumer warps are done with the tile. The query
-// tile comes with the first K tile. The producer publishes a tile after it has issued the next one;
-// what it waits for before that depends on earlier tiles only, in the order K0 K1 V0 K2 V1 ...
+// Paged prefill attention for sm_90a: wgmma with producer warps and two consumer warpgroups.
+// Grid: a block an SM, or one for each query tile and KV head where these are fewer; HopperWork
+// deals them. A block owns 128 packed query rows of one KV head at a time, a consumer 64 of them.
+// Shared memory (HopperShared): rings of query tiles, K tiles and V tiles of 128 tokens in wgmma's
+// 128-byte swizzle, and of notes about KV tiles; their mbarriers. A query tile's rows later stage
+// their own output.
+// Producers (hopper_producer_device.cuh) wait for nothing but room, so that the next query tile and
+// its first K and V tiles are there while the last one's output is written.
 // Consumers issue S = Q K^T of the next tile, then O += P V of the last, and do the softmax of the
-// next under the latter. Named barriers let them take turns at issuing, so that one multiplies
-// while the other exponentiates.
+// next under the latter: half of its exponentials before they wait for P V, and what has to wait
+// for it, rounding P and rescaling O, between those of the other half.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
-#include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
-#include "kernels/device/ptx/mbarrier.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/set_max_registers.cuh"
 #include "kernels/device/ptx/wgmma.cuh"
-#include "kernels/paged_prefill/context_walk_device.cuh"
+#include "kernels/paged_prefill/hopper_producer_device.cuh"
+#include "kernels/paged_prefill/hopper_shared_device.cuh"
 #include "kernels/paged_prefill/row_state_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
@@ -35,57 +33,6 @@ inline constexpr int kHopperPrefillLaunchBound = 384;
 #else
 inline constexpr int kHopperPrefillLaunchBound = 32;
 #endif
-
-template <DType kDType, int kHeadDimOfPolicy>
-struct HopperPrefillPolicy {
-  using T = typename DeviceType<kDType>::Type;
-  static constexpr int kHeadDim = kHeadDimOfPolicy;
-  static constexpr int kGroupThreads = 128;
-  static constexpr int kConsumers = 2;
-  static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
-  static constexpr int kConsumerRows = kPagedPrefillTileRows / kConsumers;
-  static constexpr int kKvTokens = 128;
-  static constexpr int kStages = 2;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
-  using QueryPlacement = SwizzledPanels<kHeadDim * 2, kPagedPrefillTileRows>;
-  using KvPlacement = SwizzledPanels<kHeadDim * 2, kKvTokens>;
-  static constexpr int kQueryBytes = kPagedPrefillTileRows * kHeadDim * 2;
-  static constexpr int kKvBytes = kKvTokens * kHeadDim * 2;
-  static constexpr int kBarrierBytes = 2 * 2 * kStages * 8;
-  static constexpr int kSharedBytes = kQueryBytes + 2 * kStages * kKvBytes + kBarrierBytes;
-};
-
-// K tiles or V tiles in shared memory, by use: use i takes stage i % kStages.
-template <typename Policy>
-struct HopperTileRing {
-  uint32_t tiles;
-  uint32_t barriers;
-
-  __device__ uint32_t Tile(int use) const { return tiles + Stage(use) * Policy::kKvBytes; }
-  __device__ void WaitFull(int use) const {
-    ptx::MbarrierWait(barriers + Stage(use) * 8, Round(use));
-  }
-  __device__ uint32_t Full(int use) const { return barriers + Stage(use) * 8; }
-  // The first round finds every stage empty.
-  __device__ void WaitEmpty(int use) const { ptx::MbarrierWait(Empty(use), Round(use) ^ 1); }
-  __device__ uint32_t Empty(int use) const { return barriers + (Policy::kStages + Stage(use)) * 8; }
-  // One arrival a consumer warp.
-  __device__ void Release(int use) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(Empty(use));
-  }
-  __device__ void Init() const {
-    for (int stage = 0; stage < Policy::kStages; ++stage) {
-      ptx::MbarrierInit(Full(stage), Policy::kGroupThreads);
-      ptx::MbarrierInit(Empty(stage), Policy::kConsumers * Policy::kGroupThreads / 32);
-    }
-  }
-
- private:
-  __device__ static int Stage(int use) { return use % Policy::kStages; }
-  __device__ static uint32_t Round(int use) { return use / Policy::kStages & 1; }
-};
 
 // Descriptor of a tile in 128-byte swizzled panels: 8 rows are 1024 bytes; `panel_bytes` is the way
 // to the next 64 columns where they are the N dimension.
@@ -107,11 +54,11 @@ struct HopperConsumerTile {
   float out[kOut] = {};
   uint32_t weights[Policy::kKvTokens / 16][4];
   RowState rows[2];
+  float offset[2];  // of the exponents
   float correction[2];
 
   // Issues scores = Q K^T.
-  __device__ __forceinline__ void IssueScores(uint64_t q, uint32_t k_tile) {
-    const uint64_t k = WgmmaDescriptor(k_tile, 0);
+  __device__ __forceinline__ void IssueScores(uint64_t q, uint64_t k) {
     ptx::PinRegisters(scores);
     ptx::WgmmaFence();
 #pragma unroll
@@ -125,8 +72,7 @@ struct HopperConsumerTile {
   }
 
   // Issues out += P V.
-  __device__ __forceinline__ void IssueValues(uint32_t v_tile) {
-    const uint64_t v = WgmmaDescriptor(v_tile, Policy::KvPlacement::kPanelBytes);
+  __device__ __forceinline__ void IssueValues(uint64_t v) {
     ptx::PinRegisters(out);
     ptx::WgmmaFence();
 #pragma unroll
@@ -152,29 +98,47 @@ struct HopperConsumerTile {
     }
   }
 
-  // Turns scores into weights, still fp32, and takes them into maxima and sums.
-  __device__ __forceinline__ void Softmax(float scale_log2) {
+  // Takes the scores into the maxima. Both rows side by side, in two chains each: the latency of
+  // one hides in the others.
+  __device__ __forceinline__ void UpdateMaxima(float scale_log2) {
+    float max[2][2] = {{rows[0].max, rows[1].max}, {-INFINITY, -INFINITY}};
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      float& chain = max[i / 4 % 2][i / 2 % 2];
+      chain = fmaxf(chain, fmaxf(scores[i], scores[i + 1]));
+    }
+    float row_max[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) row_max[half] = fmaxf(max[0][half], max[1][half]);
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        row_max[half] = fmaxf(row_max[half], __shfl_xor_sync(0xffffffffu, row_max[half], lanes));
+      }
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      RowState& row = rows[half];
-      float max = row.max;
-#pragma unroll
-      for (int i = 2 * half; i < kScores; i += 4) {
-        max = fmaxf(max, fmaxf(scores[i], scores[i + 1]));
-      }
-      max = QuadMax(max);
-      const float offset = FiniteOffset<T>(max, scale_log2);
-      correction[half] = ptx::Exp2(ExponentOffset<T>(row.max, scale_log2) - offset);
-      row.max = max;
-      float sum = 0;
-#pragma unroll
-      for (int i = 2 * half; i < kScores; i += 4) {
-        scores[i] = ptx::Exp2(fmaf(scores[i], scale_log2, -offset));
-        scores[i + 1] = ptx::Exp2(fmaf(scores[i + 1], scale_log2, -offset));
-        sum += scores[i] + scores[i + 1];
-      }
-      row.sum = fmaf(row.sum, correction[half], sum);
+      offset[half] = FiniteOffset<T>(row_max[half], scale_log2);
+      correction[half] = ptx::Exp2(ExponentOffset<T>(rows[half].max, scale_log2) - offset[half]);
+      rows[half].max = row_max[half];
+      rows[half].sum *= correction[half];
     }
+  }
+
+  // Turns the scores from kBegin to kEnd into weights, still fp32, and adds them to the sums.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void Exponentiate(float scale_log2) {
+    float sum[2] = {};
+#pragma unroll
+    for (int i = kBegin; i < kEnd; i += 2) {
+      const int half = i / 2 % 2;
+      scores[i] = ptx::Exp2(fmaf(scores[i], scale_log2, -offset[half]));
+      scores[i + 1] = ptx::Exp2(fmaf(scores[i + 1], scale_log2, -offset[half]));
+      sum[half] += scores[i] + scores[i + 1];
+    }
+    rows[0].sum += sum[0];
+    rows[1].sum += sum[1];
   }
 
   // ptxas would move the softmax below the wait that follows, and so out of the shadow of P V. What
@@ -183,12 +147,15 @@ struct HopperConsumerTile {
     if (rows[0].sum + rows[1].sum < 0) __nanosleep(0);
   }
 
-  // Scales `out` to the new maxima and rounds the weights; no wgmma may be using either.
+  // Scales `out` to the new maxima; no wgmma may be using it. Always: between exponentials that
+  // takes no time, and 1 changes nothing.
   __device__ __forceinline__ void Rescale() {
-    if (__any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1)) {
 #pragma unroll
-      for (int i = 0; i < kOut; ++i) out[i] *= correction[i / 2 % 2];
-    }
+    for (int i = 0; i < kOut; ++i) out[i] *= correction[i / 2 % 2];
+  }
+
+  // Rounds the weights for P V; no wgmma may be using the last ones.
+  __device__ __forceinline__ void RoundWeights() {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       weights[i / 8][i / 2 % 4] = Pack2<T>(scores[i], scores[i + 1]);
@@ -196,171 +163,192 @@ struct HopperConsumerTile {
   }
 };
 
-// The producer warpgroup's part: the query tile, then all K and V tiles.
+// A consumer warpgroup's part: attention of its 64 rows of each query tile.
 template <typename Policy>
-__device__ __forceinline__ void ProduceTiles(const PagedPrefillParams& params,
-                                             const QueryTile& tile, const PackedRows& packed,
-                                             int32_t kv_head, uint32_t q_shared,
-                                             const HopperTileRing<Policy>& k_ring,
-                                             const HopperTileRing<Policy>& v_ring) {
-  using T = typename Policy::T;
-  const int thread = threadIdx.x;
-  const T* keys = static_cast<const T*>(params.kv);
-  const T* values = keys + params.layout.KvStride();
-  const auto load = [&](uint32_t target, const T* pool, const KvTile& kv_tile) {
-    LoadKvTile<T, Policy::kHeadDim, Policy::kKvTokens, Policy::kGroupThreads,
-               typename Policy::KvPlacement>(target, pool, params.layout, params.table.chunk_pages,
-                                             kv_tile, kv_head, thread);
-    ptx::CpAsyncCommit();
-  };
-  const auto publish = [](uint32_t full) {
-    ptx::FenceProxyAsyncShared();
-    ptx::MbarrierArrive(full);
-  };
+class HopperConsumer {
+ public:
+  __device__ HopperConsumer(const PagedPrefillParams& params, const HopperShared<Policy>& shared)
+      : params_(params),
+        shared_(shared),
+        packed_(params.num_q_heads / params.layout.num_kv_heads),
+        scale_log2_(params.scale * 1.44269504088896340736f),
+        // From one lane: so that ptxas knows it, and all descriptors, to be the same in a warp.
+        consumer_(
+            __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / Policy::kGroupThreads - 1, 0)),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_row_((static_cast<int>(threadIdx.x) - Policy::kGroupThreads) / 32 * 16) {}
 
-  ContextWalk<Policy::kKvTokens> walk(params.table, tile.seq, tile.end);
-  KvTile k_tile{};
-  if (!walk.First(k_tile)) return;
-  LoadQueryTile<T, Policy::kHeadDim, Policy::kGroupThreads, typename Policy::QueryPlacement>(
-      q_shared, params, tile, packed, kv_head, thread);
-  load(k_ring.Tile(0), keys, k_tile);
-  uint32_t pending = k_ring.Full(0);
-  bool more = true;
-  for (int use = 0; more; ++use) {
-    const KvTile v_tile = k_tile;
-    more = walk.Next(k_tile);
-    if (more) {
-      k_ring.WaitEmpty(use + 1);
-      load(k_ring.Tile(use + 1), keys, k_tile);
-      ptx::CpAsyncWait<1>();
-      publish(pending);
-      pending = k_ring.Full(use + 1);
-    }
-    v_ring.WaitEmpty(use);
-    load(v_ring.Tile(use), values, v_tile);
-    ptx::CpAsyncWait<1>();
-    publish(pending);
-    pending = v_ring.Full(use);
+  __device__ __forceinline__ void Run() {
+    int query = 0;
+    for (HopperWork work(params_); work.More(); work.Next()) Attend(query++);
   }
-  ptx::CpAsyncWait<0>();
-  publish(pending);
-}
 
-// A consumer warpgroup's part: attention of its 64 rows.
-template <typename Policy>
-__device__ __forceinline__ void ConsumeTiles(const PagedPrefillParams& params,
-                                             const QueryTile& tile, const PackedRows& packed,
-                                             int32_t kv_head, unsigned char* shared,
-                                             const HopperTileRing<Policy>& k_ring,
-                                             const HopperTileRing<Policy>& v_ring) {
-  constexpr int kTurnBarrier = 1;   // and 2: the consumers' turns
-  constexpr int kQueryBarrier = 3;  // and 4: a consumer is done with its query rows
-  constexpr int kTurnThreads = Policy::kConsumers * Policy::kGroupThreads;
-  const int consumer = static_cast<int>(threadIdx.x) / Policy::kGroupThreads - 1;
-  const int lane = threadIdx.x % 32;
-  const int warp_row = (static_cast<int>(threadIdx.x) - Policy::kGroupThreads) / 32 * 16;
-  const float scale_log2 = params.scale * 1.44269504088896340736f;
-  const uint64_t q =
-      WgmmaDescriptor(ptx::SharedAddress(shared) +
-                          consumer * Policy::kConsumerRows * Policy::QueryPlacement::kRowPitch,
-                      0);
-  // Tokens of the context that a packed row of this tile sees.
-  const auto visible_end = [&](int32_t row) {
-    return params.causal ? tile.first_end + packed.Token(row) : tile.end;
-  };
-  const int32_t warp_first_end = visible_end(warp_row);
+ private:
+  static constexpr int kQueryBarrier = 1;  // and 2: a consumer is done with its query rows
+  static constexpr int kTailBarrier = 3;   // zeros stand where a V tile has no tokens
+  static constexpr int kBothThreads = Policy::kConsumers * Policy::kGroupThreads;
 
-  HopperConsumerTile<Policy> consumer_tile;
-  ContextWalk<Policy::kKvTokens> walk(params.table, tile.seq, tile.end);
-  KvTile kv_tile{};
-  const auto mask_and_softmax = [&] {
-    const int32_t tokens = kv_tile.chunk_length - kv_tile.token;
-    if (min(tokens, warp_first_end - kv_tile.position) < Policy::kKvTokens) {
-      const int32_t visible[2] = {
-          min(tokens, visible_end(warp_row + lane / 4) - kv_tile.position),
-          min(tokens, visible_end(warp_row + lane / 4 + 8) - kv_tile.position)};
-      consumer_tile.Mask(visible);
-    }
-    consumer_tile.Softmax(scale_log2);
-  };
-
-  if (walk.First(kv_tile)) {
-    if (consumer == 1) ptx::NamedBarrierArrive(kTurnBarrier, kTurnThreads);
-    k_ring.WaitFull(0);
-    consumer_tile.IssueScores(q, k_ring.Tile(0));
+  // Attention of the block's query tile of this index.
+  __device__ __forceinline__ void Attend(int query) {
+    constexpr int kScores = HopperConsumerTile<Policy>::kScores;
+    HopperConsumerTile<Policy> tile;
+    shared_.k.WaitFull(use_);
+    query_ = shared_.Note(use_).query;
+    kv_head_ = shared_.Note(use_).kv_head;
+    ReadNote(use_);
+    shared_.q.WaitFull(query);
+    const uint64_t q = QueryRows(query);
+    tile.IssueScores(q, KeyTile(use_));
     ptx::WgmmaWait<0>();
-    ptx::PinRegisters(consumer_tile.scores);
-    k_ring.Release(0);
-    mask_and_softmax();
-    consumer_tile.Rescale();
-    int use = 0;
-    for (; walk.Next(kv_tile); ++use) {
-      k_ring.WaitFull(use + 1);
-      ptx::NamedBarrierSync(kTurnBarrier + consumer, kTurnThreads);
-      consumer_tile.IssueScores(q, k_ring.Tile(use + 1));
-      v_ring.WaitFull(use);
-      consumer_tile.IssueValues(v_ring.Tile(use));
-      ptx::NamedBarrierArrive(kTurnBarrier + 1 - consumer, kTurnThreads);
+    ptx::PinRegisters(tile.scores);
+    shared_.k.Release(use_);
+    Mask(tile);
+    tile.UpdateMaxima(scale_log2_);
+    tile.template Exponentiate<0, kScores>(scale_log2_);
+    tile.RoundWeights();
+    for (; !last_; ++use_) {
+      ClearTail();
+      shared_.k.WaitFull(use_ + 1);
+      ReadNote(use_ + 1);
+      tile.IssueScores(q, KeyTile(use_ + 1));
+      shared_.v.WaitFull(use_);
+      tile.IssueValues(ValueTile(use_));
       ptx::WgmmaWait<1>();
-      ptx::PinRegisters(consumer_tile.scores);
-      k_ring.Release(use + 1);
-      mask_and_softmax();
-      consumer_tile.KeepSoftmaxHere();
+      ptx::PinRegisters(tile.scores);
+      shared_.k.Release(use_ + 1);
+      Mask(tile);
+      tile.UpdateMaxima(scale_log2_);
+      tile.template Exponentiate<0, kScores / 2>(scale_log2_);
+      tile.KeepSoftmaxHere();
       ptx::WgmmaWait<0>();
-      ptx::PinRegisters(consumer_tile.out);
-      v_ring.Release(use);
-      consumer_tile.Rescale();
+      ptx::PinRegisters(tile.out);
+      shared_.v.Release(use_);
+      tile.template Exponentiate<kScores / 2, kScores>(scale_log2_);
+      tile.RoundWeights();
+      tile.Rescale();
     }
-    // Takes the turn that the other consumer passed on last.
-    if (consumer == 0) ptx::NamedBarrierSync(kTurnBarrier, kTurnThreads);
-    v_ring.WaitFull(use);
-    consumer_tile.IssueValues(v_ring.Tile(use));
+    ClearTail();
+    shared_.v.WaitFull(use_);
+    tile.IssueValues(ValueTile(use_));
     ptx::WgmmaWait<0>();
-    ptx::PinRegisters(consumer_tile.out);
+    ptx::PinRegisters(tile.out);
+    shared_.v.Release(use_++);
+    Finish(tile, query);
   }
 
-  ptx::NamedBarrierSync(kQueryBarrier + consumer, Policy::kGroupThreads);
-  const TileOutput<typename Policy::T, Policy::kHeadDim, typename Policy::QueryPlacement> output{
-      params, tile, packed, kv_head, shared};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    output.Finish(warp_row + half * 8 + lane / 4, consumer_tile.rows[half], scale_log2, [&](int n) {
-      return float2{consumer_tile.out[4 * n + 2 * half], consumer_tile.out[4 * n + 2 * half + 1]};
-    });
+  __device__ __forceinline__ void ReadNote(int use) {
+    const HopperTileNote& note = shared_.Note(use);
+    position_ = note.position;
+    tokens_ = note.tokens;
+    last_ = note.last != 0;
+    shared_.notes.Release(use);
   }
-  __syncwarp();
-  output.template Store<16>(warp_row);
-}
+
+  // Descriptors: of the consumer's rows of a query tile, and of whole K and V tiles.
+  __device__ __forceinline__ uint64_t QueryRows(int query) const {
+    return WgmmaDescriptor(shared_.q.Slot(query) + consumer_ * Policy::kConsumerRows *
+                                                       Policy::QueryPlacement::kRowPitch,
+                           0);
+  }
+  __device__ __forceinline__ uint64_t KeyTile(int use) const {
+    return WgmmaDescriptor(shared_.k.Slot(use), 0);
+  }
+  __device__ __forceinline__ uint64_t ValueTile(int use) const {
+    return WgmmaDescriptor(shared_.v.Slot(use), Policy::KvPlacement::kPanelBytes);
+  }
+
+  // Tokens of the context that a packed row of the query tile sees.
+  __device__ __forceinline__ int32_t VisibleEnd(int32_t row) const {
+    return params_.causal ? query_.first_end + packed_.Token(row) : query_.end;
+  }
+
+  __device__ __forceinline__ void Mask(HopperConsumerTile<Policy>& tile) const {
+    if (min(tokens_, VisibleEnd(warp_row_) - position_) >= Policy::kKvTokens) return;
+    const int32_t visible[2] = {min(tokens_, VisibleEnd(warp_row_ + lane_ / 4) - position_),
+                                min(tokens_, VisibleEnd(warp_row_ + lane_ / 4 + 8) - position_)};
+    tile.Mask(visible);
+  }
+
+  // Both consumers write zeros over what stands behind a chunk's end in the V tile of the note that
+  // was read last: 0 times what a dead slot holds may be NaN.
+  __device__ __forceinline__ void ClearTail() const {
+    if (tokens_ == Policy::kKvTokens) return;
+    constexpr int kSegments = Policy::kHeadDim / 8;
+    shared_.v.WaitFull(use_);
+    unsigned char* slot = shared_.base + (shared_.v.Slot(use_) - shared_.q.slots);
+    for (int i = static_cast<int>(threadIdx.x) - Policy::kGroupThreads;
+         i < (Policy::kKvTokens - tokens_) * kSegments; i += kBothThreads) {
+      *reinterpret_cast<uint4*>(
+          slot + Policy::KvPlacement::Offset(tokens_ + i / kSegments, i % kSegments)) = {};
+    }
+    ptx::FenceProxyAsyncShared();
+    ptx::NamedBarrierSync(kTailBarrier, kBothThreads);
+  }
+
+  __device__ __forceinline__ void Finish(const HopperConsumerTile<Policy>& tile, int query) const {
+    ptx::NamedBarrierSync(kQueryBarrier + consumer_, Policy::kGroupThreads);
+    const TileOutput<typename Policy::T, Policy::kHeadDim, typename Policy::QueryPlacement> output{
+        params_, query_, packed_, kv_head_, shared_.Query(query)};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      output.Finish(warp_row_ + half * 8 + lane_ / 4, tile.rows[half], scale_log2_, [&](int n) {
+        return float2{tile.out[4 * n + 2 * half], tile.out[4 * n + 2 * half + 1]};
+      });
+    }
+    ptx::FenceProxyAsyncShared();  // the next query tile but one comes over what was staged
+    __syncwarp();
+    output.template Store<16>(warp_row_, [&](int row) { return shared_.row_offsets[row]; });
+    shared_.q.Release(query);
+  }
+
+  const PagedPrefillParams& params_;
+  const HopperShared<Policy>& shared_;
+  const PackedRows packed_;
+  const float scale_log2_;
+  const int consumer_;
+  const int lane_;
+  const int warp_row_;
+  QueryTile query_;
+  int32_t kv_head_ = 0;
+  int use_ = 0;  // KV tiles whose V is taken in
+  // Of the note that was read last.
+  int32_t position_ = 0;
+  int32_t tokens_ = 0;
+  bool last_ = false;
+};
 
 template <typename Policy>
 __global__ void __launch_bounds__(kHopperPrefillLaunchBound, 1)
-    HopperPrefillKernel(const __grid_constant__ PagedPrefillParams params) {
+    HopperPrefillKernel(const __grid_constant__ HopperPrefillParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   static_assert(kHopperPrefillLaunchBound == Policy::kThreads);
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const uint32_t q_shared = ptx::SharedAddress(shared);
-  const uint32_t k_shared = q_shared + Policy::kQueryBytes;
-  const uint32_t v_shared = k_shared + Policy::kStages * Policy::kKvBytes;
-  const uint32_t barriers = v_shared + Policy::kStages * Policy::kKvBytes;
-  const HopperTileRing<Policy> k_ring{k_shared, barriers};
-  const HopperTileRing<Policy> v_ring{v_shared, barriers + 2 * Policy::kStages * 8};
-
+  extern __shared__ __align__(1024) unsigned char start[];
+  const HopperShared<Policy> shared(start);
   ptx::GridDependencyLaunch();
-  if (threadIdx.x == 0) {
-    k_ring.Init();
-    v_ring.Init();
+  if (threadIdx.x == 0) shared.Init();
+  if (threadIdx.x < kPagedPrefillTileRows) {
+    const PagedPrefillParams& prefill = params.prefill;
+    const PackedRows packed(prefill.num_q_heads / prefill.layout.num_kv_heads);
+    const auto row = static_cast<int32_t>(threadIdx.x);
+    shared.row_offsets[row] =
+        packed.Token(row) * prefill.out_stride + packed.Head(row) * Policy::kHeadDim;
   }
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.x % params.layout.num_kv_heads);
-  const QueryTile tile(params, static_cast<int32_t>(blockIdx.x / params.layout.num_kv_heads));
-  const PackedRows packed(params.num_q_heads / params.layout.num_kv_heads);
   __syncthreads();
-  ptx::GridDependencyWait();
   if (threadIdx.x < Policy::kGroupThreads) {
     ptx::ReleaseRegisters<Policy::kProducerRegisters>();
-    ProduceTiles(params, tile, packed, kv_head, q_shared, k_ring, v_ring);
+    if (threadIdx.x < 32) {
+      LookUpTiles(params.prefill, shared);
+    } else if (threadIdx.x < 64) {
+      ptx::GridDependencyWait();
+      BringTiles<Policy, false>(params, shared);
+    } else if (threadIdx.x < 96) {
+      ptx::GridDependencyWait();
+      BringTiles<Policy, true>(params, shared);
+    }
   } else {
     ptx::AcquireRegisters<Policy::kConsumerRegisters>();
-    ConsumeTiles(params, tile, packed, kv_head, shared, k_ring, v_ring);
+    ptx::GridDependencyWait();
+    HopperConsumer<Policy>(params.prefill, shared).Run();
   }
 #endif
 }

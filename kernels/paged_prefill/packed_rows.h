@@ -9,6 +9,7 @@ namespace tokline {
 
 // Rows of one tile, for every variant: row = token * group + head within the group.
 inline constexpr int32_t kPagedPrefillTileRows = 128;
+inline constexpr int32_t kPagedPrefillMaxGroup = 16;
 
 struct PackedRows {
   int32_t group;    // query heads a KV head, 1 to 16

@@ -1,6 +1,9 @@
 // Chooses and launches the paged_prefill kernel.
+#include <algorithm>
+
 #include "kernels/device/current_device.h"
 #include "kernels/device/launch.cuh"
+#include "kernels/device/tensor_map.h"
 #include "kernels/paged_prefill/hopper_device.cuh"
 #include "kernels/paged_prefill/paged_prefill_policy.h"
 #include "kernels/paged_prefill/portable_device.cuh"
@@ -8,30 +11,56 @@
 namespace tokline {
 namespace {
 
-struct KernelChoice {
-  void (*kernel)(PagedPrefillParams) = nullptr;
-  unsigned threads = 0;
-  size_t shared_bytes = 0;
-};
-
 template <DType kDType, int kHeadDim>
-KernelChoice ChooseForType(PagedPrefillVariant variant) {
-  switch (variant) {
-    case PagedPrefillVariant::kAuto:
-      break;  // resolved by Launch
-    case PagedPrefillVariant::kPortable: {
-      using Policy = PortablePrefillPolicy<kDType, kHeadDim>;
-      return {PortablePrefillKernel<Policy>, Policy::kThreads, Policy::kSharedBytes};
-    }
-    case PagedPrefillVariant::kHopper: {
-      using Policy = HopperPrefillPolicy<kDType, kHeadDim>;
-      return {HopperPrefillKernel<Policy>, Policy::kThreads, Policy::kSharedBytes};
-    }
-  }
-  return {};
+void LaunchPortable(const PagedPrefillParams& params, unsigned blocks,
+                    const LaunchOptions& options) {
+  using Policy = PortablePrefillPolicy<kDType, kHeadDim>;
+  LaunchKernel(
+      PortablePrefillKernel<Policy>,
+      {.grid = dim3(blocks), .block = dim3(Policy::kThreads), .shared_bytes = Policy::kSharedBytes},
+      options, params);
 }
 
-KernelChoice ChooseKernel(DType dtype, int32_t head_dim, PagedPrefillVariant variant) {
+template <DType kDType, int kHeadDim>
+void LaunchHopper(const PagedPrefillParams& params, unsigned blocks, const LaunchOptions& options) {
+  using Policy = HopperPrefillPolicy<kDType, kHeadDim>;
+  const PagedKvLayout& layout = params.layout;
+  const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(2 * elements); };
+  constexpr uint64_t kDim = kHeadDim;
+  const auto kv_heads = static_cast<uint64_t>(layout.num_kv_heads);
+  const auto q_heads = static_cast<uint64_t>(params.num_q_heads);
+  const HopperPrefillParams with_maps{
+      .prefill = params,
+      .q = MakeTensorMap<3>({.dtype = kDType,
+                             .data = params.q,
+                             .sizes = {kDim, q_heads, static_cast<uint64_t>(params.total_tokens)},
+                             .strides = {bytes(kHeadDim), bytes(params.q_stride)},
+                             .box = {64, static_cast<uint32_t>(q_heads / kv_heads),
+                                     static_cast<uint32_t>(params.tile_tokens)}}),
+      .kv = MakeTensorMap<5>(
+          {.dtype = kDType,
+           .data = params.kv,
+           .sizes = {kDim, static_cast<uint64_t>(layout.page_size), kv_heads, 2,
+                     static_cast<uint64_t>(std::max<int64_t>(layout.num_pages, 1))},
+           .strides = {bytes(layout.RowStride()), bytes(layout.HeadStride()),
+                       bytes(layout.KvStride()), bytes(layout.PageStride())},
+           .box = {64, static_cast<uint32_t>(KvBoxTokens<Policy>(layout)), 1, 1, 1}})};
+  LaunchKernel(HopperPrefillKernel<Policy>,
+               {.grid = dim3(blocks),
+                .block = dim3(Policy::kThreads),
+                .shared_bytes = HopperShared<Policy>::kBytes},
+               options, with_maps);
+}
+
+using Launcher = void (*)(const PagedPrefillParams&, unsigned, const LaunchOptions&);
+
+template <DType kDType, int kHeadDim>
+Launcher ChooseForType(PagedPrefillVariant variant) {
+  return variant == PagedPrefillVariant::kHopper ? LaunchHopper<kDType, kHeadDim>
+                                                 : LaunchPortable<kDType, kHeadDim>;
+}
+
+Launcher ChooseLauncher(DType dtype, int32_t head_dim, PagedPrefillVariant variant) {
   if (dtype == DType::kBf16 && head_dim == 64) return ChooseForType<DType::kBf16, 64>(variant);
   if (dtype == DType::kBf16 && head_dim == 128) return ChooseForType<DType::kBf16, 128>(variant);
   if (dtype == DType::kF16 && head_dim == 64) return ChooseForType<DType::kF16, 64>(variant);
@@ -73,12 +102,11 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
   const PagedPrefillVariant variant = params.variant == PagedPrefillVariant::kAuto
                                           ? ChoosePagedPrefillVariant(device, has_hopper)
                                           : params.variant;
-  const KernelChoice choice = ChooseKernel(params.dtype, params.layout.head_dim, variant);
-  LaunchKernel(choice.kernel,
-               {.grid = dim3(static_cast<unsigned>(blocks)),
-                .block = dim3(choice.threads),
-                .shared_bytes = choice.shared_bytes},
-               options, params);
+  // The Hopper variant's blocks go on to the next tile themselves.
+  const int64_t grid =
+      variant == PagedPrefillVariant::kHopper ? std::min<int64_t>(blocks, device.sm_count) : blocks;
+  ChooseLauncher(params.dtype, params.layout.head_dim, variant)(params, static_cast<unsigned>(grid),
+                                                                options);
 }
 
 }  // namespace tokline

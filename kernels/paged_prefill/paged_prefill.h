@@ -13,10 +13,15 @@
 
 namespace tokline {
 
-// One tile of query rows of one sequence, for one KV head (or query head, as the policy says).
-struct PagedPrefillTile {
-  int32_t seq;
-  int32_t row_begin;  // first new token of the tile within the sequence
+// A tile of new tokens of one sequence: all that a kernel has to know of it before it walks the
+// context.
+struct alignas(16) PagedPrefillTile {
+  int32_t q_begin;       // its first token among all new tokens
+  int32_t num_tokens;    // at most the plan's tile_tokens
+  int32_t kv_end;        // context tokens that the last of them sees
+  int32_t next_chunk;    // the sequence's second, as an index into seq_chunks
+  int32_t chunk_length;  // of the first
+  int32_t page_begin;    // of the first, as an index into chunk_pages
 };
 
 // Longest tiles first. Made on the host by PlanPagedPrefill.
@@ -54,7 +59,7 @@ struct PagedPrefillParams {
 
   PagedPrefillVariant variant = PagedPrefillVariant::kAuto;  // CUDA only
 
-  // CUDA only: the plan on the device.
+  // CUDA only: the plan on the device, made of the table that stands there.
   int32_t tile_tokens = 0;
   int32_t num_tiles = 0;
   const PagedPrefillTile* tiles = nullptr;  // [num_tiles]
@@ -64,6 +69,9 @@ struct PagedPrefillParams {
 PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
                                   const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
                                   const DeviceFacts& device);
+
+// The most tiles that a plan for so many new tokens of so many sequences may have.
+int64_t MaxPagedPrefillTiles(int64_t num_seqs, int64_t num_tokens);
 
 // Throws InvalidArgument. ValidateLengths checks what depends on host table contents.
 void Validate(const PagedPrefillParams& params);

@@ -9,14 +9,12 @@
 namespace tokline {
 namespace {
 
-constexpr int32_t kMaxGroup = 16;
-
 void RequireHeads(int32_t num_q_heads, const PagedKvLayout& layout) {
   Validate(layout);
   Require(num_q_heads >= 1 && num_q_heads % layout.num_kv_heads == 0 &&
-              num_q_heads / layout.num_kv_heads <= kMaxGroup,
+              num_q_heads / layout.num_kv_heads <= kPagedPrefillMaxGroup,
           "num_q_heads is ", num_q_heads, " with ", layout.num_kv_heads,
-          " KV heads; it must be a multiple of them, 1 to ", kMaxGroup, " times");
+          " KV heads; it must be a multiple of them, 1 to ", kPagedPrefillMaxGroup, " times");
 }
 
 void RequireRows(const char* name, const void* data, int64_t stride,
@@ -35,25 +33,31 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
                                   const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
                                   const DeviceFacts&) {
   RequireHeads(num_q_heads, layout);
-  struct Work {
-    PagedPrefillTile tile;
-    int64_t kv_tokens;
-  };
   PagedPrefillPlan plan{.tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .tiles = {}};
-  std::vector<Work> works;
   for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
     const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
-    const int64_t length = SequenceLength(table, seq);
+    if (rows == 0) continue;
+    const auto length = static_cast<int32_t>(SequenceLength(table, seq));
+    const int32_t chunk = table.seq_chunks[table.seq_chunk_indptr[seq]];
     for (int32_t begin = 0; begin < rows; begin += plan.tile_tokens) {
       const int32_t end = std::min(rows, begin + plan.tile_tokens);
-      works.push_back({{seq, begin}, causal ? length - rows + end : length});
+      plan.tiles.push_back({.q_begin = q_indptr[seq] + begin,
+                            .num_tokens = end - begin,
+                            .kv_end = causal ? length - rows + end : length,
+                            .next_chunk = table.seq_chunk_indptr[seq] + 1,
+                            .chunk_length = table.chunk_lengths[chunk],
+                            .page_begin = table.chunk_page_indptr[chunk]});
     }
   }
-  std::stable_sort(works.begin(), works.end(),
-                   [](const Work& a, const Work& b) { return a.kv_tokens > b.kv_tokens; });
-  plan.tiles.reserve(works.size());
-  for (const Work& work : works) plan.tiles.push_back(work.tile);
+  std::stable_sort(
+      plan.tiles.begin(), plan.tiles.end(),
+      [](const PagedPrefillTile& a, const PagedPrefillTile& b) { return a.kv_end > b.kv_end; });
   return plan;
+}
+
+int64_t MaxPagedPrefillTiles(int64_t num_seqs, int64_t num_tokens) {
+  constexpr int64_t kFewestTokens = kPagedPrefillTileRows / kPagedPrefillMaxGroup;
+  return std::min(num_tokens, num_seqs + num_tokens / kFewestTokens);
 }
 
 void Validate(const PagedPrefillParams& params) {

@@ -172,11 +172,12 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   const int lane = thread % 32;
   const int warp_row = thread / 32 * Policy::kWarpRows;
   const int32_t kv_head = static_cast<int32_t>(blockIdx.x % params.layout.num_kv_heads);
-  const QueryTile tile(params, static_cast<int32_t>(blockIdx.x / params.layout.num_kv_heads));
+  const PagedPrefillTile planned = params.tiles[blockIdx.x / params.layout.num_kv_heads];
+  const QueryTile tile(params, planned);
   const PackedRows packed(params.num_q_heads / params.layout.num_kv_heads);
-  ContextWalk<Policy::kKvTokens> walk(params.table, tile.seq, tile.end);
+  ContextWalk<Policy::kKvTokens> walk(params.table, planned);
   KvTile kv_tile;
-  bool more = walk.First(kv_tile);
+  bool more = walk.First(kv_tile, planned);
   const T* keys = static_cast<const T*>(params.kv);
   const T* values = keys + params.layout.KvStride();
   const auto load = [&](uint32_t shared_tile, const T* pool) {
@@ -253,7 +254,9 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
     }
   }
   __syncwarp();
-  output.template Store<Policy::kWarpRows>(warp_row);
+  output.template Store<Policy::kWarpRows>(warp_row, [&](int row) {
+    return packed.Token(row) * params.out_stride + packed.Head(row) * Policy::kHeadDim;
+  });
 }
 
 }  // namespace tokline

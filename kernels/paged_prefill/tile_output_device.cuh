@@ -33,27 +33,28 @@ struct TileOutput {
           Pack2<T>(divisor.Divide(pair.x), divisor.Divide(pair.y));
     }
     if (params.lse_ln != nullptr && quad_lane == 0 && row < tile.num_rows) {
-      params.lse_ln[(tile.q_begin + packed.Token(row)) * params.num_q_heads +
+      params.lse_ln[int64_t{tile.q_begin + packed.Token(row)} * params.num_q_heads +
                     kv_head * packed.group + packed.Head(row)] =
           LogSumExp<T>(state.max, sum, scale_log2);
     }
   }
 
-  // Writes kRows staged rows; called by the warp that staged them.
-  template <int kRows>
-  __device__ __forceinline__ void Store(int first_row) const {
+  // Writes kRows staged rows; called by the warp that staged them. row_offset(row) is how many
+  // elements of `out` a packed row lies behind the tile's first.
+  template <int kRows, typename RowOffset>
+  __device__ __forceinline__ void Store(int first_row, const RowOffset& row_offset) const {
     constexpr int kSegments = kHeadDim / 8;
     constexpr int kPassRows = 32 / kSegments;
     const int lane = threadIdx.x % 32;
     const int segment = lane % kSegments;
-#pragma unroll 4
+    const bool is_full = first_row + kRows <= tile.num_rows;
+    T* first = static_cast<T*>(params.out) + tile.q_begin * params.out_stride +
+               int64_t{kv_head} * packed.group * kHeadDim + segment * 8;
+#pragma unroll
     for (int pass = 0; pass < kRows / kPassRows; ++pass) {
       const int row = first_row + pass * kPassRows + lane / kSegments;
-      if (row >= tile.num_rows) break;
-      T* target = static_cast<T*>(params.out) +
-                  (tile.q_begin + packed.Token(row)) * params.out_stride +
-                  (kv_head * packed.group + packed.Head(row)) * kHeadDim + segment * 8;
-      *reinterpret_cast<uint4*>(target) =
+      if (!is_full && row >= tile.num_rows) continue;
+      *reinterpret_cast<uint4*>(first + row_offset(row)) =
           *reinterpret_cast<const uint4*>(staging + Placement::Offset(row, segment));
     }
   }

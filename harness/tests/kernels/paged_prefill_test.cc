@@ -104,17 +104,23 @@ TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
         PlanPagedPrefill(table.View(), q_indptr.data(), layout, 3 * group, causal, {});
     EXPECT_LE(plan.tile_tokens * group, kPagedPrefillTileRows);
     EXPECT_GT((plan.tile_tokens + 1) * group, kPagedPrefillTileRows);
+    EXPECT_LE(plan.tiles.size(), static_cast<size_t>(MaxPagedPrefillTiles(6, q_indptr.back())));
     std::vector<int> covered(q_indptr.back(), 0);
     int64_t previous = INT64_MAX;
     for (const PagedPrefillTile& tile : plan.tiles) {
-      const int32_t rows = q_indptr[tile.seq + 1] - q_indptr[tile.seq];
-      const int32_t end = std::min(rows, tile.row_begin + plan.tile_tokens);
-      ASSERT_LT(tile.row_begin, end);
-      for (int32_t row = tile.row_begin; row < end; ++row) ++covered[q_indptr[tile.seq] + row];
-      const int64_t length = table.SequenceLength(tile.seq);
-      const int64_t work = causal ? length - rows + end : length;
-      EXPECT_LE(work, previous);
-      previous = work;
+      ASSERT_GE(tile.num_tokens, 1);
+      ASSERT_LE(tile.num_tokens, plan.tile_tokens);
+      const int32_t end = tile.q_begin + tile.num_tokens;
+      for (int32_t token = tile.q_begin; token < end; ++token) ++covered[token];
+      const auto seq = static_cast<int32_t>(
+          std::upper_bound(q_indptr.begin(), q_indptr.end(), tile.q_begin) - q_indptr.begin() - 1);
+      EXPECT_LE(end, q_indptr[seq + 1]) << "a tile of two sequences";
+      EXPECT_EQ(tile.next_chunk, seq + 1);  // each has one chunk
+      EXPECT_EQ(tile.chunk_length, table.SequenceLength(seq));
+      EXPECT_EQ(tile.page_begin, table.View().chunk_page_indptr[seq]);
+      EXPECT_EQ(tile.kv_end, table.SequenceLength(seq) - (causal ? q_indptr[seq + 1] - end : 0));
+      EXPECT_LE(tile.kv_end, previous);
+      previous = tile.kv_end;
     }
     EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
   }

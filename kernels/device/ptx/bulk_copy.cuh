@@ -1,4 +1,5 @@
-// cp.async.bulk: the copy engine moves contiguous bytes and reports to an mbarrier (sm_90).
+// cp.async.bulk: the copy engine moves contiguous bytes, or a box of a tensor, and reports to an
+// mbarrier (sm_90).
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,27 @@ __device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* so
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(shared),
       "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Brings the box at {c0, c1, c2} of a tensor that `map` describes (device/tensor_map.h); what lies
+// outside of the tensor comes as zeros and counts as bytes too.
+__device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
+                                                   int32_t c1, int32_t c2, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
+                                                   int32_t c1, int32_t c2, int32_t c3, int32_t c4,
+                                                   uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
 

@@ -1,0 +1,59 @@
+// Tensor maps: what the copy engine has to know of a tensor to bring boxes of it (sm_90).
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/error.h"
+#include "kernels/device/cuda_check.h"
+
+namespace tokline {
+
+// Sizes in elements from the innermost dimension, which is contiguous; strides in bytes from the
+// second, multiples of 16.
+template <size_t kRank>
+struct BoxedTensor {
+  DType dtype = DType::kBf16;  // kBf16 or kF16
+  const void* data = nullptr;  // 16 B aligned
+  std::array<uint64_t, kRank> sizes = {};
+  std::array<uint64_t, kRank - 1> strides = {};
+  std::array<uint32_t, kRank> box = {};  // 64 elements of the innermost dimension
+};
+
+// A map whose boxes arrive in the 128-byte swizzle, with zeros for what lies outside of the tensor.
+// Throws RuntimeFailure where the driver has no tensor maps or refuses this one.
+template <size_t kRank>
+CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    constexpr unsigned kSince = 12000;
+    TOKLINE_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
+                                                  cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess) {
+      throw RuntimeFailure("the driver has no cuTensorMapEncodeTiled; it needs CUDA 12 or later");
+    }
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  std::array<uint32_t, kRank> steps;
+  steps.fill(1);
+  CUtensorMap map;
+  const CUresult result = encode(
+      &map,
+      tensor.dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      kRank, const_cast<void*>(tensor.data), tensor.sizes.data(), tensor.strides.data(),
+      tensor.box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw RuntimeFailure(StrCat("cuTensorMapEncodeTiled failed with ", static_cast<int>(result),
+                                " for a tensor at ", tensor.data));
+  }
+  return map;
+}
+
+}  // namespace tokline

@@ -1,0 +1,108 @@
+// The producer warps of the sm_90a kernel: one looks up which pages a KV tile's tokens lie in and
+// notes it, one has the copy engine bring query tiles and K tiles, one V tiles.
+#pragma once
+
+#include "kernels/paged_prefill/hopper_shared_device.cuh"
+
+namespace tokline {
+
+// Walks the contexts of the block's query tiles, ahead of the copies by as many notes as there are.
+template <typename Policy>
+__device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
+                                            const HopperShared<Policy>& shared) {
+  const int lane = threadIdx.x % 32;
+  const int32_t box_tokens = KvBoxTokens<Policy>(params.layout);
+  const int page_shift = __ffs(params.layout.page_size) - 1;
+  int use = 0;
+  for (HopperWork work(params); work.More(); work.Next()) {
+    const int32_t kv_head = static_cast<int32_t>(work.KvHead());
+    const PagedPrefillTile planned = params.tiles[work.Tile()];
+    ContextWalk<Policy::kKvTokens> walk(params.table, planned);
+    KvTile tile;
+    bool more = walk.First(tile, planned);
+    if (!more) tile = {};  // no token: a tile of zeros, from a page that is none
+    do {
+      const KvTile now = tile;
+      const int32_t token = now.token + lane * box_tokens;
+      int32_t page = -1;
+      if (lane * box_tokens < Policy::kKvTokens && now.chunk_length > 0) {
+        page = params.table
+                   .chunk_pages[now.page_begin + (min(token, now.chunk_length - 1) >> page_shift)];
+      }
+      more = more && walk.Next(tile);
+      shared.notes.WaitEmpty(use);
+      HopperTileNote& note = shared.Note(use);
+      if (lane < HopperTileNote::kMaxPages) note.pages[lane] = page;
+      if (lane == 0) {
+        note.position = now.position;
+        note.tokens = min(now.chunk_length - now.token, Policy::kKvTokens);
+        note.last = !more;
+        note.page_row = now.token & (params.layout.page_size - 1);
+        note.query = QueryTile(params, planned);
+        note.kv_head = kv_head;
+      }
+      __syncwarp();
+      if (lane == 0) ptx::MbarrierArrive(shared.notes.Full(use));
+      ++use;
+    } while (more);
+  }
+}
+
+// Brings all V tiles, or all query and K tiles. A lane issues one box of 64 columns.
+template <typename Policy, bool kValues>
+__device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
+                                           const HopperShared<Policy>& shared) {
+  const PagedPrefillParams& prefill = params.prefill;
+  const int lane = threadIdx.x % 32;
+  const int panel = lane % Policy::kPanels;
+  const int box = lane / Policy::kPanels;
+  const int32_t box_tokens = KvBoxTokens<Policy>(prefill.layout);
+  const bool has_box = box * box_tokens < Policy::kKvTokens;
+  const uint32_t offset =
+      panel * Policy::KvPlacement::kPanelBytes + box * box_tokens * Policy::KvPlacement::kRowPitch;
+  const int32_t group = prefill.num_q_heads / prefill.layout.num_kv_heads;
+  const auto bring_query = [&](int query, const HopperTileNote& note) {
+    shared.q.WaitEmpty(query);
+    if (lane == 0) {
+      ptx::MbarrierArriveExpect(shared.q.Full(query),
+                                prefill.tile_tokens * group * Policy::kHeadDim * 2);
+    }
+    __syncwarp();
+    if (lane < Policy::kPanels) {
+      ptx::TensorCopyToShared(shared.q.Slot(query) + lane * Policy::QueryPlacement::kPanelBytes,
+                              &params.q, lane * 64, note.kv_head * group, note.query.q_begin,
+                              shared.q.Full(query));
+    }
+  };
+  const auto bring = [&](const auto& ring, int use, const HopperTileNote& note) {
+    const int32_t head = note.kv_head;
+    const int32_t row = note.page_row;
+    const int32_t page = note.pages[has_box ? box : 0];
+    ring.WaitEmpty(use);
+    if (lane == 0) ptx::MbarrierArriveExpect(ring.Full(use), ring.kSlotBytes);
+    __syncwarp();
+    if (has_box) {
+      ptx::TensorCopyToShared(ring.Slot(use) + offset, &params.kv, panel * 64, row, head, kValues,
+                              page, ring.Full(use));
+    }
+  };
+  int use = 0;
+  int query = 0;
+  for (HopperWork work(prefill); work.More(); work.Next(), ++query) {
+    bool last = false;
+    for (bool first = true; !last; first = false, ++use) {
+      shared.notes.WaitFull(use);
+      const HopperTileNote& note = shared.Note(use);
+      last = note.last != 0;
+      if constexpr (kValues) {
+        bring(shared.v, use, note);
+      } else {
+        if (first) bring_query(query, note);
+        bring(shared.k, use, note);
+      }
+      shared.notes.Release(use);
+    }
+  }
+}
+
+}  // namespace tokline
