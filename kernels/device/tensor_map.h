@@ -39,6 +39,9 @@ CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
     }
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  TOKLINE_CUDA(cudaSetDevice(device));  // a thread whose first call is the driver's has no context
   std::array<uint32_t, kRank> steps;
   steps.fill(1);
   CUtensorMap map;

@@ -4,11 +4,11 @@
 // Shared memory (HopperShared): rings of query tiles, K tiles and V tiles of 128 tokens in wgmma's
 // 128-byte swizzle, and of notes about KV tiles; their mbarriers. A query tile's rows later stage
 // their own output.
-// Producers (hopper_producer_device.cuh) wait for nothing but room, so that the next query tile and
-// its first K and V tiles are there while the last one's output is written.
-// Consumers issue S = Q K^T of the next tile, then O += P V of the last, and do the softmax of the
-// next under the latter: half of its exponentials before they wait for P V, and what has to wait
-// for it, rounding P and rescaling O, between those of the other half.
+// Producers (hopper_producer_device.cuh) run ahead as far as there is room, so that the next query
+// tile and its first K and V tiles are there while the last one's output is written. Consumers
+// issue S = Q K^T of the next tile, then O += P V of the last, and do the softmax of the next under
+// the latter: half of its exponentials before they wait for P V, and what has to wait for it,
+// rounding P and rescaling O, between those of the other half.
 #pragma once
 
 #include <cstdint>

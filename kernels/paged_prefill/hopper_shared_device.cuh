@@ -8,6 +8,7 @@
 
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
+#include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/mbarrier.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
@@ -88,6 +89,7 @@ struct HopperRing {
 
 template <typename Policy>
 struct HopperShared {
+  static_assert(HopperTileNote::kMaxPages * 16 >= Policy::kKvTokens);
   static constexpr int kNotes = 8;
   using QueryRing = HopperRing<2, kPagedPrefillTileRows * Policy::kHeadDim * 2>;
   using KeyRing = HopperRing<2, Policy::kKvTokens * Policy::kHeadDim * 2>;
@@ -147,7 +149,7 @@ class HopperWork {
   __device__ uint32_t KvHead() const { return Index() % kv_heads_; }
 
  private:
-  // Less than count_, an int32, and a round more.
+  // At most two rounds beyond count_, which is an int32: it does not wrap.
   __device__ uint32_t Index() const {
     const uint32_t place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
     return round_ * gridDim.x + place;

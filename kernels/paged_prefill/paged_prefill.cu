@@ -91,9 +91,11 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
           "; the plan for ", params.num_q_heads, " query heads over ", params.layout.num_kv_heads,
           " KV heads has ", tile_tokens);
   const int64_t blocks = int64_t{params.num_tiles} * params.layout.num_kv_heads;
-  Require(params.num_tiles >= 1 && params.tiles != nullptr && blocks <= INT32_MAX, "num_tiles is ",
-          params.num_tiles, " with tiles at ", params.tiles, " and ", params.layout.num_kv_heads,
-          " KV heads; tiles must not be null and their product must be 1 to ", INT32_MAX);
+  Require(params.num_tiles >= 1 && params.tiles != nullptr && blocks <= INT32_MAX &&
+              reinterpret_cast<uintptr_t>(params.tiles) % alignof(PagedPrefillTile) == 0,
+          "num_tiles is ", params.num_tiles, " with tiles at ", params.tiles, " and ",
+          params.layout.num_kv_heads,
+          " KV heads; tiles must be 16 B aligned and not null, and their product 1 to ", INT32_MAX);
   const DeviceFacts device = CurrentDeviceFacts();
   const bool has_hopper = device.compute_major == 9 && BuiltForSm90a();
   Require(params.variant != PagedPrefillVariant::kHopper || has_hopper,

@@ -41,7 +41,7 @@ struct PagedPrefillParams {
   int32_t num_q_heads = 0;     // a multiple of layout.num_kv_heads, at most 16 times it
   bool causal = true;          // new token i of n, context length L, sees the first L - n + i + 1
   float scale = 0;
-  PagedKvLayout layout = {};
+  PagedKvLayout layout = {};  // pages from num_pages on are none: they may be read as zeros
   // Whole contexts, new tokens included (already appended); shifts must be null or 0. Host pointers
   // for the reference, device pointers for CUDA.
   ChunkTableView table = {};
@@ -59,7 +59,8 @@ struct PagedPrefillParams {
 
   PagedPrefillVariant variant = PagedPrefillVariant::kAuto;  // CUDA only
 
-  // CUDA only: the plan on the device, made of the table that stands there.
+  // CUDA only: the plan on the device, 16 B aligned. Made of the table that stands there, of which
+  // the kernels read no more than seq_chunks and what belongs to the chunks.
   int32_t tile_tokens = 0;
   int32_t num_tiles = 0;
   const PagedPrefillTile* tiles = nullptr;  // [num_tiles]

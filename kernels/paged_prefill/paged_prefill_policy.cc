@@ -38,6 +38,8 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
     const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
     if (rows == 0) continue;
     const auto length = static_cast<int32_t>(SequenceLength(table, seq));
+    Require(rows <= length, "sequence ", seq, " has ", rows, " new tokens; its context of ", length,
+            " holds 0 to ", length);
     const int32_t chunk = table.seq_chunks[table.seq_chunk_indptr[seq]];
     for (int32_t begin = 0; begin < rows; begin += plan.tile_tokens) {
       const int32_t end = std::min(rows, begin + plan.tile_tokens);

@@ -14,6 +14,7 @@
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/mma.cuh"
+#include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
 #include "kernels/paged_prefill/row_state_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
@@ -154,6 +155,64 @@ struct PortableWarpTile {
     }
   }
 };
+
+// Brings a tile's K rows (or V rows) of one head to `shared`, placed as Placement says, with
+// kThreads threads of which the caller is `thread`. Rows beyond the chunk become zero: what dead
+// slots hold, NaN included, never reaches the tensor cores.
+template <typename T, int kHeadDim, int kTileTokens, int kThreads, typename Placement>
+__device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict__ pool,
+                                           const PagedKvLayout& layout,
+                                           const int32_t* __restrict__ chunk_pages,
+                                           const KvTile& tile, int32_t head, int thread) {
+  constexpr int kSegments = kHeadDim / 8;
+  constexpr int kPassRows = kThreads / kSegments;
+  constexpr int kPageUnit = 16;  // every page starts at a multiple of it
+  static_assert(kPageUnit % kPassRows == 0 && kPassRows % 8 == 0);
+  const int thread_row = thread / kSegments;
+  const int segment = thread % kSegments;
+  const int32_t page_mask = layout.page_size - 1;
+  const int page_shift = __ffs(layout.page_size) - 1;
+  const uint32_t target = shared + Placement::Offset(thread_row, segment);
+  const T* source = pool;
+#pragma unroll
+  for (int unit = 0; unit < kTileTokens; unit += kPageUnit) {
+    const int32_t token = tile.token + unit;
+    if (unit == 0 || (token & page_mask) == 0) {
+      const int32_t page_index = min(token, tile.chunk_length - 1) >> page_shift;
+      const int64_t page = chunk_pages[tile.page_begin + page_index];
+      source = pool + layout.KeyOffset(page, head, (token & page_mask) + thread_row) + segment * 8;
+    } else {
+      source += kPageUnit * layout.RowStride();
+    }
+#pragma unroll
+    for (int row = 0; row < kPageUnit; row += kPassRows) {
+      ptx::CpAsync16(target + (unit + row) * Placement::kRowPitch,
+                     source + row * layout.RowStride(),
+                     token + row + thread_row < tile.chunk_length);
+    }
+  }
+}
+
+// Brings the query rows of a tile to `shared`; rows that it lacks become zero.
+template <typename T, int kHeadDim, int kThreads, typename Placement>
+__device__ __forceinline__ void LoadQueryTile(uint32_t shared, const PagedPrefillParams& params,
+                                              const QueryTile& tile, const PackedRows& packed,
+                                              int32_t kv_head, int thread) {
+  constexpr int kSegments = kHeadDim / 8;
+  constexpr int kPassRows = kThreads / kSegments;
+  const int segment = thread % kSegments;
+  const T* q = static_cast<const T*>(params.q) + int64_t{kv_head} * packed.group * kHeadDim;
+#pragma unroll
+  for (int pass = 0; pass < kPagedPrefillTileRows / kPassRows; ++pass) {
+    const int row = pass * kPassRows + thread / kSegments;
+    const bool valid = row < tile.num_rows;
+    const int32_t token = valid ? packed.Token(row) : 0;
+    const int32_t head = valid ? packed.Head(row) : 0;
+    ptx::CpAsync16(
+        shared + Placement::Offset(row, segment),
+        q + int64_t{tile.q_begin + token} * params.q_stride + head * kHeadDim + segment * 8, valid);
+  }
+}
 
 template <typename Policy>
 __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)

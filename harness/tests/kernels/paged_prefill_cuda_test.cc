@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <thread>
 
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/paged_prefill_case.h"
@@ -157,13 +158,13 @@ TEST_P(PagedPrefillCudaTest, EveryGroupSizeMatchesReference) {
 }
 
 TEST_P(PagedPrefillCudaTest, EveryLayoutMatchesReference) {
-  for (const int32_t page_size : {16, 32, 64, 128, 256}) {
+  for (const int32_t page_size : {16, 32, 64, 128, 256, 512}) {
     for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
       for (const bool causal : {true, false}) {
         PrefillCase problem({.dtype = causal ? DType::kBf16 : DType::kF16,
                              .num_kv_heads = 3,
                              .group = 2,
-                             .head_dim = page_size % 64 ? 64 : 128,
+                             .head_dim = (page_size % 64 == 0) != (page_size > 128) ? 128 : 64,
                              .page_size = page_size,
                              .order = order,
                              .causal = causal,
@@ -362,9 +363,67 @@ TEST_P(PagedPrefillCudaTest, ManyTilesForEachSmMatchReference) {
     const int32_t length = s * 37 % 300 + 1;
     sequences.push_back({{length / 3, length - length / 3}, length - s % 3 * (length / 4)});
   }
-  PrefillCase problem(
-      {.num_kv_heads = 4, .head_dim = 128, .page_size = 32, .sequences = sequences});
-  ExpectWithinBound(problem, RunOnDevice(problem));
+  PrefillCase wide({.num_kv_heads = 4, .head_dim = 128, .page_size = 32, .sequences = sequences});
+  ExpectWithinBound(wide, RunOnDevice(wide));
+  PrefillCase narrow({.dtype = DType::kF16,
+                      .num_kv_heads = 2,
+                      .group = 13,
+                      .head_dim = 64,
+                      .page_size = 64,
+                      .order = KvOrder::kNhd,
+                      .sequences = sequences});
+  ExpectWithinBound(narrow, RunOnDevice(narrow));
+}
+
+TEST_P(PagedPrefillCudaTest, RowsOfTheOutputMayLieFurtherApart) {
+  PrefillCase problem({.head_dim = 128, .sequences = Ragged()});
+  const Output close = RunOnDevice(problem);
+  DeviceCase device(problem);
+  const int64_t rows = device.params().total_tokens;
+  device.params().out_stride = problem.q_stride + 24;
+  DeviceBuffer out(rows * device.params().out_stride * 2);
+  out.Fill(0);
+  device.params().out = out.data();
+  Launch(device.params(), {});
+  const HostTensor apart = testing::ToHost(out, problem.spec.dtype);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < device.params().out_stride; ++i) {
+      const bool inside = i < problem.q_stride - problem.spec.row_padding;
+      ASSERT_EQ(apart[row * device.params().out_stride + i],
+                inside ? close.out[row * problem.q_stride + i] : 0)
+          << row << " " << i;
+    }
+  }
+}
+
+// Few tiles: blocks of the second launch begin while the first, whose output are its queries, runs.
+TEST_P(PagedPrefillCudaTest, ADependentLaunchWaitsForItsPredecessor) {
+  PrefillCase problem({.num_kv_heads = 1, .head_dim = 128, .sequences = {{{3000}, 3000}}});
+  DeviceCase first(problem), second(problem);
+  second.params().q = first.params().out;
+  cudaStream_t stream;
+  TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const auto run = [&](bool dependent) {
+    first.ClearOutput();
+    second.ClearOutput();
+    TOKLINE_CUDA(cudaDeviceSynchronize());
+    Launch(first.params(), {.stream = stream});
+    if (!dependent) TOKLINE_CUDA(cudaStreamSynchronize(stream));
+    Launch(second.params(), {.stream = stream, .dependent = dependent});
+    TOKLINE_CUDA(cudaStreamSynchronize(stream));
+    return second.Out();
+  };
+  const HostTensor expected = run(false);
+  for (int round = 0; round < 5; ++round) ASSERT_EQ(run(true), expected);
+  TOKLINE_CUDA(cudaStreamDestroy(stream));
+}
+
+TEST_P(PagedPrefillCudaTest, LaunchesFromANewThread) {
+  PrefillCase problem({.sequences = Ragged()});
+  const Output here = RunOnDevice(problem);
+  DeviceCase device(problem);
+  std::thread([&] { Launch(device.params(), {}); }).join();
+  EXPECT_EQ(device.Out(), here.out);
 }
 
 TEST_P(PagedPrefillCudaTest, OneContextInManyChunksStaysWithinBound) {
@@ -468,6 +527,9 @@ TEST_P(PagedPrefillCudaTest, RejectsWhatItCannotRun) {
   rejects([](auto& p) { p.tile_tokens += 1; });
   rejects([](auto& p) { p.num_tiles = 0; });
   rejects([](auto& p) { p.tiles = nullptr; });
+  rejects([](auto& p) {
+    p.tiles = reinterpret_cast<const PagedPrefillTile*>(reinterpret_cast<uintptr_t>(p.tiles) + 8);
+  });
   rejects([](auto& p) { p.num_tiles = INT32_MAX; });
   rejects([](auto& p) { p.layout.head_dim = 80; });
   EXPECT_EQ(device.Out()[0] == device.Out()[0], false) << "a rejected launch wrote its output";

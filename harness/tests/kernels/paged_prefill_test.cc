@@ -18,6 +18,7 @@ using ::testing::HasSubstr;
 using testing::HostTensor;
 using testing::PrefillCase;
 using testing::PrefillExpectation;
+using testing::PrefillSequence;
 using testing::PrefillSpec;
 
 std::string MessageOf(const std::function<void()>& call) {
@@ -124,6 +125,29 @@ TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
     }
     EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
   }
+}
+
+TEST(PagedPrefillPlanTest, ThereIsRoomForTheTilesOfTheLargestGroup) {
+  for (const int32_t new_tokens : {1, 7, 8, 9, 17}) {
+    PrefillCase problem({.num_kv_heads = 1,
+                         .group = 16,
+                         .sequences = std::vector<PrefillSequence>(
+                             20, {.chunks = {new_tokens}, .new_tokens = new_tokens})});
+    const PagedPrefillPlan plan = PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(),
+                                                   problem.layout, 16, true, {});
+    EXPECT_EQ(plan.tiles.size(), static_cast<size_t>(20 * ((new_tokens + 7) / 8)));
+    EXPECT_LE(plan.tiles.size(), static_cast<size_t>(MaxPagedPrefillTiles(20, 20 * new_tokens)));
+  }
+}
+
+TEST(PagedPrefillPlanTest, RejectsMoreNewTokensThanTheContextHas) {
+  PrefillCase problem({.sequences = {{{20}, 20}}});
+  problem.q_indptr.back() = 21;
+  EXPECT_THAT(MessageOf([&] {
+                PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout,
+                                 problem.spec.num_q_heads(), true, {});
+              }),
+              HasSubstr("sequence 0 has 21 new tokens; its context of 20 holds 0 to 20"));
 }
 
 TEST(PagedPrefillPlanTest, BatchWithoutNewTokensHasNoTiles) {

@@ -1,5 +1,5 @@
-// cp.async.bulk: the copy engine moves contiguous bytes, or a box of a tensor, and reports to an
-// mbarrier (sm_90).
+// cp.async.bulk.tensor: the copy engine brings a box of a tensor and reports to an mbarrier
+// (sm_90).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ __device__ __forceinline__ void FenceMbarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Orders this thread's ordinary shared-memory accesses before later ones of the copy engine.
+// Orders this thread's ordinary shared-memory accesses before later ones of the copy engine and of
+// wgmma.
 __device__ __forceinline__ void FenceProxyAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -20,17 +21,6 @@ __device__ __forceinline__ void FenceProxyAsyncShared() {
 __device__ __forceinline__ void MbarrierArriveExpect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
-}
-
-// Copies `bytes` (a multiple of 16, both ends 16 B aligned) from global to shared memory; the
-// barrier's transaction count falls by `bytes` when they are there.
-__device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* source,
-                                                 uint32_t bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
 }
 
 // Brings the box at {c0, c1, c2} of a tensor that `map` describes (device/tensor_map.h); what lies

@@ -8,9 +8,4 @@ __device__ __forceinline__ void NamedBarrierSync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Arrives without waiting.
-__device__ __forceinline__ void NamedBarrierArrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 }  // namespace tokline::ptx
