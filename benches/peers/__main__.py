@@ -47,8 +47,8 @@ def parse(arguments):
                         help="shapes whose 'kernel name page tokens' matches, as the progress lines show them")
     parser.add_argument("--peers", default=",".join(LIBRARIES), metavar="LIST",
                         help=f"of {', '.join(LIBRARIES)}; all by default")
-    parser.add_argument("--time-limit", type=float, default=120, metavar="SECONDS",
-                        help="rows that are not begun by then are refused; 120 by default")
+    parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS",
+                        help="rows that are not begun by then are refused; 600 by default: most of it are rests")
     parser.add_argument("--row-time", type=float, default=0.05, metavar="SECONDS",
                         help="of sampling, where the median's interval stays wide; 0.05 by default")
     parser.add_argument("--compile", action="store_true",

@@ -32,7 +32,13 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
       more = more && walk.Next(tile);
       shared.notes.WaitEmpty(use);
       HopperTileNote& note = shared.Note(use);
-      if (lane < HopperTileNote::kMaxPages) note.pages[lane] = page;
+      // All by the lane that publishes them: racecheck does not follow other lanes' through
+      // __syncwarp.
+#pragma unroll
+      for (int box = 0; box < HopperTileNote::kMaxPages; ++box) {
+        const int32_t page_of_box = __shfl_sync(0xffffffffu, page, box);
+        if (lane == 0) note.pages[box] = page_of_box;
+      }
       if (lane == 0) {
         note.position = now.position;
         note.tokens = min(now.chunk_length - now.token, Policy::kKvTokens);

@@ -167,6 +167,23 @@ class MutateTest(unittest.TestCase):
         self.assertIn("is a folder, or lies in none", said)
         self.assertFalse((self.root / "out").exists())
 
+    def test_a_program_that_skips_all_of_its_tests_leaves_out_its_mutants_only(self):
+        def run_tests(program, timeout, names=None):
+            skips = "host_cuda_test" in str(program)
+            return {"code": mutate.NO_DEVICE if skips else 0, "failed": [], "skipped": [], "started": 1,
+                    "unended": [], "output": "", "seconds": 0.1}
+
+        mutations = [mutation("here", tests=["sum_cuda_test"]), mutation("not_here", tests=["host_cuda_test"])]
+        out = self.root / "run.json"
+        said = io.StringIO()
+        with mock.patch.object(mutate, "run_tests", run_tests), contextlib.redirect_stdout(said):
+            with contextlib.redirect_stderr(said):
+                mutate.run_and_record(self.root, mutations, {}, "gpu", 1, out)
+            self.assertEqual([m["name"] for m in json.loads(out.read_text())["mutations"]], ["here"])
+            self.assertIn("0 of 1 mutations caught by every program named for them, 1 not run", said.getvalue())
+            with self.assertRaisesRegex(mutate.BadInput, "host_cuda_test skipped all of their tests: no CUDA device"):
+                mutate.run_and_record(self.root, mutations[1:], {}, "gpu", 1, out)
+
     @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
     def test_cpu_runs_the_cpu_tests_of_each_mutant_and_leaves_those_of_a_gpu(self):
         (self.root / "CMakeLists.txt").write_text(CMAKE)
