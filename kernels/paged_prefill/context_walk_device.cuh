@@ -21,11 +21,11 @@ template <int kTileTokens>
 class ContextWalk {
  public:
   __device__ ContextWalk(const ChunkTableView& table, const PagedPrefillTile& query)
-      : table_(table), next_(query.next_chunk), end_(query.kv_end) {}
+      : table_(table), query_(query), next_(query.next_chunk), end_(query.kv_end) {}
 
   // Turns `tile` into the first one; false: there is none.
-  __device__ bool First(KvTile& tile, const PagedPrefillTile& query) {
-    tile = {0, 0, query.chunk_length, query.page_begin};
+  __device__ bool First(KvTile& tile) {
+    tile = {0, 0, query_.chunk_length, query_.page_begin};
     return end_ > 0 && SkipEnded(tile);
   }
 
@@ -50,6 +50,7 @@ class ContextWalk {
   }
 
   const ChunkTableView& table_;
+  const PagedPrefillTile& query_;
   int32_t next_;  // index into seq_chunks
   int32_t end_;
 };

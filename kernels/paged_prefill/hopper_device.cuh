@@ -275,7 +275,7 @@ class HopperConsumer {
     if (tokens_ == Policy::kKvTokens) return;
     constexpr int kSegments = Policy::kHeadDim / 8;
     shared_.v.WaitFull(use_);
-    unsigned char* slot = shared_.base + (shared_.v.Slot(use_) - shared_.q.slots);
+    unsigned char* slot = shared_.At(shared_.v.Slot(use_));
     for (int i = static_cast<int>(threadIdx.x) - Policy::kGroupThreads;
          i < (Policy::kKvTokens - tokens_) * kSegments; i += kBothThreads) {
       *reinterpret_cast<uint4*>(
@@ -288,7 +288,7 @@ class HopperConsumer {
   __device__ __forceinline__ void Finish(const HopperConsumerTile<Policy>& tile, int query) const {
     ptx::NamedBarrierSync(kQueryBarrier + consumer_, Policy::kGroupThreads);
     const TileOutput<typename Policy::T, Policy::kHeadDim, typename Policy::QueryPlacement> output{
-        params_, query_, packed_, kv_head_, shared_.Query(query)};
+        params_, query_, packed_, kv_head_, shared_.At(shared_.q.Slot(query))};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       output.Finish(warp_row_ + half * 8 + lane_ / 4, tile.rows[half], scale_log2_, [&](int n) {
@@ -330,8 +330,7 @@ __global__ void __launch_bounds__(kHopperPrefillLaunchBound, 1)
     const PagedPrefillParams& prefill = params.prefill;
     const PackedRows packed(prefill.num_q_heads / prefill.layout.num_kv_heads);
     const auto row = static_cast<int32_t>(threadIdx.x);
-    shared.row_offsets[row] =
-        packed.Token(row) * prefill.out_stride + packed.Head(row) * Policy::kHeadDim;
+    shared.row_offsets[row] = RowOffset<Policy::kHeadDim>(prefill, packed, row);
   }
   __syncthreads();
   if (threadIdx.x < Policy::kGroupThreads) {

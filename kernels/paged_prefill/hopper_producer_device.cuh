@@ -19,7 +19,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
     const PagedPrefillTile planned = params.tiles[work.Tile()];
     ContextWalk<Policy::kKvTokens> walk(params.table, planned);
     KvTile tile;
-    bool more = walk.First(tile, planned);
+    bool more = walk.First(tile);
     if (!more) tile = {};  // no token: a tile of zeros, from a page that is none
     do {
       const KvTile now = tile;
@@ -68,12 +68,7 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
       panel * Policy::KvPlacement::kPanelBytes + box * box_tokens * Policy::KvPlacement::kRowPitch;
   const int32_t group = prefill.num_q_heads / prefill.layout.num_kv_heads;
   const auto bring_query = [&](int query, const HopperTileNote& note) {
-    shared.q.WaitEmpty(query);
-    if (lane == 0) {
-      ptx::MbarrierArriveExpect(shared.q.Full(query),
-                                prefill.tile_tokens * group * Policy::kHeadDim * 2);
-    }
-    __syncwarp();
+    shared.q.Claim(query, prefill.tile_tokens * group * Policy::kHeadDim * 2, lane);
     if (lane < Policy::kPanels) {
       ptx::TensorCopyToShared(shared.q.Slot(query) + lane * Policy::QueryPlacement::kPanelBytes,
                               &params.q, lane * 64, note.kv_head * group, note.query.q_begin,
@@ -84,9 +79,7 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
     const int32_t head = note.kv_head;
     const int32_t row = note.page_row;
     const int32_t page = note.pages[has_box ? box : 0];
-    ring.WaitEmpty(use);
-    if (lane == 0) ptx::MbarrierArriveExpect(ring.Full(use), ring.kSlotBytes);
-    __syncwarp();
+    ring.Claim(use, ring.kSlotBytes, lane);
     if (has_box) {
       ptx::TensorCopyToShared(ring.Slot(use) + offset, &params.kv, panel * 64, row, head, kValues,
                               page, ring.Full(use));

@@ -71,6 +71,12 @@ struct HopperRing {
   __device__ void WaitFull(int use) const { ptx::MbarrierWait(Full(use), Round(use)); }
   // The first round finds every slot empty.
   __device__ void WaitEmpty(int use) const { ptx::MbarrierWait(Empty(use), Round(use) ^ 1); }
+  // By all lanes of the warp that fills it: waits for room and announces what its copies bring.
+  __device__ void Claim(int use, uint32_t bytes, int lane) const {
+    WaitEmpty(use);
+    if (lane == 0) ptx::MbarrierArriveExpect(Full(use), bytes);
+    __syncwarp();
+  }
   // By all lanes of a warp that reads it.
   __device__ void Release(int use) const {
     __syncwarp();
@@ -118,7 +124,7 @@ struct HopperShared {
     k.barriers = take(KeyRing::kBarrierBytes);
     v.barriers = take(ValueRing::kBarrierBytes);
     notes.barriers = take(NoteRing::kBarrierBytes);
-    row_offsets = reinterpret_cast<int64_t*>(base + (at - q.slots));
+    row_offsets = reinterpret_cast<int64_t*>(At(at));
   }
   // By one thread.
   __device__ void Init() const {
@@ -130,9 +136,10 @@ struct HopperShared {
     notes.Init(kConsumerWarps + kCopyWarps);
     ptx::FenceMbarrierInit();
   }
-  __device__ unsigned char* Query(int use) const { return base + (q.Slot(use) - q.slots); }
+  // What stands at a shared address.
+  __device__ unsigned char* At(uint32_t address) const { return base + (address - q.slots); }
   __device__ HopperTileNote& Note(int use) const {
-    return reinterpret_cast<HopperTileNote*>(base + (notes.slots - q.slots))[use % kNotes];
+    return reinterpret_cast<HopperTileNote*>(At(notes.slots))[use % kNotes];
   }
 };
 

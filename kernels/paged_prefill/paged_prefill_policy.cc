@@ -17,6 +17,11 @@ void RequireHeads(int32_t num_q_heads, const PagedKvLayout& layout) {
           " KV heads; it must be a multiple of them, 1 to ", kPagedPrefillMaxGroup, " times");
 }
 
+void RequireNewTokens(int32_t seq, int64_t rows, int64_t length) {
+  Require(rows >= 0 && rows <= length, "sequence ", seq, " has ", rows,
+          " new tokens; its context of ", length, " holds 0 to ", length);
+}
+
 void RequireRows(const char* name, const void* data, int64_t stride,
                  const PagedPrefillParams& params) {
   const int64_t row = int64_t{params.num_q_heads} * params.layout.head_dim;
@@ -36,10 +41,9 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
   PagedPrefillPlan plan{.tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .tiles = {}};
   for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
     const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
-    if (rows == 0) continue;
+    if (rows <= 0) continue;
     const auto length = static_cast<int32_t>(SequenceLength(table, seq));
-    Require(rows <= length, "sequence ", seq, " has ", rows, " new tokens; its context of ", length,
-            " holds 0 to ", length);
+    RequireNewTokens(seq, rows, length);
     const int32_t chunk = table.seq_chunks[table.seq_chunk_indptr[seq]];
     for (int32_t begin = 0; begin < rows; begin += plan.tile_tokens) {
       const int32_t end = std::min(rows, begin + plan.tile_tokens);
@@ -90,8 +94,7 @@ void ValidateLengths(const ChunkTableView& table, const int32_t* q_indptr,
   for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
     const int64_t rows = int64_t{q_indptr[seq + 1]} - q_indptr[seq];
     const int64_t length = SequenceLength(table, seq);
-    Require(rows >= 0 && rows <= length, "sequence ", seq, " has ", rows,
-            " new tokens; its context of ", length, " holds 0 to ", length);
+    RequireNewTokens(seq, rows, length);
     for (int32_t i = table.seq_chunk_indptr[seq];
          table.seq_shifts != nullptr && i < table.seq_chunk_indptr[seq + 1]; ++i) {
       Require(table.seq_shifts[i] == 0, "sequence ", seq, " has shift ", table.seq_shifts[i],

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   const PackedRows packed(params.num_q_heads / params.layout.num_kv_heads);
   ContextWalk<Policy::kKvTokens> walk(params.table, planned);
   KvTile kv_tile;
-  bool more = walk.First(kv_tile, planned);
+  bool more = walk.First(kv_tile);
   const T* keys = static_cast<const T*>(params.kv);
   const T* values = keys + params.layout.KvStride();
   const auto load = [&](uint32_t shared_tile, const T* pool) {
@@ -313,9 +313,8 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
     }
   }
   __syncwarp();
-  output.template Store<Policy::kWarpRows>(warp_row, [&](int row) {
-    return packed.Token(row) * params.out_stride + packed.Head(row) * Policy::kHeadDim;
-  });
+  output.template Store<Policy::kWarpRows>(
+      warp_row, [&](int row) { return RowOffset<Policy::kHeadDim>(params, packed, row); });
 }
 
 }  // namespace tokline

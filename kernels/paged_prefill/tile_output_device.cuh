@@ -10,6 +10,13 @@
 
 namespace tokline {
 
+// How many elements of `out` a packed row lies behind its tile's first.
+template <int kHeadDim>
+__device__ __forceinline__ int64_t RowOffset(const PagedPrefillParams& params,
+                                             const PackedRows& packed, int32_t row) {
+  return packed.Token(row) * params.out_stride + packed.Head(row) * kHeadDim;
+}
+
 template <typename T, int kHeadDim, typename Placement>
 struct TileOutput {
   const PagedPrefillParams& params;
@@ -39,10 +46,9 @@ struct TileOutput {
     }
   }
 
-  // Writes kRows staged rows; called by the warp that staged them. row_offset(row) is how many
-  // elements of `out` a packed row lies behind the tile's first.
-  template <int kRows, typename RowOffset>
-  __device__ __forceinline__ void Store(int first_row, const RowOffset& row_offset) const {
+  // Writes kRows staged rows; called by the warp that staged them. row_offset(row) is RowOffset's.
+  template <int kRows, typename OffsetOf>
+  __device__ __forceinline__ void Store(int first_row, const OffsetOf& row_offset) const {
     constexpr int kSegments = kHeadDim / 8;
     constexpr int kPassRows = 32 / kSegments;
     const int lane = threadIdx.x % 32;
