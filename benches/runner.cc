@@ -272,9 +272,11 @@ std::vector<CaseSpec> MakeCases(const BenchProgram& program, const ShapeFile& sh
 }
 
 void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, Session& session) {
-  const bool cuda = session.context().device.has_value();
-  const std::vector<std::string> chains =
-      cuda ? std::vector<std::string>{"plain", "dependent"} : std::vector<std::string>{"none"};
+  const std::optional<DeviceFacts>& device = session.context().device;
+  const bool cuda = device.has_value();
+  std::vector<std::string> chains = {cuda ? "plain" : "none"};
+  // Without dependent launch such rows would measure plain launches under another name.
+  if (cuda && device->HasDependentLaunch()) chains.push_back("dependent");
   for (const CaseSpec& spec : cases) {
     for (const std::string& chain : chains) {
       const Row row{.spec = &spec,

@@ -168,7 +168,11 @@ void SimulatedDevice::RunNow(const Kernel& kernel) {
 }
 
 CaseContext SimulatedExecution::Context(DType dtype) const {
-  return {.dtype = dtype, .device = DeviceFacts{.sm_count = 1, .l2_bytes = SimulatedL2::kBytes}};
+  return {.dtype = dtype,
+          .device = DeviceFacts{.sm_count = 1,
+                                .compute_major = 9,
+                                .l2_bytes = SimulatedL2::kBytes,
+                                .code_architecture = 90}};
 }
 
 Placement SimulatedExecution::Place(const Cost& cost, const TensorList& tensors) const {

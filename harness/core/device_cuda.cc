@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/device/cuda_check.h"
+#include "kernels/device/current_device.h"
 
 namespace tokline {
 
@@ -15,18 +16,7 @@ int CudaDeviceCount() {
   return count;
 }
 
-DeviceFacts QueryDeviceFacts() {
-  int device = 0;
-  TOKLINE_CUDA(cudaGetDevice(&device));
-  cudaDeviceProp properties{};
-  TOKLINE_CUDA(cudaGetDeviceProperties(&properties, device));
-  return {.sm_count = properties.multiProcessorCount,
-          .compute_major = properties.major,
-          .compute_minor = properties.minor,
-          .l2_bytes = properties.l2CacheSize,
-          .shared_bytes_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
-          .shared_bytes_per_sm = static_cast<int64_t>(properties.sharedMemPerMultiprocessor)};
-}
+DeviceFacts QueryDeviceFacts() { return CurrentDeviceFacts(); }
 
 std::string CudaDeviceName() {
   int device = 0;

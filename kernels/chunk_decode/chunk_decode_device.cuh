@@ -391,7 +391,8 @@ __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, i
 struct OpenMember {
   int32_t seq;
   int32_t partial;  // -1: the task is the sequence's only one
-  uint32_t states;  // partial states of the sequence
+  uint32_t
+      states;  // partial states of the sequence; 0 once this block has found that others follow
 };
 
 // A row's state from those of the warps: of all, which each took a share of the tokens, or of the
@@ -465,8 +466,7 @@ __device__ __forceinline__ void EndRow(const Arguments& args, const OpenMember& 
 // Publishes the partial states of a task, then merges the sequences that this block completes.
 template <typename P>
 __device__ void MergeCompleted(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
-                               int group, const OpenMember* members, float* scratch) {
-  __shared__ uint32_t arrived[kChunkDecodeMaxRows];
+                               int group, OpenMember* members, float* scratch) {
   if (task.member_count == 1 && members[0].partial < 0) return;
   __threadfence();
   __syncthreads();
@@ -479,11 +479,11 @@ __device__ void MergeCompleted(const Arguments& args, const ChunkDecodeTask& tas
       complete = atomicAdd(counter, 1u) == member.states - 1;
       if (complete) *counter = 0;
     }
-    arrived[threadIdx.x] = complete;
+    if (!complete) members[threadIdx.x].states = 0;
   }
   __syncthreads();
   for (int m = 0; m < task.member_count; ++m) {
-    if (!arrived[m]) continue;
+    if (members[m].states == 0) continue;
     __threadfence();
     MergePartials<P>(args, members[m].seq, kv_head, group, scratch);
   }
@@ -508,8 +508,7 @@ __device__ void MergeCluster(const Arguments& args, const SharedStates<P>& block
 // Combines the warps' states of a finished task and writes its rows or partial states.
 template <typename P>
 __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
-                           int group, const OpenMember* members, unsigned char* shared,
-                           float* scratch) {
+                           int group, OpenMember* members, unsigned char* shared, float* scratch) {
   const SharedStates<P> warps(shared), block(shared + P::kStateBytes);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int num_rows = task.member_count * group;
@@ -535,6 +534,8 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   __shared__ int32_t tile_tokens[P::kStages];
   __shared__ OpenMember members[kChunkDecodeMaxRows];
   __shared__ float scratch[P::kWarps * (P::kHeadDim + 1)];
+  static_assert(sizeof(tile_tokens) + sizeof(members) + sizeof(scratch) <=
+                kChunkDecodeStaticSharedBytes);
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
   const int num_kv_heads = args.params.layout.num_kv_heads;

@@ -302,7 +302,7 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
 
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
-  const int64_t block_bytes = ChunkDecodeSharedBytes(layout.head_dim) + kReservedBytes;
+  const int64_t block_bytes = ChunkDecodeBlockBytes(layout.head_dim) + kReservedBytes;
   const int64_t blocks_per_sm = std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1, 2);
   return {.num_lanes = static_cast<int32_t>(
               std::max<int64_t>(1, device.sm_count * blocks_per_sm / layout.num_kv_heads)),
@@ -311,7 +311,7 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 
 ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
                                       const PagedKvLayout& layout, const DeviceFacts& device) {
-  int32_t cluster = device.compute_major >= 9 ? kMaxClusterLanes : 1;
+  int32_t cluster = device.HasClusters() ? kMaxClusterLanes : 1;
   while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > device.sm_count) {
     cluster /= 2;
   }
@@ -343,6 +343,10 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
   }
   const bool clustered = grid.cluster_lanes > 1;
   const auto num_segments = static_cast<int64_t>(segments.size());
+  Require(!clustered || device.HasClusters(), "grid has clusters of ", grid.cluster_lanes,
+          " lanes; they need compute capability 9.0 and code compiled for it, here ",
+          device.compute_major, ".", device.compute_minor, " and code for ",
+          device.code_architecture / 10, ".", device.code_architecture % 10);
   Require(grid.num_lanes % grid.cluster_lanes == 0, "grid has ", grid.num_lanes,
           " lanes in clusters of ", grid.cluster_lanes, "; they must be whole");
   Require(!clustered || (!options.batch_invariant && OneSegmentEach(segments) &&

@@ -1,11 +1,13 @@
-// The one way to launch a kernel: checks the grid, raises the shared-memory limit, marks
-// programmatic dependent launches, and turns a refused launch into CudaError.
+// The one way to launch a kernel: checks the grid, the shared memory and what the loaded code
+// supports, raises the shared-memory limit, marks programmatic dependent launches, and turns a
+// refused launch into CudaError.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "kernels/common/launch_options.h"
 #include "kernels/device/cuda_check.h"
+#include "kernels/device/current_device.h"
 
 namespace tokline {
 
@@ -13,8 +15,22 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
-  unsigned cluster = 1;  // consecutive blocks in x that run together; sm_90
+  unsigned cluster = 1;  // consecutive blocks in x that run together; needs HasClusters()
 };
+
+// Raises a kernel's limit of dynamic shared memory. Throws InvalidArgument, stating what a block
+// needs and what the device gives, where that does not suffice.
+inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {
+  cudaFuncAttributes attributes{};
+  TOKLINE_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+  const auto needed = static_cast<int64_t>(attributes.sharedSizeBytes + dynamic_bytes);
+  Require(needed <= device.shared_bytes_per_block, "a block needs ", needed,
+          " B of shared memory, ", attributes.sharedSizeBytes,
+          " B of them static; compute capability ", device.compute_major, ".", device.compute_minor,
+          " gives a block at most ", device.shared_bytes_per_block, " B");
+  TOKLINE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(dynamic_bytes)));
+}
 
 template <typename... KernelArgs, typename... Args>
 void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
@@ -24,13 +40,16 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
               shape.grid.y <= kMaxGridYz && shape.grid.z <= kMaxGridYz,
           "grid is ", shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z,
           "; each must be >= 1 and y, z <= 65535");
+  const DeviceFacts& device = CurrentDeviceFacts();
+  Require(shape.cluster <= 1 || device.HasClusters(), "the launch has clusters of ", shape.cluster,
+          " blocks; they need compute capability 9.0 and code compiled for it, here ",
+          device.compute_major, ".", device.compute_minor, " and code for ",
+          device.code_architecture / 10, ".", device.code_architecture % 10);
   // Blocks get 48 KB, static shared memory included, unless asked for; 8 KB are left for the
   // latter.
   constexpr size_t kDefaultSharedLimit = 40 * 1024;
   if (shape.shared_bytes > kDefaultSharedLimit) {
-    TOKLINE_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(shape.shared_bytes)));
+    AllowSharedBytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
   }
   // All kernels ask for the same split of L1 and shared memory: an SM has to drain to change it,
   // and could not start a kernel before its predecessor ends.
@@ -39,7 +58,8 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
                                     cudaSharedmemCarveoutMaxShared));
   cudaLaunchAttribute attributes[2]{};
   unsigned num_attributes = 0;
-  if (options.dependent) {
+  // Code without griddepcontrol would not wait for its predecessor: it starts after it instead.
+  if (options.dependent && device.HasDependentLaunch()) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

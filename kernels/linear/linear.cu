@@ -113,23 +113,12 @@ void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
 
 void Launch(const LinearParams& params, const LaunchOptions& options) {
   Validate(params);
-  LinearVariant variant = LinearPolicy(params);
+  if (params.num_tokens == 0) return ValidateLaunch(params, LinearPolicy(params));
+  const auto [variant, plan] = PlanLinear(params, CurrentDeviceFacts());
+  ValidateLaunch(params, variant);
+  if (variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
   const bool norm_apart = variant == LinearVariant::kNormThenSkinny;
   const LinearParams skinny = norm_apart ? AfterNorm(params) : params;
-  SkinnyPlan plan;
-  if (variant != LinearVariant::kMatmul && params.num_tokens > 0) {
-    const DeviceFacts device = CurrentDeviceFacts();
-    plan = PlanSkinny(skinny, device);
-    if (plan.shared_bytes > device.shared_bytes_per_block) {
-      Require(params.variant == LinearVariant::kAuto, "kSkinny with num_tokens ", params.num_tokens,
-              " and in_features ", params.in_features, " needs ", plan.shared_bytes,
-              " B of shared memory a block; this device has ", device.shared_bytes_per_block);
-      variant = LinearVariant::kMatmul;
-    }
-  }
-  ValidateLaunch(params, variant);
-  if (params.num_tokens == 0) return;
-  if (variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
   if (norm_apart) Launch(NormOf(params), options);
   if (params.dtype == DType::kBf16) {
     LaunchSkinny<__nv_bfloat16>(skinny, plan, options);

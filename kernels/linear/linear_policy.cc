@@ -130,6 +130,21 @@ LinearVariant LinearPolicy(const LinearParams& params) {
              : LinearVariant::kSkinny;
 }
 
+LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
+  LinearChoice choice{.variant = LinearPolicy(params)};
+  if (choice.variant == LinearVariant::kMatmul || params.num_tokens == 0) return choice;
+  LinearParams skinny = params;
+  if (choice.variant == LinearVariant::kNormThenSkinny) skinny.norm_weight = nullptr;
+  choice.plan = PlanSkinny(skinny, device);
+  if (choice.plan.shared_bytes > device.shared_bytes_per_block) {
+    Require(params.variant == LinearVariant::kAuto, "kSkinny with num_tokens ", params.num_tokens,
+            " and in_features ", params.in_features, " needs ", choice.plan.shared_bytes,
+            " B of shared memory a block; this device has ", device.shared_bytes_per_block);
+    choice = {.variant = LinearVariant::kMatmul};
+  }
+  return choice;
+}
+
 LinearScratch LinearScratchOf(const LinearParams& params) {
   const int64_t element = SizeOf(params.dtype);
   LinearScratch scratch;

@@ -54,6 +54,15 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device);
 // True where the activations of all tokens fit the shared memory of a block.
 bool SkinnyFits(const LinearParams& params);
 
+// What `device` runs: LinearPolicy's variant and its plan, or kMatmul instead where kAuto stands
+// for a skinny kernel that needs more shared memory than the device gives a block. Throws
+// InvalidArgument, stating both, where that variant was asked for by name.
+struct LinearChoice {
+  LinearVariant variant = LinearVariant::kAuto;
+  SkinnyPlan plan = {};  // unless kMatmul
+};
+LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device);
+
 // Scratch of kMatmul and kNormThenSkinny, offsets in bytes into the workspace. cuBLASLt's own comes
 // first.
 struct LinearScratch {

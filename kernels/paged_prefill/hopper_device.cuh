@@ -27,7 +27,7 @@
 namespace tokline {
 
 // The launch bound of the kernel. Where wgmma cannot be compiled the kernel is empty, and its bound
-// tells the launcher so.
+// refuses to launch it.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr int kHopperPrefillLaunchBound = 384;
 #else

@@ -12,6 +12,7 @@
 #include "kernels/device/ptx/mbarrier.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
+#include "kernels/paged_prefill/paged_prefill_policy.h"
 
 namespace tokline {
 
@@ -105,6 +106,7 @@ struct HopperShared {
                                 NoteRing::kBytes + QueryRing::kBarrierBytes +
                                 KeyRing::kBarrierBytes + ValueRing::kBarrierBytes +
                                 NoteRing::kBarrierBytes + kPagedPrefillTileRows * 8;
+  static_assert(kBytes <= PagedPrefillBlockBytes(PagedPrefillVariant::kHopper, Policy::kHeadDim));
 
   unsigned char* base;  // at a multiple of 1024
   QueryRing q;          // by query tile; its rows later stage their own output

@@ -69,18 +69,6 @@ Launcher ChooseLauncher(DType dtype, int32_t head_dim, PagedPrefillVariant varia
                                "; CUDA supports bf16 and f16, 64 and 128"));
 }
 
-// Only the code made for sm_90a is bound to all of its threads; asked on a Hopper device alone.
-bool BuiltForSm90a() {
-  static const bool built = [] {
-    using Policy = HopperPrefillPolicy<DType::kBf16, 128>;
-    cudaFuncAttributes attributes{};
-    TOKLINE_CUDA(cudaFuncGetAttributes(&attributes,
-                                       reinterpret_cast<const void*>(HopperPrefillKernel<Policy>)));
-    return attributes.maxThreadsPerBlock >= Policy::kThreads;
-  }();
-  return built;
-}
-
 }  // namespace
 
 void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
@@ -96,13 +84,12 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
           "num_tiles is ", params.num_tiles, " with tiles at ", params.tiles, " and ",
           params.layout.num_kv_heads,
           " KV heads; tiles must be 16 B aligned and not null, and their product 1 to ", INT32_MAX);
-  const DeviceFacts device = CurrentDeviceFacts();
-  const bool has_hopper = device.compute_major == 9 && BuiltForSm90a();
-  Require(params.variant != PagedPrefillVariant::kHopper || has_hopper,
+  const DeviceFacts& device = CurrentDeviceFacts();
+  Require(params.variant != PagedPrefillVariant::kHopper || device.HasHopperCode(),
           "variant is kHopper; it needs compute capability 9.x, here ", device.compute_major, ".",
           device.compute_minor, ", and a build for sm_90a");
   const PagedPrefillVariant variant = params.variant == PagedPrefillVariant::kAuto
-                                          ? ChoosePagedPrefillVariant(device, has_hopper)
+                                          ? ChoosePagedPrefillVariant(device)
                                           : params.variant;
   // The Hopper variant's blocks go on to the next tile themselves.
   const int64_t grid =

@@ -11,12 +11,17 @@ constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayou
   return kPagedPrefillTileRows / (num_q_heads / layout.num_kv_heads);
 }
 
-// What kAuto stands for. `built_for_sm90a`: whether this build holds code with Hopper's own
-// features.
-constexpr PagedPrefillVariant ChoosePagedPrefillVariant(const DeviceFacts& device,
-                                                        bool built_for_sm90a) {
-  return device.compute_major == 9 && built_for_sm90a ? PagedPrefillVariant::kHopper
-                                                      : PagedPrefillVariant::kPortable;
+// At most so much shared memory a block of a variant takes, static shared memory included.
+constexpr int64_t PagedPrefillBlockBytes(PagedPrefillVariant variant, int32_t head_dim) {
+  // Hopper: every byte that its devices give. Portable: the query tile, and 64 tokens of K and V.
+  return variant == PagedPrefillVariant::kHopper
+             ? int64_t{227} << 10
+             : int64_t{kPagedPrefillTileRows + 2 * 64} * head_dim * 2;
+}
+
+// What kAuto stands for.
+constexpr PagedPrefillVariant ChoosePagedPrefillVariant(const DeviceFacts& device) {
+  return device.HasHopperCode() ? PagedPrefillVariant::kHopper : PagedPrefillVariant::kPortable;
 }
 
 }  // namespace tokline

@@ -16,6 +16,7 @@
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
+#include "kernels/paged_prefill/paged_prefill_policy.h"
 #include "kernels/paged_prefill/row_state_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
@@ -32,6 +33,7 @@ struct PortablePrefillPolicy {
   static constexpr int kBlocksPerSm = 2;
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kSharedBytes = (kPagedPrefillTileRows + 2 * kKvTokens) * kRowBytes;
+  static_assert(kSharedBytes <= PagedPrefillBlockBytes(PagedPrefillVariant::kPortable, kHeadDim));
 };
 
 // A warp's 32 query rows: accumulator fragments of two 16-row tiles. In fragment [t][n][e], lane l

@@ -8,7 +8,7 @@
 
 #include "harness/decoder/decoder.h"
 #include "harness/tests/decoder/golden.h"
-#include "harness/tests/kernels/h200_facts.h"
+#include "harness/tests/kernels/devices.h"
 
 namespace tokline {
 namespace {

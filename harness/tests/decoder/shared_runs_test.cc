@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "harness/decoder/page_pool.h"
-#include "harness/tests/kernels/h200_facts.h"
+#include "harness/tests/kernels/devices.h"
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
 #include "kernels/common/rounding.h"

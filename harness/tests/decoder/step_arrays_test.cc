@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "harness/tests/kernels/h200_facts.h"
+#include "harness/tests/kernels/devices.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

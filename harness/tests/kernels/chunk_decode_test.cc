@@ -4,7 +4,7 @@
 #include <set>
 
 #include "harness/tests/kernels/chunk_decode_case.h"
-#include "harness/tests/kernels/h200_facts.h"
+#include "harness/tests/kernels/devices.h"
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 
 namespace tokline::testing {
@@ -226,9 +226,65 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
     EXPECT_EQ(longest_lane(plan), expected.longest_lane) << expected.lengths[0];
     EXPECT_TRUE(plan.grid.cluster_lanes == 1 || plan.num_partials == 0);
   }
-  DeviceFacts ampere = kDevice;
-  ampere.compute_major = 8;
-  EXPECT_EQ(plan_of({300}, ampere).grid.cluster_lanes, 1);
+}
+
+TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
+  bool any_cluster = false;
+  for (const NamedDevice& device : Devices()) {
+    for (const int32_t head_dim : {64, 128}) {
+      EXPECT_LE(ChunkDecodeBlockBytes(head_dim), device.facts.shared_bytes_per_block)
+          << ::testing::PrintToString(device) << ", head_dim " << head_dim;
+    }
+    for (const int32_t num_kv_heads : {1, 2, 8, 32}) {
+      for (const std::vector<int32_t>& lengths : std::vector<std::vector<int32_t>>{
+               {300}, {2048}, {5, 1000}, {0}, {192, 192, 0, 64}, std::vector<int32_t>(40, 700)}) {
+        const PagedKvLayout layout{
+            .num_pages = 64, .num_kv_heads = num_kv_heads, .page_size = 64, .head_dim = 128};
+        ChunkTable table;
+        for (const int32_t length : lengths) {
+          const std::vector<int32_t> pages(static_cast<size_t>((length + 63) / 64), 0);
+          const int32_t chunk = table.AddChunk(pages, length);
+          table.AddSequence({&chunk, 1});
+        }
+        const ChunkDecodePlan plan =
+            PlanChunkDecode(table.View(), layout, 2 * num_kv_heads, device.facts);
+        SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", ", num_kv_heads, " KV heads, ",
+                            lengths.size(), " of ", lengths[0]));
+        CheckPlan(table.View(), layout, 2 * num_kv_heads, plan);
+        CheckClusters(plan);
+        EXPECT_LE(plan.num_partials, ChunkDecodeMaxPartials(static_cast<int32_t>(lengths.size()),
+                                                            layout, device.facts));
+        if (plan.grid.cluster_lanes == 1) continue;
+        any_cluster = true;
+        EXPECT_GE(device.facts.compute_major, 9);
+        EXPECT_GE(device.facts.code_architecture, 90) << "its code has no cluster instructions";
+        // Every cluster runs at once: its blocks meet at barriers.
+        EXPECT_LE(int64_t{plan.grid.num_lanes} * num_kv_heads, device.facts.sm_count);
+      }
+    }
+  }
+  EXPECT_TRUE(any_cluster);
+}
+
+TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
+  const PagedKvLayout layout{.num_pages = 8, .num_kv_heads = 2, .page_size = 64, .head_dim = 128};
+  ChunkTable table;
+  const std::vector<int32_t> pages{0, 1};
+  const int32_t chunk = table.AddChunk(pages, 100);
+  table.AddSequence({&chunk, 1});
+  DeviceFacts facts = kDevice;
+  facts.code_architecture = 80;  // as PTX of compute_80 on an H200
+  facts.code_is_sm90a = false;
+  const ChunkDecodePlanOptions options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
+  EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, options));
+  try {
+    PlanChunkDecode(table.View(), layout, 4, facts, options);
+    FAIL() << "clusters were planned for code without them";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "grid has clusters of 8 lanes; they need compute capability 9.0 and code compiled "
+                 "for it, here 9.0 and code for 8.0");
+  }
 }
 
 TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {

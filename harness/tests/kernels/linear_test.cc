@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "harness/tests/kernels/devices.h"
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/common/error.h"
 #include "kernels/linear/linear_policy.h"
@@ -16,10 +17,7 @@ using testing::HostTensor;
 using testing::LinearCase;
 using testing::LinearSetup;
 
-constexpr DeviceFacts kLargeDevice{.sm_count = 132,
-                                   .compute_major = 9,
-                                   .shared_bytes_per_block = 227 << 10,
-                                   .shared_bytes_per_sm = 228 << 10};
+constexpr DeviceFacts kLargeDevice = testing::kH200;
 
 std::string MessageOf(const std::function<void()>& call) {
   try {
@@ -244,6 +242,43 @@ TEST(LinearTest, PlanCoversEveryWeightOnce) {
       }
     }
   }
+}
+
+TEST(LinearTest, EveryPlanFitsItsDeviceOrIsRefused) {
+  int too_large = 0;
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    // What an SM is taken to hold at once: 80 registers a thread.
+    EXPECT_LE(kSkinnyResidentThreads, device.threads_per_sm);
+    EXPECT_LE(kSkinnyResidentThreads * 80, device.registers_per_sm);
+    for (const int64_t in : {64, 1024, 4096, 9728, 16384}) {
+      for (const int64_t out : {64, 3072}) {
+        for (const int64_t tokens : {1, 2, 8, 16}) {
+          for (const bool gated : {false, true}) {
+            LinearParams params{
+                .gated_silu = gated, .num_tokens = tokens, .in_features = in, .out_features = out};
+            params.norm_weight = &params;
+            const LinearChoice choice = PlanLinear(params, device.facts);
+            SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", tokens ", tokens, ", in ", in,
+                                ", out ", out));
+            if (choice.variant != LinearVariant::kMatmul) {
+              EXPECT_LE(choice.plan.shared_bytes, device.facts.shared_bytes_per_block);
+              continue;
+            }
+            params.variant = LinearVariant::kSkinny;
+            if (!SkinnyFits(params)) continue;
+            const int64_t needed = PlanSkinny(params, device.facts).shared_bytes;
+            if (needed <= device.facts.shared_bytes_per_block) continue;
+            ++too_large;
+            EXPECT_EQ(MessageOf([&] { PlanLinear(params, device.facts); }),
+                      StrCat("kSkinny with num_tokens ", tokens, " and in_features ", in, " needs ",
+                             needed, " B of shared memory a block; this device has ",
+                             device.facts.shared_bytes_per_block));
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(too_large, 0);
 }
 
 TEST(LinearTest, PlanKeepsTheKernelsLimits) {

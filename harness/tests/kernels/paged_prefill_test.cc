@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include "harness/tests/kernels/devices.h"
 #include "harness/tests/kernels/paged_prefill_case.h"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/paged_prefill_policy.h"
@@ -14,8 +15,10 @@
 namespace tokline {
 namespace {
 
+using testing::Devices;
 using ::testing::HasSubstr;
 using testing::HostTensor;
+using testing::NamedDevice;
 using testing::PrefillCase;
 using testing::PrefillExpectation;
 using testing::PrefillSequence;
@@ -77,12 +80,20 @@ TEST(SwizzleTest, PlacementsArePermutationsWithoutBankConflicts) {
   ExpectConflictFree<SwizzledPanels<256, 16>, 256>();
 }
 
-TEST(PagedPrefillVariantTest, HopperCodeRunsOnHopperOnly) {
-  using enum PagedPrefillVariant;
-  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 9}, true), kHopper);
-  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 9}, false), kPortable);
-  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 8}, true), kPortable);
-  EXPECT_EQ(ChoosePagedPrefillVariant({.compute_major = 10}, true), kPortable);
+TEST(PagedPrefillVariantTest, EveryDeviceGetsAVariantThatItsCodeAndMemoryRun) {
+  int hopper = 0;
+  for (const NamedDevice& device : Devices()) {
+    SCOPED_TRACE(::testing::PrintToString(device));
+    const PagedPrefillVariant variant = ChoosePagedPrefillVariant(device.facts);
+    // wgmma is in code of sm_90a alone, which runs on 9.0 alone.
+    EXPECT_EQ(variant == PagedPrefillVariant::kHopper,
+              device.facts.code_is_sm90a && device.facts.compute_major == 9);
+    hopper += variant == PagedPrefillVariant::kHopper;
+    for (const int32_t head_dim : {64, 128}) {
+      EXPECT_LE(PagedPrefillBlockBytes(variant, head_dim), device.facts.shared_bytes_per_block);
+    }
+  }
+  EXPECT_EQ(hopper, 1);
 }
 
 TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {

@@ -1,0 +1,68 @@
+// The devices that plans are tested for where there is none: what NVIDIA's documentation says of
+// each, with the code that a build of 80-virtual, of 90-virtual or for the device itself gives it.
+#pragma once
+
+#include <algorithm>
+#include <ostream>
+#include <set>
+#include <vector>
+
+#include "kernels/common/device_facts.h"
+
+namespace tokline::testing {
+
+inline constexpr DeviceFacts kH200{.sm_count = 132,
+                                   .compute_major = 9,
+                                   .compute_minor = 0,
+                                   .l2_bytes = 60 << 20,
+                                   .shared_bytes_per_block = 227 << 10,
+                                   .shared_bytes_per_sm = 228 << 10,
+                                   .code_architecture = 90,
+                                   .code_is_sm90a = true};
+
+struct NamedDevice {
+  const char* name;
+  DeviceFacts facts;
+  int32_t registers_per_sm = 64 << 10;
+  int32_t threads_per_sm = 2048;
+};
+
+inline void PrintTo(const NamedDevice& device, std::ostream* out) {
+  *out << device.name << " with code for " << device.facts.code_architecture
+       << (device.facts.code_is_sm90a ? "a" : "");
+}
+
+inline const std::vector<NamedDevice>& Devices() {
+  static const std::vector<NamedDevice> devices = [] {
+    const auto device = [](int32_t sms, int32_t major, int32_t minor, int64_t l2_mib,
+                           int64_t shared_kib) {
+      return DeviceFacts{.sm_count = sms,
+                         .compute_major = major,
+                         .compute_minor = minor,
+                         .l2_bytes = l2_mib << 20,
+                         .shared_bytes_per_block = (shared_kib - 1) << 10,
+                         .shared_bytes_per_sm = shared_kib << 10};
+    };
+    const std::vector<NamedDevice> bare{
+        {"A100", device(108, 8, 0, 40, 164)},
+        {"RTX 3090", device(82, 8, 6, 6, 100), 64 << 10, 1536},
+        {"RTX 4090", device(128, 8, 9, 72, 100), 64 << 10, 1536},
+        {"H200", device(132, 9, 0, 60, 228)},
+        {"B200", device(148, 10, 0, 126, 228)},
+        {"RTX 5090", device(170, 12, 0, 96, 100), 64 << 10, 1536},
+    };
+    std::vector<NamedDevice> all;
+    for (NamedDevice named : bare) {
+      const int32_t own = 10 * named.facts.compute_major + named.facts.compute_minor;
+      for (const int32_t code : std::set<int32_t>{80, std::min(90, own), own}) {
+        named.facts.code_architecture = code;
+        all.push_back(named);
+      }
+    }
+    all.push_back({"H200", kH200});
+    return all;
+  }();
+  return devices;
+}
+
+}  // namespace tokline::testing

@@ -1,0 +1,65 @@
+// Reads what a device is, and what the code that runs on it was compiled for.
+#include "kernels/device/current_device.h"
+
+#include <cuda_runtime.h>
+
+#include "kernels/device/cuda_check.h"
+
+namespace tokline {
+namespace {
+
+constexpr int kProbeThreadsSm90a = 64;
+
+// Never launched. Its bound on threads tells which code the driver took: cudaFuncGetAttributes says
+// the architecture, but not whether it is the one with Hopper's own features.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__global__ void __launch_bounds__(kProbeThreadsSm90a) CodeProbeKernel() {}
+#else
+__global__ void __launch_bounds__(kProbeThreadsSm90a / 2) CodeProbeKernel() {}
+#endif
+
+DeviceFacts ReadDeviceFacts(int device) {
+  const auto attribute = [device](cudaDeviceAttr name) {
+    int value = 0;
+    TOKLINE_CUDA(cudaDeviceGetAttribute(&value, name, device));
+    return value;
+  };
+  DeviceFacts facts{.sm_count = attribute(cudaDevAttrMultiProcessorCount),
+                    .compute_major = attribute(cudaDevAttrComputeCapabilityMajor),
+                    .compute_minor = attribute(cudaDevAttrComputeCapabilityMinor),
+                    .l2_bytes = attribute(cudaDevAttrL2CacheSize),
+                    .shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                    .shared_bytes_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
+  cudaFuncAttributes probe{};
+  const cudaError_t code =
+      cudaFuncGetAttributes(&probe, reinterpret_cast<const void*>(CodeProbeKernel));
+  if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();  // cleared: it is reported here
+    throw RuntimeFailure(StrCat("this build holds no code for compute capability ",
+                                facts.compute_major, ".", facts.compute_minor,
+                                "; build it with CMAKE_CUDA_ARCHITECTURES=", facts.compute_major,
+                                facts.compute_minor, ", or 80 for 8.0 and everything newer"));
+  }
+  TOKLINE_CUDA(code);
+  // The PTX version is that of the virtual architecture, also where machine code was compiled from
+  // it in advance.
+  facts.code_architecture = probe.ptxVersion;
+  facts.code_is_sm90a = probe.maxThreadsPerBlock == kProbeThreadsSm90a;
+  return facts;
+}
+
+}  // namespace
+
+const DeviceFacts& CurrentDeviceFacts() {
+  struct Known {
+    int device = -1;
+    DeviceFacts facts;
+  };
+  thread_local Known known;
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  if (device != known.device) known = {device, ReadDeviceFacts(device)};
+  return known.facts;
+}
+
+}  // namespace tokline
