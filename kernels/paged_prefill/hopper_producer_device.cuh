@@ -99,7 +99,7 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
         if (first) bring_query(query, note);
         bring(shared.k, use, note);
       }
-      shared.notes.Release(use);
+      shared.notes.ReleaseByLane(use);
     }
   }
 }
