@@ -284,16 +284,16 @@ TEST_F(BenchProgramTest, ARunWhoseOutputFailsEndsItsRecordAsInterrupted) {
 
 TEST_F(BenchProgramTest, TheTableShowsRowsAndWhatWasNotRun) {
   ASSERT_EQ(Run({"--device=cpu", "--record", Record()}), 0);
-  const std::string table = std::string(TOKLINE_SOURCE_DIR) + "/scripts/table";
-  ASSERT_EQ(Wait(Start({table, Record()})), 0) << output_;
+  const std::string records = std::string(TOKLINE_SOURCE_DIR) + "/scripts/records";
+  ASSERT_EQ(Wait(Start({records, "table", Record()})), 0) << output_;
   EXPECT_THAT(output_, AllOf(HasSubstr("silu_mul\n"), HasSubstr("i3072, tokens 64"),
                              HasSubstr("not run: chunk_decode"), HasSubstr("CUDA rows not run")));
-  ASSERT_EQ(Wait(Start({table, "--markdown", Record()})), 0) << output_;
+  ASSERT_EQ(Wait(Start({records, "table", "--markdown", Record()})), 0) << output_;
   EXPECT_THAT(output_, HasSubstr("| i3072, tokens 64 | reference | bf16 | cpu |"));
   std::ofstream(Record(), std::ios::app) << "not a record\n";
-  EXPECT_EQ(Wait(Start({table, Record()})), 1);
+  EXPECT_EQ(Wait(Start({records, "table", Record()})), 1);
   EXPECT_THAT(output_, AllOf(HasSubstr("records.jsonl:"), HasSubstr("not JSON")));
-  EXPECT_EQ(Wait(Start({table})), 2);
+  EXPECT_EQ(Wait(Start({records, "table"})), 2);
 }
 
 TEST(OptionsTest, FlagsTakeTheirValueEitherWay) {

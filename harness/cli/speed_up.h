@@ -30,7 +30,7 @@ struct SpeedUp {
 };
 
 // In words what an op is worth alone, where that is known, and in the decoder; those of
-// scripts/ablate. The last two: by how much decoders with the same ops differ, their launches alone
+// scripts/records ablate. The last two: by how much decoders with the same ops differ, their launches alone
 // and they themselves.
 std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
                             double equal_alone, double equal_decoders);

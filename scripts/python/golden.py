@@ -4,7 +4,6 @@ Weights come from a seed and are exact in bf16; tokens and logits are transforme
 CPU. harness/tests/golden/README.md gives the formats.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
@@ -16,6 +15,7 @@ import safetensors.torch
 import torch
 import transformers
 
+import golden_arguments
 import logit_error
 import random_checkpoint
 
@@ -37,142 +37,57 @@ MAX_FP32_NOISE = 2e-5
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     name: str
-    path: pathlib.Path
     seed: int
-    stored_dtype: torch.dtype
-    hub_config: bool  # keys of the published repositories instead of those of transformers 5
-    max_shard_size: str
     config: dict
     config_class: type = transformers.Qwen3Config
+    stored_dtype: torch.dtype = torch.bfloat16
+    hub_config: bool = True  # keys of the published repositories instead of those of transformers 5
+    max_shard_size: str = "1GB"
     without_keys: tuple = ()  # left out of config.json, as some published ones have it
     without_prefix: str = ""  # of the tensors' names
 
+    @property
+    def path(self):
+        return GOLDEN_DIR / self.name
+
 
 CHECKPOINTS = (
-    Checkpoint(
-        name="qwen3_tiny",
-        path=GOLDEN_DIR / "qwen3_tiny",
-        seed=21,
-        stored_dtype=torch.bfloat16,
-        hub_config=True,
-        max_shard_size="1GB",
-        config=dict(
-            vocab_size=384, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=64, attention_bias=False,
-            tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=4096,
-            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
-    ),
-    Checkpoint(
-        name="qwen3_untied_group3",
-        path=GOLDEN_DIR / "qwen3_untied_group3",
-        seed=119,
-        stored_dtype=torch.float32,
-        hub_config=True,
-        max_shard_size="1GB",
-        config=dict(
-            vocab_size=211, hidden_size=24, intermediate_size=56, num_hidden_layers=2,
-            num_attention_heads=6, num_key_value_heads=2, head_dim=128, attention_bias=False,
-            tie_word_embeddings=False, rms_norm_eps=1e-5, max_position_embeddings=256,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-    ),
-    Checkpoint(
-        name="qwen3_sharded",
-        path=GOLDEN_DIR / "qwen3_sharded",
-        seed=36,
-        stored_dtype=torch.bfloat16,
-        hub_config=False,
-        max_shard_size="130KB",
-        config=dict(
-            vocab_size=272, hidden_size=48, intermediate_size=88, num_hidden_layers=2,
-            num_attention_heads=10, num_key_value_heads=2, head_dim=64, attention_bias=True,
-            tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=40960,
-            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
-    ),
-    Checkpoint(
-        name="llama3_scaled",
-        path=GOLDEN_DIR / "llama3_scaled",
-        seed=9,
-        stored_dtype=torch.bfloat16,
-        hub_config=True,
-        max_shard_size="60KB",
-        config_class=transformers.LlamaConfig,
-        config=dict(
-            vocab_size=203, hidden_size=40, intermediate_size=72, num_hidden_layers=2,
-            num_attention_heads=5, num_key_value_heads=1, head_dim=64, attention_bias=False,
-            mlp_bias=False, tie_word_embeddings=False, rms_norm_eps=1e-5,
-            max_position_embeddings=256,
-            rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0,
-                             "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                             "original_max_position_embeddings": 32}),
-    ),
-    Checkpoint(
-        name="llama_biased",
-        path=GOLDEN_DIR / "llama_biased",
-        seed=143,
-        stored_dtype=torch.bfloat16,
-        hub_config=False,
-        max_shard_size="1GB",
-        config_class=transformers.LlamaConfig,
-        config=dict(
-            vocab_size=223, hidden_size=24, intermediate_size=72, num_hidden_layers=2,
-            num_attention_heads=6, num_key_value_heads=2, head_dim=64, attention_bias=True,
-            mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-6,
-            max_position_embeddings=2048,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-    ),
-    Checkpoint(
-        name="qwen2_group3",
-        path=GOLDEN_DIR / "qwen2_group3",
-        seed=0,
-        stored_dtype=torch.bfloat16,
-        hub_config=True,
-        max_shard_size="1GB",
-        config_class=transformers.Qwen2Config,
-        without_keys=("head_dim",),
-        config=dict(
-            vocab_size=151, hidden_size=192, intermediate_size=24, num_hidden_layers=2,
-            num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True,
-            rms_norm_eps=1e-6, max_position_embeddings=32768, use_sliding_window=False,
-            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}),
-    ),
-    Checkpoint(
-        name="ernie4_5_group7",
-        path=GOLDEN_DIR / "ernie4_5_group7",
-        seed=28,
-        stored_dtype=torch.bfloat16,
-        hub_config=True,
-        max_shard_size="1GB",
-        config_class=transformers.Ernie4_5Config,
-        config=dict(
-            vocab_size=199, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
-            num_attention_heads=7, num_key_value_heads=1, head_dim=128, use_bias=True,
-            tie_word_embeddings=True, rms_norm_eps=1e-5, max_position_embeddings=131072,
-            rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
-    ),
-    Checkpoint(
-        name="gpt2_tiny",
-        path=GOLDEN_DIR / "gpt2_tiny",
-        seed=234,
-        stored_dtype=torch.bfloat16,
-        hub_config=False,
-        max_shard_size="1GB",
-        config_class=transformers.GPT2Config,
-        config=dict(vocab_size=131, n_embd=128, n_inner=40, n_layer=2, n_head=2, n_positions=160,
-                    layer_norm_epsilon=1e-5),
-    ),
-    Checkpoint(
-        name="gpt2_bare",
-        path=GOLDEN_DIR / "gpt2_bare",
-        seed=210,
-        stored_dtype=torch.float32,
-        hub_config=True,
-        max_shard_size="1GB",
-        config_class=transformers.GPT2Config,
-        without_keys=("torch_dtype", "n_inner", "tie_word_embeddings"),
-        without_prefix="transformer.",
-        config=dict(vocab_size=181, n_embd=64, n_layer=1, n_head=1, n_positions=160,
-                    layer_norm_epsilon=1e-5),
-    ),
+    Checkpoint("qwen3_tiny", 21, config=dict(
+        vocab_size=384, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, attention_bias=False, tie_word_embeddings=True, rms_norm_eps=1e-6,
+        max_position_embeddings=4096, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+    Checkpoint("qwen3_untied_group3", 119, stored_dtype=torch.float32, config=dict(
+        vocab_size=211, hidden_size=24, intermediate_size=56, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=128, attention_bias=False, tie_word_embeddings=False, rms_norm_eps=1e-5,
+        max_position_embeddings=256, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    Checkpoint("qwen3_sharded", 36, hub_config=False, max_shard_size="130KB", config=dict(
+        vocab_size=272, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=10,
+        num_key_value_heads=2, head_dim=64, attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-6,
+        max_position_embeddings=40960, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+    Checkpoint("llama3_scaled", 9, max_shard_size="60KB", config_class=transformers.LlamaConfig, config=dict(
+        vocab_size=203, hidden_size=40, intermediate_size=72, num_hidden_layers=2, num_attention_heads=5,
+        num_key_value_heads=1, head_dim=64, attention_bias=False, mlp_bias=False, tie_word_embeddings=False,
+        rms_norm_eps=1e-5, max_position_embeddings=256,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 32})),
+    Checkpoint("llama_biased", 143, hub_config=False, config_class=transformers.LlamaConfig, config=dict(
+        vocab_size=223, hidden_size=24, intermediate_size=72, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=64, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        rms_norm_eps=1e-6, max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    Checkpoint("qwen2_group3", 0, config_class=transformers.Qwen2Config, without_keys=("head_dim",), config=dict(
+        vocab_size=151, hidden_size=192, intermediate_size=24, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=1, tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=32768,
+        use_sliding_window=False, rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+    Checkpoint("ernie4_5_group7", 28, config_class=transformers.Ernie4_5Config, config=dict(
+        vocab_size=199, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=7,
+        num_key_value_heads=1, head_dim=128, use_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        max_position_embeddings=131072, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})),
+    Checkpoint("gpt2_tiny", 234, hub_config=False, config_class=transformers.GPT2Config, config=dict(
+        vocab_size=131, n_embd=128, n_inner=40, n_layer=2, n_head=2, n_positions=160, layer_norm_epsilon=1e-5)),
+    Checkpoint("gpt2_bare", 210, stored_dtype=torch.float32, config_class=transformers.GPT2Config,
+               without_keys=("torch_dtype", "n_inner", "tie_word_embeddings"), without_prefix="transformer.", config=dict(
+                   vocab_size=181, n_embd=64, n_layer=1, n_head=1, n_positions=160, layer_norm_epsilon=1e-5)),
 )
 
 
@@ -274,13 +189,9 @@ def make_golden(checkpoint, directory):
                 and len(set(tokens)) >= MIN_DISTINCT_TOKENS,
                 f"{checkpoint.name}: seed {checkpoint.seed} gives margin {margin:.2g} and "
                 f"{len(set(tokens))} distinct tokens; look for another with --find-seed")
-        cases.append({
-            "prompt_ids": prompt,
-            "tokens": tokens,
-            "first_row": len(cases) * len(steps),
-            "min_margin_over_std": margin,
-            "bf16_relative_l2": logit_error.relative_l2(bf16[steps], fp32[steps]),
-        })
+        cases.append({"prompt_ids": prompt, "tokens": tokens, "first_row": len(cases) * len(steps),
+                      "min_margin_over_std": margin,
+                      "bf16_relative_l2": logit_error.relative_l2(bf16[steps], fp32[steps])})
         all_fp32.append(fp32)
         all_bf16.append(bf16)
     require(max(sdpa_noise, cache_noise) <= MAX_FP32_NOISE,
@@ -289,24 +200,22 @@ def make_golden(checkpoint, directory):
     logits = torch.cat([rows[steps] for rows in all_fp32])
     bf16_logits = torch.cat([rows[steps] for rows in all_bf16])
     every_fp32, every_bf16 = torch.cat(all_fp32), torch.cat(all_bf16)
-    document = {
-        "format": FORMAT,
-        "checkpoint": str(checkpoint.path),
-        "seed": checkpoint.seed,
-        "versions": {"torch": torch.__version__.split("+")[0],
-                     "transformers": transformers.__version__},
-        "vocab_size": eager.config.vocab_size,
-        "logits_file": f"{checkpoint.name}.f32",
-        "logits_rows": logits.shape[0],
-        "logit_steps": steps,
-        "fp32": {"logit_std": every_fp32.std().item(),
-                 "sdpa_relative_l2": sdpa_noise,
-                 "kv_cache_relative_l2": cache_noise},
-        "bf16": {"relative_l2": logit_error.relative_l2(bf16_logits, logits),
-                 "relative_l2_all_steps": logit_error.relative_l2(every_bf16, every_fp32),
-                 "top1_agreement_all_steps": logit_error.top1_agreement(every_bf16, every_fp32)},
-        "cases": cases,
-    }
+    document = {"format": FORMAT,
+                "checkpoint": str(checkpoint.path),
+                "seed": checkpoint.seed,
+                "versions": {"torch": torch.__version__.split("+")[0],
+                             "transformers": transformers.__version__},
+                "vocab_size": eager.config.vocab_size,
+                "logits_file": f"{checkpoint.name}.f32",
+                "logits_rows": logits.shape[0],
+                "logit_steps": steps,
+                "fp32": {"logit_std": every_fp32.std().item(),
+                         "sdpa_relative_l2": sdpa_noise,
+                         "kv_cache_relative_l2": cache_noise},
+                "bf16": {"relative_l2": logit_error.relative_l2(bf16_logits, logits),
+                         "relative_l2_all_steps": logit_error.relative_l2(every_bf16, every_fp32),
+                         "top1_agreement_all_steps": logit_error.top1_agreement(every_bf16, every_fp32)},
+                "cases": cases}
     return document, logits
 
 
@@ -386,12 +295,7 @@ def find_seed(checkpoint, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="scripts/golden", description=__doc__)
-    parser.add_argument("--check", action="store_true",
-                        help="regenerate elsewhere and compare with the committed files")
-    parser.add_argument("--find-seed", nargs=2, metavar=("NAME", "COUNT"),
-                        help="try seeds 0..COUNT-1 for checkpoint NAME and write nothing")
-    arguments = parser.parse_args()
+    arguments = golden_arguments.parse()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

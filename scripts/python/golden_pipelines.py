@@ -4,15 +4,13 @@ import json
 import random
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import golden_strings
 
 ROOT = Path(__file__).resolve().parents[2]
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 SPACE = "▁"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -39,8 +37,7 @@ def trained(
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(corpus(scripts), trainer)
     model = json.loads(tokenizer.to_str())["model"]
     return model["vocab"], model["merges"]
@@ -60,40 +57,17 @@ def assembled(vocab: dict, merges: list, added_tokens: list[dict], model: dict, 
         known.setdefault(token["content"], len(known))
         entries.append({"id": known[token["content"]], **token})
     entries.sort(key=lambda token: token["id"])
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        **model,
-        "vocab": vocab,
-        "merges": merges,
-    }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": entries,
-        "normalizer": parts.get("normalizer"),
-        "pre_tokenizer": parts.get("pre_tokenizer"),
-        "post_processor": parts.get("post_processor"),
-        "decoder": parts["decoder"],
-        "model": model,
-    }
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **model,
+             "vocab": vocab, "merges": merges}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": entries,
+            "normalizer": parts.get("normalizer"), "pre_tokenizer": parts.get("pre_tokenizer"),
+            "post_processor": parts.get("post_processor"), "decoder": parts["decoder"], "model": model}
 
 
 def byte_level(add_prefix_space: bool, use_regex: bool) -> dict:
     """The ByteLevel component."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": add_prefix_space,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
+    return {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": use_regex}
 
 
 def split_then_bytes(expression: str) -> dict:
@@ -106,30 +80,17 @@ def begin_with(token: str, token_id: int) -> dict:
     """A template that puts `token` before a text."""
     first = {"SpecialToken": {"id": token, "type_id": 0}}
     text = {"Sequence": {"id": "A", "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [first, text],
-        "pair": [first, text, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
-    }
+    return {"type": "TemplateProcessing", "single": [first, text],
+            "pair": [first, text, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}}}
 
 
 def trained_bytes(expression: str, normalizer, vocab_size: int) -> tuple[dict, list]:
     """A byte-level vocabulary split by `expression`."""
-    pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(expression), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(expression), "isolated"),
+                                             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     return trained(
-        pre_tokenizer,
-        normalizer,
-        vocab_size,
-        [],
-        pre_tokenizers.ByteLevel.alphabet(),
-        list(golden_strings.WORDS),
-    )
+        pre_tokenizer, normalizer, vocab_size, [], pre_tokenizers.ByteLevel.alphabet(), list(golden_strings.WORDS))
 
 
 def trained_pieces(vocab_size: int, special: list[str]) -> tuple[dict, list]:
@@ -140,24 +101,13 @@ def trained_pieces(vocab_size: int, special: list[str]) -> tuple[dict, list]:
 
 def gpt2() -> dict:
     """GPT-2: merges as strings, the model without a type, an added token that is found after normalising."""
-    vocab, merges = trained(
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        None,
-        1100,
-        [],
-        pre_tokenizers.ByteLevel.alphabet(),
-        list(golden_strings.WORDS),
-    )
+    vocab, merges = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), None, 1100, [],
+                            pre_tokenizers.ByteLevel.alphabet(), list(golden_strings.WORDS))
     vocab["<|endoftext|>"] = len(vocab)
-    whole = assembled(
-        vocab,
-        [" ".join(merge) for merge in merges],
-        [added("<|endoftext|>", True, normalized=True)],
-        {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
-        pre_tokenizer=byte_level(False, True),
-        post_processor=byte_level(True, True),
-        decoder=byte_level(True, True),
-    )
+    whole = assembled(vocab, [" ".join(merge) for merge in merges], [added("<|endoftext|>", True, normalized=True)],
+                      {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
+                      pre_tokenizer=byte_level(False, True), post_processor=byte_level(True, True),
+                      decoder=byte_level(True, True))
     del whole["model"]["type"], whole["pre_tokenizer"]["use_regex"]
     return whole
 
@@ -173,28 +123,11 @@ def llama3() -> dict:
     used = {"".join(merge) for merge in merges}
     merges = [merge for merge in merges if all(len(half) == 1 or half in used for half in merge)]
     begin = len(vocab)
-    names = [
-        "<|begin_of_text|>",
-        "<|end_of_text|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eom_id|>",
-        "<|eot_id|>",
-        "<|python_tag|>",
-    ]
-    post = {
-        "type": "Sequence",
-        "processors": [byte_level(True, True), begin_with("<|begin_of_text|>", begin)],
-    }
-    return assembled(
-        vocab,
-        merges,
-        [added(name, True) for name in names],
-        {"ignore_merges": True},
-        pre_tokenizer=split_then_bytes(LLAMA3),
-        post_processor=post,
-        decoder=byte_level(True, True),
-    )
+    names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>",
+             "<|eot_id|>", "<|python_tag|>"]
+    post = {"type": "Sequence", "processors": [byte_level(True, True), begin_with("<|begin_of_text|>", begin)]}
+    return assembled(vocab, merges, [added(name, True) for name in names], {"ignore_merges": True},
+                     pre_tokenizer=split_then_bytes(LLAMA3), post_processor=post, decoder=byte_level(True, True))
 
 
 def qwen() -> dict:
@@ -203,16 +136,8 @@ def qwen() -> dict:
     tokens = [added(name, True) for name in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
     tokens += [added(name, False) for name in ("<tool_call>", "</tool_call>", "<think>", "</think>")]
     tokens.append(added("cafe\u0301!", False, normalized=True))
-    return assembled(
-        vocab,
-        merges,
-        tokens,
-        {},
-        normalizer={"type": "NFC"},
-        pre_tokenizer=split_then_bytes(QWEN2),
-        post_processor=byte_level(False, False),
-        decoder=byte_level(False, False),
-    )
+    return assembled(vocab, merges, tokens, {}, normalizer={"type": "NFC"}, pre_tokenizer=split_then_bytes(QWEN2),
+                     post_processor=byte_level(False, False), decoder=byte_level(False, False))
 
 
 def replace_spaces() -> dict:
@@ -222,11 +147,8 @@ def replace_spaces() -> dict:
 
 def piece_decoder(strip: bool) -> dict:
     """The decoder of converted SentencePiece models."""
-    steps = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+    steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"},
+             {"type": "Fuse"}]
     if strip:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"type": "Sequence", "decoders": steps}
@@ -236,19 +158,10 @@ def llama2() -> dict:
     """Llama 2: ▁ before each section, <s> before a text, byte fallback."""
     special = ["<unk>", "<s>", "</s>"]
     vocab, merges = trained_pieces(1400, special + BYTES)
-    normalizer = {
-        "type": "Sequence",
-        "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace_spaces()],
-    }
-    return assembled(
-        vocab,
-        [" ".join(merge) for merge in merges],
-        [added(name, True) for name in special],
-        {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
-        normalizer=normalizer,
-        post_processor=begin_with("<s>", 1),
-        decoder=piece_decoder(True),
-    )
+    normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace_spaces()]}
+    return assembled(vocab, [" ".join(merge) for merge in merges], [added(name, True) for name in special],
+                     {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}, normalizer=normalizer,
+                     post_processor=begin_with("<s>", 1), decoder=piece_decoder(True))
 
 
 def ernie45() -> dict:
@@ -257,14 +170,9 @@ def ernie45() -> dict:
     vocab, merges = trained_pieces(1400, special + BYTES)
     names = special + ["<|begin_of_sentence|>", "<|end_of_sentence|>", "<mask:0>", "<mask:4>"]
     normalizer = {"type": "Sequence", "normalizers": [replace_spaces()]}
-    return assembled(
-        vocab,
-        merges,
-        [added(name, True) for name in names],
-        {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
-        normalizer=normalizer,
-        decoder=piece_decoder(False),
-    )
+    return assembled(vocab, merges, [added(name, True) for name in names],
+                     {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}, normalizer=normalizer,
+                     decoder=piece_decoder(False))
 
 
 def metaspace() -> dict:
@@ -272,43 +180,21 @@ def metaspace() -> dict:
     special = ["<unk>", "<s>", "</s>"]
     vocab, merges = trained_pieces(1100, special)
     tokens = [added(name, True) for name in special]
-    tokens += [
-        added("<mask>", True, lstrip=True),
-        added("<end>", True, rstrip=True),
-        added("fox", False, single_word=True),
-        added("<both>", False, lstrip=True, rstrip=True),
-    ]
+    tokens += [added("<mask>", True, lstrip=True), added("<end>", True, rstrip=True),
+               added("fox", False, single_word=True), added("<both>", False, lstrip=True, rstrip=True)]
     pre = {
         "type": "Sequence",
         "pretokenizers": [
             {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": True},
-            {
-                "type": "Split",
-                "pattern": {"Regex": r"\p{P}"},
-                "behavior": "MergedWithPrevious",
-                "invert": False,
-            },
-            {
-                "type": "Split",
-                "pattern": {"Regex": r"\p{M}+|\p{S}"},
-                "behavior": "MergedWithNext",
-                "invert": False,
-            },
+            {"type": "Split", "pattern": {"Regex": r"\p{P}"}, "behavior": "MergedWithPrevious", "invert": False},
+            {"type": "Split", "pattern": {"Regex": r"\p{M}+|\p{S}"}, "behavior": "MergedWithNext", "invert": False},
             {"type": "Split", "pattern": {"Regex": r"\P{N}"}, "behavior": "Contiguous", "invert": False},
             {"type": "Split", "pattern": {"String": "-"}, "behavior": "Removed", "invert": False},
-            {"type": "Split", "pattern": {"Regex": r"[^a\s]"}, "behavior": "Isolated", "invert": True},
-        ],
+            {"type": "Split", "pattern": {"Regex": r"[^a\s]"}, "behavior": "Isolated", "invert": True}],
     }
     decoder = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": True}
-    return assembled(
-        vocab,
-        merges,
-        tokens,
-        {"unk_token": "<unk>"},
-        pre_tokenizer=pre,
-        post_processor=begin_with("<s>", 1),
-        decoder=decoder,
-    )
+    return assembled(vocab, merges, tokens, {"unk_token": "<unk>"}, pre_tokenizer=pre,
+                     post_processor=begin_with("<s>", 1), decoder=decoder)
 
 
 def embedded() -> dict:
@@ -316,12 +202,5 @@ def embedded() -> dict:
     return json.loads((ROOT / "models" / "qwen3-lookup" / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-PIPELINES = {
-    "gpt2": gpt2,
-    "llama3": llama3,
-    "qwen": qwen,
-    "llama2": llama2,
-    "ernie45": ernie45,
-    "metaspace": metaspace,
-    "embedded": embedded,
-}
+PIPELINES = {"gpt2": gpt2, "llama3": llama3, "qwen": qwen, "llama2": llama2, "ernie45": ernie45, "metaspace": metaspace,
+             "embedded": embedded}

@@ -419,7 +419,7 @@ def report(arguments):
     lines = [
         "# Seeded bugs and the tests that catch them",
         "",
-        "Written by `scripts/mutate report`; the bugs are in",
+        "Written by `scripts/maintain/mutate report`; the bugs are in",
         "[harness/tests/mutations/mutations.json](../harness/tests/mutations/mutations.json).",
         "",
         f"{len(mutations)} bugs, each alone in a build that is otherwise that of the revision beside it. "
@@ -444,11 +444,11 @@ def report(arguments):
         "",
         "## Running them",
         "```",
-        "scripts/mutate list",
-        "scripts/mutate cpu build/mutants --out results/cpu/mutations.json  # anywhere",
-        "scripts/mutate build build/mutants_cuda                            # where nvcc is",
-        "scripts/mutate run build/mutants_cuda/mutants.tar.xz --out results/h200/mutations.json  # where a GPU is",
-        "scripts/mutate report",
+        "scripts/maintain/mutate list",
+        "scripts/maintain/mutate cpu build/mutants --out results/cpu/mutations.json  # anywhere",
+        "scripts/maintain/mutate build build/mutants_cuda                            # where nvcc is",
+        "scripts/maintain/mutate run build/mutants_cuda/mutants.tar.xz --out results/h200/mutations.json  # where a GPU is",
+        "scripts/maintain/mutate report",
         "```",
         "A mutation whose old text is no longer found exactly once is an error that names it: rewrite it",
         "for the code as it is now. A new kernel brings mutations of its own; one that survives needs a",
@@ -468,7 +468,7 @@ def positive(text):
 
 def main():
     parser = argparse.ArgumentParser(
-        prog="scripts/mutate", description=__doc__,
+        prog="scripts/maintain/mutate", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit code: 0; 1 for a bug that survives or a failed step; 2 for misuse.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -499,9 +499,9 @@ def main():
     try:
         return arguments.action(arguments)
     except BadInput as error:
-        print(f"scripts/mutate: {error}", file=sys.stderr)
+        print(f"scripts/maintain/mutate: {error}", file=sys.stderr)
     except subprocess.CalledProcessError as error:
-        print(f"scripts/mutate: {error.cmd[0]} failed", file=sys.stderr)
+        print(f"scripts/maintain/mutate: {error.cmd[0]} failed", file=sys.stderr)
     return 1
 
 

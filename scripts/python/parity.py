@@ -43,7 +43,7 @@ def executable(text):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        prog="scripts/parity", description=__doc__,
+        prog="scripts/maintain/parity", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 

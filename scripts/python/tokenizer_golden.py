@@ -1,4 +1,4 @@
-"""Writes the tokenizers' golden files with the pinned `tokenizers`; scripts/tokenizer_golden runs it.
+"""Writes the tokenizers' golden files with the pinned `tokenizers`; scripts/maintain/tokenizer_golden runs it.
 
 harness/tests/text/golden/README.md gives the formats.
 """
@@ -47,9 +47,7 @@ def write_pipeline(folder: Path, make, plain: list[str], seed: int) -> None:
     definition = make()
     write_json(folder / "tokenizer.json", definition)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    specials = golden_strings.with_specials(
-        seed, [token["content"] for token in definition["added_tokens"]]
-    )
+    specials = golden_strings.with_specials(seed, [token["content"] for token in definition["added_tokens"]])
 
     encoded = [tokenizer.encode(text).ids for text in plain + specials]
     tokenizer.encode_special_tokens = True
@@ -64,17 +62,10 @@ def write_pipeline(folder: Path, make, plain: list[str], seed: int) -> None:
             decoded[str(index)] = back
     rng = random.Random(seed)
     size = tokenizer.get_vocab_size()
-    ids_at_random = [
-        [rng.randrange(size) for _ in range(rng.randrange(1, 24))] for _ in range(RANDOM_DECODES)
-    ]
-    decodes = [
-        {
-            "ids": ids,
-            "text": tokenizer.decode(ids, skip_special_tokens=False),
-            "without_special": tokenizer.decode(ids, skip_special_tokens=True),
-        }
-        for ids in ids_at_random
-    ]
+    ids_at_random = [[rng.randrange(size) for _ in range(rng.randrange(1, 24))] for _ in range(RANDOM_DECODES)]
+    decodes = [{"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=False),
+                "without_special": tokenizer.decode(ids, skip_special_tokens=True)}
+               for ids in ids_at_random]
     write_json(folder / "cases.json", {"special_strings": specials, "decoded": decoded, "decodes": decodes})
 
 
@@ -127,10 +118,7 @@ def write_all(folder: Path, seed: int, count: int) -> None:
         fault = python_fault(data)
         broken.append([data.hex(), fault.start, fault.reason, data.decode(errors="replace")])
     write_json(folder / "broken.json", broken, lines=True)
-    write_json(
-        folder / "unicode.json",
-        {"members": {name: members(name) for name in CATEGORIES}, "nfc": nfc_hashes()},
-    )
+    write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES}, "nfc": nfc_hashes()})
     write_json(folder / "chat.json", golden_chat.chat_golden(ROOT, GOLDEN / "chat.json"))
     for name, make in golden_pipelines.PIPELINES.items():
         write_pipeline(folder / name, make, plain, seed)
@@ -141,14 +129,11 @@ def check() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         write_all(Path(scratch), SEED, STRINGS)
         made = sorted(path.relative_to(scratch) for path in Path(scratch).rglob("*") if path.is_file())
-        different = [
-            str(path)
-            for path in made
-            if not (GOLDEN / path).is_file()
-            or not filecmp.cmp(GOLDEN / path, scratch / path, shallow=False)
-        ]
+        different = [str(path)
+                     for path in made
+                     if not (GOLDEN / path).is_file() or not filecmp.cmp(GOLDEN / path, scratch / path, shallow=False)]
     for path in different:
-        print(f"scripts/tokenizer_golden: {path}: differs from what is made now", file=sys.stderr)
+        print(f"scripts/maintain/tokenizer_golden: {path}: differs from what is made now", file=sys.stderr)
     print(f"{len(made) - len(different)} of {len(made)} files are as they are made now")
     return 1 if different else 0
 

@@ -1,4 +1,4 @@
-"""The arguments of scripts/tokenizer_golden. Standard library only: they are checked before anything is installed."""
+"""The arguments of scripts/maintain/tokenizer_golden. Standard library only: they are checked before anything is installed."""
 
 import argparse
 from pathlib import Path
@@ -10,12 +10,21 @@ STRINGS = 2100
 
 def parse() -> argparse.Namespace:
     """The arguments of this process; ends it with 2 for those that cannot be used."""
-    parser = argparse.ArgumentParser(prog="scripts/tokenizer_golden")
+    parser = argparse.ArgumentParser(
+        prog="scripts/maintain/tokenizer_golden", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="""Trains small tokenizers with the pipelines of the model families and writes, for seeded strings, the ids
+and texts of Hugging Face tokenizers to harness/tests/text/golden. The first run installs tokenizers,
+transformers and jinja2 into .venv-tokenizers. harness/tests/text/golden/README.md gives the formats.""",
+        epilog="""example, other strings and more of them:
+  scripts/maintain/tokenizer_golden --out /tmp/golden --seed 7 --strings 100000
+  TOKLINE_TEXT_GOLDEN=/tmp/golden build/ci/bin/tokenizer_golden_test
+
+Exit codes: 0 written or equal, 1 --check found a difference, 2 misuse or no environment.""")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true")
-    what.add_argument("--out", type=Path, default=GOLDEN)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--strings", type=int, default=STRINGS)
+    what.add_argument("--check", action="store_true", help="make them elsewhere and compare with the committed files")
+    what.add_argument("--out", type=Path, default=GOLDEN, metavar="DIR", help="write there")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N")
+    parser.add_argument("--strings", type=int, default=STRINGS, metavar="N")
     arguments = parser.parse_args()
     if arguments.check and (arguments.seed, arguments.strings) != (SEED, STRINGS):
         parser.error("--check makes the committed files: it takes no --seed and no --strings")

@@ -1,11 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
-# Sourced by the scripts that read records: runs scripts/python/tokline/<command>.py with the pinned
-# NumPy, SciPy, Matplotlib and Jinja2 of requirements-analysis.txt. The first use installs them into
-# .venv-analysis. Where that is impossible, a python3 in PATH that has all four is used.
-#
-#   source scripts/setup/analysis.sh; analysis gate "$@"
-#
-# TOKLINE_PYTHON=PATH names the Python to use instead; nothing is installed then.
+# Sourced: runs scripts/python/tokline/<command>.py with the pinned NumPy, SciPy, Matplotlib and Jinja2
+# of requirements-analysis.txt. The first use installs them into .venv-analysis. Where that is impossible,
+# a python3 in PATH that has all four is used. TOKLINE_PYTHON=PATH names the Python to use instead;
+# nothing is installed then.
 
 analysis_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 source "$analysis_root/scripts/setup/common.sh"
@@ -106,12 +103,22 @@ find_analysis_python() {
   fi
 }
 
-# analysis COMMAND ARGUMENT...: becomes python -m tokline COMMAND. Exits 2 where there is no Python for it.
+# run_tokline PYTHON COMMAND ARGUMENT...: becomes python -m tokline COMMAND.
+run_tokline() {
+  PYTHONPATH=$analysis_root/scripts/python PYTHONDONTWRITEBYTECODE=1 exec "$1" -m tokline "${@:2}"
+}
+
+# plain_python COMMAND ARGUMENT...: of commands that need the standard library alone.
+plain_python() {
+  command -v python3 >/dev/null || die 2 "python3 is missing"
+  run_tokline python3 "$@"
+}
+
+# analysis COMMAND ARGUMENT...: of all others. Exits 2 where there is no Python for it.
 analysis() {
   trap on_interrupt INT TERM
   find_analysis_python yes || die 2 \
     "needs NumPy, SciPy, Matplotlib and Jinja2, from PyPI or in a python3 in PATH: $why_not"
   trap - INT TERM
-  export PYTHONPATH=$analysis_root/scripts/python PYTHONDONTWRITEBYTECODE=1
-  exec "$analysis_python" -m tokline "$@"
+  run_tokline "$analysis_python" "$@"
 }

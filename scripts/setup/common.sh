@@ -2,6 +2,8 @@
 # Sourced by scripts/test, scripts/bench and scripts/format: arguments, progress, failure.
 # Exit codes: 0 success, 1 failure, 2 usage or something that cannot be installed, 130 interrupted.
 
+program=${0##*/}  # in front of what fails
+
 # Everything below writes to standard error, so that standard output carries results only.
 say() { printf '[%4ds] %s\n' "$SECONDS" "$*" >&2; }
 
@@ -9,13 +11,13 @@ say() { printf '[%4ds] %s\n' "$SECONDS" "$*" >&2; }
 die() {
   local code=$1
   shift
-  printf '%s\n' "${0##*/}: $1" "${@:2}" >&2
+  printf '%s\n' "$program: $1" "${@:2}" >&2
   exit "$code"
 }
 
 on_interrupt() {
   trap - INT TERM
-  printf '\n%s: interrupted\n' "${0##*/}" >&2
+  printf '\n%s: interrupted\n' "$program" >&2
   exit 130
 }
 
@@ -64,6 +66,9 @@ parse_arguments() {
     fi
   fi
 }
+
+# kernel_names [CMAKELISTS]: the kernels, those of the add_kernel() lines of the root CMakeLists.txt.
+kernel_names() { sed -n 's/^add_kernel(\([a-z0-9_]*\).*/\1/p' "${1:-CMakeLists.txt}"; }
 
 # As many compilers as there are cores and 1.5 GiB of free memory each.
 default_jobs() {

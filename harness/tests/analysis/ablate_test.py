@@ -1,4 +1,4 @@
-"""scripts/ablate: the words for what an op is worth, from records and from a program that it runs."""
+"""scripts/records ablate: the words for what an op is worth, from records and from a program that it runs."""
 import functools
 import json
 import os

@@ -1,4 +1,4 @@
-"""Stand-ins for the programs that scripts/believe runs, on the simulated machine, for its test:
+"""Stand-ins for the programs that scripts/maintain/believe runs, on the simulated machine, for its test:
 `python believe_programs.py PROGRAM ARGUMENTS...` writes the records that the program would."""
 import json
 import os

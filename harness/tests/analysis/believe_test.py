@@ -1,4 +1,4 @@
-"""scripts/believe: collecting with programs on a simulated machine and with the real ones, and what is made of it."""
+"""scripts/maintain/believe: collecting with programs on a simulated machine and with the real ones, and what is made of it."""
 import functools
 import json
 import os
@@ -280,7 +280,7 @@ class ReportTest(InFolder):
                 code, page, err = run_main("report", self.folder / "out", "--without-tool-times", "--json",
                                            self.folder / "b.json")
                 self.assertEqual(code, 0, err)
-                self.assertEqual(err, f"scripts/believe: {cut}: its program was cut short; left out, with what it "
+                self.assertEqual(err, f"scripts/maintain/believe: {cut}: its program was cut short; left out, with what it "
                                       "would be compared with\n")
                 self.assertIn("- left out, since its program was cut short, with what it would be compared with: "
                               f"{cut}", page)
@@ -314,12 +314,12 @@ class ReportTest(InFolder):
             path.write_text(text)
             code, out, err = run_main("report", self.folder / "out", "--without-tool-times")
             self.assertEqual((code, out), (1, ""))
-            self.assertRegex(err, rf"^scripts/believe: .*linear.round1.jsonl(:1)?: {why}[^\n]*\n$")
+            self.assertRegex(err, rf"^scripts/maintain/believe: .*linear.round1.jsonl(:1)?: {why}[^\n]*\n$")
         path.unlink()
         (self.folder / "out" / "journal.jsonl").write_text('{"loss": 1}\n')
         code, _, err = run_main("report", self.folder / "out", "--without-tool-times")
         self.assertEqual(code, 1)
-        self.assertRegex(err, "journal.jsonl: no journal of scripts/believe collect")
+        self.assertRegex(err, "journal.jsonl: no journal of scripts/maintain/believe collect")
 
     def test_tool_times_are_of_a_whole_file(self):
         self.sides(Machine(seed=7), again=[])

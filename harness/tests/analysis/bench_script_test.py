@@ -55,9 +55,7 @@ class BenchScriptTest(ScratchRepository):
         super().setUpClass()
         (cls.tree / "program.py").write_text(PROGRAM)
         (cls.tree / "CMakePresets.json").write_text((ROOT / "CMakePresets.json").read_text())
-        (cls.tree / "benches").mkdir()
-        for kernel in KERNELS:
-            (cls.tree / "benches" / f"bench_{kernel}.cc").write_text("")
+        (cls.tree / "CMakeLists.txt").write_text("".join(f"add_kernel({kernel})\n" for kernel in KERNELS))
         model = cls.tree / "models" / "qwen3-lookup"
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""scripts/blame on records whose difference was put in: it must be found, add up, and not be invented."""
+"""scripts/records blame on records whose difference was put in: it must be found, add up, and not be invented."""
 import functools
 import json
 import os

@@ -46,13 +46,8 @@ class CommandTest(unittest.TestCase):
     def run_command(self, command, *arguments, expect, **environment):
         """What the command said and its exit code; in a process of its own where it needs an environment."""
         if environment:
-            done = subprocess.run(
-                [sys.executable, "-m", "tokline", command, *map(str, arguments)],
-                text=True,
-                capture_output=True,
-                env=os.environ | environment,
-                stdin=subprocess.DEVNULL,
-            )
+            done = subprocess.run([sys.executable, "-m", "tokline", command, *map(str, arguments)], text=True,
+                                  capture_output=True, env=os.environ | environment, stdin=subprocess.DEVNULL)
         else:
             done = subprocess.CompletedProcess(command, *run_here(command, *arguments))
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)

@@ -12,14 +12,17 @@ from command_case import CommandTest, run_here
 from synthetic import DecoderCase, Effect
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMANDS = ("gate", "compare", "blame", "ablate", "report", "export", "believe")
+COMMANDS = ("gate", "compare", "blame", "ablate", "report", "export", "table", "history", "believe")
+
+
+def program_of(command):
+    return ("scripts/maintain/" if command in ("believe", "floors") else "scripts/records ") + command
 
 
 def command_line(command):
-    """table and floors are programs of their own: standard library only."""
-    if command in ("table", "floors"):
-        return [sys.executable, ROOT / "scripts" / command]
-    return [sys.executable, "-m", "tokline", command]
+    """floors is a program of its own: standard library only."""
+    return [sys.executable, ROOT / program_of(command)] if command == "floors" else [
+        sys.executable, "-m", "tokline", command]
 
 
 def redirected(redirection, line):
@@ -33,21 +36,15 @@ class CommandsTest(CommandTest):
         header = self.machine.header("tokline ablate")
         line = self.machine.ablation(header, DecoderCase(), "qkv", "plain ops", 5.0)
         ablation = self.write("ablation.jsonl", [header, line])
-        for code, *words in (
-            (2, "gate", "--baseline", a, "--candidate", b),
-            (2, "compare", a, b),
-            (1, "blame", decoder, decoder),
-            (1, "ablate", "--records", ablation),
-            (1, "export", a, "--format", "csv"),
-            (1, "table", a),
-            (2, "floors", self.folder),
-        ):
+        for code, *words in ((2, "gate", "--baseline", a, "--candidate", b), (2, "compare", a, b),
+                             (1, "blame", decoder, decoder), (1, "ablate", "--records", ablation),
+                             (1, "export", a, "--format", "csv"), (1, "table", a), (2, "floors", self.folder)):
             line = [*command_line(words[0]), *words[1:]]
             for redirection, why in (">/dev/full", "No space left on device"), (">&-", "it is closed"):
                 with self.subTest(words[0] + redirection):
                     done = redirected(redirection, line)
                     self.assertEqual(done.returncode, code, done.stderr)
-                    said = f"scripts/{words[0]}: cannot write to standard output: {why}"
+                    said = f"{program_of(words[0])}: cannot write to standard output: {why}"
                     self.assertEqual(done.stderr.splitlines()[-1], said)
                     self.assertNotIn("Traceback", done.stderr)
 
@@ -68,20 +65,15 @@ class CommandsTest(CommandTest):
         deep = self.folder / "deep" / "deep.jsonl"
         deep.parent.mkdir()
         deep.write_text("[" * 100000)
-        for code, command, *arguments in (
-            (2, "gate", "--baseline", a, "--candidate", deep),
-            (2, "compare", a, deep.parent),
-            (1, "blame", a, deep),
-            (1, "ablate", "--records", deep),
-            (1, "export", deep, "--format", "csv"),
-            (1, "report", deep, "-o", self.folder / "r.html"),
-            (1, "table", deep),
-            (2, "floors", deep),
-        ):
+        for code, command, *arguments in ((2, "gate", "--baseline", a, "--candidate", deep),
+                                          (2, "compare", a, deep.parent), (1, "blame", a, deep),
+                                          (1, "ablate", "--records", deep), (1, "export", deep, "--format", "csv"),
+                                          (1, "report", deep, "-o", self.folder / "r.html"), (1, "table", deep),
+                                          (2, "floors", deep)):
             with self.subTest(command):
                 done = subprocess.run([*command_line(command), *arguments], capture_output=True, text=True)
                 self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
-                self.assertRegex(done.stderr, rf"^scripts/{command}: .*deep.jsonl:1: not JSON: .*recursion.*\n$")
+                self.assertRegex(done.stderr, rf"^{program_of(command)}: .*deep.jsonl:1: not JSON: .*recursion.*\n$")
 
     def test_an_error_of_a_command_is_no_verdict(self):
         for command in COMMANDS:
@@ -89,13 +81,13 @@ class CommandsTest(CommandTest):
                 code, out, err = run_here(command)
             self.assertEqual((code, out), (2 if command in ("gate", "compare") else 1, ""))
             self.assertIn("ZeroDivisionError", err)
-            self.assertRegex(err.splitlines()[-1], f"^scripts/{command}: an error of this command")
+            self.assertRegex(err.splitlines()[-1], f"^{program_of(command)}: an error of this command")
 
     def refuses_one_file(self, names, command, *arguments):
         before = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
         done = self.run_command(command, *arguments, expect=2)
         said = " and ".join(re.escape(name) + r" \S+" for name in names)
-        self.assertRegex(done.stderr, rf"^scripts/{command}: {said} are one file; .*\n$")
+        self.assertRegex(done.stderr, rf"^{program_of(command)}: {said} are one file; .*\n$")
         self.assertEqual(done.stdout, "")
         self.assertEqual({path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}, before)
 
@@ -111,22 +103,18 @@ class CommandsTest(CommandTest):
         cheats.write_text("{}")
         gate = ("gate", "--baseline", a, "--candidate", b)
         for names, *words in (
-            (("-o", "RESULTS"), "report", b, "-o", b),
-            (("-o", "RESULTS"), "report", b, "-o", here),
-            (("-o", "RESULTS"), "report", b, "-o", link),
-            (("-o", "RESULTS"), "report", b, "-o", hard),
+            (("-o", "RESULTS"), "report", b, "-o", b), (("-o", "RESULTS"), "report", b, "-o", here),
+            (("-o", "RESULTS"), "report", b, "-o", link), (("-o", "RESULTS"), "report", b, "-o", hard),
             (("-o", "RESULTS"), "report", self.folder, "-o", b),
             (("--markdown", "RESULTS"), "report", b, "-o", html, "--markdown", b),
             (("--screenshot", "--baseline"), "report", b, "--baseline", a, "-o", html, "--screenshot", a),
             (("-o", "RECORDS"), "export", b, "--format", "csv", "-o", b),
-            (("--json", "--candidate"), *gate, "--json", b),
-            (("--markdown", "--baseline"), *gate, "--markdown", a),
+            (("--json", "--candidate"), *gate, "--json", b), (("--markdown", "--baseline"), *gate, "--markdown", a),
             (("--json", "--noise"), *gate, "--noise", noise, "--json", noise),
             (("--out", "--aa"), "gate", "--aa", b, "--out", b),
             (("--json", "--keep's"), "gate", "--ab", a, b, "--keep", "k", "--json", "k/b.jsonl"),
             (("--json", "--cheats"), "believe", "report", self.folder, "--cheats", cheats, "--json", cheats),
-            (("-o", "DIR"), "believe", "report", self.folder, "-o", a),
-        ):
+            (("-o", "DIR"), "believe", "report", self.folder, "-o", a)):
             with self.subTest(list(map(str, words))):
                 self.refuses_one_file(names, *words)
 
@@ -136,8 +124,7 @@ class CommandsTest(CommandTest):
         for names, *words in (
             (("-o", "--markdown"), "report", a, "-o", r, "--markdown", same),
             (("--markdown", "--json"), "gate", "--baseline", a, "--candidate", b, "--json", r, "--markdown", same),
-            (("-o", "--json"), "believe", "report", self.folder, "-o", r, "--json", same),
-        ):
+            (("-o", "--json"), "believe", "report", self.folder, "-o", r, "--json", same)):
             with self.subTest(words[0]):
                 self.refuses_one_file(names, *words)
         gate = ("gate", "--baseline", a, "--candidate", b)
@@ -146,14 +133,12 @@ class CommandsTest(CommandTest):
     def test_nothing_is_written_where_one_of_the_results_cannot_be(self):
         a, b = self.pair()
         good, bad = self.folder / "r", self.folder / "none" / "x"
-        for code, *words in (
-            (1, "report", a, "-o", good, "--markdown", bad),
-            (2, "gate", "--baseline", a, "--candidate", b, "--json", good, "--markdown", bad),
-            (1, "believe", "report", self.folder, "-o", good, "--json", bad),
-        ):
+        for code, *words in ((1, "report", a, "-o", good, "--markdown", bad),
+                             (2, "gate", "--baseline", a, "--candidate", b, "--json", good, "--markdown", bad),
+                             (1, "believe", "report", self.folder, "-o", good, "--json", bad)):
             with self.subTest(words[0]):
                 done = self.run_command(*words, expect=code)
-                said = f"scripts/{words[0]}: cannot write {bad}: No such file or directory\n"
+                said = f"{program_of(words[0])}: cannot write {bad}: No such file or directory\n"
                 self.assertEqual((done.stdout, done.stderr), ("", said))
                 self.assertFalse(good.exists())
                 self.assertFalse(bad.parent.exists())
@@ -168,7 +153,7 @@ class CommandsTest(CommandTest):
     def test_ctrl_c_while_modules_are_imported_is_a_line(self):
         for command in COMMANDS:
             with mock.patch("importlib.import_module", side_effect=KeyboardInterrupt):
-                self.assertEqual(run_here(command), (130, "", f"scripts/{command}: interrupted\n"))
+                self.assertEqual(run_here(command), (130, "", f"{program_of(command)}: interrupted\n"))
 
     def test_every_command_says_what_an_interrupt_exits_with(self):
         for command in COMMANDS:
@@ -176,9 +161,8 @@ class CommandsTest(CommandTest):
                 code, out, _ = run_here(command, *before_help, "--help")
                 self.assertEqual(code, 0)
                 self.assertRegex(out.replace("\n", " "), r"(?i)exit codes.*: .*130 +interrupted")
-        for script in ("table", "floors"):
-            done = subprocess.run([*command_line(script), "--help"], capture_output=True, text=True)
-            self.assertRegex(done.stdout.replace("\n", " "), r"(?i)exit codes?: .*130 +interrupted")
+        done = subprocess.run([*command_line("floors"), "--help"], capture_output=True, text=True)
+        self.assertRegex(done.stdout.replace("\n", " "), r"(?i)exit codes?: .*130 +interrupted")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""scripts/compare as it is run: order, forms, refusals."""
+"""scripts/records compare as it is run: order, forms, refusals."""
 
 import json
 import subprocess
@@ -12,23 +12,17 @@ from synthetic import Effect
 
 class CompareTest(CommandTest):
     def test_lists_the_slowest_first_and_leaves_out_what_is_the_same(self):
-        a, b = self.pair(
-            [Effect(5, kernel="linear"), Effect(30, kernel="sampling"), Effect(-10, kernel="embedding")]
-        )
+        a, b = self.pair([Effect(5, kernel="linear"), Effect(30, kernel="sampling"), Effect(-10, kernel="embedding")])
         lines = self.run_command("compare", a, b, expect=0).stdout.splitlines()
         self.assertEqual(
-            [line.split()[0] for line in lines[1:10]], ["sampling"] * 3 + ["linear"] * 3 + ["embedding"] * 3
-        )
+            [line.split()[0] for line in lines[1:10]], ["sampling"] * 3 + ["linear"] * 3 + ["embedding"] * 3)
         self.assertTrue(lines[-2].startswith("30 rows: 6 slower, 3 faster, 21 same; B takes "))
         self.assertEqual(lines[-1], "21 rows that are the same are not listed (--all).")
         self.assertEqual(len(self.run_command("compare", "--all", a, b, expect=0).stdout.splitlines()), 33)
 
     def test_json_holds_what_the_verdict_rests_on(self):
         result = json.loads(
-            self.run_command(
-                "compare", "--format", "json", *self.pair([Effect(10)], rounds=3), expect=0
-            ).stdout
-        )
+            self.run_command("compare", "--format", "json", *self.pair([Effect(10)], rounds=3), expect=0).stdout)
         row = result["rows"][0]
         self.assertEqual((row["verdict"], row["rounds"]), ("slower", 3))
         self.assertAlmostEqual(row["ratio"], 1.1, delta=0.03)
@@ -45,13 +39,11 @@ class CompareTest(CommandTest):
 
     def test_bad_file_is_misuse(self):
         done = self.run_command("compare", self.folder, self.folder, expect=2)
-        self.assertRegex(done.stderr, "^scripts/compare: .*no \\*.jsonl")
+        self.assertRegex(done.stderr, "^scripts/records compare: .*no \\*.jsonl")
 
     def test_reader_that_has_seen_enough_is_no_failure(self):
         a, b = self.pair([Effect(10)])
-        command = (
-            f"'{sys.executable}' -m tokline compare --all '{a}' '{b}' | head -n 1; exit ${{PIPESTATUS[0]}}"
-        )
+        command = f"'{sys.executable}' -m tokline compare --all '{a}' '{b}' | head -n 1; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(command, shell=True, executable="/bin/bash", capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 

@@ -37,9 +37,8 @@ class EnvironmentTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         self.tree = self.folder / "tree"
         shutil.copytree(ROOT / "scripts/setup", self.tree / "scripts/setup")
-        self.wrapper = self.tree / "scripts/toy"
-        self.wrapper.write_text((ROOT / "scripts/compare").read_text().replace("compare", "toy"))
-        self.wrapper.chmod(0o755)
+        self.wrapper = self.tree / "scripts/records"
+        shutil.copy(ROOT / "scripts/records", self.wrapper)
         self.python = self.folder / "bin/python3"
         self.python.parent.mkdir()
         self.python.write_text(PYTHON3)
@@ -51,10 +50,10 @@ class EnvironmentTest(unittest.TestCase):
     def start(self, pip="works", **variables):
         env = os.environ | {"PATH": str(self.python.parent), "FOLDER": str(self.folder), "PIP": pip,
                             "MODULES": "", "TOKLINE_PYTHON": ""} | variables
-        return subprocess.Popen([self.wrapper, "x"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        return subprocess.Popen([self.wrapper, "compare", "x"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, start_new_session=True)
 
-    def run_toy(self, *arguments, **variables):
+    def run_compare(self, *arguments, **variables):
         """(exit code, standard output, standard error)"""
         process = self.start(*arguments, **variables)
         out, err = process.communicate()
@@ -67,19 +66,19 @@ class EnvironmentTest(unittest.TestCase):
         return [path for path in (self.tree / ".venv-analysis").iterdir() if path.is_dir()]
 
     def test_the_first_use_installs_and_the_next_are_silent(self):
-        code, out, err = self.run_toy()
+        code, out, err = self.run_compare()
         self.assertEqual(code, 0, err)
-        self.assertRegex(out, r"^ran tokline toy x with .*/\.venv-analysis/\d+/bin/python\n$")
+        self.assertRegex(out, r"^ran tokline compare x with .*/\.venv-analysis/\d+/bin/python\n$")
         self.assertRegex(err, r"^\[ *\d+s\] making \.venv-analysis/\d+: .*\n$")
-        self.assertEqual(self.run_toy()[2], "")
+        self.assertEqual(self.run_compare()[2], "")
         self.assertEqual(self.installations(), 1)
 
     def test_other_pins_make_another_environment_and_remove_the_old(self):
-        self.run_toy()
+        self.run_compare()
         with open(self.tree / "scripts/setup/requirements-analysis.txt", "a", encoding="utf-8") as file:
             file.write("six==1.17.0\n")
         old = self.folders()
-        self.assertIn("making", self.run_toy()[2])
+        self.assertIn("making", self.run_compare()[2])
         self.assertEqual(len(self.folders()), 1)
         self.assertNotEqual(self.folders(), old)
 
@@ -97,28 +96,28 @@ class EnvironmentTest(unittest.TestCase):
         _, err = process.communicate(timeout=20)
         self.assertEqual(process.returncode, 130, err)
         self.assertFalse([path for path in self.folders() if path.suffix != ".new"])
-        self.assertEqual(self.run_toy()[0], 0)
+        self.assertEqual(self.run_compare()[0], 0)
         self.assertEqual([path.suffix for path in self.folders()], [""])
 
     def test_without_an_index_a_python_that_has_the_modules_serves_and_is_named_once(self):
-        code, out, err = self.run_toy("fails", MODULES=str(self.python))
-        self.assertEqual((code, out), (0, f"ran tokline toy x with {self.python}\n"), err)
+        code, out, err = self.run_compare("fails", MODULES=str(self.python))
+        self.assertEqual((code, out), (0, f"ran tokline compare x with {self.python}\n"), err)
         self.assertIn(f"using {self.python} and its own modules: pip: ERROR: no route to the index", err)
-        self.assertEqual(self.run_toy("fails", MODULES=str(self.python))[2], "")
+        self.assertEqual(self.run_compare("fails", MODULES=str(self.python))[2], "")
         self.assertEqual(self.installations(), 1)
 
     def test_without_an_index_and_modules_it_is_one_line_and_exit_2(self):
-        code, out, err = self.run_toy("fails")
+        code, out, err = self.run_compare("fails")
         self.assertEqual((code, out), (2, ""))
         self.assertEqual(err.splitlines()[1:], [
-            "toy: needs NumPy, SciPy, Matplotlib and Jinja2, from PyPI or in a python3 in PATH: "
+            "records: needs NumPy, SciPy, Matplotlib and Jinja2, from PyPI or in a python3 in PATH: "
             "pip: ERROR: no route to the index"])
         self.assertEqual(self.folders(), [])
 
     def test_a_named_python_is_used_and_nothing_is_installed(self):
-        code, out, err = self.run_toy(TOKLINE_PYTHON=str(self.python), MODULES=str(self.python))
-        self.assertEqual((code, out, err), (0, f"ran tokline toy x with {self.python}\n", ""))
-        code, _, err = self.run_toy(TOKLINE_PYTHON="/bin/false")
+        code, out, err = self.run_compare(TOKLINE_PYTHON=str(self.python), MODULES=str(self.python))
+        self.assertEqual((code, out, err), (0, f"ran tokline compare x with {self.python}\n", ""))
+        code, _, err = self.run_compare(TOKLINE_PYTHON="/bin/false")
         self.assertEqual(code, 2)
         self.assertIn("TOKLINE_PYTHON is '/bin/false'", err)
         self.assertEqual(self.installations(), 0)

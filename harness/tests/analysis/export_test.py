@@ -1,4 +1,4 @@
-"""scripts/export: what other tools get is what was recorded, and files are there whole or as they were."""
+"""scripts/records export: what other tools get is what was recorded, and files are there whole or as they were."""
 import csv
 import functools
 import io
@@ -72,7 +72,7 @@ class GoogleBenchmarkTest(ExportTest):
         path = self.history(2)
         code, out, err = run_main(path, "--format", "google-benchmark")
         self.assertEqual((code, out), (3, ""))
-        self.assertRegex(err, r"^scripts/export: '.+' is in the runs \w+ and \w+; --run chooses one\n$")
+        self.assertRegex(err, r"^scripts/records export: '.+' is in the runs \w+ and \w+; --run chooses one\n$")
         runs = records.read(path)
         code, out, err = run_main(path, "--format", "google-benchmark", "--run", runs[2].run_id[:12])
         self.assertEqual((code, err), (0, ""))
@@ -182,7 +182,7 @@ class FileTest(ExportTest):
         command = [sys.executable, "-m", "tokline", "export", path, "--format", "csv", "-o", output]
         result = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
         self.assertEqual(result.returncode, 1)
-        self.assertEqual(result.stderr, f"scripts/export: cannot write {output}: File too large\n")
+        self.assertEqual(result.stderr, f"scripts/records export: cannot write {output}: File too large\n")
         with open(output) as file:
             self.assertEqual(file.read(), "before")
         self.assertEqual(sorted(os.listdir(self.folder)), ["history.jsonl", "out.csv"])
@@ -202,7 +202,7 @@ class FileTest(ExportTest):
         self.assertIn("empty.jsonl", err)
         headers = write(self.path("headers.jsonl"), self.machine.run("bench_all", []))
         code, _, err = run_main(headers, "--format", "csv")
-        self.assertEqual((code, err), (1, f"scripts/export: {headers}: no rows\n"))
+        self.assertEqual((code, err), (1, f"scripts/records export: {headers}: no rows\n"))
 
     def test_misuse(self):
         path = self.history(1)

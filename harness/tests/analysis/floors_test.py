@@ -1,4 +1,4 @@
-"""scripts/floors on the records of a simulated machine."""
+"""scripts/maintain/floors on the records of a simulated machine."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ class FloorsTest(CommandTest):
         self.write("decoder.jsonl", self.machine.decoder_run(cases))
 
     def lines(self, expect):
-        done = subprocess.run([ROOT / "scripts" / "floors", self.folder], text=True, capture_output=True)
+        done = subprocess.run([ROOT / "scripts/maintain/floors", self.folder], text=True, capture_output=True)
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
         table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
         return {line[0]: dict(zip(table[0], line)) for line in table[2:]}

@@ -1,4 +1,4 @@
-"""scripts/gate_change over a scratch repository whose bench programs run on a simulated clock."""
+"""scripts/records gate_change over a scratch repository whose bench programs run on a simulated clock."""
 
 import json
 import shutil
@@ -32,6 +32,9 @@ for kernel in toy["benches"]:
 CMAKE = """
 cmake_minimum_required(VERSION 3.25)
 project(toy LANGUAGES NONE)
+macro(add_kernel)
+endmacro()
+add_kernel(linear)
 set(ENV{BUILD_DIR} "${CMAKE_BINARY_DIR}")
 execute_process(COMMAND "$ENV{TOKLINE_PYTHON}" build.py WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}"
   COMMAND_ERROR_IS_FATAL ANY)
@@ -91,7 +94,7 @@ class GateChangeTest(ScratchRepository):
     def gate(self, head, *arguments, device="cpu", rounds=3):
         """(exit code, output, verdict.md)"""
         self.out = self.folder / f"out-{head}"
-        code, output = self.script("gate_change", "--head", head, "--device", device, "--out", self.out,
+        code, output = self.script("records", "gate_change", "--head", head, "--device", device, "--out", self.out,
                                    "--rounds", rounds, "--build-command", f"{sys.executable} build.py", *arguments)
         path = self.out / "verdict.md"
         return code, output, path.read_text() if path.exists() else ""
@@ -168,12 +171,11 @@ class GateChangeTest(ScratchRepository):
 
     def test_what_no_program_takes_is_said_before_anything_is_built(self):
         git(self.tree, "checkout", "-q", "-b", "named", "main")
-        (self.tree / "benches").mkdir()
-        for name in ("bench_linear.cc", "bench_gelu.cc", "shapes.cc"):
-            (self.tree / "benches" / name).write_text("")
-        self.commit_tree("benches")
-        git(self.tree, "rm", "-q", "benches/bench_gelu.cc")
-        self.commit_tree("fewer benches")
+        lines = self.tree / "CMakeLists.txt"
+        lines.write_text("add_kernel(gelu)\nadd_kernel(linear KERNELS gelu)\nadd_library(shapes)\n")
+        self.commit_tree("kernels")
+        lines.write_text("add_kernel(linear)\n")
+        self.commit_tree("fewer kernels")
         git(self.tree, "checkout", "-q", "main")
         side = ("--base", "named~1", "--head", "named", "--device", "cpu", "--no-install")
         for arguments, words in (
@@ -185,13 +187,13 @@ class GateChangeTest(ScratchRepository):
             (("--model", "./none"), "--model ./none has no config.json"),
         ):
             with self.subTest(arguments):
-                code, output = self.script("gate_change", *side, "--out", self.folder / "out-misuse", *arguments)
+                code, output = self.script("records", "gate_change", *side, "--out", self.folder / "out-misuse", *arguments)
                 self.assertEqual((code, output), (2, f"gate_change: {words}\n"))
 
     def test_what_is_not_committed_is_named_and_not_measured(self):
         (self.tree / "new.cc").write_text("")
         self.addCleanup((self.tree / "new.cc").unlink)
-        code, output = self.script("gate_change", "--device", "cpu")
+        code, output = self.script("records", "gate_change", "--device", "cpu")
         self.assertEqual(code, 2)
         self.assertIn("not committed: new.cc", output)
 
@@ -199,12 +201,10 @@ class GateChangeTest(ScratchRepository):
         git(self.tree, "checkout", "-q", "-b", "cmake", "main")
         (self.tree / "CMakeLists.txt").write_text(CMAKE)
         shutil.copy(ROOT / "CMakePresets.json", self.tree)
-        (self.tree / "benches").mkdir()
-        (self.tree / "benches" / "bench_linear.cc").write_text("")
         self.commit_tree("a project")
         self.commit_tree("its change")
         git(self.tree, "checkout", "-q", "main")
-        code, output = self.script("gate_change", "--base", "cmake~1", "--head", "cmake", "--device", "cpu", "--rounds", 1,
+        code, output = self.script("records", "gate_change", "--base", "cmake~1", "--head", "cmake", "--device", "cpu", "--rounds", 1,
                                    "--out", self.folder / "out-cmake", "--no-install", "--programs", "linear")
         if code == 2 and "--no-install was given; missing" in output:
             self.skipTest("the packages that the project is built with are not there")

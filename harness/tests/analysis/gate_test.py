@@ -1,4 +1,4 @@
-"""scripts/gate on records: output, exit codes, bad input, speed."""
+"""scripts/records gate on records: output, exit codes, bad input, speed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ class GateRecordsTest(CommandTest):
 
     def refuses(self, a, b, expression):
         done = self.gate(a, b, expect=2)
-        self.assertRegex(done.stderr, f"^scripts/gate: .*{expression}")
+        self.assertRegex(done.stderr, f"^scripts/records gate: .*{expression}")
         self.assertEqual(len(done.stderr.splitlines()), 1)
         self.assertEqual(done.stdout, "")
 
@@ -33,17 +33,13 @@ class GateRecordsTest(CommandTest):
 
     def test_only_looks_at_the_rows_that_match(self):
         self.assertIn(
-            "27 rows",
-            self.gate(*self.pair([Effect(10, kernel="linear")]), "--only", "^(?!linear)", expect=0).stdout,
-        )
+            "27 rows", self.gate(*self.pair([Effect(10, kernel="linear")]), "--only", "^(?!linear)", expect=0).stdout)
 
     def test_other_fingerprints_are_not_compared_unless_across(self):
         a = self.write("a.jsonl", self.machine.run("x", self.cases))
         b = self.write("b.jsonl", synthetic.Machine(2, gpu={"driver": "570"}).run("x", self.cases))
         self.assertIn("the fingerprints differ: driver: 580.1 and 570", self.gate(a, b, expect=3).stdout)
-        self.assertIn(
-            "compared across different fingerprints: driver", self.gate(a, b, "--across", expect=0).stdout
-        )
+        self.assertIn("compared across different fingerprints: driver", self.gate(a, b, "--across", expect=0).stdout)
 
     def test_no_common_rows_is_not_comparable(self):
         a = self.write("a.jsonl", self.machine.run("x", self.cases[:10]))
@@ -55,7 +51,7 @@ class GateRecordsTest(CommandTest):
         a, b = self.pair()
         self.assertIn("not comparable: no row matches --only 'zzz'.", self.gate(a, b, "--only", "zzz", expect=3).stdout)
         done = self.run_command("compare", "--only", "zzz", a, b, expect=3)
-        self.assertEqual(done.stderr, "scripts/compare: no row matches --only 'zzz'\n")
+        self.assertEqual(done.stderr, "scripts/records compare: no row matches --only 'zzz'\n")
 
     def test_too_few_samples_do_not_pass_as_same(self):
         cases = synthetic.decoder_cases()
@@ -64,16 +60,8 @@ class GateRecordsTest(CommandTest):
         self.assertIn("gate: undecided: 3 rows", self.gate(a, b, expect=3).stdout)
 
     def test_result_in_json_and_markdown_files_too(self):
-        done = self.gate(
-            *self.pair([Effect(10)]),
-            "--json",
-            self.folder / "r.json",
-            "--markdown",
-            self.folder / "r.md",
-            "--format",
-            "json",
-            expect=1,
-        )
+        done = self.gate(*self.pair([Effect(10)]), "--json", self.folder / "r.json", "--markdown", self.folder / "r.md",
+                         "--format", "json", expect=1)
         result = json.loads(done.stdout)
         self.assertEqual(result, json.loads((self.folder / "r.json").read_text()))
         self.assertEqual((result["exit_code"], result["counts"]), (1, {"slower": 30}))
@@ -86,11 +74,9 @@ class GateRecordsTest(CommandTest):
         text = Path(b).read_text()
         for name, content, expression in (
             ("truncated", text[:5000] + "\n" + text[9000:], "bad.jsonl:.*: not JSON"),
-            ("foreign", "<html>\n", "bad.jsonl:1: not JSON"),
-            ("empty", "", "bad.jsonl: is empty"),
+            ("foreign", "<html>\n", "bad.jsonl:1: not JSON"), ("empty", "", "bad.jsonl: is empty"),
             ("schema", text.replace('"schema": 2', '"schema": 9'), "schema is 9; this reads 1 to 2"),
-            ("nan", text.replace('"samples_us": [', '"samples_us": [NaN, '), "NaN is not a number"),
-        ):
+            ("nan", text.replace('"samples_us": [', '"samples_us": [NaN, '), "NaN is not a number")):
             with self.subTest(name):
                 (self.folder / "bad.jsonl").write_text(content)
                 self.refuses(a, self.folder / "bad.jsonl", expression)
@@ -113,17 +99,10 @@ class GateRecordsTest(CommandTest):
 
     def test_misuse(self):
         a, b = self.pair()
-        for arguments in (
-            [],
-            ["--baseline", a],
-            ["--baseline", a, "--candidate", b, "--aa", "x"],
-            ["--baseline", a, "--candidate", b, "--keep", "x"],
-            ["--ab", a],
-            ["--ab", a, b, "--out", "x"],
-            ["--baseline", a, "--candidate", b, "--", "--samples", "20"],
-            ["--baseline", a, "--candidate", b, "--only", "("],
-            ["--aa", a, "--rounds", "0"],
-        ):
+        for arguments in ([], ["--baseline", a], ["--baseline", a, "--candidate", b, "--aa", "x"],
+                          ["--baseline", a, "--candidate", b, "--keep", "x"], ["--ab", a], ["--ab", a, b, "--out", "x"],
+                          ["--baseline", a, "--candidate", b, "--", "--samples", "20"],
+                          ["--baseline", a, "--candidate", b, "--only", "("], ["--aa", a, "--rounds", "0"]):
             with self.subTest(arguments):
                 self.run_command("gate", *arguments, expect=2)
 
@@ -133,9 +112,7 @@ class GateRecordsTest(CommandTest):
         before = os.times()
         self.assertIn("2,000 rows", self.gate(a, b, expect=1).stdout)
         after = os.times()
-        self.assertLess(
-            after.children_user + after.children_system - before.children_user - before.children_system, 5
-        )
+        self.assertLess(after.children_user + after.children_system - before.children_user - before.children_system, 5)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""scripts/history over a scratch repository and a remote beside it."""
+"""scripts/records history over a scratch repository and a remote beside it."""
 
 import shutil
 import tempfile
@@ -16,7 +16,7 @@ class HistoryTest(ScratchRepository):
         git(self.tree, "remote", "add", self.remote.name, str(self.remote))
 
     def history(self, *arguments):
-        return self.script("history", "--remote", self.remote.name, "--out", self.folder / "history", *arguments)
+        return self.script("records", "history", "--remote", self.remote.name, "--out", self.folder / "history", *arguments)
 
     def record(self, name, seed=1, **run):
         machine = synthetic.Machine(seed=seed)
@@ -73,7 +73,7 @@ class HistoryTest(ScratchRepository):
         self.assertIn("cannot be read", output)
 
     def test_a_folder_with_other_files_is_not_emptied(self):
-        code, output = self.script("history", "--remote", self.remote.name, "--out", self.tree)
+        code, output = self.script("records", "history", "--remote", self.remote.name, "--out", self.tree)
         self.assertEqual(code, 2)
         self.assertTrue((self.tree / "scripts").exists(), output)
 

@@ -1,4 +1,4 @@
-"""scripts/mutate on a scratch repository: which bugs count as caught, survived and not run."""
+"""scripts/maintain/mutate on a scratch repository: which bugs count as caught, survived and not run."""
 
 import contextlib
 import io
@@ -40,23 +40,15 @@ def mutation(name, old="2 * b", new="b", tests=("sum_test",), file="sum.cc"):
 def record(revision, gpu, results, mutations):
     """A record of {mutation: {test program: tests that caught it}}."""
     digests = {m["name"]: mutate.digest(m) for m in mutations}
-    return {
-        "schema": mutate.SCHEMA,
-        "revision": revision,
-        "gpu": gpu,
-        "unmutated": {"sum_test": {"tests": 3, "skipped": [], "seconds": 0.1}},
-        "mutations": [
-            {
-                "name": name,
-                "digest": digests[name],
-                "results": {
-                    test: {"caught_by": {one: "fails" for one in caught}, "seconds": 0.1}
-                    for test, caught in by_test.items()
-                },
-            }
-            for name, by_test in results.items()
-        ],
-    }
+    return {"schema": mutate.SCHEMA,
+            "revision": revision,
+            "gpu": gpu,
+            "unmutated": {"sum_test": {"tests": 3, "skipped": [], "seconds": 0.1}},
+            "mutations": [{"name": name,
+                           "digest": digests[name],
+                           "results": {test: {"caught_by": {one: "fails" for one in caught}, "seconds": 0.1}
+                                       for test, caught in by_test.items()}}
+                          for name, by_test in results.items()]}
 
 
 class MutateTest(unittest.TestCase):
@@ -67,16 +59,13 @@ class MutateTest(unittest.TestCase):
         (self.root / "sum.cc").write_text(SUM)
 
     def run_command(self, *arguments, mutations, expect):
-        """What scripts/mutate prints when it is run in the scratch repository."""
+        """What scripts/maintain/mutate prints when it is run in the scratch repository."""
         data = self.root / "mutations.json"
         data.write_text(json.dumps(mutations))
         out, err = io.StringIO(), io.StringIO()
-        with (
-            mock.patch.multiple(mutate, ROOT=self.root, MUTATIONS=data),
-            mock.patch.object(sys, "argv", ["scripts/mutate", *map(str, arguments)]),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
+        with (mock.patch.multiple(mutate, ROOT=self.root, MUTATIONS=data),
+              mock.patch.object(sys, "argv", ["scripts/maintain/mutate", *map(str, arguments)]),
+              contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):
             code = mutate.main()
         self.assertEqual(code, expect, out.getvalue() + err.getvalue())
         return out.getvalue() + err.getvalue()
@@ -96,23 +85,15 @@ class MutateTest(unittest.TestCase):
         return {row[0]: (row[2], row[3]) for row in table}, text
 
     def test_a_bug_counts_by_the_last_record_that_has_it_as_it_is_now(self):
-        mutations = [
-            mutation("old", tests=["sum_cuda_test"]),
-            mutation("both", tests=["sum_test", "sum_cuda_test"]),
-            mutation("rewritten", new="3 * b", tests=["sum_cuda_test"]),
-            mutation("added", tests=["sum_cuda_test"]),
-        ]
+        mutations = [mutation("old", tests=["sum_cuda_test"]), mutation("both", tests=["sum_test", "sum_cuda_test"]),
+                     mutation("rewritten", new="3 * b", tests=["sum_cuda_test"]),
+                     mutation("added", tests=["sum_cuda_test"])]
         before = [*mutations[:2], {**mutations[2], "new": "4 * b"}]
-        of_gpu = {
-            "old": {"sum_cuda_test": ["CudaTest.A"]},
-            "both": {"sum_test": ["Test.Old"], "sum_cuda_test": ["CudaTest.B"]},
-            "rewritten": {"sum_cuda_test": ["CudaTest.C"]},
-        }
-        rows, text = self.report(
-            mutations,
-            record("aaa", "A GPU", of_gpu, before),
-            record("bbb", None, {"both": {"sum_test": ["Test.New"]}}, mutations),
-        )
+        of_gpu = {"old": {"sum_cuda_test": ["CudaTest.A"]},
+                  "both": {"sum_test": ["Test.Old"], "sum_cuda_test": ["CudaTest.B"]},
+                  "rewritten": {"sum_cuda_test": ["CudaTest.C"]}}
+        rows, text = self.report(mutations, record("aaa", "A GPU", of_gpu, before),
+                                 record("bbb", None, {"both": {"sum_test": ["Test.New"]}}, mutations))
         self.assertEqual(rows["bug of old"], ("`CudaTest.A`", "A GPU, aaa"))
         self.assertEqual(rows["bug of both"], ("`Test.New`; `CudaTest.B`", "CPU, bbb; A GPU, aaa"))
         for bug in ("bug of rewritten", "bug of added"):
@@ -153,25 +134,22 @@ class MutateTest(unittest.TestCase):
 
     def test_the_committed_page_is_that_of_the_committed_records(self):
         page = self.root / "page.md"
-        with (
-            mock.patch.object(sys, "argv", ["scripts/mutate", "report", "--out", str(page)]),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
+        with (mock.patch.object(sys, "argv", ["scripts/maintain/mutate", "report", "--out", str(page)]),
+              contextlib.redirect_stdout(io.StringIO())):
             self.assertEqual(mutate.main(), 0, "a bug survives")
-        self.assertEqual(page.read_text(), mutate.REPORT.read_text(), "scripts/mutate report writes it anew")
+        self.assertEqual(page.read_text(), mutate.REPORT.read_text(), "scripts/maintain/mutate report writes it anew")
 
     def test_a_record_that_cannot_be_written_is_refused_before_the_work(self):
         said = self.run_command(
-            "cpu", self.root / "out", "--out", self.root / "gone/r.json", mutations=[mutation("any")], expect=1
-        )
+            "cpu", self.root / "out", "--out", self.root / "gone/r.json", mutations=[mutation("any")], expect=1)
         self.assertIn("is a folder, or lies in none", said)
         self.assertFalse((self.root / "out").exists())
 
     def test_a_program_that_skips_all_of_its_tests_leaves_out_its_mutants_only(self):
         def run_tests(program, timeout, names=None):
             skips = "host_cuda_test" in str(program)
-            return {"code": mutate.NO_DEVICE if skips else 0, "failed": [], "skipped": [], "started": 1,
-                    "unended": [], "output": "", "seconds": 0.1}
+            return {"code": mutate.NO_DEVICE if skips else 0, "failed": [], "skipped": [], "started": 1, "unended": [],
+                    "output": "", "seconds": 0.1}
 
         mutations = [mutation("here", tests=["sum_cuda_test"]), mutation("not_here", tests=["host_cuda_test"])]
         out = self.root / "run.json"
@@ -188,11 +166,8 @@ class MutateTest(unittest.TestCase):
     def test_cpu_runs_the_cpu_tests_of_each_mutant_and_leaves_those_of_a_gpu(self):
         (self.root / "CMakeLists.txt").write_text(CMAKE)
         (self.root / "sum_test.cc").write_text(SUM_TEST)
-        mutations = [
-            mutation("caught", tests=["sum_test", "sum_cuda_test"]),
-            mutation("missed", old="a + b", new="a - b"),
-            mutation("of_gpu", tests=["sum_cuda_test"]),
-        ]
+        mutations = [mutation("caught", tests=["sum_test", "sum_cuda_test"]),
+                     mutation("missed", old="a + b", new="a - b"), mutation("of_gpu", tests=["sum_cuda_test"])]
         path = self.root / "record.json"
         said = self.run_command("cpu", self.root / "out", "--out", path, mutations=mutations, expect=1)
         self.assertIn("SURVIVED: missed in sum_test", said)
@@ -202,9 +177,7 @@ class MutateTest(unittest.TestCase):
         self.assertEqual((written["gpu"], written["unmutated"]["sum_test"]["tests"]), (None, 1))
         caught = {m["name"]: {t: r["caught_by"] for t, r in m["results"].items()} for m in written["mutations"]}
         self.assertEqual(
-            caught,
-            {"caught": {"sum_test": {"SumTest.OfEqualNumbers": "fails"}}, "missed": {"sum_test": {}}},
-        )
+            caught, {"caught": {"sum_test": {"SumTest.OfEqualNumbers": "fails"}}, "missed": {"sum_test": {}}})
         rows, _ = self.report(mutations, written, expect=1)
         self.assertIn("**not run yet**: `sum_cuda_test`", rows["bug of caught"][0])
         self.assertEqual(rows["bug of of_gpu"][0], "**not run yet**: `sum_cuda_test`")

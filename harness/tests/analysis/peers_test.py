@@ -380,7 +380,7 @@ class RowsTest(unittest.TestCase):
         suite = suite_records(self.folder / "suite.jsonl")
         subjects = [FakeSubject(sets=80, us=6.0 + i) for i in range(5)] + [RuntimeError("no kernel")] * 20
         self.session(suite, subjects)
-        table = subprocess.run([ROOT / "scripts" / "table", suite, self.folder / "out.jsonl"], text=True,
+        table = subprocess.run([ROOT / "scripts/records", "table", suite, self.folder / "out.jsonl"], text=True,
                                capture_output=True, check=True).stdout
         lines = [line.split() for line in table.splitlines()]
         ours = next(line for line in lines if line[:4] == ["b1_s1024,", "page", "64", "cuda"])

@@ -1,4 +1,4 @@
-"""scripts/record with programs that stand for a GPU's: which files a stage replaces, and which it leaves."""
+"""scripts/maintain/record with programs that stand for a GPU's: which files a stage replaces, and which it leaves."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class RecordScriptTest(unittest.TestCase):
 
     def record(self, *arguments, expect):
         done = subprocess.run(
-            [ROOT / "scripts/record", self.results, "--bin", self.folder / "bin", "--models", self.folder / "models",
+            [ROOT / "scripts/maintain/record", self.results, "--bin", self.folder / "bin", "--models", self.folder / "models",
              *arguments],
             env=os.environ | {"PATH": f"{self.folder / 'path'}:{os.environ['PATH']}"},
             text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120)

@@ -36,8 +36,7 @@ class RecordsTest(unittest.TestCase):
 
     def test_reads_runs_rows_and_ends(self):
         run, decoder = self.read(
-            self.machine.run("bench_x", self.cases) + self.machine.decoder_run(synthetic.decoder_cases())
-        )
+            self.machine.run("bench_x", self.cases) + self.machine.decoder_run(synthetic.decoder_cases()))
         self.assertEqual((run.program, len(run.rows), run.killed), ("bench_x", 20, False))
         self.assertEqual((decoder.program, len(decoder.rows)), ("tokline bench", 3))
         self.assertEqual(self.warnings, [])
@@ -101,12 +100,8 @@ class RecordsTest(unittest.TestCase):
         self.refuses("run.jsonl:5: not JSON")
 
     def test_foreign_files_are_refused(self):
-        for text, expression in (
-            ("hello\n", ":1: not JSON"),
-            ("[1]\n", ":1: not a JSON object"),
-            ('{"a": 1}\n', "not a record of Tokline"),
-            ("\x00\x01", ":1: not JSON"),
-        ):
+        for text, expression in (("hello\n", ":1: not JSON"), ("[1]\n", ":1: not a JSON object"),
+                                 ('{"a": 1}\n', "not a record of Tokline"), ("\x00\x01", ":1: not JSON")):
             with self.subTest(text):
                 self.write_text(text)
                 self.refuses(expression)
@@ -123,15 +118,7 @@ class RecordsTest(unittest.TestCase):
         lines = self.machine.run("bench_x", self.cases)
         for line in lines:
             line["schema"] = 1
-            for name in (
-                "injected",
-                "disturbed",
-                "memory_bytes",
-                "ci95_us",
-                "stopped",
-                "fresh_us",
-                "library",
-            ):
+            for name in ("injected", "disturbed", "memory_bytes", "ci95_us", "stopped", "fresh_us", "library"):
                 line.pop(name, None)
         del lines[0]["fingerprint"]["gpu"]["mig"]
         (run,) = self.read(lines)
@@ -155,20 +142,15 @@ class RecordsTest(unittest.TestCase):
 
     def test_figures_without_verification_are_refused(self):
         self.refuses(
-            "must be verified",
-            self.changed_row(verified={"before": True, "after": False, "max_error_over_bound": 0.1}),
+            "must be verified", self.changed_row(verified={"before": True, "after": False, "max_error_over_bound": 0.1})
         )
 
     def test_refused_row_with_figures_is_refused(self):
-        self.refuses(
-            ":4: the row is refused, but has samples_us", self.changed_row(status="refused", reason="wrong")
-        )
+        self.refuses(":4: the row is refused, but has samples_us", self.changed_row(status="refused", reason="wrong"))
 
     def test_unknown_kind_and_missing_header_are_refused(self):
         self.refuses(":4: kind is note; allowed: run, row, end, ablation", self.changed_row(kind="note"))
-        self.refuses(
-            ":1: row of run .*, whose header is not before it", self.machine.run("x", self.cases)[1:]
-        )
+        self.refuses(":1: row of run .*, whose header is not before it", self.machine.run("x", self.cases)[1:])
 
     def test_profile_must_add_up(self):
         lines = self.machine.decoder_run()
@@ -177,9 +159,7 @@ class RecordsTest(unittest.TestCase):
 
     def test_ablation_must_be_paired(self):
         header = self.machine.header("tokline ablate")
-        line = self.machine.ablation(
-            header, synthetic.DecoderCase(), "rmsnorm_qkv", "plain ops", 4, (3.0, 5.0)
-        )
+        line = self.machine.ablation(header, synthetic.DecoderCase(), "rmsnorm_qkv", "plain ops", 4, (3.0, 5.0))
         self.assertEqual(len(self.read([header, line])[0].ablations), 1)
         line["end_to_end"]["with_ms"].pop()
         self.refuses("6 samples with and 7 without", [header, line])
@@ -205,12 +185,9 @@ class RecordsTest(unittest.TestCase):
 class KeyTest(unittest.TestCase):
     def test_label_says_what_tells_rows_apart(self):
         case = synthetic.KernelCase(
-            "chunk_decode", (("name", "b32_s8192_h32-8"), ("page_size", 256)), 5.0, chain="dependent"
-        )
+            "chunk_decode", (("name", "b32_s8192_h32-8"), ("page_size", 256)), 5.0, chain="dependent")
         row = synthetic.Machine().run("x", [case])[1]
-        self.assertEqual(
-            str(records.key(row)), "chunk_decode b32_s8192_h32-8 page 256 cuda dependent bf16 cold"
-        )
+        self.assertEqual(str(records.key(row)), "chunk_decode b32_s8192_h32-8 page 256 cuda dependent bf16 cold")
         row = synthetic.Machine().decoder_run()[1]
         self.assertEqual(str(records.key(row)), "decoder qwen3-0.6b batch 1 128+128 tokens cuda bf16")
 
@@ -219,12 +196,7 @@ class KeyTest(unittest.TestCase):
         other = json.loads(json.dumps(row))
         other["shape"] = dict(reversed(other["shape"].items()))
         self.assertEqual(records.key(row), records.key(other))
-        for name, value in (
-            ("cache", "warm"),
-            ("chain", "dependent"),
-            ("dtype", "fp16"),
-            ("implementation", "v2"),
-        ):
+        for name, value in (("cache", "warm"), ("chain", "dependent"), ("dtype", "fp16"), ("implementation", "v2")):
             self.assertNotEqual(records.key(row), records.key(row | {name: value}))
 
     def test_keys_sort(self):
@@ -243,23 +215,15 @@ class ComparableTest(unittest.TestCase):
     def test_time_and_commit_may_differ(self):
         self.assertEqual(
             self.differences(
-                commit="b" * 40,
-                build={"dirty": "true", "time_utc": "2027-01-01T00:00:00Z", "command_line": ["other"]},
+                commit="b" * 40, build={"dirty": "true", "time_utc": "2027-01-01T00:00:00Z", "command_line": ["other"]}
             ),
             [],
         )
 
     def test_gpu_driver_limits_compiler_and_libraries_may_not(self):
-        for other in (
-            {"gpu": {"uuid_hash": "1"}},
-            {"gpu": {"driver": "1"}},
-            {"gpu": {"cublaslt": "1"}},
-            {"gpu": {"mig": True}},
-            {"gpu": {"max_sm_clock_mhz": 1500}},
-            {"build": {"flags": "-O0"}},
-            {"gpu": {"before": {"power_cap_w": 500.0}}},
-            {"build": {"compiler": "clang 18"}},
-        ):
+        for other in ({"gpu": {"uuid_hash": "1"}}, {"gpu": {"driver": "1"}}, {"gpu": {"cublaslt": "1"}},
+                      {"gpu": {"mig": True}}, {"gpu": {"max_sm_clock_mhz": 1500}}, {"build": {"flags": "-O0"}},
+                      {"gpu": {"before": {"power_cap_w": 500.0}}}, {"build": {"compiler": "clang 18"}}):
             with self.subTest(other):
                 self.assertEqual(len(self.differences(**other)), 1)
         self.assertEqual(self.differences(gpu={"driver": "570"}), ["driver: 580.1 and 570"])

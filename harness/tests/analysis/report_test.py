@@ -1,4 +1,4 @@
-"""scripts/report on records of a simulated machine: what the page says, and what Chromium draws of it."""
+"""scripts/records report on records of a simulated machine: what the page says, and what Chromium draws of it."""
 import datetime
 import functools
 import glob
@@ -292,7 +292,7 @@ class ReportTest(ReportCase):
         _, page, _ = self.report_of(machine.run("bench_all", kernel_cases(20)) + machine.decoder_run(profile=None))
         for words in ("there is no history yet", "A history needs the same rows of two commits",
                       "No decoder row has a profile. To make one: tokline bench", "There is one run to look at",
-                      "No ablation. To make one: scripts/ablate"):
+                      "No ablation. To make one: scripts/records ablate"):
             self.says(page.text, words)
 
     def test_cpu_rows_alone_make_a_page_that_says_so(self):
@@ -382,7 +382,7 @@ class ReportTest(ReportCase):
     def test_commands_can_be_pasted(self):
         _, page, _ = self.read(report_of_history())
         self.says(page.text, "bench --shapes 'my shapes.json' '--filter=b(1|8)'")
-        self.says(page.text, f"scripts/report {report_of_history()}/records.jsonl -o")
+        self.says(page.text, f"scripts/records report {report_of_history()}/records.jsonl -o")
 
     def test_markdown_is_short_and_names_the_page(self):
         _, _, markdown = self.read(report_of_history())
@@ -431,7 +431,7 @@ class MisuseTest(ReportCase):
                 with open(self.path(name), "w", encoding="utf-8") as file:
                     file.write(text)
                 err = self.fails(self.path(name), "-o", self.path("report.html"))
-                self.assertRegex(err, rf"^scripts/report: .*{name}.*\n$")
+                self.assertRegex(err, rf"^scripts/records report: .*{name}.*\n$")
                 self.assertFalse(os.path.exists(self.path("report.html")))
         self.assertIn("nowhere", self.fails(self.path("nowhere"), "-o", self.path("report.html")))
 

@@ -1,4 +1,4 @@
-"""scripts/gate --ab and --aa: two builds in turn, what fails there, and what is kept."""
+"""scripts/records gate --ab and --aa: two builds in turn, what fails there, and what is kept."""
 
 import os
 import signal
@@ -38,9 +38,7 @@ class RoundsTest(CommandTest):
             cases = [case for case in self.cases if case.kernel == name]
             for number in range(rounds):
                 self.write(
-                    f"{side}/bench_{name}.{number}.jsonl",
-                    self.machine.run(f"bench_{name}", cases, effects=effects),
-                )
+                    f"{side}/bench_{name}.{number}.jsonl", self.machine.run(f"bench_{name}", cases, effects=effects))
             self.program(folder / f"bench_{name}")
         return folder
 
@@ -50,20 +48,10 @@ class RoundsTest(CommandTest):
 
     def ab(self, *arguments, expect, rounds=3):
         return self.run_command(
-            "gate",
-            "--ab",
-            self.folder / "a",
-            self.folder / "b",
-            "--rounds",
-            rounds,
-            *arguments,
-            expect=expect,
-        )
+            "gate", "--ab", self.folder / "a", self.folder / "b", "--rounds", rounds, *arguments, expect=expect)
 
     def calls(self, side):
-        return [
-            line for line in (self.folder / side / "calls").read_text().splitlines() if "--help" not in line
-        ]
+        return [line for line in (self.folder / side / "calls").read_text().splitlines() if "--help" not in line]
 
     def test_slower_build_fails_and_records_are_kept(self):
         self.build("a", ["linear", "sampling"])
@@ -110,11 +98,11 @@ class RoundsTest(CommandTest):
             self.program(self.folder / side / "tokline")
             (self.folder / side / "tokline.0.sh").write_text("echo 'tokline: no model \"x\"' >&2; exit 1\n")
         done = self.ab("--device", "cpu", "--model", "x", expect=2)
-        self.assertEqual(done.stderr, 'scripts/gate: --model: no model "x"\n')
+        self.assertEqual(done.stderr, 'scripts/records gate: --model: no model "x"\n')
         self.assertFalse((self.folder / "b" / "calls").exists())
         for path in (self.folder, "./x"):
             done = self.ab("--device", "cpu", "--model", path, expect=2)
-            self.assertEqual(done.stderr, f"scripts/gate: --model {path} has no config.json\n")
+            self.assertEqual(done.stderr, f"scripts/records gate: --model {path} has no config.json\n")
 
     def test_arguments_go_to_the_programs(self):
         for side in "ab":
@@ -123,8 +111,7 @@ class RoundsTest(CommandTest):
         self.assertRegex(self.calls("a")[0], "^bench_linear --samples 20 --device cpu --record .*a.jsonl$")
         self.ab("--device", "cpu", "--", "--unknown", expect=2)
         self.assertRegex(
-            self.ab("--", "--record", "x", expect=2).stderr, "--record is set by scripts/gate itself"
-        )
+            self.ab("--", "--record", "x", expect=2).stderr, "--record is set by scripts/records gate itself")
 
     def test_first_run_of_a_round_measures_the_peaks_for_the_others(self):
         for side in "ab":
@@ -140,10 +127,8 @@ class RoundsTest(CommandTest):
             self.build(side, ["linear"])
             self.program(self.folder / side / "tokline")
             for number in range(3):
-                self.write(
-                    f"{side}/tokline.{number}.jsonl",
-                    self.machine.run("tokline bench", [case for case in self.cases if case.kernel == "decoder"]),
-                )
+                self.write(f"{side}/tokline.{number}.jsonl",
+                           self.machine.run("tokline bench", [case for case in self.cases if case.kernel == "decoder"]))
         for wanted in (["decoder"], ["decoder", "linear"]):
             for side in "ab":
                 (self.folder / side / "calls").unlink(missing_ok=True)
@@ -161,9 +146,7 @@ class RoundsTest(CommandTest):
 
     def test_order_is_drawn_and_each_program_runs_once_a_side_and_round(self):
         names = {name: name for name in ("bench_a", "bench_b", "tokline")}
-        orders = [
-            list(rounds.Plan({"a": names, "b": names}, rounds=4, seed=seed).order()) for seed in (1, 1, 2)
-        ]
+        orders = [list(rounds.Plan({"a": names, "b": names}, rounds=4, seed=seed).order()) for seed in (1, 1, 2)]
         self.assertEqual(orders[0], orders[1])
         self.assertNotEqual(orders[0], orders[2])
         for number in range(4):
@@ -220,9 +203,7 @@ class RoundsTest(CommandTest):
             self.build(side, ["linear"])
         self.write("file", [])
         self.assertIn(
-            "cannot be written",
-            self.ab("--device", "cpu", "--keep", self.folder / "file" / "out", expect=2).stderr,
-        )
+            "cannot be written", self.ab("--device", "cpu", "--keep", self.folder / "file" / "out", expect=2).stderr)
 
     def test_without_a_gpu_there_is_nothing_to_measure(self):
         if rounds.gpu_present():
@@ -241,46 +222,27 @@ class RoundsTest(CommandTest):
                     path.unlink()
                 keep = self.folder / words
                 process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "tokline",
-                        "gate",
-                        "--ab",
-                        self.folder / "a",
-                        self.folder / "b",
-                        "--rounds",
-                        "3",
-                        "--device",
-                        "cpu",
-                        "--keep",
-                        keep,
-                    ],
+                    [sys.executable, "-m", "tokline", "gate", "--ab", self.folder / "a", self.folder / "b", "--rounds",
+                     "3", "--device", "cpu", "--keep", keep],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
-                    start_new_session=True,
-                )
+                    start_new_session=True)
                 deadline = time.monotonic() + 60
                 while not (self.folder / "waiting").exists() and time.monotonic() < deadline:
                     time.sleep(0.02)
                 os.killpg(process.pid, code)
                 _, error = process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 130, error)
-                self.assertRegex(
-                    error, "interrupted in round 2 of 3, after [23] runs of 6; what was measured is in"
-                )
+                self.assertRegex(error, "interrupted in round 2 of 3, after [23] runs of 6; what was measured is in")
                 self.assertIn('"kind": "end"', (keep / "a.jsonl").read_text())
 
     def test_aa_measures_the_noise_for_single_runs(self):
         self.build("a", ["linear"], rounds=6)
         noise = self.folder / "noise.jsonl"
         done = self.run_command(
-            "gate", "--aa", self.folder / "a", "--rounds", "3", "--device", "cpu", "--out", noise, expect=0
-        )
-        self.assertRegex(
-            done.stdout, "A/A: 0 false alarms in 3 comparisons; noise of a row from run to run: 0.* %"
-        )
+            "gate", "--aa", self.folder / "a", "--rounds", "3", "--device", "cpu", "--out", noise, expect=0)
+        self.assertRegex(done.stdout, "A/A: 0 false alarms in 3 comparisons; noise of a row from run to run: 0.* %")
         a, b = self.pair([Effect(10, kernel="linear")])
         self.run_command("gate", "--baseline", a, "--candidate", b, "--noise", noise, expect=1)
 

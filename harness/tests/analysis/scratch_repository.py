@@ -26,6 +26,7 @@ class ScratchRepository(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.tree = cls.folder / "tree"
         shutil.copytree(ROOT / "scripts", cls.tree / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "CMakeLists.txt", cls.tree)
         (cls.tree / ".gitignore").write_text("build/\n")
         git(cls.tree, "init", "-q", "-b", "main")
         git(cls.tree, "add", ".")

@@ -58,10 +58,7 @@ class UTest(unittest.TestCase):
         random = np.random.default_rng(4)
         for decimals in (8, 1):
             for shift in (-0.5, 0.0, 0.7):
-                a, b = (
-                    np.round(random.normal(0, 1, 15), decimals),
-                    np.round(random.normal(shift, 1, 21), decimals),
-                )
+                a, b = (np.round(random.normal(0, 1, 15), decimals), np.round(random.normal(shift, 1, 21), decimals))
                 larger, smaller = statistics.u_test(a, b)
                 for alternative, p in (("greater", larger), ("less", smaller)):
                     expected = stats.mannwhitneyu(b, a, alternative=alternative, method="asymptotic").pvalue
@@ -76,10 +73,7 @@ class UTest(unittest.TestCase):
 
     def test_drift_between_rounds_does_not_hide_a_difference_within_them(self):
         random = np.random.default_rng(5)
-        pairs = [
-            (random.normal(level, 0.02, 15), random.normal(level + 0.03, 0.02, 15))
-            for level in (1, 2, 3, 4, 5)
-        ]
+        pairs = [(random.normal(level, 0.02, 15), random.normal(level + 0.03, 0.02, 15)) for level in (1, 2, 3, 4, 5)]
         pooled = statistics.u_test(*(np.concatenate(side) for side in zip(*pairs)))[0]
         self.assertGreater(pooled, 0.01)
         self.assertLess(statistics.stratified_u_test(pairs)[0], 1e-6)

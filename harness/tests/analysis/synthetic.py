@@ -15,34 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KERNELS = (
-    "chunk_decode",
-    "paged_prefill",
-    "rmsnorm_qkv",
-    "kv_append",
-    "paged_gather",
-    "embedding",
-    "rmsnorm",
-    "linear",
-    "silu_mul",
-    "sampling",
-)
+KERNELS = ("chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding", "rmsnorm",
+           "linear", "silu_mul", "sampling")
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 READ_GBPS, COPY_GBPS, MATMUL_TFLOPS = 4400.0, 4000.0, 780.0
 L2_BYTES = 62914560
 
 # A decode step of a small model: op, kernel, launches, microseconds of all launches at batch 1.
-OPS = (
-    ("embedding", "embedding", 1, 2.0),
-    ("qkv", "rmsnorm_qkv", 28, 140.0),
-    ("chunk_decode", "chunk_decode", 28, 160.0),
-    ("attention_output", "linear", 28, 84.0),
-    ("gate_up", "linear", 28, 170.0),
-    ("down", "linear", 28, 112.0),
-    ("final_norm", "rmsnorm", 1, 3.0),
-    ("lm_head", "linear", 1, 90.0),
-    ("sampling", "sampling", 1, 12.0),
-)
+OPS = (("embedding", "embedding", 1, 2.0), ("qkv", "rmsnorm_qkv", 28, 140.0),
+       ("chunk_decode", "chunk_decode", 28, 160.0), ("attention_output", "linear", 28, 84.0),
+       ("gate_up", "linear", 28, 170.0), ("down", "linear", 28, 112.0), ("final_norm", "rmsnorm", 1, 3.0),
+       ("lm_head", "linear", 1, 90.0), ("sampling", "sampling", 1, 12.0))
 DEVICE_GAP_US, HOST_GAP_US = 18.0, 9.0
 
 
@@ -85,18 +68,14 @@ class Effect:
     before: datetime.datetime | None = None
 
     def holds(self, machine):
-        return (
-            (self.commits is None or machine.commit in self.commits)
-            and (self.after is None or machine.now >= self.after)
-            and (self.before is None or machine.now < self.before)
-        )
+        return ((self.commits is None or machine.commit in self.commits)
+                and (self.after is None or machine.now >= self.after)
+                and (self.before is None or machine.now < self.before))
 
     def on_row(self, case):
-        return (
-            self.op is None
-            and (self.kernel is None or self.kernel == case.kernel)
-            and (self.shape is None or re.search(self.shape, dict(case.shape)["name"]) is not None)
-        )
+        return (self.op is None
+                and (self.kernel is None or self.kernel == case.kernel)
+                and (self.shape is None or re.search(self.shape, dict(case.shape)["name"]) is not None))
 
     def on_op(self, op, kernel):
         if self.shape is not None:
@@ -116,22 +95,12 @@ def kernel_cases(count=230, kernels=KERNELS):
         kernel = kernels[i % len(kernels)]
         step = i // len(kernels)
         batch = 1 << step % 8
-        shape = (
-            ("name", f"b{batch}_s{1024 * (1 + step // 8)}"),
-            ("batch", batch),
-            ("len", 1024 * (1 + step // 8)),
-        )
+        shape = (("name", f"b{batch}_s{1024 * (1 + step // 8)}"), ("batch", batch), ("len", 1024 * (1 + step // 8)))
         if kernel in ("chunk_decode", "paged_prefill", "kv_append", "paged_gather"):
             shape += (("page_size", 64 if step % 2 else 256),)
         cases.append(
-            KernelCase(
-                kernel,
-                shape,
-                3.0 * 1000 ** ((i * 0.6180339887) % 1.0),
-                chain="dependent" if step % 3 == 1 else "plain",
-                cache="warm" if i % 7 == 6 else "cold",
-            )
-        )
+            KernelCase(kernel, shape, 3.0 * 1000 ** ((i * 0.6180339887) % 1.0),
+                       chain="dependent" if step % 3 == 1 else "plain", cache="warm" if i % 7 == 6 else "cold"))
     return cases
 
 
@@ -147,20 +116,8 @@ class Machine:
     drift_percent_per_hour: what warms up.
     """
 
-    def __init__(
-        self,
-        seed=1,
-        sample_noise=0.002,
-        run_noise=0.005,
-        outlier_share=0.0,
-        outlier_percent=5.0,
-        drift_percent_per_hour=0.0,
-        commit="a" * 40,
-        samples=15,
-        start=START,
-        gpu=None,
-        build=None,
-    ):
+    def __init__(self, seed=1, sample_noise=0.002, run_noise=0.005, outlier_share=0.0, outlier_percent=5.0,
+                 drift_percent_per_hour=0.0, commit="a" * 40, samples=15, start=START, gpu=None, build=None):
         self.random = np.random.default_rng(seed)
         self.sample_noise, self.run_noise = sample_noise, run_noise
         self.outlier_share, self.outlier_percent = outlier_share, outlier_percent
@@ -181,47 +138,17 @@ class Machine:
         return us * np.exp(self.sample_noise * self.random.standard_normal(count))
 
     def header(self, program, injected=None, from_run=None):
-        gpu_state = {
-            "sm_clock_mhz": 1980,
-            "memory_clock_mhz": 3201,
-            "power_cap_w": 700.0,
-            "power_w": 130.0,
-            "temperature_c": 43,
-            "throttle_reasons": "none",
-            "throttled": False,
-            "other_processes": 0,
-        }
-        gpu = {
-            "name": "NVIDIA H200",
-            "uuid_hash": "00d1ce5eed5eed00",
-            "compute_capability": "9.0",
-            "sm_count": 132,
-            "l2_bytes": L2_BYTES,
-            "memory_bytes": 150109880320,
-            "driver": "580.1",
-            "cuda_driver": "13.0",
-            "cuda_runtime": "13.0",
-            "cublaslt": "130100",
-            "mig": False,
-            "mps": False,
-            "max_sm_clock_mhz": 1980,
-            "before": gpu_state,
-        } | self.gpu
-        fingerprint = {
-            "time_utc": self.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command_line": [program, "--record", "out.jsonl"],
-            "commit": self.commit,
-            "dirty": "false",
-            "compiler": "gcc 12.2.0",
-            "cuda_compiler": "nvcc 13.0.88",
-            "flags": "-O3 -DNDEBUG",
-            "build_type": "Release",
-            "cpu": "Simulated",
-            "cpu_threads": 16,
-            "cpu_governor": "performance",
-            "os": "Linux 6.1 x86_64",
-            "gpu": gpu,
-        } | self.build
+        gpu_state = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_cap_w": 700.0, "power_w": 130.0,
+                     "temperature_c": 43, "throttle_reasons": "none", "throttled": False, "other_processes": 0}
+        gpu = {"name": "NVIDIA H200", "uuid_hash": "00d1ce5eed5eed00", "compute_capability": "9.0", "sm_count": 132,
+               "l2_bytes": L2_BYTES, "memory_bytes": 150109880320, "driver": "580.1", "cuda_driver": "13.0",
+               "cuda_runtime": "13.0", "cublaslt": "130100", "mig": False, "mps": False, "max_sm_clock_mhz": 1980,
+               "before": gpu_state} | self.gpu
+        fingerprint = {"time_utc": self.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                       "command_line": [program, "--record", "out.jsonl"], "commit": self.commit, "dirty": "false",
+                       "compiler": "gcc 12.2.0", "cuda_compiler": "nvcc 13.0.88", "flags": "-O3 -DNDEBUG",
+                       "build_type": "Release", "cpu": "Simulated", "cpu_threads": 16, "cpu_governor": "performance",
+                       "os": "Linux 6.1 x86_64", "gpu": gpu} | self.build
         return {
             "schema": 2,
             "kind": "run",
@@ -229,29 +156,12 @@ class Machine:
             "program": program,
             "injected": injected,
             "fingerprint": fingerprint,
-            "peaks": {
-                "read_gbps": READ_GBPS,
-                "copy_gbps": COPY_GBPS,
-                "matmul_tflops": MATMUL_TFLOPS,
-                "launch_us": 4.8,
-                "graph_node_us": 0.7,
-                "from_run": from_run,
-            },
-            "datasheet": {"memory_gbps": 4800.0, "bf16_tflops": 989.0},
-        }
+            "peaks": {"read_gbps": READ_GBPS, "copy_gbps": COPY_GBPS, "matmul_tflops": MATMUL_TFLOPS, "launch_us": 4.8,
+                      "graph_node_us": 0.7, "from_run": from_run},
+            "datasheet": {"memory_gbps": 4800.0, "bf16_tflops": 989.0}}
 
-    def run(
-        self,
-        program,
-        cases,
-        effects=(),
-        refused=None,
-        disturbed=None,
-        memory=None,
-        errors=None,
-        killed=False,
-        injected=None,
-    ):
+    def run(self, program, cases, effects=(), refused=None, disturbed=None, memory=None, errors=None, killed=False,
+            injected=None):
         """The records of one run of a bench program. By case: `refused` and `disturbed` hold a reason,
         `memory` bytes, `errors` max_error_over_bound."""
         records = [self.header(program, injected)]
@@ -267,9 +177,7 @@ class Machine:
             self.wait(seconds=1)
         return records if killed else records + [_end(records)]
 
-    def decoder_run(
-        self, cases=(DecoderCase(),), effects=(), repeats=5, profile="cupti", killed=False, injected=None
-    ):
+    def decoder_run(self, cases=(DecoderCase(),), effects=(), repeats=5, profile="cupti", killed=False, injected=None):
         """The records of one `tokline bench`: rows with profiles that add up."""
         records = [self.header("tokline bench", injected)]
         records[0]["peaks"]["matmul_tflops"] = 0.0
@@ -283,30 +191,24 @@ class Machine:
         the op's own microseconds (with, without)."""
         step_ms = sum(us for _, us in _step(case)) / 1e3
         without = step_ms * (1 + gain_percent / 100)
-        return {
-            "schema": 2,
-            "kind": "ablation",
-            "run_id": header["run_id"],
-            "model": case.model,
-            "dtype": case.dtype,
-            "device": header["fingerprint"]["gpu"]["name"],
-            "batch": case.batch,
-            "prompt_tokens": case.prompt_tokens,
-            "new_tokens": case.new_tokens,
-            "name": name,
-            "instead": instead,
-            "status": "ok",
-            "reason": None,
-            "end_to_end": {
-                "with_ms": [float(self._samples(step_ms, 1)[0]) for _ in range(rounds)],
-                "without_ms": [float(self._samples(without, 1)[0]) for _ in range(rounds)],
-            },
-            "isolated": isolated
-            and {
-                "with_us": self._samples(isolated[0], rounds).tolist(),
-                "without_us": self._samples(isolated[1], rounds).tolist(),
-            },
-        }
+        return {"schema": 2,
+                "kind": "ablation",
+                "run_id": header["run_id"],
+                "model": case.model,
+                "dtype": case.dtype,
+                "device": header["fingerprint"]["gpu"]["name"],
+                "batch": case.batch,
+                "prompt_tokens": case.prompt_tokens,
+                "new_tokens": case.new_tokens,
+                "name": name,
+                "instead": instead,
+                "status": "ok",
+                "reason": None,
+                "end_to_end": {"with_ms": [float(self._samples(step_ms, 1)[0]) for _ in range(rounds)],
+                               "without_ms": [float(self._samples(without, 1)[0]) for _ in range(rounds)]},
+                "isolated": isolated
+                and {"with_us": self._samples(isolated[0], rounds).tolist(),
+                     "without_us": self._samples(isolated[1], rounds).tolist()}}
 
     def _kernel_row(self, header, case, effects):
         us = case.us
@@ -317,53 +219,44 @@ class Machine:
         share = 0.3 + 0.6 * (zlib.crc32(repr((case.kernel, case.shape)).encode()) % 1000) / 1000
         bytes_ = share * READ_GBPS * 1e3 * case.us
         write_bytes = bytes_ / 2 if case.kernel in ("kv_append", "paged_gather", "embedding") else bytes_ / 64
-        cost = {
-            "read_bytes": float(round(bytes_ - write_bytes)),
-            "write_bytes": float(round(write_bytes)),
-            "flops": float(round(2 * bytes_)),
-        }
+        cost = {"read_bytes": float(round(bytes_ - write_bytes)), "write_bytes": float(round(write_bytes)),
+                "flops": float(round(2 * bytes_))}
         samples = self._samples(us, self.samples)
         median, deviation = _median_and_mad(samples)
         limit, floor_us, datasheet_us = _floor(cost)
-        row = {
-            "schema": 2,
-            "kind": "row",
-            "run_id": header["run_id"],
-            "kernel": case.kernel,
-            "implementation": case.implementation,
-            "shape": dict(case.shape),
-            "dtype": case.dtype,
-            "device": header["fingerprint"]["gpu"]["name"],
-            "cache": case.cache,
-            "chain": case.chain,
-            "status": "ok",
-            "reason": None,
-            "interrupted": False,
-            "disturbed": None,
-            "verified": {
-                "before": True,
-                "after": True,
-                "audits": 3,
-                "max_error_over_bound": float(self.random.uniform(0.2, 0.4)),
-            },
-            "library": case.library and {"name": case.library[0], "version": case.library[1]},
-            "cost": cost,
-            "memory_bytes": int(64e6 + 2 * bytes_),
-            "launches_per_sample": max(1, round(1e3 / case.us)),
-            "buffer_sets": 8,
-            "samples_us": samples.tolist(),
-            "median_us": median,
-            "mad_us": deviation,
-            "ci95_us": _interval(samples),
-            "stopped": "precise",
-            "fresh_us": median,
-            "gbps": (cost["read_bytes"] + cost["write_bytes"]) / median / 1e3,
-            "tflops": cost["flops"] / median / 1e6,
-            "limit": limit,
-            "floor_us": floor_us,
-            "percent_of_measured_peak": 100 * floor_us / median,
-            "percent_of_datasheet_peak": 100 * datasheet_us / median,
-        }
+        row = {"schema": 2,
+               "kind": "row",
+               "run_id": header["run_id"],
+               "kernel": case.kernel,
+               "implementation": case.implementation,
+               "shape": dict(case.shape),
+               "dtype": case.dtype,
+               "device": header["fingerprint"]["gpu"]["name"],
+               "cache": case.cache,
+               "chain": case.chain,
+               "status": "ok",
+               "reason": None,
+               "interrupted": False,
+               "disturbed": None,
+               "verified": {"before": True, "after": True, "audits": 3,
+                            "max_error_over_bound": float(self.random.uniform(0.2, 0.4))},
+               "library": case.library and {"name": case.library[0], "version": case.library[1]},
+               "cost": cost,
+               "memory_bytes": int(64e6 + 2 * bytes_),
+               "launches_per_sample": max(1, round(1e3 / case.us)),
+               "buffer_sets": 8,
+               "samples_us": samples.tolist(),
+               "median_us": median,
+               "mad_us": deviation,
+               "ci95_us": _interval(samples),
+               "stopped": "precise",
+               "fresh_us": median,
+               "gbps": (cost["read_bytes"] + cost["write_bytes"]) / median / 1e3,
+               "tflops": cost["flops"] / median / 1e6,
+               "limit": limit,
+               "floor_us": floor_us,
+               "percent_of_measured_peak": 100 * floor_us / median,
+               "percent_of_datasheet_peak": 100 * datasheet_us / median}
         return row
 
     def _decoder_row(self, header, case, effects, repeats, method):
@@ -386,56 +279,28 @@ class Machine:
             scale = 1e3 * median / clean_us
             launches = {op: count for op, _, count, _ in OPS}
             times = {op: us * scale for op, _, us in step}
-            profile = {
-                "method": method,
-                "steps": 16,
-                "step_us": 1e3 * median,
-                "ops": [
-                    {"op": op, "kernel": kernel, "launches": launches[op], "us": times[op]}
-                    for op, kernel, _ in step
-                    if op in launches
-                ],
-                "device_gap_us": times["device_gap"],
-                "host_gap_us": times["host_gap"],
-            }
+            profile = {"method": method,
+                       "steps": 16,
+                       "step_us": 1e3 * median,
+                       "ops": [{"op": op, "kernel": kernel, "launches": launches[op], "us": times[op]}
+                               for op, kernel, _ in step
+                               if op in launches],
+                       "device_gap_us": times["device_gap"],
+                       "host_gap_us": times["host_gap"]}
         return {
-            "schema": 2,
-            "kind": "row",
-            "run_id": header["run_id"],
-            "kernel": "decoder",
-            "implementation": case.implementation,
-            "model": case.model,
-            "dtype": case.dtype,
-            "device": header["fingerprint"]["gpu"]["name"],
-            "cache": "cold",
-            "status": "ok",
-            "reason": None,
-            "interrupted": False,
-            "disturbed": None,
-            "batch": case.batch,
-            "prompt_tokens": case.prompt_tokens,
+            "schema": 2, "kind": "row", "run_id": header["run_id"], "kernel": "decoder",
+            "implementation": case.implementation, "model": case.model, "dtype": case.dtype,
+            "device": header["fingerprint"]["gpu"]["name"], "cache": "cold", "status": "ok", "reason": None,
+            "interrupted": False, "disturbed": None, "batch": case.batch, "prompt_tokens": case.prompt_tokens,
             "new_tokens": case.new_tokens,
-            "verified": {
-                "tokens": 64 * min(case.batch, 2),
-                "mean_regret": float(self.random.uniform(0.004, 0.006)),
-            },
-            "library": None,
-            "cost": cost,
-            "memory_bytes": int(2.5e9 + 3e7 * case.batch),
-            "samples_prefill_s": prefill.tolist(),
-            "samples_ms": samples.tolist(),
+            "verified": {"tokens": 64 * min(case.batch, 2), "mean_regret": float(self.random.uniform(0.004, 0.006))},
+            "library": None, "cost": cost, "memory_bytes": int(2.5e9 + 3e7 * case.batch),
+            "samples_prefill_s": prefill.tolist(), "samples_ms": samples.tolist(),
             "prefill_tok_s": case.batch * case.prompt_tokens / float(np.median(prefill)),
-            "decode_tok_s": 1e3 * case.batch / median,
-            "ms_per_token": median,
-            "mad_ms": deviation,
-            "ci95_ms": _interval(samples),
-            "host_share": 0.01,
-            "profile": profile,
-            "limit": limit,
-            "floor_us": floor_us,
+            "decode_tok_s": 1e3 * case.batch / median, "ms_per_token": median, "mad_ms": deviation,
+            "ci95_ms": _interval(samples), "host_share": 0.01, "profile": profile, "limit": limit, "floor_us": floor_us,
             "percent_of_measured_peak": 100 * floor_us / (1e3 * median),
-            "percent_of_datasheet_peak": 100 * datasheet_us / (1e3 * median),
-        }
+            "percent_of_datasheet_peak": 100 * datasheet_us / (1e3 * median)}
 
 
 def write(path, records):
@@ -448,10 +313,8 @@ def write(path, records):
 def _step(case):
     """((op, kernel), us) of a decode step, and its gaps."""
     growth = 1 + 0.02 * (case.batch - 1)
-    return [((op, kernel), us * growth) for op, kernel, _, us in OPS] + [
-        (("device_gap", ""), DEVICE_GAP_US),
-        (("host_gap", ""), HOST_GAP_US),
-    ]
+    return [((op, kernel), us * growth) for op, kernel, _, us in OPS] + [(("device_gap", ""), DEVICE_GAP_US),
+                                                                         (("host_gap", ""), HOST_GAP_US)]
 
 
 def _median_and_mad(samples):
@@ -469,28 +332,12 @@ def _interval(samples):
 def _floor(cost):
     copies = cost["write_bytes"] >= 0.25 * (cost["read_bytes"] + cost["write_bytes"])
     bytes_ = cost["read_bytes"] + cost["write_bytes"]
-    return (
-        "copy" if copies else "read",
-        bytes_ / (COPY_GBPS if copies else READ_GBPS) / 1e3,
-        bytes_ / 4800.0 / 1e3,
-    )
+    return ("copy" if copies else "read", bytes_ / (COPY_GBPS if copies else READ_GBPS) / 1e3, bytes_ / 4800.0 / 1e3)
 
 
 def _refuse(row, reason):
-    for name in (
-        "samples_us",
-        "median_us",
-        "mad_us",
-        "ci95_us",
-        "stopped",
-        "fresh_us",
-        "gbps",
-        "tflops",
-        "limit",
-        "floor_us",
-        "percent_of_measured_peak",
-        "percent_of_datasheet_peak",
-    ):
+    for name in ("samples_us", "median_us", "mad_us", "ci95_us", "stopped", "fresh_us", "gbps", "tflops", "limit",
+                 "floor_us", "percent_of_measured_peak", "percent_of_datasheet_peak"):
         del row[name]
     row["status"], row["reason"] = "refused", reason
     row["verified"] |= {"after": False, "max_error_over_bound": 7.5}
@@ -498,12 +345,6 @@ def _refuse(row, reason):
 
 def _end(records):
     rows = [record for record in records if record["kind"] == "row"]
-    return {
-        "schema": 2,
-        "kind": "end",
-        "run_id": records[0]["run_id"],
-        "interrupted": False,
-        "rows": len(rows),
-        "refused": sum(row["status"] == "refused" for row in rows),
-        "gpu_after": records[0]["fingerprint"]["gpu"] and records[0]["fingerprint"]["gpu"]["before"],
-    }
+    return {"schema": 2, "kind": "end", "run_id": records[0]["run_id"], "interrupted": False, "rows": len(rows),
+            "refused": sum(row["status"] == "refused" for row in rows),
+            "gpu_after": records[0]["fingerprint"]["gpu"] and records[0]["fingerprint"]["gpu"]["before"]}

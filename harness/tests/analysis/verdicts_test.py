@@ -117,9 +117,7 @@ class FloorTest(unittest.TestCase):
     def test_absolute_floors_of_kernels_and_decoder_steps(self):
         cases = [synthetic.KernelCase("embedding", (("name", f"{us} us"),), us) for us in (0.15, 3.0)]
         compared = verdicts.compare(*experiment(cases=cases, effects=[Effect(5)], run_noise=0.001))
-        self.assertEqual(
-            {row.a_us < 1: row.verdict for row in compared.rows}, {True: "same", False: "slower"}
-        )
+        self.assertEqual({row.a_us < 1: row.verdict for row in compared.rows}, {True: "same", False: "slower"})
         machine = synthetic.Machine(1, run_noise=0.0005, sample_noise=0.0005)
         a, b = [], []
         for _ in range(5):
@@ -157,8 +155,7 @@ class OtherRegressionsTest(unittest.TestCase):
                 line
                 for i in range(3)
                 for line in machine.run(
-                    "x", self.cases, refused={self.case: "unverified: after timing no"} if i == 1 else None
-                )
+                    "x", self.cases, refused={self.case: "unverified: after timing no"} if i == 1 else None)
             ]
         )
         (row,) = verdicts.compare(a, b).regressions
@@ -194,12 +191,8 @@ class OtherRegressionsTest(unittest.TestCase):
 
     def test_memory_gates_only_if_it_grew_by_more_than_a_mebibyte_and_a_percent(self):
         base = int(64e6)
-        for grown, gates in (
-            (base + 2**20, False),
-            (int(base * 1.009), False),
-            (base + 2**21, True),
-            (base // 2, False),
-        ):
+        for grown, gates in ((base + 2**20, False), (int(base * 1.009), False), (base + 2**21, True),
+                             (base // 2, False)):
             with self.subTest(grown=grown):
                 machine = synthetic.Machine(1)
                 a = runs_of(machine.run("x", self.cases, memory={self.case: base}))
@@ -207,22 +200,13 @@ class OtherRegressionsTest(unittest.TestCase):
                 self.assertEqual(len(verdicts.compare(a, b).regressions), gates)
 
     def test_error_gates_only_if_all_of_b_is_beyond_twice_all_of_a_and_half_the_bound(self):
-        for before, after, gates in (
-            ([0.2, 0.3], [0.7, 0.9], True),
-            ([0.2, 0.3], [0.55, 0.9], False),
-            ([0.1, 0.1], [0.4, 0.4], False),
-            ([0.5, 0.2], [0.9, 0.9], False),
-        ):
+        for before, after, gates in (([0.2, 0.3], [0.7, 0.9], True), ([0.2, 0.3], [0.55, 0.9], False),
+                                     ([0.1, 0.1], [0.4, 0.4], False), ([0.5, 0.2], [0.9, 0.9], False)):
             with self.subTest(before=before, after=after):
                 machine = synthetic.Machine(1)
                 a, b = (
                     runs_of(
-                        [
-                            line
-                            for error in errors
-                            for line in machine.run("x", self.cases, errors={self.case: error})
-                        ]
-                    )
+                        [line for error in errors for line in machine.run("x", self.cases, errors={self.case: error})])
                     for errors in (before, after)
                 )
                 self.assertEqual(len(verdicts.compare(a, b).regressions), gates)
@@ -237,11 +221,8 @@ class OtherRegressionsTest(unittest.TestCase):
                     line
                     for i in range(5)
                     for line in machine.run(
-                        "x",
-                        self.cases,
-                        effects=[slowed],
-                        disturbed={self.case: "throttled: power cap"} if i < disturbed_rounds else None,
-                    )
+                        "x", self.cases, effects=[slowed],
+                        disturbed={self.case: "throttled: power cap"} if i < disturbed_rounds else None)
                 ]
             )
             row = next(row for row in verdicts.compare(a, b).rows if str(row.key) == self.label())
@@ -253,9 +234,10 @@ class OtherRegressionsTest(unittest.TestCase):
         a = runs_of([line for _ in range(5) for line in machine.run("x", self.cases)])
         slowed = Effect(10, shape=f"^{dict(self.case.shape)['name']}$", kernel=self.case.kernel)
         cap, others = "throttled: power cap", "1 other process on the GPU"
-        for rested, disturbed, verdict in ((True, cap, "slower"), (False, cap, "disturbed"), (True, others, "disturbed"),
-                                           (True, f"{cap}; {others}", "disturbed")):
-            lines = [line for _ in range(5)
+        for rested, disturbed, verdict in ((True, cap, "slower"), (False, cap, "disturbed"),
+                                           (True, others, "disturbed"), (True, f"{cap}; {others}", "disturbed")):
+            lines = [line
+                     for _ in range(5)
                      for line in machine.run("x", self.cases, effects=[slowed], disturbed={self.case: disturbed})]
             for line in lines:
                 if line["kind"] == "row":
@@ -267,13 +249,8 @@ class OtherRegressionsTest(unittest.TestCase):
         machine = synthetic.Machine(1)
         for disturbed_runs, verdict in ((2, "disturbed"), (1, "slower")):
             a = [
-                machine.run(
-                    "x",
-                    self.cases,
-                    disturbed={self.case: "2 other processes"} if i < disturbed_runs else None,
-                )
-                for i in range(3)
-            ]
+                machine.run("x", self.cases, disturbed={self.case: "2 other processes"} if i < disturbed_runs else None)
+                for i in range(3)]
             b = [machine.run("x", self.cases, effects=[Effect(20)]) for _ in range(5)]
             sides = (runs_of([line for lines in side for line in lines]) for side in (a, b))
             row = next(row for row in verdicts.compare(*sides).rows if str(row.key) == self.label())
@@ -285,22 +262,16 @@ class OtherRegressionsTest(unittest.TestCase):
     def test_too_few_samples_are_undecided_and_rounds_settle_it(self):
         machine = synthetic.Machine(1)
         cases = synthetic.decoder_cases((1, 2, 4, 8))
-        rounds = [
-            (machine.decoder_run(cases), machine.decoder_run(cases, effects=[Effect(20)])) for _ in range(5)
-        ]
+        rounds = [(machine.decoder_run(cases), machine.decoder_run(cases, effects=[Effect(20)])) for _ in range(5)]
         one = verdicts.compare(runs_of(rounds[0][0]), runs_of(rounds[0][1]))
         self.assertEqual(one.counts["undecided"], 4)
-        all_ = verdicts.compare(
-            *(runs_of([line for pair in rounds for line in pair[side]]) for side in (0, 1))
-        )
+        all_ = verdicts.compare(*(runs_of([line for pair in rounds for line in pair[side]]) for side in (0, 1)))
         self.assertEqual(all_.counts["slower"], 4)
 
     def test_other_version_of_a_library_is_not_comparable(self):
         machine = synthetic.Machine(1)
-        sides = [
-            [synthetic.KernelCase("linear", (("name", "x"),), 5.0, "cublas", library=("cublas", version))]
-            for version in ("1", "2")
-        ]
+        sides = [[synthetic.KernelCase("linear", (("name", "x"),), 5.0, "cublas", library=("cublas", version))]
+                 for version in ("1", "2")]
         compared = verdicts.compare(*(runs_of(machine.run("x", cases)) for cases in sides))
         self.assertEqual(compared.counts["not comparable"], 1)
 
@@ -334,9 +305,7 @@ class FingerprintTest(unittest.TestCase):
 
     def test_runs_that_were_slowed_on_purpose_are_named(self):
         a, b = experiment(rows=10, side_b={"injected": {"slowdown_percent": 3}})
-        self.assertIn(
-            "B: slowed on purpose, to test the tools: slowdown_percent 3", verdicts.compare(a, b).notes
-        )
+        self.assertIn("B: slowed on purpose, to test the tools: slowdown_percent 3", verdicts.compare(a, b).notes)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tokline import records
 from tokline.records import BadRecords
 from tokline.report.evidence import Evidence
 
-TABLE = Path(__file__).parents[3] / "scripts" / "table"
+TABLE = [Path(__file__).parents[3] / "scripts/records", "table"]
 
 
 class WorkloadRowsTest(CommandTest):
@@ -115,7 +115,7 @@ class WorkloadRowsTest(CommandTest):
         header, row, end = workload_run(self.machine)
         refused["run_id"] = header["run_id"]
         path = self.write("a.jsonl", [header, row, refused, end])
-        shown = subprocess.run([sys.executable, TABLE, path], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run([*TABLE, path], capture_output=True, text=True, check=True).stdout
         self.assertRegex(shown, r"nano-vllm, page 256, batch 256 .* 480, 900, 1,100 .* 23 / 37 % +3 ")
         self.assertRegex(shown, "refused: workload nano-vllm, page 256, batch 256, reuse, cuda: interrupted")
 

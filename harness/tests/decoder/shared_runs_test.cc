@@ -385,7 +385,7 @@ TEST(SharedRunsTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
   EXPECT_GE(once, 60);
 }
 
-// The shapes of `scripts/record --only sharing`: a gain within the model's error is none.
+// The shapes of `scripts/maintain/record --only sharing`: a gain within the model's error is none.
 TEST(SharedRunsTest, SmallGainsAreLeft) {
   const Setting setting{
       .layout = {.num_pages = 1 << 16, .num_kv_heads = 8, .page_size = 256, .head_dim = 128},

@@ -20,45 +20,50 @@ expect() {
 }
 
 cd "$root" || exit 1
-for script in test bench gate_change; do
-  expect 0 "Usage: scripts/$script" "scripts/$script" --help
-  expect 0 "Usage: scripts/$script" "scripts/$script" --preset cpu --anything -h
-  expect 2 "--cuda is 'maybe'; allowed: auto, system, pypi, off" "scripts/$script" --cuda maybe
-  expect 2 "--preset is 'none'; allowed: asan, ci, cpu, cuda" "scripts/$script" --preset=none
-  expect 2 "--preset is 'base'; allowed:" "scripts/$script" --preset base
-  expect 2 "--jobs is '0'; allowed: a positive number" "scripts/$script" --jobs 0
-  expect 2 "--preset needs a value" "scripts/$script" --preset
+for script in test bench "records gate_change"; do
+  read -ra words <<<"scripts/$script"
+  expect 0 "Usage: scripts/$script" "${words[@]}" --help
+  expect 0 "Usage: scripts/$script" "${words[@]}" --preset cpu --anything -h
+  expect 2 "--cuda is 'maybe'; allowed: auto, system, pypi, off" "${words[@]}" --cuda maybe
+  expect 2 "--preset is 'none'; allowed: asan, ci, cpu, cuda" "${words[@]}" --preset=none
+  expect 2 "--preset is 'base'; allowed:" "${words[@]}" --preset base
+  expect 2 "--jobs is '0'; allowed: a positive number" "${words[@]}" --jobs 0
+  expect 2 "--preset needs a value" "${words[@]}" --preset
 done
+expect 0 "Usage: scripts/records VERB" scripts/records --help
+expect 2 "a verb is missing" scripts/records
+expect 2 "unknown verb 'gates', did you mean 'gate'?; allowed: table compare gate" scripts/records gates
+expect 2 "unknown verb '.*'; allowed:" scripts/records '.*'
 expect 0 "Usage: scripts/format" scripts/format --help
 expect 2 "unknown argument 'x'" scripts/format --check x
 expect 2 "--only names 'nothing'; allowed:" scripts/bench --only nothing
-expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/gate_change --device tpu
-expect 2 "--rounds is '0'; allowed: a positive number" scripts/gate_change --rounds 0
-expect 2 "--cuda off and --preset '' contradict --device cuda" scripts/gate_change --cuda off
-expect 0 "Usage: scripts/record" scripts/record --help
-expect 2 "one folder is needed" scripts/record
-expect 2 "unknown option '--fast'" scripts/record --fast
-expect 0 "Usage: scripts/history" scripts/history --help
-expect 2 "unknown option '--fast'" scripts/history --fast
-expect 2 "--branch needs a value" scripts/history --branch
+expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/records gate_change --device tpu
+expect 2 "--rounds is '0'; allowed: a positive number" scripts/records gate_change --rounds 0
+expect 2 "--cuda off and --preset '' contradict --device cuda" scripts/records gate_change --cuda off
+expect 0 "Usage: scripts/maintain/record" scripts/maintain/record --help
+expect 2 "one folder is needed" scripts/maintain/record
+expect 2 "unknown option '--fast'" scripts/maintain/record --fast
+expect 0 "usage: scripts/records history" scripts/records history --help
+expect 2 "unrecognized arguments: --fast" scripts/records history --fast
+expect 2 "--branch: expected one argument" scripts/records history --branch
 if git rev-parse --git-dir >/dev/null 2>&1; then
-  expect 2 "--head nothing: no such commit" scripts/gate_change --head nothing
-  expect 2 "--remote nowhere: no such remote" scripts/history --remote nowhere
+  expect 2 "--head nothing: no such commit" scripts/records gate_change --head nothing
+  expect 2 "--remote nowhere: no such remote" scripts/records history --remote nowhere
 fi
-expect 2 "$scratch/none.jsonl: no records" scripts/history "$scratch/none.jsonl"
-expect 0 "| met |" scripts/floors results/h200
-expect 2 "No such file" scripts/floors "$scratch/nowhere"
-expect 0 "chunk_decode" scripts/mutate list
-expect 0 "Usage: scripts/fuzz" scripts/fuzz --help
-expect 0 "shard_index" scripts/fuzz --list
-expect 2 "--runs is 'x'; allowed: a positive number" scripts/fuzz --runs x
-expect 2 "unknown target 'elf'; allowed: config safetensors" scripts/fuzz elf
-expect 77 "no nothing++ with libFuzzer" env CLANGXX=nothing++ scripts/fuzz --build "$scratch/fuzz"
+expect 2 "$scratch/none.jsonl: no records" scripts/records history "$scratch/none.jsonl"
+expect 0 "| met |" scripts/maintain/floors results/h200
+expect 2 "No such file" scripts/maintain/floors "$scratch/nowhere"
+expect 0 "chunk_decode" scripts/maintain/mutate list
+expect 0 "Usage: scripts/maintain/fuzz" scripts/maintain/fuzz --help
+expect 0 "shard_index" scripts/maintain/fuzz --list
+expect 2 "--runs is 'x'; allowed: a positive number" scripts/maintain/fuzz --runs x
+expect 2 "unknown target 'elf'; allowed: config safetensors" scripts/maintain/fuzz elf
+expect 77 "no nothing++ with libFuzzer" env CLANGXX=nothing++ scripts/maintain/fuzz --build "$scratch/fuzz"
 expect 2 "the following arguments are required: --beside, --record" scripts/peers
 expect 2 "'(' is no regular expression" scripts/peers --beside x --record y --only '('
 expect 2 "--python is '$scratch/none'; there is no such program" scripts/peers --python "$scratch/none"
-expect 2 "unknown argument '--bogus'; what is for the bench programs stands after --" scripts/gate_change --bogus
-expect 2 "no *_cuda_test in" scripts/sanitize --bin "$scratch/nowhere"
+expect 2 "unknown argument '--bogus'; what is for the bench programs stands after --" scripts/records gate_change --bogus
+expect 2 "no *_cuda_test in" scripts/maintain/sanitize --bin "$scratch/nowhere"
 expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/bench --device tpu
 expect 2 "--model $scratch has no config.json" scripts/bench --model "$scratch"
 touch "$scratch/file"
@@ -92,15 +97,20 @@ expect 0 "--retry" scripts/test --help
 # The scripts that read records: their help, bad options, and no colour in a pipe.
 source scripts/setup/analysis.sh
 if find_analysis_python no; then
-  for script in $(grep -l --directories=skip "^analysis " scripts/*); do
-    expect 2 "$script: error" "$script" --no-such-option
-    help=$("$script" --help 2>&1)
+  mapfile -t commands < <(
+    printf 'scripts/maintain/%s\n' "believe report" floors
+    scripts/records --help | sed -n 's|^  \([a-z]*\)  .*|scripts/records \1|p'
+  )
+  for script in "${commands[@]}"; do
+    read -ra words <<<"$script"
+    expect 2 "$script: error" "${words[@]}" --no-such-option
+    help=$("${words[@]}" --help 2>&1)
     if [[ $help != *"$script"* || $help == *$'\e'* ]] || ! grep -qi 'exit codes' <<<"$help"; then
       echo "FAILED: $script --help has colour in a pipe, no example or no exit codes: $help"
       failures=$((failures + 1))
     fi
   done
-  expect 2 "TOKLINE_PYTHON is '/bin/false'" env TOKLINE_PYTHON=/bin/false scripts/compare
+  expect 2 "TOKLINE_PYTHON is '/bin/false'" env TOKLINE_PYTHON=/bin/false scripts/records compare
 else
   echo "not tested: the scripts that read records: $why_not"
   success=77
@@ -111,10 +121,9 @@ mkdir "$scratch/bin" "$scratch/tree"
 for tool in bash env dirname cat grep sed sort head mkdir rm mktemp nproc awk; do
   ln -s "$(command -v "$tool")" "$scratch/bin/$tool"
 done
-cp -r CMakePresets.json scripts "$scratch/tree/"
-mkdir -p "$scratch/tree/models/qwen3-lookup" "$scratch/tree/benches"
+cp -r CMakePresets.json CMakeLists.txt scripts "$scratch/tree/"
+mkdir -p "$scratch/tree/models/qwen3-lookup"
 cp models/qwen3-lookup/config.json "$scratch/tree/models/qwen3-lookup/"
-touch "$scratch/tree/benches/bench_toy.cc"
 for script in test bench; do
   for package in g++ 'cmake (3.25 or newer)' ninja-build git python3-venv libgtest-dev; do
     expect 2 "  $package" env -i PATH="$scratch/bin" "$scratch/tree/scripts/$script" --cuda off
@@ -123,22 +132,26 @@ for script in test bench; do
   expect 2 "--no-install was given" env -i PATH="$scratch/bin" \
     "$scratch/tree/scripts/$script" --no-install
 done
-expect 0 "Usage: scripts/golden" env -i PATH="$scratch/bin" "$scratch/tree/scripts/golden" --help
-expect 2 "unknown argument '--fast'" env -i PATH="$scratch/bin" "$scratch/tree/scripts/golden" --fast
-expect 2 "python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/golden" --check
-expect 0 "Usage: scripts/train_tiny" env -i PATH="$scratch/bin" "$scratch/tree/scripts/train_tiny" --help
-expect 2 "train_tiny: python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/train_tiny"
+for script in golden train_tiny tokenizer_golden; do
+  expect 2 "$script: python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/maintain/$script"
+done
 # Arguments are looked at before anything is installed.
 without_pip=(env PATH="$scratch/bin:$PATH")
 printf '#!/bin/sh\n[ "$1" != -m ] || exit 9\nexec %q "$@"\n' "$(command -v python3)" >"$scratch/bin/python3"
 chmod +x "$scratch/bin/python3"
+for script in golden train_tiny tokenizer_golden; do
+  expect 0 "usage: scripts/maintain/$script" "${without_pip[@]}" "$scratch/tree/scripts/maintain/$script" --help
+done
+for arguments in --fast '--check x' '--find-seed qwen3_tiny' '--check --find-seed qwen3_tiny 4'; do
+  expect 2 "scripts/maintain/golden: error: " "${without_pip[@]}" "$scratch/tree/scripts/maintain/golden" $arguments
+done
 for arguments in --bogus '--seed x' '--effort 0' '--evaluate --rounding' "--evaluate --out $scratch" "--out $scratch"; do
-  expect 2 "scripts/train_tiny: error: " "${without_pip[@]}" "$scratch/tree/scripts/train_tiny" $arguments
+  expect 2 "scripts/maintain/train_tiny: error: " "${without_pip[@]}" "$scratch/tree/scripts/maintain/train_tiny" $arguments
 done
 for arguments in --bogus '--seed x' '--strings 0' '--check --seed 2' "--check --out $scratch" "--out $scratch/file"; do
-  expect 2 "scripts/tokenizer_golden: error: " "${without_pip[@]}" "$scratch/tree/scripts/tokenizer_golden" $arguments
+  expect 2 "scripts/maintain/tokenizer_golden: error: " "${without_pip[@]}" "$scratch/tree/scripts/maintain/tokenizer_golden" $arguments
 done
-expect 2 "python3 -m venv failed" "${without_pip[@]}" "$scratch/tree/scripts/tokenizer_golden"
+expect 2 "python3 -m venv failed" "${without_pip[@]}" "$scratch/tree/scripts/maintain/tokenizer_golden"
 left=$(find "$scratch/tree" -name '.venv*' -o -name '*.jsonl' -o -name CMakeCache.txt -o -name '.running*')
 if [[ -n $left ]]; then
   echo "FAILED: a run without packages left $left"

@@ -1,17 +1,19 @@
-"""python -m tokline COMMAND ARGUMENT...: what scripts/COMMAND runs. A command's main() returns its exit code."""
+"""python -m tokline COMMAND ARGUMENT...: what scripts/records COMMAND and scripts/maintain/believe run. A command's
+main() takes the arguments and returns its exit code."""
 
 import importlib
 import sys
 
-from tokline.ending import ended
+from tokline.command import ended
 
 MODULES = {"report": "report.command"}  # of the others: their names
 
 
 def run(command, arguments):
     """The exit code."""
+    program = "scripts/maintain/believe" if command == "believe" else f"scripts/records {command}"
     # What is imported can be interrupted too.
-    return ended(command, lambda: importlib.import_module(f"tokline.{MODULES.get(command, command)}").main(arguments))
+    return ended(program, lambda: importlib.import_module(f"tokline.{MODULES.get(command, command)}").main(arguments))
 
 
 if __name__ == "__main__":

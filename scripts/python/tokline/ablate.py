@@ -1,5 +1,4 @@
 """What each custom or fused op is worth alone and in the decoder, a line an op."""
-import argparse
 import json
 import os
 import subprocess
@@ -9,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokline import records, statistics, terminal
+from tokline import command, records, statistics, terminal
+from tokline.stop import Stop
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
 # A gain or loss smaller than this is nothing, however sure it is.
@@ -228,29 +228,28 @@ def find_program(root=ROOT):
 
 def run_program(program, arguments, record):
     """Runs `tokline ablate`; its table goes to standard error, since standard output carries the result."""
-    command = [program, "ablate", "--model", arguments.model, "--record", record]
+    words = [program, "ablate", "--model", arguments.model, "--record", record]
     for flag in ("batch", "device"):
         if getattr(arguments, flag) is not None:
-            command += [f"--{flag}", str(getattr(arguments, flag))]
-    command += arguments.more
+            words += [f"--{flag}", str(getattr(arguments, flag))]
+    words += arguments.more
     shown = sys.stderr if sys.stderr.isatty() else subprocess.PIPE
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown, check=False)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown, check=False)
     if done.returncode and done.stderr:
         sys.stderr.write(done.stderr.decode(errors="replace"))
     return done.returncode
 
 
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(
-        prog="scripts/ablate", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, "
+    parser = command.parser(
+        "Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, "
                     "interleaved, and prints\nthe op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show "
                     "what is no effect.",
-        epilog="""examples:
-  scripts/ablate --model models/qwen3-lookup
-  scripts/ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl
-  scripts/ablate --model ~/qwen3-0.6b -- --only rmsnorm_qkv,fused_mlp   what follows -- goes to tokline ablate
-  scripts/ablate --records results/h200/ablation.jsonl --format markdown
+        """examples:
+  scripts/records ablate --model models/qwen3-lookup
+  scripts/records ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl
+  scripts/records ablate --model ~/qwen3-0.6b -- --only rmsnorm_qkv,fused_mlp   what follows -- goes to tokline ablate
+  scripts/records ablate --records results/h200/ablation.jsonl --format markdown
 
 exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 no ablation in the records,
 130 interrupted.""")
@@ -262,10 +261,7 @@ exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 n
     parser.add_argument("--bin", metavar="PATH", help="the tokline program (default: the newest build/*/bin/tokline)")
     parser.add_argument("--record", metavar="FILE", help="keep the record there, appended (default: not kept)")
     parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
-    more = []
-    if "--" in argv:
-        split = argv.index("--")
-        argv, more = argv[:split], argv[split + 1:]
+    argv, more = command.split_arguments(argv)
     arguments = parser.parse_args(argv)
     arguments.more = more
     if arguments.records:
@@ -275,52 +271,42 @@ exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 n
     return arguments
 
 
-def say(text):
-    terminal.say("ablate", text)
-
-
 def measure(arguments):
     """Runs the program. Returns its exit code and the record of this run alone, as Runs."""
     program = arguments.bin or find_program()
     if program is None:
-        say("no build/*/bin/tokline; scripts/bench builds it, or name it with --bin PATH")
-        return 2, []
+        raise Stop("no build/*/bin/tokline; scripts/bench builds it, or name it with --bin PATH", 2)
     if not os.access(program, os.X_OK) or os.path.isdir(program):
-        say(f"--bin {program} is no program; scripts/bench builds build/*/bin/tokline")
-        return 2, []
+        raise Stop(f"--bin {program} is no program; scripts/bench builds build/*/bin/tokline", 2)
     with tempfile.TemporaryDirectory() as folder:
         record = arguments.record or os.path.join(folder, "ablation.jsonl")
         before = {run.run_id for run in read_if_there(record)}
-        code = run_program(program, arguments, record)
+        try:
+            code = run_program(program, arguments, record)
+        except OSError as error:
+            raise Stop(f"cannot run {program}: {error.strerror}") from None
         runs = [run for run in read_if_there(record) if run.run_id not in before]
         if not runs and not code:
-            say(f"{program} wrote no record")
+            terminal.say(f"{program} wrote no record")
         return code if runs else code or 1, runs
 
 
 def read_if_there(path):
     """The runs of a record file; none where it is not there or empty."""
-    return records.read([path], say) if os.path.exists(path) and os.path.getsize(path) else []
+    return records.read([path], terminal.say) if os.path.exists(path) and os.path.getsize(path) else []
 
 
 def main(argv):
     arguments = parse_arguments(argv)
-    try:
-        code, runs = (0, records.read(arguments.records, say)) if arguments.records else measure(arguments)
-    except records.BadRecords as error:
-        say(error)
-        return 1
-    except OSError as error:
-        say(f"cannot run {arguments.bin or 'tokline'}: {error.strerror}")
-        return 1
+    code, runs = (0, records.read(arguments.records, terminal.say)) if arguments.records else measure(arguments)
     results = [result for run in runs for _, result in digests(run)]
     if not results:
         if not code:
-            say("no ablation in the records; `tokline ablate --record FILE` writes them")
+            terminal.say("no ablation in the records; `tokline ablate --record FILE` writes them")
         return code or 3
     for run in runs:
         if run.injected:
-            say(f"injected on purpose: {json.dumps(run.injected)}")
+            terminal.say(f"injected on purpose: {json.dumps(run.injected)}")
     if arguments.format == "json":
         terminal.write_out(json.dumps({"schema": 1, "ablations": [as_json(result) for result in results]}, indent=1))
     else:

@@ -5,12 +5,10 @@ import shlex
 from pathlib import Path
 
 from tokline import believe_collect, terminal
-from tokline.believe_collect import DEFAULT_PARTS, PARTS, CollectError, OutOfTime, Plan
+from tokline.command import parser as command_parser
+from tokline.believe_collect import DEFAULT_PARTS, PARTS, OutOfTime, Plan
 from tokline.files import check_outputs, write_whole
-
-
-def say(text):
-    terminal.say("believe", text)
+from tokline.terminal import say
 
 
 def words(text):
@@ -18,14 +16,12 @@ def words(text):
 
 
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(
-        prog="scripts/believe", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measures how often the tools are right, on equal programs and on programs slowed on purpose.\n"
-                    "`collect` runs where the programs run and needs Python alone; `report` judges.",
-        epilog="""examples:
-  scripts/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe --dry-run
-  scripts/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe
-  scripts/believe report believe -o docs/believability.md --json believability.json
+    parser = command_parser(
+        "Measures how often the tools are right, on equal programs and on programs slowed on purpose.\n"
+        "`collect` runs where the programs run and needs Python alone; `report` judges.", """examples:
+  scripts/maintain/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe --dry-run
+  scripts/maintain/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe
+  scripts/maintain/believe report believe -o docs/believability.md --json believability.json
 Each command has its own --help.
 
 Exit codes: 0 done, 1 something failed or is a file that cannot be used, 2 misuse, 3 stopped by --time-limit, or
@@ -77,7 +73,7 @@ A folder that was begun is continued: what is there is not run again. Exit codes
 
     report = commands.add_parser(
         "report", formatter_class=argparse.RawDescriptionHelpFormatter, help="judge what was collected",
-        description="Lets scripts/gate and scripts/blame judge the collected runs, and holds what they say against "
+        description="Lets scripts/records gate and scripts/records blame judge the collected runs, and holds what they say against "
                     "what was done.",
         epilog="""Results of tests are also found in DIR/tests. Rows of several folders are judged apart and counted together.
 The file of a program that was cut short is named and left out, with the other side of its round; a file that is no
@@ -93,7 +89,7 @@ Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 noth
                         help="results of the cheats tests: --gtest_output=json or xml")
     report.add_argument("--store", type=Path, metavar="FILE.txt", help="what store_kill_test printed")
     report.add_argument("--without-tool-times", action="store_true",
-                        help="do not time scripts/gate and scripts/report on this machine")
+                        help="do not time scripts/records gate and scripts/records report on this machine")
     arguments = parser.parse_args(argv)
     if arguments.command == "collect":
         check_collect(collect, arguments)
@@ -116,9 +112,6 @@ def run_collect(arguments):
                 **{name: getattr(arguments, name) for name in names})
     try:
         failed = believe_collect.collect(plan, say, arguments.dry_run)
-    except CollectError as error:
-        say(error)
-        return 2
     except OutOfTime:
         say(f"stopped by --time-limit {arguments.time_limit:g}; run again with the same --out to continue")
         return 3
@@ -136,18 +129,13 @@ def run_collect(arguments):
 def run_report(arguments):
     # Only this half needs NumPy and SciPy.
     from tokline import believe_report
-    from tokline.records import BadRecords
     check_outputs([("-o", arguments.output), ("--json", arguments.json)],
                   [*(("DIR", path) for path in arguments.folders),
                    *(("--timing", path) for path in arguments.timing),
                    *(("--cheats", path) for path in arguments.cheats), ("--store", arguments.store),
                    *(("DIR", path) for path in believe_report.found_in(arguments.folders, "*"))])
-    try:
-        checks, context = believe_report.judge(arguments.folders, arguments.timing, arguments.cheats, arguments.store,
-                                               not arguments.without_tool_times, say)
-    except BadRecords as error:
-        say(error)
-        return 1
+    checks, context = believe_report.judge(arguments.folders, arguments.timing, arguments.cheats, arguments.store,
+                                           not arguments.without_tool_times, say)
     if all(check.met is None for check in checks):
         say(f"nothing was collected in {', '.join(str(folder) for folder in arguments.folders)}")
         return 3

@@ -1,4 +1,4 @@
-"""Runs the programs that scripts/believe judges the tools by, on the machine whose figures are asked for.
+"""Runs the programs that scripts/maintain/believe judges the tools by, on the machine whose figures are asked for.
 
 Standard library only: it runs where nothing can be installed. Every program run is a job with a file
 of its own that appears when the job has ended, so a collection can be stopped and continued.
@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokline.stop import Stop
+
 PARTS = ["aa", "slowdowns", "host", "ops", "tests", "overhead"]
 DEFAULT_PARTS = ["aa", "slowdowns", "host", "ops"]
 SLOWDOWNS = [3, 5, 10]
@@ -25,8 +27,9 @@ ROOT = Path(__file__).resolve().parents[3]
 ROW_LISTS = ("tokens", "rows", "pages", "append")
 
 
-class CollectError(Exception):
+class CollectError(Stop):
     """A program or a folder that cannot be used; the message says what is needed."""
+    exit_code = 2
 
 
 @dataclass

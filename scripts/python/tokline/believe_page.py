@@ -1,13 +1,13 @@
-"""The page docs/believability.md, from the checks of scripts/believe report."""
+"""The page docs/believability.md, from the checks of scripts/maintain/believe report."""
 from tokline import blame, terminal
 from tokline.believe_collect import DELAYS, SLOWDOWNS
 
 INTRODUCTION = """\
 # How far Tokline's numbers can be believed
 
-Made by `scripts/believe report`; do not edit. A tool that says "slower", or "this kernel", is worth what it says
+Made by `scripts/maintain/believe report`; do not edit. A tool that says "slower", or "this kernel", is worth what it says
 of programs of which the truth is known. Here equal programs are compared with each other, and programs that were
-slowed on purpose with themselves as they are, by the same functions that `scripts/gate` and `scripts/blame` use.
+slowed on purpose with themselves as they are, by the same functions that `scripts/records gate` and `scripts/records blame` use.
 """
 
 MEANINGS = """\
@@ -21,7 +21,7 @@ MEANINGS = """\
   disturbed is a miss.
 - **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`
   after each launch of one op, all ops in turn; sizes of {delays} % of a step. One run of each is held against one run
-  as it is. Right is `blamed` of `scripts/blame`: the host gap, or that op. Runs as they are, held against each other,
+  as it is. Right is `blamed` of `scripts/records blame`: the host gap, or that op. Runs as they are, held against each other,
   must not be blamed on anything.
 - **Parts of the waterfall.** What the profiles of two runs say of the ops and gaps must add up to the difference of
   their measured steps, which are measured without a profiler.
@@ -129,6 +129,6 @@ def page(checks, context):
     blocks = [INTRODUCTION, machine_words(context["machine"]) + summary(checks) + noise + left_out,
               table(["check", "must", "measured", "met", "how to repeat it"], lines) + "\n",
               misses(checks), kernels(checks), parts(checks), meanings,
-              "## Repeating it\n```\nscripts/believe collect --bin build/bench-cuda/bin --model DIR --out believe\n"
-              "scripts/believe report believe -o docs/believability.md\n```\n"]
+              "## Repeating it\n```\nscripts/maintain/believe collect --bin build/bench-cuda/bin --model DIR --out believe\n"
+              "scripts/maintain/believe report believe -o docs/believability.md\n```\n"]
     return "\n".join(block for block in blocks if block)

@@ -1,4 +1,4 @@
-"""Judges what scripts/believe collected: how often the gate and the blame said what was true."""
+"""Judges what scripts/maintain/believe collected: how often the gate and the blame said what was true."""
 import itertools
 import json
 import os
@@ -117,7 +117,7 @@ def row_in_words(row):
 def check_false_alarms(folders, jobs):
     check = Check("aa", "equal programs against each other (A/A), over all benches",
                   f"at least {MIN_AA_COMPARISONS} comparisons, false alarms <= {100 * MOST_FALSE_ALARMS:.0f} %",
-                  "`scripts/believe collect --only aa`")
+                  "`scripts/maintain/believe collect --only aa`")
     comparisons = bench_comparisons(folders, "again", jobs)
     rows = [row for comparison in comparisons for row in comparison.rows]
     # What the gate says nothing of is neither right nor wrong.
@@ -156,7 +156,7 @@ def check_slowdown(folders, percent, jobs):
     check = Check(f"slowdown_{percent}", f"every kernel made {percent} % slower",
                   f"at least {MIN_COMPARISONS_A_KERNEL} comparisons a kernel, caught "
                   + ("always" if least == 1 else f">= {100 * least:.0f} %"),
-                  "`scripts/believe collect --only slowdowns`")
+                  "`scripts/maintain/believe collect --only slowdowns`")
     rows = judged_rows(bench_comparisons(folders, f"slow{percent}", jobs))
     if not rows:
         return check
@@ -254,7 +254,7 @@ def check_blame(id_, what, trials, must_trials, reproduce, right_words):
 def check_sum(trials):
     check = Check("adds_up", "parts of the waterfall against the difference of the delayed runs",
                   f"within {blame.EXPLAINED_WITHIN_PERCENT:.0f} % of the difference",
-                  "`scripts/believe collect --only host,ops`")
+                  "`scripts/maintain/believe collect --only host,ops`")
     real = [trial.result for trial in trials if trial.result.beyond_noise and trial.result.parts]
     if not real:
         return check
@@ -374,12 +374,12 @@ def journal_of(folder):
         entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
         return [{name: entry[name] for name in ("kind", "program", "exit", "seconds")} for entry in entries]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadRecords(f"{path}: no journal of scripts/believe collect: {error!r}") from None
+        raise BadRecords(f"{path}: no journal of scripts/maintain/believe collect: {error!r}") from None
 
 
 def check_full_run(folders):
     check = Check("full_run", "overhead: a full default run, all benches and the decoder",
-                  f"<= {MOST_SECONDS['full run'] // 60} minutes", "`scripts/believe collect --only overhead`")
+                  f"<= {MOST_SECONDS['full run'] // 60} minutes", "`scripts/maintain/believe collect --only overhead`")
     for folder in folders:
         seconds = {entry["program"]: entry["seconds"] for entry in journal_of(folder)
                    if entry["kind"] == "overhead" and not entry["exit"]}
@@ -400,9 +400,9 @@ def timed(argv):
 def check_tools(folders, wanted, jobs):
     """The gate and the report on GATE_ROWS rows, timed here: rows of a collected run, repeated under other names."""
     gate = Check("gate_time", f"overhead: the gate on {GATE_ROWS:,} rows", f"<= {MOST_SECONDS['gate']} s",
-                 "`scripts/believe report`")
+                 "`scripts/maintain/believe report`")
     report = Check("report_time", f"overhead: the report of {GATE_ROWS:,} rows", f"<= {MOST_SECONDS['report']} s",
-                   "`scripts/believe report`")
+                   "`scripts/maintain/believe report`")
     paths = (path for folder, part in itertools.product(folders, ("benches/a", "overhead"))
              for path in sorted((folder / part).glob("*.jsonl")) if path.name != "decoder.jsonl")
     source = next(filter(jobs.runs, paths), None)
@@ -469,7 +469,7 @@ def judge(folders, timing=(), cheats=(), store=None, tool_times=True, say=lambda
     """([Check], what to say of the machine). Raises BadRecords for what cannot be read."""
     for folder in folders:
         if not folder.is_dir():
-            raise BadRecords(f"{folder} is no folder; scripts/believe collect --out makes one")
+            raise BadRecords(f"{folder} is no folder; scripts/maintain/believe collect --out makes one")
     timing = list(timing) or found_in(folders, "*timing*.jsonl")
     cheats = list(cheats) or found_in(folders, "cheats*.json", "cheats*.xml")
     stores = [store] if store else found_in(folders, "store_kill*.txt")
@@ -483,11 +483,11 @@ def judge(folders, timing=(), cheats=(), store=None, tool_times=True, say=lambda
     ops = [trial for trial in delayed if trial.expected != "host_gap"]
     checks += [
         check_blame("host_delay", "the decoder with a delay at the host (3, 5, 10 % of a step): blamed on the host gap",
-                    host, MIN_TRIALS, "`scripts/believe collect --only host`", "blamed on the host gap"),
+                    host, MIN_TRIALS, "`scripts/maintain/believe collect --only host`", "blamed on the host gap"),
         check_blame("op_delay", "the decoder with one op slowed (3, 5, 10 % of a step): blamed on that op",
-                    ops, MIN_TRIALS, "`scripts/believe collect --only ops`", "blamed on the op"),
+                    ops, MIN_TRIALS, "`scripts/maintain/believe collect --only ops`", "blamed on the op"),
         check_blame("blame_aa", "the decoder against itself: nothing is blamed", equal, MIN_EQUAL_TRIALS,
-                    "`scripts/believe collect --only host`", "without blame"),
+                    "`scripts/maintain/believe collect --only host`", "without blame"),
         check_sum(delayed),
         check_cheats(cheats), check_timing(timing), check_store(stores[0] if stores else None),
         check_full_run(folders)]

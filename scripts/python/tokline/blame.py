@@ -4,7 +4,6 @@ A decode step is its kernels' time, the device's idle time within a step (device
 between steps (host gap), and what a profile without a device's trace leaves open (unexplained).
 Each part's change is a part of the change of the step, so a waterfall from A to B adds up.
 """
-import argparse
 import json
 import math
 import sys
@@ -12,8 +11,9 @@ from dataclasses import dataclass, field
 
 from scipy.special import stdtrit
 
-from tokline import records, terminal
+from tokline import command, records, terminal
 from tokline.statistics import median_interval
+from tokline.stop import Stop
 
 # Where a side is a single run, a step is taken to differ by this much from run to run: clocks, page
 # placement and autotuning move whole runs, which no interval from within one run shows.
@@ -26,8 +26,9 @@ MIN_SHARE_SHOWN = 0.02  # of the largest change; smaller ones are one line toget
 BAR_WIDTH = 32
 
 
-class NotComparable(Exception):
+class NotComparable(Stop):
     """Both sides are readable, but have nothing that can be compared."""
+    exit_code = 3
 
 
 @dataclass
@@ -421,14 +422,11 @@ def side_sentence(name, runs, rows):
 
 
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(
-        prog="scripts/blame", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Splits the difference of two decoder runs into kernels and gaps: a waterfall from A's decode "
-                    "step to B's.",
-        epilog="""examples:
-  scripts/blame main.jsonl pr.jsonl
-  scripts/blame main/ pr/ --batch 1             folders: several runs a side show the run-to-run noise
-  scripts/blame h200.jsonl h100.jsonl --across  other devices or other implementations
+    parser = command.parser(
+        "Splits the difference of two decoder runs into kernels and gaps: a waterfall from A's decode step to B's.", """examples:
+  scripts/records blame main.jsonl pr.jsonl
+  scripts/records blame main/ pr/ --batch 1             folders: several runs a side show the run-to-run noise
+  scripts/records blame h200.jsonl h100.jsonl --across  other devices or other implementations
 
 With one or two runs a side, a step is taken to differ by --noise percent from run to run; with more
 (four in all), the spread of the runs says it, for each part too.
@@ -453,27 +451,15 @@ exit codes: 0 done, 1 a file that cannot be used or written, 2 misuse, 3 nothing
 
 def main(argv):
     arguments = parse_arguments(argv)
-
-    def say(text):
-        terminal.say("blame", text)
-
-    try:
-        runs = {name: records.read([path], say) for name, path in (("A", arguments.a), ("B", arguments.b))}
-        # Only the runs that measured a decoder: a folder may hold the kernels' runs too.
-        runs = {name: [run for run in side if any(row["kernel"] == records.DECODER for row in run.rows)]
-                for name, side in runs.items()}
-        fingerprints = fingerprint_differences(runs["A"], runs["B"])
-        if fingerprints and not arguments.across:
-            raise NotComparable("the runs are not of the same machine and build tools: " +
-                                "; ".join(fingerprints) + " (--across compares all the same)")
-        results = differences(runs["A"], runs["B"], arguments.batch, arguments.across, arguments.noise)
-    except records.BadRecords as error:
-        say(error)
-        return 1
-    except NotComparable as error:
-        say(error)
-        return 3
-
+    # Only the runs that measured a decoder: a folder may hold the kernels' runs too.
+    runs = {name: [run for run in records.read([path], terminal.say)
+                   if any(row["kernel"] == records.DECODER for row in run.rows)]
+            for name, path in (("A", arguments.a), ("B", arguments.b))}
+    fingerprints = fingerprint_differences(runs["A"], runs["B"])
+    if fingerprints and not arguments.across:
+        raise NotComparable("the runs are not of the same machine and build tools: " +
+                            "; ".join(fingerprints) + " (--across compares all the same)")
+    results = differences(runs["A"], runs["B"], arguments.batch, arguments.across, arguments.noise)
     sides = [side_sentence(name, side, sum(len(rows) for rows in decoder_rows(side).values()))
              for name, side in runs.items()]
     across = [f"compared across: {words}" for words in fingerprints]

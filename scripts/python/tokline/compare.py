@@ -1,53 +1,32 @@
-"""scripts/compare: a table of what differs between two sets of records."""
+"""scripts/records compare: a table of what differs between two sets of records."""
 
 import argparse
 import json
 import re
 
-from tokline import records, terminal, verdicts
-from tokline.records import BadRecords
+from tokline import command, records, terminal, verdicts
+from tokline.stop import Stop
 from tokline.terminal import count, figure, percent
 
-COLOURS = {
-    verdicts.SLOWER: "red",
-    verdicts.UNVERIFIED: "red",
-    verdicts.MISSING: "red",
-    verdicts.FASTER: "green",
-    verdicts.DISTURBED: "yellow",
-    verdicts.UNDECIDED: "yellow",
-    verdicts.NOT_COMPARABLE: "yellow",
-    verdicts.NEW: "blue",
-    verdicts.SAME: None,
-}
+COLOURS = {verdicts.SLOWER: "red", verdicts.UNVERIFIED: "red", verdicts.MISSING: "red", verdicts.FASTER: "green",
+           verdicts.DISTURBED: "yellow", verdicts.UNDECIDED: "yellow", verdicts.NOT_COMPARABLE: "yellow",
+           verdicts.NEW: "blue", verdicts.SAME: None}
 HEADER = ["row", "A µs", "B µs", "B / A", "95 % interval", "change", "counts from", "verdict"]
 _RIGHT = (1, 2, 3, 4, 5, 6)
 
 
 def add_common_arguments(parser):
-    """What scripts/compare and scripts/gate have in common."""
+    """What scripts/records compare and scripts/records gate have in common."""
     parser.add_argument(
-        "--format", choices=["text", "markdown", "json"], default="text", help="of the result. Default: text"
-    )
-    parser.add_argument(
-        "--only",
-        metavar="REGEX",
-        type=regular_expression,
-        help="only rows whose words match, as 'linear' or 'b32.*dependent'",
-    )
+        "--format", choices=["text", "markdown", "json"], default="text", help="of the result. Default: text")
+    parser.add_argument("--only", metavar="REGEX", type=regular_expression,
+                        help="only rows whose words match, as 'linear' or 'b32.*dependent'")
     parser.add_argument("--all", action="store_true", help="list the rows that are the same too")
-    parser.add_argument(
-        "--across", action="store_true", help="compare in spite of different fingerprints, and say so"
-    )
-    parser.add_argument(
-        "--across-builds",
-        action="store_true",
-        help="the same for compilers and flags only, as where two builds were run in turn",
-    )
-    parser.add_argument(
-        "--noise",
-        metavar="FILE",
-        help="records of an A/A experiment, for the noise between runs (scripts/gate --aa)",
-    )
+    parser.add_argument("--across", action="store_true", help="compare in spite of different fingerprints, and say so")
+    parser.add_argument("--across-builds", action="store_true",
+                        help="the same for compilers and flags only, as where two builds were run in turn")
+    parser.add_argument("--noise", metavar="FILE",
+                        help="records of an A/A experiment, for the noise between runs (scripts/records gate --aa)")
 
 
 def regular_expression(text):
@@ -75,9 +54,7 @@ def table(comparison, with_same):
             ratio, change = f"{row.ratio:.3f}", percent(row.ratio)
             interval = f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
             needed = f"{100 * row.needed:.1f} %"
-        lines.append(
-            [str(row.key), figure(row.a_us), figure(row.b_us), ratio, interval, change, needed, words]
-        )
+        lines.append([str(row.key), figure(row.a_us), figure(row.b_us), ratio, interval, change, needed, words])
         colours.append([None] * 7 + ["red" if worse else COLOURS[row.verdict]])
     return lines, colours
 
@@ -118,28 +95,23 @@ def render(comparison, form, with_same, closing=()):
         output.append(comparison.summary())
         hidden = len(comparison.rows) - len(lines)
         if hidden:
-            output.append(
-                f"{count(hidden, 'row')} that {'is' if hidden == 1 else 'are'} the same "
-                f"{'is' if hidden == 1 else 'are'} not listed (--all)."
-            )
+            output.append(f"{count(hidden, 'row')} that {'is' if hidden == 1 else 'are'} the same "
+                          f"{'is' if hidden == 1 else 'are'} not listed (--all).")
     return "\n".join([*output, *closing])
 
 
 def parse_arguments(arguments):
-    parser = argparse.ArgumentParser(
-        prog="scripts/compare",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Compares two sets of records: ratio, 95 % interval and verdict of each row, slowest first.\n"
+    parser = command.parser(
+        "Compares two sets of records: ratio, 95 % interval and verdict of each row, slowest first.\n"
         "docs/gating.md says how a verdict comes about.",
-        epilog="examples:\n"
-        "  scripts/compare main.jsonl pr.jsonl\n"
-        "  scripts/compare --only 'chunk_decode .*dependent' --all main.jsonl pr.jsonl\n"
-        "  scripts/compare --format markdown results/before results/after > comment.md\n\n"
+        "examples:\n"
+        "  scripts/records compare main.jsonl pr.jsonl\n"
+        "  scripts/records compare --only 'chunk_decode .*dependent' --all main.jsonl pr.jsonl\n"
+        "  scripts/records compare --format markdown results/before results/after > comment.md\n\n"
         "exit codes: 0 compared, 2 misuse, a file that cannot be used or written, or an error of the\n"
         "command itself, 3 not comparable\n"
-        "(the fingerprints differ, or no row is in both), 130 interrupted. scripts/gate fails where\n"
-        "something is slower.",
-    )
+        "(the fingerprints differ, or no row is in both), 130 interrupted. scripts/records gate fails where\n"
+        "something is slower.")
     parser.add_argument("a", metavar="A", help="records (.jsonl) or a folder of them: the baseline")
     parser.add_argument("b", metavar="B", help="the same: the candidate")
     add_common_arguments(parser)
@@ -148,15 +120,10 @@ def parse_arguments(arguments):
 
 def main(arguments):
     options = parse_arguments(arguments)
-    try:
-        comparison = compare_files("compare", options.a, options.b, options)
-    except BadRecords as error:
-        terminal.say("compare", error)
-        return 2
+    comparison = compare_files(options.a, options.b, options)
     terminal.write_out(render(comparison, options.format, options.all))
     if comparison.refused:
-        terminal.say("compare", refusal(comparison))
-        return 3
+        raise Stop(refusal(comparison), 3)
     return 0
 
 
@@ -166,18 +133,8 @@ def refusal(comparison):
     return comparison.refused + hint
 
 
-def compare_files(command, a, b, options, builds_differ=False):
-    """The Comparison of two paths; warnings go to standard error."""
-
-    def warn(words):
-        terminal.say(command, words)
-
-    noise = verdicts.Noise(records.read(options.noise, warn), options.noise) if options.noise else None
-    return verdicts.compare(
-        records.read(a, warn),
-        records.read(b, warn),
-        noise=noise,
-        only=options.only,
-        across=options.across,
-        builds_differ=builds_differ or options.across_builds,
-    )
+def compare_files(a, b, options, builds_differ=False):
+    """The Comparison of two paths, with the options of add_common_arguments()."""
+    noise = verdicts.Noise(records.read(options.noise, terminal.say), options.noise) if options.noise else None
+    return verdicts.compare(records.read(a, terminal.say), records.read(b, terminal.say), noise=noise, only=options.only,
+                            across=options.across, builds_differ=builds_differ or options.across_builds)

@@ -1,5 +1,4 @@
 """Records in the forms that other tools read: Google Benchmark's JSON, CSV, and CSV for Apache Otava."""
-import argparse
 import csv
 import io
 import json
@@ -7,7 +6,9 @@ import os
 from dataclasses import dataclass, field
 
 from tokline import records, terminal
+from tokline.command import parser as command_parser
 from tokline.files import check_outputs, write_whole
+from tokline.stop import Stop
 
 FORMATS = ("google-benchmark", "csv", "otava")
 
@@ -23,8 +24,9 @@ _CSV_FIGURES = ("samples", "median_us", "mad_us", "ci95_low_us", "ci95_high_us",
 _CSV_LATENCIES = ("first_token_ms", "between_tokens_ms")  # three columns each
 
 
-class NotOneSeries(Exception):
+class NotOneSeries(Stop):
     """The runs are readable, but do not belong into one file of this form."""
+    exit_code = 3
 
 
 def names_of(keys):
@@ -210,10 +212,7 @@ def choose(runs, wanted):
 
 
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(
-        prog="scripts/export", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Writes records in a form that another tool reads.",
-        epilog="""formats:
+    parser = command_parser("Writes records in a form that another tool reads.", """formats:
   google-benchmark  JSON as Google Benchmark writes it, each sample a repetition; its tools/compare.py reads it.
                     cpu_time repeats real_time: the host's time is not measured.
   csv               a line a row, all figures, times in microseconds
@@ -221,9 +220,9 @@ def parse_arguments(argv):
                     -o FILE.csv, FILE.yaml is its configuration.
 
 examples:
-  scripts/export main.jsonl --format google-benchmark -o main.json
-  scripts/export results/ --format csv | column -s, -t | less -S
-  scripts/export history/ --format otava -o history.csv && otava analyze --config-file history.yaml history
+  scripts/records export main.jsonl --format google-benchmark -o main.json
+  scripts/records export results/ --format csv | column -s, -t | less -S
+  scripts/records export history/ --format otava -o history.csv && otava analyze --config-file history.yaml history
 
 exit codes: 0 done, 1 a file that cannot be used or written, 2 misuse, 3 runs that do not belong into one file,
 130 interrupted.""")
@@ -250,36 +249,24 @@ def main(argv):
     if arguments.output and arguments.format == "otava":
         outputs.append(("its configuration", config_path(arguments.output)))
     check_outputs(outputs, [("RECORDS", path) for path in arguments.records])
-
-    def say(text):
-        terminal.say("export", text)
-
-    try:
-        runs = choose(records.read(arguments.records, say), arguments.run)
-        if not any(run.rows for run in runs):
-            raise records.BadRecords(f"{', '.join(arguments.records)}: no rows")
-        config = None
-        if arguments.format == "google-benchmark":
-            text = json.dumps(google_benchmark(runs), indent=1) + "\n"
-        elif arguments.format == "csv":
-            text = csv_text(csv_lines(runs))
-        else:
-            lines, metrics = otava(runs, arguments.across, arguments.fill, say)
-            text = csv_text(lines)
-            if arguments.output:
-                name, config = otava_config(arguments.output, metrics)
-        if arguments.output:
-            write_whole(arguments.output, text)
-            if config:
-                path = config_path(arguments.output)
-                write_whole(path, config)
-                say(f"wrote {arguments.output} and {path}: otava analyze --config-file {path} {name}")
-        else:
-            terminal.write_out(text)
-    except records.BadRecords as error:
-        say(error)
-        return 1
-    except NotOneSeries as error:
-        say(error)
-        return 3
+    runs = choose(records.read(arguments.records, terminal.say), arguments.run)
+    if not any(run.rows for run in runs):
+        raise records.BadRecords(f"{', '.join(arguments.records)}: no rows")
+    metrics = None
+    if arguments.format == "google-benchmark":
+        text = json.dumps(google_benchmark(runs), indent=1) + "\n"
+    elif arguments.format == "csv":
+        text = csv_text(csv_lines(runs))
+    else:
+        lines, metrics = otava(runs, arguments.across, arguments.fill, terminal.say)
+        text = csv_text(lines)
+    if not arguments.output:
+        terminal.write_out(text)
+        return 0
+    write_whole(arguments.output, text)
+    if metrics:
+        name, config = otava_config(arguments.output, metrics)
+        path = config_path(arguments.output)
+        write_whole(path, config)
+        terminal.say(f"wrote {arguments.output} and {path}: otava analyze --config-file {path} {name}")
     return 0

@@ -5,13 +5,17 @@ import itertools
 import os
 import tempfile
 
+from tokline.stop import Stop
 
-class CannotWrite(Exception):
+
+class CannotWrite(Stop):
     """A result that could not be written; the message says which and why."""
 
 
-class SameFile(Exception):
+class SameFile(Stop):
     """A result in the place of what it is made of, or of another result; the message names both."""
+
+    exit_code = 2
 
 
 def write_whole(path, content):
@@ -27,8 +31,7 @@ def write_whole(path, content):
             return
         path = os.path.realpath(path)
         handle, partial = tempfile.mkstemp(
-            prefix=os.path.basename(path) + ".", suffix=".partial", dir=os.path.dirname(path) or "."
-        )
+            prefix=os.path.basename(path) + ".", suffix=".partial", dir=os.path.dirname(path) or ".")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -78,8 +81,8 @@ def check_outputs(outputs, inputs=()):
 
 def jsonl_below(folder):
     """Every *.jsonl in the folder and below it, sorted."""
-    return sorted(os.path.join(where, name) for where, _, names in os.walk(folder) for name in names
-                  if name.endswith(".jsonl"))
+    return sorted(
+        os.path.join(where, name) for where, _, names in os.walk(folder) for name in names if name.endswith(".jsonl"))
 
 
 def _files_of(path):

@@ -1,4 +1,4 @@
-"""scripts/gate: fails where something became slower or otherwise worse."""
+"""scripts/records gate: fails where something became slower or otherwise worse."""
 
 import argparse
 import json
@@ -9,22 +9,23 @@ import signal
 import tempfile
 from pathlib import Path
 
-from tokline import compare, records, rounds, statistics, terminal, verdicts
+from tokline import command, compare, records, rounds, statistics, terminal, verdicts
 from tokline.files import check_outputs, write_whole
 from tokline.records import BadRecords
+from tokline.stop import Stop
 from tokline.terminal import count
 
 KEPT = ("a.jsonl", "b.jsonl", "output.log")  # in the folder of --keep
-PASSED, REGRESSED, MISUSE, NOT_COMPARABLE, NOTHING_TO_MEASURE, INTERRUPTED = 0, 1, 2, 3, 77, 130
+PASSED, REGRESSED, MISUSE, NOT_COMPARABLE, NOTHING_TO_MEASURE = 0, 1, 2, 3, 77
 DEFAULT_MODEL = Path(__file__).resolve().parents[3] / "models" / "qwen3-lookup"
 
 EPILOG = """\
 examples:
-  scripts/gate --baseline main.jsonl --candidate pr.jsonl
-  scripts/gate --ab build/main/bin build/pr/bin
-  scripts/gate --ab main/bench_linear pr/bench_linear --rounds 10 --keep out -- --benchmark_filter=b1_
-  scripts/gate --aa build/cuda/bin --out noise.jsonl
-  scripts/gate --baseline main.jsonl --candidate pr.jsonl --noise noise.jsonl
+  scripts/records gate --baseline main.jsonl --candidate pr.jsonl
+  scripts/records gate --ab build/main/bin build/pr/bin
+  scripts/records gate --ab main/bench_linear pr/bench_linear --rounds 10 --keep out -- --benchmark_filter=b1_
+  scripts/records gate --aa build/cuda/bin --out noise.jsonl
+  scripts/records gate --baseline main.jsonl --candidate pr.jsonl --noise noise.jsonl
 
 exit codes: 0 same or faster; 1 slower, or worse in another way that is gated; 2 misuse, a file that
 cannot be used or written, or an error of the gate itself; 3 not comparable, or too few samples to tell;
@@ -33,71 +34,35 @@ about.
 """
 
 
-class Stop(Exception):
-    """Ends the command: an exit code and a line."""
-
-    def __init__(self, code, words):
-        super().__init__(words)
-        self.code = code
-
-
 def parse_arguments(arguments):
-    bench_arguments = []
-    if "--" in arguments:
-        at = arguments.index("--")
-        arguments, bench_arguments = arguments[:at], arguments[at + 1 :]
-    parser = argparse.ArgumentParser(
-        prog="scripts/gate",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=EPILOG,
-        usage="scripts/gate --baseline A --candidate B [options]\n"
-        "       scripts/gate --ab BIN_A BIN_B [options] [-- arguments of the bench programs]\n"
-        "       scripts/gate --aa BIN --out FILE [options] [-- arguments of the bench programs]",
-        description="Says whether something became slower: from records, or by running two builds in turn.\n"
-        "Memory that grew, errors that grew, rows that are missing or no longer verified gate too.",
-    )
+    arguments, bench_arguments = command.split_arguments(arguments)
+    parser = command.parser(
+        "Says whether something became slower: from records, or by running two builds in turn.\n"
+        "Memory that grew, errors that grew, rows that are missing or no longer verified gate too.", EPILOG,
+        usage="scripts/records gate --baseline A --candidate B [options]\n"
+        "       scripts/records gate --ab BIN_A BIN_B [options] [-- arguments of the bench programs]\n"
+        "       scripts/records gate --aa BIN --out FILE [options] [-- arguments of the bench programs]")
     parser.add_argument("--baseline", metavar="A", help="records (.jsonl), or a folder of them")
     parser.add_argument("--candidate", metavar="B", help="the same of what is judged")
-    parser.add_argument(
-        "--ab",
-        nargs=2,
-        metavar=("BIN_A", "BIN_B"),
-        help="baseline and candidate: a bench program each, or a build's bin folder each",
-    )
+    parser.add_argument("--ab", nargs=2, metavar=("BIN_A", "BIN_B"),
+                        help="baseline and candidate: a bench program each, or a build's bin folder each")
     parser.add_argument("--aa", metavar="BIN", help="the same program on both sides: measures the noise")
     measuring = parser.add_argument_group("with --ab and --aa")
     measuring.add_argument(
-        "--rounds",
-        type=positive,
-        default=5,
-        metavar="N",
-        help="how often each side of each program runs. Default: 5",
-    )
+        "--rounds", type=positive, default=5, metavar="N", help="how often each side of each program runs. Default: 5")
     measuring.add_argument("--keep", metavar="DIR", help="leave the records in DIR/a.jsonl and DIR/b.jsonl")
     measuring.add_argument("--out", metavar="FILE", help="with --aa: the records of both sides, for --noise")
     measuring.add_argument(
-        "--programs",
-        metavar="NAMES",
-        help="of bin folders only these: comma-separated, without bench_, and decoder",
-    )
+        "--programs", metavar="NAMES", help="of bin folders only these: comma-separated, without bench_, and decoder")
     measuring.add_argument(
         "--model",
         metavar="DIR",
         help="decode this checkpoint with `tokline bench` too: a folder, or a name in the Hugging Face cache. With "
-        "--programs decoder the default is the embedded one, models/qwen3-lookup of this checkout",
-    )
-    measuring.add_argument(
-        "--decode",
-        metavar="ARGUMENTS",
-        default="",
-        help="of `tokline bench`, in one word: --decode '--batch 1,8 --repeats 7'",
-    )
-    measuring.add_argument(
-        "--device",
-        choices=["cuda", "cpu"],
-        default=None,
-        help="cuda (default), or cpu: the references, to try the gate",
-    )
+        "--programs decoder the default is the embedded one, models/qwen3-lookup of this checkout")
+    measuring.add_argument("--decode", metavar="ARGUMENTS", default="",
+                           help="of `tokline bench`, in one word: --decode '--batch 1,8 --repeats 7'")
+    measuring.add_argument("--device", choices=["cuda", "cpu"], default=None,
+                           help="cuda (default), or cpu: the references, to try the gate")
     measuring.add_argument("--seed", type=int, default=1, metavar="N", help="of the order. Default: 1")
     compare.add_common_arguments(parser)
     parser.add_argument("--markdown", metavar="FILE", help="write the result as Markdown to FILE too")
@@ -134,47 +99,25 @@ def check_files(options):
     kept = [Path(options.keep, name) for name in KEPT] if options.keep else []
     check_outputs(
         [("--out", options.out), ("--markdown", options.markdown), ("--json", options.json)],
-        [
-            ("--baseline", options.baseline),
-            ("--candidate", options.candidate),
-            ("--noise", options.noise),
-            *(("--ab", path) for path in options.ab or ()),
-            ("--aa", options.aa),
-            *(("--keep's", path) for path in kept),
-        ],
-    )
+        [("--baseline", options.baseline), ("--candidate", options.candidate), ("--noise", options.noise),
+         *(("--ab", path) for path in options.ab or ()), ("--aa", options.aa), *(("--keep's", path) for path in kept)])
 
 
 def main(arguments):
     options, bench_arguments = parse_arguments(list(arguments))
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        check_files(options)
-        if options.ab is None and options.aa is None:
-            comparison = compare.compare_files("gate", options.baseline, options.candidate, options)
-            return conclude(comparison, options)
-        return measure(options, bench_arguments)
-    except BadRecords as error:
-        terminal.say("gate", error)
-        return MISUSE
-    except rounds.Misuse as error:
-        terminal.say("gate", error)
-        return MISUSE
-    except rounds.Interrupted as error:
-        terminal.say("gate", error)
-        return INTERRUPTED
-    except Stop as stop:
-        terminal.say("gate", stop)
-        return stop.code
+    check_files(options)
+    if options.ab is None and options.aa is None:
+        comparison = compare.compare_files(options.baseline, options.candidate, options)
+        return conclude(comparison, options)
+    return measure(options, bench_arguments)
 
 
 def measure(options, bench_arguments):
     """Runs both sides in rounds and judges what they recorded."""
     plan = plan_of(options, bench_arguments)
     if plan.device == "cuda" and not rounds.gpu_present():
-        raise Stop(
-            NOTHING_TO_MEASURE, "no CUDA device: nothing to measure here; --device cpu times the references"
-        )
+        raise Stop(NOTHING_TO_MEASURE, "no CUDA device: nothing to measure here; --device cpu times the references")
     folder = results_folder(options.keep)
     done = False
     try:
@@ -204,16 +147,13 @@ def plan_of(options, bench_arguments):
         check_model(model, programs)
     device = device_of(options, bench_arguments)
     plan = rounds.Plan(
-        programs, model, bench_arguments, shlex.split(options.decode), device, options.rounds, options.seed
-    )
+        programs, model, bench_arguments, shlex.split(options.decode), device, options.rounds, options.seed)
     for name in wanted or ():
         program = "tokline" if name == "decoder" else f"bench_{name}"
         if not any(program in programs[side] for side in rounds.SIDES):
-            raise Stop(
-                MISUSE, f"--programs names '{name}', but there is no {program} in {' or '.join(sides)}"
-            )
+            raise Stop(f"--programs names '{name}', but there is no {program} in {' or '.join(sides)}", MISUSE)
     if not plan.names:
-        raise Stop(NOT_COMPARABLE, f"no program is in both {sides[0]} and {sides[1]}")
+        raise Stop(f"no program is in both {sides[0]} and {sides[1]}", NOT_COMPARABLE)
     return plan
 
 
@@ -221,14 +161,14 @@ def check_model(model, programs):
     """Raises Stop for what is no checkpoint. Where a name leads is known to the programs alone."""
     if os.path.exists(model) or model.startswith((".", "/", "~")):
         if not os.path.isfile(os.path.join(model, "config.json")):
-            raise Stop(MISUSE, f"--model {model} has no config.json")
+            raise Stop(f"--model {model} has no config.json", MISUSE)
         return
     for side in rounds.SIDES:
         program = programs[side].get(rounds.DECODER_PROGRAM)
         if program is not None:
             words = rounds.refusal_of_model(program, model)
             if words:
-                raise Stop(MISUSE, f"--model: {words}")
+                raise Stop(f"--model: {words}", MISUSE)
 
 
 def device_of(options, bench_arguments):
@@ -240,11 +180,11 @@ def device_of(options, bench_arguments):
             length = 1 if value else 2
             value = value or (bench_arguments[at + 1 : at + 2] or [""])[0]
             if value not in ("cuda", "cpu"):
-                raise Stop(MISUSE, f"--device is '{value}'; allowed: cuda, cpu")
+                raise Stop(f"--device is '{value}'; allowed: cuda, cpu", MISUSE)
             del bench_arguments[at : at + length]
             return value
         if name in ("--record", "--peaks"):
-            raise Stop(MISUSE, f"{name} is set by scripts/gate itself; --keep DIR leaves the records in DIR")
+            raise Stop(f"{name} is set by scripts/records gate itself; --keep DIR leaves the records in DIR", MISUSE)
     return device or "cuda"
 
 
@@ -257,38 +197,29 @@ def results_folder(keep):
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise Stop(MISUSE, f"--keep {keep}: the folder cannot be written: {error.strerror}") from None
+        raise Stop(f"--keep {keep}: the folder cannot be written: {error.strerror}", MISUSE) from None
     for side in rounds.SIDES:
         if (folder / f"{side}.jsonl").exists():
-            raise Stop(MISUSE, f"--keep {keep}: holds {side}.jsonl of another experiment; name a new folder")
+            raise Stop(f"--keep {keep}: holds {side}.jsonl of another experiment; name a new folder", MISUSE)
     return folder
 
 
 def run_rounds(plan, folder, options):
     """The Comparison of all rounds, and sentences on how it was made."""
-    terminal.say(
-        "gate",
-        f"{count(len(plan.names), 'program')}, {count(plan.rounds, 'round')}, order by --seed {plan.seed}",
-    )
-    experiment = rounds.Experiment(
-        plan, folder, terminal.Progress(), lambda words: terminal.say("gate", words)
-    )
+    terminal.say(f"{count(len(plan.names), 'program')}, {count(plan.rounds, 'round')}, order by --seed {plan.seed}")
+    experiment = rounds.Experiment(plan, folder, terminal.Progress(), terminal.say)
     experiment.run()
     missing = [side.upper() for side, path in experiment.files.items() if not path.exists()]
     crashed = crashes(experiment, plan)
     if len(missing) == 2 or missing == ["A"]:
         words = experiment.failures[-1].words if experiment.failures else "no program recorded a row"
-        raise Stop(NOT_COMPARABLE, f"nothing was measured on side {' and '.join(missing)}: {words}")
+        raise Stop(f"nothing was measured on side {' and '.join(missing)}: {words}", NOT_COMPARABLE)
     if missing == ["B"]:
-        raise Stop(REGRESSED, f"nothing was measured on side B: {experiment.failures[-1].words}")
-    runs = {
-        side: records.read([path], lambda words: terminal.say("gate", words))
-        for side, path in experiment.files.items()
-    }
+        raise Stop(f"nothing was measured on side B: {experiment.failures[-1].words}", REGRESSED)
+    runs = {side: records.read([path], terminal.say) for side, path in experiment.files.items()}
     noise = verdicts.Noise(records.read(options.noise), options.noise) if options.noise else None
     comparison = verdicts.compare(
-        runs["a"], runs["b"], noise=noise, only=options.only, across=options.across, builds_differ=True
-    )
+        runs["a"], runs["b"], noise=noise, only=options.only, across=options.across, builds_differ=True)
     comparison.faults += crashed
     comparison.faults += [f"{name} is missing in B" for name in plan.only_on("a")]
     comparison.notes += [f"{name} is new in B: not compared" for name in plan.only_on("b")]
@@ -296,12 +227,10 @@ def run_rounds(plan, folder, options):
     if options.aa:
         closing.append(noise_sentence(comparison, runs))
     if options.out:
-        write_whole(
-            options.out, "".join(path.read_text(encoding="utf-8") for path in experiment.files.values())
-        )
-        terminal.say("gate", f"the noise of this machine: {options.out}, for --noise")
+        write_whole(options.out, "".join(path.read_text(encoding="utf-8") for path in experiment.files.values()))
+        terminal.say(f"the noise of this machine: {options.out}, for --noise")
     if options.keep:
-        terminal.say("gate", f"records: {' and '.join(str(path) for path in experiment.files.values())}")
+        terminal.say(f"records: {' and '.join(str(path) for path in experiment.files.values())}")
     return comparison, closing
 
 
@@ -313,17 +242,13 @@ def crashes(experiment, plan):
     for failure in crashed:
         if failure.side == "b" and failure.name not in in_a:
             in_b.setdefault(failure.name, []).append(failure)
-    return [
-        f"{name} {failures[0].words} in {len(failures)} of {count(plan.rounds, 'round')} of B"
-        for name, failures in in_b.items()
-    ]
+    return [f"{name} {failures[0].words} in {len(failures)} of {count(plan.rounds, 'round')} of B"
+            for name, failures in in_b.items()]
 
 
 def noise_sentence(comparison, runs):
     """What an A/A experiment says of this machine."""
-    called = [
-        row for row in comparison.rows if row.verdict in (verdicts.SLOWER, verdicts.FASTER) or row.regressions
-    ]
+    called = [row for row in comparison.rows if row.verdict in (verdicts.SLOWER, verdicts.FASTER) or row.regressions]
     judged = [row for row in comparison.rows if row.ratio is not None]
     sentence = f"A/A: {count(len(called), 'false alarm')} in {count(len(judged), 'comparison')}"
     try:
@@ -331,19 +256,15 @@ def noise_sentence(comparison, runs):
     except BadRecords:
         return sentence + "; too few rounds to state the noise (3 or more)"
     worst = max(spreads, key=spreads.get)
-    return (
-        f"{sentence}; noise of a row from run to run: {100 * statistics.median(list(spreads.values())):.2f} % in "
-        f"the median row, {100 * spreads[worst]:.2f} % in {worst}."
-    )
+    return (f"{sentence}; noise of a row from run to run: {100 * statistics.median(list(spreads.values())):.2f} % in "
+            f"the median row, {100 * spreads[worst]:.2f} % in {worst}.")
 
 
 def conclude(comparison, options, closing=()):
     """Prints the result. Returns the exit code."""
     code, words = judgement(comparison)
-    texts = {
-        form: compare.render(comparison, form, options.all, [*closing, words] if form != "json" else ())
-        for form in {options.format} | ({"markdown"} if options.markdown else set())
-    }
+    texts = {form: compare.render(comparison, form, options.all, [*closing, words] if form != "json" else ())
+             for form in {options.format} | ({"markdown"} if options.markdown else set())}
     as_json = comparison.to_json() | {"exit_code": code, "judgement": words}
     if options.format == "json":
         texts["json"] = json.dumps(as_json, indent=1)
@@ -367,8 +288,6 @@ def judgement(comparison):
         return REGRESSED, f"gate: worse: {'; '.join(reasons[:3])}{more}."
     if comparison.undecided:
         rows = count(len(comparison.undecided), "row")
-        return NOT_COMPARABLE, (
-            f"gate: undecided: {rows} differ by more than counts, on too few samples to tell; "
-            "measure in rounds (scripts/gate --ab)."
-        )
+        return NOT_COMPARABLE, (f"gate: undecided: {rows} differ by more than counts, on too few samples to tell; "
+                                "measure in rounds (scripts/records gate --ab).")
     return PASSED, "gate: same or faster."

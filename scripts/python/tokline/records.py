@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tokline.files import jsonl_below
 from tokline.samples import interval, middle
+from tokline.stop import Stop
 
 SCHEMA = 2
 OLDEST_SCHEMA = 1
@@ -19,38 +20,22 @@ WORKLOAD = "workload"
 WHOLE = (DECODER, WORKLOAD)
 
 # Dimensions that tell rows of one shape name apart, and the word before them in a label.
-_LABEL_KEYS = {"page_size": "page", "tokens": "tokens", "rows": "rows", "max_batch": "batch",
-               "sharing": "sharing"}
+_LABEL_KEYS = {"page_size": "page", "tokens": "tokens", "rows": "rows", "max_batch": "batch", "sharing": "sharing"}
 _LABEL_FLAGS = ("append", "reuse")
 # What a run may differ in and still be compared: when and of what it was, not on what.
 _NOT_IDENTITY = {"time_utc", "command_line", "commit", "dirty", "gpu", "gpu_before"}
 _GPU_STATE = {"before", "after"}
-_WORDS = {
-    "uuid_hash": "GPU (hash of its UUID)",
-    "name": "GPU",
-    "before.power_cap_w": "power cap (W)",
-    "max_sm_clock_mhz": "largest SM clock (MHz)",
-    "driver": "driver",
-    "cublaslt": "cuBLASLt",
-    "cuda_driver": "CUDA driver",
-    "cuda_runtime": "CUDA runtime",
-    "mig": "MIG",
-    "mps": "MPS",
-    "cpu": "CPU",
-    "cpu_threads": "CPU threads",
-    "cpu_governor": "CPU governor",
-    "os": "OS",
-    "compiler": "compiler",
-    "cuda_compiler": "CUDA compiler",
-    "flags": "compiler flags",
-    "build_type": "build type",
-}
+_WORDS = {"uuid_hash": "GPU (hash of its UUID)", "name": "GPU", "before.power_cap_w": "power cap (W)",
+          "max_sm_clock_mhz": "largest SM clock (MHz)", "driver": "driver", "cublaslt": "cuBLASLt",
+          "cuda_driver": "CUDA driver", "cuda_runtime": "CUDA runtime", "mig": "MIG", "mps": "MPS", "cpu": "CPU",
+          "cpu_threads": "CPU threads", "cpu_governor": "CPU governor", "os": "OS", "compiler": "compiler",
+          "cuda_compiler": "CUDA compiler", "flags": "compiler flags", "build_type": "build type"}
 
 
 PERCENTILES = ("median", "p90", "p99")
 
 
-class BadRecords(Exception):
+class BadRecords(Stop):
     """A file that cannot be used; the message says where and why."""
 
 
@@ -158,19 +143,10 @@ def shape_label(shape):
 def key(row):
     """The RowKey of a row."""
     decoder, whole = row["kernel"] == DECODER, row["kernel"] in WHOLE
-    return RowKey(
-        row["kernel"],
-        row["implementation"],
-        row["dtype"],
-        row["device"],
-        "" if decoder else json.dumps(row["shape"], sort_keys=True),
-        "" if whole else row["cache"],
-        "" if whole else row["chain"],
-        row["model"] if whole else "",
-        row["batch"] if decoder else 0,
-        row["prompt_tokens"] if decoder else 0,
-        row["new_tokens"] if decoder else 0,
-    )
+    return RowKey(row["kernel"], row["implementation"], row["dtype"], row["device"],
+                  "" if decoder else json.dumps(row["shape"], sort_keys=True), "" if whole else row["cache"],
+                  "" if whole else row["chain"], row["model"] if whole else "", row["batch"] if decoder else 0,
+                  row["prompt_tokens"] if decoder else 0, row["new_tokens"] if decoder else 0)
 
 
 def samples_us(row):
@@ -368,9 +344,7 @@ def _lift(record, where):
                 gpu.setdefault(name, None)
     elif record["kind"] == "row":
         names = ["disturbed", "memory_bytes", "library"]
-        names += (
-            ["ci95_ms", "profile"] if record.get("kernel") == DECODER else ["ci95_us", "stopped", "fresh_us"]
-        )
+        names += ["ci95_ms", "profile"] if record.get("kernel") == DECODER else ["ci95_us", "stopped", "fresh_us"]
         for name in names:
             record.setdefault(name, None)
         if isinstance(record.get("verified"), dict) and record.get("kernel") != DECODER:
@@ -405,18 +379,14 @@ def _samples(record, where, name):
         raise BadRecords(f"{where}: {name} is {_text(values)[:60]}; it must be a list of samples")
     for value in values:
         if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise BadRecords(
-                f"{where}: {name} holds {_text(value)[:60]}; each must be a finite number above 0"
-            )
+            raise BadRecords(f"{where}: {name} holds {_text(value)[:60]}; each must be a finite number above 0")
     return sorted(values)
 
 
 def _follows(record, where, name, value):
     stated = _number(record, where, name)
     if abs(stated - value) > 1e-6 * abs(value) + 1e-12:
-        raise BadRecords(
-            f"{where}: {name} is {stated:.9g}, but from the samples and the cost follows {value:.9g}"
-        )
+        raise BadRecords(f"{where}: {name} is {stated:.9g}, but from the samples and the cost follows {value:.9g}")
 
 
 def _interval_follows(row, where, name, ordered):
@@ -429,8 +399,7 @@ def _interval_follows(row, where, name, ordered):
         raise BadRecords(f"{where}: {name} is {_text(stated)[:60]}; it must be [low, high]")
     if any(abs(end - value) > 1e-6 * value for end, value in zip(stated, follows)):
         raise BadRecords(
-            f"{where}: {name} is {_text(stated)[:60]}, but from the samples follows {_text(list(follows))}"
-        )
+            f"{where}: {name} is {_text(stated)[:60]}, but from the samples follows {_text(list(follows))}")
 
 
 def _check_header(record, where):
@@ -445,16 +414,7 @@ def _check_header(record, where):
 
 
 def _check_row(row, where):
-    _need(
-        row,
-        where,
-        kernel=str,
-        implementation=str,
-        dtype=str,
-        device=str,
-        status=str,
-        verified=dict,
-    )
+    _need(row, where, kernel=str, implementation=str, dtype=str, device=str, status=str, verified=dict)
     for name in ("disturbed", "memory_bytes", "library"):
         if name not in row:
             raise BadRecords(f"{where}: row has no field '{name}'")
@@ -465,8 +425,8 @@ def _check_row(row, where):
         shape = dict(name=str, hash=str, requests=int, prompt_tokens=int, new_tokens=int, max_batch=int)
         _need(row.get("shape", {}) | {"kind": "shape"}, where, **shape, token_budget=int, page_size=int, reuse=bool)
         if sum(row["memory"].values()) != row["memory_bytes"]:
-            raise BadRecords(f"{where}: memory_bytes is {row['memory_bytes']}, but its uses add up to "
-                             f"{sum(row['memory'].values())}")
+            raise BadRecords(
+                f"{where}: memory_bytes is {row['memory_bytes']}, but its uses add up to {sum(row['memory'].values())}")
     else:
         _need(row, where, cache=str, cost=dict)
     decoder = row["kernel"] == DECODER
@@ -502,11 +462,9 @@ def _check_kernel_figures(row, where):
     _follows(row, where, "gbps", bytes_ / median / 1e3)
     _follows(row, where, "tflops", _number(cost, where, "flops") / median / 1e6)
     verified = row["verified"]
-    if not (
-        verified.get("before") is True
-        and verified.get("after") is True
-        and _number(verified, where, "max_error_over_bound") <= 1
-    ):
+    if not (verified.get("before") is True
+            and verified.get("after") is True
+            and _number(verified, where, "max_error_over_bound") <= 1):
         raise BadRecords(f"{where}: a row with figures must be verified; verified is {json.dumps(verified)}")
 
 
@@ -541,9 +499,8 @@ def _check_workload_figures(row, where):
     rates = [(prompt + new) / seconds for seconds, new in zip(row["samples_s"], row["samples_new_tokens"])]
     _follows(row, where, "total_tok_s", middle(sorted(rates)))
     _number(row["verified"], where, "mean_regret")
-    for name in ("host_share", "step_host_us", "warm_up_s", "steps", "graph_steps", "preemptions",
-                 "recomputed_tokens", "reused_tokens", "decode_read_bytes", "decode_unshared_bytes", "mean_kv_pages",
-                 "max_kv_pages"):
+    for name in ("host_share", "step_host_us", "warm_up_s", "steps", "graph_steps", "preemptions", "recomputed_tokens",
+                 "reused_tokens", "decode_read_bytes", "decode_unshared_bytes", "mean_kv_pages", "max_kv_pages"):
         _number(row, where, name)
     _number(row, where, "kv_pages", 1)
     _need(row, where, first_token_ms=dict, between_tokens_ms=dict, memory_points=list)
@@ -559,9 +516,7 @@ def _check_profile(profile, where):
     total = _number(profile, where, "device_gap_us") + _number(profile, where, "host_gap_us")
     for op in profile["ops"]:
         if not isinstance(op, dict) or not isinstance(op.get("op"), str):
-            raise BadRecords(
-                f"{where}: ops holds {_text(op)[:60]}; each must be an object with 'op' and 'us'"
-            )
+            raise BadRecords(f"{where}: ops holds {_text(op)[:60]}; each must be an object with 'op' and 'us'")
         total += _number(op, where, "us")
     _number(profile, where, "steps", 1)
     step_us = _number(profile, where, "step_us")
@@ -570,19 +525,8 @@ def _check_profile(profile, where):
 
 
 def _check_ablation(record, where):
-    _need(
-        record,
-        where,
-        model=str,
-        dtype=str,
-        device=str,
-        batch=int,
-        prompt_tokens=int,
-        new_tokens=int,
-        name=str,
-        instead=str,
-        status=str,
-    )
+    _need(record, where, model=str, dtype=str, device=str, batch=int, prompt_tokens=int, new_tokens=int, name=str,
+          instead=str, status=str)
     if record["status"] != "ok":
         _need(record, where, reason=str)
         return
@@ -595,6 +539,4 @@ def _check_ablation(record, where):
         lengths = [len(_samples(pair, f"{where}: {name}", side)) for side in (with_, without)]
         if lengths[0] != lengths[1]:
             raise BadRecords(
-                f"{where}: {name} has {lengths[0]} samples with and {lengths[1]} without; "
-                "they must be as many"
-            )
+                f"{where}: {name} has {lengths[0]} samples with and {lengths[1]} without; they must be as many")

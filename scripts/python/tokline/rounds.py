@@ -9,18 +9,21 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokline.stop import Stop
 from tokline.terminal import count
 
 DECODER_PROGRAM = "tokline"
 SIDES = ("a", "b")
 
 
-class Misuse(Exception):
+class Misuse(Stop):
     """What was asked for cannot be run; the message says why."""
+    exit_code = 2
 
 
-class Interrupted(Exception):
+class Interrupted(Stop):
     """Ctrl-C, or a program that was interrupted. Holds what was measured until then, in words."""
+    exit_code = 130
 
 
 @dataclass
@@ -77,10 +80,7 @@ def find_programs(path, model=None, wanted=None):
     path = Path(path)
     if path.is_dir():
         found = {
-            each.name: each
-            for each in sorted(path.glob("bench_*"))
-            if each.is_file() and os.access(each, os.X_OK)
-        }
+            each.name: each for each in sorted(path.glob("bench_*")) if each.is_file() and os.access(each, os.X_OK)}
         if model is not None and os.access(path / DECODER_PROGRAM, os.X_OK):
             found[DECODER_PROGRAM] = path / DECODER_PROGRAM
         if not found:
@@ -156,13 +156,9 @@ class Experiment:
         left = ""
         if self._done:
             seconds = (time.monotonic() - self._started) / self._done * (len(self._order) - self._done)
-            left = (
-                f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
-            )
-        self._progress.show(
-            f"round {number} of {self._plan.rounds}: {name}, side {side.upper()}  "
-            f"[{self._done} of {len(self._order)} runs{left}]"
-        )
+            left = f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
+        self._progress.show(f"round {number} of {self._plan.rounds}: {name}, side {side.upper()}  "
+                            f"[{self._done} of {len(self._order)} runs{left}]")
 
     def _command(self, name, side, peaks):
         program, record = str(self._plan.programs[side][name]), str(self.files[side])
@@ -181,12 +177,7 @@ class Experiment:
             help_command = [program, "bench", "--help"] if name == DECODER_PROGRAM else [program, "--help"]
             try:
                 shown = subprocess.run(
-                    help_command,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=60,
-                    stdin=subprocess.DEVNULL,
+                    help_command, capture_output=True, text=True, errors="replace", timeout=60, stdin=subprocess.DEVNULL
                 ).stdout
             except (OSError, subprocess.TimeoutExpired):
                 shown = ""
@@ -198,8 +189,7 @@ class Experiment:
         command = self._command(name, side, peaks_of_round.get(number))
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         except OSError as error:
             raise Misuse(f"{command[0]}: cannot be run: {error.strerror}") from None
         try:
@@ -208,10 +198,8 @@ class Experiment:
             self._end(process)
             raise
         with open(self._log, "a", encoding="utf-8") as log:
-            log.write(
-                f"== round {number}, side {side.upper()}: {' '.join(command)}\n{output}"
-                f"== exit code {process.returncode}\n"
-            )
+            log.write(f"== round {number}, side {side.upper()}: {' '.join(command)}\n{output}"
+                      f"== exit code {process.returncode}\n")
         if process.returncode == 130:
             raise KeyboardInterrupt
         if process.returncode == 2:
@@ -222,13 +210,7 @@ class Experiment:
             peaks_of_round.setdefault(number, self.files[side])
         if process.returncode != 0:
             self._failed(
-                number,
-                name,
-                side,
-                process.returncode,
-                output,
-                written <= (2 if process.returncode > 0 else 1),
-            )
+                number, name, side, process.returncode, output, written <= (2 if process.returncode > 0 else 1))
 
     def _failed(self, number, name, side, code, output, empty):
         if code < 0:
@@ -259,18 +241,15 @@ class Experiment:
     def _note_silence(self, name):
         """A filter that matches nothing in a program fails it on both sides: it is not run again."""
         if name not in self._silent and {
-            each.side for each in self.failures if each.name == name and each.empty
-        } == set(SIDES):
+            each.side for each in self.failures if each.name == name and each.empty} == set(SIDES):
             self._silent.add(name)
             self._say(f"{name} measured nothing on either side; it is left out of the other rounds")
 
     def _measured(self, number):
         kept = [str(path) for path in self.files.values() if path.exists()]
         where = f"; what was measured is in {' and '.join(kept)}" if kept else "; nothing was measured"
-        return (
-            f"interrupted in round {number} of {self._plan.rounds}, after {count(self._done, 'run')} of "
-            f"{len(self._order)}{where}"
-        )
+        return (f"interrupted in round {number} of {self._plan.rounds}, after {count(self._done, 'run')} of "
+                f"{len(self._order)}{where}")
 
 
 def _last_line(output):

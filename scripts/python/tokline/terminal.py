@@ -27,9 +27,7 @@ def paint(text, colour, wanted):
 def width(text):
     """Columns on a terminal."""
     return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        for char in text
-    )
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def figure(value):
@@ -99,12 +97,16 @@ class Progress:
             self._stream.flush()
 
 
-def say(command, text):
+# What the running command is called in the lines that it says; tokline.command.ended() sets it.
+program = "scripts/records"
+
+
+def say(text):
     """A line on standard error: what the command has to say besides its result. Where nobody can read it, nothing
     happens: print() would put it into the result, or fail."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(f"scripts/{command}: {text}", file=sys.stderr, flush=True)
+            print(f"{program}: {text}", file=sys.stderr, flush=True)
 
 
 def drop(stream):

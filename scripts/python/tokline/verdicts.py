@@ -120,21 +120,10 @@ class Comparison:
         rows = []
         for row in self.rows:
             rows.append(vars(row) | {"row": str(row.key), "key": row.key._asdict()})
-        return {
-            "schema": 1,
-            "kind": "comparison",
-            "refused": self.refused or None,
-            "across": self.across,
-            "regressed": bool(self.regressions or self.faults),
-            "faults": self.faults,
-            "summary": self.summary(),
-            "counts": dict(self.counts),
-            "differences": self.differences,
-            "vanished": self.vanished,
-            "notes": self.notes,
-            "rules": asdict(self.rules),
-            "rows": rows,
-        }
+        return {"schema": 1, "kind": "comparison", "refused": self.refused or None, "across": self.across,
+                "regressed": bool(self.regressions or self.faults), "faults": self.faults, "summary": self.summary(),
+                "counts": dict(self.counts), "differences": self.differences, "vanished": self.vanished,
+                "notes": self.notes, "rules": asdict(self.rules), "rows": rows}
 
 
 def spread(groups):
@@ -162,9 +151,7 @@ def floor_factor(a_runs, b_runs, paired, noise_runs, miss):
     else:
         effects = np.median(b, axis=1) - np.median(a, axis=1)
     groups = [random.standard_normal((_SIMULATED, noise_runs))] if noise_runs else [a, b]
-    deviations = np.concatenate(
-        [np.abs(group - np.median(group, axis=1, keepdims=True)) for group in groups], axis=1
-    )
+    deviations = np.concatenate([np.abs(group - np.median(group, axis=1, keepdims=True)) for group in groups], axis=1)
     deviations.sort(axis=1)
     kept = deviations[:, : deviations.shape[1] - deviations.shape[1] // 10]
     spreads = np.sqrt(np.mean(kept**2, axis=1))
@@ -185,10 +172,8 @@ class Noise:
             if len(medians) >= _ENOUGH_MEDIANS:
                 self._rows[key] = (spread([np.log(medians)]), len(medians))
         if not self._rows:
-            raise BadRecords(
-                f"{path}: no row has {_ENOUGH_MEDIANS} runs or more; make it with "
-                "scripts/gate --aa BIN --out FILE"
-            )
+            raise BadRecords(f"{path}: no row has {_ENOUGH_MEDIANS} runs or more; make it with "
+                             "scripts/records gate --aa BIN --out FILE")
 
     def of(self, key):
         """(spread, runs) of a row, or None."""
@@ -224,9 +209,7 @@ def compare(runs_a, runs_b, rules=Rules(), noise=None, only=None, across=False, 
             row.verdict = NEW
             row.b_us = _median_over([each for _, each in rows_b[key] if each["status"] == "ok"])
         else:
-            tests = _judge(
-                row, [each for _, each in rows_a[key]], [each for _, each in rows_b[key]], rules, noise
-            )
+            tests = _judge(row, [each for _, each in rows_a[key]], [each for _, each in rows_b[key]], rules, noise)
             if tests:
                 pending.append((row, *tests))
     _decide(pending, rules)
@@ -254,15 +237,11 @@ def _notes_on_runs(side, runs):
     notes = []
     for run in runs:
         if run.killed:
-            notes.append(
-                f"{side}: the run of {run.program} in {run.path} was killed before its end; "
-                f"the {count(len(run.rows), 'row')} that it wrote count"
-            )
+            notes.append(f"{side}: the run of {run.program} in {run.path} was killed before its end; "
+                         f"the {count(len(run.rows), 'row')} that it wrote count")
         elif run.interrupted:
             notes.append(f"{side}: the run of {run.program} in {run.path} was interrupted")
-    injected = {
-        ", ".join(f"{name} {value}" for name, value in run.injected.items()) for run in runs if run.injected
-    }
+    injected = {", ".join(f"{name} {value}" for name, value in run.injected.items()) for run in runs if run.injected}
     notes += [f"{side}: slowed on purpose, to test the tools: {words}" for words in sorted(injected)]
     commits = {run.commit for run in runs}
     if len(commits) > 1:
@@ -326,9 +305,7 @@ def _judge(row, all_a, all_b, rules, noise):
 
 
 def _judge_memory(row, a, b, rules):
-    sizes = [
-        [size for size in map(records.own_memory_bytes, side) if size is not None] for side in (a, b)
-    ]
+    sizes = [[size for size in map(records.own_memory_bytes, side) if size is not None] for side in (a, b)]
     if not all(sizes):
         return
     before, after = (statistics.median(side) for side in sizes)
@@ -415,17 +392,11 @@ def _median_error(a, b):
     rounds the median round's."""
     errors = []
     for side in (a, b):
-        errors.append(
-            statistics.median(
-                [
-                    _MEDIAN_ERROR
-                    * records.mad_us(row)
-                    / records.median_us(row)
-                    / math.sqrt(len(records.samples_us(row)))
-                    for row in side
-                ]
-            )
-        )
+        errors.append(statistics.median([_MEDIAN_ERROR
+                                         * records.mad_us(row)
+                                         / records.median_us(row)
+                                         / math.sqrt(len(records.samples_us(row)))
+                                         for row in side]))
     return math.hypot(*errors)
 
 

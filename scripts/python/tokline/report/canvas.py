@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from tokline.report.evidence import KERNELS
+from tokline import kernels
 from tokline.report.wording import compact
 
 WIDE, NARROW = 860, 350  # pixels
@@ -98,7 +98,9 @@ class Drawing:
 
 def kernel_look(name):
     """(colour, marker) of a kernel: the same in all plots and in all reports."""
-    number = KERNELS.index(name) if name in KERNELS else len(KERNELS) + sum(name.encode()) % 7
+    number, _ = kernels.order(name)
+    if name not in kernels.names():
+        number += sum(name.encode()) % 7
     return PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
 
 

@@ -1,21 +1,21 @@
-"""scripts/report; its --help says how it is used."""
+"""scripts/records report; its --help says how it is used."""
 
-import argparse
 import datetime
 import os
 
-from tokline import records, report, terminal
+from tokline import command, records, report, terminal
 from tokline.files import check_outputs, write_whole
 from tokline.report import markdown, page
 from tokline.report.evidence import Evidence
 from tokline.report.wording import command_words
+from tokline.stop import Stop
 
 EPILOG = """\
 examples:
-  scripts/report results/h200 -o report.html
-  scripts/report build/results -o report.html --markdown comment.md
-  scripts/report pr.jsonl --baseline main.jsonl -o report.html     with what changed, and where
-  scripts/report results/ -o report.html --screenshot report.png   needs Chromium
+  scripts/records report results/h200 -o report.html
+  scripts/records report build/results -o report.html --markdown comment.md
+  scripts/records report pr.jsonl --baseline main.jsonl -o report.html     with what changed, and where
+  scripts/records report results/ -o report.html --screenshot report.png   needs Chromium
 
 RESULTS are record files, or folders that are searched for *.jsonl. Of rows of the same measurement the newest
 stands; older ones make the plots over commits. docs/reading_a_report.md explains each part.
@@ -24,13 +24,8 @@ exit codes: 0 written, 1 records that cannot be used or a file that cannot be wr
 """
 
 
-class Failure(Exception):
-    """What ends the command with a line and exit code 1, besides what cannot be read or written."""
-
-
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="scripts/report", description=report.__doc__, epilog=EPILOG,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(report.__doc__, EPILOG)
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="record files or folders")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the HTML file to write")
     parser.add_argument("--markdown", metavar="FILE", help="a short text for a pull-request comment as well")
@@ -48,17 +43,16 @@ def check_files(options):
 
 
 def own_command(options):
-    words = ["scripts/report", *options.results]
+    words = ["scripts/records report", *options.results]
     words += ["--baseline", *options.baseline] if options.baseline else []
     return command_words([*words, "-o", options.output])
 
 
 def make(options, progress):
-    runs = records.read(options.results, lambda words: terminal.say("report", words))
-    baseline = records.read(options.baseline, lambda words: terminal.say("report", words)) \
-        if options.baseline else []
+    runs = records.read(options.results, terminal.say)
+    baseline = records.read(options.baseline, terminal.say) if options.baseline else []
     if not any(run.rows or run.ablations for run in runs):
-        raise Failure(f"no row in {' '.join(options.results)}: the runs were cut short before their first row")
+        raise Stop(f"no row in {' '.join(options.results)}: the runs were cut short before their first row")
     evidence = Evidence(runs, baseline)
     generated = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     html = page.render(evidence, options.title, own_command(options), generated, progress.show)
@@ -74,7 +68,7 @@ def make(options, progress):
                 browser.open(options.output, 1280, 1600, dark=False)
                 picture = browser.screenshot()
         except NoBrowser as error:
-            raise Failure(f"no picture: {error}") from None
+            raise Stop(f"no picture: {error}") from None
         write_whole(options.screenshot, picture)
 
 
@@ -84,10 +78,6 @@ def main(arguments):
     progress = terminal.Progress()
     try:
         make(options, progress)
-    except (records.BadRecords, Failure) as error:
-        progress.clear()
-        terminal.say("report", str(error))
-        return 1
     finally:
         progress.clear()
     return 0

@@ -5,13 +5,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tokline import ablate, blame, records, verdicts
+from tokline import ablate, blame, kernels, records, verdicts
 from tokline.report.wording import commit_label, listed, microseconds, percent
 from tokline.statistics import median_interval
 from tokline.terminal import count, figure
 
-KERNELS = ["chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "linear", "rmsnorm",
-           "layernorm", "embedding", "silu_mul", "gelu", "sampling"]
 # A row whose floor is shorter says more about launching than about its kernel.
 LONG_FLOOR_US = 5.0
 HEADLINE_BATCHES = (1, 64)
@@ -109,7 +107,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ablated:
-    """An ablation line, its run, and what scripts/ablate says of it."""
+    """An ablation line, its run, and what scripts/records ablate says of it."""
     run: records.Run
     line: dict
     digest: ablate.Ablation
@@ -137,10 +135,6 @@ class Note:
     kind: str
     words: str
     grave: bool = True
-
-
-def kernel_order(name):
-    return (KERNELS.index(name) if name in KERNELS else len(KERNELS), name)
 
 
 @dataclass
@@ -176,7 +170,7 @@ class Evidence:
     @cached_property
     def kernels(self):
         """Names of the kernels with rows, the whole decoder left out."""
-        return sorted({entry.kernel for entry in self.entries} - set(records.WHOLE), key=kernel_order)
+        return sorted({entry.kernel for entry in self.entries} - set(records.WHOLE), key=kernels.order)
 
     def ours(self, kernel=None):
         """Rows of Tokline on the report's device, refused ones too; without a name those of kernels."""
@@ -328,7 +322,7 @@ class Evidence:
 
     @cached_property
     def comparison(self):
-        """Every row against the baseline's, as scripts/compare does it; None without a baseline."""
+        """Every row against the baseline's, as scripts/records compare does it; None without a baseline."""
         if not self.baseline:
             return None
         comparison = verdicts.compare(self.baseline, self._current_runs)
@@ -423,7 +417,7 @@ class Evidence:
         if cut_short:
             notes.append(Note("older", f"{count(cut_short, 'older run')} ended early, and newer rows replace "
                               "theirs", grave=False))
-        missing = [name for name in [*KERNELS, records.DECODER]
+        missing = [name for name in [*kernels.names(), records.DECODER]
                    if name not in {entry.kernel for entry in self.entries}]
         if missing:
             notes.append(Note("not run", listed(missing), grave=False))

@@ -167,7 +167,7 @@ def history(evidence):
         caption="Thin: one line a row. Thick: their geometric mean.",
         missing="A history needs the same rows of two commits or more, and these results have "
         f"{count(len(evidence.kernel_commits), 'commit')} with kernels' rows on {evidence.device}. scripts/bench --out DIR at each commit, then "
-        "scripts/report on the folder that holds them.")
+        "scripts/records report on the folder that holds them.")
     return section, [run for run in evidence.history_runs
                      if any(row["kernel"] not in records.WHOLE for row in run.rows)]
 
@@ -212,9 +212,9 @@ def difference(evidence):
         + [readable(f"{one.label}: {blame.check_sentence(one)}.") for one in found
            if one.beyond_noise and not one.adds_up],
         caption="Each bar starts where the one above it ended; from A to B they add up to the difference of a step. "
-        "Of several decoder rows those that changed most; scripts/blame has all.",
+        "Of several decoder rows those that changed most; scripts/records blame has all.",
         missing=("No decoder row with a profile is in both of them." if words else "There is one run to look at, so no "
-                 "difference.") + " To see one: scripts/report RESULTS --baseline OLD.jsonl, or scripts/blame A B.")
+                 "difference.") + " To see one: scripts/records report RESULTS --baseline OLD.jsonl, or scripts/records blame A B.")
     comparison = evidence.comparison
     if comparison is not None and comparison.refused:
         section.sentences.append(f"The rows are not held against the baseline's: {comparison.refused} "
@@ -227,7 +227,7 @@ def difference(evidence):
 
 
 def readable(words):
-    """The words of scripts/blame, which a terminal must be able to print, as a page has them."""
+    """The words of scripts/records blame, which a terminal must be able to print, as a page has them."""
     return re.sub(r"\bus\b", "µs", words.replace("`", "").replace("->", "→"))
 
 
@@ -244,7 +244,7 @@ def ablation(evidence):
         "ablation", "What each op is worth", "Each op swapped for its plain counterpart: how much faster the op is "
         "alone, and how much of that the decoder feels.", drawing=figures.ablation(evidence),
         caption="Medians and 95 % intervals of interleaved rounds; above 1× the op helps.",
-        missing="No ablation. To make one: scripts/ablate --model DIR --record FILE")
+        missing="No ablation. To make one: scripts/records ablate --model DIR --record FILE")
     if section.drawing:
         told = [one for one in evidence.ablations if one.digest.end_to_end.has_interval]
         few = len(evidence.ablations) - len(told)

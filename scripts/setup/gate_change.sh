@@ -1,21 +1,19 @@
-#!/usr/bin/env bash
-# Says whether a commit made something slower than the commit that it grew from: builds both, tests the
+# shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
+# Sourced by scripts/records gate_change: says whether a commit made something slower than the commit that it grew from: builds both, tests the
 # new one, runs their benches interleaved, and writes a verdict, a report and the records.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/setup/common.sh
+program=gate_change
+cd "$analysis_root"
 source scripts/setup/packages.sh
 source scripts/setup/python.sh
 source scripts/setup/cuda.sh
 source scripts/setup/build.sh
-source scripts/setup/analysis.sh
 
 print_help() {
   cat <<'HELP'
-Usage: scripts/gate_change [options] [-- arguments of the bench programs]
+Usage: scripts/records gate_change [options] [-- arguments of the bench programs]
 
 Builds the merge base of --base and --head, and --head, each in a worktree of its own; runs the tests of
---head; then scripts/gate --ab over the bench programs of both, in interleaved rounds. Neither your
+--head; then scripts/records gate --ab over the bench programs of both, in interleaved rounds. Neither your
 branch nor your files are touched; what is not committed is not measured.
 
   --base REF      the branch that the change goes to. Default: origin/main, else main.
@@ -25,7 +23,7 @@ branch nor your files are touched; what is not committed is not measured.
                   comma-separated: bench programs without `bench_`, and `decoder`. Default: all.
   --model DIR     the checkpoint that the decoder runs: a folder, or a name in the Hugging Face cache.
                   Default: models/qwen3-lookup, the embedded one.
-  --rounds N      how often each program of each side runs. Default: that of scripts/gate.
+  --rounds N      how often each program of each side runs. Default: that of scripts/records gate.
   --out DIR       where the results go. Default: build/gate_change.
   --no-tests      do not run the tests of --head.
   --build-command COMMAND
@@ -42,9 +40,9 @@ that cannot be installed, 3 not comparable, or the base does not build, 77 no CU
 measure, 130 interrupted.
 
 Examples:
-  scripts/gate_change                             # HEAD against origin/main
-  scripts/gate_change --programs linear,decoder --rounds 10
-  scripts/gate_change --base HEAD~1 -- --dtype fp16
+  scripts/records gate_change                             # HEAD against origin/main
+  scripts/records gate_change --programs linear,decoder --rounds 10
+  scripts/records gate_change --base HEAD~1 -- --dtype fp16
 HELP
 }
 
@@ -88,8 +86,8 @@ base_commit=$(git merge-base "$base_tip" "$head_commit") ||
   die 2 "$base and $head have no merge base; a shallow clone lacks it: git fetch --unshallow"
 [[ $base_commit != "$head_commit" ]] || die 2 "$head is part of $base: there is no change to measure"
 if [[ -n $programs && -z $build_command ]]; then
-  kernels=$(for commit in "$base_commit" "$head_commit"; do git ls-tree --name-only "$commit" benches/; done |
-    sed -n 's|^benches/bench_\(.*\)\.cc$|\1|p' | sort -u | paste -sd ' ')
+  kernels=$(for commit in "$base_commit" "$head_commit"; do kernel_names <(git show "$commit:CMakeLists.txt"); done |
+    sort -u | paste -sd ' ')
   for name in ${programs//,/ }; do
     [[ " $kernels decoder " == *" $name "* ]] || die 2 "--programs names '$name'; allowed: $kernels decoder"
   done
@@ -130,7 +128,7 @@ fi
 work=$PWD/build/gate_change.work
 mkdir -p "$work"
 exec 9>"$work/lock"
-flock --nonblock 9 || die 2 "another scripts/gate_change runs in this checkout"
+flock --nonblock 9 || die 2 "another scripts/records gate_change runs in this checkout"
 git worktree prune
 
 # build SIDE COMMIT CMAKE_ARGUMENT...: into $work/SIDE.build. Both paths have one length, and ccache takes
@@ -183,9 +181,9 @@ arguments+=(-- "${passed_through[@]}")
 code=0
 rm -f "$work"/gate.{md,log}
 if [[ -t 2 ]]; then  # its progress is for a terminal only
-  scripts/gate "${arguments[@]}" || code=$?
+  scripts/records gate "${arguments[@]}" || code=$?
 else
-  scripts/gate "${arguments[@]}" 2>"$work/gate.log" || code=$?
+  scripts/records gate "${arguments[@]}" 2>"$work/gate.log" || code=$?
   cat "$work/gate.log" >&2
 fi
 case $code in
@@ -201,7 +199,7 @@ esac
   cat "$work/gate.md"
 } >"$out/verdict.md"
 # The report shows the verdict and does not change it.
-scripts/report "$out/b.jsonl" --baseline "$out/a.jsonl" -o "$out/report.html" \
-  --title "$(git log -1 --format='%h %s' "$head_commit")" >&2 || die 2 "scripts/report failed"
+scripts/records report "$out/b.jsonl" --baseline "$out/a.jsonl" -o "$out/report.html" \
+  --title "$(git log -1 --format='%h %s' "$head_commit")" >&2 || die 2 "scripts/records report failed"
 say "${words,}: $out/verdict.md and report.html"
 exit "$code"

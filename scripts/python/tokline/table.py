@@ -1,20 +1,14 @@
-#!/usr/bin/env python3
-"""Prints the tables of recorded runs: one a kernel, of the decoder and of workloads, and what was not run."""
-import argparse
+"""Prints the tables of recorded runs: one a kernel, of the decoder and of workloads, and what was not run.
+Standard library only."""
 import collections
 import json
-import pathlib
-import sys
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "python"))
-from tokline import records  # noqa: E402  (all four: standard library only)
-from tokline.ending import ended  # noqa: E402
-from tokline.records import shape_label  # noqa: E402
-from tokline.terminal import colour_wanted, count, figure, markdown_table, say, text_table, write_out  # noqa: E402
+from tokline import kernels, records
+from tokline.command import parser
+from tokline.records import shape_label
+from tokline.terminal import colour_wanted, count, figure, markdown_table, say, text_table, write_out
 
-KERNELS = ["chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding",
-           "rmsnorm", "layernorm", "linear", "silu_mul", "gelu", "sampling"]
+
 def rate(row):
     if row.get("limit") == "matmul":
         return figure(row["tflops"]) + " TFLOP/s"
@@ -153,8 +147,8 @@ def refusals(rows):
 def notes(runs, rows, replaced):
     """What was not run, or does not stand, in plain words."""
     own = [row for row in rows if not row["library"]]
-    kernels = {row["kernel"] for row in own}
-    missing = [name for name in [*KERNELS, "decoder"] if name not in kernels]
+    found = {row["kernel"] for row in own}
+    missing = [name for name in [*kernels.names(), records.DECODER] if name not in found]
     if missing:
         yield "not run: " + ", ".join(missing)
     if own and all(row["device"] == "cpu" for row in own):
@@ -181,40 +175,27 @@ def notes(runs, rows, replaced):
         yield f"{replaced} older rows of the same measurements are not shown"
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        prog="scripts/table", description=__doc__,
-        epilog="example: scripts/table build/results/*.jsonl --markdown. Rows that scripts/peers wrote "
-               "stand beside ours. "
-               "Exit code: 0, 1 for a file that cannot be used or written, 2 for misuse, 130 interrupted.")
-    parser.add_argument("records", nargs="+", metavar="RECORDS.jsonl", help="written by --record")
-    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
-    arguments = parser.parse_args()
-    try:
-        runs = records.read(arguments.records, lambda words: say("table", words))
-    except records.BadRecords as error:
-        say("table", error)
-        return 1
+def main(argv):
+    parsed = parser(
+        "Prints the tables of recorded runs: one per kernel, of the decoder and of workloads, and what was not run.",
+        "example: scripts/records table build/results/*.jsonl --markdown. Rows that scripts/peers wrote stand beside "
+        "ours.\nExit codes: 0, 1 for a file that cannot be used or written, 2 for misuse, 130 interrupted.")
+    parsed.add_argument("records", nargs="+", metavar="RECORDS.jsonl", help="written by --record")
+    parsed.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    arguments = parsed.parse_args(argv)
+    runs = records.read(arguments.records, say)
     rows, replaced = newest([row for run in runs for row in run.rows])
-    output = []
-    for kernel in sorted({row["kernel"] for row in rows} - set(records.WHOLE),
-                         key=lambda name: (KERNELS + [name]).index(name)):
-        chosen = [row for row in rows if row["kernel"] == kernel]
-        output += render(kernel, *kernel_table(chosen), arguments.markdown)
-    decoder = [row for row in rows if row["kernel"] == "decoder"]
-    if decoder:
-        output += render("decoder", *decoder_table(decoder), arguments.markdown)
-    workloads = [row for row in rows if row["kernel"] == records.WORKLOAD]
-    if workloads:
-        output += render("workloads", *workload_table(workloads), arguments.markdown)
-    header, lines = peaks_table(runs)
-    if lines:
-        output += render("measured peaks", header, lines, arguments.markdown)
+    by_kernel = {}
+    for row in rows:
+        by_kernel.setdefault(row["kernel"], []).append(row)
+    tables = [(name, kernel_table(by_kernel[name])) for name in sorted(by_kernel.keys() - set(records.WHOLE), key=kernels.order)]
+    tables += [(title, table(by_kernel[name])) for title, table, name in
+               (("decoder", decoder_table, records.DECODER), ("workloads", workload_table, records.WORKLOAD))
+               if name in by_kernel]
+    tables.append(("measured peaks", peaks_table(runs)))
+    output = [line for title, (header, lines) in tables if lines
+              for line in render(title, header, lines, arguments.markdown)]
     bullet = "- " if arguments.markdown else ""
     output += [bullet + note for note in notes(runs, rows, replaced)]
     write_out("\n".join(output).rstrip("\n"))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(ended("table", main))

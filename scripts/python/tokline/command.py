@@ -1,0 +1,44 @@
+"""What all commands have in common: their parser, and how they end: with a line and an exit code, never with a
+traceback that looks like a verdict. Standard library only."""
+
+import argparse
+import traceback
+
+from tokline import terminal
+from tokline.stop import Stop
+
+FAILED, MISUSE, INTERRUPTED = 1, 2, 130
+# Their 1 is a verdict: what fails in them exits with 2.
+OF_VERDICTS = ("scripts/records gate", "scripts/records compare", "scripts/maintain/floors")
+
+
+def parser(description, epilog, **options):
+    """An argparse parser that keeps the lines of its texts."""
+    return argparse.ArgumentParser(prog=terminal.program, description=description, epilog=epilog,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
+def split_arguments(arguments):
+    """(what is for the command, what stands after -- and is for the program that it runs)"""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1:]
+
+
+def ended(program, main):
+    """The exit code of main(), where Ctrl-C, files that cannot be used, or an error of the command itself end it too."""
+    terminal.program = program
+    failed = MISUSE if program in OF_VERDICTS else FAILED
+    try:
+        return main()
+    except KeyboardInterrupt:
+        terminal.say("interrupted")
+        return INTERRUPTED
+    except Stop as stop:
+        terminal.say(stop)
+        return stop.exit_code or failed
+    except Exception as error:
+        terminal.say("".join(traceback.format_exception(error)).rstrip())
+        terminal.say("an error of this command, which says nothing of its arguments; please report it")
+        return failed
+    finally:
+        terminal.settle_stderr()
