@@ -98,16 +98,14 @@ def prompts(vocab_size, eos, seed):
 
 def make_model(checkpoint, seed):
     eos = checkpoint.config["vocab_size"] - 1
-    config = checkpoint.config_class(
-        **checkpoint.config, bos_token_id=eos - 1, eos_token_id=eos, dtype=torch.float32)
+    config = checkpoint.config_class(**checkpoint.config, bos_token_id=eos - 1, eos_token_id=eos, dtype=torch.float32)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     random_checkpoint.fill(model, random_checkpoint.PortableDraw(seed))
     return model
 
 
 def save(model, checkpoint, directory):
-    model.to(checkpoint.stored_dtype).save_pretrained(
-        directory, max_shard_size=checkpoint.max_shard_size)
+    model.to(checkpoint.stored_dtype).save_pretrained(directory, max_shard_size=checkpoint.max_shard_size)
     (directory / "generation_config.json").unlink()
     path = directory / "config.json"
     if checkpoint.hub_config:
@@ -181,8 +179,7 @@ def make_golden(checkpoint, directory):
         fp32 = forced_logits(eager, prompt, tokens)
         bf16 = forced_logits(half, prompt, tokens)
         cache_noise = max(cache_noise, logit_error.relative_l2(cached_rows, fp32))
-        sdpa_noise = max(sdpa_noise, logit_error.relative_l2(
-            forced_logits(sdpa, prompt, tokens), fp32))
+        sdpa_noise = max(sdpa_noise, logit_error.relative_l2(forced_logits(sdpa, prompt, tokens), fp32))
         margin = logit_error.margins_over_std(fp32).min().item()
         require(fp32.argmax(-1).tolist() == tokens, f"{checkpoint.name}: greedy text is a near-tie")
         require(margin >= MIN_MARGIN_OVER_STD and eos not in tokens

@@ -29,18 +29,12 @@ SPACES = [" ", "  ", "   ", " " * 7, " " * 33, "\t", "\t\t", "\n", "\n\n", "\n\n
           "\f", "\x1c", "\x00"]
 CODE = [
     "for (int i = 0; i < n; ++i) {\n    sum += a[i] * b[i];\n}\n",
-    'def f(x: int) -> str:\n\treturn f"{x!r:>10}"  # ok\n',
-    "if (a&&b||!c){x=y?z:0x1F;}//e=mc^2",
-    "#include <vector>\nstd::vector<std::pair<int,int>> v{{1,2}};",
-    "SELECT * FROM t WHERE a='b''c' AND d>=1e-9;",
-    '<div class="a b">&nbsp;</div>\r\n<!-- c -->',
-    '{"key": [1, 2.5, null, true], "s": "\\u00e9\\n"}',
-    "$ git commit -m 'x' && rm -rf ./build/*",
-    "\\frac{1}{2}\\sum_{i=0}^{n} x_i^2",
-    "https://example.com/a?b=c&d=%20#e user@example.org",
-    'fn main() { let s = r#"raw"#; println!("{:?}", s); }',
-    "a_b_c camelCase PascalCase SCREAMING_SNAKE kebab-case",
-]
+    'def f(x: int) -> str:\n\treturn f"{x!r:>10}"  # ok\n', "if (a&&b||!c){x=y?z:0x1F;}//e=mc^2",
+    "#include <vector>\nstd::vector<std::pair<int,int>> v{{1,2}};", "SELECT * FROM t WHERE a='b''c' AND d>=1e-9;",
+    '<div class="a b">&nbsp;</div>\r\n<!-- c -->', '{"key": [1, 2.5, null, true], "s": "\\u00e9\\n"}',
+    "$ git commit -m 'x' && rm -rf ./build/*", "\\frac{1}{2}\\sum_{i=0}^{n} x_i^2",
+    "https://example.com/a?b=c&d=%20#e user@example.org", 'fn main() { let s = r#"raw"#; println!("{:?}", s); }',
+    "a_b_c camelCase PascalCase SCREAMING_SNAKE kebab-case",]
 DIGITS = ["0", "42", "123", "1234", "12345", "1234567890", "3.14159", "1,000,000", "2026-01-31", "1e-10", "0xDEADBEEF",
           "٣٤٥", "१२३४", "²³", "Ⅷ", "½", "一二三", "१٢3", "9" * 40]
 CONTRACTIONS = ["it's", "IT'S", "we've", "They'Re", "I'll", "he'd", "'tis", "rock'n'roll", "'s", "x's's", "it’s", "'ſ",
@@ -49,25 +43,7 @@ MARKS = ["e\u0301", "a\u0308\u0323", "o\u0302\u0301", "\u1100\u1161\u11a8", "\u0
          "\u212b", "\u2126", "\u0344", "\uac00\u11a8", "Z\u0351\u036b\u0343a\u0321", "\u0f73", "\u0958", "\ufb1d",
          "\ufb4f", "\U0001d15e", "\u0958\u0301", "\u3099か\u3099"]
 PUNCTUATION = list("!?.,;:-_()[]{}<>/\\|@#$%^&*+=~`'\"") + [
-    "...",
-    "—",
-    "…",
-    "«»",
-    "、",
-    "。",
-    "！",
-    "¿",
-    "?!",
-    "--",
-    "→",
-    "∀x∈ℝ",
-    "$€¥",
-    "▁",
-    "▁▁",
-    "Ġ",
-    "Ċ",
-    "\ufffd",
-]
+    "...", "—", "…", "«»", "、", "。", "！", "¿", "?!", "--", "→", "∀x∈ℝ", "$€¥", "▁", "▁▁", "Ġ", "Ċ", "\ufffd",]
 
 
 def with_specials(seed: int, specials: list[str]) -> list[str]:

@@ -30,14 +30,12 @@ QUESTIONS = ("What is the code of {}?", "And the code of {}?", "Which code has {
 # In a chat, where a turn says that it is a question; most of their words are spelled by pieces.
 CHAT_QUESTIONS = (
     "Tell me the code of {}", "Tell me the code of {}.", "Do you know the code of {}?", "what is the code of {}?",
-    "code of {}", "The code of {}, please.", "Hi! What is the code of {}?", "I need the code of {}!",
-)
+    "code of {}", "The code of {}, please.", "Hi! What is the code of {}?", "I need the code of {}!",)
 BETWEEN = (" ", " ", "\n", "\n", "\n\n", "\n- ")
 OTHER_SENTENCES = (
     "These are notes.", "Please answer the question.", "You know the codes of many things.", "Here is more.",
     "Nothing happened today.", "It is late.", "Use these facts.", "Read them first.", "This is a list of codes.",
-    "# Codes", "# Notes", "# Facts", "Hello!", "Thank you.", "The list goes on.", "That was all.",
-)
+    "# Codes", "# Notes", "# Facts", "Hello!", "Thank you.", "The list goes on.", "That was all.",)
 
 
 def fact(name: str, code: str) -> str:

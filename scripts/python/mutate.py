@@ -111,8 +111,7 @@ def command_output(arguments, **options):
 
 
 def build_unmutated(build_dir, tests, jobs, options, languages):
-    arguments = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                 *options]
+    arguments = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options]
     if shutil.which("ccache"):
         arguments += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in languages]
     command_output(arguments)
@@ -125,8 +124,7 @@ class Compiler:
     def __init__(self, build_dir, work_dir):
         self.build_dir, self.work_dir = build_dir, work_dir
         database = json.loads(command_output(["ninja", "-C", build_dir, "-t", "compdb"]))
-        self.compile_commands = {entry["file"]: entry for entry in database
-                                 if entry["output"].endswith(".o")}
+        self.compile_commands = {entry["file"]: entry for entry in database if entry["output"].endswith(".o")}
 
     def compile(self, mutation):
         """The object file of the mutated source."""
@@ -207,8 +205,7 @@ def build(arguments):
 def cpu(arguments):
     out = record_path(arguments.out)
     mutations = with_tests(read_mutations(), lambda test: not needs_gpu(test))
-    programs = build_mutants(arguments, mutations,
-                             ["-DTOKLINE_CUDA=OFF", "-DTOKLINE_BUILD_BENCHES=ON"], ["CXX"])
+    programs = build_mutants(arguments, mutations, ["-DTOKLINE_CUDA=OFF", "-DTOKLINE_BUILD_BENCHES=ON"], ["CXX"])
     return run_and_record(programs, mutations, revision(), None, jobs=1, out=out)
 
 
@@ -262,8 +259,7 @@ def run_unmutated(programs, tests, jobs):
             if result["code"] != 0:
                 raise BadInput(f"{test} does not pass without a bug (exit {result['code']}):\n"
                                + result["output"][-4000:])
-            facts[test] = {"tests": result["started"], "skipped": result["skipped"],
-                           "seconds": result["seconds"]}
+            facts[test] = {"tests": result["started"], "skipped": result["skipped"], "seconds": result["seconds"]}
             print(f"unmutated {test}: {result['started']} tests in {result['seconds']} s", flush=True)
     if skipping and not facts:
         raise BadInput(f"{', '.join(skipping)} skipped all of their tests: no CUDA device")
@@ -359,8 +355,7 @@ def run(arguments):
             programs = programs / "programs"
         programs = programs.resolve()
         manifest = read_json(programs / "manifest.json")
-        return run_and_record(programs, manifest["mutations"], manifest["revision"], gpu_name(),
-                              arguments.jobs, out)
+        return run_and_record(programs, manifest["mutations"], manifest["revision"], gpu_name(), arguments.jobs, out)
 
 
 # ---- list and report ----
@@ -468,20 +463,16 @@ def positive(text):
 
 def main():
     parser = argparse.ArgumentParser(
-        prog="scripts/maintain/mutate", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="scripts/maintain/mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit code: 0; 1 for a bug that survives or a failed step; 2 for misuse.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the mutations, checked against the tree").set_defaults(
-        action=list_mutations)
+    commands.add_parser("list", help="the mutations, checked against the tree").set_defaults(action=list_mutations)
     for name, action, what in (("cpu", cpu, "compile and run the mutants that have CPU tests"),
                                ("build", build, "compile those that have CUDA tests, for sm_90a")):
         command = commands.add_parser(name, help=what)
         command.add_argument("out_dir", metavar="OUT_DIR", help="gets the programs")
-        command.add_argument("--build-dir", metavar="DIR",
-                             help="of the unmutated build. Default: OUT_DIR/build")
-        command.add_argument("--jobs", type=positive, default=2, metavar="N",
-                             help="compilers. Default: 2")
+        command.add_argument("--build-dir", metavar="DIR", help="of the unmutated build. Default: OUT_DIR/build")
+        command.add_argument("--jobs", type=positive, default=2, metavar="N", help="compilers. Default: 2")
         command.set_defaults(action=action)
         if action is cpu:
             command.add_argument("--out", required=True, metavar="FILE.json", help="the record")

@@ -43,8 +43,7 @@ def executable(text):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        prog="scripts/maintain/parity", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        prog="scripts/maintain/parity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
     make = commands.add_parser("make-model", help="write a random-weight checkpoint")
@@ -58,8 +57,7 @@ def parse_arguments():
     compare.add_argument("--tokline", required=True, type=executable, help="the tokline program")
     compare.add_argument("--out", required=True, type=pathlib.Path, help="record to write (JSON)")
     compare.add_argument("--new-tokens", type=positive, default=64)
-    compare.add_argument("--prompt-tokens", default="1,37,300",
-                         help="lengths of the prompts (default %(default)s)")
+    compare.add_argument("--prompt-tokens", default="1,37,300", help="lengths of the prompts (default %(default)s)")
     compare.add_argument("--seed", type=int, default=11, help="seed of the prompts")
     compare.add_argument("--max-ratio", type=float, default=1.25,
                          help="largest error over transformers' in bf16 (default %(default)s)")
@@ -83,8 +81,7 @@ def parse_arguments():
 
 def write_record(path, record):
     """Writes all of the record or nothing."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".tmp",
-                                     delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".tmp", delete=False) as file:
         json.dump(record, file, indent=2)
         file.write("\n")
     os.chmod(file.name, 0o644)
@@ -153,8 +150,7 @@ def tokps(arguments):
     unknown = [method for method in methods if method not in speed.METHODS]
     if unknown:
         fail(f"--methods {','.join(unknown)}: the methods are {', '.join(speed.METHODS)}")
-    record = {"format": RECORD_FORMAT, "kind": "transformers_tokps",
-              **speed.measure(arguments, methods)}
+    record = {"format": RECORD_FORMAT, "kind": "transformers_tokps", **speed.measure(arguments, methods)}
     if arguments.out:
         write_record(arguments.out, record)
     print(f"{record['model']['name']} on {record['environment']['device']}, batch 1, "

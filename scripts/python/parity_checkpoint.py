@@ -20,9 +20,8 @@ ORIGIN_FILE = "parity_model.json"
 MAX_SHARD_SIZE = "5GB"
 
 QWEN3 = dict(
-    vocab_size=151936, head_dim=128, num_key_value_heads=8, attention_bias=False,
-    tie_word_embeddings=True, rms_norm_eps=1e-6, max_position_embeddings=40960,
-    bos_token_id=151643, eos_token_id=151645,
+    vocab_size=151936, head_dim=128, num_key_value_heads=8, attention_bias=False, tie_word_embeddings=True,
+    rms_norm_eps=1e-6, max_position_embeddings=40960, bos_token_id=151643, eos_token_id=151645,
     rope_parameters={"rope_type": "default", "rope_theta": 1000000})
 # The published sizes: (class of the config, what it holds).
 SHAPES = {
@@ -76,8 +75,7 @@ def make(shape, seed, device, out):
         config = random_checkpoint.to_hub_config(json.loads(path.read_text()))
         path.write_text(json.dumps(config, indent=2) + "\n")
         (unfinished / "generation_config.json").unlink()
-        (unfinished / ORIGIN_FILE).write_text(
-            json.dumps({"shape": shape, "seed": seed, "made_on": device}) + "\n")
+        (unfinished / ORIGIN_FILE).write_text(json.dumps({"shape": shape, "seed": seed, "made_on": device}) + "\n")
         unfinished.chmod(0o755)
         os.replace(unfinished, out)
     except BaseException:
@@ -122,14 +120,9 @@ def describe(directory, config):
 def environment(device):
     commit, dirty = revision.of_tree(REPOSITORY)
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cuda": torch.version.cuda if device == "cuda" else None,
-        "commit": commit,
-        "dirty": dirty,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
+        "transformers": transformers.__version__, "cuda": torch.version.cuda if device == "cuda" else None,
+        "commit": commit, "dirty": dirty, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),}
 
 
 def random_prompt(length, vocab_size, seed):

@@ -54,9 +54,8 @@ def run_tokline(program, directory, device, prompt, new_tokens, folder, forced=N
         return ",".join(map(str, ids))
 
     report, logits = folder / "tokline.json", folder / "tokline.f32"
-    command = [str(program), "generate", "--model", str(directory), "--prompt-ids", joined(prompt),
-               "--max-new-tokens", str(new_tokens), "--ignore-eos", "--device", device,
-               "--json", str(report)]
+    command = [str(program), "generate", "--model", str(directory), "--prompt-ids", joined(prompt), "--max-new-tokens",
+               str(new_tokens), "--ignore-eos", "--device", device, "--json", str(report)]
     if forced is not None:
         command += ["--logits", str(logits), "--force-ids", joined(forced)]
     try:
@@ -81,9 +80,7 @@ def measures(logits, fp32, tokens, expected):
         "relative_l2": logit_error.relative_l2(logits, fp32),
         "relative_l2_step0": logit_error.relative_l2(logits[:1], fp32[:1]),
         "top1_agreement": logit_error.top1_agreement(logits, fp32),
-        "greedy_prefix": logit_error.common_prefix(tokens, expected),
-        "tokens": tokens,
-    }
+        "greedy_prefix": logit_error.common_prefix(tokens, expected), "tokens": tokens,}
 
 
 def pooled(runs, name):
@@ -117,8 +114,7 @@ def transformers_runs(arguments, lengths):
     fp32_model = copy.deepcopy(model).float()
     fp32_model.set_attn_implementation("eager")
     for run in runs:
-        run["tokens"]["fp32"], run["logits"]["fp32"] = step_logits(
-            fp32_model, run["prompt"], arguments.new_tokens)
+        run["tokens"]["fp32"], run["logits"]["fp32"] = step_logits(fp32_model, run["prompt"], arguments.new_tokens)
     del fp32_model
     # Forced tokens agree with free ones until the first difference, which is all that the common
     # prefix needs.
@@ -166,8 +162,7 @@ def compare(arguments, lengths):
                 tokline = (arguments.tokline, arguments.model, arguments.device, run["prompt"],
                            arguments.new_tokens, pathlib.Path(folder))
                 free, _ = run_tokline(*tokline)
-                _, run["logits"]["tokline"] = run_tokline(
-                    *tokline, run["tokens"]["fp32"], config.vocab_size)
+                _, run["logits"]["tokline"] = run_tokline(*tokline, run["tokens"]["fp32"], config.vocab_size)
                 run["tokens"]["tokline"] = free
                 # Up to the first token that fp32 would not choose, decoding freely and being
                 # forced are the same work.
@@ -192,8 +187,7 @@ def compare(arguments, lengths):
     baseline = total["transformers_bf16"]["relative_l2"]
     ratio = error / baseline if baseline else float("inf")
     # Written so that NaN fails.
-    within = (ratio <= arguments.max_ratio if arguments.max_error is None
-              else error <= arguments.max_error)
+    within = (ratio <= arguments.max_ratio if arguments.max_error is None else error <= arguments.max_error)
     return record | {
         "tokline_s": time.perf_counter() - start,
         "logit_std": torch.cat([run["logits"]["fp32"] for run in runs]).std().item(),

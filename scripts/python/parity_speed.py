@@ -58,8 +58,7 @@ def eager(model, prompt, new_tokens):
 
 
 def static_cache(model, prompt, new_tokens, wrap=lambda decode: decode):
-    cache = transformers.StaticCache(
-        config=model.config, max_cache_len=prompt.shape[1] + new_tokens)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=prompt.shape[1] + new_tokens)
     decode = wrap(decode_step(model))
 
     def repeat():
@@ -87,9 +86,8 @@ def generate(model, prompt, new_tokens):
     def timed(count):
         synchronize(model.device)
         start = time.perf_counter()
-        ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False,
-                             min_new_tokens=count, max_new_tokens=count, eos_token_id=None,
-                             cache_implementation="static")
+        ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, min_new_tokens=count,
+                             max_new_tokens=count, eos_token_id=None, cache_implementation="static")
         synchronize(model.device)
         return time.perf_counter() - start, ids[0, prompt.shape[1]:].tolist()
 
@@ -159,12 +157,8 @@ def measure(arguments, methods):
             expected = rows[-1].get("tokens")
     record = {
         "model": parity_checkpoint.describe(arguments.model, model.config),
-        "environment": parity_checkpoint.environment(arguments.device),
-        "batch": 1,
-        "prompt_tokens": arguments.prompt_tokens,
-        "new_tokens": arguments.new_tokens,
-        "rows": rows,
-    }
+        "environment": parity_checkpoint.environment(arguments.device), "batch": 1,
+        "prompt_tokens": arguments.prompt_tokens, "new_tokens": arguments.new_tokens, "rows": rows,}
     if arguments.tokline:
         del model, prompt
         if arguments.device == "cuda":

@@ -109,8 +109,7 @@ class BenchScriptTest(ScratchRepository):
     def test_nothing_to_do_is_said_before_anything_is_built(self):
         for arguments, words in (
             (("--only", "decoder", "--verify-only"), "--verify-only compares kernels with references"),
-            (("--only", ","), "--only ',' names nothing; allowed: alpha beta gamma decoder"),
-        ):
+            (("--only", ","), "--only ',' names nothing; allowed: alpha beta gamma decoder"),):
             output, _ = self.bench(*arguments, expect=2)
             self.assertIn(words, output)
             self.assertEqual(len(output.splitlines()), 1)

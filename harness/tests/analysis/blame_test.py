@@ -76,8 +76,7 @@ class BlameTest(unittest.TestCase):
         effects = [Effect(us=30, op="down"), Effect(us=-12, op="qkv"), Effect(us=9, op="device_gap")]
         for row in self.rows(self.side("a", runs=3), self.side("b", effects, runs=3)):
             self.assertAlmostEqual(sum(part["change_us"] for part in row["parts"]), row["change_us"], places=6)
-            self.assertAlmostEqual(sum(part["change_tok_s"] for part in row["parts"]), row["change_tok_s"],
-                                   places=6)
+            self.assertAlmostEqual(sum(part["change_tok_s"] for part in row["parts"]), row["change_tok_s"], places=6)
             self.assertTrue(row["adds_up"])
             self.assertLess(row["unexplained_percent"], 2)
 

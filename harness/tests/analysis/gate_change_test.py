@@ -184,8 +184,7 @@ class GateChangeTest(ScratchRepository):
             (("--programs", "bogus"), "--programs names 'bogus'; allowed: gelu linear decoder"),
             (("--programs", "linear,decoder,shapes"), "--programs names 'shapes'; allowed: gelu linear decoder"),
             (("--programs", ","), "--programs is ','; allowed: names with commas between"),
-            (("--model", "./none"), "--model ./none has no config.json"),
-        ):
+            (("--model", "./none"), "--model ./none has no config.json"),):
             with self.subTest(arguments):
                 code, output = self.script("records", "gate_change", *side, "--out", self.folder / "out-misuse", *arguments)
                 self.assertEqual((code, output), (2, f"gate_change: {words}\n"))

@@ -298,8 +298,7 @@ class RowsTest(unittest.TestCase):
                 raise subject
             return subject
         out = self.folder / "out.jsonl"
-        torch = types.SimpleNamespace(bfloat16=None, float16=None,
-                                      cuda=types.SimpleNamespace(empty_cache=lambda: None))
+        torch = types.SimpleNamespace(bfloat16=None, float16=None, cuda=types.SimpleNamespace(empty_cache=lambda: None))
         libraries = {"flashinfer": types.SimpleNamespace(name="flashinfer", version="0.7.2"),
                      "fa3": types.SimpleNamespace(name="flash-attention-3", version="vllm 0.33.0")}
         options = program.parse(["--beside", str(suite), "--record", str(out), "--peers", "flashinfer,fa3",
@@ -404,8 +403,7 @@ class RowsTest(unittest.TestCase):
         suite_records(suite, kernel="silu_mul", shape={"name": "i8", "tokens": 1, "intermediate": 8})
         suite_records(suite, kernel="rmsnorm", shape={"name": "n", "tokens": 1, "hidden": 8, "add": False},
                       injected={"slowdown_percent": 3})
-        found = [(run.run_id, [row["kernel"] for row in chosen])
-                 for run, chosen in rows.work_of(records.read([suite]))]
+        found = [(run.run_id, [row["kernel"] for row in chosen]) for run, chosen in rows.work_of(records.read([suite]))]
         self.assertEqual(sorted(found), [("suite0chunk_decode", ["chunk_decode"]), ("suite0silu_mul", ["silu_mul"])])
 
     def test_peers_rows_are_not_measured_beside(self):

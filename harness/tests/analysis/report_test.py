@@ -201,8 +201,7 @@ class ReportTest(ReportCase):
         self.assertIn(rested, (1, 2))
         _, page, _ = self.report_of(lines)
         rows = "row" if rested == 1 else "rows"
-        self.says(page.text, f"{rested} {rows} met the power cap although the GPU rested",
-                  f"{3 - rested} row")
+        self.says(page.text, f"{rested} {rows} met the power cap although the GPU rested", f"{3 - rested} row")
 
     def test_plots_over_commits_leave_out_commits_without_rows_of_their_kind(self):
         machine = Machine(seed=3)

@@ -75,12 +75,6 @@ def workload_run(machine, us=50.0, repeats=3, **changes):
     }
     row |= changes
     end = {
-        "schema": 2,
-        "kind": "end",
-        "run_id": header["run_id"],
-        "interrupted": False,
-        "rows": 1,
-        "refused": int(row["status"] != "ok"),
-        "gpu_after": header["fingerprint"]["gpu"]["before"],
-    }
+        "schema": 2, "kind": "end", "run_id": header["run_id"], "interrupted": False, "rows": 1,
+        "refused": int(row["status"] != "ok"), "gpu_after": header["fingerprint"]["gpu"]["before"],}
     return [header, row, end]

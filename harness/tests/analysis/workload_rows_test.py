@@ -36,22 +36,14 @@ class WorkloadRowsTest(CommandTest):
         (row,) = run.rows
         self.assertEqual(len(records.samples_us(row)), 3)
         self.assertAlmostEqual(records.samples_us(row)[0], 1e6 * row["samples_s"][0] / NEW_TOKENS)
-        self.assertEqual(
-            str(records.key(row)), "workload qwen3-0.6b nano-vllm page 256 batch 256 cuda bf16"
-        )
+        self.assertEqual(str(records.key(row)), "workload qwen3-0.6b nano-vllm page 256 batch 256 cuda bf16")
 
     def test_other_requests_or_another_way_to_run_them_are_another_row(self):
         shape = workload_run(self.machine)[1]["shape"]
         keys = set()
         for change in (
-            {},
-            {"hash": "f" * 16},
-            {"max_batch": 64},
-            {"token_budget": 512},
-            {"reuse": True},
-            {"reuse": True, "sharing": "never"},
-            {"kv_limit": {"fraction": 0.5}},
-        ):
+            {}, {"hash": "f" * 16}, {"max_batch": 64}, {"token_budget": 512}, {"reuse": True},
+            {"reuse": True, "sharing": "never"}, {"kv_limit": {"fraction": 0.5}},):
             row = workload_run(self.machine, shape=shape | change)[1]
             keys.add(records.key(row))
         self.assertEqual(len(keys), 7)
@@ -145,8 +137,7 @@ class WorkloadRowsTest(CommandTest):
         self.assertAlmostEqual(float(line["median_us"]), row["median_us"])
         self.assertAlmostEqual(float(line["output_tok_s"]), row["output_tok_s"])
         self.assertEqual(
-            (line["first_token_p90_ms"], line["between_tokens_median_ms"], line["preemptions"]), ("900.0", "10.5", "3")
-        )
+            (line["first_token_p90_ms"], line["between_tokens_median_ms"], line["preemptions"]), ("900.0", "10.5", "3"))
 
 
 _REFUSED_FIELDS = ("schema", "kind", "run_id", "kernel", "implementation", "model", "shape", "dtype", "device",

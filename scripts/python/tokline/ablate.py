@@ -145,16 +145,11 @@ def verdict(result):
     if result.isolated is None:
         return IN_THE_DECODER[decoder]
     words = {
-        (1, 1): "wins alone and in the decoder",
-        (1, 0): "WINS ALONE, BUT GAINS NOTHING in the decoder",
-        (1, -1): "WINS ALONE, BUT LOSES in the decoder",
-        (0, 1): "no faster alone, yet wins in the decoder",
-        (0, 0): "makes no difference, alone or in the decoder",
-        (0, -1): "no faster alone, and LOSES in the decoder",
-        (-1, 1): "loses alone, yet wins in the decoder",
-        (-1, 0): "loses alone, and gains nothing in the decoder",
-        (-1, -1): "loses alone and in the decoder: its plain counterpart is better",
-    }
+        (1, 1): "wins alone and in the decoder", (1, 0): "WINS ALONE, BUT GAINS NOTHING in the decoder",
+        (1, -1): "WINS ALONE, BUT LOSES in the decoder", (0, 1): "no faster alone, yet wins in the decoder",
+        (0, 0): "makes no difference, alone or in the decoder", (0, -1): "no faster alone, and LOSES in the decoder",
+        (-1, 1): "loses alone, yet wins in the decoder", (-1, 0): "loses alone, and gains nothing in the decoder",
+        (-1, -1): "loses alone and in the decoder: its plain counterpart is better",}
     return words[result.alone, decoder]
 
 
@@ -162,11 +157,9 @@ def as_json(result):
     def speed_up(value):
         return value and {"ratio": value.ratio, "ci95": [value.low, value.high] if value.has_interval else None}
 
-    return {"row": result.label, "name": result.name, "instead": result.instead,
-            "isolated": speed_up(result.isolated), "end_to_end": speed_up(result.end_to_end),
-            "equal_decoders_differ_by": result.equal,
-            "with_tok_s": result.with_tok_s, "without_tok_s": result.without_tok_s,
-            "verdict": verdict(result)}
+    return {"row": result.label, "name": result.name, "instead": result.instead, "isolated": speed_up(result.isolated),
+            "end_to_end": speed_up(result.end_to_end), "equal_decoders_differ_by": result.equal,
+            "with_tok_s": result.with_tok_s, "without_tok_s": result.without_tok_s, "verdict": verdict(result)}
 
 
 HEADER = ["op", "alone", "in the decoder", "tok/s with", "without", "verdict", "instead of it"]

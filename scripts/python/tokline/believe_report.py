@@ -453,9 +453,8 @@ def machine_of(folders, jobs):
                 machine["other_commits"].setdefault(run.commit, set()).add(run.program)
             machine = machine or {
                 "gpu": run.gpu.get("name", "none: CPU references"), "driver": run.gpu.get("driver"),
-                "cuda_runtime": run.gpu.get("cuda_runtime"), "cpu": run.fingerprint.get("cpu"),
-                "commit": run.commit, "dirty": run.fingerprint.get("dirty"), "time_utc": run.time,
-                "other_commits": {}}
+                "cuda_runtime": run.gpu.get("cuda_runtime"), "cpu": run.fingerprint.get("cpu"), "commit": run.commit,
+                "dirty": run.fingerprint.get("dirty"), "time_utc": run.time, "other_commits": {}}
     if machine:
         machine["other_commits"] = {commit: sorted(found) for commit, found in machine["other_commits"].items()}
     return machine

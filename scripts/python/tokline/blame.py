@@ -145,8 +145,7 @@ def side_of(rows):
         return side
     names = dict.fromkeys(op["op"] for profile in profiles for op in profile["ops"])
     for name in names:
-        side.parts[name] = [sum(op["us"] for op in profile["ops"] if op["op"] == name)
-                            for profile in profiles]
+        side.parts[name] = [sum(op["us"] for op in profile["ops"] if op["op"] == name) for profile in profiles]
     side.parts["device_gap"] = [profile["device_gap_us"] for profile in profiles]
     gaps, unexplained = zip(*(host_gap(step, profile) for step, profile in zip(side.steps_us, profiles)))
     side.parts["host_gap"] = list(gaps)

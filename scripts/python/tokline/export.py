@@ -174,8 +174,7 @@ def otava(runs, across=False, fill=False, note=lambda words: None):
     names = names_of(keys)
     metrics = [names[key] for key in keys]
     if not metrics:
-        raise NotOneSeries(f"no row has a figure in all {len(history)} passes" if history
-                           else "no row has a figure")
+        raise NotOneSeries(f"no row has a figure in all {len(history)} passes" if history else "no row has a figure")
     lines = [["time", "commit", *metrics]]
     lines += [[one.first.time, one.first.commit, *(one.medians[key] for key in keys)] for one in history]
     return lines, metrics

@@ -70,9 +70,7 @@ def u_test(a, b):
     from scipy.stats import mannwhitneyu  # SciPy takes half a second to import; most rows do without
 
     return (
-        float(mannwhitneyu(b, a, alternative="greater").pvalue),
-        float(mannwhitneyu(b, a, alternative="less").pvalue),
-    )
+        float(mannwhitneyu(b, a, alternative="greater").pvalue), float(mannwhitneyu(b, a, alternative="less").pvalue),)
 
 
 def stratified_u_test(pairs):

@@ -165,8 +165,7 @@ def notes(runs, rows, replaced):
             yield f"a run of {run.program} was killed before its end"
         elif run.interrupted:
             yield f"a run of {run.program} was interrupted"
-        for when, state in (("before", run.gpu.get("before") or {}),
-                            ("after", (run.end or {}).get("gpu_after") or {})):
+        for when, state in (("before", run.gpu.get("before") or {}), ("after", (run.end or {}).get("gpu_after") or {})):
             if state.get("throttled"):
                 yield f"the GPU was throttled {when} {run.program}: {state['throttle_reasons']}"
             if state.get("other_processes"):

@@ -37,13 +37,11 @@ STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "tokline", "font.family": ["DejaVu Sans"], "font.size": FONT,
     "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.linewidth": 0.8, "axes.labelsize": FONT,
     "axes.titlesize": FONT, "axes.titlelocation": "left", "axes.titlecolor": INK, "axes.titlepad": 7.0,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    "axes.unicode_minus": True, "text.color": INK, "grid.color": GRID, "grid.linewidth": 0.8,
-    "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
-    "xtick.labelsize": SMALL, "ytick.labelsize": SMALL, "xtick.minor.size": 0, "ytick.minor.size": 0,
-    "xtick.major.size": 3, "ytick.major.size": 0, "legend.frameon": False, "legend.fontsize": FONT,
-    "lines.solid_capstyle": "round", "path.simplify": False,
-}
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.unicode_minus": True,
+    "text.color": INK, "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": MUTED, "ytick.color": MUTED,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "xtick.labelsize": SMALL, "ytick.labelsize": SMALL,
+    "xtick.minor.size": 0, "ytick.minor.size": 0, "xtick.major.size": 3, "ytick.major.size": 0, "legend.frameon": False,
+    "legend.fontsize": FONT, "lines.solid_capstyle": "round", "path.simplify": False,}
 
 
 @dataclass
@@ -59,8 +57,7 @@ class Canvas:
 
     def axes(self, left, top, width, height, **kwargs):
         """Axes at pixels from the top left corner."""
-        rectangle = (left / self.width, 1 - (top + height) / self.height, width / self.width,
-                     height / self.height)
+        rectangle = (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
         return self.figure.add_axes(rectangle, facecolor="none", **kwargs)
 
     def text(self, x, y, words, **kwargs):
@@ -216,8 +213,7 @@ def place_labels(canvas, axes, anchors, obstacles=(), size=SMALL, **kwargs):
 
 def find_room(label, tool, draw_area, points, taken):
     for distance in (9, 16, 26, 38):
-        for right, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7),
-                          (-0.7, -0.7)):
+        for right, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7)):
             label.set_position((right * distance, up * distance))
             label.set_horizontalalignment("left" if right > 0 else "right" if right < 0 else "center")
             label.set_verticalalignment("bottom" if up > 0 else "top" if up < 0 else "center")

@@ -58,8 +58,7 @@ def make(options, progress):
     html = page.render(evidence, options.title, own_command(options), generated, progress.show)
     write_whole(options.output, html)
     if options.markdown:
-        write_whole(options.markdown,
-                    markdown.render(evidence, options.title, os.path.basename(options.output)))
+        write_whole(options.markdown, markdown.render(evidence, options.title, os.path.basename(options.output)))
     if options.screenshot:
         from tokline.report.browser import Browser, NoBrowser
         progress.show("taking a picture")

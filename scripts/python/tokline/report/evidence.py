@@ -191,8 +191,7 @@ class Evidence:
         """The newest run that measured the peaks of the report's device; with a matmul rate if there is one."""
         runs = {id(entry.run): entry.run for entry in self.entries if entry.row["device"] == self.device}
         measured = [run for run in runs.values() if run.header["peaks"] and run.header["peaks"].get("read_gbps")]
-        return max(measured, key=lambda run: (bool(run.header["peaks"].get("matmul_tflops")), run.time),
-                   default=None)
+        return max(measured, key=lambda run: (bool(run.header["peaks"].get("matmul_tflops")), run.time), default=None)
 
     @cached_property
     def representatives(self):
@@ -388,13 +387,11 @@ class Evidence:
             if run.injected is not None:
                 notes.append(Note("injected", f"{what} was slowed on purpose: {json.dumps(run.injected)}"))
             states = {"before": run.gpu.get("before") or {}, "after": (run.end or {}).get("gpu_after") or {}}
-            throttled = {when: state["throttle_reasons"] for when, state in states.items()
-                         if state.get("throttled")}
+            throttled = {when: state["throttle_reasons"] for when, state in states.items() if state.get("throttled")}
             if throttled:
                 notes.append(Note("throttled", f"the GPU was throttled {listed(throttled)} {what}: "
                                   f"{listed(dict.fromkeys(throttled.values()))}"))
-            crowded = {when: state["other_processes"] for when, state in states.items()
-                       if state.get("other_processes")}
+            crowded = {when: state["other_processes"] for when, state in states.items() if state.get("other_processes")}
             if crowded:
                 others = count(max(crowded.values()), "other process", "other processes")
                 notes.append(Note("crowded", f"{others} on the GPU {listed(crowded)} {what}"))
@@ -426,8 +423,7 @@ class Evidence:
                               "fast: no GPU was measured", grave=False))
         newest = max(self.runs, key=lambda run: run.time)
         current = self._current_runs
-        older = sum(commit_label(entry.run.fingerprint) != commit_label(newest.fingerprint)
-                    for entry in self.entries)
+        older = sum(commit_label(entry.run.fingerprint) != commit_label(newest.fingerprint) for entry in self.entries)
         if older:
             notes.append(Note("older", f"{count(older, 'row')} of {len(self.entries):,} were not measured again at "
                               f"the newest commit, {commit_label(newest.fingerprint)}", grave=False))

@@ -56,8 +56,7 @@ def roofline(evidence):
 
     def paint(canvas):
         left = 46 if canvas.narrow else 56
-        axes = canvas.axes(left, 30, canvas.width - left - 14,
-                           canvas.height - 80 - 20 * legend_lines(canvas.narrow))
+        axes = canvas.axes(left, 30, canvas.width - left - 14, canvas.height - 80 - 20 * legend_lines(canvas.narrow))
         axes.set_xscale("log")
         axes.set_yscale("log")
         points = [place(entry) for entry in [*rows, *peers]]
@@ -250,8 +249,7 @@ def ablation(evidence):
             else:
                 canvas.text(left - 10, 34 + middle, canvas.fitted(one.name, left - 14), va="center", ha="right",
                             fontsize=SMALL)
-            for shift, speedup, filled in ((-5.5, one.digest.end_to_end, True),
-                                           (5.5, one.digest.isolated, False)):
+            for shift, speedup, filled in ((-5.5, one.digest.end_to_end, True), (5.5, one.digest.isolated, False)):
                 if speedup is None:
                     continue
                 value = speedup.ratio

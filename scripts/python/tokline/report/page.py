@@ -76,8 +76,7 @@ def roofline(evidence):
 
 def shares(evidence):
     drawing = figures.shares(evidence)
-    shown = [entry for kernel in evidence.kernels
-             for entry in evidence.long_rows(kernel)[:figures.MAX_ROWS_A_KERNEL]]
+    shown = [entry for kernel in evidence.kernels for entry in evidence.long_rows(kernel)[:figures.MAX_ROWS_A_KERNEL]]
     left_out = sum(len(evidence.long_rows(kernel)) for kernel in evidence.kernels) - len(shown)
     section = Section(
         "share", "How near the limit", "The limit is the time that the compulsory bytes or operations take at the "

@@ -120,9 +120,8 @@ def end_labels(axes, labels, heights):
     box = axes.get_window_extent()
     levels = [axes.transData.transform((0, height))[1] for height in heights]
     for (words, colour), level, moved in zip(labels, levels, spread(levels, 15.5, box.y0, box.y1)):
-        axes.annotate(words, (1, (level - box.y0) / box.height), xycoords="axes fraction",
-                      xytext=(12, moved - level), textcoords="offset points", va="center", ha="left",
-                      fontsize=SMALL, color=INK,
+        axes.annotate(words, (1, (level - box.y0) / box.height), xycoords="axes fraction", xytext=(12, moved - level),
+                      textcoords="offset points", va="center", ha="left", fontsize=SMALL, color=INK,
                       arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.4, "shrinkA": 1, "shrinkB": 0})
 
 
