@@ -8,7 +8,6 @@ report writes docs/mutations.md from the records of cpu and run
 A mutant is the unmutated test program with one object file in front of its libraries, compiled from
 the one source that holds the mutated text. Nothing in the tree changes.
 """
-import argparse
 import concurrent.futures
 import hashlib
 import json
@@ -23,6 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from tokline.command import ended, parser, positive
+from tokline.files import write_whole
+from tokline.stop import Stop
+
 ROOT = Path(__file__).resolve().parents[2]
 MUTATIONS = ROOT / "harness/tests/mutations/mutations.json"
 RECORDS = [ROOT / "results/h200/mutations.json", ROOT / "results/cpu/mutations.json"]
@@ -35,7 +38,7 @@ LASTING_ERROR = re.compile(r"illegal memory access|misaligned address|unspecifie
                            r"illegal instruction|invalid program counter|hardware stack error")
 
 
-class BadInput(Exception):
+class BadInput(Stop):
     """Something that cannot be used; the message says what and why."""
 
 
@@ -329,9 +332,7 @@ def run_and_record(programs, mutations, revised, gpu, jobs, out):
     record = {"schema": SCHEMA, "revision": revised, "gpu": gpu, "unmutated": unmutated,
               "mutations": [{"name": m["name"], "digest": digest(m), "results": results[m["name"]]}
                             for m in mutations if m["name"] in results]}
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    partial.replace(out)
+    write_whole(out, json.dumps(record, indent=1) + "\n")
     survivors = [(name, test) for name, tests in results.items() for test, result in tests.items()
                  if not result["caught_by"]]
     for name, test in survivors:
@@ -454,47 +455,36 @@ def report(arguments):
     return 1 if survived else 0
 
 
-def positive(text):
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
 def main():
-    parser = argparse.ArgumentParser(
-        prog="scripts/maintain/mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit code: 0; 1 for a bug that survives or a failed step; 2 for misuse.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the mutations, checked against the tree").set_defaults(action=list_mutations)
-    for name, action, what in (("cpu", cpu, "compile and run the mutants that have CPU tests"),
-                               ("build", build, "compile those that have CUDA tests, for sm_90a")):
+    parsed = parser(__doc__, "Exit code: 0; 1 for a bug that survives or a failed step; 2 for misuse.")
+    commands = parsed.add_subparsers(dest="command", required=True)
+
+    def add(name, action, what):
         command = commands.add_parser(name, help=what)
+        command.set_defaults(action=action)
+        return command
+
+    add("list", list_mutations, "the mutations, checked against the tree")
+    on_cpu = add("cpu", cpu, "compile and run the mutants that have CPU tests")
+    for command in (on_cpu, add("build", build, "compile those that have CUDA tests, for sm_90a")):
         command.add_argument("out_dir", metavar="OUT_DIR", help="gets the programs")
         command.add_argument("--build-dir", metavar="DIR", help="of the unmutated build. Default: OUT_DIR/build")
         command.add_argument("--jobs", type=positive, default=2, metavar="N", help="compilers. Default: 2")
-        command.set_defaults(action=action)
-        if action is cpu:
-            command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
-    command = commands.add_parser("run", help="run the CUDA tests of all mutants")
-    command.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")
-    command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
-    command.add_argument("--jobs", type=positive, default=4, metavar="N", help="programs at once. Default: 4")
-    command.set_defaults(action=run)
-    command = commands.add_parser("report", help="write docs/mutations.md")
+    on_gpu = add("run", run, "run the CUDA tests of all mutants")
+    on_gpu.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")
+    on_gpu.add_argument("--jobs", type=positive, default=4, metavar="N", help="programs at once. Default: 4")
+    for command in (on_cpu, on_gpu):
+        command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
+    command = add("report", report, "write docs/mutations.md")
     command.add_argument("--results", nargs="+", default=RECORDS, metavar="FILE.json",
                          help="records, the later the newer. Default: those in results/h200 and results/cpu")
     command.add_argument("--out", default=REPORT, metavar="FILE.md")
-    command.set_defaults(action=report)
-    arguments = parser.parse_args()
+    arguments = parsed.parse_args()
     try:
         return arguments.action(arguments)
-    except BadInput as error:
-        print(f"scripts/maintain/mutate: {error}", file=sys.stderr)
     except subprocess.CalledProcessError as error:
-        print(f"scripts/maintain/mutate: {error.cmd[0]} failed", file=sys.stderr)
-    return 1
+        raise BadInput(f"{error.cmd[0]} failed") from None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended("scripts/maintain/mutate", main))

@@ -11,20 +11,13 @@ import json
 import os
 import pathlib
 import sys
-import tempfile
+
+from tokline import terminal
+from tokline.command import MISUSE, ended, positive
+from tokline.files import CannotWrite, require_writable, write_whole
+from tokline.stop import Stop
 
 RECORD_FORMAT = 1
-
-
-def fail(text):
-    print(f"parity: {text}", file=sys.stderr)
-    sys.exit(2)
-
-
-def positive(text):
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
 
 
 def model_directory(text):
@@ -80,37 +73,19 @@ def parse_arguments():
 
 
 def write_record(path, record):
-    """Writes all of the record or nothing."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".tmp", delete=False) as file:
-        json.dump(record, file, indent=2)
-        file.write("\n")
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
-
-
-def check_writable(path):
-    """Before minutes of work, not after them."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        fail(f"--out {path}: {error.strerror}")
+    write_whole(path, json.dumps(record, indent=2) + "\n")
 
 
 def print_table(header, rows):
-    cells = [header, *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    print("\n".join(terminal.text_table(header, [[str(cell) for cell in row] for row in rows])))
 
 
 def make_model(arguments):
     checkpoint = importlib.import_module("parity_checkpoint")
     if arguments.shape not in checkpoint.SHAPES:
-        fail(f"--shape {arguments.shape}: the shapes are {', '.join(checkpoint.SHAPES)}")
+        raise Stop(f"--shape {arguments.shape}: the shapes are {', '.join(checkpoint.SHAPES)}", MISUSE)
     if arguments.out.exists():
-        fail(f"--out {arguments.out} exists")
+        raise Stop(f"--out {arguments.out} exists", MISUSE)
     shape, out = arguments.shape, arguments.out
     seconds, size = checkpoint.make(shape, arguments.seed, arguments.device, out)
     print(f"parity: {shape}, seed {arguments.seed}: {size / 1e9:.2f} GB in {out}, {seconds:.1f} s")
@@ -121,12 +96,12 @@ def compare(arguments):
     logits = importlib.import_module("parity_logits")
     lengths = arguments.prompt_tokens.split(",")
     if not all(length.isdigit() and int(length) for length in lengths):
-        fail(f"--prompt-tokens {arguments.prompt_tokens}: give whole numbers from 1, with commas")
+        raise Stop(f"--prompt-tokens {arguments.prompt_tokens}: give whole numbers from 1, with commas", MISUSE)
     record = {"format": RECORD_FORMAT, "kind": "parity",
               **logits.compare(arguments, [int(length) for length in lengths])}
     write_record(arguments.out, record)
     if "error" in record:
-        print(f"parity: {record['error']}", file=sys.stderr)
+        terminal.say(record["error"])
         return 1
     print(f"{record['model']['name']} on {record['environment']['device']}, "
           f"{len(record['cases'])} prompts x {record['new_tokens']} steps, against fp32")
@@ -149,7 +124,7 @@ def tokps(arguments):
     methods = arguments.methods.split(",")
     unknown = [method for method in methods if method not in speed.METHODS]
     if unknown:
-        fail(f"--methods {','.join(unknown)}: the methods are {', '.join(speed.METHODS)}")
+        raise Stop(f"--methods {','.join(unknown)}: the methods are {', '.join(speed.METHODS)}", MISUSE)
     record = {"format": RECORD_FORMAT, "kind": "transformers_tokps", **speed.measure(arguments, methods)}
     if arguments.out:
         write_record(arguments.out, record)
@@ -172,14 +147,18 @@ def main():
         torch = importlib.import_module("torch")
         importlib.import_module("transformers")
     except ImportError as error:
-        fail(f"python3 is {sys.executable} and lacks a package: {error}")
+        raise Stop(f"python3 is {sys.executable} and lacks a package: {error}", MISUSE)
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        fail("--device cuda: torch finds no CUDA device; --device cpu runs anywhere")
+        raise Stop("--device cuda: torch finds no CUDA device; --device cpu runs anywhere", MISUSE)
     if arguments.command != "make-model" and arguments.out:
-        check_writable(arguments.out)
+        try:  # before minutes of work, not after them
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            require_writable(arguments.out)
+        except (OSError, CannotWrite) as error:
+            raise Stop(f"--out: {error}", MISUSE)
     commands = {"make-model": make_model, "compare": compare, "tokps": tokps}
     return commands[arguments.command](arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended("scripts/maintain/parity", main))

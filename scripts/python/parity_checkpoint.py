@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import time
 
@@ -18,6 +19,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 ORIGIN_FILE = "parity_model.json"
 # Qwen3-4B becomes two shards, Qwen3-0.6B one file.
 MAX_SHARD_SIZE = "5GB"
+TOKLINE_TIMEOUT_S = 300
 
 QWEN3 = dict(
     vocab_size=151936, head_dim=128, num_key_value_heads=8, attention_bias=False, tie_word_embeddings=True,
@@ -123,6 +125,24 @@ def environment(device):
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
         "transformers": transformers.__version__, "cuda": torch.version.cuda if device == "cuda" else None,
         "commit": commit, "dirty": dirty, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),}
+
+
+class ToklineError(Exception):
+    """The tokline program failed; the message says how."""
+
+
+def tokline_report(program, *arguments):
+    """The JSON that a command of the tokline program writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        try:
+            result = subprocess.run([program, *map(str, arguments), "--json", report], capture_output=True, text=True,
+                                    timeout=TOKLINE_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ToklineError(f"tokline took over {TOKLINE_TIMEOUT_S} s") from error
+        if result.returncode != 0:
+            raise ToklineError(f"tokline exited {result.returncode}: {result.stderr.strip()[-500:]}")
+        return json.loads(report.read_text())
 
 
 def random_prompt(length, vocab_size, seed):

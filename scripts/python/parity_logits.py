@@ -6,9 +6,7 @@ taken to transformers with SDPA, its default, which rounds less than its eager a
 """
 
 import copy
-import json
 import pathlib
-import subprocess
 import tempfile
 import time
 
@@ -17,12 +15,7 @@ import transformers
 
 import logit_error
 import parity_checkpoint
-
-TOKLINE_TIMEOUT_S = 300
-
-
-class ToklineError(Exception):
-    pass
+from parity_checkpoint import ToklineError
 
 
 @torch.no_grad()
@@ -48,23 +41,15 @@ def pass_logits(model, prompt, forced):
     return rows.argmax(-1).tolist(), rows
 
 
-def run_tokline(program, directory, device, prompt, new_tokens, folder, forced=None, vocab=None):
-    """(tokens, logits or None) of `tokline generate`; logits when `forced` is given."""
+def run_tokline(program, directory, device, prompt, new_tokens, logits, forced=None, vocab=None):
+    """(tokens, logits or None) of `tokline generate`; logits, by way of the file of this name, when `forced` is given."""
     def joined(ids):
         return ",".join(map(str, ids))
 
-    report, logits = folder / "tokline.json", folder / "tokline.f32"
-    command = [str(program), "generate", "--model", str(directory), "--prompt-ids", joined(prompt), "--max-new-tokens",
-               str(new_tokens), "--ignore-eos", "--device", device, "--json", str(report)]
-    if forced is not None:
-        command += ["--logits", str(logits), "--force-ids", joined(forced)]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=TOKLINE_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise ToklineError(f"tokline took over {TOKLINE_TIMEOUT_S} s") from error
-    if result.returncode != 0:
-        raise ToklineError(f"tokline exited {result.returncode}: {result.stderr.strip()[-500:]}")
-    tokens = json.loads(report.read_text())["tokens"]
+    more = [] if forced is None else ["--logits", logits, "--force-ids", joined(forced)]
+    tokens = parity_checkpoint.tokline_report(
+        program, "generate", "--model", directory, "--prompt-ids", joined(prompt), "--max-new-tokens", new_tokens,
+        "--ignore-eos", "--device", device, *more)["tokens"]
     if len(tokens) != new_tokens:
         raise ToklineError(f"tokline gave {len(tokens)} tokens of {new_tokens}")
     if forced is None:
@@ -160,7 +145,7 @@ def compare(arguments, lengths):
         with tempfile.TemporaryDirectory() as folder:
             for run in runs:
                 tokline = (arguments.tokline, arguments.model, arguments.device, run["prompt"],
-                           arguments.new_tokens, pathlib.Path(folder))
+                           arguments.new_tokens, pathlib.Path(folder) / "tokline.f32")
                 free, _ = run_tokline(*tokline)
                 _, run["logits"]["tokline"] = run_tokline(*tokline, run["tokens"]["fp32"], config.vocab_size)
                 run["tokens"]["tokline"] = free

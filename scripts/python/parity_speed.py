@@ -5,11 +5,7 @@ first repeat, compilation included, is the warm-up. Every step ends in an argmax
 nothing is synchronised within a decode.
 """
 
-import json
-import pathlib
 import statistics
-import subprocess
-import tempfile
 import time
 
 import torch
@@ -19,7 +15,6 @@ import logit_error
 import parity_checkpoint
 
 REPEATS = 3
-TOKLINE_TIMEOUT_S = 300
 PROMPT_SEED = 5
 
 
@@ -129,20 +124,12 @@ def measure_method(name, model, prompt, new_tokens, expected):
 
 def tokline_bench(arguments):
     """What `tokline bench` writes for the same work, as it is."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = pathlib.Path(folder) / "bench.json"
-        try:
-            subprocess.run(
-                [arguments.tokline, "bench", "--model", arguments.model, "--batch", "1",
-                 "--prompt-tokens", str(arguments.prompt_tokens),
-                 "--new-tokens", str(arguments.new_tokens), "--device", arguments.device,
-                 "--json", report],
-                check=True, capture_output=True, text=True, timeout=TOKLINE_TIMEOUT_S)
-            return json.loads(report.read_text())
-        except subprocess.CalledProcessError as error:
-            return {"error": f"tokline exited {error.returncode}: {error.stderr.strip()[-500:]}"}
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+    try:
+        return parity_checkpoint.tokline_report(
+            arguments.tokline, "bench", "--model", arguments.model, "--batch", 1, "--prompt-tokens", arguments.prompt_tokens,
+            "--new-tokens", arguments.new_tokens, "--device", arguments.device)
+    except (parity_checkpoint.ToklineError, OSError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def measure(arguments, methods):

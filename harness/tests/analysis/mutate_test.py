@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import mutate
+from tokline.command import ended
 
 CMAKE = """
 cmake_minimum_required(VERSION 3.20)
@@ -66,7 +67,7 @@ class MutateTest(unittest.TestCase):
         with (mock.patch.multiple(mutate, ROOT=self.root, MUTATIONS=data),
               mock.patch.object(sys, "argv", ["scripts/maintain/mutate", *map(str, arguments)]),
               contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):
-            code = mutate.main()
+            code = ended("scripts/maintain/mutate", mutate.main)
         self.assertEqual(code, expect, out.getvalue() + err.getvalue())
         return out.getvalue() + err.getvalue()
 

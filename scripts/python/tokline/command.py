@@ -18,6 +18,13 @@ def parser(description, epilog, **options):
                                    formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 
+def positive(text):
+    """The type of an argument that is a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is '{text}'; it must be a whole number of at least 1")
+    return int(text)
+
+
 def split_arguments(arguments):
     """(what is for the command, what stands after -- and is for the program that it runs)"""
     at = arguments.index("--") if "--" in arguments else len(arguments)

@@ -1,6 +1,5 @@
 """scripts/records gate: fails where something became slower or otherwise worse."""
 
-import argparse
 import json
 import os
 import shlex
@@ -49,7 +48,7 @@ def parse_arguments(arguments):
     parser.add_argument("--aa", metavar="BIN", help="the same program on both sides: measures the noise")
     measuring = parser.add_argument_group("with --ab and --aa")
     measuring.add_argument(
-        "--rounds", type=positive, default=5, metavar="N", help="how often each side of each program runs. Default: 5")
+        "--rounds", type=command.positive, default=5, metavar="N", help="how often each side of each program runs. Default: 5")
     measuring.add_argument("--keep", metavar="DIR", help="leave the records in DIR/a.jsonl and DIR/b.jsonl")
     measuring.add_argument("--out", metavar="FILE", help="with --aa: the records of both sides, for --noise")
     measuring.add_argument(
@@ -70,12 +69,6 @@ def parse_arguments(arguments):
     options = parser.parse_args(arguments)
     check_mode(parser, options, bench_arguments)
     return options, bench_arguments
-
-
-def positive(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is '{text}'; it must be a whole number of at least 1")
-    return int(text)
 
 
 def check_mode(parser, options, bench_arguments):
@@ -117,7 +110,7 @@ def measure(options, bench_arguments):
     """Runs both sides in rounds and judges what they recorded."""
     plan = plan_of(options, bench_arguments)
     if plan.device == "cuda" and not rounds.gpu_present():
-        raise Stop(NOTHING_TO_MEASURE, "no CUDA device: nothing to measure here; --device cpu times the references")
+        raise Stop("no CUDA device: nothing to measure here; --device cpu times the references", NOTHING_TO_MEASURE)
     folder = results_folder(options.keep)
     done = False
     try:

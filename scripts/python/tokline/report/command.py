@@ -43,7 +43,7 @@ def check_files(options):
 
 
 def own_command(options):
-    words = ["scripts/records report", *options.results]
+    words = ["scripts/records", "report", *options.results]
     words += ["--baseline", *options.baseline] if options.baseline else []
     return command_words([*words, "-o", options.output])
 
