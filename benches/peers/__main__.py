@@ -68,7 +68,6 @@ def parse(arguments):
 
 class Progress:
     """A line on standard error for each row."""
-
     def __init__(self):
         self._begin = time.monotonic()
 
@@ -98,7 +97,6 @@ def error_text(error):
 
 class Session:
     """One call: the device, the libraries and the file that rows go to."""
-
     def __init__(self, torch, device, libraries, missing, options, record, command_line, progress=None,
                  clock=time.monotonic):
         self.torch, self.device, self.libraries, self.missing = torch, device, libraries, missing

@@ -44,7 +44,6 @@ class _Process(ctypes.Structure):
 
 class Nvml:
     """The driver's management library; every value that it cannot give is None."""
-
     def __init__(self, gpu_uuid):
         self._library = self._device = None
         try:
@@ -111,7 +110,6 @@ class Nvml:
 
 class TorchGraph:
     """Captured launches of a subject."""
-
     def __init__(self, torch, subject, launches):
         self.launches, self.outputs = launches, {}
         self._graph = torch.cuda.CUDAGraph()
@@ -139,7 +137,6 @@ class TorchGraph:
 
 class CudaDevice:
     """A measure.Device."""
-
     def __init__(self, torch):
         self._torch = torch
         # One for all work: libraries keep a workspace for each, and kernels that were launched on two slow down

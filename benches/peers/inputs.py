@@ -17,7 +17,6 @@ ROPE_BASE = 1e6
 
 class Inputs:
     """Base of all: tensors whose first dimension is the buffer set."""
-
     def __init__(self, bench):
         self.torch, self.shape, self.sets, self.place = bench.torch, bench.shape, bench.sets, bench.place
         self.dtype, self.epsilon = bench.dtype, EPSILON[bench.row["dtype"]]
@@ -92,7 +91,6 @@ class Inputs:
 class AttentionInputs(Inputs):
     """Queries and a pool of keys and values. Layouts: "hnd" [page, 2, head, slot, dim], "nhd" [2, page, slot, head,
     dim], and "contiguous" [2, sequence, token, head, dim], which has no pages."""
-
     def __init__(self, bench, layout):
         super().__init__(bench)
         shape, self.layout = self.shape, layout
@@ -159,7 +157,6 @@ class AttentionInputs(Inputs):
 
 class GatherInputs(AttentionInputs):
     """A pool, and the page and row of each token of the batch."""
-
     def __init__(self, bench, layout):
         super().__init__(bench, layout)
         batch = self.batch
@@ -189,7 +186,6 @@ def _running_sums(numbers):
 
 class AppendInputs(Inputs):
     """New keys and values (and with `fused` queries), norm weights, RoPE, and a pool that they go to."""
-
     def __init__(self, bench, _, batch=None, fused=None):
         super().__init__(bench)
         torch, shape = self.torch, self.shape
@@ -254,7 +250,6 @@ class AppendInputs(Inputs):
 
 class QkvInputs(AppendInputs):
     """Rows, a norm weight and the weights of Q, K and V; with "append" also a pool."""
-
     def __init__(self, bench, layout):
         shape = bench.shape
         self.append = shape["append"]

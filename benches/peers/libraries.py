@@ -23,7 +23,6 @@ class Missing(Exception):
 
 class StandInType(type):
     """The class of stand-ins: their attributes are stand-ins too, in classes as in instances."""
-
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -41,7 +40,6 @@ class StandInType(type):
 class StandIn(metaclass=StandInType):
     """Takes any name's place in an absent package, so that modules which mention it can be imported: as a
     value, a base class, a decorator or an annotation."""
-
     def __init__(self, *_, **__):
         pass
 
@@ -78,7 +76,6 @@ class StandInModule(types.ModuleType):
 
 class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Asked last: answers for optional packages that nothing else has."""
-
     def find_spec(self, name, path=None, target=None):
         for optional in OPTIONAL:
             if name == optional or name.startswith(optional + "."):
@@ -97,7 +94,6 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class FlashInfer:
     """FlashInfer's modules by name, imported on first use. `__init__.py` of the package, which imports
     everything, does not run."""
-
     name = "flashinfer"
 
     def __init__(self):
@@ -123,7 +119,6 @@ class FlashInfer:
 
 class FlashAttention3:
     """The operators of FlashAttention-3 in vLLM's build of it. The library's Python side is not needed."""
-
     name = "flash-attention-3"
 
     def __init__(self, torch, version=None):

@@ -15,7 +15,6 @@ DEPENDENT = ("dependent",)  # where it cannot be switched off
 
 class Operation:
     """A measure.Subject: launches of one library over Inputs, with tables of its own."""
-
     def __init__(self, inputs, launch, error=None, in_place=False, workspace_bytes=0, tables=()):
         self.sets, self.in_place = inputs.sets, in_place
         table_bytes = sum(table.numel() * table.element_size() for table in tables)
@@ -25,7 +24,6 @@ class Operation:
 
 class Bench:
     """One row of the suite on the device: makes inputs, which the attempts of one layout share, and workspaces."""
-
     place = "cuda"
 
     def __init__(self, torch, libraries, row, l2_bytes, workspaces):

@@ -145,7 +145,6 @@ def peer_row(run_id, suite_row, implementation, chain, library, device, measurem
 class RecordFile:
     """Appends whole lines to a file that others may be appending to, each on disk before the next. A line that a
     killed writer left unfinished is cut off first."""
-
     def __init__(self, path):
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 

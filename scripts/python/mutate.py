@@ -123,7 +123,6 @@ def build_unmutated(build_dir, tests, jobs, options, languages):
 
 class Compiler:
     """Makes mutants with the commands of an unmutated build."""
-
     def __init__(self, build_dir, work_dir):
         self.build_dir, self.work_dir = build_dir, work_dir
         database = json.loads(command_output(["ninja", "-C", build_dir, "-t", "compdb"]))

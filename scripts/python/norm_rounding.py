@@ -19,7 +19,6 @@ LENGTHS = (512, 4096)
 
 class RoundedNorm(torch.nn.Module):
     """An RMSNorm whose result has `bits` bits after the leading one; None: bf16, and one rounding alone."""
-
     def __init__(self, norm, bits):
         super().__init__()
         self.norm, self.bits = norm, bits

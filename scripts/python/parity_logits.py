@@ -101,8 +101,7 @@ def transformers_runs(arguments, lengths):
     for run in runs:
         run["tokens"]["fp32"], run["logits"]["fp32"] = step_logits(fp32_model, run["prompt"], arguments.new_tokens)
     del fp32_model
-    # Forced tokens agree with free ones until the first difference, which is all that the common
-    # prefix needs.
+    # Forced tokens agree with free ones until the first difference, which is all that the common prefix needs.
     for run in runs:
         run["tokens"]["transformers_bf16"], run["logits"]["transformers_bf16"] = step_logits(
             model, run["prompt"], arguments.new_tokens, run["tokens"]["fp32"])
@@ -149,8 +148,7 @@ def compare(arguments, lengths):
                 free, _ = run_tokline(*tokline)
                 _, run["logits"]["tokline"] = run_tokline(*tokline, run["tokens"]["fp32"], config.vocab_size)
                 run["tokens"]["tokline"] = free
-                # Up to the first token that fp32 would not choose, decoding freely and being
-                # forced are the same work.
+                # Up to the first token that fp32 would not choose, decoding freely and being forced are the same work.
                 forced = run["logits"]["tokline"].argmax(-1).tolist()
                 same = logit_error.common_prefix(forced, run["tokens"]["fp32"])
                 free_run_agrees.append(free[:same + 1] == forced[:same + 1])

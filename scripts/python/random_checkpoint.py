@@ -28,7 +28,6 @@ BIAS_STD = 0.3
 
 class PortableDraw:
     """Seeded draws, bitwise the same on every machine: integers only until the last step."""
-
     def __init__(self, seed):
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -44,7 +43,6 @@ class PortableDraw:
 
 class DeviceDraw:
     """Seeded draws made on the device itself: billions of weights in seconds."""
-
     def __init__(self, seed, device):
         self._device = device
         self._generator = torch.Generator(device=device).manual_seed(seed)
@@ -110,7 +108,6 @@ def _parts_of(model):
 @torch.no_grad()
 def fill(model, draw):
     """Overwrites every parameter of a model of any family with values that bf16 represents exactly."""
-
     def assign(parameter, values):
         parameter.copy_(values.to(torch.bfloat16))
 

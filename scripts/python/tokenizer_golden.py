@@ -28,7 +28,6 @@ NFC_BLOCK = 4096
 
 def write_json(path: Path, value, lines: bool = False) -> None:
     """JSON of this script's files: UTF-8, and one item a line if `lines`."""
-
     def dump(item):
         return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
 

@@ -30,7 +30,6 @@ class Batch:
     ids [B, length]; rows [B, answers x ANSWER]: the positions that predict an answer's tokens, targets: those tokens,
     places: where the context has what they copy, else -1; names [B, length]: where the name is that a token is about.
     """
-
     def __init__(self, texts, length):
         count = max(len(answers) for _, answers, _ in texts)
         self.ids = torch.zeros(len(texts), length, dtype=torch.long)
@@ -53,7 +52,6 @@ class Batch:
 
 class Texts:
     """Draws training texts."""
-
     def __init__(self, tokenizer, seed):
         self.tokenizer = tokenizer
         self.rng = random.Random(seed)
@@ -135,7 +133,6 @@ def initialise(model):
 
 class Forward:
     """The forward pass of a Qwen3 model, with the last layer at the rows alone that predict answers."""
-
     def __init__(self, model):
         self.model = model.model
         self.config = model.config

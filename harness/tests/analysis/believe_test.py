@@ -188,7 +188,6 @@ class ShapesTest(unittest.TestCase):
 
 class ReportTest(InFolder):
     """On records written directly: what the tools get wrong must be seen."""
-
     def sides(self, machine, **effects):
         cases = [case for case in kernel_cases(240) if case.kernel in ("linear", "rmsnorm")]
         for side, effect in {"a": [], **effects}.items():
@@ -418,7 +417,6 @@ class ReportTest(InFolder):
 
 class RealProgramsTest(InFolder):
     """The built programs, at tiny scale on the CPU. What they take is no claim; that they do what is asked is."""
-
     def setUp(self):
         super().setUp()
         self.bin = Path(os.environ.get("TOKLINE_BIN_DIR", ""))

@@ -32,7 +32,6 @@ STATE = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_cap_w": 700.0, "
 
 class FakeSubject:
     """Writes right outputs unless told otherwise; a launch takes `us`."""
-
     memory_bytes = 1000
 
     def __init__(self, sets=4, us=10.0, in_place=False, wrong=()):
@@ -62,7 +61,6 @@ class FakeGraph:
 
 class FakeDevice:
     """Replays take what their launches take, with noise of up to `spread` that goes round."""
-
     name, l2_bytes = "Fake GPU", L2_BYTES
     identity = {"name": "Fake GPU", "uuid_hash": HASH, "compute_capability": "9.0", "max_sm_clock_mhz": 1980,
                 "mig": False, "mps": None}

@@ -86,7 +86,6 @@ def report_of_history():
 
 class Page(html.parser.HTMLParser):
     """What a test asks of a page; fails on elements that are not closed in order."""
-
     def __init__(self, text):
         super().__init__()
         self.stack, self.ids, self.tags, self.addresses, self.words = [], [], set(), [], []

@@ -19,7 +19,6 @@ def git(folder, *arguments):
 
 class ScratchRepository(unittest.TestCase):
     """Tests of scripts that work on a repository: `tree`, in `folder`, is one."""
-
     @classmethod
     def setUpClass(cls):
         cls.folder = Path(tempfile.mkdtemp(prefix="tokline-"))

@@ -32,7 +32,6 @@ DEVICE_GAP_US, HOST_GAP_US = 18.0, 9.0
 @dataclass(frozen=True)
 class KernelCase:
     """A row of a bench program, and the time that the machine takes for it without noise."""
-
     kernel: str
     shape: tuple  # of (name, value)
     us: float
@@ -57,7 +56,6 @@ class DecoderCase:
 class Effect:
     """Makes what it matches `percent` slower, or `us` longer (of a row, or of all launches of an op). A
     condition that is None holds always."""
-
     percent: float = 0.0
     us: float = 0.0
     kernel: str | None = None  # of a row; in a decode step all ops of this kernel
@@ -115,7 +113,6 @@ class Machine:
     outlier_share and outlier_percent: how many rows of a run are disturbed without a mark, and by how much;
     drift_percent_per_hour: what warms up.
     """
-
     def __init__(self, seed=1, sample_noise=0.002, run_noise=0.005, outlier_share=0.0, outlier_percent=5.0,
                  drift_percent_per_hour=0.0, commit="a" * 40, samples=15, start=START, gpu=None, build=None):
         self.random = np.random.default_rng(seed)

@@ -40,7 +40,6 @@ def counts(**arguments):
 
 class PowerTest(unittest.TestCase):
     """230 rows an experiment are the suite's size; these have more, so that rare events are seen."""
-
     def test_false_alarms_of_five_rounds_are_below_one_percent(self):
         found = counts(rows=1000)
         self.assertLessEqual(found["slower"] + found["faster"], 2)

@@ -84,7 +84,6 @@ class OutOfTime(Exception):
 
 class Collector:
     """Runs jobs, skips those whose file is there, and keeps a journal of what ran and how long it took."""
-
     def __init__(self, plan, say):
         self.plan = plan
         self.say = say

@@ -60,7 +60,6 @@ def largest_share(part, whole):
 class Jobs:
     """The runs of the files that `collect` left, each read once. `left_out` are those whose program was cut short:
     they have none. Raises BadRecords for a file that holds something else, or the run of another."""
-
     def __init__(self, say=lambda text: None):
         self._say, self._runs, self._paths, self.left_out = say, {}, {}, []
 

@@ -14,7 +14,6 @@ class CannotWrite(Stop):
 
 class SameFile(Stop):
     """A result in the place of what it is made of, or of another result; the message names both."""
-
     exit_code = 2
 
 

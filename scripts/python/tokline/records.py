@@ -41,7 +41,6 @@ class BadRecords(Stop):
 
 class RowKey(NamedTuple):
     """What a row measured. Two rows with the same key may be compared; `str()` is what people read."""
-
     kernel: str
     implementation: str
     dtype: str
@@ -79,7 +78,6 @@ class RowKey(NamedTuple):
 @dataclass
 class Run:
     """One run of a program: its header, what it measured, and its end, which a killed run lacks."""
-
     header: dict
     rows: list = field(default_factory=list)
     ablations: list = field(default_factory=list)

@@ -29,7 +29,6 @@ class Interrupted(Stop):
 @dataclass
 class Plan:
     """What runs: programs by name for each side, and their arguments."""
-
     programs: dict  # side -> {name: path}
     model: str | None = None
     bench_arguments: list = field(default_factory=list)
@@ -65,7 +64,6 @@ class Plan:
 @dataclass
 class Failure:
     """A process that did not end well."""
-
     round: int
     name: str
     side: str
@@ -123,7 +121,6 @@ def gpu_present():
 
 class Experiment:
     """Runs a Plan and appends the records to folder/a.jsonl and folder/b.jsonl."""
-
     def __init__(self, plan, folder, progress, say):
         self._plan, self._progress, self._say = plan, progress, say
         self.files = {side: Path(folder) / f"{side}.jsonl" for side in SIDES}

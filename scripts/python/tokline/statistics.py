@@ -13,8 +13,7 @@ def median(values):
 
 
 def median_interval(samples, confidence=0.95):
-    """(low, high): order statistics between which the median is; the extremes where the samples are too
-    few."""
+    """(low, high): order statistics between which the median is; the extremes where the samples are too few."""
     ordered = np.sort(np.asarray(samples, dtype=float))
     rank = interval_rank(len(ordered), confidence)
     return float(ordered[rank]), float(ordered[-1 - rank])
@@ -74,9 +73,8 @@ def u_test(a, b):
 
 
 def stratified_u_test(pairs):
-    """One-sided p values (that b is not larger than a, that it is not smaller) within each round: the U
-    of all rounds added up (van Elteren's test with equal weights), normal approximation, corrected for
-    continuity."""
+    """One-sided p values (that b is not larger than a, that it is not smaller) within each round: the U of all rounds
+    added up (van Elteren's test with equal weights), normal approximation, corrected for continuity."""
     moments = [u_moments(a, b) for a, b in pairs]
     excess = sum(u - mean for u, mean, _ in moments)
     variance = sum(part for _, _, part in moments)

@@ -68,7 +68,6 @@ def text_table(header, lines, right=(), colours=None, wanted=False):
 
 def markdown_table(header, lines, right=()):
     """The same table in Markdown."""
-
     def render(cells):
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -80,7 +79,6 @@ def markdown_table(header, lines, right=()):
 
 class Progress:
     """One line on standard error that overwrites itself; nothing where that is not a terminal."""
-
     def __init__(self, stream=None):
         self._stream = stream or sys.stderr
         self._shown = self._stream is not None and self._stream.isatty()

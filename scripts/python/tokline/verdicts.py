@@ -31,7 +31,6 @@ VERDICTS = (SLOWER, UNVERIFIED, MISSING, DISTURBED, UNDECIDED, NOT_COMPARABLE, N
 @dataclass(frozen=True)
 class Rules:
     """When a difference counts."""
-
     alpha: float = 0.01  # of the U test, over all rows together
     least_percent: float = 2.0  # a smaller effect never counts
     kernel_us: float = 0.01  # nor does a smaller difference: of a launch, or a token of a workload,
@@ -47,7 +46,6 @@ class Rules:
 @dataclass
 class Row:
     """The verdict on one row, and what it rests on. Times are medians over rounds; effects are relative."""
-
     key: records.RowKey
     verdict: str = SAME
     a_us: float | None = None
@@ -160,7 +158,6 @@ def floor_factor(a_runs, b_runs, paired, noise_runs, miss):
 
 class Noise:
     """The spread of each row in an A/A experiment: runs of one program, all of them equal."""
-
     def __init__(self, runs, path="--noise"):
         commits = {run.commit for run in runs}
         if len(commits) > 1:
@@ -315,8 +312,7 @@ def _judge_memory(row, a, b, rules):
 
 
 def _judge_error(row, a, b, rules):
-    """The error of random inputs differs from seed to seed: the least of B is held against the largest
-    of A."""
+    """The error of random inputs differs from seed to seed: the least of B is held against the largest of A."""
     if row.key.kernel in records.WHOLE:
         what = "mean regret"
         most = _MAX_MEAN_REGRET[row.key.kernel]

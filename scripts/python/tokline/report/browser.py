@@ -26,7 +26,6 @@ def find():
 
 class Browser:
     """One Chromium with one page: DevTools' protocol, JSON with a NUL after each message, on descriptors 3 and 4."""
-
     def __init__(self):
         self._program = find()
         if self._program is None:
