@@ -63,7 +63,7 @@ def parse_arguments():
     speed.add_argument("--prompt-tokens", type=positive, default=128)
     speed.add_argument("--new-tokens", type=positive, default=128)
     speed.add_argument("--methods", default="eager,compiled",
-                       help="some of eager,static,compiled,generate (default %(default)s)")
+                       help="some of eager,static,compiled (default %(default)s)")
     speed.add_argument("--tokline", type=executable,
                        help="also run this program's bench on the same work, into the same record")
 

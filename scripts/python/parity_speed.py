@@ -75,25 +75,7 @@ def compiled(model, prompt, new_tokens):
     return static_cache(model, prompt, new_tokens, wrap)
 
 
-def generate(model, prompt, new_tokens):
-    """model.generate with a static cache, which compiles by itself on CUDA; a call of one new token
-    stands for the prefill."""
-    def timed(count):
-        synchronize(model.device)
-        start = time.perf_counter()
-        ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, min_new_tokens=count,
-                             max_new_tokens=count, eos_token_id=None, cache_implementation="static")
-        synchronize(model.device)
-        return time.perf_counter() - start, ids[0, prompt.shape[1]:].tolist()
-
-    def repeat():
-        total, tokens = timed(new_tokens)
-        prefill, _ = timed(1)
-        return prefill, total - prefill, tokens
-    return repeat
-
-
-METHODS = {"eager": eager, "static": static_cache, "compiled": compiled, "generate": generate}
+METHODS = {"eager": eager, "static": static_cache, "compiled": compiled}
 
 
 @torch.no_grad()

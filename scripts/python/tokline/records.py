@@ -449,29 +449,29 @@ def _check_row(row, where):
         _check_kernel_figures(row, where)
 
 
-def _check_kernel_figures(row, where):
-    ordered = _samples(row, where, "samples_us")
+def _times_follow(row, where, ordered, median_name="median_us", unit="us"):
+    """Checks what follows from the sorted samples alone. Returns their median."""
     median = middle(ordered)
-    _follows(row, where, "median_us", median)
-    _follows(row, where, "mad_us", middle(sorted(abs(sample - median) for sample in ordered)))
-    _interval_follows(row, where, "ci95_us", ordered)
+    _follows(row, where, median_name, median)
+    _follows(row, where, f"mad_{unit}", middle(sorted(abs(sample - median) for sample in ordered)))
+    _interval_follows(row, where, f"ci95_{unit}", ordered)
+    return median
+
+
+def _check_kernel_figures(row, where):
+    median = _times_follow(row, where, _samples(row, where, "samples_us"))
     cost = row["cost"]
     bytes_ = _number(cost, where, "read_bytes") + _number(cost, where, "write_bytes")
     _follows(row, where, "gbps", bytes_ / median / 1e3)
     _follows(row, where, "tflops", _number(cost, where, "flops") / median / 1e6)
     verified = row["verified"]
-    if not (verified.get("before") is True
-            and verified.get("after") is True
+    if not (verified.get("before") is True and verified.get("after") is True
             and _number(verified, where, "max_error_over_bound") <= 1):
         raise BadRecords(f"{where}: a row with figures must be verified; verified is {json.dumps(verified)}")
 
 
 def _check_decoder_figures(row, where):
-    ordered = _samples(row, where, "samples_ms")
-    median = middle(ordered)
-    _follows(row, where, "ms_per_token", median)
-    _follows(row, where, "mad_ms", middle(sorted(abs(sample - median) for sample in ordered)))
-    _interval_follows(row, where, "ci95_ms", ordered)
+    median = _times_follow(row, where, _samples(row, where, "samples_ms"), "ms_per_token", "ms")
     _follows(row, where, "decode_tok_s", 1e3 * row["batch"] / median)
     prefill_s = middle(_samples(row, where, "samples_prefill_s"))
     _follows(row, where, "prefill_tok_s", row["batch"] * row["prompt_tokens"] / prefill_s)
@@ -486,11 +486,7 @@ def _check_workload_figures(row, where):
         _samples(row, where, name)
     if len(row["samples_s"]) != len(row["samples_new_tokens"]):
         raise BadRecords(f"{where}: samples_s and samples_new_tokens are not as many; a repeat gives one of both")
-    ordered = sorted(samples_us(row))
-    median = middle(ordered)
-    _follows(row, where, "median_us", median)
-    _follows(row, where, "mad_us", middle(sorted(abs(sample - median) for sample in ordered)))
-    _interval_follows(row, where, "ci95_us", ordered)
+    median = _times_follow(row, where, sorted(samples_us(row)))
     _follows(row, where, "output_tok_s", 1e6 / median)
     _follows(row, where, "total_s", middle(sorted(row["samples_s"])))
     prompt = row["shape"]["prompt_tokens"]
