@@ -86,7 +86,8 @@ CHECKPOINTS = (
     Checkpoint("gpt2_tiny", 234, hub_config=False, config_class=transformers.GPT2Config, config=dict(
         vocab_size=131, n_embd=128, n_inner=40, n_layer=2, n_head=2, n_positions=160, layer_norm_epsilon=1e-5)),
     Checkpoint("gpt2_bare", 210, stored_dtype=torch.float32, config_class=transformers.GPT2Config,
-               without_keys=("torch_dtype", "n_inner", "tie_word_embeddings"), without_prefix="transformer.", config=dict(
+               without_keys=("torch_dtype", "n_inner", "tie_word_embeddings"), without_prefix="transformer.",
+               config=dict(
                    vocab_size=181, n_embd=64, n_layer=1, n_head=1, n_positions=160, layer_norm_epsilon=1e-5)),
 )
 

@@ -42,7 +42,7 @@ def pass_logits(model, prompt, forced):
 
 
 def run_tokline(program, directory, device, prompt, new_tokens, logits, forced=None, vocab=None):
-    """(tokens, logits or None) of `tokline generate`; logits, by way of the file of this name, when `forced` is given."""
+    """(tokens, logits or None) of `tokline generate`; logits, by way of the file `logits`, when `forced` is given."""
     def joined(ids):
         return ",".join(map(str, ids))
 

@@ -108,8 +108,8 @@ def tokline_bench(arguments):
     """What `tokline bench` writes for the same work, as it is."""
     try:
         return parity_checkpoint.tokline_report(
-            arguments.tokline, "bench", "--model", arguments.model, "--batch", 1, "--prompt-tokens", arguments.prompt_tokens,
-            "--new-tokens", arguments.new_tokens, "--device", arguments.device)
+            arguments.tokline, "bench", "--model", arguments.model, "--batch", 1, "--device", arguments.device,
+            "--prompt-tokens", arguments.prompt_tokens, "--new-tokens", arguments.new_tokens)
     except (parity_checkpoint.ToklineError, OSError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -1,4 +1,4 @@
-"""The arguments of scripts/maintain/tokenizer_golden. Standard library only: they are checked before anything is installed."""
+"""The arguments of scripts/maintain/tokenizer_golden, checked before anything is installed: standard library only."""
 
 import argparse
 from pathlib import Path
@@ -12,8 +12,8 @@ def parse() -> argparse.Namespace:
     """The arguments of this process; ends it with 2 for those that cannot be used."""
     parser = argparse.ArgumentParser(
         prog="scripts/maintain/tokenizer_golden", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="""Trains small tokenizers with the pipelines of the model families and writes, for seeded strings, the ids
-and texts of Hugging Face tokenizers to harness/tests/text/golden. The first run installs tokenizers,
+        description="""Trains small tokenizers with the pipelines of the model families and writes, for seeded strings,
+the ids and texts of Hugging Face tokenizers to harness/tests/text/golden. The first run installs tokenizers,
 transformers and jinja2 into .venv-tokenizers. harness/tests/text/golden/README.md gives the formats.""",
         epilog="""example, other strings and more of them:
   scripts/maintain/tokenizer_golden --out /tmp/golden --seed 7 --strings 100000

@@ -1,4 +1,4 @@
-"""The arguments of scripts/maintain/train_tiny. Standard library only: they are checked before anything is installed."""
+"""The arguments of scripts/maintain/train_tiny, checked before anything is installed: standard library only."""
 
 import argparse
 import math
@@ -23,9 +23,9 @@ def parse():
     """The arguments of this process; ends it with 2 for those that cannot be used."""
     parser = argparse.ArgumentParser(
         prog="scripts/maintain/train_tiny",
-        description="Trains a Qwen3 of two layers to look up facts in its context ('The code of amber is 4821.'), writes it as a "
-        "Hugging Face checkpoint, and says how often it is right by length and depth, in fp32 and in bf16, by transformers. "
-        "docs/embedded_model.md has more. The first run installs torch and transformers into .venv-golden.",
+        description="Trains a Qwen3 of two layers to look up facts in its context ('The code of amber is 4821.'), writes "
+        "it as a Hugging Face checkpoint, and says how often it is right by length and depth, in fp32 and in bf16, by "
+        "transformers. docs/embedded_model.md has more. The first run installs torch and transformers into .venv-golden.",
         epilog="Exit codes: 0 at least 99 %% right at every length, 1 less, 2 misuse or no environment.")
     parser.add_argument("--out", type=pathlib.Path, default=MODEL_DIR, metavar="DIR",
                         help="the checkpoint (default: models/qwen3-lookup)")

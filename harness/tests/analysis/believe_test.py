@@ -1,4 +1,4 @@
-"""scripts/maintain/believe: collecting with programs on a simulated machine and with the real ones, and what is made of it."""
+"""scripts/maintain/believe: collecting with simulated and with real programs, and what is made of it."""
 import functools
 import json
 import os

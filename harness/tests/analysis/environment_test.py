@@ -50,8 +50,8 @@ class EnvironmentTest(unittest.TestCase):
     def start(self, pip="works", **variables):
         env = os.environ | {"PATH": str(self.python.parent), "FOLDER": str(self.folder), "PIP": pip,
                             "MODULES": "", "TOKLINE_PYTHON": ""} | variables
-        return subprocess.Popen([self.wrapper, "compare", "x"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen([self.wrapper, "compare", "x"], env=env, stdin=subprocess.DEVNULL, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
     def run_compare(self, *arguments, **variables):
         """(exit code, standard output, standard error)"""

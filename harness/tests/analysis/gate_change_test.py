@@ -186,7 +186,8 @@ class GateChangeTest(ScratchRepository):
             (("--programs", ","), "--programs is ','; allowed: names with commas between"),
             (("--model", "./none"), "--model ./none has no config.json"),):
             with self.subTest(arguments):
-                code, output = self.script("records", "gate_change", *side, "--out", self.folder / "out-misuse", *arguments)
+                code, output = self.script("records", "gate_change", *side, "--out", self.folder / "out-misuse",
+                                           *arguments)
                 self.assertEqual((code, output), (2, f"gate_change: {words}\n"))
 
     def test_what_is_not_committed_is_named_and_not_measured(self):
@@ -203,8 +204,9 @@ class GateChangeTest(ScratchRepository):
         self.commit_tree("a project")
         self.commit_tree("its change")
         git(self.tree, "checkout", "-q", "main")
-        code, output = self.script("records", "gate_change", "--base", "cmake~1", "--head", "cmake", "--device", "cpu", "--rounds", 1,
-                                   "--out", self.folder / "out-cmake", "--no-install", "--programs", "linear")
+        code, output = self.script("records", "gate_change", "--base", "cmake~1", "--head", "cmake", "--device", "cpu",
+                                   "--rounds", 1, "--out", self.folder / "out-cmake", "--no-install", "--programs",
+                                   "linear")
         if code == 2 and "--no-install was given; missing" in output:
             self.skipTest("the packages that the project is built with are not there")
         self.assertEqual(code, 0, output)

@@ -16,7 +16,8 @@ class HistoryTest(ScratchRepository):
         git(self.tree, "remote", "add", self.remote.name, str(self.remote))
 
     def history(self, *arguments):
-        return self.script("records", "history", "--remote", self.remote.name, "--out", self.folder / "history", *arguments)
+        return self.script("records", "history", "--remote", self.remote.name, "--out", self.folder / "history",
+                           *arguments)
 
     def record(self, name, seed=1, **run):
         machine = synthetic.Machine(seed=seed)

@@ -46,8 +46,8 @@ class RecordScriptTest(unittest.TestCase):
 
     def record(self, *arguments, expect):
         done = subprocess.run(
-            [ROOT / "scripts/maintain/record", self.results, "--bin", self.folder / "bin", "--models", self.folder / "models",
-             *arguments],
+            [ROOT / "scripts/maintain/record", self.results, "--bin", self.folder / "bin", "--models",
+             self.folder / "models", *arguments],
             env=os.environ | {"PATH": f"{self.folder / 'path'}:{os.environ['PATH']}"},
             text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)

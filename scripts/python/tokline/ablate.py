@@ -235,9 +235,9 @@ def run_program(program, arguments, record):
 
 def parse_arguments(argv):
     parser = command.parser(
-        "Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, "
-                    "interleaved, and prints\nthe op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show "
-                    "what is no effect.",
+        "Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, interleaved, and\n"
+        "prints the op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show what is\n"
+        "no effect.",
         """examples:
   scripts/records ablate --model models/qwen3-lookup
   scripts/records ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl

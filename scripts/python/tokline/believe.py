@@ -73,8 +73,8 @@ A folder that was begun is continued: what is there is not run again. Exit codes
 
     report = commands.add_parser(
         "report", formatter_class=argparse.RawDescriptionHelpFormatter, help="judge what was collected",
-        description="Lets scripts/records gate and scripts/records blame judge the collected runs, and holds what they say against "
-                    "what was done.",
+        description="Lets scripts/records gate and blame judge the collected runs, and holds what they say against what "
+                    "was done.",
         epilog="""Results of tests are also found in DIR/tests. Rows of several folders are judged apart and counted together.
 The file of a program that was cut short is named and left out, with the other side of its round; a file that is no
 record ends the report.

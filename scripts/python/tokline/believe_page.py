@@ -5,9 +5,9 @@ from tokline.believe_collect import DELAYS, SLOWDOWNS
 INTRODUCTION = """\
 # How far Tokline's numbers can be believed
 
-Made by `scripts/maintain/believe report`; do not edit. A tool that says "slower", or "this kernel", is worth what it says
-of programs of which the truth is known. Here equal programs are compared with each other, and programs that were
-slowed on purpose with themselves as they are, by the same functions that `scripts/records gate` and `scripts/records blame` use.
+Made by `scripts/maintain/believe report`; do not edit. A tool that says "slower", or "this kernel", is worth what it
+says of programs of which the truth is known. Here equal programs are compared with each other, and programs that were
+slowed on purpose with themselves as they are, by the same functions that the `gate` and `blame` of `scripts/records` use.
 """
 
 MEANINGS = """\
@@ -21,8 +21,8 @@ MEANINGS = """\
   disturbed is a miss.
 - **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`
   after each launch of one op, all ops in turn; sizes of {delays} % of a step. One run of each is held against one run
-  as it is. Right is `blamed` of `scripts/records blame`: the host gap, or that op. Runs as they are, held against each other,
-  must not be blamed on anything.
+  as it is. Right is `blamed` of `scripts/records blame`: the host gap, or that op. Runs as they are, held against each
+  other, must not be blamed on anything.
 - **Parts of the waterfall.** What the profiles of two runs say of the ops and gaps must add up to the difference of
   their measured steps, which are measured without a profiler.
 - **Cheats.** Kernels that skip work, remember results, hide from the events or compute something else: each has a test

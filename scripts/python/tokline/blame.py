@@ -422,7 +422,8 @@ def side_sentence(name, runs, rows):
 
 def parse_arguments(argv):
     parser = command.parser(
-        "Splits the difference of two decoder runs into kernels and gaps: a waterfall from A's decode step to B's.", """examples:
+        "Splits the difference of two decoder runs into kernels and gaps: a waterfall from A's decode step to B's.",
+        """examples:
   scripts/records blame main.jsonl pr.jsonl
   scripts/records blame main/ pr/ --batch 1             folders: several runs a side show the run-to-run noise
   scripts/records blame h200.jsonl h100.jsonl --across  other devices or other implementations

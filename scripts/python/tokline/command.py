@@ -32,7 +32,7 @@ def split_arguments(arguments):
 
 
 def ended(program, main):
-    """The exit code of main(), where Ctrl-C, files that cannot be used, or an error of the command itself end it too."""
+    """The exit code of main(), also where Ctrl-C, a Stop, or an error of the command itself ends it."""
     terminal.program = program
     failed = MISUSE if program in OF_VERDICTS else FAILED
     try:

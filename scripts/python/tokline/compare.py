@@ -136,5 +136,5 @@ def refusal(comparison):
 def compare_files(a, b, options, builds_differ=False):
     """The Comparison of two paths, with the options of add_common_arguments()."""
     noise = verdicts.Noise(records.read(options.noise, terminal.say), options.noise) if options.noise else None
-    return verdicts.compare(records.read(a, terminal.say), records.read(b, terminal.say), noise=noise, only=options.only,
-                            across=options.across, builds_differ=builds_differ or options.across_builds)
+    return verdicts.compare(records.read(a, terminal.say), records.read(b, terminal.say), noise=noise,
+                            only=options.only, across=options.across, builds_differ=builds_differ or options.across_builds)

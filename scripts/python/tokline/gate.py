@@ -48,7 +48,8 @@ def parse_arguments(arguments):
     parser.add_argument("--aa", metavar="BIN", help="the same program on both sides: measures the noise")
     measuring = parser.add_argument_group("with --ab and --aa")
     measuring.add_argument(
-        "--rounds", type=command.positive, default=5, metavar="N", help="how often each side of each program runs. Default: 5")
+        "--rounds", type=command.positive, default=5, metavar="N",
+        help="how often each side of each program runs. Default: 5")
     measuring.add_argument("--keep", metavar="DIR", help="leave the records in DIR/a.jsonl and DIR/b.jsonl")
     measuring.add_argument("--out", metavar="FILE", help="with --aa: the records of both sides, for --noise")
     measuring.add_argument(

@@ -18,11 +18,11 @@ MARK = ".history"  # lies in a folder that this command made
 
 def parse_arguments(argv):
     parsed = parser(
-        "Fetches the branch that holds the records of all nightly runs into a folder, for scripts/records report; adds\n"
-        "the given records, one file per run, and pushes them. What the branch has is never changed or removed: a file\n"
-        "of the same name and other content is refused. The first addition makes the branch.",
-        """exit codes: 0 success, 1 the remote cannot be read or written, 2 misuse, unreadable records, or a file that the
-branch has with other content, 130 interrupted
+        "Fetches the branch that holds the records of all nightly runs into a folder, for scripts/records report;\n"
+        "adds the given records, one file per run, and pushes them. What the branch has is never changed or removed:\n"
+        "a file of the same name and other content is refused. The first addition makes the branch.",
+        """exit codes: 0 success, 1 the remote cannot be read or written, 2 misuse, unreadable records, or a file
+that the branch has with other content, 130 interrupted
 
 examples:
   scripts/records history && scripts/records report build/history -o report.html

@@ -187,7 +187,8 @@ def main(argv):
     by_kernel = {}
     for row in rows:
         by_kernel.setdefault(row["kernel"], []).append(row)
-    tables = [(name, kernel_table(by_kernel[name])) for name in sorted(by_kernel.keys() - set(records.WHOLE), key=kernels.order)]
+    tables = [(name, kernel_table(by_kernel[name]))
+              for name in sorted(by_kernel.keys() - set(records.WHOLE), key=kernels.order)]
     tables += [(title, table(by_kernel[name])) for title, table, name in
                (("decoder", decoder_table, records.DECODER), ("workloads", workload_table, records.WORKLOAD))
                if name in by_kernel]

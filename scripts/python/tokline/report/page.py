@@ -213,7 +213,8 @@ def difference(evidence):
         caption="Each bar starts where the one above it ended; from A to B they add up to the difference of a step. "
         "Of several decoder rows those that changed most; scripts/records blame has all.",
         missing=("No decoder row with a profile is in both of them." if words else "There is one run to look at, so no "
-                 "difference.") + " To see one: scripts/records report RESULTS --baseline OLD.jsonl, or scripts/records blame A B.")
+                 "difference.") + " To see one: scripts/records report RESULTS --baseline OLD.jsonl, or scripts/records "
+                 "blame A B.")
     comparison = evidence.comparison
     if comparison is not None and comparison.refused:
         section.sentences.append(f"The rows are not held against the baseline's: {comparison.refused} "
