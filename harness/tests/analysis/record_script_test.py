@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # Each says what a stage passed to it, in the record that the stage asked for.
 TOKLINE = """#!/usr/bin/env bash
+[[ ${1:-} != --version ]] || { echo "tokline 0.1.0 (commit 0123abc, with CUDA)"; exit; }
 [[ ! -e ${0%/*}/broken ]] || { echo "it broke" >&2; exit 1; }
 while (($#)); do
   [[ $1 != --record ]] || echo "{\\"arguments\\": \\"$*\\"}" >>"$2"
@@ -58,7 +59,7 @@ class RecordScriptTest(unittest.TestCase):
 
     def counted(self):
         lines = self.lines("tests.jsonl")
-        self.assertTrue(all(line.pop("commit") for line in lines))
+        self.assertEqual({line.pop("commit") for line in lines}, {"0123abc"})
         return lines
 
     def test_stages_write_the_files_that_they_name_and_nothing_else(self):
@@ -104,7 +105,7 @@ class RecordScriptTest(unittest.TestCase):
 
     def test_tests_are_counted_and_a_program_without_a_passed_one_fails(self):
         self.record("--only", "tests", expect=0)
-        counted = [{"program": "chunk_decode_cuda_test", "exit": 0, "passed": 1, "skipped": 1}]
+        counted = [{"program": "chunk_decode_cuda_test", "code": "build", "gpu": "GPU 0: simulated", "exit": 0, "passed": 1, "skipped": 1}]
         self.assertEqual(self.counted(), counted)
         for text in (SKIPS, FAILS):
             self.program("bin/linear_cuda_test", text)
