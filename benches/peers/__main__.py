@@ -1,5 +1,4 @@
 """Measures FlashInfer, FlashAttention-3, cuDNN and PyTorch on exactly the shapes of the suite's own rows."""
-import argparse
 import os
 import pathlib
 import re
@@ -11,11 +10,12 @@ import warnings
 from peers import rows
 from peers.measure import Measurement, Unsupported, measure
 from peers.operations import PEERS, Bench, attempts
-from tokline import records
+from tokline import command, records, terminal
+from tokline.stop import Stop
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARIES = ("flashinfer", "fa3", "cudnn", "torch")
-NO_GPU_EXIT, USAGE_EXIT, FAILURE_EXIT, INTERRUPTED_EXIT = 77, 2, 1, 130
+NO_GPU_EXIT = 77
 EPILOG = """\
 Kernel, shape, cost, cache state, dtype and buffer sets are taken over from RECORDS.jsonl, and so are the
 measured peaks where the GPU is the same. What a library cannot run is a refused row that says why.
@@ -30,20 +30,13 @@ cannot be used, 2 misuse, 77 no GPU, 130 interrupted.
 """
 
 
-def regular_expression(text):
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
-
-
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="scripts/peers", description=__doc__, epilog=EPILOG,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    terminal.program = "scripts/peers"
+    parser = command.parser(__doc__, EPILOG)
     parser.add_argument("--beside", required=True, nargs="+", metavar="RECORDS.jsonl",
                         help="the suite's records, files or folders")
     parser.add_argument("--record", required=True, metavar="OUT.jsonl", help="rows are appended to this file")
-    parser.add_argument("--only", type=regular_expression, default=re.compile(""), metavar="REGEX",
+    parser.add_argument("--only", type=command.regular_expression, default=re.compile(""), metavar="REGEX",
                         help="shapes whose 'kernel name page tokens' matches, as the progress lines show them")
     parser.add_argument("--peers", default=",".join(LIBRARIES), metavar="LIST",
                         help=f"of {', '.join(LIBRARIES)}; all by default")
@@ -162,24 +155,16 @@ def main(arguments):
     if not options.compile:
         os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
 
-    def fail(code, words):
-        print(f"scripts/peers: {words}", file=sys.stderr)
-        return code
-
-    try:
-        runs = records.read(options.beside, lambda words: print(f"scripts/peers: {words}", file=sys.stderr))
-    except records.BadRecords as error:
-        return fail(FAILURE_EXIT, error)
-    work = plan(runs, options)
+    work = plan(records.read(options.beside, terminal.say), options)
     if not work:
-        return fail(USAGE_EXIT, f"no row of {', '.join(options.beside)} is one of the suite on a GPU that a peer can "
-                                "stand beside, or --only and --peers leave none")
+        raise Stop(f"no row of {', '.join(options.beside)} is one of the suite on a GPU that a peer can stand beside, or "
+                   "--only and --peers leave none", command.MISUSE)
     try:
         import torch
     except ImportError as error:
-        return fail(USAGE_EXIT, f"{sys.executable} has no PyTorch: {error}")
+        raise Stop(f"{sys.executable} has no PyTorch: {error}", command.MISUSE) from None
     if not torch.cuda.is_available():
-        return fail(NO_GPU_EXIT, "no GPU that PyTorch can use: peers not run")
+        raise Stop("no GPU that PyTorch can use: peers not run", NO_GPU_EXIT)
 
     from peers.gpu import CudaDevice
     from peers.libraries import open_libraries
@@ -196,13 +181,13 @@ def main(arguments):
         for suite_run, chosen in work:
             session.run(suite_run, chosen)
     except OSError as error:
-        return fail(FAILURE_EXIT, f"cannot write {options.record}: {error.strerror or error}")
+        raise Stop(f"cannot write {options.record}: {error.strerror or error}") from None
     except KeyboardInterrupt:
-        return fail(INTERRUPTED_EXIT, "interrupted; what was measured until then is recorded as such")
+        raise Stop("interrupted; what was measured until then is recorded as such", command.INTERRUPTED) from None
     progress.say(f"{session.measured} rows measured, {session.refused} refused")
-    return 0 if session.measured else FAILURE_EXIT
+    return 0 if session.measured else command.FAILED
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command.ended("scripts/peers", lambda: main(sys.argv[1:])))

@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "benches"))
 
 from peers import measure, operations, rows, shapes  # noqa: E402
 from tokline import records  # noqa: E402
+from tokline.command import ended  # noqa: E402
 
 program = importlib.import_module("peers.__main__")
 
@@ -426,7 +427,7 @@ class ProgramTest(unittest.TestCase):
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors), mock.patch.dict(os.environ):
             try:
-                code = program.main(list(arguments))
+                code = ended("scripts/peers", lambda: program.main(list(arguments)))
             except SystemExit as stop:
                 code = stop.code
         return code, errors.getvalue()

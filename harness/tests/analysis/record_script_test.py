@@ -105,7 +105,8 @@ class RecordScriptTest(unittest.TestCase):
 
     def test_tests_are_counted_and_a_program_without_a_passed_one_fails(self):
         self.record("--only", "tests", expect=0)
-        counted = [{"program": "chunk_decode_cuda_test", "code": "build", "gpu": "GPU 0: simulated", "exit": 0, "passed": 1, "skipped": 1}]
+        counted = [{"program": "chunk_decode_cuda_test", "code": "build", "gpu": "GPU 0: simulated", "exit": 0,
+                    "passed": 1, "skipped": 1}]
         self.assertEqual(self.counted(), counted)
         for text in (SKIPS, FAILS):
             self.program("bin/linear_cuda_test", text)

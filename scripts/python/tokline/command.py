@@ -2,6 +2,7 @@
 traceback that looks like a verdict. Standard library only."""
 
 import argparse
+import re
 import traceback
 
 from tokline import terminal
@@ -23,6 +24,14 @@ def positive(text):
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"is '{text}'; it must be a whole number of at least 1")
     return int(text)
+
+
+def regular_expression(text):
+    """The type of an argument that is one."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
 
 
 def split_arguments(arguments):

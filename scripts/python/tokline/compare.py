@@ -1,8 +1,6 @@
 """scripts/records compare: a table of what differs between two sets of records."""
 
-import argparse
 import json
-import re
 
 from tokline import command, records, terminal, verdicts
 from tokline.stop import Stop
@@ -19,7 +17,7 @@ def add_common_arguments(parser):
     """What scripts/records compare and scripts/records gate have in common."""
     parser.add_argument(
         "--format", choices=["text", "markdown", "json"], default="text", help="of the result. Default: text")
-    parser.add_argument("--only", metavar="REGEX", type=regular_expression,
+    parser.add_argument("--only", metavar="REGEX", type=command.regular_expression,
                         help="only rows whose words match, as 'linear' or 'b32.*dependent'")
     parser.add_argument("--all", action="store_true", help="list the rows that are the same too")
     parser.add_argument("--across", action="store_true", help="compare in spite of different fingerprints, and say so")
@@ -27,14 +25,6 @@ def add_common_arguments(parser):
                         help="the same for compilers and flags only, as where two builds were run in turn")
     parser.add_argument("--noise", metavar="FILE",
                         help="records of an A/A experiment, for the noise between runs (scripts/records gate --aa)")
-
-
-def regular_expression(text):
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
-    return text
 
 
 def table(comparison, with_same):

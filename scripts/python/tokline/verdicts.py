@@ -74,7 +74,7 @@ class Comparison:
     rules: Rules
     across: bool = False
     faults: list = field(default_factory=list)  # what went wrong in measuring B, and gates
-    only: str | None = None  # the rows that were looked at
+    only: str = ""  # the rows that were looked at
 
     @property
     def common(self):
@@ -186,7 +186,7 @@ def compare(runs_a, runs_b, rules=Rules(), noise=None, only=None, across=False, 
     """The Comparison of two sets of runs. `only` is a regular expression that a row's words must match;
     `builds_differ` allows other compilers and flags, as where two builds are measured in turn."""
     rows_a, rows_b = _by_key(runs_a, across), _by_key(runs_b, across)
-    pattern = re.compile(only) if only else None
+    pattern = re.compile(only or "")
     keys = [key for key in {**rows_a, **rows_b} if not pattern or pattern.search(str(key))]
     notes = _notes_on_runs("A", runs_a) + _notes_on_runs("B", runs_b)
     differences, expected = _differences(keys, rows_a, rows_b, builds_differ)
@@ -213,7 +213,7 @@ def compare(runs_a, runs_b, rules=Rules(), noise=None, only=None, across=False, 
     kernels_b = {key.kernel for key in keys if key in rows_b}
     vanished = sorted({key.kernel for key in keys} - kernels_b) if kernels_b else []
     rows.sort(key=lambda row: (-row.effect, row.key))
-    return Comparison(rows, differences, notes, vanished, rules, across, only=only)
+    return Comparison(rows, differences, notes, vanished, rules, across, only=pattern.pattern)
 
 
 def _by_key(runs, across):
