@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# The kernels of this machine, whatever the suite has: the counts in the tests follow from them.
 KERNELS = ("chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding", "rmsnorm",
            "linear", "silu_mul", "sampling")
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 from tokline import believe_collect, terminal
-from tokline.command import parser as command_parser
-from tokline.believe_collect import DEFAULT_PARTS, PARTS, OutOfTime, Plan
+from tokline.believe_collect import DEFAULT_PARTS, PARTS, OutOfTime
+from tokline.command import parser as command_parser, positive
 from tokline.files import check_outputs, write_whole
 from tokline.terminal import say
 
@@ -43,20 +43,20 @@ default: {','.join(DEFAULT_PARTS)}
 A folder that was begun is continued: what is there is not run again. Exit codes: 0 all of it is there,
 1 a program failed (what it recorded is kept), 2 misuse, 3 stopped by --time-limit, run again to continue,
 130 interrupted.""")
-    collect.add_argument("--bin", required=True, type=Path, metavar="DIR", help="folder of the built programs")
+    collect.add_argument("--bin", required=True, type=Path, dest="bin_dir", metavar="DIR", help="folder of the built programs")
     collect.add_argument("--model", type=Path, metavar="DIR", help="checkpoint of the decoder parts")
     collect.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make or continue")
-    collect.add_argument("--only", type=words, default=DEFAULT_PARTS, metavar="PARTS", help="comma-separated parts")
+    collect.add_argument("--only", type=words, dest="parts", default=DEFAULT_PARTS, metavar="PARTS", help="comma-separated parts")
     collect.add_argument("--kernels", type=words, default=[], metavar="NAMES", help="bench programs (default: all)")
-    collect.add_argument("--rounds", type=int, default=3, metavar="N",
+    collect.add_argument("--rounds", type=positive, default=3, metavar="N",
                          help="of each bench program, on every side; a gate needs 3 to know the noise between runs "
                               "(default: %(default)s)")
-    collect.add_argument("--large-rounds", type=int, default=3, metavar="N",
+    collect.add_argument("--large-rounds", type=positive, default=3, metavar="N",
                          help="of the sides that are 5 and 10 %% slower; 1 is a gate without a known noise, which "
                               "needs 3 %% (default: %(default)s)")
-    collect.add_argument("--comparisons", type=int, default=22, metavar="N",
+    collect.add_argument("--comparisons", type=positive, default=22, metavar="N",
                          help="rows of each bench program, at least (default: %(default)s)")
-    collect.add_argument("--decoder-rounds", type=int, default=7, metavar="N",
+    collect.add_argument("--decoder-rounds", type=positive, default=7, metavar="N",
                          help="of the decoder: a run as it is and one for each delay (default: %(default)s)")
     collect.add_argument("--batch", default="1", metavar="N[,N]", help="of the decoder (default: %(default)s)")
     collect.add_argument("--ops", type=words, default=[], metavar="NAMES", help="to be slowed (default: all in turn)")
@@ -65,7 +65,7 @@ A folder that was begun is continued: what is there is not run again. Exit codes
                          help="for the bench programs, such as '--max-seconds 0.2'")
     collect.add_argument("--decoder-args", type=shlex.split, default=[], metavar="'FLAGS'",
                          help="for `tokline bench`, such as '--repeats 3'")
-    collect.add_argument("--store-kills", type=int, default=10000, metavar="N", help="default: %(default)s")
+    collect.add_argument("--store-kills", type=positive, default=10000, metavar="N", help="default: %(default)s")
     collect.add_argument("--seed", type=int, default=1, metavar="N", help="of the order (default: %(default)s)")
     collect.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS",
                          help="start no run that would end later")
@@ -91,27 +91,16 @@ Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 noth
     report.add_argument("--without-tool-times", action="store_true",
                         help="do not time scripts/records gate and scripts/records report on this machine")
     arguments = parser.parse_args(argv)
-    if arguments.command == "collect":
-        check_collect(collect, arguments)
+    unknown = [part for part in getattr(arguments, "parts", PARTS) if part not in PARTS]
+    if unknown or not getattr(arguments, "parts", PARTS):
+        collect.error(f"--only names '{','.join(unknown)}'; allowed: {', '.join(PARTS)}")
     return arguments
 
 
-def check_collect(parser, arguments):
-    unknown = [part for part in arguments.only if part not in PARTS]
-    if unknown or not arguments.only:
-        parser.error(f"--only names '{','.join(unknown)}'; allowed: {', '.join(PARTS)}")
-    for name in ("rounds", "large_rounds", "comparisons", "decoder_rounds", "store_kills"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
-
-
 def run_collect(arguments):
-    names = ("out", "model", "rounds", "large_rounds", "decoder_rounds", "comparisons", "kernels", "batch", "ops",
-             "device", "bench_args", "decoder_args", "store_kills", "seed", "time_limit")
-    plan = Plan(bin_dir=arguments.bin.absolute(), parts=arguments.only,
-                **{name: getattr(arguments, name) for name in names})
+    arguments.bin_dir = arguments.bin_dir.absolute()
     try:
-        failed = believe_collect.collect(plan, say, arguments.dry_run)
+        failed = believe_collect.collect(arguments, say, arguments.dry_run)
     except OutOfTime:
         say(f"stopped by --time-limit {arguments.time_limit:g}; run again with the same --out to continue")
         return 3

@@ -6,7 +6,6 @@ of its own that appears when the job has ended, so a collection can be stopped a
 import collections
 import itertools
 import json
-import math
 import os
 import random
 import subprocess
@@ -23,6 +22,7 @@ DELAYS = [3, 5, 10]
 GUESSED_SECONDS = {"bench": 5.0, "decoder": 4.0, "overhead": 8.0, "test": 60.0}
 PEAKS_LAST_SECONDS = 3000  # a program takes over peaks that are at most an hour old
 ROOT = Path(__file__).resolve().parents[3]
+SHAPES = ROOT / "benches" / "shapes"
 # Keys of a shape whose lists are rows (docs/measuring.md, "Shapes").
 ROW_LISTS = ("tokens", "rows", "pages", "append")
 
@@ -32,34 +32,8 @@ class CollectError(Stop):
     exit_code = 2
 
 
-@dataclass
-class Plan:
-    """What to collect, as the command line says it."""
-    bin_dir: Path
-    out: Path
-    model: Path | None
-    parts: list
-    rounds: int = 3
-    large_rounds: int = 3  # of the sides that are slowed by more than the least slowdown
-    decoder_rounds: int = 7
-    comparisons: int = 22
-    shapes_dir: Path = ROOT / "benches" / "shapes"
-    kernels: list = field(default_factory=list)
-    batch: str = "1"
-    ops: list = field(default_factory=list)
-    device: str = "auto"
-    bench_args: list = field(default_factory=list)
-    decoder_args: list = field(default_factory=list)
-    store_kills: int = 10000
-    seed: int = 1
-    time_limit: float = math.inf
-
-    def settings(self):
-        """What a continued collection must not change."""
-        return {"device": self.device, "comparisons": self.comparisons, "seed": self.seed, "batch": self.batch,
-                "ops": self.ops, "bench_args": self.bench_args, "decoder_args": self.decoder_args}
-
-
+# Arguments that a continued collection must not change.
+SETTINGS = ("device", "comparisons", "seed", "batch", "ops", "bench_args", "decoder_args")
 FILE = "{file}"  # stands in a job's arguments for the file that it leaves
 
 
@@ -104,7 +78,7 @@ class Collector:
     def check_settings(self):
         """A folder is continued with the settings that it was begun with."""
         path = self.plan.out / "settings.json"
-        settings = self.plan.settings()
+        settings = {name: getattr(self.plan, name) for name in SETTINGS}
         if not path.exists():
             path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
             return
@@ -240,7 +214,7 @@ def shapes_for(plan, kernel):
         return path
     rows = listed_rows(plan, kernel)
     on_gpu = any("/dependent" in name for name in rows)
-    source = plan.shapes_dir / ("" if on_gpu else "cpu") / f"{kernel}.json"
+    source = SHAPES / ("" if on_gpu else "cpu") / f"{kernel}.json"
     try:
         units = units_of(json.loads(source.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -421,7 +395,8 @@ def collect_overhead(plan, collector):
 
 
 def collect(plan, say, dry_run=False):
-    """Runs what is not there yet. Returns the failures in words; raises OutOfTime at the time limit."""
+    """Runs what is not there yet; `plan` holds the arguments of the command line. Returns the failures in words; raises
+    OutOfTime at the time limit."""
     collector = Collector(plan, say)
     wanted = [(collect_benches, {"aa", "slowdowns"}), (collect_decoder, {"host", "ops"}),
               (collect_tests, {"tests"}), (collect_overhead, {"overhead"})]
