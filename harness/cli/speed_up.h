@@ -29,9 +29,9 @@ struct SpeedUp {
   int64_t rounds = 0;
 };
 
-// In words what an op is worth alone, where that is known, and in the decoder; those of
-// scripts/records ablate. The last two: by how much decoders with the same ops differ, their launches alone
-// and they themselves.
+// Says in words what an op is worth alone, where that is known, and in the decoder, as
+// scripts/records ablate does. The last two say by how much decoders with the same ops differ, in
+// their launches alone and as a whole.
 std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
                             double equal_alone, double equal_decoders);
 

@@ -67,8 +67,8 @@ parse_arguments() {
   fi
 }
 
-# kernel_names [CMAKELISTS]: the kernels, those of the add_kernel() lines of the root CMakeLists.txt.
-kernel_names() { sed -n 's/^add_kernel(\([a-z0-9_]*\).*/\1/p' "${1:-CMakeLists.txt}"; }
+# kernel_names FILE: the kernels, those of the add_kernel() lines of a root CMakeLists.txt.
+kernel_names() { sed -n 's/^add_kernel(\([a-z0-9_]*\).*/\1/p' "$1"; }
 
 # As many compilers as there are cores and 1.5 GiB of free memory each.
 default_jobs() {
