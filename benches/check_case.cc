@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "harness/core/random_values.h"
+#include "harness/measure/random_values.h"
 #include "kernels/common/error.h"
 #include "reference/elements.h"
 

@@ -1,6 +1,6 @@
 #include "benches/console_output.h"
 
-#include "harness/core/standard_streams.h"
+#include "harness/platform/standard_streams.h"
 
 namespace tokline::bench {
 

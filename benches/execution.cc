@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 
 namespace tokline::bench {
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "benches/bench_case.h"
-#include "harness/core/launch_timer.h"
-#include "harness/core/nvml.h"
-#include "harness/core/peaks.h"
+#include "harness/measure/launch_timer.h"
+#include "harness/measure/nvml.h"
+#include "harness/measure/peaks.h"
 
 namespace tokline::bench {
 

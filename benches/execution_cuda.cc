@@ -5,11 +5,11 @@
 
 #include "benches/execution.h"
 #include "benches/shared_matmul.h"
-#include "harness/core/cuda_handles.h"
-#include "harness/core/device.h"
-#include "harness/core/device_buffer.h"
-#include "harness/core/fingerprint.h"
-#include "harness/core/random_values.h"
+#include "harness/measure/fingerprint.h"
+#include "harness/measure/random_values.h"
+#include "harness/platform/cuda_handles.h"
+#include "harness/platform/device.h"
+#include "harness/platform/device_buffer.h"
 
 namespace tokline::bench {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "benches/check_case.h"
 #include "benches/verify.h"
-#include "harness/core/interrupt.h"
-#include "harness/core/nvml.h"
+#include "harness/measure/nvml.h"
+#include "harness/platform/interrupt.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "benches/execution.h"
-#include "harness/core/stopping_rule.h"
+#include "harness/measure/stopping_rule.h"
 #include "harness/record/record.h"
 
 namespace tokline::bench {

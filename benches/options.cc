@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "harness/core/stopping_rule.h"
+#include "harness/measure/stopping_rule.h"
 #include "kernels/common/dtype.h"
 
 namespace tokline::bench {

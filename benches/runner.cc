@@ -11,13 +11,13 @@
 #include "benches/execution.h"
 #include "benches/measure_row.h"
 #include "benches/options.h"
-#include "harness/core/interrupt.h"
-#include "harness/core/standard_streams.h"
+#include "harness/platform/interrupt.h"
+#include "harness/platform/standard_streams.h"
 #include "harness/record/record_file.h"
 #include "harness/record/reused_peaks.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
-#include "harness/core/device.h"
+#include "harness/platform/device.h"
 #endif
 
 namespace tokline::bench {

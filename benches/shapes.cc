@@ -8,7 +8,7 @@
 #include <limits>
 #include <sstream>
 
-#include "harness/models/json_file.h"
+#include "harness/platform/json_file.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {

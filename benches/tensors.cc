@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "harness/core/random_values.h"
+#include "harness/measure/random_values.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "benches/tensors.h"
-#include "harness/core/cuda_handles.h"
-#include "harness/core/random_values.h"
+#include "harness/measure/random_values.h"
+#include "harness/platform/cuda_handles.h"
 #include "kernels/device/cuda_check.h"
 
 namespace tokline::bench {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <random>
 
-#include "harness/core/random_values.h"
+#include "harness/measure/random_values.h"
 #include "kernels/common/error.h"
 #include "reference/elements.h"
 

@@ -55,10 +55,10 @@ function(add_kernel name)
   if(TOKLINE_BUILD_TESTS)
     set(tests "${PROJECT_SOURCE_DIR}/harness/tests/kernels")
     tokline_add_test(${name}_test SOURCES "${tests}/${name}_test.cc"
-      LIBS tokline_reference tokline_${name}_host tokline_core)
+      LIBS tokline_reference tokline_${name}_host tokline_platform)
     if(TOKLINE_HAS_CUDA)
       tokline_add_test(${name}_cuda_test SOURCES "${tests}/${name}_cuda_test.cc"
-        LIBS tokline_reference ${libs} tokline_core)
+        LIBS tokline_reference ${libs} tokline_platform)
     endif()
   endif()
   if(TOKLINE_BUILD_BENCHES)

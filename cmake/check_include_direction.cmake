@@ -1,10 +1,25 @@
 # cmake -D SOURCE_DIR=<root> [-D STAMP=<file>] -P check_include_direction.cmake
-#   Fails, naming file and include, where a layer includes what stands right of it:
-#     kernels/common <- kernels/<kernel> <- reference <- harness <- benches
-#   Inside the harness: core <- models, record <- text, decoder <- chat <- cli. kernels/common and reference/ include
-#   nothing of CUDA. The build runs this before it compiles.
+#   Fails, naming file and include, where a file includes what its place does not allow:
+#   - A layer includes only itself and what stands left of it:
+#       kernels/common <- kernels/<kernel> <- reference <- harness <- benches
+#     and so do the rooms of the harness:
+#       platform <- models, text, scheduler <- engine <- measure <- record <- cli
+#       text, engine <- chat <- cli
+#     models, text and scheduler do not know each other, and the engine does not know text.
+#   - Of another kernel's folder only kernels/<kernel>/<kernel>.h is included. All else there is
+#     private to the folder and to harness/tests/kernels/<kernel>_test.cc and <kernel>_cuda_test.cc,
+#     except for the headers in public_headers below.
+#   - kernels/common and reference/ include nothing of CUDA.
+#   The build runs this before it compiles.
 cmake_minimum_required(VERSION 3.25)
 cmake_path(ABSOLUTE_PATH SOURCE_DIR)
+
+# A second public header of a kernel, each with its reason.
+set(public_headers
+  # The engine looks for runs that are worth sharing by the prices that the kernel's plan uses.
+  kernels/chunk_decode/chunk_decode_sharing.h
+  # The reference must draw the same random numbers as the kernel.
+  kernels/sampling/philox.h)
 
 # Sets <out> to the regex of project files that <file> may include.
 function(allowed_includes out file)
@@ -16,26 +31,50 @@ function(allowed_includes out file)
     set(allowed "kernels")
   elseif(file MATCHES "^reference/")
     set(allowed "kernels|reference")
-  elseif(file MATCHES "^harness/core/")
-    set(allowed "kernels/(common|device)|harness/core")
-  elseif(file MATCHES "^harness/(models|record)/")
-    set(allowed "kernels/common|harness/(core|${CMAKE_MATCH_1})")
-  elseif(file MATCHES "^harness/text/")
-    set(allowed "kernels/common|harness/(core|models|text)")
-  elseif(file MATCHES "^harness/decoder/")
-    set(allowed "kernels|reference|harness/(core|models|decoder)")
+  elseif(file MATCHES "^harness/platform/")
+    set(allowed "kernels/(common|device)|harness/platform")
+  elseif(file MATCHES "^harness/(models|text)/")
+    set(allowed "kernels/common|harness/(platform|${CMAKE_MATCH_1})")
+  elseif(file MATCHES "^harness/scheduler/")
+    set(allowed "kernels/(common|sampling)|harness/(platform|scheduler)")
+  elseif(file MATCHES "^harness/engine/")
+    set(allowed "kernels|reference|harness/(platform|models|scheduler|engine)")
+  elseif(file MATCHES "^harness/measure/")
+    set(allowed "kernels|reference|harness/(platform|models|scheduler|engine|measure)")
+  elseif(file MATCHES "^harness/record/")
+    set(allowed "kernels/common|harness/(platform|models|scheduler|engine|measure|record)")
   elseif(file MATCHES "^harness/chat/")
-    set(allowed "kernels|harness/(core|models|text|decoder|chat)")
+    set(allowed "kernels|harness/(platform|models|text|scheduler|engine|chat)")
   elseif(file MATCHES "^harness/cli/")
-    set(allowed "kernels|reference|harness/(core|models|record|text|decoder|chat|cli)")
-  elseif(file MATCHES "^harness/")
+    set(allowed "kernels|harness/(platform|models|text|scheduler|engine|measure|record|chat|cli)")
+  elseif(file MATCHES "^harness/fuzz/")
+    set(allowed "kernels/common|harness/(platform|models|text|fuzz)")
+  elseif(file MATCHES "^harness/tests/")
     set(allowed "kernels|reference|harness")
+  elseif(file MATCHES "^harness/")  # a room that is not in the list above
+    set(allowed "kernels/common")
   elseif(file MATCHES "^benches/tests/")
     set(allowed "kernels|reference|harness|benches")
   else()
-    set(allowed "kernels|reference|harness/(core|models|record|decoder)|benches")
+    set(allowed "kernels|reference|harness/(platform|engine|measure|record)|benches")
   endif()
   set(${out} "^\"(${allowed})/" PARENT_SCOPE)
+endfunction()
+
+# Sets <out> to whether <file> includes a header that is private to the folder of a kernel.
+function(is_private out file included)
+  set(${out} NO PARENT_SCOPE)
+  if(NOT included MATCHES "^\"(kernels/([a-z0-9_]+)/[^\"]+)\"")
+    return()
+  endif()
+  set(header "${CMAKE_MATCH_1}")
+  set(kernel "${CMAKE_MATCH_2}")
+  if(kernel MATCHES "^(common|device)$" OR header STREQUAL "kernels/${kernel}/${kernel}.h" OR
+      header IN_LIST public_headers OR
+      file MATCHES "^(kernels/${kernel}/|harness/tests/kernels/${kernel}(_cuda)?_test\\.cc$)")
+    return()
+  endif()
+  set(${out} YES PARENT_SCOPE)
 endfunction()
 
 file(GLOB_RECURSE files RELATIVE "${SOURCE_DIR}"
@@ -51,7 +90,11 @@ foreach(file IN LISTS files)
   foreach(line IN LISTS lines)
     string(REGEX REPLACE "^[ \t]*#[ \t]*include[ \t]*" "" included "${line}")
     if(included MATCHES "^\"(kernels|reference|harness|benches)/" AND NOT included MATCHES "${allowed}")
-      string(APPEND violations "\n  ${file} includes ${included}")
+      string(APPEND violations "\n  ${file} includes ${included}, which stands right of it")
+    endif()
+    is_private(private "${file}" "${included}")
+    if(private)
+      string(APPEND violations "\n  ${file} includes ${included}, which is private to its folder")
     endif()
     if(file MATCHES "^(kernels/common|reference)/" AND
         included MATCHES "^[<\"](cuda|cub/|cublas|thrust/)|\\.cuh")
@@ -60,8 +103,8 @@ foreach(file IN LISTS files)
   endforeach()
 endforeach()
 if(violations)
-  message(FATAL_ERROR "the include direction is kernels/common <- kernels/<kernel> <- reference <- "
-    "harness <- benches; against it:${violations}")
+  message(FATAL_ERROR "cmake/check_include_direction.cmake says which includes are allowed. "
+    "Against it:${violations}")
 endif()
 if(DEFINED STAMP)
   file(TOUCH "${STAMP}")

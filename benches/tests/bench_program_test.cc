@@ -16,7 +16,7 @@
 #include "harness/tests/cli/terminal.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
-#include "harness/core/device.h"
+#include "harness/platform/device.h"
 #endif
 
 namespace tokline::bench {

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "benches/tests/simulated_case.h"
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 #include "kernels/common/error.h"
 #include "reference/elements.h"
 

@@ -4,10 +4,10 @@
 #include <iostream>
 
 #include "benches/tensors.h"
-#include "harness/core/cuda_handles.h"
-#include "harness/core/launch_timer.h"
-#include "harness/core/lead_in.h"
-#include "harness/core/timing.h"
+#include "harness/measure/launch_timer.h"
+#include "harness/measure/lead_in.h"
+#include "harness/measure/timing.h"
+#include "harness/platform/cuda_handles.h"
 #include "harness/tests/kernels/cuda_test.h"
 
 namespace tokline::bench {

@@ -12,7 +12,7 @@
 
 #include "benches/check_case.h"
 #include "benches/tests/simulated_case.h"
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 
 namespace tokline::bench {
 namespace {

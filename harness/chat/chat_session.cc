@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "harness/core/clock.h"
-#include "harness/decoder/scoped_sequence.h"
-#include "harness/decoder/sequence_pages.h"
+#include "harness/engine/scoped_sequence.h"
+#include "harness/platform/clock.h"
+#include "harness/scheduler/sequence_pages.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "harness/chat/conversation.h"
-#include "harness/decoder/decoder.h"
+#include "harness/engine/decoder.h"
 
 namespace tokline {
 

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "harness/decoder/request.h"
+#include "harness/scheduler/request.h"
 #include "harness/text/chat_template.h"
 #include "harness/text/tokenizer.h"
 

@@ -8,20 +8,23 @@
 #include <vector>
 
 #include "harness/cli/commands.h"
-#include "harness/cli/memory_report.h"
+#include "harness/cli/memory_text.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
-#include "harness/cli/profile_table.h"
-#include "harness/cli/run_record.h"
-#include "harness/cli/text_judge.h"
+#include "harness/cli/record_flags.h"
 #include "harness/cli/workload_bench.h"
-#include "harness/core/delay.h"
-#include "harness/core/interrupt.h"
-#include "harness/core/nvml.h"
-#include "harness/core/timing.h"
-#include "harness/decoder/step_profiler.h"
-#include "harness/decoder/throughput.h"
-#include "harness/models/printable.h"
+#include "harness/engine/make_decoder.h"
+#include "harness/measure/delay.h"
+#include "harness/measure/nvml.h"
+#include "harness/measure/op_delay.h"
+#include "harness/measure/profile_table.h"
+#include "harness/measure/step_profiler.h"
+#include "harness/measure/text_judge.h"
+#include "harness/measure/throughput.h"
+#include "harness/measure/timing.h"
+#include "harness/platform/interrupt.h"
+#include "harness/platform/printable.h"
+#include "harness/record/memory_report.h"
 #include "harness/record/record.h"
 #include "kernels/common/error.h"
 
@@ -313,7 +316,7 @@ int BenchCommand(const CommandLine& line) {
             " positions; the model has ", model.spec.max_positions);
     benches.push_back(bench);
     decoders.push_back(flags.run.Options(model.spec, bench.batch, context));
-    decoders.back().delay = flags.op_delay;
+    decoders.back().delayed = DelayedBy(flags.op_delay, decoders.back().device);
     DecoderPlan(model.spec, decoders.back(), {});
     SizeKvForBatch(flags.run.kv, model, decoders.back());
   }

@@ -15,8 +15,9 @@
 #include "harness/cli/status_line.h"
 #include "harness/cli/text_input.h"
 #include "harness/cli/turn_reader.h"
-#include "harness/core/interrupt.h"
-#include "harness/models/printable.h"
+#include "harness/engine/make_decoder.h"
+#include "harness/platform/interrupt.h"
+#include "harness/platform/printable.h"
 #include "harness/text/utf8.h"
 #include "kernels/common/error.h"
 

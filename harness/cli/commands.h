@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "harness/core/standard_streams.h"  // every command prints
+#include "harness/platform/standard_streams.h"  // every command prints
 
 namespace tokline {
 

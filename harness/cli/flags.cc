@@ -5,7 +5,7 @@
 #include <cmath>
 #include <optional>
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -4,14 +4,15 @@
 
 #include "harness/cli/commands.h"
 #include "harness/cli/kv_size.h"
-#include "harness/cli/memory_report.h"
+#include "harness/cli/memory_text.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/status_line.h"
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
+#include "harness/record/memory_report.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
-#include "harness/core/device.h"
+#include "harness/platform/device.h"
 #endif
 
 namespace tokline {

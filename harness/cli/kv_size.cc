@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "harness/cli/model_run.h"
+#include "harness/engine/make_decoder.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "harness/cli/flags.h"
-#include "harness/decoder/decoder_memory.h"
+#include "harness/engine/decoder_memory.h"
 
 namespace tokline {
 

@@ -5,10 +5,10 @@
 
 #include "harness/cli/status_line.h"
 #include "harness/models/model_location.h"
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
-#include "harness/core/device.h"
+#include "harness/platform/device.h"
 #endif
 
 namespace tokline {
@@ -31,24 +31,6 @@ DType ParseDType(std::string_view text) {
   return kDTypes[ParseChoice("--dtype", text, names)];
 }
 
-// Reads a checkpoint ahead; at the end of its life this process lets go of the pages.
-class ResidentCheckpoint {
- public:
-  explicit ResidentCheckpoint(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {
-    for (const auto& [name, tensor] : checkpoint.Tensors()) {
-      checkpoint.Prefetch(tensor.data, tensor.bytes);
-    }
-  }
-  ~ResidentCheckpoint() {
-    for (const MappedFile& file : checkpoint_.Files()) file.Release(0, file.Size());
-  }
-  ResidentCheckpoint(const ResidentCheckpoint&) = delete;
-  ResidentCheckpoint& operator=(const ResidentCheckpoint&) = delete;
-
- private:
-  const Checkpoint& checkpoint_;
-};
-
 }  // namespace
 
 std::filesystem::path DefaultModelDir() {
@@ -59,11 +41,6 @@ std::filesystem::path DefaultModelDir() {
   if (!error && std::filesystem::exists(installed / "config.json", error)) return installed;
   return TOKLINE_DEFAULT_MODEL_DIR;
 }
-
-LoadedModel::LoadedModel(const std::filesystem::path& dir)
-    : spec(LoadModelSpec(dir)), checkpoint(dir), weights(BindWeights(checkpoint, spec)) {}
-
-std::string LoadedModel::Name() const { return ModelName(checkpoint.Dir()); }
 
 void RunFlags::AddTo(std::vector<Flag>& flags) {
   flags.push_back(
@@ -154,11 +131,6 @@ DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
   options.page_size = page_size;
   options.ablate = ablate;
   return options;
-}
-
-Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
-  const ResidentCheckpoint resident(model.checkpoint);
-  return Decoder(model.spec, model.weights, options);
 }
 
 void ReportExtraTensors(const LoadedModel& model) {

@@ -1,4 +1,4 @@
-// What the commands share: the model, where and how it runs, and the flags for both.
+// The flags that the commands share: the model, and where and how it runs.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,14 @@
 
 #include "harness/cli/flags.h"
 #include "harness/cli/kv_size.h"
-#include "harness/decoder/ablation.h"
-#include "harness/decoder/decoder.h"
-#include "harness/models/checkpoint.h"
-#include "harness/models/model_spec.h"
-#include "harness/models/model_weights.h"
+#include "harness/engine/ablation.h"
+#include "harness/engine/decoder_memory.h"
+#include "harness/models/loaded_model.h"
 
 namespace tokline {
 
 // The embedded model: beside the program where it is installed, in the sources where it was built.
 std::filesystem::path DefaultModelDir();
-
-struct LoadedModel {
-  explicit LoadedModel(const std::filesystem::path& dir);
-
-  std::string Name() const;  // without the way to it
-
-  ModelSpec spec;
-  Checkpoint checkpoint;
-  ModelWeights weights;
-};
 
 // The flags of every command that runs a model, with their defaults.
 struct RunFlags {
@@ -49,9 +37,6 @@ struct RunFlags {
   // For max_batch sequences of max_context tokens; kv_size.h applies the size of the KV cache.
   DecoderOptions Options(const ModelSpec& spec, int32_t max_batch, int64_t max_context) const;
 };
-
-// Reads the checkpoint ahead, uploads it and lets go of its pages.
-Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options);
 
 // One line on standard error if the checkpoint has tensors that the model does not use.
 void ReportExtraTensors(const LoadedModel& model);

@@ -4,8 +4,8 @@
 #include <new>
 
 #include "harness/cli/commands.h"
-#include "harness/core/build_info.h"
-#include "harness/models/printable.h"
+#include "harness/measure/build_info.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -1,7 +1,7 @@
 #include "harness/cli/sampling_flags.h"
 
-#include "harness/decoder/request.h"
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
+#include "harness/scheduler/request.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "harness/core/standard_streams.h"
+#include "harness/platform/standard_streams.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

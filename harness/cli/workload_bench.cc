@@ -5,14 +5,16 @@
 #include <cstdio>
 #include <optional>
 
-#include "harness/cli/memory_report.h"
+#include "harness/cli/memory_text.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/status_line.h"
-#include "harness/cli/text_judge.h"
-#include "harness/core/interrupt.h"
-#include "harness/core/nvml.h"
-#include "harness/decoder/workload.h"
-#include "harness/decoder/workload_run.h"
+#include "harness/engine/make_decoder.h"
+#include "harness/measure/nvml.h"
+#include "harness/measure/text_judge.h"
+#include "harness/measure/workload.h"
+#include "harness/measure/workload_run.h"
+#include "harness/platform/interrupt.h"
+#include "harness/record/memory_report.h"
 #include "harness/text/stop_strings.h"
 #include "harness/text/tokenizer.h"
 #include "kernels/common/error.h"
@@ -251,7 +253,7 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   options.token_budget = flags.token_budget;
   options.reuse = flags.reuse;
   options.sharing = flags.sharing.value_or(options.sharing);
-  options.delay = with.op_delay;
+  options.delayed = DelayedBy(with.op_delay, options.device);
   DecoderPlan(model.spec, options, {});
   with.record.RequirePeaksOf(options.device);
   SizeKvForWorkload(with.run.kv, model, options);

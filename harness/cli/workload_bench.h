@@ -9,8 +9,8 @@
 #include "harness/cli/commands.h"
 #include "harness/cli/flags.h"
 #include "harness/cli/model_run.h"
-#include "harness/cli/run_record.h"
-#include "harness/decoder/step_ops.h"
+#include "harness/cli/record_flags.h"
+#include "harness/measure/op_delay.h"
 #include "harness/record/record.h"
 
 namespace tokline {

@@ -1,6 +1,7 @@
 // libFuzzer target: a config.json and, after the first byte that is 0, a generation_config.json.
 // Accepted numbers are within the bounds that the rest of the project builds on.
-// Sources: harness/models model_spec family json_file mapped_file printable
+// Sources: harness/models model_spec family
+// Sources: harness/platform json_file mapped_file printable
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // libFuzzer target: a model.safetensors.index.json. No accepted shard leads out of its folder.
-// Sources: harness/models shard_index json_file mapped_file printable
+// Sources: harness/models shard_index
+// Sources: harness/platform json_file mapped_file printable
 #include <cstdint>
 #include <string_view>
 

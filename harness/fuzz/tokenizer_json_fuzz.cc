@@ -1,7 +1,7 @@
 // libFuzzer target: a tokenizer.json and, after the first byte that is 0, a text. What is accepted
 // encodes any text, and gives whole code points back.
 // Sources: harness/text *
-// Sources: harness/models json_file mapped_file printable
+// Sources: harness/platform json_file mapped_file printable
 // Libraries: pcre2-8 utf8proc
 // Corpus: harness/tests/text/golden
 // Longest: 65536

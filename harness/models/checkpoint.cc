@@ -5,10 +5,10 @@
 #include <span>
 #include <utility>
 
-#include "harness/models/json_file.h"
-#include "harness/models/printable.h"
 #include "harness/models/safetensors.h"
 #include "harness/models/shard_index.h"
+#include "harness/platform/json_file.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "harness/models/mapped_file.h"
+#include "harness/platform/mapped_file.h"
 
 namespace tokline {
 

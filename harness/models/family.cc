@@ -1,6 +1,6 @@
 #include "harness/models/family.h"
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "harness/models/mapped_file.h"
-#include "harness/models/printable.h"
+#include "harness/platform/mapped_file.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "harness/models/family.h"
-#include "harness/models/json_file.h"
-#include "harness/models/printable.h"
+#include "harness/platform/json_file.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -8,7 +8,7 @@
 
 #include "harness/models/family.h"
 #include "harness/models/known_buffers.h"
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -9,8 +9,8 @@
 #include <tuple>
 #include <utility>
 
-#include "harness/models/json_file.h"
-#include "harness/models/printable.h"
+#include "harness/platform/json_file.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -2,7 +2,7 @@
 
 #include <random>
 
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

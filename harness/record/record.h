@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "harness/core/fingerprint.h"
-#include "harness/core/peaks.h"
-#include "harness/core/process_memory.h"
-#include "harness/core/step_profile.h"
-#include "harness/core/timing.h"
+#include "harness/measure/fingerprint.h"
+#include "harness/measure/memory_point.h"
+#include "harness/measure/peaks.h"
+#include "harness/measure/step_profile.h"
+#include "harness/measure/timing.h"
 #include "kernels/common/cost.h"
 
 namespace tokline {
@@ -27,7 +27,7 @@ inline constexpr int kRecordSchema = 2;
 // was not.
 inline constexpr double kMaxPercentOfPeak = 102;
 
-// A decoder row is verified when the mean regret of its texts (harness/decoder/text_regret.h) is at
+// A decoder row is verified when the mean regret of its texts (harness/measure/text_regret.h) is at
 // most this. Greedy texts in bf16, judged in fp32, have less than 0.001 on the golden checkpoints;
 // tokens drawn blindly about 1.
 inline constexpr double kMaxMeanRegret = 0.02;

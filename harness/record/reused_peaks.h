@@ -4,7 +4,7 @@
 #include <ctime>
 #include <string>
 
-#include "harness/core/peaks.h"
+#include "harness/measure/peaks.h"
 
 namespace tokline {
 

@@ -3,7 +3,7 @@
 #include <span>
 #include <string>
 
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 #include "harness/record/record_file.h"
 #include "kernels/common/error.h"
 

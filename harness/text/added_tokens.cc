@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "harness/text/utf8.h"
 
 namespace tokline {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "harness/text/byte_alphabet.h"
 #include "harness/text/utf8.h"
 

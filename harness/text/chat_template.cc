@@ -6,8 +6,8 @@
 #include <iterator>
 #include <utility>
 
-#include "harness/models/json_file.h"
-#include "harness/models/mapped_file.h"
+#include "harness/platform/json_file.h"
+#include "harness/platform/mapped_file.h"
 #include "harness/text/json_node.h"
 #include "harness/text/sha256.h"
 #include "harness/text/utf8.h"

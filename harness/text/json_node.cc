@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 
 namespace tokline {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "harness/text/newer_code_points.h"
 #include "harness/text/utf8.h"
 

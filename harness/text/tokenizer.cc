@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "harness/models/json_file.h"
+#include "harness/platform/json_file.h"
 #include "harness/text/added_tokens.h"
 #include "harness/text/bpe_model.h"
 #include "harness/text/normalizer.h"

@@ -14,6 +14,10 @@
 
 namespace tokline {
 
+// KV tokens that a pipeline stage holds. Plans cut ranges at multiples of it, so that a 16-token
+// sub-tile never straddles two pages.
+inline constexpr int32_t kChunkDecodeTileTokens = 64;
+
 // A run of KV tokens within one chunk, all with the same shift for every member of its task.
 struct ChunkDecodeRange {
   int32_t page_begin;   // index into chunk_pages of the chunk's first page

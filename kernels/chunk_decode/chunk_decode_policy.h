@@ -3,14 +3,12 @@
 
 #include <cstdint>
 
+#include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/common/device_facts.h"
 #include "kernels/common/paged_kv_layout.h"
 
 namespace tokline {
 
-// KV tokens a pipeline stage holds. Plans cut ranges at multiples of it, so that a 16-token
-// sub-tile never straddles two pages.
-inline constexpr int32_t kChunkDecodeTileTokens = 64;
 inline constexpr int32_t kChunkDecodeStages = 3;
 
 // Dynamic shared memory of a block: the K and V ring.

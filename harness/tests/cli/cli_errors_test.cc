@@ -4,7 +4,7 @@
 #include "harness/tests/cli/program_run.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
-#include "harness/core/device.h"
+#include "harness/platform/device.h"
 #endif
 
 namespace tokline {

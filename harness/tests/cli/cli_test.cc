@@ -5,7 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "harness/decoder/ablation.h"
+#include "harness/engine/ablation.h"
 #include "harness/record/record_file.h"
 #include "harness/tests/busy_machine.h"
 #include "harness/tests/cli/program_run.h"

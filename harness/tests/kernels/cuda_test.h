@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "harness/core/device.h"
-#include "harness/core/device_buffer.h"
+#include "harness/platform/device.h"
+#include "harness/platform/device_buffer.h"
 #include "harness/tests/kernels/check.h"
 
 namespace tokline::testing {

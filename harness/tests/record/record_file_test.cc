@@ -12,7 +12,7 @@
 #include <memory>
 #include <set>
 
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

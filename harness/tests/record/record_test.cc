@@ -9,7 +9,7 @@
 #include <functional>
 #include <limits>
 
-#include "harness/core/timing.h"
+#include "harness/measure/timing.h"
 #include "harness/record/record_file.h"
 #include "kernels/common/error.h"
 

@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "harness/tests/models/model_files.h"
 #include "harness/tests/text/golden_text.h"
 #include "harness/text/sha256.h"

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <set>
 
-#include "harness/models/printable.h"
+#include "harness/platform/printable.h"
 #include "harness/tests/text/golden_text.h"
 #include "harness/text/json_node.h"
 #include "harness/text/normalizer.h"

@@ -1,4 +1,4 @@
-"""What is said of the samples of a row: harness/core/timing.h, with the standard library alone."""
+"""What is said of the samples of a row: harness/measure/timing.h, with the standard library alone."""
 
 import math
 from functools import cache

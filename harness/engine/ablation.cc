@@ -1,0 +1,88 @@
+#include "harness/engine/ablation.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using enum StepOp;
+
+constexpr std::array kAblations = {
+    AblationEntry{Ablation::kGraphs, "graphs", "plain launches of every kernel", {}},
+    AblationEntry{Ablation::kPdl, "pdl", "launches that wait for their predecessor to end", {}},
+    AblationEntry{Ablation::kSkinny,
+                  "skinny",
+                  "RMSNorm, cuBLASLt and small kernels at any batch",
+                  {kQkv, kAttentionOutput, kGateUp, kUp, kDown, kLmHead}},
+    AblationEntry{Ablation::kRmsNormQkv,
+                  "rmsnorm_qkv",
+                  "rmsnorm, then linear, then kv_append",
+                  {kInputNorm, kQkv, kKvAppend}},
+    AblationEntry{Ablation::kKvAppend,
+                  "kv_append",
+                  "QK-norm by rmsnorm, a launch a head, then kv_append for RoPE and the store",
+                  {kQkv, kHeadNorms, kKvAppend}},
+    AblationEntry{Ablation::kChunkDecode,
+                  "chunk_decode",
+                  "paged_prefill with one new token a sequence",
+                  {StepOp::kChunkDecode, StepOp::kPagedPrefill}},
+    AblationEntry{Ablation::kPagedPrefill,
+                  "paged_prefill",
+                  "chunk_decode with every new token as a sequence of its own",
+                  {}},
+    AblationEntry{Ablation::kHopper,
+                  "hopper",
+                  "paged_prefill by the kernel that runs on GPUs before Hopper",
+                  {}},
+    AblationEntry{Ablation::kFusedMlp,
+                  "fused_mlp",
+                  "rmsnorm, linear, then silu_mul",
+                  {kPostNorm, kGateUp, kSiluMul}},
+    AblationEntry{Ablation::kPrefetch,
+                  "prefetch",
+                  "kernels that do not ask the L2 for the next one's weights",
+                  {}},
+};
+
+}  // namespace
+
+std::span<const AblationEntry> AllAblations() { return kAblations; }
+
+bool SwapsOnCpu(Ablation ablation) {
+  switch (ablation) {
+    case Ablation::kGraphs:
+    case Ablation::kPdl:
+    case Ablation::kSkinny:
+    case Ablation::kHopper:
+    case Ablation::kPrefetch:
+      return false;
+    default:
+      return true;
+  }
+}
+
+AblationSet ParseAblations(std::string_view names) {
+  AblationSet set;
+  while (!names.empty()) {
+    const size_t comma = names.find(',');
+    const std::string_view name = names.substr(0, comma);
+    names = comma == std::string_view::npos ? std::string_view() : names.substr(comma + 1);
+    const auto entry =
+        std::ranges::find_if(kAblations, [&](const AblationEntry& e) { return e.name == name; });
+    if (entry == kAblations.end()) {
+      std::string known;
+      for (const AblationEntry& e : kAblations) {
+        known += StrCat(known.empty() ? "" : ", ", e.name);
+      }
+      throw InvalidArgument(StrCat("unknown ablation '", name, "'; known are ", known));
+    }
+    set.Add(entry->ablation);
+  }
+  return set;
+}
+
+}  // namespace tokline

@@ -1,0 +1,142 @@
+#include "harness/engine/backend.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "harness/engine/convert_elements.h"
+#include "harness/platform/process_memory.h"
+#include "kernels/common/error.h"
+#include "reference/chunk_decode.h"
+#include "reference/embedding.h"
+#include "reference/gelu.h"
+#include "reference/kv_append.h"
+#include "reference/layernorm.h"
+#include "reference/linear.h"
+#include "reference/paged_gather.h"
+#include "reference/paged_prefill.h"
+#include "reference/rmsnorm.h"
+#include "reference/rmsnorm_qkv.h"
+#include "reference/sampling.h"
+#include "reference/silu_mul.h"
+
+namespace tokline {
+namespace {
+
+template <typename Params, void (*kReference)(const Params&)>
+void RunReference(const Params& params, const LaunchOptions&) {
+  kReference(params);
+}
+
+class HostFence : public Fence {
+ public:
+  void Record() override {}
+  void Wait() override {}
+};
+
+class HostTimeMark : public TimeMark {
+ public:
+  void Record() override { time_ = std::chrono::steady_clock::now(); }
+  double NsSince(const TimeMark& earlier) const override {
+    const auto& begin = static_cast<const HostTimeMark&>(earlier);
+    return std::chrono::duration<double, std::nano>(time_ - begin.time_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point time_;
+};
+
+// Everything is done when the call returns, so every wait is free.
+class HostBackend : public Backend {
+ public:
+  Device device() const override { return Device::kCpu; }
+  const Ops& ops() const override { return ops_; }
+  const DeviceFacts& facts() const override { return facts_; }
+  CUstream_st* stream() const override { return nullptr; }
+  Matmul* matmul() override { return nullptr; }
+  int64_t FreeBytes() const override { return AvailableHostBytes(); }
+
+  Memory Allocate(int64_t bytes) override {
+    if (bytes <= 0) return {};
+    // calloc leaves untouched pages unbacked, which a large KV cache profits from; the bytes
+    // before the aligned start hold the pointer to free.
+    constexpr size_t kAlignment = 256;
+    void* raw = std::calloc(static_cast<size_t>(bytes) + 2 * kAlignment, 1);
+    if (raw == nullptr) {
+      throw RuntimeFailure(StrCat("host memory does not suffice: ", bytes, " bytes are needed, ",
+                                  FreeBytes(), " are free"));
+    }
+    const auto address = reinterpret_cast<uintptr_t>(raw);
+    const uintptr_t aligned = (address + 2 * kAlignment - 1) / kAlignment * kAlignment;
+    void* data = static_cast<char*>(raw) + (aligned - address);
+    std::memcpy(static_cast<char*>(data) - sizeof(raw), &raw, sizeof(raw));
+    return {data, bytes, [](void* p) {
+              void* start = nullptr;
+              std::memcpy(&start, static_cast<char*>(p) - sizeof(start), sizeof(start));
+              std::free(start);
+            }};
+  }
+  Memory AllocateStaging(int64_t bytes) override { return Allocate(bytes); }
+
+  void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
+    Upload(device, staging, bytes);
+  }
+  void CopyToHost(void* staging, const void* device, int64_t bytes) override {
+    Download(staging, device, bytes);
+  }
+  void Zero(void* device, int64_t bytes) override {
+    std::memset(device, 0, static_cast<size_t>(bytes));
+  }
+  void Upload(void* device, const void* host, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
+  }
+  void Download(void* host, const void* device, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
+  }
+  void UploadWeights(std::span<const WeightCopy> copies) override {
+    for (const WeightCopy& copy : copies) {
+      ConvertMatrix(copy.from, copy.host, copy.row_stride, copy.column_stride, copy.to, copy.device,
+                    copy.rows, copy.columns);
+    }
+  }
+
+  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<HostFence>(); }
+  std::unique_ptr<TimeMark> MakeTimeMark() override { return std::make_unique<HostTimeMark>(); }
+  void Synchronize() override {}
+  std::unique_ptr<WorkGraph> Capture(const std::function<void()>&) override { return nullptr; }
+  int64_t CapturedKernels() const override { return 0; }
+
+ private:
+  Ops ops_ = MakeReferenceOps();
+  DeviceFacts facts_;
+};
+
+}  // namespace
+
+Ops MakeReferenceOps() {
+  return {.embedding = RunReference<EmbeddingParams, EmbeddingReference>,
+          .rmsnorm = RunReference<RmsNormParams, RmsNormReference>,
+          .layernorm = RunReference<LayerNormParams, LayerNormReference>,
+          .rmsnorm_qkv = RunReference<RmsNormQkvParams, RmsNormQkvReference>,
+          .kv_append = RunReference<KvAppendParams, KvAppendReference>,
+          .chunk_decode = RunReference<ChunkDecodeParams, ChunkDecodeReference>,
+          .paged_prefill = RunReference<PagedPrefillParams, PagedPrefillReference>,
+          .paged_gather = RunReference<PagedGatherParams, PagedGatherReference>,
+          .linear = RunReference<LinearParams, LinearReference>,
+          .silu_mul = RunReference<SiluMulParams, SiluMulReference>,
+          .gelu = RunReference<GeluParams, GeluReference>,
+          .sampling = RunReference<SamplingParams, SamplingReference>};
+}
+
+std::unique_ptr<Backend> MakeHostBackend() { return std::make_unique<HostBackend>(); }
+
+std::unique_ptr<Backend> MakeBackend(Device device) {
+  if (device == Device::kCpu) return MakeHostBackend();
+#if TOKLINE_HAS_CUDA
+  return MakeCudaBackend();
+#else
+  throw RuntimeFailure("device cuda: this build has no CUDA (configured with TOKLINE_CUDA=OFF)");
+#endif
+}
+
+}  // namespace tokline

@@ -1,0 +1,279 @@
+// The CUDA backend: the process's one stream for all work, and upload of weights by a few threads,
+// each with its own stream for copies and two pinned buffers, so that reading the checkpoint and
+// the copies over the bus overlap.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "harness/engine/backend.h"
+#include "harness/engine/convert_elements.h"
+#include "harness/platform/cuda_handles.h"
+#include "harness/platform/device.h"
+#include "kernels/device/cuda_check.h"
+
+namespace tokline {
+namespace {
+
+constexpr int64_t kUploadPieceBytes = int64_t{16} << 20;
+constexpr int kUploadThreads = 4;  // 128 MiB pinned in all
+
+void LogIfFailed(cudaError_t code, const char* what) {
+  if (code != cudaSuccess) std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
+}
+
+class CudaFence : public Fence {
+ public:
+  explicit CudaFence(cudaStream_t stream) : stream_(stream) {
+    TOKLINE_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  }
+  ~CudaFence() override { LogIfFailed(cudaEventDestroy(event_), "cudaEventDestroy"); }
+  CudaFence(const CudaFence&) = delete;
+  CudaFence& operator=(const CudaFence&) = delete;
+  void Record() override { TOKLINE_CUDA(cudaEventRecord(event_, stream_)); }
+  void Wait() override { TOKLINE_CUDA(cudaEventSynchronize(event_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaTimeMark : public TimeMark {
+ public:
+  explicit CudaTimeMark(cudaStream_t stream) : stream_(stream) {
+    TOKLINE_CUDA(cudaEventCreate(&event_));
+  }
+  ~CudaTimeMark() override { LogIfFailed(cudaEventDestroy(event_), "cudaEventDestroy"); }
+  CudaTimeMark(const CudaTimeMark&) = delete;
+  CudaTimeMark& operator=(const CudaTimeMark&) = delete;
+  void Record() override { TOKLINE_CUDA(cudaEventRecord(event_, stream_)); }
+  double NsSince(const TimeMark& earlier) const override {
+    float ms = 0;
+    TOKLINE_CUDA(
+        cudaEventElapsedTime(&ms, static_cast<const CudaTimeMark&>(earlier).event_, event_));
+    return 1e6 * double{ms};
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaGraph : public WorkGraph {
+ public:
+  CudaGraph(cudaGraph_t graph, cudaStream_t stream) : stream_(stream) {
+    TOKLINE_CUDA(cudaGraphInstantiate(&exec_, graph, 0));
+    TOKLINE_CUDA(cudaGraphUpload(exec_, stream_));
+  }
+  ~CudaGraph() override { LogIfFailed(cudaGraphExecDestroy(exec_), "cudaGraphExecDestroy"); }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  void Enqueue() override { TOKLINE_CUDA(cudaGraphLaunch(exec_, stream_)); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+Memory AllocatePinned(int64_t bytes) {
+  if (bytes <= 0) return {};
+  void* data = nullptr;
+  TOKLINE_CUDA(cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocDefault));
+  return {data, bytes, [](void* p) { LogIfFailed(cudaFreeHost(p), "cudaFreeHost"); }};
+}
+
+// Cuts a copy into pieces of whole rows, or of parts of one, that fit a staging buffer.
+void AddPieces(const WeightCopy& copy, std::vector<WeightCopy>& pieces) {
+  const int64_t room = kUploadPieceBytes / SizeOf(copy.to);
+  const int64_t columns = std::min(copy.columns, room);
+  const int64_t rows = std::max<int64_t>(columns == copy.columns ? room / columns : 1, 1);
+  for (int64_t row = 0; row < copy.rows; row += rows) {
+    for (int64_t column = 0; column < copy.columns; column += columns) {
+      WeightCopy piece = copy;
+      piece.host = static_cast<const char*>(copy.host) +
+                   (row * copy.row_stride + column * copy.column_stride) * SizeOf(copy.from);
+      piece.device =
+          static_cast<char*>(copy.device) + (row * copy.columns + column) * SizeOf(copy.to);
+      piece.rows = std::min(rows, copy.rows - row);
+      piece.columns = std::min(columns, copy.columns - column);
+      pieces.push_back(piece);
+    }
+  }
+}
+
+// Takes pieces off `next` until none is left.
+void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next) {
+  constexpr int kBuffers = 2;
+  const UniqueStream stream = MakeStream();
+  Memory staging = AllocatePinned(kBuffers * kUploadPieceBytes);
+  std::unique_ptr<CudaFence> fences[kBuffers];
+  for (auto& fence : fences) fence = std::make_unique<CudaFence>(stream.get());
+  for (int turn = 0;; turn = (turn + 1) % kBuffers) {
+    const size_t index = next.fetch_add(1);
+    if (index >= pieces.size()) break;
+    const WeightCopy& piece = pieces[index];
+    std::byte* buffer = staging.data() + turn * kUploadPieceBytes;
+    fences[turn]->Wait();
+    ConvertMatrix(piece.from, piece.host, piece.row_stride, piece.column_stride, piece.to, buffer,
+                  piece.rows, piece.columns);
+    TOKLINE_CUDA(cudaMemcpyAsync(piece.device, buffer,
+                                 static_cast<size_t>(piece.rows * piece.columns * SizeOf(piece.to)),
+                                 cudaMemcpyHostToDevice, stream.get()));
+    fences[turn]->Record();
+  }
+  TOKLINE_CUDA(cudaStreamSynchronize(stream.get()));
+}
+
+class CudaBackend : public Backend {
+ public:
+  Device device() const override { return Device::kCuda; }
+  const Ops& ops() const override { return ops_; }
+  const DeviceFacts& facts() const override { return facts_; }
+  CUstream_st* stream() const override { return stream_; }
+  Matmul* matmul() override { return &matmul_; }
+  int64_t FreeBytes() const override {
+    size_t free_bytes = 0, total = 0;
+    TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total));
+    return static_cast<int64_t>(free_bytes);
+  }
+
+  Memory Allocate(int64_t bytes) override {
+    if (bytes <= 0) return {};
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, static_cast<size_t>(bytes));
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // cleared: it is reported here
+      throw RuntimeFailure(StrCat("device memory does not suffice: ", bytes, " bytes are needed, ",
+                                  FreeBytes(), " are free"));
+    }
+    TOKLINE_CUDA(code);
+    Memory memory(data, bytes, [](void* p) { LogIfFailed(cudaFree(p), "cudaFree"); });
+    Zero(data, bytes);
+    Synchronize();
+    return memory;
+  }
+  Memory AllocateStaging(int64_t bytes) override { return AllocatePinned(bytes); }
+
+  void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
+    if (bytes <= 0) return;
+    TOKLINE_CUDA(cudaMemcpyAsync(device, staging, static_cast<size_t>(bytes),
+                                 cudaMemcpyHostToDevice, stream_));
+  }
+  void CopyToHost(void* staging, const void* device, int64_t bytes) override {
+    if (bytes <= 0) return;
+    TOKLINE_CUDA(cudaMemcpyAsync(staging, device, static_cast<size_t>(bytes),
+                                 cudaMemcpyDeviceToHost, stream_));
+  }
+  void Zero(void* device, int64_t bytes) override {
+    TOKLINE_CUDA(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream_));
+  }
+  void Upload(void* device, const void* host, int64_t bytes) override {
+    CopyToDevice(device, host, bytes);
+    Synchronize();
+  }
+  void Download(void* host, const void* device, int64_t bytes) override {
+    CopyToHost(host, device, bytes);
+    Synchronize();
+  }
+
+  void UploadWeights(std::span<const WeightCopy> copies) override {
+    std::vector<WeightCopy> pieces;
+    for (const WeightCopy& copy : copies) AddPieces(copy, pieces);
+    std::atomic<size_t> next = 0;
+    std::mutex mutex;
+    std::exception_ptr error;
+    const auto work = [&] {
+      try {
+        UploadPieces(pieces, next);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    };
+    {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < kUploadThreads; ++i) threads.emplace_back(work);
+    }
+    if (error) std::rethrow_exception(error);
+  }
+
+  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<CudaFence>(stream_); }
+  std::unique_ptr<TimeMark> MakeTimeMark() override {
+    return std::make_unique<CudaTimeMark>(stream_);
+  }
+  void Synchronize() override { TOKLINE_CUDA(cudaStreamSynchronize(stream_)); }
+
+  std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {
+    TOKLINE_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    cudaGraph_t graph = nullptr;
+    try {
+      enqueue();
+    } catch (...) {
+      cudaStreamEndCapture(stream_, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();  // the exception under way says what happened
+      throw;
+    }
+    TOKLINE_CUDA(cudaStreamEndCapture(stream_, &graph));
+    const std::unique_ptr<CUgraph_st, void (*)(CUgraph_st*)> owner(
+        graph, [](CUgraph_st* g) { LogIfFailed(cudaGraphDestroy(g), "cudaGraphDestroy"); });
+    return std::make_unique<CudaGraph>(graph, stream_);
+  }
+
+  int64_t CapturedKernels() const override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+    TOKLINE_CUDA(
+        cudaStreamGetCaptureInfo(stream_, &status, nullptr, &graph, nullptr, nullptr, nullptr));
+#else
+    TOKLINE_CUDA(cudaStreamGetCaptureInfo(stream_, &status, nullptr, &graph, nullptr, nullptr));
+#endif
+    if (status != cudaStreamCaptureStatusActive) return 0;
+    size_t count = 0;
+    TOKLINE_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
+    std::vector<cudaGraphNode_t> nodes(count);
+    TOKLINE_CUDA(cudaGraphGetNodes(graph, nodes.data(), &count));
+    return std::ranges::count_if(nodes, [](cudaGraphNode_t node) {
+      cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+      TOKLINE_CUDA(cudaGraphNodeGetType(node, &type));
+      return type == cudaGraphNodeTypeKernel;
+    });
+  }
+
+ private:
+  Ops ops_ = MakeCudaOps();
+  DeviceFacts facts_ = QueryDeviceFacts();
+  cudaStream_t stream_ = WorkStream();
+  Matmul matmul_;
+};
+
+}  // namespace
+
+Ops MakeCudaOps() {
+  return {.embedding = Launch,
+          .rmsnorm = Launch,
+          .layernorm = Launch,
+          .rmsnorm_qkv = Launch,
+          .kv_append = Launch,
+          .chunk_decode = Launch,
+          .paged_prefill = Launch,
+          .paged_gather = Launch,
+          .linear = Launch,
+          .silu_mul = Launch,
+          .gelu = Launch,
+          .sampling = Launch};
+}
+
+std::unique_ptr<Backend> MakeCudaBackend() {
+  RequireUsableCudaDevice();
+  return std::make_unique<CudaBackend>();
+}
+
+}  // namespace tokline

@@ -1,0 +1,465 @@
+#include "harness/engine/decoder.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "harness/engine/convert_elements.h"
+#include "harness/platform/clock.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+// Adds the life of the scope to `seconds`.
+class TimedScope {
+ public:
+  explicit TimedScope(double& seconds) : seconds_(seconds) {}
+  ~TimedScope() { seconds_ += SecondsSince(begin_); }
+  TimedScope(const TimedScope&) = delete;
+  TimedScope& operator=(const TimedScope&) = delete;
+
+ private:
+  double& seconds_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+class ObservedScope {
+ public:
+  ObservedScope(ForwardPass& forward, OpObserver& observer) : forward_(forward) {
+    forward_.SetObserver(&observer);
+  }
+  ~ObservedScope() { forward_.SetObserver(nullptr); }
+  ObservedScope(const ObservedScope&) = delete;
+  ObservedScope& operator=(const ObservedScope&) = delete;
+
+ private:
+  ForwardPass& forward_;
+};
+
+// Stands in for a graph where there are none.
+class EnqueuedAnew : public WorkGraph {
+ public:
+  explicit EnqueuedAnew(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
+  void Enqueue() override { enqueue_(); }
+
+ private:
+  std::function<void()> enqueue_;
+};
+
+std::unique_ptr<Backend> MakeBackendWithRoom(const ModelSpec& spec, const DecoderOptions& options) {
+  std::unique_ptr<Backend> backend = MakeBackend(options.device);
+  if (options.device == Device::kCpu) return backend;  // backs what is touched, as it is touched
+  RequireRoom(PlanMemory(spec, options, backend->facts()), backend->FreeBytes());
+  return backend;
+}
+
+SchedulerOptions ScheduleOf(const DecoderPlan& plan) {
+  const DecoderOptions& options = plan.options;
+  return {.num_pages = static_cast<int32_t>(options.kv_pages),
+          .page_size = options.page_size,
+          .max_batch = options.max_batch,
+          .max_context = options.max_context,
+          .token_budget = options.token_budget,
+          .reuse = options.reuse,
+          .max_runs = plan.max_runs,
+          .max_pinned_pages = static_cast<int32_t>(options.pinned_pages)};
+}
+
+void AddRuns(TableWriter& table, const SequencePages& pages, int64_t length, int64_t new_tokens) {
+  pages.ForEachRun(length, [&table](std::span<const int32_t> run, int64_t tokens) {
+    table.AddChunk(run, static_cast<int32_t>(tokens));
+  });
+  table.EndSequence(static_cast<int32_t>(new_tokens));
+}
+
+// Room for one more sequence, with `length` tokens on these pages.
+void AddRoom(AttentionShape& shape, const SequencePages& pages, int64_t length) {
+  ++shape.num_seqs;
+  --shape.more_chunks;
+  pages.ForEachRun(length, [&shape](std::span<const int32_t> run, int64_t) {
+    ++shape.more_chunks;
+    shape.max_pages += static_cast<int64_t>(run.size());
+  });
+}
+
+void RequireVocabulary(int32_t token, int64_t vocab_size, const char* what) {
+  Require(token >= 0 && token < vocab_size, what, " is ", token, "; the vocabulary has ids 0 to ",
+          vocab_size - 1);
+}
+
+}  // namespace
+
+Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options)
+    : spec_(spec),
+      backend_(MakeBackendWithRoom(spec, options)),
+      plan_(spec, options, backend_->facts()),
+      weights_(spec, weights, plan_.options.dtype, *backend_),
+      buffers_(spec, plan_, *backend_),
+      forward_(spec_, plan_, weights_, buffers_, *backend_),
+      scheduler_(ScheduleOf(plan_)),
+      shifted_copy_(spec_, plan_, buffers_, *backend_) {
+  const auto batch = static_cast<size_t>(plan_.options.max_batch);
+  const int64_t token_bytes = plan_.options.max_batch * int64_t{sizeof(int32_t)};
+  for (Turn& turn : turns_) {
+    turn.arrays = backend_->AllocateStaging(PlaceStep(plan_.largest_step, nullptr).bytes);
+    turn.tokens = backend_->AllocateStaging(token_bytes);
+    turn.moved = backend_->AllocateStaging(token_bytes);
+    turn.fence = backend_->MakeFence();
+    turn.draws.reserve(batch);
+  }
+  collected_.reserve(batch);
+}
+
+int64_t Decoder::KvTokenBytes() const {
+  return 2 * spec_.num_layers * spec_.KvSize() * SizeOf(plan_.options.dtype);
+}
+
+MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, plan_.options, backend_->facts()); }
+
+double Decoder::WarmUp() {
+  const auto begin = Clock::now();
+  Require(scheduler_.NumSequences() == 0, "a decoder is warmed up before it has sequences");
+  Flush();
+  prepared_.reset();
+  captured_.clear();
+  for (const StepShape& shape : plan_.DecodeShapes()) {
+    if (!plan_.OnDevice()) break;                                       // nothing to prepare
+    const StepWork work = UploadArrays({}, shape, turns_[turn_]).work;  // padding alone
+    forward_.Enqueue(work);  // lets every op choose its algorithms before the capture
+    backend_->Synchronize();
+    if (plan_.Has(Ablation::kGraphs)) continue;
+    captured_.push_back({.shape = shape, .decode = work.decode, .graph = backend_->Capture([&] {
+                           forward_.Enqueue(work);
+                         })});
+    captured_.back().graph->Enqueue();
+    backend_->Synchronize();
+  }
+  return SecondsSince(begin);
+}
+
+SequenceId Decoder::Submit(Request request) {
+  for (const int32_t token : request.prompt) {
+    RequireVocabulary(token, spec_.vocab_size, "a prompt's token");
+  }
+  if (!request.shifted.empty()) RequireShiftable(spec_);
+  return scheduler_.Submit(std::move(request));
+}
+
+SequenceId Decoder::AddSequence(std::span<const int32_t> prompt, const SamplingRule& rule,
+                                int64_t max_new_tokens) {
+  return AddSequence(
+      {.prompt = {prompt.begin(), prompt.end()}, .rule = rule, .max_new_tokens = max_new_tokens});
+}
+
+SequenceId Decoder::AddSequence(Request request) {
+  const int32_t there = scheduler_.NumSequences() - scheduler_.NumSources();
+  Require(there < plan_.options.max_batch, "the batch is full: all ", plan_.options.max_batch,
+          " sequences that max_batch allows are there");
+  request.hold = true;
+  return Submit(std::move(request));
+}
+
+void Decoder::RemoveSequence(SequenceId id) {
+  scheduler_.Remove(id);
+  if (scheduler_.NumSequences() == 0) prepared_.reset();
+}
+
+StepReport Decoder::Step() {
+  const TimedScope timed(times_.total_s);
+  StepReport report;
+  collected_.clear();
+  Turn& current = turns_[turn_];
+  Turn& previous = turns_[1 - turn_];
+  if (!prepared_) Prepare(current);
+  if (prepared_) {
+    Run(prepared_->work);
+    report.prefill_tokens = prepared_->prefill_tokens;
+    report.decode_rows = prepared_->decode_rows;
+    reads_.tokens += prepared_->reads.tokens;
+    reads_.of_each += prepared_->reads.of_each;
+    const int64_t token_bytes = prepared_->work.shape.logit_rows * int64_t{sizeof(int32_t)};
+    prepared_.reset();
+    backend_->CopyToHost(current.tokens.data(), buffers_.sampled, token_bytes);
+    current.fence->Record();
+    current.pending = true;
+    turn_ = 1 - turn_;
+  } else if (scheduler_.HasWork()) {
+    Require(previous.pending, "the KV cache is full: ", scheduler_.Pages().NumFree(), " of ",
+            scheduler_.Pages().NumPages(), " pages are free, sequences that have ended hold ",
+            "others, and none of the ", scheduler_.NumRunning() + scheduler_.NumWaiting(),
+            " that have not can go on");
+  }
+  Collect(previous);
+  report.tokens = collected_;
+  return report;
+}
+
+void Decoder::Prepare(Turn& turn) {
+  const StepPlan& plan = scheduler_.Plan();
+  MoveTokens(plan, turn);
+  for (const Sequence* sequence : plan.shifted) {
+    shifted_copy_.Enqueue(*sequence, scheduler_.Chunks());
+  }
+  if (plan.Empty()) return;
+  prepared_ = UploadArrays(plan, ShapeOf(plan), turn);
+  turn.draws.clear();
+  const auto draw = [&turn](const StepPart& part) {
+    if (part.draws) turn.draws.push_back({.id = part.sequence->id, .slot = part.slot});
+  };
+  for (const StepPart& part : plan.decode) draw(part);
+  for (const StepPart& part : plan.prefill) draw(part);
+}
+
+// By way of the host's memory, but not of the host: the copies are in the order of the work.
+void Decoder::MoveTokens(const StepPlan& plan, Turn& turn) {
+  constexpr int64_t kBytes = sizeof(int32_t);
+  std::byte* moved = turn.moved.data();
+  for (const SlotMove& move : plan.moves) {
+    backend_->CopyToHost(moved, buffers_.sampled + move.from, kBytes);
+    backend_->CopyToDevice(buffers_.sampled + move.to, moved, kBytes);
+    moved += kBytes;
+  }
+}
+
+std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
+  if (!prepared_) Prepare(turns_[turn_]);
+  Require(prepared_.has_value(), "there is no step to be made");
+  const auto enqueue = [this, work = prepared_->work, &observer] {
+    const ObservedScope observed(forward_, observer);
+    forward_.Enqueue(work);
+  };
+  backend_->Synchronize();
+  if (plan_.OnDevice()) return backend_->Capture(enqueue);
+  return std::make_unique<EnqueuedAnew>(enqueue);
+}
+
+std::span<const NewToken> Decoder::Flush() {
+  const TimedScope timed(times_.total_s);
+  collected_.clear();
+  Collect(turns_[1 - turn_]);
+  return collected_;
+}
+
+StepShape Decoder::ShapeOf(const StepPlan& plan) const {
+  StepShape shape;
+  if (plan.decode_rows > 0) {
+    int64_t longest = 1;
+    for (const StepPart& part : plan.decode) longest = std::max(longest, part.begin + part.count);
+    shape = plan_.DecodeShape(plan_.Bucket(static_cast<int32_t>(plan.decode.size())), longest);
+  }
+  AttentionShape& prefill = shape.prefill;
+  prefill = {.kind = plan_.largest_step.prefill.kind, .grid = plan_.largest_step.prefill.grid};
+  for (const StepPart& part : plan.prefill) {
+    prefill.num_tokens += part.count;
+    const SequencePages& pages = part.sequence->pages;
+    if (prefill.kind == AttentionKind::kPagedPrefill) {
+      AddRoom(prefill, pages, part.begin + part.count);
+    } else {  // every token is a sequence of its own
+      for (int64_t i = 0; i < part.count; ++i) AddRoom(prefill, pages, part.begin + i + 1);
+    }
+    if (part.draws) shape.logit_rows = std::max(shape.logit_rows, part.slot + 1);
+  }
+  return shape;
+}
+
+SharedRuns Decoder::SharedRunsOf(const StepPlan& plan, const StepShape& shape) const {
+  // A cluster is a sequence's own.
+  if (!plan_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
+  std::vector<std::span<const ChunkId>> chains(plan.decode.size());
+  for (size_t row = 0; row < chains.size(); ++row) {
+    if (plan.decode[row].sequence != nullptr) chains[row] = plan.decode[row].sequence->chunks;
+  }
+  return FindSharedRuns(chains, scheduler_.Chunks(), plan_.options.page_size, plan_.group,
+                        plan_.options.sharing);
+}
+
+Decoder::Prepared Decoder::UploadArrays(const StepPlan& plan, const StepShape& shape, Turn& turn) {
+  Require(!turn.pending, "the arrays of a step are rewritten while it is under way");
+  const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
+  WriteRows(plan, shape, arrays);
+  WritePrefillTable(plan, shape, arrays);
+  const auto plan_attention = [&](const AttentionShape& rows, const AttentionArrays& of_rows,
+                                  ChunkSharing sharing) {
+    return PlanAttention(rows, of_rows, plan_.layout, spec_.num_q_heads, backend_->facts(),
+                         sharing);
+  };
+  Prepared step{.work = {.shape = shape, .decode = {}, .prefill = {}},
+                .prefill_tokens = plan.prefill_tokens,
+                .decode_rows = plan.decode_rows,
+                .reads = {}};
+  step.work.prefill = plan_attention(shape.prefill, arrays.prefill, ChunkSharing::kNever);
+  SharedRuns shared = SharedRunsOf(plan, shape);
+  TableWriter decode_table = WriteDecodeTable(plan, shape, arrays, shared);
+  step.work.decode = plan_attention(shape.decode, arrays.decode,
+                                    shared.Empty() ? ChunkSharing::kNever : plan_.options.sharing);
+  if (!shared.Empty() && plan_.OnDevice() && !step.work.decode.reads_once) {
+    shared = {};
+    decode_table = WriteDecodeTable(plan, shape, arrays, shared);
+    step.work.decode = plan_attention(shape.decode, arrays.decode, ChunkSharing::kNever);
+  }
+  for (const StepPart& part : plan.decode) step.reads.of_each += part.begin + part.count;
+  step.reads.tokens = step.reads.of_each - shared.TokensSaved(plan_.group);
+  // The pages of the decode rows come last, with room for the longest contexts.
+  int64_t bytes = arrays.bytes;
+  if (shape.decode.num_seqs > 0) {
+    bytes = reinterpret_cast<std::byte*>(arrays.decode.chunk_pages) - turn.arrays.data() +
+            decode_table.PagesUsed() * int64_t{sizeof(int32_t)};
+  }
+  backend_->CopyToDevice(buffers_.step, turn.arrays.data(), bytes);
+  return step;
+}
+
+void Decoder::WriteRows(const StepPlan& plan, const StepShape& shape,
+                        const StepArrays& arrays) const {
+  std::fill_n(arrays.logit_tokens, shape.logit_rows, -1);
+  std::fill_n(arrays.rules, shape.logit_rows, SamplingRule{});
+  std::fill_n(arrays.positions, shape.decode.num_tokens, 0);  // padding, where no sequence decodes
+  std::fill_n(arrays.slots, shape.decode.num_tokens, -1);
+  const auto write = [&arrays](int64_t row, const StepPart& part) {
+    const Sequence& sequence = *part.sequence;
+    for (int64_t i = 0; i < part.count; ++i) {
+      arrays.positions[row + i] = static_cast<int32_t>(part.begin + i);
+      arrays.slots[row + i] = part.writes ? sequence.pages.SlotOf(part.begin + i) : -1;
+    }
+    if (!part.draws) return;
+    arrays.logit_tokens[part.slot] = static_cast<int32_t>(row + part.count - 1);
+    arrays.rules[part.slot] = sequence.request.rule;
+    arrays.rules[part.slot].offset = static_cast<uint64_t>(part.begin + part.count);
+  };
+  for (const StepPart& part : plan.decode) {
+    if (part.sequence != nullptr) write(part.slot, part);
+  }
+  int64_t row = shape.decode.num_tokens;
+  int32_t* ids = arrays.prefill_ids;
+  for (const StepPart& part : plan.prefill) {
+    ids = std::copy_n(part.sequence->tokens.begin() + part.begin, part.count, ids);
+    write(row, part);
+    row += part.count;
+  }
+}
+
+TableWriter Decoder::WriteDecodeTable(const StepPlan& plan, const StepShape& shape,
+                                      const StepArrays& arrays, const SharedRuns& shared) const {
+  TableWriter table(shape.decode, arrays.decode);
+  SharedTableWriter contexts(table, shared, plan_.options.page_size);
+  for (size_t row = 0; row < static_cast<size_t>(shape.decode.num_seqs); ++row) {
+    const Sequence* sequence = row < plan.decode.size() ? plan.decode[row].sequence : nullptr;
+    if (sequence != nullptr) {
+      contexts.Add(row, sequence->pages, plan.decode[row].begin + 1);
+    } else if (plan_.scratch_page >= 0) {
+      table.Add({&plan_.scratch_page, 1}, 1, 1);  // paged_prefill wants a context to attend to
+    } else {
+      table.Add({}, 0, 1);
+    }
+  }
+  return table;
+}
+
+void Decoder::WritePrefillTable(const StepPlan& plan, const StepShape& shape,
+                                const StepArrays& arrays) const {
+  TableWriter table(shape.prefill, arrays.prefill);
+  for (const StepPart& part : plan.prefill) {
+    const SequencePages& pages = part.sequence->pages;
+    if (shape.prefill.kind == AttentionKind::kPagedPrefill) {
+      AddRuns(table, pages, part.begin + part.count, part.count);
+    } else {
+      for (int64_t i = 0; i < part.count; ++i) AddRuns(table, pages, part.begin + i + 1, 1);
+    }
+  }
+}
+
+void Decoder::Run(const StepWork& work) {
+  if (work.shape.prefill.num_tokens > 0) {
+    forward_.Enqueue(work);
+    return;
+  }
+  if (captured_.empty()) {
+    forward_.Enqueue(work);
+    ++plain_steps_;
+    return;
+  }
+  const AttentionShape& decode = work.shape.decode;
+  CapturedStep& captured = *std::ranges::find_if(captured_, [&decode](const CapturedStep& step) {
+    return step.shape.decode.num_seqs == decode.num_seqs && step.shape.decode.grid == decode.grid;
+  });
+  Require(work.decode.num_tiles == captured.decode.num_tiles, "a step has ", work.decode.num_tiles,
+          " tiles, its graph ", captured.decode.num_tiles);
+  captured.graph->Enqueue();
+  ++graph_steps_;
+}
+
+void Decoder::Collect(Turn& turn) {
+  if (!turn.pending) return;
+  {
+    const TimedScope timed(times_.wait_s);
+    turn.fence->Wait();
+  }
+  turn.pending = false;
+  const auto* tokens = reinterpret_cast<const int32_t*>(turn.tokens.data());
+  for (const Turn::Draw& draw : turn.draws) {
+    const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, tokens[draw.slot]);
+    if (finish) {
+      collected_.push_back({.sequence = draw.id, .token = tokens[draw.slot], .finish = *finish});
+    }
+  }
+}
+
+std::vector<float> Decoder::Logits(SequenceId id) {
+  const Sequence& sequence = scheduler_.Get(id);
+  Require(sequence.last_draw > 0 && sequence.last_draw == scheduler_.Counts().steps, "sequence ",
+          id, " has no logits of the newest step");
+  std::vector<float> logits(static_cast<size_t>(spec_.vocab_size));
+  backend_->Download(logits.data(), buffers_.logits + sequence.draw_slot * spec_.vocab_size,
+                     spec_.vocab_size * int64_t{sizeof(float)});
+  return logits;
+}
+
+void Decoder::ReplaceNewestToken(SequenceId id, int32_t token) {
+  RequireVocabulary(token, spec_.vocab_size, "the token");
+  scheduler_.ReplaceNewest(id, token);
+  const Sequence& sequence = scheduler_.Get(id);
+  if (sequence.on_device) {
+    backend_->Upload(buffers_.sampled + sequence.slot, &token, sizeof(token));
+  }
+}
+
+KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
+  const Sequence& sequence = scheduler_.Get(id);
+  Require(layer >= 0 && layer < spec_.num_layers, "layer is ", layer, "; the model has 0 to ",
+          spec_.num_layers - 1);
+  AttentionShape shape{.kind = AttentionKind::kPagedPrefill, .num_tokens = sequence.in_cache};
+  AddRoom(shape, sequence.pages, sequence.in_cache);
+  const StepShape step{.prefill = shape};
+  const int64_t step_bytes = PlaceStep(step, nullptr).bytes;
+  const DType dtype = plan_.options.dtype;
+  const int64_t count = sequence.in_cache * spec_.KvSize();
+  const int64_t tensor_bytes = count * SizeOf(dtype);
+  tokline::Memory host = backend_->AllocateStaging(step_bytes);
+  tokline::Memory table = backend_->Allocate(step_bytes);
+  tokline::Memory k = backend_->Allocate(tensor_bytes), v = backend_->Allocate(tensor_bytes);
+  TableWriter writer(shape, PlaceStep(step, host.data()).prefill);
+  AddRuns(writer, sequence.pages, sequence.in_cache, sequence.in_cache);
+  backend_->Upload(table.data(), host.data(), step_bytes);
+  const AttentionArrays arrays = PlaceStep(step, table.data()).prefill;
+  backend_->ops().paged_gather(
+      {.dtype = dtype,
+       .layout = plan_.layout,
+       .table = arrays.Table(shape),
+       .total_tokens = sequence.in_cache,
+       .token_indptr = arrays.q_indptr,
+       .kv = buffers_.kv + layer * plan_.layout.NumElements() * SizeOf(dtype),
+       .k_out = k.data(),
+       .v_out = v.data()},
+      {.stream = backend_->stream(), .dependent = false});
+  const auto download = [&](const tokline::Memory& from) {
+    std::vector<std::byte> raw(static_cast<size_t>(tensor_bytes));
+    backend_->Download(raw.data(), from.data(), tensor_bytes);
+    std::vector<float> values(static_cast<size_t>(count));
+    ConvertElements(dtype, raw.data(), DType::kF32, values.data(), count);
+    return values;
+  };
+  return {.k = download(k), .v = download(v)};
+}
+
+}  // namespace tokline

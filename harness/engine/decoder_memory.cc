@@ -1,0 +1,306 @@
+#include "harness/engine/decoder_memory.h"
+
+#include <algorithm>
+#include <string>
+
+#include "harness/engine/carver.h"
+#include "harness/engine/device_weights.h"
+#include "harness/engine/rope_table.h"
+#include "harness/engine/shared_runs.h"
+#include "harness/engine/shifted_copy.h"
+#include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+namespace {
+
+// Of a sequence that shares chunks: one for each that ends within a page, and one for the rest.
+constexpr int32_t kReuseRuns = 8;
+
+DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
+  const std::string_view device = Name(options.device);
+  Require(options.device == Device::kCpu || options.dtype != DType::kF32, "dtype is ",
+          Name(options.dtype), " on device ", device, "; supported there: bf16, f16");
+  Require(options.max_batch >= 1 && options.max_batch <= 4096, "max_batch is ", options.max_batch,
+          "; it must be 1 to 4096");
+  if (options.max_context == 0) options.max_context = spec.max_positions;
+  Require(options.max_context >= 1 && options.max_context <= spec.max_positions, "max_context is ",
+          options.max_context, "; the model has positions for 1 to ", spec.max_positions);
+  Require(options.token_budget >= 1 && options.token_budget <= (int64_t{1} << 20),
+          "token_budget is ", options.token_budget, "; it must be 1 to ", int64_t{1} << 20);
+  options.token_budget =
+      std::min(options.token_budget, int64_t{options.max_batch} * options.max_context);
+  Require(options.page_size >= 16, "page_size is ", options.page_size,
+          "; it must be a power of two from 16");
+  const int64_t sequence_pages = DivideUp(options.max_context, options.page_size);
+  if (options.kv_pages == 0) options.kv_pages = options.max_batch * sequence_pages;
+  Require(options.kv_pages >= 1 && options.kv_pages <= INT32_MAX / 2, "kv_pages is ",
+          options.kv_pages, "; it must be 1 to ", INT32_MAX / 2);
+  Require(options.pinned_pages >= 0 && options.pinned_pages < options.kv_pages, "pinned_pages is ",
+          options.pinned_pages, "; it must be 0 to ", options.kv_pages - 1);
+  return options;
+}
+
+std::vector<int32_t> DecodeBuckets(int32_t max_batch) {
+  constexpr int32_t kStep = 64;  // from the last of these on
+  std::vector<int32_t> buckets;
+  for (const int32_t bucket : {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128}) {
+    if (bucket < max_batch) buckets.push_back(bucket);
+  }
+  for (int32_t bucket = 128 + kStep; bucket < max_batch; bucket += kStep) {
+    buckets.push_back(bucket);
+  }
+  buckets.push_back(max_batch);
+  return buckets;
+}
+
+// The most that any projection asks for: workspaces grow with tokens and features.
+int64_t LinearWorkspace(const ModelSpec& spec, DType dtype, int64_t max_tokens,
+                        int64_t max_logit_rows) {
+  static constexpr float kAnyWeight[1] = {};  // a norm takes workspace wherever its weight lies
+  const auto bytes = [&](int64_t tokens, int64_t in, int64_t out, bool gated, bool norm) {
+    return LinearWorkspaceBytes({.dtype = dtype,
+                                 .gated_silu = gated,
+                                 .num_tokens = tokens,
+                                 .in_features = in,
+                                 .out_features = out,
+                                 .norm_weight = norm ? kAnyWeight : nullptr});
+  };
+  const int64_t hidden = spec.hidden_size;
+  const int64_t qkv = RmsNormQkvWorkspaceBytes({.dtype = dtype,
+                                                .num_tokens = max_tokens,
+                                                .hidden_size = hidden,
+                                                .num_q_heads = spec.num_q_heads,
+                                                .num_kv_heads = spec.num_kv_heads,
+                                                .head_dim = spec.head_dim,
+                                                .norm_weight = kAnyWeight});
+  return std::max({qkv, bytes(max_tokens, spec.QSize(), hidden, false, false),
+                   bytes(max_tokens, hidden, spec.intermediate_size, true, true),
+                   bytes(max_tokens, hidden, spec.UpRows(), false, false),
+                   bytes(max_tokens, spec.intermediate_size, hidden, false, false),
+                   bytes(max_logit_rows, hidden, spec.vocab_size, false, true)});
+}
+
+// What the fused norms and the fused MLP can do.
+bool FusesNorms(const ModelSpec& spec) { return spec.norm == NormKind::kRms; }
+bool FusesMlp(const ModelSpec& spec) { return FusesNorms(spec) && spec.mlp == MlpKind::kGatedSilu; }
+
+void RequireHas(StepOpSet ops, StepOp delayed) {
+  std::string names;
+  for (const StepOp op : AllStepOps()) {
+    if (ops.Has(op)) names += StrCat(names.empty() ? "" : ", ", Name(op));
+  }
+  Require(ops.Has(delayed), "the op to delay is ", Name(delayed),
+          "; a decode step of this decoder has ", names);
+}
+
+}  // namespace
+
+DecoderPlan::DecoderPlan(const ModelSpec& spec, const DecoderOptions& given,
+                         const DeviceFacts& device_facts)
+    : options(Resolve(spec, given)), facts(device_facts) {
+  layout = {.num_pages = options.kv_pages,
+            .num_kv_heads = spec.num_kv_heads,
+            .page_size = options.page_size,
+            .head_dim = spec.head_dim,
+            .order = KvOrder::kHnd};
+  group = static_cast<int32_t>(spec.num_q_heads / spec.num_kv_heads);
+  split_input_norm = !FusesNorms(spec) || Has(Ablation::kRmsNormQkv);
+  split_mlp = !FusesMlp(spec) || Has(Ablation::kFusedMlp);
+  split_final_norm = !FusesNorms(spec);
+  if (Has(Ablation::kChunkDecode)) scratch_page = static_cast<int32_t>(layout.num_pages++);
+  Validate(layout);
+  if (options.reuse) max_runs = kReuseRuns;
+  // Each run but the last may leave room on its last page.
+  max_pages = static_cast<int32_t>(DivideUp(options.max_context, options.page_size)) + max_runs - 1;
+  if (OnDevice() && facts.sm_count > 0) full_grid = ChunkDecodeFullGrid(layout, facts);
+  buckets = DecodeBuckets(options.max_batch);
+  max_tokens = options.token_budget + options.max_batch;
+
+  largest_step = DecodeShape(options.max_batch, options.max_context);
+  largest_step.decode.grid = full_grid;
+  largest_step.prefill = {.num_seqs = options.max_batch,
+                          .num_tokens = options.token_budget,
+                          .max_pages = int64_t{options.max_batch} * max_pages,
+                          .more_chunks = options.max_batch * (max_runs - 1)};
+  if (Has(Ablation::kPagedPrefill)) {
+    largest_step.prefill.kind = AttentionKind::kChunkDecode;
+    largest_step.prefill.num_seqs = static_cast<int32_t>(options.token_budget);
+    largest_step.prefill.max_pages = options.token_budget * max_pages;
+    largest_step.prefill.more_chunks = largest_step.prefill.num_seqs * (max_runs - 1);
+    largest_step.prefill.grid = full_grid;
+  } else {
+    largest_step.prefill.kind = AttentionKind::kPagedPrefill;
+  }
+  if (OnDevice()) {
+    linear_workspace_bytes = LinearWorkspace(spec, options.dtype, max_tokens, options.max_batch);
+    sampling_workspace_bytes = SamplingWorkspaceBytes(options.max_batch, spec.vocab_size);
+  }
+  if (options.delayed) RequireHas(DecodeOps(spec), options.delayed->op);
+}
+
+StepOpSet DecoderPlan::DecodeOps(const ModelSpec& spec) const {
+  const bool split_append = Has(Ablation::kKvAppend), gated = spec.mlp == MlpKind::kGatedSilu;
+  StepOpSet ops{StepOp::kEmbedding, StepOp::kQkv,    StepOp::kAttentionOutput,
+                StepOp::kDown,      StepOp::kLmHead, StepOp::kSampling};
+  ops.Add(Has(Ablation::kChunkDecode) ? StepOp::kPagedPrefill : StepOp::kChunkDecode);
+  ops.Add(gated ? StepOp::kGateUp : StepOp::kUp);
+  if (split_input_norm) ops.Add(StepOp::kInputNorm);
+  if (split_append && spec.qk_norm) ops.Add(StepOp::kHeadNorms);
+  if (split_input_norm || split_append) ops.Add(StepOp::kKvAppend);
+  if (split_mlp) {
+    ops.Add(StepOp::kPostNorm);
+    ops.Add(gated ? StepOp::kSiluMul : StepOp::kGelu);
+  }
+  if (split_final_norm) ops.Add(StepOp::kFinalNorm);
+  return ops;
+}
+
+bool Swaps(const ModelSpec& spec, Ablation ablation) {
+  switch (ablation) {
+    case Ablation::kRmsNormQkv:
+      return FusesNorms(spec);
+    case Ablation::kFusedMlp:
+      return FusesMlp(spec);
+    case Ablation::kKvAppend:
+      return FusesNorms(spec) || spec.qk_norm;
+    default:
+      return true;
+  }
+}
+
+int32_t DecoderPlan::Bucket(int32_t rows) const { return *std::ranges::lower_bound(buckets, rows); }
+
+std::vector<StepShape> DecoderPlan::DecodeShapes() const {
+  std::vector<StepShape> shapes;
+  for (const int32_t bucket : buckets) {
+    // Short of a second tile, within a cluster's reach, and as long as can be.
+    for (const int64_t longest : {int64_t{1}, int64_t{128}, options.max_context}) {
+      const StepShape shape = DecodeShape(bucket, std::min(longest, options.max_context));
+      const auto same = [&shape](const StepShape& other) {
+        return other.decode.num_seqs == shape.decode.num_seqs &&
+               other.decode.grid == shape.decode.grid;
+      };
+      if (std::ranges::none_of(shapes, same)) shapes.push_back(shape);
+    }
+  }
+  return shapes;
+}
+
+StepShape DecoderPlan::DecodeShape(int32_t bucket, int64_t longest) const {
+  StepShape shape;
+  shape.decode = {.kind = Has(Ablation::kChunkDecode) ? AttentionKind::kPagedPrefill
+                                                      : AttentionKind::kChunkDecode,
+                  .num_seqs = bucket,
+                  .num_tokens = bucket,
+                  .max_pages = int64_t{bucket} * max_pages,
+                  .more_chunks = bucket * (max_runs - 1)};
+  if (full_grid.num_lanes > 0 && !Has(Ablation::kChunkDecode)) {
+    const bool always_shares = SharesReads() && options.sharing == ChunkSharing::kAlways;
+    shape.decode.grid = always_shares  // clusters share nothing
+                            ? full_grid
+                            : ChooseChunkDecodeGrid(bucket, longest, layout, facts);
+  }
+  if (SharesReads()) {
+    shape.decode.shared_runs = kMaxSharedRuns;
+    shape.decode.task_members = std::min(bucket, kChunkDecodeMaxRows / group);
+    shape.decode.more_chunks += bucket * kMaxSharedRuns;
+  }
+  shape.logit_rows = bucket;
+  return shape;
+}
+
+MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderPlan& plan, std::byte* base) {
+  const int64_t element = SizeOf(plan.options.dtype);
+  const int64_t tokens = plan.max_tokens, batch = plan.options.max_batch;
+  const int64_t q = spec.QSize(), kv_size = spec.KvSize(), hidden = spec.hidden_size;
+  const bool split_norm = plan.split_input_norm || plan.split_mlp || plan.split_final_norm;
+  const bool split_gate = plan.split_mlp && spec.mlp == MlpKind::kGatedSilu;
+  Carver carver(base);
+  MemoryPlan memory;
+
+  x = carver.TakeBytes(tokens * hidden * element);
+  qkv_bytes = tokens * (q + 2 * kv_size) * element;
+  if (plan.options.reuse) qkv_bytes = std::max(qkv_bytes, ShiftedCopyBytes(plan, 1));
+  qkv = carver.TakeBytes(qkv_bytes);
+  attention = carver.TakeBytes(tokens * q * element);
+  mlp = carver.TakeBytes(tokens * spec.intermediate_size * element);
+  last = carver.TakeBytes(batch * hidden * element);
+  normed = carver.TakeBytes(split_norm ? tokens * hidden * element : 0);
+  gate_up = carver.TakeBytes(split_gate ? tokens * spec.UpRows() * element : 0);
+  logits = carver.Take<float>(batch * spec.vocab_size);
+  sampled = carver.Take<int32_t>(batch);
+  memory.activation_bytes = carver.Size();
+
+  linear_workspace = carver.TakeBytes(plan.linear_workspace_bytes);
+  sampling_workspace = carver.TakeBytes(plan.sampling_workspace_bytes);
+  const auto workspace_of = [&](const AttentionShape& shape) {
+    DecodeWorkspace workspace{.num_seqs = shape.num_seqs};
+    workspace.max_partials = DecodeRoomOf(shape).members;
+    workspace.bytes = ChunkDecodeWorkspaceBytes(shape.num_seqs, workspace.max_partials,
+                                                spec.num_q_heads, plan.layout);
+    return workspace;
+  };
+  decode_workspaces.clear();
+  if (plan.full_grid.num_lanes > 0 && !plan.Has(Ablation::kChunkDecode)) {
+    const auto counters = [&](int32_t num_seqs) {
+      return ChunkDecodeCounterBytes(num_seqs, plan.layout);
+    };
+    const int64_t before_states = counters(plan.largest_step.decode.num_seqs);
+    std::byte* largest = carver.TakeBytes(workspace_of(plan.largest_step.decode).bytes);
+    for (const int32_t bucket : plan.buckets) {
+      AttentionShape shape = plan.DecodeShape(bucket, plan.options.max_context).decode;
+      shape.grid = plan.full_grid;
+      decode_workspaces.push_back(workspace_of(shape));
+      if (base == nullptr) continue;
+      decode_workspaces.back().data = largest + (before_states - counters(bucket));
+    }
+  }
+  if (plan.full_grid.num_lanes > 0 && plan.Has(Ablation::kPagedPrefill)) {
+    prefill_workspace = workspace_of(plan.largest_step.prefill);
+    prefill_workspace.data = carver.TakeBytes(prefill_workspace.bytes);
+  }
+  memory.workspace_bytes = carver.Size() - memory.activation_bytes;
+
+  const int64_t before_tables = carver.Size();
+  const bool rotates = spec.position == PositionKind::kRope;
+  rope = carver.Take<float>(rotates ? plan.options.max_context * spec.head_dim : 0);
+  step = carver.TakeBytes(PlaceStep(plan.largest_step, nullptr).bytes);
+  memory.table_bytes = carver.Size() - before_tables;
+  constexpr int64_t kTurns = 2;  // as Decoder has them
+  memory.staging_bytes =
+      kTurns * (PlaceStep(plan.largest_step, nullptr).bytes + 2 * batch * int64_t{sizeof(int32_t)});
+
+  kv = carver.TakeBytes(spec.num_layers * plan.layout.NumElements() * element);
+  memory.kv_bytes = spec.num_layers * plan.layout.NumElements() * element;
+  return memory;
+}
+
+DecoderBuffers::DecoderBuffers(const ModelSpec& spec, const DecoderPlan& plan, Backend& backend) {
+  MemoryPlan memory = Place(spec, plan, nullptr);
+  memory_ = backend.Allocate(memory.Total());
+  Place(spec, plan, memory_.data());
+  if (rope == nullptr) return;
+  const std::vector<float> table =
+      MakeRopeTable(plan.options.max_context, spec.head_dim, spec.rope_theta, spec.rope_scaling);
+  backend.Upload(rope, table.data(), static_cast<int64_t>(table.size() * sizeof(float)));
+}
+
+MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
+                      const DeviceFacts& facts) {
+  const DecoderPlan plan(spec, options, facts);
+  MemoryPlan memory = DecoderBuffers().Place(spec, plan, nullptr);
+  memory.weight_bytes = DeviceWeights::Bytes(spec, options.dtype);
+  return memory;
+}
+
+void RequireRoom(const MemoryPlan& plan, int64_t free_bytes) {
+  if (plan.Total() <= free_bytes) return;
+  throw RuntimeFailure(StrCat("device memory does not suffice: ", plan.Total(),
+                              " bytes are needed (weights ", plan.weight_bytes, ", KV cache ",
+                              plan.kv_bytes, ", activations ", plan.activation_bytes,
+                              ", workspaces ", plan.workspace_bytes, ", tables ", plan.table_bytes,
+                              "), ", free_bytes, " are free"));
+}
+
+}  // namespace tokline

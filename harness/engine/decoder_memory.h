@@ -1,0 +1,143 @@
+// Which buffers a decoder needs, how large they are, and where they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "harness/engine/ablation.h"
+#include "harness/engine/backend.h"
+#include "harness/engine/step_arrays.h"
+#include "harness/engine/step_ops.h"
+#include "harness/models/model_spec.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline {
+
+struct DecoderOptions {
+  Device device = Device::kCpu;
+  DType dtype = DType::kF32;    // of weights, activations and KV; CUDA takes bf16 and f16
+  int32_t max_batch = 1;        // sequences at a time
+  int64_t max_context = 0;      // tokens of a sequence, prompt and new; 0: what the model allows
+  int64_t kv_pages = 0;         // 0: enough for max_batch sequences of max_context
+  int32_t page_size = 256;      // tokens
+  int64_t token_budget = 8192;  // prompt tokens a step; longer prompts take several steps
+  bool reuse = false;           // of K and V of prompts that begin alike
+  // With reuse: decode steps read what their sequences share once.
+  ChunkSharing sharing = ChunkSharing::kWhenItPays;
+  int64_t pinned_pages = 0;  // at most so many may be pinned; no sequence counts on them
+  AblationSet ablate = {};
+  std::optional<DelayedOp> delayed = {};  // to test the tools
+};
+
+// The options with every default filled in and everything checked, and what follows from them.
+struct DecoderPlan {
+  DecoderOptions options;
+  PagedKvLayout layout;       // of one layer; with the scratch page where there is one
+  int32_t group = 1;          // query heads of a KV head
+  int32_t max_runs = 1;       // of a sequence; see SequencePages
+  int32_t max_pages = 0;      // of a sequence
+  int32_t scratch_page = -1;  // stays zero; padding rows read it when paged_prefill decodes
+  DeviceFacts facts;
+  ChunkDecodeGrid full_grid;     // of chunk_decode; no lanes on the host
+  std::vector<int32_t> buckets;  // decode rows that steps are padded to, ascending
+  int64_t max_tokens = 0;        // of a step
+  // Done by kernels of their own, because an ablation says so or because no fused op does it as the
+  // model needs it.
+  bool split_input_norm = false;
+  bool split_mlp = false;  // norm, first projection, activation
+  bool split_final_norm = false;
+  StepShape largest_step;  // no step's arrays are larger
+  int64_t linear_workspace_bytes = 0;
+  int64_t sampling_workspace_bytes = 0;
+
+  // Throws InvalidArgument stating values and limits.
+  DecoderPlan(const ModelSpec& spec, const DecoderOptions& options, const DeviceFacts& facts);
+
+  int32_t Bucket(int32_t rows) const;  // the smallest that holds `rows`
+  // Of a decode step whose longest context is `longest`, the new token included.
+  StepShape DecodeShape(int32_t bucket, int64_t longest) const;
+  // Every shape that a decode step can have: what there are graphs of.
+  std::vector<StepShape> DecodeShapes() const;
+  bool Has(Ablation ablation) const { return options.ablate.Has(ablation); }
+  // Of a decode step.
+  StepOpSet DecodeOps(const ModelSpec& spec) const;
+  bool OnDevice() const { return options.device == Device::kCuda; }
+  bool SharesReads() const {
+    return options.reuse && options.sharing != ChunkSharing::kNever && !Has(Ablation::kChunkDecode);
+  }
+};
+
+// Whether the ablation swaps anything in a decoder of this model: what no fused op does for it is
+// plain already.
+bool Swaps(const ModelSpec& spec, Ablation ablation);
+
+// Bytes that a decoder allocates on its device, and beside them.
+struct MemoryPlan {
+  int64_t weight_bytes = 0;
+  int64_t kv_bytes = 0;
+  int64_t activation_bytes = 0;  // logits included
+  int64_t workspace_bytes = 0;   // of kernels, cuBLASLt included
+  int64_t table_bytes = 0;       // RoPE table and step arrays
+  int64_t staging_bytes = 0;     // on the host, pinned on CUDA: two steps' arrays and tokens
+
+  // On the device.
+  int64_t Total() const {
+    return weight_bytes + kv_bytes + activation_bytes + workspace_bytes + table_bytes;
+  }
+};
+
+// Without a device at hand `facts` may be all 0; the workspace of chunk_decode is then left out.
+MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
+                      const DeviceFacts& facts);
+
+// Throws RuntimeFailure, stating the needed bytes by their use and the free ones, unless the plan
+// fits.
+void RequireRoom(const MemoryPlan& plan, int64_t free_bytes);
+
+// A workspace of chunk_decode for one number of sequences. Its counters stay zero between launches
+// as long as no partial states of a launch with another number lie there.
+struct DecodeWorkspace {
+  int32_t num_seqs = 0;
+  int64_t max_partials = 0;
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// Everything but weights. N = max_tokens, B = max_batch; elements of options.dtype unless typed.
+struct DecoderBuffers {
+  DecoderBuffers(const ModelSpec& spec, const DecoderPlan& plan, Backend& backend);
+
+  std::byte* x = nullptr;    // [N, H] residual stream
+  std::byte* qkv = nullptr;  // [N, Q + 2 K], or more: between steps ShiftedCopy works here
+  int64_t qkv_bytes = 0;
+  std::byte* attention = nullptr;  // [N, Q]
+  std::byte* mlp = nullptr;        // [N, I]
+  std::byte* last = nullptr;       // [B, H] rows that logits are computed from
+  std::byte* normed = nullptr;     // [N, H]; only where a norm is split off
+  std::byte* gate_up = nullptr;    // [N, 2 I]; only where a gated MLP is split
+  float* logits = nullptr;         // [B, vocab_size]
+  int32_t* sampled = nullptr;      // [B] newest token of each slot; the next decode step's input
+  std::byte* linear_workspace = nullptr;
+  std::byte* sampling_workspace = nullptr;
+  // One a bucket. All have their partial states at the same place, and their counters before it.
+  std::vector<DecodeWorkspace> decode_workspaces;
+  DecodeWorkspace prefill_workspace;  // ablation paged_prefill only: for any number of sequences;
+                                      // its counters must be zeroed before each step
+  float* rope = nullptr;              // [max_context, head_dim / 2] pairs; null without RoPE
+  std::byte* step = nullptr;          // arrays of a step
+  std::byte* kv = nullptr;            // [num_layers] pools
+
+ private:
+  friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);
+  DecoderBuffers() = default;
+  // Places everything from `base`; with a null base it only measures.
+  MemoryPlan Place(const ModelSpec& spec, const DecoderPlan& plan, std::byte* base);
+
+  Memory memory_;
+};
+
+}  // namespace tokline

@@ -1,0 +1,64 @@
+// A model's weights where they are computed with: converted to one dtype, in one block of memory,
+// with Q, K, V fused and gate, up fused. Every matrix is [outputs, inputs], and RoPE always pairs
+// element i of a head with i + head_dim / 2: where the model pairs neighbours, each head's rows of
+// Q and K are brought in that order (even ones, then odd ones). Scores do not see it, as both sides
+// of each product are permuted alike.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "harness/engine/backend.h"
+#include "harness/models/model_spec.h"
+#include "harness/models/model_weights.h"
+#include "kernels/common/dtype.h"
+
+namespace tokline {
+
+// All contiguous, 256 B aligned. H, I, Q, K as in model_weights.h. Null where the model has none.
+struct DeviceLayerWeights {
+  std::byte* input_norm = nullptr;       // [H]
+  std::byte* input_norm_bias = nullptr;  // [H]
+  std::byte* qkv = nullptr;              // [Q + 2 K, H]: Q rows, then K, then V
+  std::byte* qkv_bias = nullptr;         // [Q + 2 K]
+  std::byte* q_norm = nullptr;           // [head_dim]
+  std::byte* k_norm = nullptr;           // [head_dim]
+  std::byte* o = nullptr;                // [H, Q]
+  std::byte* o_bias = nullptr;           // [H]
+  std::byte* post_norm = nullptr;        // [H]
+  std::byte* post_norm_bias = nullptr;   // [H]
+  std::byte* up = nullptr;               // [2 I, H]: gate rows, then up; or [I, H] without gate
+  std::byte* up_bias = nullptr;          // [2 I] or [I]
+  std::byte* down = nullptr;             // [H, I]
+  std::byte* down_bias = nullptr;        // [H]
+};
+
+class DeviceWeights {
+ public:
+  DeviceWeights(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Backend& backend);
+
+  // Of the block of memory.
+  static int64_t Bytes(const ModelSpec& spec, DType dtype);
+
+  const std::byte* embedding() const { return embedding_; }    // [vocab_size, H]
+  const std::byte* positions() const { return positions_; }    // [max_positions, H] or null
+  const std::byte* final_norm() const { return final_norm_; }  // [H]
+  const std::byte* final_norm_bias() const { return final_norm_bias_; }  // [H] or null
+  const std::byte* lm_head() const { return lm_head_; }  // [vocab_size, H]; may be embedding
+  const std::vector<DeviceLayerWeights>& layers() const { return layers_; }
+
+ private:
+  DeviceWeights() = default;
+  // Places everything from `base`; returns the size. With a null base it only measures.
+  int64_t Place(const ModelSpec& spec, DType dtype, std::byte* base);
+
+  std::byte* embedding_ = nullptr;
+  std::byte* positions_ = nullptr;
+  std::byte* final_norm_ = nullptr;
+  std::byte* final_norm_bias_ = nullptr;
+  std::byte* lm_head_ = nullptr;
+  std::vector<DeviceLayerWeights> layers_;
+  Memory memory_;
+};
+
+}  // namespace tokline

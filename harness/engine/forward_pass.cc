@@ -1,0 +1,380 @@
+#include "harness/engine/forward_pass.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+
+struct ForwardPass::Rows {
+  const AttentionShape& shape;
+  const AttentionArrays& arrays;
+  const AttentionWork& work;
+  int64_t begin = 0;  // first row of the step
+  const DecodeWorkspace* workspace = nullptr;
+};
+
+ForwardPass::ForwardPass(const ModelSpec& spec, const DecoderPlan& plan,
+                         const DeviceWeights& weights, const DecoderBuffers& buffers,
+                         Backend& backend)
+    : spec_(spec),
+      plan_(plan),
+      weights_(weights),
+      buffers_(buffers),
+      backend_(backend),
+      ops_(backend.ops()),
+      dtype_(plan.options.dtype),
+      element_bytes_(SizeOf(plan.options.dtype)),
+      qkv_width_(spec.QSize() + 2 * spec.KvSize()),
+      scale_(static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)))) {}
+
+LaunchOptions ForwardPass::Next() {
+  const bool dependent = !first_ && !plan_.Has(Ablation::kPdl);
+  first_ = false;
+  return {.stream = backend_.stream(), .dependent = dependent};
+}
+
+template <typename Params>
+void ForwardPass::Run(StepOp op, Op<Params> launch, const std::type_identity_t<Params>& params) {
+  if (!Wants(op)) return;
+  if (observer_ != nullptr) observer_->Begin(op, kKernelName<Params>);
+  launch(params, Next());
+  const std::optional<DelayedOp>& delayed = plan_.options.delayed;
+  if (delayed && delayed->op == op) delayed->delay(Next());
+  if (observer_ != nullptr) observer_->End();
+}
+
+void ForwardPass::Enqueue(const StepWork& work) {
+  const StepShape& shape = work.shape;
+  const StepArrays arrays = PlaceStep(shape, buffers_.step);
+  Rows decode{.shape = shape.decode, .arrays = arrays.decode, .work = work.decode};
+  Rows prefill{.shape = shape.prefill,
+               .arrays = arrays.prefill,
+               .work = work.prefill,
+               .begin = shape.decode.num_tokens};
+  for (const DecodeWorkspace& workspace : buffers_.decode_workspaces) {
+    if (workspace.num_seqs == shape.decode.num_seqs) decode.workspace = &workspace;
+  }
+  DecodeWorkspace any_number = buffers_.prefill_workspace;
+  if (any_number.data != nullptr && shape.prefill.num_seqs > 0) {
+    // Its layout moves with the number of sequences, so zeros of the last step are not where this
+    // step needs them.
+    any_number.num_seqs = shape.prefill.num_seqs;
+    backend_.Zero(any_number.data, ChunkDecodeCounterBytes(any_number.num_seqs, plan_.layout));
+    prefill.workspace = &any_number;
+  }
+
+  first_ = true;
+  Embed(work, arrays);
+  const int64_t pool_bytes = plan_.layout.NumElements() * element_bytes_;
+  std::byte* kv = buffers_.kv;
+  const std::vector<DeviceLayerWeights>& layers = weights_.layers();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const DeviceLayerWeights& layer = layers[i];
+    Projections(layer, kv, shape.Tokens(), arrays);
+    Attention(decode, kv);
+    Attention(prefill, kv);
+    LinearParams output = Linear(shape.Tokens(), buffers_.attention, spec_.QSize(), layer.o,
+                                 buffers_.x, spec_.hidden_size);
+    output.bias = layer.o_bias;
+    output.residual = buffers_.x;
+    output.residual_stride = spec_.hidden_size;
+    Run(StepOp::kAttentionOutput, ops_.linear, output);
+    Mlp(layer, i + 1 < layers.size() ? layers[i + 1].qkv : nullptr, shape.Tokens());
+    kv += pool_bytes;
+  }
+  if (shape.logit_rows > 0) Logits(shape, arrays);
+}
+
+void ForwardPass::Embed(const StepWork& work, const StepArrays& arrays) {
+  EmbeddingParams params{.dtype = dtype_,
+                         .num_tokens = work.shape.decode.num_tokens,
+                         .vocab_size = spec_.vocab_size,
+                         .hidden_size = spec_.hidden_size,
+                         .token_ids = buffers_.sampled,
+                         .table = weights_.embedding(),
+                         .num_positions = weights_.positions() ? spec_.max_positions : 0,
+                         .positions = arrays.positions,
+                         .position_table = weights_.positions(),
+                         .out = buffers_.x};
+  if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
+  params.out = buffers_.x + params.num_tokens * spec_.hidden_size * element_bytes_;
+  params.positions += params.num_tokens;
+  params.num_tokens = work.shape.prefill.num_tokens;
+  params.token_ids = arrays.prefill_ids;
+  if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
+}
+
+void ForwardPass::Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
+                       const std::byte* bias) {
+  if (spec_.norm == NormKind::kLayer) {
+    Run(op, ops_.layernorm,
+        {.dtype = dtype_,
+         .num_tokens = tokens,
+         .hidden_size = spec_.hidden_size,
+         .eps = spec_.norm_eps,
+         .x = x,
+         .x_stride = spec_.hidden_size,
+         .weight = weight,
+         .bias = bias,
+         .out = buffers_.normed,
+         .out_stride = spec_.hidden_size});
+    return;
+  }
+  Run(op, ops_.rmsnorm,
+      {.dtype = dtype_,
+       .num_tokens = tokens,
+       .hidden_size = spec_.hidden_size,
+       .eps = spec_.norm_eps,
+       .x = x,
+       .x_stride = spec_.hidden_size,
+       .weight = weight,
+       .out = buffers_.normed,
+       .out_stride = spec_.hidden_size});
+}
+
+void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, int64_t tokens,
+                              const StepArrays& arrays) {
+  RmsNormQkvParams params{
+      .dtype = dtype_,
+      .variant = ProjectionVariant(),
+      .num_tokens = tokens,
+      .hidden_size = spec_.hidden_size,
+      .num_q_heads = spec_.num_q_heads,
+      .num_kv_heads = spec_.num_kv_heads,
+      .head_dim = spec_.head_dim,
+      .x = buffers_.x,
+      .x_stride = spec_.hidden_size,
+      .norm_weight = layer.input_norm,
+      .norm_eps = spec_.norm_eps,
+      .weight = layer.qkv,
+      .bias = layer.qkv_bias,
+      .qkv = buffers_.qkv,
+      .qkv_stride = qkv_width_,
+      .append = true,
+      .append_params = {.layout = plan_.layout,
+                        .kv = kv,
+                        .slots = arrays.slots,
+                        .q_norm_weight = layer.q_norm,
+                        .k_norm_weight = layer.k_norm,
+                        .norm_eps = spec_.norm_eps,
+                        .positions = arrays.positions,
+                        .rope_cos_sin = buffers_.rope,
+                        .rope_rows = buffers_.rope ? plan_.options.max_context : 0},
+      .matmul = backend_.matmul(),
+      .workspace = buffers_.linear_workspace,
+      .workspace_bytes = plan_.linear_workspace_bytes};
+  const KvAppendParams append = AppendOf(params);
+  const bool split_append = plan_.Has(Ablation::kKvAppend);
+  if (plan_.split_input_norm) {
+    Norm(StepOp::kInputNorm, tokens, buffers_.x, layer.input_norm, layer.input_norm_bias);
+    LinearParams linear =
+        Linear(tokens, buffers_.normed, spec_.hidden_size, layer.qkv, buffers_.qkv, qkv_width_);
+    linear.bias = layer.qkv_bias;
+    Run(StepOp::kQkv, ops_.linear, linear);
+  } else {
+    params.append = !split_append;
+    Run(StepOp::kQkv, ops_.rmsnorm_qkv, params);
+  }
+  if (split_append) {
+    AppendWithSeparateNorms(append);
+  } else if (plan_.split_input_norm) {
+    Run(StepOp::kKvAppend, ops_.kv_append, append);
+  }
+}
+
+void ForwardPass::AppendWithSeparateNorms(KvAppendParams params) {
+  const auto norm_heads = [&](std::byte* first, int32_t heads, const void* weight) {
+    for (int32_t head = 0; weight != nullptr && head < heads; ++head) {
+      std::byte* rows = first + int64_t{head} * spec_.head_dim * element_bytes_;
+      Run(StepOp::kHeadNorms, ops_.rmsnorm,
+          {.dtype = dtype_,
+           .num_tokens = params.num_tokens,
+           .hidden_size = spec_.head_dim,
+           .eps = spec_.norm_eps,
+           .x = rows,
+           .x_stride = qkv_width_,
+           .weight = weight,
+           .out = rows,
+           .out_stride = qkv_width_});
+    }
+  };
+  norm_heads(buffers_.qkv, spec_.num_q_heads, params.q_norm_weight);
+  norm_heads(buffers_.qkv + spec_.QSize() * element_bytes_, spec_.num_kv_heads,
+             params.k_norm_weight);
+  params.q_norm_weight = nullptr;
+  params.k_norm_weight = nullptr;
+  Run(StepOp::kKvAppend, ops_.kv_append, params);
+}
+
+void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
+  const AttentionShape& shape = rows.shape;
+  if (shape.num_tokens == 0) return;
+  const std::byte* q = buffers_.qkv + rows.begin * qkv_width_ * element_bytes_;
+  std::byte* out = buffers_.attention + rows.begin * spec_.QSize() * element_bytes_;
+  if (shape.kind == AttentionKind::kPagedPrefill) {
+    Run(StepOp::kPagedPrefill, ops_.paged_prefill,
+        {.dtype = dtype_,
+         .num_q_heads = spec_.num_q_heads,
+         .causal = true,
+         .scale = scale_,
+         .layout = plan_.layout,
+         .table = rows.arrays.Table(shape),
+         .total_tokens = shape.num_tokens,
+         .q_indptr = rows.arrays.q_indptr,
+         .q = q,
+         .q_stride = qkv_width_,
+         .kv = kv,
+         .out = out,
+         .out_stride = spec_.QSize(),
+         .variant = plan_.Has(Ablation::kHopper) ? PagedPrefillVariant::kPortable
+                                                 : PagedPrefillVariant::kAuto,
+         .tile_tokens = rows.work.tile_tokens,
+         .num_tiles = rows.work.num_tiles,
+         .tiles = rows.arrays.tiles});
+    return;
+  }
+  ChunkDecodeParams params{.dtype = dtype_,
+                           .num_q_heads = spec_.num_q_heads,
+                           .scale = scale_,
+                           .layout = plan_.layout,
+                           .table = rows.arrays.Table(shape),
+                           .q = q,
+                           .q_stride = qkv_width_,
+                           .kv = kv,
+                           .out = out,
+                           .out_stride = spec_.QSize()};
+  if (rows.workspace != nullptr) {
+    params.plan = {.grid = shape.grid,
+                   .max_partials = rows.workspace->max_partials,
+                   .lane_task_indptr = rows.arrays.lane_task_indptr,
+                   .tasks = rows.arrays.tasks,
+                   .ranges = rows.arrays.ranges,
+                   .members = rows.arrays.members,
+                   .seq_partial_indptr = rows.arrays.seq_partial_indptr};
+    params.workspace = rows.workspace->data;
+    params.workspace_bytes = rows.workspace->bytes;
+  }
+  Run(StepOp::kChunkDecode, ops_.chunk_decode, params);
+}
+
+void ForwardPass::SplitMlp(const DeviceLayerWeights& layer, int64_t tokens) {
+  const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
+  const bool gated = spec_.mlp == MlpKind::kGatedSilu;
+  std::byte* const product = gated ? buffers_.gate_up : buffers_.mlp;
+  Norm(StepOp::kPostNorm, tokens, buffers_.x, layer.post_norm, layer.post_norm_bias);
+  LinearParams up = Linear(tokens, buffers_.normed, hidden, layer.up, product, spec_.UpRows());
+  up.bias = layer.up_bias;
+  Run(gated ? StepOp::kGateUp : StepOp::kUp, ops_.linear, up);
+  if (gated) {
+    Run(StepOp::kSiluMul, ops_.silu_mul,
+        {.dtype = dtype_,
+         .num_tokens = tokens,
+         .intermediate_size = inner,
+         .gate_up = product,
+         .gate_up_stride = 2 * inner,
+         .out = buffers_.mlp,
+         .out_stride = inner});
+  } else {
+    Run(StepOp::kGelu, ops_.gelu,
+        {.dtype = dtype_,
+         .num_tokens = tokens,
+         .intermediate_size = inner,
+         .x = product,
+         .x_stride = inner,
+         .out = buffers_.mlp,
+         .out_stride = inner});
+  }
+}
+
+void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens) {
+  const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
+  if (plan_.split_mlp) {
+    SplitMlp(layer, tokens);
+  } else {
+    LinearParams gate_up = Linear(tokens, buffers_.x, hidden, layer.up, buffers_.mlp, inner);
+    gate_up.gated_silu = true;
+    gate_up.norm_weight = layer.post_norm;
+    gate_up.norm_eps = spec_.norm_eps;
+    gate_up.bias = layer.up_bias;
+    Prefetch(StepOp::kDown, layer.down, hidden * inner, gate_up);
+    Run(StepOp::kGateUp, ops_.linear, gate_up);
+  }
+  LinearParams down = Linear(tokens, buffers_.mlp, inner, layer.down, buffers_.x, hidden);
+  down.bias = layer.down_bias;
+  down.residual = buffers_.x;
+  down.residual_stride = hidden;
+  Prefetch(StepOp::kQkv, next_qkv, qkv_width_ * hidden, down);
+  Run(StepOp::kDown, ops_.linear, down);
+}
+
+void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
+  const std::byte* rows = buffers_.x;
+  if (shape.prefill.num_tokens > 0) {
+    // Collecting the last row of each sequence is a lookup with rows as the table.
+    Run(StepOp::kLastRows, ops_.embedding,
+        {.dtype = dtype_,
+         .num_tokens = shape.logit_rows,
+         .vocab_size = shape.Tokens(),
+         .hidden_size = spec_.hidden_size,
+         .token_ids = arrays.logit_tokens,
+         .table = buffers_.x,
+         .out = buffers_.last});
+    rows = buffers_.last;
+  }
+  if (plan_.split_final_norm) {
+    Norm(StepOp::kFinalNorm, shape.logit_rows, rows, weights_.final_norm(),
+         weights_.final_norm_bias());
+    rows = buffers_.normed;
+  }
+  LinearParams head = Linear(shape.logit_rows, rows, spec_.hidden_size, weights_.lm_head(),
+                             buffers_.logits, spec_.vocab_size);
+  head.out_f32 = true;
+  head.norm_weight = plan_.split_final_norm ? nullptr : weights_.final_norm();
+  head.norm_eps = spec_.norm_eps;
+  Run(StepOp::kLmHead, ops_.linear, head);
+  Run(StepOp::kSampling, ops_.sampling,
+      {.num_rows = shape.logit_rows,
+       .vocab_size = spec_.vocab_size,
+       .logits = buffers_.logits,
+       .logits_stride = spec_.vocab_size,
+       .rules = arrays.rules,
+       .tokens = buffers_.sampled,
+       .workspace = buffers_.sampling_workspace,
+       .workspace_bytes = plan_.sampling_workspace_bytes});
+}
+
+bool ForwardPass::Wants(StepOp op) const { return observer_ == nullptr || observer_->Wants(op); }
+
+void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
+                           LinearParams& params) const {
+  if (weight == nullptr || plan_.Has(Ablation::kPrefetch) || !Wants(op)) return;
+  const int64_t bytes = elements * element_bytes_;
+  if (bytes > backend_.facts().l2_bytes / 4) return;
+  params.prefetch = weight;
+  params.prefetch_bytes = bytes;
+}
+
+LinearVariant ForwardPass::ProjectionVariant() const {
+  return plan_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto;
+}
+
+LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_features,
+                                 const std::byte* weight, void* out, int64_t out_features) const {
+  return {.dtype = dtype_,
+          .variant = ProjectionVariant(),
+          .num_tokens = tokens,
+          .in_features = in_features,
+          .out_features = out_features,
+          .x = x,
+          .x_stride = in_features,
+          .weight = weight,
+          .out = out,
+          .out_stride = out_features,
+          .matmul = backend_.matmul(),
+          .workspace = buffers_.linear_workspace,
+          .workspace_bytes = plan_.linear_workspace_bytes};
+}
+
+}  // namespace tokline

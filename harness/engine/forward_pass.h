@@ -1,0 +1,81 @@
+// One forward pass over a ragged batch, from token ids to sampled tokens. Written once against the
+// table of ops: it runs over references and kernels alike.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "harness/engine/backend.h"
+#include "harness/engine/decoder_memory.h"
+#include "harness/engine/device_weights.h"
+#include "harness/engine/step_arrays.h"
+#include "harness/engine/step_ops.h"
+#include "harness/models/model_spec.h"
+
+namespace tokline {
+
+// What the host knows of a step: its shape and its plans.
+struct StepWork {
+  StepShape shape;
+  AttentionWork decode;
+  AttentionWork prefill;
+};
+
+// Borrows everything it is made from.
+class ForwardPass {
+ public:
+  ForwardPass(const ModelSpec& spec, const DecoderPlan& plan, const DeviceWeights& weights,
+              const DecoderBuffers& buffers, Backend& backend);
+
+  // Enqueues the step whose arrays are on the device, laid out by PlaceStep(work.shape,
+  // buffers.step). Tokens of decode rows are buffers.sampled; new tokens are written there. With
+  // 0 logit rows it ends after the last layer. Allocates nothing, waits for nothing.
+  void Enqueue(const StepWork& work);
+
+  // Who is told of every op from here on; null: nobody. A replayed graph enqueues no ops.
+  void SetObserver(OpObserver* observer) { observer_ = observer; }
+
+ private:
+  struct Rows;  // the query rows of one attention launch
+
+  void Embed(const StepWork& work, const StepArrays& arrays);
+  // Into buffers.normed.
+  void Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
+            const std::byte* bias);
+  void Projections(const DeviceLayerWeights& layer, std::byte* kv, int64_t tokens,
+                   const StepArrays& arrays);
+  void AppendWithSeparateNorms(KvAppendParams params);
+  void Attention(const Rows& rows, const std::byte* kv);
+  // `next_qkv`: of the layer after, or null.
+  void Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens);
+  // The MLP up to its activation, by a kernel each.
+  void SplitMlp(const DeviceLayerWeights& layer, int64_t tokens);
+  void Logits(const StepShape& shape, const StepArrays& arrays);
+  LinearVariant ProjectionVariant() const;
+  LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
+                      const std::byte* weight, void* out, int64_t out_features) const;
+  // Lets the kernel of `params` ask the L2 for the weights of `op`, which comes after it: where
+  // they leave the L2 room for all else, and `op` is enqueued.
+  void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
+  bool Wants(StepOp op) const;
+  // Enqueues an op, unless the observer skips it.
+  template <typename Params>
+  void Run(StepOp op, Op<Params> launch, const std::type_identity_t<Params>& params);
+  // Every kernel of a pass but the first may start before its predecessor ends.
+  LaunchOptions Next();
+
+  const ModelSpec& spec_;
+  const DecoderPlan& plan_;
+  const DeviceWeights& weights_;
+  const DecoderBuffers& buffers_;
+  Backend& backend_;
+  const Ops& ops_;
+  DType dtype_;
+  int64_t element_bytes_;
+  int64_t qkv_width_;
+  float scale_;
+  OpObserver* observer_ = nullptr;
+  bool first_ = true;
+};
+
+}  // namespace tokline

@@ -1,0 +1,176 @@
+#include "harness/engine/shared_runs.h"
+
+#include <algorithm>
+
+#include "kernels/chunk_decode/chunk_decode_sharing.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+namespace {
+
+struct Row {
+  std::span<const ChunkId> chunks;
+  size_t row;
+};
+
+// Chunks that two chains have in common, at least the first `known`. Who has a chunk has all before
+// it, so they are found by bisection.
+size_t CommonChunks(const Row& a, const Row& b, size_t known) {
+  size_t low = known, high = std::min(a.chunks.size(), b.chunks.size());
+  while (low < high) {
+    const size_t middle = low + (high - low) / 2;
+    if (a.chunks[middle] == b.chunks[middle]) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+bool Before(const Row& a, const Row& b) {
+  if (a.chunks[0] != b.chunks[0]) return a.chunks[0] < b.chunks[0];
+  const size_t common = CommonChunks(a, b, 1);
+  if (common == b.chunks.size()) return false;
+  return common == a.chunks.size() || a.chunks[common] < b.chunks[common];
+}
+
+// Tokens that no run has yet, as far as some rows have them in common.
+struct Stretch {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t tiles = 0;  // of page runs that have ended
+  int64_t tail = 0;   // tokens of the last page run
+
+  void Add(int64_t tokens, int32_t page_size) {
+    end += tokens;
+    tail += tokens;
+    if (tokens % page_size == 0) return;
+    tiles += DivideUp(tail, kChunkDecodeTileTokens);
+    tail = 0;
+  }
+};
+
+class Search {
+ public:
+  Search(const ChunkRegistry& registry, int32_t page_size, int32_t group, bool always,
+         SharedRuns& found)
+      : registry_(registry), page_size_(page_size), group_(group), always_(always), found_(found) {}
+
+  // `rows`: sorted, with the first `common` chunks in common; of these all but the stretch is in
+  // the `depth` runs that they already have.
+  void Branches(std::span<const Row> rows, size_t common, const Stretch& stretch, int32_t depth) {
+    while (!rows.empty()) {
+      const auto other = std::ranges::find_if(
+          rows, [&](const Row& row) { return Branch(row, common) != Branch(rows[0], common); });
+      const auto same = rows.first(static_cast<size_t>(other - rows.begin()));
+      if (same.size() > 1 && Branch(same[0], common) != kRootChunk) {
+        Trunk(same, common, stretch, depth);
+      }
+      rows = rows.subspan(same.size());
+    }
+  }
+
+ private:
+  // None where the row's chunks end: those rows come first.
+  static ChunkId Branch(const Row& row, size_t at) {
+    return at < row.chunks.size() ? row.chunks[at] : kRootChunk;
+  }
+
+  // What all rows have in common, and where they branch.
+  void Trunk(std::span<const Row> rows, size_t common, Stretch stretch, int32_t depth) {
+    const size_t end = CommonChunks(rows.front(), rows.back(), common);
+    for (; common < end; ++common) {
+      stretch.Add(static_cast<int64_t>(registry_.Get(rows[0].chunks[common]).tokens.size()),
+                  page_size_);
+    }
+    const int64_t rest = always_ ? 0 : stretch.tail % kChunkDecodeTileTokens;
+    const auto members = static_cast<int32_t>(rows.size());
+    const int64_t tiles = stretch.tiles + DivideUp(stretch.tail - rest, kChunkDecodeTileTokens);
+    if (tiles > 0 && (always_ || SharingPays(members, tiles, group_))) {
+      Keep(rows, {.begin = stretch.begin, .end = stretch.end - rest, .members = members}, depth);
+      stretch = {.begin = stretch.end - rest, .end = stretch.end, .tiles = 0, .tail = rest};
+      if (++depth == kMaxSharedRuns) return;
+    }
+    Branches(rows, common, stretch, depth);
+  }
+
+  void Keep(std::span<const Row> rows, const SharedRun& run, int32_t depth) {
+    for (const Row& row : rows) {
+      found_.of_rows[row.row * kMaxSharedRuns + static_cast<size_t>(depth)] =
+          static_cast<int32_t>(found_.runs.size());
+    }
+    found_.runs.push_back(run);
+  }
+
+  const ChunkRegistry& registry_;
+  int32_t page_size_;
+  int32_t group_;
+  bool always_;
+  SharedRuns& found_;
+};
+
+}  // namespace
+
+std::span<const int32_t> SharedRuns::Of(size_t row) const {
+  if (runs.empty()) return {};
+  const auto all = std::span(of_rows).subspan(row * kMaxSharedRuns, kMaxSharedRuns);
+  return all.first(static_cast<size_t>(std::ranges::find(all, -1) - all.begin()));
+}
+
+int64_t SharedRuns::TokensSaved(int32_t group) const {
+  int64_t tokens = 0;
+  for (const SharedRun& run : runs) {
+    tokens += (run.end - run.begin) * (run.members - NumSharedParts(run.members, group));
+  }
+  return tokens;
+}
+
+SharedRuns FindSharedRuns(std::span<const std::span<const ChunkId>> chains,
+                          const ChunkRegistry& registry, int32_t page_size, int32_t group,
+                          ChunkSharing sharing) {
+  SharedRuns found;
+  if (sharing == ChunkSharing::kNever) return found;
+  std::vector<Row> rows;
+  for (size_t row = 0; row < chains.size(); ++row) {
+    // Who shares anything shares its first chunk.
+    if (!chains[row].empty() && registry.Users(chains[row][0]) > 1) {
+      rows.push_back({.chunks = chains[row], .row = row});
+    }
+  }
+  if (rows.size() < 2) return found;
+  std::ranges::sort(rows, Before);
+  found.of_rows.assign(chains.size() * kMaxSharedRuns, -1);
+  Search(registry, page_size, group, sharing == ChunkSharing::kAlways, found)
+      .Branches(rows, 0, {}, 0);
+  return found;
+}
+
+void SharedTableWriter::Add(size_t row, const SequencePages& pages, int64_t length) {
+  const std::span<const int32_t> runs = shared_.Of(row);
+  size_t next = 0;  // of them
+  int64_t at = 0;
+  bool is_first = false;  // who has the run that `at` lies in
+  pages.ForEachRun(length, [&](std::span<const int32_t> run_pages, int64_t tokens) {
+    for (int64_t done = 0; done < tokens;) {
+      const SharedRun* run = next < runs.size() ? &shared_.runs[runs[next]] : nullptr;
+      if (run != nullptr && at == run->begin) {
+        is_first = chunks_[runs[next]].empty();
+        for (const int32_t chunk : chunks_[runs[next]]) table_.ListChunk(chunk);
+      }
+      const int64_t count = std::min(tokens - done, (run ? run->end : length) - at);
+      if (run == nullptr || is_first) {
+        const auto part = run_pages.subspan(static_cast<size_t>(done / page_size_),
+                                            static_cast<size_t>(DivideUp(count, page_size_)));
+        const int32_t chunk = table_.AddChunk(part, static_cast<int32_t>(count));
+        if (run != nullptr) chunks_[runs[next]].push_back(chunk);
+      }
+      done += count;
+      at += count;
+      if (run != nullptr && at == run->end) ++next;
+    }
+  });
+  table_.EndSequence(1);
+}
+
+}  // namespace tokline

@@ -1,0 +1,141 @@
+#include "harness/engine/shifted_copy.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "harness/engine/carver.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+// Of a batch of pages: first its tables, which come from the host in one block, then rows.
+struct Room {
+  Room(const DecoderPlan& plan, int64_t num_pages, std::byte* base) {
+    Carver carver(base);
+    const int64_t tokens = num_pages * plan.layout.page_size;
+    const int64_t row = int64_t{plan.layout.num_kv_heads} * plan.layout.head_dim;
+    ends = carver.Take<int32_t>(4);
+    numbers = carver.Take<int32_t>(num_pages + 1);
+    pages = carver.Take<int32_t>(num_pages);
+    lengths = carver.Take<int32_t>(num_pages);
+    positions = carver.Take<int32_t>(tokens);
+    slots = carver.Take<int64_t>(tokens);
+    table_bytes = carver.Size();
+    k = carver.TakeBytes(tokens * row * SizeOf(plan.options.dtype));
+    v = carver.TakeBytes(tokens * row * SizeOf(plan.options.dtype));
+    bytes = carver.Size();
+  }
+
+  int32_t* ends = nullptr;     // 0 and the number of pages, 0 and that of tokens
+  int32_t* numbers = nullptr;  // 0, 1, 2, ...: every page is a chunk
+  int32_t* pages = nullptr;
+  int32_t* lengths = nullptr;
+  int32_t* positions = nullptr;
+  int64_t* slots = nullptr;
+  std::byte* k = nullptr;
+  std::byte* v = nullptr;
+  int64_t table_bytes = 0;
+  int64_t bytes = 0;
+};
+
+}  // namespace
+
+void RequireShiftable(const ModelSpec& spec) {
+  Require(spec.position == PositionKind::kRope, "a model of family ", spec.family, " has ",
+          Name(spec.position), " positions; chunks can be shifted with rope positions only");
+}
+
+int64_t ShiftedCopyBytes(const DecoderPlan& plan, int64_t pages) {
+  return Room(plan, pages, nullptr).bytes;
+}
+
+ShiftedCopy::ShiftedCopy(const ModelSpec& spec, const DecoderPlan& plan,
+                         const DecoderBuffers& buffers, Backend& backend)
+    : spec_(spec), plan_(plan), buffers_(buffers), backend_(backend) {}
+
+void ShiftedCopy::Enqueue(const Sequence& sequence, const ChunkRegistry& chunks) {
+  const Request& request = sequence.request;
+  const int64_t page_size = plan_.layout.page_size;
+  Batch batch;
+  for (size_t i = 0; i < request.shifted.size(); ++i) {
+    const int64_t shift = request.shifted[i].begin - request.shifted_after;
+    int64_t position = 0;  // where the source was computed
+    for (const ChunkId id : sequence.sources[i]) {
+      const Chunk& chunk = chunks.Get(id);
+      int64_t left = static_cast<int64_t>(chunk.tokens.size());
+      for (const int32_t page : chunk.pages) {
+        const int64_t length = std::min(left, page_size);
+        left -= length;
+        position += length;
+        if (position <= request.shifted_after) continue;
+        batch.pages.push_back(page);
+        batch.lengths.push_back(static_cast<int32_t>(length));
+        batch.positions.insert(batch.positions.end(), static_cast<size_t>(length),
+                               static_cast<int32_t>(shift));
+        for (int64_t from = position - length; from < position; ++from) {
+          batch.slots.push_back(from < request.shifted_after ? -1
+                                                             : sequence.pages.SlotOf(from + shift));
+        }
+        const auto pages = static_cast<int64_t>(batch.pages.size());
+        if (ShiftedCopyBytes(plan_, pages + 1) > buffers_.qkv_bytes) Run(batch);
+      }
+    }
+  }
+  if (!batch.pages.empty()) Run(batch);
+}
+
+void ShiftedCopy::Run(Batch& batch) {
+  const auto pages = static_cast<int64_t>(batch.pages.size());
+  const auto tokens = static_cast<int64_t>(batch.slots.size());
+  std::vector<std::byte> block(static_cast<size_t>(Room(plan_, pages, nullptr).table_bytes));
+  const Room host(plan_, pages, block.data());
+  host.ends[0] = host.ends[2] = 0;
+  host.ends[1] = static_cast<int32_t>(pages);
+  host.ends[3] = static_cast<int32_t>(tokens);
+  std::iota(host.numbers, host.numbers + pages + 1, 0);
+  std::ranges::copy(batch.pages, host.pages);
+  std::ranges::copy(batch.lengths, host.lengths);
+  std::ranges::copy(batch.positions, host.positions);
+  std::ranges::copy(batch.slots, host.slots);
+  const Room room(plan_, pages, buffers_.qkv);
+  backend_.Upload(buffers_.qkv, block.data(), host.table_bytes);
+
+  const DType dtype = plan_.options.dtype;
+  const LaunchOptions launch{.stream = backend_.stream(), .dependent = false};
+  std::byte* kv = buffers_.kv;
+  for (int64_t layer = 0; layer < spec_.num_layers; ++layer) {
+    backend_.ops().paged_gather({.dtype = dtype,
+                                 .layout = plan_.layout,
+                                 .table = {.num_seqs = 1,
+                                           .num_chunks = static_cast<int32_t>(pages),
+                                           .seq_chunk_indptr = room.ends,
+                                           .seq_chunks = room.numbers,
+                                           .chunk_page_indptr = room.numbers,
+                                           .chunk_pages = room.pages,
+                                           .chunk_lengths = room.lengths},
+                                 .total_tokens = tokens,
+                                 .token_indptr = room.ends + 2,
+                                 .kv = kv,
+                                 .k_out = room.k,
+                                 .v_out = room.v},
+                                launch);
+    backend_.ops().kv_append({.dtype = dtype,
+                              .num_tokens = tokens,
+                              .layout = plan_.layout,
+                              .k = room.k,
+                              .k_stride = spec_.KvSize(),
+                              .v = room.v,
+                              .v_stride = spec_.KvSize(),
+                              .kv = kv,
+                              .slots = room.slots,
+                              .positions = room.positions,
+                              .rope_cos_sin = buffers_.rope,
+                              .rope_rows = plan_.options.max_context},
+                             launch);
+    kv += plan_.layout.NumElements() * SizeOf(dtype);
+  }
+  batch = {};
+}
+
+}  // namespace tokline

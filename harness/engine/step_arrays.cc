@@ -1,0 +1,158 @@
+#include "harness/engine/step_arrays.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "harness/engine/carver.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+AttentionArrays PlaceAttention(const AttentionShape& shape, Carver& carver) {
+  AttentionArrays arrays;
+  if (shape.num_seqs == 0) return arrays;
+  const int64_t seqs = shape.num_seqs;
+  arrays.seq_chunk_indptr = carver.Take<int32_t>(seqs + 1);
+  arrays.seq_chunks = carver.Take<int32_t>(shape.MaxChunks());
+  arrays.chunk_lengths = carver.Take<int32_t>(shape.MaxChunks());
+  arrays.chunk_page_indptr = carver.Take<int32_t>(shape.MaxChunks() + 1);
+  if (shape.kind == AttentionKind::kPagedPrefill) {
+    arrays.q_indptr = carver.Take<int32_t>(seqs + 1);
+    arrays.tiles = carver.Take<PagedPrefillTile>(MaxPagedPrefillTiles(seqs, shape.num_tokens));
+  } else if (shape.grid.num_lanes > 0) {
+    const DecodeRoom room = DecodeRoomOf(shape);
+    arrays.lane_task_indptr = carver.Take<int32_t>(shape.grid.num_lanes + 1);
+    arrays.tasks = carver.Take<ChunkDecodeTask>(room.tasks);
+    arrays.ranges = carver.Take<ChunkDecodeRange>(room.ranges);
+    arrays.members = carver.Take<ChunkDecodeMember>(room.members);
+    arrays.seq_partial_indptr = carver.Take<int32_t>(seqs + 1);
+  }
+  arrays.chunk_pages = carver.Take<int32_t>(shape.max_pages);
+  return arrays;
+}
+
+template <typename T>
+void CopyPlanArray(const std::vector<T>& from, T* to, int64_t room, const char* name) {
+  Require(static_cast<int64_t>(from.size()) <= room, "the plan of a step has ", from.size(), " ",
+          name, "; there is room for ", room);
+  std::ranges::copy(from, to);
+}
+
+}  // namespace
+
+ChunkTableView AttentionArrays::Table(const AttentionShape& shape) const {
+  return {.num_seqs = shape.num_seqs,
+          .num_chunks = shape.MaxChunks(),
+          .seq_chunk_indptr = seq_chunk_indptr,
+          .seq_chunks = seq_chunks,
+          .seq_shifts = nullptr,
+          .chunk_page_indptr = chunk_page_indptr,
+          .chunk_pages = chunk_pages,
+          .chunk_lengths = chunk_lengths};
+}
+
+StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
+  Carver carver(base);
+  StepArrays arrays;
+  arrays.prefill_ids = carver.Take<int32_t>(shape.prefill.num_tokens);
+  arrays.positions = carver.Take<int32_t>(shape.Tokens());
+  arrays.slots = carver.Take<int64_t>(shape.Tokens());
+  arrays.logit_tokens = carver.Take<int32_t>(shape.logit_rows);
+  arrays.rules = carver.Take<SamplingRule>(shape.logit_rows);
+  arrays.prefill = PlaceAttention(shape.prefill, carver);
+  arrays.decode = PlaceAttention(shape.decode, carver);
+  arrays.bytes = carver.Size();
+  return arrays;
+}
+
+DecodeRoom DecodeRoomOf(const AttentionShape& shape) {
+  const int64_t lanes = shape.grid.num_lanes;
+  const int64_t shared_cuts = shape.shared_runs > 0 ? lanes : 0;
+  const int64_t uncut = int64_t{shape.num_seqs} * (1 + shape.shared_runs);
+  return {.tasks = uncut + lanes + shared_cuts,
+          .ranges = shape.MaxChunks() + lanes + shared_cuts,
+          .members = uncut + lanes + shared_cuts * shape.task_members};
+}
+
+TableWriter::TableWriter(const AttentionShape& shape, const AttentionArrays& arrays)
+    : shape_(shape), arrays_(arrays) {
+  if (shape.num_seqs == 0) return;
+  arrays_.seq_chunk_indptr[0] = 0;
+  arrays_.chunk_page_indptr[0] = 0;
+  if (arrays_.q_indptr != nullptr) arrays_.q_indptr[0] = 0;
+}
+
+int32_t TableWriter::AddChunk(std::span<const int32_t> pages, int32_t length) {
+  const auto count = static_cast<int64_t>(pages.size());
+  Require(chunks_ < shape_.MaxChunks() && pages_ + count <= shape_.max_pages, "chunk ", chunks_,
+          " with ", count, " pages after ", pages_, " exceeds a step of ", shape_.MaxChunks(),
+          " chunks and ", shape_.max_pages, " pages");
+  std::ranges::copy(pages, arrays_.chunk_pages + pages_);
+  pages_ += count;
+  arrays_.chunk_lengths[chunks_] = length;
+  arrays_.chunk_page_indptr[chunks_ + 1] = static_cast<int32_t>(pages_);
+  ListChunk(chunks_);
+  return chunks_++;
+}
+
+void TableWriter::ListChunk(int32_t chunk) {
+  Require(listings_ < shape_.MaxChunks(), "the sequences of a step list more than ",
+          shape_.MaxChunks(), " chunks");
+  arrays_.seq_chunks[listings_++] = chunk;
+}
+
+void TableWriter::EndSequence(int32_t new_tokens) {
+  Require(seqs_ < shape_.num_seqs, "a table of ", shape_.num_seqs, " sequences gets one more");
+  if (arrays_.q_indptr != nullptr) {
+    arrays_.q_indptr[seqs_ + 1] = arrays_.q_indptr[seqs_] + new_tokens;
+  }
+  ++seqs_;
+  arrays_.seq_chunk_indptr[seqs_] = listings_;
+  if (seqs_ < shape_.num_seqs) return;
+  // Chunks that no sequence lists are empty.
+  std::fill(arrays_.chunk_lengths + chunks_, arrays_.chunk_lengths + shape_.MaxChunks(), 0);
+  std::fill(arrays_.chunk_page_indptr + chunks_, arrays_.chunk_page_indptr + shape_.MaxChunks() + 1,
+            static_cast<int32_t>(pages_));
+}
+
+void TableWriter::Add(std::span<const int32_t> pages, int32_t length, int32_t new_tokens) {
+  AddChunk(pages, length);
+  EndSequence(new_tokens);
+}
+
+AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& arrays,
+                            const PagedKvLayout& layout, int32_t num_q_heads,
+                            const DeviceFacts& device, ChunkSharing sharing) {
+  AttentionWork work;
+  if (shape.num_seqs == 0 || device.sm_count == 0) return work;
+  if (shape.kind == AttentionKind::kPagedPrefill) {
+    const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
+                                                   num_q_heads, /*causal=*/true, device);
+    CopyPlanArray(plan.tiles, arrays.tiles, MaxPagedPrefillTiles(shape.num_seqs, shape.num_tokens),
+                  "tiles");
+    work.num_tiles = static_cast<int32_t>(plan.tiles.size());
+    work.tile_tokens = plan.tile_tokens;
+    return work;
+  }
+  const ChunkDecodePlan plan =
+      PlanChunkDecode(arrays.Table(shape), layout, num_q_heads, device,
+                      {.batch_invariant = false, .sharing = sharing, .grid = shape.grid});
+  const DecodeRoom room = DecodeRoomOf(shape);
+  if (sharing != ChunkSharing::kNever) {
+    const bool some_once = plan.members.size() > plan.tasks.size();
+    work.reads_once = some_once && std::ssize(plan.tasks) <= room.tasks &&
+                      std::ssize(plan.ranges) <= room.ranges &&
+                      std::ssize(plan.members) <= room.members;
+    if (!work.reads_once) return work;
+  }
+  CopyPlanArray(plan.lane_task_indptr, arrays.lane_task_indptr, shape.grid.num_lanes + 1, "lanes");
+  CopyPlanArray(plan.tasks, arrays.tasks, room.tasks, "tasks");
+  CopyPlanArray(plan.ranges, arrays.ranges, room.ranges, "ranges");
+  CopyPlanArray(plan.members, arrays.members, room.members, "members");
+  CopyPlanArray(plan.seq_partial_indptr, arrays.seq_partial_indptr, shape.num_seqs + 1,
+                "sequences");
+  return work;
+}
+
+}  // namespace tokline

@@ -1,0 +1,73 @@
+#include "harness/engine/step_ops.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+constexpr std::array kOps = {
+    StepOp::kEmbedding, StepOp::kInputNorm,   StepOp::kQkv,          StepOp::kHeadNorms,
+    StepOp::kKvAppend,  StepOp::kChunkDecode, StepOp::kPagedPrefill, StepOp::kAttentionOutput,
+    StepOp::kPostNorm,  StepOp::kGateUp,      StepOp::kUp,           StepOp::kSiluMul,
+    StepOp::kGelu,      StepOp::kDown,        StepOp::kLastRows,     StepOp::kFinalNorm,
+    StepOp::kLmHead,    StepOp::kSampling};
+
+}  // namespace
+
+std::span<const StepOp> AllStepOps() { return kOps; }
+
+std::string_view Name(StepOp op) {
+  switch (op) {
+    case StepOp::kEmbedding:
+      return "embedding";
+    case StepOp::kInputNorm:
+      return "input_norm";
+    case StepOp::kQkv:
+      return "qkv";
+    case StepOp::kHeadNorms:
+      return "head_norms";
+    case StepOp::kKvAppend:
+      return "kv_append";
+    case StepOp::kChunkDecode:
+      return "chunk_decode";
+    case StepOp::kPagedPrefill:
+      return "paged_prefill";
+    case StepOp::kAttentionOutput:
+      return "attention_output";
+    case StepOp::kPostNorm:
+      return "post_norm";
+    case StepOp::kGateUp:
+      return "gate_up";
+    case StepOp::kUp:
+      return "up";
+    case StepOp::kSiluMul:
+      return "silu_mul";
+    case StepOp::kGelu:
+      return "gelu";
+    case StepOp::kDown:
+      return "down";
+    case StepOp::kLastRows:
+      return "last_rows";
+    case StepOp::kFinalNorm:
+      return "final_norm";
+    case StepOp::kLmHead:
+      return "lm_head";
+    case StepOp::kSampling:
+      return "sampling";
+  }
+  return "unknown";
+}
+
+StepOp ParseStepOp(std::string_view name) {
+  const auto found = std::ranges::find(kOps, name, [](StepOp op) { return Name(op); });
+  if (found != kOps.end()) return *found;
+  std::string known;
+  for (const StepOp op : kOps) known += StrCat(known.empty() ? "" : ", ", Name(op));
+  throw InvalidArgument(StrCat("unknown op '", name, "'; known are ", known));
+}
+
+}  // namespace tokline

@@ -1,0 +1,42 @@
+#include <array>
+
+#include "harness/measure/peaks.h"
+
+namespace tokline {
+namespace {
+
+struct KnownDevice {
+  std::string_view name_part;
+  Datasheet datasheet;
+};
+
+// NVIDIA's product briefs; dense bf16, no sparsity. The first name that is part of the device's
+// wins, so longer names stand before those they contain.
+constexpr std::array kKnownDevices{
+    KnownDevice{"H200 NVL", {4800, 835}},
+    KnownDevice{"H200", {4800, 989}},
+    KnownDevice{"H100 PCIe", {2039, 756}},
+    KnownDevice{"H100 NVL", {3938, 835}},
+    KnownDevice{"H100 80GB HBM3", {3352, 989}},
+    KnownDevice{"A100-SXM4-80GB", {2039, 312}},
+    KnownDevice{"A100 80GB PCIe", {1935, 312}},
+    KnownDevice{"A100-SXM4-40GB", {1555, 312}},
+    KnownDevice{"L40S", {864, 362}},
+    KnownDevice{"L4", {300, 121}},
+    KnownDevice{"A10G", {600, 70}},
+};
+
+}  // namespace
+
+std::optional<Datasheet> DatasheetOf(std::string_view device_name) {
+  for (const KnownDevice& device : kKnownDevices) {
+    const size_t at = device_name.find(device.name_part);
+    if (at == std::string_view::npos) continue;
+    // A whole word: L4 is not part of L40.
+    const size_t end = at + device.name_part.size();
+    if (end == device_name.size() || device_name[end] == ' ') return device.datasheet;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tokline

@@ -1,0 +1,83 @@
+#include "harness/measure/fingerprint.h"
+
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <fstream>
+#include <thread>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+std::string UtcNow() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+std::string CpuModel() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (!line.starts_with("model name")) continue;
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+std::string FirstLine(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string OsName() {
+  utsname names{};
+  if (uname(&names) != 0) return "unknown";
+  return StrCat(names.sysname, " ", names.release, " ", names.machine);  // not the node's name
+}
+
+}  // namespace
+
+Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda) {
+  Fingerprint print{
+      .time_utc = UtcNow(),
+      .command_line = {argv, argv + argc},
+      .build = GetBuildInfo(),
+      .cpu = CpuModel(),
+      .cpu_threads = static_cast<int>(std::thread::hardware_concurrency()),
+      .cpu_governor = FirstLine("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+      .os = OsName(),
+      .gpu = std::nullopt,
+      .gpu_before = {}};
+#if TOKLINE_HAS_CUDA
+  if (cuda) {
+    print.gpu = IdentifyGpu();
+    print.gpu_before = ReadGpuState(print.gpu->pci_bus_id);
+  }
+#endif
+  return print;
+}
+
+std::string HashText(const std::string& bytes) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char byte : bytes) {
+    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+  }
+  std::string digits(16, '0');
+  for (size_t i = 0; i < digits.size(); ++i) {
+    digits[i] = "0123456789abcdef"[(hash >> (60 - 4 * i)) & 0xf];
+  }
+  return digits;
+}
+
+}  // namespace tokline

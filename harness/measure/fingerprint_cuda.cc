@@ -1,0 +1,61 @@
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include "harness/measure/fingerprint.h"
+#include "kernels/device/cuda_check.h"
+
+namespace tokline {
+namespace {
+
+std::string CudaVersionText(int version) {
+  return StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+// Of the library that the process has loaded, or that is linked in; "" where it has none.
+std::string CublasLtVersion() {
+  using Function = size_t (*)();
+  const auto version = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, "cublasLtGetVersion"));
+  return version == nullptr ? "" : std::to_string(version());
+}
+
+// Whether contexts on the device are shared through an MPS server; unknown to older drivers.
+std::optional<bool> UsesMps(int device) {
+  int enabled = 0;
+  if (cudaDeviceGetAttribute(&enabled, cudaDevAttrMpsEnabled, device) == cudaSuccess) {
+    return enabled != 0;
+  }
+  static_cast<void>(cudaGetLastError());  // not the error of what runs next
+  return std::nullopt;
+}
+
+}  // namespace
+
+GpuIdentity IdentifyGpu() {
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  cudaDeviceProp properties{};
+  TOKLINE_CUDA(cudaGetDeviceProperties(&properties, device));
+  char bus_id[32] = {};
+  TOKLINE_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
+  const GpuSetup setup = ReadGpuSetup(bus_id);
+  int driver = 0;
+  int runtime = 0;
+  TOKLINE_CUDA(cudaDriverGetVersion(&driver));
+  TOKLINE_CUDA(cudaRuntimeGetVersion(&runtime));
+  return {.name = properties.name,
+          .uuid_hash = HashText({properties.uuid.bytes, sizeof(properties.uuid.bytes)}),
+          .pci_bus_id = bus_id,
+          .compute_capability = StrCat(properties.major, ".", properties.minor),
+          .sm_count = properties.multiProcessorCount,
+          .l2_bytes = properties.l2CacheSize,
+          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+          .driver = DriverVersion(),
+          .cuda_driver = CudaVersionText(driver),
+          .cuda_runtime = CudaVersionText(runtime),
+          .cublaslt = CublasLtVersion(),
+          .max_sm_clock_mhz = setup.max_sm_clock_mhz,
+          .mig = setup.mig,
+          .mps = UsesMps(device)};
+}
+
+}  // namespace tokline

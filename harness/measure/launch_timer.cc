@@ -1,0 +1,65 @@
+#include "harness/measure/launch_timer.h"
+
+#include <chrono>
+
+#include "harness/platform/interrupt.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double MicrosecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+class HostTimer : public LaunchTimer {
+ public:
+  HostTimer(std::function<void(int)> run, const HostTimerOptions& options)
+      : run_(std::move(run)), options_(options), calls_(options.buffer_sets) {
+    Require(options.buffer_sets >= 1 && options.slowdown_percent >= 0, "buffer_sets is ",
+            options.buffer_sets, ", slowdown_percent is ", options.slowdown_percent,
+            "; the first must be >= 1, the second >= 0");
+    constexpr double kLeastSampleUs = 200;  // thousands of times the clock's own grain
+    constexpr int kMostCalls = 1 << 16;
+    while (UsOfCalls(calls_) < kLeastSampleUs && calls_ < kMostCalls) calls_ *= 2;
+  }
+
+  int launches_per_sample() const override { return calls_; }
+
+  std::vector<double> Sample(int count, const std::function<void()>& meanwhile) override {
+    std::vector<double> samples;
+    while (static_cast<int>(samples.size()) < count && !InterruptRequested()) {
+      samples.push_back(UsOfCalls(calls_) / calls_);
+    }
+    if (meanwhile) meanwhile();
+    return samples;
+  }
+
+  Rotation RotateOnce() override {
+    return {.us = UsOfCalls(options_.buffer_sets) / options_.buffer_sets, .late_us = 0};
+  }
+
+ private:
+  double UsOfCalls(int calls) const {
+    const Clock::time_point begin = Clock::now();
+    for (int i = 0; i < calls; ++i) run_(i % options_.buffer_sets);
+    const double slowed_us = MicrosecondsSince(begin) * (1 + options_.slowdown_percent / 100);
+    while (options_.slowdown_percent > 0 && MicrosecondsSince(begin) < slowed_us) continue;
+    return MicrosecondsSince(begin);
+  }
+
+  std::function<void(int)> run_;
+  HostTimerOptions options_;
+  int calls_;
+};
+
+}  // namespace
+
+std::unique_ptr<LaunchTimer> MakeHostTimer(std::function<void(int buffer_set)> run,
+                                           const HostTimerOptions& options) {
+  return std::make_unique<HostTimer>(std::move(run), options);
+}
+
+}  // namespace tokline

@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "harness/measure/launch_timer.h"
+#include "harness/measure/lead_in.h"
+#include "harness/measure/spin_search.h"
+#include "harness/measure/timing.h"
+#include "harness/platform/cuda_handles.h"
+#include "harness/platform/device_buffer.h"
+#include "harness/platform/interrupt.h"
+
+namespace tokline {
+namespace {
+
+class GraphTimer : public LaunchTimer {
+ public:
+  GraphTimer(std::function<void(int, const LaunchOptions&)> launch,
+             const GraphTimerOptions& options)
+      : launch_(std::move(launch)), options_(options), evicted_(options.evict_bytes / 16 * 16) {
+    Require(options.buffer_sets >= 1 && options.slowdown_percent >= 0, "buffer_sets is ",
+            options.buffer_sets, ", slowdown_percent is ", options.slowdown_percent,
+            "; the first must be >= 1, the second >= 0");
+    evicted_.Fill(0);
+    rotation_ = Capture(options.buffer_sets, kNoSpin, 0);
+    double sample_us = SampleGraph(rotation_, 1, {}).front();
+    constexpr double kMaxLaunches = 4096;
+    const double rotations =
+        std::clamp(std::ceil(options.min_sample_us / std::max(sample_us, 1e-3)), 1.0,
+                   std::max(1.0, kMaxLaunches / options.buffer_sets));
+    launches_ = options.buffer_sets * static_cast<int>(rotations);
+    graph_ = Capture(launches_, kNoSpin, 0);
+    sample_us = SampleGraph(graph_, 1, {}).front();
+    leads_with_spin_ = sample_us > kLongReplayUs;
+    // Clocks and caches settle.
+    constexpr double kWarmUpUs = 20e3;
+    const int warm_up = std::clamp(static_cast<int>(kWarmUpUs / std::max(sample_us, 1.0)), 1, 20);
+    SampleGraph(graph_, warm_up, {});
+    if (options.slowdown_percent > 0) SlowDown();
+  }
+
+  int launches_per_sample() const override { return launches_; }
+
+  std::vector<double> Sample(int count, const std::function<void()>& meanwhile) override {
+    std::vector<double> samples = SampleGraph(graph_, count, meanwhile);
+    for (double& us : samples) us /= launches_;
+    return samples;
+  }
+
+  Rotation RotateOnce() override {
+    // Long enough for the host to queue all of the graph behind it.
+    const double hold_us = 200 + 2.0 * options_.buffer_sets;
+    const UniqueEvent begin = MakeTimingEvent();
+    const UniqueEvent end = MakeTimingEvent();
+    TOKLINE_CUDA(cudaDeviceSynchronize());  // late_us is to begin with nothing under way
+    TOKLINE_CUDA(cudaGraphUpload(rotation_.get(), stream_));
+    if (evicted_.bytes() > 0) Sweep(evicted_.data(), evicted_.bytes(), stream_);
+    Spin(hold_us, stream_);
+    TOKLINE_CUDA(cudaEventRecord(begin.get(), stream_));
+    TOKLINE_CUDA(cudaGraphLaunch(rotation_.get(), stream_));
+    TOKLINE_CUDA(cudaEventRecord(end.get(), stream_));
+    TOKLINE_CUDA(cudaEventSynchronize(end.get()));
+    const auto ended = std::chrono::steady_clock::now();
+    TOKLINE_CUDA(cudaDeviceSynchronize());
+    const std::chrono::duration<double, std::micro> late = std::chrono::steady_clock::now() - ended;
+    return {.us = ElapsedUs(begin, end) / options_.buffer_sets, .late_us = late.count()};
+  }
+
+ private:
+  static constexpr int kNoSpin = -1;
+  static constexpr double kLongReplayUs = 5000;
+  static constexpr double kLeadUs = 200;  // the host queues the first replay meanwhile
+
+  // A graph of `count` launches that rotate over the buffer sets, and a node that spins for so long
+  // after launch `spin_after`.
+  UniqueGraphExec Capture(int count, int spin_after, double spin_us) const {
+    const auto record = [&] {
+      for (int i = 0; i < count; ++i) {
+        launch_(i % options_.buffer_sets,
+                {.stream = stream_, .dependent = options_.dependent && i > 0});
+        if (i == spin_after) Spin(spin_us, stream_);
+      }
+    };
+    return CaptureGraph(stream_, record, count + (spin_after == kNoSpin ? 0 : 1));
+  }
+
+  // Microseconds of so many replays, back to back behind one that is in no figure, or, where that
+  // would take long and heat the device, behind a spin. At least one, also where interrupted.
+  std::vector<double> SampleGraph(const UniqueGraphExec& graph, int count,
+                                  const std::function<void()>& meanwhile) {
+    while (static_cast<int>(events_.size()) <= count) events_.push_back(MakeTimingEvent());
+    if (leads_with_spin_) {
+      Spin(kLeadUs, stream_);
+    } else {
+      TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream_));
+    }
+    TOKLINE_CUDA(cudaEventRecord(events_[0].get(), stream_));
+    size_t queued = 0;
+    while (static_cast<int>(queued) < count && (queued == 0 || !InterruptRequested())) {
+      TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream_));
+      TOKLINE_CUDA(cudaEventRecord(events_[++queued].get(), stream_));
+    }
+    if (meanwhile) meanwhile();
+    TOKLINE_CUDA(cudaStreamSynchronize(stream_));
+    std::vector<double> samples;
+    for (size_t i = 0; i < queued; ++i) samples.push_back(ElapsedUs(events_[i], events_[i + 1]));
+    return samples;
+  }
+
+  // As SampleGraph; one by one, each after a rest, where the search is to rest.
+  std::vector<double> SampleRested(const UniqueGraphExec& graph, int count) {
+    if (options_.rest_share == 0) return SampleGraph(graph, count, {});
+    std::vector<double> samples;
+    double last_us = options_.min_sample_us;
+    while (samples.empty() || (static_cast<int>(samples.size()) < count && !InterruptRequested())) {
+      std::this_thread::sleep_for(
+          std::chrono::duration<double, std::micro>(options_.rest_share * last_us));
+      last_us = SampleGraph(graph, 1, {}).front();
+      samples.push_back(last_us);
+    }
+    return samples;
+  }
+
+  // Plain and slowed replays take turns, so that a drift of the clocks is in both.
+  double AddedUs(const UniqueGraphExec& slowed) {
+    const bool rests = options_.rest_share > 0;
+    const int turns = rests ? 5 : 3;
+    const int replays = rests ? 1 : 5;
+    std::vector<double> added;
+    for (int turn = 0; turn < turns; ++turn) {
+      const double plain_us = Median(SampleRested(graph_, replays));
+      added.push_back(Median(SampleRested(slowed, replays)) - plain_us);
+    }
+    return Median(std::move(added));
+  }
+
+  void SlowDown() {
+    const double sample_us = Median(SampleRested(graph_, options_.rest_share > 0 ? 3 : 9));
+    std::mt19937 rng(std::random_device{}());
+    const int after = std::uniform_int_distribution<int>(0, launches_ - 1)(rng);
+    const auto added_us = [&](double spin_us) {
+      return AddedUs(Capture(launches_, after, spin_us));
+    };
+    const double spin_us = FindSpinUs(sample_us * options_.slowdown_percent / 100, added_us);
+    graph_ = Capture(launches_, after, spin_us);
+    SampleGraph(graph_, 1, {});
+  }
+
+  std::function<void(int, const LaunchOptions&)> launch_;
+  GraphTimerOptions options_;
+  cudaStream_t stream_ = WorkStream();
+  DeviceBuffer evicted_;
+  std::vector<UniqueEvent> events_;
+  UniqueGraphExec rotation_;
+  UniqueGraphExec graph_;
+  int launches_ = 0;
+  bool leads_with_spin_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<LaunchTimer> MakeGraphTimer(
+    std::function<void(int buffer_set, const LaunchOptions&)> launch,
+    const GraphTimerOptions& options) {
+  return std::make_unique<GraphTimer>(std::move(launch), options);
+}
+
+}  // namespace tokline

@@ -1,0 +1,22 @@
+// What a service holds at a moment of its run.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "harness/platform/process_memory.h"
+
+namespace tokline {
+
+// Several of them show whether it grows.
+struct MemoryPoint {
+  int64_t requests = 0;  // that have ended
+  ProcessMemory host;
+  std::optional<int64_t> device_free;  // bytes; none on the CPU
+  int64_t sequences = 0;
+  int64_t chunks = 0;
+  int64_t chunk_ids = 0;  // chunks and free places of them
+  int64_t kv_pages = 0;   // in use or kept for reuse
+};
+
+}  // namespace tokline

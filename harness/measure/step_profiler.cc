@@ -1,0 +1,195 @@
+#include "harness/measure/step_profiler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "harness/measure/batch_run.h"
+#include "harness/measure/kernel_trace.h"
+#include "harness/measure/step_partition.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kMostSteps = 128;
+constexpr int64_t kMostEventSteps = 16;  // two events an op
+
+// Of the bench's decode steps: `before`, then those to profile.
+struct Window {
+  Window(const BenchOptions& options, int64_t most)
+      : steps(std::min(options.new_tokens - 1, most)),
+        before((options.new_tokens - 1 - steps) / 2) {}
+  int64_t steps;
+  int64_t before;
+};
+
+// The ops that it is told of, each once, and how often.
+class OpTable {
+ public:
+  size_t Count(StepOp op, std::string_view kernel) {
+    const auto found = std::ranges::find_if(
+        ops_, [&](const OpTime& one) { return one.op == Name(op) && one.kernel == kernel; });
+    const auto index = static_cast<size_t>(found - ops_.begin());
+    if (found == ops_.end()) {
+      ops_.push_back({.op = std::string(Name(op)), .kernel = std::string(kernel)});
+    }
+    ++ops_[index].launches;
+    return index;
+  }
+  // The mean of so many steps.
+  std::vector<OpTime> Ops(int64_t steps) const {
+    std::vector<OpTime> ops = ops_;
+    for (OpTime& op : ops) op.launches /= steps;
+    return ops;
+  }
+
+ private:
+  std::vector<OpTime> ops_;
+};
+
+// Marks the begin and the end of each op.
+class OpMarks : public OpObserver {
+ public:
+  explicit OpMarks(Backend& backend) : backend_(backend) {}
+
+  void Begin(StepOp op, std::string_view kernel) override {
+    marks_.push_back({.op = table_.Count(op, kernel),
+                      .begin = backend_.MakeTimeMark(),
+                      .end = backend_.MakeTimeMark()});
+    marks_.back().begin->Record();
+  }
+  void End() override { marks_.back().end->Record(); }
+
+  std::vector<OpTime> Ops(int64_t steps) const { return table_.Ops(steps); }
+  // Every step has the same ops.
+  std::vector<WorkSpan> Spans(int64_t steps) const {
+    const auto count = static_cast<int64_t>(marks_.size());
+    Require(count > 0 && count % steps == 0, steps, " steps enqueued ", count, " ops");
+    std::vector<WorkSpan> spans;
+    for (const OpMark& mark : marks_) {
+      const auto ns = [&](const TimeMark& time) {
+        return std::llround(time.NsSince(*marks_.front().begin));
+      };
+      spans.push_back({.begin_ns = ns(*mark.begin),
+                       .end_ns = ns(*mark.end),
+                       .step = static_cast<int64_t>(spans.size()) / (count / steps),
+                       .op = mark.op});
+    }
+    return spans;
+  }
+
+ private:
+  struct OpMark {
+    size_t op = 0;
+    std::unique_ptr<TimeMark> begin, end;
+  };
+
+  Backend& backend_;
+  OpTable table_;
+  std::vector<OpMark> marks_;
+};
+
+// The spans' profile; the host's and the device's clock may differ by a hair.
+StepProfile Partition(std::string method, std::span<const WorkSpan> spans, std::vector<OpTime> ops,
+                      int64_t steps, int64_t host_ns) {
+  const int64_t begin = std::ranges::min(spans, {}, &WorkSpan::begin_ns).begin_ns;
+  const int64_t end = std::ranges::max(spans, {}, &WorkSpan::end_ns).end_ns;
+  return PartitionSteps(std::move(method), spans, std::move(ops), steps,
+                        std::max(host_ns, end - begin));
+}
+
+// Runs the window's steps; their nanoseconds by the host's clock, or nothing if interrupted.
+std::optional<int64_t> TimeSteps(BatchRun& run, int64_t steps) {
+  const auto begin = Clock::now();
+  if (!run.Decode(steps)) return std::nullopt;
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+}
+
+std::optional<StepProfile> ProfileByMarks(Decoder& decoder, const BenchOptions& options,
+                                          const char* method, int64_t most_steps) {
+  const Window window(options, most_steps);
+  BatchRun run(decoder, options, options.seed);
+  if (!run.Prefill() || !run.Decode(window.before)) return std::nullopt;
+  OpMarks marks(decoder.GetBackend());
+  decoder.SetObserver(&marks);
+  const std::optional<int64_t> host_ns = TimeSteps(run, window.steps);
+  decoder.SetObserver(nullptr);
+  if (!host_ns) return std::nullopt;
+  return Partition(method, marks.Spans(window.steps), marks.Ops(window.steps), window.steps,
+                   *host_ns);
+}
+
+#if TOKLINE_HAS_CUDA
+// Counts the kernels that each op adds to a capture.
+class KernelCount : public OpObserver {
+ public:
+  explicit KernelCount(const Backend& backend) : backend_(backend) {}
+
+  void Begin(StepOp op, std::string_view kernel) override { op_ = table_.Count(op, kernel); }
+  void End() override { op_of_place_.resize(static_cast<size_t>(backend_.CapturedKernels()), op_); }
+  std::vector<OpTime> Ops() const { return table_.Ops(1); }
+  const std::vector<size_t>& OpOfPlace() const { return op_of_place_; }
+
+ private:
+  const Backend& backend_;
+  OpTable table_;
+  size_t op_ = 0;
+  std::vector<size_t> op_of_place_;
+};
+
+// Throws RuntimeFailure that says why if there is no trace of the steps.
+std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options) {
+  const Window window(options, kMostSteps);
+  KernelTrace trace;
+  decoder.WarmUp();
+  BatchRun run(decoder, options, options.seed);
+  if (!run.Prefill() || !run.Decode(window.before)) return std::nullopt;
+  KernelCount count(decoder.GetBackend());
+  {
+    const std::unique_ptr<WorkGraph> captured = decoder.NextStep(count);
+    trace.Take();  // and drops what came before the steps
+  }
+  const std::optional<int64_t> host_ns = TimeSteps(run, window.steps);
+  if (!host_ns) return std::nullopt;
+  const Attribution found = AttributeByPosition(trace.Take(), count.OpOfPlace(), window.steps);
+  if (!found.mismatch.empty()) throw RuntimeFailure(found.mismatch);
+  return Partition("cupti", found.spans, count.Ops(), window.steps, *host_ns);
+}
+#endif
+
+}  // namespace
+
+std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options) {
+  if (decoder.Options().device == Device::kCpu) {
+    std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "clock", kMostSteps);
+    if (!profile) return std::nullopt;
+    // Between two ops the host works, and there is no device to wait for it.
+    profile->host_gap_us += profile->device_gap_us;
+    profile->device_gap_us = 0;
+    return ProfiledSteps{.profile = std::move(*profile)};
+  }
+  std::string note;
+#if TOKLINE_HAS_CUDA
+  try {
+    std::optional<StepProfile> profile = ProfileByTrace(decoder, options);
+    if (!profile) return std::nullopt;
+    return ProfiledSteps{.profile = std::move(*profile)};
+  } catch (const CudaError&) {
+    throw;  // the decoder's, not the trace's
+  } catch (const RuntimeFailure& failure) {
+    note = failure.what();
+  }
+#endif
+  decoder.WarmUp();  // lets every op choose its algorithms
+  decoder.DropGraphs();
+  std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "events", kMostEventSteps);
+  if (!profile) return std::nullopt;
+  return ProfiledSteps{.profile = std::move(*profile), .note = std::move(note)};
+}
+
+}  // namespace tokline

@@ -1,0 +1,58 @@
+#include "harness/measure/text_judge.h"
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "harness/engine/generate.h"
+#include "harness/engine/make_decoder.h"
+#include "harness/measure/text_regret.h"
+
+namespace tokline {
+namespace {
+
+constexpr size_t kJudgedTokens = 64;  // of a text
+
+DecoderOptions PlainOptions(DecoderOptions options) {
+  options.max_batch = 1;
+  options.kv_pages = 0;
+  options.reuse = false;
+  options.delayed.reset();
+  for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
+  return options;
+}
+
+}  // namespace
+
+TextJudge::TextJudge(const LoadedModel& model, DecoderOptions options)
+    : plain_(MakeDecoder(model, PlainOptions(options))) {}
+
+Judgement TextJudge::Of(std::span<const BenchText> texts, const std::atomic<bool>* interrupted) {
+  std::vector<std::vector<float>> logits;
+  std::vector<int32_t> tokens;
+  std::vector<SamplingRule> rules;
+  for (const BenchText& text : texts) {
+    const auto judged =
+        text.tokens.end() - static_cast<int64_t>(std::min(kJudgedTokens, text.tokens.size()));
+    if (judged == text.tokens.end()) continue;
+    std::vector<int32_t> known = text.prompt;
+    known.insert(known.end(), text.tokens.begin(), judged);
+    for (auto at = judged; at != text.tokens.end(); ++at) {
+      rules.push_back(text.rule);
+      // A draw goes by its token's position.
+      rules.back().offset = text.prompt.size() + static_cast<uint64_t>(at - text.tokens.begin());
+    }
+    GenerateResult result = Generate(plain_, known,
+                                     {.max_new_tokens = text.tokens.end() - judged,
+                                      .force_ids = {judged, text.tokens.end()},
+                                      .want_logits = true,
+                                      .interrupted = interrupted});
+    if (result.interrupted) return {};
+    tokens.insert(tokens.end(), judged, text.tokens.end());
+    std::ranges::move(result.logits, std::back_inserter(logits));
+  }
+  if (tokens.empty()) return {};
+  return {static_cast<int64_t>(tokens.size()), MeanRegret(logits, tokens, rules)};
+}
+
+}  // namespace tokline

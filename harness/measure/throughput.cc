@@ -1,0 +1,115 @@
+#include "harness/measure/throughput.h"
+
+#include <algorithm>
+
+#include "harness/measure/batch_run.h"
+#include "harness/measure/timing.h"
+#include "harness/platform/clock.h"
+#include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+
+int64_t PrefillSteps(const BenchOptions& options, int64_t token_budget) {
+  return DivideUp(options.batch * options.prompt_tokens, token_budget);
+}
+
+int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget) {
+  return options.prompt_tokens + options.new_tokens + PrefillSteps(options, token_budget);
+}
+
+void RequireFits(const Decoder& decoder, const BenchOptions& options) {
+  Require(options.batch >= 1 && options.batch <= decoder.Options().max_batch, "batch is ",
+          options.batch, "; the decoder takes 1 to ", decoder.Options().max_batch);
+  Require(options.prompt_tokens >= 1, "prompt_tokens is ", options.prompt_tokens,
+          "; it must be >= 1");
+  Require(options.new_tokens >= 2, "new_tokens is ", options.new_tokens, "; it must be >= 2");
+  const int64_t context = BenchContextTokens(options, decoder.Options().token_budget);
+  Require(context <= decoder.Options().max_context, "the bench needs a context of ", context,
+          " tokens; the decoder allows ", decoder.Options().max_context);
+}
+
+Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
+                    const BenchOptions& options) {
+  const auto batch = static_cast<double>(options.batch);
+  // The first new token is drawn by the prefill; step i of new_tokens - 1 finds prompt + i tokens
+  // in the cache and appends one a sequence.
+  const double cached =
+      static_cast<double>(options.prompt_tokens) + static_cast<double>(options.new_tokens - 2) / 2;
+  const auto table = static_cast<double>(spec.vocab_size * spec.hidden_size);
+  const double element = SizeOf(dtype);
+  const auto kv_bytes = static_cast<double>(spec.KvBytesPerToken(dtype));
+  const auto layers = static_cast<double>(spec.num_layers);
+  const auto matrices =
+      static_cast<double>(spec.hidden_size * (2 * spec.QSize() + 2 * spec.KvSize() + spec.UpRows() +
+                                              spec.intermediate_size));
+  Cost cost;
+  cost.read_bytes = static_cast<double>(parameters) * element;  // a tied table is read as LM head
+  if (!spec.tied_embeddings) {
+    cost.read_bytes += (batch * static_cast<double>(spec.hidden_size) - table) * element;
+  }
+  if (spec.position == PositionKind::kLearned) {  // a row a sequence
+    cost.read_bytes += (batch - static_cast<double>(spec.max_positions)) *
+                       static_cast<double>(spec.hidden_size) * element;
+  }
+  cost.read_bytes += batch * cached * kv_bytes;
+  cost.write_bytes = batch * kv_bytes;
+  cost.flops = 2 * batch * (layers * matrices + table);  // projections and LM head
+  // q.k and p.v, each a multiply-add an element, over the context and the new token.
+  cost.flops += 4 * batch * layers * (cached + 1) * static_cast<double>(spec.QSize());
+  return cost;
+}
+
+std::optional<BenchSample> TimeRepeat(Decoder& decoder, const BenchOptions& options, uint64_t seed,
+                                      std::vector<BenchText>* texts) {
+  BatchRun run(decoder, options, seed);
+  BenchSample sample;
+  const auto prefill_begin = Clock::now();
+  if (!run.Prefill()) return std::nullopt;
+  sample.prefill_s = SecondsSince(prefill_begin);
+  const double waited_s = decoder.Times().wait_s;
+  const auto decode_begin = Clock::now();
+  if (!run.Decode(options.new_tokens - 1)) return std::nullopt;
+  sample.decode_s = SecondsSince(decode_begin);
+  sample.decode_host_s = sample.decode_s - (decoder.Times().wait_s - waited_s);
+  if (texts != nullptr) *texts = run.TakeTexts();
+  return sample;
+}
+
+BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
+  Require(options.repeats >= 1, "repeats is ", options.repeats, "; it must be >= 1");
+  RequireFits(decoder, options);
+  BenchResult result;
+  result.options = options;
+  const auto warm_up_begin = Clock::now();
+  decoder.WarmUp();
+  const int64_t graph_steps = decoder.GraphSteps();
+  result.interrupted = !TimeRepeat(decoder, options, options.seed, nullptr).has_value();
+  result.graphs = decoder.GraphSteps() > graph_steps;
+  result.warm_up_s = SecondsSince(warm_up_begin);
+  for (int32_t i = 0; i < options.repeats && !result.interrupted; ++i) {
+    const uint64_t seed = options.seed + 1 + static_cast<uint64_t>(i);
+    if (const auto sample = TimeRepeat(decoder, options, seed, &result.texts)) {
+      result.samples.push_back(*sample);
+    } else {
+      result.interrupted = true;
+    }
+  }
+  if (result.samples.empty()) return result;
+
+  const auto median = [&](auto&& value) {
+    std::vector<double> values;
+    for (const BenchSample& sample : result.samples) values.push_back(value(sample));
+    return Median(std::move(values));
+  };
+  const double steps = static_cast<double>(options.new_tokens - 1);
+  const double decode_s = median([](const BenchSample& s) { return s.decode_s; });
+  result.prefill_tokens_per_s = static_cast<double>(options.batch * options.prompt_tokens) /
+                                median([](const BenchSample& s) { return s.prefill_s; });
+  result.decode_tokens_per_s = options.batch * steps / decode_s;
+  result.ms_per_step = 1e3 * decode_s / steps;
+  result.host_share = median([](const BenchSample& s) { return s.decode_host_s / s.decode_s; });
+  return result;
+}
+
+}  // namespace tokline

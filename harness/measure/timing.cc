@@ -1,0 +1,61 @@
+#include "harness/measure/timing.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+
+double Median(std::vector<double> values) {
+  const size_t middle = values.size() / 2;
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(middle), values.end());
+  const double upper = values[middle];
+  if (values.size() % 2 == 1) return upper;
+  const double lower =
+      *std::max_element(values.begin(), values.begin() + static_cast<int64_t>(middle));
+  return (lower + upper) / 2;
+}
+
+SampleStats Summarize(std::span<const double> samples) {
+  Require(!samples.empty(), "there are no samples");
+  for (size_t i = 0; i < samples.size(); ++i) {
+    Require(std::isfinite(samples[i]) && samples[i] > 0, "sample ", i, " is ", samples[i],
+            "; it must be finite and > 0");
+  }
+  const double median = Median({samples.begin(), samples.end()});
+  std::vector<double> deviations;
+  for (const double sample : samples) deviations.push_back(std::abs(sample - median));
+  return {.median = median, .mad = Median(std::move(deviations))};
+}
+
+Interval MedianInterval(std::span<const double> samples) {
+  Require(!samples.empty(), "there are no samples");
+  std::vector<double> sorted(samples.begin(), samples.end());
+  std::sort(sorted.begin(), sorted.end());
+  // The median is below the sample of rank r (from 0) where at most r of n fair coins show heads.
+  constexpr double kMissedOnASide = 0.025;
+  const auto count = static_cast<double>(sorted.size());
+  const auto probability = [count](double heads) {
+    return std::exp(std::lgamma(count + 1) - std::lgamma(heads + 1) -
+                    std::lgamma(count - heads + 1) - count * std::log(2.0));
+  };
+  size_t rank = 0;
+  double missed = probability(0);
+  while (missed + probability(static_cast<double>(rank) + 1) <= kMissedOnASide) {
+    missed += probability(static_cast<double>(++rank));
+  }
+  return {.low = sorted[rank], .high = sorted[sorted.size() - 1 - rank]};
+}
+
+Percentiles PercentilesOf(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  const auto at = [&values](double share) {
+    const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(values.size())));
+    return values[std::max<size_t>(rank, 1) - 1];
+  };
+  return {.median = at(0.5), .p90 = at(0.9), .p99 = at(0.99)};
+}
+
+}  // namespace tokline

@@ -1,0 +1,208 @@
+#include "harness/measure/workload_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "harness/platform/clock.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+// The times of a run's tokens, and what is kept of its texts.
+class TokenLog {
+ public:
+  explicit TokenLog(const Workload& workload) : workload_(workload) {
+    // Filled once, so that no page of them is touched for the first time during the run.
+    first_s_.assign(workload.requests.size(), 0);
+    between_s_.assign(static_cast<size_t>(workload.NewTokens()), 0);
+    first_s_.clear();
+    between_s_.clear();
+    const size_t count = workload.requests.size();
+    for (const size_t index : {size_t{0}, count / 3, count - count / 3 - 1, count - 1}) {
+      kept_.try_emplace(index);
+    }
+  }
+
+  void Submitted(SequenceId id, size_t index, StopReader stops) {
+    progress_.emplace(id, Progress{.index = index,
+                                   .arrival_s = workload_.requests[index].arrival_s,
+                                   .last_s = -1,
+                                   .stops = std::move(stops)});
+  }
+  // Whether the request has ended with it.
+  bool Take(const NewToken& token, double now_s) {
+    const auto found = progress_.find(token.sequence);
+    Progress& one = found->second;
+    if (one.last_s < 0) {
+      first_s_.push_back(now_s - one.arrival_s);
+    } else {
+      between_s_.push_back(now_s - one.last_s);
+    }
+    one.last_s = now_s;
+    if (const auto kept = kept_.find(one.index); kept != kept_.end()) {
+      kept->second.push_back(token.token);
+    }
+    const bool ended = token.finish != Finish::kNot || (one.stops && one.stops(token.token));
+    if (ended) progress_.erase(found);
+    return ended;
+  }
+  // Of requests that have not ended.
+  std::vector<SequenceId> Unfinished() const {
+    std::vector<SequenceId> ids;
+    for (const auto& [id, one] : progress_) ids.push_back(id);
+    return ids;
+  }
+  Percentiles FirstTokens() { return PercentilesOf(std::move(first_s_)); }
+  Percentiles BetweenTokens() { return PercentilesOf(std::move(between_s_)); }
+  std::vector<BenchText> Texts() const {
+    std::vector<BenchText> texts;
+    for (const auto& [index, tokens] : kept_) {
+      const Request& request = workload_.requests[index].request;
+      texts.push_back({.prompt = request.prompt, .tokens = tokens, .rule = request.rule});
+    }
+    return texts;
+  }
+
+ private:
+  struct Progress {
+    size_t index = 0;
+    double arrival_s = 0;
+    double last_s = 0;  // of its newest token; below 0: none yet
+    StopReader stops;   // empty without stop strings
+  };
+
+  const Workload& workload_;
+  std::unordered_map<SequenceId, Progress> progress_;
+  std::vector<double> first_s_, between_s_;
+  std::map<size_t, std::vector<int32_t>> kept_;  // tokens by the request's index
+};
+
+}  // namespace
+
+MemoryPoint MemoryOf(Decoder& decoder, int64_t requests) {
+  const Scheduler& schedule = decoder.Schedule();
+  MemoryPoint point{.requests = requests,
+                    .host = ReadProcessMemory(),
+                    .device_free = std::nullopt,
+                    .sequences = schedule.NumSequences(),
+                    .chunks = schedule.Chunks().NumChunks(),
+                    .chunk_ids = schedule.Chunks().EndId(),
+                    .kv_pages = schedule.Pages().NumPages() - schedule.Pages().NumFree()};
+  Backend& backend = decoder.GetBackend();
+  if (backend.device() == Device::kCuda) point.device_free = backend.FreeBytes();
+  return point;
+}
+
+double WarmUp(Decoder& decoder, const Workload& workload, const std::atomic<bool>* interrupted) {
+  const auto begin = Clock::now();
+  decoder.WarmUp();
+  // All are taken before any runs: one that does not fit is seen at once.
+  std::vector<SequenceId> taken;
+  for (size_t i = 0; i < workload.requests.size(); ++i) {
+    try {
+      taken.push_back(decoder.Submit(workload.requests[i].request));
+    } catch (const InvalidArgument& error) {
+      for (const SequenceId id : taken) decoder.RemoveSequence(id);
+      throw InvalidArgument(StrCat(workload.Where(i), ": ", error.what()));
+    }
+  }
+  for (int step = 0; step < 3 && !(interrupted != nullptr && interrupted->load()); ++step) {
+    decoder.Step();
+  }
+  decoder.Flush();
+  for (const SequenceId id : taken) {
+    if (decoder.Has(id)) decoder.RemoveSequence(id);
+  }
+  return SecondsSince(begin);
+}
+
+WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
+                           const std::atomic<bool>* interrupted,
+                           const MakeStopReader& make_stop_reader) {
+  Require(make_stop_reader || !workload.HasStopStrings(), "the workload ", workload.name,
+          " has stop strings, and nobody reads its texts");
+  WorkloadResult result;
+  const auto is_interrupted = [&] { return interrupted != nullptr && interrupted->load(); };
+  decoder.EvictIdle();
+  TokenLog log(workload);
+  const SchedulerCounts before = decoder.Schedule().Counts();
+  const HostTimes times_before = decoder.Times();
+  const int64_t graphs_before = decoder.GraphSteps();
+  const DecodeReads reads_before = decoder.Reads();
+  const auto tenth = static_cast<int64_t>((workload.requests.size() + 9) / 10);
+  double page_steps = 0;
+  const auto begin = Clock::now();
+  const auto take = [&](std::span<const NewToken> tokens) {
+    const double now_s = SecondsSince(begin);
+    for (const NewToken& token : tokens) {
+      ++result.new_tokens;
+      if (!log.Take(token, now_s)) continue;
+      if (token.finish == Finish::kNot) decoder.RemoveSequence(token.sequence);
+      if (++result.requests % tenth == 0) {
+        result.memory.push_back(MemoryOf(decoder, result.requests));
+      }
+    }
+  };
+  double idle_s = 0;
+  for (size_t next = 0; !is_interrupted();) {
+    const double now_s = SecondsSince(begin);
+    for (; next < workload.requests.size() && workload.requests[next].arrival_s <= now_s; ++next) {
+      const WorkloadRequest& one = workload.requests[next];
+      log.Submitted(decoder.Submit(one.request), next,
+                    one.stop.empty() ? StopReader() : make_stop_reader(one.stop));
+      result.prompt_tokens += static_cast<int64_t>(one.request.prompt.size());
+    }
+    if (!decoder.HasWork()) {
+      take(decoder.Flush());
+      if (next == workload.requests.size()) break;
+      constexpr double kNapS = 1e-3;  // short enough for an interruption
+      const double wait_s = std::min(kNapS, workload.requests[next].arrival_s - now_s);
+      std::this_thread::sleep_for(std::chrono::duration<double>(wait_s));
+      idle_s += wait_s;
+      continue;
+    }
+    take(decoder.Step().tokens);
+    const int64_t in_use = decoder.Pages().NumPages() - decoder.Pages().NumFree() -
+                           decoder.Schedule().Chunks().IdlePages();
+    page_steps += static_cast<double>(in_use);
+    result.max_kv_pages = std::max(result.max_kv_pages, in_use);
+  }
+  result.total_s = SecondsSince(begin);
+  result.interrupted = is_interrupted();
+  take(decoder.Flush());
+  for (const SequenceId id : log.Unfinished()) decoder.RemoveSequence(id);
+
+  const double waited_s = decoder.Times().wait_s - times_before.wait_s;
+  const double host_s = std::max(0.0, result.total_s - waited_s - idle_s);
+  result.counts = decoder.Schedule().Counts();
+  result.counts.preemptions -= before.preemptions;
+  result.counts.recomputed_tokens -= before.recomputed_tokens;
+  result.counts.reused_tokens -= before.reused_tokens;
+  result.counts.stalls -= before.stalls;
+  result.counts.steps -= before.steps;
+  result.steps = result.counts.steps;
+  result.graph_steps = decoder.GraphSteps() - graphs_before;
+  result.decode_read_bytes =
+      (decoder.Reads().tokens - reads_before.tokens) * decoder.KvTokenBytes();
+  result.decode_unshared_bytes =
+      (decoder.Reads().of_each - reads_before.of_each) * decoder.KvTokenBytes();
+  result.kv_pages = decoder.Pages().NumPages();
+  const auto steps = static_cast<double>(std::max<int64_t>(1, result.steps));
+  result.mean_kv_pages = page_steps / steps;
+  result.host_share = host_s / result.total_s;
+  result.step_host_us = 1e6 * host_s / steps;
+  result.output_tokens_per_s = static_cast<double>(result.new_tokens) / result.total_s;
+  result.total_tokens_per_s =
+      static_cast<double>(result.new_tokens + result.prompt_tokens) / result.total_s;
+  result.first_token_s = log.FirstTokens();
+  result.between_tokens_s = log.BetweenTokens();
+  result.texts = log.Texts();
+  return result;
+}
+
+}  // namespace tokline

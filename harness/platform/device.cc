@@ -1,0 +1,14 @@
+#include "harness/platform/device.h"
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+
+void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts) {
+  constexpr int kLeastMajor = 8;
+  if (facts.compute_major >= kLeastMajor) return;
+  throw RuntimeFailure(StrCat(name, " has compute capability ", facts.compute_major, ".",
+                              facts.compute_minor, "; ", kLeastMajor, ".0 or newer is needed"));
+}
+
+}  // namespace tokline

@@ -1,0 +1,46 @@
+#include "harness/platform/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/device/cuda_check.h"
+#include "kernels/device/current_device.h"
+
+namespace tokline {
+
+int CudaDeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();  // clears it: having no device is an answer, not a failure
+    return 0;
+  }
+  return count;
+}
+
+DeviceFacts QueryDeviceFacts() { return CurrentDeviceFacts(); }
+
+std::string CudaDeviceName() {
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  cudaDeviceProp properties{};
+  TOKLINE_CUDA(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
+
+void RequireUsableCudaDevice() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaErrorInsufficientDriver) {  // also where there is none at all
+    cudaGetLastError();
+    throw RuntimeFailure(StrCat("no CUDA device: there is no driver, or it is older than CUDA ",
+                                CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10));
+  }
+  if (code != cudaSuccess || count == 0) {
+    cudaGetLastError();  // cleared: it is reported here
+    throw RuntimeFailure(StrCat("no CUDA device: ", code == cudaSuccess
+                                                        ? "the driver finds none"
+                                                        : cudaGetErrorString(code)));
+  }
+  RequireSupportedDevice(CudaDeviceName(), QueryDeviceFacts());
+}
+
+}  // namespace tokline

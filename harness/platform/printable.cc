@@ -1,0 +1,20 @@
+#include "harness/platform/printable.h"
+
+namespace tokline {
+
+std::string Quoted(std::string_view text, size_t max_chars) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string quoted = "\"";
+  for (const char c : text.substr(0, max_chars)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      quoted += c;
+    } else {
+      quoted += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  quoted += text.size() > max_chars ? "\"..." : "\"";
+  return quoted;
+}
+
+}  // namespace tokline

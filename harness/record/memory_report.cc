@@ -1,0 +1,41 @@
+#include "harness/record/memory_report.h"
+
+#include <memory>
+
+#include "harness/platform/process_memory.h"
+
+namespace tokline {
+namespace {
+
+// What grows as memory is taken.
+int64_t TakenNow(const Backend& backend) {
+  if (backend.device() == Device::kCuda) return -backend.FreeBytes();
+  return ReadProcessMemory().anonymous;
+}
+
+}  // namespace
+
+MemoryByUse ByUse(const MemoryPlan& plan) {
+  return {.weights = plan.weight_bytes,
+          .kv_cache = plan.kv_bytes,
+          .activations = plan.activation_bytes,
+          .workspaces = plan.workspace_bytes,
+          .tables = plan.table_bytes};
+}
+
+MemoryWatch::MemoryWatch(Device device) : before_(TakenNow(*MakeBackend(device))) {}
+
+Json MemoryWatch::Report(Decoder& decoder) const {
+  const MemoryPlan plan = decoder.Memory();
+  Json planned = ToJson(ByUse(plan));
+  planned["staging"] = plan.staging_bytes;
+  const bool on_device = decoder.GetBackend().device() == Device::kCuda;
+  const int64_t total = plan.Total() + (on_device ? 0 : plan.staging_bytes);
+  const int64_t measured = TakenNow(decoder.GetBackend()) - before_;
+  const ProcessMemory host = ReadProcessMemory();
+  return {{"planned", std::move(planned)},  {"planned_total", total},
+          {"measured", measured},           {"unexplained", measured - total},
+          {"host_resident", host.resident}, {"host_peak", host.peak_resident}};
+}
+
+}  // namespace tokline

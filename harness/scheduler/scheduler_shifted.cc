@@ -1,0 +1,158 @@
+// Spans of a prompt whose K and V are copied from where the same tokens were computed before,
+// behind another text. A sequence with such spans is admitted when the registry has all of these
+// chunks. For those that it lacks, sources are put before it in the queue: sequences of the
+// scheduler's own that compute chunks and end. Copies are made where it is admitted, so preemption
+// makes them anew.
+#include <algorithm>
+#include <utility>
+
+#include "harness/scheduler/scheduler.h"
+#include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+namespace {
+
+std::vector<int32_t> SourceTokens(const Request& request, const ShiftedSpan& span) {
+  const auto prompt = request.prompt.begin();
+  std::vector<int32_t> tokens(prompt, prompt + request.shifted_after);
+  tokens.insert(tokens.end(), prompt + span.begin, prompt + span.end);
+  return tokens;
+}
+
+}  // namespace
+
+void Scheduler::CheckShifted(Request& request) const {
+  if (request.shifted.empty()) return;
+  Require(options_.reuse, "a request with shifted spans needs a decoder that reuses chunks");
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  Require(request.shifted_after >= 0, "shifted_after is ", request.shifted_after,
+          "; it must be >= 0");
+  int64_t end = request.shifted_after;
+  for (const ShiftedSpan& span : request.shifted) {
+    Require(span.begin >= end && span.end > span.begin && span.end <= length, "a shifted span of ",
+            span.begin, " to ", span.end, " after ", end,
+            "; spans must ascend, hold a token and lie within the prompt of ", length, " tokens");
+    end = span.end;
+  }
+  // What stands where it was computed is exact. The last token runs, for one is drawn from it.
+  if (request.shifted.front().begin == request.shifted_after) {
+    request.shifted.erase(request.shifted.begin());
+  }
+  if (!request.shifted.empty() && request.shifted.back().end == length) {
+    if (--request.shifted.back().end == request.shifted.back().begin) request.shifted.pop_back();
+  }
+  if (request.shifted.empty()) return;
+  // Nothing is sealed from there on.
+  std::erase_if(request.cuts, [&](int64_t cut) { return cut > request.shifted.front().begin; });
+}
+
+int64_t Scheduler::SourcePages(const Request& request) const {
+  int64_t pages = 0;
+  for (const ShiftedSpan& span : request.shifted) {
+    pages += DivideUp(request.shifted_after + span.Size(), options_.page_size);
+  }
+  return pages;
+}
+
+// Whether all chunks are there, into sources_. Where they are not, somebody computes them, or does
+// so in this step: a copy comes before its step.
+bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
+  sources_.clear();
+  if (sequence.request.shifted.empty()) return true;
+  if (sequence.awaited > 0) return false;
+  bool older = true;
+  std::vector<std::vector<int32_t>> missing;
+  for (const ShiftedSpan& span : sequence.request.shifted) {
+    std::vector<int32_t> tokens = SourceTokens(sequence.request, span);
+    std::vector<ChunkId>& chunks = sources_.emplace_back();
+    // A source's chunks are whole pages but for the last.
+    if (registry_.Match(tokens, 1, chunks) < static_cast<int64_t>(tokens.size())) {
+      missing.push_back(std::move(tokens));
+    }
+    older = older && std::ranges::all_of(chunks, [this](ChunkId id) {
+              return registry_.Get(id).number < made_before_;
+            });
+  }
+  // There is room for all of them and for their user, or one would take another's pages. Alone it
+  // has that: Submit saw to it.
+  const int64_t pages =
+      DivideUp(sequence.Known(), options_.page_size) + SourcePages(sequence.request);
+  if (!missing.empty() && running_.count > 0 && pages + growing > Available()) return false;
+  for (std::vector<int32_t>& tokens : missing) AddSource(sequence, std::move(tokens));
+  return older && missing.empty();
+}
+
+void Scheduler::AddSource(Sequence& user, std::vector<int32_t> tokens) {
+  auto sequence = std::make_unique<Sequence>(options_.page_size);
+  const SequenceId id = next_id_++;
+  sequence->id = id;
+  sequence->awaited_by = user.id;
+  sequence->request = {.prompt = tokens, .max_new_tokens = 1, .keep = true};
+  sequence->tokens = std::move(tokens);
+  waiting_.PushOldest(*sequence);
+  ++user.awaited;
+  ++num_sources_;
+  sequences_.emplace(id, std::move(sequence));
+}
+
+// Nobody else waits for what they compute.
+void Scheduler::RemoveSources(Sequence& user) {
+  std::vector<SequenceId> sources;
+  if (user.awaited > 0) {
+    for (const auto& [id, sequence] : sequences_) {
+      if (sequence->awaited_by == user.id) sources.push_back(id);
+    }
+  }
+  for (const SequenceId id : sources) Remove(id);
+}
+
+void Scheduler::AcquireSources(Sequence& sequence) {
+  if (sources_.empty()) return;
+  for (const std::vector<ChunkId>& source : sources_) {
+    for (const ChunkId id : source) registry_.Acquire(id);
+  }
+  std::swap(sequence.sources, sources_);
+  plan_.shifted.push_back(&sequence);
+  for (const ShiftedSpan& span : sequence.request.shifted) counts_.shifted_tokens += span.Size();
+}
+
+void Scheduler::ReleaseSources(Sequence& sequence) {
+  for (std::vector<ChunkId>& source : sequence.sources) {
+    for (; !source.empty(); source.pop_back()) registry_.Release(source.back());
+  }
+  sequence.sources.clear();
+}
+
+int64_t Scheduler::UntilShifted(const Sequence& sequence, int64_t begin) {
+  for (const ShiftedSpan& span : sequence.request.shifted) {
+    if (span.begin > begin) return span.begin - begin;
+  }
+  return sequence.Known() - begin;
+}
+
+void Scheduler::SkipShifted(Sequence& sequence) {
+  for (const ShiftedSpan& span : sequence.request.shifted) {
+    if (span.begin == sequence.in_cache) sequence.in_cache = span.end;
+  }
+}
+
+int64_t Scheduler::IdlePagesOf(std::span<const ChunkId> chunks) const {
+  int64_t pages = 0;
+  for (const ChunkId id : chunks) {
+    const Chunk& chunk = registry_.Get(id);
+    if (chunk.idle) pages += static_cast<int64_t>(chunk.pages.size());
+  }
+  return pages;
+}
+
+void Scheduler::Erase(Sequence& sequence) {
+  if (sequence.awaited_by) {
+    --num_sources_;
+    const auto user = sequences_.find(*sequence.awaited_by);
+    if (user != sequences_.end()) --user->second->awaited;
+  }
+  sequences_.erase(sequence.id);
+}
+
+}  // namespace tokline

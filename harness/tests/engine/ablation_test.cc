@@ -1,0 +1,44 @@
+#include "harness/engine/ablation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(AblationTest, EveryNameParsesToItsOwnAblationAlone) {
+  for (const AblationEntry& entry : AllAblations()) {
+    const AblationSet set = ParseAblations(entry.name);
+    for (const AblationEntry& other : AllAblations()) {
+      EXPECT_EQ(set.Has(other.ablation), other.name == entry.name) << entry.name;
+    }
+  }
+}
+
+TEST(AblationTest, NamesAreSeparatedByCommas) {
+  EXPECT_TRUE(ParseAblations("").Empty());
+  const AblationSet set = ParseAblations("graphs,fused_mlp");
+  EXPECT_TRUE(set.Has(Ablation::kGraphs));
+  EXPECT_TRUE(set.Has(Ablation::kFusedMlp));
+  EXPECT_FALSE(set.Has(Ablation::kPdl));
+}
+
+TEST(AblationTest, UnknownNameIsRefusedWithTheListOfKnownOnes) {
+  for (const char* names : {"graph", "pdl,nothing", "pdl,,graphs"}) {
+    try {
+      ParseAblations(names);
+      FAIL() << names << " was accepted";
+    } catch (const InvalidArgument& error) {
+      for (const AblationEntry& entry : AllAblations()) {
+        EXPECT_THAT(error.what(), HasSubstr(std::string(entry.name)));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tokline

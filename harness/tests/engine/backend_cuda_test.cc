@@ -1,0 +1,139 @@
+// Memory, copies and order of work of the CUDA backend.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "harness/engine/backend.h"
+#include "harness/engine/convert_elements.h"
+#include "harness/tests/kernels/cuda_test.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CudaBackendTest : public testing::CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (!IsSkipped()) backend_ = MakeCudaBackend();
+  }
+
+  std::vector<std::byte> DownloadAll(const Memory& memory) {
+    std::vector<std::byte> host(static_cast<size_t>(memory.bytes()));
+    backend_->Download(host.data(), memory.data(), memory.bytes());
+    return host;
+  }
+
+  std::unique_ptr<Backend> backend_;
+};
+
+// Runs that are longer than a staging buffer, that end inside one, and that start at odd bytes.
+TEST_F(CudaBackendTest, WeightsOfAnySizeArriveConverted) {
+  std::mt19937_64 rng(9);
+  const int64_t counts[] = {1, 129, (int64_t{16} << 20) / 2, (int64_t{40} << 20) + 3, 5'000'001};
+  int64_t total = 0;
+  for (const int64_t count : counts) total += count;
+  for (const DType from : {DType::kBf16, DType::kF32}) {
+    std::vector<char> source(static_cast<size_t>(total * SizeOf(from)) + 1);
+    for (size_t i = 0; i + 8 <= source.size(); i += 8) {
+      // Exponents below the top: no NaN, whose payload conversions may change.
+      const uint64_t bits = rng() & 0xbf7fbf7fbf7fbf7fu;
+      std::memcpy(source.data() + i, &bits, sizeof(bits));
+    }
+    Memory device = backend_->Allocate(total * SizeOf(DType::kBf16));
+    std::vector<WeightCopy> copies;
+    int64_t at = 0;
+    for (const int64_t count : counts) {
+      copies.push_back({.device = device.data() + at * SizeOf(DType::kBf16),
+                        .host = source.data() + 1 + at * SizeOf(from),
+                        .rows = 1,
+                        .columns = count,
+                        .from = from,
+                        .to = DType::kBf16});
+      at += count;
+    }
+    backend_->UploadWeights(copies);
+    std::vector<std::byte> expected(static_cast<size_t>(device.bytes()));
+    ConvertElements(from, source.data() + 1, DType::kBf16, expected.data(), total);
+    EXPECT_TRUE(DownloadAll(device) == expected) << "from " << Name(from);
+  }
+}
+
+// Slices and transposes that are longer than a staging buffer.
+TEST_F(CudaBackendTest, StridedWeightsArriveDense) {
+  constexpr int64_t kRows = 3001, kColumns = 4099;
+  std::vector<uint16_t> source(static_cast<size_t>(kRows * kColumns));
+  std::mt19937_64 rng(10);
+  for (uint16_t& bits : source) bits = static_cast<uint16_t>(rng() & 0xbf7f);
+  struct Part {
+    int64_t first, rows, columns, row_stride, column_stride;
+  };
+  for (const Part& part : {Part{0, kColumns, kRows, 1, kColumns},  // all, transposed
+                           Part{7, 2050, kRows, 1, kColumns},      // some columns
+                           Part{kColumns, kRows / 2, kColumns, 2 * kColumns, 1}}) {  // odd rows
+    Memory device = backend_->Allocate(part.rows * part.columns * SizeOf(DType::kF16));
+    const WeightCopy copy{.device = device.data(),
+                          .host = source.data() + part.first,
+                          .rows = part.rows,
+                          .columns = part.columns,
+                          .row_stride = part.row_stride,
+                          .column_stride = part.column_stride,
+                          .from = DType::kBf16,
+                          .to = DType::kF16};
+    backend_->UploadWeights({&copy, 1});
+    std::vector<std::byte> expected(static_cast<size_t>(device.bytes()));
+    ConvertMatrix(DType::kBf16, copy.host, part.row_stride, part.column_stride, DType::kF16,
+                  expected.data(), part.rows, part.columns);
+    EXPECT_TRUE(DownloadAll(device) == expected) << "from element " << part.first;
+  }
+}
+
+TEST_F(CudaBackendTest, MemoryStartsAsZerosAndTooMuchOfItIsRefusedWithTheValues) {
+  for (int round = 0; round < 2; ++round) {  // the second time it has been written before
+    Memory memory = backend_->Allocate(1 << 20);
+    EXPECT_TRUE(DownloadAll(memory) == std::vector<std::byte>(1 << 20));
+    const std::vector<std::byte> ones(1 << 20, std::byte{0xff});
+    backend_->Upload(memory.data(), ones.data(), memory.bytes());
+  }
+  const int64_t too_much = backend_->FreeBytes() * 2 + (int64_t{1} << 40);
+  try {
+    backend_->Allocate(too_much);
+    FAIL() << too_much << " bytes were allocated";
+  } catch (const RuntimeFailure& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(std::to_string(too_much)), HasSubstr("are free")));
+  }
+  EXPECT_EQ(DownloadAll(backend_->Allocate(16)), std::vector<std::byte>(16));  // still usable
+}
+
+TEST_F(CudaBackendTest, CapturedWorkRunsWhenEnqueuedAndOnEveryEnqueue) {
+  const int32_t sentinel = 7, zero = 0;
+  Memory memory = backend_->Allocate(sizeof(sentinel));
+  backend_->Upload(memory.data(), &sentinel, sizeof(sentinel));
+  const auto graph = backend_->Capture([&] { backend_->Zero(memory.data(), memory.bytes()); });
+  ASSERT_NE(graph, nullptr);
+  const auto value = [&] {
+    int32_t host = -1;
+    backend_->Download(&host, memory.data(), sizeof(host));
+    return host;
+  };
+  EXPECT_EQ(value(), sentinel);
+  for (int round = 0; round < 2; ++round) {
+    graph->Enqueue();
+    EXPECT_EQ(value(), zero);
+    backend_->Upload(memory.data(), &sentinel, sizeof(sentinel));
+  }
+}
+
+TEST_F(CudaBackendTest, FailedCaptureLeavesTheBackendUsable) {
+  EXPECT_THROW(backend_->Capture([] { throw InvalidArgument("not like this"); }), InvalidArgument);
+  EXPECT_EQ(DownloadAll(backend_->Allocate(16)), std::vector<std::byte>(16));
+}
+
+}  // namespace
+}  // namespace tokline

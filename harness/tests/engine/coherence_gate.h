@@ -1,0 +1,111 @@
+// Asks the embedded model questions of which the answers are known, through a decoder.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "harness/engine/decoder.h"
+#include "harness/tests/engine/golden.h"
+#include "harness/tests/engine/lookup_prompts.h"
+
+namespace tokline::testing {
+
+inline constexpr double kLeastRight = 0.99;  // of the answers
+inline constexpr int64_t kLongestContext = 4096;
+inline constexpr int64_t kAnswerTokens = 12;
+
+// TOKLINE_COHERENCE=full asks more, at more lengths.
+inline bool FullCoherence() {
+  const char* text = std::getenv("TOKLINE_COHERENCE");
+  return text != nullptr && std::string_view(text) == "full";
+}
+
+struct CoherenceScore {
+  int right = 0;
+  int asked = 0;
+  SchedulerCounts counts = {};
+  DecodeReads reads = {};
+};
+
+class CoherenceGate {
+ public:
+  // An answer is right if each of its tokens is, and if it ends where it must. All questions are
+  // there at once, after `others` requests that just go on; the first failures are printed.
+  CoherenceScore Ask(const std::vector<LookupQuestion>& questions, const DecoderOptions& options,
+                     int others) const {
+    Decoder decoder(model_.spec, model_.weights, options);
+    if (options.device == Device::kCuda) decoder.WarmUp();
+    for (int i = 0; i < others; ++i) {
+      const std::vector<int32_t> prompt(questions[0].prompt.begin(),
+                                        questions[0].prompt.begin() + 20 + i);
+      decoder.Submit({.prompt = prompt, .max_new_tokens = 10 * kAnswerTokens});
+    }
+    std::map<SequenceId, std::pair<const LookupQuestion*, std::vector<int32_t>>> texts;
+    for (const LookupQuestion& question : questions) {
+      const SequenceId id =
+          decoder.Submit({.prompt = question.prompt,
+                          .max_new_tokens = static_cast<int64_t>(question.answer.size()),
+                          .stop_ids = model_.spec.eos_token_ids,
+                          .cuts = {question.facts}});
+      texts[id].first = &question;
+    }
+    const auto take = [&](std::span<const NewToken> tokens) {
+      for (const NewToken& token : tokens) {
+        const auto text = texts.find(token.sequence);
+        if (text != texts.end()) text->second.second.push_back(token.token);
+      }
+    };
+    while (decoder.HasWork()) take(decoder.Step().tokens);
+    take(decoder.Flush());
+    CoherenceScore score{.asked = static_cast<int>(questions.size()),
+                         .counts = decoder.Schedule().Counts(),
+                         .reads = decoder.Reads()};
+    int printed = 0;
+    for (const auto& [id, text] : texts) {
+      const auto& [question, answer] = text;
+      score.right += answer == question->answer;
+      if (answer != question->answer && ++printed <= 3) {
+        std::printf("of %zu tokens: \"%s\" for \"%s\"\n", question->prompt.size(),
+                    task_.Text().Decode(answer).c_str(),
+                    task_.Text().Decode(question->answer).c_str());
+      }
+    }
+    return score;
+  }
+
+  // Draws `count` questions about each of `contexts` and wants kLeastRight of all right.
+  struct Draws {
+    int64_t length = 0;
+    bool chat = false;
+    int count = 0;
+    int contexts = 1;
+    uint32_t seed = 1;
+  };
+  CoherenceScore Check(const Draws& draws, const DecoderOptions& options, int others = 0) const {
+    std::mt19937 rng(draws.seed * 8192 + static_cast<uint32_t>(draws.length));
+    std::vector<LookupQuestion> questions;
+    for (int i = 0; i < draws.contexts; ++i) {
+      for (LookupQuestion& one : task_.Draw(rng, draws.length, draws.chat, draws.count)) {
+        questions.push_back(std::move(one));
+      }
+    }
+    const CoherenceScore score = Ask(questions, options, others);
+    EXPECT_GE(score.right, kLeastRight * score.asked)
+        << draws.length << " tokens, " << (draws.chat ? "chat" : "bare") << ", seed " << draws.seed;
+    return score;
+  }
+
+ private:
+  LookupTask task_;
+  LoadedModel model_{LookupModelFolder()};
+};
+
+}  // namespace tokline::testing

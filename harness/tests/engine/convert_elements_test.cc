@@ -1,0 +1,64 @@
+#include "harness/engine/convert_elements.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "reference/elements.h"
+
+namespace tokline {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+
+TEST(ConvertElementsTest, EveryPairRoundsToNearestFromAnyAlignment) {
+  // Exact in all three; a tie to even in bf16; the largest half; close to the smallest normal half.
+  const std::vector<double> values{0, -1, 96.5, 1 + 0x1p-8, 1 + 3 * 0x1p-8, 65504, -0x1p-14, 3.1};
+  const auto count = static_cast<int64_t>(values.size());
+  for (const DType from : kDTypes) {
+    std::vector<char> source(static_cast<size_t>(count * SizeOf(from)) + 1);
+    std::vector<char> aligned(source.size());
+    for (int64_t i = 0; i < count; ++i) {
+      StoreElement(from, aligned.data(), i, values[static_cast<size_t>(i)]);
+    }
+    std::memcpy(source.data() + 1, aligned.data(), source.size() - 1);
+    for (const DType to : kDTypes) {
+      std::vector<char> out(static_cast<size_t>(count * SizeOf(to)));
+      ConvertElements(from, source.data() + 1, to, out.data(), count);
+      for (int64_t i = 0; i < count; ++i) {
+        EXPECT_EQ(LoadElement(to, out.data(), i), RoundTo(to, LoadElement(from, aligned.data(), i)))
+            << Name(from) << " to " << Name(to) << ", element " << i;
+      }
+    }
+  }
+}
+
+// Dense, every other row, and transposed: more rows than are turned at a time.
+TEST(ConvertMatrixTest, StridedMatricesBecomeDense) {
+  constexpr int64_t kRows = 70, kColumns = 5;
+  std::vector<float> source(kRows * kColumns * 2);
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<float>(i) * 0.37f;
+  struct Strides {
+    int64_t row, column;
+  };
+  for (const Strides& strides :
+       {Strides{kColumns, 1}, Strides{2 * kColumns, 1}, Strides{1, kRows}, Strides{1, 2 * kRows}}) {
+    for (const DType to : kDTypes) {
+      std::vector<char> out(static_cast<size_t>(kRows * kColumns * SizeOf(to)));
+      ConvertMatrix(DType::kF32, source.data(), strides.row, strides.column, to, out.data(), kRows,
+                    kColumns);
+      for (int64_t row = 0; row < kRows; ++row) {
+        for (int64_t column = 0; column < kColumns; ++column) {
+          const auto at = static_cast<size_t>(row * strides.row + column * strides.column);
+          EXPECT_EQ(LoadElement(to, out.data(), row * kColumns + column), RoundTo(to, source[at]))
+              << "strides " << strides.row << ", " << strides.column << ", row " << row
+              << ", column " << column;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tokline

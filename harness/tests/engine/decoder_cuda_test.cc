@@ -1,0 +1,297 @@
+// What the CUDA decoder adds to the CPU's: graphs, dependent launches, the host a step ahead.
+#include "harness/engine/decoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "harness/engine/ablation.h"
+#include "harness/engine/generate.h"
+#include "harness/measure/throughput.h"
+#include "harness/tests/engine/golden.h"
+#include "harness/tests/kernels/cuda_test.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::AllOf;
+using testing::GoldenCase;
+using ::testing::HasSubstr;
+using testing::LoadedModel;
+
+using Texts = std::map<SequenceId, std::vector<int32_t>>;
+
+class DecoderCudaTest : public testing::CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    model_ = std::make_unique<LoadedModel>(testing::LoadTinyModel());
+    golden_ = testing::ReadGolden("qwen3_tiny");
+  }
+
+  DecoderOptions Options() const {
+    return {.device = Device::kCuda,
+            .dtype = DType::kBf16,
+            .max_batch = 12,
+            .max_context = 160,
+            .page_size = 16,
+            .token_budget = 64};
+  }
+
+  std::unique_ptr<Decoder> MakeDecoder(const DecoderOptions& options) const {
+    auto decoder = std::make_unique<Decoder>(model_->spec, model_->weights, options);
+    decoder->WarmUp();
+    return decoder;
+  }
+
+  // A seeded run of sequences that come and go, drawn with temperature. `flush` takes away the
+  // step that the host is ahead.
+  Texts ComeAndGo(Decoder& decoder, uint32_t seed, bool flush) const {
+    std::mt19937 rng(seed);
+    Texts texts;
+    std::vector<SequenceId> alive;
+    const auto take = [&](std::span<const NewToken> tokens) {
+      for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
+    };
+    for (int step = 0; step < 300; ++step) {
+      if (alive.size() < 10 && rng() % 4 == 0) {
+        const GoldenCase& one = golden_.cases[rng() % golden_.cases.size()];
+        const SamplingRule rule{.temperature = 1.0f, .top_k = 50, .top_p = 0.9f, .seed = rng()};
+        alive.push_back(decoder.AddSequence(one.prompt, rule, 80));
+      }
+      if (!alive.empty() && rng() % 12 == 0) {
+        const size_t which = rng() % alive.size();
+        if (flush) take(decoder.Flush());
+        decoder.RemoveSequence(alive[which]);
+        alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(which));
+      }
+      take(decoder.Step().tokens);
+      if (flush) take(decoder.Flush());
+    }
+    take(decoder.Flush());
+    for (const SequenceId id : alive) decoder.RemoveSequence(id);
+    return texts;
+  }
+
+  std::unique_ptr<LoadedModel> model_;
+  testing::Golden golden_;
+};
+
+// The last token of a sequence that was removed while it was under way is missing on one side.
+void ExpectSameTexts(const Texts& ahead, const Texts& waiting) {
+  ASSERT_GE(waiting.size(), 20u);
+  for (const auto& [id, text] : waiting) {
+    const auto found = ahead.find(id);
+    const std::vector<int32_t> other =
+        found == ahead.end() ? std::vector<int32_t>() : found->second;
+    ASSERT_LE(text.size() - other.size(), 1u) << "sequence " << id;
+    EXPECT_TRUE(std::equal(other.begin(), other.end(), text.begin())) << "sequence " << id;
+  }
+}
+
+TEST_F(DecoderCudaTest, HostAStepAheadGivesTheSameTextAsAHostThatWaits) {
+  const auto ahead = MakeDecoder(Options()), waiting = MakeDecoder(Options());
+  for (const uint32_t seed : {1u, 2u, 3u}) {
+    // Ids go on from run to run in both.
+    ExpectSameTexts(ComeAndGo(*ahead, seed, false), ComeAndGo(*waiting, seed, true));
+  }
+  EXPECT_EQ(ahead->PlainSteps(), 0);
+  EXPECT_GT(ahead->GraphSteps(), 300);
+  EXPECT_EQ(ahead->Pages().NumFree(), ahead->Pages().NumPages());
+}
+
+// Positions, lengths and pages of the steps differ from those of the capture: nothing of a step
+// may be frozen in its graph.
+TEST_F(DecoderCudaTest, GraphsPlainAndIndependentLaunchesGiveTheSameText) {
+  const auto graphs = MakeDecoder(Options());
+  const Texts expected = ComeAndGo(*graphs, 5, false);
+  for (const char* name : {"graphs", "pdl", "graphs,pdl"}) {
+    DecoderOptions options = Options();
+    options.ablate = ParseAblations(name);
+    const auto decoder = MakeDecoder(options);
+    EXPECT_EQ(ComeAndGo(*decoder, 5, false), expected) << name;
+    EXPECT_EQ(decoder->GraphSteps() == 0, options.ablate.Has(Ablation::kGraphs));
+  }
+}
+
+TEST_F(DecoderCudaTest, WithoutWarmUpStepsAreLaunchedPlainly) {
+  Decoder cold(model_->spec, model_->weights, Options());
+  const auto warm = MakeDecoder(Options());
+  GenerateOptions options;
+  options.max_new_tokens = 40;
+  const auto text = Generate(cold, golden_.cases[3].prompt, options).tokens;
+  EXPECT_EQ(text.size(), 40u);
+  EXPECT_EQ(text, Generate(*warm, golden_.cases[3].prompt, options).tokens);
+  EXPECT_GT(cold.PlainSteps(), 0);
+  EXPECT_EQ(cold.GraphSteps(), 0);
+}
+
+TEST_F(DecoderCudaTest, RepeatedRunsGiveTheSameBits) {
+  const auto decoder = MakeDecoder(Options());
+  const auto logits = [&] {
+    std::vector<std::vector<float>> rows;
+    std::vector<SequenceId> ids;
+    for (const GoldenCase& one : golden_.cases) {
+      ids.push_back(decoder->AddSequence(one.prompt, {}, 60));
+    }
+    for (int step = 0; step < 50; ++step) decoder->Step();
+    for (const SequenceId id : ids) {
+      rows.push_back(decoder->Logits(id));
+      decoder->RemoveSequence(id);
+    }
+    return rows;
+  };
+  const auto first = logits();
+  for (int run = 0; run < 5; ++run) EXPECT_EQ(logits(), first);
+}
+
+TEST_F(DecoderCudaTest, KeysAndValuesOfTheFirstLayerAreThoseOfTheCpu) {
+  DecoderOptions cpu_options = Options();
+  cpu_options.device = Device::kCpu;
+  cpu_options.dtype = DType::kF32;
+  Decoder cpu(model_->spec, model_->weights, cpu_options);
+  const auto cuda = MakeDecoder(Options());
+  const auto rows = [&](Decoder& decoder) {
+    decoder.AddSequence(golden_.cases[1].prompt, {}, 1);
+    const SequenceId id = decoder.AddSequence(golden_.cases[3].prompt, {}, 4);
+    decoder.Step();  // 64 of 86 prompt tokens
+    decoder.Step();
+    return decoder.ReadKv(id, 0);
+  };
+  const KvRows expected = rows(cpu), actual = rows(*cuda);
+  ASSERT_EQ(actual.k.size(), static_cast<size_t>(70 * model_->spec.KvSize()));
+  testing::RelativeError k, v;
+  k.Add(actual.k, expected.k);
+  v.Add(actual.v, expected.v);
+  // Half a unit in the last place each: two roundings of the norm, the projection's, for K two of
+  // the head norm and one of RoPE.
+  EXPECT_LE(v.Value(), 3 * Epsilon(DType::kBf16) / 2);
+  EXPECT_LE(k.Value(), 6 * Epsilon(DType::kBf16) / 2);
+}
+
+// Sequences come and go, and with them what a step shares: nothing of that may be frozen in a
+// graph.
+TEST_F(DecoderCudaTest, GraphsServeStepsThatShareAndStepsThatDoNot) {
+  DecoderOptions options = Options();
+  options.reuse = true;
+  options.sharing = ChunkSharing::kAlways;
+  const auto graphs = MakeDecoder(options);
+  const Texts expected = ComeAndGo(*graphs, 6, false);
+  EXPECT_EQ(graphs->PlainSteps(), 0);
+  EXPECT_LT(graphs->Reads().tokens, graphs->Reads().of_each);
+  options.ablate = ParseAblations("graphs");
+  const auto plain = MakeDecoder(options);
+  EXPECT_EQ(ComeAndGo(*plain, 6, false), expected);
+  EXPECT_EQ(plain->GraphSteps(), 0);
+  EXPECT_EQ(plain->Reads().tokens, graphs->Reads().tokens);
+}
+
+// Twelve sequences with a prefix in common, all along one text: a step that reads it once gives the
+// logits of one that reads it for each, but for the rounding of bf16, and the same greedy tokens
+// where that cannot turn them.
+TEST_F(DecoderCudaTest, ReadingSharedRunsOnceGivesTheLogitsOfReadingThemAlone) {
+  const GoldenCase& one = golden_.cases[3];
+  DecoderOptions options = Options();
+  options.reuse = true;
+  options.sharing = ChunkSharing::kNever;
+  const auto alone = MakeDecoder(options);
+  options.sharing = ChunkSharing::kAlways;
+  const auto once = MakeDecoder(options);
+  std::vector<SequenceId> ids;
+  for (int32_t i = 0; i < 12; ++i) {
+    std::vector<int32_t> prompt = one.prompt;
+    prompt.push_back(i);  // where they part
+    ids.push_back(alone->AddSequence(prompt, {}, 40));
+    ASSERT_EQ(once->AddSequence(prompt, {}, 40), ids.back());
+  }
+  const double bound = 1.25 * golden_.bf16_relative_l2;  // of either; see DecoderGoldenCudaTest
+  testing::RelativeError error;
+  for (int step = 0; step < 40; ++step) {
+    for (Decoder* decoder : {alone.get(), once.get()}) {
+      decoder->Step();
+      decoder->Flush();
+    }
+    for (const SequenceId id : ids) {
+      if (alone->Schedule().Get(id).last_draw != alone->Schedule().Counts().steps) continue;
+      const std::vector<float> expected = alone->Logits(id), actual = once->Logits(id);
+      error.Add(actual, expected);
+      const auto token = std::ranges::max_element(expected) - expected.begin();
+      const auto other = std::ranges::max_element(actual) - actual.begin();
+      double square = 0;
+      for (const float logit : expected) square += double{logit} * logit;
+      EXPECT_LE(expected[token] - expected[other], 2 * bound * std::sqrt(square))
+          << "sequence " << id << ", step " << step;
+      alone->ReplaceNewestToken(id, static_cast<int32_t>(token));
+      once->ReplaceNewestToken(id, static_cast<int32_t>(token));
+    }
+  }
+  EXPECT_LE(error.Value(), 2 * bound);
+  EXPECT_GT(error.Value(), 0);  // the sums are split differently
+  EXPECT_LT(once->Reads().tokens, once->Reads().of_each / 2);
+  EXPECT_EQ(alone->Reads().tokens, alone->Reads().of_each);
+}
+
+// The whole prompt but its last token, and half of it.
+TEST_F(DecoderCudaTest, ReusedPrefixGivesTheLogitsOfAComputedOne) {
+  const std::vector<int32_t>& prompt = golden_.cases[3].prompt;
+  const auto first_logits = [&prompt](Decoder& decoder) {
+    const SequenceId id = decoder.AddSequence(prompt, {}, 2);
+    while (decoder.Schedule().Get(id).drawn == 0) decoder.Step();
+    return decoder.Logits(id);
+  };
+  DecoderOptions options = Options();
+  const std::vector<float> computed = first_logits(*MakeDecoder(options));
+  options.reuse = true;
+  for (const size_t shared : {prompt.size(), prompt.size() / 2}) {
+    const auto decoder = MakeDecoder(options);
+    decoder->Submit(
+        {.prompt = {prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(shared)},
+         .max_new_tokens = 1,
+         .keep = true});
+    while (decoder->HasWork()) decoder->Step();
+    decoder->Flush();
+    testing::RelativeError error;
+    error.Add(first_logits(*decoder), computed);
+    EXPECT_EQ(decoder->Schedule().Counts().reused_tokens,
+              static_cast<int64_t>(std::min(shared, prompt.size() - 1)));
+    EXPECT_LE(error.Value(), 2 * 1.25 * golden_.bf16_relative_l2) << shared << " tokens shared";
+  }
+}
+
+TEST_F(DecoderCudaTest, BenchRunsAsGraphsAndMeasuresTheHost) {
+  BenchOptions bench{.batch = 4, .prompt_tokens = 30, .new_tokens = 20, .repeats = 3};
+  DecoderOptions options = Options();
+  options.max_context = BenchContextTokens(bench, options.token_budget);
+  Decoder decoder(model_->spec, model_->weights, options);
+  const BenchResult result = RunBench(decoder, bench);
+  EXPECT_TRUE(result.graphs);
+  ASSERT_EQ(result.samples.size(), 3u);
+  EXPECT_GT(result.decode_tokens_per_s, 0);
+  EXPECT_GT(result.host_share, 0);
+  EXPECT_LE(result.host_share, 1);
+}
+
+TEST_F(DecoderCudaTest, Fp32AndTooLargeACacheAreRefusedWithTheValues) {
+  DecoderOptions options = Options();
+  options.dtype = DType::kF32;
+  EXPECT_THROW(Decoder(model_->spec, model_->weights, options), InvalidArgument);
+  options = Options();
+  options.kv_pages = 1'000'000'000;
+  try {
+    Decoder decoder(model_->spec, model_->weights, options);
+    FAIL() << "a cache of 24 TB was allocated";
+  } catch (const RuntimeFailure& error) {
+    const int64_t needed = PlanMemory(model_->spec, options, QueryDeviceFacts()).Total();
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(std::to_string(needed)), HasSubstr("are free")));
+  }
+}
+
+}  // namespace
+}  // namespace tokline

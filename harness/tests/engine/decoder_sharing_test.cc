@@ -1,0 +1,159 @@
+// Decode steps that read shared runs once beside those that read for each sequence alone: on the
+// CPU the same bits, step by step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "harness/engine/decoder.h"
+#include "harness/tests/engine/golden.h"
+#include "harness/tests/kernels/devices.h"
+
+namespace tokline {
+namespace {
+
+using testing::LoadedModel;
+
+const LoadedModel& Model() {
+  static const LoadedModel model = testing::LoadTinyModel();
+  return model;
+}
+
+DecoderOptions Options() {
+  return {.max_batch = 6,
+          .max_context = 256,
+          .page_size = 16,
+          .token_budget = 60,
+          .reuse = true,
+          .sharing = ChunkSharing::kNever};
+}
+
+// Prompts that branch at two or three levels, which may end within a page.
+std::vector<Request> Workload(uint32_t seed) {
+  std::mt19937 rng(seed);
+  const auto upto = [&rng](size_t n) { return static_cast<size_t>(rng() % n); };
+  const auto text = [&](size_t length) {
+    std::vector<int32_t> tokens(length);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(upto(384));
+    return tokens;
+  };
+  const auto system = text(20 + upto(40));
+  const std::vector<std::vector<int32_t>> books{text(16 + upto(30)), text(32), text(9)};
+  const std::vector<std::vector<int32_t>> pages{text(1 + upto(20)), text(17)};
+  std::vector<Request> requests;
+  for (int i = 0; i < 16; ++i) {
+    Request request{.prompt = system,
+                    .rule = {.temperature = 0.9f, .top_k = 60, .seed = rng()},
+                    .max_new_tokens = 10 + static_cast<int64_t>(upto(24)),
+                    .keep = upto(2) == 0};
+    const auto append = [&](const std::vector<int32_t>& more, bool cut) {
+      if (cut) request.cuts.push_back(static_cast<int64_t>(request.prompt.size()));
+      request.prompt.insert(request.prompt.end(), more.begin(), more.end());
+    };
+    append(books[upto(books.size())], i % 4 != 0);
+    if (i % 3 != 0) append(pages[upto(pages.size())], i % 4 != 0);
+    append(text(1 + upto(6)), i % 2 == 0);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// Runs both side by side and compares all logits of all steps.
+void ExpectSameBits(Decoder& alone, Decoder& once, const std::vector<Request>& requests) {
+  std::vector<SequenceId> ids;
+  for (const Request& request : requests) {
+    ids.push_back(alone.Submit(request));
+    ASSERT_EQ(once.Submit(request), ids.back());
+  }
+  while (alone.HasWork()) {
+    const StepReport expected = alone.Step(), actual = once.Step();
+    ASSERT_EQ(actual.decode_rows, expected.decode_rows);
+    ASSERT_TRUE(
+        std::ranges::equal(actual.tokens, expected.tokens, {}, &NewToken::token, &NewToken::token));
+    const int64_t step = alone.Schedule().Counts().steps;
+    for (const SequenceId id : ids) {
+      if (!alone.Has(id) || alone.Schedule().Get(id).last_draw != step) continue;
+      ASSERT_EQ(once.Logits(id), alone.Logits(id)) << "sequence " << id << ", step " << step;
+    }
+  }
+  EXPECT_FALSE(once.HasWork());
+  EXPECT_EQ(once.Reads().of_each, alone.Reads().of_each);
+  EXPECT_EQ(alone.Reads().tokens, alone.Reads().of_each);
+  EXPECT_LT(static_cast<double>(once.Reads().tokens),
+            0.8 * static_cast<double>(once.Reads().of_each));
+}
+
+TEST(DecoderSharingTest, ReadingSharedRunsOnceGivesTheSameBits) {
+  for (const int64_t kv_pages : {0, 14}) {  // as many as all need; too few for most
+    for (const uint32_t seed : {1u, 2u, 3u}) {
+      DecoderOptions options = Options();
+      options.kv_pages = kv_pages;
+      Decoder alone(Model().spec, Model().weights, options);
+      options.sharing = ChunkSharing::kAlways;
+      Decoder once(Model().spec, Model().weights, options);
+      ASSERT_NO_FATAL_FAILURE(ExpectSameBits(alone, once, Workload(seed))) << "seed " << seed;
+      EXPECT_EQ(once.Schedule().Counts().preemptions > 0, kv_pages > 0);
+    }
+  }
+}
+
+TEST(DecoderSharingTest, ByPolicyTheLongCommonPrefixIsReadOnce) {
+  DecoderOptions options = Options();
+  options.max_batch = 8;
+  options.max_context = 400;
+  options.token_budget = 400;
+  Decoder alone(Model().spec, Model().weights, options);
+  options.sharing = ChunkSharing::kWhenItPays;
+  Decoder once(Model().spec, Model().weights, options);
+  Request request{.prompt = {}, .max_new_tokens = 10};
+  for (int32_t i = 0; i < 352; ++i) request.prompt.push_back(i * 37 % 384);
+  ExpectSameBits(alone, once, std::vector<Request>(8, request));
+  // All eight read five tiles of 64 once in each of nine decode steps; 32 tokens are less than one.
+  EXPECT_EQ(once.Reads().of_each - once.Reads().tokens, 9 * 7 * 320);
+  EXPECT_EQ(once.Reads().of_each, 9 * 8 * 353 + 8 * 9 * 8 / 2);
+}
+
+TEST(DecoderSharingTest, ShortCommonPrefixesAreReadAlone) {
+  DecoderOptions options = Options();
+  options.sharing = ChunkSharing::kWhenItPays;
+  Decoder decoder(Model().spec, Model().weights, options);
+  for (const Request& request : Workload(4)) decoder.Submit(request);
+  while (decoder.HasWork()) decoder.Step();
+  EXPECT_GT(decoder.Reads().of_each, 0);
+  EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().of_each);
+}
+
+// Turns and the device have room for the arrays of the largest step alone.
+TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
+  for (const int32_t max_batch : {1, 2, 5, 20, 200}) {
+    for (const int64_t max_context : {60, 500, 4000}) {
+      DecoderOptions options = Options();
+      options.device = Device::kCuda;
+      options.dtype = DType::kBf16;
+      options.max_batch = max_batch;
+      options.max_context = max_context;
+      options.sharing = ChunkSharing::kWhenItPays;
+      const DecoderPlan plan(Model().spec, options, testing::kH200);
+      const DecodeRoom largest = DecodeRoomOf(plan.largest_step.decode);
+      for (const StepShape& shape : plan.DecodeShapes()) {
+        EXPECT_LE(PlaceStep(shape, nullptr).bytes, PlaceStep(plan.largest_step, nullptr).bytes);
+        EXPECT_LE(DecodeRoomOf(shape.decode).members, largest.members);
+        EXPECT_EQ(shape.decode.shared_runs, kMaxSharedRuns);
+      }
+    }
+  }
+}
+
+TEST(DecoderSharingTest, WithoutReuseNothingIsShared) {
+  DecoderOptions options = Options();
+  options.reuse = false;
+  options.sharing = ChunkSharing::kAlways;
+  Decoder decoder(Model().spec, Model().weights, options);
+  for (const Request& request : Workload(5)) decoder.Submit(request);
+  while (decoder.HasWork()) decoder.Step();
+  EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().of_each);
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,70 @@
+#include "harness/measure/launch_timer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Ge;
+using ::testing::Gt;
+using ::testing::SizeIs;
+
+void Nap(int) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
+
+TEST(HostTimerTest, SamplesAreOfOneCall) {
+  const auto timer = MakeHostTimer(Nap, {});
+  EXPECT_EQ(timer->launches_per_sample(), 1);
+  EXPECT_THAT(timer->Sample(5, {}), AllOf(SizeIs(5), Each(Ge(2000))));
+}
+
+TEST(HostTimerTest, ShortCallsAreRepeatedUntilTheClockResolvesThem) {
+  int calls = 0;
+  const auto timer = MakeHostTimer([&](int) { ++calls; }, {});
+  EXPECT_GT(timer->launches_per_sample(), 1);
+  calls = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<double> samples = timer->Sample(3, {});
+  const std::chrono::duration<double, std::micro> passed = std::chrono::steady_clock::now() - begin;
+  EXPECT_THAT(samples, AllOf(SizeIs(3), Each(Gt(0))));
+  EXPECT_EQ(calls, 3 * timer->launches_per_sample());
+  EXPECT_LE((samples[0] + samples[1] + samples[2]) * timer->launches_per_sample(), passed.count())
+      << "a sample is the time of one call";
+}
+
+TEST(HostTimerTest, ARotationCallsEachBufferSetOnceInOrder) {
+  std::vector<int> sets;
+  const auto timer = MakeHostTimer([&](int set) { sets.push_back(set); }, {.buffer_sets = 3});
+  EXPECT_EQ(timer->launches_per_sample() % 3, 0);
+  sets.clear();
+  EXPECT_GT(timer->RotateOnce().us, 0);
+  EXPECT_THAT(sets, ElementsAre(0, 1, 2));
+}
+
+TEST(HostTimerTest, AnInjectedSlowdownIsInEverySample) {
+  const auto timer = MakeHostTimer(Nap, {.slowdown_percent = 50});
+  EXPECT_THAT(timer->Sample(3, {}), Each(Ge(3000)));
+}
+
+TEST(HostTimerTest, CallsBackOnceABlock) {
+  int calls = 0;
+  const auto timer = MakeHostTimer(Nap, {});
+  timer->Sample(3, [&] { ++calls; });
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(HostTimerTest, RefusesOptionsWithoutSense) {
+  EXPECT_THROW(MakeHostTimer(Nap, {.buffer_sets = 0}), InvalidArgument);
+  EXPECT_THROW(MakeHostTimer(Nap, {.slowdown_percent = -1}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tokline

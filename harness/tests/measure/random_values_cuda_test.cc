@@ -1,0 +1,25 @@
+#include "harness/measure/random_values.h"
+
+#include <vector>
+
+#include "harness/tests/kernels/cuda_test.h"
+
+namespace tokline {
+namespace {
+
+class RandomValuesCudaTest : public testing::CudaTest {};
+
+TEST_F(RandomValuesCudaTest, DeviceAndHostMakeTheSameElements) {
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    for (const int64_t count : {1, 3, 4, 1000003}) {
+      DeviceBuffer device(count * SizeOf(dtype));
+      FillRandomOnDevice(dtype, device.data(), count, /*seed=*/17, /*log2_scale=*/-2);
+      testing::HostTensor host(dtype, count);
+      FillRandom(dtype, host.data(), 0, count, /*seed=*/17, /*log2_scale=*/-2);
+      EXPECT_TRUE(testing::ToHost(device, dtype) == host) << Name(dtype) << ", " << count;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,215 @@
+// Profiles on the device: by its trace where there is one, by events always.
+#include "harness/measure/step_profiler.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness/measure/ablation_bench.h"
+#include "harness/measure/delay.h"
+#include "harness/measure/kernel_trace.h"
+#include "harness/measure/op_delay.h"
+#include "harness/tests/engine/golden.h"
+#include "harness/tests/kernels/cuda_test.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+class StepProfilerCudaTest : public testing::CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    model_ = std::make_unique<testing::LoadedModel>(testing::LoadTinyModel());
+  }
+
+  std::unique_ptr<Decoder> MakeDecoder(std::optional<OpDelay> delay = {},
+                                       AblationSet ablate = {}) const {
+    return std::make_unique<Decoder>(model_->spec, model_->weights,
+                                     DecoderOptions{.device = Device::kCuda,
+                                                    .dtype = DType::kBf16,
+                                                    .max_batch = 4,
+                                                    .max_context = 160,
+                                                    .page_size = 16,
+                                                    .ablate = ablate,
+                                                    .delayed = DelayedBy(delay, Device::kCuda)});
+  }
+  ProfiledSteps Profile(std::optional<OpDelay> delay = {}, AblationSet ablate = {}) const {
+    const std::unique_ptr<Decoder> decoder = MakeDecoder(delay, ablate);
+    std::optional<ProfiledSteps> profiled = ProfileSteps(*decoder, bench_);
+    if (!profiled) throw RuntimeFailure("interrupted by nobody");
+    return *profiled;
+  }
+  static std::map<std::string, OpTime> ByName(const StepProfile& profile) {
+    std::map<std::string, OpTime> times;
+    for (const OpTime& time : profile.ops) times[time.op] = time;
+    return times;
+  }
+  // Where the machine has no trace, the method must say so.
+  static void ExpectMethod(const ProfiledSteps& profiled) {
+    if (profiled.note.empty()) {
+      EXPECT_EQ(profiled.profile.method, "cupti");
+    } else {
+      EXPECT_EQ(profiled.profile.method, "events");
+      GTEST_LOG_(WARNING) << "NO TRACE OF KERNELS HERE: " << profiled.note;
+    }
+  }
+
+  // Null, with the reason printed, where there can be none.
+  static std::unique_ptr<KernelTrace> Trace() {
+    try {
+      return std::make_unique<KernelTrace>();
+    } catch (const RuntimeFailure& failure) {
+      GTEST_LOG_(WARNING) << "NO TRACE OF KERNELS HERE: " << failure.what();
+      return nullptr;
+    }
+  }
+
+  std::unique_ptr<testing::LoadedModel> model_;
+  BenchOptions bench_{.batch = 4, .prompt_tokens = 16, .new_tokens = 64};
+};
+
+TEST_F(StepProfilerCudaTest, OpsAndGapsAddUpToTheStep) {
+  const ProfiledSteps profiled = Profile();
+  ExpectMethod(profiled);
+  const StepProfile& profile = profiled.profile;
+  EXPECT_EQ(profile.steps, profile.method == "cupti" ? 63 : 16);
+  double sum = profile.device_gap_us + profile.host_gap_us;
+  for (const OpTime& time : profile.ops) sum += time.us;
+  EXPECT_NEAR(sum, profile.step_us, 1e-6 * profile.step_us);
+  EXPECT_GE(profile.device_gap_us, 0);
+  EXPECT_GE(profile.host_gap_us, 0);
+  const auto ops = ByName(profile);
+  EXPECT_EQ(ops.size(), 8u);
+  for (const char* op : {"qkv", "chunk_decode", "attention_output", "gate_up", "down"}) {
+    ASSERT_TRUE(ops.contains(op)) << op;
+    EXPECT_EQ(ops.at(op).launches, model_->spec.num_layers) << op;
+    EXPECT_GT(ops.at(op).us, 0) << op;
+  }
+  EXPECT_EQ(ops.at("lm_head").launches, 1);
+}
+
+TEST_F(StepProfilerCudaTest, TraceSeesEveryKernelAndNoOtherOnes) {
+  const std::unique_ptr<KernelTrace> trace = Trace();
+  if (trace == nullptr) GTEST_SKIP();
+  const std::unique_ptr<Backend> backend = MakeCudaBackend();
+  constexpr double kDelayUs = 200;
+  trace->Take();
+  for (int i = 0; i < 3; ++i) Launch(DelayParams{.us = kDelayUs}, {.stream = backend->stream()});
+  const std::vector<TracedKernel> kernels = trace->Take();
+  ASSERT_EQ(kernels.size(), 3u);
+  for (const TracedKernel& kernel : kernels) {
+    EXPECT_NE(kernel.name.find("DelayKernel"), std::string::npos) << kernel.name;
+    EXPECT_GE(kernel.end_ns - kernel.begin_ns, 195000);
+    EXPECT_LE(kernel.end_ns - kernel.begin_ns, 260000);
+  }
+  EXPECT_TRUE(trace->Take().empty());
+}
+
+TEST_F(StepProfilerCudaTest, PrefillWithoutHopperRunsThePortableKernel) {
+  const std::unique_ptr<KernelTrace> trace = Trace();
+  if (trace == nullptr) GTEST_SKIP();
+  const std::unique_ptr<Decoder> decoder = MakeDecoder({}, ParseAblations("hopper"));
+  decoder->AddSequence(std::vector<int32_t>{5, 6, 7}, {}, 4);
+  trace->Take();
+  decoder->Step();
+  decoder->Flush();
+  int portable = 0;
+  for (const TracedKernel& kernel : trace->Take()) {
+    portable += kernel.name.find("PortablePrefillKernel") != std::string::npos;
+    EXPECT_EQ(kernel.name.find("HopperPrefillKernel"), std::string::npos);
+  }
+  EXPECT_EQ(portable, model_->spec.num_layers);
+}
+
+TEST_F(StepProfilerCudaTest, DelayOfAnOpIsFoundInThatOpByEitherMethod) {
+  constexpr double kDelayUs = 300;
+  const double added = kDelayUs * static_cast<double>(model_->spec.num_layers);
+  for (const StepOp op : {StepOp::kDown, StepOp::kQkv, StepOp::kChunkDecode}) {
+    const OpDelay delay{.op = op, .us = kDelayUs};
+    // A delayed decoder without graphs is traced as well: its plain launches.
+    for (const char* ablated : {"", "graphs", "pdl"}) {
+      const ProfiledSteps profiled = Profile(delay, ParseAblations(ablated));
+      ExpectMethod(profiled);
+      for (const auto& [name, time] : ByName(profiled.profile)) {
+        if (name == Name(op)) {
+          EXPECT_NEAR(time.us, added, 0.2 * added) << name << " " << ablated;
+        } else {
+          EXPECT_LT(time.us, 0.5 * added) << name << " " << ablated;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(StepProfilerCudaTest, DelayOfTheHostBeyondTheStepIsFoundInTheHostGap) {
+  bench_.host_delay_us = 3000;
+  const ProfiledSteps profiled = Profile();
+  EXPECT_GE(profiled.profile.step_us, 3000);
+  double ops = 0;
+  for (const OpTime& time : profiled.profile.ops) ops += time.us;
+  EXPECT_GE(profiled.profile.host_gap_us, 3000 - ops - profiled.profile.device_gap_us - 1);
+  EXPECT_LT(ops + profiled.profile.device_gap_us, 1500);
+}
+
+TEST_F(StepProfilerCudaTest, PlainCounterpartsOfSeveralKernelsAreToldApart) {
+  const ProfiledSteps profiled = Profile({}, ParseAblations("skinny,rmsnorm_qkv,fused_mlp"));
+  ExpectMethod(profiled);
+  const auto ops = ByName(profiled.profile);
+  for (const char* op : {"input_norm", "qkv", "kv_append", "post_norm", "gate_up", "silu_mul"}) {
+    ASSERT_TRUE(ops.contains(op)) << op;
+    EXPECT_GT(ops.at(op).us, 0) << op;
+  }
+}
+
+TEST_F(StepProfilerCudaTest, DecoderWritesTheSameTextsAfterAProfile) {
+  const auto texts = [&](bool profiled) {
+    const std::unique_ptr<Decoder> decoder = MakeDecoder();
+    if (profiled) ProfileSteps(*decoder, bench_);
+    decoder->WarmUp();
+    const int64_t graph_steps = decoder->GraphSteps();
+    std::vector<BenchText> texts;
+    EXPECT_TRUE(TimeRepeat(*decoder, bench_, 7, &texts));
+    EXPECT_EQ(decoder->GraphSteps() - graph_steps, bench_.new_tokens - 1);
+    std::vector<std::vector<int32_t>> tokens;
+    for (const BenchText& text : texts) tokens.push_back(text.tokens);
+    return tokens;
+  };
+  EXPECT_EQ(texts(true), texts(false));
+}
+
+TEST_F(StepProfilerCudaTest, DelayChangesNoResult) {
+  const auto tokens = [&](std::optional<OpDelay> delay) {
+    const std::unique_ptr<Decoder> decoder = MakeDecoder(delay);
+    decoder->WarmUp();
+    std::vector<BenchText> texts;
+    EXPECT_TRUE(TimeRepeat(*decoder, bench_, 3, &texts));
+    return texts.at(0).tokens;
+  };
+  EXPECT_EQ(tokens(OpDelay{.op = StepOp::kAttentionOutput, .us = 50}), tokens({}));
+}
+
+TEST_F(StepProfilerCudaTest, OpsAloneTakeTheirOwnTimeAndNoOthers) {
+  constexpr double kDelayUs = 300;
+  const double added = kDelayUs * static_cast<double>(model_->spec.num_layers);
+  bench_.repeats = 3;
+  const std::unique_ptr<Decoder> with = MakeDecoder();
+  const std::unique_ptr<Decoder> without =
+      MakeDecoder(OpDelay{.op = StepOp::kDown, .us = kDelayUs});
+  with->WarmUp();
+  without->WarmUp();
+  const AblationRounds down = RunAblation(*with, *without, {StepOp::kDown}, bench_);
+  ASSERT_EQ(down.without.alone_us.size(), 3u);
+  EXPECT_GE(down.without.alone_us[1], 0.95 * added);
+  EXPECT_LT(down.with.alone_us[1], 0.5 * added);
+  EXPECT_GE(1e3 * down.without.decode_ms[1], 0.95 * added);
+  const AblationRounds others = RunAblation(*with, *without, {StepOp::kQkv}, bench_);
+  EXPECT_LT(others.without.alone_us[1], 0.5 * added);
+}
+
+}  // namespace
+}  // namespace tokline

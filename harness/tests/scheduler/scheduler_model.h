@@ -1,0 +1,691 @@
+// A scheduler beside a model of what it drives: a device whose K and V are hashes of the prefix
+// that they were computed after, and whose tokens follow from such a hash, the seed and the
+// position. Every page that is stolen, stale or written twice, and every token that is lost or
+// repeated, shows as a wrong hash. After each operation all invariants are checked from scratch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "harness/scheduler/scheduler.h"
+#include "harness/tests/scheduler/scheduler_model_text.h"
+#include "kernels/common/error.h"
+
+namespace tokline::testing {
+
+struct ModelFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <typename... Parts>
+void Expect(bool ok, const Parts&... message) {
+  if (!ok) throw ModelFailure(StrCat(message...));
+}
+
+// How often each thing happened that a run should have met.
+struct ModelCounts {
+  int64_t operations = 0, steps = 0, tokens = 0, refused = 0, replaced = 0, pins = 0;
+  int64_t finished = 0, cancelled = 0, preemptions = 0, stalls = 0, reused_tokens = 0;
+  int64_t evictions = 0, moves = 0, rewritten_last = 0, drained_requests = 0;
+  int64_t shifted_tokens = 0, source_tokens = 0, copied_again = 0;
+  int64_t recomputed_tokens = 0;
+
+  void Add(const ModelCounts& other) {
+    auto* to = &operations;
+    const auto* from = &other.operations;
+    for (size_t i = 0; i < sizeof(ModelCounts) / sizeof(int64_t); ++i) to[i] += from[i];
+  }
+};
+
+class SchedulerModel {
+ public:
+  // Everything follows from the seed.
+  explicit SchedulerModel(uint64_t seed) : SchedulerModel(model::RandomOptions(seed)) {}
+  explicit SchedulerModel(const SchedulerOptions& options)
+      : options_(options),
+        scheduler_(options),
+        kv_(static_cast<size_t>(options.num_pages * options.page_size), 0),
+        sampled_(static_cast<size_t>(options.max_batch), -1) {}
+
+  // One operation, which follows from `word` and what is there; then all invariants.
+  void Apply(uint64_t word) {
+    ++counts_.operations;
+    const uint64_t choice = word % 100;
+    const uint64_t detail = word / 100;
+    if (choice < 20) {
+      Submit(detail);
+    } else if (choice < 23) {
+      Remove(detail);
+    } else if (choice < 26) {
+      while (!under_way_.empty()) Deliver();
+    } else if (choice < 29) {
+      Replace(detail);
+    } else if (choice < 32) {
+      PinOrUnpin(detail);
+    } else if (choice < 34) {
+      SubmitTooLong(detail);
+    } else {
+      Step();
+    }
+    CheckInvariants();
+  }
+
+  // Until nothing is left to do. Held sequences and pins go first: they are the user's, not ours.
+  void Drain() {
+    ReleaseHeld();
+    for (const Scheduler::Pinned& pinned : pinned_) scheduler_.Unpin(pinned);
+    pinned_.clear();
+    int64_t bound = 8;
+    for (const auto& [id, text] : texts_) {
+      ++counts_.drained_requests;
+      // Each step brings the oldest a token further, and each may be recomputed once it is oldest.
+      int64_t work = static_cast<int64_t>(text.expected.size() + text.tokens.size()) + 4;
+      for (const ShiftedSpan& span : text.request.shifted) {
+        work += text.request.shifted_after + span.Size() + 4;
+      }
+      bound += 4 * work;
+    }
+    while (scheduler_.HasWork() || !under_way_.empty()) {
+      Expect(--bound > 0, "the scheduler makes no progress");
+      Step();
+      ReleaseHeld();
+      CheckInvariants();
+    }
+    Expect(texts_.empty(), texts_.size(), " requests never ended");
+    Expect(scheduler_.Pages().NumFree() + scheduler_.Chunks().IdlePages() == options_.num_pages,
+           "pages are lost");
+    Expect(scheduler_.Chunks().PinnedPages() == 0, "pages stay pinned");
+    AddSchedulerCounts();
+  }
+
+  const ModelCounts& Counts() const { return counts_; }
+
+ private:
+  struct Text {
+    Request request;
+    std::vector<int32_t> tokens;    // the prompt and all drawn so far
+    std::vector<uint64_t> chain;    // of tokens: chain[i] follows tokens[0..i]
+    std::vector<int32_t> expected;  // what a request drawn alone gives
+    size_t seen = 0;                // tokens delivered
+    bool source = false;            // the scheduler's own,
+    SequenceId user = 0;            // for this sequence
+    bool copied = false;            // its shifted spans, at least once
+    bool replaced = false;          // expected is void
+    bool ended = false;             // held
+    int64_t most_in_cache = 0;      // so far
+  };
+  struct Draw {
+    SequenceId id;
+    int32_t slot;
+    int32_t token;
+  };
+
+  void Submit(uint64_t detail) {
+    if (texts_.size() >= 7) return;
+    const Request request = model::RandomRequest(detail, options_);
+    const auto length = static_cast<int64_t>(request.prompt.size());
+    Text text{.request = request, .tokens = request.prompt, .chain = {}, .expected = {}};
+    text.chain = model::PromptChain(request);
+    uint64_t chain = text.chain.back();
+    for (int64_t i = 0; i < request.max_new_tokens; ++i) {
+      const int32_t token = model::Sampled(chain, request.rule.seed, length + i);
+      text.expected.push_back(token);
+      chain = model::Chain(chain, token);
+      if (std::ranges::find(request.stop_ids, token) != request.stop_ids.end()) break;
+    }
+    // What the scheduler says can never fit does not.
+    const bool context = length + request.max_new_tokens <= options_.max_context;
+    const int64_t pages = model::PagesNeeded(request, options_);
+    const bool fits = context && pages <= scheduler_.Capacity();
+    try {
+      const SequenceId id = scheduler_.Submit(request);
+      Expect(fits, "a request of ", pages, " pages was taken by a cache of ",
+             scheduler_.Capacity());
+      texts_.emplace(id, std::move(text));
+    } catch (const InvalidArgument& error) {
+      Expect(!fits, "a request that fits was refused: ", error.what());
+      ++counts_.refused;
+    }
+  }
+
+  // Sequences of the scheduler's own, as far as they are new.
+  void MeetSources() {
+    const auto walk = [this](const Sequence* s) {
+      for (; s != nullptr; s = s->newer) {
+        if (!s->awaited_by || texts_.contains(s->id)) continue;
+        Text text{
+            .request = s->request, .tokens = s->tokens, .chain = model::PromptChain(s->request)};
+        text.source = true;
+        text.user = *s->awaited_by;
+        texts_.emplace(s->id, std::move(text));
+      }
+    };
+    walk(scheduler_.OldestRunning());
+    walk(scheduler_.OldestWaiting());
+  }
+
+  void SubmitTooLong(uint64_t detail) {
+    Request request;
+    request.prompt.assign(1 + detail % 3, 0);
+    request.max_new_tokens =
+        int64_t{options_.num_pages} * options_.page_size + 1 + static_cast<int64_t>(detail % 5);
+    try {
+      scheduler_.Submit(request);
+    } catch (const InvalidArgument&) {
+      ++counts_.refused;
+      return;
+    }
+    throw ModelFailure("a request that never fits was taken");
+  }
+
+  SequenceId AnyId(uint64_t detail) const {
+    auto at = texts_.begin();
+    std::advance(at, static_cast<std::ptrdiff_t>(detail % texts_.size()));
+    return at->first;
+  }
+
+  void Remove(uint64_t detail) {
+    if (texts_.empty()) return;
+    const SequenceId id = AnyId(detail);
+    if (texts_.at(id).source) return;
+    scheduler_.Remove(id);
+    texts_.erase(id);
+    std::erase_if(
+        texts_, [id](const auto& other) { return other.second.source && other.second.user == id; });
+    ++counts_.cancelled;
+    try {
+      scheduler_.Remove(id);
+    } catch (const InvalidArgument&) {
+      return;
+    }
+    throw ModelFailure("a sequence was removed twice");
+  }
+
+  void ReleaseHeld() {
+    for (auto it = texts_.begin(); it != texts_.end();) {
+      if (it->second.ended) {
+        scheduler_.Remove(it->first);
+        it = texts_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+
+  // Teacher forcing, of a token that no step has taken yet.
+  void Replace(uint64_t detail) {
+    if (texts_.empty()) return;
+    const SequenceId id = AnyId(detail);
+    Text& text = texts_.at(id);
+    const Sequence& sequence = scheduler_.Get(id);
+    if (text.source || sequence.drawn == 0 || text.ended || !text.request.stop_ids.empty()) return;
+    const auto token = static_cast<int32_t>(detail / 64 % model::kVocabulary);
+    scheduler_.ReplaceNewest(id, token);
+    text.tokens.back() = token;
+    text.chain.pop_back();
+    text.chain.push_back(model::Chain(text.chain.back(), token));
+    text.replaced = true;
+    if (sequence.slot >= 0) sampled_[static_cast<size_t>(sequence.slot)] = token;
+    ++counts_.replaced;
+  }
+
+  void PinOrUnpin(uint64_t detail) {
+    if (!pinned_.empty() && detail % 2 == 0) {
+      const size_t which = detail / 2 % pinned_.size();
+      scheduler_.Unpin(pinned_[which]);
+      pinned_.erase(pinned_.begin() + static_cast<std::ptrdiff_t>(which));
+      return;
+    }
+    if (texts_.empty() || pinned_.size() > 3) return;
+    const Text& text = texts_.at(AnyId(detail / 2));
+    const auto length = static_cast<size_t>(1 + detail / 16 % text.tokens.size());
+    const int32_t before = scheduler_.Chunks().PinnedPages();
+    try {
+      const Scheduler::Pinned pinned =
+          scheduler_.Pin(std::span(text.tokens).first(std::min(length, text.tokens.size())));
+      if (pinned.chunk != kRootChunk) pinned_.push_back(pinned);
+      ++counts_.pins;
+    } catch (const InvalidArgument&) {
+      Expect(scheduler_.Chunks().PinnedPages() == before, "a refused pin pins");
+      ++counts_.refused;
+    }
+    Expect(scheduler_.Chunks().PinnedPages() <= options_.max_pinned_pages, "too much is pinned");
+  }
+
+  // As the decoder does it: a step is planned and run, then the tokens of the one before it come.
+  void Step() {
+    const int64_t evictions = scheduler_.Chunks().Evictions();
+    std::vector<bool> sealed_before(static_cast<size_t>(options_.num_pages), false);
+    for (ChunkId id = 0; id < scheduler_.Chunks().EndId(); ++id) {
+      for (const int32_t page : PagesOf(id)) sealed_before[static_cast<size_t>(page)] = true;
+    }
+    const bool expects_work = scheduler_.HasWork();
+    const StepPlan& plan = scheduler_.Plan();
+    MeetSources();
+    Expect(plan.Empty() || expects_work, "a step without work");
+    if (evictions != scheduler_.Chunks().Evictions()) {
+      sealed_before.assign(sealed_before.size(),
+                           false);  // pages may have changed hands within the plan
+    }
+    Run(plan, sealed_before);
+    CheckPlanned(plan);
+    for (auto& [id, text] : texts_) {
+      text.most_in_cache = std::max(text.most_in_cache, scheduler_.Get(id).in_cache);
+    }
+    if (!plan.Empty()) ++counts_.steps;
+    while (!under_way_.empty()) Deliver();
+    under_way_.assign(draws_.begin(), draws_.end());
+    draws_.clear();
+  }
+
+  void Run(const StepPlan& plan, const std::vector<bool>& sealed_before) {
+    const std::vector<int32_t> before = sampled_;
+    for (const SlotMove& move : plan.moves) {
+      sampled_[static_cast<size_t>(move.to)] = before[static_cast<size_t>(move.from)];
+      ++counts_.moves;
+    }
+    for (const Sequence* sequence : plan.shifted) CopySources(*sequence, sealed_before);
+    const std::vector<int32_t> newest = sampled_;
+    int32_t rows = static_cast<int32_t>(plan.decode.size());
+    for (const StepPart& part : plan.prefill) {
+      if (part.draws) rows = std::max(rows, part.slot + 1);
+    }
+    for (int32_t row = 0; row < rows; ++row) sampled_[static_cast<size_t>(row)] = -1;
+    int32_t decode_rows = 0;
+    int64_t prefill_tokens = 0;
+    for (size_t slot = 0; slot < plan.decode.size(); ++slot) {
+      const StepPart& part = plan.decode[slot];
+      if (part.sequence == nullptr) continue;
+      Expect(part.slot == static_cast<int32_t>(slot), "a decode row is not its slot");
+      Expect(part.count == 1 && part.draws && part.writes, "a decode row that is none");
+      ++decode_rows;
+      RunPart(part, sealed_before, &newest[slot]);
+    }
+    SequenceId last = -1;
+    for (const StepPart& part : plan.prefill) {
+      Expect(part.sequence->awaited_by || part.sequence->id > last, "prefill is not by age");
+      if (!part.sequence->awaited_by) last = part.sequence->id;
+      prefill_tokens += part.count;
+      RunPart(part, sealed_before, nullptr);
+    }
+    Expect(decode_rows == plan.decode_rows && prefill_tokens == plan.prefill_tokens &&
+               prefill_tokens <= options_.token_budget,
+           "the plan's sums are wrong");
+  }
+
+  void RunPart(const StepPart& part, const std::vector<bool>& sealed_before, const int32_t* fed) {
+    const Sequence& sequence = *part.sequence;
+    const auto found = texts_.find(sequence.id);
+    Expect(found != texts_.end(), "a step runs a sequence that is gone");
+    Text& text = found->second;
+    Expect(part.count >= 1 && part.slot >= 0 && part.slot < options_.max_batch, "a bad part");
+    for (int64_t position = part.begin; position < part.begin + part.count; ++position) {
+      const auto at = static_cast<size_t>(position);
+      Expect(at < text.tokens.size(), "a token runs that was never drawn");
+      const int32_t token = fed != nullptr ? *fed : sequence.tokens[at];
+      Expect(token == text.tokens[at], "sequence ", sequence.id, " runs token ", token, " at ",
+             position, " in place of ", text.tokens[at]);
+      const auto slot = static_cast<size_t>(sequence.pages.SlotOf(position));
+      const uint64_t before = position == 0 ? 1 : ReadContext(sequence, text, position);
+      if (part.writes) {
+        Expect(!sealed_before[slot / static_cast<size_t>(options_.page_size)],
+               "a sealed chunk is written");
+        kv_[slot] = model::Chain(before, token);
+      }
+      Expect(kv_[slot] == text.chain[at], "wrong K and V at position ", position);
+    }
+    if (!part.writes) ++counts_.rewritten_last;
+    const int64_t end = part.begin + part.count;
+    // Decode rows are always new.
+    recomputed_tokens_ += std::max<int64_t>(0, std::min(end, text.most_in_cache) - part.begin);
+    Expect(part.draws == (end == static_cast<int64_t>(text.tokens.size())),
+           "a part draws before its sequence's end, or not there");
+    if (!part.draws) return;
+    const int32_t token = model::Sampled(text.chain.back(), text.request.rule.seed, end);
+    text.tokens.push_back(token);
+    text.chain.push_back(model::Chain(text.chain.back(), token));
+    sampled_[static_cast<size_t>(part.slot)] = token;
+    draws_.push_back({sequence.id, part.slot, token});
+  }
+
+  void CopySources(const Sequence& sequence, const std::vector<bool>& sealed_before) {
+    Text& text = texts_.at(sequence.id);
+    const Request& request = sequence.request;
+    Expect(sequence.sources.size() == request.shifted.size(), "a span has no source");
+    const auto page_size = static_cast<size_t>(options_.page_size);
+    for (size_t i = 0; i < request.shifted.size(); ++i) {
+      const ShiftedSpan& span = request.shifted[i];
+      const int64_t shift = span.begin - request.shifted_after;
+      int64_t position = 0;
+      for (const ChunkId id : sequence.sources[i]) {
+        const Chunk& chunk = scheduler_.Chunks().Get(id);
+        for (size_t t = 0; t < chunk.tokens.size(); ++t, ++position) {
+          if (position < request.shifted_after) continue;
+          const auto from = static_cast<size_t>(chunk.pages[t / page_size]);
+          const auto to = static_cast<size_t>(sequence.pages.SlotOf(position + shift));
+          Expect(!sealed_before[to / page_size], "a sealed chunk is overwritten");
+          kv_[to] = model::Shifted(kv_[from * page_size + t % page_size], shift);
+          Expect(kv_[to] == text.chain[static_cast<size_t>(position + shift)],
+                 "a wrong copy at position ", position + shift);
+        }
+      }
+      Expect(position == request.shifted_after + span.Size(), "a source of another length");
+    }
+    counts_.copied_again += text.copied;
+    text.copied = true;
+  }
+
+  // Of all positions before `position`, by the table that attention gets; returns the newest.
+  uint64_t ReadContext(const Sequence& sequence, const Text& text, int64_t position) const {
+    size_t at = 0;
+    int32_t runs = 0;
+    sequence.pages.ForEachRun(position, [&](std::span<const int32_t> pages, int64_t tokens) {
+      ++runs;
+      for (int64_t i = 0; i < tokens; ++i, ++at) {
+        const int32_t page = pages[static_cast<size_t>(i / options_.page_size)];
+        const auto slot = static_cast<size_t>(page * options_.page_size + i % options_.page_size);
+        Expect(kv_[slot] == text.chain[at], "sequence ", sequence.id, " reads at position ", at,
+               " what is not its own");
+      }
+    });
+    Expect(static_cast<int64_t>(at) == position && runs <= options_.max_runs, "a context of ", at,
+           " tokens in ", runs, " runs");
+    return text.chain[at - 1];
+  }
+
+  // After a plan: rows are dense, and nobody sat out without cause.
+  void CheckPlanned(const StepPlan& plan) {
+    std::vector<bool> taken(static_cast<size_t>(options_.max_batch), false);
+    for (const Sequence* s = scheduler_.OldestRunning(); s != nullptr; s = s->newer) {
+      Expect(s->slot >= 0 && s->slot < scheduler_.NumRunning(), "slot ", s->slot, " of ",
+             scheduler_.NumRunning(), " running sequences");
+      taken[static_cast<size_t>(s->slot)] = true;
+    }
+    Expect(std::ranges::count(taken, true) == scheduler_.NumRunning(), "a slot has two sequences");
+    // The oldest is in every step, unless sequences at their end have its pages.
+    const Sequence* oldest = scheduler_.OldestRunning();
+    bool held = false;
+    for (const auto& [id, text] : texts_) {
+      held = held || scheduler_.Get(id).place == Sequence::Place::kHeld;
+    }
+    if (held) return;
+    if (oldest == nullptr) {
+      const Sequence* waiting = scheduler_.OldestWaiting();
+      Expect(waiting == nullptr || waiting->UnderWay() > 0, "nobody is admitted to an empty batch");
+      return;
+    }
+    const auto is_oldest = [&](const StepPart& part) { return part.sequence == oldest; };
+    Expect(
+        std::ranges::any_of(plan.decode, is_oldest) || std::ranges::any_of(plan.prefill, is_oldest),
+        "the oldest sequence sits a step out");
+  }
+
+  void Deliver() {
+    const Draw draw = under_way_.front();
+    under_way_.pop_front();
+    const auto found = texts_.find(draw.id);
+    const bool there = found != texts_.end() && !found->second.ended;
+    const bool expected = there && !found->second.source;
+    const bool preempted = there && scheduler_.Get(draw.id).place == Sequence::Place::kWaiting;
+    const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, draw.token);
+    Expect(finish.has_value() == expected, "a token of a sequence that is ",
+           expected ? "there was dropped" : "gone was taken");
+    if (there && !expected) texts_.erase(found);  // a source, which draws but once
+    if (!expected) return;
+    Text& text = found->second;
+    ++counts_.tokens;
+    if (!text.replaced) {
+      Expect(text.seen < text.expected.size() && text.expected[text.seen] == draw.token,
+             "sequence ", draw.id, " gets token ", draw.token, " as number ", text.seen);
+    }
+    ++text.seen;
+    const bool stop =
+        std::ranges::find(text.request.stop_ids, draw.token) != text.request.stop_ids.end();
+    const bool length = static_cast<int64_t>(text.seen) == text.request.max_new_tokens;
+    Expect(*finish == (stop     ? Finish::kStop
+                       : length ? Finish::kLength
+                                : Finish::kNot),
+           "sequence ", draw.id, " ends wrongly after ", text.seen, " tokens");
+    if (*finish == Finish::kNot) return;
+    Expect(text.replaced || text.seen == text.expected.size(), "the text is too short");
+    ++counts_.finished;
+    if (text.request.hold) {
+      text.ended = true;
+      const Sequence& held = scheduler_.Get(draw.id);
+      Expect(preempted || held.in_cache >= held.Known() - 1, "sequence ", draw.id,
+             " is held without its K and V");
+    } else {
+      texts_.erase(found);
+    }
+  }
+
+  std::span<const int32_t> PagesOf(ChunkId id) const {
+    const ChunkRegistry& chunks = scheduler_.Chunks();
+    if (!IsLive(id)) return {};
+    return chunks.Get(id).pages;
+  }
+  bool IsLive(ChunkId id) const { return scheduler_.Chunks().IsLive(id); }
+
+  void CheckInvariants() {
+    CheckSequences();
+    CheckPages();
+    CheckChunks();
+  }
+
+  void CheckSequences() {
+    Expect(scheduler_.NumSequences() == static_cast<int32_t>(texts_.size()), "sequences are lost");
+    SequenceId last = -1;
+    int32_t running = 0, waiting = 0;
+    const auto walk = [&](const Sequence* s, Sequence::Place place, int32_t& count) {
+      for (; s != nullptr; s = s->newer, ++count) {
+        Expect(s->awaited_by || s->id > last, "sequence ", s->id, " comes after ", last);
+        Expect(s->place == place, "a sequence is in the wrong list");
+        Expect(s->finish == Finish::kNot, "a sequence goes on after its end");
+        if (!s->awaited_by) last = s->id;
+      }
+    };
+    walk(scheduler_.OldestRunning(), Sequence::Place::kRunning, running);
+    walk(scheduler_.OldestWaiting(), Sequence::Place::kWaiting, waiting);
+    Expect(running == scheduler_.NumRunning() && waiting == scheduler_.NumWaiting() &&
+               running <= options_.max_batch,
+           "a list's count is wrong");
+    int32_t held = 0;
+    for (const auto& [id, text] : texts_) {
+      const Sequence& s = scheduler_.Get(id);
+      held += s.place == Sequence::Place::kHeld;
+      Expect(s.Known() <= static_cast<int64_t>(text.tokens.size()), "tokens from nowhere");
+      Expect(std::equal(s.tokens.begin(), s.tokens.end(), text.tokens.begin()), "sequence ", id,
+             " has a wrong history");
+      Expect(s.Known() - s.NumPrompt() == static_cast<int64_t>(text.seen), "sequence ", id,
+             " has a token that was not handed out");
+      if (s.finish == Finish::kNot) {
+        Expect(s.NumPrompt() + s.drawn == static_cast<int64_t>(text.tokens.size()), "sequence ", id,
+               " counts its draws wrongly");
+      }
+      Expect(s.in_cache < static_cast<int64_t>(text.tokens.size()) + 1, "too much in the cache");
+      Expect(s.sealed <= s.Known(), "unknown tokens are sealed");
+      Expect(s.sealed <= s.Exact(), "what is not exact is sealed");
+      Expect((s.place == Sequence::Place::kRunning) == (s.slot >= 0), "a slot without use");
+      if (text.ended) ReadContext(s, text, s.in_cache);
+      if (s.place == Sequence::Place::kWaiting) {
+        Expect(s.pages.NumPages() == 0 && s.in_cache == 0 && s.chunks.empty() && s.sources.empty(),
+               "a waiting sequence has pages");
+      }
+    }
+    Expect(running + waiting + held == scheduler_.NumSequences(), "a sequence is nowhere");
+  }
+
+  // References recomputed from who has what; private pages have one owner.
+  void CheckPages() {
+    references_.assign(static_cast<size_t>(options_.num_pages), 0);
+    owner_.assign(static_cast<size_t>(options_.num_pages), -1);
+    for (ChunkId id = 0; id < scheduler_.Chunks().EndId(); ++id) {
+      for (const int32_t page : PagesOf(id)) {
+        Expect(references_[static_cast<size_t>(page)]++ == 0, "page ", page, " is of two chunks");
+      }
+    }
+    for (const auto& [id, text] : texts_) {
+      const Sequence& s = scheduler_.Get(id);
+      const std::span<const int32_t> pages = s.pages.Pages();
+      size_t at = 0;
+      ChunkId parent = kRootChunk;
+      int64_t tokens = 0;
+      for (const ChunkId chunk : s.chunks) {
+        Expect(IsLive(chunk), "sequence ", id, " has a chunk that was evicted");
+        const Chunk& one = scheduler_.Chunks().Get(chunk);
+        Expect(one.parent == parent, "sequence ", id, " has chunks of different prefixes");
+        parent = chunk;
+        Expect(std::equal(one.tokens.begin(), one.tokens.end(), s.tokens.begin() + tokens),
+               "sequence ", id, " has a chunk of other tokens");
+        tokens += static_cast<int64_t>(one.tokens.size());
+        for (const int32_t page : one.pages) {
+          Expect(at < pages.size() && pages[at++] == page, "sequence ", id,
+                 " has a page that is not its chunk's");
+          ++references_[static_cast<size_t>(page)];
+        }
+      }
+      for (const std::vector<ChunkId>& source : s.sources) {
+        for (const ChunkId chunk : source) {
+          for (const int32_t page : PagesOf(chunk)) ++references_[static_cast<size_t>(page)];
+        }
+      }
+      Expect(tokens == s.sealed, "sequence ", id, " has ", tokens, " sealed tokens, not ",
+             s.sealed);
+      for (; at < pages.size(); ++at) {
+        const auto page = static_cast<size_t>(pages[at]);
+        Expect(references_[page]++ == 0 && owner_[page] < 0, "page ", page,
+               " is private to two sequences, or shared unsealed");
+        owner_[page] = id;
+      }
+    }
+    int32_t free = 0;
+    for (int32_t page = 0; page < options_.num_pages; ++page) {
+      const int32_t expected = references_[static_cast<size_t>(page)];
+      Expect(scheduler_.Pages().References(page) == expected, "page ", page, " has ",
+             scheduler_.Pages().References(page), " references, not ", expected);
+      free += expected == 0;
+    }
+    Expect(scheduler_.Pages().NumFree() == free, "the free list is wrong");
+  }
+
+  void CheckChunks() {
+    const ChunkRegistry& chunks = scheduler_.Chunks();
+    users_.assign(static_cast<size_t>(chunks.EndId()), 0);
+    pins_.assign(users_.size(), 0);
+    for (const auto& [id, text] : texts_) {
+      for (const ChunkId chunk : scheduler_.Get(id).chunks) ++users_[static_cast<size_t>(chunk)];
+      for (const std::vector<ChunkId>& source : scheduler_.Get(id).sources) {
+        for (const ChunkId chunk : source) ++users_[static_cast<size_t>(chunk)];
+      }
+    }
+    for (const Scheduler::Pinned& pinned : pinned_) {
+      for (ChunkId id = pinned.chunk; id != kRootChunk; id = chunks.Get(id).parent) {
+        ++pins_[static_cast<size_t>(id)];
+      }
+    }
+    int32_t live = 0, idle_pages = 0, pinned_pages = 0;
+    for (ChunkId id = 0; id < chunks.EndId(); ++id) {
+      const auto at = static_cast<size_t>(id);
+      if (!IsLive(id)) continue;
+      ++live;
+      const Chunk& chunk = chunks.Get(id);
+      Expect(chunk.parent == kRootChunk || IsLive(chunk.parent), "chunk ", id, " has no parent");
+      Expect(chunks.Find(chunk.parent, chunk.tokens) == id, "chunk ", id, " is not found");
+      Expect(chunks.Users(id) == users_[at], "chunk ", id, " has ", chunks.Users(id),
+             " users, not ", users_[at]);
+      Expect(chunk.pins == pins_[at], "chunk ", id, " has ", chunk.pins, " pins, not ", pins_[at]);
+      if (chunk.parent != kRootChunk) {
+        const auto parent = static_cast<size_t>(chunk.parent);
+        Expect(users_[parent] >= users_[at] && pins_[parent] >= pins_[at], "chunk ", id,
+               " is used without its parent");
+      }
+      const bool idle = users_[at] == 0 && pins_[at] == 0;
+      Expect(chunk.idle == idle, "chunk ", id, " is ", idle ? "idle" : "in use",
+             " and not counted so");
+      const auto pages = static_cast<int32_t>(chunk.pages.size());
+      if (idle) idle_pages += pages;
+      if (pins_[at] > 0) pinned_pages += pages;
+      CheckContent(id);
+      int32_t children = 0, counted = 0;
+      for (ChunkId child = 0; child < chunks.EndId(); ++child) {
+        children += IsLive(child) && chunks.Get(child).parent == id;
+      }
+      for (const Chunk::Children& of_length : chunk.children) counted += of_length.count;
+      Expect(children == counted, "chunk ", id, " has ", children, " children, not ", counted);
+    }
+    Expect(live == chunks.NumChunks(), "chunks are lost");
+    Expect(idle_pages == chunks.IdlePages() && pinned_pages == chunks.PinnedPages(),
+           "idle or pinned pages are counted wrongly");
+    // In the order of their eviction; the pins are free by now to count who was met.
+    std::ranges::fill(pins_, 0);
+    int32_t listed = 0;
+    for (ChunkId id = chunks.OldestIdle(); id != kRootChunk; id = chunks.Get(id).newer) {
+      Expect(IsLive(id) && chunks.Get(id).idle, "a chunk in use may be evicted");
+      const ChunkId parent = chunks.Get(id).parent;
+      Expect(parent == kRootChunk || pins_[static_cast<size_t>(parent)] == 0,
+             "a chunk is evicted before what comes after it");
+      pins_[static_cast<size_t>(id)] = 1;
+      listed += static_cast<int32_t>(chunks.Get(id).pages.size());
+    }
+    Expect(listed == idle_pages, "an idle chunk can never be evicted");
+  }
+
+  // K and V of a sealed chunk are those of its prefix.
+  void CheckContent(ChunkId id) {
+    const ChunkRegistry& chunks = scheduler_.Chunks();
+    prefix_.clear();
+    for (ChunkId at = id; at != kRootChunk; at = chunks.Get(at).parent) prefix_.push_back(at);
+    uint64_t chain = 1;
+    for (size_t i = prefix_.size(); i-- > 0;) {
+      const Chunk& chunk = chunks.Get(prefix_[i]);
+      for (size_t t = 0; t < chunk.tokens.size(); ++t) {
+        chain = model::Chain(chain, chunk.tokens[t]);
+        if (i > 0) continue;
+        const auto page_size = static_cast<size_t>(options_.page_size);
+        const auto page = static_cast<size_t>(chunk.pages[t / page_size]);
+        Expect(kv_[page * page_size + t % page_size] == chain, "chunk ", id,
+               " does not hold its text");
+      }
+    }
+  }
+
+  void AddSchedulerCounts() {
+    const SchedulerCounts& counts = scheduler_.Counts();
+    Expect(counts.recomputed_tokens == recomputed_tokens_, recomputed_tokens_,
+           " tokens were computed again, not ", counts.recomputed_tokens);
+    counts_.recomputed_tokens += counts.recomputed_tokens;
+    Expect(counts.steps == counts_.steps && counts.finished == counts_.finished,
+           "the scheduler counts ", counts.steps, " steps and ", counts.finished,
+           " finished requests, and there were ", counts_.steps, " and ", counts_.finished);
+    counts_.preemptions += counts.preemptions;
+    counts_.stalls += counts.stalls;
+    counts_.reused_tokens += counts.reused_tokens;
+    counts_.shifted_tokens += counts.shifted_tokens;
+    counts_.source_tokens += counts.source_tokens;
+    counts_.evictions += scheduler_.Chunks().Evictions();
+  }
+
+  SchedulerOptions options_;
+  Scheduler scheduler_;
+  std::vector<uint64_t> kv_;
+  std::vector<int32_t> sampled_;
+  std::map<SequenceId, Text> texts_;
+  std::vector<Scheduler::Pinned> pinned_;
+  std::deque<Draw> under_way_;
+  std::vector<Draw> draws_;
+  ModelCounts counts_;
+  int64_t recomputed_tokens_ = 0;
+  // Of the checks; kept to spare allocations.
+  std::vector<int32_t> references_, users_, pins_;
+  std::vector<int64_t> owner_;
+  std::vector<ChunkId> prefix_;
+};
+
+}  // namespace tokline::testing
