@@ -65,7 +65,8 @@ def measures(logits, fp32, tokens, expected):
         "relative_l2": logit_error.relative_l2(logits, fp32),
         "relative_l2_step0": logit_error.relative_l2(logits[:1], fp32[:1]),
         "top1_agreement": logit_error.top1_agreement(logits, fp32),
-        "greedy_prefix": logit_error.common_prefix(tokens, expected), "tokens": tokens,}
+        "greedy_prefix": logit_error.common_prefix(tokens, expected),
+    }
 
 
 def pooled(runs, name):
@@ -161,7 +162,7 @@ def compare(arguments, lengths):
         implementations = {name: measures(run["logits"][name], run["logits"]["fp32"],
                                           run["tokens"][name], expected) for name in names}
         run["greedy_prefix"] = {name: row["greedy_prefix"] for name, row in implementations.items()}
-        cases.append({"prompt_tokens": len(run["prompt"]), "fp32_tokens": expected,
+        cases.append({"prompt_tokens": len(run["prompt"]),
                       "min_margin_over_std": logit_error.margins_over_std(
                           run["logits"]["fp32"]).min().item(),
                       "implementations": implementations})

@@ -121,9 +121,11 @@ def measure(arguments, methods):
         arguments.prompt_tokens, model.config.vocab_size, PROMPT_SEED)], device=model.device)
     rows, expected = [], None
     for name in methods:
-        rows.append(measure_method(name, model, prompt, arguments.new_tokens, expected))
+        row = measure_method(name, model, prompt, arguments.new_tokens, expected)
+        tokens = row.pop("tokens", None)
         if name == "eager":
-            expected = rows[-1].get("tokens")
+            expected = tokens
+        rows.append(row)
     record = {
         "model": parity_checkpoint.describe(arguments.model, model.config),
         "environment": parity_checkpoint.environment(arguments.device), "batch": 1,

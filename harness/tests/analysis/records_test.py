@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import unittest
+from pathlib import Path
 
 import synthetic
 from tokline import records
@@ -40,6 +41,13 @@ class RecordsTest(unittest.TestCase):
         self.assertEqual((run.program, len(run.rows), run.killed), ("bench_x", 20, False))
         self.assertEqual((decoder.program, len(decoder.rows)), ("tokline bench", 3))
         self.assertEqual(self.warnings, [])
+
+    def test_committed_runs_are_the_newest_of_at_least_one_measurement(self):
+        for folder in (Path(__file__).parents[3] / "results").glob("*/"):
+            runs = sorted(records.read(folder), key=lambda run: run.time)
+            newest = {records.key(row)._replace(cache=""): run.run_id for run in runs for row in run.rows}
+            replaced = [(run.path, run.run_id) for run in runs if run.rows and run.run_id not in newest.values()]
+            self.assertEqual(replaced, [], "results/README.md: a run that newer ones replace is deleted")
 
     def test_lines_of_concurrent_runs_go_to_their_own_run(self):
         a, b = (self.machine.run(name, self.cases) for name in ("bench_a", "bench_b"))
