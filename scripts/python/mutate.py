@@ -1,4 +1,4 @@
-"""Seeds the bugs of harness/tests/mutations/mutations.json and records which tests catch each.
+"""Seeds the bugs of every mutations.json, one at a time, and records which tests catch each.
 
 cpu    compiles the mutants that have CPU tests and runs these; needs no nvcc
 build  compiles the mutants that have CUDA tests, where nvcc is
@@ -6,7 +6,8 @@ run    runs them, where a GPU is; needs neither a build nor a compiler
 report writes docs/mutations.md from the records of cpu and run
 
 A mutant is the unmutated test program with one object file in front of its libraries, compiled from
-the one source that holds the mutated text. Nothing in the tree changes.
+the one source that holds the mutated text. Nothing in the tree changes. A mutations.json names the
+files beside it, so that it moves with them.
 """
 import concurrent.futures
 import hashlib
@@ -27,7 +28,7 @@ from tokline.files import write_whole
 from tokline.stop import Stop
 
 ROOT = Path(__file__).resolve().parents[2]
-MUTATIONS = ROOT / "harness/tests/mutations/mutations.json"
+SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json, or hold such
 RECORDS = [ROOT / "results/h200/mutations.json", ROOT / "results/cpu/mutations.json"]
 REPORT = ROOT / "docs/mutations.md"
 SCHEMA = 1
@@ -55,13 +56,17 @@ def read_json(path):
 
 def read_mutations():
     """All mutations, each checked against the tree."""
-    mutations = read_json(MUTATIONS)
+    mutations = []
     names = set()
-    for mutation in mutations:
+    paths = sorted(path for folder in SEEDED for path in (ROOT / folder).rglob("mutations.json"))
+    for path, mutation in [(path, mutation) for path in paths for mutation in read_json(path)]:
         name = mutation.get("name", "without a name")
         if set(mutation) != FIELDS or not mutation["tests"]:
             raise BadInput(f"mutation {name} has the fields {sorted(mutation)}; "
                            f"it must have {sorted(FIELDS)}, and tests")
+        if "/" in mutation["file"]:
+            raise BadInput(f"mutation {name}: {mutation['file']} is not in the folder of {path}")
+        mutation["file"] = str((path.parent / mutation["file"]).relative_to(ROOT))
         if name in names:
             raise BadInput(f"mutation {name} appears twice")
         names.add(name)
@@ -73,12 +78,35 @@ def read_mutations():
         if count != 1:
             raise BadInput(f"mutation {name}: its old text is found {count} times in "
                            f"{mutation['file']}; it must be found once")
+        mutations.append({**mutation, "digest": digest(mutation, text)})
     return mutations
 
 
-def digest(mutation):
-    """Of what is changed: a record counts for exactly that."""
-    parts = [mutation[key] for key in ("file", "old", "new")]
+def enclosing_definition(text, old):
+    """The function or class at namespace scope of a formatted C++ file that holds all of the old text; None where
+    none can be told. It starts in the first column, and so does the brace that ends it."""
+    start = text.index(old)
+    begin, offset = None, 0
+    for line in text.splitlines(keepends=True):
+        if begin is None and re.match(r'(?!namespace\b|using\b|extern "C" \{)[A-Za-z_\[]', line):
+            begin = offset
+        offset += len(line)
+        if begin is None:
+            continue
+        part = text[begin:offset]
+        closed = part.count("{") == part.count("}") and line.rstrip().endswith((";", "}"))
+        if closed or line.startswith("}"):
+            if begin <= start and start + len(old) <= offset:
+                head = part.partition("{")[0].rstrip()
+                return None if len(head) == len(part.rstrip()) or head.endswith("=") else part
+            begin = None
+    return None
+
+
+def digest(mutation, text):
+    """Of the change and of the function, else the whole file, that it is made in: a verdict counts for exactly that.
+    Not of the file's name, so that it survives a move."""
+    parts = [enclosing_definition(text, mutation["old"]) or text, mutation["old"], mutation["new"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -325,13 +353,19 @@ def record_path(text):
     return out
 
 
+def record_text(record):
+    """JSON with a line for each mutation."""
+    head = json.dumps({key: value for key, value in record.items() if key != "mutations"})
+    return head[:-1] + ', "mutations": [\n' + ",\n".join(map(json.dumps, record["mutations"])) + "\n]}\n"
+
+
 def run_and_record(programs, mutations, revised, gpu, jobs, out):
     unmutated = run_unmutated(programs, programs_of(mutations), jobs)
     results = run_mutants(programs, mutations, unmutated, jobs)
     record = {"schema": SCHEMA, "revision": revised, "gpu": gpu, "unmutated": unmutated,
-              "mutations": [{"name": m["name"], "digest": digest(m), "results": results[m["name"]]}
+              "mutations": [{"name": m["name"], "digest": m["digest"], "results": results[m["name"]]}
                             for m in mutations if m["name"] in results]}
-    write_whole(out, json.dumps(record, indent=1) + "\n")
+    write_whole(out, record_text(record))
     survivors = [(name, test) for name, tests in results.items() for test, result in tests.items()
                  if not result["caught_by"]]
     for name, test in survivors:
@@ -385,7 +419,7 @@ def newest_result(records, mutation, test):
     """(run, what the test program did) by the last record that has the mutation as it is now."""
     for record in reversed(records):
         entry = record["entries"].get(mutation["name"])
-        if entry and entry["digest"] == digest(mutation) and test in entry["results"]:
+        if entry and entry["digest"] == mutation["digest"] and test in entry["results"]:
             return record["run"], entry["results"][test]
     return None
 
@@ -414,12 +448,12 @@ def report(arguments):
     lines = [
         "# Seeded bugs and the tests that catch them",
         "",
-        "Written by `scripts/maintain/mutate report`; the bugs are in",
-        "[harness/tests/mutations/mutations.json](../harness/tests/mutations/mutations.json).",
+        "Written by `scripts/maintain/mutate report`. The bugs of a folder are in its `mutations.json`, which moves with it.",
         "",
         f"{len(mutations)} bugs, each alone in a build that is otherwise that of the revision beside it. "
         f"{len(mutations) - survived - not_run} are caught by every test program that is named for them, "
         f"{survived} survive, {not_run} have not been run as they are now by all of these programs.",
+        "A verdict counts until the change, or the function that it is made in, is rewritten. "
         "A test that hangs or crashes has caught its bug too.",
         "",
         "| run | bugs that count by it | test programs | tests, all passing without a bug |",

@@ -17,11 +17,12 @@ CMAKE = """
 cmake_minimum_required(VERSION 3.20)
 project(scratch CXX)
 include_directories(${PROJECT_SOURCE_DIR})
-add_library(sum STATIC sum.cc)
+add_library(sum STATIC kernels/sum.cc)
 add_executable(sum_test sum_test.cc)
 target_link_libraries(sum_test sum)
 """
 SUM = "int Sum(int a, int b) {\n  const bool same = a == b;\n  return same ? 2 * b : a + b;\n}\n"
+OTHER = "\nint Twice(int a) {\n  return a + a;\n}\n\nconstexpr int kTable[] = {\n    7,\n};\n"
 SUM_TEST = r"""
 #include <cstdio>
 int Sum(int a, int b);
@@ -38,18 +39,26 @@ def mutation(name, old="2 * b", new="b", tests=("sum_test",), file="sum.cc"):
     return {"name": name, "bug": f"bug of {name}", "file": file, "old": old, "new": new, "tests": list(tests)}
 
 
-def record(revision, gpu, results, mutations):
-    """A record of {mutation: {test program: tests that caught it}}."""
-    digests = {m["name"]: mutate.digest(m) for m in mutations}
-    return {"schema": mutate.SCHEMA,
-            "revision": revision,
-            "gpu": gpu,
-            "unmutated": {"sum_test": {"tests": 3, "skipped": [], "seconds": 0.1}},
-            "mutations": [{"name": name,
-                           "digest": digests[name],
-                           "results": {test: {"caught_by": {one: "fails" for one in caught}, "seconds": 0.1}
-                                       for test, caught in by_test.items()}}
-                          for name, by_test in results.items()]}
+def record(revision, gpu, results, mutations, text=SUM):
+    """A record of {mutation: {test program: tests that caught it}}, made when sum.cc held the text."""
+    digests = {m["name"]: mutate.digest(m, text) for m in mutations}
+    return {
+        "schema": mutate.SCHEMA,
+        "revision": revision,
+        "gpu": gpu,
+        "unmutated": {"sum_test": {"tests": 3, "skipped": [], "seconds": 0.1}},
+        "mutations": [
+            {
+                "name": name,
+                "digest": digests[name],
+                "results": {
+                    test: {"caught_by": {one: "fails" for one in caught}, "seconds": 0.1}
+                    for test, caught in by_test.items()
+                },
+            }
+            for name, by_test in results.items()
+        ],
+    }
 
 
 class MutateTest(unittest.TestCase):
@@ -57,17 +66,23 @@ class MutateTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name).resolve()
-        (self.root / "sum.cc").write_text(SUM)
+        self.source = self.root / "kernels/sum.cc"
+        self.source.parent.mkdir()
+        self.source.write_text(SUM)
 
-    def run_command(self, *arguments, mutations, expect):
-        """What scripts/maintain/mutate prints when it is run in the scratch repository."""
-        data = self.root / "mutations.json"
+    def run_command(self, *arguments, mutations, expect, folder="kernels"):
+        """What scripts/maintain/mutate prints when it is run in the scratch repository, of which one folder has mutations."""
+        data = self.root / folder / "mutations.json"
         data.write_text(json.dumps(mutations))
+        self.addCleanup(data.unlink, missing_ok=True)
         out, err = io.StringIO(), io.StringIO()
-        with (mock.patch.multiple(mutate, ROOT=self.root, MUTATIONS=data),
-              mock.patch.object(sys, "argv", ["scripts/maintain/mutate", *map(str, arguments)]),
-              contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):
-            code = ended("scripts/maintain/mutate", mutate.main)
+        with (
+            mock.patch.object(mutate, "ROOT", self.root),
+            mock.patch.object(sys, "argv", ["scripts/maintain/mutate", *map(str, arguments)]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = mutate.main()
         self.assertEqual(code, expect, out.getvalue() + err.getvalue())
         return out.getvalue() + err.getvalue()
 
@@ -104,6 +119,53 @@ class MutateTest(unittest.TestCase):
         self.assertIn("| A GPU, aaa | 2 | 1 | 3 |", text)
         self.assertIn("| CPU, bbb | 1 | 1 | 3 |", text)
 
+    def test_a_verdict_goes_when_the_function_is_rewritten_and_stays_when_all_else_is(self):
+        bug = mutation("seen", tests=["sum_cuda_test"])
+        whole = mutation("of_table", old="7,", new="8,", tests=["sum_cuda_test"])
+        caught = {name: {"sum_cuda_test": ["Test.A"]} for name in ("seen", "of_table")}
+        before = "#include <sum.h>\n\nnamespace n {\n\n" + SUM + OTHER + "\n}  // namespace n\n"
+        for changed, standing in (
+            (before, ["seen", "of_table"]),
+            (before.replace("sum.h", "moved/sum.h"), ["seen"]),
+            (before.replace("a + a", "2 * a"), ["seen"]),
+            (before.replace("a == b", "b == a"), []),  # neither the old text nor the new one
+            (before.replace("int Sum(int a, int b)", "int Sum(long a, int b)"), []),
+        ):
+            self.source.write_text(changed)
+            rows, _ = self.report([bug, whole], record("aaa", "A GPU", caught, [bug, whole], before))
+            self.assertEqual([name for name in caught if rows[f"bug of {name}"][1]], standing, changed)
+
+    def test_the_text_of_a_verdict_is_the_definition_around_the_change(self):
+        template = "template <typename T,\n          int kSize>\nT Get(\n    int a) {\n  return {a};\n}\n"
+        short = "int Two() { return 2; }\n"
+        text = "constexpr int kOne = 1;\n// Says one.\n" + template + short + "int Three();\n" + SUM + OTHER
+        for old, whole in (
+            ("return {a}", template),
+            ("T Get(", template),
+            ("return 2", short),
+            ("2 * b", SUM),
+            ("return a + a", OTHER[1 : OTHER.index("\n\n") + 1]),
+            ("kOne = 1", None),
+            ("Three", None),
+            ("7,", None),
+            ("Says one", None),
+            ("return 2; }\nint Three", None),
+        ):
+            self.assertEqual(mutate.enclosing_definition(text, old), whole, old)
+
+    def test_mutations_are_those_of_all_folders_and_move_with_them(self):
+        said = self.run_command("list", mutations=[mutation("here")], expect=0)
+        self.assertIn("kernels/sum.cc, caught by sum_test", said)
+        (self.root / "harness/deep").mkdir(parents=True)
+        shutil.move(self.root / "kernels", self.root / "harness/deep/sums")
+        said = self.run_command("list", mutations=[mutation("here")], expect=0, folder="harness/deep/sums")
+        self.assertIn("harness/deep/sums/sum.cc, caught by sum_test", said)
+        self.assertEqual(mutate.digest(mutation("here"), SUM), mutate.digest(mutation("here", file="moved.cc"), SUM))
+        (self.root / "benches").mkdir()
+        shutil.copytree(self.root / "harness/deep/sums", self.root / "benches", dirs_exist_ok=True)
+        said = self.run_command("list", mutations=[mutation("here")], expect=1, folder="harness/deep/sums")
+        self.assertIn("mutation here appears twice", said)
+
     def test_a_bug_that_one_of_its_programs_misses_survives(self):
         mutations = [mutation("seen", tests=["sum_test", "other_test"])]
         results = {"seen": {"sum_test": ["Test.A"], "other_test": []}}
@@ -113,11 +175,13 @@ class MutateTest(unittest.TestCase):
 
     def test_old_text_must_be_found_exactly_once(self):
         for text, count in (("", 0), (SUM + SUM, 2)):
-            (self.root / "sum.cc").write_text(text)
+            self.source.write_text(text)
             said = self.run_command("list", mutations=[mutation("lost")], expect=1)
-            self.assertIn(f"mutation lost: its old text is found {count} times in sum.cc", said)
+            self.assertIn(f"mutation lost: its old text is found {count} times in kernels/sum.cc", said)
         said = self.run_command("list", mutations=[mutation("lost", file="gone.cc")], expect=1)
-        self.assertIn("mutation lost: cannot read gone.cc", said)
+        self.assertIn("mutation lost: cannot read kernels/gone.cc", said)
+        said = self.run_command("list", mutations=[mutation("lost", file="../sum.cc")], expect=1)
+        self.assertIn("mutation lost: ../sum.cc is not in the folder of", said)
 
     def test_every_seeded_bug_is_missed_when_its_text_goes_or_comes_twice(self):
         mutations = mutate.read_mutations()
@@ -129,9 +193,11 @@ class MutateTest(unittest.TestCase):
             text = file.read_text(encoding="utf-8")
             for changed, count in ((text.replace(one["old"], ""), 0), (text + one["old"], 2)):
                 file.write_text(changed, encoding="utf-8")
-                said = self.run_command("list", mutations=[one], expect=1)
+                seed = {key: one[key] for key in mutate.FIELDS} | {"file": file.name}
+                said = self.run_command("list", mutations=[seed], expect=1, folder=file.parent)
                 self.assertIn(f"mutation {one['name']}: its old text is found {count} times", said)
             file.write_text(text, encoding="utf-8")
+            (file.parent / "mutations.json").unlink()
 
     def test_the_committed_page_is_that_of_the_committed_records(self):
         page = self.root / "page.md"
@@ -152,7 +218,10 @@ class MutateTest(unittest.TestCase):
             return {"code": mutate.NO_DEVICE if skips else 0, "failed": [], "skipped": [], "started": 1, "unended": [],
                     "output": "", "seconds": 0.1}
 
-        mutations = [mutation("here", tests=["sum_cuda_test"]), mutation("not_here", tests=["host_cuda_test"])]
+        mutations = [
+            {**mutation("here", tests=["sum_cuda_test"]), "digest": "0"},
+            {**mutation("not_here", tests=["host_cuda_test"]), "digest": "1"},
+        ]
         out = self.root / "run.json"
         said = io.StringIO()
         with mock.patch.object(mutate, "run_tests", run_tests), contextlib.redirect_stdout(said):
@@ -173,7 +242,7 @@ class MutateTest(unittest.TestCase):
         said = self.run_command("cpu", self.root / "out", "--out", path, mutations=mutations, expect=1)
         self.assertIn("SURVIVED: missed in sum_test", said)
         self.assertIn("1 of 2 mutations caught by every program named for them", said)
-        self.assertEqual((self.root / "sum.cc").read_text(), SUM)
+        self.assertEqual(self.source.read_text(), SUM)
         written = json.loads(path.read_text())
         self.assertEqual((written["gpu"], written["unmutated"]["sum_test"]["tests"]), (None, 1))
         caught = {m["name"]: {t: r["caught_by"] for t, r in m["results"].items()} for m in written["mutations"]}
