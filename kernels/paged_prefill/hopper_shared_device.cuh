@@ -83,10 +83,6 @@ struct HopperRing {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(Empty(use));
   }
-  // By every lane of a warp whose lanes read different parts of a slot. Each arrives for its own
-  // reads: racecheck does not follow those of other lanes through __syncwarp.
-  __device__ void ReleaseByLane(int use) const { ptx::MbarrierArrive(Empty(use)); }
-  // `readers`: arrivals that empty a slot.
   __device__ void Init(int readers) const {
     for (int slot = 0; slot < kSlots; ++slot) {
       ptx::MbarrierInit(Full(slot), 1);
@@ -139,7 +135,7 @@ struct HopperShared {
     q.Init(kConsumerWarps);
     k.Init(kConsumerWarps);
     v.Init(kConsumerWarps);
-    notes.Init(kConsumerWarps + 32 * kCopyWarps);  // the copy warps release by lane
+    notes.Init(kConsumerWarps + kCopyWarps);
     ptx::FenceMbarrierInit();
   }
   // What stands at a shared address.
