@@ -1,0 +1,68 @@
+"""scripts/records standing: losses are counted and come first, and no row of another GPU is mixed in."""
+import functools
+import os
+import tempfile
+import unittest
+
+from command_case import run_here
+from synthetic import KernelCase, Machine, kernel_cases, write
+
+run_main = functools.partial(run_here, "standing")
+
+
+class StandingTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.cases = kernel_cases(3, ["linear"])
+
+    def records(self, factors, gpu=None):
+        """A file with rows of ours, and of a peer that takes so many times as long, on a GPU of its own if it is named."""
+        path = os.path.join(self.folder, "records.jsonl")
+        peers = [KernelCase(case.kernel, case.shape, factor * case.us, implementation="quick", library=("quick", "1"))
+                 for case, factor in zip(self.cases, factors)]
+        ours = Machine(seed=1)
+        theirs = Machine(seed=2, gpu=gpu) if gpu else ours
+        write(path, ours.run("bench_all", self.cases) + theirs.run("peers", peers))
+        return path
+
+    def test_counts_the_shapes_that_a_peer_is_faster_on_and_names_the_worst(self):
+        code, out, _ = run_main(self.records([0.9, 0.5, 1.2]))
+        self.assertEqual(code, 0)
+        first = out.splitlines()[0]
+        self.assertRegex(first, r"^A peer is faster by more than 2 % on 2 of 3 shapes; at worst (1\.9|2\.0)\d times, quick 1 on ")
+        self.assertRegex(out, r"\| `linear` \| 3 \| 2 \|")
+
+    def test_a_peer_within_two_percent_is_not_called_faster(self):
+        _, out, _ = run_main(self.records([1.1, 1.3, 1.2]))
+        self.assertIn("No peer is faster by more than 2 % on any of 3 shapes.", out)
+
+    def test_a_peer_of_another_gpu_stands_apart(self):
+        _, out, _ = run_main(self.records([0.5, 0.5, 0.5], gpu={"uuid_hash": "0the0the0the0the"}))
+        self.assertIn("Beside peers that were measured on another GPU", out.splitlines()[0])
+        self.assertNotIn("Measured on one", out)
+
+    def test_a_page_is_rewritten_between_its_marks_alone(self):
+        page = os.path.join(self.folder, "page.md")
+        with open(page, "w") as file:
+            file.write("before\n<!-- standing -->\nold\n<!-- /standing -->\nafter\n")
+        self.assertEqual(run_main(self.records([0.5, 1.5, 1.5]), "--into", page)[0], 0)
+        with open(page) as file:
+            text = file.read()
+        self.assertRegex(text, r"(?s)^before\n<!-- standing -->\nA peer is faster .*\n<!-- /standing -->\nafter\n$")
+        self.assertNotIn("old", text)
+
+    def test_a_page_without_marks_is_refused_and_stays(self):
+        page = os.path.join(self.folder, "page.md")
+        with open(page, "w") as file:
+            file.write("text\n")
+        code, _, err = run_main(self.records([1.0, 1.0, 1.0]), "--into", page)
+        self.assertEqual(code, 1)
+        self.assertIn("has 0 pairs of the lines", err)
+        with open(page) as file:
+            self.assertEqual(file.read(), "text\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
