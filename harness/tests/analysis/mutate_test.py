@@ -82,7 +82,7 @@ class MutateTest(unittest.TestCase):
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
-            code = mutate.main()
+            code = ended("scripts/maintain/mutate", mutate.main)
         self.assertEqual(code, expect, out.getvalue() + err.getvalue())
         return out.getvalue() + err.getvalue()
 
