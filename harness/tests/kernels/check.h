@@ -84,4 +84,36 @@ template <typename Actual, typename Expected, typename Bound>
   return ::testing::AssertionSuccess();
 }
 
+// Expects the root mean square of actual - expected to be at most twice that of errors with
+// variance(i). It sees what stays below every elementwise bound: a bound must allow for roundings
+// that all fall the same way, but many of them cancel out, while those of a wrong input do not.
+template <typename Actual, typename Expected, typename Variance>
+::testing::AssertionResult WithinRms(const Actual& actual, const Expected& expected, int64_t size,
+                                     const Variance& variance, uint64_t seed) {
+  double squares = 0, allowed = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const double a = actual[i], e = expected[i];
+    if (a != e) squares += (a - e) * (a - e);
+    allowed += variance(i);
+  }
+  const double rms = std::sqrt(squares / static_cast<double>(size));
+  const double bound = 2 * std::sqrt(allowed / static_cast<double>(size));
+  if (size == 0 || rms <= bound) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << "the differences of " << size << " elements have a root mean square of " << rms
+         << ", bound " << bound << ", seed " << seed;
+}
+
+// Variance of one rounding of `value` to `dtype`: uniform within half a unit in the last place.
+inline double RoundingVariance(DType dtype, double value) {
+  const double half = HalfUlp(dtype, value);
+  return half * half / 3;
+}
+
+// ln(sum p^2 / (sum p)^2) of softmax weights from two natural log-sum-exps of their scores: as they
+// are, and doubled. 0 for an empty row.
+inline double SquaredWeightShare(double lse, double lse_of_doubled) {
+  return std::isinf(lse) ? 0.0 : std::exp(lse_of_doubled - 2 * lse);
+}
+
 }  // namespace tokline::testing

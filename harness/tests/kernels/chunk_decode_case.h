@@ -163,9 +163,30 @@ inline HostTensor ConditionSums(DecodeCase decode) {
   return RunReference(decode).out;
 }
 
+// sum p^2 v^2 / (sum p)^2 of every output element: the reference with doubled scores weighs by p^2.
+inline std::vector<double> SquaredSums(DecodeCase decode, const std::vector<float>& lse) {
+  for (int64_t i = 0; i < decode.kv.size(); ++i) {
+    const bool is_value = i % decode.layout.PageStride() >= decode.layout.KvStride();
+    if (is_value) decode.kv.Set(i, decode.kv[i] * decode.kv[i]);
+  }
+  DecodeResult doubled{HostTensor(decode.options.dtype, decode.q.size()), lse};
+  ChunkDecodeParams params = decode.Params(doubled.out, doubled.lse);
+  params.scale *= 2;
+  ChunkDecodeReference(params);
+  std::vector<double> squares(static_cast<size_t>(doubled.out.size()));
+  for (size_t i = 0; i < squares.size(); ++i) {
+    const size_t row = i / static_cast<size_t>(decode.options.head_dim);
+    squares[i] =
+        doubled.out[static_cast<int64_t>(i)] * SquaredWeightShare(lse[row], doubled.lse[row]);
+  }
+  return squares;
+}
+
 // The bound of an output element: half an ulp of the result, plus the rounding of P to the storage
 // type (half an epsilon) and 4 fp32 epsilons for each unit of score magnitude, times sum p |v|.
-// `rounded_queries` allows for one ulp in the rotated query of a shifted chunk.
+// `rounded_queries` allows for one ulp in the rotated query of a shifted chunk. All elements
+// together have the root mean square that these roundings have when they are independent: of the
+// result here and there, of each p, and of scores of a magnitude of 64 in fp32.
 inline ::testing::AssertionResult MatchesReference(const DecodeResult& actual,
                                                    const DecodeResult& expected,
                                                    const DecodeCase& decode,
@@ -177,6 +198,18 @@ inline ::testing::AssertionResult MatchesReference(const DecodeResult& actual,
   auto within = WithinBound(
       actual.out, expected.out, expected.out.size(),
       [&](int64_t i) { return 2 * HalfUlp(dtype, expected.out[i]) + relative * sums[i]; },
+      decode.options.seed);
+  if (!within) return within << " (out)";
+  const std::vector<double> squares = SquaredSums(decode, expected.lse);
+  const double rounding_of_p = (rounded_queries ? 2.5 : 0.5) * Epsilon(dtype);
+  within = WithinRms(
+      actual.out, expected.out, expected.out.size(),
+      [&](int64_t i) {
+        const double of_scores = 64 * Epsilon(DType::kF32) * sums[i];
+        return 2 * RoundingVariance(dtype, expected.out[i]) +
+               rounding_of_p * rounding_of_p / 3 * squares[static_cast<size_t>(i)] +
+               of_scores * of_scores;
+      },
       decode.options.seed);
   if (!within) return within << " (out)";
   const double lse_relative = rounded_queries ? Epsilon(dtype) : 0;

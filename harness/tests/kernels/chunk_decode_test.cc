@@ -618,5 +618,29 @@ TEST(ChunkDecodeReferenceTest, ShiftEqualsRotatedKeys) {
       a.out, b.out, a.out.size(), [](int64_t) { return 2e-5; }, 1));
 }
 
+TEST(ChunkDecodeBoundTest, AReplacedTailOfALongContextIsRejected) {
+  DecodeCaseOptions options;
+  options.num_kv_heads = 1;
+  options.group = 2;
+  options.page_size = 256;
+  options.nan_in_dead_slots = false;
+  DecodeCase decode = MakeDecodeCase(WithLengths(options, {131072}));
+  const DecodeResult expected = RunReference(decode);
+  EXPECT_TRUE(MatchesReference(expected, expected, decode));
+  DecodeCase wrong = decode;
+  std::mt19937_64 rng(77);
+  std::normal_distribution<double> normal(0, 1);
+  ForEachToken(wrong, [&](int32_t, int32_t token, int64_t page, int32_t row) {
+    if (token < 131072 - 2048) return;
+    for (int32_t d = 0; d < options.head_dim; ++d) {
+      wrong.kv.Set(wrong.layout.ValueOffset(page, 0, row) + d, normal(rng));
+    }
+  });
+  const auto verdict = MatchesReference(RunReference(wrong), expected, decode);
+  EXPECT_FALSE(verdict);
+  EXPECT_NE(std::string(verdict.message()).find("root mean square"), std::string::npos)
+      << verdict.message();
+}
+
 }  // namespace
 }  // namespace tokline::testing

@@ -136,11 +136,13 @@ struct PrefillCase {
 struct PrefillExpectation {
   HostTensor out;        // [total_tokens, num_q_heads, head_dim], strided as the case's out
   HostTensor magnitude;  // the same with |v| for v: sum p |v|
+  HostTensor squares;    // sum p^2 v^2
   std::vector<float> lse;
 
   explicit PrefillExpectation(PrefillCase& problem)
       : out(DType::kF32, problem.out.size()),
         magnitude(DType::kF32, problem.out.size()),
+        squares(DType::kF32, problem.out.size()),
         lse(problem.lse.size()) {
     HostTensor q(DType::kF32, problem.q.size()), kv(DType::kF32, problem.kv.size());
     for (int64_t i = 0; i < q.size(); ++i) q.Set(i, problem.q[i]);
@@ -159,19 +161,49 @@ struct PrefillExpectation {
     params.out = magnitude.data();
     params.lse_ln = nullptr;
     PagedPrefillReference(params);
+    // With doubled scores the reference weighs by p^2.
+    for (int64_t i = 0; i < kv.size(); ++i) {
+      if (i / half % 2 == 1) kv.Set(i, kv[i] * kv[i]);
+    }
+    std::vector<float> doubled_lse(lse.size());
+    params.out = squares.data();
+    params.lse_ln = doubled_lse.data();
+    params.scale *= 2;
+    PagedPrefillReference(params);
+    for (size_t row = 0; row < lse.size(); ++row) {
+      const int64_t token = static_cast<int64_t>(row) / params.num_q_heads;
+      const auto head = static_cast<int32_t>(static_cast<int64_t>(row) % params.num_q_heads);
+      const double share = SquaredWeightShare(lse[row], doubled_lse[row]);
+      for (int32_t d = 0; d < problem.spec.head_dim; ++d) {
+        const int64_t at = problem.RowOffset(token, head) + d;
+        squares.Set(at, squares[at] * share);
+      }
+    }
   }
 };
 
 // The bound of an algorithm that rounds each weight p to the storage type before it multiplies V:
 // half an ulp of the output, and one eps of sum p |v| (half of it for the weights, the rest for
-// fp32 scores, exponentials and sums).
+// fp32 scores, exponentials and sums). All outputs together have the root mean square that these
+// roundings have when they are independent: of the output, of each p (twice: once more for what
+// precedes it), and of scores of a magnitude of 64 in fp32.
 inline ::testing::AssertionResult KeepsBound(const HostTensor& out,
                                              const PrefillExpectation& expected, DType dtype,
                                              uint64_t seed) {
-  return WithinBound(
+  const auto within = WithinBound(
       out, expected.out, out.size(),
       [&](int64_t i) {
         return HalfUlp(dtype, expected.out[i]) + Epsilon(dtype) * expected.magnitude[i];
+      },
+      seed);
+  if (!within) return within;
+  return WithinRms(
+      out, expected.out, out.size(),
+      [&](int64_t i) {
+        const double of_scores = 64 * Epsilon(DType::kF32) * expected.magnitude[i];
+        return RoundingVariance(dtype, expected.out[i]) +
+               2 * 0.25 * Epsilon(dtype) * Epsilon(dtype) / 3 * expected.squares[i] +
+               of_scores * of_scores;
       },
       seed);
 }

@@ -430,5 +430,28 @@ TEST(PagedPrefillBoundTest, AcceptsTheRoundedReferenceAndRejectsADroppedToken) {
   EXPECT_FALSE(testing::KeepsBound(shorter.out, expected, DType::kF16, 1));
 }
 
+TEST(PagedPrefillBoundTest, AReplacedTailOfALongContextIsRejected) {
+  PrefillCase problem({.dtype = DType::kBf16, .num_kv_heads = 1, .sequences = {{{20'000}, 4}}});
+  // Weights of nearly equal size, so that no single token is seen by itself.
+  for (int64_t i = 0; i < problem.q.size(); ++i) problem.q.Set(i, problem.q[i] / 16);
+  const PrefillExpectation expected(problem);
+  PagedPrefillReference(problem.Params());
+  EXPECT_TRUE(testing::KeepsBound(problem.out, expected, DType::kBf16, 1));
+  const ChunkTableView table = problem.table.View();
+  for (int32_t token = 19'850; token < 20'000; ++token) {
+    const int64_t to = problem.layout.ValueOffset(table.chunk_pages[token / problem.spec.page_size],
+                                                  0, token % problem.spec.page_size);
+    const int64_t from =
+        problem.layout.ValueOffset(table.chunk_pages[(token - 700) / problem.spec.page_size], 0,
+                                   (token - 700) % problem.spec.page_size);
+    for (int32_t d = 0; d < problem.spec.head_dim; ++d) {
+      problem.kv.Set(to + d, problem.kv[from + d]);
+    }
+  }
+  PagedPrefillReference(problem.Params());
+  const auto verdict = testing::KeepsBound(problem.out, expected, DType::kBf16, 1);
+  EXPECT_THAT(verdict.message(), HasSubstr("root mean square"));
+}
+
 }  // namespace
 }  // namespace tokline
