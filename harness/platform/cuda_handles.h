@@ -1,4 +1,4 @@
-// Owned CUDA streams, events and graphs. CUDA builds only.
+// Owning handles for CUDA streams, events and graphs. CUDA builds only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,22 +31,23 @@ using UniqueGraphExec = std::unique_ptr<CUgraphExec_st, GraphExecDeleter>;
 
 UniqueStream MakeStream();
 
-// The one stream that a process launches kernels on; it lives as long as the process. Once a
-// process has launched about ten kernels on each of two streams, every kernel of every graph starts
-// later for the rest of its life, whatever became of the streams: on most H200s by 0.18 us after
-// its predecessor, and by 0.04 us and more as a dependent launch. Large memsets are kernels too;
-// copies and replays of graphs on other streams do not matter. (docs/measuring.md has the figures.)
-// It does not wait for the default stream.
+// The one stream on which a process launches kernels; it lives as long as the process and does not
+// wait for the default stream. There is only one because of a lasting cost: once a process has
+// launched about ten kernels on each of two streams, every kernel of every graph starts later for
+// the rest of the process's life, even if the streams are destroyed. On most H200s a kernel then
+// starts 0.18 us later after its predecessor, and a dependent launch starts 0.04 us or more later.
+// Large memsets count as kernels; copies and graph replays on other streams do not matter.
+// (docs/measuring.md has the figures.)
 cudaStream_t WorkStream();
 UniqueEvent MakeTimingEvent();
 
-// An executable graph of what `record` queues on the stream. If `record` throws, the capture is
-// ended and its exception passed on. Throws RuntimeFailure if fewer than `least_nodes` came of it:
-// the rest of the work went to another stream.
+// Captures what `record` queues on the stream and returns it as an executable graph. If `record`
+// throws, the capture is ended and the exception is passed on. Throws RuntimeFailure if the graph
+// has fewer than `least_nodes` nodes, because then some of the work went to another stream.
 UniqueGraphExec CaptureGraph(cudaStream_t stream, const std::function<void()>& record,
                              int64_t least_nodes = 1);
 
-// Microseconds from one event to a later one, both complete.
+// Microseconds from `begin` to `end`. Both events must have completed.
 double ElapsedUs(const UniqueEvent& begin, const UniqueEvent& end);
 
 }  // namespace tokline

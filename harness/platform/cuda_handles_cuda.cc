@@ -28,7 +28,7 @@ UniqueGraphExec CaptureGraph(cudaStream_t stream, const std::function<void()>& r
   } catch (...) {
     cudaStreamEndCapture(stream, &captured);
     const UniqueGraph discarded(captured);
-    cudaGetLastError();  // the capture that was cut short is reported by the exception
+    cudaGetLastError();  // clears the error of the aborted capture; `throw` reports the cause
     throw;
   }
   TOKLINE_CUDA(cudaStreamEndCapture(stream, &captured));

@@ -1,4 +1,4 @@
-// The CUDA device as policies see it.
+// Queries about the CUDA device, and the check that it can run this suite.
 #pragma once
 
 #include <string>
@@ -8,21 +8,21 @@
 
 namespace tokline {
 
-// Throws RuntimeFailure, stating the device, its compute capability and the least that is needed
-// (8.0), if it is too old.
+// Throws RuntimeFailure if the device is too old. The message states the device's name, its compute
+// capability and the minimum (8.0).
 void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts);
 
-// All below: CUDA builds only.
+// Everything below exists in CUDA builds only.
 
-// Devices that this build can run on; 0 where there is no driver or no device.
+// Number of devices that this build can run on; 0 if there is no driver or no device.
 int CudaDeviceCount();
 
-// Facts of the current device. Throws CudaError where there is none.
+// Facts about the current device. Throws CudaError if there is none.
 DeviceFacts QueryDeviceFacts();
 
 std::string CudaDeviceName();
 
-// Throws RuntimeFailure that says why not, unless there is a driver and a device that can run the
+// Throws RuntimeFailure with the reason unless there is a driver and a device that can run the
 // suite.
 void RequireUsableCudaDevice();
 

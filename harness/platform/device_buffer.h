@@ -1,4 +1,4 @@
-// Owned device and pinned host memory. CUDA builds only.
+// Owned device memory. CUDA builds only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 namespace tokline {
 
-// Bytes on the current device, 256 B aligned, freed at the end of its life.
+// A block of memory on the current device, aligned to 256 bytes and freed by the destructor.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -45,7 +45,7 @@ class DeviceBuffer {
   }
   int64_t bytes() const { return bytes_; }
 
-  // Blocking copies, ordered after all work of the device.
+  // Blocking copies. They wait for all work on the device first.
   void CopyFrom(const void* host, int64_t bytes, int64_t offset_bytes = 0) {
     RequireRange(bytes, offset_bytes);
     if (bytes == 0) return;
@@ -66,7 +66,7 @@ class DeviceBuffer {
     CopyTo(host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
     return host;
   }
-  // Sets every byte; blocking.
+  // Sets every byte and waits until that is done.
   void Fill(unsigned char byte) {
     if (bytes_ == 0) return;
     TOKLINE_CUDA(cudaMemsetAsync(data_, byte, static_cast<size_t>(bytes_), WorkStream()));

@@ -10,7 +10,7 @@ namespace tokline {
 int CudaDeviceCount() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
-    cudaGetLastError();  // clears it: having no device is an answer, not a failure
+    cudaGetLastError();  // clears the error: having no device is an answer, not a failure
     return 0;
   }
   return count;
@@ -29,13 +29,13 @@ std::string CudaDeviceName() {
 void RequireUsableCudaDevice() {
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
-  if (code == cudaErrorInsufficientDriver) {  // also where there is none at all
+  if (code == cudaErrorInsufficientDriver) {  // also returned if there is no driver at all
     cudaGetLastError();
     throw RuntimeFailure(StrCat("no CUDA device: there is no driver, or it is older than CUDA ",
                                 CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10));
   }
   if (code != cudaSuccess || count == 0) {
-    cudaGetLastError();  // cleared: it is reported here
+    cudaGetLastError();  // clears the error, which is reported here
     throw RuntimeFailure(StrCat("no CUDA device: ", code == cudaSuccess
                                                         ? "the driver finds none"
                                                         : cudaGetErrorString(code)));

@@ -5,7 +5,7 @@
 namespace tokline {
 namespace {
 
-// Lock-free, so a signal handler may set it.
+// They are lock-free, so a signal handler may set them.
 std::atomic<bool> g_requested = false;
 std::atomic<int> g_signal = 0;
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);

@@ -1,22 +1,23 @@
-// Ctrl-C and SIGTERM as a request that a program answers when it has cleaned up.
+// Turns Ctrl-C and SIGTERM into a request that the program answers once it has cleaned up.
 #pragma once
 
 #include <atomic>
 
 namespace tokline {
 
-// From here on SIGINT and SIGTERM set a flag. A second one ends the process at once.
+// From this call on, the first SIGINT or SIGTERM sets a flag and a second one ends the process at
+// once.
 void CatchInterrupts();
 
 bool InterruptRequested();
-// The signal that set the flag; 0: none.
+// The signal that set the flag, or 0 if none did.
 int InterruptSignal();
-// Puts the flag down and catches the next one, for a program that goes on.
+// Clears the flag and catches the next signal, for a program that continues after an interrupt.
 void RearmInterrupts();
-// The flag itself, for work that polls it; it lives as long as the program.
+// The flag itself, for code that polls it. It lives as long as the process.
 const std::atomic<bool>* InterruptFlag();
 
-// What a program that was interrupted returns, as shells do for SIGINT.
+// The exit status of an interrupted program: the one that shells use for SIGINT.
 inline constexpr int kInterruptedExit = 130;
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// Maps a regular file and checks its size again wherever it could have changed, because reading a
+// mapped page past the end of a truncated file raises SIGBUS.
 #include "harness/platform/mapped_file.h"
 
 #include <fcntl.h>
@@ -21,7 +23,7 @@ namespace {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  // O_NONBLOCK: opening a FIFO must not wait for a writer.
+  // O_NONBLOCK because opening a FIFO must not wait for a writer.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) FailErrno(path, "open the file");
   try {
@@ -93,7 +95,7 @@ void MappedFile::Prefetch(int64_t offset, int64_t bytes) const {
   }
   const int64_t page = ::sysconf(_SC_PAGESIZE);
   const int64_t begin = offset / page * page;
-  // Advice only: a kernel that refuses it costs speed, not correctness.
+  // This is only advice: if the kernel refuses it, reading is slower but still correct.
   ::madvise(const_cast<std::byte*>(data_) + begin, static_cast<size_t>(offset + bytes - begin),
             MADV_WILLNEED);
 }

@@ -11,8 +11,8 @@ namespace tokline {
 
 class MappedFile {
  public:
-  // Throws RuntimeFailure naming the file: missing, unreadable, not a regular file, empty, or
-  // changing while it is opened.
+  // Throws RuntimeFailure naming the file if it is missing, unreadable, empty or not a regular
+  // file, or if its size changes while it is being opened.
   explicit MappedFile(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
@@ -22,14 +22,16 @@ class MappedFile {
   std::span<const std::byte> Bytes() const { return {data_, static_cast<size_t>(size_)}; }
   int64_t Size() const { return size_; }
 
-  // A copy of [offset, offset + bytes) by way of pread: a file that was truncated meanwhile throws
-  // RuntimeFailure instead of raising SIGBUS. The range lies in the file as it was opened.
+  // Copies [offset, offset + bytes) with pread, so that a file that was truncated in the meantime
+  // causes a RuntimeFailure instead of SIGBUS. The range must lie within the file's size when it
+  // was opened.
   std::string Read(int64_t offset, int64_t bytes) const;
 
-  // Reads [offset, offset + bytes) ahead. Throws RuntimeFailure if the file is shorter than when
-  // it was opened.
+  // Asks the kernel to read [offset, offset + bytes) ahead. Throws RuntimeFailure if the file is
+  // now shorter than when it was opened.
   void Prefetch(int64_t offset, int64_t bytes) const;
-  // Drops the whole pages of [offset, offset + bytes) from this process's resident memory.
+  // Drops the pages that lie entirely in [offset, offset + bytes) from this process's resident
+  // memory.
   void Release(int64_t offset, int64_t bytes) const;
 
  private:

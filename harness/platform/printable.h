@@ -1,4 +1,4 @@
-// Text from a file, made fit for a one-line message.
+// Makes text from a file fit for a one-line message.
 #pragma once
 
 #include <string>
@@ -6,10 +6,11 @@
 
 namespace tokline {
 
-// In double quotes, control characters and bytes outside ASCII as \xNN, cut after `max_chars`.
+// The text in double quotes, cut off after `max_chars` characters. Control characters and bytes
+// outside ASCII become \xNN.
 std::string Quoted(std::string_view text, size_t max_chars = 120);
 
-// "[2, 3]"; "[]" for a scalar.
+// Formats a list such as a shape: "[2, 3]", or "[]" if it is empty (the shape of a scalar).
 template <typename Range>
 std::string ListText(const Range& values) {
   std::string text = "[";

@@ -11,7 +11,7 @@
 namespace tokline {
 namespace {
 
-// Of lines such as "VmRSS:     1234 kB", the bytes behind `name`.
+// The value that follows `name`, in bytes, from text with lines such as "VmRSS:     1234 kB".
 int64_t KibibytesIn(const std::string& text, std::string_view name) {
   const size_t at = text.find(name);
   if (at == text.npos) return 0;

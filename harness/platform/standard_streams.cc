@@ -17,7 +17,7 @@ void PrepareStandardStreams() {
   std::signal(SIGPIPE, SIG_IGN);
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) >= 0) continue;
-    // Those below are open, so this is the number that open gives.
+    // open() returns the lowest free descriptor, which is `stream` because those below it are open.
     if (::open("/dev/null", O_RDONLY) != stream) {
       throw RuntimeFailure(StrCat("cannot open /dev/null: ", std::strerror(errno)));
     }

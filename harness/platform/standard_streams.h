@@ -1,20 +1,21 @@
-// The streams that a program starts with, and writing to standard output.
+// Prepares the standard streams and writes to standard output.
 #pragma once
 
 #include <string_view>
 
 namespace tokline {
 
-// Called first by every program. What it was started without (`>&-`) becomes /dev/null opened for
-// reading, lest the first file that is opened takes its place: input is empty, output is refused.
-// Writing to a closed pipe becomes an error of write, like a full disk, in place of a signal.
-// Throws RuntimeFailure if /dev/null cannot be opened.
+// Every program calls this first. A standard stream that was closed at the start (`>&-`) becomes
+// /dev/null opened for reading; otherwise the first file that is opened would take its descriptor.
+// Such an input is empty and such an output fails. SIGPIPE is ignored, so that writing to a closed
+// pipe is a write error, like a full disk, instead of ending the process. Throws RuntimeFailure if
+// /dev/null cannot be opened.
 void PrepareStandardStreams();
 
 // Whether the user wants no colours on a terminal: NO_COLOR is set and not empty.
 bool NoColor();
 
-// Writes to standard output and flushes. Throws RuntimeFailure if it cannot.
+// Writes to standard output and flushes it. Throws RuntimeFailure on failure.
 void Print(std::string_view text);
 
 }  // namespace tokline
