@@ -1,3 +1,4 @@
+// Opens and maps the files of a checkpoint and merges the tensors of all shards into one map.
 #include "harness/models/checkpoint.h"
 
 #include <algorithm>
@@ -20,7 +21,8 @@ constexpr std::string_view kPickled[] = {".bin", ".pt", ".pth", ".ckpt"};
 constexpr std::string_view kOtherFormats[] = {".gguf", ".h5", ".msgpack", ".npz", ".onnx"};
 constexpr std::string_view kSafetensors[] = {".safetensors"};
 
-// The first file of the folder, by name, with one of these extensions; empty if there is none.
+// Returns the alphabetically first file in the folder with one of these extensions, or an empty
+// string.
 std::string FirstWith(std::span<const std::string_view> extensions,
                       const std::filesystem::path& dir) {
   std::error_code error;
@@ -35,7 +37,7 @@ std::string FirstWith(std::span<const std::string_view> extensions,
   return first;
 }
 
-// What a folder without a checkpoint has instead.
+// Says what a folder contains instead of a checkpoint.
 std::string WhatIsThere(const std::filesystem::path& dir) {
   if (const std::string name = FirstWith(kSafetensors, dir); !name.empty()) {
     return StrCat("; it has ", Quoted(name), ", which needs ", kIndexName);
@@ -50,13 +52,13 @@ std::string WhatIsThere(const std::filesystem::path& dir) {
   return "; other checkpoint formats are not supported";
 }
 
-// A shard is named by the index, which others wrote: a link must not lead out of the folder, except
-// from a snapshot of the Hugging Face cache to the blobs of the same model.
+// The index, which is untrusted, names the shards: a link must not lead out of the folder, except
+// from a snapshot in the Hugging Face cache to the blobs of the same model.
 void RefuseEscape(const std::filesystem::path& dir, const std::string& shard) {
   std::error_code error;
   const std::filesystem::path real_dir = std::filesystem::canonical(dir, error);
   const std::filesystem::path target = std::filesystem::canonical(dir / shard, error);
-  if (error) return;  // opening it names the problem
+  if (error) return;  // opening the file will report the problem
   const std::filesystem::path folder = target.parent_path();
   const bool is_snapshot = real_dir.parent_path().filename() == "snapshots";
   if (folder == real_dir ||
@@ -75,7 +77,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& dir) : dir_(dir) {
     throw RuntimeFailure(StrCat(dir.string(), ": not a folder (a model is a folder with ",
                                 "config.json and ", kSingleName, ")"));
   }
-  // A dangling link counts as there, so that opening it names the problem.
+  // A dangling link counts as present, so that opening it reports the problem.
   const auto there = [&](std::string_view name) {
     return std::filesystem::symlink_status(dir / name, error).type() !=
            std::filesystem::file_type::not_found;
@@ -153,7 +155,7 @@ const MappedFile& Checkpoint::FileOf(const void* data, int64_t bytes) const {
   const auto* begin = static_cast<const std::byte*>(data);
   for (const MappedFile& file : files_) {
     const std::byte* first = file.Bytes().data();
-    // std::less orders pointers into different objects too.
+    // std::less also orders pointers into different objects.
     if (!std::less<>()(begin, first) && !std::less<>()(first + file.Size(), begin) && bytes >= 0 &&
         bytes <= first + file.Size() - begin) {
       return file;

@@ -1,14 +1,14 @@
-// The tensors of a safetensors checkpoint, memory-mapped and strictly checked.
+// The tensors of a safetensors checkpoint, memory-mapped and strictly validated.
 //
-// A folder holds model.safetensors, or model.safetensors.index.json and its shards. Everything a
-// file says is checked against the file and against fixed caps before it is believed: header size,
-// JSON size and depth, duplicate keys, dtypes, shapes (products cannot wrap), offsets, overlaps,
-// holes, shard names, where a shard's link leads, and the index's map. Whatever passes can be read
-// without further checks.
+// A folder holds either model.safetensors, or model.safetensors.index.json and its shards.
+// Everything that a file claims is checked against the file and against fixed limits before it is
+// used: header size, JSON size and depth, duplicate keys, dtypes, shapes (products cannot
+// overflow), offsets, overlaps, gaps, shard names, the targets of symbolic links, and the index's
+// map. Once a checkpoint is open, its tensors can be read without further checks.
 //
-// The files must not shrink while they are mapped. The size is checked again after mapping and by
-// Prefetch, so that a loader that prefetches each tensor before it reads it gets a RuntimeFailure;
-// a file truncated between that check and the read still raises SIGBUS, as any mapped file does.
+// The files must not shrink while they are mapped. Their size is checked again after mapping and by
+// Prefetch, so a loader that prefetches each tensor before reading it gets a RuntimeFailure. A file
+// that is truncated between that check and the read still raises SIGBUS, as with any mapped file.
 #pragma once
 
 #include <cstddef>
@@ -25,30 +25,31 @@
 namespace tokline {
 
 struct CheckpointTensor {
-  std::string dtype;                // as the file writes it: "F32", "BF16", "F16", "I64", ...
-  std::vector<int64_t> shape;       // empty: a scalar
-  const std::byte* data = nullptr;  // row-major, in the mapping, of any alignment
+  std::string dtype;                // as written in the file: "F32", "BF16", "F16", "I64", ...
+  std::vector<int64_t> shape;       // empty for a scalar
+  const std::byte* data = nullptr;  // row-major, inside the mapping; may be unaligned
   int64_t bytes = 0;
   int32_t file = 0;  // index into Checkpoint::Files()
 };
 
 class Checkpoint {
  public:
-  // Opens, maps and checks all files; reads headers only. Throws RuntimeFailure naming the file,
-  // the values and what is allowed.
+  // Opens, maps and validates all files, of which it reads only the headers. Throws RuntimeFailure
+  // naming the file, the values and what is allowed.
   explicit Checkpoint(const std::filesystem::path& dir);
 
-  // Null if there is no such tensor. Views live as long as the checkpoint.
+  // Returns null if there is no such tensor. The result lives as long as the checkpoint.
   const CheckpointTensor* Find(std::string_view name) const;
   const std::map<std::string, CheckpointTensor, std::less<>>& Tensors() const { return tensors_; }
   const std::vector<MappedFile>& Files() const { return files_; }
   const std::filesystem::path& Dir() const { return dir_; }
-  int64_t FileBytes() const;  // of all files, headers included
+  int64_t FileBytes() const;  // total size of all files, including headers
 
-  // Asks the kernel to read these bytes ahead, or to drop their pages from this process (they stay
-  // valid and are read again when touched). A loader that releases each tensor after its upload
-  // keeps its resident memory small. The bytes lie in one tensor of this checkpoint, else
-  // InvalidArgument. Prefetch throws RuntimeFailure if the file was truncated since it was opened.
+  // Prefetch asks the kernel to read these bytes ahead. Release drops their pages from this
+  // process; they stay valid and are read again when touched. A loader that releases each tensor
+  // after uploading it keeps its resident memory small. The bytes must lie in one file of this
+  // checkpoint, otherwise InvalidArgument is thrown. Prefetch throws RuntimeFailure if the file was
+  // truncated after it was opened.
   void Prefetch(const void* data, int64_t bytes) const;
   void Release(const void* data, int64_t bytes) const;
 

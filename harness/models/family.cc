@@ -1,3 +1,4 @@
+// The table of supported model families. Whatever is not set in a row has the default of family.h.
 #include "harness/models/family.h"
 
 #include "harness/platform/printable.h"

@@ -1,4 +1,4 @@
-// Tensors that older checkpoints store although they follow from the configuration.
+// Recognizes tensors that older checkpoints store although they follow from the configuration.
 #pragma once
 
 #include <string_view>
@@ -7,10 +7,10 @@
 
 namespace tokline {
 
-// What the tensor is, in words, if a model of ours computes without reading it: RoPE frequencies
-// ("*.rotary_emb.inv_freq") and the causal masks of GPT-2 ("*.attn.bias" as [1, 1, n, n] and
-// "*.attn.masked_bias" of one element). Else empty. The shape decides too: a mask's name alone
-// could be that of a bias which must not be ignored.
+// Describes the tensor if our models compute the same without reading it: RoPE frequencies
+// ("*.rotary_emb.inv_freq") and the causal masks of GPT-2 ("*.attn.bias" of shape [1, 1, n, n] and
+// "*.attn.masked_bias" with one element). Returns an empty string for any other tensor. The shape
+// is checked too, because a mask's name alone could also belong to a bias that must not be ignored.
 std::string_view KnownBuffer(std::string_view name, const CheckpointTensor& tensor);
 
 }  // namespace tokline

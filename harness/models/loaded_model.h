@@ -1,4 +1,4 @@
-// A checkpoint with what was found out about it.
+// A checkpoint with its configuration and its tensors bound to their roles.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace tokline {
 struct LoadedModel {
   explicit LoadedModel(const std::filesystem::path& dir);
 
-  std::string Name() const;  // without the path
+  std::string Name() const;  // see ModelName
 
   ModelSpec spec;
   Checkpoint checkpoint;

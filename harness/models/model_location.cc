@@ -1,3 +1,5 @@
+// Resolves a model's name to a folder in the Hugging Face cache. Names are untrusted: they must not
+// lead out of the cache, and every failure says what the cache contains.
 #include "harness/models/model_location.h"
 
 #include <algorithm>
@@ -24,13 +26,13 @@ constexpr std::string_view kWhatAModelIs =
     "a folder with config.json and model.safetensors, or a name in the Hugging Face cache, such as "
     "Qwen/Qwen3-0.6B";
 
-// One part of a path or of a name, that leads nowhere else.
+// Whether `text` is one component of a path or of a name that cannot lead anywhere else.
 bool IsPlainName(std::string_view text) {
   return !text.empty() && text.size() <= 255 && text.front() != '.' && text.front() != '-' &&
          text.find_first_not_of(kNameChars) == text.npos && text.find("..") == text.npos;
 }
 
-// "v1.0", or "refs/pr/2".
+// Whether `text` may be a revision, such as "v1.0" or "refs/pr/2".
 bool IsRevision(std::string_view text) {
   while (true) {
     const size_t slash = text.find('/');
@@ -41,9 +43,9 @@ bool IsRevision(std::string_view text) {
 }
 
 struct Name {
-  std::string organisation;  // empty: not given
+  std::string organisation;  // empty if not given
   std::string name;
-  std::string revision;  // empty: not given
+  std::string revision;  // empty if not given
 
   std::string Id() const { return organisation.empty() ? name : organisation + "/" + name; }
 };
@@ -65,7 +67,7 @@ std::optional<Name> ParseName(std::string_view text) {
   return plain ? std::optional(parsed) : std::nullopt;
 }
 
-// "models--Qwen--Qwen3-0.6B", "models--gpt2".
+// Parses a folder name such as "models--Qwen--Qwen3-0.6B" or "models--gpt2".
 std::optional<Name> NameOfRepo(const fs::path& repo) {
   const std::string folder = repo.filename().string();
   if (!folder.starts_with(kRepoPrefix)) return std::nullopt;
@@ -79,7 +81,7 @@ std::optional<Name> NameOfRepo(const fs::path& repo) {
   return parsed;
 }
 
-// The names of a folder's entries, sorted; none if it cannot be read.
+// The sorted names of a folder's entries; empty if the folder cannot be read.
 std::vector<std::string> EntriesOf(const fs::path& folder) {
   std::error_code error;
   std::vector<std::string> names;
@@ -91,7 +93,7 @@ std::vector<std::string> EntriesOf(const fs::path& folder) {
   return names;
 }
 
-// "a, b and 3 more".
+// Formats a list such as "a, b and 3 more".
 std::string Listed(const std::vector<std::string>& names, size_t most = kListed) {
   std::string text;
   for (size_t i = 0; i < names.size() && i < most; ++i) {
@@ -102,7 +104,7 @@ std::string Listed(const std::vector<std::string>& names, size_t most = kListed)
   return text;
 }
 
-// The commit that a ref names.
+// Reads the commit that a ref points to.
 std::string ReadRef(const fs::path& path) {
   const MappedFile file(path);
   std::string commit = file.Read(0, std::min(file.Size(), kMaxRefBytes));
@@ -116,7 +118,7 @@ std::string ReadRef(const fs::path& path) {
   return commit;
 }
 
-// The snapshot of a model in the cache. An empty revision is main.
+// Returns the folder of a model's snapshot in the cache. An empty revision means main.
 fs::path SnapshotOf(const fs::path& repo, std::string_view id, std::string revision) {
   if (revision.empty()) revision = kMain;
   std::error_code error;
@@ -132,7 +134,7 @@ fs::path SnapshotOf(const fs::path& repo, std::string_view id, std::string revis
     snapshot = repo / "snapshots" / revision;
     if (!IsPlainName(revision) || !fs::is_directory(snapshot, error)) {
       std::vector<std::string> known = EntriesOf(repo / "refs");
-      std::erase(known, "refs");  // of pull requests
+      std::erase(known, "refs");  // the folder of pull requests
       std::ranges::copy(EntriesOf(repo / "snapshots"), std::back_inserter(known));
       throw RuntimeFailure(
           StrCat(repo.string(), ": ", id, " has no revision ", Quoted(revision), " here; ",

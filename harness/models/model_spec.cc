@@ -1,3 +1,5 @@
+// Reads config.json into a ModelSpec. Every value is checked, and every feature that the decoder
+// does not support is refused, so that no model is silently decoded wrongly.
 #include "harness/models/model_spec.h"
 
 #include <algorithm>
@@ -19,8 +21,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Caps far above any model: products of two of them fit int64, and positions are exact in the fp32
-// that RoPE computes with.
+// Limits far above any real model. The product of two extents fits into int64, and positions are
+// exact in the fp32 that RoPE computes in.
 constexpr int64_t kMaxExtent = int64_t{1} << 24;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxVocab = std::numeric_limits<int32_t>::max();
@@ -34,12 +36,12 @@ std::string Text(const Json& value) {
                            : value.dump(-1, ' ', true).substr(0, 120);
 }
 
-// An object of config.json with the names for its messages.
+// A JSON object of config.json, with the path and key prefix for its error messages.
 class Section {
  public:
   Section(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
-  // Null if the key is missing or null: transformers treats both alike.
+  // Returns null if the key is missing or its value is null; transformers treats both alike.
   const Json* Find(const char* key) const {
     const auto found = object_.find(key);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
@@ -53,7 +55,7 @@ class Section {
   std::optional<int64_t> FindInteger(const char* key, int64_t least, int64_t most) const {
     const Json* value = Find(key);
     if (value == nullptr) return std::nullopt;
-    // Compared as unsigned first: 2^63 and above must not turn negative.
+    // The comparison as unsigned comes first so that 2^63 and above do not become negative.
     if (!value->is_number_integer() ||
         (value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(most)) ||
         value->get<int64_t>() < least || value->get<int64_t>() > most) {
@@ -111,7 +113,7 @@ const Family& ReadFamily(const Section& config) {
   config.Refuse("architectures", *architectures, "supported: ", supported);
 }
 
-// transformers 5 writes dtype, transformers 4 torch_dtype.
+// transformers 5 writes "dtype", transformers 4 writes "torch_dtype".
 DType ReadDType(const Section& config, const Family& family) {
   const Json* dtype = config.Find("dtype");
   const Json* torch_dtype = config.Find("torch_dtype");
@@ -130,8 +132,8 @@ DType ReadDType(const Section& config, const Family& family) {
   config.Refuse(key, *value, "supported: ", supported);
 }
 
-// What rope_parameters of transformers 5 or rope_scaling of transformers 4 says, or config.json
-// itself: nothing or the default is plain RoPE.
+// Reads the scaling from rope_parameters (transformers 5), rope_scaling (transformers 4) or
+// config.json itself. A missing or "default" type means plain RoPE.
 std::optional<Llama3Scaling> ReadScaling(const Section& rope) {
   const std::optional<double> part = rope.FindPositive("partial_rotary_factor");
   if (part && *part != 1) {
@@ -286,7 +288,7 @@ bool ReadBias(const Section& config, const BiasRule& rule) {
   return rule.always || (rule.key != nullptr && config.FlagOr(rule.key, false));
 }
 
-// An id, a list of ids, or nothing.
+// eos_token_id may be one id, a list of ids, or missing.
 std::vector<int32_t> ReadEosIds(const Section& config, int64_t vocab_size) {
   const Json* value = config.Find("eos_token_id");
   if (value == nullptr) return {};

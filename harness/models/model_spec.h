@@ -1,5 +1,6 @@
-// What a model is, as data: the numbers of its config.json that a decoder needs, and which of the
-// known parts it is made of. Families differ in their data (family.h), never in subclasses.
+// The description of a model: the numbers from its config.json that a decoder needs, and which of
+// the known building blocks it uses. Families differ only in data (family.h); there are no
+// subclasses.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,20 @@ namespace tokline {
 
 enum class NormKind : uint8_t {
   kRms,
-  kLayer,  // mean and bias
+  kLayer,  // also subtracts the mean and adds a bias
 };
 enum class PositionKind : uint8_t {
   kRope,
-  kLearned,  // a table of rows that are added to the embeddings
+  kLearned,  // a table whose rows are added to the embeddings
 };
-// Which elements of a head RoPE rotates together.
+// Which elements of a head RoPE rotates as a pair.
 enum class RopePairing : uint8_t {
   kHalf,         // i and i + head_dim / 2
   kInterleaved,  // 2 i and 2 i + 1
 };
 enum class MlpKind : uint8_t {
   kGatedSilu,  // down(silu(gate(x)) * up(x))
-  kGelu,       // down(gelu(up(x))), the tanh form
+  kGelu,       // down(gelu(up(x))), with the tanh approximation of GELU
 };
 
 constexpr std::string_view Name(NormKind norm) {
@@ -44,8 +45,9 @@ constexpr std::string_view Name(MlpKind mlp) {
   return mlp == MlpKind::kGatedSilu ? "gated_silu" : "gelu_tanh";
 }
 
-// "llama3": frequencies of wavelengths above original_positions / low_freq_factor are divided by
-// `factor`, those below original_positions / high_freq_factor stay, and those between are mixed.
+// RoPE scaling of type "llama3". Frequencies whose wavelength is above original_positions /
+// low_freq_factor are divided by `factor`, those below original_positions / high_freq_factor are
+// kept, and those in between are interpolated.
 struct Llama3Scaling {
   double factor = 1;
   double low_freq_factor = 1;
@@ -60,7 +62,7 @@ struct ModelSpec {
   int64_t intermediate_size = 0;
   int64_t num_layers = 0;
   int64_t vocab_size = 0;
-  int64_t max_positions = 0;  // longest context, tokens
+  int64_t max_positions = 0;  // longest context, in tokens
   int32_t num_q_heads = 0;
   int32_t num_kv_heads = 0;  // divides num_q_heads; at most 16 query heads per KV head
   int32_t head_dim = 0;      // 64 or 128
@@ -68,32 +70,33 @@ struct ModelSpec {
   float norm_eps = 0;
   PositionKind position = PositionKind::kRope;
   RopePairing rope_pairing = RopePairing::kHalf;
-  double rope_theta = 0;                      // 0 without RoPE
-  std::optional<Llama3Scaling> rope_scaling;  // none: plain RoPE
+  double rope_theta = 0;                      // 0 if the model does not use RoPE
+  std::optional<Llama3Scaling> rope_scaling;  // empty for plain RoPE
   bool qk_norm = false;                       // RMSNorm of each head of Q and K before RoPE
   bool qkv_bias = false;
-  bool output_bias = false;  // of the attention's output projection
+  bool output_bias = false;  // bias of the attention output projection
   MlpKind mlp = MlpKind::kGatedSilu;
-  bool mlp_bias = false;               // of every projection of the MLP
-  bool tied_embeddings = false;        // the LM head is the embedding
+  bool mlp_bias = false;               // bias of every projection in the MLP
+  bool tied_embeddings = false;        // whether the LM head is the embedding
   DType dtype = DType::kF32;           // storage type of the checkpoint's weights
-  std::vector<int32_t> eos_token_ids;  // of generation_config.json, else of config.json; sorted
+  std::vector<int32_t> eos_token_ids;  // sorted; from generation_config.json, otherwise from
+                                       // config.json
 
   int64_t QSize() const { return int64_t{num_q_heads} * head_dim; }
   int64_t KvSize() const { return int64_t{num_kv_heads} * head_dim; }
-  // Rows of the MLP's first projection.
+  // Rows of the MLP's first projection (gate and up together if the MLP is gated).
   int64_t UpRows() const {
     return mlp == MlpKind::kGatedSilu ? 2 * intermediate_size : intermediate_size;
   }
-  // K and V of one token over all layers, stored as `kv_dtype`.
+  // Bytes of K and V per token in all layers together, stored as `kv_dtype`.
   int64_t KvBytesPerToken(DType kv_dtype) const {
     return 2 * num_layers * KvSize() * SizeOf(kv_dtype);
   }
 };
 
-// Reads config.json (and generation_config.json if there is one) of a Hugging Face model folder,
-// as transformers 4 and 5 write them. Throws RuntimeFailure, naming the file, key, value and what
-// is supported, if a file cannot be read or the model cannot be decoded.
+// Reads config.json, and generation_config.json if there is one, from a Hugging Face model folder
+// as written by transformers 4 and 5. Throws RuntimeFailure, naming the file, key, value and what
+// is supported, if a file cannot be read or the model is not supported.
 ModelSpec LoadModelSpec(const std::filesystem::path& dir);
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// Binds a checkpoint's tensors to the roles of a model, and refuses checkpoints that do not match
+// config.json.
 #include "harness/models/model_weights.h"
 
 #include <charconv>
@@ -36,8 +38,8 @@ class Binder {
   Binder(const Checkpoint& checkpoint, const ModelSpec& spec)
       : checkpoint_(checkpoint), spec_(spec) {}
 
-  // Takes the tensor, which must be there with this shape. One that is not gives a view of nothing
-  // and is remembered for RefuseMissing.
+  // Takes a tensor, which must have this shape. If it is missing, returns an empty view and
+  // remembers the name for RefuseMissing.
   TensorView Take(const std::string& name, std::vector<int64_t> shape) {
     const CheckpointTensor* tensor = checkpoint_.Find(name);
     if (tensor == nullptr) {
@@ -61,7 +63,7 @@ class Binder {
             .column_stride = 1};
   }
 
-  // A matrix of [outputs, inputs], stored so or the other way round.
+  // Takes a matrix and views it as [outputs, inputs], although it may be stored transposed.
   TensorView TakeMatrix(const std::string& name, int64_t outputs, int64_t inputs,
                         bool inputs_first) {
     if (!inputs_first) return Take(name, {outputs, inputs});
@@ -72,8 +74,8 @@ class Binder {
     return view;
   }
 
-  // Takes a bias if it is `there`; refuses a checkpoint that has it where the rule's flag of
-  // config.json denies it.
+  // Takes a bias if the model has it (`there`). Otherwise refuses a checkpoint that contains it
+  // although the rule's flag in config.json is false.
   TensorView TakeBias(bool there, const BiasRule& rule, const std::string& name, int64_t rows) {
     if (there) return Take(name, {rows});
     if (rule.key != nullptr && checkpoint_.Find(name) != nullptr) {
@@ -82,8 +84,8 @@ class Binder {
     return {};
   }
 
-  // Takes the norm of a head if it is `there`; refuses a checkpoint that has it otherwise: it is
-  // one of another family.
+  // Takes the norm of a head if the model has it (`there`). Otherwise refuses a checkpoint that
+  // contains it, because it belongs to another family.
   TensorView TakeHeadNorm(bool there, const std::string& name) {
     if (there) return Take(name, {spec_.head_dim});
     if (checkpoint_.Find(name) != nullptr) {
@@ -92,7 +94,8 @@ class Binder {
     return {};
   }
 
-  // The first prefix of the family with which the embedding is there, else the first.
+  // The family's first prefix under which the checkpoint has the embedding, or simply its first
+  // prefix.
   std::string Prefix(const WeightNames& names) const {
     for (const std::string_view prefix : names.prefixes) {
       if (checkpoint_.Find(StrCat(prefix, names.embedding)) != nullptr) return std::string(prefix);
@@ -121,7 +124,8 @@ class Binder {
         there.empty() ? "" : StrCat(", the first is ", Quoted(there.begin()->first))));
   }
 
-  // What no role took. A bias, or a layer beyond the last, would be computed without in silence.
+  // Sorts the tensors that have no role. Refuses biases and layers beyond the last one: ignoring
+  // them would silently give wrong results.
   void SortExtra(const std::string& layer_prefix, ModelWeights& weights) const {
     for (const auto& [name, tensor] : checkpoint_.Tensors()) {
       if (used_.contains(name)) continue;
@@ -159,7 +163,7 @@ class Binder {
   int64_t parameters_ = 0;
 };
 
-// Rows [first, first + count) of a view.
+// Returns rows [first, first + count) of a view.
 TensorView Slice(TensorView view, int64_t first, int64_t count) {
   if (view.data == nullptr) return view;
   view.data =
@@ -266,7 +270,7 @@ ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
   weights.final_norm_bias =
       binder.TakeBias(spec.norm == NormKind::kLayer, {}, StrCat(prefix, BiasName(names.final_norm)),
                       spec.hidden_size);
-  // A tied checkpoint may hold the LM head again: it counts among the extra tensors.
+  // A tied checkpoint may also store the LM head, which then counts as an extra tensor.
   weights.lm_head =
       spec.tied_embeddings ? weights.embedding : binder.Take(std::string(names.lm_head), table);
   weights.layers.reserve(static_cast<size_t>(spec.num_layers));

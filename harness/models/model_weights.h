@@ -1,4 +1,5 @@
-// A checkpoint's tensors in their roles. Host views into the mapped files: nothing is copied.
+// A checkpoint's tensors, bound to their roles in the model. These are host views into the mapped
+// files; nothing is copied.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,12 @@
 
 namespace tokline {
 
-// A vector is a matrix of one column.
+// A vector is a matrix with one column.
 struct TensorView {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  const void* data = nullptr;  // of any alignment; null: the model has no such tensor
-  int64_t bytes = 0;           // of its elements
+  const void* data = nullptr;  // may be unaligned; null if the model has no such tensor
+  int64_t bytes = 0;           // size of its elements
   int64_t row_stride = 0;      // in elements
   int64_t column_stride = 0;
 
@@ -24,8 +25,9 @@ struct TensorView {
   int64_t Columns() const { return shape.size() == 2 ? shape[1] : 1; }
 };
 
-// With H = hidden_size, I = intermediate_size, Q = num_q_heads * head_dim, K = num_kv_heads *
-// head_dim. A matrix is [outputs, inputs], however the checkpoint lays it out.
+// The shapes use H = hidden_size, I = intermediate_size, Q = num_q_heads * head_dim and K =
+// num_kv_heads * head_dim. A matrix is viewed as [outputs, inputs] even if the checkpoint stores it
+// transposed.
 struct LayerWeights {
   TensorView input_norm;       // [H]
   TensorView input_norm_bias;  // [H], null unless NormKind::kLayer
@@ -56,16 +58,17 @@ struct ModelWeights {
   TensorView final_norm_bias;  // [H], null unless NormKind::kLayer
   TensorView lm_head;          // [vocab_size, H]; the embedding when tied
   std::vector<LayerWeights> layers;
-  int64_t parameters = 0;                  // of the tensors above; a tied LM head counts once
-  int64_t bytes = 0;                       // likewise
-  std::vector<std::string> extra_tensors;  // in the checkpoint but in no role, sorted
-  std::vector<std::string> known_buffers;  // likewise, but known to be of no use (known_buffers.h)
+  int64_t parameters = 0;                  // in the tensors above; a tied LM head counts once
+  int64_t bytes = 0;                       // size of the same tensors
+  std::vector<std::string> extra_tensors;  // tensors without a role, sorted
+  std::vector<std::string> known_buffers;  // tensors without a role that are safe to ignore
+                                           // (known_buffers.h), sorted
 };
 
-// Finds every tensor that `spec` asks for and checks its dtype and shape; F32, BF16 and F16 may be
-// mixed. Throws RuntimeFailure naming the tensor, what it is and what it must be, or all that are
-// missing; also when the checkpoint has biases or layers that the spec denies. The views live as
-// long as the checkpoint.
+// Finds every tensor that `spec` requires and checks its dtype and shape; F32, BF16 and F16 may be
+// mixed. Throws RuntimeFailure naming the tensor, what it is and what it must be, or listing those
+// that are missing. It also throws if the checkpoint has biases or layers that `spec` excludes. The
+// views live as long as the checkpoint.
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 }  // namespace tokline

@@ -1,3 +1,4 @@
+// Parses safetensors headers. A header is untrusted: every value is checked before it is used.
 #include "harness/models/safetensors.h"
 
 #include <algorithm>
@@ -16,7 +17,8 @@
 namespace tokline {
 namespace {
 
-// Every dtype of the format whose elements are whole bytes. What a model may use is decided later.
+// Every dtype of the format whose elements are whole bytes. Which of them a model may use is
+// decided later.
 constexpr std::pair<std::string_view, int64_t> kElementBytes[] = {
     {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
     {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},     {"I32", 4},
@@ -29,8 +31,8 @@ std::optional<int64_t> ElementBytes(std::string_view dtype) {
   return std::nullopt;
 }
 
-// Accepts exactly what the format allows, as the parser reads it, and builds nothing else: a
-// header can neither nest deep nor make the process allocate more than a few times its size.
+// A SAX reader that accepts exactly what the format allows and builds nothing else, so that a
+// header can neither nest deeply nor make the process allocate more than a few times its size:
 //   {"__metadata__": {string: string}, name: {"dtype": s, "shape": [n], "data_offsets": [n, n]}}
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
@@ -225,7 +227,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       for (const auto& [name, bytes] : kElementBytes) known += StrCat(" ", name);
       Fail(Tensor(), " has the dtype ", Quoted(entry_.dtype), "; known are", known);
     }
-    // A zero further on would hide an overflow, as would an overflow a zero: look for it first.
+    // Look for a zero extent first: without it, an extent of zero could mask an overflow of the
+    // product, or be masked by one.
     int64_t bytes = *element_bytes;
     const bool empty = std::ranges::find(entry_.shape, 0) != entry_.shape.end();
     for (const int64_t extent : entry_.shape) {

@@ -1,4 +1,4 @@
-// The safetensors format: 8 bytes header length (little-endian), a JSON header, the data region.
+// The safetensors format: an 8-byte header length (little-endian), a JSON header, the data region.
 // Parsing works on bytes in memory, so that it can be tested and fuzzed without files.
 #pragma once
 
@@ -10,7 +10,8 @@
 namespace tokline {
 
 inline constexpr int64_t kSafetensorsPrefixBytes = 8;
-inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;  // as the format's own library
+// The limit of the format's own library.
+inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr int64_t kMaxSafetensorsTensors = 200'000;
 inline constexpr int64_t kMaxSafetensorsRank = 8;
 
@@ -22,14 +23,14 @@ struct SafetensorsEntry {
   int64_t end = 0;
 };
 
-// The length of the header, from the file's first 8 bytes. Throws RuntimeFailure, with `file` in
-// the message, if it is 0, above the cap or beyond the end of the file.
+// Returns the length of the header, read from the file's first 8 bytes. Throws RuntimeFailure, with
+// `file` in the message, if it is 0, above the limit or beyond the end of the file.
 int64_t SafetensorsHeaderBytes(std::string_view prefix, int64_t file_bytes,
                                const std::string& file);
 
-// The tensors of a header, ordered by their place in the data region, which they fill exactly:
-// no overlap, no hole, nothing left over. Throws RuntimeFailure, with `file`, the tensor and the
-// values in the message, for whatever the format does not allow.
+// Returns the header's tensors in the order in which they lie in the data region. They must fill it
+// exactly, without overlaps or gaps. Throws RuntimeFailure, with `file`, the tensor and the values
+// in the message, if the header violates the format.
 std::vector<SafetensorsEntry> ParseSafetensorsHeader(std::string_view header, int64_t data_bytes,
                                                      const std::string& file);
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kExtension = ".safetensors";
 
-// A shard lies beside its index: whatever could lead elsewhere is refused.
+// A shard lies beside its index, so any name that could lead elsewhere is refused.
 bool IsPlainShardName(std::string_view name) {
   return name.size() > kExtension.size() && name.size() <= 255 && name.ends_with(kExtension) &&
          name.find_first_of(std::string_view("/\\\0", 3)) == name.npos &&
