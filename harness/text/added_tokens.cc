@@ -1,3 +1,5 @@
+// Reads the added tokens of a tokenizer and splits text at them exactly as the Hugging Face library
+// does.
 #include "harness/text/added_tokens.h"
 
 #include <utf8proc.h>
@@ -21,15 +23,15 @@ size_t LastCodePoint(std::string_view text) {
   return at;
 }
 
-// White_Space of Unicode.
+// The Unicode property White_Space.
 bool IsSpace(char32_t c) {
   return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
          c == 0x3000;
 }
 
-// Alphabetic, marks, decimal digits, connector punctuation and join controls, as \w of the
-// library's expressions here (those of Rust's regex crate).
+// Alphabetic characters, marks, decimal digits, connector punctuation and join controls: what \w
+// matches in Rust's regex crate, which the library uses here.
 bool IsWord(char32_t c) {
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
     case UTF8PROC_CATEGORY_LU:
@@ -44,7 +46,7 @@ bool IsWord(char32_t c) {
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_PC:
       return true;
-    default:  // joiners, and letters in circles and squares, which are symbols but alphabetic
+    default:  // joiners, and circled and squared letters, which are symbols but alphabetic
       return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
              (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
              (c >= 0x1F170 && c <= 0x1F189);
@@ -131,7 +133,7 @@ AddedToken AddedTokens::ReadToken(const JsonNode& node) const {
 void AddedTokens::CheckId(const JsonNode& node, const AddedToken& token,
                           const BpeModel& model) const {
   const std::optional<int32_t> in_vocab = model.Find(token.content);
-  // The library counts the vocabulary's tokens, not its ids, for the first that it adds.
+  // The library starts new ids at the number of the vocabulary's tokens, not after its highest id.
   int64_t expected = model.Size();
   if (in_vocab) {
     expected = *in_vocab;
@@ -164,8 +166,9 @@ std::vector<AddedTokens::Part> AddedTokens::Split(const Trie& trie, std::string_
     size_t end = at + length;
     while (range != plain.end() && range->end <= begin) ++range;
     if (token.special && range != plain.end() && range->begin < end) {
-      // Inside the range: passed as a whole, as the library passes it. Across its bounds: markup
-      // may begin within.
+      // A token inside the plain range is skipped as a whole, as in the library. If it crosses the
+      // range's bounds, only one byte is skipped, because a token of the markup may begin inside
+      // it.
       at = range->begin <= begin && end <= range->end ? end : at + 1;
       continue;
     }

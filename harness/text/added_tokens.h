@@ -1,5 +1,5 @@
-// The `added_tokens` of tokenizer.json: tokens that are found in the text before anything is
-// merged.
+// The `added_tokens` of tokenizer.json: tokens that are searched for in the text before BPE merges
+// anything.
 #pragma once
 
 #include <array>
@@ -19,15 +19,15 @@ namespace tokline {
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  std::string text;  // what it decodes to: the content, normalised if `normalized`
+  std::string text;  // what it decodes to: `content`, after normalization if `normalized`
   bool special = false;
-  bool single_word = false;  // not beside a word character
-  bool strip_left = false;   // takes the white space before it
+  bool single_word = false;  // matches only if no word character is adjacent
+  bool strip_left = false;   // also consumes the white space before it
   bool strip_right = false;
-  bool normalized = false;  // looked for after normalisation
+  bool normalized = false;  // searched for after normalization
 };
 
-// [begin, end) of a text in which special tokens are not looked for.
+// A range [begin, end) of a text in which special tokens are not recognized.
 struct PlainRange {
   size_t begin = 0;
   size_t end = 0;
@@ -35,22 +35,22 @@ struct PlainRange {
 
 class AddedTokens {
  public:
-  // Of the whole file. Throws RuntimeFailure if an id is not the one that Hugging Face tokenizers
-  // would give the token: the one in the vocabulary, else the next free one.
+  // `root` is the whole file. Throws RuntimeFailure if a token's id is not the one that Hugging
+  // Face tokenizers would assign: its id in the vocabulary, otherwise the next free id.
   AddedTokens(const JsonNode& root, const BpeModel& model, const Normalizer& normalizer);
 
   struct Part {
     size_t begin = 0;
     size_t end = 0;
-    const AddedToken* token = nullptr;  // null: ordinary text
+    const AddedToken* token = nullptr;  // null for ordinary text
   };
-  // Parts that cover `text`: the leftmost token, and of these the longest, comes first. `plain` is
-  // sorted and without overlaps.
+  // Splits `text` into parts that cover it. The leftmost token is taken first, and the longest if
+  // several begin at the same place. `plain` must be sorted and free of overlaps.
   std::vector<Part> SplitBeforeNormalizing(std::string_view text,
                                            const std::vector<PlainRange>& plain) const;
   std::vector<Part> SplitNormalized(std::string_view text,
                                     const std::vector<PlainRange>& plain) const;
-  // Some special token is looked for in normalised text.
+  // Whether some special token is searched for in normalized text.
   bool HasNormalizedSpecial() const { return has_normalized_special_; }
 
   const AddedToken* Find(int32_t id) const;
@@ -58,11 +58,12 @@ class AddedTokens {
   int32_t MaxId() const { return max_id_; }
 
  private:
-  // A trie over bytes; node 0 is the root.
+  // A trie over bytes. Node 0 is the root.
   class Trie {
    public:
     void Add(std::string_view word, int32_t index);
-    // The longest word at `at`, and its length; -1 if there is none.
+    // Returns the index of the longest word that begins at `at` and sets `length`; -1 if there is
+    // none.
     int32_t Longest(std::string_view text, size_t at, size_t& length) const;
 
    private:

@@ -1,3 +1,5 @@
+// Reads a BPE model and encodes pieces with it, including the library's treatment of unknown
+// characters and of stale merges.
 #include "harness/text/bpe_model.h"
 
 #include <algorithm>
@@ -14,15 +16,16 @@ constexpr int64_t kMaxVocab = int64_t{1} << 21;
 constexpr size_t kMaxMerges = size_t{1} << 22;
 constexpr size_t kMaxTokenBytes = 8192;
 
-// A pair that may be merged, and the token it becomes; stale once one of its halves has changed.
+// A pair that may be merged, and the resulting token. It is stale once one of its halves has
+// changed.
 struct Candidate {
   int32_t rank;
-  int32_t position;  // of the left half
-  int32_t left;      // the halves when it was found
+  int32_t position;  // index of the left half's symbol
+  int32_t left;      // ids of the halves when the pair was found
   int32_t right;
   int32_t id;
 
-  // The heap's top is the lowest rank, then the leftmost.
+  // The top of the heap is the pair with the lowest rank, and the leftmost of these.
   bool operator<(const Candidate& other) const {
     return rank != other.rank ? rank > other.rank : position > other.position;
   }
@@ -74,7 +77,8 @@ void BpeModel::ReadVocab(const JsonNode& node) {
   if (vocab.empty() || vocab.size() > static_cast<size_t>(kMaxVocab)) {
     node.Refuse("it must have 1 to ", kMaxVocab, " tokens");
   }
-  // Ids may leave holes, but not so large that a small file asks for much memory.
+  // Ids may have gaps, but the gaps are limited so that a small file cannot cause a huge
+  // allocation.
   const int64_t most = 2 * static_cast<int64_t>(vocab.size()) + 1024;
   tokens_.resize(vocab.size());
   for (auto entry = vocab.begin(); entry != vocab.end(); ++entry) {
@@ -162,7 +166,7 @@ std::vector<BpeModel::Symbol> BpeModel::InitialSymbols(std::string_view piece) c
     if (index > 0) symbols.back().next = index;
     symbols.push_back({id, index - 1, -1, false});
   };
-  bool unknown_waits = false;  // it goes before the next character that is known
+  bool unknown_waits = false;  // is added before the next known character
   for (size_t at = 0; at < piece.size();) {
     const size_t length = byte_level_ ? 1 : Utf8Length(piece[at]);
     const std::string_view character = piece.substr(at, length);
@@ -175,7 +179,7 @@ std::vector<BpeModel::Symbol> BpeModel::InitialSymbols(std::string_view piece) c
       add(id);
       continue;
     }
-    // At byte level the fallback spells the UTF-8 of the byte's character.
+    // At byte level, the fallback spells the UTF-8 encoding of the byte's character.
     const std::string_view spelled =
         byte_level_ ? ByteCharacter(static_cast<unsigned char>(character[0])) : character;
     const auto fallback_id = [&](char c) { return fallback_ids_[static_cast<unsigned char>(c)]; };
@@ -219,7 +223,7 @@ void BpeModel::MergeAll(std::vector<Symbol>& symbols) const {
     if (left.merged || left.next < 0) continue;
     Symbol& right = symbols[static_cast<size_t>(left.next)];
     if (left.id != top.left || right.id != top.right) {
-      // Not the halves it was; the library merges them if they become the same token.
+      // The halves have changed since; the library still merges them if they make the same token.
       const MergeTable::Merge* merge = merges_.Find(left.id, right.id);
       if (merge == nullptr || merge->id != top.id) continue;
     }

@@ -1,8 +1,8 @@
 // The `model` of tokenizer.json: byte-pair encoding of one piece of text.
 //
-// A piece starts as its characters (or, at byte level, its bytes); the adjacent pair of the lowest
-// rank, and of these the leftmost, is merged until no pair is left. A heap of the pairs makes that
-// n log n for a piece of n characters.
+// A piece starts as its characters (or, at byte level, its bytes). The adjacent pair with the
+// lowest rank, and the leftmost of these, is merged until no pair can be merged. A heap of the
+// pairs makes this O(n log n) for a piece of n characters.
 #pragma once
 
 #include <array>
@@ -24,15 +24,16 @@ class BpeModel {
   BpeModel(BpeModel&&) = default;
   BpeModel& operator=(BpeModel&&) = default;
 
-  // `byte_level`: the pre-tokenizer's bytes stand for characters of the byte alphabet.
+  // `byte_level`: the bytes that come from the pre-tokenizer stand for characters of the byte
+  // alphabet.
   static BpeModel Read(const JsonNode& node, bool byte_level);
 
-  // Appends the ids of a piece, which is not empty. Characters that the vocabulary does not spell
-  // become byte tokens, or the unknown token, or nothing, as the file says.
+  // Appends the ids of a piece, which must not be empty. A character that is not in the vocabulary
+  // becomes byte tokens, the unknown token or nothing, as the file says.
   void Encode(std::string_view piece, std::vector<int32_t>& ids) const;
 
   std::optional<int32_t> Find(std::string_view token) const;
-  // Null if no token has this id. The text as the file writes it.
+  // The token's text as written in the file, or null if no token has this id.
   const std::string* Token(int32_t id) const;
   int64_t Size() const { return static_cast<int64_t>(ids_.size()); }
   int32_t MaxId() const { return static_cast<int32_t>(tokens_.size()) - 1; }
@@ -40,9 +41,9 @@ class BpeModel {
  private:
   struct Symbol {
     int32_t id;
-    int32_t previous;  // -1: none
+    int32_t previous;  // -1 if none
     int32_t next;
-    bool merged;  // into its predecessor
+    bool merged;  // was merged into its predecessor
   };
 
   void ReadVocab(const JsonNode& node);
@@ -52,12 +53,14 @@ class BpeModel {
   void MergeAll(std::vector<Symbol>& symbols) const;
 
   std::unordered_map<std::string_view, int32_t> ids_;  // views into tokens_
-  std::vector<std::string> tokens_;                    // by id; empty: no such id
+  std::vector<std::string> tokens_;                    // indexed by id; empty if there is no such
+                                                       // id
   MergeTable merges_;
-  // At byte level: the id of each byte's character, -1 without one; ids of whole pieces as bytes.
+  // Used at byte level: the id of each byte's character, or -1 if it has none.
   std::array<int32_t, 256> byte_ids_{};
-  std::unordered_map<std::string, int32_t> whole_pieces_;  // with ignore_merges
-  std::array<int32_t, 256> fallback_ids_{};                // of <0x00> to <0xFF>, -1 without one
+  std::unordered_map<std::string, int32_t> whole_pieces_;  // with ignore_merges: ids of whole
+                                                           // pieces, by their bytes
+  std::array<int32_t, 256> fallback_ids_{};                // ids of <0x00> to <0xFF>, or -1
   std::optional<int32_t> unknown_id_;
   bool byte_level_ = false;
   bool byte_fallback_ = false;

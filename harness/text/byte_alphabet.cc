@@ -9,11 +9,11 @@ namespace {
 
 struct Alphabet {
   std::array<std::string, 256> characters;
-  std::array<int, 512> bytes;  // of a code point; -1: not of the alphabet
+  std::array<int, 512> bytes;  // indexed by code point; -1 if not in the alphabet
 
   Alphabet() {
     bytes.fill(-1);
-    char32_t next = 256;  // for the bytes that do not print
+    char32_t next = 256;  // the character of the next byte that is not printable
     for (int byte = 0; byte < 256; ++byte) {
       const bool prints = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
       const char32_t code_point = prints ? static_cast<char32_t>(byte) : next++;

@@ -1,5 +1,5 @@
-// GPT-2's byte alphabet: a printable character for each byte, in which the vocabularies of
-// byte-level tokenizers are written.
+// GPT-2's byte alphabet, which maps each byte to a printable character. The vocabularies of
+// byte-level tokenizers are written in it.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@ namespace tokline {
 // The character of a byte, as UTF-8.
 std::string_view ByteCharacter(unsigned char byte);
 
-// The bytes that `text` spells; nothing if one of its characters is not of the alphabet.
+// Returns the bytes that `text` spells, or nothing if it has a character outside the alphabet.
 std::optional<std::string> SpelledBytes(std::string_view text);
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// The known chat templates: for each, its hash and the function that renders the same text as its
+// Jinja program.
 #include "harness/text/chat_template.h"
 
 #include <algorithm>
@@ -33,14 +35,14 @@ void Append(Parts& parts, std::string_view text, bool markup) {
 void Markup(Parts& parts, std::string_view text) { Append(parts, text, true); }
 void Content(Parts& parts, std::string_view text) { Append(parts, text, false); }
 
-// As str.isspace() of Python.
+// Same as Python's str.isspace().
 bool IsPythonSpace(char32_t c) {
   return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
          c == 0x3000;
 }
 
-// Jinja's filter.
+// Jinja's `trim` filter.
 std::string_view Trim(std::string_view text) {
   while (!text.empty()) {
     const std::string_view first = text.substr(0, Utf8Length(text[0]));
@@ -90,7 +92,7 @@ void RenderLlama3(Messages messages, const ChatOptions& options, Parts& parts) {
   Llama3Turns(messages, options, parts);
 }
 
-// 3.1 and 3.2: a system turn that says dates, also where there is no system message.
+// Llama 3.1 and 3.2: the system turn states dates, and is there even without a system message.
 void RenderDated(Messages messages, const ChatOptions& options, std::string_view date,
                  Parts& parts) {
   Markup(parts,
@@ -135,7 +137,7 @@ void RenderChatMl(Messages messages, const ChatOptions& options, Parts& parts) {
   if (options.add_generation_prompt) Markup(parts, "<|im_start|>assistant\n");
 }
 
-// What an assistant thought, without its tags, and what it answered.
+// Splits an assistant's message into its thoughts, without their tags, and its answer.
 std::pair<std::string_view, std::string_view> SplitThinking(std::string_view content) {
   const size_t end = content.find(kEndOfThoughts);
   if (end == content.npos) return {"", content};
@@ -153,7 +155,7 @@ bool IsToolResponse(std::string_view content) {
 }
 
 void RenderQwen3(Messages messages, const ChatOptions& options, Parts& parts) {
-  // Thoughts are kept only after the last question.
+  // Thoughts are kept only in messages after the last question.
   size_t last_question = messages.size() - 1;
   for (size_t i = messages.size(); i-- > 0;) {
     if (messages[i].role == "user" && !IsToolResponse(messages[i].content)) {
@@ -202,7 +204,7 @@ std::string ReadTemplateFile(const std::filesystem::path& path) {
   return file.Read(0, file.Size());
 }
 
-// A template, or a list of named ones of which the library takes "default".
+// `chat_template` is one template, or a list of named ones from which the library takes "default".
 std::optional<std::string> ConfigTemplate(const JsonNode& root) {
   const std::optional<JsonNode> node = root.Find("chat_template");
   if (!node) return std::nullopt;
@@ -222,7 +224,7 @@ struct ChatTemplate::Known {
   Renderer renderer;
 };
 
-// A name is there twice where the text was changed and what it renders was not.
+// A name appears twice if the template's text was changed but renders the same.
 const ChatTemplate::Known ChatTemplate::kKnown[] = {
     {"Llama 3", "ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122", "<|eot_id|>",
      RenderLlama3},

@@ -1,8 +1,9 @@
-// The chat templates of the model families: a conversation to the text that the model continues.
+// The chat templates of the model families. A template turns a conversation into the text that the
+// model continues.
 //
-// A checkpoint brings its template as a Jinja program. That is not run: the text is recognised by
-// its hash, and a C++ function renders what the program renders (for conversations in text, without
-// tools). A template that is not known is refused, not guessed.
+// A checkpoint contains its template as a Jinja program, which is not executed: the program is
+// recognized by its hash, and a C++ function renders the same text (for text conversations without
+// tools). An unknown template is refused; nothing is guessed.
 #pragma once
 
 #include <filesystem>
@@ -17,36 +18,37 @@
 namespace tokline {
 
 struct ChatMessage {
-  std::string role;  // "system" (the first only), "user" or "assistant"
+  std::string role;  // "system" (only for the first message), "user" or "assistant"
   std::string content;
 };
 
 struct ChatOptions {
-  bool add_generation_prompt = true;  // the begin of the assistant's turn
-  bool enable_thinking = true;        // Qwen3: false puts an empty <think> block before the answer
-  // Llama 3.1 and 3.2 write a date, as "26 Jul 2024". Empty: what the template takes by itself,
-  // which is that day for 3.1 and today for 3.2.
+  bool add_generation_prompt = true;  // append the start of the assistant's turn
+  bool enable_thinking = true;        // Qwen3: if false, an empty <think> block precedes the answer
+  // The date that Llama 3.1 and 3.2 write, such as "26 Jul 2024". If empty, the template's default
+  // is used: that day for 3.1, today for 3.2.
   std::string date = {};
 };
 
 class ChatTemplate {
  public:
-  // Of a model's folder: chat_template.jinja, else `chat_template` of tokenizer_config.json.
-  // Nothing if it has none, as base models and GPT-2. Throws RuntimeFailure for a template that is
-  // not known.
+  // Loads the template from a model's folder: chat_template.jinja, otherwise `chat_template` in
+  // tokenizer_config.json. Returns nothing if the model has no template, as is the case for base
+  // models and GPT-2. Throws RuntimeFailure if the template is unknown.
   static std::optional<ChatTemplate> Load(const std::filesystem::path& folder);
-  // `where` stands for the file in the message.
+  // `where` names the source in the error message.
   static ChatTemplate Recognise(std::string_view text, const std::string& where);
-  // By the SHA-256 of the text, less a newline at its end, which Jinja drops.
+  // Looks the template up by the SHA-256 of its text without a final newline, which Jinja drops.
   static std::optional<ChatTemplate> ByHash(std::string_view sha256);
 
   std::string_view Name() const { return name_; }
-  // The special token that ends a turn, as the tokenizer spells it.
+  // The special token that ends a turn, as spelled by the tokenizer.
   std::string_view EndOfTurn() const { return end_of_turn_; }
 
-  // The parts of the text, to be encoded with add_special_tokens = false: the markup may spell
-  // special tokens, what the messages say may not. Throws InvalidArgument for no messages, a role
-  // that is not known, a system message that is not the first, or content that is not UTF-8.
+  // Returns the text in parts, which are to be encoded with add_special_tokens = false. The markup
+  // may spell special tokens; the contents of the messages may not. Throws InvalidArgument if there
+  // are no messages, if a role is unknown, if a system message is not the first message, or if
+  // content is not UTF-8.
   std::vector<TextPart> Render(std::span<const ChatMessage> messages,
                                const ChatOptions& options = {}) const;
 
@@ -61,11 +63,12 @@ class ChatTemplate {
   Renderer renderer_ = nullptr;
 };
 
-// An answer as a template that drops earlier thoughts is to see it: one that was cut short within
-// its thoughts gets their end, for a template takes thoughts without it for the answer itself.
+// Prepares an answer for a template that drops earlier thoughts. An answer that was cut off inside
+// its thoughts gets their end tag, because without it a template takes the thoughts for the answer.
 std::string CloseThoughts(std::string answer);
 
-// The parts in one string, as transformers' apply_chat_template(tokenize=False) gives it.
+// Joins the parts into one string, which equals apply_chat_template(tokenize=False) in
+// transformers.
 std::string JoinText(std::span<const TextPart> parts);
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// Typed access to the values of a JSON file. Each accessor refuses a value of another type or range
+// and says where it is.
 #include "harness/text/json_node.h"
 
 #include <algorithm>
@@ -72,7 +74,7 @@ bool JsonNode::Flag() const {
 }
 
 int64_t JsonNode::Integer(int64_t least, int64_t most) const {
-  // Unsigned values are compared as such: 2^63 and above must not turn negative.
+  // Unsigned values are compared as unsigned, so that 2^63 and above do not become negative.
   const bool fits =
       value_->is_number_integer() &&
       !(value_->is_number_unsigned() && value_->get<uint64_t>() > static_cast<uint64_t>(most)) &&

@@ -1,6 +1,6 @@
-// A value inside a JSON file, with the file and its path for the messages of what reads it. Nothing
-// is skipped: a key that the reader does not know is refused by name, for it may change what ids
-// mean.
+// A value inside a JSON file that remembers the file and its path for error messages. Nothing is
+// skipped: a reader refuses every key that it does not know, because the key may change the meaning
+// of ids.
 #pragma once
 
 #include <cstdint>
@@ -17,32 +17,32 @@ namespace tokline {
 
 class JsonNode {
  public:
-  // `value` outlives the node and what is read from it.
+  // `value` must outlive the node and everything read from it.
   JsonNode(const nlohmann::json& value, std::string file, std::string path = "");
 
   const nlohmann::json& Value() const { return *value_; }
 
-  // Of an object. A key that is missing or null is not there.
+  // Looks up a key of an object. A key whose value is null counts as missing.
   std::optional<JsonNode> Find(std::string_view key) const;
   JsonNode Member(std::string_view key) const;
   void AllowKeys(std::initializer_list<std::string_view> keys) const;
-  // The value is null or missing, or the node is refused: `why` says what null means.
+  // Refuses the node unless the key is missing or null. `why` says what null means.
   void RequireNull(std::string_view key, std::string_view why) const;
 
-  std::vector<JsonNode> Items(size_t most) const;  // of a list
-  const std::string& Text() const;                 // of a string, valid UTF-8
+  std::vector<JsonNode> Items(size_t most) const;  // for a list
+  const std::string& Text() const;                 // for a string; valid UTF-8
   bool Flag() const;
   int64_t Integer(int64_t least, int64_t most) const;
 
   const std::string& TextOf(std::string_view key) const { return Member(key).Text(); }
   bool FlagOf(std::string_view key, bool if_missing) const;
 
-  // Throws RuntimeFailure: file, path, value (shortened), then the message.
+  // Throws RuntimeFailure with the file, the path, the (shortened) value and the message.
   template <typename... Parts>
   [[noreturn]] void Refuse(const Parts&... allowed) const {
     throw RuntimeFailure(StrCat(Where(), " is ", ValueText(), "; ", allowed...));
   }
-  // As Refuse, without the value.
+  // Like Refuse, without the value.
   template <typename... Parts>
   [[noreturn]] void Fail(const Parts&... message) const {
     throw RuntimeFailure(StrCat(Where(), ": ", message...));
@@ -55,7 +55,7 @@ class JsonNode {
 
   const nlohmann::json* value_;
   std::string file_;
-  std::string path_;  // "model.vocab", "added_tokens[3].id"; empty: the whole file
+  std::string path_;  // such as "model.vocab" or "added_tokens[3].id"; empty for the whole file
 };
 
 }  // namespace tokline

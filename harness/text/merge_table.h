@@ -1,5 +1,6 @@
-// The merges of a BPE model: a pair of tokens to its rank and to the token it becomes. Open
-// addressing in one array, for the lookup is what encoding spends its time on.
+// The merges of a BPE model: maps a pair of tokens to its rank and to the token that it becomes.
+// The table uses open addressing in one array, because encoding spends most of its time on this
+// lookup.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +24,11 @@ class MergeTable {
     slots_.resize(slots);
   }
 
-  // A later merge of the same pair takes the place of the earlier. At most as many pairs as the
+  // A later merge of the same pair replaces the earlier one. There must be no more pairs than the
   // constructor was told.
   void Put(const Merge& merge) { slots_[Slot(merge.left, merge.right)] = merge; }
 
-  // Null if the pair is not merged.
+  // Returns null if the pair has no merge.
   const Merge* Find(int32_t left, int32_t right) const {
     const Merge& merge = slots_[Slot(left, right)];
     return merge.left == kFree ? nullptr : &merge;
@@ -36,7 +37,7 @@ class MergeTable {
  private:
   static constexpr int32_t kFree = -1;
 
-  // Where the pair is, or the free slot where it would be.
+  // The slot that holds the pair, or the free slot where it would go.
   size_t Slot(int32_t left, int32_t right) const {
     const uint64_t key =
         static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
@@ -48,7 +49,7 @@ class MergeTable {
     return slot;
   }
 
-  std::vector<Merge> slots_;  // a power of two, at most half of them taken
+  std::vector<Merge> slots_;  // a power of two, at most half occupied
 };
 
 }  // namespace tokline

@@ -33,7 +33,8 @@ constexpr std::pair<char, std::string_view> kNewerMembers[] = {
      R"(\x{1FADA}-\x{1FADC}\x{1FADF}\x{1FAE8}-\x{1FAE9}\x{1FAF7}-\x{1FAF8}\x{1FBCB}-\x{1FBEF})"},
 };
 
-// With a combining class or a part in a composition, by blocks where these are many.
+// Code points that have a combining class or take part in a composition, merged into blocks where
+// there are many.
 constexpr std::pair<char32_t, char32_t> kNewerThanNfc[] = {
     {0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},

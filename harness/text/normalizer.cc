@@ -1,3 +1,5 @@
+// Applies the steps of a normalizer. NFC comes from utf8proc, and skips the code points that the
+// library's older Unicode version does not know.
 #include "harness/text/normalizer.h"
 
 #include <utf8proc.h>
@@ -15,7 +17,7 @@ namespace {
 constexpr int kMaxSteps = 64;
 constexpr int kMaxDepth = 4;
 
-// Appends the NFC of a section that utf8proc and the library normalise alike.
+// Appends the NFC of a section that utf8proc and the library normalize in the same way.
 void AppendComposed(std::string_view section, std::string& text) {
   utf8proc_uint8_t* result = nullptr;
   const auto size =
@@ -32,7 +34,7 @@ void AppendComposed(std::string_view section, std::string& text) {
 
 std::string ToNfc(std::string_view text) {
   const bool ascii = std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
-  if (ascii) return std::string(text);  // is NFC
+  if (ascii) return std::string(text);  // already NFC
   std::string composed;
   size_t section = 0;
   for (size_t at = 0; at < text.size();) {

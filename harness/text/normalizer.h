@@ -1,4 +1,4 @@
-// The `normalizer` of tokenizer.json: what is done to text before it is split.
+// The `normalizer` of tokenizer.json: how text is changed before it is split.
 #pragma once
 
 #include <string>
@@ -14,17 +14,17 @@ namespace tokline {
 class Normalizer {
  public:
   Normalizer() = default;  // changes nothing
-  // NFC, Prepend, Replace, and Sequence of these; others are refused by name.
+  // Supports NFC, Prepend, Replace, and Sequence of these. Others are refused by name.
   static Normalizer Read(const JsonNode& node);
 
   bool Empty() const { return steps_.empty(); }
-  // `text` is valid UTF-8.
+  // `text` must be valid UTF-8.
   std::string Apply(std::string_view text) const;
 
  private:
   struct Nfc {};
   struct Prepend {
-    std::string text;  // not before an empty text
+    std::string text;  // not added to an empty text
   };
   struct Replace {
     Pattern pattern;

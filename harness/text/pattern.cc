@@ -1,3 +1,5 @@
+// Translates the expressions of tokenizer.json for PCRE2, and matches them. Files are untrusted:
+// the size of an expression, its nesting and the steps of a match are limited.
 #include "harness/text/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -15,9 +17,9 @@ namespace tokline {
 namespace {
 
 constexpr size_t kMaxExpressionBytes = 4096;
-constexpr uint32_t kMatchLimit = 50'000'000;  // steps of one match
+constexpr uint32_t kMatchLimit = 50'000'000;  // steps per match
 
-// What follows "(" in the groups that both dialects read alike, beside the plain group.
+// What may follow "(" in a group, besides a plain group: both dialects read these alike.
 constexpr std::string_view kGroups[] = {"?:", "?i:", "?=", "?!", "?<=", "?<!", "?>"};
 constexpr std::string_view kCategories = "LMNPSZ";
 constexpr std::string_view kPlainEscapes = "rntf\\.+*?()[]{}|^$/-'\"#&~ !,:;<=>@_`%";
@@ -69,7 +71,7 @@ class Translation {
     Take(2);
   }
 
-  // \p{L}, \P{L}, with the members that PCRE2 may not know yet.
+  // \p{L} or \P{L}, plus the members that PCRE2 may not know yet.
   void Property(bool negated) {
     const std::string_view text = in_.substr(at_, 5);
     if (text.size() < 5 || text[2] != '{' || text[4] != '}' ||
@@ -176,7 +178,7 @@ Pattern Pattern::Regex(std::string_view expression) {
   size_t offset = 0;
   pcre2_compile_context* settings = pcre2_compile_context_create(nullptr);
   if (settings == nullptr) throw std::bad_alloc();
-  pcre2_set_newline(settings, PCRE2_NEWLINE_LF);  // what "." does not match
+  pcre2_set_newline(settings, PCRE2_NEWLINE_LF);  // the only character that "." does not match
   pcre2_set_parens_nest_limit(settings, 64);
   compiled->code =
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
@@ -186,7 +188,7 @@ Pattern Pattern::Regex(std::string_view expression) {
     throw RuntimeFailure(StrCat("the expression ", Quoted(translated, 240), " is refused at byte ",
                                 offset, ": ", ErrorText(error)));
   }
-  // Where there is no JIT, the interpreter matches.
+  // Without JIT support, this fails and the interpreter is used.
   pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE);
   compiled->context = pcre2_match_context_create(nullptr);
   if (compiled->context == nullptr) throw std::bad_alloc();
@@ -232,7 +234,7 @@ void Pattern::Cover(std::string_view text, const std::function<void(MatchSpan)>&
         from = end;
         continue;
       }
-      // An empty match splits the text, but not twice at one place.
+      // An empty match splits the text, but only once at the same place.
       if (begin != done || begin == 0) emit(begin, end);
       from = begin < text.size() ? begin + Utf8Length(text[begin]) : begin + 1;
     }

@@ -1,10 +1,10 @@
-// A pattern of tokenizer.json: a literal string or a regular expression in the dialect that Hugging
-// Face tokenizers compile with Oniguruma, matched by PCRE2 with the same result.
+// A pattern of tokenizer.json: a literal string, or a regular expression in the dialect that
+// Hugging Face tokenizers compile with Oniguruma. PCRE2 matches it with the same result.
 //
 // The dialects differ in places, so each escape and group of an expression is checked: \s becomes
-// White_Space (PCRE2's own has U+180E too), categories get the members of newer Unicode versions,
-// and what the two read differently (anchors, \w, \h, scripts, nested classes, {n,m}+) is refused
-// by name.
+// White_Space (that of PCRE2 also includes U+180E), categories get the members of newer Unicode
+// versions, and what the two dialects read differently (anchors, \w, \h, scripts, nested classes,
+// {n,m}+) is refused by name.
 #pragma once
 
 #include <cstddef>
@@ -20,19 +20,19 @@ namespace tokline {
 struct MatchSpan {
   size_t begin = 0;
   size_t end = 0;
-  bool matched = true;  // false: the text between two matches
+  bool matched = true;  // false for the text between two matches
 };
 
 class Pattern {
  public:
-  // {"String": "..."} or {"Regex": "..."}.
+  // Reads {"String": "..."} or {"Regex": "..."}.
   static Pattern Read(const JsonNode& node);
   static Pattern Literal(std::string text);
-  // Throws RuntimeFailure that says what of the expression is refused, and where.
+  // Throws RuntimeFailure that says which part of the expression is refused, and where it is.
   static Pattern Regex(std::string_view expression);
 
-  // Calls `visit` with spans that cover `text`, valid UTF-8, in order: matches and what lies
-  // between. Throws RuntimeFailure if the match needs more steps than the limit.
+  // Calls `visit` in order with spans that cover `text`: the matches and what lies between them.
+  // `text` must be valid UTF-8. Throws RuntimeFailure if a match needs more steps than the limit.
   void Cover(std::string_view text, const std::function<void(MatchSpan)>& visit) const;
 
   std::string Replace(std::string_view text, std::string_view content) const;
@@ -42,7 +42,7 @@ class Pattern {
   Pattern() = default;
 
   std::string text_;                          // the literal or the expression
-  std::shared_ptr<const Compiled> compiled_;  // null: a literal
+  std::shared_ptr<const Compiled> compiled_;  // null for a literal
 };
 
 }  // namespace tokline

@@ -64,7 +64,7 @@ void PostProcessor::AddTemplate(const JsonNode& node, const Context& context) {
   }
   if (!seen_text)
     node.Member("single").Fail("the text, {\"Sequence\": {\"id\": \"A\"}}, is missing");
-  // A later template stands around what earlier ones made.
+  // A later template goes around the result of the earlier ones.
   before_.insert(before_.begin(), before.begin(), before.end());
   after_.insert(after_.end(), after.begin(), after.end());
 }

@@ -1,4 +1,4 @@
-// The `post_processor` of tokenizer.json: the special tokens that are put around a text.
+// The `post_processor` of tokenizer.json: the special tokens that are added around a text.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace tokline {
 class PostProcessor {
  public:
   PostProcessor() = default;  // adds nothing
-  // ByteLevel (which moves offsets only), TemplateProcessing with one text, and Sequence of these;
-  // others are refused by name. The template's ids are tokens of the file.
+  // Supports ByteLevel (which only changes offsets), TemplateProcessing for one text, and Sequence
+  // of these. Others are refused by name. The template's ids must be tokens of the file.
   static PostProcessor Read(const JsonNode& node, const BpeModel& model, const AddedTokens& added);
 
   const std::vector<int32_t>& Before() const { return before_; }

@@ -1,3 +1,5 @@
+// Reads a pre-tokenizer and splits text with it, with the library's five ways of treating the
+// delimiters of a split.
 #include "harness/text/pre_tokenizer.h"
 
 #include <algorithm>
@@ -11,7 +13,7 @@ namespace {
 constexpr int kMaxSteps = 64;
 constexpr int kMaxDepth = 4;
 
-// GPT-2's, of the ByteLevel pre-tokenizer with use_regex.
+// GPT-2's expression, which the ByteLevel pre-tokenizer uses with use_regex.
 constexpr std::string_view kByteLevelExpression =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -73,7 +75,7 @@ void PreTokenizer::AddMetaspace(const JsonNode& node) {
   if (CountUtf8(replacement) != 1) replacement_node.Refuse("it must be one character");
   const std::optional<JsonNode> scheme_node = node.Find("prepend_scheme");
   std::string scheme = scheme_node ? scheme_node->Text() : "always";
-  if (!node.FlagOf("add_prefix_space", true)) {  // how older files say "never"
+  if (!node.FlagOf("add_prefix_space", true)) {  // the older way to say "never"
     if (scheme_node && scheme != "never") {
       scheme_node->Refuse("with \"add_prefix_space\": false it must be \"never\"");
     }
@@ -103,14 +105,14 @@ void PreTokenizer::Apply(const SplitAt& split, TextPiece piece, std::vector<Text
     });
     return;
   }
-  // The others grow a piece over several spans. A delimiter joins its neighbour unless that is a
-  // delimiter too.
+  // The other behaviours join several spans into one piece. A delimiter joins its neighbour unless
+  // the neighbour is a delimiter too.
   std::vector<MatchSpan> spans;
   split.pattern.Cover(piece.text, [&](MatchSpan span) {
     span.matched = span.matched != split.invert;
     spans.push_back(span);
   });
-  const auto joins = [&](size_t i) {  // span i to span i - 1
+  const auto joins = [&](size_t i) {  // whether span i joins span i - 1
     switch (split.behavior) {
       case Behavior::kContiguous:
         return spans[i].matched == spans[i - 1].matched;

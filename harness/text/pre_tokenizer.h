@@ -1,8 +1,9 @@
-// The `pre_tokenizer` of tokenizer.json: text to the pieces inside which tokens are merged.
+// The `pre_tokenizer` of tokenizer.json: splits text into the pieces inside which tokens are
+// merged.
 //
-// Every kind comes down to three steps on each piece: split it at a pattern, put a prefix before
-// it, replace each space. ByteLevel then reads the bytes of a piece as one character each; BpeModel
-// does.
+// Every kind reduces to three kinds of step on each piece: split it at a pattern, add a prefix,
+// replace each space. With ByteLevel, each byte of a piece is then read as one character, which
+// BpeModel does.
 #pragma once
 
 #include <deque>
@@ -18,19 +19,19 @@ namespace tokline {
 
 struct TextPiece {
   std::string_view text;
-  bool starts_text = false;  // nothing of the input stands before it
+  bool starts_text = false;  // whether it is at the start of the input
 };
 
 class PreTokenizer {
  public:
   PreTokenizer() = default;  // leaves the text in one piece
-  // ByteLevel, Split, Metaspace, and Sequence of these; others are refused by name.
+  // Supports ByteLevel, Split, Metaspace, and Sequence of these. Others are refused by name.
   static PreTokenizer Read(const JsonNode& node);
 
-  // The bytes of a piece stand for a character each.
+  // Whether each byte of a piece stands for one character.
   bool ByteLevel() const { return byte_level_; }
 
-  // No piece is empty. Pieces view `text` or a string in `made`.
+  // No piece is empty. Each piece is a view into `text` or into a string in `made`.
   std::vector<TextPiece> Split(TextPiece text, std::deque<std::string>& made) const;
 
  private:
@@ -41,8 +42,8 @@ class PreTokenizer {
     bool invert = false;
   };
   struct Prefix {
-    std::string text;         // unless the piece starts with it
-    bool only_first = false;  // of the whole input
+    std::string text;         // added unless the piece starts with it
+    bool only_first = false;  // only to the first piece of the input
   };
   struct ReplaceSpaces {
     std::string with;

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), by which a known chat template is recognised.
+// SHA-256 (FIPS 180-4), which identifies known chat templates.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace tokline {
 
-// 64 lower-case hexadecimal digits, as sha256sum prints.
+// Returns 64 lower-case hexadecimal digits, as sha256sum prints them.
 std::string Sha256Hex(std::string_view data);
 
 }  // namespace tokline

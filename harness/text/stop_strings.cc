@@ -28,7 +28,7 @@ std::string StopStrings::Push(std::string_view piece) {
       found_ = stop;
     }
   }
-  // The end of the text that some stop string begins with stays.
+  // Hold back the longest suffix of the text that is a prefix of a stop string.
   size_t shown = held_.size();
   if (!found_.empty()) {
     shown = end - found_.size();

@@ -1,8 +1,9 @@
-// Where a text that comes in pieces ends: before the first stop string in it.
+// Finds the end of a text that arrives in pieces: it ends before the first stop string.
 //
-// A stop string may span pieces, so what might begin one is held back until it is known. The text
-// ends as soon as one is complete: of several the one that is complete first, of those that end
-// together the longest. How the text is cut into pieces has no part in it.
+// A stop string may span pieces, so text that may be the start of one is held back until that is
+// known. The text ends as soon as a stop string is complete. If there are several, the one that is
+// completed first wins, and the longest of those that end at the same place. The result does not
+// depend on how the text is cut into pieces.
 #pragma once
 
 #include <span>
@@ -14,21 +15,22 @@ namespace tokline {
 
 class StopStrings {
  public:
-  // Throws InvalidArgument for one that is empty or not UTF-8. Without any, text passes as it is.
+  // Throws InvalidArgument if a stop string is empty or not UTF-8. Without stop strings, the text
+  // passes unchanged.
   explicit StopStrings(std::vector<std::string> stops);
 
-  // Takes the next piece and returns what may be shown; of whole code points, if all pieces are.
-  // After the end: nothing.
+  // Takes the next piece and returns the text that may now be shown. It consists of whole code
+  // points if all pieces do, and is empty after the end.
   std::string Push(std::string_view piece);
-  // The text has ended without a stop string: what was held back.
+  // Ends the text without a stop string and returns what was held back.
   std::string Finish();
 
-  // The stop string that ended the text; empty as long as none did.
+  // The stop string that ended the text, or empty if none has.
   const std::string& Found() const { return found_; }
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;  // what follows the text that was returned
+  std::string held_;  // the text not yet returned
   std::string found_;
 };
 

@@ -1,3 +1,5 @@
+// Reads a decoder and applies it token by token. Bytes are held back until they form whole code
+// points or are known to be invalid.
 #include "harness/text/token_decoder.h"
 
 #include <charconv>
@@ -11,7 +13,7 @@ namespace {
 constexpr int kMaxSteps = 64;
 constexpr int kMaxDepth = 4;
 
-// The byte of "<0x0A>".
+// Parses a byte token such as "<0x0A>".
 std::optional<char> ByteOf(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
   unsigned value = 0;
@@ -153,7 +155,7 @@ std::string TokenText::TakeWhole() {
     text.append(pending_, done, valid_end - done);
     done = valid_end;
     if (!fault || fault->Incomplete()) break;
-    // At byte level a fault is one U+FFFD; of byte tokens each is one.
+    // At byte level, a fault becomes one U+FFFD; with byte tokens, each of its bytes becomes one.
     for (size_t i = 0; i < (decoder_->byte_level_ ? 1 : fault->bytes); ++i) {
       text += kReplacementCharacter;
     }

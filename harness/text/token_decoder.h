@@ -1,7 +1,7 @@
-// The `decoder` of tokenizer.json: tokens back to text, all at once or as they come.
+// The `decoder` of tokenizer.json: turns tokens back into text, all at once or one by one.
 //
 // A decoder is a chain: steps on each token (Replace, Metaspace, Strip), then ByteFallback, then
-// Fuse and a Strip of the whole text's start; or ByteLevel alone. Chains of another shape are
+// Fuse and a Strip of the start of the whole text; or it is ByteLevel alone. Other chains are
 // refused.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace tokline {
 
 class TokenDecoder {
  public:
-  TokenDecoder() = default;  // as the library without a decoder: tokens with a space between
+  TokenDecoder() = default;  // like the library without a decoder: tokens separated by spaces
   static TokenDecoder Read(const JsonNode& node);
 
  private:
@@ -30,7 +30,7 @@ class TokenDecoder {
   };
   struct Metaspace {
     std::string replacement;
-    bool drop_first = true;  // in the first token it is dropped, not made a space
+    bool drop_first = true;  // in the first token, drop it instead of replacing it by a space
   };
   struct Strip {
     std::string content;
@@ -43,7 +43,7 @@ class TokenDecoder {
   void AddStrip(const JsonNode& node);
   std::string Apply(const Step& step, std::string_view token, bool first) const;
 
-  std::vector<Step> steps_;  // on each token
+  std::vector<Step> steps_;  // applied to each token
   std::optional<Strip> strip_text_;
   bool joined_by_spaces_ = true;
   bool byte_level_ = false;
@@ -51,33 +51,33 @@ class TokenDecoder {
   bool fused_ = false;
 };
 
-// The text of one sequence of tokens.
+// Builds the text of one sequence of tokens.
 class TokenText {
  public:
   enum class Bytes {
-    kWhole,  // a run of byte tokens is text if all of it is valid UTF-8, as the library decides
-    kAsTheyCome,  // each code point of a run is text as soon as it is whole
+    kWhole,  // a run of byte tokens is text only if all of it is valid UTF-8, as in the library
+    kAsTheyCome,  // each code point of a run is text as soon as it is complete
   };
-  // `decoder` outlives this.
+  // `decoder` must outlive this object.
   TokenText(const TokenDecoder& decoder, Bytes bytes) : decoder_(&decoder), bytes_(bytes) {}
 
-  // The text that became whole with this token; it never ends inside a code point.
+  // Returns the text that this token completes. It never ends inside a code point.
   std::string Push(std::string_view token);
-  // The rest: U+FFFD for what is not whole. Further tokens start a new text.
+  // Returns the rest, with U+FFFD for incomplete code points. Further tokens start a new text.
   std::string Finish();
 
  private:
   std::string PushToken(std::string_view token);
-  std::string TakeWhole();  // valid text and faults from the front of pending_
+  std::string TakeWhole();  // takes complete text and faults from the front of pending_
   std::string FinishByteRun();
   std::string StripStart(std::string text);
 
   const TokenDecoder* decoder_;
   Bytes bytes_;
-  std::string pending_;  // bytes that are not text yet
+  std::string pending_;  // bytes that do not form text yet
   bool first_ = true;
-  size_t stripped_ = 0;      // of the whole text's start
-  bool start_over_ = false;  // something else than what is stripped has come
+  size_t stripped_ = 0;      // how often `content` was stripped from the start of the text
+  bool start_over_ = false;  // whether the start of the text has been passed
 };
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// Loads tokenizer.json and runs its stages: added tokens, normalizer, pre-tokenizer, BPE model and
+// post-processor to encode; the decoder to decode.
 #include "harness/text/tokenizer.h"
 
 #include <algorithm>
@@ -29,7 +31,7 @@ struct Tokenizer::Impl {
   PostProcessor post_processor;
   TokenDecoder decoder;
 
-  mutable std::mutex cache_mutex;  // an Encode that does not get it at once goes without the cache
+  mutable std::mutex cache_mutex;  // if it is taken, Encode works without the cache
   mutable WordCache cache;
 };
 
@@ -42,7 +44,8 @@ Component ReadOptional(const JsonNode& root, std::string_view key, const Argumen
 }
 
 const JsonNode& CheckRoot(const JsonNode& root) {
-  // Truncation and padding belong to a call, not to what a text's ids are; transformers drops both.
+  // Truncation and padding are settings of a call and do not affect the ids of a text; transformers
+  // ignores both too.
   root.AllowKeys({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                   "post_processor", "decoder", "model"});
   if (const JsonNode version = root.Member("version"); version.Text() != "1.0") {

@@ -1,5 +1,5 @@
-// Text to token ids and back, by a Hugging Face tokenizer.json. docs/tokenizers.md says what is
-// supported and how the ids are checked.
+// Converts text to token ids and back as specified by a Hugging Face tokenizer.json.
+// docs/tokenizers.md says what is supported and how the ids are checked.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@
 namespace tokline {
 
 struct EncodeOptions {
-  bool add_special_tokens = true;  // what the post-processor puts around a text
-  bool allow_special = false;      // special tokens spelled in the text are tokens, not text
+  bool add_special_tokens = true;  // add what the post-processor puts around a text
+  bool allow_special = false;      // treat special tokens that are spelled in the text as tokens
   InvalidUtf8 invalid_utf8 = InvalidUtf8::kRefuse;
 };
 
-// A part of a text, for texts of which only some parts may spell special tokens: a chat template's
-// markup may, what a user wrote may not.
+// A part of a text of which only some parts may spell special tokens: the markup of a chat template
+// may, what a user wrote may not.
 struct TextPart {
   std::string text;
   bool allow_special = false;
@@ -32,39 +32,39 @@ struct TextPart {
 };
 
 struct DecodeOptions {
-  bool skip_special = false;  // leave special tokens out of the text
+  bool skip_special = false;  // omit special tokens from the text
 };
 
 class TextStream;
 
 class Tokenizer {
  public:
-  // A tokenizer.json, or a folder that has one. Throws RuntimeFailure that names the file, the
-  // place in it, the value and what is allowed.
+  // `path` is a tokenizer.json or a folder that contains one. Throws RuntimeFailure that names the
+  // file, the place in it, the value and what is allowed.
   static Tokenizer Load(const std::filesystem::path& path);
-  // The same from memory; `name` stands for the file in messages.
+  // Same as Load, but from memory; `name` stands for the file in error messages.
   static Tokenizer Parse(std::string_view json, const std::string& name);
 
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // Safe to call from several threads. Throws InvalidArgument for invalid UTF-8, unless it is to be
-  // replaced.
+  // Encode may be called from several threads at once. It throws InvalidArgument for invalid UTF-8
+  // unless the options say to replace it.
   std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}) const;
-  // The parts as one text: tokens may span them. options.allow_special is ignored.
+  // Encodes the parts as one text: tokens may span parts. options.allow_special is ignored.
   std::vector<int32_t> Encode(std::span<const TextPart> parts,
                               const EncodeOptions& options = {}) const;
 
-  // Ids without a token, which padded vocabularies have, stand for nothing. Bytes that are not
+  // Ids without a token, which padded vocabularies have, decode to nothing. Bytes that are not
   // UTF-8 become U+FFFD.
   std::string Decode(std::span<const int32_t> ids, const DecodeOptions& options = {}) const;
-  // The tokenizer outlives the stream.
+  // The tokenizer must outlive the stream.
   TextStream Stream(const DecodeOptions& options = {}) const;
 
-  // The id of a token as the file spells it.
+  // Returns the id of a token, given as the file spells it.
   std::optional<int32_t> Find(std::string_view token) const;
-  // The spelling in the file; nothing for an id without a token.
+  // Returns the token's spelling in the file, or nothing if the id has no token.
   std::optional<std::string_view> Spelling(int32_t id) const;
   bool IsSpecial(int32_t id) const;
   int32_t MaxId() const;
@@ -77,13 +77,14 @@ class Tokenizer {
   std::unique_ptr<const Impl> impl_;
 };
 
-// The text of tokens as they come: each code point as soon as it is whole, never a part of one. All
-// that Push and Finish returned is what Decode returns, with one exception: of byte tokens
-// ("<0xE4>") that are not valid UTF-8 as a whole, Decode makes U+FFFD even of the valid parts.
+// Converts tokens to text one by one. Each code point is returned as soon as it is complete, and
+// never in part. The results of Push and Finish concatenate to the result of Decode, with one
+// exception: if a run of byte tokens ("<0xE4>") is not entirely valid UTF-8, Decode turns even its
+// valid parts into U+FFFD.
 class TextStream {
  public:
   std::string Push(int32_t id);
-  // What is left of a broken code point. Further ids start a new text.
+  // Returns what is left of an incomplete code point. Further ids start a new text.
   std::string Finish() { return text_.Finish(); }
 
  private:

@@ -1,3 +1,5 @@
+// Validates UTF-8 and replaces faults as Python does: a fault covers the longest valid prefix of a
+// code point, or one byte if there is none.
 #include "harness/text/utf8.h"
 
 #include <cstdint>
@@ -12,7 +14,8 @@ constexpr std::string_view kBadStart = "invalid start byte";
 constexpr std::string_view kBadContinuation = "invalid continuation byte";
 constexpr std::string_view kEndOfData = "unexpected end of data";
 
-// What byte `index` (from 1) of a code point that starts with `lead` may be (Unicode, table 3-7).
+// Whether `byte` may be byte `index` (counted from 1 after the lead) of a code point that starts
+// with `lead` (Unicode, table 3-7).
 bool Continues(unsigned char lead, size_t index, unsigned char byte) {
   unsigned char least = 0x80;
   unsigned char most = 0xBF;

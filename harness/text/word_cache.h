@@ -1,4 +1,4 @@
-// Ids of pieces that were merged lately: most text repeats few words.
+// A cache of the ids of recently encoded pieces: most text repeats few words.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace tokline {
 
-// One slot a hash value; a newer piece takes the place of the older. Not synchronised.
+// One slot per hash value; a newer piece replaces an older one. Not synchronized.
 class WordCache {
  public:
   static constexpr size_t kMaxPieceBytes = 64;
 
-  // Null unless the piece is there; valid until the next Put.
+  // Returns null if the piece is not cached. The result is valid until the next Put.
   const std::vector<int32_t>* Find(std::string_view piece) const {
     const Slot& slot = slots_[Index(piece)];
     return slot.piece == piece ? &slot.ids : nullptr;
@@ -26,7 +26,7 @@ class WordCache {
  private:
   static constexpr size_t kSlots = size_t{1} << 14;
   struct Slot {
-    std::string piece;  // empty: the slot is free; no piece is empty
+    std::string piece;  // empty if the slot is free; no piece is empty
     std::vector<int32_t> ids;
   };
   static size_t Index(std::string_view piece) {
