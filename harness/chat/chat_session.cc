@@ -1,3 +1,5 @@
+// Submits each turn to the decoder, streams the answer and measures it. A turn that fails or has no
+// tokens is dropped from the conversation.
 #include "harness/chat/chat_session.h"
 
 #include <algorithm>

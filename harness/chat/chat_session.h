@@ -1,5 +1,5 @@
-// A conversation on a decoder: each turn's tokens as they come, what it reused and how long it
-// took.
+// Runs a conversation on a decoder. Each turn streams its tokens and reports how much it reused and
+// how long it took.
 #pragma once
 
 #include <atomic>
@@ -17,42 +17,45 @@ namespace tokline {
 struct TurnOptions {
   int64_t max_new_tokens = 16;
   SamplingRule rule = {};
-  std::vector<int32_t> stop_ids = {};                  // besides the template's end of a turn
-  const std::atomic<bool>* interrupted = nullptr;      // ends the answer when it becomes true
-  std::function<void(std::string_view)> on_text = {};  // the answer as it comes, in code points
+  std::vector<int32_t> stop_ids = {};                  // in addition to the template's end of turn
+  const std::atomic<bool>* interrupted = nullptr;      // ends the answer once it is true
+  std::function<void(std::string_view)> on_text = {};  // gets the answer as it is decoded, in whole
+                                                       // code points
 };
 
 struct TurnResult {
   std::vector<int32_t> tokens;  // as drawn
   int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;  // of the prompt: found in the cache and not computed
+  int64_t reused_tokens = 0;  // prompt tokens found in the cache and not computed
   double first_token_s = 0;   // since the turn began
-  double decode_s = 0;        // for all other tokens
-  // What computing the reused tokens would have taken at the highest rate at which prompt tokens
-  // were computed so far: an estimate, rather too low.
+  double decode_s = 0;        // for all tokens after the first
+  // Estimated time that computing the reused tokens would have taken, at the highest prefill rate
+  // seen so far. The estimate tends to be too low.
   double saved_s = 0;
-  bool stopped = false;      // by a stop id; else by the number of tokens or by an interruption
-  bool at_context = false;   // by the end of the context
-  bool interrupted = false;  // a turn without a token is dropped, another stays as far as it came
+  bool stopped = false;      // ended by a stop id, and not by the token limit or an interruption
+  bool at_context = false;   // ended because the context is full
+  bool interrupted = false;  // the turn is dropped if it has no tokens; otherwise they are kept
 };
 
 class ChatSession {
  public:
-  // Borrows both. The decoder has DecoderOptions::reuse, and pinned_pages as PagesToPin says.
+  // Keeps references to both. The decoder must have been made with DecoderOptions::reuse, and with
+  // pinned_pages as returned by PagesToPin.
   ChatSession(Conversation& conversation, Decoder& decoder);
   ~ChatSession();
   ChatSession(const ChatSession&) = delete;
   ChatSession& operator=(const ChatSession&) = delete;
 
-  // Pages of `page_size` tokens that the prefix takes, with its chunks cut.
+  // Number of pages of `page_size` tokens that the prefix takes, cut into its chunks.
   static int64_t PagesToPin(const Conversation& conversation, int32_t page_size);
 
-  // Computes the prefix, unless there is none, and keeps it from then on; returns the seconds, 0 if
-  // it was interrupted. Throws InvalidArgument if it does not fit the context or the KV cache.
+  // Computes the prefix, if there is one, and keeps it in the cache from then on. Returns the
+  // seconds taken, or 0 if interrupted. Throws InvalidArgument if the prefix does not fit the
+  // context or the KV cache.
   double ComputePrefix(const std::atomic<bool>* interrupted = nullptr);
 
-  // Answers. Throws InvalidArgument, with the values, if the turn does not fit the context or the
-  // KV cache; the conversation is then as before.
+  // Answers one turn. Throws InvalidArgument, with the values, if the turn does not fit the context
+  // or the KV cache; the conversation is then unchanged.
   TurnResult Answer(std::string_view user, const Tokenizer& tokenizer, const TurnOptions& options);
 
  private:

@@ -1,3 +1,5 @@
+// Builds the prompts of a conversation so that they share as many leading tokens as the template
+// allows.
 #include "harness/chat/conversation.h"
 
 #include <algorithm>
@@ -9,10 +11,10 @@
 namespace tokline {
 namespace {
 
-// Stands for the system text where templates are rendered. No template trims it.
+// Placeholder for the system text in rendered templates. No template trims it.
 constexpr std::string_view kStandIn = "\x02";
 
-// The parts from the byte `at` of their text on.
+// Returns the parts from byte `at` of their joined text.
 std::vector<TextPart> PartsFrom(std::span<const TextPart> parts, size_t at) {
   std::vector<TextPart> rest;
   for (const TextPart& part : parts) {
@@ -23,7 +25,7 @@ std::vector<TextPart> PartsFrom(std::span<const TextPart> parts, size_t at) {
   return rest;
 }
 
-// Their first `size` bytes.
+// Returns the first `size` bytes of the parts.
 std::vector<TextPart> PartsBefore(std::span<const TextPart> parts, size_t size) {
   std::vector<TextPart> first;
   for (const TextPart& part : parts) {
@@ -74,11 +76,13 @@ void Conversation::MakePrefix() {
 std::vector<int64_t> Conversation::PrefixCuts() const {
   std::vector<int64_t> cuts;
   for (const TokenSpan& span : spans_) cuts.push_back(span.end);
-  if (cuts.size() > 1) cuts.erase(cuts.begin());  // the system text goes with the first piece
+  if (cuts.size() > 1)
+    cuts.erase(cuts.begin());  // the system text and the first piece form one
+                               // chunk
   return cuts;
 }
 
-// With an answer that has all that a template may drop.
+// Renders a history whose answer contains everything that a template may drop.
 bool Conversation::ProbeTemplate() const {
   std::vector<ChatMessage> messages = messages_;
   messages.push_back({.role = "user", .content = "a"});
@@ -116,8 +120,8 @@ Request Conversation::BeginTurn(std::string_view user) {
   segments_.resize(kept);
   segments_before_turn_ = kept;
 
-  // The markup that the answer follows is a segment of its own where that makes the same tokens:
-  // a template may take it back later.
+  // The markup before the answer becomes a segment of its own if this yields the same tokens,
+  // because a template may later remove it from the history.
   const std::vector<TextPart> rest = PartsFrom(parts, at);
   const size_t asked = JoinText(RenderTurns(messages_, false)).size();
   std::vector<int32_t> whole = Encode(rest);
@@ -139,7 +143,7 @@ Request Conversation::BeginTurn(std::string_view user) {
   for (const Segment& segment : segments_) {
     request.prompt.insert(request.prompt.end(), segment.ids.begin(), segment.ids.end());
   }
-  if (!keeps_answers_) {  // the next turn shares at most the question
+  if (!keeps_answers_) {  // the next turn shares at most the tokens up to the end of the question
     const int64_t cut = std::ssize(request.prompt) - std::ssize(segments_.back().ids);
     if (cut > 0) request.cuts = {cut};
   }

@@ -1,12 +1,13 @@
-// A conversation as token ids: what the model reads at each turn, such that it begins with what it
-// read and wrote before.
+// A conversation as token ids. What the model reads in a turn begins with what it read and wrote
+// before, so that the KV cache can be reused.
 //
-// Every prompt begins with the prefix: the system text, then the pieces of context, each encoded by
-// itself, so that its ids are the same wherever it stands. Behind it come segments: the user's
-// words with their markup, and answers as their ids were drawn. A turn renders the whole
-// conversation, keeps the segments that the rendered text still begins with, and encodes only what
-// follows. So a prompt begins with the one before and its answer, token by token, as long as the
-// template writes the history as it was; where it does not, from there on all is encoded anew.
+// Every prompt begins with the prefix: the system text, then the pieces of context. Each is encoded
+// separately, so that its ids do not depend on what surrounds it. After the prefix come segments:
+// the user's text with its markup, and answers with the ids that were drawn. A turn renders the
+// whole conversation, keeps the segments that the rendered text still begins with, and encodes only
+// the rest. So a prompt begins, token by token, with the previous prompt and its answer as long as
+// the template does not rewrite the history; from the first place that it rewrites, everything is
+// encoded again.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,13 @@
 
 namespace tokline {
 
-// A named text that all turns share, as a file that the model is to know.
+// A named text that all turns share, such as a file that the model should know.
 struct ContextPiece {
   std::string name;
   std::string text;
 };
 
-// Where a part of the prefix lies in every prompt: tokens [begin, end).
+// The position of a part of the prefix in every prompt: tokens [begin, end).
 struct TokenSpan {
   std::string name;
   int64_t begin = 0;
@@ -38,44 +39,49 @@ struct TokenSpan {
 class Conversation {
  public:
   struct Options {
-    std::string system;  // empty: none
+    std::string system;  // empty if there is none
     std::vector<ContextPiece> context;
     ChatOptions chat;  // add_generation_prompt is not used
   };
 
-  // Borrows both. Throws InvalidArgument for text that is not UTF-8, RuntimeFailure if the
-  // tokenizer lacks the token that ends a turn.
+  // Keeps references to both. Throws InvalidArgument for text that is not UTF-8, and RuntimeFailure
+  // if the tokenizer lacks the token that ends a turn.
   Conversation(const Tokenizer& tokenizer, const ChatTemplate& chat_template, Options options);
 
-  // What every prompt begins with, up to the end of the last piece; empty without any.
+  // The start of every prompt, up to the end of the last piece; empty if there is no system text
+  // and no context.
   const std::vector<int32_t>& Prefix() const { return prefix_; }
-  // The prefix in order, without gaps: "system" (with the markup before it), then the pieces.
+  // The parts of the prefix in order, without gaps: "system" (with the markup before it), then the
+  // pieces.
   std::span<const TokenSpan> Spans() const { return spans_; }
-  // Where chunks end in it: after the system text or after each piece.
+  // The positions in the prefix where chunks end: after each piece, or after the system text if
+  // there are no pieces.
   std::vector<int64_t> PrefixCuts() const;
   int32_t EndOfTurn() const { return end_of_turn_; }
 
-  // The next turn's request: its prompt, where to cut it and whether to keep it. Its other members
-  // are the caller's. The turn has begun and must be ended or dropped. Throws InvalidArgument for
-  // text that is not UTF-8; then no turn has begun.
+  // Begins a turn and returns its request: its prompt, where to cut it and whether to keep it; the
+  // caller sets the other members. The turn must be ended or dropped. Throws InvalidArgument for
+  // text that is not UTF-8; no turn has begun then.
   Request BeginTurn(std::string_view user);
-  // The answer's ids as they were drawn. `stopped`: the last one is a stop id, and so no text. Of
-  // one that was cut short within its thoughts nothing stays where the template drops thoughts.
+  // Ends the turn with the ids of its answer as they were drawn. `stopped` means that the last id
+  // is a stop id, which is not text. If the template drops thoughts, nothing remains of an answer
+  // that was cut off inside its thoughts.
   void EndTurn(std::span<const int32_t> answer, bool stopped);
-  // As if the turn had not been.
+  // Undoes BeginTurn.
   void DropTurn();
   // Forgets all turns.
   void Reset();
 
-  // Whether the template writes earlier answers as they were drawn. Qwen3's drops their thoughts.
+  // Whether the template reproduces earlier answers as they were drawn. Qwen3's does not: it drops
+  // their thoughts.
   bool KeepsAnswers() const { return keeps_answers_; }
 
  private:
   struct Segment {
-    std::string text;  // that the template has for it
+    std::string text;  // as rendered by the template
     std::vector<int32_t> ids;
   };
-  // The rendered conversation after the prefix.
+  // Renders the conversation and returns what follows the prefix.
   std::vector<TextPart> RenderTurns(std::span<const ChatMessage> messages, bool prompt) const;
   void MakePrefix();
   bool ProbeTemplate() const;
@@ -88,7 +94,8 @@ class Conversation {
   std::vector<int32_t> prefix_;
   std::vector<TokenSpan> spans_;
   bool keeps_answers_ = true;
-  std::vector<ChatMessage> messages_;  // the system's stand-in first, if there is a prefix
+  std::vector<ChatMessage> messages_;  // if there is a prefix, the first is a placeholder for the
+                                       // system text
   std::vector<Segment> segments_;
   size_t segments_before_turn_ = 0;
 };
