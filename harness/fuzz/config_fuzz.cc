@@ -18,7 +18,7 @@
 
 namespace {
 
-// A model's folder in memory where there is such a file system; removed at exit.
+// A model's folder, in memory if /dev/shm exists. It is removed at exit.
 class ModelFolder {
  public:
   ModelFolder() {

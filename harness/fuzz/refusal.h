@@ -1,4 +1,5 @@
-// What every target asks of a reader: it accepts, or throws RuntimeFailure with one line.
+// The property that every target checks: a reader accepts its input, or throws RuntimeFailure with
+// a one-line message.
 #pragma once
 
 #include <cstdlib>
@@ -8,12 +9,12 @@
 
 namespace tokline::fuzz {
 
-// An abort is what libFuzzer counts as a finding.
+// libFuzzer reports an abort as a finding.
 inline void Check(bool ok) {
   if (!ok) std::abort();
 }
 
-// An exception of another type is a finding, too.
+// An exception of any other type is also a finding.
 template <typename Read>
 void AcceptOrRefuse(const Read& read) {
   try {
