@@ -1,4 +1,4 @@
-// tokline ablate: what each custom or fused op is worth, alone and in the decoder.
+// tokline ablate: measures what each custom or fused op is worth, alone and in the decoder.
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -65,7 +65,8 @@ struct AblateFlags {
     return flags;
   }
 
-  // In the fixed order. Throws InvalidArgument if one is asked for that both decoders lack.
+  // Returns the ablations to run, in a fixed order. Throws InvalidArgument if one is requested that
+  // --ablate already removes from both decoders.
   std::vector<AblationEntry> Entries() const {
     const AblationSet asked = ParseAblations(only);
     std::vector<AblationEntry> entries;
@@ -79,8 +80,8 @@ struct AblateFlags {
   }
 };
 
-// Leaves out what swaps nothing in this model or on this device. Throws InvalidArgument if that was
-// asked for, or if there is none to run.
+// Removes the ablations that swap nothing in this model or on this device. Throws InvalidArgument
+// if such an ablation was requested, or if none is left.
 void KeepThoseThatSwap(const ModelSpec& spec, Device device, bool asked,
                        std::vector<AblationEntry>& entries) {
   std::erase_if(entries, [&](const AblationEntry& entry) {
@@ -98,15 +99,15 @@ void KeepThoseThatSwap(const ModelSpec& spec, Device device, bool asked,
           "something in this model on this device");
 }
 
-// What stays the same from ablation to ablation.
+// What all ablations of a run have in common.
 struct AblateRun {
   const LoadedModel& model;
-  const DecoderOptions& options;  // of the decoder with all ops
+  const DecoderOptions& options;  // for the decoder with all ops
   const BenchOptions& bench;
   TextJudge& judge;
 };
 
-// Why the texts do not stand, or "".
+// Says why the texts are invalid, or returns "".
 std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const char* decoder) {
   const Judgement judgement = judge.Of(texts, InterruptFlag());
   if (judgement.tokens == 0 || judgement.mean_regret <= kMaxMeanRegret) return "";
@@ -114,15 +115,15 @@ std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const
                 judgement.mean_regret, ", at most ", kMaxMeanRegret, " is allowed");
 }
 
-// Two decoders with the same ops, in other memory: by how much they differ is nothing that an op is
-// worth. So many such trials come first.
+// A control compares two decoders with the same ops in different memory; their difference is
+// measurement noise. This many controls run before the ablations.
 constexpr int kControls = 4;
 constexpr char kControl[] = "control";
 constexpr char kControlInstead[] = "the same ops, in memory of their own";
 
-// One other decoder beside the one with all ops.
+// A decoder to be compared with the one that has all ops.
 struct Trial {
-  std::optional<Ablation> ablation;  // none: a control
+  std::optional<Ablation> ablation;  // empty for a control
   std::string_view name, instead;
   StepOpSet ops;
 };
@@ -138,7 +139,7 @@ std::vector<Trial> TrialsOf(std::span<const AblationEntry> entries) {
 
 struct MeasuredAblation {
   AblationRounds rounds;
-  std::string failure;  // or ""
+  std::string failure;  // "" on success
   bool interrupted = false;
 };
 
@@ -153,8 +154,8 @@ AblationRounds RunInOrder(const AblateRun& run, const Trial& trial, bool with_fi
                     : RunAblation(second, first, trial.ops, run.bench);
 }
 
-// Both decoders are made anew twice, the one first and then the other: where in memory they lie is
-// part of what is measured, and is to favour neither.
+// Makes both decoders twice, in either order. Their place in memory affects the measurement and
+// should favour neither.
 AblationRounds RunTrial(const AblateRun& run, const Trial& trial) {
   AblationRounds one = RunInOrder(run, trial, /*with_first=*/true);
   if (one.interrupted) return one;
@@ -176,7 +177,7 @@ MeasuredAblation Measure(const AblateRun& run, const Trial& trial) {
   } catch (const CudaError&) {
     throw;
   } catch (const RuntimeFailure& failure) {
-    measured.failure = failure.what();  // as a rule memory; other ablations may need less
+    measured.failure = failure.what();  // usually out of memory; other ablations may need less
   }
   measured.interrupted = measured.interrupted || InterruptRequested();
   return measured;
@@ -204,7 +205,7 @@ AblationMeasurement MeasurementOf(const MeasuredAblation& measured, const Trial&
   return measurement;
 }
 
-// Of an ablation that stands.
+// The speed-ups of a valid ablation.
 struct SpeedUps {
   explicit SpeedUps(const AblationRounds& rounds)
       : decode(rounds.with.decode_ms, rounds.without.decode_ms),
@@ -220,7 +221,7 @@ struct SpeedUps {
 constexpr char kTableHeader[] =
     " op               alone   decode  prefill  (time without it over time with it)\n";
 
-// By how much decoders with the same ops were seen to differ.
+// The largest differences seen between decoders with the same ops.
 struct Controls {
   void Add(const SpeedUps& gains) {
     decode = std::max(decode, std::abs(gains.decode.ratio - 1));
@@ -315,7 +316,7 @@ int AblateCommand(const CommandLine& line) {
   flags.record.RequirePeaksOf(options.device);
 
   CatchInterrupts();
-  TextJudge judge(model, options);  // throws where there is no device
+  TextJudge judge(model, options);  // throws if there is no device
   const RunHeader header = MakeRunHeader(line, "tokline ablate", options.device, flags.record);
   record.Start(header);
   Print(StrCat(model.Name(), ", ", Name(options.dtype), " on ",

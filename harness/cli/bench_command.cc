@@ -1,4 +1,4 @@
-// tokline bench: tokens per second by batch size.
+// tokline bench: measures tokens per second for each batch size.
 #include <array>
 #include <cstdio>
 #include <exception>
@@ -109,9 +109,9 @@ struct BenchFlags {
               " is of a --workload, and none is given");
     }
   }
-  // Whether profiles are made: where somebody would see them.
+  // Whether to make profiles: by default only if somebody will see them.
   bool Profiles() const { return profile.value_or(!record.record.empty() || !record.json.empty()); }
-  // As records say it.
+  // The injected delays as written to records.
   Json Injected() const {
     Json injected = nullptr;
     if (op_delay) injected = {{"op", Name(op_delay->op)}, {"op_delay_us", op_delay->us}};
@@ -135,7 +135,7 @@ struct BenchFlags {
   }
 };
 
-// "cold" where a step moves more than the L2 keeps of it until the next.
+// "cold" if a step moves more data than the L2 keeps until the next step.
 std::string CacheLabel(const Cost& step, const Fingerprint& fingerprint) {
   if (!fingerprint.gpu) return "cpu";
   const auto l2_bytes = static_cast<double>(fingerprint.gpu->l2_bytes);
@@ -176,7 +176,8 @@ struct MeasuredBatch {
   Json memory;
 };
 
-// Measures a batch, once more where something disturbed it, and has its texts judged.
+// Measures a batch, repeats the measurement once if something disturbed it, and has its texts
+// judged.
 MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& options,
                            const BenchOptions& bench, const RunHeader& header) {
   BenchResult result;
@@ -216,7 +217,7 @@ std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOpti
   return ProfileSteps(decoder, bench);
 }
 
-// What the row says of the result, and what only the result has.
+// Combines the row's figures with those that only the result has.
 Json ResultJson(const BenchResult& result, const Json& row) {
   Json samples = Json::array();
   for (const BenchSample& sample : result.samples) {
@@ -245,7 +246,7 @@ Json ResultJson(const BenchResult& result, const Json& row) {
 constexpr char kTableHeader[] =
     " batch  prefill tok/s   decode tok/s ms per token   of limit  host share  verified\n";
 
-// A refused result has a reason in place of figures.
+// A refused result has a reason instead of figures.
 std::string TableRow(const Json& row) {
   char text[160];
   const int batch = row["batch"];
@@ -304,7 +305,7 @@ int BenchCommand(const CommandLine& line) {
   ReportExtraTensors(model);
   flags.bench.interrupted = InterruptFlag();
 
-  // Everything is checked before anything runs.
+  // Check everything before anything runs.
   std::vector<BenchOptions> benches;
   std::vector<DecoderOptions> decoders;
   for (const int64_t batch : flags.batches) {
@@ -322,9 +323,9 @@ int BenchCommand(const CommandLine& line) {
   }
   const Device device = decoders.front().device;
   flags.record.RequirePeaksOf(device);
-  const std::unique_ptr<Backend> backend = MakeBackend(device);  // throws where there is none
+  const std::unique_ptr<Backend> backend = MakeBackend(device);  // throws if there is no device
   for (const DecoderOptions& options : decoders) {
-    if (device == Device::kCpu) break;  // backs what is touched, as it is touched
+    if (device == Device::kCpu) break;  // the system allocates pages when they are touched
     RequireRoom(PlanMemory(model.spec, options, backend->facts()), backend->FreeBytes());
   }
   const DType dtype = decoders.front().dtype;
@@ -347,7 +348,8 @@ int BenchCommand(const CommandLine& line) {
     rows.back()["memory"] = batch.memory;
     record.Add(row);
   };
-  // Profiles come when all is timed: nothing that is traced runs beside a figure, or before one.
+  // Make profiles only after all timing is done, so that no trace runs during or before a
+  // measurement.
   std::vector<MeasuredBatch> unprofiled;
   bool interrupted = false;
   Json last_memory;
@@ -365,7 +367,7 @@ int BenchCommand(const CommandLine& line) {
     }
   }
   Print(StrCat("memory of the last batch: ", MemoryText(last_memory), "\n"));
-  std::exception_ptr failure;  // of a profile; what was measured before is kept
+  std::exception_ptr failure;  // failure of a profile; earlier measurements are kept
   for (size_t i = 0; i < unprofiled.size(); ++i) {
     MeasuredBatch& batch = unprofiled[i];
     interrupted = interrupted || InterruptRequested();

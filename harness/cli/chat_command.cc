@@ -1,4 +1,4 @@
-// tokline chat: a conversation on standard input and output, with chunks of context that are
+// tokline chat: holds a conversation on standard input and output, with chunks of context that are
 // computed once and reused in every turn.
 #include <unistd.h>
 
@@ -24,14 +24,14 @@
 namespace tokline {
 namespace {
 
-// Of a long conversation whole pages are reused, so that small ones lose less.
+// Only whole pages of a conversation are reused, so smaller pages waste less.
 constexpr int32_t kPageSize = 64;
 
 struct ChatFlags {
   RunFlags run{.page_size = kPageSize};
   std::string system_file;
   std::vector<std::string> chunk_files;
-  int64_t context = 0;  // 0: all positions of the model
+  int64_t context = 0;  // 0 means all positions of the model
   int64_t max_new_tokens = 512;
   bool think = true;
   SamplingRule rule;
@@ -90,7 +90,7 @@ ChatTemplate LoadTemplate(const LoadedModel& model) {
   return *found;
 }
 
-// "(system 20, notes.md 800, history 34)": of the first `reused` tokens.
+// Breaks down the first `reused` tokens: "(system 20, notes.md 800, history 34)".
 std::string ReusedParts(const Conversation& conversation, int64_t reused) {
   std::string parts;
   const auto add = [&parts](std::string_view name, int64_t tokens) {
@@ -103,7 +103,7 @@ std::string ReusedParts(const Conversation& conversation, int64_t reused) {
   return parts.empty() ? "" : StrCat(" (", parts, ")");
 }
 
-// The conversation as the user sees it.
+// The loop that reads turns and commands and shows the answers.
 class Chat {
  public:
   Chat(Conversation& conversation, Decoder& decoder, const Tokenizer& tokenizer,
@@ -142,7 +142,7 @@ class Chat {
   }
 
  private:
-  // What goes wrong in a turn ends a program that reads a pipe, but not one that a user talks to.
+  // An error in a turn ends the program if it reads a pipe, but not if a user types at a terminal.
   void Refuse(const std::string& message) const {
     if (!terminal_) throw RuntimeFailure(message);
     PrintStatus(message);

@@ -1,12 +1,12 @@
 // The commands of the tokline program. Each takes the arguments after its name and returns an exit
-// code; it throws InvalidArgument for usage and anything else for failure.
+// code. It throws InvalidArgument for usage errors and other exceptions for failures.
 #pragma once
 
 #include <span>
 #include <string>
 #include <vector>
 
-#include "harness/platform/standard_streams.h"  // every command prints
+#include "harness/platform/standard_streams.h"  // every command prints to standard output
 
 namespace tokline {
 
@@ -15,8 +15,8 @@ inline constexpr int kFailure = 1;
 inline constexpr int kUsage = 2;
 
 struct CommandLine {
-  std::span<const std::string> args;  // after the command's name
-  int argc = 0;                       // of the whole program, for its records
+  std::span<const std::string> args;  // those after the command's name
+  int argc = 0;                       // argc and argv of the whole program, for its records
   char** argv = nullptr;
 };
 
@@ -27,7 +27,7 @@ int AblateCommand(const CommandLine& line);
 int InspectCommand(const CommandLine& line);
 int DivergenceCommand(const CommandLine& line);
 
-// What follows "tokline COMMAND --help".
+// The text that "tokline COMMAND --help" prints below its first line.
 std::string GenerateHelp();
 std::string ChatHelp();
 std::string BenchHelp();
@@ -35,8 +35,8 @@ std::string AblateHelp();
 std::string InspectHelp();
 std::string DivergenceHelp();
 
-// The program: picks the command, and turns errors into one line on standard error and the exit
-// code, kUsage or kFailure.
+// Runs the command that argv names. Errors become one line on standard error and the exit code
+// kUsage or kFailure.
 int RunProgram(int argc, char** argv);
 
 }  // namespace tokline

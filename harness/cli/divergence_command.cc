@@ -1,4 +1,5 @@
-// tokline divergence: what it costs to reuse chunks at positions where they were not computed.
+// tokline divergence: measures the effect of reusing chunks at positions other than those where
+// they were computed.
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -82,7 +83,7 @@ class Encoder {
     if (has_text) tokenizer_.emplace(Tokenizer::Load(model.checkpoint.Dir()));
   }
 
-  // What the tokenizer puts before every text.
+  // Returns the ids that the tokenizer puts before every text.
   Ids Start() const { return tokenizer_ ? tokenizer_->Encode("") : Ids(); }
   Ids Encode(const Piece& piece) const {
     Ids ids;
@@ -94,7 +95,7 @@ class Encoder {
         break;
       }
       case Piece::Kind::kFile:
-        ids = Encode(ReadText(piece.text) + "\n");  // lines of its own, whatever comes next
+        ids = Encode(ReadText(piece.text) + "\n");  // what follows starts a new line
         break;
       case Piece::Kind::kText:
         ids = Encode(piece.text);
@@ -194,7 +195,7 @@ int DivergenceCommand(const CommandLine& line) {
   DecoderOptions options = flags.run.Options(model.spec, 1, context);
   options.reuse = true;
   ApplyKvSize(flags.run.kv, model, options);
-  // Room for the sequence and, beside it, for what its chunks are copied from.
+  // Room for the sequence and for the originals from which its chunks are copied.
   if (options.kv_pages == 0) {
     options.kv_pages = 2 * DecoderPlan(model.spec, options, {}).max_pages +
                        static_cast<int64_t>(flags.chunks.size()) *

@@ -1,3 +1,4 @@
+// Parses the command line by a table of flags, and the values of flags within their limits.
 #include "harness/cli/flags.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace tokline {
 namespace {
 
-// All of the text as a number; nothing for anything else.
+// Parses the whole text as a number; returns nothing if it is anything else.
 template <typename T>
 std::optional<T> Number(std::string_view text) {
   T value{};

@@ -1,5 +1,5 @@
-// The flags of a command as a table, and the parsers of their values. Every complaint is an
-// InvalidArgument of one line that states the flag, the value and what is allowed.
+// The table of a command's flags, and the parsers of their values. Every error is an
+// InvalidArgument with a one-line message that states the flag, the value and what is allowed.
 #pragma once
 
 #include <cstdint>
@@ -17,32 +17,32 @@ namespace tokline {
 
 struct Flag {
   std::string_view name;   // "--seed"
-  std::string_view value;  // what to write after it, "N"; empty: a switch
+  std::string_view value;  // placeholder of its value, such as "N"; empty for a switch
   std::string_view help;
   std::function<void(std::string_view)> set;  // gets "" for a switch
   bool repeats = false;                       // may be given more than once
 };
 
-// Reads "--flag value" and "--flag=value". Returns the names of the flags given.
+// Parses "--flag value" and "--flag=value". Returns the names of the flags that were given.
 std::set<std::string_view> ParseFlags(std::string_view command, std::span<const Flag> flags,
                                       std::span<const std::string> args);
 
-// One aligned line a flag.
+// Formats one aligned line per flag.
 std::string FlagHelp(std::span<const Flag> flags);
 
 int64_t ParseInteger(std::string_view flag, std::string_view text, int64_t least, int64_t most);
 uint64_t ParseSeed(std::string_view flag, std::string_view text);
 double ParseReal(std::string_view flag, std::string_view text);
-// A whole number of bytes from 1, or of K, M or G of 1024 each: "4G".
+// A positive number of bytes, or of K, M or G, which are powers of 1024: "4G".
 int64_t ParseBytes(std::string_view flag, std::string_view text);
-// Integers separated by commas, at least one.
+// One or more integers separated by commas.
 std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text, int64_t least,
                                    int64_t most);
-// The index of the choice.
+// Returns the index of the choice.
 size_t ParseChoice(std::string_view flag, std::string_view text,
                    std::span<const std::string_view> choices);
 
-// What sets a variable, for the table.
+// Returns a Flag::set that stores an integer in a variable.
 template <typename T>
 std::function<void(std::string_view)> IntegerInto(std::string_view flag, T& target, int64_t least,
                                                   int64_t most = std::numeric_limits<T>::max()) {
@@ -51,7 +51,7 @@ std::function<void(std::string_view)> IntegerInto(std::string_view flag, T& targ
   };
 }
 
-// A path or a name, not empty.
+// Returns a Flag::set that stores a path or a name, which must not be empty.
 template <typename T>
 std::function<void(std::string_view)> TextInto(std::string_view flag, T& target) {
   return [=, &target](std::string_view text) {

@@ -1,4 +1,4 @@
-// tokline generate: one prompt, of text or of token ids, to its continuation.
+// tokline generate: continues one prompt, given as text or as token ids.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -29,7 +29,8 @@ std::vector<int32_t> ParseIds(std::string_view flag, std::string_view text) {
   return {ids.begin(), ids.end()};
 }
 
-// With which `tokline generate` alone shows what the embedded model does; beside its weights.
+// Prompt that `tokline generate` uses without arguments to demonstrate the embedded model; it lies
+// beside the model's weights.
 constexpr char kExamplePromptFile[] = "example_prompt.txt";
 constexpr int64_t kNewTextTokens = 256;
 
@@ -100,7 +101,7 @@ struct GenerateFlags {
     return flags;
   }
 
-  // The text of the prompt, wherever it comes from; nothing if it is given as ids.
+  // Returns the text of the prompt, wherever it comes from, or nothing if it is given as ids.
   std::optional<std::string> ReadPrompt() const {
     const int given = static_cast<int>(prompt_text.has_value()) +
                       static_cast<int>(!prompt_file.empty()) +
@@ -132,13 +133,13 @@ struct GenerateFlags {
   }
 };
 
-// The text of the tokens as they come, printed up to a stop string.
+// Prints the text of tokens as they are drawn, up to a stop string.
 class TextOutput {
  public:
   TextOutput(const Tokenizer& tokenizer, const std::vector<std::string>& stops)
       : stream_(tokenizer.Stream({.skip_special = true})), stops_(stops) {}
 
-  // False after a stop string.
+  // Returns false after a stop string.
   bool Push(int32_t token) {
     Show(stops_.Push(stream_.Push(token)));
     return stops_.Found().empty();
@@ -204,7 +205,7 @@ int GenerateCommand(const CommandLine& line) {
   GenerateFlags flags;
   ParseFlags("generate", flags.Table(), line.args);
   const std::optional<std::string> prompt_text = flags.ReadPrompt();
-  const StopStrings stops(flags.stops);  // refuses bad ones before the work
+  const StopStrings stops(flags.stops);  // refuses invalid stop strings before any work
   Validate(flags.rule);
   const auto forced = static_cast<int64_t>(flags.force_ids.size());
   const int64_t default_tokens = prompt_text ? kNewTextTokens : GenerateOptions().max_new_tokens;

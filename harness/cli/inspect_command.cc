@@ -1,4 +1,4 @@
-// tokline inspect: what a model is, what its files hold and what memory a run takes.
+// tokline inspect: shows what a model is, what its files contain and how much memory a run takes.
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -54,7 +54,7 @@ Json RopeScalingJson(const ModelSpec& spec) {
           {"original_positions", spec.rope_scaling->original_positions}};
 }
 
-// Of RoPE only where the model has it.
+// RoPE settings are included only if the model uses RoPE.
 Json SpecJson(const ModelSpec& spec) {
   Json json = {{"family", spec.family},
                {"hidden_size", spec.hidden_size},
@@ -96,7 +96,7 @@ Json TensorsJson(const Checkpoint& checkpoint) {
   return tensors;
 }
 
-// All 0 without a device.
+// All facts are 0 if there is no device.
 DeviceFacts FactsOf(Device device) {
 #if TOKLINE_HAS_CUDA
   if (device == Device::kCuda && CudaDeviceCount() > 0) return QueryDeviceFacts();
@@ -105,7 +105,7 @@ DeviceFacts FactsOf(Device device) {
   return {};
 }
 
-// Two columns, then the tensors.
+// Formats the report as two columns, followed by the tensors.
 std::string Text(const Json& report) {
   std::string text;
   const auto line = [&](std::string label, const std::string& value) {
@@ -171,7 +171,7 @@ int InspectCommand(const CommandLine& line) {
   Require(flags.run.kv.fraction == 0,
           "--kv-fraction is of what a run finds free after its warm-up, and inspect runs nothing; "
           "--kv-bytes and --kv-pages size the KV cache here");
-  DecoderPlan(spec, options, {});  // refuses a context that the model lacks first
+  DecoderPlan(spec, options, {});  // checks the context first
   SizeKvForBatch(flags.run.kv, model, options);
   const DeviceFacts facts = FactsOf(options.device);
   const MemoryPlan memory = PlanMemory(spec, options, facts);

@@ -1,3 +1,5 @@
+// Turns --kv-pages, --kv-bytes and --kv-fraction into a number of pages. If no size is given, a
+// workload gets what it can use, as far as the device has room.
 #include "harness/cli/kv_size.h"
 
 #include <algorithm>
@@ -10,8 +12,8 @@
 namespace tokline {
 namespace {
 
-// A cache that is as large as it can be takes this much of what is free; the rest is for what the
-// driver does later.
+// The largest cache takes this fraction of the free memory and leaves the rest to later allocations
+// by the driver.
 constexpr double kDefaultFraction = 0.9;
 
 int64_t PageBytes(const LoadedModel& model, const DecoderOptions& options) {
@@ -24,12 +26,12 @@ DecoderOptions WithOnePage(DecoderOptions options) {
   return options;
 }
 
-// Pages of the cache that are no sequence's.
+// Number of pages in the cache that belong to no sequence.
 int64_t ScratchPages(const LoadedModel& model, const DecoderOptions& options) {
   return DecoderPlan(model.spec, WithOnePage(options), {}).layout.num_pages - 1;
 }
 
-// As it was given, for a message.
+// The size as the user gave it, for messages.
 std::string Words(const KvSize& size) {
   if (size.pages > 0) return StrCat("--kv-pages is ", size.pages);
   if (size.bytes > 0) return StrCat("--kv-bytes is ", size.bytes);
@@ -114,7 +116,7 @@ void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, DecoderOpti
   ApplyKvSize(size, model, options);
   if (options.kv_pages > 0) return;
   options.kv_pages = options.max_batch * DivideUp(options.max_context, options.page_size);
-  if (options.device == Device::kCpu) return;  // backs what is touched, as it is touched
+  if (options.device == Device::kCpu) return;  // the system allocates pages when they are touched
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
   const double room = kDefaultFraction * static_cast<double>(backend->FreeBytes());
   const MemoryPlan plan = PlanMemory(model.spec, options, backend->facts());

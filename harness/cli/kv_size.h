@@ -1,4 +1,4 @@
-// How large the KV cache is: what a run needs, or what the user gives it.
+// Determines the size of the KV cache: what a run needs, or what the user specifies.
 #pragma once
 
 #include <cstdint>
@@ -12,34 +12,36 @@ namespace tokline {
 
 struct LoadedModel;
 
-// At most one is not 0.
+// The size that the user specifies. At most one member is not 0.
 struct KvSize {
   int64_t pages = 0;
   int64_t bytes = 0;
-  double fraction = 0;  // of what is free beside all else that the run takes
+  double fraction = 0;  // of the memory that is free after everything else that the run needs
 
   void AddTo(std::vector<Flag>& flags);
   bool IsGiven() const { return pages > 0 || bytes > 0 || fraction > 0; }
-  // Null, {"pages": N}, {"bytes": N} or {"fraction": X}.
+  // Returns null, {"pages": N}, {"bytes": N} or {"fraction": X}.
   nlohmann::ordered_json ToJson() const;
 };
 
-// Bytes of device memory that are free for the KV cache when weights, activations, workspaces,
-// tables and graphs have theirs. Measured: a decoder with a cache of one page is made and warmed
-// up. Not more than the plan leaves, since on the CPU memory counts only when it is touched.
+// Measures how many bytes of device memory are free for the KV cache once weights, activations,
+// workspaces, tables and graphs have been allocated, by making and warming up a decoder with a
+// cache of one page. The result is at most what the memory plan leaves, because on the CPU memory
+// counts as used only once it is touched.
 int64_t FreeForKv(const LoadedModel& model, const DecoderOptions& options);
 
-// Sets options.kv_pages to the size given; without one it stays 0, as many as it takes. Bytes hold
-// the scratch page too, where there is one (DecoderPlan::scratch_page); pages are sequences'.
-// Throws InvalidArgument if more than one is given or if it is less than a page.
+// Sets options.kv_pages to the given size. Without a size it stays 0, which means as many pages as
+// the run needs. A size in bytes includes the scratch page, if there is one
+// (DecoderPlan::scratch_page); a size in pages counts only pages for sequences. Throws
+// InvalidArgument if more than one size is given or if the size is less than one page.
 void ApplyKvSize(const KvSize& size, const LoadedModel& model, DecoderOptions& options);
 
-// The same for a run of whole batches: throws InvalidArgument unless max_batch sequences of
-// max_context tokens fit.
+// Same as ApplyKvSize, for a run of whole batches: also throws InvalidArgument unless max_batch
+// sequences of max_context tokens fit.
 void SizeKvForBatch(const KvSize& size, const LoadedModel& model, DecoderOptions& options);
 
-// The same for requests that come and go: without a size as many pages as all that may run at a
-// time can use, or as the device has room for.
+// Same as ApplyKvSize, for requests that come and go: without a size, uses as many pages as all
+// requests that may run at once can use, or as many as fit on the device.
 void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, DecoderOptions& options);
 
 }  // namespace tokline

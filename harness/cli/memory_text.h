@@ -1,4 +1,4 @@
-// A memory report (harness/record/memory_report.h) for people.
+// Formats a memory report (harness/record/memory_report.h) for people.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tokline {
 
-// In one line.
+// Returns one line.
 std::string MemoryText(const Json& report);
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// The flags for the model, its device, dtype, KV cache and ablations, and the decoder options that
+// follow from them.
 #include "harness/cli/model_run.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The flags that the commands share: the model, and where and how it runs.
+// The flags that several commands share: the model, and where and how it runs.
 #pragma once
 
 #include <cstdint>
@@ -15,30 +15,32 @@
 
 namespace tokline {
 
-// The embedded model: beside the program where it is installed, in the sources where it was built.
+// The folder of the embedded model: next to the program if it is installed, otherwise in the source
+// tree from which it was built.
 std::filesystem::path DefaultModelDir();
 
 // The flags of every command that runs a model, with their defaults.
 struct RunFlags {
   std::filesystem::path model = DefaultModelDir();
-  std::optional<Device> device;  // none: cuda where there is a usable device, else cpu
-  std::optional<DType> dtype;    // none: f32 on the CPU; on CUDA the checkpoint's, or bf16 for f32
+  std::optional<Device> device;  // if empty: cuda if there is a usable device, otherwise cpu
+  std::optional<DType> dtype;    // if empty: f32 on the CPU; on CUDA the checkpoint's, or bf16 for
+                                 // f32
   int32_t page_size = DecoderOptions().page_size;
   KvSize kv;
   AblationSet ablate;
-  std::string ablated;  // as they were named, separated by commas
+  std::string ablated;  // as the user named them, separated by commas
 
   void AddTo(std::vector<Flag>& flags);
-  // What --ablate takes, one aligned line a name, to stand below the flags.
+  // The names that --ablate takes, one aligned line per name, to be printed below the flags.
   static std::string AblationHelp();
   Device ChosenDevice() const;
-  // As rows name it: "cuda" or "reference", and what was ablated.
+  // The implementation's name in record rows: "cuda" or "reference", and what was ablated.
   std::string Implementation() const;
-  // For max_batch sequences of max_context tokens; kv_size.h applies the size of the KV cache.
+  // Options for max_batch sequences of max_context tokens. kv_size.h applies the KV cache's size.
   DecoderOptions Options(const ModelSpec& spec, int32_t max_batch, int64_t max_context) const;
 };
 
-// One line on standard error if the checkpoint has tensors that the model does not use.
+// Prints one line to standard error if the checkpoint has tensors that the model does not use.
 void ReportExtraTensors(const LoadedModel& model);
 
 }  // namespace tokline

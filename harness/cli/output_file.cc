@@ -1,3 +1,4 @@
+// Writes output files atomically: a temporary file in the same folder is synced and then renamed.
 #include "harness/cli/output_file.h"
 
 #include <fcntl.h>
@@ -26,9 +27,9 @@ OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
     return;
   }
   if (type == fs::file_type::regular) {
-    // Replacing a file that may not be written would succeed where the folder may be.
+    // Renaming would replace a read-only file if its folder is writable, so check the file itself.
     if (::access(path.c_str(), W_OK) != 0) Fail();
-    path_ = fs::canonical(path);  // a link stays a link
+    path_ = fs::canonical(path);  // replaces the target of a link, not the link
   }
   std::string name = path_.string() + ".XXXXXX";
   file_ = ::mkostemp(name.data(), O_CLOEXEC);

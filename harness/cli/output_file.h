@@ -1,4 +1,4 @@
-// A file that a command writes when it is done, and that must be writable before it starts.
+// A file that a command writes at its end, and whose writability is checked before it starts.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,19 @@
 
 namespace tokline {
 
-// Writes a temporary file in the same folder; Commit renames it. Without Commit nothing is left and
-// what was there before stays. What is no regular file, and whatever /dev or /proc names
-// (/dev/stdout may be a file that others write too), is appended to directly.
+// Writes to a temporary file in the same folder, which Commit renames. Without Commit, the
+// temporary file is removed and an existing file stays unchanged. Anything that is not a regular
+// file, and every path in /dev or /proc (/dev/stdout may be a file that others write to as well),
+// is appended to directly.
 class OutputFile {
  public:
-  // Throws RuntimeFailure with the path and the reason if it cannot be written.
+  // Throws RuntimeFailure with the path and the reason if the file cannot be written.
   explicit OutputFile(const std::filesystem::path& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  // Throw RuntimeFailure with the path and the reason.
+  // All throw RuntimeFailure with the path and the reason on failure.
   void Write(const void* data, int64_t bytes);
   void Write(std::string_view text) { Write(text.data(), static_cast<int64_t>(text.size())); }
   void Commit();
@@ -27,17 +28,17 @@ class OutputFile {
   [[noreturn]] void Fail() const;
 
   std::filesystem::path path_;
-  std::filesystem::path temporary_;  // empty: written to directly
+  std::filesystem::path temporary_;  // empty if the file is written directly
   int file_ = -1;
 };
 
-// One flag's file; the path is empty where the flag is not given.
+// The file of a flag. The path is empty if the flag is not given.
 struct NamedOutput {
   std::string_view flag;
   std::filesystem::path path;
 };
 
-// Throws InvalidArgument, naming both flags and the file, if two regular files are one.
+// Throws InvalidArgument, naming both flags and the file, if both name the same regular file.
 void RequireDistinct(const NamedOutput& a, const NamedOutput& b);
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// The entry point of the tokline program: the table of its commands, its help, and its error
+// reports.
 #include <algorithm>
 #include <cstdio>
 #include <exception>

@@ -1,4 +1,4 @@
-// The flags of a command that measures, and the header of its record.
+// The flags of commands that measure, and the header of their records.
 #pragma once
 
 #include <filesystem>
@@ -12,18 +12,19 @@
 
 namespace tokline {
 
-// Where a command that measures writes to, and what it takes over.
+// Where a measuring command writes its results, and which peaks it uses.
 struct RecordFlags {
   std::filesystem::path json;
   std::string record;
-  std::string peaks;  // a record file; "": they are measured
+  std::string peaks;  // a record file to take them from; if empty, they are measured
 
   void AddTo(std::vector<Flag>& flags);
-  // Throws InvalidArgument for peaks of a device that has none.
+  // Throws InvalidArgument if peaks are given for a device that has none.
   void RequirePeaksOf(Device device) const;
 };
 
-// The header of a run of `program` ("tokline bench"); on CUDA with peaks, measured or taken over.
+// Makes the header of a run of `program` ("tokline bench"). On CUDA it contains the peaks, measured
+// or taken from the given file.
 RunHeader MakeRunHeader(const CommandLine& line, std::string program, Device device,
                         const RecordFlags& flags);
 

@@ -1,4 +1,4 @@
-// The flags of commands that draw tokens.
+// The flags of commands that sample tokens.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace tokline {
 
-// --temperature, --top-k, --top-p and --seed, into `rule`, which outlives the flags.
+// Adds --temperature, --top-k, --top-p and --seed, which set `rule`. It must outlive the flags.
 void AddSamplingFlags(SamplingRule& rule, std::vector<Flag>& flags);
 
 }  // namespace tokline

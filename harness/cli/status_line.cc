@@ -12,7 +12,7 @@
 namespace tokline {
 namespace {
 
-// Three digits where there are not more before the point.
+// Rounds to three significant digits, or to an integer if that has more.
 std::string Rounded(double value) {
   char text[48];
   std::snprintf(text, sizeof(text), value < 10 ? "%.2f" : value < 100 ? "%.1f" : "%.0f", value);

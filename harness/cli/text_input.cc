@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kMaxBytes = size_t{64} << 20;
 
-// Closed at the end of its life, unless it is standard input.
+// Closed by the destructor, unless it is standard input.
 class InputFile {
  public:
   explicit InputFile(const std::string& file)

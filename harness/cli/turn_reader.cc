@@ -13,7 +13,7 @@
 namespace tokline {
 
 std::optional<std::string> TurnReader::Next(const std::atomic<bool>* interrupted) {
-  // A signal may come between the look at the flag and the wait, so no wait is long.
+  // A signal may arrive between checking the flag and waiting, so each wait is short.
   constexpr int kWaitMs = 100;
   while (!interrupted->load()) {
     if (const size_t end = pending_.find('\n', searched_); end != pending_.npos) {

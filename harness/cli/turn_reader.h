@@ -1,4 +1,4 @@
-// The lines of standard input, read so that Ctrl-C is noticed between them.
+// Reads lines from standard input and notices Ctrl-C between them.
 #pragma once
 
 #include <atomic>
@@ -9,13 +9,13 @@ namespace tokline {
 
 class TurnReader {
  public:
-  // The next line without its end; nothing at the end of the input, or as soon as `interrupted`
-  // becomes true. Throws RuntimeFailure if standard input cannot be read.
+  // Returns the next line without its newline, or nothing at the end of the input or once
+  // `interrupted` is true. Throws RuntimeFailure if standard input cannot be read.
   std::optional<std::string> Next(const std::atomic<bool>* interrupted);
 
  private:
   std::string pending_;
-  size_t searched_ = 0;  // bytes of pending_ without an end of line
+  size_t searched_ = 0;  // number of leading bytes in pending_ known to contain no newline
   bool at_end_ = false;
 };
 

@@ -1,3 +1,5 @@
+// Measures a workload: sizes the decoder for it, repeats it, verifies some of its texts, and writes
+// one record row.
 #include "harness/cli/workload_bench.h"
 
 #include <algorithm>
@@ -22,9 +24,10 @@
 namespace tokline {
 namespace {
 
-constexpr std::array<std::string_view, 3> kSharingNames = {"never", "auto", "always"};  // by value
+// Indexed by ChunkSharing.
+constexpr std::array<std::string_view, 3> kSharingNames = {"never", "auto", "always"};
 
-// How ids that are drawn are kept inside the vocabulary, or "".
+// Says how to keep random ids within the vocabulary; empty if the ids are not random.
 std::string HowToDraw(const Workload& workload, size_t i, int64_t vocab_size) {
   if (workload.name.starts_with("synthetic")) {
     return StrCat("; ids=", vocab_size, " draws from all of them");
@@ -33,7 +36,7 @@ std::string HowToDraw(const Workload& workload, size_t i, int64_t vocab_size) {
   return StrCat("; beside prompt_tokens \"ids\": ", vocab_size, " draws from all of them");
 }
 
-// A request that the model cannot take is named before anything runs.
+// Refuses a request that the model cannot run, by name, before anything runs.
 void RequireFits(const Workload& workload, const ModelSpec& spec) {
   for (size_t i = 0; i < workload.requests.size(); ++i) {
     const Request& request = workload.requests[i].request;
@@ -47,7 +50,7 @@ void RequireFits(const Workload& workload, const ModelSpec& spec) {
   }
 }
 
-// The model's, if the workload needs it.
+// Loads the model's tokenizer if the workload needs one.
 std::optional<Tokenizer> LoadTokenizer(const Workload& workload, const LoadedModel& model) {
   if (!workload.HasStopStrings()) return std::nullopt;
   const std::filesystem::path file = model.checkpoint.Dir() / "tokenizer.json";
@@ -59,7 +62,7 @@ std::optional<Tokenizer> LoadTokenizer(const Workload& workload, const LoadedMod
   return Tokenizer::Load(file);
 }
 
-// As `tokline generate` reads a text that it shows.
+// Detects stop strings in the same way as `tokline generate`.
 StopReader ReadUntil(const Tokenizer& tokenizer, std::span<const std::string> stops) {
   return [text = tokenizer.Stream({.skip_special = true}),
           found = StopStrings({stops.begin(), stops.end()})](int32_t token) mutable {
@@ -86,7 +89,8 @@ Json ShapeOf(const Workload& workload, const WorkloadFlags& flags, const KvSize&
   return shape;
 }
 
-// The figures besides the samples are those of the repeat with the median time.
+// Every repeat contributes its samples; the other figures come from the repeat with the median
+// time.
 void TakeFigures(std::vector<WorkloadResult>& results, WorkloadMeasurement& measurement) {
   for (const WorkloadResult& result : results) {
     measurement.samples.push_back({.total_s = result.total_s,
@@ -113,7 +117,7 @@ void TakeFigures(std::vector<WorkloadResult>& results, WorkloadMeasurement& meas
   measurement.max_kv_pages = middle->max_kv_pages;
 }
 
-// Measures the workload, a disturbed repeat once more, and has some of its texts judged.
+// Measures the workload, repeats a disturbed measurement once, and has some of the texts judged.
 void Measure(const LoadedModel& model, const DecoderOptions& options, const Workload& workload,
              const MakeStopReader& make_stop_reader, int32_t repeats,
              const Fingerprint& fingerprint, WorkloadMeasurement& measurement, Json& memory) {
@@ -153,7 +157,8 @@ void Measure(const LoadedModel& model, const DecoderOptions& options, const Work
   TakeFigures(results, measurement);
 }
 
-// How the host's memory went: after the warm-up, after a tenth, in the end.
+// Describes the growth of host memory: after the warm-up, after a tenth of the requests, at the
+// end.
 std::string GrowthText(const Json& points) {
   const auto heap = [](const Json& point) {
     return BytesText(point["host_heap"].get<int64_t>()) + " heap";

@@ -1,4 +1,4 @@
-// tokline bench --workload: requests as a service gets them, with continuous batching.
+// tokline bench --workload: runs requests as a service receives them, with continuous batching.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,25 @@
 namespace tokline {
 
 struct WorkloadFlags {
-  std::string workload;  // empty: none
+  std::string workload;  // empty if no workload is given
   int32_t max_batch = 256;
   int64_t token_budget = DecoderOptions().token_budget;
   bool reuse = false;
-  std::optional<ChunkSharing> sharing;  // none: when it pays
+  std::optional<ChunkSharing> sharing;  // empty: share when it pays
 
   void AddTo(std::vector<Flag>& flags);
 };
 
-// What `tokline bench` has besides.
+// The other settings of `tokline bench` that a workload uses.
 struct WorkloadRun {
   const RunFlags& run;
   const RecordFlags& record;
-  std::optional<int32_t> repeats;  // none: 3 on CUDA, 1 on the CPU
+  std::optional<int32_t> repeats;  // if empty: 3 on CUDA, 1 on the CPU
   std::optional<OpDelay> op_delay;
-  Json injected = nullptr;  // as records say it
+  Json injected = nullptr;  // as written to records
 };
 
-// The figures of a row that stands, as lines to read.
+// Formats the figures of a valid row for people, in several lines.
 std::string WorkloadText(const Json& row);
 
 // Runs the workload, prints its figures, records its row and writes it to --json. Returns an exit
