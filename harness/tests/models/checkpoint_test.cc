@@ -1,4 +1,4 @@
-// The checkpoint reader over good files, malformed ones and mutations of good ones.
+// Reads valid checkpoint files, malformed ones, and mutations of valid ones.
 #include "harness/models/checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -209,7 +209,8 @@ TEST(CheckpointTest, AdviceOutsideTheFilesIsRefused) {
       Refuses<InvalidArgument>([&] { checkpoint.Prefetch(&elsewhere, 4); }, {"do not lie in"}));
 }
 
-// Resident memory of this process in KiB: "RssAnon" is its own, "RssFile" that of mapped files.
+// Resident memory of this process in KiB: "RssAnon" is its own memory, "RssFile" that of mapped
+// files.
 int64_t ResidentKib(const std::string& kind) {
   std::istringstream status(ReadFile("/proc/self/status"));
   std::string key;
@@ -248,13 +249,13 @@ TEST(CheckpointTest, LoadingKeepsResidentMemorySmall) {
     checkpoint.Release(tensor.data, tensor.bytes);
   }
   EXPECT_EQ(sum, 0);
-  EXPECT_GE(most, kTensorBytes >> 10);  // the figure does see what is touched
+  EXPECT_GE(most, kTensorBytes >> 10);  // touched pages do show up in the figure
   EXPECT_LT(most, 2 * kTensorBytes >> 10);
   EXPECT_LT(ResidentKib("RssFile") - file_before, 4 << 10);
   EXPECT_LT(ResidentKib("RssAnon") - anon_before, 8 << 10);
 }
 
-// Whatever is accepted must be consistent; whatever is not must be a RuntimeFailure.
+// Whatever is accepted must be consistent; everything else must cause a RuntimeFailure.
 TEST(CheckpointTest, MutatedHeadersAreReadConsistentlyOrRefused) {
   constexpr uint64_t kSeed = 20240611;
   constexpr std::string_view kPieces[] = {

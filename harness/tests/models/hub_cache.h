@@ -1,4 +1,4 @@
-// A cache as Hugging Face's tools keep it, written by tests.
+// Writes a cache with the layout of Hugging Face's tools, for tests.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,8 @@ namespace tokline::testing {
 
 class HubCacheFolder {
  public:
-  // The folder of the new snapshot, whose files are links to blobs. `ref` names it, if not empty.
+  // Adds a snapshot whose files are links to blobs, and returns its folder. If `ref` is not empty,
+  // a ref of that name points to it.
   std::filesystem::path Add(std::string_view repo, std::string_view commit,
                             const std::map<std::string, std::string>& files,
                             std::string_view ref = "main") const {

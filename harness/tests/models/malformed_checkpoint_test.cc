@@ -1,4 +1,4 @@
-// Every malformed checkpoint file is refused, with words that name the file and the fault.
+// Every malformed checkpoint file is refused with a message that names the file and the fault.
 #include <gtest/gtest.h>
 
 #include "harness/models/checkpoint.h"
@@ -31,7 +31,7 @@ TEST_P(MalformedCheckpointTest, IsRefusedByName) {
 INSTANTIATE_TEST_SUITE_P(Files, MalformedCheckpointTest, ::testing::ValuesIn(MalformedFiles()),
                          [](const auto& info) { return info.param.name; });
 
-// The seed is in the failure's message.
+// A failure's message contains the seed.
 TEST(MalformedRandomFileTest, IsRefusedByName) {
   TempFolder dir;
   for (uint64_t seed = 0; seed < 1200; ++seed) {
@@ -42,7 +42,7 @@ TEST(MalformedRandomFileTest, IsRefusedByName) {
   }
 }
 
-// What the faults are put into is right: only the fault can be what is refused.
+// The files are valid before the fault is added, so only the fault can cause a refusal.
 TEST(MalformedRandomFileTest, WithoutTheFaultItIsRead) {
   TempFolder dir;
   for (uint64_t seed = 0; seed < 200; ++seed) {

@@ -1,4 +1,4 @@
-// Checkpoint files that are each wrong in one place, with what the refusal must say.
+// Checkpoint files that are each wrong in one place, and what the error message must contain.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace tokline::testing {
 
-// What a header says of one tensor: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}.
+// A tensor's entry in the header: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}.
 inline std::string Entry(std::string_view dtype, std::string_view shape, std::string_view offsets) {
   return StrCat(R"({"dtype":")", dtype, R"(","shape":)", shape, R"(,"data_offsets":)", offsets,
                 "}");
@@ -25,7 +25,7 @@ inline std::string Header(std::string_view first, std::string_view second) {
 
 inline const std::string kGood = Entry("F32", "[2]", "[0,8]");
 
-// One malformed model.safetensors each, and what the refusal must say.
+// A malformed model.safetensors and what the error message must contain.
 struct Malformed {
   std::string name;
   std::string file;
@@ -39,12 +39,12 @@ inline std::vector<Malformed> MalformedFiles() {
   const auto add = [&](std::string name, std::string file, std::vector<std::string> says) {
     cases.push_back({std::move(name), std::move(file), std::move(says)});
   };
-  // A header that is wrong by itself; the data is as long as the good entry's.
+  // Adds a header that is wrong in itself; the data has the length of the good entry's.
   const auto header = [&](std::string name, const std::string& text,
                           std::vector<std::string> says) {
     add(std::move(name), SafetensorsFile(text, 8), std::move(says));
   };
-  // One tensor "a" that is wrong.
+  // Adds a header whose tensor "a" is wrong.
   const auto entry = [&](std::string name, const std::string& text, std::vector<std::string> says) {
     says.push_back("tensor \"a\"");
     header(std::move(name), Header(text), std::move(says));
@@ -183,7 +183,7 @@ inline std::vector<Malformed> MalformedFiles() {
   return cases;
 }
 
-// "a" in one.safetensors, "b" in two.safetensors, and two files that clash with them.
+// Writes "a" to one.safetensors, "b" to two.safetensors, and two files that clash with them.
 inline void WriteShards(const TempFolder& dir) {
   WriteFile(dir / "one.safetensors", SafetensorsFile({{"a", {2}}}));
   WriteFile(dir / "two.safetensors", SafetensorsFile({{"b", {4}}}));
@@ -195,7 +195,7 @@ inline std::string IndexFile(const nlohmann::json& map) {
   return nlohmann::json{{"weight_map", map}}.dump();
 }
 
-// One malformed model.safetensors.index.json each, beside the files of WriteShards.
+// Malformed index files, which go beside the files of WriteShards.
 inline std::vector<Malformed> MalformedIndexes() {
   const auto shard_of_a = [&](std::string name) {
     return IndexFile({{"a", std::move(name)}, {"b", "two.safetensors"}});

@@ -1,4 +1,4 @@
-// Random good safetensors files, and the same with one fault each, all made from a seed.
+// Random valid safetensors files, and the same files with one fault each, generated from a seed.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace tokline::testing {
 
-// A file in parts, so that one can be spoilt before it is written out.
+// A file in parts, so that one of them can be corrupted before it is written.
 struct RandomFile {
   struct Tensor {
     std::string name;
@@ -23,8 +23,8 @@ struct RandomFile {
     std::vector<std::string> shape;
     int64_t begin = 0;
     int64_t end = 0;
-    std::string offsets = {};  // in place of [begin, end]
-    std::string more = {};     // after the three fields
+    std::string offsets = {};  // replaces [begin, end] if not empty
+    std::string more = {};     // follows the three fields
 
     void Move(int64_t bytes) { begin += bytes, end += bytes; }
     std::string Entry() const {
@@ -44,7 +44,7 @@ struct RandomFile {
       Tensor tensor{.name = StrCat("layer.", i, ".weight"), .dtype = std::string(dtype)};
       int64_t bytes = element_bytes;
       for (int64_t rank = Below(4); rank > 0; --rank) {
-        // The first two are never empty: most faults need bytes to be wrong about.
+        // The first two tensors are never empty, because most faults need bytes to be wrong about.
         const int64_t extent = i < 2 ? 1 + Below(5) : Below(5);
         tensor.shape.push_back(std::to_string(extent));
         bytes *= extent;
@@ -90,7 +90,7 @@ struct RandomFile {
 
 struct Fault {
   const char* name;
-  std::string (*spoil)(RandomFile& file);  // the spoilt file
+  std::string (*spoil)(RandomFile& file);  // returns the corrupted file
   const char* says;
 };
 
@@ -144,7 +144,7 @@ inline constexpr Fault kFaults[] = {
     {"OneExtentTooMany",
      [](RandomFile& file) { return file.FileWithShape({std::to_string(2 + file.Below(1000))}); },
      " make "},
-    {"ProductWrapsToItself",  // (2^62 + 1) * 4 is 4, modulo 2^64
+    {"ProductWrapsToItself",  // (2^62 + 1) * 4 is 4 modulo 2^64
      [](RandomFile& file) {
        auto& tensor = file.Full();
        tensor.dtype = "F32";
@@ -242,7 +242,7 @@ inline constexpr Fault kFaults[] = {
 
 inline std::string RandomGoodFile(uint64_t seed) { return RandomFile(seed).File(); }
 
-// Every fault comes in turn.
+// Cycles through the faults by seed.
 inline Malformed MalformedRandomFile(uint64_t seed) {
   const Fault& fault = kFaults[seed % std::size(kFaults)];
   RandomFile file(seed);

@@ -1,4 +1,4 @@
-// Model folders written by tests: right, and wrong in one chosen place.
+// Writes model folders for tests: valid ones, and ones that are wrong in one chosen place.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 
 namespace tokline::testing {
 
-// A folder that is removed at the end of its life.
+// A temporary folder that the destructor removes.
 class TempFolder {
  public:
   TempFolder() {
@@ -51,14 +51,14 @@ inline std::string ReadFile(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The 8 bytes that open a safetensors file.
+// The first 8 bytes of a safetensors file.
 inline std::string LengthPrefix(uint64_t header_bytes) {
   std::string prefix;
   for (int i = 0; i < 8; ++i) prefix += static_cast<char>(header_bytes >> (8 * i) & 0xff);
   return prefix;
 }
 
-// A safetensors file of a header as it is and so many bytes of data, 0, 1, 2, ... modulo 251.
+// A safetensors file with the given header and `data_bytes` bytes of data: 0, 1, 2, ... modulo 251.
 inline std::string SafetensorsFile(std::string_view header, int64_t data_bytes) {
   std::string file = LengthPrefix(header.size()) + std::string(header);
   for (int64_t i = 0; i < data_bytes; ++i) file += static_cast<char>(i % 251);
@@ -89,7 +89,8 @@ inline std::string SafetensorsFile(const std::vector<TestTensor>& tensors) {
   return SafetensorsFile(header.dump(), end);
 }
 
-// A Qwen3 of 2 layers, hidden size 8, 2 query heads, 1 KV head of 64, 12 inner, 10 tokens.
+// A Qwen3 with 2 layers, hidden size 8, 2 query heads, 1 KV head, head dimension 64, intermediate
+// size 12 and 10 tokens.
 inline nlohmann::json SmallConfig() {
   return {{"architectures", {"Qwen3ForCausalLM"}},
           {"attention_bias", false},
@@ -134,8 +135,8 @@ inline std::vector<TestTensor> SmallTensors() {
   return tensors;
 }
 
-// A GPT-2 of 2 layers, hidden size 64, one head, 256 inner, 10 tokens, 16 positions, with the keys
-// of the published repositories.
+// A GPT-2 with 2 layers, hidden size 64, one head, intermediate size 256, 10 tokens and 16
+// positions, and with the keys of the published repositories.
 inline nlohmann::json SmallGpt2Config() {
   return {{"activation_function", "gelu_new"},
           {"architectures", {"GPT2LMHeadModel"}},
@@ -180,7 +181,7 @@ inline void WriteModel(const std::filesystem::path& dir, const nlohmann::json& c
   WriteFile(dir / "model.safetensors", SafetensorsFile(tensors));
 }
 
-// Expects `work` to throw an Error whose message is one line and holds every one of `parts`.
+// Expects `work` to throw an Error with a one-line message that contains every one of `parts`.
 template <typename Error>
 ::testing::AssertionResult Refuses(const std::function<void()>& work,
                                    const std::vector<std::string>& parts) {

@@ -1,5 +1,5 @@
-// Models are found in folders and in the Hugging Face cache, and whatever is not found is
-// explained.
+// Models are found in folders and in the Hugging Face cache; if a model is not found, the message
+// explains why.
 #include "harness/models/model_location.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What config.json says and what is refused.
+// How config.json is read, and what is refused.
 #include "harness/models/model_spec.h"
 
 #include <gtest/gtest.h>
@@ -96,7 +96,7 @@ TEST(ModelSpecTest, LlamaHasNoQkNormAndTwoFlagsOfBiases) {
   EXPECT_TRUE(spec.mlp_bias);
 }
 
-// Configs of Llama 1 and 2 leave out what transformers fills in.
+// Configs of Llama 1 and 2 omit values for which transformers has defaults.
 TEST(ModelSpecTest, LlamaDefaultsAreThoseOfTransformers) {
   json config = OfFamily("LlamaForCausalLM");
   config.erase("rope_theta");
@@ -133,7 +133,7 @@ TEST(ModelSpecTest, Qwen2HasBiasesOfQkvAloneAndNoHeadDim) {
   config.erase("head_dim");
   config.erase("attention_bias");
   config["hidden_size"] = 128;
-  config["sliding_window"] = 32768;  // not in use
+  config["sliding_window"] = 32768;  // not used, because use_sliding_window is false
   const ModelSpec spec = Load(config);
   EXPECT_EQ(spec.family, "qwen2");
   EXPECT_EQ(spec.head_dim, 64);
@@ -162,7 +162,7 @@ TEST(ModelSpecTest, Gpt2ReadsItsOwnKeys) {
   ModelSpec spec = Load(config);
   EXPECT_EQ(spec.family, "gpt2");
   EXPECT_EQ(spec.hidden_size, 64);
-  EXPECT_EQ(spec.intermediate_size, 256);  // 4 x hidden where n_inner is missing
+  EXPECT_EQ(spec.intermediate_size, 256);  // 4 x hidden size if n_inner is missing
   EXPECT_EQ(spec.num_layers, 2);
   EXPECT_EQ(spec.max_positions, 16);
   EXPECT_EQ(spec.num_q_heads, 1);
@@ -174,7 +174,7 @@ TEST(ModelSpecTest, Gpt2ReadsItsOwnKeys) {
   EXPECT_EQ(spec.rope_theta, 0);
   EXPECT_EQ(spec.mlp, MlpKind::kGelu);
   EXPECT_TRUE(spec.qkv_bias && spec.output_bias && spec.mlp_bias && spec.tied_embeddings);
-  EXPECT_EQ(spec.dtype, DType::kF32);  // the published config has none
+  EXPECT_EQ(spec.dtype, DType::kF32);  // the published config names no dtype
   EXPECT_EQ(spec.UpRows(), 256);
   config["n_inner"] = 40;
   config["tie_word_embeddings"] = false;
@@ -192,7 +192,7 @@ TEST(ModelSpecTest, HeadDimIsDerivedWhereTheConfigHasNone) {
   config["head_dim"] = nullptr;
   config["num_attention_heads"] = 4;
   EXPECT_EQ(Load(config).head_dim, 64);
-  config["head_dim"] = 128;  // what the config says wins
+  config["head_dim"] = 128;  // the config takes precedence
   EXPECT_EQ(Load(config).head_dim, 128);
 }
 

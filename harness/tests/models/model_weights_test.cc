@@ -1,4 +1,4 @@
-// Tensors find their roles, and nothing is bound that the config does not say.
+// Tensors are bound to their roles, and nothing is bound that the config does not mention.
 #include "harness/models/model_weights.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ Tensors Replaced(Tensors tensors, const TestTensor& by) {
   return Joined(Without(std::move(tensors), by.name), {by});
 }
 
-// A model folder with its spec and checkpoint; Bind() is what the tests are about.
+// A model folder with its spec and checkpoint. The tests exercise Bind().
 struct Model {
   Model(const nlohmann::json& config, const Tensors& tensors) {
     WriteModel(dir.Path(), config, tensors);
@@ -199,7 +199,7 @@ TEST(ModelWeightsTest, BiasThatQwen2NeverHasIsRefused) {
   EXPECT_NE(Model(config, tensors).Bind().layers[0].q_bias.data, nullptr);
 }
 
-// Conv1D stores [inputs, outputs]; Q, K and V are columns of one matrix.
+// GPT-2's Conv1D stores [inputs, outputs]; Q, K and V are columns of one matrix.
 TEST(ModelWeightsTest, Gpt2MatricesAreSeenAsOutputsByInputs) {
   for (const char* prefix : {"", "transformer."}) {
     Model model(SmallGpt2Config(), SmallGpt2Tensors(prefix));
@@ -235,7 +235,7 @@ TEST(ModelWeightsTest, Gpt2MatricesAreSeenAsOutputsByInputs) {
 
 TEST(ModelWeightsTest, EveryTensorOfGpt2IsNeededInItsStoredShape) {
   for (TestTensor tensor : SmallGpt2Tensors("")) {
-    // Without its embedding a checkpoint has no known prefix: the first one is asked for.
+    // Without an embedding the checkpoint's prefix is unknown, so the first one is assumed.
     if (tensor.name == "wte.weight") continue;
     EXPECT_TRUE(Model(SmallGpt2Config(), Without(SmallGpt2Tensors(""), tensor.name))
                     .IsRefused({StrCat("\"", tensor.name, "\" is missing")}));
