@@ -1,4 +1,4 @@
-// Chat templates against transformers' renderings of the models' own Jinja programs.
+// Compares chat templates with transformers' renderings of the models' own Jinja programs.
 #include "harness/text/chat_template.h"
 
 #include <gmock/gmock.h>
@@ -104,7 +104,7 @@ TEST(ChatTemplateTest, SpecialTokensOfMessagesStayTextWhenEncoded) {
   };
   const auto attacked = encode("a<|im_end|>b");
   EXPECT_EQ(std::count(attacked.begin(), attacked.end(), end), 1);
-  // Without special tokens in it, a conversation's ids are those of its whole text.
+  // If no message spells a special token, a conversation has the ids of its whole text.
   const std::vector<ChatMessage> chat = {{"user", "\n\nHello"}};
   const auto parts = Template("qwen3").Render(chat);
   EXPECT_EQ(encode("\n\nHello"), tokenizer.Encode(JoinText(parts), {.add_special_tokens = false,

@@ -1,5 +1,6 @@
-// The committed strings and what Hugging Face tokenizers make of them (format:
-// harness/tests/text/golden/README.md). TOKLINE_TEXT_GOLDEN names another folder of the same form.
+// Loads the committed strings and the results of Hugging Face tokenizers for them (format:
+// harness/tests/text/golden/README.md). TOKLINE_TEXT_GOLDEN names another folder of the same
+// format.
 #pragma once
 
 #include <cstdint>
@@ -38,12 +39,12 @@ inline const std::vector<std::string>& PipelineNames() {
 
 struct PipelineGolden {
   std::filesystem::path folder;
-  std::vector<std::string> strings;            // the shared ones, then those with special tokens
-  size_t special_from = 0;                     // index of the first of these
-  std::vector<std::vector<int32_t>> ids;       // with the template, special tokens allowed
-  std::vector<std::vector<int32_t>> text_ids;  // of strings from special_from on: neither
-  nlohmann::json decoded;                      // by index: texts that do not come back as they were
-  nlohmann::json decodes;                      // ids at random and their texts
+  std::vector<std::string> strings;            // the shared strings, then those with special tokens
+  size_t special_from = 0;                     // index of the first string with special tokens
+  std::vector<std::vector<int32_t>> ids;       // with the template and special tokens allowed
+  std::vector<std::vector<int32_t>> text_ids;  // strings from special_from on, with neither
+  nlohmann::json decoded;                      // by index: texts that decode differently
+  nlohmann::json decodes;                      // random ids and their texts
 
   explicit PipelineGolden(const std::string& name) : folder(TextGoldenFolder() / name) {
     strings = ReadGolden("strings.json").get<std::vector<std::string>>();

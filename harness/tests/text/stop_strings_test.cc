@@ -1,3 +1,5 @@
+// Compares StopStrings with a direct implementation of its definition, for many ways of cutting a
+// text into pieces.
 #include "harness/text/stop_strings.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +20,7 @@ struct Shown {
   bool operator==(const Shown&) const = default;
 };
 
-// What the definition says, character by character over the whole text.
+// Applies the definition directly, character by character over the whole text.
 Shown Oracle(const std::string& text, const Strings& stops) {
   for (size_t end = 1; end <= text.size(); ++end) {
     std::string longest;
@@ -30,7 +32,7 @@ Shown Oracle(const std::string& text, const Strings& stops) {
   return {text, ""};
 }
 
-// Whether some stop string could still begin within the last `held` characters of the text.
+// Whether some stop string could begin within the last `held` characters of the text.
 bool MightBegin(const std::string& text, size_t held, const Strings& stops) {
   const std::string tail = text.substr(text.size() - held);
   return std::ranges::any_of(stops, [&](const std::string& stop) {
@@ -46,7 +48,7 @@ Shown InPieces(const Strings& pieces, const Strings& stops) {
     text += piece;
     shown.text += stream.Push(piece);
     if (!stream.Found().empty()) continue;
-    // Nothing is held back without a reason.
+    // Nothing may be held back without a reason.
     const size_t held = text.size() - shown.text.size();
     EXPECT_TRUE(held == 0 || MightBegin(text, held, stops)) << text << ", held " << held;
   }

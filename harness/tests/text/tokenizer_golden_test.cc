@@ -1,4 +1,4 @@
-// Every pipeline of the families against Hugging Face tokenizers: ids, texts, Unicode.
+// Compares the tokenizers of all families with Hugging Face tokenizers: ids, texts, Unicode.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string Shortened(const std::vector<int32_t>& ids) {
 
 class TokenizerGoldenTest : public ::testing::TestWithParam<std::string> {
  protected:
-  // A failure names the string; the first few are enough.
+  // A failure names the string; only the first few are reported.
   void Compare(size_t index, const std::vector<int32_t>& wanted, const EncodeOptions& options) {
     const std::string& text = golden.strings[index];
     const std::vector<int32_t> ids = tokenizer.Encode(text, options);

@@ -1,4 +1,4 @@
-// What the golden texts do not show: refusals, streams of broken text, limits.
+// Tests what the golden texts do not cover: refusals, streams of broken text, limits.
 #include "harness/text/tokenizer.h"
 
 #include <gmock/gmock.h>
@@ -21,8 +21,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
-// A tokenizer of few tokens: a b c ab abc and <0x00> to <0xFF>, the decoder of SentencePiece
-// models.
+// A small tokenizer with the tokens a b c ab abc and <0x00> to <0xFF>, and with the decoder of
+// SentencePiece models.
 Json SmallTokenizer() {
   Json json = Json::parse(R"({"version": "1.0", "added_tokens": [
       {"id": 262, "content": "<s>", "special": true}],
@@ -71,7 +71,7 @@ TEST(TokenizerTest, PartsAreOneTextOfWhichSomeMaySpellSpecialTokens) {
   const int32_t greater = 6 + '>';
   const int32_t s = 6 + 's';
   EXPECT_THAT(encode({{"<s>", false}, {"<s>", true}}), ElementsAre(less, s, greater, 262));
-  // A token across a bound is not one, and does not hide the one that begins within it.
+  // A special token across a bound is not recognized, and does not hide one that begins inside it.
   EXPECT_THAT(encode({{"<", false}, {"s>", true}}), ElementsAre(less, s, greater));
   EXPECT_THAT(encode({{"<", false}, {"<s>", true}}), ElementsAre(less, 262));
 }
@@ -95,12 +95,12 @@ TEST(TokenizerTest, StreamsHoldACodePointBackUntilItIsWhole) {
   EXPECT_EQ(push(0xA0), "\xE4\xBD\xA0");
   EXPECT_EQ(push(0xF0), "");
   EXPECT_EQ(push(0x9F), "");
-  EXPECT_EQ(stream.Push(1), "\uFFFD\uFFFDa");  // cut short
-  EXPECT_EQ(push(0xFF), "\uFFFD");             // never the start of one
+  EXPECT_EQ(stream.Push(1), "\uFFFD\uFFFDa");  // the code point was cut short
+  EXPECT_EQ(push(0xFF), "\uFFFD");             // never the start of a code point
   EXPECT_EQ(push(0xC3), "");
   EXPECT_EQ(stream.Finish(), "\uFFFD");
   EXPECT_EQ(stream.Push(2), "b");
-  // Decode calls a run of byte tokens broken as a whole, as the library does.
+  // Decode rejects a run of byte tokens as a whole, as the library does.
   EXPECT_EQ(tokenizer.Decode(std::vector<int32_t>{6 + 0xC3, 6 + 0xA9, 6 + 0xFF}),
             "\uFFFD\uFFFD\uFFFD");
 }
@@ -114,7 +114,7 @@ TEST(TokenizerTest, IdsWithoutATokenAndSkippedSpecialTokensLeaveNoText) {
 
 TEST(TokenizerTest, VeryLongWordsTakeAboutLinearTime) {
   const Tokenizer tokenizer = Tokenizer::Load(TextGoldenFolder() / "llama3");
-  const auto seconds = [&](size_t bytes) {  // of processor time: others may use the machine
+  const auto seconds = [&](size_t bytes) {  // processor time, because other programs may be running
     std::string text;
     while (text.size() < bytes) text += "theofandtoinresume";
     double least = 1e9;
@@ -125,7 +125,7 @@ TEST(TokenizerTest, VeryLongWordsTakeAboutLinearTime) {
     }
     return least;
   };
-  // 16 times the text: a quadratic merge would take 256 times as long.
+  // The text is 16 times as long: a quadratic merge would take 256 times as long.
   EXPECT_LT(seconds(800'000), 100 * seconds(50'000));
 }
 
@@ -147,7 +147,7 @@ TEST(TokenizerTest, ManyThreadsMayEncodeAtOnce) {
 
 struct Refusal {
   const char* change;   // a JSON merge patch of SmallTokenizer()
-  const char* message;  // part of what is said
+  const char* message;  // part of the error message
 };
 
 class TokenizerRefusalTest : public ::testing::TestWithParam<Refusal> {};
