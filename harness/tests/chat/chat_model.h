@@ -1,4 +1,5 @@
-// A model folder that can chat: random weights, a golden tokenizer, the embedded model's template.
+// Writes a model folder that can chat: random weights, a golden tokenizer, and the embedded model's
+// template.
 #pragma once
 
 #include <bit>
@@ -21,20 +22,20 @@ inline std::filesystem::path EmbeddedModel() {
   return std::filesystem::path(TOKLINE_SOURCE_DIR) / "models/qwen3-lookup";
 }
 
-// Ids of the golden tokenizer "qwen": one more than its last.
+// Vocabulary size: the highest id of the golden tokenizer "qwen" plus one.
 inline constexpr int64_t kChatVocab = 1108;
 inline constexpr int32_t kImEnd = 1102;  // "<|im_end|>"
 inline constexpr int32_t kThink = 1105;  // "<think>"
 
 struct ChatModelOptions {
   int64_t positions = 4096;
-  int32_t scaled_id = kImEnd;  // whose row of the LM head is larger by
+  int32_t scaled_id = kImEnd;  // the LM head's row of this id is multiplied by `scale`
   double scale = 1;
   bool chat_template = true;
   std::vector<TestTensor> more_tensors = {};
 };
 
-// A Qwen3 of 2 small layers; its words make no sense, but they are always the same.
+// A Qwen3 with 2 small layers. Its output makes no sense, but is always the same.
 inline void WriteChatModel(const std::filesystem::path& dir, const ChatModelOptions& options = {}) {
   nlohmann::json config = SmallConfig();
   config["vocab_size"] = kChatVocab;
@@ -58,7 +59,8 @@ inline void WriteChatModel(const std::filesystem::path& dir, const ChatModelOpti
     const bool is_norm = tensor.name.ends_with("norm.weight");
     const int64_t columns = tensor.shape.back();
     for (int64_t i = 0; i < tensor.Bytes() / 2; ++i) {
-      double value = 2 * std::generate_canonical<double, 53>(rng) - 1;  // the same everywhere
+      // This expression has the same value on every platform.
+      double value = 2 * std::generate_canonical<double, 53>(rng) - 1;
       if (is_norm) value = 1 + value / 4;
       if (tensor.name == "lm_head.weight" && i / columns == options.scaled_id) {
         value *= options.scale;

@@ -1,5 +1,5 @@
-// Conversations on a decoder of random weights: what is reused, to the token, and that reuse
-// changes no answer.
+// Runs conversations on a decoder with random weights: checks exactly how many tokens are reused,
+// and that reuse changes no answer.
 #include "harness/chat/chat_session.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using testing::TempFolder;
 using testing::WriteChatModel;
 using Ids = std::vector<int32_t>;
 
-// The template "Qwen3", which drops the thoughts of earlier answers.
+// Hash of the template "Qwen3", which drops the thoughts of earlier answers.
 constexpr std::string_view kDropsThoughts =
     "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8";
 
@@ -47,13 +47,13 @@ const Model& Plain() {
   return model;
 }
 
-// The <|im_end|> of this one is likely where it is possible.
+// A model that is likely to draw <|im_end|> wherever possible.
 const Model& Stopping() {
   static const Model model({.scale = 2});
   return model;
 }
 
-// Of this one <think> is.
+// A model that is likely to draw <think>.
 const Model& Thinking() {
   static const Model model({.scaled_id = testing::kThink, .scale = -6}, kDropsThoughts);
   return model;
@@ -61,7 +61,7 @@ const Model& Thinking() {
 
 constexpr int32_t kPage = 16;
 
-// A session with all that it needs.
+// A session with everything that it needs.
 struct Talk {
   explicit Talk(const Model& with, Conversation::Options context = {}, bool reuse = true,
                 int64_t max_context = 1024)
@@ -110,7 +110,7 @@ TEST(ChatSessionTest, ATurnReusesAllThatCameBefore) {
   Talk talk(Plain(), TwoChunks());
   int64_t before = std::ssize(talk.conversation.Prefix());
   EXPECT_GT(before, 40);
-  // Each turn but the first begins within a page, and so did the second chunk.
+  // Every turn but the first begins inside a page, and so does the second chunk.
   for (int turn = 0; turn < 4; ++turn) {
     const TurnResult result = talk.Say("And now?");
     ASSERT_EQ(result.tokens.size(), 10u);
@@ -118,7 +118,7 @@ TEST(ChatSessionTest, ATurnReusesAllThatCameBefore) {
     EXPECT_EQ(result.reused_tokens, before) << turn;
     EXPECT_GT(result.prompt_tokens, before);
     EXPECT_GT(result.saved_s, 0);
-    before = result.prompt_tokens + 9;  // the last token that is drawn is not in the cache
+    before = result.prompt_tokens + 9;  // the last token drawn is not in the cache
   }
 }
 
@@ -173,7 +173,7 @@ TEST(ChatSessionTest, ChunksStayThroughResetsAndWhateverElseNeedsPages) {
     talk.conversation.Reset();
     const TurnResult first = talk.Say("round " + std::to_string(round), 100);
     EXPECT_GE(first.reused_tokens, prefix);
-    EXPECT_LT(first.reused_tokens, prefix + 8);  // and the markup after it at most
+    EXPECT_LT(first.reused_tokens, prefix + 8);  // at most the markup after it
   }
 }
 
@@ -207,7 +207,7 @@ TEST(ChatSessionTest, ThoughtsThatAreCutShortAreNotReadAgainAndTheQuestionIsReus
       talk.interrupt_at_text = false;
       talk.interrupted = false;
       const TurnResult next = talk.Say("Go on.", 4);
-      // The question's chunk ends before the markup that the answer follows.
+      // The question's chunk ends before the markup that precedes the answer.
       const Ids opening =
           Thinking().tokenizer.Encode("<|im_start|>assistant\n", {.allow_special = true});
       EXPECT_EQ(next.reused_tokens, cut.prompt_tokens - std::ssize(opening));
@@ -238,7 +238,7 @@ TEST(ChatSessionTest, FullContextIsRefusedWithBothNumbersAndResetHelps) {
   const std::string long_turn(200, 'x');
   EXPECT_TRUE(testing::Refuses<InvalidArgument>([&] { talk.Say(long_turn); },
                                                 {"the context is full", "the context has 128"}));
-  // An answer that meets the end is cut there, and then nothing fits.
+  // An answer that reaches the end of the context is cut off there, and then nothing fits.
   result = talk.Say("Hi", 1000);
   EXPECT_TRUE(result.at_context);
   EXPECT_EQ(result.prompt_tokens + std::ssize(result.tokens), 128);

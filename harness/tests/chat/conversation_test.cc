@@ -1,3 +1,5 @@
+// Checks the prompts of conversations with every known template: what they share with earlier
+// prompts, and that they match the rendered text.
 #include "harness/chat/conversation.h"
 
 #include <gmock/gmock.h>
@@ -66,7 +68,7 @@ class ConversationTest : public ::testing::TestWithParam<Family> {
     }
     return text;
   }
-  // The text, but not in the tokens that the tokenizer makes of it: a model may draw others.
+  // Encodes the text in other tokens than the tokenizer chooses, because a model may draw others.
   Ids DrawnIds(const std::string& text) {
     Ids ids;
     for (size_t at = 0; at < text.size();) {
@@ -123,7 +125,7 @@ TEST_P(ConversationTest, ChunksAreSpansOfEveryPromptAndTheirIdsAreTheSameAnywher
   };
   EXPECT_EQ(ids_of(both, 1), ids_of(other, 2));
   EXPECT_EQ(ids_of(both, 2), ids_of(other, 1));
-  // What a chunk spells is text: its only special tokens are none.
+  // Whatever a chunk spells is text: it has no special tokens.
   for (const int32_t id : ids_of(both, 1)) EXPECT_FALSE(tokenizer_.IsSpecial(id)) << id;
   EXPECT_EQ(tokenizer_.Decode(ids_of(both, 1)), "notes.md:\n" + notes.text + "\n\n");
   both.BeginTurn("a");
@@ -142,7 +144,7 @@ TEST_P(ConversationTest, PromptsSpellWhatTheTemplateSaysOfTheWholeConversation) 
     ASSERT_EQ(tokenizer_.Decode(prompt), JoinText(Render(messages))) << turn;
     std::string answer = Words(8);
     if (rng_() % 3 == 0) answer = "<think>\n" + Words(4) + "\n</think>\n\n" + answer;
-    if (rng_() % 4 == 0) answer = " " + answer + "\n";  // which some templates trim
+    if (rng_() % 4 == 0) answer = " " + answer + "\n";  // white space that some templates trim
     Ids ids = DrawnIds(answer);
     const bool stopped = rng_() % 3 != 0;
     if (stopped) ids.push_back(rng_() % 3 == 0 ? 0 : conversation.EndOfTurn());
@@ -158,7 +160,7 @@ TEST_P(ConversationTest, DroppedTurnLeavesNoTrace) {
   Conversation never = Make();
   never.BeginTurn("one");
   never.EndTurn(Encode("two"), false);
-  // What comes next says as text what was markup of the dropped turn.
+  // The next turn spells as text what was markup in the dropped turn.
   conversation.BeginTurn("three");
   conversation.DropTurn();
   std::string spelled = "three";
@@ -181,7 +183,7 @@ TEST_P(ConversationTest, BrokenTextIsRefusedAndBeginsNoTurn) {
   EXPECT_EQ(conversation.BeginTurn("a").prompt, Make().BeginTurn("a").prompt);
 }
 
-// The guarantee behind all reuse, whatever the model drew.
+// This guarantee makes reuse possible, whatever the model drew.
 TEST_P(KeepingTemplateTest, PromptBeginsWithThePromptBeforeAndItsAnswerAsDrawn) {
   Conversation conversation = Make({.context = {{"notes.md", "some notes"}}});
   ASSERT_TRUE(conversation.KeepsAnswers());
@@ -195,7 +197,7 @@ TEST_P(KeepingTemplateTest, PromptBeginsWithThePromptBeforeAndItsAnswerAsDrawn) 
     const std::string text = Words(6);
     Ids answer = DrawnIds(text);
     drawn_otherwise += answer != Encode(text);
-    // Broken UTF-8 and special tokens are drawn too; not where templates trim.
+    // Models also draw broken UTF-8 and special tokens; not tested with templates that trim.
     if (answer.size() > 3) {
       if (rng_() % 3 == 0) answer[1] = static_cast<int32_t>(rng_() % 1000);
       if (rng_() % 4 == 0) answer[2] = conversation.EndOfTurn();
@@ -210,7 +212,7 @@ TEST_P(KeepingTemplateTest, PromptBeginsWithThePromptBeforeAndItsAnswerAsDrawn) 
         conversation.EndTurn(answer, true);
         before = Joined(request.prompt, answer);
         break;
-      default:  // another stop id is no part of the conversation
+      default:  // another stop id is not part of the conversation
         before = Joined(request.prompt, answer);
         answer.push_back(conversation.EndOfTurn() - 1);
         conversation.EndTurn(answer, true);
@@ -249,7 +251,7 @@ TEST_P(RewritingTemplateTest, ThoughtsOfEarlierTurnsGoAndTheQuestionsAreShared) 
   }
 }
 
-// By Ctrl-C, by the length limit or by the end of the turn.
+// Cut short by Ctrl-C, by the length limit or by the end of the turn.
 TEST_P(RewritingTemplateTest, ThoughtsThatWereCutShortGoToo) {
   for (const std::string answer : {"<think>", "<think>\nsecret", "\n<think>secret <think> and"}) {
     for (const bool stopped : {false, true}) {
@@ -278,7 +280,7 @@ TEST_P(RewritingTemplateTest, AnswersThatSpeakOfThoughtsStay) {
   }
 }
 
-// Where no thoughts are dropped, what was drawn is an answer.
+// If the template drops no thoughts, everything that was drawn is the answer.
 TEST_P(KeepingTemplateTest, AnswerThatBeginsLikeAThoughtStays) {
   Conversation conversation = Make();
   Ids before = conversation.BeginTurn("one").prompt;
