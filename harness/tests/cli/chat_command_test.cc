@@ -1,4 +1,4 @@
-// tokline chat in a pipe and on a terminal.
+// Tests tokline chat in a pipe and on a terminal.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -48,7 +48,7 @@ bool Contains(const std::string& text, std::string_view part) {
   return text.find(part) != text.npos;
 }
 
-// The error's line comes last, after those of turns that went well.
+// The error is the last line, after those of successful turns.
 ::testing::AssertionResult LastLineFails(const ProgramResult& result, int exit_code,
                                          const Args& says) {
   ProgramResult last = result;
@@ -87,7 +87,7 @@ TEST_F(ChatCommandTest, PipeGivesAnAnswerATurnAndSaysWhatWasReused) {
   EXPECT_FALSE(Contains(lines[1], "history")) << lines[1];
   EXPECT_TRUE(Contains(lines[2], ", history ")) << lines[2];
   EXPECT_FALSE(Contains(result.err, "\x1b")) << "dim where nobody sees it";
-  // The same turns give the same answers, and a first turn does not depend on a second.
+  // The same turns give the same answers, and the first turn does not depend on the second.
   EXPECT_EQ(RunToklineOn("Hello\nAnd now?\n", WithChunks({})).out, result.out);
   EXPECT_TRUE(result.out.starts_with(RunToklineOn("Hello\n", WithChunks({})).out));
 }
@@ -228,7 +228,7 @@ TEST_F(ChatCommandTest, ControlCOnATerminalEndsTheAnswerAndAtThePromptTheProgram
   const std::string answer = terminal.ReadTo("> ");
   EXPECT_TRUE(Contains(answer, "\n\x1b[2m[reused 0 of ")) << answer;
   EXPECT_TRUE(answer.ends_with("; interrupted]\x1b[0m\n> ")) << answer;
-  terminal.Type("a\xff\n");  // what a user mistypes ends nothing
+  terminal.Type("a\xff\n");  // a typing error does not end the program
   EXPECT_TRUE(Contains(terminal.ReadTo("> "), "turn 2 is not valid UTF-8"));
   terminal.Type("Go on\n");
   terminal.ReadTo(" ");

@@ -1,4 +1,4 @@
-// tokline divergence: the program's report, and what it refuses.
+// Tests tokline divergence: its report, and what it refuses.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -50,7 +50,7 @@ TEST(CliDivergenceTest, ReportsEveryPromptAndAllOfThem) {
     EXPECT_LE(one["same_top"], 8);
     for (const double kl : one["kl"]) EXPECT_GE(kl, -1e-12);
   }
-  // Without chunks that are shifted the exact answer is that of `tokline generate`.
+  // Without shifted chunks, the exact answer equals that of `tokline generate`.
   const ProgramResult plain = RunTokline(
       {"generate", "--device", "cpu", "--model",
        std::string(TOKLINE_SOURCE_DIR) + "/harness/tests/golden/llama3_scaled", "--prompt-ids",

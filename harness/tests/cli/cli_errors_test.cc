@@ -1,4 +1,4 @@
-// Bad input: the exit code, one clear line, and nothing half-written.
+// Bad input gives the right exit code and one clear line, and leaves nothing half-written.
 #include <gtest/gtest.h>
 
 #include "harness/tests/cli/program_run.h"
@@ -224,7 +224,7 @@ TEST(CliErrorsTest, BadModelExitsOneForEveryCommand) {
   }
 }
 
-// Inspects a small model whose files `spoil` changes.
+// Inspects a small model after `spoil` has corrupted its files.
 testing::ProgramResult InspectSpoiled(const std::function<void(const TempFolder&)>& spoil) {
   TempFolder dir;
   WriteModel(dir.Path(), SmallConfig(), SmallTensors());

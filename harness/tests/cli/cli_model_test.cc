@@ -1,4 +1,4 @@
-// Every command takes a model by its name in the Hugging Face cache.
+// Every command accepts the name of a model in the Hugging Face cache.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -20,7 +20,7 @@ using testing::RunTokline;
 using testing::TempFolder;
 using testing::With;
 
-// A command on the CPU, as quick as it goes, with what comes after its flags.
+// Arguments that run a command on the CPU as fast as possible, followed by `more`.
 Args Quick(const std::string& command, const Args& more) {
   Args args = {command, "--device", "cpu"};
   if (command == "generate") {
@@ -32,7 +32,7 @@ Args Quick(const std::string& command, const Args& more) {
   return With(std::move(args), more);
 }
 
-// The embedded model under a name of its own in a cache of its own.
+// Puts the embedded model under a new name into a cache of its own.
 class CliModelTest : public ::testing::TestWithParam<const char*> {
  protected:
   CliModelTest() {

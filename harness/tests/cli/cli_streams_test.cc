@@ -1,4 +1,4 @@
-// The tokline program where its standard streams are closed, full or broken.
+// Runs the tokline program with standard streams that are closed, full or broken.
 #include <gtest/gtest.h>
 
 #include "harness/record/record_file.h"
@@ -59,7 +59,7 @@ TEST(CliStreamsTest, AClosedInputIsEmpty) {
                         {"standard input", "is empty"}));
 }
 
-// The kinds of a record's lines, and what its end says.
+// Checks the kinds of the record's lines, and that its end says that it was interrupted.
 void ExpectHeaderAndInterruptedEnd(const std::filesystem::path& path) {
   const std::vector<Json> records = ReadRecords(path);
   ASSERT_EQ(records.size(), 2u);

@@ -1,4 +1,4 @@
-// The tokline program doing its work on tiny models, on the CPU.
+// Runs the tokline program on tiny models on the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ Ids GoldenTokens(size_t count) {
 
 std::string GoldenModel() { return TOKLINE_SOURCE_DIR "/harness/tests/golden/qwen3_tiny"; }
 
-// Generates on the CPU and reads back what --json says.
+// Generates on the CPU and returns what --json wrote.
 nlohmann::json Generate(const Args& more, ProgramResult* output = nullptr,
                         const std::string& model = GoldenModel()) {
   TempFolder dir;
@@ -190,7 +190,7 @@ TEST(CliTest, ForcedIdsAreReadInPlaceOfTheTokensDrawn) {
   EXPECT_EQ(as_golden["tokens"].get<Ids>(), golden);
   EXPECT_EQ(as_other["forced"].get<Ids>(), other);
   ASSERT_EQ(as_other["tokens"].size(), 4u);
-  EXPECT_EQ(as_other["tokens"][1], golden[1]);  // drawn before the forced one was read
+  EXPECT_EQ(as_other["tokens"][1], golden[1]);  // drawn before the forced token was read
   const std::vector<float> a = ReadLogits(dir / "golden"), b = ReadLogits(dir / "other");
   ASSERT_EQ(a.size(), b.size());
   EXPECT_TRUE(std::equal(a.begin(), a.begin() + 2 * kVocab, b.begin()));
@@ -252,13 +252,13 @@ TEST(CliTest, InspectCountsTensorsAndMemory) {
                   "300", "--page-size", "64", "--json", dir / "out.json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const nlohmann::json report = nlohmann::json::parse(ReadFile(dir / "out.json"));
-  EXPECT_EQ(report["tensors"].size(), 24u);  // embedding, final norm, 2 layers of 11
+  EXPECT_EQ(report["tensors"].size(), 24u);  // embedding, final norm, and 11 in each of 2 layers
   int64_t bytes = 0;
   for (const auto& tensor : report["tensors"]) bytes += tensor["bytes"].get<int64_t>();
   EXPECT_EQ(report["weight_bytes"], bytes);
   EXPECT_EQ(report["parameters"], bytes / 2);
   EXPECT_EQ(report["kv_bytes_per_token"], 2 * 2 * 2 * 64 * 2);
-  // 300 tokens are 5 pages of 64.
+  // 300 tokens take 5 pages of 64.
   const auto& memory = report["run"]["memory_bytes"];
   EXPECT_EQ(memory["kv_cache"], 3 * 5 * 64 * 2 * 2 * 2 * 64 * 2);
   EXPECT_GE(memory["weights"].get<int64_t>(), bytes);
@@ -313,13 +313,13 @@ TEST(CliTest, BenchMeasuresEveryBatchAndRecordsIt) {
     EXPECT_EQ(record["cache"], "cpu");
     EXPECT_TRUE(record["limit"].is_null());
     EXPECT_GT(record["cost"]["read_bytes"].get<double>(), 0);
-    // The four tokens of the first and the last sequence, judged by a decoder of plain ops.
+    // Four tokens from each of the first and the last sequence, verified by a decoder of plain ops.
     EXPECT_EQ(record["verified"]["tokens"], i == 0 ? 4 : 8);
     EXPECT_LE(record["verified"]["mean_regret"].get<double>(), 1e-3);
   }
 }
 
-// The records of a small bench on the CPU.
+// Runs a small bench on the CPU and returns its records.
 std::vector<Json> BenchRecords(const Args& more, ProgramResult* output = nullptr) {
   TempFolder dir;
   const ProgramResult result =
@@ -345,7 +345,7 @@ TEST(CliTest, RecordedBenchSaysWhereAStepsTimeGoes) {
   for (const Json& op : profile["ops"]) sum += op["us"].get<double>();
   EXPECT_NEAR(sum, profile["step_us"].get<double>(), 1e-6);
   EXPECT_EQ(profile["ops"].size(), 8u);
-  EXPECT_EQ(output.out.find("host gap"), std::string::npos);  // printed only where asked for
+  EXPECT_EQ(output.out.find("host gap"), std::string::npos);  // printed only on request
 }
 
 TEST(CliTest, ProfileIsPrintedWhereAskedForAndLeftOutWhereNot) {
@@ -366,7 +366,7 @@ TEST(CliTest, InjectedDelaysAreRecordedAndFoundWhereTheyWereInjected) {
               Json::parse(R"({"op":"gate_up","op_delay_us":3000.0,"host_delay_us":20000.0})"));
     EXPECT_NE(output.out.find("injected: "), std::string::npos);
     const Json& row = records[1];
-    EXPECT_EQ(row["status"], "ok") << row;             // a delay changes no result
+    EXPECT_EQ(row["status"], "ok") << row;             // a delay changes no output
     EXPECT_GE(row["ms_per_token"].get<double>(), 26);  // two layers
     EXPECT_GE(row["profile"]["host_gap_us"].get<double>(), 20000);
     double longest_other = 0;

@@ -1,4 +1,4 @@
-// tokline bench --workload as a user runs it.
+// Runs tokline bench --workload as a user does.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,10 +63,10 @@ TEST(CliWorkloadTest, RecordsARowThatStands) {
   EXPECT_EQ(row["samples_new_tokens"][0], row["shape"]["new_tokens"]);
   EXPECT_EQ(row["preemptions"], 0);
   EXPECT_GT(row["warm_up_s"].get<double>(), 0);
-  // Four of the requests, drawn with a temperature, and the plain decoder draws the same.
+  // Four of the requests, sampled with a temperature; the plain decoder draws the same tokens.
   EXPECT_GE(row["verified"]["tokens"].get<int>(), 4 * 3);
   EXPECT_LE(row["verified"]["mean_regret"].get<double>(), 1e-6);
-  // At the start, after the warm-up, and after each second of 12 requests, three times.
+  // At the start, after the warm-up, and after every second of the 12 requests in three repeats.
   ASSERT_EQ(row["memory_points"].size(), 2u + 3 * 6);
   EXPECT_EQ(row["memory_points"].back()["requests"], 12);
   EXPECT_EQ(row["memory_points"].back()["sequences"], 0);
@@ -97,7 +97,7 @@ TEST(CliWorkloadTest, EveryRepeatBeginsWithNothingToReuse) {
     return recorded.row()["reused_tokens"].get<int64_t>();
   };
   const int64_t once = reused("1");
-  EXPECT_EQ(once, 5 * 32);  // two whole pages each; the first of them finds nothing
+  EXPECT_EQ(once, 5 * 32);  // two whole pages each; the first request finds nothing to reuse
   EXPECT_EQ(reused("3"), once);
 }
 
@@ -129,7 +129,7 @@ TEST(CliWorkloadTest, SharingIsAsTheUserSaysAndPartOfTheShape) {
 }
 
 TEST(CliWorkloadTest, CacheIsAsLargeAsTheUserSays) {
-  // Four of these at a time take 12 pages in the end.
+  // Four of these requests at a time take 12 pages at their end.
   const auto row = [](const Args& more) {
     const Recorded recorded = RunWorkload("synthetic:requests=6,prompt=5,new=40,ids=300", more);
     EXPECT_EQ(recorded.result.exit_code, 0) << recorded.result.err;
@@ -143,7 +143,7 @@ TEST(CliWorkloadTest, CacheIsAsLargeAsTheUserSays) {
   const int64_t page_bytes = pages["memory"]["kv_cache"].get<int64_t>() / 5;
   const Json bytes = row({"--kv-bytes", std::to_string(7 * page_bytes + 1)});
   EXPECT_EQ(bytes["kv_pages"], 7);
-  // Bytes are those of the whole cache, pages those of sequences.
+  // A size in bytes is that of the whole cache; a size in pages counts only pages of sequences.
   const Json scratch =
       row({"--kv-bytes", std::to_string(7 * page_bytes + 1), "--ablate", "chunk_decode"});
   EXPECT_EQ(scratch["kv_pages"], 6);
@@ -182,7 +182,7 @@ TEST(CliWorkloadTest, BadLineOfAFileIsNamedWithItsNumberAndReason) {
   EXPECT_TRUE(FailsWith(RunWorkload(dir / "none.jsonl", {}).result, 1, {"none.jsonl"}));
 }
 
-// By arrival the second comes first, and the empty line counts.
+// The second request arrives first, and the empty line counts as a line.
 TEST(CliWorkloadTest, RequestThatCannotRunIsNamedByTheLineOfItsFile) {
   TempFolder dir;
   const auto refused = [&dir](const std::string& third_line, const Args& words, const Args& more) {
@@ -201,7 +201,7 @@ TEST(CliWorkloadTest, RequestThatCannotRunIsNamedByTheLineOfItsFile) {
                       {"--kv-pages", "4"}));
 }
 
-// The embedded model answers "The code of amber is 4821." and goes on if nothing stops it.
+// The embedded model answers "The code of amber is 4821." and continues unless something stops it.
 TEST(CliWorkloadTest, StopStringEndsARequestWhereGenerateEndsItsText) {
   TempFolder dir;
   for (const std::string stop : {"82", "amber is", "never said"}) {

@@ -1,4 +1,4 @@
-// tokline generate with prompts of text: what goes in, what comes out, and what is refused.
+// Tests tokline generate with text prompts: input, output, and what is refused.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -27,7 +27,7 @@ using testing::WriteFile;
 
 using Ids = std::vector<int32_t>;
 
-// The model is written once; its text makes no sense.
+// Writes the model once. Its output makes no sense.
 const std::filesystem::path& Model() {
   static const TempFolder folder;
   static const bool written = (WriteChatModel(folder.Path(), {.positions = 50'000}), true);
@@ -99,7 +99,7 @@ TEST(GenerateTextTest, StopStringsEndTheTextWhereverTokensEnd) {
   const Tokenizer tokenizer = Tokenizer::Load(Model());
   const Generated free = RunWithJson(Random({"--prompt", "Hello"}));
   const std::string text = free.json["text"];
-  // Begins within one token and ends within a later one.
+  // The stop string begins inside one token and ends inside a later one.
   const Ids tokens = free.json["tokens"].get<Ids>();
   const std::string before = tokenizer.Decode(Ids(tokens.begin(), tokens.begin() + 20));
   const size_t at = text.find(tokenizer.Decode(Ids(tokens.begin() + 20, tokens.begin() + 24)));
@@ -199,7 +199,7 @@ TEST(GenerateTextTest, FullDeviceIsAFailure) {
   with_json.insert(with_json.end(), {"--json", "/dev/full"});
   const ProgramResult result = RunTokline(with_json);
   EXPECT_TRUE(FailsWith(result, 1, {"cannot write /dev/full", "No space left"}));
-  EXPECT_NE(result.out, "");  // the text is there all the same
+  EXPECT_NE(result.out, "");  // the text is printed all the same
   EXPECT_TRUE(FailsWith(RunTokline(args, "/dev/full"), 1, {"standard output", "No space left"}));
 }
 
@@ -227,7 +227,7 @@ TEST(GenerateTextTest, PromptBeyondTheContextIsRefusedWithBothNumbers) {
   const ProgramResult result = RunTokline({"generate", "--device", "cpu", "--model",
                                            dir.Path().string(), "--prompt", std::string(64, '~')});
   EXPECT_TRUE(FailsWith(result, 2, {"a prompt of 64 tokens", "the model's 64 positions"}));
-  // A shorter one gets what is left.
+  // A shorter prompt gets the positions that are left.
   EXPECT_EQ(RunTokline({"generate", "--device", "cpu", "--model", dir.Path().string(), "--prompt",
                         std::string(60, '~'), "--ignore-eos"})
                 .exit_code,
@@ -268,7 +268,7 @@ TEST(GenerateTextTest, MissingOrBrokenTokenizerExitsOneAndIsNamed) {
   json["model"]["type"] = "Unigram";
   WriteFile(file, json.dump());
   EXPECT_TRUE(FailsWith(run(), 1, {file, "Unigram"}));
-  // Of another model: ids that this one does not have.
+  // The tokenizer of another model, with ids that this model does not have.
   std::filesystem::copy_file(testing::GoldenTextFile("ernie45/tokenizer.json"), file,
                              std::filesystem::copy_options::overwrite_existing);
   const Tokenizer other = Tokenizer::Load(dir.Path());

@@ -26,21 +26,21 @@ inline Args With(Args args, const Args& more) {
 }
 
 struct ProgramResult {
-  int exit_code = -1;  // minus the signal's number if one ended it
+  int exit_code = -1;  // minus the signal's number if a signal ended it
   std::string out;
   std::string err;
 };
 
-// Where a process reads and writes.
+// The standard streams of a process.
 struct ProgramStreams {
-  std::string out = {};  // empty: a file of its own
-  std::string err = {};  // so
+  std::string out = {};  // if empty, a file of its own
+  std::string err = {};  // likewise
   std::string in = "/dev/null";
-  int out_file = -1;             // a descriptor in place of `out`
-  std::vector<int> closed = {};  // of 0 to 2, those that it starts without
+  int out_file = -1;             // a descriptor that replaces `out`
+  std::vector<int> closed = {};  // those of 0 to 2 that are closed at the start
 };
 
-// A process under way; its output goes to files.
+// A running process whose output goes to files.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& args, const std::string& out_path = {})
@@ -75,7 +75,7 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  // Whether the program has written `text` before the time is over.
+  // Waits for the program to write `text`; returns false if it does not before the timeout.
   bool WaitForOutput(const std::string& text) const {
     for (int i = 0; i < 3000; ++i) {
       std::error_code error;
@@ -110,7 +110,7 @@ inline ProgramResult RunTokline(const std::vector<std::string>& args,
   return Program(args, out_path).Wait();
 }
 
-// With `input` on its standard input.
+// Runs the program with `input` on its standard input.
 inline ProgramResult RunToklineOn(const std::string& input, const std::vector<std::string>& args) {
   TempFolder folder;
   WriteFile(folder / "in", input);
@@ -118,7 +118,7 @@ inline ProgramResult RunToklineOn(const std::string& input, const std::vector<st
 }
 
 // Expects the exit code and exactly one line on standard error that begins with "tokline: " and
-// holds every one of `says`.
+// contains every one of `says`.
 inline ::testing::AssertionResult FailsWith(const ProgramResult& result, int exit_code,
                                             const std::vector<std::string>& says) {
   const auto failure = [&](const std::string& why) {

@@ -1,4 +1,4 @@
-// Figures as commands print them.
+// Tests how commands format figures.
 #include "harness/cli/status_line.h"
 
 #include <gtest/gtest.h>

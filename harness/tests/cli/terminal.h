@@ -1,4 +1,4 @@
-// A terminal that a test types at.
+// A pseudo-terminal at which a test types.
 #pragma once
 
 #include <fcntl.h>
@@ -21,7 +21,8 @@ class Terminal {
       throw std::runtime_error("there are no pseudo-terminals");
     }
     path_ = ::ptsname(user_);
-    program_ = ::open(path_.c_str(), O_RDWR | O_NOCTTY);  // or reading fails while nobody has it
+    program_ = ::open(path_.c_str(), O_RDWR | O_NOCTTY);  // otherwise reading fails while no
+                                                          // process has it open
     termios modes{};
     ::tcgetattr(program_, &modes);
     modes.c_lflag &= ~static_cast<tcflag_t>(ECHO);
@@ -41,8 +42,8 @@ class Terminal {
       throw std::runtime_error("cannot type");
     }
   }
-  // What the program has written since the last call, up to and with `text`; all there is after a
-  // minute without it.
+  // Returns what the program has written since the last call, up to and including `text`, or
+  // everything if `text` does not appear within a minute.
   std::string ReadTo(std::string_view text) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     size_t found = pending_.find(text);
