@@ -1,16 +1,17 @@
 # add_kernel(<name> [KERNELS <kernel>...] [CUDA_LIBS <lib>...])
-#   Wires one kernel from the files that the layout prescribes, and stops at configure time with the
-#   name of each that is missing:
+#   Adds one kernel from the files that the layout prescribes. If any is missing, configuring stops
+#   with its name:
 #     kernels/<name>/<name>.h, <name>_policy.cc (and other *.cc)   -> tokline_<name>_host
 #     kernels/<name>/<name>.cu (and other *.cu)                    -> tokline_<name>_cuda
-#     reference/<name>.h, <name>.cc                                -> into tokline_reference
+#     reference/<name>.h, <name>.cc                                -> part of tokline_reference
 #     harness/tests/kernels/<name>_test.cc, <name>_cuda_test.cc    -> tests of these names
 #     benches/bench_<name>.cc, shapes/<name>.json, shapes/cpu/<name>.json   -> bench_<name>
 #     kernels/<name>/README.md
-#   KERNELS are those it is composed of; they stand above it in the root CMakeLists.txt, which keeps
-#   the kernels free of cycles. CUDA_LIBS are libraries of the toolkit.
+#   KERNELS are the kernels that it uses. They must be added above it in the root CMakeLists.txt,
+#   which keeps the dependencies free of cycles. CUDA_LIBS are libraries of the CUDA toolkit.
 # tokline_finish_kernels()
-#   The aggregates over all kernels: tokline_kernels, tokline_cuda_kernels, tokline_reference.
+#   Defines the libraries that combine all kernels: tokline_kernels, tokline_cuda_kernels and
+#   tokline_reference.
 
 function(add_kernel name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "KERNELS;CUDA_LIBS")
@@ -78,8 +79,8 @@ function(tokline_finish_kernels)
     tokline_add_library(tokline_cuda_kernels LIBS ${cuda_libs} tokline_device tokline_kernels)
   endif()
 
-  # Of reference/ this takes the pairs of the kernels above and what several references share; the
-  # pair of a kernel that has no add_kernel() line stays out.
+  # From reference/, take the references of the kernels above and what several references share. A
+  # reference is left out if its kernel has no add_kernel() line.
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/reference/*.cc")
   foreach(source IN LISTS sources)
     cmake_path(GET source STEM stem)

@@ -1,7 +1,8 @@
-# tokline_write_build_info(<target>): gives <target> tokline_build_info.inc, which says what the build
-# was made from and with. It is looked up before every build, and rewritten where it changed.
+# tokline_write_build_info(<target>): gives <target> the header tokline_build_info.inc, which says
+# from which sources and with which compilers and flags the build was made. Every build checks it,
+# and rewrites it if something changed.
 #
-# As a script (cmake -P), this file does the looking up.
+# Run as a script (cmake -P), this file writes the header.
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   function(tokline_write_build_info target)
@@ -32,7 +33,7 @@ endif()
 cmake_minimum_required(VERSION 3.25)
 execute_process(COMMAND git rev-parse HEAD WORKING_DIRECTORY "${SOURCE_DIR}"
   OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE no_commit)
-# Results are written by what is built, and are none of it.
+# Changes in results/ do not count: the built programs write them.
 execute_process(COMMAND git status --porcelain --untracked-files=no -- . ":!results"
   WORKING_DIRECTORY "${SOURCE_DIR}"
   OUTPUT_VARIABLE changes ERROR_QUIET RESULT_VARIABLE no_status)
@@ -53,4 +54,4 @@ foreach(entry IN ITEMS "COMMIT|${commit}" "DIRTY|${dirty}" "FLAGS|${FLAGS}"
   string(REPLACE "\"" "\\\"" value "${value}")
   string(APPEND text "#define TOKLINE_BUILD_${CMAKE_MATCH_1} \"${value}\"\n")
 endforeach()
-file(CONFIGURE OUTPUT "${OUTPUT}" CONTENT "@text@" @ONLY)  # leaves an equal file untouched
+file(CONFIGURE OUTPUT "${OUTPUT}" CONTENT "@text@" @ONLY)  # leaves an unchanged file untouched

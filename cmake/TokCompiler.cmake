@@ -1,5 +1,6 @@
-# Decides whether CUDA is built, sets the language levels, and defines tokline_build_options: the
-# flags of our own sources. It is linked PRIVATE everywhere, so that no consumer inherits a warning.
+# Decides whether to build with CUDA, sets the language levels, and defines tokline_build_options,
+# the compiler flags of our own sources. It is always linked PRIVATE, so that no consumer inherits
+# a warning.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, RelWithDebInfo or Debug" FORCE)
@@ -10,10 +11,10 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
-# A build folder that is carried to another machine finds what lies beside its programs.
+# A build folder that is copied to another machine finds the libraries beside its programs.
 set(CMAKE_BUILD_RPATH "$ORIGIN")
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
-set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # cuBLASLt stays where the toolkit has it
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # cuBLASLt stays in the toolkit's folder
 
 if(NOT TOKLINE_CUDA MATCHES "^(ON|OFF|AUTO)$")
   message(FATAL_ERROR "TOKLINE_CUDA is '${TOKLINE_CUDA}'; allowed: ON, OFF, AUTO")
@@ -40,13 +41,14 @@ if(NOT TOKLINE_CUDA STREQUAL "OFF")
 endif()
 
 if(TOKLINE_HAS_CUDA)
-  # One portable build (SASS for 8.x, PTX for all that follow) and one for Hopper's own features.
+  # One portable target (SASS for 8.x, PTX for everything newer) and one for features specific to
+  # Hopper.
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "CUDA architectures" FORCE)
   endif()
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   enable_language(CUDA)
-  # CMake 3.25 does not know that nvcc speaks C++20; later versions do.
+  # CMake 3.25 does not know that nvcc supports C++20; later versions do.
   if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
@@ -54,8 +56,9 @@ if(TOKLINE_HAS_CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
-  # For a project that requires CMake 3.25, FindCUDAToolkit of 3.25 deprecates CUDA::nvToolsExt even
-  # where the toolkit (13 and up) has none, and stops. It sees an older requirement.
+  # If a project requires CMake 3.25, FindCUDAToolkit of 3.25 defines the deprecated target
+  # CUDA::nvToolsExt even if the toolkit (13 and newer) lacks that library, and stops with an
+  # error. The older requirement avoids this.
   set(required_version ${CMAKE_MINIMUM_REQUIRED_VERSION})
   set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit REQUIRED)
@@ -67,7 +70,7 @@ message(STATUS "Tokline: CUDA ${TOKLINE_HAS_CUDA} (TOKLINE_CUDA=${TOKLINE_CUDA})
 add_library(tokline_build_options INTERFACE)
 target_compile_definitions(tokline_build_options
   INTERFACE TOKLINE_HAS_CUDA=$<BOOL:${TOKLINE_HAS_CUDA}>)
-# Designated initialisers leave fields out on purpose.
+# Designated initializers omit fields on purpose.
 set(host_warnings -Wall -Wextra -Wno-missing-field-initializers)
 if(TOKLINE_WERROR)
   list(APPEND host_warnings -Werror)

@@ -1,13 +1,15 @@
 # tokline_add_layer(<target> DIR <dir> [EXCLUDE <file>...] [LIBS <lib>...] [CUDA_LIBS <lib>...])
-#   One static library of the *.cc in <dir>. Files named *_cuda.cc or *.cu may use the CUDA runtime
-#   and join, with CUDA_LIBS, in CUDA builds only. A folder of headers becomes an INTERFACE library.
-#   Folders are globbed with CONFIGURE_DEPENDS: a new file needs no edit here.
+#   Makes one static library of the *.cc in <dir>. Files named *_cuda.cc or *.cu may use the CUDA
+#   runtime; they and CUDA_LIBS are part of it in CUDA builds only. A folder that contains only
+#   headers becomes an INTERFACE library. Folders are globbed with CONFIGURE_DEPENDS, so adding a
+#   file needs no edit here.
 # tokline_layer_sources(<out> <dir> [EXCLUDE <file>...])
-#   The sources such a layer takes.
+#   Sets <out> to the sources of such a layer.
 # tokline_check_include_direction(<target>)
-#   No source of <target>, nor of what links it, compiles while an include goes against the layers.
+#   Makes <target>, and everything that links it, depend on the check of the include direction:
+#   nothing is compiled while an include violates the layers.
 # tokline_add_test(<name> SOURCES <file>... [LIBS <lib>...])
-#   A GoogleTest program and its ctest entry; *_cuda_test gets the label `gpu`.
+#   Adds a GoogleTest program and its ctest entry; *_cuda_test gets the label `gpu`.
 
 function(tokline_layer_sources out dir)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "EXCLUDE")
@@ -74,7 +76,8 @@ function(tokline_add_test name)
     TOKLINE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     TOKLINE_PROGRAM="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/tokline")
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-  # test_main.cc exits 77 when every test of the program was skipped: ctest then says Skipped.
+  # test_main.cc exits with 77 if every test of the program was skipped; ctest then reports
+  # Skipped.
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)
   if(name MATCHES "_cuda_test$")
     set_tests_properties(${name} PROPERTIES LABELS gpu RESOURCE_LOCK gpu)

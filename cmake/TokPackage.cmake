@@ -1,4 +1,5 @@
-# Installs headers, libraries, the program with its embedded model, and the CMake package `tokline`.
+# Installs the headers, the libraries, the program with its embedded model, and the CMake package
+# `tokline`.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 

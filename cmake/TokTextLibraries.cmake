@@ -1,5 +1,6 @@
-# tokline_pcre2 and tokline_utf8proc: the libraries of harness/text, static where an archive is
-# installed, so that the programs run on machines without them.
+# Defines tokline_pcre2 and tokline_utf8proc, the libraries that harness/text uses. A static
+# archive is preferred if one is installed, so that the programs run on machines without the
+# libraries.
 function(tokline_find_text_library target package header)
   cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "NAMES")
   find_library(${target}_LIBRARY NAMES ${arg_NAMES})

@@ -1,27 +1,27 @@
 # cmake -D SOURCE_DIR=<root> [-D STAMP=<file>] -P check_include_direction.cmake
-#   Fails, naming file and include, where a file includes what its place does not allow:
-#   - A layer includes only itself and what stands left of it:
+#   Fails if a file includes something that its folder does not allow, and names both:
+#   - A layer may include only itself and the layers to its left:
 #       kernels/common <- kernels/<kernel> <- reference <- harness <- benches
-#     and so do the rooms of the harness:
+#     The same holds for the rooms of the harness:
 #       platform <- models, text, scheduler <- engine <- measure <- record <- cli
 #       text, engine <- chat <- cli
-#     models, text and scheduler do not know each other, and the engine does not know text.
-#   - Of another kernel's folder only kernels/<kernel>/<kernel>.h is included. All else there is
-#     private to the folder and to harness/tests/kernels/<kernel>_test.cc and <kernel>_cuda_test.cc,
-#     except for the headers in public_headers below.
-#   - kernels/common and reference/ include nothing of CUDA.
+#     models, text and scheduler must not include each other, and the engine must not include text.
+#   - From another kernel's folder, only kernels/<kernel>/<kernel>.h may be included. Everything else
+#     there is private to the folder and to harness/tests/kernels/<kernel>_test.cc and
+#     <kernel>_cuda_test.cc, except for the headers in public_headers below.
+#   - kernels/common and reference/ must not include CUDA headers.
 #   The build runs this before it compiles.
 cmake_minimum_required(VERSION 3.25)
 cmake_path(ABSOLUTE_PATH SOURCE_DIR)
 
-# A second public header of a kernel, each with its reason.
+# Additional public headers of kernels, each with its reason.
 set(public_headers
-  # The engine looks for runs that are worth sharing by the prices that the kernel's plan uses.
+  # The engine decides which runs are worth sharing by the cost model of the kernel's plan.
   kernels/chunk_decode/chunk_decode_sharing.h
   # The reference must draw the same random numbers as the kernel.
   kernels/sampling/philox.h)
 
-# Sets <out> to the regex of project files that <file> may include.
+# Sets <out> to a regex that matches the project files that <file> may include.
 function(allowed_includes out file)
   if(file MATCHES "^kernels/common/")
     set(allowed "kernels/common")
@@ -51,7 +51,7 @@ function(allowed_includes out file)
     set(allowed "kernels/common|harness/(platform|models|text|fuzz)")
   elseif(file MATCHES "^harness/tests/")
     set(allowed "kernels|reference|harness")
-  elseif(file MATCHES "^harness/")  # a room that is not in the list above
+  elseif(file MATCHES "^harness/")  # a room that is not listed above
     set(allowed "kernels/common")
   elseif(file MATCHES "^benches/tests/")
     set(allowed "kernels|reference|harness|benches")
@@ -61,7 +61,8 @@ function(allowed_includes out file)
   set(${out} "^\"(${allowed})/" PARENT_SCOPE)
 endfunction()
 
-# Sets <out> to whether <file> includes a header that is private to the folder of a kernel.
+# Sets <out> to whether <included> is a header that is private to the folder of another kernel than
+# that of <file>.
 function(is_private out file included)
   set(${out} NO PARENT_SCOPE)
   if(NOT included MATCHES "^\"(kernels/([a-z0-9_]+)/[^\"]+)\"")
