@@ -56,9 +56,9 @@ if(TOKLINE_HAS_CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
-  # If a project requires CMake 3.25, FindCUDAToolkit of 3.25 defines the deprecated target
-  # CUDA::nvToolsExt even if the toolkit (13 and newer) lacks that library, and stops with an
-  # error. The older requirement avoids this.
+  # If a project requires CMake 3.25 or later, FindCUDAToolkit of 3.25 marks CUDA::nvToolsExt as
+  # deprecated even if the toolkit (13 and newer) has no such target, and stops with an error. So it
+  # is shown an older requirement.
   set(required_version ${CMAKE_MINIMUM_REQUIRED_VERSION})
   set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
   find_package(CUDAToolkit REQUIRED)
