@@ -19,8 +19,7 @@ struct TurnOptions {
   SamplingRule rule = {};
   std::vector<int32_t> stop_ids = {};                  // in addition to the template's end of turn
   const std::atomic<bool>* interrupted = nullptr;      // ends the answer once it is true
-  std::function<void(std::string_view)> on_text = {};  // gets the answer as it is decoded, in whole
-                                                       // code points
+  std::function<void(std::string_view)> on_text = {};  // gets the answer in whole code points
 };
 
 struct TurnResult {

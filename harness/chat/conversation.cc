@@ -76,9 +76,7 @@ void Conversation::MakePrefix() {
 std::vector<int64_t> Conversation::PrefixCuts() const {
   std::vector<int64_t> cuts;
   for (const TokenSpan& span : spans_) cuts.push_back(span.end);
-  if (cuts.size() > 1)
-    cuts.erase(cuts.begin());  // the system text and the first piece form one
-                               // chunk
+  if (cuts.size() > 1) cuts.erase(cuts.begin());  // the system text joins the first piece's chunk
   return cuts;
 }
 

@@ -94,8 +94,7 @@ class Conversation {
   std::vector<int32_t> prefix_;
   std::vector<TokenSpan> spans_;
   bool keeps_answers_ = true;
-  std::vector<ChatMessage> messages_;  // if there is a prefix, the first is a placeholder for the
-                                       // system text
+  std::vector<ChatMessage> messages_;  // begin with the placeholder if there is a prefix
   std::vector<Segment> segments_;
   size_t segments_before_turn_ = 0;
 };

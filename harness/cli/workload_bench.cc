@@ -117,7 +117,7 @@ void TakeFigures(std::vector<WorkloadResult>& results, WorkloadMeasurement& meas
   measurement.max_kv_pages = middle->max_kv_pages;
 }
 
-// Measures the workload, repeats a disturbed measurement once, and has some of the texts judged.
+// Measures the workload, runs each disturbed repeat once more, and has some of the texts judged.
 void Measure(const LoadedModel& model, const DecoderOptions& options, const Workload& workload,
              const MakeStopReader& make_stop_reader, int32_t repeats,
              const Fingerprint& fingerprint, WorkloadMeasurement& measurement, Json& memory) {

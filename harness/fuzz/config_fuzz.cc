@@ -1,5 +1,5 @@
-// libFuzzer target: a config.json and, after the first byte that is 0, a generation_config.json.
-// Accepted numbers are within the bounds that the rest of the project builds on.
+// libFuzzer target: a config.json and, after the first NUL byte, a generation_config.json.
+// Accepted numbers are within the bounds on which the rest of the project relies.
 // Sources: harness/models model_spec family
 // Sources: harness/platform json_file mapped_file printable
 #include <unistd.h>

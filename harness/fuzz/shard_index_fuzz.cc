@@ -1,4 +1,4 @@
-// libFuzzer target: a model.safetensors.index.json. No accepted shard leads out of its folder.
+// libFuzzer target: a model.safetensors.index.json. Accepted shard names stay in its folder.
 // Sources: harness/models shard_index
 // Sources: harness/platform json_file mapped_file printable
 #include <cstdint>

@@ -1,5 +1,5 @@
-// libFuzzer target: a tokenizer.json and, after the first byte that is 0, a text. What is accepted
-// encodes any text, and gives whole code points back.
+// libFuzzer target: a tokenizer.json and, after the first NUL byte, a text. Every accepted
+// tokenizer encodes any text, and decodes to whole code points.
 // Sources: harness/text *
 // Sources: harness/platform json_file mapped_file printable
 // Libraries: pcre2-8 utf8proc

@@ -78,8 +78,7 @@ struct Family {
   BiasRule qkv_bias;
   BiasRule output_bias;
   MlpKind mlp = MlpKind::kGatedSilu;
-  std::span<const std::string_view> activations;  // names that config.json may use for the MLP's
-                                                  // activation
+  std::span<const std::string_view> activations;  // names of the supported activation
   BiasRule mlp_bias;
   bool tied_by_default = false;
   std::optional<DType> default_dtype;  // used if config.json names no dtype

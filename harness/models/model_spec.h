@@ -79,8 +79,7 @@ struct ModelSpec {
   bool mlp_bias = false;               // bias of every projection in the MLP
   bool tied_embeddings = false;        // whether the LM head is the embedding
   DType dtype = DType::kF32;           // storage type of the checkpoint's weights
-  std::vector<int32_t> eos_token_ids;  // sorted; from generation_config.json, otherwise from
-                                       // config.json
+  std::vector<int32_t> eos_token_ids;  // sorted; generation_config.json takes precedence
 
   int64_t QSize() const { return int64_t{num_q_heads} * head_dim; }
   int64_t KvSize() const { return int64_t{num_kv_heads} * head_dim; }

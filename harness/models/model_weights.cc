@@ -124,7 +124,7 @@ class Binder {
         there.empty() ? "" : StrCat(", the first is ", Quoted(there.begin()->first))));
   }
 
-  // Sorts the tensors that have no role. Refuses biases and layers beyond the last one: ignoring
+  // Classifies the tensors without a role. Refuses biases and layers beyond the last one: ignoring
   // them would silently give wrong results.
   void SortExtra(const std::string& layer_prefix, ModelWeights& weights) const {
     for (const auto& [name, tensor] : checkpoint_.Tensors()) {

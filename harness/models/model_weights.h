@@ -60,9 +60,8 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   int64_t parameters = 0;                  // in the tensors above; a tied LM head counts once
   int64_t bytes = 0;                       // size of the same tensors
-  std::vector<std::string> extra_tensors;  // tensors without a role, sorted
-  std::vector<std::string> known_buffers;  // tensors without a role that are safe to ignore
-                                           // (known_buffers.h), sorted
+  std::vector<std::string> extra_tensors;  // without a role and not a known buffer, sorted
+  std::vector<std::string> known_buffers;  // safe to ignore (known_buffers.h), sorted
 };
 
 // Finds every tensor that `spec` requires and checks its dtype and shape; F32, BF16 and F16 may be

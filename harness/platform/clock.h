@@ -1,4 +1,4 @@
-// The host's clock, and the seconds between two moments of it.
+// The host's monotonic clock, and elapsed times in seconds.
 #pragma once
 
 #include <chrono>

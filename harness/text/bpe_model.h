@@ -53,13 +53,11 @@ class BpeModel {
   void MergeAll(std::vector<Symbol>& symbols) const;
 
   std::unordered_map<std::string_view, int32_t> ids_;  // views into tokens_
-  std::vector<std::string> tokens_;                    // indexed by id; empty if there is no such
-                                                       // id
+  std::vector<std::string> tokens_;                    // by id; empty if there is no such id
   MergeTable merges_;
   // Used at byte level: the id of each byte's character, or -1 if it has none.
   std::array<int32_t, 256> byte_ids_{};
-  std::unordered_map<std::string, int32_t> whole_pieces_;  // with ignore_merges: ids of whole
-                                                           // pieces, by their bytes
+  std::unordered_map<std::string, int32_t> whole_pieces_;  // by bytes; with ignore_merges
   std::array<int32_t, 256> fallback_ids_{};                // ids of <0x00> to <0xFF>, or -1
   std::optional<int32_t> unknown_id_;
   bool byte_level_ = false;

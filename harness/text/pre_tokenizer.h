@@ -19,7 +19,7 @@ namespace tokline {
 
 struct TextPiece {
   std::string_view text;
-  bool starts_text = false;  // whether it is at the start of the input
+  bool starts_text = false;  // whether it begins the whole input
 };
 
 class PreTokenizer {

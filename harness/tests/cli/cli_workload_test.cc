@@ -129,7 +129,7 @@ TEST(CliWorkloadTest, SharingIsAsTheUserSaysAndPartOfTheShape) {
 }
 
 TEST(CliWorkloadTest, CacheIsAsLargeAsTheUserSays) {
-  // Four of these requests at a time take 12 pages at their end.
+  // Four of these requests together finally take 12 pages.
   const auto row = [](const Args& more) {
     const Recorded recorded = RunWorkload("synthetic:requests=6,prompt=5,new=40,ids=300", more);
     EXPECT_EQ(recorded.result.exit_code, 0) << recorded.result.err;

@@ -21,8 +21,7 @@ class Terminal {
       throw std::runtime_error("there are no pseudo-terminals");
     }
     path_ = ::ptsname(user_);
-    program_ = ::open(path_.c_str(), O_RDWR | O_NOCTTY);  // otherwise reading fails while no
-                                                          // process has it open
+    program_ = ::open(path_.c_str(), O_RDWR | O_NOCTTY);  // reading fails while it is not open
     termios modes{};
     ::tcgetattr(program_, &modes);
     modes.c_lflag &= ~static_cast<tcflag_t>(ECHO);

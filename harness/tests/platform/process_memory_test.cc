@@ -22,7 +22,7 @@ TEST(ProcessMemoryTest, SeesPagesWhenTheyAreTouched) {
   EXPECT_GE(with.resident - before.resident, kBytes - kSlack);
   EXPECT_GE(with.anonymous - before.anonymous, kBytes - kSlack);
   EXPECT_GE(with.peak_resident, with.resident - kSlack);
-#ifndef __SANITIZE_ADDRESS__  // its allocator is not glibc's and keeps freed memory
+#ifndef __SANITIZE_ADDRESS__  // ASan's allocator is not glibc's and keeps freed memory
   EXPECT_GE(with.heap_in_use - before.heap_in_use, kBytes);
   EXPECT_LE(after.heap_in_use, with.heap_in_use - kBytes);
   EXPECT_LE(after.resident, with.resident - kBytes + kSlack);
