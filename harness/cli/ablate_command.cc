@@ -154,8 +154,8 @@ AblationRounds RunInOrder(const AblateRun& run, const Trial& trial, bool with_fi
                     : RunAblation(second, first, trial.ops, run.bench);
 }
 
-// Makes both decoders twice, in either order. Their place in memory affects the measurement and
-// should favour neither.
+// Makes both decoders twice, once in each order: their place in memory affects the measurement and
+// must favour neither.
 AblationRounds RunTrial(const AblateRun& run, const Trial& trial) {
   AblationRounds one = RunInOrder(run, trial, /*with_first=*/true);
   if (one.interrupted) return one;

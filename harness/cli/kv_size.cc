@@ -12,8 +12,8 @@
 namespace tokline {
 namespace {
 
-// The largest cache takes this fraction of the free memory and leaves the rest to later allocations
-// by the driver.
+// A cache that is as large as possible takes this fraction of the free memory; the rest is for what
+// the driver allocates later.
 constexpr double kDefaultFraction = 0.9;
 
 int64_t PageBytes(const LoadedModel& model, const DecoderOptions& options) {

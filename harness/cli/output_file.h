@@ -1,4 +1,4 @@
-// A file that a command writes at its end, and whose writability is checked before it starts.
+// A file that a command writes when it is done, and whose writability is checked before it starts.
 #pragma once
 
 #include <cstdint>

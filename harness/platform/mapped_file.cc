@@ -1,5 +1,5 @@
-// Maps a regular file and checks its size again wherever it could have changed, because reading a
-// mapped page past the end of a truncated file raises SIGBUS.
+// Maps a regular file. Its size is checked again after mapping and before reading ahead, because
+// reading a mapped page past the end of a truncated file raises SIGBUS.
 #include "harness/platform/mapped_file.h"
 
 #include <fcntl.h>
