@@ -14,6 +14,7 @@
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/mma.cuh"
+#include "kernels/device/reduce.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
 #include "kernels/paged_prefill/paged_prefill_policy.h"
@@ -114,7 +115,7 @@ struct PortableWarpTile {
         for (int n = 0; n < kScoreColumns; ++n) {
           max = fmaxf(max, fmaxf(scores[t][n][2 * half], scores[t][n][2 * half + 1]));
         }
-        max = QuadMax(max);
+        max = WarpMax<4>(max);
         const float offset = FiniteOffset<T>(max, scale_log2);
         correction[half] = ptx::Exp2(ExponentOffset<T>(row.max, scale_log2) - offset);
         row.max = max;
