@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -35,6 +36,16 @@ class ShapeReader {
   std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback,
                               int64_t least = 1, int64_t most = kMostInt);
   double NumberOr(const std::string& key, double fallback);
+  // The one of `values` whose Name() the key has.
+  template <typename Enum>
+  Enum OneOf(const std::string& key, std::initializer_list<Enum> values) {
+    std::string known;
+    for (const Enum value : values) {
+      if (At(key) == Name(value)) return value;
+      known += (known.empty() ? "" : ", ") + std::string(Name(value));
+    }
+    Fail("'" + key + "' is " + At(key).dump() + "; it must be one of " + known);
+  }
   // Lengths a sequence: `list` as an array, or the short form "batch" and `one`; not all 0.
   std::vector<int64_t> Lengths(const std::string& list, const std::string& one);
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "reference/elements.h"
-#include "reference/rmsnorm.h"
+#include "reference/norm.h"
 
 namespace tokline {
 namespace {

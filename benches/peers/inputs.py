@@ -328,7 +328,7 @@ class RmsNormInputs(Inputs):
         return self.error(index, outputs)
 
 
-class SiluMulInputs(Inputs):
+class GatedSiluInputs(Inputs):
     def __init__(self, bench, _):
         super().__init__(bench)
         tokens, features = self.shape["tokens"], self.shape["intermediate"]
@@ -376,5 +376,5 @@ class SamplingInputs(Inputs):
 
 INPUTS = {"chunk_decode": AttentionInputs, "paged_prefill": AttentionInputs, "paged_gather": GatherInputs,
           "kv_append": lambda bench, layout: AppendInputs(bench, layout).make_tokens(), "rmsnorm_qkv": QkvInputs,
-          "linear": LinearInputs, "rmsnorm": RmsNormInputs, "silu_mul": SiluMulInputs,
+          "linear": LinearInputs, "norm": RmsNormInputs, "activation": GatedSiluInputs,
           "embedding": EmbeddingInputs, "sampling": SamplingInputs}

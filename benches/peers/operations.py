@@ -337,6 +337,10 @@ def _torch_linear(bench, inputs, _chain):
     return Operation(inputs, launch)
 
 
+def _of_kind(kind):
+    return lambda shape: shape["kind"] == kind
+
+
 def _torch_rmsnorm(bench, inputs, _chain):
     torch = bench.torch
 
@@ -368,7 +372,7 @@ def _flashinfer_rmsnorm(bench, inputs, chain):
     return Operation(inputs, added, error=inputs.in_place_error, in_place=True)
 
 
-def _torch_silu_mul(bench, inputs, _chain):
+def _torch_gated_silu(bench, inputs, _chain):
     torch = bench.torch
 
     def launch(index):
@@ -377,7 +381,7 @@ def _torch_silu_mul(bench, inputs, _chain):
     return Operation(inputs, launch)
 
 
-def _flashinfer_silu_mul(bench, inputs, chain):
+def _flashinfer_gated_silu(bench, inputs, chain):
     silu_and_mul = bench.flashinfer("activation").silu_and_mul
 
     def launch(index):
@@ -458,13 +462,13 @@ PEERS = {
              unless=lambda shape: "no one operation does QK-norm, RoPE and append" if shape["append"] else ""),
     ],
     "linear": [Peer("torch", "torch-eager", PLAIN, "", _torch_linear)],
-    "rmsnorm": [
-        Peer("torch", "torch-eager", PLAIN, "", _torch_rmsnorm),
-        Peer("flashinfer", "flashinfer", BOTH, "", _flashinfer_rmsnorm),
+    "norm": [
+        Peer("torch", "torch-eager", PLAIN, "", _torch_rmsnorm, fits=_of_kind("rmsnorm")),
+        Peer("flashinfer", "flashinfer", BOTH, "", _flashinfer_rmsnorm, fits=_of_kind("rmsnorm")),
     ],
-    "silu_mul": [
-        Peer("torch", "torch-eager", PLAIN, "", _torch_silu_mul),
-        Peer("flashinfer", "flashinfer", BOTH, "", _flashinfer_silu_mul),
+    "activation": [
+        Peer("torch", "torch-eager", PLAIN, "", _torch_gated_silu, fits=_of_kind("gated_silu")),
+        Peer("flashinfer", "flashinfer", BOTH, "", _flashinfer_gated_silu, fits=_of_kind("gated_silu")),
     ],
     "embedding": [
         Peer("torch", "torch-index_select", PLAIN, "", _torch_embedding,

@@ -37,7 +37,7 @@ bool HasDevice() {
 class BenchProgramTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    program_ = fs::path(TOKLINE_PROGRAM).parent_path() / "bench_silu_mul";
+    program_ = fs::path(TOKLINE_PROGRAM).parent_path() / "bench_activation";
     if (!fs::exists(program_)) GTEST_SKIP() << program_ << " is not built";
     std::string pattern = (fs::temp_directory_path() / "tokline_bench_XXXXXX").string();
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
@@ -153,7 +153,7 @@ TEST_F(BenchProgramTest, AFilterThatMatchesNothingFails) {
 }
 
 TEST_F(BenchProgramTest, AFilterThatMatchesSelectsRows) {
-  EXPECT_EQ(Run({"--device=cpu", "--benchmark_filter=tokens:64/", "--record", Record()}), 0);
+  EXPECT_EQ(Run({"--device=cpu", "--benchmark_filter=silu.*tokens:64/", "--record", Record()}), 0);
   EXPECT_EQ(ReadRecords(Record()).size(), 3u);
 }
 
@@ -177,14 +177,16 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
                "--benchmark_filter is '[', which is no regular expression");
   expect_usage({"--benchmark_filter=-("}, "--benchmark_filter is '-('");
   expect_usage({"--verify-only=yes"}, "--verify-only takes no value");
-  expect_usage({"--device=cpu", "--shapes", Shapes(R"({"silu_mul": [{"name": "a", "x": 1}]})")},
-               "silu_mul: a: 'intermediate' is missing");
+  expect_usage({"--device=cpu", "--shapes",
+                Shapes(R"({"activation": [{"name": "a", "kind": "gelu_tanh", "x": 1}]})")},
+               "activation: a: 'intermediate' is missing");
   expect_usage(
       {"--device=cpu", "--shapes",
-       Shapes(R"({"silu_mul": [{"name": "a", "tokens": [1], "intermediate": 8, "x": 1}]})")},
-      "silu_mul: a: unknown key 'x'");
+       Shapes(
+           R"({"activation": [{"name": "a", "kind": "gelu_tanh", "tokens": [1], "intermediate": 8, "x": 1}]})")},
+      "activation: a: unknown key 'x'");
   expect_usage({"--device=cpu", "--shapes", Shapes(R"({"decode": []})")},
-               "no shapes of family 'silu_mul'");
+               "no shapes of family 'activation'");
 }
 
 TEST_F(BenchProgramTest, NoColorIsRespectedOnATerminal) {
@@ -210,17 +212,18 @@ TEST_F(BenchProgramTest, HelpListsOwnFlagsAndGoogleBenchmarks) {
 }
 
 TEST_F(BenchProgramTest, ShapesOfAFileAreRun) {
-  const fs::path shapes =
-      Shapes(R"({"silu_mul": [{"name": "mine", "tokens": [2, 3], "intermediate": 64}]})");
+  const fs::path shapes = Shapes(
+      R"({"activation": [{"name": "mine", "kind": "gated_silu", "tokens": [2, 3], "intermediate": 64}]})");
   EXPECT_EQ(Run({"--device=cpu", "--shapes", shapes, "--record", Record()}), 0) << output_;
   const std::vector<Json> records = ReadRecords(Record());
   ASSERT_EQ(records.size(), 4u);
-  EXPECT_EQ(records[2]["shape"].dump(), R"({"name":"mine","tokens":3,"intermediate":64})");
+  EXPECT_EQ(records[2]["shape"].dump(),
+            R"({"name":"mine","kind":"gated_silu","tokens":3,"intermediate":64})");
 }
 
 TEST_F(BenchProgramTest, AShapeThatTheKernelCannotRunFailsByName) {
-  const fs::path shapes =
-      Shapes(R"({"silu_mul": [{"name": "odd", "tokens": [2], "intermediate": 7}]})");
+  const fs::path shapes = Shapes(
+      R"({"activation": [{"name": "odd", "kind": "gated_silu", "tokens": [2], "intermediate": 7}]})");
   EXPECT_EQ(Run({"--device=cpu", "--shapes", shapes, "--record", Record()}), 1);
   EXPECT_THAT(output_, HasSubstr("intermediate_size is 7"));
   const std::vector<Json> records = ReadRecords(Record());
@@ -256,9 +259,9 @@ TEST_F(BenchProgramTest, OutputThatCannotBeWrittenIsAFailure) {
   for (const std::vector<std::string>& args : modes) {
     EXPECT_EQ(Run(args, full), 1) << args.back();
     EXPECT_THAT(output_,
-                HasSubstr("bench_silu_mul: cannot write to standard output: No space left"));
+                HasSubstr("bench_activation: cannot write to standard output: No space left"));
     EXPECT_EQ(Run(args, kClosed), 1) << args.back();
-    EXPECT_THAT(output_, HasSubstr("bench_silu_mul: cannot write to standard output"));
+    EXPECT_THAT(output_, HasSubstr("bench_activation: cannot write to standard output"));
   }
   close(full);
 }
@@ -286,10 +289,10 @@ TEST_F(BenchProgramTest, TheTableShowsRowsAndWhatWasNotRun) {
   ASSERT_EQ(Run({"--device=cpu", "--record", Record()}), 0);
   const std::string records = std::string(TOKLINE_SOURCE_DIR) + "/scripts/records";
   ASSERT_EQ(Wait(Start({records, "table", Record()})), 0) << output_;
-  EXPECT_THAT(output_, AllOf(HasSubstr("silu_mul\n"), HasSubstr("i3072, tokens 64"),
+  EXPECT_THAT(output_, AllOf(HasSubstr("activation\n"), HasSubstr("gated_silu_i3072, "),
                              HasSubstr("not run: chunk_decode"), HasSubstr("CUDA rows not run")));
   ASSERT_EQ(Wait(Start({records, "table", "--markdown", Record()})), 0) << output_;
-  EXPECT_THAT(output_, HasSubstr("| i3072, tokens 64 | reference | bf16 | cpu |"));
+  EXPECT_THAT(output_, HasSubstr("| gated_silu_i3072, tokens 64 | reference | bf16 | cpu |"));
   std::ofstream(Record(), std::ios::app) << "not a record\n";
   EXPECT_EQ(Wait(Start({records, "table", Record()})), 1);
   EXPECT_THAT(output_, AllOf(HasSubstr("records.jsonl:"), HasSubstr("not JSON")));

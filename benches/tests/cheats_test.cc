@@ -339,7 +339,7 @@ TEST_F(CheatsTest, WorkMovedOutsideTheEvents) {
 
 TEST_F(CheatsTest, AFilterThatMatchesNothing) {
   const std::filesystem::path program =
-      std::filesystem::path(TOKLINE_PROGRAM).parent_path() / "bench_silu_mul";
+      std::filesystem::path(TOKLINE_PROGRAM).parent_path() / "bench_activation";
   if (!std::filesystem::exists(program)) GTEST_SKIP() << program << " is not built";
   const std::string command =
       program.string() + " --device=cpu --benchmark_filter=no_such_row 2>&1";

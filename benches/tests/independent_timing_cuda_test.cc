@@ -21,15 +21,15 @@
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/device.h"
 #include "harness/record/record.h"
+#include "kernels/activation/activation.h"
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/device/cuda_check.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/kv_append/kv_append.h"
 #include "kernels/linear/linear.h"
+#include "kernels/norm/norm.h"
 #include "kernels/paged_gather/paged_gather.h"
-#include "kernels/rmsnorm/rmsnorm.h"
 #include "kernels/sampling/sampling.h"
-#include "kernels/silu_mul/silu_mul.h"
 
 namespace tokline::bench {
 namespace {
@@ -44,45 +44,45 @@ struct TimedRow {
   std::function<void(const TensorSet&, const LaunchOptions&)> launch{};
 };
 
-TimedRow SiluMulRow(int64_t tokens, int64_t intermediate) {
-  TimedRow row{.kernel = "silu_mul", .shape = StrCat("t", tokens, "_i", intermediate)};
-  const int gate_up = row.tensors.Random(kDType, tokens, 2 * intermediate);
+TimedRow GatedSiluRow(int64_t tokens, int64_t intermediate) {
+  TimedRow row{.kernel = "activation", .shape = StrCat("gated_silu_t", tokens, "_i", intermediate)};
+  const int x = row.tensors.Random(kDType, tokens, 2 * intermediate);
   const int out = row.tensors.Output(kDType, tokens, intermediate, kElementwise);
   row.launch = [=](const TensorSet& set, const LaunchOptions& options) {
-    Launch(SiluMulParams{.dtype = kDType,
-                         .num_tokens = tokens,
-                         .intermediate_size = intermediate,
-                         .gate_up = set.At(gate_up),
-                         .gate_up_stride = 2 * intermediate,
-                         .out = set.At(out),
-                         .out_stride = intermediate},
+    Launch(ActivationParams{.dtype = kDType,
+                            .num_tokens = tokens,
+                            .intermediate_size = intermediate,
+                            .x = set.At(x),
+                            .x_stride = 2 * intermediate,
+                            .out = set.At(out),
+                            .out_stride = intermediate},
            options);
   };
   return row;
 }
 
 TimedRow RmsNormRow(int64_t tokens, int64_t hidden, bool add_given) {
-  TimedRow row{.kernel = "rmsnorm",
-               .shape = StrCat("t", tokens, "_d", hidden, add_given ? "_add" : "")};
+  TimedRow row{.kernel = "norm",
+               .shape = StrCat("rmsnorm_t", tokens, "_d", hidden, add_given ? "_add" : "")};
   const int x = row.tensors.Random(kDType, tokens, hidden);
   const int weight = row.tensors.Random(kDType, 1, hidden);
   const int out = row.tensors.Output(kDType, tokens, hidden, kElementwise);
   const int add = add_given ? row.tensors.Random(kDType, tokens, hidden) : -1;
   const int sum = add_given ? row.tensors.Output(kDType, tokens, hidden, kElementwise) : -1;
   row.launch = [=](const TensorSet& set, const LaunchOptions& options) {
-    Launch(RmsNormParams{.dtype = kDType,
-                         .num_tokens = tokens,
-                         .hidden_size = hidden,
-                         .eps = 1e-6f,
-                         .x = set.At(x),
-                         .x_stride = hidden,
-                         .add = set.At(add),
-                         .add_stride = add_given ? hidden : 0,
-                         .weight = set.At(weight),
-                         .residual_out = set.At(sum),
-                         .residual_out_stride = add_given ? hidden : 0,
-                         .out = set.At(out),
-                         .out_stride = hidden},
+    Launch(NormParams{.dtype = kDType,
+                      .num_tokens = tokens,
+                      .hidden_size = hidden,
+                      .eps = 1e-6f,
+                      .x = set.At(x),
+                      .x_stride = hidden,
+                      .add = set.At(add),
+                      .add_stride = add_given ? hidden : 0,
+                      .weight = set.At(weight),
+                      .residual_out = set.At(sum),
+                      .residual_out_stride = add_given ? hidden : 0,
+                      .out = set.At(out),
+                      .out_stride = hidden},
            options);
   };
   return row;
@@ -330,9 +330,9 @@ class IndependentTimingTest : public ::testing::Test {
   }
 };
 
-TEST_F(IndependentTimingTest, SiluMul) {
-  ExpectAgreement(SiluMulRow(32768, 3072));
-  ExpectAgreement(SiluMulRow(12288, 8192));
+TEST_F(IndependentTimingTest, GatedSilu) {
+  ExpectAgreement(GatedSiluRow(32768, 3072));
+  ExpectAgreement(GatedSiluRow(12288, 8192));
 }
 
 TEST_F(IndependentTimingTest, RmsNorm) {

@@ -77,7 +77,7 @@ TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
   EXPECT_THAT(message("{"), HasSubstr("f: not valid JSON"));
   EXPECT_THAT(message("[]"), HasSubstr("f: must be an object of families"));
   EXPECT_THAT(message(R"({"decoed": []})"),
-              HasSubstr("unknown family 'decoed'; known are append, cascade, decode"));
+              HasSubstr("unknown family 'decoed'; known are activation, append, cascade, decode"));
   EXPECT_THAT(message(R"({"decode": {}})"), HasSubstr("decode: must be a list"));
   EXPECT_THAT(message(R"({"decode": [{"hq": 1}]})"),
               HasSubstr("shape 0 must be an object with a name"));
@@ -117,6 +117,23 @@ TEST(ShapesTest, AFlagIsZeroOrOne) {
       HasSubstr("f: linear: a: 'append' is [2]; it must be a list of whole numbers from 0"));
 }
 
+enum class Fruit { kApple, kPear };
+constexpr std::string_view Name(Fruit fruit) { return fruit == Fruit::kApple ? "apple" : "pear"; }
+
+TEST(ShapesTest, AKindIsOneOfThoseThatExist) {
+  const ShapeFile shapes = ParseShapes("f", R"({"norm": [{"name": "a", "is": "pear", "was": 3}]})");
+  ShapeReader reader = FirstOf(shapes, "norm");
+  EXPECT_EQ(reader.OneOf("is", {Fruit::kApple, Fruit::kPear}), Fruit::kPear);
+  EXPECT_THAT(MessageOf([&] { reader.OneOf("is", {Fruit::kApple}); }),
+              HasSubstr("f: norm: a: 'is' is \"pear\"; it must be one of apple"));
+  EXPECT_THAT(MessageOf([&] {
+                reader.OneOf("was", {Fruit::kApple, Fruit::kPear});
+              }),
+              HasSubstr("'was' is 3; it must be one of apple, pear"));
+  EXPECT_THAT(MessageOf([&] { reader.OneOf("will_be", {Fruit::kApple}); }),
+              HasSubstr("'will_be' is missing"));
+}
+
 TEST(ShapesTest, ARowIsNamedOnceAndHasSomethingToDo) {
   const ShapeFile shapes = ParseShapes(
       "f", R"({"gather": [{"name": "a", "tokens": [1, 8, 1], "batch": 2, "len": 0, "lens": [0, 0],
@@ -134,7 +151,7 @@ TEST(ShapesTest, ARowIsNamedOnceAndHasSomethingToDo) {
 TEST(ShapesTest, EveryKernelHasDefaultShapesForBothDevices) {
   for (const char* kernel :
        {"chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding",
-        "rmsnorm", "layernorm", "linear", "silu_mul", "gelu", "sampling"}) {
+        "norm", "linear", "activation", "sampling"}) {
     for (const bool cuda : {false, true}) {
       const ShapeFile shapes = DefaultShapes(kernel, cuda);
       EXPECT_FALSE(shapes.families.empty()) << kernel << " " << cuda;

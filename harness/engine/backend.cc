@@ -7,18 +7,16 @@
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/process_memory.h"
 #include "kernels/common/error.h"
+#include "reference/activation.h"
 #include "reference/chunk_decode.h"
 #include "reference/embedding.h"
-#include "reference/gelu.h"
 #include "reference/kv_append.h"
-#include "reference/layernorm.h"
 #include "reference/linear.h"
+#include "reference/norm.h"
 #include "reference/paged_gather.h"
 #include "reference/paged_prefill.h"
-#include "reference/rmsnorm.h"
 #include "reference/rmsnorm_qkv.h"
 #include "reference/sampling.h"
-#include "reference/silu_mul.h"
 
 namespace tokline {
 namespace {
@@ -115,16 +113,14 @@ class HostBackend : public Backend {
 
 Ops MakeReferenceOps() {
   return {.embedding = RunReference<EmbeddingParams, EmbeddingReference>,
-          .rmsnorm = RunReference<RmsNormParams, RmsNormReference>,
-          .layernorm = RunReference<LayerNormParams, LayerNormReference>,
+          .norm = RunReference<NormParams, NormReference>,
           .rmsnorm_qkv = RunReference<RmsNormQkvParams, RmsNormQkvReference>,
           .kv_append = RunReference<KvAppendParams, KvAppendReference>,
           .chunk_decode = RunReference<ChunkDecodeParams, ChunkDecodeReference>,
           .paged_prefill = RunReference<PagedPrefillParams, PagedPrefillReference>,
           .paged_gather = RunReference<PagedGatherParams, PagedGatherReference>,
           .linear = RunReference<LinearParams, LinearReference>,
-          .silu_mul = RunReference<SiluMulParams, SiluMulReference>,
-          .gelu = RunReference<GeluParams, GeluReference>,
+          .activation = RunReference<ActivationParams, ActivationReference>,
           .sampling = RunReference<SamplingParams, SamplingReference>};
 }
 

@@ -10,21 +10,19 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/activation/activation.h"
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/launch_options.h"
 #include "kernels/embedding/embedding.h"
-#include "kernels/gelu/gelu.h"
 #include "kernels/kv_append/kv_append.h"
-#include "kernels/layernorm/layernorm.h"
 #include "kernels/linear/linear.h"
+#include "kernels/norm/norm.h"
 #include "kernels/paged_gather/paged_gather.h"
 #include "kernels/paged_prefill/paged_prefill.h"
-#include "kernels/rmsnorm/rmsnorm.h"
 #include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
 #include "kernels/sampling/sampling.h"
-#include "kernels/silu_mul/silu_mul.h"
 
 namespace tokline {
 
@@ -37,16 +35,14 @@ using Op = void (*)(const Params&, const LaunchOptions&);
 
 struct Ops {
   Op<EmbeddingParams> embedding = nullptr;
-  Op<RmsNormParams> rmsnorm = nullptr;
-  Op<LayerNormParams> layernorm = nullptr;
+  Op<NormParams> norm = nullptr;
   Op<RmsNormQkvParams> rmsnorm_qkv = nullptr;
   Op<KvAppendParams> kv_append = nullptr;
   Op<ChunkDecodeParams> chunk_decode = nullptr;
   Op<PagedPrefillParams> paged_prefill = nullptr;
   Op<PagedGatherParams> paged_gather = nullptr;
   Op<LinearParams> linear = nullptr;
-  Op<SiluMulParams> silu_mul = nullptr;
-  Op<GeluParams> gelu = nullptr;
+  Op<ActivationParams> activation = nullptr;
   Op<SamplingParams> sampling = nullptr;
 };
 
@@ -56,9 +52,7 @@ inline constexpr std::string_view kKernelName = "";
 template <>
 inline constexpr std::string_view kKernelName<EmbeddingParams> = "embedding";
 template <>
-inline constexpr std::string_view kKernelName<RmsNormParams> = "rmsnorm";
-template <>
-inline constexpr std::string_view kKernelName<LayerNormParams> = "layernorm";
+inline constexpr std::string_view kKernelName<NormParams> = "norm";
 template <>
 inline constexpr std::string_view kKernelName<RmsNormQkvParams> = "rmsnorm_qkv";
 template <>
@@ -70,9 +64,7 @@ inline constexpr std::string_view kKernelName<PagedPrefillParams> = "paged_prefi
 template <>
 inline constexpr std::string_view kKernelName<LinearParams> = "linear";
 template <>
-inline constexpr std::string_view kKernelName<SiluMulParams> = "silu_mul";
-template <>
-inline constexpr std::string_view kKernelName<GeluParams> = "gelu";
+inline constexpr std::string_view kKernelName<ActivationParams> = "activation";
 template <>
 inline constexpr std::string_view kKernelName<SamplingParams> = "sampling";
 

@@ -258,16 +258,14 @@ class CudaBackend : public Backend {
 
 Ops MakeCudaOps() {
   return {.embedding = Launch,
-          .rmsnorm = Launch,
-          .layernorm = Launch,
+          .norm = Launch,
           .rmsnorm_qkv = Launch,
           .kv_append = Launch,
           .chunk_decode = Launch,
           .paged_prefill = Launch,
           .paged_gather = Launch,
           .linear = Launch,
-          .silu_mul = Launch,
-          .gelu = Launch,
+          .activation = Launch,
           .sampling = Launch};
 }
 

@@ -83,7 +83,9 @@ int64_t LinearWorkspace(const ModelSpec& spec, DType dtype, int64_t max_tokens,
 
 // What the fused norms and the fused MLP can do.
 bool FusesNorms(const ModelSpec& spec) { return spec.norm == NormKind::kRms; }
-bool FusesMlp(const ModelSpec& spec) { return FusesNorms(spec) && spec.mlp == MlpKind::kGatedSilu; }
+bool FusesMlp(const ModelSpec& spec) {
+  return FusesNorms(spec) && spec.mlp == ActivationKind::kGatedSilu;
+}
 
 void RequireHas(StepOpSet ops, StepOp delayed) {
   std::string names;
@@ -140,7 +142,8 @@ DecoderPlan::DecoderPlan(const ModelSpec& spec, const DecoderOptions& given,
 }
 
 StepOpSet DecoderPlan::DecodeOps(const ModelSpec& spec) const {
-  const bool split_append = Has(Ablation::kKvAppend), gated = spec.mlp == MlpKind::kGatedSilu;
+  const bool split_append = Has(Ablation::kKvAppend),
+             gated = spec.mlp == ActivationKind::kGatedSilu;
   StepOpSet ops{StepOp::kEmbedding, StepOp::kQkv,    StepOp::kAttentionOutput,
                 StepOp::kDown,      StepOp::kLmHead, StepOp::kSampling};
   ops.Add(Has(Ablation::kChunkDecode) ? StepOp::kPagedPrefill : StepOp::kChunkDecode);
@@ -150,7 +153,7 @@ StepOpSet DecoderPlan::DecodeOps(const ModelSpec& spec) const {
   if (split_input_norm || split_append) ops.Add(StepOp::kKvAppend);
   if (split_mlp) {
     ops.Add(StepOp::kPostNorm);
-    ops.Add(gated ? StepOp::kSiluMul : StepOp::kGelu);
+    ops.Add(StepOp::kActivation);
   }
   if (split_final_norm) ops.Add(StepOp::kFinalNorm);
   return ops;
@@ -215,7 +218,7 @@ MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderPlan& plan,
   const int64_t tokens = plan.max_tokens, batch = plan.options.max_batch;
   const int64_t q = spec.QSize(), kv_size = spec.KvSize(), hidden = spec.hidden_size;
   const bool split_norm = plan.split_input_norm || plan.split_mlp || plan.split_final_norm;
-  const bool split_gate = plan.split_mlp && spec.mlp == MlpKind::kGatedSilu;
+  const bool split_gate = plan.split_mlp && spec.mlp == ActivationKind::kGatedSilu;
   Carver carver(base);
   MemoryPlan memory;
 

@@ -108,28 +108,16 @@ void ForwardPass::Embed(const StepWork& work, const StepArrays& arrays) {
 
 void ForwardPass::Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
                        const std::byte* bias) {
-  if (spec_.norm == NormKind::kLayer) {
-    Run(op, ops_.layernorm,
-        {.dtype = dtype_,
-         .num_tokens = tokens,
-         .hidden_size = spec_.hidden_size,
-         .eps = spec_.norm_eps,
-         .x = x,
-         .x_stride = spec_.hidden_size,
-         .weight = weight,
-         .bias = bias,
-         .out = buffers_.normed,
-         .out_stride = spec_.hidden_size});
-    return;
-  }
-  Run(op, ops_.rmsnorm,
-      {.dtype = dtype_,
+  Run(op, ops_.norm,
+      {.kind = spec_.norm,
+       .dtype = dtype_,
        .num_tokens = tokens,
        .hidden_size = spec_.hidden_size,
        .eps = spec_.norm_eps,
        .x = x,
        .x_stride = spec_.hidden_size,
        .weight = weight,
+       .bias = bias,
        .out = buffers_.normed,
        .out_stride = spec_.hidden_size});
 }
@@ -188,7 +176,7 @@ void ForwardPass::AppendWithSeparateNorms(KvAppendParams params) {
   const auto norm_heads = [&](std::byte* first, int32_t heads, const void* weight) {
     for (int32_t head = 0; weight != nullptr && head < heads; ++head) {
       std::byte* rows = first + int64_t{head} * spec_.head_dim * element_bytes_;
-      Run(StepOp::kHeadNorms, ops_.rmsnorm,
+      Run(StepOp::kHeadNorms, ops_.norm,
           {.dtype = dtype_,
            .num_tokens = params.num_tokens,
            .hidden_size = spec_.head_dim,
@@ -261,31 +249,21 @@ void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
 
 void ForwardPass::SplitMlp(const DeviceLayerWeights& layer, int64_t tokens) {
   const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
-  const bool gated = spec_.mlp == MlpKind::kGatedSilu;
+  const bool gated = spec_.mlp == ActivationKind::kGatedSilu;
   std::byte* const product = gated ? buffers_.gate_up : buffers_.mlp;
   Norm(StepOp::kPostNorm, tokens, buffers_.x, layer.post_norm, layer.post_norm_bias);
   LinearParams up = Linear(tokens, buffers_.normed, hidden, layer.up, product, spec_.UpRows());
   up.bias = layer.up_bias;
   Run(gated ? StepOp::kGateUp : StepOp::kUp, ops_.linear, up);
-  if (gated) {
-    Run(StepOp::kSiluMul, ops_.silu_mul,
-        {.dtype = dtype_,
-         .num_tokens = tokens,
-         .intermediate_size = inner,
-         .gate_up = product,
-         .gate_up_stride = 2 * inner,
-         .out = buffers_.mlp,
-         .out_stride = inner});
-  } else {
-    Run(StepOp::kGelu, ops_.gelu,
-        {.dtype = dtype_,
-         .num_tokens = tokens,
-         .intermediate_size = inner,
-         .x = product,
-         .x_stride = inner,
-         .out = buffers_.mlp,
-         .out_stride = inner});
-  }
+  Run(StepOp::kActivation, ops_.activation,
+      {.kind = spec_.mlp,
+       .dtype = dtype_,
+       .num_tokens = tokens,
+       .intermediate_size = inner,
+       .x = product,
+       .x_stride = spec_.UpRows(),
+       .out = buffers_.mlp,
+       .out_stride = inner});
 }
 
 void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens) {

@@ -12,9 +12,9 @@ namespace {
 constexpr std::array kOps = {
     StepOp::kEmbedding, StepOp::kInputNorm,   StepOp::kQkv,          StepOp::kHeadNorms,
     StepOp::kKvAppend,  StepOp::kChunkDecode, StepOp::kPagedPrefill, StepOp::kAttentionOutput,
-    StepOp::kPostNorm,  StepOp::kGateUp,      StepOp::kUp,           StepOp::kSiluMul,
-    StepOp::kGelu,      StepOp::kDown,        StepOp::kLastRows,     StepOp::kFinalNorm,
-    StepOp::kLmHead,    StepOp::kSampling};
+    StepOp::kPostNorm,  StepOp::kGateUp,      StepOp::kUp,           StepOp::kActivation,
+    StepOp::kDown,      StepOp::kLastRows,    StepOp::kFinalNorm,    StepOp::kLmHead,
+    StepOp::kSampling};
 
 }  // namespace
 
@@ -44,10 +44,8 @@ std::string_view Name(StepOp op) {
       return "gate_up";
     case StepOp::kUp:
       return "up";
-    case StepOp::kSiluMul:
-      return "silu_mul";
-    case StepOp::kGelu:
-      return "gelu";
+    case StepOp::kActivation:
+      return "activation";
     case StepOp::kDown:
       return "down";
     case StepOp::kLastRows:

@@ -24,9 +24,8 @@ enum class StepOp : uint8_t {
   kAttentionOutput,
   kPostNorm,  // where it is not part of gate_up
   kGateUp,
-  kUp,       // in place of gate_up where the MLP has no gate
-  kSiluMul,  // where it is not part of gate_up
-  kGelu,     // of an MLP without gate
+  kUp,          // in place of gate_up where the MLP has no gate
+  kActivation,  // where it is not part of gate_up
   kDown,
   kLastRows,   // of prompts: the rows that logits are computed from
   kFinalNorm,  // where it is not part of lm_head

@@ -80,7 +80,7 @@ constexpr Family kFamilies[] = {
      .position = PositionKind::kLearned,
      .qkv_bias = {.always = true},
      .output_bias = {.always = true},
-     .mlp = MlpKind::kGelu,
+     .mlp = ActivationKind::kGeluTanh,
      .activations = kGeluTanh,
      .mlp_bias = {.always = true},
      .tied_by_default = true,

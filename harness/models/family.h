@@ -77,7 +77,7 @@ struct Family {
   bool qk_norm = false;
   BiasRule qkv_bias;
   BiasRule output_bias;
-  MlpKind mlp = MlpKind::kGatedSilu;
+  ActivationKind mlp = ActivationKind::kGatedSilu;
   std::span<const std::string_view> activations;  // names of the supported activation
   BiasRule mlp_bias;
   bool tied_by_default = false;

@@ -11,13 +11,10 @@
 #include <vector>
 
 #include "kernels/common/dtype.h"
+#include "kernels/common/layer_kinds.h"
 
 namespace tokline {
 
-enum class NormKind : uint8_t {
-  kRms,
-  kLayer,  // also subtracts the mean and adds a bias
-};
 enum class PositionKind : uint8_t {
   kRope,
   kLearned,  // a table whose rows are added to the embeddings
@@ -27,22 +24,12 @@ enum class RopePairing : uint8_t {
   kHalf,         // i and i + head_dim / 2
   kInterleaved,  // 2 i and 2 i + 1
 };
-enum class MlpKind : uint8_t {
-  kGatedSilu,  // down(silu(gate(x)) * up(x))
-  kGelu,       // down(gelu(up(x))), with the tanh approximation of GELU
-};
 
-constexpr std::string_view Name(NormKind norm) {
-  return norm == NormKind::kRms ? "rmsnorm" : "layernorm";
-}
 constexpr std::string_view Name(PositionKind position) {
   return position == PositionKind::kRope ? "rope" : "learned";
 }
 constexpr std::string_view Name(RopePairing pairing) {
   return pairing == RopePairing::kHalf ? "half" : "interleaved";
-}
-constexpr std::string_view Name(MlpKind mlp) {
-  return mlp == MlpKind::kGatedSilu ? "gated_silu" : "gelu_tanh";
 }
 
 // RoPE scaling of type "llama3". Frequencies whose wavelength is above original_positions /
@@ -75,7 +62,8 @@ struct ModelSpec {
   bool qk_norm = false;                       // RMSNorm of each head of Q and K before RoPE
   bool qkv_bias = false;
   bool output_bias = false;  // bias of the attention output projection
-  MlpKind mlp = MlpKind::kGatedSilu;
+  // down(silu(gate(x)) * up(x)), or down(gelu(up(x))).
+  ActivationKind mlp = ActivationKind::kGatedSilu;
   bool mlp_bias = false;               // bias of every projection in the MLP
   bool tied_embeddings = false;        // whether the LM head is the embedding
   DType dtype = DType::kF32;           // storage type of the checkpoint's weights
@@ -85,7 +73,7 @@ struct ModelSpec {
   int64_t KvSize() const { return int64_t{num_kv_heads} * head_dim; }
   // Rows of the MLP's first projection (gate and up together if the MLP is gated).
   int64_t UpRows() const {
-    return mlp == MlpKind::kGatedSilu ? 2 * intermediate_size : intermediate_size;
+    return mlp == ActivationKind::kGatedSilu ? 2 * intermediate_size : intermediate_size;
   }
   // Bytes of K and V per token in all layers together, stored as `kv_dtype`.
   int64_t KvBytesPerToken(DType kv_dtype) const {

@@ -184,7 +184,7 @@ class LayerBinder {
 
   LayerWeights Bind() {
     const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
-    const bool gated = spec_.mlp == MlpKind::kGatedSilu;
+    const bool gated = spec_.mlp == ActivationKind::kGatedSilu;
     LayerWeights layer;
     layer.input_norm = Vector(names_.input_norm, hidden);
     layer.input_norm_bias = NormBias(names_.input_norm);

@@ -1,17 +1,18 @@
-// Dispatch of Linear: the skinny kernel, RMSNorm before it, or RMSNorm, cuBLASLt and SiLU in turn.
+// Dispatch of Linear: the skinny kernel, RMSNorm before it, or RMSNorm, cuBLASLt and activation in
+// turn.
+#include "kernels/activation/activation.h"
 #include "kernels/device/current_device.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
 #include "kernels/linear/skinny_device.cuh"
-#include "kernels/rmsnorm/rmsnorm.h"
-#include "kernels/silu_mul/silu_mul.h"
+#include "kernels/norm/norm.h"
 
 namespace tokline {
 namespace {
 
 // The norm as a kernel of its own, into the workspace.
-RmsNormParams NormOf(const LinearParams& params) {
+NormParams NormOf(const LinearParams& params) {
   return {.dtype = params.dtype,
           .num_tokens = params.num_tokens,
           .hidden_size = params.in_features,
@@ -25,7 +26,7 @@ RmsNormParams NormOf(const LinearParams& params) {
 
 // What is left to do after it.
 LinearParams AfterNorm(LinearParams params) {
-  const RmsNormParams norm = NormOf(params);
+  const NormParams norm = NormOf(params);
   params.x = norm.out;
   params.x_stride = norm.out_stride;
   params.norm_weight = nullptr;
@@ -85,7 +86,7 @@ void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
                           .out_stride = params.out_stride,
                           .workspace = workspace};
   if (params.norm_weight) {
-    const RmsNormParams norm = NormOf(params);
+    const NormParams norm = NormOf(params);
     Launch(norm, options);
     problem.x = norm.out;
     problem.x_stride = norm.out_stride;
@@ -99,13 +100,13 @@ void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
   problem.out = gate_up;
   problem.out_stride = 2 * params.out_features;
   params.matmul->Run(problem, options);
-  Launch(SiluMulParams{.dtype = params.dtype,
-                       .num_tokens = params.num_tokens,
-                       .intermediate_size = params.out_features,
-                       .gate_up = gate_up,
-                       .gate_up_stride = 2 * params.out_features,
-                       .out = params.out,
-                       .out_stride = params.out_stride},
+  Launch(ActivationParams{.dtype = params.dtype,
+                          .num_tokens = params.num_tokens,
+                          .intermediate_size = params.out_features,
+                          .x = gate_up,
+                          .x_stride = 2 * params.out_features,
+                          .out = params.out,
+                          .out_stride = params.out_stride},
          options);
 }
 

@@ -61,7 +61,7 @@ inline constexpr int64_t kMaxSkinnyTokens = 16;
 // "auto", "skinny", "norm_then_skinny", "matmul".
 std::string_view Name(LinearVariant variant);
 
-// n = x, or RMSNorm(x, norm_weight) as rmsnorm.h defines it.
+// n = x, or RMSNorm(x, norm_weight) as norm.h defines it.
 // y = round(n W^T + bias), fp32 accumulation.
 // gated_silu: W is [2 * out_features, in_features], gate rows then up rows, and
 //   out = round(round(silu(gate)) * up).  residual: out = round(y + residual).

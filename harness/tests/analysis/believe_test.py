@@ -44,7 +44,7 @@ class CollectTest(InFolder):
         super().setUp()
         self.bin = self.folder / "bin"
         self.bin.mkdir()
-        self.add_program("bench_silu_mul")
+        self.add_program("bench_activation")
         self.add_program("tokline")
 
     def add_program(self, name):
@@ -72,7 +72,7 @@ class CollectTest(InFolder):
         self.assertEqual(checks["aa"]["details"]["comparisons"], 4)
         self.assertEqual(checks["aa"]["details"]["false_alarms"], 0)
         for percent in (3, 5, 10):
-            kernel = checks[f"slowdown_{percent}"]["details"]["kernels"]["silu_mul"]
+            kernel = checks[f"slowdown_{percent}"]["details"]["kernels"]["activation"]
             self.assertEqual((kernel["caught"], kernel["comparisons"]), (4, 4))
             self.assertAlmostEqual(kernel["median_percent"], percent, delta=0.5)
         for name in ("host_delay", "op_delay"):
@@ -82,7 +82,7 @@ class CollectTest(InFolder):
         self.assertEqual(checks["blame_aa"]["details"]["right"], 1)
         self.assertIs(checks["adds_up"]["met"], True)
         self.assertIsNone(checks["cheats"]["met"])
-        self.assertIn("| silu_mul | 4 | 4 of 4 |", page)
+        self.assertIn("| activation | 4 | 4 of 4 |", page)
 
     def test_peaks_are_measured_once_and_taken_over(self):
         self.collect("--only", "aa", "--rounds", 1)
@@ -95,7 +95,7 @@ class CollectTest(InFolder):
         self.assertIn("run again", err)
         self.assertEqual(self.collect("--only", "aa", "--rounds", 1)[0], 0)
         self.assertEqual(len(self.journal()), 2)
-        left = self.folder / "out" / "benches" / "a" / "silu_mul.round1.jsonl.running"
+        left = self.folder / "out" / "benches" / "a" / "activation.round1.jsonl.running"
         left.write_text("half a line of a killed run")
         self.assertEqual(self.collect("--only", "aa", "--rounds", 2)[0], 0)
         self.assertEqual(len(self.journal()), 4)
@@ -113,10 +113,10 @@ class CollectTest(InFolder):
 
     def test_half_collected_kernel_is_not_compared(self):
         machine = Machine(seed=4)
-        for side, left in (("a", ()), ("again", ("rmsnorm.round1",))):
+        for side, left in (("a", ()), ("again", ("norm.round1",))):
             folder = self.folder / "out" / "benches" / side
             folder.mkdir(parents=True)
-            for kernel in ("linear", "rmsnorm"):
+            for kernel in ("linear", "norm"):
                 cases = [case for case in kernel_cases(20) if case.kernel == kernel]
                 for name in (f"{kernel}.round0", f"{kernel}.round1"):
                     if name not in left:
@@ -189,7 +189,7 @@ class ShapesTest(unittest.TestCase):
 class ReportTest(InFolder):
     """On records written directly: what the tools get wrong must be seen."""
     def sides(self, machine, **effects):
-        cases = [case for case in kernel_cases(240) if case.kernel in ("linear", "rmsnorm")]
+        cases = [case for case in kernel_cases(240) if case.kernel in ("linear", "norm")]
         for side, effect in {"a": [], **effects}.items():
             folder = self.folder / "out" / "benches" / side
             folder.mkdir(parents=True)
@@ -213,15 +213,15 @@ class ReportTest(InFolder):
         self.assertEqual(checks["slowdown_3"]["details"]["caught"], 0)
         self.assertIs(checks["slowdown_5"]["met"], True)
         self.assertIs(checks["slowdown_10"]["met"], False)
-        self.assertEqual(checks["slowdown_10"]["details"]["kernels"]["rmsnorm"]["caught"], 0)
+        self.assertEqual(checks["slowdown_10"]["details"]["kernels"]["norm"]["caught"], 0)
         self.assertIn("| NO |", page)
         self.assertIn("- **every kernel made 10 % slower**: not met", page)
         self.assertIn("and 36 more, in the JSON", page)
-        self.assertIn("silu_mul", believe_report.kernel_names())
-        self.benches = ("linear", "rmsnorm", "silu_mul")
+        self.assertIn("activation", believe_report.kernel_names())
+        self.benches = ("linear", "norm", "activation")
         checks, page = self.report()
         self.assertIs(checks["slowdown_5"]["met"], False)
-        self.assertIn("not collected: silu_mul", page)
+        self.assertIn("not collected: activation", page)
 
     def test_runs_of_another_commit_are_named(self):
         self.sides(Machine(seed=1, run_noise=0.001), again=[])
@@ -232,7 +232,7 @@ class ReportTest(InFolder):
         path.write_text(text.replace(commit, other), encoding="utf-8")
         overhead = self.folder / "out" / "overhead"
         overhead.mkdir()
-        (overhead / "rmsnorm.jsonl").write_text(text.replace(commit, "e" * 40), encoding="utf-8")
+        (overhead / "norm.jsonl").write_text(text.replace(commit, "e" * 40), encoding="utf-8")
         page = self.report()[1]
         self.assertIn(f"Commit {other[:12]}: bench_linear.", page)
         self.assertNotIn("e" * 12, page, "the default run is judged by its time alone")
@@ -426,9 +426,9 @@ class RealProgramsTest(InFolder):
             self.skipTest(f"{name} is not built in TOKLINE_BIN_DIR '{self.bin}'")
 
     def test_bench_programs_can_be_slowed_and_judged(self):
-        self.need("bench_silu_mul")
+        self.need("bench_activation")
         code, _, err = run_main("collect", "--bin", self.bin, "--out", self.folder / "out", "--device", "cpu", "--only",
-                                "aa,slowdowns", "--kernels", "silu_mul", "--comparisons", 2, "--bench-args",
+                                "aa,slowdowns", "--kernels", "activation", "--comparisons", 2, "--bench-args",
                                 "--max-seconds 0.05")
         self.assertEqual(code, 0, err)
         checks, _ = self.report()

@@ -115,14 +115,14 @@ class BenchScriptTest(ScratchRepository):
             self.assertEqual(len(output.splitlines()), 1)
 
     def test_the_built_programs_say_so_of_a_filter_in_these_words(self):
-        program = Path(os.environ.get("TOKLINE_BIN_DIR", ""), "bench_gelu")
+        program = Path(os.environ.get("TOKLINE_BIN_DIR", ""), "bench_activation")
         if not os.access(program, os.X_OK):
-            self.skipTest("bench_gelu is not built in TOKLINE_BIN_DIR")
+            self.skipTest("bench_activation is not built in TOKLINE_BIN_DIR")
         for more in ((), ("--benchmark_list_tests=true",)):
             line = [program, "--device", "cpu", "--benchmark_filter=zzz", *more]
             done = subprocess.run(line, capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
-            self.assertRegex(done.stderr, r"bench_gelu: the filter matches none of the \d+ cases")
+            self.assertRegex(done.stderr, r"bench_activation: the filter matches none of the \d+ cases")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from scratch_repository import ROOT, ScratchRepository, git
 GPU = any(Path("/dev").glob("nvidia[0-9]*"))
 
 # A side of the scratch repository: what its programs take, and whether it builds and passes its tests.
-BASE = {"benches": ["linear", "rmsnorm"], "percent": 0, "builds": True, "tests": "true"}
+BASE = {"benches": ["linear", "norm"], "percent": 0, "builds": True, "tests": "true"}
 
 BUILD = """
 import json, os, pathlib, sys
@@ -122,7 +122,7 @@ class GateChangeTest(ScratchRepository):
         self.commit_side("vanished", benches=["linear"])
         code, output, verdict = self.gate("vanished", "--no-tests", rounds=1)
         self.assertEqual(code, 1, output)
-        self.assertIn("bench_rmsnorm", verdict)
+        self.assertIn("bench_norm", verdict)
 
     def test_a_failing_test_fails_before_anything_is_measured(self):
         self.commit_side("untested", tests="false")
@@ -172,7 +172,7 @@ class GateChangeTest(ScratchRepository):
     def test_what_no_program_takes_is_said_before_anything_is_built(self):
         git(self.tree, "checkout", "-q", "-b", "named", "main")
         lines = self.tree / "CMakeLists.txt"
-        lines.write_text("add_kernel(gelu)\nadd_kernel(linear KERNELS gelu)\nadd_library(shapes)\n")
+        lines.write_text("add_kernel(activation)\nadd_kernel(linear KERNELS activation)\nadd_library(shapes)\n")
         self.commit_tree("kernels")
         lines.write_text("add_kernel(linear)\n")
         self.commit_tree("fewer kernels")
@@ -181,8 +181,8 @@ class GateChangeTest(ScratchRepository):
         for arguments, words in (
             (("--bogus",), "unknown argument '--bogus'; what is for the bench programs stands after --"),
             (("x", "--", "--dtype", "fp16"), "unknown argument 'x'; what is for the bench programs stands after --"),
-            (("--programs", "bogus"), "--programs names 'bogus'; allowed: gelu linear decoder"),
-            (("--programs", "linear,decoder,shapes"), "--programs names 'shapes'; allowed: gelu linear decoder"),
+            (("--programs", "bogus"), "--programs names 'bogus'; allowed: activation linear decoder"),
+            (("--programs", "linear,decoder,shapes"), "--programs names 'shapes'; allowed: activation linear decoder"),
             (("--programs", ","), "--programs is ','; allowed: names with commas between"),
             (("--model", "./none"), "--model ./none has no config.json"),):
             with self.subTest(arguments):

@@ -265,7 +265,7 @@ class AttemptsTest(unittest.TestCase):
         self.assertIn("past", prefill["cudnn-contiguous"])
         self.assertEqual(prefill["torch-contiguous"], "")
 
-    def test_every_default_shape_of_a_kernel_with_peers_has_a_peer_that_may_run_it_but_sums_with_positions(self):
+    def test_every_default_shape_has_a_peer_that_may_run_it_but_sums_with_positions_layernorm_and_gelu(self):
         recorded = records.read(ROOT / "results" / "h200" / "kernels.jsonl")
         seen, without_peers = set(), set()
         for run in recorded:
@@ -275,10 +275,11 @@ class AttemptsTest(unittest.TestCase):
                     continue
                 tried = operations.attempts(row, program.LIBRARIES)
                 can_run = any(not attempt.reason for attempt in tried)
-                self.assertEqual(can_run, not row["shape"].get("positions"), rows.label(row))
+                alone = row["shape"].get("positions") or row["shape"].get("kind") in ("layernorm", "gelu_tanh")
+                self.assertEqual(can_run, not alone, rows.label(row))
                 seen.add(row["kernel"])
         self.assertEqual(seen, set(operations.PEERS))
-        self.assertEqual(without_peers, {"gelu", "layernorm"})
+        self.assertEqual(without_peers, set())
 
 
 class RowsTest(unittest.TestCase):
@@ -399,11 +400,12 @@ class RowsTest(unittest.TestCase):
     def test_a_shape_is_measured_once_beside_its_newest_run(self):
         suite = self.folder / "suite.jsonl"
         suite_records(suite, times=("2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z"))
-        suite_records(suite, kernel="silu_mul", shape={"name": "i8", "tokens": 1, "intermediate": 8})
-        suite_records(suite, kernel="rmsnorm", shape={"name": "n", "tokens": 1, "hidden": 8, "add": False},
-                      injected={"slowdown_percent": 3})
+        suite_records(suite, kernel="activation",
+                      shape={"name": "i8", "kind": "gated_silu", "tokens": 1, "intermediate": 8})
+        suite_records(suite, kernel="norm", injected={"slowdown_percent": 3},
+                      shape={"name": "n", "kind": "rmsnorm", "tokens": 1, "hidden": 8, "add": False})
         found = [(run.run_id, [row["kernel"] for row in chosen]) for run, chosen in rows.work_of(records.read([suite]))]
-        self.assertEqual(sorted(found), [("suite0chunk_decode", ["chunk_decode"]), ("suite0silu_mul", ["silu_mul"])])
+        self.assertEqual(sorted(found), [("suite0activation", ["activation"]), ("suite0chunk_decode", ["chunk_decode"])])
 
     def test_peers_rows_are_not_measured_beside(self):
         suite = suite_records(self.folder / "suite.jsonl")

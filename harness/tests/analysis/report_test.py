@@ -236,7 +236,7 @@ class ReportTest(ReportCase):
     def test_headline_names_tokens_a_second_and_the_kernel_furthest_from_its_limit(self):
         machine = Machine(seed=4)
         lines = machine.run("bench_all", kernel_cases(60)) + machine.decoder_run(decoder_cases((1, 8, 64)))
-        slow = [line for line in lines if line.get("kernel") == "silu_mul" and line["cache"] == "cold"
+        slow = [line for line in lines if line.get("kernel") == "activation" and line["cache"] == "cold"
                 and line["chain"] == "plain" and line["floor_us"] > 5][0]
         stretch(slow, 9 * slow["floor_us"] / slow["median_us"])
         # Neither a warm, nor a dependent, nor a short row may take its place.
@@ -249,7 +249,7 @@ class ReportTest(ReportCase):
                  if line.get("kernel") == "decoder"}
         for text in (page.text, markdown):
             self.says(text, f"decodes {rates[1]} and {rates[64]}")
-            self.says(text, "Furthest from its limit: silu_mul, at 11 % of the")
+            self.says(text, "Furthest from its limit: activation, at 11 % of the")
             self.says(text, slow["shape"]["name"])
         self.says(page.text, "All of the 63 rows stand")
 
@@ -295,7 +295,7 @@ class ReportTest(ReportCase):
 
     def test_cpu_rows_alone_make_a_page_that_says_so(self):
         machine = Machine(seed=9)
-        lines = machine.run("bench_all", [KernelCase("rmsnorm", (("name", "d64"),), 40, "reference", "none", "cpu")])
+        lines = machine.run("bench_all", [KernelCase("norm", (("name", "d64"),), 40, "reference", "none", "cpu")])
         lines[0]["peaks"] = lines[0]["datasheet"] = lines[0]["fingerprint"]["gpu"] = None
         lines[1]["device"] = "cpu"
         for name in ("limit", "floor_us", "percent_of_measured_peak", "percent_of_datasheet_peak"):
@@ -308,8 +308,8 @@ class ReportTest(ReportCase):
 
     def test_commands_are_those_that_one_can_run_again(self):
         for line, words in (
-                (["/home/a/build/cuda/bin/bench_gelu", "--record", "results/x/.running.aB3/k.jsonl"],
-                 "build/cuda/bin/bench_gelu --record results/x/k.jsonl"),
+                (["/home/a/build/cuda/bin/bench_activation", "--record", "results/x/.running.aB3/k.jsonl"],
+                 "build/cuda/bin/bench_activation --record results/x/k.jsonl"),
                 (["/opt/bin/tokline", "bench", "--model", "my model"], "/opt/bin/tokline bench --model 'my model'"),
                 (["build/a/bin/tokline", "inspect"], "build/a/bin/tokline inspect"), ([], "")):
             self.assertEqual(command_words(line), words)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 # The kernels of this machine, whatever the suite has: the counts in the tests follow from them.
-KERNELS = ("chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding", "rmsnorm",
-           "linear", "silu_mul", "sampling")
+KERNELS = ("chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding", "norm",
+           "linear", "activation", "sampling")
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 READ_GBPS, COPY_GBPS, MATMUL_TFLOPS = 4400.0, 4000.0, 780.0
 L2_BYTES = 62914560
@@ -25,7 +25,7 @@ L2_BYTES = 62914560
 # A decode step of a small model: op, kernel, launches, microseconds of all launches at batch 1.
 OPS = (("embedding", "embedding", 1, 2.0), ("qkv", "rmsnorm_qkv", 28, 140.0),
        ("chunk_decode", "chunk_decode", 28, 160.0), ("attention_output", "linear", 28, 84.0),
-       ("gate_up", "linear", 28, 170.0), ("down", "linear", 28, 112.0), ("final_norm", "rmsnorm", 1, 3.0),
+       ("gate_up", "linear", 28, 170.0), ("down", "linear", 28, 112.0), ("final_norm", "norm", 1, 3.0),
        ("lm_head", "linear", 1, 90.0), ("sampling", "sampling", 1, 12.0))
 DEVICE_GAP_US, HOST_GAP_US = 18.0, 9.0
 

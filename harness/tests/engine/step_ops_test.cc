@@ -112,9 +112,9 @@ TEST_F(StepOpsTest, DecodeStepNamesEveryOpInItsOrder) {
 TEST_F(StepOpsTest, PlainCounterpartsKeepTheNameOfTheirPlace) {
   EXPECT_THAT(
       DecodeOps({.ablate = ParseAblations("rmsnorm_qkv,fused_mlp,chunk_decode")}),
-      ElementsAre("embedding/embedding", "input_norm/rmsnorm", "qkv/linear", "kv_append/kv_append",
-                  "paged_prefill/paged_prefill", "attention_output/linear", "post_norm/rmsnorm",
-                  "gate_up/linear", "silu_mul/silu_mul", "down/linear", "lm_head/linear",
+      ElementsAre("embedding/embedding", "input_norm/norm", "qkv/linear", "kv_append/kv_append",
+                  "paged_prefill/paged_prefill", "attention_output/linear", "post_norm/norm",
+                  "gate_up/linear", "activation/activation", "down/linear", "lm_head/linear",
                   "sampling/sampling"));
 }
 
@@ -124,10 +124,10 @@ TEST_F(Gpt2StepOpsTest, PlanKnowsTheOpsThatTheForwardPassEnqueues) { ExpectPlanK
 
 TEST_F(Gpt2StepOpsTest, LayerNormsAndGeluAreKernelsOfTheirOwn) {
   const auto plain = DecodeOps({});
-  EXPECT_THAT(plain, ElementsAre("embedding/embedding", "input_norm/layernorm", "qkv/linear",
+  EXPECT_THAT(plain, ElementsAre("embedding/embedding", "input_norm/norm", "qkv/linear",
                                  "kv_append/kv_append", "chunk_decode/chunk_decode",
-                                 "attention_output/linear", "post_norm/layernorm", "up/linear",
-                                 "gelu/gelu", "down/linear", "final_norm/layernorm",
+                                 "attention_output/linear", "post_norm/norm", "up/linear",
+                                 "activation/activation", "down/linear", "final_norm/norm",
                                  "lm_head/linear", "sampling/sampling"));
   for (const AblationEntry& entry : AllAblations()) {
     const bool swaps = Swaps(model_.spec, entry.ablation);
@@ -161,10 +161,10 @@ TEST_F(StepOpsTest, UnwantedOpIsNotEnqueued) {
 
 TEST_F(StepOpsTest, DelayOfAnOpThatTheStepLacksIsRefusedWithThoseItHas) {
   try {
-    DecodeOps({.delayed = DelayedOp{.op = StepOp::kSiluMul, .delay = [](const LaunchOptions&) {}}});
+    DecodeOps({.delayed = DelayedOp{.op = StepOp::kActivation, .delay = [](const LaunchOptions&) {}}});
     FAIL() << "it was accepted";
   } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("silu_mul"));
+    EXPECT_THAT(error.what(), HasSubstr("activation"));
     EXPECT_THAT(error.what(), HasSubstr("embedding, qkv, chunk_decode, attention_output, gate_up, "
                                         "down, lm_head, sampling"));
   }

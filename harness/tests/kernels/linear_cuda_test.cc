@@ -3,10 +3,10 @@
 
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_case.h"
+#include "kernels/activation/activation.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
-#include "kernels/rmsnorm/rmsnorm.h"
-#include "kernels/silu_mul/silu_mul.h"
+#include "kernels/norm/norm.h"
 #include "reference/linear.h"
 
 namespace tokline {
@@ -270,7 +270,7 @@ TEST_F(LinearCudaTest, SkinnyResultDoesNotDependOnTheOtherTokens) {
   }
 }
 
-TEST_F(LinearCudaTest, GatedSiluEqualsProjectionThenSiluMul) {
+TEST_F(LinearCudaTest, GatedSiluEqualsProjectionThenActivation) {
   const LinearCase c({.tokens = 4, .in = 1024, .out = 640, .gated = true});
   DeviceCase fused(c, LinearVariant::kSkinny), plain(c, LinearVariant::kSkinny);
   DeviceBuffer gate_up(4 * 1280 * 2);
@@ -280,12 +280,12 @@ TEST_F(LinearCudaTest, GatedSiluEqualsProjectionThenSiluMul) {
   projection.out = gate_up.data();
   projection.out_stride = 1280;
   Launch(projection, {});
-  Launch(SiluMulParams{.num_tokens = 4,
-                       .intermediate_size = 640,
-                       .gate_up = gate_up.data(),
-                       .gate_up_stride = 1280,
-                       .out = plain.params.out,
-                       .out_stride = plain.params.out_stride},
+  Launch(ActivationParams{.num_tokens = 4,
+                          .intermediate_size = 640,
+                          .x = gate_up.data(),
+                          .x_stride = 1280,
+                          .out = plain.params.out,
+                          .out_stride = plain.params.out_stride},
          {});
   const DeviceBuffer bytes(int64_t{4} * 640 * 2);
   ASSERT_EQ(cudaMemcpy(bytes.data(), plain.params.out, bytes.bytes(), cudaMemcpyDeviceToDevice),
@@ -299,14 +299,14 @@ TEST_F(LinearCudaTest, FusedNormEqualsRmsNormThenProjection) {
   const LinearCase c({.tokens = 7, .in = 1024, .out = 128, .norm = true, .integers = true});
   DeviceCase fused(c, LinearVariant::kSkinny), plain(c, LinearVariant::kSkinny);
   const DeviceBuffer normalised(int64_t{7} * 1024 * 2);
-  Launch(RmsNormParams{.num_tokens = 7,
-                       .hidden_size = 1024,
-                       .eps = plain.params.norm_eps,
-                       .x = plain.params.x,
-                       .x_stride = plain.params.x_stride,
-                       .weight = plain.params.norm_weight,
-                       .out = normalised.data(),
-                       .out_stride = 1024},
+  Launch(NormParams{.num_tokens = 7,
+                    .hidden_size = 1024,
+                    .eps = plain.params.norm_eps,
+                    .x = plain.params.x,
+                    .x_stride = plain.params.x_stride,
+                    .weight = plain.params.norm_weight,
+                    .out = normalised.data(),
+                    .out_stride = 1024},
          {});
   plain.params.norm_weight = nullptr;
   plain.params.x = normalised.data();

@@ -160,7 +160,7 @@ TEST_F(StepProfilerCudaTest, PlainCounterpartsOfSeveralKernelsAreToldApart) {
   const ProfiledSteps profiled = Profile({}, ParseAblations("skinny,rmsnorm_qkv,fused_mlp"));
   ExpectMethod(profiled);
   const auto ops = ByName(profiled.profile);
-  for (const char* op : {"input_norm", "qkv", "kv_append", "post_norm", "gate_up", "silu_mul"}) {
+  for (const char* op : {"input_norm", "qkv", "kv_append", "post_norm", "gate_up", "activation"}) {
     ASSERT_TRUE(ops.contains(op)) << op;
     EXPECT_GT(ops.at(op).us, 0) << op;
   }

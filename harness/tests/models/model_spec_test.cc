@@ -51,7 +51,7 @@ TEST(ModelSpecTest, ReadsEveryFieldAsTransformers4WritesIt) {
   EXPECT_EQ(spec.rope_pairing, RopePairing::kHalf);
   EXPECT_EQ(spec.rope_theta, 1e6);
   EXPECT_FALSE(spec.rope_scaling.has_value());
-  EXPECT_EQ(spec.mlp, MlpKind::kGatedSilu);
+  EXPECT_EQ(spec.mlp, ActivationKind::kGatedSilu);
   EXPECT_FALSE(spec.mlp_bias);
   EXPECT_TRUE(spec.qk_norm);
   EXPECT_FALSE(spec.qkv_bias);
@@ -172,7 +172,7 @@ TEST(ModelSpecTest, Gpt2ReadsItsOwnKeys) {
   EXPECT_EQ(spec.norm_eps, 1e-5f);
   EXPECT_EQ(spec.position, PositionKind::kLearned);
   EXPECT_EQ(spec.rope_theta, 0);
-  EXPECT_EQ(spec.mlp, MlpKind::kGelu);
+  EXPECT_EQ(spec.mlp, ActivationKind::kGeluTanh);
   EXPECT_TRUE(spec.qkv_bias && spec.output_bias && spec.mlp_bias && spec.tied_embeddings);
   EXPECT_EQ(spec.dtype, DType::kF32);  // the published config names no dtype
   EXPECT_EQ(spec.UpRows(), 256);

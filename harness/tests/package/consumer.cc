@@ -4,12 +4,12 @@
 #include <cstdio>
 
 #include "kernels/common/error.h"
-#include "kernels/rmsnorm/rmsnorm.h"
-#include "reference/rmsnorm.h"
+#include "kernels/norm/norm.h"
+#include "reference/norm.h"
 
 namespace {
 
-bool LauncherRefuses([[maybe_unused]] const tokline::RmsNormParams& params) {
+bool LauncherRefuses([[maybe_unused]] const tokline::NormParams& params) {
 #ifdef EXPECT_CUDA
   try {
     tokline::Launch(params, {});
@@ -28,17 +28,17 @@ int main() {
   const std::array<float, 2> x = {1, -1};
   const std::array<float, 2> weight = {2, 3};
   std::array<float, 2> out = {};
-  tokline::RmsNormParams params = {.dtype = tokline::DType::kF32,
-                                   .num_tokens = 1,
-                                   .hidden_size = 2,
-                                   .eps = 0,
-                                   .x = x.data(),
-                                   .x_stride = 2,
-                                   .weight = weight.data(),
-                                   .out = out.data(),
-                                   .out_stride = 2};
+  tokline::NormParams params = {.dtype = tokline::DType::kF32,
+                                .num_tokens = 1,
+                                .hidden_size = 2,
+                                .eps = 0,
+                                .x = x.data(),
+                                .x_stride = 2,
+                                .weight = weight.data(),
+                                .out = out.data(),
+                                .out_stride = 2};
   tokline::Validate(params);
-  tokline::RmsNormReference(params);
+  tokline::NormReference(params);
   const bool computes = out[0] == 2 && out[1] == -3;
   const bool prices = tokline::CostOf(params).Bytes() == 3 * 2 * sizeof(float);
   params.out = nullptr;

@@ -31,6 +31,9 @@ _WORDS = {"uuid_hash": "GPU (hash of its UUID)", "name": "GPU", "before.power_ca
           "cpu_threads": "CPU threads", "cpu_governor": "CPU governor", "os": "OS", "compiler": "compiler",
           "cuda_compiler": "CUDA compiler", "flags": "compiler flags", "build_type": "build type"}
 
+# Kernels of older records, and the kernel and the kind of it that do their work now.
+_MERGED = {"rmsnorm": ("norm", "rmsnorm"), "layernorm": ("norm", "layernorm"),
+           "silu_mul": ("activation", "gated_silu"), "gelu": ("activation", "gelu_tanh")}
 
 PERCENTILES = ("median", "p90", "p99")
 
@@ -330,6 +333,9 @@ def _lift(record, where):
         raise BadRecords(f"{where}: schema is {_text(schema)}; this reads {OLDEST_SCHEMA} to {SCHEMA}")
     if record["kind"] not in KINDS:
         raise BadRecords(f"{where}: kind is {_text(record['kind'])}; allowed: {', '.join(KINDS)}")
+    if record["kind"] == "row" and record.get("kernel") in _MERGED and isinstance(record.get("shape"), dict):
+        record["kernel"], kind = _MERGED[record["kernel"]]
+        record["shape"] = {**record["shape"], "name": f"{kind}_{record['shape'].get('name')}", "kind": kind}
     if schema == SCHEMA:
         return record
     if record["kind"] == "run":

@@ -1,0 +1,120 @@
+#include "kernels/norm/norm_policy.h"
+
+#include <cmath>
+
+#include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+namespace {
+
+constexpr int64_t kVectorBytes = 16;
+
+bool IsVectorAligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
+}
+
+// 16-byte accesses need every row of every tensor to start on 16 bytes and to end on them.
+bool TakesVectors(const NormParams& params) {
+  const int64_t width = kVectorBytes / SizeOf(params.dtype);
+  const bool one_row = params.num_tokens <= 1;
+  const auto rows_aligned = [&](const void* pointer, int64_t stride) {
+    return IsVectorAligned(pointer) && (one_row || stride % width == 0);
+  };
+  return params.hidden_size % width == 0 && IsVectorAligned(params.weight) &&
+         IsVectorAligned(params.bias) && rows_aligned(params.x, params.x_stride) &&
+         rows_aligned(params.out, params.out_stride) &&
+         (!params.add || (rows_aligned(params.add, params.add_stride) &&
+                          rows_aligned(params.residual_out, params.residual_out_stride)));
+}
+
+void RequireStride(const NormParams& params, int64_t stride, const char* name) {
+  Require(params.num_tokens <= 1 || stride >= params.hidden_size, name, " is ", stride,
+          "; it must be at least hidden_size, ", params.hidden_size);
+}
+
+}  // namespace
+
+NormPlan PlanNorm(const NormParams& params) {
+  constexpr int32_t kWarp = 32, kBlock = 256;
+  constexpr int32_t kWarpRowsPerBlock = 4;
+  // With few rows the latency of one row counts: a warp takes a row only if one access per
+  // lane covers it. With many rows a warp spares the block's barriers as long as one batch covers a
+  // row.
+  constexpr int64_t kFewRows = 512;
+  constexpr int64_t kBatch = 4;
+  NormPlan plan;
+  plan.width = TakesVectors(params) ? static_cast<int32_t>(kVectorBytes / SizeOf(params.dtype)) : 1;
+  const int64_t warp_accesses = params.num_tokens < kFewRows ? 1 : kBatch;
+  const bool warp_per_row = params.hidden_size <= kWarp * warp_accesses * plan.width;
+  plan.threads_per_row = warp_per_row ? kWarp : kBlock;
+  plan.rows_per_block = warp_per_row ? kWarpRowsPerBlock : 1;
+  plan.blocks = DivideUp(params.num_tokens, plan.rows_per_block);
+  return plan;
+}
+
+void Validate(const NormParams& params) {
+  Require(params.num_tokens >= 0 && params.num_tokens <= INT32_MAX, "num_tokens is ",
+          params.num_tokens, "; it must be 0 to ", INT32_MAX);
+  Require(params.hidden_size >= 1 && params.hidden_size <= INT32_MAX / 2, "hidden_size is ",
+          params.hidden_size, "; it must be 1 to ", INT32_MAX / 2);
+  Require(params.eps >= 0 && std::isfinite(params.eps), "eps is ", params.eps,
+          "; it must be finite and >= 0");
+  if (params.num_tokens == 0) return;
+  Require(params.x && params.weight && params.out, "x, weight and out must not be null");
+  const bool layer = params.kind == NormKind::kLayer;
+  Require(layer == (params.bias != nullptr), "bias is ", params.bias, "; layernorm needs one and ",
+          "rmsnorm takes none");
+  Require(!layer || !params.add, "add is given; layernorm adds no residual");
+  Require(!params.add || params.residual_out, "add is given without residual_out");
+  Require(params.add || !params.residual_out, "residual_out is given without add");
+  Require(!params.add || (params.out != params.x && params.out != params.add &&
+                          params.out != params.residual_out),
+          "with add, out must be none of x, add and residual_out");
+  RequireStride(params, params.x_stride, "x_stride");
+  RequireStride(params, params.out_stride, "out_stride");
+  if (params.add) {
+    RequireStride(params, params.add_stride, "add_stride");
+    RequireStride(params, params.residual_out_stride, "residual_out_stride");
+  }
+  const auto same_rows = [&](const void* a, int64_t a_stride, const void* b, int64_t b_stride,
+                             const char* names) {
+    Require(a != b || params.num_tokens <= 1 || a_stride == b_stride, names,
+            " are one tensor, but have strides ", a_stride, " and ", b_stride);
+  };
+  same_rows(params.x, params.x_stride, params.out, params.out_stride, "x and out");
+  if (params.add) {
+    same_rows(params.x, params.x_stride, params.residual_out, params.residual_out_stride,
+              "x and residual_out");
+    same_rows(params.add, params.add_stride, params.residual_out, params.residual_out_stride,
+              "add and residual_out");
+  }
+}
+
+void ValidateLaunch(const NormParams& params) {
+  Require(params.dtype == DType::kBf16 || params.dtype == DType::kF16, "dtype is ",
+          Name(params.dtype), "; CUDA kernels take bf16 and f16");
+}
+
+Cost CostOf(const NormParams& params) {
+  Cost cost;
+  if (params.num_tokens == 0) return cost;
+  const double elements = static_cast<double>(params.num_tokens) * params.hidden_size;
+  const double element_bytes = SizeOf(params.dtype);
+  cost.read_bytes = (elements + params.hidden_size) * element_bytes;  // x, weight
+  cost.write_bytes = elements * element_bytes;                        // out
+  if (params.kind == NormKind::kLayer) {
+    cost.read_bytes += params.hidden_size * element_bytes;  // bias
+    cost.flops = 7 * elements;  // mean; difference, square, add; scale, weight, bias
+  } else {
+    cost.flops = 4 * elements;  // square, add, scale, weight
+  }
+  if (params.add) {
+    cost.read_bytes += elements * element_bytes;   // add
+    cost.write_bytes += elements * element_bytes;  // residual_out
+    cost.flops += elements;
+  }
+  return cost;
+}
+
+}  // namespace tokline

@@ -1,0 +1,22 @@
+// Host decisions of the norms: how wide accesses are and how many threads share a row.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/norm/norm.h"
+
+namespace tokline {
+
+struct NormPlan {
+  int32_t width = 1;             // elements per access: 8 (16 bytes) or 1
+  int32_t threads_per_row = 32;  // 32: one warp per row; 256: one block per row
+  int32_t rows_per_block = 1;
+  int64_t blocks = 0;
+};
+
+NormPlan PlanNorm(const NormParams& params);
+
+// What a launch needs beyond Validate: a CUDA dtype.
+void ValidateLaunch(const NormParams& params);
+
+}  // namespace tokline
