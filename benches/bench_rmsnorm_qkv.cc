@@ -48,7 +48,7 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
     }
     if (!context.device) return;
     matmul_ = SharedMatmul();
-    workspace_bytes_ = RmsNormQkvWorkspaceBytes(Bind(SymbolicSet(tensors_)));
+    workspace_bytes_ = LinearWorkspaceBytes(Bind(SymbolicSet(tensors_)).projection);
     workspace_ = tensors_.Workspace(workspace_bytes_);
   }
 
@@ -75,34 +75,32 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
 
  protected:
   RmsNormQkvParams Bind(const TensorSet& set) const override {
-    RmsNormQkvParams params{.dtype = dtype_,
-                            .variant = shape_.variant,
-                            .num_tokens = batch_.NumTokens(),
-                            .hidden_size = shape_.hidden,
-                            .num_q_heads = shape_.hq,
-                            .num_kv_heads = batch_.layout.num_kv_heads,
-                            .head_dim = batch_.layout.head_dim,
-                            .x = set.At(x_),
-                            .x_stride = shape_.hidden,
-                            .norm_weight = set.At(norm_),
-                            .norm_eps = kNormEps,
-                            .weight = set.At(weight_),
-                            .qkv = set.At(qkv_),
-                            .qkv_stride = OutFeatures(),
-                            .append = shape_.append,
-                            .matmul = matmul_,
-                            .workspace = set.At(workspace_),
-                            .workspace_bytes = workspace_bytes_};
+    RmsNormQkvParams params{.projection = {.dtype = dtype_,
+                                           .variant = shape_.variant,
+                                           .num_tokens = batch_.NumTokens(),
+                                           .in_features = shape_.hidden,
+                                           .out_features = OutFeatures(),
+                                           .x = set.At(x_),
+                                           .x_stride = shape_.hidden,
+                                           .norm_weight = set.At(norm_),
+                                           .norm_eps = kNormEps,
+                                           .weight = set.At(weight_),
+                                           .out = set.At(qkv_),
+                                           .out_stride = OutFeatures(),
+                                           .matmul = matmul_,
+                                           .workspace = set.At(workspace_),
+                                           .workspace_bytes = workspace_bytes_}};
     if (shape_.append) {
-      params.append_params = {.layout = batch_.layout,
-                              .kv = set.At(kv_),
-                              .slots = set.At<int64_t>(slots_),
-                              .q_norm_weight = set.At(q_norm_),
-                              .k_norm_weight = set.At(k_norm_),
-                              .norm_eps = kNormEps,
-                              .positions = set.At<int32_t>(positions_),
-                              .rope_cos_sin = set.At<float>(rope_),
-                              .rope_rows = shape_.rope_rows};
+      params.append = {.num_q_heads = shape_.hq,
+                       .layout = batch_.layout,
+                       .kv = set.At(kv_),
+                       .slots = set.At<int64_t>(slots_),
+                       .q_norm_weight = set.At(q_norm_),
+                       .k_norm_weight = set.At(k_norm_),
+                       .norm_eps = kNormEps,
+                       .positions = set.At<int32_t>(positions_),
+                       .rope_cos_sin = set.At<float>(rope_),
+                       .rope_rows = shape_.rope_rows};
     }
     return params;
   }

@@ -6,9 +6,9 @@
 namespace tokline {
 
 void RmsNormQkvReference(const RmsNormQkvParams& params) {
-  Validate(params);
-  LinearReference(ProjectionOf(params));
-  if (params.append) KvAppendReference(AppendOf(params));
+  ValidateComposition(params);
+  LinearReference(params.projection);
+  if (params.append) KvAppendReference(AppendOf(params.projection, *params.append));
 }
 
 }  // namespace tokline

@@ -67,14 +67,8 @@ int64_t LinearWorkspace(const ModelSpec& spec, DType dtype, int64_t max_tokens,
                                  .norm_weight = norm ? kAnyWeight : nullptr});
   };
   const int64_t hidden = spec.hidden_size;
-  const int64_t qkv = RmsNormQkvWorkspaceBytes({.dtype = dtype,
-                                                .num_tokens = max_tokens,
-                                                .hidden_size = hidden,
-                                                .num_q_heads = spec.num_q_heads,
-                                                .num_kv_heads = spec.num_kv_heads,
-                                                .head_dim = spec.head_dim,
-                                                .norm_weight = kAnyWeight});
-  return std::max({qkv, bytes(max_tokens, spec.QSize(), hidden, false, false),
+  return std::max({bytes(max_tokens, hidden, spec.QSize() + 2 * spec.KvSize(), false, true),
+                   bytes(max_tokens, spec.QSize(), hidden, false, false),
                    bytes(max_tokens, hidden, spec.intermediate_size, true, true),
                    bytes(max_tokens, hidden, spec.UpRows(), false, false),
                    bytes(max_tokens, spec.intermediate_size, hidden, false, false),

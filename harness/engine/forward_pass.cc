@@ -124,45 +124,30 @@ void ForwardPass::Norm(StepOp op, int64_t tokens, const std::byte* x, const std:
 
 void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, int64_t tokens,
                               const StepArrays& arrays) {
-  RmsNormQkvParams params{
-      .dtype = dtype_,
-      .variant = ProjectionVariant(),
-      .num_tokens = tokens,
-      .hidden_size = spec_.hidden_size,
-      .num_q_heads = spec_.num_q_heads,
-      .num_kv_heads = spec_.num_kv_heads,
-      .head_dim = spec_.head_dim,
-      .x = buffers_.x,
-      .x_stride = spec_.hidden_size,
-      .norm_weight = layer.input_norm,
-      .norm_eps = spec_.norm_eps,
-      .weight = layer.qkv,
-      .bias = layer.qkv_bias,
-      .qkv = buffers_.qkv,
-      .qkv_stride = qkv_width_,
-      .append = true,
-      .append_params = {.layout = plan_.layout,
-                        .kv = kv,
-                        .slots = arrays.slots,
-                        .q_norm_weight = layer.q_norm,
-                        .k_norm_weight = layer.k_norm,
-                        .norm_eps = spec_.norm_eps,
-                        .positions = arrays.positions,
-                        .rope_cos_sin = buffers_.rope,
-                        .rope_rows = buffers_.rope ? plan_.options.max_context : 0},
-      .matmul = backend_.matmul(),
-      .workspace = buffers_.linear_workspace,
-      .workspace_bytes = plan_.linear_workspace_bytes};
-  const KvAppendParams append = AppendOf(params);
+  LinearParams projection =
+      Linear(tokens, buffers_.x, spec_.hidden_size, layer.qkv, buffers_.qkv, qkv_width_);
+  projection.bias = layer.qkv_bias;
+  const KvAppendParams append =
+      AppendOf(projection, {.num_q_heads = spec_.num_q_heads,
+                            .layout = plan_.layout,
+                            .kv = kv,
+                            .slots = arrays.slots,
+                            .q_norm_weight = layer.q_norm,
+                            .k_norm_weight = layer.k_norm,
+                            .norm_eps = spec_.norm_eps,
+                            .positions = arrays.positions,
+                            .rope_cos_sin = buffers_.rope,
+                            .rope_rows = buffers_.rope ? plan_.options.max_context : 0});
   const bool split_append = plan_.Has(Ablation::kKvAppend);
   if (plan_.split_input_norm) {
     Norm(StepOp::kInputNorm, tokens, buffers_.x, layer.input_norm, layer.input_norm_bias);
-    LinearParams linear =
-        Linear(tokens, buffers_.normed, spec_.hidden_size, layer.qkv, buffers_.qkv, qkv_width_);
-    linear.bias = layer.qkv_bias;
-    Run(StepOp::kQkv, ops_.linear, linear);
+    projection.x = buffers_.normed;
+    Run(StepOp::kQkv, ops_.linear, projection);
   } else {
-    params.append = !split_append;
+    projection.norm_weight = layer.input_norm;
+    projection.norm_eps = spec_.norm_eps;
+    RmsNormQkvParams params{.projection = projection};
+    if (!split_append) params.append = append;
     Run(StepOp::kQkv, ops_.rmsnorm_qkv, params);
   }
   if (split_append) {
@@ -334,14 +319,10 @@ void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
   params.prefetch_bytes = bytes;
 }
 
-LinearVariant ForwardPass::ProjectionVariant() const {
-  return plan_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto;
-}
-
 LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                                  const std::byte* weight, void* out, int64_t out_features) const {
   return {.dtype = dtype_,
-          .variant = ProjectionVariant(),
+          .variant = plan_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto,
           .num_tokens = tokens,
           .in_features = in_features,
           .out_features = out_features,

@@ -51,7 +51,6 @@ class ForwardPass {
   // The MLP up to its activation, by a kernel each.
   void SplitMlp(const DeviceLayerWeights& layer, int64_t tokens);
   void Logits(const StepShape& shape, const StepArrays& arrays);
-  LinearVariant ProjectionVariant() const;
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                       const std::byte* weight, void* out, int64_t out_features) const;
   // Lets the kernel of `params` ask the L2 for the weights of `op`, which comes after it: where

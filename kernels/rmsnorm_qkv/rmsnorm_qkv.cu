@@ -4,9 +4,9 @@
 namespace tokline {
 
 void Launch(const RmsNormQkvParams& params, const LaunchOptions& options) {
-  Validate(params);
-  Launch(ProjectionOf(params), options);
-  if (params.append) Launch(AppendOf(params), options);
+  ValidateComposition(params);
+  Launch(params.projection, options);
+  if (params.append) Launch(AppendOf(params.projection, *params.append), options);
 }
 
 }  // namespace tokline

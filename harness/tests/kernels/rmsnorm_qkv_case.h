@@ -41,23 +41,9 @@ class RmsNormQkvCase {
 
   // Pointers are those of the host tensors; CUDA tests replace them.
   RmsNormQkvParams Params(void* qkv) {
-    const LinearParams linear = projection.Params(qkv);
-    return {.dtype = setup.dtype,
-            .num_tokens = setup.tokens,
-            .hidden_size = setup.hidden,
-            .num_q_heads = setup.num_q_heads,
-            .num_kv_heads = setup.num_kv_heads,
-            .head_dim = setup.head_dim,
-            .x = linear.x,
-            .x_stride = linear.x_stride,
-            .norm_weight = linear.norm_weight,
-            .norm_eps = linear.norm_eps,
-            .weight = linear.weight,
-            .bias = linear.bias,
-            .qkv = qkv,
-            .qkv_stride = linear.out_stride,
-            .append = setup.append,
-            .append_params = append.Params()};
+    RmsNormQkvParams params{.projection = projection.Params(qkv)};
+    if (setup.append) params.append = append.Params();
+    return params;
   }
 };
 

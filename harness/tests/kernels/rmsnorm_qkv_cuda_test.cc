@@ -34,22 +34,24 @@ class DeviceCase {
         positions_(c.append.positions),
         rope_(c.append.rope) {
     params = c.Params(qkv_.data());
-    params.variant = variant;
-    params.x = x_.data();
-    params.norm_weight = norm_weight_.data();
-    params.weight = weight_.data();
-    if (params.bias) params.bias = bias_.data();
-    KvAppendParams& append = params.append_params;
+    LinearParams& projection = params.projection;
+    projection.variant = variant;
+    projection.x = x_.data();
+    projection.norm_weight = norm_weight_.data();
+    projection.weight = weight_.data();
+    if (projection.bias) projection.bias = bias_.data();
+    workspace_ = DeviceBuffer(LinearWorkspaceBytes(projection));
+    projection.matmul = &matmul_;
+    projection.workspace = workspace_.data();
+    projection.workspace_bytes = workspace_.bytes();
+    if (!params.append) return;
+    KvAppendParams& append = *params.append;
     append.kv = pool_.data();
     append.slots = slots_.as<int64_t>();
     append.positions = positions_.as<int32_t>();
     if (append.q_norm_weight) append.q_norm_weight = q_weight_.data();
     if (append.k_norm_weight) append.k_norm_weight = k_weight_.data();
     if (append.rope_cos_sin) append.rope_cos_sin = rope_.as<float>();
-    workspace_ = DeviceBuffer(RmsNormQkvWorkspaceBytes(params));
-    params.matmul = &matmul_;
-    params.workspace = workspace_.data();
-    params.workspace_bytes = workspace_.bytes();
   }
 
   Outputs Read() const { return {ToHost(qkv_, dtype_), ToHost(pool_, dtype_)}; }
@@ -103,9 +105,9 @@ TEST_F(RmsNormQkvCudaTest, EqualsProjectionThenAppend) {
             {.tokens = tokens, .hidden = 512, .head_dim = 128, .transform = transform});
         DeviceCase fused(c, variant), parts(c, variant);
         Launch(fused.params, {});
-        Launch(ProjectionOf(parts.params), {});
+        Launch(parts.params.projection, {});
         EXPECT_TRUE(c.projection.Check(parts.Read().qkv));
-        Launch(AppendOf(parts.params), {});
+        Launch(AppendOf(parts.params.projection, *parts.params.append), {});
         const Outputs a = fused.Read(), b = parts.Read();
         EXPECT_TRUE(a.qkv == b.qkv) << tokens << " tokens, transform " << transform;
         EXPECT_TRUE(a.pool == b.pool) << tokens << " tokens, transform " << transform;
@@ -130,7 +132,7 @@ TEST_F(RmsNormQkvCudaTest, DependentLaunchesEqualPlainOnes) {
 TEST_F(RmsNormQkvCudaTest, NoTokensLaunchNothing) {
   RmsNormQkvCase c({});
   DeviceCase device(c, LinearVariant::kAuto);
-  device.params.num_tokens = 0;
+  device.params.projection.num_tokens = 0;
   EXPECT_NO_THROW(Launch(device.params, {}));
   EXPECT_TRUE(device.Read().pool == c.append.pool);
 }

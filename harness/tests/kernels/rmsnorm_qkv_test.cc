@@ -34,53 +34,42 @@ std::string RefusalOf(const std::function<void(RmsNormQkvParams&)>& change) {
 
 TEST(RmsNormQkvTest, ValidateStatesWhatIsWrong) {
   using P = RmsNormQkvParams;
-  EXPECT_THAT(RefusalOf([](P& p) { p.num_q_heads = 0; }), HasSubstr("num_q_heads is 0"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.head_dim = 96; }), HasSubstr("head_dim is 96"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.norm_weight = nullptr; }), HasSubstr("norm_weight must not"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.hidden_size = 60; }), HasSubstr("in_features is 60"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.qkv_stride = 9; }), HasSubstr("out_stride is 9"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.append_params.layout.num_kv_heads = 3; }),
-              HasSubstr("the cache holds 3 heads of 64; the projection makes 2 of 64"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.append_params.slots = nullptr; }), HasSubstr("slots is null"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.append->num_q_heads = 0; }), HasSubstr("0 heads of q"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.append->layout.head_dim = 96; }), HasSubstr("96 wide"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.projection.norm_weight = nullptr; }),
+              HasSubstr("norm_weight must not"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.projection.in_features = 60; }),
+              HasSubstr("in_features is 60"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.projection.out_stride = 9; }), HasSubstr("out_stride is 9"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.projection.out_f32 = true; }), HasSubstr("640 fp32 features"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.append->layout.num_kv_heads = 3; }),
+              HasSubstr("the projection makes 640 features; 6 heads of q and 3 of k and of v, 64"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.append->slots = nullptr; }), HasSubstr("slots is null"));
   EXPECT_THAT(RefusalOf([](P& p) {
-                p.variant = LinearVariant::kSkinny;
-                p.num_tokens = 17;
+                p.projection.variant = LinearVariant::kSkinny;
+                p.projection.num_tokens = 17;
               }),
               HasSubstr("num_tokens is 17"));
-  EXPECT_EQ(RefusalOf([](P& p) {
-              p.append = false;
-              p.append_params = {};
-            }),
-            "nothing was thrown");
+  EXPECT_EQ(RefusalOf([](P& p) { p.append.reset(); }), "nothing was thrown");
 }
 
-TEST(RmsNormQkvTest, AppendTakesItsRowsFromQkv) {
+TEST(RmsNormQkvTest, AppendTakesItsRowsFromTheProjection) {
   RmsNormQkvCase c({});
   HostTensor qkv = c.projection.NewOut();
   const RmsNormQkvParams params = c.Params(qkv.data());
-  const KvAppendParams append = AppendOf(params);
+  const KvAppendParams append = AppendOf(params.projection, *params.append);
   const char* const base = static_cast<const char*>(qkv.data());
   EXPECT_EQ(append.q_in, base);
   EXPECT_EQ(append.q_out, base);
   EXPECT_EQ(append.k, base + 6 * 64 * 2);
   EXPECT_EQ(append.v, base + 8 * 64 * 2);
-  EXPECT_EQ(append.k_stride, params.qkv_stride);
+  for (const int64_t stride :
+       {append.q_in_stride, append.q_out_stride, append.k_stride, append.v_stride}) {
+    EXPECT_EQ(stride, params.projection.out_stride);
+  }
+  EXPECT_EQ(append.dtype, params.projection.dtype);
   EXPECT_EQ(append.num_tokens, 3);
   EXPECT_EQ(append.slots, c.append.slots.data());
-}
-
-TEST(RmsNormQkvTest, PolicyAndWorkspaceAreThoseOfTheProjection) {
-  RmsNormQkvCase c({.tokens = 2});
-  HostTensor qkv = c.projection.NewOut();
-  RmsNormQkvParams params = c.Params(qkv.data());
-  EXPECT_EQ(LinearPolicy(ProjectionOf(params)), LinearVariant::kSkinny);
-  EXPECT_EQ(RmsNormQkvWorkspaceBytes(params), LinearWorkspaceBytes(ProjectionOf(params)));
-  params.num_tokens = 5;
-  EXPECT_EQ(LinearPolicy(ProjectionOf(params)), LinearVariant::kNormThenSkinny);
-  params.num_tokens = 17;
-  EXPECT_EQ(LinearPolicy(ProjectionOf(params)), LinearVariant::kMatmul);
-  params.variant = LinearVariant::kMatmul;
-  EXPECT_EQ(ProjectionOf(params).variant, LinearVariant::kMatmul);
 }
 
 TEST(RmsNormQkvTest, CostMatchesBruteForceCount) {
@@ -131,7 +120,7 @@ TEST(RmsNormQkvReferenceTest, PlainAppendCopiesKeysAndValuesToTheirSlots) {
     const int32_t row = static_cast<int32_t>(c.append.slots[t] % layout.page_size);
     for (int32_t head = 0; head < 2; ++head) {
       for (int32_t d = 0; d < 64; ++d) {
-        const int64_t column = t * params.qkv_stride + (6 + head) * 64 + d;
+        const int64_t column = t * params.projection.out_stride + (6 + head) * 64 + d;
         EXPECT_EQ(c.append.pool[layout.KeyOffset(page, head, row) + d], qkv[column]);
         EXPECT_EQ(c.append.pool[layout.ValueOffset(page, head, row) + d], qkv[column + 2 * 64]);
       }
@@ -144,10 +133,10 @@ TEST(RmsNormQkvReferenceTest, IsTheProjectionThenTheAppend) {
   HostTensor qkv = c.projection.NewOut(), parts_qkv = c.projection.NewOut();
   RmsNormQkvReference(c.Params(qkv.data()));
   const RmsNormQkvParams params = parts.Params(parts_qkv.data());
-  LinearReference(ProjectionOf(params));
+  LinearReference(params.projection);
   EXPECT_TRUE(parts.projection.Check(parts_qkv));
   EXPECT_FALSE(parts_qkv == qkv);  // QK-norm and RoPE change q
-  KvAppendReference(AppendOf(params));
+  KvAppendReference(AppendOf(params.projection, *params.append));
   EXPECT_TRUE(parts_qkv == qkv);
   EXPECT_TRUE(parts.append.pool == c.append.pool);
 }
