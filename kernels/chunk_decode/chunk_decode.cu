@@ -5,23 +5,11 @@
 #include <numbers>
 
 #include "kernels/chunk_decode/chunk_decode_device.cuh"
+#include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 
 namespace tokline {
 namespace {
-
-using KernelPointer = void (*)(chunk_decode::Arguments);
-
-KernelPointer Dispatch(DType dtype, int32_t head_dim) {
-  using chunk_decode::Kernel;
-  using chunk_decode::Policy;
-  if (dtype == DType::kBf16 && head_dim == 64) return Kernel<Policy<DType::kBf16, 64>>;
-  if (dtype == DType::kBf16 && head_dim == 128) return Kernel<Policy<DType::kBf16, 128>>;
-  if (dtype == DType::kF16 && head_dim == 64) return Kernel<Policy<DType::kF16, 64>>;
-  if (dtype == DType::kF16 && head_dim == 128) return Kernel<Policy<DType::kF16, 128>>;
-  throw InvalidArgument(StrCat("chunk_decode on CUDA got dtype ", Name(dtype), " and head_dim ",
-                               head_dim, "; supported are bf16 and f16 with 64 and 128"));
-}
 
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
@@ -47,7 +35,12 @@ void ValidatePlan(const ChunkDecodeParams& params) {
 
 void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
   Validate(params);
-  const KernelPointer kernel = Dispatch(params.dtype, params.layout.head_dim);
+  void (*kernel)(chunk_decode::Arguments) = nullptr;
+  DispatchDType(params.dtype, [&]<DType kDType>() {
+    DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
+      kernel = chunk_decode::Kernel<chunk_decode::Policy<kDType, kHeadDim>>;
+    });
+  });
   if (params.table.num_seqs == 0) return;
   ValidatePlan(params);
   const ChunkDecodeWorkspace workspace = ChunkDecodeWorkspaceLayout(

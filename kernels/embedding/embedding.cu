@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/embedding/embedding_device.cuh"
 
@@ -11,8 +12,6 @@ namespace {
 
 void LaunchSum(const EmbeddingParams& params, const LaunchShape& shape, int64_t vectors,
                const LaunchOptions& options) {
-  Require(params.dtype != DType::kF32, "dtype is ", Name(params.dtype),
-          "; embedding with positions on CUDA supports bf16 and f16");
   const EmbeddingSumArgs args{.token_ids = params.token_ids,
                               .positions = params.positions,
                               .table = static_cast<const uint4*>(params.table),
@@ -21,9 +20,9 @@ void LaunchSum(const EmbeddingParams& params, const LaunchShape& shape, int64_t 
                               .vocab_size = params.vocab_size,
                               .num_positions = params.num_positions,
                               .vectors = vectors};
-  LaunchKernel(params.dtype == DType::kBf16 ? &EmbeddingSumKernel<__nv_bfloat16>
-                                            : &EmbeddingSumKernel<__half>,
-               shape, options, args);
+  DispatchDType(params.dtype, [&]<DType kDType>() {
+    LaunchKernel(EmbeddingSumKernel<typename DeviceType<kDType>::Type>, shape, options, args);
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "kernels/kv_append/kv_append.h"
 
 #include "kernels/common/rounding.h"
+#include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/kv_append/kv_append_device.cuh"
 #include "kernels/kv_append/kv_append_policy.h"
@@ -19,41 +20,24 @@ void LaunchPolicy(const KvAppendParams& params, const KvAppendPlan& plan,
                options, params, plan);
 }
 
-template <typename T, int kHeadDim, RowOp kOp>
-void DispatchRows(const KvAppendParams& params, const KvAppendPlan& plan,
-                  const LaunchOptions& options) {
-  if (plan.rows_per_group == 1) {
-    LaunchPolicy<T, kHeadDim, kOp, 1>(params, plan, options);
-  } else {
-    LaunchPolicy<T, kHeadDim, kOp, 2>(params, plan, options);
-  }
-}
-
-template <int kHeadDim>
-void Dispatch(const KvAppendParams& params, const KvAppendPlan& plan,
-              const LaunchOptions& options) {
-  if (plan.op == RowOp::kCopy) {  // bits: any 16-bit type will do
-    DispatchRows<__half, kHeadDim, RowOp::kCopy>(params, plan, options);
-  } else if (params.dtype == DType::kF16) {
-    DispatchRows<__half, kHeadDim, RowOp::kTransform>(params, plan, options);
-  } else {
-    DispatchRows<__nv_bfloat16, kHeadDim, RowOp::kTransform>(params, plan, options);
-  }
-}
-
 }  // namespace
 
 void Launch(const KvAppendParams& params, const LaunchOptions& options) {
   Validate(params);
-  Require(params.dtype != DType::kF32, "dtype is ", Name(params.dtype),
-          "; kv_append on CUDA supports bf16 and f16");
-  if (params.num_tokens == 0) return;
-  const KvAppendPlan plan = PlanKvAppend(params);
-  if (params.layout.head_dim == 64) {
-    Dispatch<64>(params, plan, options);
-  } else {
-    Dispatch<128>(params, plan, options);
-  }
+  DispatchDType(params.dtype, [&]<DType kDType>() {
+    if (params.num_tokens == 0) return;
+    const KvAppendPlan plan = PlanKvAppend(params);
+    DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
+      Dispatch<1, 2>("rows_per_group", plan.rows_per_group, [&]<int kRows>() {
+        if (plan.op == RowOp::kCopy) {  // bits: any 16-bit type will do
+          LaunchPolicy<__half, kHeadDim, RowOp::kCopy, kRows>(params, plan, options);
+        } else {
+          using T = typename DeviceType<kDType>::Type;
+          LaunchPolicy<T, kHeadDim, RowOp::kTransform, kRows>(params, plan, options);
+        }
+      });
+    });
+  });
 }
 
 }  // namespace tokline

@@ -2,6 +2,7 @@
 // turn.
 #include "kernels/activation/activation.h"
 #include "kernels/device/current_device.h"
+#include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
@@ -33,7 +34,6 @@ LinearParams AfterNorm(LinearParams params) {
   return params;
 }
 
-template <typename T>
 void LaunchSkinny(const LinearParams& params, const SkinnyPlan& plan,
                   const LaunchOptions& options) {
   const SkinnyArgs args{.x = params.x,
@@ -62,9 +62,12 @@ void LaunchSkinny(const LinearParams& params, const SkinnyPlan& plan,
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.grid)),
                           .block = dim3(static_cast<unsigned>(plan.Threads())),
                           .shared_bytes = static_cast<size_t>(plan.shared_bytes)};
-  LaunchKernel(params.num_tokens <= 8 ? &SkinnyLinearKernel<SkinnyPolicy<T, 8>>
-                                      : &SkinnyLinearKernel<SkinnyPolicy<T, 16>>,
-               shape, options, args);
+  DispatchDType(params.dtype, [&]<DType kDType>() {
+    using T = typename DeviceType<kDType>::Type;
+    LaunchKernel(params.num_tokens <= 8 ? &SkinnyLinearKernel<SkinnyPolicy<T, 8>>
+                                        : &SkinnyLinearKernel<SkinnyPolicy<T, 16>>,
+                 shape, options, args);
+  });
 }
 
 void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
@@ -121,11 +124,7 @@ void Launch(const LinearParams& params, const LaunchOptions& options) {
   const bool norm_apart = variant == LinearVariant::kNormThenSkinny;
   const LinearParams skinny = norm_apart ? AfterNorm(params) : params;
   if (norm_apart) Launch(NormOf(params), options);
-  if (params.dtype == DType::kBf16) {
-    LaunchSkinny<__nv_bfloat16>(skinny, plan, options);
-  } else {
-    LaunchSkinny<__half>(skinny, plan, options);
-  }
+  LaunchSkinny(skinny, plan, options);
 }
 
 }  // namespace tokline

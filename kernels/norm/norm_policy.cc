@@ -91,11 +91,6 @@ void Validate(const NormParams& params) {
   }
 }
 
-void ValidateLaunch(const NormParams& params) {
-  Require(params.dtype == DType::kBf16 || params.dtype == DType::kF16, "dtype is ",
-          Name(params.dtype), "; CUDA kernels take bf16 and f16");
-}
-
 Cost CostOf(const NormParams& params) {
   Cost cost;
   if (params.num_tokens == 0) return cost;

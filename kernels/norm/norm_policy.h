@@ -16,7 +16,4 @@ struct NormPlan {
 
 NormPlan PlanNorm(const NormParams& params);
 
-// What a launch needs beyond Validate: a CUDA dtype.
-void ValidateLaunch(const NormParams& params);
-
 }  // namespace tokline

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/device/current_device.h"
+#include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/tensor_map.h"
 #include "kernels/paged_prefill/hopper_device.cuh"
@@ -52,23 +53,6 @@ void LaunchHopper(const PagedPrefillParams& params, unsigned blocks, const Launc
                options, with_maps);
 }
 
-using Launcher = void (*)(const PagedPrefillParams&, unsigned, const LaunchOptions&);
-
-template <DType kDType, int kHeadDim>
-Launcher ChooseForType(PagedPrefillVariant variant) {
-  return variant == PagedPrefillVariant::kHopper ? LaunchHopper<kDType, kHeadDim>
-                                                 : LaunchPortable<kDType, kHeadDim>;
-}
-
-Launcher ChooseLauncher(DType dtype, int32_t head_dim, PagedPrefillVariant variant) {
-  if (dtype == DType::kBf16 && head_dim == 64) return ChooseForType<DType::kBf16, 64>(variant);
-  if (dtype == DType::kBf16 && head_dim == 128) return ChooseForType<DType::kBf16, 128>(variant);
-  if (dtype == DType::kF16 && head_dim == 64) return ChooseForType<DType::kF16, 64>(variant);
-  if (dtype == DType::kF16 && head_dim == 128) return ChooseForType<DType::kF16, 128>(variant);
-  throw InvalidArgument(StrCat("dtype is ", Name(dtype), " and head_dim ", head_dim,
-                               "; CUDA supports bf16 and f16, 64 and 128"));
-}
-
 }  // namespace
 
 void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
@@ -94,8 +78,14 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
   // The Hopper variant's blocks go on to the next tile themselves.
   const int64_t grid =
       variant == PagedPrefillVariant::kHopper ? std::min<int64_t>(blocks, device.sm_count) : blocks;
-  ChooseLauncher(params.dtype, params.layout.head_dim, variant)(params, static_cast<unsigned>(grid),
-                                                                options);
+  DispatchDType(params.dtype, [&]<DType kDType>() {
+    DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
+      const auto launch = variant == PagedPrefillVariant::kHopper
+                              ? LaunchHopper<kDType, kHeadDim>
+                              : LaunchPortable<kDType, kHeadDim>;
+      launch(params, static_cast<unsigned>(grid), options);
+    });
+  });
 }
 
 }  // namespace tokline

@@ -144,7 +144,8 @@ TEST_F(ActivationCudaTest, F32IsRefused) {
                                 .out = out.data()},
                {});
       },
-      ::testing::ThrowsMessage<InvalidArgument>(::testing::HasSubstr("supports bf16 and f16")));
+      ::testing::ThrowsMessage<InvalidArgument>(
+          ::testing::HasSubstr("supported on CUDA are bf16, f16")));
 }
 
 }  // namespace

@@ -274,8 +274,9 @@ TEST_F(KvAppendCudaTest, SingleTokenWithDegenerateStridesMatchesReference) {
 
 TEST_F(KvAppendCudaTest, F32IsRefused) {
   KvAppendCase c({.dtype = DType::kF32});
-  EXPECT_THAT([&] { Launch(c.Params(), {}); }, ::testing::ThrowsMessage<InvalidArgument>(
-                                                   ::testing::HasSubstr("supports bf16 and f16")));
+  EXPECT_THAT([&] { Launch(c.Params(), {}); },
+              ::testing::ThrowsMessage<InvalidArgument>(
+                  ::testing::HasSubstr("supported on CUDA are bf16, f16")));
 }
 
 }  // namespace

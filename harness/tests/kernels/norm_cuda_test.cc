@@ -1,6 +1,7 @@
 // RMSNorm and LayerNorm on the device.
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/norm_case.h"
+#include "kernels/common/error.h"
 #include "kernels/norm/norm.h"
 
 namespace tokline {
@@ -179,6 +180,10 @@ TEST_F(NormCudaTest, DependentChainEqualsPlainChain) {
     const HostTensor plain = chain(false);
     for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(chain(true) == plain) << Name(kind);
   }
+}
+
+TEST_F(NormCudaTest, F32IsRefused) {
+  EXPECT_THROW(Launch(NormParams{.dtype = DType::kF32, .hidden_size = 8}, {}), InvalidArgument);
 }
 
 TEST_F(NormCudaTest, NoTokensLaunchNothing) {

@@ -84,11 +84,6 @@ TEST(NormTest, ValidateStatesWhatIsWrongWithAResidual) {
               HasSubstr("x and residual_out are one tensor, but have strides 64 and 72"));
 }
 
-TEST(NormTest, LaunchTakesNoF32) {
-  EXPECT_THROW(ValidateLaunch(NormParams{.dtype = DType::kF32}), InvalidArgument);
-  EXPECT_NO_THROW(ValidateLaunch(NormParams{.dtype = DType::kF16}));
-}
-
 TEST(NormTest, CostMatchesBruteForceCount) {
   struct Form {
     NormKind kind;

@@ -170,8 +170,9 @@ TEST_F(PagedGatherCudaTest, FarEndOfAPoolOverFourGibibytesIsRead) {
 
 TEST_F(PagedGatherCudaTest, F32IsRefused) {
   PagedGatherCase c({.dtype = DType::kF32});
-  EXPECT_THAT([&] { Launch(c.Params(), {}); }, ::testing::ThrowsMessage<InvalidArgument>(
-                                                   ::testing::HasSubstr("supports bf16 and f16")));
+  EXPECT_THAT([&] { Launch(c.Params(), {}); },
+              ::testing::ThrowsMessage<InvalidArgument>(
+                  ::testing::HasSubstr("supported on CUDA are bf16, f16")));
 }
 
 }  // namespace
