@@ -53,7 +53,7 @@ void ChunkDecodeReference(const ChunkDecodeParams& params) {
           const int32_t chunk = table.seq_chunks[i];
           const int32_t* pages = table.chunk_pages + table.chunk_page_indptr[chunk];
           for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
-            visit(at++, i, pages[t / layout.page_size], t % layout.page_size);
+            visit(at++, i, pages[layout.Pages().PageOf(t)], layout.Pages().RowOf(t));
           }
         }
       };

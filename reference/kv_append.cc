@@ -81,8 +81,8 @@ void KvAppendReference(const KvAppendParams& params) {
     }
     const int64_t slot = params.slots[t];
     if (slot < 0) continue;
-    const int64_t page = slot / layout.page_size;
-    const int32_t row = static_cast<int32_t>(slot % layout.page_size);
+    const int64_t page = layout.Pages().PageOf(slot);
+    const int32_t row = layout.Pages().RowOf(slot);
     for (int32_t h = 0; h < layout.num_kv_heads; ++h) {
       transform.Apply(row_at(params.k, t * params.k_stride + h * head_dim), params.k_norm_weight,
                       cos_sin, out_at(params.kv, layout.KeyOffset(page, h, row)));

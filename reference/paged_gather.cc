@@ -23,8 +23,8 @@ void PagedGatherReference(const PagedGatherParams& params) {
       const int32_t chunk = table.seq_chunks[i];
       const int32_t* pages = table.chunk_pages + table.chunk_page_indptr[chunk];
       for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t, ++token) {
-        const int64_t page = pages[t / layout.page_size];
-        const int32_t row = t % layout.page_size;
+        const int64_t page = pages[layout.Pages().PageOf(t)];
+        const int32_t row = layout.Pages().RowOf(t);
         for (int32_t h = 0; h < layout.num_kv_heads; ++h) {
           const int64_t out_row = token * layout.num_kv_heads + h;
           copy_row(params.k_out, out_row, layout.KeyOffset(page, h, row));

@@ -22,8 +22,8 @@ void GatherContext(const PagedPrefillParams& params, int32_t seq, int32_t head, 
     const int32_t chunk = table.seq_chunks[i];
     const int32_t* pages = table.chunk_pages + table.chunk_page_indptr[chunk];
     for (int32_t token = 0; token < table.chunk_lengths[chunk]; ++token, ++position) {
-      const int64_t page = pages[token / layout.page_size];
-      const int32_t row = token % layout.page_size;
+      const int64_t page = pages[layout.Pages().PageOf(token)];
+      const int32_t row = layout.Pages().RowOf(token);
       const int64_t key = layout.KeyOffset(page, head, row);
       const int64_t value = layout.ValueOffset(page, head, row);
       for (int32_t d = 0; d < layout.head_dim; ++d) {

@@ -24,6 +24,7 @@
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/reduce.cuh"
+#include "kernels/device/swizzle.cuh"
 
 namespace tokline::chunk_decode {
 
@@ -89,14 +90,13 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
   const PagedKvLayout& layout = args.params.layout;
   constexpr int kRowsAtOnce = P::kThreads / P::kPieces;
   const int piece = threadIdx.x % P::kPieces;
-  const int page_shift = 31 - __clz(layout.page_size);
   const int64_t value_offset = layout.KvStride() * 2;
   const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
   int64_t page_ids[P::kTile / 16];  // ranges begin at multiples of 16: one page each 16 tokens
 #pragma unroll
   for (int i = 0; i < P::kTile / 16; ++i) {
     const int32_t token = cursor.token + i * 16;
-    page_ids[i] = token < cursor.token_end ? __ldg(pages + (token >> page_shift)) : 0;
+    page_ids[i] = token < cursor.token_end ? __ldg(pages + layout.Pages().PageOf(token)) : 0;
   }
 #pragma unroll
   for (int i = 0; i < P::kTile / kRowsAtOnce; ++i) {
@@ -106,9 +106,9 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
     const int64_t page = page_ids[i * kRowsAtOnce / 16];
     const char* key = static_cast<const char*>(args.params.kv);
     if (valid) {
-      key += 2 * (layout.KeyOffset(page, kv_head, token & (layout.page_size - 1)) + piece * 8);
+      key += 2 * (layout.KeyOffset(page, kv_head, layout.Pages().RowOf(token)) + piece * 8);
     }
-    const uint32_t to = stage_address + row * P::kRowBytes + ((piece ^ (row & 7)) * 16);
+    const uint32_t to = stage_address + SwizzledOffset<P::kRowBytes>(row, piece);
     ptx::CpAsync16(to, key, valid);
     ptx::CpAsync16(to + P::kTileBytes, valid ? key + value_offset : key, valid);
   }
@@ -121,15 +121,14 @@ __device__ __forceinline__ void PrefetchTile(const Arguments& args, const TileCu
   constexpr int kLineBytes = 128;
   constexpr int kRowLines = P::kRowBytes / kLineBytes;
   const PagedKvLayout& layout = args.params.layout;
-  const int page_shift = 31 - __clz(layout.page_size);
   const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
 #pragma unroll
   for (int line = threadIdx.x; line < P::kTile * kRowLines; line += P::kThreads) {
     const int32_t token = cursor.token + line / kRowLines;
     if (token >= cursor.token_end) return;
-    const int64_t page = __ldg(pages + (token >> page_shift));
+    const int64_t page = __ldg(pages + layout.Pages().PageOf(token));
     const char* key = static_cast<const char*>(args.params.kv) +
-                      2 * layout.KeyOffset(page, kv_head, token & (layout.page_size - 1)) +
+                      2 * layout.KeyOffset(page, kv_head, layout.Pages().RowOf(token)) +
                       line % kRowLines * kLineBytes;
     ptx::PrefetchL2Line(key);
     ptx::PrefetchL2Line(key + layout.KvStride() * 2);
@@ -198,11 +197,11 @@ struct RowState {
     {
       float odd_scores[2][4] = {};  // of odd steps: four independent chains of MMAs
       const int row = first_row + (lane / 16) * 8 + lane % 8;
-      const uint32_t row_address = stage_address + row * P::kRowBytes;
 #pragma unroll
       for (int s = 0; s < P::kSteps; ++s) {
         uint32_t keys[4];
-        ptx::LdMatrixX4(keys, row_address + (((s * 2 + (lane / 8) % 2) ^ (row & 7)) * 16));
+        ptx::LdMatrixX4(keys,
+                        stage_address + SwizzledOffset<P::kRowBytes>(row, s * 2 + (lane / 8) % 2));
         ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[0] : scores[0], query[s], keys[0], keys[1]);
         ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[1] : scores[1], query[s], keys[2], keys[3]);
       }
@@ -247,11 +246,12 @@ struct RowState {
       }
     }
     const int row = first_row + ((lane / 8) % 2) * 8 + lane % 8;
-    const uint32_t row_address = stage_address + P::kTileBytes + row * P::kRowBytes;
+    const uint32_t tile_address = stage_address + P::kTileBytes;
 #pragma unroll
     for (int n = 0; n < P::kHeadDim / 16; ++n) {
       uint32_t values[4];
-      ptx::LdMatrixX4Trans(values, row_address + (((n * 2 + lane / 16) ^ (row & 7)) * 16));
+      ptx::LdMatrixX4Trans(values,
+                           tile_address + SwizzledOffset<P::kRowBytes>(row, n * 2 + lane / 16));
       ptx::MmaM16N8K16<T>(output[n * 2], probabilities, values[0], values[1]);
       ptx::MmaM16N8K16<T>(output[n * 2 + 1], probabilities, values[2], values[3]);
     }

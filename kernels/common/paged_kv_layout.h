@@ -1,6 +1,7 @@
 // Addresses in a paged KV cache. The only place that computes them, for kernels and references.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/common/error.h"
@@ -16,6 +17,20 @@ namespace tokline {
 enum class KvOrder : uint8_t {
   kHnd,  // [num_pages, 2, num_kv_heads, page_size, head_dim]
   kNhd,  // [num_pages, 2, page_size, num_kv_heads, head_dim]
+};
+
+// Which page of a sequence, or of the pool, holds a token or slot `position`, and its row there.
+// Loops keep one: it has the shift, which the layout would have to find each time.
+struct PageSplit {
+  int32_t shift, mask;
+
+  template <typename Position>
+  TOKLINE_HOST_DEVICE constexpr Position PageOf(Position position) const {
+    return position >> shift;
+  }
+  TOKLINE_HOST_DEVICE constexpr int32_t RowOf(int64_t position) const {
+    return static_cast<int32_t>(position) & mask;
+  }
 };
 
 // Layout of one layer's pool. Index 0 of the second dimension is K, 1 is V. A token's slot is
@@ -37,6 +52,13 @@ struct PagedKvLayout {
   }
   TOKLINE_HOST_DEVICE constexpr int64_t RowStride() const {
     return order == KvOrder::kHnd ? int64_t{head_dim} : int64_t{num_kv_heads} * head_dim;
+  }
+  TOKLINE_HOST_DEVICE PageSplit Pages() const {
+#ifdef __CUDA_ARCH__
+    return {31 - __clz(page_size), page_size - 1};
+#else
+    return {std::countr_zero(static_cast<uint32_t>(page_size)), page_size - 1};
+#endif
   }
   // Element offset of the K row of (page, head, position in the page).
   TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int64_t page, int32_t head, int32_t row) const {

@@ -100,8 +100,8 @@ __device__ __forceinline__ RowTarget<T> TargetOf(const KvAppendParams& params,
             layout.head_dim};
   }
   const int64_t slot = group.slot;
-  const int64_t page = slot >> (__ffs(layout.page_size) - 1);
-  const int32_t page_row = static_cast<int32_t>(slot) & (layout.page_size - 1);
+  const int64_t page = layout.Pages().PageOf(slot);
+  const int32_t page_row = layout.Pages().RowOf(slot);
   T* const pool = static_cast<T*>(params.kv);
   if (group.kind == HeadKind::kKey) {
     return {pool + layout.KeyOffset(page, group.head, page_row), layout.HeadStride()};

@@ -90,9 +90,10 @@ __device__ __forceinline__ int64_t WalkTo(const PagedGatherParams& params, Gathe
     length = table.chunk_lengths[chunk];
   }
   const int32_t position = token - place.chunk_begin;
-  const int32_t page_shift = __ffs(params.layout.page_size) - 1;
-  const int64_t page = table.chunk_pages[table.chunk_page_indptr[chunk] + (position >> page_shift)];
-  return params.layout.KeyOffset(page, 0, position & (params.layout.page_size - 1));
+  const PagedKvLayout& layout = params.layout;
+  const int64_t page =
+      table.chunk_pages[table.chunk_page_indptr[chunk] + layout.Pages().PageOf(position)];
+  return layout.KeyOffset(page, 0, layout.Pages().RowOf(position));
 }
 
 template <int kHeadDim>

@@ -12,7 +12,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
                                             const HopperShared<Policy>& shared) {
   const int lane = threadIdx.x % 32;
   const int32_t box_tokens = KvBoxTokens<Policy>(params.layout);
-  const int page_shift = __ffs(params.layout.page_size) - 1;
+  const PageSplit pages = params.layout.Pages();
   int use = 0;
   for (HopperWork work(params); work.More(); work.Next()) {
     const int32_t kv_head = static_cast<int32_t>(work.KvHead());
@@ -27,7 +27,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
       int32_t page = -1;
       if (lane * box_tokens < Policy::kKvTokens && now.chunk_length > 0) {
         page = params.table
-                   .chunk_pages[now.page_begin + (min(token, now.chunk_length - 1) >> page_shift)];
+                   .chunk_pages[now.page_begin + pages.PageOf(min(token, now.chunk_length - 1))];
       }
       more = more && walk.Next(tile);
       shared.notes.WaitEmpty(use);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
         note.position = now.position;
         note.tokens = min(now.chunk_length - now.token, Policy::kKvTokens);
         note.last = !more;
-        note.page_row = now.token & (params.layout.page_size - 1);
+        note.page_row = pages.RowOf(now.token);
         note.query = QueryTile(params, planned);
         note.kv_head = kv_head;
       }

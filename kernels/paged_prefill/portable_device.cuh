@@ -173,17 +173,16 @@ __device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict_
   static_assert(kPageUnit % kPassRows == 0 && kPassRows % 8 == 0);
   const int thread_row = thread / kSegments;
   const int segment = thread % kSegments;
-  const int32_t page_mask = layout.page_size - 1;
-  const int page_shift = __ffs(layout.page_size) - 1;
+  const PageSplit pages = layout.Pages();
   const uint32_t target = shared + Placement::Offset(thread_row, segment);
   const T* source = pool;
 #pragma unroll
   for (int unit = 0; unit < kTileTokens; unit += kPageUnit) {
     const int32_t token = tile.token + unit;
-    if (unit == 0 || (token & page_mask) == 0) {
-      const int32_t page_index = min(token, tile.chunk_length - 1) >> page_shift;
+    if (unit == 0 || pages.RowOf(token) == 0) {
+      const int32_t page_index = pages.PageOf(min(token, tile.chunk_length - 1));
       const int64_t page = chunk_pages[tile.page_begin + page_index];
-      source = pool + layout.KeyOffset(page, head, (token & page_mask) + thread_row) + segment * 8;
+      source = pool + layout.KeyOffset(page, head, pages.RowOf(token) + thread_row) + segment * 8;
     } else {
       source += kPageUnit * layout.RowStride();
     }

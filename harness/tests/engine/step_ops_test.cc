@@ -161,7 +161,8 @@ TEST_F(StepOpsTest, UnwantedOpIsNotEnqueued) {
 
 TEST_F(StepOpsTest, DelayOfAnOpThatTheStepLacksIsRefusedWithThoseItHas) {
   try {
-    DecodeOps({.delayed = DelayedOp{.op = StepOp::kActivation, .delay = [](const LaunchOptions&) {}}});
+    DecodeOps(
+        {.delayed = DelayedOp{.op = StepOp::kActivation, .delay = [](const LaunchOptions&) {}}});
     FAIL() << "it was accepted";
   } catch (const InvalidArgument& error) {
     EXPECT_THAT(error.what(), HasSubstr("activation"));
