@@ -36,29 +36,10 @@ LinearParams AfterNorm(LinearParams params) {
 
 void LaunchSkinny(const LinearParams& params, const SkinnyPlan& plan,
                   const LaunchOptions& options) {
-  const SkinnyArgs args{.x = params.x,
-                        .norm_weight = params.norm_weight,
-                        .weight = params.weight,
-                        .bias = params.bias,
-                        .residual = params.residual,
-                        .out = params.out,
-                        .x_stride = params.x_stride,
-                        .residual_stride = params.residual_stride,
-                        .out_stride = params.out_stride,
-                        .out_features = params.out_features,
+  const SkinnyArgs args{.params = params,
                         .in_features = static_cast<int32_t>(params.in_features),
                         .num_tokens = static_cast<int32_t>(params.num_tokens),
-                        .splits = plan.splits,
-                        .groups = plan.groups,
-                        .pitch_units = plan.pitch_units,
-                        .partials_units = plan.partials_units,
-                        .tiles = plan.tiles,
-                        .tile_columns_log2 = plan.tile_columns_log2,
-                        .norm_eps = params.norm_eps,
-                        .prefetch = params.prefetch,
-                        .prefetch_bytes = params.prefetch_bytes,
-                        .out_f32 = params.out_f32,
-                        .gated_silu = params.gated_silu};
+                        .plan = plan};
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.grid)),
                           .block = dim3(static_cast<unsigned>(plan.Threads())),
                           .shared_bytes = static_cast<size_t>(plan.shared_bytes)};

@@ -37,11 +37,11 @@ inline constexpr int64_t kSkinnySharedBytes = int64_t{160} << 10;
 struct SkinnyPlan {
   int32_t splits = 0;
   int32_t groups = 0;             // a power of two; with gated_silu half are gate, half up rows
-  int32_t grid = 0;               // blocks; each takes every grid-th tile
-  int32_t tiles = 0;              // of groups x 8 weight rows
-  int32_t tile_columns_log2 = 0;  // output columns of a tile
   int32_t pitch_units = 0;        // 16-byte units between activation rows in shared memory
   int32_t partials_units = 0;     // of one of the two buffers of partial sums
+  int32_t tiles = 0;              // of groups x 8 weight rows
+  int32_t tile_columns_log2 = 0;  // output columns of a tile
+  int32_t grid = 0;               // blocks; each takes every grid-th tile
   int64_t shared_bytes = 0;
 
   int32_t Threads() const { return 32 * splits * groups; }

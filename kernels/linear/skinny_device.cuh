@@ -26,23 +26,11 @@
 
 namespace tokline {
 
+// What the kernel gets.
 struct SkinnyArgs {
-  const void* x;
-  const void* norm_weight;  // or null
-  const void* weight;
-  const void* bias;      // or null
-  const void* residual;  // or null; may be out
-  void* out;
-  int64_t x_stride, residual_stride, out_stride;
-  int64_t out_features;
-  int32_t in_features, num_tokens;
-  int32_t splits, groups, pitch_units, partials_units;
-  int32_t tiles;
-  int32_t tile_columns_log2;  // output columns of a tile
-  float norm_eps;
-  const void* prefetch;  // or null
-  int64_t prefetch_bytes;
-  bool out_f32, gated_silu;
+  LinearParams params;
+  int32_t in_features, num_tokens;  // those of params: with 64 bits the loop gets longer
+  SkinnyPlan plan;
 };
 
 template <typename T, int kMaxTokens>
@@ -58,15 +46,15 @@ class WeightStream {
   __device__ __forceinline__ WeightStream(const SkinnyArgs& args, int group, int split, int lane)
       : args_(args) {
     const int units = args.in_features / 8, blocks = (units + 3) / 4;
-    const int per_split = (blocks + args.splits - 1) / args.splits;
+    const int per_split = (blocks + args.plan.splits - 1) / args.plan.splits;
     first_block_ = min(split * per_split, blocks);
     num_blocks_ = min(first_block_ + per_split, blocks) - first_block_;
     const int first_unit = first_block_ * 4 + lane % 4;
     lane_loads_ = min(num_blocks_, (units - first_unit + 3) / 4);
-    const bool up = args.gated_silu && group >= args.groups / 2;
-    row_in_tile_ = (up ? group - args.groups / 2 : group) * kSkinnyTileRows + lane / 4;
-    lane_base_ = static_cast<const uint4*>(args.weight) +
-                 (row_in_tile_ + (up ? args.out_features : 0)) * int64_t{units} + first_unit;
+    const bool up = args.params.gated_silu && group >= args.plan.groups / 2;
+    row_in_tile_ = (up ? group - args.plan.groups / 2 : group) * kSkinnyTileRows + lane / 4;
+    lane_base_ = static_cast<const uint4*>(args.params.weight) +
+                 (row_in_tile_ + (up ? args.params.out_features : 0)) * int64_t{units} + first_unit;
   }
 
   __device__ __forceinline__ int first_block() const { return first_block_; }
@@ -74,10 +62,10 @@ class WeightStream {
 
   // Points at block `block` of this share of `tile`.
   __device__ __forceinline__ void Seek(int tile, int block) {
-    const int64_t first_row = int64_t{tile} << args_.tile_columns_log2;
+    const int64_t first_row = int64_t{tile} << args_.plan.tile_columns_log2;
     pointer_ = lane_base_ + first_row * (args_.in_features / 8) + block * 4;
     // Loads left of this lane: those in its share and inside the row, of a row that exists.
-    loads_left_ = first_row + row_in_tile_ < args_.out_features ? lane_loads_ - block : 0;
+    loads_left_ = first_row + row_in_tile_ < args_.params.out_features ? lane_loads_ - block : 0;
   }
 
   // The `i`-th block from there; zeros where there is none.
@@ -122,20 +110,20 @@ __device__ __forceinline__ float SumOfSquares(uint4 unit) {
 
 // Asks the L2 for the block's share of a later kernel's weights.
 __device__ __forceinline__ void PrefetchShare(const SkinnyArgs& args) {
-  if (threadIdx.x != 0 || args.prefetch_bytes == 0) return;
+  if (threadIdx.x != 0 || args.params.prefetch_bytes == 0) return;
   constexpr int64_t kLineBytes = 128;
-  const int64_t share = (args.prefetch_bytes / gridDim.x / kLineBytes + 1) * kLineBytes;
+  const int64_t share = (args.params.prefetch_bytes / gridDim.x / kLineBytes + 1) * kLineBytes;
   const int64_t begin = blockIdx.x * share;
-  const int64_t bytes = min(share, args.prefetch_bytes - begin) / 16 * 16;
+  const int64_t bytes = min(share, args.params.prefetch_bytes - begin) / 16 * 16;
   if (bytes <= 0) return;
-  ptx::PrefetchL2Bulk(static_cast<const char*>(args.prefetch) + begin,
+  ptx::PrefetchL2Bulk(static_cast<const char*>(args.params.prefetch) + begin,
                       static_cast<uint32_t>(bytes));
 }
 
 // Starts the copy of the norm weight, which depends on no earlier kernel, into shared memory.
 __device__ __forceinline__ void StageNormWeight(const SkinnyArgs& args, uint4* norm_weight) {
-  if (args.norm_weight == nullptr) return;
-  const uint4* source = static_cast<const uint4*>(args.norm_weight);
+  if (args.params.norm_weight == nullptr) return;
+  const uint4* source = static_cast<const uint4*>(args.params.norm_weight);
 #pragma unroll 1
   for (int unit = threadIdx.x; unit < args.in_features / 8; unit += blockDim.x) {
     ptx::CpAsync16(ptx::SharedAddress(norm_weight + unit), source + unit, true);
@@ -150,46 +138,48 @@ __device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* 
                                                  const uint4* norm_weight, float* squares) {
   const int units = args.in_features / 8;
   const int padded_units = (units + 3) / 4 * 4;  // the K tail is read, so it must be zero
-  const int team_size = 32 * args.splits;
+  const int team_size = 32 * args.plan.splits;
   const int team = threadIdx.x / team_size, member = threadIdx.x % team_size;
 
 #pragma unroll 1
-  for (int token = team; token < args.num_tokens; token += args.groups) {
-    const uint4* source =
-        reinterpret_cast<const uint4*>(static_cast<const T*>(args.x) + token * args.x_stride);
+  for (int token = team; token < args.num_tokens; token += args.plan.groups) {
+    const uint4* source = reinterpret_cast<const uint4*>(static_cast<const T*>(args.params.x) +
+                                                         token * args.params.x_stride);
 #pragma unroll 1
     for (int unit = member; unit < padded_units; unit += team_size) {
       const bool valid = unit < units;
-      ptx::CpAsync16(ptx::SharedAddress(activations + token * args.pitch_units + unit),
+      ptx::CpAsync16(ptx::SharedAddress(activations + token * args.plan.pitch_units + unit),
                      source + (valid ? unit : 0), valid);
     }
   }
   ptx::CpAsyncCommit();
   ptx::CpAsyncWait<0>();
-  if (args.norm_weight == nullptr) {
+  if (args.params.norm_weight == nullptr) {
     __syncthreads();
     return;
   }
 
   // Until the last barrier a thread touches only those units of x that it brought itself.
 #pragma unroll 1
-  for (int token = team; token < args.num_tokens; token += args.groups) {
+  for (int token = team; token < args.num_tokens; token += args.plan.groups) {
     float sum = 0;
 #pragma unroll 1
     for (int unit = member; unit < units; unit += team_size) {
-      sum += SumOfSquares<T>(activations[token * args.pitch_units + unit]);
+      sum += SumOfSquares<T>(activations[token * args.plan.pitch_units + unit]);
     }
     sum = WarpSum(sum);
-    if (threadIdx.x % 32 == 0) squares[token * args.splits + member / 32] = sum;
+    if (threadIdx.x % 32 == 0) squares[token * args.plan.splits + member / 32] = sum;
   }
   __syncthreads();
 #pragma unroll 1
-  for (int token = team; token < args.num_tokens; token += args.groups) {
+  for (int token = team; token < args.num_tokens; token += args.plan.groups) {
     float sum = 0;
 #pragma unroll 1
-    for (int split = 0; split < args.splits; ++split) sum += squares[token * args.splits + split];
-    const float inverse_rms = rsqrtf(sum / static_cast<float>(args.in_features) + args.norm_eps);
-    uint4* row = activations + token * args.pitch_units;
+    for (int split = 0; split < args.plan.splits; ++split)
+      sum += squares[token * args.plan.splits + split];
+    const float inverse_rms =
+        rsqrtf(sum / static_cast<float>(args.in_features) + args.params.norm_eps);
+    uint4* row = activations + token * args.plan.pitch_units;
 #pragma unroll 1
     for (int unit = member; unit < units; unit += team_size) {
       row[unit] = NormaliseUnit<T>(row[unit], norm_weight[unit], inverse_rms);
@@ -208,50 +198,52 @@ class Epilogue {
   // Fetches what is added to the sums of `tile`.
   __device__ __forceinline__ void Prefetch(int tile) {
     const int64_t column = Column(tile);
-    if (Token() >= args_.num_tokens || column >= args_.out_features) return;
-    if (args_.bias != nullptr) {
-      const T* bias = static_cast<const T*>(args_.bias);
+    if (Token() >= args_.num_tokens || column >= args_.params.out_features) return;
+    if (args_.params.bias != nullptr) {
+      const T* bias = static_cast<const T*>(args_.params.bias);
       bias_ = ToFloat(bias[column]);
-      if (args_.gated_silu) addend_ = ToFloat(bias[args_.out_features + column]);
+      if (args_.params.gated_silu) addend_ = ToFloat(bias[args_.params.out_features + column]);
     }
-    if (args_.residual != nullptr) {
-      addend_ =
-          ToFloat(static_cast<const T*>(args_.residual)[Token() * args_.residual_stride + column]);
+    if (args_.params.residual != nullptr) {
+      addend_ = ToFloat(static_cast<const T*>(
+          args_.params.residual)[Token() * args_.params.residual_stride + column]);
     }
   }
 
   // Adds the splits' partial sums in order and stores the element of `tile`.
   __device__ __forceinline__ void Store(int tile, const float* partials) const {
     const int64_t column = Column(tile);
-    if (Token() >= args_.num_tokens || column >= args_.out_features) return;
-    const int tile_rows = args_.groups * kSkinnyTileRows;
+    if (Token() >= args_.num_tokens || column >= args_.params.out_features) return;
+    const int tile_rows = args_.plan.groups * kSkinnyTileRows;
     const int split_stride = args_.num_tokens * tile_rows;
     const float* sums = partials + Token() * tile_rows + ColumnInTile();
     float value = 0, up = 0;
 #pragma unroll 4
-    for (int split = 0; split < args_.splits; ++split) {
+    for (int split = 0; split < args_.plan.splits; ++split) {
       value += sums[split * split_stride];
-      if (args_.gated_silu) up += sums[split * split_stride + tile_rows / 2];
+      if (args_.params.gated_silu) up += sums[split * split_stride + tile_rows / 2];
     }
     value += bias_;
-    const int64_t at = Token() * args_.out_stride + column;
-    if (args_.out_f32) {
-      static_cast<float*>(args_.out)[at] = value;
+    const int64_t at = Token() * args_.params.out_stride + column;
+    if (args_.params.out_f32) {
+      static_cast<float*>(args_.params.out)[at] = value;
       return;
     }
     value = Round<T>(value);
     const float result =
-        args_.gated_silu ? Round<T>(Silu(value)) * Round<T>(up + addend_) : value + addend_;
-    static_cast<T*>(args_.out)[at] = FromFloat<T>(result);
+        args_.params.gated_silu ? Round<T>(Silu(value)) * Round<T>(up + addend_) : value + addend_;
+    static_cast<T*>(args_.params.out)[at] = FromFloat<T>(result);
   }
 
  private:
-  __device__ __forceinline__ int Token() const { return threadIdx.x >> args_.tile_columns_log2; }
+  __device__ __forceinline__ int Token() const {
+    return threadIdx.x >> args_.plan.tile_columns_log2;
+  }
   __device__ __forceinline__ int ColumnInTile() const {
-    return threadIdx.x & ((1 << args_.tile_columns_log2) - 1);
+    return threadIdx.x & ((1 << args_.plan.tile_columns_log2) - 1);
   }
   __device__ __forceinline__ int64_t Column(int tile) const {
-    return (int64_t{tile} << args_.tile_columns_log2) + ColumnInTile();
+    return (int64_t{tile} << args_.plan.tile_columns_log2) + ColumnInTile();
   }
 
   const SkinnyArgs& args_;
@@ -293,14 +285,14 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
   constexpr int kDepth = kSkinnyDepth;
   extern __shared__ uint4 shared[];
   uint4* activations = shared;
-  uint4* norm_weight = activations + args.num_tokens * args.pitch_units;
-  float* partials =
-      reinterpret_cast<float*>(norm_weight + (args.norm_weight != nullptr ? args.pitch_units : 0));
-  const int partials_size = args.partials_units * 4;
+  uint4* norm_weight = activations + args.num_tokens * args.plan.pitch_units;
+  float* partials = reinterpret_cast<float*>(
+      norm_weight + (args.params.norm_weight != nullptr ? args.plan.pitch_units : 0));
+  const int partials_size = args.plan.partials_units * 4;
   float* squares = partials + 2 * partials_size;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int group = warp / args.splits, split = warp % args.splits;
+  const int group = warp / args.plan.splits, split = warp % args.plan.splits;
   const int g = lane / 4, t = lane % 4;
 
   WeightStream weights(args, group, split, lane);
@@ -321,15 +313,15 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
   const uint4* lane_rows[Policy::kTokenHalves];
 #pragma unroll
   for (int h = 0; h < Policy::kTokenHalves; ++h) {
-    lane_rows[h] = activations + min(h * 8 + g, args.num_tokens - 1) * args.pitch_units +
+    lane_rows[h] = activations + min(h * 8 + g, args.num_tokens - 1) * args.plan.pitch_units +
                    weights.first_block() * 4 + t;
   }
-  const int tile_rows = args.groups * kSkinnyTileRows;
+  const int tile_rows = args.plan.groups * kSkinnyTileRows;
   float* lane_partials =
       partials + (split * args.num_tokens + g) * tile_rows + group * kSkinnyTileRows + 2 * t;
   int buffer = 0;
 
-  for (int tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+  for (int tile = blockIdx.x; tile < args.plan.tiles; tile += gridDim.x) {
     float low[4] = {}, high[4] = {};  // two independent chains of MMAs
 #pragma unroll 1
     for (int block = 0; block < num_blocks; block += kDepth) {
