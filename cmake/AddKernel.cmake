@@ -7,11 +7,33 @@
 #     harness/tests/kernels/<name>_test.cc, <name>_cuda_test.cc    -> tests of these names
 #     benches/bench_<name>.cc, shapes/<name>.json, shapes/cpu/<name>.json   -> bench_<name>
 #     kernels/<name>/README.md
+#   <name>.h declares `struct <Stem>Params`, where <Stem> is <name> without underscores and in any
+#   case; reference/<name>.h declares `void <Stem>Reference(const <Stem>Params&)`.
 #   KERNELS are the kernels that it uses. They must be added above it in the root CMakeLists.txt,
 #   which keeps the dependencies free of cycles. CUDA_LIBS are libraries of the CUDA toolkit.
 # tokline_finish_kernels()
-#   Defines the libraries that combine all kernels: tokline_kernels, tokline_cuda_kernels and
-#   tokline_reference.
+#   What follows from the list of all kernels: the libraries tokline_kernels, tokline_cuda_kernels
+#   and tokline_reference, and the headers kernels/kernel_list.h and reference/reference_ops.h.
+# tokline_embed_shapes(<out>)
+#   A source that holds the default shapes of the benches, all of benches/shapes.
+
+# Sets <out> to the <Stem> of the kernel's params, "KvAppend" of kv_append.
+function(tokline_find_stem out name)
+  set(header "${PROJECT_SOURCE_DIR}/kernels/${name}/${name}.h")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}")
+  string(REPLACE "_" "" wanted "${name}")
+  file(STRINGS "${header}" lines REGEX "^struct [A-Za-z0-9]+Params( |$)")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^struct ([A-Za-z0-9]+)Params.*" "\\1" stem "${line}")
+    string(TOLOWER "${stem}" lower)
+    if(lower STREQUAL wanted)
+      set(${out} ${stem} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  message(FATAL_ERROR "add_kernel(${name}): kernels/${name}/${name}.h declares no struct "
+    "whose name in lower case is ${wanted}params")
+endfunction()
 
 function(add_kernel name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "KERNELS;CUDA_LIBS")
@@ -34,10 +56,13 @@ function(add_kernel name)
   get_property(names GLOBAL PROPERTY TOKLINE_KERNEL_NAMES)
   foreach(kernel IN LISTS arg_KERNELS)
     if(NOT kernel IN_LIST names)
-      message(FATAL_ERROR "add_kernel(${name}): KERNELS ${kernel} has no add_kernel() line above it")
+      message(FATAL_ERROR "add_kernel(${name}): KERNELS ${kernel} has no add_kernel() line "
+        "above it")
     endif()
   endforeach()
+  tokline_find_stem(stem ${name})
   set_property(GLOBAL APPEND PROPERTY TOKLINE_KERNEL_NAMES ${name})
+  set_property(GLOBAL APPEND PROPERTY TOKLINE_KERNEL_STEMS ${stem})
 
   list(TRANSFORM arg_KERNELS REPLACE "(.+)" "tokline_\\1_host" OUTPUT_VARIABLE host_parts)
   list(TRANSFORM arg_KERNELS REPLACE "(.+)" "tokline_\\1_cuda" OUTPUT_VARIABLE cuda_parts)
@@ -74,7 +99,10 @@ function(tokline_finish_kernels)
   list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_host" OUTPUT_VARIABLE host_libs)
   list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_cuda" OUTPUT_VARIABLE cuda_libs)
 
+  tokline_write_kernel_list()
   tokline_add_library(tokline_kernels LIBS tokline_common ${host_libs})
+  target_include_directories(tokline_kernels INTERFACE
+    $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>)
   if(TOKLINE_HAS_CUDA)
     tokline_add_library(tokline_cuda_kernels LIBS ${cuda_libs} tokline_device tokline_kernels)
   endif()
@@ -90,4 +118,40 @@ function(tokline_finish_kernels)
   endforeach()
   tokline_add_library(tokline_reference SOURCES ${sources}
     LIBS tokline_kernels Eigen3::Eigen Threads::Threads)
+endfunction()
+
+function(tokline_write_kernel_list)
+  get_property(names GLOBAL PROPERTY TOKLINE_KERNEL_NAMES)
+  get_property(stems GLOBAL PROPERTY TOKLINE_KERNEL_STEMS)
+  foreach(name stem IN ZIP_LISTS names stems)
+    string(APPEND kernel_includes "#include \"kernels/${name}/${name}.h\"\n")
+    string(APPEND kernel_names "    \"${name}\",\n")
+    string(APPEND name_functions "constexpr std::string_view KernelName(const ${stem}Params&) "
+      "{ return \"${name}\"; }\n")
+    string(APPEND ops_fields "  Op<${stem}Params> ${name} = nullptr;\n")
+    string(APPEND cuda_ops "      .${name} = Launch,\n")
+    string(APPEND reference_includes "#include \"reference/${name}.h\"\n")
+    string(APPEND reference_ops
+      "      .${name} = RunReference<${stem}Params, ${stem}Reference>,\n")
+  endforeach()
+  set(templates "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
+  set(generated "${PROJECT_BINARY_DIR}/generated")
+  configure_file("${templates}/kernel_list.h.in" "${generated}/kernels/kernel_list.h" @ONLY)
+  configure_file("${templates}/reference_ops.h.in" "${generated}/reference/reference_ops.h" @ONLY)
+endfunction()
+
+function(tokline_embed_shapes out)
+  set(folder "${PROJECT_SOURCE_DIR}/benches/shapes")
+  file(GLOB_RECURSE shapes CONFIGURE_DEPENDS "${folder}/*.json")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${shapes})
+  set(entries "")
+  foreach(shape IN LISTS shapes)
+    cmake_path(RELATIVE_PATH shape BASE_DIRECTORY "${folder}" OUTPUT_VARIABLE path)
+    file(READ "${shape}" json)
+    string(APPEND entries "    Embedded{\"${path}\", R\"shapes(${json})shapes\"},\n")
+  endforeach()
+  set(source "${PROJECT_BINARY_DIR}/generated/benches/default_shapes.cc")
+  set(template "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../benches/default_shapes.cc.in")
+  configure_file("${template}" "${source}" @ONLY)
+  set(${out} "${source}" PARENT_SCOPE)
 endfunction()

@@ -34,6 +34,8 @@ function(tokline_add_library target)
     add_library(${target} INTERFACE)
     set(scope INTERFACE)
   endif()
+  string(REGEX REPLACE "^tokline_" "" exported "${target}")
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${exported})
   target_include_directories(${target} ${scope}
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/tokline>)
   target_compile_features(${target} ${scope} $<INSTALL_INTERFACE:cxx_std_20>)

@@ -11,10 +11,6 @@ if(TOKLINE_HAS_CUDA)
   list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_cuda" OUTPUT_VARIABLE cuda_targets)
   list(APPEND targets tokline_device tokline_cuda_kernels ${cuda_targets})
 endif()
-foreach(target IN LISTS targets)
-  string(REGEX REPLACE "^tokline_" "" exported "${target}")
-  set_target_properties(${target} PROPERTIES EXPORT_NAME ${exported})
-endforeach()
 
 install(TARGETS ${targets} EXPORT toklineTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

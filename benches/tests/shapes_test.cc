@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/common/error.h"
+#include "kernels/kernel_list.h"
 
 namespace tokline::bench {
 namespace {
@@ -149,9 +150,8 @@ TEST(ShapesTest, ARowIsNamedOnceAndHasSomethingToDo) {
 }
 
 TEST(ShapesTest, EveryKernelHasDefaultShapesForBothDevices) {
-  for (const char* kernel :
-       {"chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding",
-        "norm", "linear", "activation", "sampling"}) {
+  for (const std::string_view name : kKernelNames) {
+    const std::string kernel(name);
     for (const bool cuda : {false, true}) {
       const ShapeFile shapes = DefaultShapes(kernel, cuda);
       EXPECT_FALSE(shapes.families.empty()) << kernel << " " << cuda;

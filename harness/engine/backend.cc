@@ -7,24 +7,10 @@
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/process_memory.h"
 #include "kernels/common/error.h"
-#include "reference/activation.h"
-#include "reference/chunk_decode.h"
-#include "reference/embedding.h"
-#include "reference/kv_append.h"
-#include "reference/linear.h"
-#include "reference/norm.h"
-#include "reference/paged_gather.h"
-#include "reference/paged_prefill.h"
-#include "reference/rmsnorm_qkv.h"
-#include "reference/sampling.h"
+#include "reference/reference_ops.h"
 
 namespace tokline {
 namespace {
-
-template <typename Params, void (*kReference)(const Params&)>
-void RunReference(const Params& params, const LaunchOptions&) {
-  kReference(params);
-}
 
 class HostFence : public Fence {
  public:
@@ -110,19 +96,6 @@ class HostBackend : public Backend {
 };
 
 }  // namespace
-
-Ops MakeReferenceOps() {
-  return {.embedding = RunReference<EmbeddingParams, EmbeddingReference>,
-          .norm = RunReference<NormParams, NormReference>,
-          .rmsnorm_qkv = RunReference<RmsNormQkvParams, RmsNormQkvReference>,
-          .kv_append = RunReference<KvAppendParams, KvAppendReference>,
-          .chunk_decode = RunReference<ChunkDecodeParams, ChunkDecodeReference>,
-          .paged_prefill = RunReference<PagedPrefillParams, PagedPrefillReference>,
-          .paged_gather = RunReference<PagedGatherParams, PagedGatherReference>,
-          .linear = RunReference<LinearParams, LinearReference>,
-          .activation = RunReference<ActivationParams, ActivationReference>,
-          .sampling = RunReference<SamplingParams, SamplingReference>};
-}
 
 std::unique_ptr<Backend> MakeHostBackend() { return std::make_unique<HostBackend>(); }
 

@@ -10,66 +10,16 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/activation/activation.h"
-#include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
-#include "kernels/common/launch_options.h"
-#include "kernels/embedding/embedding.h"
-#include "kernels/kv_append/kv_append.h"
+#include "kernels/kernel_list.h"
 #include "kernels/linear/linear.h"
-#include "kernels/norm/norm.h"
-#include "kernels/paged_gather/paged_gather.h"
-#include "kernels/paged_prefill/paged_prefill.h"
-#include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
-#include "kernels/sampling/sampling.h"
 
 namespace tokline {
 
 enum class Device : uint8_t { kCpu, kCuda };
 
 constexpr std::string_view Name(Device device) { return device == Device::kCpu ? "cpu" : "cuda"; }
-
-template <typename Params>
-using Op = void (*)(const Params&, const LaunchOptions&);
-
-struct Ops {
-  Op<EmbeddingParams> embedding = nullptr;
-  Op<NormParams> norm = nullptr;
-  Op<RmsNormQkvParams> rmsnorm_qkv = nullptr;
-  Op<KvAppendParams> kv_append = nullptr;
-  Op<ChunkDecodeParams> chunk_decode = nullptr;
-  Op<PagedPrefillParams> paged_prefill = nullptr;
-  Op<PagedGatherParams> paged_gather = nullptr;
-  Op<LinearParams> linear = nullptr;
-  Op<ActivationParams> activation = nullptr;
-  Op<SamplingParams> sampling = nullptr;
-};
-
-// The kernel that works on Params.
-template <typename Params>
-inline constexpr std::string_view kKernelName = "";
-template <>
-inline constexpr std::string_view kKernelName<EmbeddingParams> = "embedding";
-template <>
-inline constexpr std::string_view kKernelName<NormParams> = "norm";
-template <>
-inline constexpr std::string_view kKernelName<RmsNormQkvParams> = "rmsnorm_qkv";
-template <>
-inline constexpr std::string_view kKernelName<KvAppendParams> = "kv_append";
-template <>
-inline constexpr std::string_view kKernelName<ChunkDecodeParams> = "chunk_decode";
-template <>
-inline constexpr std::string_view kKernelName<PagedPrefillParams> = "paged_prefill";
-template <>
-inline constexpr std::string_view kKernelName<LinearParams> = "linear";
-template <>
-inline constexpr std::string_view kKernelName<ActivationParams> = "activation";
-template <>
-inline constexpr std::string_view kKernelName<SamplingParams> = "sampling";
-
-Ops MakeReferenceOps();
-Ops MakeCudaOps();  // CUDA builds only
 
 // Owned bytes, 256 B aligned, freed at the end of its life.
 class Memory {

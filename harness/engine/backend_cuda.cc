@@ -256,19 +256,6 @@ class CudaBackend : public Backend {
 
 }  // namespace
 
-Ops MakeCudaOps() {
-  return {.embedding = Launch,
-          .norm = Launch,
-          .rmsnorm_qkv = Launch,
-          .kv_append = Launch,
-          .chunk_decode = Launch,
-          .paged_prefill = Launch,
-          .paged_gather = Launch,
-          .linear = Launch,
-          .activation = Launch,
-          .sampling = Launch};
-}
-
 std::unique_ptr<Backend> MakeCudaBackend() {
   RequireUsableCudaDevice();
   return std::make_unique<CudaBackend>();

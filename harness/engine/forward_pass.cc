@@ -38,7 +38,7 @@ LaunchOptions ForwardPass::Next() {
 template <typename Params>
 void ForwardPass::Run(StepOp op, Op<Params> launch, const std::type_identity_t<Params>& params) {
   if (!Wants(op)) return;
-  if (observer_ != nullptr) observer_->Begin(op, kKernelName<Params>);
+  if (observer_ != nullptr) observer_->Begin(op, KernelName(params));
   launch(params, Next());
   const std::optional<DelayedOp>& delayed = plan_.options.delayed;
   if (delayed && delayed->op == op) delayed->delay(Next());
