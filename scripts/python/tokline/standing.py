@@ -98,8 +98,8 @@ def put_into(path, text):
     """Replaces what stands between the two marks."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
-    marked, number = re.subn(r"(<!-- standing -->\n).*?(\n<!-- /standing -->)",
-                             lambda found: found[1] + text + found[2], page, flags=re.DOTALL)
+    marked, number = re.subn(r"(<!-- standing -->\n).*?(<!-- /standing -->)",
+                             lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
     if number != 1:
         raise Stop(f"{path} has {terminal.count(number, 'pair')} of the lines <!-- standing --> and <!-- /standing -->; "
                    "it must have one")
