@@ -1,7 +1,6 @@
 #include "benches/measure_row.h"
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <future>
 #include <memory>
@@ -13,26 +12,14 @@
 #include "harness/measure/nvml.h"
 #include "harness/platform/interrupt.h"
 #include "kernels/common/error.h"
+#include "tokline_rules.h"
 
 namespace tokline::bench {
 namespace {
 
 constexpr int kAuditsAmongSamples = 2;
 constexpr int kAudits = kAuditsAmongSamples + 1;  // the last after the last sample
-constexpr int kMostRepeats = 2;                   // of a row that was disturbed
-
-// A device that meets its power cap slows down in the middle of a row. Where one did, the row is
-// repeated after a rest, and with a rest after each sample of so many times the sample's time: more
-// the second time. A row that the tensor cores limit begins with the first.
-constexpr std::array<double, kMostRepeats> kRestShares{8, 30};
-
-// Fresh launches may take so much longer than repeated ones, and the start of their graph so long
-// besides. Cold launches find nothing in the cache either way. Warm ones find their inputs in it,
-// but not yet their instructions.
-constexpr double kColdFreshRatio = 1.25;
-constexpr double kWarmFreshRatio = 1.5;
-constexpr double kColdStartUs = 20;
-constexpr double kWarmStartUs = 30;
+constexpr int kMostRepeats = static_cast<int>(kRestShares.size());  // of a row that was disturbed
 
 // The device is done so soon after the last timed launch.
 constexpr double kLateShare = 0.25;
@@ -60,7 +47,7 @@ class Measurement {
   void Run() {
     m_.cost = prepared_.cost;
     m_.cache = prepared_.placement.cache;
-    m_.buffer_sets = prepared_.placement.buffer_sets;
+    m_.samples.buffer_sets = prepared_.placement.buffer_sets;
     m_.memory_bytes = 0;
     for (const TensorSpec& spec : store_.tensors().specs()) *m_.memory_bytes += spec.Bytes();
     RefuseIf(CheckWork(prepared_.cost, store_.tensors()));
@@ -75,22 +62,22 @@ class Measurement {
                                   {.dependent = options_.dependent,
                                    .slowdown_percent = options_.slowdown_percent,
                                    .rest_share = met_cap ? kRestShares.front() : 0});
-    m_.launches_per_sample = timer_->launches_per_sample();
+    m_.samples.launches_per_sample = timer_->launches_per_sample();
     int times_met_cap = 0;
     for (int repeats = met_cap ? 1 : 0; repeats <= kMostRepeats; ++repeats) {
       times_met_cap += met_cap ? 1 : 0;
-      m_.rested = times_met_cap > 0;
+      m_.samples.rested = times_met_cap > 0;
       may_rest_more_ = repeats < kMostRepeats;
-      if (m_.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
+      if (m_.samples.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
       if (met_cap) execution_.Rest(kCoolingUs);
       Foresee(kAudits);
       try {
         TimeOnce();
       } catch (const PowerCapMet&) {  // which disturbed it
       }
-      if (m_.interrupted) return;
-      m_.disturbed = Disturbance(observed_, observed_);
-      if (m_.disturbed.empty()) break;
+      if (m_.trouble.interrupted) return;
+      m_.trouble.disturbed = Disturbance(observed_, observed_);
+      if (m_.trouble.disturbed.empty()) break;
       met_cap = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
     }
     CheckFreshTimes();
@@ -102,7 +89,7 @@ class Measurement {
   }
 
   bool IsLimitedByMatmul() const {
-    return m_.peaks && FloorOf(m_.cost, *m_.peaks).limit == "matmul";
+    return m_.limits.peaks && FloorOf(m_.cost, *m_.limits.peaks).limit == "matmul";
   }
 
   int RandomBelow(int end) { return std::uniform_int_distribution<int>(0, end - 1)(rng_); }
@@ -174,10 +161,10 @@ class Measurement {
     store_.Poison();
     TakenSamples taken = TakeSamples(options_.rule, timer_->launches_per_sample(),
                                      [this](int count) { return Sample(count); });
-    m_.samples_us = std::move(taken.us);
-    m_.stopped = std::move(taken.stopped);
-    m_.interrupted = taken.interrupted || InterruptRequested();
-    if (m_.interrupted) return;
+    m_.samples.us = std::move(taken.us);
+    m_.samples.stopped = std::move(taken.stopped);
+    m_.trouble.interrupted = taken.interrupted || InterruptRequested();
+    if (m_.trouble.interrupted) return;
     Audit();
     Observe();
   }
@@ -197,7 +184,7 @@ class Measurement {
       const int left = count - static_cast<int>(samples.size());
       const auto next = audit_after_.upper_bound(taken_);
       const int most = next == audit_after_.end() ? left : std::min(left, *next - taken_);
-      const int wanted = m_.rested ? 1 : most;
+      const int wanted = m_.samples.rested ? 1 : most;
       const std::vector<double> got = timer_->Sample(wanted, [this] { Observe(); });
       samples.insert(samples.end(), got.begin(), got.end());
       taken_ += static_cast<int>(got.size());
@@ -205,7 +192,9 @@ class Measurement {
       if (may_rest_more_ && MeetsPowerCap(observed_.throttle_reasons.value_or(0))) {
         throw PowerCapMet{};
       }
-      if (m_.rested) execution_.Rest(rest_share_ * got.back() * timer_->launches_per_sample());
+      if (m_.samples.rested) {
+        execution_.Rest(rest_share_ * got.back() * timer_->launches_per_sample());
+      }
       if (audit_after_.contains(taken_)) Audit();
     }
     return samples;
@@ -226,12 +215,12 @@ class Measurement {
   void CheckFreshTimes() {
     if (!execution_.TimesAreClaims()) return;
     const double fresh = Median(fresh_us_);
-    const double repeated = Median(m_.samples_us);
+    const double repeated = Median(m_.samples.us);
     const int launches = store_.copies();
     const bool cold = m_.cache == "cold";
     const double most = repeated * (cold ? kColdFreshRatio : kWarmFreshRatio) +
                         (cold ? kColdStartUs : kWarmStartUs) / launches;
-    m_.fresh_us = fresh;
+    m_.samples.fresh_us = fresh;
     if (fresh > most) {
       throw Refusal{StrCat("launches on fresh inputs take ", fresh, " us, repeated ones ", repeated,
                            " us; fresh ones may take at most ", most,
@@ -283,7 +272,7 @@ void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOpt
   try {
     Measurement(prepared, execution, options, rng, m).Run();
   } catch (const Refusal& refusal) {
-    m.failure = refusal.reason;
+    m.trouble.failure = refusal.reason;
   }
 }
 

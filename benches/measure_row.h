@@ -32,11 +32,8 @@ struct RowOptions {
   double slowdown_percent = 0;  // added to every sample, to test the tools
 };
 
-// Fills in all that is measured. `m.failure` says in words why the row is refused.
+// Fills in all that is measured. `m.trouble.failure` says in words why the row is refused.
 void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
                 std::mt19937_64& rng, KernelMeasurement& m);
-
-// A rest after which a device that met its power cap is below it.
-inline constexpr double kCoolingUs = 200'000;
 
 }  // namespace tokline::bench

@@ -58,24 +58,17 @@ class Session {
       state.SkipWithError("interrupted");
       return;
     }
-    KernelMeasurement m{.run_id = run_id_,
+    KernelMeasurement m{.origin = {.run_id = run_id_,
+                                   .implementation = row.implementation,
+                                   .dtype = std::string(Name(options_.dtype)),
+                                   .device = execution_->DeviceName()},
                         .kernel = program_.kernel,
-                        .implementation = row.implementation,
                         .shape = row.spec->shape,
-                        .dtype = std::string(Name(options_.dtype)),
-                        .device = execution_->DeviceName(),
                         .cache = context_.device ? "warm" : "cpu",
-                        .chain = row.chain,
-                        .samples_us = {},
-                        .cost = {},
-                        .verified = {},
-                        .failure = {},
-                        .peaks = {},
-                        .datasheet = {}};
+                        .chain = row.chain};
     try {
       Start();
-      m.peaks = peaks_;
-      m.datasheet = datasheet_;
+      m.limits = {.peaks = peaks_, .datasheet = datasheet_};
       MeasureRow(Prepare(*row.spec), *execution_,
                  {.dependent = row.chain == "dependent",
                   .verify_only = options_.verify_only,
@@ -83,13 +76,13 @@ class Session {
                   .slowdown_percent = options_.slowdown_percent},
                  rng_, m);
     } catch (const std::exception& error) {
-      m.failure = error.what();
+      m.trouble.failure = error.what();
       prepared_.reset();
     }
     if (options_.verify_only) {
       FinishVerifyOnly(m, state);
     } else {
-      Finish(KernelRow(m), state);
+      Finish(m, state);
     }
   }
 
@@ -177,36 +170,35 @@ class Session {
     return *prepared_;
   }
 
-  void Finish(const Json& row, benchmark::State& state) {
+  // Counts the row. Whether there is a reason to refuse it.
+  bool Refuses(const std::string& reason, benchmark::State& state) {
     ++rows_;
-    if (writer_) writer_->Append(row);
-    if (row["status"] != "ok") {
-      ++refused_;
-      state.SkipWithError(row["reason"].get<std::string>().c_str());
-      return;
+    if (reason.empty()) return false;
+    ++refused_;
+    state.SkipWithError(reason.c_str());
+    return true;
+  }
+
+  void Finish(const KernelMeasurement& m, benchmark::State& state) {
+    const KernelFigures figures = FiguresOf(m);
+    if (writer_) writer_->Append(KernelRow(m));
+    if (Refuses(figures.refusal, state)) return;
+    for ([[maybe_unused]] auto _ : state) state.SetIterationTime(figures.us.median * 1e-6);
+    state.counters["GB/s"] = figures.gbps;
+    state.counters["TFLOP/s"] = figures.tflops;
+    state.counters["mad_us"] = figures.us.mad;
+    std::string label = m.cache + " verified";
+    if (figures.shares.floor) {
+      state.counters["%limit"] = *figures.shares.percent_of_measured_peak;
+      label = "limit:" + figures.shares.floor->limit + " " + label;
     }
-    const double median_us = row["median_us"];
-    for ([[maybe_unused]] auto _ : state) state.SetIterationTime(median_us * 1e-6);
-    state.counters["GB/s"] = row["gbps"].get<double>();
-    state.counters["TFLOP/s"] = row["tflops"].get<double>();
-    state.counters["mad_us"] = row["mad_us"].get<double>();
-    std::string label = row["cache"].get<std::string>() + " verified";
-    if (!row["limit"].is_null()) {
-      state.counters["%limit"] = row["percent_of_measured_peak"].get<double>();
-      label = "limit:" + row["limit"].get<std::string>() + " " + label;
-    }
-    if (row["rested"] == true) label += ", rested";
-    if (!row["disturbed"].is_null()) label += ", " + row["disturbed"].get<std::string>();
+    if (m.samples.rested) label += ", rested";
+    if (!m.trouble.disturbed.empty()) label += ", " + m.trouble.disturbed;
     state.SetLabel(label);
   }
 
   void FinishVerifyOnly(const KernelMeasurement& m, benchmark::State& state) {
-    ++rows_;
-    if (!m.failure.empty()) {
-      ++refused_;
-      state.SkipWithError(m.failure.c_str());
-      return;
-    }
+    if (Refuses(m.trouble.failure, state)) return;
     for ([[maybe_unused]] auto _ : state) state.SetIterationTime(0);
     state.counters["error/bound"] = m.verified.max_error_over_bound;
     state.SetLabel("verified, not timed");

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "benches/bench_case.h"
+#include "tokline_rules.h"
 
 namespace tokline::bench {
 
@@ -12,7 +13,6 @@ struct Comparison {
   double max_error_over_bound = 0;  // kWrong where no bound is defined: NaN, or inexact bits
   std::string first_failure;        // "" where every element is within its bound
 };
-inline constexpr double kWrong = 1e9;
 
 // What the reference says of a sample of the outputs in buffer set `copy`, whose inputs were filled
 // with `fill_seed`: the host makes those that the sample needs from it once more. The reference

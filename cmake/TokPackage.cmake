@@ -1,5 +1,5 @@
-# Installs the headers, the libraries, the program with its embedded model, and the CMake package
-# `tokline`.
+# Installs the headers, the libraries, the program with its embedded model, the schema of records,
+# and the CMake package `tokline`.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -16,6 +16,7 @@ install(TARGETS ${targets} EXPORT toklineTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS tokline RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY models DESTINATION ${CMAKE_INSTALL_DATADIR}/tokline)
+install(FILES harness/record/record.schema.json DESTINATION ${CMAKE_INSTALL_DATADIR}/tokline)
 foreach(layer IN ITEMS kernels reference)
   install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline
     FILES_MATCHING PATTERN "*.h" PATTERN "device" EXCLUDE)

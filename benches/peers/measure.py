@@ -9,20 +9,19 @@ import time
 from typing import Protocol
 
 from tokline.samples import interval, middle
+from tokline.schema import MIN_SAMPLES, RULES
 
-MIN_SAMPLES = 15
 MAX_SAMPLES = 60
 # As the suite's own rows: where the power cap was met, a rest first, and after each sample of so many times its time,
 # more the second time. A row beside one that rested rests from its first sample.
-FIRST_REST_US = 200_000
-REST_SHARES = (8, 30)
+FIRST_REST_US, REST_SHARES = RULES["cooling_us"], RULES["rest_shares"]
 MIN_SAMPLE_US = 1000.0  # a graph holds as many launches as that takes
 MAX_LAUNCHES = 4096
 WARM_UP_US = 5e3
-PRECISE = 0.005  # half the interval of the median, as a share of it
-COLD_L2_MULTIPLE = 5
+PRECISE = RULES["precision"]  # half the interval of the median, as a share of it
+COLD_L2_MULTIPLE = RULES["cold_l2_multiple"]
 AUDITS = 2
-WRONG = 1e9  # error over bound where no bound is defined: NaN, or inexact bits
+WRONG = RULES["wrong"]  # error over bound where no bound is defined: NaN, or inexact bits
 
 
 class Unsupported(Exception):

@@ -6,13 +6,11 @@ import json
 import os
 import secrets
 
-from peers.measure import MIN_SAMPLES, median, median_interval
+from peers.measure import median, median_interval
 from tokline import records
+from tokline.schema import MAX_PERCENT_OF_PEAK, MIN_SAMPLES, RULES, VERSION
 
-SCHEMA = 2
 PROGRAM = "peers"
-MAX_PERCENT_OF_PEAK = 102  # a cold row above is refused
-COPY_WRITE_SHARE = 0.25  # traffic of which at least this share is written counts as a copy
 
 
 def label(row):
@@ -51,12 +49,12 @@ def peaks_for(run, uuid_hash):
 
 
 def header_line(run_id, fingerprint, peaks, datasheet):
-    return {"schema": SCHEMA, "kind": "run", "run_id": run_id, "program": PROGRAM, "injected": None,
+    return {"schema": VERSION, "kind": "run", "run_id": run_id, "program": PROGRAM, "injected": None,
             "fingerprint": fingerprint, "peaks": peaks, "datasheet": datasheet}
 
 
 def end_line(run_id, rows, interrupted, gpu_after):
-    return {"schema": SCHEMA, "kind": "end", "run_id": run_id, "interrupted": interrupted, "rows": len(rows),
+    return {"schema": VERSION, "kind": "end", "run_id": run_id, "interrupted": interrupted, "rows": len(rows),
             "refused": sum(row["status"] == "refused" for row in rows), "gpu_after": gpu_after}
 
 
@@ -71,7 +69,7 @@ def utc_now():
 def floor_of(cost, read_gbps, copy_gbps, matmul_tflops):
     """(us, limit): the least time that the cost can take at these rates, and which of them it is."""
     total = cost["read_bytes"] + cost["write_bytes"]
-    copies = cost["write_bytes"] >= COPY_WRITE_SHARE * total
+    copies = cost["write_bytes"] >= RULES["copy_write_share"] * total
     memory_us = total / (copy_gbps if copies else read_gbps) / 1e3
     matmul_us = cost["flops"] / matmul_tflops / 1e6 if matmul_tflops else 0.0
     return (matmul_us, "matmul") if matmul_us > memory_us else (memory_us, "copy" if copies else "read")
@@ -100,8 +98,7 @@ def figures_of(measurement, cost, peaks, datasheet):
 
 def most_fresh_us(median_us, launches, cache):
     """What a launch on fresh inputs may take, as the suite has it. Warm launches find their inputs in the cache."""
-    ratio, start_us = (1.25, 10) if cache == "cold" else (1.5, 30)
-    return median_us * ratio + start_us / launches
+    return median_us * RULES[f"{cache}_fresh_ratio"] + RULES[f"{cache}_start_us"] / launches
 
 
 def reason_to_refuse(measurement, cache, figures):
@@ -130,7 +127,7 @@ def peer_row(run_id, suite_row, implementation, chain, library, device, measurem
     cost, cache = suite_row["cost"], suite_row["cache"]
     figures = figures_of(measurement, cost, peaks, datasheet) if measurement.samples_us else None
     reason = reason_to_refuse(measurement, cache, figures)
-    row = {"schema": SCHEMA, "kind": "row", "run_id": run_id, "kernel": suite_row["kernel"],
+    row = {"schema": VERSION, "kind": "row", "run_id": run_id, "kernel": suite_row["kernel"],
            "implementation": implementation, "shape": suite_row["shape"], "dtype": suite_row["dtype"],
            "device": device, "cache": cache, "chain": chain,
            "status": "refused" if reason else "ok", "reason": reason or None, "interrupted": False,

@@ -35,25 +35,25 @@ class MeasureRowTest : public ::testing::Test {
 
 TEST_F(MeasureRowTest, ARowSaysHowItWasMeasured) {
   const KernelMeasurement m = Honest(SimulatedExecution(device_));
-  EXPECT_THAT(m.failure, IsEmpty());
+  EXPECT_THAT(m.trouble.failure, IsEmpty());
   EXPECT_EQ(m.cache, "cold");
-  EXPECT_EQ(m.buffer_sets, 21);  // 16 KiB each, beyond 5 times 64 KiB
-  EXPECT_EQ(m.launches_per_sample % m.buffer_sets, 0);
+  EXPECT_EQ(m.samples.buffer_sets, 21);  // 16 KiB each, beyond 5 times 64 KiB
+  EXPECT_EQ(m.samples.launches_per_sample % m.samples.buffer_sets, 0);
   EXPECT_EQ(m.memory_bytes, 3 * 8192);
-  EXPECT_EQ(m.samples_us.size(), static_cast<size_t>(kMinSamples));
-  EXPECT_EQ(m.stopped, "precise");
+  EXPECT_EQ(m.samples.us.size(), static_cast<size_t>(kMinSamples));
+  EXPECT_EQ(m.samples.stopped, "precise");
   EXPECT_TRUE(m.verified.before && m.verified.after);
   EXPECT_EQ(m.verified.audits, 3);
-  ASSERT_TRUE(m.fresh_us.has_value());
-  EXPECT_GT(*m.fresh_us, 0);
-  EXPECT_THAT(m.disturbed, IsEmpty());
+  ASSERT_TRUE(m.samples.fresh_us.has_value());
+  EXPECT_GT(*m.samples.fresh_us, 0);
+  EXPECT_THAT(m.trouble.disturbed, IsEmpty());
 }
 
 TEST_F(MeasureRowTest, ANoisyRowTakesMoreSamplesAndEndsWithItsTime) {
   const KernelMeasurement m = Honest(SimulatedExecution(device_, /*noise=*/0.9));
-  EXPECT_THAT(m.failure, IsEmpty());
-  EXPECT_EQ(m.stopped, "time");
-  EXPECT_GT(m.samples_us.size(), 100u);
+  EXPECT_THAT(m.trouble.failure, IsEmpty());
+  EXPECT_EQ(m.samples.stopped, "time");
+  EXPECT_GT(m.samples.us.size(), 100u);
   EXPECT_EQ(m.verified.audits, 3);
 }
 
@@ -67,8 +67,8 @@ TEST_F(MeasureRowTest, EveryStatedNumberOfSamplesIsAudited) {
       KernelMeasurement m;
       std::mt19937_64 rng(seed);
       MeasureRow(prepared, execution, {.rule = {.samples = samples}}, rng, m);
-      ASSERT_THAT(m.failure, IsEmpty()) << samples << " samples, seed " << seed;
-      ASSERT_EQ(m.samples_us.size(), static_cast<size_t>(samples));
+      ASSERT_THAT(m.trouble.failure, IsEmpty()) << samples << " samples, seed " << seed;
+      ASSERT_EQ(m.samples.us.size(), static_cast<size_t>(samples));
       ASSERT_EQ(m.verified.audits, 3);
     }
   }
@@ -88,7 +88,8 @@ TEST_F(MeasureRowTest, AuditsStandWhereNoLaunchCanForeseeThem) {
         Triple(b, run);
       });
     };
-    ASSERT_THAT(Measure(launcher, {}, SimulatedExecution(device_), seed).failure, IsEmpty());
+    ASSERT_THAT(Measure(launcher, {}, SimulatedExecution(device_), seed).trouble.failure,
+                IsEmpty());
     std::vector<int> begins;
     for (const auto& [value, launch] : first_launch) begins.push_back(launch);
     std::sort(begins.begin(), begins.end());
@@ -107,7 +108,7 @@ TEST_F(MeasureRowTest, TheLargestErrorOfAllComparisonsIsReported) {
     });
   };
   const KernelMeasurement m = Measure(launcher, {}, SimulatedExecution(device_));
-  EXPECT_THAT(m.failure, IsEmpty());
+  EXPECT_THAT(m.trouble.failure, IsEmpty());
   EXPECT_NEAR(m.verified.max_error_over_bound, 1, 1e-6);
 }
 
@@ -115,8 +116,8 @@ TEST_F(MeasureRowTest, ADisturbedRowIsRepeated) {
   SimulatedExecution execution(device_);
   execution.states = {{.throttle_reasons = kPowerCap}};
   const KernelMeasurement m = Honest(execution);
-  EXPECT_THAT(m.disturbed, IsEmpty());
-  EXPECT_EQ(m.samples_us.size(), static_cast<size_t>(kMinSamples));
+  EXPECT_THAT(m.trouble.disturbed, IsEmpty());
+  EXPECT_EQ(m.samples.us.size(), static_cast<size_t>(kMinSamples));
   EXPECT_EQ(m.verified.audits, 3);
   EXPECT_THAT(execution.states, IsEmpty());
 }
@@ -124,7 +125,7 @@ TEST_F(MeasureRowTest, ADisturbedRowIsRepeated) {
 // That all samples took together.
 double SampledUs(const KernelMeasurement& m) {
   double us = 0;
-  for (const double sample : m.samples_us) us += sample * m.launches_per_sample;
+  for (const double sample : m.samples.us) us += sample * m.samples.launches_per_sample;
   return us;
 }
 
@@ -149,9 +150,9 @@ class HotExecution : public SimulatedExecution {
 TEST_F(MeasureRowTest, ARowThatMetThePowerCapIsRepeatedWithRests) {
   const HotExecution execution(device_);
   const KernelMeasurement m = Honest(execution);
-  EXPECT_THAT(m.failure, IsEmpty());
-  EXPECT_TRUE(m.rested);
-  EXPECT_THAT(m.disturbed, IsEmpty());
+  EXPECT_THAT(m.trouble.failure, IsEmpty());
+  EXPECT_TRUE(m.samples.rested);
+  EXPECT_THAT(m.trouble.disturbed, IsEmpty());
   EXPECT_EQ(m.verified.audits, 3);
   EXPECT_NEAR(execution.rested_us, 200'000 + 8 * SampledUs(m), 1e-3 * SampledUs(m));
   EXPECT_EQ(KernelRow(m)["rested"], true);
@@ -167,8 +168,8 @@ class AlwaysHotExecution : public SimulatedExecution {
 TEST_F(MeasureRowTest, ARowThatMeetsThePowerCapDespiteRestsGetsLongerOnes) {
   const AlwaysHotExecution execution(device_);
   const KernelMeasurement m = Honest(execution);
-  EXPECT_TRUE(m.rested);
-  EXPECT_EQ(m.disturbed, "throttled: power cap");
+  EXPECT_TRUE(m.samples.rested);
+  EXPECT_EQ(m.trouble.disturbed, "throttled: power cap");
   // Of the last repeat; those before it end where the cap is met.
   EXPECT_NEAR(execution.rested_us, 2 * 200'000 + 30 * SampledUs(m), 1e-3 * SampledUs(m));
 }
@@ -182,20 +183,21 @@ TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
                 .cost = Cost{.read_bytes = 8192, .write_bytes = 8192, .flops = flops}}),
         execution);
     KernelMeasurement m;
-    m.peaks = Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1};  // 16 ns of copying
+    m.limits.peaks =
+        Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1};  // 16 ns of copying
     std::mt19937_64 rng(1);
     MeasureRow(prepared, execution, {.slowdown_percent = slowdown}, rng, m);
-    EXPECT_THAT(m.failure, IsEmpty());
+    EXPECT_THAT(m.trouble.failure, IsEmpty());
     return m;
   };
   const SimulatedExecution copies(device_);
-  EXPECT_FALSE(measure(copies, 15e3).rested);
+  EXPECT_FALSE(measure(copies, 15e3).samples.rested);
   EXPECT_EQ(copies.rest_share, 0);
   for (const double slowdown : {0, 5}) {
     const SimulatedExecution execution(device_);
     const KernelMeasurement m = measure(execution, 18e3, slowdown);
-    EXPECT_TRUE(m.rested);
-    EXPECT_THAT(m.disturbed, IsEmpty());
+    EXPECT_TRUE(m.samples.rested);
+    EXPECT_THAT(m.trouble.disturbed, IsEmpty());
     EXPECT_EQ(execution.rest_share, 8) << "the search for a slowdown meets the power cap too";
     EXPECT_NEAR(execution.rested_us, 200'000 + 8 * SampledUs(m), 1e-3 * SampledUs(m));
   }
@@ -208,8 +210,8 @@ TEST_F(MeasureRowTest, NothingRestsWhereNoPowerCapWasMet) {
   SimulatedExecution execution(device_);
   execution.states = {{.other_processes = 1}};
   const KernelMeasurement m = Honest(execution);
-  EXPECT_THAT(m.disturbed, IsEmpty()) << "repeated";
-  EXPECT_FALSE(m.rested);
+  EXPECT_THAT(m.trouble.disturbed, IsEmpty()) << "repeated";
+  EXPECT_FALSE(m.samples.rested);
   EXPECT_EQ(execution.rested_us, 0);
   EXPECT_EQ(KernelRow(m)["rested"], false);
 }
@@ -220,8 +222,8 @@ TEST_F(MeasureRowTest, ARowThatStaysDisturbedStandsAndSaysSo) {
   execution.states.assign(kObservations,
                           {.throttle_reasons = kPowerCap | kIdle, .other_processes = 2});
   const KernelMeasurement m = Honest(execution);
-  EXPECT_THAT(m.failure, IsEmpty());
-  EXPECT_EQ(m.disturbed, "throttled: power cap; 2 other processes on the GPU");
+  EXPECT_THAT(m.trouble.failure, IsEmpty());
+  EXPECT_EQ(m.trouble.disturbed, "throttled: power cap; 2 other processes on the GPU");
   EXPECT_GE(kObservations - execution.states.size(), 3u * 5);
   EXPECT_EQ(KernelRow(m)["status"], "ok");
 }
@@ -231,7 +233,7 @@ TEST_F(MeasureRowTest, ARowThatOtherProcessesDisturbIsMeasuredThreeTimes) {
   constexpr size_t kObservations = 1000;
   execution.states.assign(kObservations, {.other_processes = 2});
   const KernelMeasurement m = Honest(execution);
-  EXPECT_EQ(m.disturbed, "2 other processes on the GPU");
+  EXPECT_EQ(m.trouble.disturbed, "2 other processes on the GPU");
   const size_t observed = kObservations - execution.states.size();
   EXPECT_EQ(observed % 3, 0u) << "three times the same";
   EXPECT_GE(observed, 3u * 5);
@@ -242,7 +244,7 @@ TEST_F(MeasureRowTest, ADisturbanceWhileSamplesAreTakenCounts) {
   for (int attempt = 0; attempt < 3; ++attempt) {
     execution.states.insert(execution.states.end(), {{}, {.other_processes = 1}, {}, {}, {}});
   }
-  EXPECT_THAT(Honest(execution).disturbed, HasSubstr("1 other process"));
+  EXPECT_THAT(Honest(execution).trouble.disturbed, HasSubstr("1 other process"));
 }
 
 // Its timers are interrupted after so many samples, and must not be asked again.
@@ -283,9 +285,9 @@ class InterruptedExecution : public SimulatedExecution {
 TEST_F(MeasureRowTest, AnInterruptedRowSaysSoHoweverManySamplesItHas) {
   for (const int samples : {0, 5, kMinSamples, kMinSamples + 3}) {
     const KernelMeasurement m = Honest(InterruptedExecution(device_, samples));
-    EXPECT_THAT(m.failure, IsEmpty());
-    EXPECT_TRUE(m.interrupted);
-    EXPECT_EQ(m.samples_us.size(), static_cast<size_t>(samples));
+    EXPECT_THAT(m.trouble.failure, IsEmpty());
+    EXPECT_TRUE(m.trouble.interrupted);
+    EXPECT_EQ(m.samples.us.size(), static_cast<size_t>(samples));
     EXPECT_EQ(KernelRow(m)["reason"], "interrupted");
   }
 }
@@ -299,8 +301,8 @@ TEST_F(MeasureRowTest, AnInjectedSlowdownIsInTheFigure) {
     KernelMeasurement m;
     std::mt19937_64 rng(1);
     MeasureRow(prepared, execution, {.slowdown_percent = percent}, rng, m);
-    EXPECT_THAT(m.failure, IsEmpty());
-    return Median(m.samples_us);
+    EXPECT_THAT(m.trouble.failure, IsEmpty());
+    return Median(m.samples.us);
   };
   const double plain_us = median(0);
   EXPECT_EQ(execution.rested_us, 0);
@@ -317,8 +319,8 @@ TEST_F(MeasureRowTest, VerifyOnlyTimesNothing) {
   std::mt19937_64 rng(1);
   MeasureRow(prepared, execution, {.verify_only = true}, rng, m);
   EXPECT_TRUE(m.verified.before);
-  EXPECT_THAT(m.failure, IsEmpty());
-  EXPECT_THAT(m.samples_us, IsEmpty());
+  EXPECT_THAT(m.trouble.failure, IsEmpty());
+  EXPECT_THAT(m.samples.us, IsEmpty());
 }
 
 TEST_F(MeasureRowTest, ALaunchThatWritesToItsInputsIsRefused) {
@@ -330,7 +332,8 @@ TEST_F(MeasureRowTest, ALaunchThatWritesToItsInputsIsRefused) {
   };
   int seen_in_inputs = 0;  // at random places; else later launches write something else
   for (uint64_t seed = 0; seed < 20; ++seed) {
-    const std::string failure = Measure(launcher, {}, SimulatedExecution(device_), seed).failure;
+    const std::string failure =
+        Measure(launcher, {}, SimulatedExecution(device_), seed).trouble.failure;
     ASSERT_NE(failure, "") << seed;
     seen_in_inputs += failure.find("that it was filled with") != std::string::npos;
   }

@@ -57,15 +57,15 @@ SimulatedCase::Launcher HonestLauncher(SimulatedDevice& device) {
 KernelMeasurement Measure(const SimulatedCase::Launcher& launcher,
                           const SimulatedCase::Options& options,
                           const SimulatedExecution& execution, uint64_t seed) {
-  KernelMeasurement m{.run_id = "simulated",
+  KernelMeasurement m{.origin = {.run_id = "simulated",
+                                 .implementation = "simulated",
+                                 .dtype = "f32",
+                                 .device = execution.DeviceName()},
                       .kernel = "triple",
-                      .implementation = "simulated",
                       .shape = {{"name", "triple"}},
-                      .dtype = "f32",
-                      .device = execution.DeviceName(),
                       .cache = "warm",
                       .chain = "plain",
-                      .peaks = execution.Measure()};
+                      .limits = {.peaks = execution.Measure()}};
   PreparedCase prepared(std::make_unique<SimulatedCase>(launcher, options), execution);
   std::mt19937_64 rng(seed);
   MeasureRow(prepared, execution, {}, rng, m);

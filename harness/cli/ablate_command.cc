@@ -187,18 +187,17 @@ AblationMeasurement MeasurementOf(const MeasuredAblation& measured, const Trial&
                                   const AblateRun& run, const RunHeader& header) {
   const AblationSide &with = measured.rounds.with, &without = measured.rounds.without;
   AblationMeasurement measurement{
-      .run_id = header.run_id,
+      .origin = {.run_id = header.run_id,
+                 .dtype = std::string(Name(run.options.dtype)),
+                 .device = DeviceName(run.options.device, header.fingerprint)},
       .model = run.model.Name(),
-      .dtype = std::string(Name(run.options.dtype)),
-      .device = DeviceName(run.options.device, header.fingerprint),
-      .batch = run.bench.batch,
-      .prompt_tokens = run.bench.prompt_tokens,
-      .new_tokens = run.bench.new_tokens,
+      .shape = {.batch = run.bench.batch,
+                .prompt_tokens = run.bench.prompt_tokens,
+                .new_tokens = run.bench.new_tokens},
       .name = std::string(trial.name),
       .instead = std::string(trial.instead),
       .end_to_end_ms = {.with = with.decode_ms, .without = without.decode_ms},
-      .interrupted = measured.interrupted,
-      .failure = measured.failure};
+      .trouble = {.interrupted = measured.interrupted, .failure = measured.failure}};
   if (!with.alone_us.empty()) {
     measurement.isolated_us = PairedSamples{.with = with.alone_us, .without = without.alone_us};
   }
@@ -235,13 +234,12 @@ std::string Verdict(const Trial& trial, const SpeedUps& gains, const Controls& c
   return AblationVerdict(gains.alone, gains.decode, controls.alone, controls.decode);
 }
 
-std::string TableRow(const Json& row, const std::optional<SpeedUps>& gains,
-                     const std::string& verdict) {
+std::string TableRow(const std::string& name, const std::string& refusal,
+                     const std::optional<SpeedUps>& gains, const std::string& verdict) {
   char text[160];
-  const std::string name = row["name"];
   if (!gains) {
     std::snprintf(text, sizeof(text), " %-13s refused: ", name.c_str());
-    return StrCat(text, row["reason"].get<std::string>(), "\n");
+    return StrCat(text, refusal, "\n");
   }
   char alone[16] = "-";
   if (gains->alone) std::snprintf(alone, sizeof(alone), "%.3fx", gains->alone->ratio);
@@ -332,13 +330,15 @@ int AblateCommand(const CommandLine& line) {
   const std::vector<Trial> trials = TrialsOf(entries);
   for (const Trial& trial : trials) {
     const MeasuredAblation measured = Measure(run, trial);
-    const Json row = AblationRow(MeasurementOf(measured, trial, run, header));
+    const AblationMeasurement measurement = MeasurementOf(measured, trial, run, header);
+    const Json row = AblationRow(measurement);
+    const std::string refusal = WhyRefused(measurement);
     std::optional<SpeedUps> gains;
-    if (row["status"] == "ok") gains.emplace(measured.rounds);
+    if (refusal.empty()) gains.emplace(measured.rounds);
     if (gains && !trial.ablation) controls.Add(*gains);
     const std::string verdict = gains ? Verdict(trial, *gains, controls) : "";
-    record.Add(row);
-    Print(TableRow(row, gains, verdict));
+    record.Add(row, refusal.empty());
+    Print(TableRow(measurement.name, refusal, gains, verdict));
     results.push_back(ResultJson(row, measured.rounds, gains, verdict));
     interrupted = measured.interrupted;
     if (interrupted) break;

@@ -146,26 +146,21 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
                                  const LoadedModel& model, DType dtype) {
   const BenchOptions& bench = result.options;
   const Cost step = DecodeStepCost(model.spec, model.weights.parameters, dtype, bench);
-  DecoderMeasurement measurement{.run_id = header.run_id,
-                                 .implementation = {},
-                                 .model = model.Name(),
-                                 .dtype = std::string(Name(dtype)),
-                                 .device = {},
-                                 .cache = CacheLabel(step, header.fingerprint),
-                                 .batch = bench.batch,
-                                 .prompt_tokens = bench.prompt_tokens,
-                                 .new_tokens = bench.new_tokens,
-                                 .samples_prefill_s = {},
-                                 .samples_ms = {},
-                                 .host_share = result.host_share,
-                                 .cost = step,
-                                 .interrupted = result.interrupted,
-                                 .peaks = header.peaks,
-                                 .datasheet = header.datasheet};
+  DecoderMeasurement measurement{
+      .origin = {.run_id = header.run_id, .dtype = std::string(Name(dtype))},
+      .model = model.Name(),
+      .cache = CacheLabel(step, header.fingerprint),
+      .shape = {.batch = bench.batch,
+                .prompt_tokens = bench.prompt_tokens,
+                .new_tokens = bench.new_tokens},
+      .cost = step,
+      .samples = {.host_share = result.host_share},
+      .limits = {.peaks = header.peaks, .datasheet = header.datasheet},
+      .trouble = {.interrupted = result.interrupted}};
   for (const BenchSample& sample : result.samples) {
-    measurement.samples_prefill_s.push_back(sample.prefill_s);
-    measurement.samples_ms.push_back(1e3 * sample.decode_s /
-                                     static_cast<double>(bench.new_tokens - 1));
+    measurement.samples.prefill_s.push_back(sample.prefill_s);
+    measurement.samples.step_ms.push_back(1e3 * sample.decode_s /
+                                          static_cast<double>(bench.new_tokens - 1));
   }
   return measurement;
 }
@@ -198,13 +193,12 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
     memory = watch.Report(decoder);
   }
   DecoderMeasurement measurement = MeasurementOf(result, header, model, options.dtype);
-  measurement.disturbed = disturbed;
+  measurement.trouble.disturbed = disturbed;
   measurement.memory_bytes = memory_bytes;
   if (!result.interrupted) {
     const Judgement judgement = TextJudge(model, options).Of(result.texts, InterruptFlag());
-    measurement.judged_tokens = judgement.tokens;
-    measurement.mean_regret = judgement.mean_regret;
-    measurement.interrupted = InterruptRequested();
+    measurement.judged = {.tokens = judgement.tokens, .mean_regret = judgement.mean_regret};
+    measurement.trouble.interrupted = InterruptRequested();
   }
   return {.result = std::move(result),
           .measurement = std::move(measurement),
@@ -247,22 +241,22 @@ constexpr char kTableHeader[] =
     " batch  prefill tok/s   decode tok/s ms per token   of limit  host share  verified\n";
 
 // A refused result has a reason instead of figures.
-std::string TableRow(const Json& row) {
+std::string TableRow(const DecoderMeasurement& measurement) {
+  const DecoderFigures figures = FiguresOf(measurement);
+  const auto batch = static_cast<int>(measurement.shape.batch);
   char text[160];
-  const int batch = row["batch"];
-  if (row["status"] != "ok") {
+  if (!figures.refusal.empty()) {
     std::snprintf(text, sizeof(text), "%6d  refused: ", batch);
-    return StrCat(text, row["reason"].get<std::string>(), "\n");
+    return StrCat(text, figures.refusal, "\n");
   }
   char share[32] = "-";
-  if (!row["limit"].is_null()) {
-    std::snprintf(share, sizeof(share), "%.0f%% %s", row["percent_of_measured_peak"].get<double>(),
-                  row["limit"].get<std::string>().c_str());
+  if (figures.shares.floor) {
+    std::snprintf(share, sizeof(share), "%.0f%% %s", *figures.shares.percent_of_measured_peak,
+                  figures.shares.floor->limit.c_str());
   }
   std::snprintf(text, sizeof(text), "%6d %14.1f %14.1f %12.4f %10s %10.1f%% %9s\n", batch,
-                row["prefill_tok_s"].get<double>(), row["decode_tok_s"].get<double>(),
-                row["ms_per_token"].get<double>(), share, 100 * row["host_share"].get<double>(),
-                "yes");
+                figures.prefill_tok_s, figures.decode_tok_s, figures.step_ms.median, share,
+                100 * measurement.samples.host_share, "yes");
   return text;
 }
 
@@ -344,9 +338,10 @@ int BenchCommand(const CommandLine& line) {
   Json rows = Json::array();
   const auto add = [&](const MeasuredBatch& batch) {
     const Json row = DecoderRow(batch.measurement);
+    const bool stands = FiguresOf(batch.measurement).refusal.empty();
     rows.push_back(ResultJson(batch.result, row));
     rows.back()["memory"] = batch.memory;
-    record.Add(row);
+    record.Add(row, stands);
   };
   // Make profiles only after all timing is done, so that no trace runs during or before a
   // measurement.
@@ -355,11 +350,11 @@ int BenchCommand(const CommandLine& line) {
   Json last_memory;
   for (size_t i = 0; i < benches.size() && !interrupted; ++i) {
     MeasuredBatch batch = MeasureBatch(model, decoders[i], benches[i], header);
-    batch.measurement.implementation = implementation;
-    batch.measurement.device = device_name;
-    interrupted = batch.measurement.interrupted;
+    batch.measurement.origin.implementation = implementation;
+    batch.measurement.origin.device = device_name;
+    interrupted = batch.measurement.trouble.interrupted;
     last_memory = batch.memory;
-    Print(TableRow(DecoderRow(batch.measurement)));
+    Print(TableRow(batch.measurement));
     if (flags.Profiles()) {
       unprofiled.push_back(std::move(batch));
     } else {
@@ -371,7 +366,7 @@ int BenchCommand(const CommandLine& line) {
   for (size_t i = 0; i < unprofiled.size(); ++i) {
     MeasuredBatch& batch = unprofiled[i];
     interrupted = interrupted || InterruptRequested();
-    if (!interrupted && !failure && DecoderRow(batch.measurement)["status"] == "ok") {
+    if (!interrupted && !failure && FiguresOf(batch.measurement).refusal.empty()) {
       try {
         const std::optional<ProfiledSteps> profiled = Profile(model, decoders[i], benches[i]);
         if (profiled) batch.measurement.profile = profiled->profile;

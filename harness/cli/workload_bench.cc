@@ -101,20 +101,7 @@ void TakeFigures(std::vector<WorkloadResult>& results, WorkloadMeasurement& meas
   }
   const auto middle = results.begin() + static_cast<int64_t>((results.size() - 1) / 2);
   std::ranges::nth_element(results, middle, {}, &WorkloadResult::total_s);
-  measurement.first_token_s = middle->first_token_s;
-  measurement.between_tokens_s = middle->between_tokens_s;
-  measurement.host_share = middle->host_share;
-  measurement.step_host_us = middle->step_host_us;
-  measurement.steps = middle->steps;
-  measurement.graph_steps = middle->graph_steps;
-  measurement.preemptions = middle->counts.preemptions;
-  measurement.recomputed_tokens = middle->counts.recomputed_tokens;
-  measurement.reused_tokens = middle->counts.reused_tokens;
-  measurement.decode_read_bytes = middle->decode_read_bytes;
-  measurement.decode_unshared_bytes = middle->decode_unshared_bytes;
-  measurement.kv_pages = middle->kv_pages;
-  measurement.mean_kv_pages = middle->mean_kv_pages;
-  measurement.max_kv_pages = middle->max_kv_pages;
+  measurement.serving = middle->serving;
 }
 
 // Measures the workload, runs each disturbed repeat once more, and has some of the texts judged.
@@ -138,37 +125,75 @@ void Measure(const LoadedModel& model, const DecoderOptions& options, const Work
         const std::string disturbed = Disturbance(before, StateOf(fingerprint));
         if (result.interrupted) break;
         if (!disturbed.empty() && attempt + 1 < kAttempts) continue;
-        if (!disturbed.empty()) measurement.disturbed = disturbed;
+        if (!disturbed.empty()) measurement.trouble.disturbed = disturbed;
         results.push_back(std::move(result));
         break;
       }
     }
     memory = watch.Report(decoder);
   }
-  measurement.interrupted = InterruptRequested();
-  if (results.empty() || measurement.interrupted) return;
+  measurement.trouble.interrupted = InterruptRequested();
+  if (results.empty() || measurement.trouble.interrupted) return;
   const Judgement judgement = TextJudge(model, options).Of(results.back().texts, InterruptFlag());
-  measurement.judged_tokens = judgement.tokens;
-  measurement.drawn = std::ranges::any_of(workload.requests, [](const WorkloadRequest& one) {
+  const bool drawn = std::ranges::any_of(workload.requests, [](const WorkloadRequest& one) {
     return one.request.rule.temperature > 0;
   });
-  measurement.mean_regret = judgement.mean_regret;
-  measurement.interrupted = InterruptRequested();
+  measurement.judged = {
+      .tokens = judgement.tokens, .mean_regret = judgement.mean_regret, .drawn = drawn};
+  measurement.trouble.interrupted = InterruptRequested();
   TakeFigures(results, measurement);
 }
 
 // Describes the growth of host memory: after the warm-up, after a tenth of the requests, at the
 // end.
-std::string GrowthText(const Json& points) {
-  const auto heap = [](const Json& point) {
-    return BytesText(point["host_heap"].get<int64_t>()) + " heap";
+std::string GrowthText(const std::vector<MemoryPoint>& points) {
+  const auto heap = [](const MemoryPoint& point) {
+    return BytesText(point.host.heap_in_use) + " heap";
   };
   std::string text =
       StrCat(heap(points.front()), " at the start, ", heap(points[1]), " after the warm-up");
   if (points.size() > 2) {
-    text += StrCat(", ", heap(points[2]), " after ", points[2]["requests"].dump(), " requests, ",
+    text += StrCat(", ", heap(points[2]), " after ", points[2].requests, " requests, ",
                    heap(points.back()), " in the end");
   }
+  return text;
+}
+
+// The figures of a row that stands, as lines to read.
+std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& figures) {
+  const ServingFigures& serving = m.serving;
+  const auto count = [](int64_t value) { return static_cast<long long>(value); };
+  const auto pages = static_cast<double>(serving.kv_pages.all);
+  char text[1400];
+  std::snprintf(
+      text, sizeof(text),
+      "output tok/s      %12.1f\n"
+      "total tok/s       %12.1f   prompt and output\n"
+      "time              %12.3f s for %lld requests, %lld prompt and %lld new tokens, median of "
+      "%zu\n"
+      "warm-up           %12.3f s, apart\n"
+      "first token       %12.1f ms median, %.1f p90, %.1f p99\n"
+      "between tokens    %12.2f ms median, %.2f p90, %.2f p99\n"
+      "KV cache          %11.1f%% mean, %.1f%% at most, of %lld pages\n"
+      "preemptions       %12lld   %lld tokens computed again\n"
+      "reused            %12lld   tokens\n"
+      "decode reads      %12.1f MB of K and V, %.1f MB had each sequence read its own\n"
+      "host              %11.1f%% of the time, %.0f us a step\n"
+      "steps             %12lld   %lld as graphs\n"
+      "verified          %12lld   tokens, mean regret %.4f\n",
+      figures.output_tok_s, figures.total_tok_s, figures.total_s,
+      m.shape["requests"].get<long long>(), m.shape["prompt_tokens"].get<long long>(),
+      count(m.samples[0].new_tokens), m.samples.size(), m.warm_up_s,
+      1e3 * serving.first_token_s.median, 1e3 * serving.first_token_s.p90,
+      1e3 * serving.first_token_s.p99, 1e3 * serving.between_tokens_s.median,
+      1e3 * serving.between_tokens_s.p90, 1e3 * serving.between_tokens_s.p99,
+      100 * serving.kv_pages.mean / pages, 100 * static_cast<double>(serving.kv_pages.most) / pages,
+      count(serving.kv_pages.all), count(serving.tokens.preemptions),
+      count(serving.tokens.recomputed), count(serving.tokens.reused),
+      1e-6 * static_cast<double>(serving.decode_reads.bytes),
+      1e-6 * static_cast<double>(serving.decode_reads.unshared), 100 * serving.host.share,
+      serving.host.step_us, count(serving.steps.all), count(serving.steps.graphs),
+      count(m.judged.tokens), m.judged.mean_regret);
   return text;
 }
 
@@ -202,45 +227,6 @@ void WorkloadFlags::AddTo(std::vector<Flag>& flags) {
        }});
 }
 
-std::string WorkloadText(const Json& row) {
-  const auto number = [&](const char* key) { return row[key].get<double>(); };
-  const auto count = [&](const Json& value) { return value.get<long long>(); };
-  const auto latency = [&](const char* key, const char* percentile) {
-    return row[key][percentile].get<double>();
-  };
-  const double pages = number("kv_pages");
-  char text[1400];
-  std::snprintf(
-      text, sizeof(text),
-      "output tok/s      %12.1f\n"
-      "total tok/s       %12.1f   prompt and output\n"
-      "time              %12.3f s for %lld requests, %lld prompt and %lld new tokens, median of "
-      "%zu\n"
-      "warm-up           %12.3f s, apart\n"
-      "first token       %12.1f ms median, %.1f p90, %.1f p99\n"
-      "between tokens    %12.2f ms median, %.2f p90, %.2f p99\n"
-      "KV cache          %11.1f%% mean, %.1f%% at most, of %lld pages\n"
-      "preemptions       %12lld   %lld tokens computed again\n"
-      "reused            %12lld   tokens\n"
-      "decode reads      %12.1f MB of K and V, %.1f MB had each sequence read its own\n"
-      "host              %11.1f%% of the time, %.0f us a step\n"
-      "steps             %12lld   %lld as graphs\n"
-      "verified          %12lld   tokens, mean regret %.4f\n",
-      number("output_tok_s"), number("total_tok_s"), number("total_s"),
-      count(row["shape"]["requests"]), count(row["shape"]["prompt_tokens"]),
-      count(row["samples_new_tokens"][0]), row["samples_s"].size(), number("warm_up_s"),
-      latency("first_token_ms", "median"), latency("first_token_ms", "p90"),
-      latency("first_token_ms", "p99"), latency("between_tokens_ms", "median"),
-      latency("between_tokens_ms", "p90"), latency("between_tokens_ms", "p99"),
-      100 * number("mean_kv_pages") / pages, 100 * number("max_kv_pages") / pages,
-      count(row["kv_pages"]), count(row["preemptions"]), count(row["recomputed_tokens"]),
-      count(row["reused_tokens"]), 1e-6 * number("decode_read_bytes"),
-      1e-6 * number("decode_unshared_bytes"), 100 * number("host_share"), number("step_host_us"),
-      count(row["steps"]), count(row["graph_steps"]), count(row["verified"]["tokens"]),
-      row["verified"]["mean_regret"].get<double>());
-  return text;
-}
-
 int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const WorkloadRun& with) {
   Require(flags.reuse || !flags.sharing,
           "--sharing is for --reuse, without which nothing is shared");
@@ -268,16 +254,15 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   header.injected = with.injected;
   record.Start(header);
   const std::string device_name = DeviceName(options.device, header.fingerprint);
-  WorkloadMeasurement measurement;
-  measurement.run_id = header.run_id;
-  measurement.implementation = with.run.Implementation();
-  measurement.model = model.Name();
-  measurement.shape = ShapeOf(workload, flags, with.run.kv, options);
-  measurement.dtype = std::string(Name(options.dtype));
-  measurement.device = device_name;
+  WorkloadMeasurement measurement{.origin = {.run_id = header.run_id,
+                                             .implementation = with.run.Implementation(),
+                                             .dtype = std::string(Name(options.dtype)),
+                                             .device = device_name},
+                                  .model = model.Name(),
+                                  .shape = ShapeOf(workload, flags, with.run.kv, options)};
   Print(
-      StrCat(model.Name(), ", ", Name(options.dtype), ", ", measurement.implementation, " on ",
-             device_name, ", workload ", workload.name, ": ", workload.requests.size(),
+      StrCat(model.Name(), ", ", Name(options.dtype), ", ", measurement.origin.implementation,
+             " on ", device_name, ", workload ", workload.name, ": ", workload.requests.size(),
              " requests, at most ", batch, " at a time\n",
              header.injected.is_null() ? "" : StrCat("injected: ", header.injected.dump(), "\n")));
   Json memory;
@@ -288,21 +273,21 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
           with.repeats.value_or(options.device == Device::kCuda ? 3 : 1), header.fingerprint,
           measurement, memory);
   const Json row = WorkloadRow(measurement);
-  const bool stands = row["status"] == "ok";
-  Print(stands ? WorkloadText(row) : StrCat("refused: ", row["reason"].get<std::string>(), "\n"));
+  const WorkloadFigures figures = FiguresOf(measurement);
+  const bool stands = figures.refusal.empty();
+  Print(stands ? WorkloadText(measurement, figures) : StrCat("refused: ", figures.refusal, "\n"));
   Print(StrCat("memory            ", MemoryText(memory), "\n"));
-  if (stands) Print(StrCat("growth            ", GrowthText(row["memory_points"]), "\n"));
-  record.Add(row);
-  record.Finish(measurement.interrupted);
+  if (stands) Print(StrCat("growth            ", GrowthText(measurement.memory_points), "\n"));
+  record.Add(row, stands);
+  record.Finish(measurement.trouble.interrupted);
   if (file) {
     Json report = row;
     report["memory_report"] = std::move(memory);
     file->Write(report.dump() + "\n");
     file->Commit();
   }
-  if (measurement.interrupted) return kInterruptedExit;
-  if (!stands)
-    throw RuntimeFailure(StrCat("the row was refused: ", row["reason"].get<std::string>()));
+  if (measurement.trouble.interrupted) return kInterruptedExit;
+  if (!stands) throw RuntimeFailure(StrCat("the row was refused: ", figures.refusal));
   return kSuccess;
 }
 

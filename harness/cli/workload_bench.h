@@ -34,9 +34,6 @@ struct WorkloadRun {
   Json injected = nullptr;  // as written to records
 };
 
-// Formats the figures of a valid row for people, in several lines.
-std::string WorkloadText(const Json& row);
-
 // Runs the workload, prints its figures, records its row and writes it to --json. Returns an exit
 // code.
 int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const WorkloadRun& with);

@@ -5,15 +5,9 @@
 #include <vector>
 
 #include "kernels/common/error.h"
+#include "tokline_rules.h"
 
 namespace tokline {
-namespace {
-
-constexpr double kLeastEffect = 0.005;
-// An interval that holds 1 and reaches further from it says nothing.
-constexpr double kMostUncertainty = 0.02;
-
-}  // namespace
 
 SpeedUp::SpeedUp(std::span<const double> with, std::span<const double> without) {
   Require(with.size() == without.size(), with.size(), " samples with and ", without.size(),

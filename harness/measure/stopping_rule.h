@@ -10,11 +10,10 @@
 namespace tokline {
 
 struct StoppingRule {
-  int samples = 0;          // exactly so many; 0: as many as the rest says
-  int least = kMinSamples;  // before anything is decided
-  double precision =
-      0.005;             // relative half-width of the median's confidence interval that suffices
-  double seconds = 0.5;  // of samples, after which there are no more
+  int samples = 0;                // exactly so many; 0: as many as the rest says
+  int least = kMinSamples;        // before anything is decided
+  double precision = kPrecision;  // relative half-width of the median's interval that suffices
+  double seconds = 0.5;           // of samples, after which there are no more
 };
 
 // Gives so many more samples of one launch in microseconds; fewer where it was interrupted.

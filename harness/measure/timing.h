@@ -4,13 +4,9 @@
 #include <span>
 #include <vector>
 
+#include "tokline_rules.h"
+
 namespace tokline {
-
-// A published row has at least this many samples.
-inline constexpr int kMinSamples = 15;
-
-// Cold means that between two uses of a buffer at least this many times the L2 was touched.
-inline constexpr double kColdL2Multiple = 5;
 
 // The middle of `values`, of which there is at least one.
 double Median(std::vector<double> values);
@@ -27,9 +23,6 @@ struct Interval {
   double low = 0;
   double high = 0;
 };
-
-// As few as MedianInterval can say something of with 95 %.
-inline constexpr int kMinIntervalSamples = 6;
 
 // The narrowest pair of order statistics, equally far from both ends, between which the median of
 // the distribution lies with a confidence of at least 95 %: each side is missed with at most 2.5 %,

@@ -170,7 +170,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
     const int64_t in_use = decoder.Pages().NumPages() - decoder.Pages().NumFree() -
                            decoder.Schedule().Chunks().IdlePages();
     page_steps += static_cast<double>(in_use);
-    result.max_kv_pages = std::max(result.max_kv_pages, in_use);
+    result.serving.kv_pages.most = std::max(result.serving.kv_pages.most, in_use);
   }
   result.total_s = SecondsSince(begin);
   result.interrupted = is_interrupted();
@@ -179,28 +179,25 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
 
   const double waited_s = decoder.Times().wait_s - times_before.wait_s;
   const double host_s = std::max(0.0, result.total_s - waited_s - idle_s);
-  result.counts = decoder.Schedule().Counts();
-  result.counts.preemptions -= before.preemptions;
-  result.counts.recomputed_tokens -= before.recomputed_tokens;
-  result.counts.reused_tokens -= before.reused_tokens;
-  result.counts.stalls -= before.stalls;
-  result.counts.steps -= before.steps;
-  result.steps = result.counts.steps;
-  result.graph_steps = decoder.GraphSteps() - graphs_before;
-  result.decode_read_bytes =
-      (decoder.Reads().tokens - reads_before.tokens) * decoder.KvTokenBytes();
-  result.decode_unshared_bytes =
-      (decoder.Reads().of_each - reads_before.of_each) * decoder.KvTokenBytes();
-  result.kv_pages = decoder.Pages().NumPages();
-  const auto steps = static_cast<double>(std::max<int64_t>(1, result.steps));
-  result.mean_kv_pages = page_steps / steps;
-  result.host_share = host_s / result.total_s;
-  result.step_host_us = 1e6 * host_s / steps;
+  const SchedulerCounts& counts = decoder.Schedule().Counts();
+  ServingFigures& serving = result.serving;
+  serving.tokens = {.preemptions = counts.preemptions - before.preemptions,
+                    .recomputed = counts.recomputed_tokens - before.recomputed_tokens,
+                    .reused = counts.reused_tokens - before.reused_tokens};
+  serving.steps = {.all = counts.steps - before.steps,
+                   .graphs = decoder.GraphSteps() - graphs_before};
+  serving.decode_reads = {
+      .bytes = (decoder.Reads().tokens - reads_before.tokens) * decoder.KvTokenBytes(),
+      .unshared = (decoder.Reads().of_each - reads_before.of_each) * decoder.KvTokenBytes()};
+  const auto steps = static_cast<double>(std::max<int64_t>(1, serving.steps.all));
+  serving.kv_pages.all = decoder.Pages().NumPages();
+  serving.kv_pages.mean = page_steps / steps;
+  serving.host = {.share = host_s / result.total_s, .step_us = 1e6 * host_s / steps};
   result.output_tokens_per_s = static_cast<double>(result.new_tokens) / result.total_s;
   result.total_tokens_per_s =
       static_cast<double>(result.new_tokens + result.prompt_tokens) / result.total_s;
-  result.first_token_s = log.FirstTokens();
-  result.between_tokens_s = log.BetweenTokens();
+  serving.first_token_s = log.FirstTokens();
+  serving.between_tokens_s = log.BetweenTokens();
   result.texts = log.Texts();
   return result;
 }

@@ -11,8 +11,8 @@
 
 #include "harness/engine/decoder.h"
 #include "harness/measure/memory_point.h"
+#include "harness/measure/serving_figures.h"
 #include "harness/measure/throughput.h"
-#include "harness/measure/timing.h"
 #include "harness/measure/workload.h"
 
 namespace tokline {
@@ -25,18 +25,7 @@ struct WorkloadResult {
   int64_t new_tokens = 0;
   double output_tokens_per_s = 0;
   double total_tokens_per_s = 0;  // prompt and output
-  Percentiles first_token_s;      // from the arrival
-  Percentiles between_tokens_s;
-  double host_share = 0;    // of total_s, in which the host worked and did not wait
-  double step_host_us = 0;  // the same a step
-  int64_t steps = 0;
-  int64_t graph_steps = 0;
-  double mean_kv_pages = 0;  // in use, over steps
-  int64_t max_kv_pages = 0;
-  int64_t kv_pages = 0;
-  int64_t decode_read_bytes = 0;      // of K and V, by the attention of decode steps
-  int64_t decode_unshared_bytes = 0;  // had each sequence read all of its own
-  SchedulerCounts counts;
+  ServingFigures serving;
   std::vector<MemoryPoint> memory;  // after each tenth of the requests
   std::vector<BenchText> texts;     // of some requests, for verification
   bool interrupted = false;

@@ -8,9 +8,6 @@
 namespace tokline {
 namespace {
 
-// Traffic counts as a copy when at least this share of it is written.
-constexpr double kCopyWriteShare = 0.25;
-
 template <typename T>
 Json OrNull(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
@@ -83,33 +80,53 @@ Json ToJson(const Fingerprint& print) {
   return json;
 }
 
-// Why a measurement may not stand as a figure, or "".
-std::string ReasonToRefuse(const KernelMeasurement& m) {
-  if (!m.failure.empty()) return m.failure;
-  if (m.interrupted) return "interrupted";
-  const bool within = m.verified.max_error_over_bound <= 1;  // false for NaN
-  if (!m.verified.before || !m.verified.after || !within) {
-    return StrCat("unverified: before timing ", m.verified.before ? "yes" : "no", ", after timing ",
-                  m.verified.after ? "yes" : "no", ", largest error is ",
-                  m.verified.max_error_over_bound, " of its bound");
-  }
-  if (static_cast<int>(m.samples_us.size()) < kMinSamples) {
-    return StrCat(m.samples_us.size(), " samples; at least ", kMinSamples, " are needed");
-  }
-  return "";
+// What every row begins with.
+Json BeginRow(const std::string& kernel, const RowOrigin& origin, const Trouble& trouble,
+              const std::string& refusal) {
+  return {{"schema", kRecordSchema},
+          {"kind", "row"},
+          {"run_id", origin.run_id},
+          {"kernel", kernel},
+          {"implementation", origin.implementation},
+          {"dtype", origin.dtype},
+          {"device", origin.device},
+          {"status", refusal.empty() ? "ok" : "refused"},
+          {"reason", OrNull(refusal)},
+          {"interrupted", trouble.interrupted},
+          {"disturbed", OrNull(trouble.disturbed)},
+          {"library", nullptr}};
 }
 
-Json Refused(Json row, const std::string& reason) {
-  row["status"] = "refused";
-  row["reason"] = reason;
-  return row;
+// Why texts are unverified, or "".
+std::string WhyUnverified(const JudgedTexts& judged) {
+  const double most = judged.drawn ? kMaxMeanDrawRegret : kMaxMeanRegret;
+  if (judged.tokens > 0 && judged.mean_regret <= most) return "";  // false for NaN
+  return StrCat("unverified: the mean regret of ", judged.tokens, " tokens is ", judged.mean_regret,
+                "; at most ", most, " is allowed");
 }
 
-// Of texts that were judged, or "".
-std::string WhyUnverified(int64_t tokens, double mean_regret, double most) {
-  if (tokens > 0 && mean_regret <= most) return "";  // false for NaN
-  return StrCat("unverified: the mean regret of ", tokens, " tokens is ", mean_regret, "; at most ",
-                most, " is allowed");
+// The same of outputs.
+std::string WhyUnverified(const Verification& verified) {
+  const bool within = verified.max_error_over_bound <= 1;  // false for NaN
+  if (verified.before && verified.after && within) return "";
+  return StrCat("unverified: before timing ", verified.before ? "yes" : "no", ", after timing ",
+                verified.after ? "yes" : "no", ", largest error is ", verified.max_error_over_bound,
+                " of its bound");
+}
+
+// The first reason to refuse that there is, or "".
+std::string WhyRefused(const Trouble& trouble, const std::string& unverified, size_t samples,
+                       size_t least = 1) {
+  if (!trouble.failure.empty()) return trouble.failure;
+  if (trouble.interrupted) return "interrupted";
+  if (!unverified.empty()) return unverified;
+  if (samples >= least) return "";
+  if (least == 1) return "no samples";
+  return StrCat(samples, " samples; at least ", least, " are needed");
+}
+
+Json JudgedJson(const JudgedTexts& judged) {
+  return {{"tokens", judged.tokens}, {"mean_regret", judged.mean_regret}};
 }
 
 Json MillisecondsJson(const Percentiles& seconds) {
@@ -121,39 +138,33 @@ Json ToJson(const Cost& cost) {
       {"read_bytes", cost.read_bytes}, {"write_bytes", cost.write_bytes}, {"flops", cost.flops}};
 }
 
-// A median time, and what it was held against.
-struct TimedWork {
-  Cost cost;
-  double median_us = 0;
-  bool cold = false;
-  const std::optional<Peaks>& peaks;
-  const std::optional<Datasheet>& datasheet;
-};
-
-// Adds the shares of the peaks to `figures`. Returns why they cannot be true, or "".
-std::string AddShares(const TimedWork& work, Json& figures) {
-  for (const char* key :
-       {"limit", "floor_us", "percent_of_measured_peak", "percent_of_datasheet_peak"}) {
-    figures[key] = nullptr;
-  }
-  if (work.peaks) {
-    const Floor floor = FloorOf(work.cost, *work.peaks);
-    const double percent = 100 * floor.us / work.median_us;
-    if (work.cold && percent > kMaxPercentOfPeak) {
-      return StrCat("above the roofline: ", work.median_us, " us is ", percent,
-                    " % of the measured ", floor.limit, " peak, and at most ", kMaxPercentOfPeak,
-                    " % can be true");
+// Says in `refusal` why the shares cannot be true.
+Shares SharesOf(const Cost& cost, double median_us, const std::string& cache, const Limits& limits,
+                std::string& refusal) {
+  Shares shares;
+  if (limits.peaks) {
+    shares.floor = FloorOf(cost, *limits.peaks);
+    const double percent = 100 * shares.floor->us / median_us;
+    shares.percent_of_measured_peak = percent;
+    if (cache == "cold" && percent > kMaxPercentOfPeak) {
+      refusal =
+          StrCat("above the roofline: ", median_us, " us is ", percent, " % of the measured ",
+                 shares.floor->limit, " peak, and at most ", kMaxPercentOfPeak, " % can be true");
     }
-    figures["limit"] = floor.limit;
-    figures["floor_us"] = floor.us;
-    figures["percent_of_measured_peak"] = percent;
   }
-  if (work.datasheet) {
-    const Floor floor = FloorOf(work.cost, work.datasheet->memory_gbps, work.datasheet->memory_gbps,
-                                work.datasheet->bf16_tflops);
-    figures["percent_of_datasheet_peak"] = 100 * floor.us / work.median_us;
+  if (limits.datasheet) {
+    const Floor floor = FloorOf(cost, limits.datasheet->memory_gbps, limits.datasheet->memory_gbps,
+                                limits.datasheet->bf16_tflops);
+    shares.percent_of_datasheet_peak = 100 * floor.us / median_us;
   }
-  return "";
+  return shares;
+}
+
+Json ToJson(const Shares& shares) {
+  return {{"limit", shares.floor ? Json(shares.floor->limit) : Json(nullptr)},
+          {"floor_us", shares.floor ? Json(shares.floor->us) : Json(nullptr)},
+          {"percent_of_measured_peak", OrNull(shares.percent_of_measured_peak)},
+          {"percent_of_datasheet_peak", OrNull(shares.percent_of_datasheet_peak)}};
 }
 
 }  // namespace
@@ -177,101 +188,82 @@ Floor FloorOf(const Cost& cost, const Peaks& peaks) {
   return FloorOf(cost, peaks.read_gbps, peaks.copy_gbps, peaks.matmul_tflops);
 }
 
-Json KernelRow(const KernelMeasurement& m) {
-  Json row{{"schema", kRecordSchema},
-           {"kind", "row"},
-           {"run_id", m.run_id},
-           {"kernel", m.kernel},
-           {"implementation", m.implementation},
-           {"shape", m.shape},
-           {"dtype", m.dtype},
-           {"device", m.device},
-           {"cache", m.cache},
-           {"chain", m.chain},
-           {"status", "ok"},
-           {"reason", nullptr},
-           {"interrupted", m.interrupted},
-           {"disturbed", OrNull(m.disturbed)},
-           {"library", nullptr},
-           {"verified",
-            {{"before", m.verified.before},
-             {"after", m.verified.after},
-             {"max_error_over_bound", m.verified.max_error_over_bound},
-             {"audits", m.verified.audits}}},
-           {"cost", ToJson(m.cost)},
-           {"memory_bytes", OrNull(m.memory_bytes)},
-           {"launches_per_sample", m.launches_per_sample},
-           {"buffer_sets", m.buffer_sets}};
-  const std::string reason = ReasonToRefuse(m);
-  if (!reason.empty()) return Refused(std::move(row), reason);
+KernelFigures FiguresOf(const KernelMeasurement& m) {
+  KernelFigures figures{.refusal = WhyRefused(m.trouble, WhyUnverified(m.verified),
+                                              m.samples.us.size(), kMinSamples)};
+  if (!figures.refusal.empty()) return figures;
+  figures.us = Summarize(m.samples.us);
+  figures.gbps = m.cost.Bytes() / figures.us.median / 1e3;
+  figures.tflops = m.cost.flops / figures.us.median / 1e6;
+  figures.shares = SharesOf(m.cost, figures.us.median, m.cache, m.limits, figures.refusal);
+  return figures;
+}
 
-  const SampleStats stats = Summarize(m.samples_us);
-  Json figures{{"samples_us", m.samples_us},
-               {"median_us", stats.median},
-               {"mad_us", stats.mad},
-               {"ci95_us", ToJson(MedianInterval(m.samples_us))},
-               {"stopped", OrNull(m.stopped)},
-               {"fresh_us", OrNull(m.fresh_us)},
-               {"rested", m.rested},
-               {"gbps", m.cost.Bytes() / stats.median / 1e3},
-               {"tflops", m.cost.flops / stats.median / 1e6}};
-  const std::string untrue = AddShares({.cost = m.cost,
-                                        .median_us = stats.median,
-                                        .cold = m.cache == "cold",
-                                        .peaks = m.peaks,
-                                        .datasheet = m.datasheet},
-                                       figures);
-  if (!untrue.empty()) return Refused(std::move(row), untrue);
-  row.update(figures);
+Json KernelRow(const KernelMeasurement& m) {
+  const KernelFigures figures = FiguresOf(m);
+  Json row = BeginRow(m.kernel, m.origin, m.trouble, figures.refusal);
+  row.update(Json{{"shape", m.shape},
+                  {"cache", m.cache},
+                  {"chain", m.chain},
+                  {"verified",
+                   {{"before", m.verified.before},
+                    {"after", m.verified.after},
+                    {"max_error_over_bound", m.verified.max_error_over_bound},
+                    {"audits", m.verified.audits}}},
+                  {"cost", ToJson(m.cost)},
+                  {"memory_bytes", OrNull(m.memory_bytes)},
+                  {"launches_per_sample", m.samples.launches_per_sample},
+                  {"buffer_sets", m.samples.buffer_sets}});
+  if (!figures.refusal.empty()) return row;
+  row.update(Json{{"samples_us", m.samples.us},
+                  {"median_us", figures.us.median},
+                  {"mad_us", figures.us.mad},
+                  {"ci95_us", ToJson(MedianInterval(m.samples.us))},
+                  {"stopped", OrNull(m.samples.stopped)},
+                  {"fresh_us", OrNull(m.samples.fresh_us)},
+                  {"rested", m.samples.rested},
+                  {"gbps", figures.gbps},
+                  {"tflops", figures.tflops}});
+  row.update(ToJson(figures.shares));
   return row;
 }
 
-Json DecoderRow(const DecoderMeasurement& m) {
-  Json row{{"schema", kRecordSchema},
-           {"kind", "row"},
-           {"run_id", m.run_id},
-           {"kernel", "decoder"},
-           {"implementation", m.implementation},
-           {"model", m.model},
-           {"dtype", m.dtype},
-           {"device", m.device},
-           {"cache", m.cache},
-           {"status", "ok"},
-           {"reason", nullptr},
-           {"interrupted", m.interrupted},
-           {"disturbed", OrNull(m.disturbed)},
-           {"library", nullptr},
-           {"batch", m.batch},
-           {"prompt_tokens", m.prompt_tokens},
-           {"new_tokens", m.new_tokens},
-           {"verified", {{"tokens", m.judged_tokens}, {"mean_regret", m.mean_regret}}},
-           {"cost", ToJson(m.cost)},
-           {"memory_bytes", OrNull(m.memory_bytes)}};
-  if (m.interrupted) return Refused(std::move(row), "interrupted");
-  const std::string unverified = WhyUnverified(m.judged_tokens, m.mean_regret, kMaxMeanRegret);
-  if (!unverified.empty()) return Refused(std::move(row), unverified);
-  if (m.samples_ms.empty()) return Refused(std::move(row), "no samples");
+DecoderFigures FiguresOf(const DecoderMeasurement& m) {
+  DecoderFigures figures{
+      .refusal = WhyRefused(m.trouble, WhyUnverified(m.judged), m.samples.step_ms.size())};
+  if (!figures.refusal.empty()) return figures;
+  figures.step_ms = Summarize(m.samples.step_ms);
+  const auto batch = static_cast<double>(m.shape.batch);
+  figures.prefill_tok_s =
+      batch * static_cast<double>(m.shape.prompt_tokens) / Summarize(m.samples.prefill_s).median;
+  figures.decode_tok_s = 1e3 * batch / figures.step_ms.median;
+  figures.shares =
+      SharesOf(m.cost, 1e3 * figures.step_ms.median, m.cache, m.limits, figures.refusal);
+  return figures;
+}
 
-  const SampleStats step = Summarize(m.samples_ms);
-  const double prefill_s = Summarize(m.samples_prefill_s).median;
-  const auto batch = static_cast<double>(m.batch);
-  Json figures{{"samples_prefill_s", m.samples_prefill_s},
-               {"samples_ms", m.samples_ms},
-               {"prefill_tok_s", batch * static_cast<double>(m.prompt_tokens) / prefill_s},
-               {"decode_tok_s", 1e3 * batch / step.median},
-               {"ms_per_token", step.median},
-               {"mad_ms", step.mad},
-               {"ci95_ms", ToJson(MedianInterval(m.samples_ms))},
-               {"host_share", m.host_share},
-               {"profile", m.profile ? ToJson(*m.profile) : Json(nullptr)}};
-  const std::string untrue = AddShares({.cost = m.cost,
-                                        .median_us = 1e3 * step.median,
-                                        .cold = m.cache == "cold",
-                                        .peaks = m.peaks,
-                                        .datasheet = m.datasheet},
-                                       figures);
-  if (!untrue.empty()) return Refused(std::move(row), untrue);
-  row.update(figures);
+Json DecoderRow(const DecoderMeasurement& m) {
+  const DecoderFigures figures = FiguresOf(m);
+  Json row = BeginRow("decoder", m.origin, m.trouble, figures.refusal);
+  row.update(Json{{"model", m.model},
+                  {"cache", m.cache},
+                  {"batch", m.shape.batch},
+                  {"prompt_tokens", m.shape.prompt_tokens},
+                  {"new_tokens", m.shape.new_tokens},
+                  {"verified", JudgedJson(m.judged)},
+                  {"cost", ToJson(m.cost)},
+                  {"memory_bytes", OrNull(m.memory_bytes)}});
+  if (!figures.refusal.empty()) return row;
+  row.update(Json{{"samples_prefill_s", m.samples.prefill_s},
+                  {"samples_ms", m.samples.step_ms},
+                  {"prefill_tok_s", figures.prefill_tok_s},
+                  {"decode_tok_s", figures.decode_tok_s},
+                  {"ms_per_token", figures.step_ms.median},
+                  {"mad_ms", figures.step_ms.mad},
+                  {"ci95_ms", ToJson(MedianInterval(m.samples.step_ms))},
+                  {"host_share", m.samples.host_share},
+                  {"profile", m.profile ? ToJson(*m.profile) : Json(nullptr)}});
+  row.update(ToJson(figures.shares));
   return row;
 }
 
@@ -302,30 +294,10 @@ std::vector<double> MicrosecondsPerToken(std::span<const double> seconds,
   return each;
 }
 
-Json WorkloadRow(const WorkloadMeasurement& m) {
-  Json row{{"schema", kRecordSchema},
-           {"kind", "row"},
-           {"run_id", m.run_id},
-           {"kernel", "workload"},
-           {"implementation", m.implementation},
-           {"model", m.model},
-           {"shape", m.shape},
-           {"dtype", m.dtype},
-           {"device", m.device},
-           {"status", "ok"},
-           {"reason", nullptr},
-           {"interrupted", m.interrupted},
-           {"disturbed", OrNull(m.disturbed)},
-           {"library", nullptr},
-           {"verified", {{"tokens", m.judged_tokens}, {"mean_regret", m.mean_regret}}},
-           {"memory_bytes", m.memory.Total()},
-           {"memory", ToJson(m.memory)}};
-  if (m.interrupted) return Refused(std::move(row), "interrupted");
-  const std::string unverified =
-      WhyUnverified(m.judged_tokens, m.mean_regret, m.drawn ? kMaxMeanDrawRegret : kMaxMeanRegret);
-  if (!unverified.empty()) return Refused(std::move(row), unverified);
-  if (m.samples.empty()) return Refused(std::move(row), "no samples");
-
+WorkloadFigures FiguresOf(const WorkloadMeasurement& m) {
+  WorkloadFigures figures{.refusal =
+                              WhyRefused(m.trouble, WhyUnverified(m.judged), m.samples.size())};
+  if (!figures.refusal.empty()) return figures;
   std::vector<double> seconds, new_tokens, tokens_per_s;
   for (const WorkloadSample& sample : m.samples) {
     seconds.push_back(sample.total_s);
@@ -333,50 +305,77 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
     tokens_per_s.push_back(static_cast<double>(sample.prompt_tokens + sample.new_tokens) /
                            sample.total_s);
   }
-  const std::vector<double> us = MicrosecondsPerToken(seconds, new_tokens);
-  const SampleStats stats = Summarize(us);
-  row.update(Json{{"samples_s", seconds},
+  figures.us_per_token = MicrosecondsPerToken(seconds, new_tokens);
+  figures.us = Summarize(figures.us_per_token);
+  figures.total_s = Median(seconds);
+  figures.output_tok_s = 1e6 / figures.us.median;
+  figures.total_tok_s = Median(tokens_per_s);
+  return figures;
+}
+
+Json WorkloadRow(const WorkloadMeasurement& m) {
+  const WorkloadFigures figures = FiguresOf(m);
+  Json row = BeginRow("workload", m.origin, m.trouble, figures.refusal);
+  row.update(Json{{"model", m.model},
+                  {"shape", m.shape},
+                  {"verified", JudgedJson(m.judged)},
+                  {"memory_bytes", m.memory.Total()},
+                  {"memory", ToJson(m.memory)}});
+  if (!figures.refusal.empty()) return row;
+  const ServingFigures& s = m.serving;
+  row.update(Json{{"samples_s", Json::array()},
                   {"samples_new_tokens", Json::array()},
-                  {"total_s", Median(seconds)},
-                  {"output_tok_s", 1e6 / stats.median},
-                  {"total_tok_s", Median(tokens_per_s)},
-                  {"median_us", stats.median},
-                  {"mad_us", stats.mad},
-                  {"ci95_us", ToJson(MedianInterval(us))},
+                  {"total_s", figures.total_s},
+                  {"output_tok_s", figures.output_tok_s},
+                  {"total_tok_s", figures.total_tok_s},
+                  {"median_us", figures.us.median},
+                  {"mad_us", figures.us.mad},
+                  {"ci95_us", ToJson(MedianInterval(figures.us_per_token))},
                   {"warm_up_s", m.warm_up_s},
-                  {"first_token_ms", MillisecondsJson(m.first_token_s)},
-                  {"between_tokens_ms", MillisecondsJson(m.between_tokens_s)},
-                  {"host_share", m.host_share},
-                  {"step_host_us", m.step_host_us},
-                  {"steps", m.steps},
-                  {"graph_steps", m.graph_steps},
-                  {"preemptions", m.preemptions},
-                  {"recomputed_tokens", m.recomputed_tokens},
-                  {"reused_tokens", m.reused_tokens},
-                  {"decode_read_bytes", m.decode_read_bytes},
-                  {"decode_unshared_bytes", m.decode_unshared_bytes},
-                  {"kv_pages", m.kv_pages},
-                  {"mean_kv_pages", m.mean_kv_pages},
-                  {"max_kv_pages", m.max_kv_pages},
+                  {"first_token_ms", MillisecondsJson(s.first_token_s)},
+                  {"between_tokens_ms", MillisecondsJson(s.between_tokens_s)},
+                  {"host_share", s.host.share},
+                  {"step_host_us", s.host.step_us},
+                  {"steps", s.steps.all},
+                  {"graph_steps", s.steps.graphs},
+                  {"preemptions", s.tokens.preemptions},
+                  {"recomputed_tokens", s.tokens.recomputed},
+                  {"reused_tokens", s.tokens.reused},
+                  {"decode_read_bytes", s.decode_reads.bytes},
+                  {"decode_unshared_bytes", s.decode_reads.unshared},
+                  {"kv_pages", s.kv_pages.all},
+                  {"mean_kv_pages", s.kv_pages.mean},
+                  {"max_kv_pages", s.kv_pages.most},
                   {"memory_points", Json::array()}});
   for (const WorkloadSample& sample : m.samples) {
+    row["samples_s"].push_back(sample.total_s);
     row["samples_new_tokens"].push_back(sample.new_tokens);
   }
   for (const MemoryPoint& point : m.memory_points) row["memory_points"].push_back(ToJson(point));
   return row;
 }
 
+std::string WhyRefused(const AblationMeasurement& m) {
+  return WhyRefused(m.trouble, "", m.end_to_end_ms.with.size());
+}
+
 Json AblationRow(const AblationMeasurement& m) {
-  Json row{{"schema", kRecordSchema},    {"kind", "ablation"},
-           {"run_id", m.run_id},         {"model", m.model},
-           {"dtype", m.dtype},           {"device", m.device},
-           {"batch", m.batch},           {"prompt_tokens", m.prompt_tokens},
-           {"new_tokens", m.new_tokens}, {"name", m.name},
-           {"instead", m.instead},       {"status", "ok"},
-           {"reason", nullptr},          {"interrupted", m.interrupted}};
-  if (!m.failure.empty()) return Refused(std::move(row), m.failure);
-  if (m.interrupted) return Refused(std::move(row), "interrupted");
-  if (m.end_to_end_ms.with.empty()) return Refused(std::move(row), "no samples");
+  const std::string refusal = WhyRefused(m);
+  Json row{{"schema", kRecordSchema},
+           {"kind", "ablation"},
+           {"run_id", m.origin.run_id},
+           {"model", m.model},
+           {"dtype", m.origin.dtype},
+           {"device", m.origin.device},
+           {"batch", m.shape.batch},
+           {"prompt_tokens", m.shape.prompt_tokens},
+           {"new_tokens", m.shape.new_tokens},
+           {"name", m.name},
+           {"instead", m.instead},
+           {"status", refusal.empty() ? "ok" : "refused"},
+           {"reason", OrNull(refusal)},
+           {"interrupted", m.trouble.interrupted}};
+  if (!refusal.empty()) return row;
   row["end_to_end"] = {{"with_ms", m.end_to_end_ms.with}, {"without_ms", m.end_to_end_ms.without}};
   row["isolated"] = nullptr;
   if (m.isolated_us) {

@@ -34,10 +34,10 @@ void RunRecord::Start(const RunHeader& header) {
   under_way_ = true;
 }
 
-void RunRecord::Add(const Json& row) {
+void RunRecord::Add(const Json& row, bool stands) {
   Append(row);
   ++end_.rows;
-  if (row["status"] != "ok") ++end_.refused;
+  if (!stands) ++end_.refused;
 }
 
 void RunRecord::Finish(bool interrupted) {

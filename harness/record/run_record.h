@@ -26,7 +26,7 @@ class RunRecord {
   RunRecord& operator=(const RunRecord&) = delete;
 
   void Start(const RunHeader& header);
-  void Add(const Json& row);
+  void Add(const Json& row, bool stands);
   int64_t Refused() const { return end_.refused; }
   void Finish(bool interrupted);
 

@@ -89,6 +89,7 @@ class BlameTest(unittest.TestCase):
             row[name] *= 1.1
         row["ci95_ms"] = [bound * 1.1 for bound in row["ci95_ms"]]
         row["decode_tok_s"] /= 1.1
+        row["percent_of_measured_peak"] /= 1.1
         for line in lines + slow:
             if line["kind"] == "row":
                 line["profile"]["method"] = method

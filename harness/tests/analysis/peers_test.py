@@ -103,7 +103,8 @@ def suite_records(path, uuid_hash=HASH, kernel="chunk_decode", shape=None, times
         for number, time in enumerate(times):
             run_id = f"suite{number}{kernel}"
             lines = [{"schema": 2, "kind": "run", "run_id": run_id, "program": "bench", "injected": injected,
-                      "fingerprint": {"time_utc": time, "commit": "c", "gpu": {"uuid_hash": uuid_hash}},
+                      "fingerprint": {"time_utc": time, "commit": "c", "dirty": "false", "compiler": "gcc", "flags": "-O3",
+                                      "cpu": "fake", "os": "fake", "gpu": FakeDevice.identity | {"uuid_hash": uuid_hash}},
                       "peaks": {"read_gbps": 4000.0, "copy_gbps": 3900.0, "matmul_tflops": 700.0, "launch_us": 3.0,
                                 "graph_node_us": 0.7, "from_run": None},
                       "datasheet": {"memory_gbps": 4800.0, "bf16_tflops": 989.0}}]

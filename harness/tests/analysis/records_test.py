@@ -142,35 +142,36 @@ class RecordsTest(unittest.TestCase):
     def test_figures_that_do_not_follow_are_refused(self):
         for name in ("median_us", "mad_us", "gbps", "tflops"):
             with self.subTest(name):
-                self.refuses(f":4: {name} is .* follows", self.changed_row(**{name: 1.2345}))
+                self.refuses(f":4: row.{name} is .* follows", self.changed_row(**{name: 1.2345}))
 
     def test_intervals_that_do_not_follow_are_refused(self):
-        self.refuses(r":4: ci95_us is \[1.5, 2.5\], but from the samples follows", self.changed_row(ci95_us=[1.5, 2.5]))
-        self.refuses(r":4: ci95_us is 3; it must be \[low, high\]", self.changed_row(ci95_us=3))
+        self.refuses(r":4: row.ci95_us is \[1.5, 2.5\], but from the samples follows", self.changed_row(ci95_us=[1.5, 2.5]))
+        self.refuses(r":4: row.ci95_us is 3; it must be a list", self.changed_row(ci95_us=3))
 
     def test_figures_without_verification_are_refused(self):
         self.refuses(
-            "must be verified", self.changed_row(verified={"before": True, "after": False, "max_error_over_bound": 0.1})
+            ":4: row.verified.after is false; it must be true",
+            self.changed_row(verified={"before": True, "after": False, "max_error_over_bound": 0.1, "audits": 3}),
         )
 
     def test_refused_row_with_figures_is_refused(self):
-        self.refuses(":4: the row is refused, but has samples_us", self.changed_row(status="refused", reason="wrong"))
+        self.refuses(":4: row.samples_us is .*; it must be absent", self.changed_row(status="refused", reason="wrong"))
 
     def test_unknown_kind_and_missing_header_are_refused(self):
-        self.refuses(":4: kind is note; allowed: run, row, end, ablation", self.changed_row(kind="note"))
+        self.refuses(":4: note.kind is \"note\"; it must be one of run, row, ablation, end", self.changed_row(kind="note"))
         self.refuses(":1: row of run .*, whose header is not before it", self.machine.run("x", self.cases)[1:])
 
     def test_profile_must_add_up(self):
         lines = self.machine.decoder_run()
         lines[1]["profile"]["ops"][0]["us"] += 50
-        self.refuses("step_us is .*, but ops and gaps add up to", lines)
+        self.refuses("step_us is .*, but its parts add up to", lines)
 
     def test_ablation_must_be_paired(self):
         header = self.machine.header("tokline ablate")
         line = self.machine.ablation(header, synthetic.DecoderCase(), "rmsnorm_qkv", "plain ops", 4, (3.0, 5.0))
         self.assertEqual(len(self.read([header, line])[0].ablations), 1)
         line["end_to_end"]["with_ms"].pop()
-        self.refuses("6 samples with and 7 without", [header, line])
+        self.refuses("6 samples of with_ms and 7 samples of without_ms", [header, line])
 
     def test_run_that_is_there_twice_counts_once(self):
         lines = self.machine.run("bench_x", self.cases)

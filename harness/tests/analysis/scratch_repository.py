@@ -1,4 +1,4 @@
-"""A git repository in a folder of its own, with a copy of the scripts: what a script does to it, it does to no other."""
+"""A git repository in a folder of its own, with a copy of the scripts and of what they read: what a script does to it, it does to no other."""
 
 import os
 import shutil
@@ -26,6 +26,9 @@ class ScratchRepository(unittest.TestCase):
         cls.tree = cls.folder / "tree"
         shutil.copytree(ROOT / "scripts", cls.tree / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "CMakeLists.txt", cls.tree)
+        schema = Path("harness/record/record.schema.json")
+        (cls.tree / schema).parent.mkdir(parents=True)
+        shutil.copy(ROOT / schema, cls.tree / schema)
         (cls.tree / ".gitignore").write_text("build/\n")
         git(cls.tree, "init", "-q", "-b", "main")
         git(cls.tree, "add", ".")

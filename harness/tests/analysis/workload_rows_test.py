@@ -58,11 +58,11 @@ class WorkloadRowsTest(CommandTest):
         self.refuses("total_tok_s is", total_tok_s=1.0)
         self.refuses("total_s is", total_s=1.0)
         self.refuses("median_us is", median_us=1.0)
-        self.refuses("not as many", samples_new_tokens=[NEW_TOKENS])
-        self.refuses("memory_bytes is 5, but its uses", memory_bytes=5)
+        self.refuses("a round or a repeat gives one of each", samples_new_tokens=[NEW_TOKENS])
+        self.refuses("memory_bytes is 5, but its parts", memory_bytes=5)
         self.refuses("does not ascend", first_token_ms={"median": 5.0, "p90": 3.0, "p99": 9.0})
         self.refuses("no field 'hash'", shape={"name": "x"})
-        self.refuses("refused, but has", status="refused", reason="interrupted")
+        self.refuses("row.median_us is .*; it must be absent", status="refused", reason="interrupted")
         self.refuses("kv_pages is 0", kv_pages=0)
 
     def test_gate_sees_slower_throughput(self):

@@ -173,12 +173,12 @@ TEST_F(WorkloadTest, RunCountsEveryTokenAndLeavesNothingBehind) {
   EXPECT_EQ(result.new_tokens, workload.NewTokens());
   EXPECT_GT(result.output_tokens_per_s, 0);
   EXPECT_GT(result.total_tokens_per_s, result.output_tokens_per_s);
-  EXPECT_LE(result.first_token_s.median, result.first_token_s.p99);
-  EXPECT_GT(result.between_tokens_s.median, 0);
-  EXPECT_LE(result.max_kv_pages, 10);
-  EXPECT_GT(result.mean_kv_pages, 0);
-  EXPECT_GT(result.host_share, 0);
-  EXPECT_LE(result.host_share, 1);
+  EXPECT_LE(result.serving.first_token_s.median, result.serving.first_token_s.p99);
+  EXPECT_GT(result.serving.between_tokens_s.median, 0);
+  EXPECT_LE(result.serving.kv_pages.most, 10);
+  EXPECT_GT(result.serving.kv_pages.mean, 0);
+  EXPECT_GT(result.serving.host.share, 0);
+  EXPECT_LE(result.serving.host.share, 1);
   EXPECT_EQ(decoder.Schedule().NumSequences(), 0);
   EXPECT_EQ(decoder.Pages().NumFree(), 10);
 }

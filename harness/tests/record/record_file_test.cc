@@ -147,20 +147,15 @@ TEST_F(RecordFileTest, OnlyTheLastLineMayBeUnfinished) {
 }
 
 TEST_F(RecordFileTest, ASampleThatIsNoNumberIsNamed) {
-  Json row = KernelRow({.run_id = "run",
-                        .kernel = "linear",
-                        .implementation = "cuda",
-                        .shape = {{"name", "t1"}},
-                        .dtype = "bf16",
-                        .device = "GPU",
-                        .cache = "warm",
-                        .chain = "plain",
-                        .samples_us = std::vector<double>(kMinSamples, 2.0),
-                        .cost = {.read_bytes = 1e6},
-                        .verified = {.before = true, .after = true},
-                        .failure = "",
-                        .peaks = {},
-                        .datasheet = {}});
+  Json row = KernelRow(
+      {.origin = {.run_id = "run", .implementation = "cuda", .dtype = "bf16", .device = "GPU"},
+       .kernel = "linear",
+       .shape = {{"name", "t1"}},
+       .cache = "warm",
+       .chain = "plain",
+       .cost = {.read_bytes = 1e6},
+       .samples = {.us = std::vector<double>(kMinSamples, 2.0)},
+       .verified = {.before = true, .after = true}});
   ASSERT_EQ(row["status"], "ok");
   const std::string text = row.dump() + "\n";
   Write(text);
@@ -174,9 +169,9 @@ TEST_F(RecordFileTest, ASampleThatIsNoNumberIsNamed) {
   Write(text + with_sample("NaN"));
   EXPECT_THAT(ReadError(), HasSubstr(":2: not JSON"));
   Write(text + with_sample("null"));
-  EXPECT_THAT(ReadError(), HasSubstr(":2: row.samples_us holds null; each must be a number"));
+  EXPECT_THAT(ReadError(), HasSubstr(":2: row.samples_us[0] is null; it must be a number"));
   Write(text + with_sample("-2.0"));
-  EXPECT_THAT(ReadError(), HasSubstr(":2: sample 0 is -2; it must be finite and > 0"));
+  EXPECT_THAT(ReadError(), HasSubstr(":2: row.samples_us[0] is -2.0; it must be more than 0"));
 }
 
 TEST_F(RecordFileTest, ABrokenTextInARecordDoesNotLoseTheRecord) {
@@ -242,11 +237,11 @@ TEST_F(RecordFileTest, ForeignLinesAreNamedByFileAndLine) {
   Write(EndRecord(0).dump() + "\nhello\n");
   EXPECT_THAT(ReadError(), HasSubstr("records.jsonl:2: not JSON"));
   Write("[1]\n");
-  EXPECT_THAT(ReadError(), HasSubstr(":1: record must be an object"));
+  EXPECT_THAT(ReadError(), HasSubstr(":1: record is [1]; it must be an object"));
   Json other = EndRecord(0);
   other["schema"] = 7;
   Write(other.dump() + "\n");
-  EXPECT_THAT(ReadError(), HasSubstr(":1: record.schema is 7; this program reads schema 2"));
+  EXPECT_THAT(ReadError(), HasSubstr(":1: end.schema is 7; it must be 2"));
 }
 
 TEST_F(RecordFileTest, UnwritableAndMissingFilesAreNamed) {

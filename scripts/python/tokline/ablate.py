@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokline import command, records, statistics, terminal
+from tokline.kernels import ROOT
+from tokline.schema import RULES
 from tokline.stop import Stop
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
 # A gain or loss smaller than this is nothing, however sure it is.
-LEAST_EFFECT = 0.005
+LEAST_EFFECT = RULES["least_effect"]
 # An interval that reaches further than this from 1, and holds 1, says nothing.
-MOST_UNCERTAINTY = 0.02
+MOST_UNCERTAINTY = RULES["most_uncertainty"]
 # Of fewer rounds an interval is only their range.
-LEAST_ROUNDS = 6
+LEAST_ROUNDS = RULES["min_interval_samples"]
 # The name of lines that swap nothing: decoders with the same ops, in other memory.
 CONTROL = "control"
 

@@ -17,6 +17,7 @@ from tokline import blame, records, statistics, terminal, verdicts
 from tokline.believe_collect import ROOT, SLOWDOWNS
 from tokline.kernels import names as kernel_names
 from tokline.records import BadRecords
+from tokline.schema import VERSION
 
 # What each check must show. The shares are of comparisons or trials.
 MIN_AA_COMPARISONS = 200
@@ -427,7 +428,7 @@ def repeated(source, count):
     for index in range(count):
         row = rows[index % len(rows)]
         yield row | {"shape": row["shape"] | {"name": f"{row['shape']['name']}.{index // len(rows)}"}}
-    yield {"schema": records.SCHEMA, "kind": "end", "run_id": header["run_id"], "interrupted": False, "rows": count,
+    yield {"schema": VERSION, "kind": "end", "run_id": header["run_id"], "interrupted": False, "rows": count,
            "refused": 0, "gpu_after": None}
 
 

@@ -1,19 +1,17 @@
-"""Reads the records that `--record` writes (docs/measuring.md, "Records"): schema 2, and 1 lifted to it."""
+"""Reads the records that `--record` writes (harness/record/record.schema.json): schema 2, and 1 lifted to it."""
 
+import contextlib
 import json
-import math
 import os
-import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tokline.files import jsonl_below
 from tokline.samples import interval, middle
+from tokline.schema import SCHEMA, VERSION, brief, compiled
 from tokline.stop import Stop
 
-SCHEMA = 2
 OLDEST_SCHEMA = 1
-KINDS = ("run", "row", "end", "ablation")
 DECODER = "decoder"
 WORKLOAD = "workload"
 # Rows of the decoder as a whole; all others are of one kernel.
@@ -268,27 +266,23 @@ def read(paths, warn=lambda words: None):
         known_before = set(runs)
         repeated = set()
         for where, record in _lines(path, warn):
-            record = _lift(record, where)
+            _check(_lift(record, where), where)
             run_id, kind = record["run_id"], record["kind"]
             if run_id in known_before:
                 if run_id not in repeated:
                     warn(f"{where}: run {run_id} was read from {runs[run_id].path} before; used once")
                 repeated.add(run_id)
             elif kind == "run":
-                _check_header(record, where)
                 if run_id in runs:
                     raise BadRecords(f"{where}: run {run_id} has a second header")
                 runs[run_id] = Run(record, path=path)
             elif run_id not in runs:
                 raise BadRecords(f"{where}: {kind} of run {run_id}, whose header is not before it")
             elif kind == "end":
-                _need(record, where, interrupted=bool, rows=int, refused=int)
                 runs[run_id].end = record
             elif kind == "ablation":
-                _check_ablation(record, where)
                 runs[run_id].ablations.append(record)
             else:
-                _check_row(record, where)
                 runs[run_id].rows.append(record)
     return list(runs.values())
 
@@ -325,19 +319,18 @@ def _lines(path, warn):
 
 
 def _lift(record, where):
-    """The record in schema 2: what schema 1 did not know is null."""
+    """The record in the newest schema: what schema 1 did not know is null, or follows from what it knew."""
     if not {"schema", "kind", "run_id"} <= record.keys():
         raise BadRecords(f"{where}: not a record of Tokline: it needs 'schema', 'kind' and 'run_id'")
     schema = record["schema"]
-    if type(schema) is not int or not OLDEST_SCHEMA <= schema <= SCHEMA:
-        raise BadRecords(f"{where}: schema is {_text(schema)}; this reads {OLDEST_SCHEMA} to {SCHEMA}")
-    if record["kind"] not in KINDS:
-        raise BadRecords(f"{where}: kind is {_text(record['kind'])}; allowed: {', '.join(KINDS)}")
+    if type(schema) is not int or not OLDEST_SCHEMA <= schema <= VERSION:
+        raise BadRecords(f"{where}: schema is {brief(schema)}; this reads {OLDEST_SCHEMA} to {VERSION}")
     if record["kind"] == "row" and record.get("kernel") in _MERGED and isinstance(record.get("shape"), dict):
         record["kernel"], kind = _MERGED[record["kernel"]]
         record["shape"] = {**record["shape"], "name": f"{kind}_{record['shape'].get('name')}", "kind": kind}
-    if schema == SCHEMA:
+    if schema == VERSION:
         return record
+    record["schema"] = VERSION
     if record["kind"] == "run":
         record.setdefault("injected", None)
         if isinstance(record.get("peaks"), dict):
@@ -347,196 +340,93 @@ def _lift(record, where):
             for name in ("mig", "mps", "max_sm_clock_mhz"):
                 gpu.setdefault(name, None)
     elif record["kind"] == "row":
-        names = ["disturbed", "memory_bytes", "library"]
-        names += ["ci95_ms", "profile"] if record.get("kernel") == DECODER else ["ci95_us", "stopped", "fresh_us"]
+        unit = "ms" if record.get("kernel") == DECODER else "us"
+        names = ("disturbed", "memory_bytes", "library")
+        if record.get("status") == "ok":
+            names += ("profile",) if unit == "ms" else ("stopped", "fresh_us")
+            with contextlib.suppress(TypeError, IndexError):  # the samples are none, which is found later
+                record.setdefault(f"ci95_{unit}", list(interval(sorted(record.get(f"samples_{unit}")))))
         for name in names:
             record.setdefault(name, None)
-        if isinstance(record.get("verified"), dict) and record.get("kernel") != DECODER:
-            record["verified"].setdefault("audits", None)
+        if isinstance(record.get("verified"), dict) and unit == "us":
+            record["verified"].setdefault("audits", 0)
     return record
 
 
-_WHAT = {str: "text", bool: "true or false", int: "a whole number", dict: "an object", list: "a list"}
+_problem = compiled(SCHEMA)
 
 
-def _need(record, where, **forms):
-    """Raises BadRecords unless each named field is there and of its form."""
-    for name, form in forms.items():
-        if name not in record:
-            raise BadRecords(f"{where}: {record['kind']} has no field '{name}'")
-        # The exact type: a bool is an int to isinstance.
-        if type(record[name]) is not form:
-            raise BadRecords(f"{where}: {name} is {_text(record[name])[:60]}; it must be {_WHAT[form]}")
+def _check(record, where):
+    """Raises BadRecords for what the schema does not allow, and for figures and sums that do not follow."""
+    problem = _problem(record)
+    if problem:
+        raise BadRecords(f"{where}: {record['kind']}{problem[0]} {problem[1]}")
+    if record["kind"] == "row":
+        if record["kernel"] == WORKLOAD:
+            _check_sum(where, "memory_bytes", record["memory_bytes"], sum(record["memory"].values()), 0)
+        if record["status"] == "ok":
+            _check_figures(record, where)
+    elif record["kind"] == "ablation" and record["status"] == "ok":
+        _check_pairs(record["end_to_end"], where)
+        _check_pairs(record["isolated"] or {}, where)
 
 
-def _number(record, where, name, least=0.0):
-    value = record.get(name)
-    if type(value) not in (int, float) or not math.isfinite(value) or value < least:
-        raise BadRecords(f"{where}: {name} is {_text(value)[:60]}; it must be a number of at least {least:g}")
-    return value
-
-
-def _samples(record, where, name):
-    """A list of at least one finite number above 0, sorted."""
-    values = record.get(name)
-    if not isinstance(values, list) or not values:
-        raise BadRecords(f"{where}: {name} is {_text(values)[:60]}; it must be a list of samples")
-    for value in values:
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise BadRecords(f"{where}: {name} holds {_text(value)[:60]}; each must be a finite number above 0")
-    return sorted(values)
-
-
-def _follows(record, where, name, value):
-    stated = _number(record, where, name)
-    if abs(stated - value) > 1e-6 * abs(value) + 1e-12:
-        raise BadRecords(f"{where}: {name} is {stated:.9g}, but from the samples and the cost follows {value:.9g}")
-
-
-def _interval_follows(row, where, name, ordered):
-    """Of schema 1 it is null."""
-    stated = row.get(name)
-    if stated is None:
-        return
-    follows = interval(ordered)
-    if not isinstance(stated, list) or len(stated) != 2 or any(type(end) not in (int, float) for end in stated):
-        raise BadRecords(f"{where}: {name} is {_text(stated)[:60]}; it must be [low, high]")
-    if any(abs(end - value) > 1e-6 * value for end, value in zip(stated, follows)):
-        raise BadRecords(
-            f"{where}: {name} is {_text(stated)[:60]}, but from the samples follows {_text(list(follows))}")
-
-
-def _check_header(record, where):
-    _need(record, where, program=str, fingerprint=dict)
-    print_ = record["fingerprint"]
-    _need(print_ | {"kind": "fingerprint"}, where, time_utc=str, commit=str)
-    for name in ("injected", "peaks", "datasheet"):
-        if name not in record:
-            raise BadRecords(f"{where}: run has no field '{name}'")
-    if not re.match(r"\d{4}-\d\d-\d\dT", print_["time_utc"]):
-        raise BadRecords(f"{where}: time_utc is '{print_['time_utc']}'; it must be as 2026-01-31T12:00:00Z")
-
-
-def _check_row(row, where):
-    _need(row, where, kernel=str, implementation=str, dtype=str, device=str, status=str, verified=dict)
-    for name in ("disturbed", "memory_bytes", "library"):
-        if name not in row:
-            raise BadRecords(f"{where}: row has no field '{name}'")
-    if row["kernel"] not in WHOLE:
-        _need(row, where, chain=str)
+def _check_figures(row, where):
+    unit = "ms" if row["kernel"] == DECODER else "us"
     if row["kernel"] == WORKLOAD:
-        _need(row, where, model=str, memory=dict, memory_bytes=int)
-        shape = dict(name=str, hash=str, requests=int, prompt_tokens=int, new_tokens=int, max_batch=int)
-        _need(row.get("shape", {}) | {"kind": "shape"}, where, **shape, token_budget=int, page_size=int, reuse=bool)
-        if sum(row["memory"].values()) != row["memory_bytes"]:
-            raise BadRecords(
-                f"{where}: memory_bytes is {row['memory_bytes']}, but its uses add up to {sum(row['memory'].values())}")
-    else:
-        _need(row, where, cache=str, cost=dict)
-    decoder = row["kernel"] == DECODER
-    if decoder:
-        _need(row, where, model=str, batch=int, prompt_tokens=int, new_tokens=int)
-    else:
-        _need(row, where, shape=dict)
-        if "name" not in row["shape"]:
-            raise BadRecords(f"{where}: shape has no field 'name'")
-    if row["status"] not in ("ok", "refused"):
-        raise BadRecords(f"{where}: status is '{row['status']}'; allowed: ok, refused")
-    if row["status"] == "refused":
-        _need(row, where, reason=str)
-        for name in ("samples_us", "median_us", "samples_ms", "ms_per_token", "samples_s", "output_tok_s"):
-            if name in row:
-                raise BadRecords(f"{where}: the row is refused, but has {name}")
-    elif decoder:
-        _check_decoder_figures(row, where)
-    elif row["kernel"] == WORKLOAD:
-        _check_workload_figures(row, where)
-    else:
-        _check_kernel_figures(row, where)
-
-
-def _times_follow(row, where, ordered, median_name="median_us", unit="us"):
-    """Checks what follows from the sorted samples alone. Returns their median."""
+        _check_pairs({name: row[name] for name in ("samples_s", "samples_new_tokens")}, where)
+    ordered = sorted(row["samples_ms"] if row["kernel"] == DECODER else samples_us(row))
     median = middle(ordered)
-    _follows(row, where, median_name, median)
-    _follows(row, where, f"mad_{unit}", middle(sorted(abs(sample - median) for sample in ordered)))
-    _interval_follows(row, where, f"ci95_{unit}", ordered)
-    return median
+    figures = {f"mad_{unit}": middle(sorted(abs(sample - median) for sample in ordered))}
+    if row["kernel"] == DECODER:
+        prefill_s = middle(sorted(row["samples_prefill_s"]))
+        figures |= {"ms_per_token": median, "decode_tok_s": 1e3 * row["batch"] / median,
+                    "prefill_tok_s": row["batch"] * row["prompt_tokens"] / prefill_s}
+        if row["profile"]:
+            gaps = row["profile"]["device_gap_us"] + row["profile"]["host_gap_us"]
+            _check_sum(where, "profile.step_us", row["profile"]["step_us"],
+                       gaps + sum(op["us"] for op in row["profile"]["ops"]), 1e-6)
+    elif row["kernel"] == WORKLOAD:
+        rates = [(row["shape"]["prompt_tokens"] + new) / seconds
+                 for seconds, new in zip(row["samples_s"], row["samples_new_tokens"])]
+        figures |= {"median_us": median, "output_tok_s": 1e6 / median, "total_s": middle(sorted(row["samples_s"])),
+                    "total_tok_s": middle(sorted(rates))}
+        for names in ("decode_read_bytes", "decode_unshared_bytes"), ("mean_kv_pages", "max_kv_pages", "kv_pages"):
+            _check_ascending(where, ", ".join(names), [row[name] for name in names])
+        for name in ("first_token_ms", "between_tokens_ms"):
+            _check_ascending(where, name, [row[name][percentile] for percentile in PERCENTILES])
+    else:
+        cost = row["cost"]
+        figures |= {"median_us": median, "gbps": (cost["read_bytes"] + cost["write_bytes"]) / median / 1e3,
+                    "tflops": cost["flops"] / median / 1e6}
+    if row.get("limit"):
+        figures["percent_of_measured_peak"] = 100 * row["floor_us"] / median_us(row)
+    for name, value in figures.items():
+        if not _near(row[name], value):
+            raise BadRecords(f"{where}: row.{name} is {row[name]:.9g}, but from the samples and the cost follows "
+                             f"{value:.9g}")
+    stated, follows = row[f"ci95_{unit}"], list(interval(ordered))
+    if not all(map(_near, stated, follows)):
+        raise BadRecords(f"{where}: row.ci95_{unit} is {brief(stated)}, but from the samples follows {brief(follows)}")
 
 
-def _check_kernel_figures(row, where):
-    median = _times_follow(row, where, _samples(row, where, "samples_us"))
-    cost = row["cost"]
-    bytes_ = _number(cost, where, "read_bytes") + _number(cost, where, "write_bytes")
-    _follows(row, where, "gbps", bytes_ / median / 1e3)
-    _follows(row, where, "tflops", _number(cost, where, "flops") / median / 1e6)
-    verified = row["verified"]
-    if not (verified.get("before") is True and verified.get("after") is True
-            and _number(verified, where, "max_error_over_bound") <= 1):
-        raise BadRecords(f"{where}: a row with figures must be verified; verified is {json.dumps(verified)}")
+def _near(stated, value, part=1e-6):
+    return abs(stated - value) <= part * abs(value) + (1e-12 if part else 0)
 
 
-def _check_decoder_figures(row, where):
-    median = _times_follow(row, where, _samples(row, where, "samples_ms"), "ms_per_token", "ms")
-    _follows(row, where, "decode_tok_s", 1e3 * row["batch"] / median)
-    prefill_s = middle(_samples(row, where, "samples_prefill_s"))
-    _follows(row, where, "prefill_tok_s", row["batch"] * row["prompt_tokens"] / prefill_s)
-    _number(row["verified"], where, "mean_regret")
-    profile = row.get("profile")
-    if profile is not None:
-        _check_profile(profile, f"{where}: profile")
+def _check_sum(where, name, stated, total, part):
+    if not _near(stated, total, part):
+        raise BadRecords(f"{where}: row.{name} is {stated:.9g}, but its parts add up to {total:.9g}")
 
 
-def _check_workload_figures(row, where):
-    for name in ("samples_s", "samples_new_tokens"):
-        _samples(row, where, name)
-    if len(row["samples_s"]) != len(row["samples_new_tokens"]):
-        raise BadRecords(f"{where}: samples_s and samples_new_tokens are not as many; a repeat gives one of both")
-    median = _times_follow(row, where, sorted(samples_us(row)))
-    _follows(row, where, "output_tok_s", 1e6 / median)
-    _follows(row, where, "total_s", middle(sorted(row["samples_s"])))
-    prompt = row["shape"]["prompt_tokens"]
-    rates = [(prompt + new) / seconds for seconds, new in zip(row["samples_s"], row["samples_new_tokens"])]
-    _follows(row, where, "total_tok_s", middle(sorted(rates)))
-    _number(row["verified"], where, "mean_regret")
-    for name in ("host_share", "step_host_us", "warm_up_s", "steps", "graph_steps", "preemptions", "recomputed_tokens",
-                 "reused_tokens", "decode_read_bytes", "decode_unshared_bytes", "mean_kv_pages", "max_kv_pages"):
-        _number(row, where, name)
-    _number(row, where, "kv_pages", 1)
-    _need(row, where, first_token_ms=dict, between_tokens_ms=dict, memory_points=list)
-    for name in ("first_token_ms", "between_tokens_ms"):
-        latencies = [_number(row[name], f"{where}: {name}", percentile) for percentile in PERCENTILES]
-        if latencies != sorted(latencies):
-            raise BadRecords(f"{where}: {name} does not ascend from the median to p99")
+def _check_ascending(where, name, values):
+    if values != sorted(values):
+        raise BadRecords(f"{where}: row.{name} does not ascend: {brief(values)}")
 
 
-def _check_profile(profile, where):
-    if not isinstance(profile, dict) or not isinstance(profile.get("ops"), list):
-        raise BadRecords(f"{where}: it must be null or an object with a list 'ops'")
-    total = _number(profile, where, "device_gap_us") + _number(profile, where, "host_gap_us")
-    for op in profile["ops"]:
-        if not isinstance(op, dict) or not isinstance(op.get("op"), str):
-            raise BadRecords(f"{where}: ops holds {_text(op)[:60]}; each must be an object with 'op' and 'us'")
-        total += _number(op, where, "us")
-    _number(profile, where, "steps", 1)
-    step_us = _number(profile, where, "step_us")
-    if abs(step_us - total) > 1e-3 * step_us + 1e-6:
-        raise BadRecords(f"{where}: step_us is {step_us:.9g}, but ops and gaps add up to {total:.9g}")
-
-
-def _check_ablation(record, where):
-    _need(record, where, model=str, dtype=str, device=str, batch=int, prompt_tokens=int, new_tokens=int, name=str,
-          instead=str, status=str)
-    if record["status"] != "ok":
-        _need(record, where, reason=str)
-        return
-    _need(record, where, end_to_end=dict)
-    pairs = [("end_to_end", record["end_to_end"], "with_ms", "without_ms")]
-    if record.get("isolated") is not None:
-        _need(record, where, isolated=dict)
-        pairs.append(("isolated", record["isolated"], "with_us", "without_us"))
-    for name, pair, with_, without in pairs:
-        lengths = [len(_samples(pair, f"{where}: {name}", side)) for side in (with_, without)]
-        if lengths[0] != lengths[1]:
-            raise BadRecords(
-                f"{where}: {name} has {lengths[0]} samples with and {lengths[1]} without; they must be as many")
+def _check_pairs(lists, where):
+    """Samples of the same rounds or repeats."""
+    counts = {name: len(samples) for name, samples in lists.items()}
+    if len(set(counts.values())) > 1:
+        words = " and ".join(f"{count} samples of {name}" for name, count in counts.items())
+        raise BadRecords(f"{where}: there are {words}; a round or a repeat gives one of each")

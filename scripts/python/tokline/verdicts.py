@@ -11,6 +11,7 @@ import numpy as np
 
 from tokline import records, statistics
 from tokline.records import BadRecords
+from tokline.schema import MAX_MEAN_REGRET
 from tokline.terminal import count
 
 # The standard error of the median of n samples of normal noise is this times MAD / sqrt(n).
@@ -18,8 +19,6 @@ _MEDIAN_ERROR = 1.4826 * 1.2533
 # From so many medians on, of both sides together, their own spread says what the A/A floor is.
 _ENOUGH_MEDIANS = 6
 _SIMULATED = 100_000
-# At most this in a row that stands: kMaxMeanRegret and kMaxMeanDrawRegret of harness/record/record.h.
-_MAX_MEAN_REGRET = {"decoder": 0.02, "workload": 0.05}
 # What --ab may differ in: the builds are what is compared.
 _BUILD_WORDS = ("compiler:", "CUDA compiler:", "compiler flags:", "build type:")
 
@@ -315,7 +314,7 @@ def _judge_error(row, a, b, rules):
     """The error of random inputs differs from seed to seed: the least of B is held against the largest of A."""
     if row.key.kernel in records.WHOLE:
         what = "mean regret"
-        most = _MAX_MEAN_REGRET[row.key.kernel]
+        most = MAX_MEAN_REGRET[row.key.kernel]
         errors = [[each["verified"]["mean_regret"] / most for each in side] for side in (a, b)]
     else:
         what = "error"

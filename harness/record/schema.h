@@ -1,0 +1,33 @@
+// JSON Schema (2020-12), as far as record.schema.json uses it.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tokline {
+
+using Json = nlohmann::ordered_json;
+
+class Schema {
+ public:
+  // Throws InvalidArgument that names a keyword which is not implemented.
+  explicit Schema(std::string_view text);
+
+  // Throws InvalidArgument that names the field below `where`, its value and what is allowed.
+  void Validate(const Json& value, const std::string& where) const;
+
+  const Json& Root() const { return root_; }
+
+ private:
+  Json root_;
+};
+
+// The schema of records, which is built in.
+const Schema& RecordSchema();
+
+// The beginning of a value, for a message.
+std::string Brief(const Json& value);
+
+}  // namespace tokline
