@@ -19,17 +19,21 @@ struct LaunchShape {
 };
 
 // Raises a kernel's limit of dynamic shared memory. Throws InvalidArgument, stating what a block
-// needs and what the device gives, where that does not suffice.
+// needs and what the device gives, when that does not suffice. Attributes are read only then: they
+// cost microseconds, which every launch outside of a graph would pay.
 inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {
+  const cudaError_t code = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic_bytes));
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // cleared: it is reported here
   cudaFuncAttributes attributes{};
   TOKLINE_CUDA(cudaFuncGetAttributes(&attributes, kernel));
   const auto needed = static_cast<int64_t>(attributes.sharedSizeBytes + dynamic_bytes);
   Require(needed <= device.shared_bytes_per_block, "a block needs ", needed,
           " B of shared memory, ", attributes.sharedSizeBytes,
-          " B of them static; compute capability ", device.compute_major, ".", device.compute_minor,
-          " gives a block at most ", device.shared_bytes_per_block, " B");
-  TOKLINE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(dynamic_bytes)));
+          " B of them static; compute capability ", device.compute_major, ".",
+          device.compute_minor, " gives a block at most ", device.shared_bytes_per_block, " B");
+  TOKLINE_CUDA(code);
 }
 
 template <typename... KernelArgs, typename... Args>

@@ -241,7 +241,7 @@ class HopperConsumer {
     position_ = note.position;
     tokens_ = note.tokens;
     last_ = note.last != 0;
-    shared_.notes.Release(use);
+    shared_.notes.ReleaseByLane(use);
   }
 
   // Descriptors: of the consumer's rows of a query tile, and of whole K and V tiles.

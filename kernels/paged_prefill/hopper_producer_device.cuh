@@ -54,18 +54,6 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
   }
 }
 
-// The page of the lane's box. Lane 0, which releases the note, reads them all: racecheck does not
-// follow the reads of other lanes through __syncwarp.
-__device__ __forceinline__ int32_t PageOfBox(const HopperTileNote& note, int box, int lane) {
-  int32_t page = 0;
-#pragma unroll
-  for (int i = 0; i < HopperTileNote::kMaxPages; ++i) {
-    const int32_t page_of_box = __shfl_sync(0xffffffffu, lane == 0 ? note.pages[i] : 0, 0);
-    if (i == box) page = page_of_box;
-  }
-  return page;
-}
-
 // Brings all V tiles, or all query and K tiles. A lane issues one box of 64 columns.
 template <typename Policy, bool kValues>
 __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
@@ -90,7 +78,7 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
   const auto bring = [&](const auto& ring, int use, const HopperTileNote& note) {
     const int32_t head = note.kv_head;
     const int32_t row = note.page_row;
-    const int32_t page = PageOfBox(note, box, lane);
+    const int32_t page = note.pages[has_box ? box : 0];
     ring.Claim(use, ring.kSlotBytes, lane);
     if (has_box) {
       ptx::TensorCopyToShared(ring.Slot(use) + offset, &params.kv, panel * 64, row, head, kValues,
@@ -111,7 +99,7 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
         if (first) bring_query(query, note);
         bring(shared.k, use, note);
       }
-      shared.notes.Release(use);
+      shared.notes.ReleaseByLane(use);
     }
   }
 }

@@ -83,6 +83,10 @@ struct HopperRing {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(Empty(use));
   }
+  // By every lane of a warp that reads it with ordinary loads. Each arrives for its own reads:
+  // racecheck does not follow the reads of other lanes through __syncwarp.
+  __device__ void ReleaseByLane(int use) const { ptx::MbarrierArrive(Empty(use)); }
+  // `readers`: the arrivals that empty a slot.
   __device__ void Init(int readers) const {
     for (int slot = 0; slot < kSlots; ++slot) {
       ptx::MbarrierInit(Full(slot), 1);
@@ -135,7 +139,7 @@ struct HopperShared {
     q.Init(kConsumerWarps);
     k.Init(kConsumerWarps);
     v.Init(kConsumerWarps);
-    notes.Init(kConsumerWarps + kCopyWarps);
+    notes.Init(32 * (kConsumerWarps + kCopyWarps));  // released by lane
     ptx::FenceMbarrierInit();
   }
   // What stands at a shared address.
