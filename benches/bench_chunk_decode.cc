@@ -26,17 +26,15 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
     const ChunkTable table = batch_.Table();
     table_ = TableTensors(tensors_, table);
     if (!context.device) return;
+    const std::vector<SharedRun> runs =
+        SharedRunsOfTable(table.View(), num_q_heads / batch_.layout.num_kv_heads);
     const ChunkDecodePlan plan =
-        PlanChunkDecode(table.View(), batch_.layout, num_q_heads, *context.device);
-    grid_ = plan.grid;
-    num_partials_ = plan.num_partials;
-    lane_task_indptr_ = tensors_.Table(plan.lane_task_indptr);
-    tasks_ = tensors_.Table(plan.tasks);
-    ranges_ = tensors_.Table(plan.ranges);
-    members_ = tensors_.Table(plan.members);
-    seq_partial_indptr_ = tensors_.Table(plan.seq_partial_indptr);
+        PlanChunkDecode(table.View(), batch_.layout, num_q_heads, *context.device, {.runs = runs});
+    plan_room_ = plan.size;
+    plan_ = tensors_.Table(plan.block);
+    max_partials_ = plan.num_partials;
     workspace_bytes_ =
-        ChunkDecodeWorkspaceBytes(plan.num_seqs, plan.num_partials, num_q_heads, batch_.layout);
+        ChunkDecodeWorkspaceBytes(table.View().num_seqs, max_partials_, num_q_heads, batch_.layout);
     workspace_ = tensors_.Workspace(workspace_bytes_);
   }
 
@@ -69,15 +67,10 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
             .kv = set.At(kv_),
             .out = set.At(out_),
             .out_stride = int64_t{num_q_heads_} * head_dim,
-            .plan = {.grid = grid_,
-                     .max_partials = num_partials_,
-                     .lane_task_indptr = set.At<int32_t>(lane_task_indptr_),
-                     .tasks = set.At<ChunkDecodeTask>(tasks_),
-                     .ranges = set.At<ChunkDecodeRange>(ranges_),
-                     .members = set.At<ChunkDecodeMember>(members_),
-                     .seq_partial_indptr = set.At<int32_t>(seq_partial_indptr_)},
+            .plan = plan_room_.View(set.At<std::byte>(plan_)),
             .workspace = set.At(workspace_),
-            .workspace_bytes = workspace_bytes_};
+            .workspace_bytes = workspace_bytes_,
+            .max_partials = max_partials_};
   }
 
  private:
@@ -86,10 +79,10 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
   DType dtype_;
   TableTensors table_;
   int q_, kv_, out_;
-  int lane_task_indptr_ = -1, tasks_ = -1, ranges_ = -1, members_ = -1, seq_partial_indptr_ = -1;
+  int plan_ = -1;
   int workspace_ = -1;
-  ChunkDecodeGrid grid_;
-  int64_t num_partials_ = 0;
+  ChunkDecodePlanRoom plan_room_;
+  int64_t max_partials_ = 0;
   int64_t workspace_bytes_ = 0;
 };
 

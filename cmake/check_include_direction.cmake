@@ -16,8 +16,6 @@ cmake_path(ABSOLUTE_PATH SOURCE_DIR)
 
 # Additional public headers of kernels, each with its reason.
 set(public_headers
-  # The engine decides which runs are worth sharing by the cost model of the kernel's plan.
-  kernels/chunk_decode/chunk_decode_sharing.h
   # The reference must draw the same random numbers as the kernel.
   kernels/sampling/philox.h)
 

@@ -196,16 +196,12 @@ TimedRow ChunkDecodeRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) {
   const TableTensors table_tensors(row.tensors, table);
   const ChunkDecodePlan plan =
       PlanChunkDecode(table.View(), batch.layout, num_q_heads, QueryDeviceFacts());
-  const int lane_task_indptr = row.tensors.Table(plan.lane_task_indptr);
-  const int tasks = row.tensors.Table(plan.tasks);
-  const int ranges = row.tensors.Table(plan.ranges);
-  const int members = row.tensors.Table(plan.members);
-  const int seq_partial_indptr = row.tensors.Table(plan.seq_partial_indptr);
+  const int plan_block = row.tensors.Table(plan.block);
   const int64_t bytes =
-      ChunkDecodeWorkspaceBytes(plan.num_seqs, plan.num_partials, num_q_heads, batch.layout);
+      ChunkDecodeWorkspaceBytes(num_seqs, plan.num_partials, num_q_heads, batch.layout);
   const int workspace = row.tensors.Workspace(bytes);
-  const ChunkDecodeGrid grid = plan.grid;
-  const int64_t num_partials = plan.num_partials;
+  const ChunkDecodePlanRoom room = plan.size;
+  const int64_t max_partials = plan.num_partials;
   const PagedKvLayout layout = batch.layout;
   row.launch = [=](const TensorSet& set, const LaunchOptions& options) {
     Launch(ChunkDecodeParams{.dtype = kDType,
@@ -218,15 +214,10 @@ TimedRow ChunkDecodeRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) {
                              .kv = set.At(kv),
                              .out = set.At(out),
                              .out_stride = int64_t{num_q_heads} * 128,
-                             .plan = {.grid = grid,
-                                      .max_partials = num_partials,
-                                      .lane_task_indptr = set.At<int32_t>(lane_task_indptr),
-                                      .tasks = set.At<ChunkDecodeTask>(tasks),
-                                      .ranges = set.At<ChunkDecodeRange>(ranges),
-                                      .members = set.At<ChunkDecodeMember>(members),
-                                      .seq_partial_indptr = set.At<int32_t>(seq_partial_indptr)},
+                             .plan = room.View(set.At<std::byte>(plan_block)),
                              .workspace = set.At(workspace),
-                             .workspace_bytes = bytes},
+                             .workspace_bytes = bytes,
+                             .max_partials = max_partials},
            options);
   };
   return row;

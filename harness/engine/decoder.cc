@@ -177,7 +177,7 @@ StepReport Decoder::Step() {
     report.prefill_tokens = prepared_->prefill_tokens;
     report.decode_rows = prepared_->decode_rows;
     reads_.tokens += prepared_->reads.tokens;
-    reads_.of_each += prepared_->reads.of_each;
+    reads_.unshared_tokens += prepared_->reads.unshared_tokens;
     const int64_t token_bytes = prepared_->work.shape.logit_rows * int64_t{sizeof(int32_t)};
     prepared_.reset();
     backend_->CopyToHost(current.tokens.data(), buffers_.sampled, token_bytes);
@@ -263,15 +263,15 @@ StepShape Decoder::ShapeOf(const StepPlan& plan) const {
   return shape;
 }
 
-SharedRuns Decoder::SharedRunsOf(const StepPlan& plan, const StepShape& shape) const {
+std::vector<SharedRun> Decoder::SharedRunsOf(const StepPlan& plan, const StepShape& shape) const {
   // A cluster is a sequence's own.
   if (!plan_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
   std::vector<std::span<const ChunkId>> chains(plan.decode.size());
   for (size_t row = 0; row < chains.size(); ++row) {
     if (plan.decode[row].sequence != nullptr) chains[row] = plan.decode[row].sequence->chunks;
   }
-  return FindSharedRuns(chains, scheduler_.Chunks(), plan_.options.page_size, plan_.group,
-                        plan_.options.sharing);
+  return SharedRunsOfChains(chains, scheduler_.Chunks(), plan_.options.page_size, plan_.group,
+                            plan_.options.sharing);
 }
 
 Decoder::Prepared Decoder::UploadArrays(const StepPlan& plan, const StepShape& shape, Turn& turn) {
@@ -279,32 +279,29 @@ Decoder::Prepared Decoder::UploadArrays(const StepPlan& plan, const StepShape& s
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
   WriteRows(plan, shape, arrays);
   WritePrefillTable(plan, shape, arrays);
+  std::vector<SharedRun> shared = SharedRunsOf(plan, shape);
+  const int64_t decode_pages = WriteDecodeTable(plan, shape, arrays, shared);
   const auto plan_attention = [&](const AttentionShape& rows, const AttentionArrays& of_rows,
-                                  ChunkSharing sharing) {
-    return PlanAttention(rows, of_rows, plan_.layout, spec_.num_q_heads, backend_->facts(),
-                         sharing);
+                                  std::span<const SharedRun> runs) {
+    return PlanAttention(rows, of_rows, plan_.layout, spec_.num_q_heads, backend_->facts(), runs,
+                         plan_.options.sharing);
   };
-  Prepared step{.work = {.shape = shape, .decode = {}, .prefill = {}},
+  Prepared step{.work = {.shape = shape,
+                         .decode = plan_attention(shape.decode, arrays.decode, shared),
+                         .prefill = plan_attention(shape.prefill, arrays.prefill, {})},
                 .prefill_tokens = plan.prefill_tokens,
                 .decode_rows = plan.decode_rows,
                 .reads = {}};
-  step.work.prefill = plan_attention(shape.prefill, arrays.prefill, ChunkSharing::kNever);
-  SharedRuns shared = SharedRunsOf(plan, shape);
-  TableWriter decode_table = WriteDecodeTable(plan, shape, arrays, shared);
-  step.work.decode = plan_attention(shape.decode, arrays.decode,
-                                    shared.Empty() ? ChunkSharing::kNever : plan_.options.sharing);
-  if (!shared.Empty() && plan_.OnDevice() && !step.work.decode.reads_once) {
-    shared = {};
-    decode_table = WriteDecodeTable(plan, shape, arrays, shared);
-    step.work.decode = plan_attention(shape.decode, arrays.decode, ChunkSharing::kNever);
+  for (const StepPart& part : plan.decode) step.reads.unshared_tokens += part.begin + part.count;
+  step.reads.tokens = step.reads.unshared_tokens;
+  if (step.work.decode.reads_once || !plan_.OnDevice()) {
+    step.reads.tokens -= SharedTokensSaved(shared, plan_.group);
   }
-  for (const StepPart& part : plan.decode) step.reads.of_each += part.begin + part.count;
-  step.reads.tokens = step.reads.of_each - shared.TokensSaved(plan_.group);
   // The pages of the decode rows come last, with room for the longest contexts.
   int64_t bytes = arrays.bytes;
   if (shape.decode.num_seqs > 0) {
     bytes = reinterpret_cast<std::byte*>(arrays.decode.chunk_pages) - turn.arrays.data() +
-            decode_table.PagesUsed() * int64_t{sizeof(int32_t)};
+            decode_pages * int64_t{sizeof(int32_t)};
   }
   backend_->CopyToDevice(buffers_.step, turn.arrays.data(), bytes);
   return step;
@@ -339,8 +336,8 @@ void Decoder::WriteRows(const StepPlan& plan, const StepShape& shape,
   }
 }
 
-TableWriter Decoder::WriteDecodeTable(const StepPlan& plan, const StepShape& shape,
-                                      const StepArrays& arrays, const SharedRuns& shared) const {
+int64_t Decoder::WriteDecodeTable(const StepPlan& plan, const StepShape& shape,
+                                  const StepArrays& arrays, std::span<SharedRun> shared) const {
   TableWriter table(shape.decode, arrays.decode);
   SharedTableWriter contexts(table, shared, plan_.options.page_size);
   for (size_t row = 0; row < static_cast<size_t>(shape.decode.num_seqs); ++row) {
@@ -353,7 +350,7 @@ TableWriter Decoder::WriteDecodeTable(const StepPlan& plan, const StepShape& sha
       table.Add({}, 0, 1);
     }
   }
-  return table;
+  return table.PagesUsed();
 }
 
 void Decoder::WritePrefillTable(const StepPlan& plan, const StepShape& shape,

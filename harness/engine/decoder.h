@@ -52,8 +52,9 @@ struct HostTimes {
 
 // Tokens whose K and V the attention of decode steps has read, in each layer.
 struct DecodeReads {
-  int64_t tokens = 0;   // on the CPU, which reads for each sequence alone, what CUDA would read
-  int64_t of_each = 0;  // had each sequence read all of its own
+  int64_t tokens = 0;  // on the CPU, which reads for each sequence alone, what CUDA would read if
+                       // it read every shared run once
+  int64_t unshared_tokens = 0;  // had each sequence read all of its own
 };
 
 struct KvRows {
@@ -169,13 +170,14 @@ class Decoder {
   void Prepare(Turn& turn);
   void MoveTokens(const StepPlan& plan, Turn& turn);
   StepShape ShapeOf(const StepPlan& plan) const;
-  // What its decode rows share, as far as it is to be read once.
-  SharedRuns SharedRunsOf(const StepPlan& plan, const StepShape& shape) const;
+  // What its decode rows share, as far as it may be read once.
+  std::vector<SharedRun> SharedRunsOf(const StepPlan& plan, const StepShape& shape) const;
   // Writes and uploads the arrays of a step; returns what the host knows of it.
   Prepared UploadArrays(const StepPlan& plan, const StepShape& shape, Turn& turn);
   void WriteRows(const StepPlan& plan, const StepShape& shape, const StepArrays& arrays) const;
-  TableWriter WriteDecodeTable(const StepPlan& plan, const StepShape& shape,
-                               const StepArrays& arrays, const SharedRuns& shared) const;
+  // Returns the page ids written. Gives the shared runs their chunks.
+  int64_t WriteDecodeTable(const StepPlan& plan, const StepShape& shape, const StepArrays& arrays,
+                           std::span<SharedRun> shared) const;
   void WritePrefillTable(const StepPlan& plan, const StepShape& shape,
                          const StepArrays& arrays) const;
   void Run(const StepWork& work);

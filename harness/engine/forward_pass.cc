@@ -219,15 +219,10 @@ void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
                            .out = out,
                            .out_stride = spec_.QSize()};
   if (rows.workspace != nullptr) {
-    params.plan = {.grid = shape.grid,
-                   .max_partials = rows.workspace->max_partials,
-                   .lane_task_indptr = rows.arrays.lane_task_indptr,
-                   .tasks = rows.arrays.tasks,
-                   .ranges = rows.arrays.ranges,
-                   .members = rows.arrays.members,
-                   .seq_partial_indptr = rows.arrays.seq_partial_indptr};
+    params.plan = DecodeRoomOf(shape).View(rows.arrays.plan);
     params.workspace = rows.workspace->data;
     params.workspace_bytes = rows.workspace->bytes;
+    params.max_partials = rows.workspace->max_partials;
   }
   Run(StepOp::kChunkDecode, ops_.chunk_decode, params);
 }

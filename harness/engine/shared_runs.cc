@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/chunk_decode/chunk_decode_sharing.h"
 #include "kernels/common/rounding.h"
 
 namespace tokline {
@@ -54,7 +53,7 @@ struct Stretch {
 class Search {
  public:
   Search(const ChunkRegistry& registry, int32_t page_size, int32_t group, bool always,
-         SharedRuns& found)
+         std::vector<SharedRun>& found)
       : registry_(registry), page_size_(page_size), group_(group), always_(always), found_(found) {}
 
   // `rows`: sorted, with the first `common` chunks in common; of these all but the stretch is in
@@ -88,48 +87,33 @@ class Search {
     const auto members = static_cast<int32_t>(rows.size());
     const int64_t tiles = stretch.tiles + DivideUp(stretch.tail - rest, kChunkDecodeTileTokens);
     if (tiles > 0 && (always_ || SharingPays(members, tiles, group_))) {
-      Keep(rows, {.begin = stretch.begin, .end = stretch.end - rest, .members = members}, depth);
+      Keep(rows, stretch.end - rest - stretch.begin);
       stretch = {.begin = stretch.end - rest, .end = stretch.end, .tiles = 0, .tail = rest};
       if (++depth == kMaxSharedRuns) return;
     }
     Branches(rows, common, stretch, depth);
   }
 
-  void Keep(std::span<const Row> rows, const SharedRun& run, int32_t depth) {
-    for (const Row& row : rows) {
-      found_.of_rows[row.row * kMaxSharedRuns + static_cast<size_t>(depth)] =
-          static_cast<int32_t>(found_.runs.size());
-    }
-    found_.runs.push_back(run);
+  void Keep(std::span<const Row> rows, int64_t tokens) {
+    SharedRun& run = found_.emplace_back();
+    run.tokens = tokens;
+    for (const Row& row : rows) run.members.push_back({.seq = static_cast<int32_t>(row.row)});
+    std::ranges::sort(run.members, {}, &SharedRun::Member::seq);
   }
 
   const ChunkRegistry& registry_;
   int32_t page_size_;
   int32_t group_;
   bool always_;
-  SharedRuns& found_;
+  std::vector<SharedRun>& found_;
 };
 
 }  // namespace
 
-std::span<const int32_t> SharedRuns::Of(size_t row) const {
-  if (runs.empty()) return {};
-  const auto all = std::span(of_rows).subspan(row * kMaxSharedRuns, kMaxSharedRuns);
-  return all.first(static_cast<size_t>(std::ranges::find(all, -1) - all.begin()));
-}
-
-int64_t SharedRuns::TokensSaved(int32_t group) const {
-  int64_t tokens = 0;
-  for (const SharedRun& run : runs) {
-    tokens += (run.end - run.begin) * (run.members - NumSharedParts(run.members, group));
-  }
-  return tokens;
-}
-
-SharedRuns FindSharedRuns(std::span<const std::span<const ChunkId>> chains,
-                          const ChunkRegistry& registry, int32_t page_size, int32_t group,
-                          ChunkSharing sharing) {
-  SharedRuns found;
+std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkId>> chains,
+                                          const ChunkRegistry& registry, int32_t page_size,
+                                          int32_t group, ChunkSharing sharing) {
+  std::vector<SharedRun> found;
   if (sharing == ChunkSharing::kNever) return found;
   std::vector<Row> rows;
   for (size_t row = 0; row < chains.size(); ++row) {
@@ -140,34 +124,53 @@ SharedRuns FindSharedRuns(std::span<const std::span<const ChunkId>> chains,
   }
   if (rows.size() < 2) return found;
   std::ranges::sort(rows, Before);
-  found.of_rows.assign(chains.size() * kMaxSharedRuns, -1);
   Search(registry, page_size, group, sharing == ChunkSharing::kAlways, found)
       .Branches(rows, 0, {}, 0);
+  // Of runs with the same first member those that begin earlier were found first.
+  std::ranges::stable_sort(found, {}, [](const SharedRun& run) { return run.members.front().seq; });
   return found;
 }
 
+SharedTableWriter::SharedTableWriter(TableWriter& table, std::span<SharedRun> runs,
+                                     int32_t page_size)
+    : table_(table), runs_(runs), page_size_(page_size) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    runs[i].chunks.clear();
+    const auto last = static_cast<size_t>(runs[i].members.back().seq);
+    if (last >= runs_of_rows_.size()) runs_of_rows_.resize(last + 1);
+    for (const SharedRun::Member& member : runs[i].members) {
+      runs_of_rows_[static_cast<size_t>(member.seq)].push_back(i);
+    }
+  }
+}
+
 void SharedTableWriter::Add(size_t row, const SequencePages& pages, int64_t length) {
-  const std::span<const int32_t> runs = shared_.Of(row);
-  size_t next = 0;  // of them
-  int64_t at = 0;
-  bool is_first = false;  // who has the run that `at` lies in
+  std::span<const size_t> left;  // runs that begin later
+  if (row < runs_of_rows_.size()) left = runs_of_rows_[row];
+  SharedRun* run = nullptr;  // that the token at `at` is in
+  bool is_first = false;     // of the run's members
+  int64_t at = 0, end = 0;   // `end`: of the run
+  const auto enter = [&] {
+    run = left.empty() ? nullptr : &runs_[left[0]];
+    end = run == nullptr ? length : at + run->tokens;
+    if (run == nullptr) return;
+    left = left.subspan(1);
+    is_first = run->chunks.empty();
+    for (const int32_t chunk : run->chunks) table_.ListChunk(chunk);
+  };
+  enter();
   pages.ForEachRun(length, [&](std::span<const int32_t> run_pages, int64_t tokens) {
     for (int64_t done = 0; done < tokens;) {
-      const SharedRun* run = next < runs.size() ? &shared_.runs[runs[next]] : nullptr;
-      if (run != nullptr && at == run->begin) {
-        is_first = chunks_[runs[next]].empty();
-        for (const int32_t chunk : chunks_[runs[next]]) table_.ListChunk(chunk);
-      }
-      const int64_t count = std::min(tokens - done, (run ? run->end : length) - at);
+      const int64_t count = std::min(tokens - done, end - at);
       if (run == nullptr || is_first) {
         const auto part = run_pages.subspan(static_cast<size_t>(done / page_size_),
                                             static_cast<size_t>(DivideUp(count, page_size_)));
         const int32_t chunk = table_.AddChunk(part, static_cast<int32_t>(count));
-        if (run != nullptr) chunks_[runs[next]].push_back(chunk);
+        if (run != nullptr) run->chunks.push_back(chunk);
       }
       done += count;
       at += count;
-      if (run != nullptr && at == run->end) ++next;
+      if (at == end) enter();
     }
   });
   table_.EndSequence(1);

@@ -13,49 +13,33 @@
 
 namespace tokline {
 
-// Most of a sequence. What lies deeper in the tree each sequence reads alone.
+// Most runs of a sequence. What lies deeper in the tree each sequence reads alone.
 inline constexpr int32_t kMaxSharedRuns = 4;
 
-// Tokens [begin, end) of `members` sequences that have all chunks up to the end in common.
-struct SharedRun {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int32_t members = 0;
-};
-
-struct SharedRuns {
-  std::vector<SharedRun> runs;
-  std::vector<int32_t> of_rows;  // [rows, kMaxSharedRuns] indices of runs; -1: none
-
-  bool Empty() const { return runs.empty(); }
-  // The runs of a row, which cover its context from its first token on without gaps.
-  std::span<const int32_t> Of(size_t row) const;
-  // That need not be read, of all rows' contexts.
-  int64_t TokensSaved(int32_t group) const;
-};
-
-// `chains`: the chunks that each row's context begins with; none for a padding row. A run ends
-// where a chunk does; kWhenItPays cuts it where no tile of chunk_decode is divided and keeps it if
-// reading it once pays for `group` query heads a KV head.
-SharedRuns FindSharedRuns(std::span<const std::span<const ChunkId>> chains,
-                          const ChunkRegistry& registry, int32_t page_size, int32_t group,
-                          ChunkSharing sharing);
+// The shared runs of rows whose contexts begin with these chains of chunks; a padding row has none.
+// The runs of a row cover its context from the first token on without gaps, in the order of the
+// result, and begin in the order of their first members. Their chunks in the step's table follow
+// when SharedTableWriter writes it. A run ends where a chunk does; kWhenItPays cuts it where no
+// tile of chunk_decode is divided, and keeps it if SharingPays for `group` query heads per KV head.
+std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkId>> chains,
+                                          const ChunkRegistry& registry, int32_t page_size,
+                                          int32_t group, ChunkSharing sharing);
 
 // Writes the contexts of decode rows, one after the other: what rows share as chunks that each of
-// them lists, the rest as chunks of its own. Borrows `table` and `shared`.
+// them lists, the rest as chunks of its own. Borrows `table` and `runs`, and gives the runs their
+// chunks.
 class SharedTableWriter {
  public:
-  SharedTableWriter(TableWriter& table, const SharedRuns& shared, int32_t page_size)
-      : table_(table), shared_(shared), page_size_(page_size), chunks_(shared.runs.size()) {}
+  SharedTableWriter(TableWriter& table, std::span<SharedRun> runs, int32_t page_size);
 
   // Of the row: `length` tokens on these pages.
   void Add(size_t row, const SequencePages& pages, int64_t length);
 
  private:
   TableWriter& table_;
-  const SharedRuns& shared_;
+  std::span<SharedRun> runs_;
   int32_t page_size_;
-  std::vector<std::vector<int32_t>> chunks_;  // of each shared run, once it is written
+  std::vector<std::vector<size_t>> runs_of_rows_;  // indices; rows behind the last share nothing
 };
 
 }  // namespace tokline

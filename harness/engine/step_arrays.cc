@@ -21,22 +21,10 @@ AttentionArrays PlaceAttention(const AttentionShape& shape, Carver& carver) {
     arrays.q_indptr = carver.Take<int32_t>(seqs + 1);
     arrays.tiles = carver.Take<PagedPrefillTile>(MaxPagedPrefillTiles(seqs, shape.num_tokens));
   } else if (shape.grid.num_lanes > 0) {
-    const DecodeRoom room = DecodeRoomOf(shape);
-    arrays.lane_task_indptr = carver.Take<int32_t>(shape.grid.num_lanes + 1);
-    arrays.tasks = carver.Take<ChunkDecodeTask>(room.tasks);
-    arrays.ranges = carver.Take<ChunkDecodeRange>(room.ranges);
-    arrays.members = carver.Take<ChunkDecodeMember>(room.members);
-    arrays.seq_partial_indptr = carver.Take<int32_t>(seqs + 1);
+    arrays.plan = carver.TakeBytes(DecodeRoomOf(shape).Bytes());
   }
   arrays.chunk_pages = carver.Take<int32_t>(shape.max_pages);
   return arrays;
-}
-
-template <typename T>
-void CopyPlanArray(const std::vector<T>& from, T* to, int64_t room, const char* name) {
-  Require(static_cast<int64_t>(from.size()) <= room, "the plan of a step has ", from.size(), " ",
-          name, "; there is room for ", room);
-  std::ranges::copy(from, to);
 }
 
 }  // namespace
@@ -66,11 +54,13 @@ StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
   return arrays;
 }
 
-DecodeRoom DecodeRoomOf(const AttentionShape& shape) {
+ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape) {
   const int64_t lanes = shape.grid.num_lanes;
   const int64_t shared_cuts = shape.shared_runs > 0 ? lanes : 0;
   const int64_t uncut = int64_t{shape.num_seqs} * (1 + shape.shared_runs);
-  return {.tasks = uncut + lanes + shared_cuts,
+  return {.grid = shape.grid,
+          .num_seqs = shape.num_seqs,
+          .tasks = uncut + lanes + shared_cuts,
           .ranges = shape.MaxChunks() + lanes + shared_cuts,
           .members = uncut + lanes + shared_cuts * shape.task_members};
 }
@@ -123,35 +113,27 @@ void TableWriter::Add(std::span<const int32_t> pages, int32_t length, int32_t ne
 
 AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& arrays,
                             const PagedKvLayout& layout, int32_t num_q_heads,
-                            const DeviceFacts& device, ChunkSharing sharing) {
+                            const DeviceFacts& device, std::span<const SharedRun> runs,
+                            ChunkSharing sharing) {
   AttentionWork work;
   if (shape.num_seqs == 0 || device.sm_count == 0) return work;
   if (shape.kind == AttentionKind::kPagedPrefill) {
     const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
                                                    num_q_heads, /*causal=*/true, device);
-    CopyPlanArray(plan.tiles, arrays.tiles, MaxPagedPrefillTiles(shape.num_seqs, shape.num_tokens),
-                  "tiles");
+    const int64_t room = MaxPagedPrefillTiles(shape.num_seqs, shape.num_tokens);
+    Require(std::ssize(plan.tiles) <= room, "the plan of a step has ", plan.tiles.size(),
+            " tiles; there is room for ", room);
+    std::ranges::copy(plan.tiles, arrays.tiles);
     work.num_tiles = static_cast<int32_t>(plan.tiles.size());
     work.tile_tokens = plan.tile_tokens;
     return work;
   }
+  const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
   const ChunkDecodePlan plan =
       PlanChunkDecode(arrays.Table(shape), layout, num_q_heads, device,
-                      {.batch_invariant = false, .sharing = sharing, .grid = shape.grid});
-  const DecodeRoom room = DecodeRoomOf(shape);
-  if (sharing != ChunkSharing::kNever) {
-    const bool some_once = plan.members.size() > plan.tasks.size();
-    work.reads_once = some_once && std::ssize(plan.tasks) <= room.tasks &&
-                      std::ssize(plan.ranges) <= room.ranges &&
-                      std::ssize(plan.members) <= room.members;
-    if (!work.reads_once) return work;
-  }
-  CopyPlanArray(plan.lane_task_indptr, arrays.lane_task_indptr, shape.grid.num_lanes + 1, "lanes");
-  CopyPlanArray(plan.tasks, arrays.tasks, room.tasks, "tasks");
-  CopyPlanArray(plan.ranges, arrays.ranges, room.ranges, "ranges");
-  CopyPlanArray(plan.members, arrays.members, room.members, "members");
-  CopyPlanArray(plan.seq_partial_indptr, arrays.seq_partial_indptr, shape.num_seqs + 1,
-                "sequences");
+                      {.runs = runs, .sharing = sharing, .grid = shape.grid, .room = &room});
+  plan.CopyTo(room, arrays.plan);
+  work.reads_once = plan.reads_once;
   return work;
 }
 

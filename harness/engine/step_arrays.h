@@ -61,12 +61,7 @@ struct AttentionArrays {
   // kPagedPrefill
   int32_t* q_indptr = nullptr;        // [num_seqs + 1]
   PagedPrefillTile* tiles = nullptr;  // [MaxPagedPrefillTiles()] of room
-  // kChunkDecode on CUDA, with the room of DecodeRoomOf(shape)
-  int32_t* lane_task_indptr = nullptr;  // [grid.num_lanes + 1]
-  ChunkDecodeTask* tasks = nullptr;
-  ChunkDecodeRange* ranges = nullptr;
-  ChunkDecodeMember* members = nullptr;
-  int32_t* seq_partial_indptr = nullptr;  // [num_seqs + 1]
+  std::byte* plan = nullptr;          // kChunkDecode on CUDA; with the room of DecodeRoomOf(shape)
 
   ChunkTableView Table(const AttentionShape& shape) const;
 };
@@ -86,15 +81,11 @@ struct StepArrays {
 // Lays the arrays of a step out from `base`; a null base only measures.
 StepArrays PlaceStep(const StepShape& shape, std::byte* base);
 
-// The most that a plan of chunk_decode has for any table of a shape. A sequence has a task for each
-// shared run and one for the rest. Shared runs are cut once a lane, and then what is read alone is.
-// A cut adds a task with all members of what it cuts. A member has at most one partial state.
-struct DecodeRoom {
-  int64_t tasks = 0;
-  int64_t ranges = 0;
-  int64_t members = 0;
-};
-DecodeRoom DecodeRoomOf(const AttentionShape& shape);
+// The most that a plan of chunk_decode takes for any table of a shape. A sequence has a task for
+// each shared run and one for the rest. Shared runs are cut once per lane, and then what is read
+// alone is. A cut adds a task with all members of what it cuts. A member has at most one partial
+// state.
+ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape);
 
 // Writes the sequences of an attention launch one after the other into host arrays.
 class TableWriter {
@@ -121,11 +112,11 @@ class TableWriter {
 };
 
 // Plans the launch from host arrays that a TableWriter has filled, and writes the plan into them.
-// Without a device (facts of 0 SMs) there is nothing to plan. Where `sharing` is asked for and the
-// plan would not read once, by its policy or for want of room, it writes none: the table is then to
-// be written anew, with no chunk of several sequences, and planned with kNever.
+// Without a device (facts of 0 SMs) there is nothing to plan. `runs`: what the sequences of a
+// kChunkDecode launch share; they are read alone where the plan so decides or lacks room.
 AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& arrays,
                             const PagedKvLayout& layout, int32_t num_q_heads,
-                            const DeviceFacts& device, ChunkSharing sharing = ChunkSharing::kNever);
+                            const DeviceFacts& device, std::span<const SharedRun> runs = {},
+                            ChunkSharing sharing = ChunkSharing::kWhenItPays);
 
 }  // namespace tokline

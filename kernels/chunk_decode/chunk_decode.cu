@@ -23,7 +23,7 @@ void ValidatePlan(const ChunkDecodeParams& params) {
       "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
       ", ranges ", plan.ranges, ", members ", plan.members, ", seq_partial_indptr ",
       plan.seq_partial_indptr);
-  const int64_t needed = ChunkDecodeWorkspaceBytes(params.table.num_seqs, plan.max_partials,
+  const int64_t needed = ChunkDecodeWorkspaceBytes(params.table.num_seqs, params.max_partials,
                                                    params.num_q_heads, params.layout);
   Require(params.workspace_bytes >= needed && params.workspace &&
               reinterpret_cast<uintptr_t>(params.workspace) % 256 == 0,
@@ -44,7 +44,7 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
   if (params.table.num_seqs == 0) return;
   ValidatePlan(params);
   const ChunkDecodeWorkspace workspace = ChunkDecodeWorkspaceLayout(
-      params.table.num_seqs, params.plan.max_partials, params.num_q_heads, params.layout);
+      params.table.num_seqs, params.max_partials, params.num_q_heads, params.layout);
   char* base = static_cast<char*>(params.workspace);
   const chunk_decode::Arguments arguments{
       .params = params,

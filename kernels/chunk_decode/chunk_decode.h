@@ -2,7 +2,9 @@
 // grouped-query heads, split-KV with a deterministic merge, shared chunks read once.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/common/chunk_table.h"
@@ -18,7 +20,7 @@ namespace tokline {
 // sub-tile never straddles two pages.
 inline constexpr int32_t kChunkDecodeTileTokens = 64;
 
-// A run of KV tokens within one chunk, all with the same shift for every member of its task.
+// Consecutive KV tokens of one chunk, all with the same shift for every member of its task.
 struct ChunkDecodeRange {
   int32_t page_begin;   // index into chunk_pages of the chunk's first page
   int32_t token_begin;  // within the chunk
@@ -29,9 +31,9 @@ struct ChunkDecodeRange {
 // most kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
 inline constexpr int32_t kChunkDecodeMaxRows = 64;
 struct ChunkDecodeTask {
-  int32_t member_begin;  // into ChunkDecodePlan::members
+  int32_t member_begin;  // into the plan's members
   int32_t member_count;
-  int32_t range_begin;  // into ChunkDecodePlan::ranges
+  int32_t range_begin;  // into the plan's ranges
   int32_t range_end;
   // 1: every lane of the cluster has such a task, of the same one member, as its last, and together
   // they write it out; it may have no ranges. 0: the task makes states of its own.
@@ -44,35 +46,58 @@ struct ChunkDecodeMember {
   int32_t partial;  // where the partial state goes; -1: the task is the sequence's only one
 };
 
-// Lanes, which are blocks of each KV head, and how many consecutive ones are a cluster, whose
-// shared memory merges the states of one sequence. Constant in a captured graph.
+// A lane is one block per KV head. So many consecutive lanes are a cluster, whose shared memory
+// merges the states of one sequence. Constant in a captured graph.
 struct ChunkDecodeGrid {
   int32_t num_lanes = 0;  // a multiple of cluster_lanes
   int32_t cluster_lanes = 1;
   bool operator==(const ChunkDecodeGrid&) const = default;
 };
 
-// What one step does, as flat arrays for the device. Made on the host by PlanChunkDecode.
-struct ChunkDecodePlan {
-  int32_t num_seqs = 0;
-  ChunkDecodeGrid grid;                   // each lane runs its tasks in order
-  int32_t num_partials = 0;               // partial states a KV head
-  std::vector<int32_t> lane_task_indptr;  // [grid.num_lanes + 1] into tasks
-  std::vector<ChunkDecodeTask> tasks;
-  std::vector<ChunkDecodeRange> ranges;
-  std::vector<ChunkDecodeMember> members;
-  std::vector<int32_t> seq_partial_indptr;  // [num_seqs + 1]: a sequence's partials
-};
-
-// The plan on the device (or, for nothing but its existence, on the host): same arrays.
+// The arrays of a plan, on the device or on the host.
 struct ChunkDecodePlanView {
   ChunkDecodeGrid grid = {};
-  int64_t max_partials = 0;                   // room in the workspace, in partial states a KV head
-  const int32_t* lane_task_indptr = nullptr;  // [grid.num_lanes + 1]
+  const int32_t* lane_task_indptr = nullptr;  // [grid.num_lanes + 1] into tasks, which a lane runs
+                                              // in order
   const ChunkDecodeTask* tasks = nullptr;
   const ChunkDecodeRange* ranges = nullptr;
   const ChunkDecodeMember* members = nullptr;
-  const int32_t* seq_partial_indptr = nullptr;  // [num_seqs + 1]
+  const int32_t* seq_partial_indptr = nullptr;  // [num_seqs + 1]: the partial states of a sequence
+};
+
+// How long the arrays of a plan are, or may be. They lie in one block of bytes, which can be copied
+// anywhere. Their offsets follow from the room alone, so a captured graph finds the plans of all
+// its steps at the same addresses.
+struct ChunkDecodePlanRoom {
+  ChunkDecodeGrid grid;
+  int64_t num_seqs = 0;
+  int64_t tasks = 0;
+  int64_t ranges = 0;
+  int64_t members = 0;
+
+  int64_t Bytes() const;
+  // The arrays in a block of Bytes() bytes, 16 B aligned. None in no block.
+  ChunkDecodePlanView View(const std::byte* block) const;
+  bool Holds(const ChunkDecodePlanRoom& other) const;
+};
+
+// What one step does. Made on the host by PlanChunkDecode.
+struct ChunkDecodePlan {
+  ChunkDecodePlanRoom size;      // exactly what it takes
+  std::vector<std::byte> block;  // [size.Bytes()]
+  int32_t num_partials = 0;      // partial states per KV head
+  bool reads_once = false;       // some task has several members
+
+  ChunkDecodePlanView View() const { return size.View(block.data()); }
+  std::span<const int32_t> LaneTaskIndptr() const;
+  std::span<const ChunkDecodeTask> Tasks() const;
+  std::span<const ChunkDecodeRange> Ranges() const;
+  std::span<const ChunkDecodeMember> Members() const;
+  std::span<const int32_t> SeqPartialIndptr() const;
+
+  // Copies the plan into a block of room.Bytes() bytes. Throws InvalidArgument, with what is needed
+  // and what there is, if the room does not hold it.
+  void CopyTo(const ChunkDecodePlanRoom& room, std::byte* to) const;
 };
 
 struct ChunkDecodeParams {
@@ -99,23 +124,53 @@ struct ChunkDecodeParams {
   void* workspace = nullptr;  // CUDA only, 256 B aligned; its first ChunkDecodeCounterBytes must
                               // be zero before the first launch; every launch leaves them zero
   int64_t workspace_bytes = 0;
+  int64_t max_partials = 0;  // partial states per KV head that the workspace has room for; the
+                             // plan has no more
 };
 
 // Whether chunks that several sequences list are read once for all of them.
 enum class ChunkSharing : uint8_t {
   kNever,
-  kWhenItPays,  // where that ends 4 us or more earlier, by a model of the time; see SharingPays
+  kWhenItPays,  // where the step ends 4 us or more earlier, by a model of the time
   kAlways,      // to test and to measure
 };
 
+// Chunks that several sequences have in common. A plan may read them once for all of these.
+struct SharedRun {
+  struct Member {
+    int32_t seq = 0;
+    int32_t shift = 0;  // of all the run's chunks
+    bool operator==(const Member&) const = default;
+  };
+  std::vector<Member> members;  // ascending, one per listing of each chunk
+  std::vector<int32_t> chunks;  // which the members list and nobody else does
+  int64_t tokens = 0;           // in them
+};
+
+// The shared runs of a table. kWhenItPays takes those for which SharingPays.
+std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t group,
+                                         ChunkSharing sharing = ChunkSharing::kWhenItPays);
+
+// Whether so many sequences gain by reading a run of `tiles` tiles once. `group`: query heads per
+// KV head. Whoever searches for runs takes those that pay; whether the step as a whole gains is
+// for PlanChunkDecode to decide.
+bool SharingPays(int32_t members, int64_t tiles, int32_t group);
+
+// Tokens that need not be read, over all sequences, if the runs are read once.
+int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group);
+
 struct ChunkDecodePlanOptions {
-  // Split a sequence by its own length alone, so that its output does not depend on the sequences
-  // around it, bit by bit. Off: split so that the device is evenly busy.
-  bool batch_invariant = false;
+  // What sequences share, if anything: SharedRunsOfTable(table), or what the caller knows.
+  std::span<const SharedRun> runs = {};
+  // Whether to read the runs once or, from the same table, each sequence alone. They are always
+  // read alone if lanes form clusters, since a cluster has one sequence.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
-  // The grid; no lanes: as ChooseChunkDecodeGrid says, or without clusters where a sequence is not
-  // one segment of its own (shared or shifted chunks) or batch_invariant is asked for.
+  // No lanes: as ChooseChunkDecodeGrid says, or the full grid if a sequence has more than one
+  // segment (shared or shifted chunks).
   ChunkDecodeGrid grid = {};
+  // The runs are read alone if a plan that reads them once does not fit here. Null: any size will
+  // do.
+  const ChunkDecodePlanRoom* room = nullptr;
 };
 
 // Plans a step. `table` is a host table that Validate(table, layout) accepts. Pure.
@@ -130,12 +185,6 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 // unshifted ones: a cluster each where they are few and short, else the full grid.
 ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
                                       const PagedKvLayout& layout, const DeviceFacts& device);
-
-// Upper bound of ChunkDecodePlan::num_partials for any table of `num_seqs` sequences of one
-// unshared and unshifted chunk each: what a captured graph must have room for.
-int64_t ChunkDecodeMaxPartials(int32_t num_seqs, const PagedKvLayout& layout,
-                               const DeviceFacts& device,
-                               const ChunkDecodePlanOptions& options = {});
 
 int64_t ChunkDecodeCounterBytes(int32_t num_seqs, const PagedKvLayout& layout);
 int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_t num_q_heads,

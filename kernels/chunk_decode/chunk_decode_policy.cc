@@ -1,13 +1,13 @@
 // Plans a step of chunk_decode. A sequence's context becomes segments: runs of chunks that the
 // same members read with the same shifts. Few segments get whole clusters of lanes each (a lane is
-// a block of each KV head). Otherwise all segments are laid end to end and cut into equal shares,
-// one a lane, so that every SM reads as many bytes, first of those that sequences share; where a
+// one block per KV head). Otherwise all segments are laid end to end and cut into equal shares, one
+// per lane, so that every SM reads equally many bytes, first of those that sequences share. Where a
 // cut falls inside a segment, its members get a further partial state.
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 
 #include <algorithm>
-#include <map>
-#include <queue>
+#include <array>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -27,9 +27,6 @@ constexpr int32_t kMaxClusterLanes = 8;
 constexpr int32_t kClusterTiles = 4;
 // A segment of up to so many tiles is quicker in one block than cut and merged.
 constexpr int32_t kWholeTiles = 4;
-// Most pieces that batch_invariant cuts a sequence into, and the least tokens in one.
-constexpr int32_t kInvariantPieces = 32;
-constexpr int32_t kInvariantTokens = 256;
 
 // Query heads of a KV head.
 int32_t GroupOf(int32_t num_q_heads, const PagedKvLayout& layout) {
@@ -45,18 +42,14 @@ int32_t ShiftOf(const ChunkTableView& table, int32_t listing) {
   return table.seq_shifts ? table.seq_shifts[listing] : 0;
 }
 
-struct Member {
-  int32_t seq;
-  int32_t shift;
-  bool operator==(const Member&) const = default;
-};
+using Member = SharedRun::Member;
 
 struct Segment {
   std::vector<Member> members = {};
   std::vector<ChunkDecodeRange> ranges = {};
   int32_t tiles = 0;
-  int32_t weight = 1;  // time of a tile
-  bool shared = false;
+  int32_t weight = 1;   // time of a tile
+  bool shared = false;  // a part of a run that is read once
 
   void Add(const ChunkTableView& table, int32_t chunk) {
     const int32_t length = table.chunk_lengths[chunk];
@@ -66,91 +59,45 @@ struct Segment {
   }
 };
 
-// Chunks that are read once for all who list them: runs of chunks that have the same members.
-struct SharedRuns {
-  std::vector<int32_t> run_of;  // of each chunk; -1: each sequence reads it alone
-  std::vector<Segment> runs;
-};
-
-SharedRuns FindSharedRuns(const ChunkTableView& table, int32_t group, bool always) {
-  const auto num_chunks = static_cast<size_t>(table.num_chunks);
-  std::vector<int32_t> listed(num_chunks, 0);
-  bool any = false;
-  for (int32_t i = 0; i < table.seq_chunk_indptr[table.num_seqs]; ++i) {
-    any |= ++listed[static_cast<size_t>(table.seq_chunks[i])] == 2;
-  }
-  if (!any) return {};
-  std::vector<std::vector<Member>> members(num_chunks);
-  for (int32_t s = 0; s < table.num_seqs; ++s) {
-    for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
-      const auto chunk = static_cast<size_t>(table.seq_chunks[i]);
-      if (listed[chunk] > 1) members[chunk].push_back({s, ShiftOf(table, i)});
-    }
-  }
-  SharedRuns shared{.run_of = std::vector<int32_t>(num_chunks, -1), .runs = {}};
-  // Chunks of one member are none of a run, and so are those that already are in one.
-  const auto is_new = [&members](int32_t chunk) {
-    return members[static_cast<size_t>(chunk)].size() > 1;
-  };
-  for (int32_t s = 0; s < table.num_seqs; ++s) {
-    const int32_t end = table.seq_chunk_indptr[s + 1];
-    for (int32_t i = table.seq_chunk_indptr[s]; i < end;) {
-      const int32_t begin = i++;
-      if (!is_new(table.seq_chunks[begin])) continue;
-      Segment run;
-      run.members = std::move(members[static_cast<size_t>(table.seq_chunks[begin])]);
-      members[static_cast<size_t>(table.seq_chunks[begin])].clear();
-      run.Add(table, table.seq_chunks[begin]);
-      for (; i < end && members[static_cast<size_t>(table.seq_chunks[i])] == run.members; ++i) {
-        members[static_cast<size_t>(table.seq_chunks[i])].clear();
-        run.Add(table, table.seq_chunks[i]);
-      }
-      const auto count = static_cast<int32_t>(run.members.size());
-      if (run.tiles == 0 || !(always || SharingPays(count, run.tiles, group))) continue;
-      for (int32_t of_run = begin; of_run < i; ++of_run) {
-        shared.run_of[static_cast<size_t>(table.seq_chunks[of_run])] =
-            static_cast<int32_t>(shared.runs.size());
-      }
-      shared.runs.push_back(std::move(run));
-    }
-  }
-  return shared;
-}
-
 // Cuts a shared run into parts of members whose query rows fit one block.
-void AddParts(const Segment& run, int32_t group, std::vector<Segment>& segments) {
+void AddParts(const ChunkTableView& table, const SharedRun& run, int32_t group,
+              std::vector<Segment>& segments) {
+  Segment part{.shared = true};
+  for (const int32_t chunk : run.chunks) part.Add(table, chunk);
   for (auto begin = run.members.begin(); begin != run.members.end();) {
     const auto left = static_cast<int32_t>(run.members.end() - begin);
     const int32_t count = SharedPartMembers(left, group);
-    segments.push_back({.members = {begin, begin + count},
-                        .ranges = run.ranges,
-                        .tiles = run.tiles,
-                        .weight = count * group > 16 ? kWideWeight : 1,
-                        .shared = true});
+    part.members.assign(begin, begin + count);
+    part.weight = count * group > 16 ? kWideWeight : 1;
+    segments.push_back(part);
     begin += count;
   }
 }
 
 // Parts of shared runs, then what sequences read alone.
 std::vector<Segment> Segments(const ChunkTableView& table, int32_t group,
-                              const SharedRuns& shared) {
-  const auto run_at = [&](int32_t listing) {
-    return shared.runs.empty() ? -1 : shared.run_of[static_cast<size_t>(table.seq_chunks[listing])];
-  };
+                              std::span<const SharedRun> runs) {
+  std::vector<bool> shared(runs.empty() ? 0 : static_cast<size_t>(table.num_chunks), false);
   std::vector<Segment> segments;
   segments.reserve(static_cast<size_t>(table.num_seqs));
-  for (const Segment& run : shared.runs) AddParts(run, group, segments);
+  for (const SharedRun& run : runs) {
+    for (const int32_t chunk : run.chunks) shared[static_cast<size_t>(chunk)] = true;
+    AddParts(table, run, group, segments);
+  }
+  const auto is_shared = [&](int32_t listing) {
+    return !runs.empty() && shared[static_cast<size_t>(table.seq_chunks[listing])];
+  };
   for (int32_t s = 0; s < table.num_seqs; ++s) {
     const int32_t end = table.seq_chunk_indptr[s + 1];
     for (int32_t i = table.seq_chunk_indptr[s]; i < end;) {
-      if (run_at(i) >= 0) {
+      if (is_shared(i)) {
         ++i;
         continue;
       }
       Segment segment;
       const int32_t shift = ShiftOf(table, i);
       segment.members = {{s, shift}};
-      for (; i < end && run_at(i) < 0 && ShiftOf(table, i) == shift; ++i) {
+      for (; i < end && !is_shared(i) && ShiftOf(table, i) == shift; ++i) {
         segment.Add(table, table.seq_chunks[i]);
       }
       if (segment.tiles > 0) segments.push_back(std::move(segment));
@@ -249,36 +196,6 @@ int64_t LongestSequence(const ChunkTableView& table) {
   return longest;
 }
 
-int32_t InvariantPieceTiles(int32_t segment_tiles) {
-  return std::max(kInvariantTokens / kChunkDecodeTileTokens,
-                  (segment_tiles + kInvariantPieces - 1) / kInvariantPieces);
-}
-
-// Cuts each segment by its own length and gives the longest piece to the least loaded lane.
-std::vector<std::vector<Piece>> InvariantShares(const std::vector<Segment>& segments,
-                                                int32_t lanes) {
-  std::vector<Piece> pieces;
-  for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
-    const int32_t size = InvariantPieceTiles(segments[s].tiles);
-    for (int32_t begin = 0; begin < segments[s].tiles; begin += size) {
-      pieces.push_back({s, begin, std::min(size, segments[s].tiles - begin)});
-    }
-  }
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.tiles > b.tiles; });
-  using Load = std::pair<int64_t, int32_t>;  // tiles, lane
-  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  for (int32_t lane = 0; lane < lanes; ++lane) loads.push({0, lane});
-  std::vector<std::vector<Piece>> shares(static_cast<size_t>(lanes));
-  for (const Piece& piece : pieces) {
-    const auto [load, lane] = loads.top();
-    loads.pop();
-    shares[static_cast<size_t>(lane)].push_back(piece);
-    loads.push({load + piece.tiles, lane});
-  }
-  return shares;
-}
-
 // Appends the ranges that cover a piece of a segment.
 void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDecodeRange>& ranges) {
   int32_t skip = piece.tile_begin, left = piece.tiles;
@@ -322,22 +239,110 @@ ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
   return {.num_lanes = num_seqs * cluster, .cluster_lanes = cluster};
 }
 
-int64_t ChunkDecodeMaxPartials(int32_t num_seqs, const PagedKvLayout& layout,
-                               const DeviceFacts& device, const ChunkDecodePlanOptions& options) {
-  if (options.batch_invariant) return int64_t{num_seqs} * kInvariantPieces;
-  const ChunkDecodeGrid grid =
-      options.grid.num_lanes > 0 ? options.grid : ChunkDecodeFullGrid(layout, device);
-  return int64_t{num_seqs} + grid.num_lanes;
+namespace {
+
+// Where the arrays of a plan begin, in the order of ChunkDecodePlanView, and where the last ends.
+std::array<int64_t, 6> OffsetsIn(const ChunkDecodePlanRoom& room) {
+  int64_t end = 0;
+  const auto take = [&end](int64_t count, size_t size) {
+    return std::exchange(end, end + RoundUp(count * static_cast<int64_t>(size), kAlignment));
+  };
+  return {
+      take(room.grid.num_lanes + 1, sizeof(int32_t)), take(room.tasks, sizeof(ChunkDecodeTask)),
+      take(room.ranges, sizeof(ChunkDecodeRange)),    take(room.members, sizeof(ChunkDecodeMember)),
+      take(room.num_seqs + 1, sizeof(int32_t)),       end};
+}
+
+}  // namespace
+
+int64_t ChunkDecodePlanRoom::Bytes() const { return OffsetsIn(*this).back(); }
+
+ChunkDecodePlanView ChunkDecodePlanRoom::View(const std::byte* block) const {
+  if (block == nullptr) return {.grid = grid};
+  const auto [lanes, tasks_at, ranges_at, members_at, partials, end] = OffsetsIn(*this);
+  return {.grid = grid,
+          .lane_task_indptr = reinterpret_cast<const int32_t*>(block + lanes),
+          .tasks = reinterpret_cast<const ChunkDecodeTask*>(block + tasks_at),
+          .ranges = reinterpret_cast<const ChunkDecodeRange*>(block + ranges_at),
+          .members = reinterpret_cast<const ChunkDecodeMember*>(block + members_at),
+          .seq_partial_indptr = reinterpret_cast<const int32_t*>(block + partials)};
+}
+
+bool ChunkDecodePlanRoom::Holds(const ChunkDecodePlanRoom& other) const {
+  return grid == other.grid && num_seqs >= other.num_seqs && tasks >= other.tasks &&
+         ranges >= other.ranges && members >= other.members;
+}
+
+std::span<const int32_t> ChunkDecodePlan::LaneTaskIndptr() const {
+  return {View().lane_task_indptr, static_cast<size_t>(size.grid.num_lanes) + 1};
+}
+std::span<const ChunkDecodeTask> ChunkDecodePlan::Tasks() const {
+  return {View().tasks, static_cast<size_t>(size.tasks)};
+}
+std::span<const ChunkDecodeRange> ChunkDecodePlan::Ranges() const {
+  return {View().ranges, static_cast<size_t>(size.ranges)};
+}
+std::span<const ChunkDecodeMember> ChunkDecodePlan::Members() const {
+  return {View().members, static_cast<size_t>(size.members)};
+}
+std::span<const int32_t> ChunkDecodePlan::SeqPartialIndptr() const {
+  return {View().seq_partial_indptr, static_cast<size_t>(size.num_seqs) + 1};
+}
+
+void ChunkDecodePlan::CopyTo(const ChunkDecodePlanRoom& room, std::byte* to) const {
+  Require(room.Holds(size), "the plan has ", size.grid.num_lanes, " lanes in clusters of ",
+          size.grid.cluster_lanes, ", ", size.num_seqs, " sequences, ", size.tasks, " tasks, ",
+          size.ranges, " ranges and ", size.members, " members; there is room for ",
+          room.grid.num_lanes, " lanes in clusters of ", room.grid.cluster_lanes, ", ",
+          room.num_seqs, " sequences, ", room.tasks, " tasks, ", room.ranges, " ranges and ",
+          room.members, " members");
+  const auto source = OffsetsIn(size), target = OffsetsIn(room);
+  for (size_t i = 0; i + 1 < source.size(); ++i) {
+    std::memcpy(to + target[i], block.data() + source[i],
+                static_cast<size_t>(source[i + 1] - source[i]));
+  }
 }
 
 namespace {
 
+// A plan while its arrays grow.
+struct Draft {
+  ChunkDecodeGrid grid;
+  std::vector<int32_t> lane_task_indptr{0};
+  std::vector<ChunkDecodeTask> tasks;
+  std::vector<ChunkDecodeRange> ranges;
+  std::vector<ChunkDecodeMember> members;
+  std::vector<int32_t> seq_partial_indptr{0};
+
+  ChunkDecodePlan Pack() const {
+    ChunkDecodePlan plan{.size = {.grid = grid,
+                                  .num_seqs = std::ssize(seq_partial_indptr) - 1,
+                                  .tasks = std::ssize(tasks),
+                                  .ranges = std::ssize(ranges),
+                                  .members = std::ssize(members)},
+                         .block = {},
+                         .num_partials = seq_partial_indptr.back(),
+                         .reads_once = members.size() > tasks.size()};
+    const auto at = OffsetsIn(plan.size);
+    plan.block.resize(static_cast<size_t>(at.back()));
+    const auto put = [&plan](const auto& array, int64_t offset) {
+      const auto bytes = std::as_bytes(std::span(array));
+      std::ranges::copy(bytes, plan.block.begin() + offset);
+    };
+    put(lane_task_indptr, at[0]);
+    put(tasks, at[1]);
+    put(ranges, at[2]);
+    put(members, at[3]);
+    put(seq_partial_indptr, at[4]);
+    return plan;
+  }
+};
+
 ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segment>& segments,
                              const PagedKvLayout& layout, const DeviceFacts& device,
-                             const ChunkDecodePlanOptions& options) {
-  ChunkDecodeGrid grid = options.grid;
+                             ChunkDecodeGrid grid) {
   if (grid.num_lanes == 0) {
-    grid = !options.batch_invariant && OneSegmentEach(segments)
+    grid = OneSegmentEach(segments)
                ? ChooseChunkDecodeGrid(table.num_seqs, LongestSequence(table), layout, device)
                : ChunkDecodeFullGrid(layout, device);
   }
@@ -349,22 +354,16 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
           device.code_architecture / 10, ".", device.code_architecture % 10);
   Require(grid.num_lanes % grid.cluster_lanes == 0, "grid has ", grid.num_lanes,
           " lanes in clusters of ", grid.cluster_lanes, "; they must be whole");
-  Require(!clustered || (!options.batch_invariant && OneSegmentEach(segments) &&
-                         num_segments * grid.cluster_lanes <= grid.num_lanes),
+  Require(!clustered ||
+              (OneSegmentEach(segments) && num_segments * grid.cluster_lanes <= grid.num_lanes),
           "grid has ", grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, " for ",
-          num_segments,
-          " segments; each must be a sequence's only one, with a cluster of its own, "
-          "and batch_invariant off");
+          num_segments, " segments; each must be a sequence's only one, with a cluster of its own");
   const std::vector<std::vector<Piece>> shares =
-      options.batch_invariant ? InvariantShares(segments, grid.num_lanes)
-      : clustered             ? ClusterShares(segments, grid)
-                              : EqualShares(segments, grid.num_lanes);
+      clustered ? ClusterShares(segments, grid) : EqualShares(segments, grid.num_lanes);
   // The lanes of a cluster make one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
 
-  ChunkDecodePlan plan;
-  plan.num_seqs = table.num_seqs;
-  plan.grid = grid;
+  Draft plan{.grid = grid};
 
   // A sequence's partial states lie side by side, so count them first.
   std::vector<int32_t> states(static_cast<size_t>(table.num_seqs), 0);
@@ -376,12 +375,9 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
       }
     }
   }
-  plan.seq_partial_indptr.assign(1, 0);
   for (int32_t count : states) {
     plan.seq_partial_indptr.push_back(plan.seq_partial_indptr.back() + (count > 1 ? count : 0));
   }
-  plan.num_partials = plan.seq_partial_indptr.back();
-
   std::vector<int32_t> next(plan.seq_partial_indptr.begin(), plan.seq_partial_indptr.end() - 1);
   const auto close_task = [&plan](ChunkDecodeTask task) {
     task.member_count = static_cast<int32_t>(plan.members.size()) - task.member_begin;
@@ -395,17 +391,6 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
                            .range_end = 0,
                            .clustered = 0};
   };
-  // Pieces of a segment are numbered in KV order, whichever lane has them, so that the merge adds
-  // in an order that does not depend on the lanes.
-  std::map<std::pair<int32_t, int32_t>, int32_t> order;  // (segment, tile_begin) -> rank
-  if (options.batch_invariant) {
-    for (const auto& share : shares) {
-      for (const Piece& piece : share) order[{piece.segment, piece.tile_begin}] = 0;
-    }
-    std::map<int32_t, int32_t> rank;  // by sequence: its segments come in order
-    for (auto& [key, value] : order) value = rank[segments[key.first].members[0].seq]++;
-  }
-  plan.lane_task_indptr.assign(1, 0);
   ChunkDecodeTask first_of_cluster{};
   int32_t empty_seq = 0;  // sequences with no KV are handed out evenly too
   for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
@@ -431,12 +416,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
       }
       for (const Member& member : segment.members) {
         const auto seq = static_cast<size_t>(member.seq);
-        int32_t partial = -1;
-        if (states[seq] > 1) {
-          partial = options.batch_invariant
-                        ? plan.seq_partial_indptr[seq] + order[{piece.segment, piece.tile_begin}]
-                        : next[seq]++;
-        }
+        const int32_t partial = states[seq] > 1 ? next[seq]++ : -1;
         plan.members.push_back({member.seq, member.shift, partial});
       }
       close_task(task);
@@ -444,7 +424,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
     }
     plan.lane_task_indptr.push_back(static_cast<int32_t>(plan.tasks.size()));
   }
-  return plan;
+  return plan.Pack();
 }
 
 }  // namespace
@@ -453,24 +433,26 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options) {
   const int32_t group = GroupOf(num_q_heads, layout);
-  const bool always = options.sharing == ChunkSharing::kAlways;
-  // A cluster is a sequence's own.
-  const bool shares = options.sharing != ChunkSharing::kNever && options.grid.cluster_lanes == 1 &&
-                      table.num_seqs > 1;
-  SharedRuns shared;
-  if (shares && !options.batch_invariant) shared = FindSharedRuns(table, group, always);
   const auto plan = [&](const std::vector<Segment>& segments) {
-    return PlanSegments(table, segments, layout, device, options);
+    return PlanSegments(table, segments, layout, device, options.grid);
   };
   const std::vector<Segment> alone = Segments(table, group, {});
-  if (shared.runs.empty()) return plan(alone);
-  ChunkDecodePlan once = plan(Segments(table, group, shared));
-  if (always) return once;
-  // Who reads alone finds in the L2 what others have read.
+  const std::span<const SharedRun> runs = options.runs;
+  if (runs.empty() || options.sharing == ChunkSharing::kNever || options.grid.cluster_lanes > 1) {
+    return plan(alone);
+  }
+  ChunkDecodePlan once = plan(Segments(table, group, runs));
+  const bool fits = options.room == nullptr || options.room->Holds(once.size);
+  if (!once.reads_once || !fits) return plan(alone);
+  if (options.sharing == ChunkSharing::kAlways) return once;
+  // A sequence that reads alone finds in the L2 what others have read.
   double tiles = 0, cached_tiles = 0;
   for (const Segment& segment : alone) tiles += segment.tiles;
-  for (const Segment& run : shared.runs) {
-    cached_tiles += static_cast<double>(run.members.size() - 1) * run.tiles;
+  for (const SharedRun& run : runs) {
+    for (const int32_t chunk : run.chunks) {
+      const int64_t of_chunk = DivideUp(table.chunk_lengths[chunk], kChunkDecodeTileTokens);
+      cached_tiles += static_cast<double>((std::ssize(run.members) - 1) * of_chunk);
+    }
   }
   constexpr ChunkDecodeTimes kTimes;
   const double tile_us = kTimes.memory_tile_us +

@@ -1,6 +1,7 @@
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels/chunk_decode/chunk_decode_policy.h"
@@ -47,26 +48,89 @@ bool SharingPays(int32_t members, int64_t tiles, int32_t group) {
          members * group * kTimes.merged_row_us + NumSharedParts(members, group) * kTimes.task_us;
 }
 
+std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t group,
+                                         ChunkSharing sharing) {
+  if (sharing == ChunkSharing::kNever || table.num_seqs < 2) return {};
+  const auto num_chunks = static_cast<size_t>(table.num_chunks);
+  std::vector<int32_t> listed(num_chunks, 0);
+  bool any = false;
+  for (int32_t i = 0; i < table.seq_chunk_indptr[table.num_seqs]; ++i) {
+    any |= ++listed[static_cast<size_t>(table.seq_chunks[i])] == 2;
+  }
+  if (!any) return {};
+  // Of chunks that are in no run yet; none of chunks that are listed once.
+  std::vector<std::vector<SharedRun::Member>> members(num_chunks);
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
+      const auto chunk = static_cast<size_t>(table.seq_chunks[i]);
+      if (listed[chunk] > 1) {
+        members[chunk].push_back({.seq = s, .shift = table.seq_shifts ? table.seq_shifts[i] : 0});
+      }
+    }
+  }
+  std::vector<SharedRun> runs;
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    const int32_t end = table.seq_chunk_indptr[s + 1];
+    for (int32_t i = table.seq_chunk_indptr[s]; i < end;) {
+      const auto first = static_cast<size_t>(table.seq_chunks[i]);
+      if (members[first].empty()) {
+        ++i;
+        continue;
+      }
+      SharedRun run;
+      run.members = std::exchange(members[first], {});
+      int64_t tiles = 0;
+      const auto add = [&](int32_t chunk) {
+        run.chunks.push_back(chunk);
+        run.tokens += table.chunk_lengths[chunk];
+        tiles += DivideUp(table.chunk_lengths[chunk], kChunkDecodeTileTokens);
+      };
+      add(table.seq_chunks[i]);
+      for (++i; i < end; ++i) {
+        auto& others = members[static_cast<size_t>(table.seq_chunks[i])];
+        if (others != run.members) break;
+        others.clear();
+        add(table.seq_chunks[i]);
+      }
+      const auto count = static_cast<int32_t>(run.members.size());
+      if (tiles > 0 && (sharing == ChunkSharing::kAlways || SharingPays(count, tiles, group))) {
+        runs.push_back(std::move(run));
+      }
+    }
+  }
+  return runs;
+}
+
+int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group) {
+  int64_t tokens = 0;
+  for (const SharedRun& run : runs) {
+    const auto members = static_cast<int32_t>(run.members.size());
+    tokens += run.tokens * (members - NumSharedParts(members, group));
+  }
+  return tokens;
+}
+
 double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
   struct Last {
     double end_us = -1;
     size_t lane = 0;
   };
-  std::vector<double> lane_us(static_cast<size_t>(plan.grid.num_lanes), 0);
-  std::vector<Last> last(static_cast<size_t>(plan.num_seqs));  // task with a state of a sequence
+  const ChunkDecodePlanView view = plan.View();
+  std::vector<double> lane_us(static_cast<size_t>(view.grid.num_lanes), 0);
+  std::vector<Last> last(static_cast<size_t>(plan.size.num_seqs));  // task with a sequence's state
   for (size_t lane = 0; lane < lane_us.size(); ++lane) {
-    for (int32_t t = plan.lane_task_indptr[lane]; t < plan.lane_task_indptr[lane + 1]; ++t) {
-      const ChunkDecodeTask& task = plan.tasks[static_cast<size_t>(t)];
+    for (int32_t t = view.lane_task_indptr[lane]; t < view.lane_task_indptr[lane + 1]; ++t) {
+      const ChunkDecodeTask& task = view.tasks[t];
       int64_t tiles = 0;
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = plan.ranges[static_cast<size_t>(r)];
+        const ChunkDecodeRange& range = view.ranges[r];
         tiles += DivideUp(range.token_end - range.token_begin, kChunkDecodeTileTokens);
       }
       const bool wide = task.member_count * group > kNarrowRows;
       lane_us[lane] +=
           kTimes.task_us + static_cast<double>(tiles) * (wide ? kTimes.wide_tile_us : tile_us);
       for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
-        const ChunkDecodeMember& member = plan.members[static_cast<size_t>(m)];
+        const ChunkDecodeMember& member = view.members[m];
         Last& of = last[static_cast<size_t>(member.seq)];
         if (member.partial >= 0 && lane_us[lane] > of.end_us) of = {lane_us[lane], lane};
       }

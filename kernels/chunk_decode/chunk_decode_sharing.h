@@ -1,5 +1,4 @@
-// When it pays to read chunks that several sequences list once for all of them, by a model of the
-// time of a block.
+// The model of a block's time by which chunks that several sequences list are read once or not.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +32,8 @@ struct ChunkDecodeTimes {
 // tile of query rows while three such cover all, which is quicker than wide tiles; else as many as
 // a task may have.
 int32_t SharedPartMembers(int32_t members, int32_t group);
-// In how many goes they read it.
+// In how many goes they read the run.
 int32_t NumSharedParts(int32_t members, int32_t group);
-
-// Whether sequences gain by reading a run of `tiles` tiles so, and adding a further state each.
-// `group`: query heads of a KV head.
-bool SharingPays(int32_t members, int64_t tiles, int32_t group);
 
 // When the last lane ends. `tile_us`: of a tile of at most 16 query rows.
 double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us);

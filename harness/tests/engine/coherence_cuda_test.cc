@@ -93,7 +93,7 @@ TEST_F(CoherenceCudaTest, SharedReadsAnswerRight) {
     options.sharing = sharing;
     const CoherenceScore score = Gate().Check({.length = 4096, .count = 96}, options);
     if (sharing == ChunkSharing::kAlways) {
-      EXPECT_LT(score.reads.tokens, score.reads.of_each / 2);
+      EXPECT_LT(score.reads.tokens, score.reads.unshared_tokens / 2);
     }
   }
 }

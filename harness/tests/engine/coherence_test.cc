@@ -123,7 +123,7 @@ TEST(CoherenceScheduleTest, SharedReadsAnswerRight) {
     options.sharing = sharing;
     const CoherenceScore score = Gate().Check({.length = kLength, .count = 12}, options);
     if (sharing == ChunkSharing::kAlways) {
-      EXPECT_LT(score.reads.tokens, score.reads.of_each / 2);
+      EXPECT_LT(score.reads.tokens, score.reads.unshared_tokens / 2);
     }
   }
 }

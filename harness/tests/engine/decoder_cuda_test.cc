@@ -185,7 +185,7 @@ TEST_F(DecoderCudaTest, GraphsServeStepsThatShareAndStepsThatDoNot) {
   const auto graphs = MakeDecoder(options);
   const Texts expected = ComeAndGo(*graphs, 6, false);
   EXPECT_EQ(graphs->PlainSteps(), 0);
-  EXPECT_LT(graphs->Reads().tokens, graphs->Reads().of_each);
+  EXPECT_LT(graphs->Reads().tokens, graphs->Reads().unshared_tokens);
   options.ablate = ParseAblations("graphs");
   const auto plain = MakeDecoder(options);
   EXPECT_EQ(ComeAndGo(*plain, 6, false), expected);
@@ -234,8 +234,8 @@ TEST_F(DecoderCudaTest, ReadingSharedRunsOnceGivesTheLogitsOfReadingThemAlone) {
   }
   EXPECT_LE(error.Value(), 2 * bound);
   EXPECT_GT(error.Value(), 0);  // the sums are split differently
-  EXPECT_LT(once->Reads().tokens, once->Reads().of_each / 2);
-  EXPECT_EQ(alone->Reads().tokens, alone->Reads().of_each);
+  EXPECT_LT(once->Reads().tokens, once->Reads().unshared_tokens / 2);
+  EXPECT_EQ(alone->Reads().tokens, alone->Reads().unshared_tokens);
 }
 
 // The whole prompt but its last token, and half of it.

@@ -78,10 +78,10 @@ void ExpectSameBits(Decoder& alone, Decoder& once, const std::vector<Request>& r
     }
   }
   EXPECT_FALSE(once.HasWork());
-  EXPECT_EQ(once.Reads().of_each, alone.Reads().of_each);
-  EXPECT_EQ(alone.Reads().tokens, alone.Reads().of_each);
+  EXPECT_EQ(once.Reads().unshared_tokens, alone.Reads().unshared_tokens);
+  EXPECT_EQ(alone.Reads().tokens, alone.Reads().unshared_tokens);
   EXPECT_LT(static_cast<double>(once.Reads().tokens),
-            0.8 * static_cast<double>(once.Reads().of_each));
+            0.8 * static_cast<double>(once.Reads().unshared_tokens));
 }
 
 TEST(DecoderSharingTest, ReadingSharedRunsOnceGivesTheSameBits) {
@@ -110,8 +110,8 @@ TEST(DecoderSharingTest, ByPolicyTheLongCommonPrefixIsReadOnce) {
   for (int32_t i = 0; i < 352; ++i) request.prompt.push_back(i * 37 % 384);
   ExpectSameBits(alone, once, std::vector<Request>(8, request));
   // All eight read five tiles of 64 once in each of nine decode steps; 32 tokens are less than one.
-  EXPECT_EQ(once.Reads().of_each - once.Reads().tokens, 9 * 7 * 320);
-  EXPECT_EQ(once.Reads().of_each, 9 * 8 * 353 + 8 * 9 * 8 / 2);
+  EXPECT_EQ(once.Reads().unshared_tokens - once.Reads().tokens, 9 * 7 * 320);
+  EXPECT_EQ(once.Reads().unshared_tokens, 9 * 8 * 353 + 8 * 9 * 8 / 2);
 }
 
 TEST(DecoderSharingTest, ShortCommonPrefixesAreReadAlone) {
@@ -120,8 +120,8 @@ TEST(DecoderSharingTest, ShortCommonPrefixesAreReadAlone) {
   Decoder decoder(Model().spec, Model().weights, options);
   for (const Request& request : Workload(4)) decoder.Submit(request);
   while (decoder.HasWork()) decoder.Step();
-  EXPECT_GT(decoder.Reads().of_each, 0);
-  EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().of_each);
+  EXPECT_GT(decoder.Reads().unshared_tokens, 0);
+  EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().unshared_tokens);
 }
 
 // Turns and the device have room for the arrays of the largest step alone.
@@ -135,7 +135,7 @@ TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
       options.max_context = max_context;
       options.sharing = ChunkSharing::kWhenItPays;
       const DecoderPlan plan(Model().spec, options, testing::kH200);
-      const DecodeRoom largest = DecodeRoomOf(plan.largest_step.decode);
+      const ChunkDecodePlanRoom largest = DecodeRoomOf(plan.largest_step.decode);
       for (const StepShape& shape : plan.DecodeShapes()) {
         EXPECT_LE(PlaceStep(shape, nullptr).bytes, PlaceStep(plan.largest_step, nullptr).bytes);
         EXPECT_LE(DecodeRoomOf(shape.decode).members, largest.members);
@@ -152,7 +152,7 @@ TEST(DecoderSharingTest, WithoutReuseNothingIsShared) {
   Decoder decoder(Model().spec, Model().weights, options);
   for (const Request& request : Workload(5)) decoder.Submit(request);
   while (decoder.HasWork()) decoder.Step();
-  EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().of_each);
+  EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().unshared_tokens);
 }
 
 }  // namespace

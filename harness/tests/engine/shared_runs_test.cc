@@ -9,14 +9,13 @@
 
 #include "harness/scheduler/page_pool.h"
 #include "harness/tests/kernels/devices.h"
-#include "kernels/chunk_decode/chunk_decode_sharing.h"
-#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
 
 using testing::kH200;
 constexpr int32_t kMaxRuns = 8;  // of pages
+using SharedRuns = std::vector<SharedRun>;
 
 // Sequences whose chunks form a forest.
 class Forest {
@@ -63,7 +62,7 @@ class Forest {
   SharedRuns Find(int32_t group, ChunkSharing sharing) const {
     std::vector<std::span<const ChunkId>> chains;
     for (const Row& row : rows) chains.emplace_back(row.chunks);
-    return FindSharedRuns(chains, registry_, page_size_, group, sharing);
+    return SharedRunsOfChains(chains, registry_, page_size_, group, sharing);
   }
   const ChunkRegistry& Registry() const { return registry_; }
   int32_t NumPages() const { return pool_.NumPages(); }
@@ -132,24 +131,24 @@ class Arrays {
         block_(static_cast<size_t>(bytes_) + kGuard, kGarbage),
         arrays_(PlaceStep(shape_, block_.data()).decode) {}
 
-  void Write(const Forest& forest, const SharedRuns& shared, int32_t page_size) {
+  void Write(const Forest& forest, SharedRuns& shared, int32_t page_size) {
     TableWriter table(shape_.decode, arrays_);
     SharedTableWriter contexts(table, shared, page_size);
     for (size_t row = 0; row < forest.rows.size(); ++row) {
       contexts.Add(row, forest.rows[row].pages, forest.rows[row].length);
     }
   }
-  bool Plan(const Setting& setting, ChunkSharing sharing) {
+  // Returns whether the plan reads the runs once.
+  bool Plan(const Setting& setting, const SharedRuns& shared, ChunkSharing sharing) {
     return PlanAttention(shape_.decode, arrays_, setting.layout,
-                         setting.layout.num_kv_heads * setting.group, kH200, sharing)
+                         setting.layout.num_kv_heads * setting.group, kH200, shared, sharing)
         .reads_once;
   }
   bool GuardIntact() const {
     return std::all_of(block_.begin() + bytes_, block_.end(),
                        [](std::byte b) { return b == kGarbage; });
   }
-  const AttentionArrays& operator*() const { return arrays_; }
-  const AttentionArrays* operator->() const { return &arrays_; }
+  ChunkDecodePlanView Planned() const { return DecodeRoomOf(shape_.decode).View(arrays_.plan); }
   ChunkTableView Table() const { return arrays_.Table(shape_.decode); }
   const AttentionShape& Shape() const { return shape_.decode; }
 
@@ -168,29 +167,54 @@ std::vector<int64_t> SlotsOf(const Forest::Row& row) {
   return slots;
 }
 
-void ExpectRunsAreCommon(const Forest& forest, const SharedRuns& shared) {
-  std::vector<std::vector<size_t>> rows_of(shared.runs.size());
-  for (size_t row = 0; row < forest.rows.size(); ++row) {
-    const auto runs = shared.Of(row);
-    ASSERT_LE(runs.size(), static_cast<size_t>(kMaxSharedRuns));
-    int64_t end = 0;
-    for (const int32_t run : runs) {
-      ASSERT_EQ(shared.runs[run].begin, end);
-      end = shared.runs[run].end;
-      ASSERT_GT(end, shared.runs[run].begin);
-      rows_of[run].push_back(row);
+// Indices of the runs of a row.
+std::vector<size_t> RunsOf(const SharedRuns& shared, size_t row) {
+  std::vector<size_t> runs;
+  for (size_t run = 0; run < shared.size(); ++run) {
+    if (std::ranges::count(shared[run].members, SharedRun::Member{static_cast<int32_t>(row), 0})) {
+      runs.push_back(run);
     }
-    ASSERT_LE(end, forest.rows[row].length);
   }
-  for (size_t run = 0; run < shared.runs.size(); ++run) {
-    ASSERT_GE(shared.runs[run].members, 2);
-    ASSERT_EQ(static_cast<size_t>(shared.runs[run].members), rows_of[run].size());
-    const SequencePages& first = forest.rows[rows_of[run][0]].pages;
-    for (const size_t row : rows_of[run]) {
-      for (const int64_t at : {shared.runs[run].begin, shared.runs[run].end - 1}) {
-        ASSERT_EQ(forest.rows[row].pages.SlotOf(at), first.SlotOf(at));
+  return runs;
+}
+
+void ExpectRunsAreCommon(const Forest& forest, const SharedRuns& shared) {
+  std::vector<int64_t> begins(shared.size(), -1);
+  for (size_t row = 0; row < forest.rows.size(); ++row) {
+    const auto runs = RunsOf(shared, row);
+    ASSERT_LE(runs.size(), static_cast<size_t>(kMaxSharedRuns));
+    int64_t at = 0;
+    for (const size_t run : runs) {
+      if (begins[run] < 0) begins[run] = at;
+      ASSERT_EQ(begins[run], at) << "run " << run << " of row " << row;
+      ASSERT_GT(shared[run].tokens, 0);
+      at += shared[run].tokens;
+    }
+    ASSERT_LE(at, forest.rows[row].length);
+  }
+  for (size_t run = 0; run < shared.size(); ++run) {
+    const auto& members = shared[run].members;
+    ASSERT_GE(members.size(), 2u);
+    const SequencePages& first = forest.rows[static_cast<size_t>(members[0].seq)].pages;
+    for (size_t i = 0; i < members.size(); ++i) {
+      ASSERT_TRUE(i == 0 || members[i - 1].seq < members[i].seq);
+      const SequencePages& pages = forest.rows[static_cast<size_t>(members[i].seq)].pages;
+      for (const int64_t at : {begins[run], begins[run] + shared[run].tokens - 1}) {
+        ASSERT_EQ(pages.SlotOf(at), first.SlotOf(at));
       }
     }
+  }
+}
+
+// A search of the table finds the runs that the table was written for.
+void ExpectTableTellsTheRuns(const SharedRuns& shared, const ChunkTableView& table, int32_t group,
+                             ChunkSharing sharing) {
+  const SharedRuns found = SharedRunsOfTable(table, group, sharing);
+  ASSERT_EQ(found.size(), shared.size());
+  for (size_t run = 0; run < shared.size(); ++run) {
+    ASSERT_EQ(found[run].members, shared[run].members) << run;
+    ASSERT_EQ(found[run].chunks, shared[run].chunks) << run;
+    ASSERT_EQ(found[run].tokens, shared[run].tokens) << run;
   }
 }
 
@@ -213,20 +237,21 @@ void ExpectTableIsThatOfTheRows(const Forest& forest, const Arrays& arrays, int3
 // The plan reads each token of each row once, and each sequence's states lie side by side.
 void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const Setting& setting) {
   const int32_t page_size = setting.layout.page_size;
-  const AttentionShape& shape = arrays.Shape();
+  const ChunkDecodePlanView plan = arrays.Planned();
+  const int32_t* chunk_pages = arrays.Table().chunk_pages;
   std::vector<std::vector<int64_t>> slots(forest.rows.size());
   std::vector<std::vector<int32_t>> partials(forest.rows.size());
-  const int32_t num_tasks = arrays->lane_task_indptr[shape.grid.num_lanes];
+  const int32_t num_tasks = plan.lane_task_indptr[plan.grid.num_lanes];
   for (int32_t t = 0; t < num_tasks; ++t) {
-    const ChunkDecodeTask& task = arrays->tasks[t];
+    const ChunkDecodeTask& task = plan.tasks[t];
     ASSERT_LE(task.member_count * setting.group, kChunkDecodeMaxRows);
     for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
-      const auto row = static_cast<size_t>(arrays->members[m].seq);
-      partials[row].push_back(arrays->members[m].partial);
+      const auto row = static_cast<size_t>(plan.members[m].seq);
+      partials[row].push_back(plan.members[m].partial);
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = arrays->ranges[r];
+        const ChunkDecodeRange& range = plan.ranges[r];
         for (int32_t at = range.token_begin; at < range.token_end; ++at) {
-          const int32_t page = arrays->chunk_pages[range.page_begin + at / page_size];
+          const int32_t page = chunk_pages[range.page_begin + at / page_size];
           slots[row].push_back(int64_t{page} * page_size + at % page_size);
         }
       }
@@ -238,8 +263,8 @@ void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const S
     std::ranges::sort(slots[row]);
     ASSERT_EQ(slots[row], expected) << "row " << row;
     std::ranges::sort(partials[row]);
-    const int32_t begin = arrays->seq_partial_indptr[row];
-    const int32_t count = arrays->seq_partial_indptr[row + 1] - begin;
+    const int32_t begin = plan.seq_partial_indptr[row];
+    const int32_t count = plan.seq_partial_indptr[row + 1] - begin;
     if (partials[row].size() == 1) {
       ASSERT_TRUE(count == 0 && partials[row][0] == -1) << "row " << row;
       continue;
@@ -250,17 +275,18 @@ void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const S
 }
 
 int64_t TokensOf(const Arrays& arrays) {
+  const ChunkDecodePlanView plan = arrays.Planned();
   int64_t tokens = 0;
-  const int32_t num_tasks = arrays->lane_task_indptr[arrays.Shape().grid.num_lanes];
-  const int32_t num_ranges = num_tasks == 0 ? 0 : arrays->tasks[num_tasks - 1].range_end;
+  const int32_t num_tasks = plan.lane_task_indptr[plan.grid.num_lanes];
+  const int32_t num_ranges = num_tasks == 0 ? 0 : plan.tasks[num_tasks - 1].range_end;
   for (int32_t r = 0; r < num_ranges; ++r) {
-    tokens += arrays->ranges[r].token_end - arrays->ranges[r].token_begin;
+    tokens += plan.ranges[r].token_end - plan.ranges[r].token_begin;
   }
   return tokens;
 }
 
 int64_t TokensToRead(const Forest& forest, const SharedRuns& shared, int32_t group) {
-  int64_t tokens = -shared.TokensSaved(group);
+  int64_t tokens = -SharedTokensSaved(shared, group);
   for (const Forest::Row& row : forest.rows) tokens += row.length;
   return tokens;
 }
@@ -285,19 +311,17 @@ TEST(SharedRunsTest, RandomForestsAreReadTokenByTokenOnceARow) {
                    1 + 2048 / setting.layout.page_size, rng);
     for (const ChunkSharing sharing : {ChunkSharing::kAlways, ChunkSharing::kWhenItPays}) {
       SCOPED_TRACE(StrCat("round ", round, " sharing ", static_cast<int>(sharing)));
-      const SharedRuns shared = forest->Find(setting.group, sharing);
+      SharedRuns shared = forest->Find(setting.group, sharing);
       ASSERT_NO_FATAL_FAILURE(ExpectRunsAreCommon(*forest, shared));
-      EXPECT_TRUE(kind != Kind::kAlone || shared.Empty());
+      EXPECT_TRUE(kind != Kind::kAlone || shared.empty());
       Arrays arrays(ShapeOf(*forest, setting));
       arrays.Write(*forest, shared, setting.layout.page_size);
       ASSERT_NO_THROW(Validate(arrays.Table(), setting.layout));
       ASSERT_NO_FATAL_FAILURE(
           ExpectTableIsThatOfTheRows(*forest, arrays, setting.layout.page_size));
-      const bool once = !shared.Empty() && arrays.Plan(setting, sharing);
-      if (!once) {
-        arrays.Write(*forest, {}, setting.layout.page_size);
-        arrays.Plan(setting, ChunkSharing::kNever);
-      }
+      ASSERT_NO_FATAL_FAILURE(
+          ExpectTableTellsTheRuns(shared, arrays.Table(), setting.group, sharing));
+      const bool once = arrays.Plan(setting, shared, sharing);
       ASSERT_TRUE(arrays.GuardIntact());
       ASSERT_NO_FATAL_FAILURE(ExpectPlanCoversTheRows(*forest, arrays, setting));
       const SharedRuns read = once ? shared : SharedRuns{};
@@ -319,17 +343,19 @@ TEST(SharedRunsTest, PlansOfThousandsOfForestsHaveRoomInGraphs) {
         MakeForest(kind, 2 + static_cast<int32_t>(rng() % 64), setting.layout.page_size,
                    1 + static_cast<int32_t>(rng() % 24), rng);
     const AttentionShape shape = ShapeOf(*forest, setting);
-    const DecodeRoom room = DecodeRoomOf(shape);
+    const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
     for (const ChunkSharing sharing : {ChunkSharing::kAlways, ChunkSharing::kWhenItPays}) {
-      const SharedRuns shared = forest->Find(setting.group, sharing);
+      SharedRuns shared = forest->Find(setting.group, sharing);
       Arrays arrays(shape);
       ASSERT_NO_THROW(arrays.Write(*forest, shared, setting.layout.page_size)) << round;
-      const ChunkDecodePlan plan = PlanChunkDecode(arrays.Table(), setting.layout,
-                                                   setting.layout.num_kv_heads * setting.group,
-                                                   kH200, {.sharing = sharing, .grid = shape.grid});
-      ASSERT_LE(std::ssize(plan.tasks), room.tasks) << round;
-      ASSERT_LE(std::ssize(plan.ranges), room.ranges) << round;
-      ASSERT_LE(std::ssize(plan.members), room.members) << round;
+      const auto plan_of = [&](std::span<const SharedRun> runs) {
+        return PlanChunkDecode(arrays.Table(), setting.layout,
+                               setting.layout.num_kv_heads * setting.group, kH200,
+                               {.runs = runs, .sharing = sharing, .grid = shape.grid});
+      };
+      const ChunkDecodePlan plan = plan_of(shared);
+      ASSERT_TRUE(room.Holds(plan.size)) << round;
+      ASSERT_TRUE(room.Holds(plan_of({}).size)) << round;  // read alone from the same table
       ASSERT_LE(plan.num_partials, room.members) << round;
       ASSERT_TRUE(arrays.GuardIntact());
       fullest = std::max(
@@ -337,51 +363,6 @@ TEST(SharedRunsTest, PlansOfThousandsOfForestsHaveRoomInGraphs) {
     }
   }
   EXPECT_GE(fullest, 0.8);  // the bound is no waste
-}
-
-// By the model's own figures: reading once, if it is chosen, ends before reading alone, where all
-// that others have read comes from the L2.
-TEST(SharedRunsTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
-  constexpr ChunkDecodeTimes kTimes;
-  std::mt19937 rng(7);
-  int once = 0;
-  for (int round = 0; round < 800; ++round) {
-    const Setting setting = RandomSetting(rng);
-    const auto kind = static_cast<Kind>(round % static_cast<int>(Kind::kCount));
-    const int32_t page_size = setting.layout.page_size;
-    const auto forest = MakeForest(kind, 2 + static_cast<int32_t>(rng() % 64), page_size,
-                                   1 + static_cast<int32_t>(rng() % 8192) / page_size, rng);
-    const AttentionShape shape = ShapeOf(*forest, setting);
-    const int32_t heads = setting.layout.num_kv_heads * setting.group;
-    const SharedRuns shared = forest->Find(setting.group, ChunkSharing::kWhenItPays);
-    Arrays arrays(shape), apart(shape);
-    arrays.Write(*forest, shared, page_size);
-    const ChunkTableView table = arrays.Table();
-    const ChunkDecodePlan plan =
-        PlanChunkDecode(table, setting.layout, heads, kH200, {.grid = shape.grid});
-    if (plan.members.size() == plan.tasks.size()) continue;
-    ++once;
-    // Listings of a chunk beyond the first find it in the L2.
-    double tiles = 0, cached = 0;
-    std::vector<bool> listed(static_cast<size_t>(table.num_chunks), false);
-    for (int32_t i = 0; i < table.seq_chunk_indptr[table.num_seqs]; ++i) {
-      const auto chunk = static_cast<size_t>(table.seq_chunks[i]);
-      const auto count = static_cast<double>(DivideUp(table.chunk_lengths[chunk], 64));
-      tiles += count;
-      if (listed[chunk]) cached += count;
-      listed[chunk] = true;
-    }
-    const double tile_us =
-        kTimes.memory_tile_us + (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached / tiles;
-    apart.Write(*forest, {}, page_size);
-    const ChunkDecodePlan alone =
-        PlanChunkDecode(apart.Table(), setting.layout, heads, kH200,
-                        {.sharing = ChunkSharing::kNever, .grid = shape.grid});
-    EXPECT_LT(EstimateUs(plan, setting.group, kTimes.memory_tile_us) + kTimes.least_gain_us,
-              EstimateUs(alone, setting.group, tile_us))
-        << round;
-  }
-  EXPECT_GE(once, 60);
 }
 
 // The shapes of `scripts/maintain/record --only sharing`: a gain within the model's error is none.
@@ -396,12 +377,10 @@ TEST(SharedRunsTest, SmallGainsAreLeft) {
       for (int32_t at = 0; at < chunks; ++at) forest.Extend(row, 0, 256);
       forest.Finish(std::move(row), 50);
     }
-    const AttentionShape shape = ShapeOf(forest, setting);
-    Arrays arrays(shape);
-    arrays.Write(forest, forest.Find(setting.group, ChunkSharing::kWhenItPays), 256);
-    const ChunkDecodePlan plan =
-        PlanChunkDecode(arrays.Table(), setting.layout, 16, kH200, {.grid = shape.grid});
-    return plan.members.size() != plan.tasks.size();
+    Arrays arrays(ShapeOf(forest, setting));
+    SharedRuns shared = forest.Find(setting.group, ChunkSharing::kWhenItPays);
+    arrays.Write(forest, shared, 256);
+    return arrays.Plan(setting, shared, ChunkSharing::kWhenItPays);
   };
   EXPECT_FALSE(shares(2, 16));
   EXPECT_FALSE(shares(32, 2));
@@ -410,22 +389,20 @@ TEST(SharedRunsTest, SmallGainsAreLeft) {
   EXPECT_TRUE(shares(256, 16));
 }
 
-TEST(SharedRunsTest, PlanWithoutRoomIsNotWritten) {
+TEST(SharedRunsTest, PlanWithoutRoomReadsAlone) {
   std::mt19937 rng(8);
   const Setting setting{
       .layout = {.num_pages = 1 << 16, .num_kv_heads = 8, .page_size = 64, .head_dim = 128},
       .group = 2};
   const auto forest = MakeForest(Kind::kOneChain, 32, 64, 64, rng);
-  const SharedRuns shared = forest->Find(setting.group, ChunkSharing::kAlways);
-  ASSERT_FALSE(shared.Empty());
+  SharedRuns shared = forest->Find(setting.group, ChunkSharing::kAlways);
+  ASSERT_FALSE(shared.empty());
   AttentionShape shape = ShapeOf(*forest, setting);
   shape.shared_runs = 0;  // as if nobody shared
   shape.task_members = 1;
   Arrays arrays(shape);
   arrays.Write(*forest, shared, 64);
-  EXPECT_FALSE(arrays.Plan(setting, ChunkSharing::kAlways));
-  arrays.Write(*forest, {}, 64);
-  arrays.Plan(setting, ChunkSharing::kNever);
+  EXPECT_FALSE(arrays.Plan(setting, shared, ChunkSharing::kAlways));
   EXPECT_TRUE(arrays.GuardIntact());
   ExpectPlanCoversTheRows(*forest, arrays, setting);
 }
@@ -440,15 +417,15 @@ TEST(SharedRunsTest, RunsFollowTheTreeAndTakeInWhatDoesNotPayAlone) {
     for (int32_t at = 0; i < 2 && at < 63; ++at) forest.Extend(row, 2, 64);
     forest.Finish(std::move(row), 10);
   }
-  const SharedRuns shared = forest.Find(2, ChunkSharing::kWhenItPays);
-  ASSERT_EQ(shared.runs.size(), 2u);
-  EXPECT_EQ(shared.runs[0].members, 8);
-  EXPECT_EQ(shared.runs[0].end, 32 * 64);
-  EXPECT_EQ(shared.runs[1].members, 2);
-  EXPECT_EQ(shared.runs[1].begin, 32 * 64);
-  EXPECT_EQ(shared.runs[1].end, 96 * 64);
-  EXPECT_EQ(forest.Find(2, ChunkSharing::kAlways).runs.size(), 3u);
-  EXPECT_TRUE(forest.Find(2, ChunkSharing::kNever).Empty());
+  SharedRuns shared = forest.Find(2, ChunkSharing::kWhenItPays);
+  ASSERT_NO_FATAL_FAILURE(ExpectRunsAreCommon(forest, shared));
+  ASSERT_EQ(shared.size(), 2u);
+  EXPECT_EQ(shared[0].members.size(), 8u);
+  EXPECT_EQ(shared[0].tokens, 32 * 64);
+  EXPECT_EQ(shared[1].members.size(), 2u);
+  EXPECT_EQ(shared[1].tokens, (96 - 32) * 64);
+  EXPECT_EQ(forest.Find(2, ChunkSharing::kAlways).size(), 3u);
+  EXPECT_TRUE(forest.Find(2, ChunkSharing::kNever).empty());
 }
 
 TEST(SharedRunsTest, RunsDivideNoTileAndAreAtMostFourASequence) {
@@ -460,12 +437,12 @@ TEST(SharedRunsTest, RunsDivideNoTileAndAreAtMostFourASequence) {
     for (int32_t at = 0; i < 2 && at < 48; ++at) forest.Extend(row, 1, 16);
     forest.Finish(std::move(row), 10);
   }
-  const SharedRuns shared = forest.Find(2, ChunkSharing::kWhenItPays);
-  ASSERT_EQ(shared.runs.size(), 2u);
-  EXPECT_EQ(shared.runs[0].end, 960);
-  EXPECT_EQ(shared.runs[1].begin, 960);
-  EXPECT_EQ(shared.runs[1].end, 62 * 16 + 48 * 16 - 32);
-  EXPECT_EQ(forest.Find(2, ChunkSharing::kAlways).runs[0].end, 992);
+  SharedRuns shared = forest.Find(2, ChunkSharing::kWhenItPays);
+  ASSERT_NO_FATAL_FAILURE(ExpectRunsAreCommon(forest, shared));
+  ASSERT_EQ(shared.size(), 2u);
+  EXPECT_EQ(shared[0].tokens, 960);
+  EXPECT_EQ(shared[1].tokens, 62 * 16 + 48 * 16 - 32 - 960);
+  EXPECT_EQ(forest.Find(2, ChunkSharing::kAlways)[0].tokens, 992);
 
   Forest deep(16);
   for (int32_t i = 0; i < 9; ++i) {
@@ -474,35 +451,9 @@ TEST(SharedRunsTest, RunsDivideNoTileAndAreAtMostFourASequence) {
     deep.Finish(std::move(row), 1);
   }
   const SharedRuns levels = deep.Find(1, ChunkSharing::kAlways);
-  EXPECT_EQ(levels.runs.size(), 4u);
-  EXPECT_EQ(levels.Of(0).size(), 1u);
-  EXPECT_EQ(levels.Of(8).size(), 4u);
-}
-
-TEST(SharedRunsTest, PolicySharesLongRunsOfManyAndPacksRowsByTheirTime) {
-  EXPECT_TRUE(SharingPays(64, 256, 4));
-  EXPECT_TRUE(SharingPays(2, 8, 2));
-  EXPECT_FALSE(SharingPays(2, 2, 2));
-  EXPECT_FALSE(SharingPays(1, 1000, 2));
-  EXPECT_FALSE(SharingPays(3, 1000, 16));  // one tile of rows each, whoever reads
-  for (int32_t group = 1; group <= 16; ++group) {
-    for (int32_t members = 1; members <= 200; ++members) {
-      int32_t parts = 0;
-      for (int32_t left = members; left > 0; ++parts) {
-        const int32_t part = SharedPartMembers(left, group);
-        ASSERT_GE(part, 1);
-        ASSERT_LE(part * group, kChunkDecodeMaxRows);
-        left -= part;
-      }
-      ASSERT_EQ(parts, NumSharedParts(members, group));
-      for (int64_t tiles : {1, 3, 10, 100}) {  // what pays once pays for longer
-        ASSERT_LE(SharingPays(members, tiles, group), SharingPays(members, tiles + 1, group));
-      }
-    }
-  }
-  EXPECT_EQ(NumSharedParts(24, 2), 3);  // of 16 rows
-  EXPECT_EQ(NumSharedParts(25, 2), 1);  // of 50
-  EXPECT_EQ(NumSharedParts(32, 4), 2);  // of 64
+  EXPECT_EQ(levels.size(), 4u);
+  EXPECT_EQ(RunsOf(levels, 0).size(), 1u);
+  EXPECT_EQ(RunsOf(levels, 8).size(), 4u);
 }
 
 }  // namespace

@@ -62,7 +62,6 @@ TEST(StepArraysTest, ArraysOfAShapeDoNotOverlapAndKeepTheirOffsets) {
   const auto extent = [](const auto* in_first, const auto* in_second, int64_t count) {
     return Extent{in_first, in_second, count * static_cast<int64_t>(sizeof(*in_first))};
   };
-  const int64_t lanes = shape.decode.grid.num_lanes, tasks = DecodeRoomOf(shape.decode).tasks;
   std::vector<Extent> extents{
       extent(a.prefill_ids, b.prefill_ids, 100),
       extent(a.positions, b.positions, 108),
@@ -80,11 +79,7 @@ TEST(StepArraysTest, ArraysOfAShapeDoNotOverlapAndKeepTheirOffsets) {
       extent(a.decode.seq_chunks, b.decode.seq_chunks, 8),
       extent(a.decode.chunk_lengths, b.decode.chunk_lengths, 8),
       extent(a.decode.chunk_page_indptr, b.decode.chunk_page_indptr, 9),
-      extent(a.decode.lane_task_indptr, b.decode.lane_task_indptr, lanes + 1),
-      extent(a.decode.tasks, b.decode.tasks, tasks),
-      extent(a.decode.ranges, b.decode.ranges, tasks),
-      extent(a.decode.members, b.decode.members, tasks),
-      extent(a.decode.seq_partial_indptr, b.decode.seq_partial_indptr, 9),
+      extent(a.decode.plan, b.decode.plan, DecodeRoomOf(shape.decode).Bytes()),
       extent(a.decode.chunk_pages, b.decode.chunk_pages, 8 * kMaxPages)};
   const std::byte* end = first.data();
   for (const Extent& e : extents) {
@@ -120,24 +115,24 @@ TEST(StepArraysTest, PlansOfRandomDecodeBatchesFitAndCoverEveryContext) {
     ASSERT_NO_THROW(Validate(arrays.decode.Table(shape.decode), kLayout));
 
     std::vector<int32_t> covered(lengths.size(), 0);
-    const int32_t num_tasks = arrays.decode.lane_task_indptr[shape.decode.grid.num_lanes];
+    const ChunkDecodePlanView plan = DecodeRoomOf(shape.decode).View(arrays.decode.plan);
+    const int32_t num_tasks = plan.lane_task_indptr[shape.decode.grid.num_lanes];
     ASSERT_LE(num_tasks, DecodeRoomOf(shape.decode).tasks);
     std::vector<int32_t> members(lengths.size(), 0);
     for (int32_t t = 0; t < num_tasks; ++t) {
-      const ChunkDecodeTask& task = arrays.decode.tasks[t];
+      const ChunkDecodeTask& task = plan.tasks[t];
       ASSERT_EQ(task.member_count, 1);
-      const int32_t seq = arrays.decode.members[task.member_begin].seq;
+      const int32_t seq = plan.members[task.member_begin].seq;
       ++members[static_cast<size_t>(seq)];
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = arrays.decode.ranges[r];
+        const ChunkDecodeRange& range = plan.ranges[r];
         EXPECT_EQ(range.page_begin, arrays.decode.chunk_page_indptr[seq]);
         covered[static_cast<size_t>(seq)] += range.token_end - range.token_begin;
       }
     }
     EXPECT_EQ(covered, lengths);
     for (const int32_t count : members) EXPECT_GE(count, 1);  // padding rows are written too
-    EXPECT_LE(arrays.decode.seq_partial_indptr[rows],
-              ChunkDecodeMaxPartials(rows, kLayout, kH200, {.sharing = ChunkSharing::kNever}));
+    EXPECT_LE(plan.seq_partial_indptr[rows], rows + shape.decode.grid.num_lanes);
   }
 }
 
@@ -172,17 +167,17 @@ TEST(StepArraysTest, PlansOfSequencesOfSeveralChunksFitAndCoverEveryContext) {
     const ChunkTableView table = arrays.decode.Table(shape.decode);
     ASSERT_NO_THROW(Validate(table, kLayout));
     std::vector<int32_t> covered(lengths.size(), 0);
-    for (int32_t t = 0; t < arrays.decode.lane_task_indptr[shape.decode.grid.num_lanes]; ++t) {
-      const ChunkDecodeTask& task = arrays.decode.tasks[t];
-      const int32_t seq = arrays.decode.members[task.member_begin].seq;
+    const ChunkDecodePlanView plan = DecodeRoomOf(shape.decode).View(arrays.decode.plan);
+    for (int32_t t = 0; t < plan.lane_task_indptr[shape.decode.grid.num_lanes]; ++t) {
+      const ChunkDecodeTask& task = plan.tasks[t];
+      const int32_t seq = plan.members[task.member_begin].seq;
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = arrays.decode.ranges[r];
+        const ChunkDecodeRange& range = plan.ranges[r];
         covered[static_cast<size_t>(seq)] += range.token_end - range.token_begin;
       }
     }
     EXPECT_EQ(covered, lengths);
-    EXPECT_LE(arrays.decode.seq_partial_indptr[rows],
-              ChunkDecodeMaxPartials(rows, kLayout, kH200, {.sharing = ChunkSharing::kNever}));
+    EXPECT_LE(plan.seq_partial_indptr[rows], rows + shape.decode.grid.num_lanes);
   }
 }
 
@@ -229,7 +224,7 @@ TEST(StepArraysTest, WithoutADeviceNothingIsPlanned) {
   const AttentionWork work =
       PlanAttention(shape.decode, arrays.decode, kLayout, kQueryHeads, DeviceFacts{});
   EXPECT_EQ(work.num_tiles, 0);
-  EXPECT_EQ(arrays.decode.tasks, nullptr);
+  EXPECT_EQ(arrays.decode.plan, nullptr);
 }
 
 }  // namespace

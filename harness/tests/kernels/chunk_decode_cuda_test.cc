@@ -6,32 +6,9 @@
 namespace tokline::testing {
 namespace {
 
-// A plan on the device.
-struct DevicePlan {
-  explicit DevicePlan(const ChunkDecodePlan& plan)
-      : lanes(plan.lane_task_indptr),
-        tasks(plan.tasks),
-        ranges(plan.ranges),
-        members(plan.members),
-        partials(plan.seq_partial_indptr),
-        view{.grid = plan.grid,
-             .max_partials = plan.num_partials,
-             .lane_task_indptr = lanes.as<int32_t>(),
-             .tasks = tasks.as<ChunkDecodeTask>(),
-             .ranges = ranges.as<ChunkDecodeRange>(),
-             .members = members.as<ChunkDecodeMember>(),
-             .seq_partial_indptr = partials.as<int32_t>()} {
-    // Vectors may be empty (no KV at all): pointers must not be null.
-    if (!view.ranges) view.ranges = lanes.as<ChunkDecodeRange>();
-    if (!view.tasks) view.tasks = lanes.as<ChunkDecodeTask>();
-    if (!view.members) view.members = lanes.as<ChunkDecodeMember>();
-  }
-  DeviceBuffer lanes, tasks, ranges, members, partials;
-  ChunkDecodePlanView view;
-};
-
 struct RunOptions {
-  ChunkDecodePlanOptions plan = {};
+  ChunkSharing sharing = ChunkSharing::kWhenItPays;
+  ChunkDecodeGrid grid = {};
   int64_t page_offset = 0;  // every page id plus this, in a pool that is larger by as much
   int launches = 1;
   bool dependent = false;
@@ -44,8 +21,11 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   ChunkDecodeParams params = decode.Params(result.out, result.lse);
   const ChunkTableView host = params.table;
   Validate(host, decode.layout);
-  const DevicePlan plan(
-      PlanChunkDecode(host, decode.layout, decode.num_q_heads, QueryDeviceFacts(), run.plan));
+  const auto runs = SharedRunsOfTable(host, decode.options.group, run.sharing);
+  const ChunkDecodePlan plan =
+      PlanChunkDecode(host, decode.layout, decode.num_q_heads, QueryDeviceFacts(),
+                      {.runs = runs, .sharing = run.sharing, .grid = run.grid});
+  const DeviceBuffer plan_block(plan.block);
   std::vector<int32_t> pages(host.chunk_pages,
                              host.chunk_pages + host.chunk_page_indptr[host.num_chunks]);
   for (int32_t& page : pages) page += static_cast<int32_t>(run.page_offset);
@@ -56,7 +36,7 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   const int64_t offset_bytes = run.page_offset * decode.layout.PageStride() * element;
   DeviceBuffer kv(offset_bytes + decode.kv.size() * element);
   kv.CopyFrom(decode.kv.data(), decode.kv.size() * element, offset_bytes);
-  DeviceBuffer workspace(ChunkDecodeWorkspaceBytes(host.num_seqs, plan.view.max_partials,
+  DeviceBuffer workspace(ChunkDecodeWorkspaceBytes(host.num_seqs, plan.num_partials,
                                                    decode.num_q_heads, decode.layout));
   const int64_t counter_bytes = ChunkDecodeCounterBytes(host.num_seqs, decode.layout);
   workspace.Fill(0xff);  // NaN wherever nothing was written
@@ -70,9 +50,10 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   params.out = out.data();
   params.lse_ln = lse.as<float>();
   params.rope_cos_sin = decode.rope_rows > 0 ? rope.as<float>() : nullptr;
-  params.plan = plan.view;
+  params.plan = plan.size.View(plan_block.as<std::byte>());
   params.workspace = workspace.data();
   params.workspace_bytes = workspace.bytes();
+  params.max_partials = plan.num_partials;
   for (int i = 0; i < run.launches; ++i) {
     Launch(params, {.stream = nullptr, .dependent = run.dependent});
   }
@@ -230,11 +211,8 @@ TEST_F(ChunkDecodeCudaTest, DeadSlotsChangeNothing) {
 TEST_F(ChunkDecodeCudaTest, AnySplitMatchesReference) {
   DecodeCaseOptions options = WithLengths({}, {1500, 70, 640, 0, 5});
   for (int32_t lanes : {1, 2, 3, 7, 16, 40, 100}) {
-    for (bool invariant : {false, true}) {
-      SCOPED_TRACE(StrCat("lanes ", lanes, " invariant ", invariant));
-      ExpectMatches(options,
-                    {.plan = {.batch_invariant = invariant, .grid = {.num_lanes = lanes}}});
-    }
+    SCOPED_TRACE(StrCat("lanes ", lanes));
+    ExpectMatches(options, {.grid = {.num_lanes = lanes}});
   }
 }
 
@@ -248,15 +226,6 @@ TEST_F(ChunkDecodeCudaTest, SameInputsGiveTheSameBitsEveryTime) {
   }
 }
 
-TEST_F(ChunkDecodeCudaTest, InvariantPlanIgnoresBatchNeighboursBitwise) {
-  DecodeCase alone = MakeDecodeCase(WithLengths({}, {2500}));
-  DecodeCase among = MakeDecodeCase(WithLengths({}, {2500, 33, 4000, 1}));
-  for (int64_t i = 0; i < alone.q.size(); ++i) among.q.Set(i, alone.q[i]);
-  const RunOptions invariant{.plan = {.batch_invariant = true}};
-  const DecodeResult x = RunCuda(alone, invariant), y = RunCuda(among, invariant);
-  for (int64_t i = 0; i < x.out.size(); ++i) ASSERT_EQ(x.out[i], y.out[i]) << i;
-}
-
 TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
   for (int32_t group : {1, 3, 4, 7, 16}) {
     DecodeCaseOptions options;
@@ -267,8 +236,7 @@ TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
                          {0},       {2},       {},     {0, 0}, {0, 1}, {0, 1, 4}};
     for (bool share : {false, true}) {
       SCOPED_TRACE(StrCat("group ", group, " share ", share));
-      ExpectMatches(options,
-                    {.plan = {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever}});
+      ExpectMatches(options, {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever});
     }
   }
 }
@@ -282,8 +250,7 @@ TEST_F(ChunkDecodeCudaTest, ShiftedChunksMatchReference) {
     for (bool share : {false, true}) {
       SCOPED_TRACE(StrCat("head_dim ", head_dim, " share ", share));
       options.head_dim = head_dim;
-      ExpectMatches(options,
-                    {.plan = {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever}});
+      ExpectMatches(options, {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever});
     }
   }
 }

@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <set>
 
 #include "harness/tests/kernels/chunk_decode_case.h"
 #include "harness/tests/kernels/devices.h"
 #include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_sharing.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline::testing {
 namespace {
@@ -13,30 +16,30 @@ namespace {
 constexpr DeviceFacts kDevice = testing::kH200;
 
 int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
-  const auto next = std::ranges::upper_bound(plan.lane_task_indptr, static_cast<int32_t>(task));
-  return static_cast<int32_t>(next - plan.lane_task_indptr.begin()) - 1;
+  const auto next = std::ranges::upper_bound(plan.LaneTaskIndptr(), static_cast<int32_t>(task));
+  return static_cast<int32_t>(next - plan.LaneTaskIndptr().begin()) - 1;
 }
 
 // Checks that the lanes of a cluster all end, or all do not end, with a clustered task of the same
 // members: its barriers hang otherwise.
 void CheckClusters(const ChunkDecodePlan& plan) {
-  ASSERT_EQ(plan.grid.num_lanes % plan.grid.cluster_lanes, 0);
-  for (int32_t lane = 0; lane < plan.grid.num_lanes; ++lane) {
-    const int32_t begin = plan.lane_task_indptr[lane], end = plan.lane_task_indptr[lane + 1];
-    for (int32_t t = begin; t + 1 < end; ++t) EXPECT_EQ(plan.tasks[t].clustered, 0) << lane;
-    const int32_t first = lane / plan.grid.cluster_lanes * plan.grid.cluster_lanes;
-    const int32_t first_end = plan.lane_task_indptr[first + 1];
+  ASSERT_EQ(plan.size.grid.num_lanes % plan.size.grid.cluster_lanes, 0);
+  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
+    const int32_t begin = plan.LaneTaskIndptr()[lane], end = plan.LaneTaskIndptr()[lane + 1];
+    for (int32_t t = begin; t + 1 < end; ++t) EXPECT_EQ(plan.Tasks()[t].clustered, 0) << lane;
+    const int32_t first = lane / plan.size.grid.cluster_lanes * plan.size.grid.cluster_lanes;
+    const int32_t first_end = plan.LaneTaskIndptr()[first + 1];
     const auto last_task = [&](int32_t from, int32_t to) {
-      return from < to && plan.tasks[to - 1].clustered ? &plan.tasks[to - 1] : nullptr;
+      return from < to && plan.Tasks()[to - 1].clustered ? &plan.Tasks()[to - 1] : nullptr;
     };
     const ChunkDecodeTask* mine = last_task(begin, end);
-    const ChunkDecodeTask* leader = last_task(plan.lane_task_indptr[first], first_end);
+    const ChunkDecodeTask* leader = last_task(plan.LaneTaskIndptr()[first], first_end);
     ASSERT_EQ(mine == nullptr, leader == nullptr) << "lane " << lane;
     if (mine == nullptr) continue;
     ASSERT_EQ(mine->member_count, leader->member_count);
     for (int32_t m = 0; m < mine->member_count; ++m) {
-      const ChunkDecodeMember& a = plan.members[mine->member_begin + m];
-      const ChunkDecodeMember& b = plan.members[leader->member_begin + m];
+      const ChunkDecodeMember& a = plan.Members()[mine->member_begin + m];
+      const ChunkDecodeMember& b = plan.Members()[leader->member_begin + m];
       EXPECT_TRUE(a.seq == b.seq && a.shift == b.shift && a.partial == b.partial) << lane;
     }
   }
@@ -58,22 +61,22 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
   }
   std::map<int32_t, std::vector<int32_t>> partials;  // by sequence
   std::vector<int> states(static_cast<size_t>(table.num_seqs), 0);
-  ASSERT_EQ(plan.lane_task_indptr.size(), static_cast<size_t>(plan.grid.num_lanes) + 1);
-  ASSERT_EQ(plan.lane_task_indptr.back(), static_cast<int32_t>(plan.tasks.size()));
+  ASSERT_EQ(plan.LaneTaskIndptr().size(), static_cast<size_t>(plan.size.grid.num_lanes) + 1);
+  ASSERT_EQ(plan.LaneTaskIndptr().back(), static_cast<int32_t>(plan.Tasks().size()));
   const int32_t group = num_q_heads / layout.num_kv_heads;
   CheckClusters(plan);
-  for (size_t i = 0; i < plan.tasks.size(); ++i) {
-    const ChunkDecodeTask& task = plan.tasks[i];
+  for (size_t i = 0; i < plan.Tasks().size(); ++i) {
+    const ChunkDecodeTask& task = plan.Tasks()[i];
     // The tasks of a cluster make one state.
-    const bool makes_state = !task.clustered || LaneOf(plan, i) % plan.grid.cluster_lanes == 0;
+    const bool makes_state = !task.clustered || LaneOf(plan, i) % plan.size.grid.cluster_lanes == 0;
     ASSERT_GE(task.member_count, 1);
     ASSERT_LE(task.member_count * group, kChunkDecodeMaxRows);
     for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
-      const ChunkDecodeMember& member = plan.members[m];
+      const ChunkDecodeMember& member = plan.Members()[m];
       states[static_cast<size_t>(member.seq)] += makes_state;
       if (member.partial >= 0 && makes_state) partials[member.seq].push_back(member.partial);
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = plan.ranges[r];
+        const ChunkDecodeRange& range = plan.Ranges()[r];
         ASSERT_EQ(range.token_begin % kChunkDecodeTileTokens, 0);
         ASSERT_LT(range.token_begin, range.token_end);
         for (int32_t t = range.token_begin; t < range.token_end; ++t) {
@@ -89,15 +92,15 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     std::sort(list.begin(), list.end());
     if (states[s] == 1) {
       EXPECT_TRUE(list.empty());
-      EXPECT_EQ(plan.seq_partial_indptr[s], plan.seq_partial_indptr[s + 1]);
+      EXPECT_EQ(plan.SeqPartialIndptr()[s], plan.SeqPartialIndptr()[s + 1]);
       continue;
     }
     std::vector<int32_t> all(static_cast<size_t>(states[s]));
-    std::iota(all.begin(), all.end(), plan.seq_partial_indptr[s]);
+    std::iota(all.begin(), all.end(), plan.SeqPartialIndptr()[s]);
     EXPECT_EQ(list, all) << "sequence " << s;
-    EXPECT_EQ(plan.seq_partial_indptr[s + 1] - plan.seq_partial_indptr[s], states[s]);
+    EXPECT_EQ(plan.SeqPartialIndptr()[s + 1] - plan.SeqPartialIndptr()[s], states[s]);
   }
-  EXPECT_EQ(plan.num_partials, plan.seq_partial_indptr.back());
+  EXPECT_EQ(plan.num_partials, plan.SeqPartialIndptr().back());
 }
 
 TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
@@ -136,13 +139,14 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
     for (size_t s = 0; s < num_seqs; ++s)
       table.AddSequence(options.sequences[s], options.shifts[s]);
     Validate(table.View(), layout);
-    for (bool invariant : {false, true}) {
-      for (bool share : {false, true}) {
-        SCOPED_TRACE(StrCat("round ", round, " invariant ", invariant, " share ", share));
+    const auto runs = SharedRunsOfTable(table.View(), options.group, ChunkSharing::kAlways);
+    for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        SCOPED_TRACE(StrCat("round ", round, " sharing ", static_cast<int>(sharing)));
         const ChunkDecodePlan plan =
             PlanChunkDecode(table.View(), layout, options.num_kv_heads * options.group, kDevice,
-                            {.batch_invariant = invariant,
-                             .sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever,
+                            {.runs = runs,
+                             .sharing = sharing,
                              .grid = {.num_lanes = static_cast<int32_t>(rng() % 40)}});
         CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
         if (HasFatalFailure() || HasNonfatalFailure()) return;
@@ -162,20 +166,20 @@ TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
     table.AddSequence({&chunk, 1});
   }
   const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 16, kDevice);
-  EXPECT_EQ(plan.grid.num_lanes, 2 * 132 / 8);
+  EXPECT_EQ(plan.size.grid.num_lanes, 2 * 132 / 8);
   int64_t least = INT64_MAX, most = 0;
-  for (int32_t lane = 0; lane < plan.grid.num_lanes; ++lane) {
+  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
     int64_t tiles = 0;
-    for (int32_t t = plan.lane_task_indptr[lane]; t < plan.lane_task_indptr[lane + 1]; ++t) {
-      for (int32_t r = plan.tasks[t].range_begin; r < plan.tasks[t].range_end; ++r) {
-        tiles += (plan.ranges[r].token_end - plan.ranges[r].token_begin + 63) / 64;
+    for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
+      for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
+        tiles += (plan.Ranges()[r].token_end - plan.Ranges()[r].token_begin + 63) / 64;
       }
     }
     least = std::min(least, tiles);
     most = std::max(most, tiles);
   }
   EXPECT_LE(most - least, 1);
-  EXPECT_LE(plan.num_partials, ChunkDecodeMaxPartials(128, layout, kDevice));
+  EXPECT_LE(plan.num_partials, 128 + plan.size.grid.num_lanes);
 }
 
 TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
@@ -192,11 +196,11 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
   };
   const auto longest_lane = [](const ChunkDecodePlan& plan) {
     int32_t longest = 0;
-    for (int32_t lane = 0; lane < plan.grid.num_lanes; ++lane) {
+    for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
       int32_t tiles = 0;
-      for (int32_t t = plan.lane_task_indptr[lane]; t < plan.lane_task_indptr[lane + 1]; ++t) {
-        for (int32_t r = plan.tasks[t].range_begin; r < plan.tasks[t].range_end; ++r) {
-          tiles += (plan.ranges[r].token_end - plan.ranges[r].token_begin + 63) / 64;
+      for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
+        for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
+          tiles += (plan.Ranges()[r].token_end - plan.Ranges()[r].token_begin + 63) / 64;
         }
       }
       longest = std::max(longest, tiles);
@@ -222,9 +226,10 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
                              {{192, 192, 0, 64, 256, 1, 513, 200}, full, 4},
                              {std::vector<int32_t>(17, 300), full, 3}}) {
     const ChunkDecodePlan plan = plan_of(expected.lengths, kDevice);
-    EXPECT_EQ(plan.grid, expected.grid) << expected.lengths.size() << " of " << expected.lengths[0];
+    EXPECT_EQ(plan.size.grid, expected.grid)
+        << expected.lengths.size() << " of " << expected.lengths[0];
     EXPECT_EQ(longest_lane(plan), expected.longest_lane) << expected.lengths[0];
-    EXPECT_TRUE(plan.grid.cluster_lanes == 1 || plan.num_partials == 0);
+    EXPECT_TRUE(plan.size.grid.cluster_lanes == 1 || plan.num_partials == 0);
   }
 }
 
@@ -252,14 +257,13 @@ TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
                             lengths.size(), " of ", lengths[0]));
         CheckPlan(table.View(), layout, 2 * num_kv_heads, plan);
         CheckClusters(plan);
-        EXPECT_LE(plan.num_partials, ChunkDecodeMaxPartials(static_cast<int32_t>(lengths.size()),
-                                                            layout, device.facts));
-        if (plan.grid.cluster_lanes == 1) continue;
+        EXPECT_LE(plan.num_partials, std::ssize(lengths) + plan.size.grid.num_lanes);
+        if (plan.size.grid.cluster_lanes == 1) continue;
         any_cluster = true;
         EXPECT_GE(device.facts.compute_major, 9);
         EXPECT_GE(device.facts.code_architecture, 90) << "its code has no cluster instructions";
         // Every cluster runs at once: its blocks meet at barriers.
-        EXPECT_LE(int64_t{plan.grid.num_lanes} * num_kv_heads, device.facts.sm_count);
+        EXPECT_LE(int64_t{plan.size.grid.num_lanes} * num_kv_heads, device.facts.sm_count);
       }
     }
   }
@@ -310,12 +314,10 @@ TEST(ChunkDecodePlanTest, ClustersTakeOneSegmentASequence) {
   const std::vector<int32_t> pages{0, 1};
   const std::vector<int32_t> chunks{table.AddChunk(pages, 300), table.AddChunk(pages, 200)};
   table.AddSequence(chunks);
-  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).grid.cluster_lanes, 8);
-  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice, {.batch_invariant = true}).grid,
-            ChunkDecodeFullGrid(layout, kDevice));
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid.cluster_lanes, 8);
   const std::vector<int32_t> shifts{0, 5};
   table.AddSequence(chunks, shifts);
-  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).grid,
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid,
             ChunkDecodeFullGrid(layout, kDevice));
   EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
                                {.grid = {.num_lanes = 16, .cluster_lanes = 8}}),
@@ -325,7 +327,6 @@ TEST(ChunkDecodePlanTest, ClustersTakeOneSegmentASequence) {
                InvalidArgument);
 }
 
-// With 16 heads a group each member of a shared chunk has a segment of its own.
 TEST(ChunkDecodePlanTest, ClustersShareNothing) {
   const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 2, .page_size = 256, .head_dim = 128};
   ChunkTable table;
@@ -335,14 +336,23 @@ TEST(ChunkDecodePlanTest, ClustersShareNothing) {
     table.AddSequence(std::vector<int32_t>{shared, own});
   }
   for (int i = 0; i < 2; ++i) table.AddSequence({});
-  const ChunkDecodePlan plan =
-      PlanChunkDecode(table.View(), layout, 32, kDevice, {.sharing = ChunkSharing::kAlways});
-  EXPECT_EQ(plan.grid, ChunkDecodeFullGrid(layout, kDevice));
-  CheckPlan(table.View(), layout, 32, plan);
   const ChunkDecodeGrid clusters{.num_lanes = 32, .cluster_lanes = 8};
-  CheckPlan(table.View(), layout, 32,
-            PlanChunkDecode(table.View(), layout, 32, kDevice,
-                            {.sharing = ChunkSharing::kAlways, .grid = clusters}));
+  const auto plan_of = [&](int32_t num_q_heads, const ChunkDecodeGrid& grid) {
+    const auto runs = SharedRunsOfTable(table.View(), num_q_heads / 2, ChunkSharing::kAlways);
+    EXPECT_EQ(runs.size(), 1u);
+    const ChunkDecodePlan plan =
+        PlanChunkDecode(table.View(), layout, num_q_heads, kDevice,
+                        {.runs = runs, .sharing = ChunkSharing::kAlways, .grid = grid});
+    CheckPlan(table.View(), layout, num_q_heads, plan);
+    return plan;
+  };
+  EXPECT_TRUE(plan_of(16, {}).reads_once);
+  EXPECT_EQ(plan_of(16, {}).size.grid, ChunkDecodeFullGrid(layout, kDevice));
+  EXPECT_FALSE(plan_of(16, clusters).reads_once);
+  // With 16 heads per group a tile of rows holds one member: both would read the chunk in any case.
+  EXPECT_FALSE(plan_of(32, {}).reads_once);
+  EXPECT_EQ(plan_of(32, {}).size.grid, clusters);
+  EXPECT_FALSE(plan_of(32, ChunkDecodeFullGrid(layout, kDevice)).reads_once);
 }
 
 TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
@@ -357,14 +367,30 @@ TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
   }
   const auto tokens_read = [](const ChunkDecodePlan& plan) {
     int64_t tokens = 0;
-    for (const ChunkDecodeRange& range : plan.ranges) tokens += range.token_end - range.token_begin;
+    for (const ChunkDecodeRange& range : plan.Ranges())
+      tokens += range.token_end - range.token_begin;
     return tokens;
   };
-  // 4 heads a group: 16 members fill 64 rows, so 32 members read the chunk twice.
-  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice)), 2 * 1024 + 32 * 128);
-  EXPECT_EQ(tokens_read(PlanChunkDecode(table.View(), layout, 32, kDevice,
-                                        {.sharing = ChunkSharing::kNever})),
-            32 * (1024 + 128));
+  // 4 heads per group: 16 members fill 64 rows, so 32 members read the chunk twice.
+  const auto runs = SharedRunsOfTable(table.View(), 4);
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 32, kDevice, {.runs = runs});
+  EXPECT_TRUE(plan.reads_once);
+  EXPECT_EQ(tokens_read(plan), 2 * 1024 + 32 * 128);
+  EXPECT_EQ(SharedTokensSaved(runs, 4), 30 * 1024);
+  for (const ChunkDecodePlan& alone :
+       {PlanChunkDecode(table.View(), layout, 32, kDevice),
+        PlanChunkDecode(table.View(), layout, 32, kDevice,
+                        {.runs = runs, .sharing = ChunkSharing::kNever})}) {
+    EXPECT_FALSE(alone.reads_once);
+    EXPECT_EQ(tokens_read(alone), 32 * (1024 + 128));
+  }
+  // Where a plan that reads once has no room, the same table is read alone.
+  ChunkDecodePlanRoom room = plan.size;
+  --room.members;
+  room.ranges = 1000;
+  EXPECT_FALSE(PlanChunkDecode(table.View(), layout, 32, kDevice,
+                               {.runs = runs, .grid = room.grid, .room = &room})
+                   .reads_once);
 }
 
 // FNV-1a over every number of a plan.
@@ -372,24 +398,24 @@ void AddToHash(const ChunkDecodePlan& plan, uint64_t& hash) {
   const auto add = [&hash](int64_t value) {
     hash = (hash ^ static_cast<uint64_t>(value)) * 1099511628211ull;
   };
-  for (const int32_t value :
-       {plan.num_seqs, plan.grid.num_lanes, plan.grid.cluster_lanes, plan.num_partials}) {
+  for (const int32_t value : {static_cast<int32_t>(plan.size.num_seqs), plan.size.grid.num_lanes,
+                              plan.size.grid.cluster_lanes, plan.num_partials}) {
     add(value);
   }
-  for (const int32_t value : plan.lane_task_indptr) add(value);
-  for (const ChunkDecodeTask& task : plan.tasks) {
+  for (const int32_t value : plan.LaneTaskIndptr()) add(value);
+  for (const ChunkDecodeTask& task : plan.Tasks()) {
     for (const int32_t value :
          {task.member_begin, task.member_count, task.range_begin, task.range_end, task.clustered}) {
       add(value);
     }
   }
-  for (const ChunkDecodeRange& range : plan.ranges) {
+  for (const ChunkDecodeRange& range : plan.Ranges()) {
     for (const int32_t value : {range.page_begin, range.token_begin, range.token_end}) add(value);
   }
-  for (const ChunkDecodeMember& member : plan.members) {
+  for (const ChunkDecodeMember& member : plan.Members()) {
     for (const int32_t value : {member.seq, member.shift, member.partial}) add(value);
   }
-  for (const int32_t value : plan.seq_partial_indptr) add(value);
+  for (const int32_t value : plan.SeqPartialIndptr()) add(value);
 }
 
 // Of what was measured before chunks could be shared in a decoder, nothing may change.
@@ -418,46 +444,167 @@ TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
       }
       table.AddSequence(chunks);
     }
-    for (const bool invariant : {false, true}) {
-      for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kWhenItPays}) {
-        for (const ChunkDecodeGrid& grid :
-             {ChunkDecodeGrid{}, ChunkDecodeFullGrid(layout, kDevice)}) {
-          AddToHash(
-              PlanChunkDecode(table.View(), layout, num_q_heads, kDevice,
-                              {.batch_invariant = invariant, .sharing = sharing, .grid = grid}),
-              hash);
-        }
+    const auto runs = SharedRunsOfTable(table.View(), num_q_heads / layout.num_kv_heads);
+    for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kWhenItPays}) {
+      for (const ChunkDecodeGrid& grid :
+           {ChunkDecodeGrid{}, ChunkDecodeFullGrid(layout, kDevice)}) {
+        AddToHash(PlanChunkDecode(table.View(), layout, num_q_heads, kDevice,
+                                  {.runs = runs, .sharing = sharing, .grid = grid}),
+                  hash);
       }
     }
   }
-  EXPECT_EQ(hash, 3766170280854376381ull);
+  EXPECT_EQ(hash, 4206500076836445613ull);
 }
 
-TEST(ChunkDecodePlanTest, InvariantPlanOfASequenceIgnoresItsNeighbours) {
-  const PagedKvLayout layout{
-      .num_pages = 512, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
-  const auto cuts_of_first = [&](std::vector<int32_t> lengths) {
-    ChunkTable table;
-    for (int32_t length : lengths) {
-      const std::vector<int32_t> pages(static_cast<size_t>((length + 255) / 256), 5);
-      const int32_t chunk = table.AddChunk(pages, length);
-      table.AddSequence({&chunk, 1});
+TEST(ChunkDecodePlanTest, PlanIsCopiedIntoALargerRoomAndRefusedByASmallerOne) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  for (const int32_t length : {3000, 0, 77, 5000, 900}) {
+    const std::vector<int32_t> pages(static_cast<size_t>(DivideUp(length, 256)), 0);
+    const int32_t chunk = table.AddChunk(pages, length);
+    table.AddSequence({&chunk, 1});
+  }
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 16, kDevice);
+  ASSERT_EQ(std::ssize(plan.block), plan.size.Bytes());
+  ChunkDecodePlanRoom room = plan.size;
+  room.tasks += 100;
+  room.ranges += 7;
+  room.members += 300;
+  room.num_seqs += 90;
+  constexpr std::byte kGarbage{0xab};
+  std::vector<std::byte> block(static_cast<size_t>(room.Bytes()) + 4096, kGarbage);
+  plan.CopyTo(room, block.data());
+  EXPECT_TRUE(std::all_of(block.begin() + room.Bytes(), block.end(),
+                          [](std::byte b) { return b == kGarbage; }));
+  const ChunkDecodePlanView copy = room.View(block.data());
+  const auto same = [](const auto& array, const auto* copied) {
+    return std::memcmp(array.data(), copied, array.size_bytes()) == 0;
+  };
+  EXPECT_EQ(copy.grid, plan.size.grid);
+  EXPECT_TRUE(same(plan.LaneTaskIndptr(), copy.lane_task_indptr));
+  EXPECT_TRUE(same(plan.Tasks(), copy.tasks));
+  EXPECT_TRUE(same(plan.Ranges(), copy.ranges));
+  EXPECT_TRUE(same(plan.Members(), copy.members));
+  EXPECT_TRUE(same(plan.SeqPartialIndptr(), copy.seq_partial_indptr));
+  for (int64_t ChunkDecodePlanRoom::*count :
+       {&ChunkDecodePlanRoom::num_seqs, &ChunkDecodePlanRoom::tasks, &ChunkDecodePlanRoom::ranges,
+        &ChunkDecodePlanRoom::members}) {
+    ChunkDecodePlanRoom small = plan.size;
+    EXPECT_NO_THROW(plan.CopyTo(small, block.data()));
+    --(small.*count);
+    EXPECT_THROW(plan.CopyTo(small, block.data()), InvalidArgument);
+  }
+  room = plan.size;
+  --room.tasks;
+  try {
+    plan.CopyTo(room, block.data());
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    const auto tasks = [](int64_t count) { return StrCat(count, " tasks"); };
+    EXPECT_NE(std::string(error.what()).find(tasks(plan.size.tasks)), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find(tasks(room.tasks)), std::string::npos);
+  }
+  room = plan.size;
+  ++room.grid.num_lanes;
+  EXPECT_THROW(plan.CopyTo(room, block.data()), InvalidArgument);
+}
+
+// Sequences whose contexts begin with chunks of whole tiles that form a tree, as prompts branch.
+ChunkTable RandomTree(std::mt19937_64& rng, int32_t page_size) {
+  const auto upto = [&rng](int32_t n) { return 1 + static_cast<int32_t>(rng() % n); };
+  const int32_t num_seqs = 1 + upto(64), depth = upto(4), branches = upto(3), tiles = upto(64);
+  ChunkTable table;
+  const auto add_chunk = [&](int32_t length) {
+    return table.AddChunk(std::vector<int32_t>(static_cast<size_t>(DivideUp(length, page_size)), 0),
+                          length);
+  };
+  std::map<std::vector<int32_t>, int32_t> chunk_after;  // by the branches taken
+  for (int32_t s = 0; s < num_seqs; ++s) {
+    std::vector<int32_t> taken, chunks;
+    for (int32_t level = 0; level < depth; ++level) {
+      taken.push_back(upto(4) == 1 ? upto(branches) : 0);
+      const auto [at, is_new] = chunk_after.try_emplace(taken, 0);
+      if (is_new) at->second = add_chunk(64 * upto(tiles));
+      chunks.push_back(at->second);
     }
-    const ChunkDecodePlan plan =
-        PlanChunkDecode(table.View(), layout, 16, kDevice, {.batch_invariant = true});
-    std::map<int32_t, int32_t> cuts;  // partial -> token_begin
-    for (const ChunkDecodeTask& task : plan.tasks) {
-      const ChunkDecodeMember& member = plan.members[task.member_begin];
-      if (member.seq == 0) {
-        cuts[member.partial - plan.seq_partial_indptr[0]] =
-            plan.ranges[task.range_begin].token_begin;
+    chunks.push_back(add_chunk(upto(3 * page_size)));
+    table.AddSequence(chunks);
+  }
+  return table;
+}
+
+// By the model's own figures: reading once, if it is chosen, ends before reading alone, where all
+// that others have read comes from the L2.
+TEST(ChunkDecodePlanTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
+  constexpr ChunkDecodeTimes kTimes;
+  std::mt19937_64 rng(7);
+  int chosen = 0, left = 0;
+  for (int round = 0; round < 800; ++round) {
+    const PagedKvLayout layout{.num_pages = 1 << 16,
+                               .num_kv_heads = 1 << rng() % 5,
+                               .page_size = 16 << 2 * (rng() % 3),
+                               .head_dim = 128};
+    const int32_t group = 1 + static_cast<int32_t>(rng() % 16);
+    const ChunkTable tree = RandomTree(rng, layout.page_size);
+    const ChunkTableView table = tree.View();
+    const auto runs = SharedRunsOfTable(table, group);
+    const ChunkDecodeGrid grid = ChunkDecodeFullGrid(layout, kDevice);
+    const auto plan_of = [&](ChunkSharing sharing) {
+      return PlanChunkDecode(table, layout, layout.num_kv_heads * group, kDevice,
+                             {.runs = runs, .sharing = sharing, .grid = grid});
+    };
+    const ChunkDecodePlan plan = plan_of(ChunkSharing::kWhenItPays);
+    left += !plan.reads_once && !runs.empty();
+    if (!plan.reads_once) continue;
+    ++chosen;
+    // Listings of a run beyond the first find it in the L2.
+    double tiles = 0, cached = 0;
+    std::vector<bool> in_run(static_cast<size_t>(table.num_chunks), false), listed = in_run;
+    for (const SharedRun& run : runs) {
+      for (const int32_t chunk : run.chunks) in_run[static_cast<size_t>(chunk)] = true;
+    }
+    for (int32_t i = 0; i < table.seq_chunk_indptr[table.num_seqs]; ++i) {
+      const auto chunk = static_cast<size_t>(table.seq_chunks[i]);
+      const auto count = static_cast<double>(DivideUp(table.chunk_lengths[chunk], 64));
+      tiles += count;
+      if (in_run[chunk] && listed[chunk]) cached += count;
+      listed[chunk] = true;
+    }
+    const double tile_us =
+        kTimes.memory_tile_us + (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached / tiles;
+    EXPECT_LT(EstimateUs(plan, group, kTimes.memory_tile_us) + kTimes.least_gain_us,
+              EstimateUs(plan_of(ChunkSharing::kNever), group, tile_us))
+        << round;
+  }
+  EXPECT_GE(chosen, 60);
+  EXPECT_GE(left, 20);
+}
+
+TEST(ChunkDecodePlanTest, LongRunsOfManyAreSharedAndRowsPackedByTheirTime) {
+  EXPECT_TRUE(SharingPays(64, 256, 4));
+  EXPECT_TRUE(SharingPays(2, 8, 2));
+  EXPECT_FALSE(SharingPays(2, 2, 2));
+  EXPECT_FALSE(SharingPays(1, 1000, 2));
+  EXPECT_FALSE(SharingPays(3, 1000, 16));  // one tile of rows each, whoever reads
+  for (int32_t group = 1; group <= 16; ++group) {
+    for (int32_t members = 1; members <= 200; ++members) {
+      int32_t parts = 0;
+      for (int32_t left = members; left > 0; ++parts) {
+        const int32_t part = SharedPartMembers(left, group);
+        ASSERT_GE(part, 1);
+        ASSERT_LE(part * group, kChunkDecodeMaxRows);
+        left -= part;
+      }
+      ASSERT_EQ(parts, NumSharedParts(members, group));
+      for (int64_t tiles : {1, 3, 10, 100}) {  // what pays once pays for longer
+        ASSERT_LE(SharingPays(members, tiles, group), SharingPays(members, tiles + 1, group));
       }
     }
-    return cuts;
-  };
-  const auto alone = cuts_of_first({5000});
-  EXPECT_GT(alone.size(), 1u);
-  EXPECT_EQ(alone, cuts_of_first({5000, 17, 9000, 1}));
+  }
+  EXPECT_EQ(NumSharedParts(24, 2), 3);  // of 16 rows
+  EXPECT_EQ(NumSharedParts(25, 2), 1);  // of 50
+  EXPECT_EQ(NumSharedParts(32, 4), 2);  // of 64
 }
 
 ChunkDecodeParams ValidParams(DecodeCase& decode, HostTensor& out, std::vector<float>& lse) {
