@@ -33,7 +33,7 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     if (!context.device) return;
     const PagedPrefillPlan plan =
         PlanPagedPrefill(table.View(), q_indptr_host_.data(), batch_.layout, num_q_heads,
-                         /*causal=*/true, *context.device);
+                         /*causal=*/true);
     tile_tokens_ = plan.tile_tokens;
     num_tiles_ = static_cast<int32_t>(plan.tiles.size());
     tiles_ = tensors_.Table(plan.tiles);

@@ -309,7 +309,7 @@ int AblateCommand(const CommandLine& line) {
           " prompt tokens and ", bench.new_tokens, " new tokens takes ", context,
           " positions; the model has ", model.spec.max_positions);
   DecoderOptions options = flags.run.Options(model.spec, bench.batch, context);
-  DecoderPlan(model.spec, options, {});
+  DecoderConfig(model.spec, options, {});
   SizeKvForBatch(flags.run.kv, model, options);
   flags.record.RequirePeaksOf(options.device);
 

@@ -312,7 +312,7 @@ int BenchCommand(const CommandLine& line) {
     benches.push_back(bench);
     decoders.push_back(flags.run.Options(model.spec, bench.batch, context));
     decoders.back().delayed = DelayedBy(flags.op_delay, decoders.back().device);
-    DecoderPlan(model.spec, decoders.back(), {});
+    DecoderConfig(model.spec, decoders.back(), {});
     SizeKvForBatch(flags.run.kv, model, decoders.back());
   }
   const Device device = decoders.front().device;

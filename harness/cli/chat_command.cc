@@ -248,7 +248,7 @@ int ChatCommand(const CommandLine& line) {
   const int64_t pinned_pages = ChatSession::PagesToPin(conversation, options.page_size);
   ApplyKvSize(flags.run.kv, model, options);
   if (options.kv_pages == 0) {
-    options.kv_pages = DecoderPlan(model.spec, options, {}).max_pages + pinned_pages;
+    options.kv_pages = DecoderConfig(model.spec, options, {}).max_pages + pinned_pages;
   } else {
     Require(2 * pinned_pages < options.kv_pages, "the system text and the chunks take ",
             pinned_pages, " pages of ", options.page_size, " tokens; the KV cache has ",

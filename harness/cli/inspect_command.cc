@@ -171,7 +171,7 @@ int InspectCommand(const CommandLine& line) {
   Require(flags.run.kv.fraction == 0,
           "--kv-fraction is of what a run finds free after its warm-up, and inspect runs nothing; "
           "--kv-bytes and --kv-pages size the KV cache here");
-  DecoderPlan(spec, options, {});  // first refuses a context beyond the model's positions
+  DecoderConfig(spec, options, {});  // first refuses a context beyond the model's positions
   SizeKvForBatch(flags.run.kv, model, options);
   const DeviceFacts facts = FactsOf(options.device);
   const MemoryPlan memory = PlanMemory(spec, options, facts);

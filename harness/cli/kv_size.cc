@@ -28,7 +28,7 @@ DecoderOptions WithOnePage(DecoderOptions options) {
 
 // Number of pages in the cache that belong to no sequence.
 int64_t ScratchPages(const LoadedModel& model, const DecoderOptions& options) {
-  return DecoderPlan(model.spec, WithOnePage(options), {}).layout.num_pages - 1;
+  return DecoderConfig(model.spec, WithOnePage(options), {}).layout.num_pages - 1;
 }
 
 // The size as the user gave it, for messages.

@@ -32,7 +32,7 @@ int64_t FreeForKv(const LoadedModel& model, const DecoderOptions& options);
 
 // Sets options.kv_pages to the given size. Without a size it stays 0, which means as many pages as
 // the run needs. A size in bytes includes the scratch page, if there is one
-// (DecoderPlan::scratch_page); a size in pages counts only pages for sequences. Throws
+// (DecoderConfig::scratch_page); a size in pages counts only pages for sequences. Throws
 // InvalidArgument if more than one size is given or if the size is less than one page.
 void ApplyKvSize(const KvSize& size, const LoadedModel& model, DecoderOptions& options);
 

@@ -245,7 +245,7 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   options.reuse = flags.reuse;
   options.sharing = flags.sharing.value_or(options.sharing);
   options.delayed = DelayedBy(with.op_delay, options.device);
-  DecoderPlan(model.spec, options, {});
+  DecoderConfig(model.spec, options, {});
   with.record.RequirePeaksOf(options.device);
   SizeKvForWorkload(with.run.kv, model, options);
 

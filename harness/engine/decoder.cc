@@ -54,15 +54,15 @@ std::unique_ptr<Backend> MakeBackendWithRoom(const ModelSpec& spec, const Decode
   return backend;
 }
 
-SchedulerOptions ScheduleOf(const DecoderPlan& plan) {
-  const DecoderOptions& options = plan.options;
+SchedulerOptions ScheduleOf(const DecoderConfig& config) {
+  const DecoderOptions& options = config.options;
   return {.num_pages = static_cast<int32_t>(options.kv_pages),
           .page_size = options.page_size,
           .max_batch = options.max_batch,
           .max_context = options.max_context,
           .token_budget = options.token_budget,
           .reuse = options.reuse,
-          .max_runs = plan.max_runs,
+          .max_runs = config.max_runs,
           .max_pinned_pages = static_cast<int32_t>(options.pinned_pages)};
 }
 
@@ -93,16 +93,16 @@ void RequireVocabulary(int32_t token, int64_t vocab_size, const char* what) {
 Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options)
     : spec_(spec),
       backend_(MakeBackendWithRoom(spec, options)),
-      plan_(spec, options, backend_->facts()),
-      weights_(spec, weights, plan_.options.dtype, *backend_),
-      buffers_(spec, plan_, *backend_),
-      forward_(spec_, plan_, weights_, buffers_, *backend_),
-      scheduler_(ScheduleOf(plan_)),
-      shifted_copy_(spec_, plan_, buffers_, *backend_) {
-  const auto batch = static_cast<size_t>(plan_.options.max_batch);
-  const int64_t token_bytes = plan_.options.max_batch * int64_t{sizeof(int32_t)};
+      config_(spec, options, backend_->facts()),
+      weights_(spec, weights, config_.options.dtype, *backend_),
+      buffers_(spec, config_, *backend_),
+      forward_(spec_, config_, weights_, buffers_, *backend_),
+      scheduler_(ScheduleOf(config_)),
+      shifted_copy_(spec_, config_, buffers_, *backend_) {
+  const auto batch = static_cast<size_t>(config_.options.max_batch);
+  const int64_t token_bytes = config_.options.max_batch * int64_t{sizeof(int32_t)};
   for (Turn& turn : turns_) {
-    turn.arrays = backend_->AllocateStaging(PlaceStep(plan_.largest_step, nullptr).bytes);
+    turn.arrays = backend_->AllocateStaging(PlaceStep(config_.largest_step, nullptr).bytes);
     turn.tokens = backend_->AllocateStaging(token_bytes);
     turn.moved = backend_->AllocateStaging(token_bytes);
     turn.fence = backend_->MakeFence();
@@ -112,10 +112,10 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const Decod
 }
 
 int64_t Decoder::KvTokenBytes() const {
-  return 2 * spec_.num_layers * spec_.KvSize() * SizeOf(plan_.options.dtype);
+  return 2 * spec_.num_layers * spec_.KvSize() * SizeOf(config_.options.dtype);
 }
 
-MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, plan_.options, backend_->facts()); }
+MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, config_.options, backend_->facts()); }
 
 double Decoder::WarmUp() {
   const auto begin = Clock::now();
@@ -123,15 +123,14 @@ double Decoder::WarmUp() {
   Flush();
   prepared_.reset();
   captured_.clear();
-  for (const StepShape& shape : plan_.DecodeShapes()) {
-    if (!plan_.OnDevice()) break;                                       // nothing to prepare
-    const StepWork work = UploadArrays({}, shape, turns_[turn_]).work;  // padding alone
-    forward_.Enqueue(work);  // lets every op choose its algorithms before the capture
+  for (const StepShape& unplanned : config_.DecodeShapes()) {
+    if (!config_.OnDevice()) break;                                            // nothing to prepare
+    const StepShape shape = UploadArrays({}, unplanned, turns_[turn_]).shape;  // padding alone
+    forward_.Enqueue(shape);  // lets every op choose its algorithms before the capture
     backend_->Synchronize();
-    if (plan_.Has(Ablation::kGraphs)) continue;
-    captured_.push_back({.shape = shape, .decode = work.decode, .graph = backend_->Capture([&] {
-                           forward_.Enqueue(work);
-                         })});
+    if (config_.Has(Ablation::kGraphs)) continue;
+    captured_.push_back(
+        {.shape = shape, .graph = backend_->Capture([&] { forward_.Enqueue(shape); })});
     captured_.back().graph->Enqueue();
     backend_->Synchronize();
   }
@@ -154,7 +153,7 @@ SequenceId Decoder::AddSequence(std::span<const int32_t> prompt, const SamplingR
 
 SequenceId Decoder::AddSequence(Request request) {
   const int32_t there = scheduler_.NumSequences() - scheduler_.NumSources();
-  Require(there < plan_.options.max_batch, "the batch is full: all ", plan_.options.max_batch,
+  Require(there < config_.options.max_batch, "the batch is full: all ", config_.options.max_batch,
           " sequences that max_batch allows are there");
   request.hold = true;
   return Submit(std::move(request));
@@ -173,12 +172,12 @@ StepReport Decoder::Step() {
   Turn& previous = turns_[1 - turn_];
   if (!prepared_) Prepare(current);
   if (prepared_) {
-    Run(prepared_->work);
-    report.prefill_tokens = prepared_->prefill_tokens;
+    Run(prepared_->shape);
+    report.prefill_tokens = prepared_->shape.prefill.num_tokens;
     report.decode_rows = prepared_->decode_rows;
     reads_.tokens += prepared_->reads.tokens;
     reads_.unshared_tokens += prepared_->reads.unshared_tokens;
-    const int64_t token_bytes = prepared_->work.shape.logit_rows * int64_t{sizeof(int32_t)};
+    const int64_t token_bytes = prepared_->shape.logit_rows * int64_t{sizeof(int32_t)};
     prepared_.reset();
     backend_->CopyToHost(current.tokens.data(), buffers_.sampled, token_bytes);
     current.fence->Record();
@@ -196,26 +195,26 @@ StepReport Decoder::Step() {
 }
 
 void Decoder::Prepare(Turn& turn) {
-  const StepPlan& plan = scheduler_.Plan();
-  MoveTokens(plan, turn);
-  for (const Sequence* sequence : plan.shifted) {
+  const ScheduledStep& scheduled = scheduler_.NextStep();
+  MoveTokens(scheduled, turn);
+  for (const Sequence* sequence : scheduled.shifted) {
     shifted_copy_.Enqueue(*sequence, scheduler_.Chunks());
   }
-  if (plan.Empty()) return;
-  prepared_ = UploadArrays(plan, ShapeOf(plan), turn);
+  if (scheduled.Empty()) return;
+  prepared_ = UploadArrays(scheduled, ShapeOf(scheduled), turn);
   turn.draws.clear();
   const auto draw = [&turn](const StepPart& part) {
     if (part.draws) turn.draws.push_back({.id = part.sequence->id, .slot = part.slot});
   };
-  for (const StepPart& part : plan.decode) draw(part);
-  for (const StepPart& part : plan.prefill) draw(part);
+  for (const StepPart& part : scheduled.decode) draw(part);
+  for (const StepPart& part : scheduled.prefill) draw(part);
 }
 
 // By way of the host's memory, but not of the host: the copies are in the order of the work.
-void Decoder::MoveTokens(const StepPlan& plan, Turn& turn) {
+void Decoder::MoveTokens(const ScheduledStep& scheduled, Turn& turn) {
   constexpr int64_t kBytes = sizeof(int32_t);
   std::byte* moved = turn.moved.data();
-  for (const SlotMove& move : plan.moves) {
+  for (const SlotMove& move : scheduled.moves) {
     backend_->CopyToHost(moved, buffers_.sampled + move.from, kBytes);
     backend_->CopyToDevice(buffers_.sampled + move.to, moved, kBytes);
     moved += kBytes;
@@ -225,12 +224,12 @@ void Decoder::MoveTokens(const StepPlan& plan, Turn& turn) {
 std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
   if (!prepared_) Prepare(turns_[turn_]);
   Require(prepared_.has_value(), "there is no step to be made");
-  const auto enqueue = [this, work = prepared_->work, &observer] {
+  const auto enqueue = [this, shape = prepared_->shape, &observer] {
     const ObservedScope observed(forward_, observer);
-    forward_.Enqueue(work);
+    forward_.Enqueue(shape);
   };
   backend_->Synchronize();
-  if (plan_.OnDevice()) return backend_->Capture(enqueue);
+  if (config_.OnDevice()) return backend_->Capture(enqueue);
   return std::make_unique<EnqueuedAnew>(enqueue);
 }
 
@@ -241,16 +240,18 @@ std::span<const NewToken> Decoder::Flush() {
   return collected_;
 }
 
-StepShape Decoder::ShapeOf(const StepPlan& plan) const {
+StepShape Decoder::ShapeOf(const ScheduledStep& scheduled) const {
   StepShape shape;
-  if (plan.decode_rows > 0) {
+  if (scheduled.decode_rows > 0) {
     int64_t longest = 1;
-    for (const StepPart& part : plan.decode) longest = std::max(longest, part.begin + part.count);
-    shape = plan_.DecodeShape(plan_.Bucket(static_cast<int32_t>(plan.decode.size())), longest);
+    for (const StepPart& part : scheduled.decode)
+      longest = std::max(longest, part.begin + part.count);
+    shape =
+        config_.DecodeShape(config_.Bucket(static_cast<int32_t>(scheduled.decode.size())), longest);
   }
   AttentionShape& prefill = shape.prefill;
-  prefill = {.kind = plan_.largest_step.prefill.kind, .grid = plan_.largest_step.prefill.grid};
-  for (const StepPart& part : plan.prefill) {
+  prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};
+  for (const StepPart& part : scheduled.prefill) {
     prefill.num_tokens += part.count;
     const SequencePages& pages = part.sequence->pages;
     if (prefill.kind == AttentionKind::kPagedPrefill) {
@@ -263,39 +264,40 @@ StepShape Decoder::ShapeOf(const StepPlan& plan) const {
   return shape;
 }
 
-std::vector<SharedRun> Decoder::SharedRunsOf(const StepPlan& plan, const StepShape& shape) const {
+std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
+                                             const StepShape& shape) const {
   // A cluster is a sequence's own.
-  if (!plan_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
-  std::vector<std::span<const ChunkId>> chains(plan.decode.size());
+  if (!config_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
+  std::vector<std::span<const ChunkId>> chains(scheduled.decode.size());
   for (size_t row = 0; row < chains.size(); ++row) {
-    if (plan.decode[row].sequence != nullptr) chains[row] = plan.decode[row].sequence->chunks;
+    if (scheduled.decode[row].sequence != nullptr)
+      chains[row] = scheduled.decode[row].sequence->chunks;
   }
-  return SharedRunsOfChains(chains, scheduler_.Chunks(), plan_.options.page_size, plan_.group,
-                            plan_.options.sharing);
+  return SharedRunsOfChains(chains, scheduler_.Chunks(), config_.options.page_size, config_.group,
+                            config_.options.sharing);
 }
 
-Decoder::Prepared Decoder::UploadArrays(const StepPlan& plan, const StepShape& shape, Turn& turn) {
+Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, StepShape shape,
+                                            Turn& turn) {
   Require(!turn.pending, "the arrays of a step are rewritten while it is under way");
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
-  WriteRows(plan, shape, arrays);
-  WritePrefillTable(plan, shape, arrays);
-  std::vector<SharedRun> shared = SharedRunsOf(plan, shape);
-  const int64_t decode_pages = WriteDecodeTable(plan, shape, arrays, shared);
-  const auto plan_attention = [&](const AttentionShape& rows, const AttentionArrays& of_rows,
+  WriteRows(scheduled, shape, arrays);
+  WritePrefillTable(scheduled, shape, arrays);
+  std::vector<SharedRun> shared = SharedRunsOf(scheduled, shape);
+  const int64_t decode_pages = WriteDecodeTable(scheduled, shape, arrays, shared);
+  const auto plan_attention = [&](AttentionShape& rows, const AttentionArrays& of_rows,
                                   std::span<const SharedRun> runs) {
-    return PlanAttention(rows, of_rows, plan_.layout, spec_.num_q_heads, backend_->facts(), runs,
-                         plan_.options.sharing);
+    return PlanAttention(rows, of_rows, config_.layout, spec_.num_q_heads, backend_->facts(), runs,
+                         config_.options.sharing);
   };
-  Prepared step{.work = {.shape = shape,
-                         .decode = plan_attention(shape.decode, arrays.decode, shared),
-                         .prefill = plan_attention(shape.prefill, arrays.prefill, {})},
-                .prefill_tokens = plan.prefill_tokens,
-                .decode_rows = plan.decode_rows,
-                .reads = {}};
-  for (const StepPart& part : plan.decode) step.reads.unshared_tokens += part.begin + part.count;
+  plan_attention(shape.prefill, arrays.prefill, {});
+  const bool reads_once = plan_attention(shape.decode, arrays.decode, shared);
+  PreparedStep step{.shape = shape, .decode_rows = scheduled.decode_rows, .reads = {}};
+  for (const StepPart& part : scheduled.decode)
+    step.reads.unshared_tokens += part.begin + part.count;
   step.reads.tokens = step.reads.unshared_tokens;
-  if (step.work.decode.reads_once || !plan_.OnDevice()) {
-    step.reads.tokens -= SharedTokensSaved(shared, plan_.group);
+  if (reads_once || !config_.OnDevice()) {
+    step.reads.tokens -= SharedTokensSaved(shared, config_.group);
   }
   // The pages of the decode rows come last, with room for the longest contexts.
   int64_t bytes = arrays.bytes;
@@ -307,7 +309,7 @@ Decoder::Prepared Decoder::UploadArrays(const StepPlan& plan, const StepShape& s
   return step;
 }
 
-void Decoder::WriteRows(const StepPlan& plan, const StepShape& shape,
+void Decoder::WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                         const StepArrays& arrays) const {
   std::fill_n(arrays.logit_tokens, shape.logit_rows, -1);
   std::fill_n(arrays.rules, shape.logit_rows, SamplingRule{});
@@ -324,28 +326,29 @@ void Decoder::WriteRows(const StepPlan& plan, const StepShape& shape,
     arrays.rules[part.slot] = sequence.request.rule;
     arrays.rules[part.slot].offset = static_cast<uint64_t>(part.begin + part.count);
   };
-  for (const StepPart& part : plan.decode) {
+  for (const StepPart& part : scheduled.decode) {
     if (part.sequence != nullptr) write(part.slot, part);
   }
   int64_t row = shape.decode.num_tokens;
   int32_t* ids = arrays.prefill_ids;
-  for (const StepPart& part : plan.prefill) {
+  for (const StepPart& part : scheduled.prefill) {
     ids = std::copy_n(part.sequence->tokens.begin() + part.begin, part.count, ids);
     write(row, part);
     row += part.count;
   }
 }
 
-int64_t Decoder::WriteDecodeTable(const StepPlan& plan, const StepShape& shape,
+int64_t Decoder::WriteDecodeTable(const ScheduledStep& scheduled, const StepShape& shape,
                                   const StepArrays& arrays, std::span<SharedRun> shared) const {
   TableWriter table(shape.decode, arrays.decode);
-  SharedTableWriter contexts(table, shared, plan_.options.page_size);
+  SharedTableWriter contexts(table, shared, config_.options.page_size);
   for (size_t row = 0; row < static_cast<size_t>(shape.decode.num_seqs); ++row) {
-    const Sequence* sequence = row < plan.decode.size() ? plan.decode[row].sequence : nullptr;
+    const Sequence* sequence =
+        row < scheduled.decode.size() ? scheduled.decode[row].sequence : nullptr;
     if (sequence != nullptr) {
-      contexts.Add(row, sequence->pages, plan.decode[row].begin + 1);
-    } else if (plan_.scratch_page >= 0) {
-      table.Add({&plan_.scratch_page, 1}, 1, 1);  // paged_prefill wants a context to attend to
+      contexts.Add(row, sequence->pages, scheduled.decode[row].begin + 1);
+    } else if (config_.scratch_page >= 0) {
+      table.Add({&config_.scratch_page, 1}, 1, 1);  // paged_prefill wants a context to attend to
     } else {
       table.Add({}, 0, 1);
     }
@@ -353,10 +356,10 @@ int64_t Decoder::WriteDecodeTable(const StepPlan& plan, const StepShape& shape,
   return table.PagesUsed();
 }
 
-void Decoder::WritePrefillTable(const StepPlan& plan, const StepShape& shape,
+void Decoder::WritePrefillTable(const ScheduledStep& scheduled, const StepShape& shape,
                                 const StepArrays& arrays) const {
   TableWriter table(shape.prefill, arrays.prefill);
-  for (const StepPart& part : plan.prefill) {
+  for (const StepPart& part : scheduled.prefill) {
     const SequencePages& pages = part.sequence->pages;
     if (shape.prefill.kind == AttentionKind::kPagedPrefill) {
       AddRuns(table, pages, part.begin + part.count, part.count);
@@ -366,22 +369,22 @@ void Decoder::WritePrefillTable(const StepPlan& plan, const StepShape& shape,
   }
 }
 
-void Decoder::Run(const StepWork& work) {
-  if (work.shape.prefill.num_tokens > 0) {
-    forward_.Enqueue(work);
+void Decoder::Run(const StepShape& shape) {
+  if (shape.prefill.num_tokens > 0) {
+    forward_.Enqueue(shape);
     return;
   }
   if (captured_.empty()) {
-    forward_.Enqueue(work);
+    forward_.Enqueue(shape);
     ++plain_steps_;
     return;
   }
-  const AttentionShape& decode = work.shape.decode;
+  const AttentionShape& decode = shape.decode;
   CapturedStep& captured = *std::ranges::find_if(captured_, [&decode](const CapturedStep& step) {
     return step.shape.decode.num_seqs == decode.num_seqs && step.shape.decode.grid == decode.grid;
   });
-  Require(work.decode.num_tiles == captured.decode.num_tiles, "a step has ", work.decode.num_tiles,
-          " tiles, its graph ", captured.decode.num_tiles);
+  Require(decode.num_tiles == captured.shape.decode.num_tiles, "a step has ", decode.num_tiles,
+          " tiles, its graph ", captured.shape.decode.num_tiles);
   captured.graph->Enqueue();
   ++graph_steps_;
 }
@@ -429,7 +432,7 @@ KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
   AddRoom(shape, sequence.pages, sequence.in_cache);
   const StepShape step{.prefill = shape};
   const int64_t step_bytes = PlaceStep(step, nullptr).bytes;
-  const DType dtype = plan_.options.dtype;
+  const DType dtype = config_.options.dtype;
   const int64_t count = sequence.in_cache * spec_.KvSize();
   const int64_t tensor_bytes = count * SizeOf(dtype);
   tokline::Memory host = backend_->AllocateStaging(step_bytes);
@@ -441,11 +444,11 @@ KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
   const AttentionArrays arrays = PlaceStep(step, table.data()).prefill;
   backend_->ops().paged_gather(
       {.dtype = dtype,
-       .layout = plan_.layout,
+       .layout = config_.layout,
        .table = arrays.Table(shape),
        .total_tokens = sequence.in_cache,
        .token_indptr = arrays.q_indptr,
-       .kv = buffers_.kv + layer * plan_.layout.NumElements() * SizeOf(dtype),
+       .kv = buffers_.kv + layer * config_.layout.NumElements() * SizeOf(dtype),
        .k_out = k.data(),
        .v_out = v.data()},
       {.stream = backend_->stream(), .dependent = false});

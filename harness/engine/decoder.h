@@ -126,7 +126,7 @@ class Decoder {
   KvRows ReadKv(SequenceId id, int64_t layer);
 
   const ModelSpec& Spec() const { return spec_; }
-  const DecoderOptions& Options() const { return plan_.options; }
+  const DecoderOptions& Options() const { return config_.options; }
   MemoryPlan Memory() const;
   const PagePool& Pages() const { return scheduler_.Pages(); }
   const Scheduler& Schedule() const { return scheduler_; }
@@ -154,38 +154,37 @@ class Decoder {
   };
   struct CapturedStep {
     StepShape shape;
-    AttentionWork decode;
     std::unique_ptr<WorkGraph> graph;
   };
 
   // A step whose arrays are on the device.
-  struct Prepared {
-    StepWork work;
-    int64_t prefill_tokens = 0;
-    int32_t decode_rows = 0;
+  struct PreparedStep {
+    StepShape shape;
+    int32_t decode_rows = 0;  // less padding
     DecodeReads reads;
   };
 
-  // Plans the next step, if there is one, and makes its arrays.
+  // Schedules the next step, if there is one, and makes its arrays.
   void Prepare(Turn& turn);
-  void MoveTokens(const StepPlan& plan, Turn& turn);
-  StepShape ShapeOf(const StepPlan& plan) const;
+  void MoveTokens(const ScheduledStep& scheduled, Turn& turn);
+  StepShape ShapeOf(const ScheduledStep& scheduled) const;
   // What its decode rows share, as far as it may be read once.
-  std::vector<SharedRun> SharedRunsOf(const StepPlan& plan, const StepShape& shape) const;
+  std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled, const StepShape& shape) const;
   // Writes and uploads the arrays of a step; returns what the host knows of it.
-  Prepared UploadArrays(const StepPlan& plan, const StepShape& shape, Turn& turn);
-  void WriteRows(const StepPlan& plan, const StepShape& shape, const StepArrays& arrays) const;
+  PreparedStep UploadArrays(const ScheduledStep& scheduled, StepShape shape, Turn& turn);
+  void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
+                 const StepArrays& arrays) const;
   // Returns the page ids written. Gives the shared runs their chunks.
-  int64_t WriteDecodeTable(const StepPlan& plan, const StepShape& shape, const StepArrays& arrays,
-                           std::span<SharedRun> shared) const;
-  void WritePrefillTable(const StepPlan& plan, const StepShape& shape,
+  int64_t WriteDecodeTable(const ScheduledStep& scheduled, const StepShape& shape,
+                           const StepArrays& arrays, std::span<SharedRun> shared) const;
+  void WritePrefillTable(const ScheduledStep& scheduled, const StepShape& shape,
                          const StepArrays& arrays) const;
-  void Run(const StepWork& work);
+  void Run(const StepShape& shape);
   void Collect(Turn& turn);
 
   ModelSpec spec_;
   std::unique_ptr<Backend> backend_;
-  DecoderPlan plan_;
+  DecoderConfig config_;
   DeviceWeights weights_;
   DecoderBuffers buffers_;
   ForwardPass forward_;
@@ -193,9 +192,9 @@ class Decoder {
   ShiftedCopy shifted_copy_;
   Turn turns_[2];
   int turn_ = 0;  // the one that the next step takes; the other may be under way
-  std::optional<Prepared> prepared_;
+  std::optional<PreparedStep> prepared_;
   std::vector<NewToken> collected_;
-  std::vector<CapturedStep> captured_;  // as plan_.DecodeShapes(), or empty
+  std::vector<CapturedStep> captured_;  // as config_.DecodeShapes(), or empty
   HostTimes times_;
   DecodeReads reads_;
   int64_t graph_steps_ = 0;

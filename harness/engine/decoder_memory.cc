@@ -92,8 +92,8 @@ void RequireHas(StepOpSet ops, StepOp delayed) {
 
 }  // namespace
 
-DecoderPlan::DecoderPlan(const ModelSpec& spec, const DecoderOptions& given,
-                         const DeviceFacts& device_facts)
+DecoderConfig::DecoderConfig(const ModelSpec& spec, const DecoderOptions& given,
+                             const DeviceFacts& device_facts)
     : options(Resolve(spec, given)), facts(device_facts) {
   layout = {.num_pages = options.kv_pages,
             .num_kv_heads = spec.num_kv_heads,
@@ -135,7 +135,7 @@ DecoderPlan::DecoderPlan(const ModelSpec& spec, const DecoderOptions& given,
   if (options.delayed) RequireHas(DecodeOps(spec), options.delayed->op);
 }
 
-StepOpSet DecoderPlan::DecodeOps(const ModelSpec& spec) const {
+StepOpSet DecoderConfig::DecodeOps(const ModelSpec& spec) const {
   const bool split_append = Has(Ablation::kKvAppend),
              gated = spec.mlp == ActivationKind::kGatedSilu;
   StepOpSet ops{StepOp::kEmbedding, StepOp::kQkv,    StepOp::kAttentionOutput,
@@ -166,9 +166,11 @@ bool Swaps(const ModelSpec& spec, Ablation ablation) {
   }
 }
 
-int32_t DecoderPlan::Bucket(int32_t rows) const { return *std::ranges::lower_bound(buckets, rows); }
+int32_t DecoderConfig::Bucket(int32_t rows) const {
+  return *std::ranges::lower_bound(buckets, rows);
+}
 
-std::vector<StepShape> DecoderPlan::DecodeShapes() const {
+std::vector<StepShape> DecoderConfig::DecodeShapes() const {
   std::vector<StepShape> shapes;
   for (const int32_t bucket : buckets) {
     // Short of a second tile, within a cluster's reach, and as long as can be.
@@ -184,7 +186,7 @@ std::vector<StepShape> DecoderPlan::DecodeShapes() const {
   return shapes;
 }
 
-StepShape DecoderPlan::DecodeShape(int32_t bucket, int64_t longest) const {
+StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest) const {
   StepShape shape;
   shape.decode = {.kind = Has(Ablation::kChunkDecode) ? AttentionKind::kPagedPrefill
                                                       : AttentionKind::kChunkDecode,
@@ -207,18 +209,19 @@ StepShape DecoderPlan::DecodeShape(int32_t bucket, int64_t longest) const {
   return shape;
 }
 
-MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderPlan& plan, std::byte* base) {
-  const int64_t element = SizeOf(plan.options.dtype);
-  const int64_t tokens = plan.max_tokens, batch = plan.options.max_batch;
+MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderConfig& config,
+                                 std::byte* base) {
+  const int64_t element = SizeOf(config.options.dtype);
+  const int64_t tokens = config.max_tokens, batch = config.options.max_batch;
   const int64_t q = spec.QSize(), kv_size = spec.KvSize(), hidden = spec.hidden_size;
-  const bool split_norm = plan.split_input_norm || plan.split_mlp || plan.split_final_norm;
-  const bool split_gate = plan.split_mlp && spec.mlp == ActivationKind::kGatedSilu;
+  const bool split_norm = config.split_input_norm || config.split_mlp || config.split_final_norm;
+  const bool split_gate = config.split_mlp && spec.mlp == ActivationKind::kGatedSilu;
   Carver carver(base);
   MemoryPlan memory;
 
   x = carver.TakeBytes(tokens * hidden * element);
   qkv_bytes = tokens * (q + 2 * kv_size) * element;
-  if (plan.options.reuse) qkv_bytes = std::max(qkv_bytes, ShiftedCopyBytes(plan, 1));
+  if (config.options.reuse) qkv_bytes = std::max(qkv_bytes, ShiftedCopyBytes(config, 1));
   qkv = carver.TakeBytes(qkv_bytes);
   attention = carver.TakeBytes(tokens * q * element);
   mlp = carver.TakeBytes(tokens * spec.intermediate_size * element);
@@ -229,64 +232,65 @@ MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderPlan& plan,
   sampled = carver.Take<int32_t>(batch);
   memory.activation_bytes = carver.Size();
 
-  linear_workspace = carver.TakeBytes(plan.linear_workspace_bytes);
-  sampling_workspace = carver.TakeBytes(plan.sampling_workspace_bytes);
+  linear_workspace = carver.TakeBytes(config.linear_workspace_bytes);
+  sampling_workspace = carver.TakeBytes(config.sampling_workspace_bytes);
   const auto workspace_of = [&](const AttentionShape& shape) {
     DecodeWorkspace workspace{.num_seqs = shape.num_seqs};
     workspace.max_partials = DecodeRoomOf(shape).members;
     workspace.bytes = ChunkDecodeWorkspaceBytes(shape.num_seqs, workspace.max_partials,
-                                                spec.num_q_heads, plan.layout);
+                                                spec.num_q_heads, config.layout);
     return workspace;
   };
   decode_workspaces.clear();
-  if (plan.full_grid.num_lanes > 0 && !plan.Has(Ablation::kChunkDecode)) {
+  if (config.full_grid.num_lanes > 0 && !config.Has(Ablation::kChunkDecode)) {
     const auto counters = [&](int32_t num_seqs) {
-      return ChunkDecodeCounterBytes(num_seqs, plan.layout);
+      return ChunkDecodeCounterBytes(num_seqs, config.layout);
     };
-    const int64_t before_states = counters(plan.largest_step.decode.num_seqs);
-    std::byte* largest = carver.TakeBytes(workspace_of(plan.largest_step.decode).bytes);
-    for (const int32_t bucket : plan.buckets) {
-      AttentionShape shape = plan.DecodeShape(bucket, plan.options.max_context).decode;
-      shape.grid = plan.full_grid;
+    const int64_t before_states = counters(config.largest_step.decode.num_seqs);
+    std::byte* largest = carver.TakeBytes(workspace_of(config.largest_step.decode).bytes);
+    for (const int32_t bucket : config.buckets) {
+      AttentionShape shape = config.DecodeShape(bucket, config.options.max_context).decode;
+      shape.grid = config.full_grid;
       decode_workspaces.push_back(workspace_of(shape));
       if (base == nullptr) continue;
       decode_workspaces.back().data = largest + (before_states - counters(bucket));
     }
   }
-  if (plan.full_grid.num_lanes > 0 && plan.Has(Ablation::kPagedPrefill)) {
-    prefill_workspace = workspace_of(plan.largest_step.prefill);
+  if (config.full_grid.num_lanes > 0 && config.Has(Ablation::kPagedPrefill)) {
+    prefill_workspace = workspace_of(config.largest_step.prefill);
     prefill_workspace.data = carver.TakeBytes(prefill_workspace.bytes);
   }
   memory.workspace_bytes = carver.Size() - memory.activation_bytes;
 
   const int64_t before_tables = carver.Size();
   const bool rotates = spec.position == PositionKind::kRope;
-  rope = carver.Take<float>(rotates ? plan.options.max_context * spec.head_dim : 0);
-  step = carver.TakeBytes(PlaceStep(plan.largest_step, nullptr).bytes);
+  rope = carver.Take<float>(rotates ? config.options.max_context * spec.head_dim : 0);
+  step = carver.TakeBytes(PlaceStep(config.largest_step, nullptr).bytes);
   memory.table_bytes = carver.Size() - before_tables;
   constexpr int64_t kTurns = 2;  // as Decoder has them
-  memory.staging_bytes =
-      kTurns * (PlaceStep(plan.largest_step, nullptr).bytes + 2 * batch * int64_t{sizeof(int32_t)});
+  memory.staging_bytes = kTurns * (PlaceStep(config.largest_step, nullptr).bytes +
+                                   2 * batch * int64_t{sizeof(int32_t)});
 
-  kv = carver.TakeBytes(spec.num_layers * plan.layout.NumElements() * element);
-  memory.kv_bytes = spec.num_layers * plan.layout.NumElements() * element;
+  kv = carver.TakeBytes(spec.num_layers * config.layout.NumElements() * element);
+  memory.kv_bytes = spec.num_layers * config.layout.NumElements() * element;
   return memory;
 }
 
-DecoderBuffers::DecoderBuffers(const ModelSpec& spec, const DecoderPlan& plan, Backend& backend) {
-  MemoryPlan memory = Place(spec, plan, nullptr);
+DecoderBuffers::DecoderBuffers(const ModelSpec& spec, const DecoderConfig& config,
+                               Backend& backend) {
+  MemoryPlan memory = Place(spec, config, nullptr);
   memory_ = backend.Allocate(memory.Total());
-  Place(spec, plan, memory_.data());
+  Place(spec, config, memory_.data());
   if (rope == nullptr) return;
   const std::vector<float> table =
-      MakeRopeTable(plan.options.max_context, spec.head_dim, spec.rope_theta, spec.rope_scaling);
+      MakeRopeTable(config.options.max_context, spec.head_dim, spec.rope_theta, spec.rope_scaling);
   backend.Upload(rope, table.data(), static_cast<int64_t>(table.size() * sizeof(float)));
 }
 
 MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
                       const DeviceFacts& facts) {
-  const DecoderPlan plan(spec, options, facts);
-  MemoryPlan memory = DecoderBuffers().Place(spec, plan, nullptr);
+  const DecoderConfig config(spec, options, facts);
+  MemoryPlan memory = DecoderBuffers().Place(spec, config, nullptr);
   memory.weight_bytes = DeviceWeights::Bytes(spec, options.dtype);
   return memory;
 }

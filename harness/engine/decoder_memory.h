@@ -34,7 +34,7 @@ struct DecoderOptions {
 };
 
 // The options with every default filled in and everything checked, and what follows from them.
-struct DecoderPlan {
+struct DecoderConfig {
   DecoderOptions options;
   PagedKvLayout layout;       // of one layer; with the scratch page where there is one
   int32_t group = 1;          // query heads of a KV head
@@ -55,7 +55,7 @@ struct DecoderPlan {
   int64_t sampling_workspace_bytes = 0;
 
   // Throws InvalidArgument stating values and limits.
-  DecoderPlan(const ModelSpec& spec, const DecoderOptions& options, const DeviceFacts& facts);
+  DecoderConfig(const ModelSpec& spec, const DecoderOptions& options, const DeviceFacts& facts);
 
   int32_t Bucket(int32_t rows) const;  // the smallest that holds `rows`
   // Of a decode step whose longest context is `longest`, the new token included.
@@ -109,7 +109,7 @@ struct DecodeWorkspace {
 
 // Everything but weights. N = max_tokens, B = max_batch; elements of options.dtype unless typed.
 struct DecoderBuffers {
-  DecoderBuffers(const ModelSpec& spec, const DecoderPlan& plan, Backend& backend);
+  DecoderBuffers(const ModelSpec& spec, const DecoderConfig& config, Backend& backend);
 
   std::byte* x = nullptr;    // [N, H] residual stream
   std::byte* qkv = nullptr;  // [N, Q + 2 K], or more: between steps ShiftedCopy works here
@@ -135,7 +135,7 @@ struct DecoderBuffers {
   friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);
   DecoderBuffers() = default;
   // Places everything from `base`; with a null base it only measures.
-  MemoryPlan Place(const ModelSpec& spec, const DecoderPlan& plan, std::byte* base);
+  MemoryPlan Place(const ModelSpec& spec, const DecoderConfig& config, std::byte* base);
 
   Memory memory_;
 };

@@ -7,30 +7,22 @@
 
 namespace tokline {
 
-struct ForwardPass::Rows {
-  const AttentionShape& shape;
-  const AttentionArrays& arrays;
-  const AttentionWork& work;
-  int64_t begin = 0;  // first row of the step
-  const DecodeWorkspace* workspace = nullptr;
-};
-
-ForwardPass::ForwardPass(const ModelSpec& spec, const DecoderPlan& plan,
+ForwardPass::ForwardPass(const ModelSpec& spec, const DecoderConfig& config,
                          const DeviceWeights& weights, const DecoderBuffers& buffers,
                          Backend& backend)
     : spec_(spec),
-      plan_(plan),
+      config_(config),
       weights_(weights),
       buffers_(buffers),
       backend_(backend),
       ops_(backend.ops()),
-      dtype_(plan.options.dtype),
-      element_bytes_(SizeOf(plan.options.dtype)),
+      dtype_(config.options.dtype),
+      element_bytes_(SizeOf(config.options.dtype)),
       qkv_width_(spec.QSize() + 2 * spec.KvSize()),
       scale_(static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)))) {}
 
 LaunchOptions ForwardPass::Next() {
-  const bool dependent = !first_ && !plan_.Has(Ablation::kPdl);
+  const bool dependent = !first_ && !config_.Has(Ablation::kPdl);
   first_ = false;
   return {.stream = backend_.stream(), .dependent = dependent};
 }
@@ -40,41 +32,37 @@ void ForwardPass::Run(StepOp op, Op<Params> launch, const std::type_identity_t<P
   if (!Wants(op)) return;
   if (observer_ != nullptr) observer_->Begin(op, KernelName(params));
   launch(params, Next());
-  const std::optional<DelayedOp>& delayed = plan_.options.delayed;
+  const std::optional<DelayedOp>& delayed = config_.options.delayed;
   if (delayed && delayed->op == op) delayed->delay(Next());
   if (observer_ != nullptr) observer_->End();
 }
 
-void ForwardPass::Enqueue(const StepWork& work) {
-  const StepShape& shape = work.shape;
+void ForwardPass::Enqueue(const StepShape& shape) {
   const StepArrays arrays = PlaceStep(shape, buffers_.step);
-  Rows decode{.shape = shape.decode, .arrays = arrays.decode, .work = work.decode};
-  Rows prefill{.shape = shape.prefill,
-               .arrays = arrays.prefill,
-               .work = work.prefill,
-               .begin = shape.decode.num_tokens};
+  const DecodeWorkspace* decode_workspace = nullptr;
   for (const DecodeWorkspace& workspace : buffers_.decode_workspaces) {
-    if (workspace.num_seqs == shape.decode.num_seqs) decode.workspace = &workspace;
+    if (workspace.num_seqs == shape.decode.num_seqs) decode_workspace = &workspace;
   }
   DecodeWorkspace any_number = buffers_.prefill_workspace;
+  const DecodeWorkspace* prefill_workspace = nullptr;
   if (any_number.data != nullptr && shape.prefill.num_seqs > 0) {
     // Its layout moves with the number of sequences, so zeros of the last step are not where this
     // step needs them.
     any_number.num_seqs = shape.prefill.num_seqs;
-    backend_.Zero(any_number.data, ChunkDecodeCounterBytes(any_number.num_seqs, plan_.layout));
-    prefill.workspace = &any_number;
+    backend_.Zero(any_number.data, ChunkDecodeCounterBytes(any_number.num_seqs, config_.layout));
+    prefill_workspace = &any_number;
   }
 
   first_ = true;
-  Embed(work, arrays);
-  const int64_t pool_bytes = plan_.layout.NumElements() * element_bytes_;
+  Embed(shape, arrays);
+  const int64_t pool_bytes = config_.layout.NumElements() * element_bytes_;
   std::byte* kv = buffers_.kv;
   const std::vector<DeviceLayerWeights>& layers = weights_.layers();
   for (size_t i = 0; i < layers.size(); ++i) {
     const DeviceLayerWeights& layer = layers[i];
     Projections(layer, kv, shape.Tokens(), arrays);
-    Attention(decode, kv);
-    Attention(prefill, kv);
+    Attention(shape.decode, arrays.decode, 0, decode_workspace, kv);
+    Attention(shape.prefill, arrays.prefill, shape.decode.num_tokens, prefill_workspace, kv);
     LinearParams output = Linear(shape.Tokens(), buffers_.attention, spec_.QSize(), layer.o,
                                  buffers_.x, spec_.hidden_size);
     output.bias = layer.o_bias;
@@ -87,9 +75,9 @@ void ForwardPass::Enqueue(const StepWork& work) {
   if (shape.logit_rows > 0) Logits(shape, arrays);
 }
 
-void ForwardPass::Embed(const StepWork& work, const StepArrays& arrays) {
+void ForwardPass::Embed(const StepShape& shape, const StepArrays& arrays) {
   EmbeddingParams params{.dtype = dtype_,
-                         .num_tokens = work.shape.decode.num_tokens,
+                         .num_tokens = shape.decode.num_tokens,
                          .vocab_size = spec_.vocab_size,
                          .hidden_size = spec_.hidden_size,
                          .token_ids = buffers_.sampled,
@@ -101,7 +89,7 @@ void ForwardPass::Embed(const StepWork& work, const StepArrays& arrays) {
   if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
   params.out = buffers_.x + params.num_tokens * spec_.hidden_size * element_bytes_;
   params.positions += params.num_tokens;
-  params.num_tokens = work.shape.prefill.num_tokens;
+  params.num_tokens = shape.prefill.num_tokens;
   params.token_ids = arrays.prefill_ids;
   if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
 }
@@ -129,7 +117,7 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
   projection.bias = layer.qkv_bias;
   const KvAppendParams append =
       AppendOf(projection, {.num_q_heads = spec_.num_q_heads,
-                            .layout = plan_.layout,
+                            .layout = config_.layout,
                             .kv = kv,
                             .slots = arrays.slots,
                             .q_norm_weight = layer.q_norm,
@@ -137,9 +125,9 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
                             .norm_eps = spec_.norm_eps,
                             .positions = arrays.positions,
                             .rope_cos_sin = buffers_.rope,
-                            .rope_rows = buffers_.rope ? plan_.options.max_context : 0});
-  const bool split_append = plan_.Has(Ablation::kKvAppend);
-  if (plan_.split_input_norm) {
+                            .rope_rows = buffers_.rope ? config_.options.max_context : 0});
+  const bool split_append = config_.Has(Ablation::kKvAppend);
+  if (config_.split_input_norm) {
     Norm(StepOp::kInputNorm, tokens, buffers_.x, layer.input_norm, layer.input_norm_bias);
     projection.x = buffers_.normed;
     Run(StepOp::kQkv, ops_.linear, projection);
@@ -152,7 +140,7 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
   }
   if (split_append) {
     AppendWithSeparateNorms(append);
-  } else if (plan_.split_input_norm) {
+  } else if (config_.split_input_norm) {
     Run(StepOp::kKvAppend, ops_.kv_append, append);
   }
 }
@@ -181,48 +169,48 @@ void ForwardPass::AppendWithSeparateNorms(KvAppendParams params) {
   Run(StepOp::kKvAppend, ops_.kv_append, params);
 }
 
-void ForwardPass::Attention(const Rows& rows, const std::byte* kv) {
-  const AttentionShape& shape = rows.shape;
+void ForwardPass::Attention(const AttentionShape& shape, const AttentionArrays& arrays,
+                            int64_t begin, const DecodeWorkspace* workspace, const std::byte* kv) {
   if (shape.num_tokens == 0) return;
-  const std::byte* q = buffers_.qkv + rows.begin * qkv_width_ * element_bytes_;
-  std::byte* out = buffers_.attention + rows.begin * spec_.QSize() * element_bytes_;
+  const std::byte* q = buffers_.qkv + begin * qkv_width_ * element_bytes_;
+  std::byte* out = buffers_.attention + begin * spec_.QSize() * element_bytes_;
   if (shape.kind == AttentionKind::kPagedPrefill) {
     Run(StepOp::kPagedPrefill, ops_.paged_prefill,
         {.dtype = dtype_,
          .num_q_heads = spec_.num_q_heads,
          .causal = true,
          .scale = scale_,
-         .layout = plan_.layout,
-         .table = rows.arrays.Table(shape),
+         .layout = config_.layout,
+         .table = arrays.Table(shape),
          .total_tokens = shape.num_tokens,
-         .q_indptr = rows.arrays.q_indptr,
+         .q_indptr = arrays.q_indptr,
          .q = q,
          .q_stride = qkv_width_,
          .kv = kv,
          .out = out,
          .out_stride = spec_.QSize(),
-         .variant = plan_.Has(Ablation::kHopper) ? PagedPrefillVariant::kPortable
-                                                 : PagedPrefillVariant::kAuto,
-         .tile_tokens = rows.work.tile_tokens,
-         .num_tiles = rows.work.num_tiles,
-         .tiles = rows.arrays.tiles});
+         .variant = config_.Has(Ablation::kHopper) ? PagedPrefillVariant::kPortable
+                                                   : PagedPrefillVariant::kAuto,
+         .tile_tokens = shape.tile_tokens,
+         .num_tiles = shape.num_tiles,
+         .tiles = arrays.tiles});
     return;
   }
   ChunkDecodeParams params{.dtype = dtype_,
                            .num_q_heads = spec_.num_q_heads,
                            .scale = scale_,
-                           .layout = plan_.layout,
-                           .table = rows.arrays.Table(shape),
+                           .layout = config_.layout,
+                           .table = arrays.Table(shape),
                            .q = q,
                            .q_stride = qkv_width_,
                            .kv = kv,
                            .out = out,
                            .out_stride = spec_.QSize()};
-  if (rows.workspace != nullptr) {
-    params.plan = DecodeRoomOf(shape).View(rows.arrays.plan);
-    params.workspace = rows.workspace->data;
-    params.workspace_bytes = rows.workspace->bytes;
-    params.max_partials = rows.workspace->max_partials;
+  if (workspace != nullptr) {
+    params.plan = DecodeRoomOf(shape).View(arrays.plan);
+    params.workspace = workspace->data;
+    params.workspace_bytes = workspace->bytes;
+    params.max_partials = workspace->max_partials;
   }
   Run(StepOp::kChunkDecode, ops_.chunk_decode, params);
 }
@@ -248,7 +236,7 @@ void ForwardPass::SplitMlp(const DeviceLayerWeights& layer, int64_t tokens) {
 
 void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens) {
   const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
-  if (plan_.split_mlp) {
+  if (config_.split_mlp) {
     SplitMlp(layer, tokens);
   } else {
     LinearParams gate_up = Linear(tokens, buffers_.x, hidden, layer.up, buffers_.mlp, inner);
@@ -281,7 +269,7 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
          .out = buffers_.last});
     rows = buffers_.last;
   }
-  if (plan_.split_final_norm) {
+  if (config_.split_final_norm) {
     Norm(StepOp::kFinalNorm, shape.logit_rows, rows, weights_.final_norm(),
          weights_.final_norm_bias());
     rows = buffers_.normed;
@@ -289,7 +277,7 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
   LinearParams head = Linear(shape.logit_rows, rows, spec_.hidden_size, weights_.lm_head(),
                              buffers_.logits, spec_.vocab_size);
   head.out_f32 = true;
-  head.norm_weight = plan_.split_final_norm ? nullptr : weights_.final_norm();
+  head.norm_weight = config_.split_final_norm ? nullptr : weights_.final_norm();
   head.norm_eps = spec_.norm_eps;
   Run(StepOp::kLmHead, ops_.linear, head);
   Run(StepOp::kSampling, ops_.sampling,
@@ -300,14 +288,14 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
        .rules = arrays.rules,
        .tokens = buffers_.sampled,
        .workspace = buffers_.sampling_workspace,
-       .workspace_bytes = plan_.sampling_workspace_bytes});
+       .workspace_bytes = config_.sampling_workspace_bytes});
 }
 
 bool ForwardPass::Wants(StepOp op) const { return observer_ == nullptr || observer_->Wants(op); }
 
 void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
                            LinearParams& params) const {
-  if (weight == nullptr || plan_.Has(Ablation::kPrefetch) || !Wants(op)) return;
+  if (weight == nullptr || config_.Has(Ablation::kPrefetch) || !Wants(op)) return;
   const int64_t bytes = elements * element_bytes_;
   if (bytes > backend_.facts().l2_bytes / 4) return;
   params.prefetch = weight;
@@ -317,7 +305,7 @@ void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
 LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                                  const std::byte* weight, void* out, int64_t out_features) const {
   return {.dtype = dtype_,
-          .variant = plan_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto,
+          .variant = config_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto,
           .num_tokens = tokens,
           .in_features = in_features,
           .out_features = out_features,
@@ -328,7 +316,7 @@ LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_
           .out_stride = out_features,
           .matmul = backend_.matmul(),
           .workspace = buffers_.linear_workspace,
-          .workspace_bytes = plan_.linear_workspace_bytes};
+          .workspace_bytes = config_.linear_workspace_bytes};
 }
 
 }  // namespace tokline

@@ -14,38 +14,32 @@
 
 namespace tokline {
 
-// What the host knows of a step: its shape and its plans.
-struct StepWork {
-  StepShape shape;
-  AttentionWork decode;
-  AttentionWork prefill;
-};
-
 // Borrows everything it is made from.
 class ForwardPass {
  public:
-  ForwardPass(const ModelSpec& spec, const DecoderPlan& plan, const DeviceWeights& weights,
+  ForwardPass(const ModelSpec& spec, const DecoderConfig& config, const DeviceWeights& weights,
               const DecoderBuffers& buffers, Backend& backend);
 
-  // Enqueues the step whose arrays are on the device, laid out by PlaceStep(work.shape,
-  // buffers.step). Tokens of decode rows are buffers.sampled; new tokens are written there. With
-  // 0 logit rows it ends after the last layer. Allocates nothing, waits for nothing.
-  void Enqueue(const StepWork& work);
+  // Enqueues the step whose arrays are on the device, laid out by PlaceStep(shape, buffers.step),
+  // and whose attention is planned. Tokens of decode rows are buffers.sampled; new tokens are
+  // written there. With 0 logit rows it ends after the last layer. Allocates nothing, waits for
+  // nothing.
+  void Enqueue(const StepShape& shape);
 
   // Who is told of every op from here on; null: nobody. A replayed graph enqueues no ops.
   void SetObserver(OpObserver* observer) { observer_ = observer; }
 
  private:
-  struct Rows;  // the query rows of one attention launch
-
-  void Embed(const StepWork& work, const StepArrays& arrays);
+  void Embed(const StepShape& shape, const StepArrays& arrays);
   // Into buffers.normed.
   void Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
             const std::byte* bias);
   void Projections(const DeviceLayerWeights& layer, std::byte* kv, int64_t tokens,
                    const StepArrays& arrays);
   void AppendWithSeparateNorms(KvAppendParams params);
-  void Attention(const Rows& rows, const std::byte* kv);
+  // Of the step's rows from `begin` on. `workspace`: of chunk_decode on CUDA, else null.
+  void Attention(const AttentionShape& shape, const AttentionArrays& arrays, int64_t begin,
+                 const DecodeWorkspace* workspace, const std::byte* kv);
   // `next_qkv`: of the layer after, or null.
   void Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens);
   // The MLP up to its activation, by a kernel each.
@@ -64,7 +58,7 @@ class ForwardPass {
   LaunchOptions Next();
 
   const ModelSpec& spec_;
-  const DecoderPlan& plan_;
+  const DecoderConfig& config_;
   const DeviceWeights& weights_;
   const DecoderBuffers& buffers_;
   Backend& backend_;

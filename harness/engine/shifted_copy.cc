@@ -11,10 +11,10 @@ namespace {
 
 // Of a batch of pages: first its tables, which come from the host in one block, then rows.
 struct Room {
-  Room(const DecoderPlan& plan, int64_t num_pages, std::byte* base) {
+  Room(const DecoderConfig& config, int64_t num_pages, std::byte* base) {
     Carver carver(base);
-    const int64_t tokens = num_pages * plan.layout.page_size;
-    const int64_t row = int64_t{plan.layout.num_kv_heads} * plan.layout.head_dim;
+    const int64_t tokens = num_pages * config.layout.page_size;
+    const int64_t row = int64_t{config.layout.num_kv_heads} * config.layout.head_dim;
     ends = carver.Take<int32_t>(4);
     numbers = carver.Take<int32_t>(num_pages + 1);
     pages = carver.Take<int32_t>(num_pages);
@@ -22,8 +22,8 @@ struct Room {
     positions = carver.Take<int32_t>(tokens);
     slots = carver.Take<int64_t>(tokens);
     table_bytes = carver.Size();
-    k = carver.TakeBytes(tokens * row * SizeOf(plan.options.dtype));
-    v = carver.TakeBytes(tokens * row * SizeOf(plan.options.dtype));
+    k = carver.TakeBytes(tokens * row * SizeOf(config.options.dtype));
+    v = carver.TakeBytes(tokens * row * SizeOf(config.options.dtype));
     bytes = carver.Size();
   }
 
@@ -46,17 +46,17 @@ void RequireShiftable(const ModelSpec& spec) {
           Name(spec.position), " positions; chunks can be shifted with rope positions only");
 }
 
-int64_t ShiftedCopyBytes(const DecoderPlan& plan, int64_t pages) {
-  return Room(plan, pages, nullptr).bytes;
+int64_t ShiftedCopyBytes(const DecoderConfig& config, int64_t pages) {
+  return Room(config, pages, nullptr).bytes;
 }
 
-ShiftedCopy::ShiftedCopy(const ModelSpec& spec, const DecoderPlan& plan,
+ShiftedCopy::ShiftedCopy(const ModelSpec& spec, const DecoderConfig& config,
                          const DecoderBuffers& buffers, Backend& backend)
-    : spec_(spec), plan_(plan), buffers_(buffers), backend_(backend) {}
+    : spec_(spec), config_(config), buffers_(buffers), backend_(backend) {}
 
 void ShiftedCopy::Enqueue(const Sequence& sequence, const ChunkRegistry& chunks) {
   const Request& request = sequence.request;
-  const int64_t page_size = plan_.layout.page_size;
+  const int64_t page_size = config_.layout.page_size;
   Batch batch;
   for (size_t i = 0; i < request.shifted.size(); ++i) {
     const int64_t shift = request.shifted[i].begin - request.shifted_after;
@@ -78,7 +78,7 @@ void ShiftedCopy::Enqueue(const Sequence& sequence, const ChunkRegistry& chunks)
                                                              : sequence.pages.SlotOf(from + shift));
         }
         const auto pages = static_cast<int64_t>(batch.pages.size());
-        if (ShiftedCopyBytes(plan_, pages + 1) > buffers_.qkv_bytes) Run(batch);
+        if (ShiftedCopyBytes(config_, pages + 1) > buffers_.qkv_bytes) Run(batch);
       }
     }
   }
@@ -88,8 +88,8 @@ void ShiftedCopy::Enqueue(const Sequence& sequence, const ChunkRegistry& chunks)
 void ShiftedCopy::Run(Batch& batch) {
   const auto pages = static_cast<int64_t>(batch.pages.size());
   const auto tokens = static_cast<int64_t>(batch.slots.size());
-  std::vector<std::byte> block(static_cast<size_t>(Room(plan_, pages, nullptr).table_bytes));
-  const Room host(plan_, pages, block.data());
+  std::vector<std::byte> block(static_cast<size_t>(Room(config_, pages, nullptr).table_bytes));
+  const Room host(config_, pages, block.data());
   host.ends[0] = host.ends[2] = 0;
   host.ends[1] = static_cast<int32_t>(pages);
   host.ends[3] = static_cast<int32_t>(tokens);
@@ -98,15 +98,15 @@ void ShiftedCopy::Run(Batch& batch) {
   std::ranges::copy(batch.lengths, host.lengths);
   std::ranges::copy(batch.positions, host.positions);
   std::ranges::copy(batch.slots, host.slots);
-  const Room room(plan_, pages, buffers_.qkv);
+  const Room room(config_, pages, buffers_.qkv);
   backend_.Upload(buffers_.qkv, block.data(), host.table_bytes);
 
-  const DType dtype = plan_.options.dtype;
+  const DType dtype = config_.options.dtype;
   const LaunchOptions launch{.stream = backend_.stream(), .dependent = false};
   std::byte* kv = buffers_.kv;
   for (int64_t layer = 0; layer < spec_.num_layers; ++layer) {
     backend_.ops().paged_gather({.dtype = dtype,
-                                 .layout = plan_.layout,
+                                 .layout = config_.layout,
                                  .table = {.num_seqs = 1,
                                            .num_chunks = static_cast<int32_t>(pages),
                                            .seq_chunk_indptr = room.ends,
@@ -122,7 +122,7 @@ void ShiftedCopy::Run(Batch& batch) {
                                 launch);
     backend_.ops().kv_append({.dtype = dtype,
                               .num_tokens = tokens,
-                              .layout = plan_.layout,
+                              .layout = config_.layout,
                               .k = room.k,
                               .k_stride = spec_.KvSize(),
                               .v = room.v,
@@ -131,9 +131,9 @@ void ShiftedCopy::Run(Batch& batch) {
                               .slots = room.slots,
                               .positions = room.positions,
                               .rope_cos_sin = buffers_.rope,
-                              .rope_rows = plan_.options.max_context},
+                              .rope_rows = config_.options.max_context},
                              launch);
-    kv += plan_.layout.NumElements() * SizeOf(dtype);
+    kv += config_.layout.NumElements() * SizeOf(dtype);
   }
   batch = {};
 }

@@ -21,12 +21,12 @@ namespace tokline {
 void RequireShiftable(const ModelSpec& spec);
 
 // What a copy of so many pages at a time needs to work in.
-int64_t ShiftedCopyBytes(const DecoderPlan& plan, int64_t pages);
+int64_t ShiftedCopyBytes(const DecoderConfig& config, int64_t pages);
 
 class ShiftedCopy {
  public:
   // Borrows everything. Works in buffers.qkv, which is free between steps.
-  ShiftedCopy(const ModelSpec& spec, const DecoderPlan& plan, const DecoderBuffers& buffers,
+  ShiftedCopy(const ModelSpec& spec, const DecoderConfig& config, const DecoderBuffers& buffers,
               Backend& backend);
 
   // Copies all shifted spans of a sequence from its sources. Waits for the work enqueued so far.
@@ -43,7 +43,7 @@ class ShiftedCopy {
   void Run(Batch& batch);
 
   const ModelSpec& spec_;
-  const DecoderPlan& plan_;
+  const DecoderConfig& config_;
   const DecoderBuffers& buffers_;
   Backend& backend_;
 };

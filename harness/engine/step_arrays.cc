@@ -111,30 +111,27 @@ void TableWriter::Add(std::span<const int32_t> pages, int32_t length, int32_t ne
   EndSequence(new_tokens);
 }
 
-AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& arrays,
-                            const PagedKvLayout& layout, int32_t num_q_heads,
-                            const DeviceFacts& device, std::span<const SharedRun> runs,
-                            ChunkSharing sharing) {
-  AttentionWork work;
-  if (shape.num_seqs == 0 || device.sm_count == 0) return work;
+bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
+                   const PagedKvLayout& layout, int32_t num_q_heads, const DeviceFacts& device,
+                   std::span<const SharedRun> runs, ChunkSharing sharing) {
+  if (shape.num_seqs == 0 || device.sm_count == 0) return false;
   if (shape.kind == AttentionKind::kPagedPrefill) {
     const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
-                                                   num_q_heads, /*causal=*/true, device);
+                                                   num_q_heads, /*causal=*/true);
     const int64_t room = MaxPagedPrefillTiles(shape.num_seqs, shape.num_tokens);
     Require(std::ssize(plan.tiles) <= room, "the plan of a step has ", plan.tiles.size(),
             " tiles; there is room for ", room);
     std::ranges::copy(plan.tiles, arrays.tiles);
-    work.num_tiles = static_cast<int32_t>(plan.tiles.size());
-    work.tile_tokens = plan.tile_tokens;
-    return work;
+    shape.num_tiles = static_cast<int32_t>(plan.tiles.size());
+    shape.tile_tokens = plan.tile_tokens;
+    return false;
   }
   const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
   const ChunkDecodePlan plan =
       PlanChunkDecode(arrays.Table(shape), layout, num_q_heads, device,
                       {.runs = runs, .sharing = sharing, .grid = shape.grid, .room = &room});
   plan.CopyTo(room, arrays.plan);
-  work.reads_once = plan.reads_once;
-  return work;
+  return plan.reads_once;
 }
 
 }  // namespace tokline

@@ -19,7 +19,7 @@ namespace tokline {
 
 enum class AttentionKind : uint8_t { kChunkDecode, kPagedPrefill };
 
-// One attention launch a layer: query rows of sequences, each of one chunk or of several.
+// One attention launch per layer: query rows of sequences, each of one chunk or of several.
 struct AttentionShape {
   AttentionKind kind = AttentionKind::kChunkDecode;
   int32_t num_seqs = 0;
@@ -31,6 +31,9 @@ struct AttentionShape {
   // that read one together.
   int32_t shared_runs = 0;
   int32_t task_members = 1;
+  // kPagedPrefill on CUDA: what PlanAttention has decided. No array's place depends on it.
+  int32_t num_tiles = 0;
+  int32_t tile_tokens = 0;
 
   int32_t MaxChunks() const { return num_seqs + more_chunks; }
 };
@@ -43,13 +46,6 @@ struct StepShape {
   int32_t logit_rows = 0;  // row = slot
 
   int64_t Tokens() const { return decode.num_tokens + prefill.num_tokens; }
-};
-
-// What the host knows of a planned attention besides the arrays.
-struct AttentionWork {
-  int32_t num_tiles = 0;  // kPagedPrefill
-  int32_t tile_tokens = 0;
-  bool reads_once = false;  // kChunkDecode: what sequences share
 };
 
 struct AttentionArrays {
@@ -111,12 +107,12 @@ class TableWriter {
   int64_t pages_ = 0;
 };
 
-// Plans the launch from host arrays that a TableWriter has filled, and writes the plan into them.
-// Without a device (facts of 0 SMs) there is nothing to plan. `runs`: what the sequences of a
-// kChunkDecode launch share; they are read alone where the plan so decides or lacks room.
-AttentionWork PlanAttention(const AttentionShape& shape, const AttentionArrays& arrays,
-                            const PagedKvLayout& layout, int32_t num_q_heads,
-                            const DeviceFacts& device, std::span<const SharedRun> runs = {},
-                            ChunkSharing sharing = ChunkSharing::kWhenItPays);
+// Plans the launch from host arrays that a TableWriter has filled, and writes the plan into the
+// arrays and the shape. Without a device (facts of 0 SMs) there is nothing to plan. `runs`: what
+// the sequences of a kChunkDecode launch share. Returns whether the plan reads the runs once.
+bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
+                   const PagedKvLayout& layout, int32_t num_q_heads, const DeviceFacts& device,
+                   std::span<const SharedRun> runs = {},
+                   ChunkSharing sharing = ChunkSharing::kWhenItPays);
 
 }  // namespace tokline

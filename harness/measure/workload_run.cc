@@ -188,7 +188,8 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
                    .graphs = decoder.GraphSteps() - graphs_before};
   serving.decode_reads = {
       .bytes = (decoder.Reads().tokens - reads_before.tokens) * decoder.KvTokenBytes(),
-      .unshared = (decoder.Reads().unshared_tokens - reads_before.unshared_tokens) * decoder.KvTokenBytes()};
+      .unshared = (decoder.Reads().unshared_tokens - reads_before.unshared_tokens) *
+                  decoder.KvTokenBytes()};
   const auto steps = static_cast<double>(std::max<int64_t>(1, serving.steps.all));
   serving.kv_pages.all = decoder.Pages().NumPages();
   serving.kv_pages.mean = page_steps / steps;

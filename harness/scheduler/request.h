@@ -57,8 +57,8 @@ struct Sequence {
   // The prompt and what was drawn, as far as the host knows it: tokens of the step under way are
   // only on the device.
   std::vector<int32_t> tokens = {};
-  int64_t drawn = 0;       // tokens, by the steps planned so far
-  int64_t in_cache = 0;    // tokens whose K and V are written by the steps planned so far
+  int64_t drawn = 0;       // tokens, by the steps scheduled so far
+  int64_t in_cache = 0;    // tokens whose K and V are written by the steps scheduled so far
   int64_t lost = 0;        // the most tokens that a preemption took out of the cache
   int64_t last_draw = 0;   // number of the step that drew the newest token; 0: none
   int32_t draw_slot = -1;  // where it did
@@ -90,7 +90,7 @@ struct Sequence {
 
   int64_t NumPrompt() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t Known() const { return static_cast<int64_t>(tokens.size()); }
-  // Tokens drawn by planned steps that the host has not seen.
+  // Tokens drawn by scheduled steps that the host has not seen.
   int64_t UnderWay() const { return finish == Finish::kNot ? NumPrompt() + drawn - Known() : 0; }
   // Tokens before the first shifted one: as far as K and V are those of the prefix alone.
   int64_t Exact() const {

@@ -21,9 +21,9 @@ Scheduler::Scheduler(const SchedulerOptions& options)
           options.num_pages);
   const auto batch = static_cast<size_t>(options.max_batch);
   slots_.assign(batch, nullptr);
-  plan_.moves.reserve(batch);
-  plan_.decode.reserve(batch);
-  plan_.prefill.reserve(batch);
+  step_.moves.reserve(batch);
+  step_.decode.reserve(batch);
+  step_.prefill.reserve(batch);
   decoding_.reserve(batch);
 }
 
@@ -138,13 +138,12 @@ void Scheduler::Preempt(Sequence& sequence) {
   waiting_.PushOldest(sequence);
 }
 
-const StepPlan& Scheduler::Plan() {
-  plan_.moves.clear();
-  plan_.shifted.clear();
-  plan_.decode.clear();
-  plan_.prefill.clear();
-  plan_.decode_rows = 0;
-  plan_.prefill_tokens = 0;
+const ScheduledStep& Scheduler::NextStep() {
+  step_.moves.clear();
+  step_.shifted.clear();
+  step_.decode.clear();
+  step_.prefill.clear();
+  step_.decode_rows = 0;
   decoding_.clear();
   stalled_ = false;
   first_hole_ = 0;
@@ -155,9 +154,9 @@ const StepPlan& Scheduler::Plan() {
   // Whoever is preempted on the way is younger, and so not yet part of the step.
   for (Sequence* sequence = running_.oldest; sequence != nullptr; sequence = sequence->newer) {
     if (sequence->on_device) {
-      PlanDecode(*sequence);
+      ScheduleDecode(*sequence);
     } else {
-      PlanPrefill(*sequence, budget);
+      SchedulePrefill(*sequence, budget);
     }
   }
   int32_t growing = 0;
@@ -166,11 +165,11 @@ const StepPlan& Scheduler::Plan() {
   }
   while (budget > 0 && !stalled_ && AdmitOldest(growing)) {
     growing += MayGrow(*running_.newest);
-    PlanPrefill(*running_.newest, budget);
+    SchedulePrefill(*running_.newest, budget);
   }
   Compact();
-  FinishPlan();
-  return plan_;
+  FinishStep();
+  return step_;
 }
 
 // Who has drawn its last token needs no slot. Its pages are of use as long as they may be sealed
@@ -209,7 +208,7 @@ void Scheduler::Grow(Sequence& sequence, int64_t tokens) {
   pool_.Allocate(static_cast<int32_t>(missing), sequence.pages.Pages());
 }
 
-void Scheduler::PlanDecode(Sequence& sequence) {
+void Scheduler::ScheduleDecode(Sequence& sequence) {
   const int64_t tokens = sequence.in_cache + 1;
   const int64_t missing = MissingPages(sequence, tokens);
   if (missing > 0 && !MakeRoom(missing, sequence)) {
@@ -226,7 +225,7 @@ void Scheduler::PlanDecode(Sequence& sequence) {
   ++sequence.drawn;
 }
 
-void Scheduler::PlanPrefill(Sequence& sequence, int64_t& budget) {
+void Scheduler::SchedulePrefill(Sequence& sequence, int64_t& budget) {
   if (sequence.UnderWay() > 0) {  // of a sequence that stalled
     stalled_ = true;
     return;
@@ -251,9 +250,8 @@ void Scheduler::PlanPrefill(Sequence& sequence, int64_t& budget) {
   if (sequence.awaited_by) counts_.source_tokens += count;
   counts_.recomputed_tokens += std::clamp<int64_t>(sequence.lost - begin, 0, count);
   const bool draws = sequence.in_cache == sequence.Known();
-  plan_.prefill.push_back(
+  step_.prefill.push_back(
       {.sequence = &sequence, .begin = begin, .count = count, .draws = draws, .writes = writes});
-  plan_.prefill_tokens += count;
   if (draws) {
     ++sequence.drawn;
     sequence.on_device = true;
@@ -341,13 +339,13 @@ void Scheduler::Compact() {
     Sequence& sequence = *std::exchange(slots_[static_cast<size_t>(from)], nullptr);
     slots_[static_cast<size_t>(to)] = &sequence;
     sequence.slot = to;
-    if (sequence.on_device) plan_.moves.push_back({.from = from, .to = to});
+    if (sequence.on_device) step_.moves.push_back({.from = from, .to = to});
   }
 }
 
-void Scheduler::FinishPlan() {
-  plan_.decode_rows = static_cast<int32_t>(decoding_.size());
-  if (!plan_.Empty()) ++counts_.steps;
+void Scheduler::FinishStep() {
+  step_.decode_rows = static_cast<int32_t>(decoding_.size());
+  if (!step_.Empty()) ++counts_.steps;
   const auto finish = [this](StepPart& part) {
     part.slot = part.sequence->slot;
     if (!part.draws) return;
@@ -356,12 +354,12 @@ void Scheduler::FinishPlan() {
     sequence.draw_slot = part.slot;
     if (sequence.AllDrawn()) ++retiring_;
   };
-  for (StepPart& part : plan_.prefill) finish(part);
+  for (StepPart& part : step_.prefill) finish(part);
   for (StepPart& part : decoding_) {
     finish(part);
     const auto slot = static_cast<size_t>(part.slot);
-    if (slot >= plan_.decode.size()) plan_.decode.resize(slot + 1);
-    plan_.decode[slot] = part;
+    if (slot >= step_.decode.size()) step_.decode.resize(slot + 1);
+    step_.decode[slot] = part;
   }
 }
 

@@ -7,8 +7,9 @@
 // steps; then the next is the oldest. Hence nobody starves, and there is no deadlock: a request
 // that alone exceeds the cache is refused when it comes.
 //
-// The device works one step behind the host. A step is planned before the tokens of the step before
-// it are known; those lie in the sequences' slots on the device. NewestTokens tells of them later.
+// The device works one step behind the host. A step is scheduled before the tokens of the step
+// before it are known; those lie in the sequences' slots on the device. NewestTokens tells of them
+// later.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,7 @@ struct SlotMove {
 };
 
 // Valid until the scheduler's next call.
-struct StepPlan {
+struct ScheduledStep {
   // First of all: newest tokens go from slot to slot. No slot occurs twice.
   std::vector<SlotMove> moves = {};
   // Next: K and V of the shifted spans of these are copied from their sources, which steps before
@@ -65,7 +66,6 @@ struct StepPlan {
   // Tokens that the host knows, oldest sequence first.
   std::vector<StepPart> prefill = {};
   int32_t decode_rows = 0;  // of decode, less padding
-  int64_t prefill_tokens = 0;
 
   bool Empty() const { return decode_rows == 0 && prefill.empty(); }
 };
@@ -98,13 +98,13 @@ class Scheduler {
 
   // The next step, which must then be run: sequences count as if it had been. Empty if there is
   // nothing to do, or nothing until tokens under way are known or held sequences are removed.
-  const StepPlan& Plan();
+  const ScheduledStep& NextStep();
   // The token that the oldest step under way drew for a sequence. None: the sequence is gone.
   std::optional<Finish> TakeToken(SequenceId id, int32_t token);
   // Puts `token` in the place of the newest, before a step takes it as input.
   void ReplaceNewest(SequenceId id, int32_t token);
 
-  // Whether Plan has something to do, now or later.
+  // Whether NextStep has something to do, now or later.
   bool HasWork() const { return waiting_.count > 0 || running_.count > retiring_; }
 
   struct Pinned {
@@ -147,11 +147,11 @@ class Scheduler {
 
   Sequence& Find(SequenceId id) const;
   void Retire();
-  void PlanDecode(Sequence& sequence);
-  void PlanPrefill(Sequence& sequence, int64_t& budget);
+  void ScheduleDecode(Sequence& sequence);
+  void SchedulePrefill(Sequence& sequence, int64_t& budget);
   bool AdmitOldest(int32_t growing);
   void Compact();
-  void FinishPlan();
+  void FinishStep();
 
   int64_t MissingPages(const Sequence& sequence, int64_t tokens) const;
   bool MayGrow(const Sequence& sequence) const;
@@ -195,11 +195,11 @@ class Scheduler {
   std::vector<Sequence*> slots_;  // [max_batch]
   SequenceId next_id_ = 0;
   int32_t num_sources_ = 0;  // sequences that are sources
-  // Of the step being planned:
+  // Of the step being scheduled:
   bool stalled_ = false;     // some sequence found no page
   int64_t made_before_ = 0;  // chunks that are older than the step
   int32_t first_hole_ = 0;   // no slot before it is free
-  StepPlan plan_;
+  ScheduledStep step_;
   std::vector<StepPart> decoding_;             // the step's decode rows by age
   std::vector<ChunkId> match_;                 // kept to spare allocations
   std::vector<std::vector<ChunkId>> sources_;  // of who is being admitted

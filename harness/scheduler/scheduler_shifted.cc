@@ -113,7 +113,7 @@ void Scheduler::AcquireSources(Sequence& sequence) {
     for (const ChunkId id : source) registry_.Acquire(id);
   }
   std::swap(sequence.sources, sources_);
-  plan_.shifted.push_back(&sequence);
+  step_.shifted.push_back(&sequence);
   for (const ShiftedSpan& span : sequence.request.shifted) counts_.shifted_tokens += span.Size();
 }
 

@@ -6,7 +6,6 @@
 
 #include "kernels/common/chunk_table.h"
 #include "kernels/common/cost.h"
-#include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/launch_options.h"
 #include "kernels/common/paged_kv_layout.h"
@@ -68,8 +67,7 @@ struct PagedPrefillParams {
 
 // Pure. `table` and `q_indptr` are host arrays.
 PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
-                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
-                                  const DeviceFacts& device);
+                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal);
 
 // The most tiles that a plan for so many new tokens of so many sequences may have.
 int64_t MaxPagedPrefillTiles(int64_t num_seqs, int64_t num_tokens);

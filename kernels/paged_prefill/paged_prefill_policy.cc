@@ -35,8 +35,7 @@ void RequireRows(const char* name, const void* data, int64_t stride,
 }  // namespace
 
 PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
-                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
-                                  const DeviceFacts&) {
+                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal) {
   RequireHeads(num_q_heads, layout);
   PagedPrefillPlan plan{.tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .tiles = {}};
   for (int32_t seq = 0; seq < table.num_seqs; ++seq) {

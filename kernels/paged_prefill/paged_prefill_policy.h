@@ -1,6 +1,7 @@
 // How paged_prefill cuts its work. Pure host code.
 #pragma once
 
+#include "kernels/common/device_facts.h"
 #include "kernels/paged_prefill/packed_rows.h"
 #include "kernels/paged_prefill/paged_prefill.h"
 

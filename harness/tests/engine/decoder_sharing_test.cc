@@ -134,10 +134,10 @@ TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
       options.max_batch = max_batch;
       options.max_context = max_context;
       options.sharing = ChunkSharing::kWhenItPays;
-      const DecoderPlan plan(Model().spec, options, testing::kH200);
-      const ChunkDecodePlanRoom largest = DecodeRoomOf(plan.largest_step.decode);
-      for (const StepShape& shape : plan.DecodeShapes()) {
-        EXPECT_LE(PlaceStep(shape, nullptr).bytes, PlaceStep(plan.largest_step, nullptr).bytes);
+      const DecoderConfig config(Model().spec, options, testing::kH200);
+      const ChunkDecodePlanRoom largest = DecodeRoomOf(config.largest_step.decode);
+      for (const StepShape& shape : config.DecodeShapes()) {
+        EXPECT_LE(PlaceStep(shape, nullptr).bytes, PlaceStep(config.largest_step, nullptr).bytes);
         EXPECT_LE(DecodeRoomOf(shape.decode).members, largest.members);
         EXPECT_EQ(shape.decode.shared_runs, kMaxSharedRuns);
       }

@@ -141,8 +141,7 @@ class Arrays {
   // Returns whether the plan reads the runs once.
   bool Plan(const Setting& setting, const SharedRuns& shared, ChunkSharing sharing) {
     return PlanAttention(shape_.decode, arrays_, setting.layout,
-                         setting.layout.num_kv_heads * setting.group, kH200, shared, sharing)
-        .reads_once;
+                         setting.layout.num_kv_heads * setting.group, kH200, shared, sharing);
   }
   bool GuardIntact() const {
     return std::all_of(block_.begin() + bytes_, block_.end(),

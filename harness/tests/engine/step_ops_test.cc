@@ -66,7 +66,7 @@ class StepOpsTest : public ::testing::Test {
       }
       std::set<std::string> enqueued, planned;
       for (const std::string& op : DecodeOps(options)) enqueued.insert(op.substr(0, op.find('/')));
-      const StepOpSet ops = DecoderPlan(model_.spec, options, {}).DecodeOps(model_.spec);
+      const StepOpSet ops = DecoderConfig(model_.spec, options, {}).DecodeOps(model_.spec);
       for (const StepOp op : AllStepOps()) {
         if (ops.Has(op)) planned.insert(std::string(Name(op)));
       }
@@ -142,11 +142,11 @@ TEST_F(Gpt2StepOpsTest, LayerNormsAndGeluAreKernelsOfTheirOwn) {
 
 // What is timed alone holds every op that one of both decoders lacks.
 TEST_F(StepOpsTest, AblationsNameTheOpsThatTheyChange) {
-  const StepOpSet whole = DecoderPlan(model_.spec, {}, {}).DecodeOps(model_.spec);
+  const StepOpSet whole = DecoderConfig(model_.spec, {}, {}).DecodeOps(model_.spec);
   for (const AblationEntry& entry : AllAblations()) {
     DecoderOptions options;
     options.ablate.Add(entry.ablation);
-    const StepOpSet ablated = DecoderPlan(model_.spec, options, {}).DecodeOps(model_.spec);
+    const StepOpSet ablated = DecoderConfig(model_.spec, options, {}).DecodeOps(model_.spec);
     for (const StepOp op : AllStepOps()) {
       EXPECT_TRUE(whole.Has(op) == ablated.Has(op) || entry.ops.Has(op))
           << entry.name << " " << Name(op);

@@ -38,9 +38,8 @@ class DeviceCase {
     const int32_t num_pages = table.chunk_page_indptr[table.num_chunks];
     std::vector<int32_t> pages(table.chunk_pages, table.chunk_pages + num_pages);
     for (int32_t& page : pages) page += static_cast<int32_t>(first_page);
-    const PagedPrefillPlan plan =
-        PlanPagedPrefill(table, params_.q_indptr, params_.layout, params_.num_q_heads,
-                         params_.causal, QueryDeviceFacts());
+    const PagedPrefillPlan plan = PlanPagedPrefill(table, params_.q_indptr, params_.layout,
+                                                   params_.num_q_heads, params_.causal);
     seq_chunk_indptr_ = Upload(table.seq_chunk_indptr, table.num_seqs + 1);
     seq_chunks_ = Upload(table.seq_chunks, listed);
     chunk_page_indptr_ = Upload(table.chunk_page_indptr, table.num_chunks + 1);

@@ -113,7 +113,7 @@ TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
       q_indptr.push_back(q_indptr.back() + static_cast<int32_t>(rng() % (length + 1)));
     }
     const PagedPrefillPlan plan =
-        PlanPagedPrefill(table.View(), q_indptr.data(), layout, 3 * group, causal, {});
+        PlanPagedPrefill(table.View(), q_indptr.data(), layout, 3 * group, causal);
     EXPECT_LE(plan.tile_tokens * group, kPagedPrefillTileRows);
     EXPECT_GT((plan.tile_tokens + 1) * group, kPagedPrefillTileRows);
     EXPECT_LE(plan.tiles.size(), static_cast<size_t>(MaxPagedPrefillTiles(6, q_indptr.back())));
@@ -144,8 +144,8 @@ TEST(PagedPrefillPlanTest, ThereIsRoomForTheTilesOfTheLargestGroup) {
                          .group = 16,
                          .sequences = std::vector<PrefillSequence>(
                              20, {.chunks = {new_tokens}, .new_tokens = new_tokens})});
-    const PagedPrefillPlan plan = PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(),
-                                                   problem.layout, 16, true, {});
+    const PagedPrefillPlan plan =
+        PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 16, true);
     EXPECT_EQ(plan.tiles.size(), static_cast<size_t>(20 * ((new_tokens + 7) / 8)));
     EXPECT_LE(plan.tiles.size(), static_cast<size_t>(MaxPagedPrefillTiles(20, 20 * new_tokens)));
   }
@@ -156,7 +156,7 @@ TEST(PagedPrefillPlanTest, RejectsMoreNewTokensThanTheContextHas) {
   problem.q_indptr.back() = 21;
   EXPECT_THAT(MessageOf([&] {
                 PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout,
-                                 problem.spec.num_q_heads(), true, {});
+                                 problem.spec.num_q_heads(), true);
               }),
               HasSubstr("sequence 0 has 21 new tokens; its context of 20 holds 0 to 20"));
 }
@@ -164,7 +164,7 @@ TEST(PagedPrefillPlanTest, RejectsMoreNewTokensThanTheContextHas) {
 TEST(PagedPrefillPlanTest, BatchWithoutNewTokensHasNoTiles) {
   PrefillCase problem({.sequences = {{{}, 0}, {{20}, 0}}});
   EXPECT_TRUE(
-      PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 4, true, {})
+      PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 4, true)
           .tiles.empty());
 }
 
@@ -172,7 +172,7 @@ TEST(PagedPrefillPlanTest, RejectsHeadsThatDoNotDivide) {
   PrefillCase problem(RaggedSpec());
   EXPECT_THAT(MessageOf([&] {
                 PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 5,
-                                 true, {});
+                                 true);
               }),
               HasSubstr("num_q_heads is 5 with 2 KV heads"));
 }

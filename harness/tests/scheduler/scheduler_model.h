@@ -259,7 +259,7 @@ class SchedulerModel {
     Expect(scheduler_.Chunks().PinnedPages() <= options_.max_pinned_pages, "too much is pinned");
   }
 
-  // As the decoder does it: a step is planned and run, then the tokens of the one before it come.
+  // As the decoder does it: a step is scheduled and run, then the tokens of the one before it come.
   void Step() {
     const int64_t evictions = scheduler_.Chunks().Evictions();
     std::vector<bool> sealed_before(static_cast<size_t>(options_.num_pages), false);
@@ -267,41 +267,41 @@ class SchedulerModel {
       for (const int32_t page : PagesOf(id)) sealed_before[static_cast<size_t>(page)] = true;
     }
     const bool expects_work = scheduler_.HasWork();
-    const StepPlan& plan = scheduler_.Plan();
+    const ScheduledStep& step = scheduler_.NextStep();
     MeetSources();
-    Expect(plan.Empty() || expects_work, "a step without work");
+    Expect(step.Empty() || expects_work, "a step without work");
     if (evictions != scheduler_.Chunks().Evictions()) {
       sealed_before.assign(sealed_before.size(),
-                           false);  // pages may have changed hands within the plan
+                           false);  // pages may have changed hands within the step
     }
-    Run(plan, sealed_before);
-    CheckPlanned(plan);
+    Run(step, sealed_before);
+    CheckScheduled(step);
     for (auto& [id, text] : texts_) {
       text.most_in_cache = std::max(text.most_in_cache, scheduler_.Get(id).in_cache);
     }
-    if (!plan.Empty()) ++counts_.steps;
+    if (!step.Empty()) ++counts_.steps;
     while (!under_way_.empty()) Deliver();
     under_way_.assign(draws_.begin(), draws_.end());
     draws_.clear();
   }
 
-  void Run(const StepPlan& plan, const std::vector<bool>& sealed_before) {
+  void Run(const ScheduledStep& step, const std::vector<bool>& sealed_before) {
     const std::vector<int32_t> before = sampled_;
-    for (const SlotMove& move : plan.moves) {
+    for (const SlotMove& move : step.moves) {
       sampled_[static_cast<size_t>(move.to)] = before[static_cast<size_t>(move.from)];
       ++counts_.moves;
     }
-    for (const Sequence* sequence : plan.shifted) CopySources(*sequence, sealed_before);
+    for (const Sequence* sequence : step.shifted) CopySources(*sequence, sealed_before);
     const std::vector<int32_t> newest = sampled_;
-    int32_t rows = static_cast<int32_t>(plan.decode.size());
-    for (const StepPart& part : plan.prefill) {
+    int32_t rows = static_cast<int32_t>(step.decode.size());
+    for (const StepPart& part : step.prefill) {
       if (part.draws) rows = std::max(rows, part.slot + 1);
     }
     for (int32_t row = 0; row < rows; ++row) sampled_[static_cast<size_t>(row)] = -1;
     int32_t decode_rows = 0;
     int64_t prefill_tokens = 0;
-    for (size_t slot = 0; slot < plan.decode.size(); ++slot) {
-      const StepPart& part = plan.decode[slot];
+    for (size_t slot = 0; slot < step.decode.size(); ++slot) {
+      const StepPart& part = step.decode[slot];
       if (part.sequence == nullptr) continue;
       Expect(part.slot == static_cast<int32_t>(slot), "a decode row is not its slot");
       Expect(part.count == 1 && part.draws && part.writes, "a decode row that is none");
@@ -309,15 +309,14 @@ class SchedulerModel {
       RunPart(part, sealed_before, &newest[slot]);
     }
     SequenceId last = -1;
-    for (const StepPart& part : plan.prefill) {
+    for (const StepPart& part : step.prefill) {
       Expect(part.sequence->awaited_by || part.sequence->id > last, "prefill is not by age");
       if (!part.sequence->awaited_by) last = part.sequence->id;
       prefill_tokens += part.count;
       RunPart(part, sealed_before, nullptr);
     }
-    Expect(decode_rows == plan.decode_rows && prefill_tokens == plan.prefill_tokens &&
-               prefill_tokens <= options_.token_budget,
-           "the plan's sums are wrong");
+    Expect(decode_rows == step.decode_rows && prefill_tokens <= options_.token_budget,
+           "the step's sums are wrong");
   }
 
   void RunPart(const StepPart& part, const std::vector<bool>& sealed_before, const int32_t* fed) {
@@ -400,8 +399,8 @@ class SchedulerModel {
     return text.chain[at - 1];
   }
 
-  // After a plan: rows are dense, and nobody sat out without cause.
-  void CheckPlanned(const StepPlan& plan) {
+  // After a step is scheduled: rows are dense, and nobody sat out without cause.
+  void CheckScheduled(const ScheduledStep& step) {
     std::vector<bool> taken(static_cast<size_t>(options_.max_batch), false);
     for (const Sequence* s = scheduler_.OldestRunning(); s != nullptr; s = s->newer) {
       Expect(s->slot >= 0 && s->slot < scheduler_.NumRunning(), "slot ", s->slot, " of ",
@@ -423,7 +422,7 @@ class SchedulerModel {
     }
     const auto is_oldest = [&](const StepPart& part) { return part.sequence == oldest; };
     Expect(
-        std::ranges::any_of(plan.decode, is_oldest) || std::ranges::any_of(plan.prefill, is_oldest),
+        std::ranges::any_of(step.decode, is_oldest) || std::ranges::any_of(step.prefill, is_oldest),
         "the oldest sequence sits a step out");
   }
 

@@ -30,14 +30,14 @@ Request Prompt(int64_t length, int64_t new_tokens, int32_t first = 0) {
   return request;
 }
 
-// Plans a step and takes a token of each draw at once.
+// Schedules a step and takes a token of each draw at once.
 void RunStep(Scheduler& scheduler, int32_t token = 7) {
   std::vector<SequenceId> draws;
-  const StepPlan& plan = scheduler.Plan();
-  for (const StepPart& part : plan.decode) {
+  const ScheduledStep& step = scheduler.NextStep();
+  for (const StepPart& part : step.decode) {
     if (part.sequence != nullptr) draws.push_back(part.sequence->id);
   }
-  for (const StepPart& part : plan.prefill) {
+  for (const StepPart& part : step.prefill) {
     if (part.draws) draws.push_back(part.sequence->id);
   }
   for (const SequenceId id : draws) scheduler.TakeToken(id, token);
@@ -82,19 +82,19 @@ TEST(SchedulerTest, PrefillSharesAStepWithDecodeWithinTheBudget) {
   Scheduler scheduler(options);
   const SequenceId first = scheduler.Submit(Prompt(3, 9));
   const SequenceId second = scheduler.Submit(Prompt(9, 9));
-  const StepPlan* plan = &scheduler.Plan();
-  ASSERT_EQ(plan->prefill.size(), 2u);
-  EXPECT_TRUE(plan->prefill[0].draws);
-  EXPECT_EQ(plan->prefill[1].count, 2);
-  EXPECT_FALSE(plan->prefill[1].draws);
-  plan = &scheduler.Plan();  // before the token is known
-  ASSERT_EQ(plan->decode_rows, 1);
-  EXPECT_EQ(plan->decode[0].sequence->id, first);
-  EXPECT_EQ(plan->decode[0].begin, 3);
-  ASSERT_EQ(plan->prefill.size(), 1u);
-  EXPECT_EQ(plan->prefill[0].sequence->id, second);
-  EXPECT_EQ(plan->prefill[0].begin, 2);
-  EXPECT_EQ(plan->prefill[0].count, 5);
+  const ScheduledStep* step = &scheduler.NextStep();
+  ASSERT_EQ(step->prefill.size(), 2u);
+  EXPECT_TRUE(step->prefill[0].draws);
+  EXPECT_EQ(step->prefill[1].count, 2);
+  EXPECT_FALSE(step->prefill[1].draws);
+  step = &scheduler.NextStep();  // before the token is known
+  ASSERT_EQ(step->decode_rows, 1);
+  EXPECT_EQ(step->decode[0].sequence->id, first);
+  EXPECT_EQ(step->decode[0].begin, 3);
+  ASSERT_EQ(step->prefill.size(), 1u);
+  EXPECT_EQ(step->prefill[0].sequence->id, second);
+  EXPECT_EQ(step->prefill[0].begin, 2);
+  EXPECT_EQ(step->prefill[0].count, 5);
 }
 
 TEST(SchedulerTest, YoungestIsPreemptedAndComesBackWithItsTokens) {
@@ -111,11 +111,11 @@ TEST(SchedulerTest, YoungestIsPreemptedAndComesBackWithItsTokens) {
   const int64_t known = preempted.Known();
   EXPECT_GT(known, 8);
   while (scheduler.Has(old)) RunStep(scheduler);
-  const StepPlan& plan = scheduler.Plan();
-  ASSERT_EQ(plan.prefill.size(), 1u);
-  EXPECT_EQ(plan.prefill[0].sequence->id, young);
-  EXPECT_EQ(plan.prefill[0].count, known);
-  EXPECT_TRUE(plan.prefill[0].draws);
+  const ScheduledStep& step = scheduler.NextStep();
+  ASSERT_EQ(step.prefill.size(), 1u);
+  EXPECT_EQ(step.prefill[0].sequence->id, young);
+  EXPECT_EQ(step.prefill[0].count, known);
+  EXPECT_TRUE(step.prefill[0].draws);
   EXPECT_EQ(scheduler.Counts().recomputed_tokens, known - 1) << "the newest ran for the first time";
 }
 
@@ -139,10 +139,10 @@ TEST(SchedulerTest, SecondPromptReadsTheChunksOfTheFirstEvenInTheSameStep) {
   Scheduler scheduler(options);
   scheduler.Submit(Prompt(10, 4));
   scheduler.Submit(Prompt(11, 4));
-  const StepPlan& plan = scheduler.Plan();
-  ASSERT_EQ(plan.prefill.size(), 2u);
-  EXPECT_EQ(plan.prefill[1].begin, 8);
-  EXPECT_EQ(plan.prefill[1].count, 3);
+  const ScheduledStep& step = scheduler.NextStep();
+  ASSERT_EQ(step.prefill.size(), 2u);
+  EXPECT_EQ(step.prefill[1].begin, 8);
+  EXPECT_EQ(step.prefill[1].count, 3);
   EXPECT_EQ(scheduler.Pages().NumFree(), 8 - 2 - 1 - 1);
   EXPECT_EQ(scheduler.Counts().reused_tokens, 8);
 }
@@ -159,10 +159,10 @@ TEST(SchedulerTest, ChunkThatAnotherSealsMeanwhileIsNotComputedAgain) {
   const SequenceId id = scheduler.Submit(same);
   RunStep(scheduler, 90);
   EXPECT_EQ(scheduler.Get(id).in_cache, 9);
-  const StepPlan& plan = scheduler.Plan();
-  ASSERT_EQ(plan.prefill.size(), 1u);
-  EXPECT_EQ(plan.prefill[0].sequence->id, id);
-  EXPECT_EQ(plan.prefill[0].begin, 12);
+  const ScheduledStep& step = scheduler.NextStep();
+  ASSERT_EQ(step.prefill.size(), 1u);
+  EXPECT_EQ(step.prefill[0].sequence->id, id);
+  EXPECT_EQ(step.prefill[0].begin, 12);
   EXPECT_EQ(scheduler.Counts().reused_tokens, 8 + 3);
 }
 
@@ -173,12 +173,12 @@ TEST(SchedulerTest, PromptThatIsWhollyThereRunsItsLastTokenWithoutWriting) {
   scheduler.Submit(Prompt(8, 1));
   RunStep(scheduler);
   scheduler.Submit(Prompt(8, 4));
-  const StepPlan& plan = scheduler.Plan();
-  ASSERT_EQ(plan.prefill.size(), 1u);
-  EXPECT_EQ(plan.prefill[0].begin, 7);
-  EXPECT_EQ(plan.prefill[0].count, 1);
-  EXPECT_TRUE(plan.prefill[0].draws);
-  EXPECT_FALSE(plan.prefill[0].writes);
+  const ScheduledStep& step = scheduler.NextStep();
+  ASSERT_EQ(step.prefill.size(), 1u);
+  EXPECT_EQ(step.prefill[0].begin, 7);
+  EXPECT_EQ(step.prefill[0].count, 1);
+  EXPECT_TRUE(step.prefill[0].draws);
+  EXPECT_FALSE(step.prefill[0].writes);
   EXPECT_EQ(scheduler.Counts().reused_tokens, 7);
 }
 
@@ -193,12 +193,12 @@ TEST(SchedulerTest, CutLetsAnotherPromptShareWhatEndsWithinAPage) {
   Request second = Prompt(6, 3);
   second.prompt.insert(second.prompt.end(), {90, 91});
   scheduler.Submit(second);
-  const StepPlan& plan = scheduler.Plan();
-  ASSERT_EQ(plan.prefill.size(), 1u);
-  EXPECT_EQ(plan.prefill[0].begin, 6);
-  EXPECT_EQ(plan.prefill[0].sequence->pages.NumRuns(), 2);
+  const ScheduledStep& step = scheduler.NextStep();
+  ASSERT_EQ(step.prefill.size(), 1u);
+  EXPECT_EQ(step.prefill[0].begin, 6);
+  EXPECT_EQ(step.prefill[0].sequence->pages.NumRuns(), 2);
   // The new run begins a page of its own.
-  EXPECT_EQ(plan.prefill[0].sequence->pages.SlotOf(6) % options.page_size, 0);
+  EXPECT_EQ(step.prefill[0].sequence->pages.SlotOf(6) % options.page_size, 0);
 }
 
 TEST(SchedulerTest, KeptTurnIsFoundByTheNextOne) {
@@ -216,7 +216,7 @@ TEST(SchedulerTest, KeptTurnIsFoundByTheNextOne) {
   Request next = Prompt(5, 2);
   next.prompt.insert(next.prompt.end(), {20, 21, 99, 40, 41});
   scheduler.Submit(next);
-  EXPECT_EQ(scheduler.Plan().prefill[0].begin, 7);  // all that was fed
+  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 7);  // all that was fed
 }
 
 TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
@@ -236,7 +236,7 @@ TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
   EXPECT_EQ(scheduler.Chunks().PinnedPages(), 2);
   scheduler.Remove(1);
   scheduler.Submit(Prompt(12, 1));
-  EXPECT_EQ(scheduler.Plan().prefill[0].begin, 8);
+  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 8);
   scheduler.Unpin(pinned);
   EXPECT_EQ(scheduler.Chunks().PinnedPages(), 0);
 }
@@ -301,7 +301,7 @@ TEST(SchedulerTest, NobodyComputesForARequestThatIsGone) {
   options.reuse = true;
   Scheduler scheduler(options);
   const SequenceId shifted = scheduler.Submit(ShiftedPrompt());
-  scheduler.Plan();
+  scheduler.NextStep();
   EXPECT_EQ(scheduler.NumSources(), 2);
   scheduler.Remove(shifted);
   EXPECT_EQ(scheduler.NumSequences(), 0);
@@ -320,7 +320,7 @@ TEST(SchedulerTest, TextBeforeAShiftedSpanIsSharedUpToTheSpan) {
   for (int step = 0; step < 10 && scheduler.Has(id); ++step) RunStep(scheduler);
   EXPECT_FALSE(scheduler.Has(id));
   scheduler.Submit(Prompt(20, 1));
-  EXPECT_EQ(scheduler.Plan().prefill[0].begin, 8);
+  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 8);
 }
 
 TEST(SchedulerTest, SequencesMoveDownWhenOthersLeave) {
@@ -328,13 +328,13 @@ TEST(SchedulerTest, SequencesMoveDownWhenOthersLeave) {
   for (int i = 0; i < 3; ++i) scheduler.Submit(Prompt(2, 8));
   RunStep(scheduler);
   scheduler.Remove(0);
-  const StepPlan& plan = scheduler.Plan();
-  ASSERT_EQ(plan.moves.size(), 1u);
-  EXPECT_EQ(plan.moves[0].from, 2);
-  EXPECT_EQ(plan.moves[0].to, 0);
-  ASSERT_EQ(plan.decode.size(), 2u);
-  EXPECT_EQ(plan.decode[0].sequence->id, 2);
-  EXPECT_EQ(plan.decode[1].sequence->id, 1);
+  const ScheduledStep& step = scheduler.NextStep();
+  ASSERT_EQ(step.moves.size(), 1u);
+  EXPECT_EQ(step.moves[0].from, 2);
+  EXPECT_EQ(step.moves[0].to, 0);
+  ASSERT_EQ(step.decode.size(), 2u);
+  EXPECT_EQ(step.decode[0].sequence->id, 2);
+  EXPECT_EQ(step.decode[1].sequence->id, 1);
 }
 
 TEST(SchedulerTest, StopTokenEndsASequenceAndDropsTheTokenAhead) {
@@ -342,8 +342,8 @@ TEST(SchedulerTest, StopTokenEndsASequenceAndDropsTheTokenAhead) {
   Request request = Prompt(2, 8);
   request.stop_ids = {5};
   const SequenceId id = scheduler.Submit(request);
-  scheduler.Plan();
-  EXPECT_EQ(scheduler.Plan().decode_rows, 1);
+  scheduler.NextStep();
+  EXPECT_EQ(scheduler.NextStep().decode_rows, 1);
   EXPECT_EQ(scheduler.TakeToken(id, 5), Finish::kStop);
   EXPECT_EQ(scheduler.TakeToken(id, 6), std::nullopt);
   EXPECT_EQ(scheduler.Pages().NumFree(), 8);
