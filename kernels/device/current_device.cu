@@ -56,6 +56,13 @@ const DeviceFacts& CurrentDeviceFacts() {
     DeviceFacts facts;
   };
   thread_local Known known;
+  // Every launch comes here: where there is one device, nobody is asked which is the current one.
+  static const bool one_device = [] {
+    int count = 0;
+    TOKLINE_CUDA(cudaGetDeviceCount(&count));
+    return count == 1;
+  }();
+  if (one_device && known.device >= 0) return known.facts;
   int device = 0;
   TOKLINE_CUDA(cudaGetDevice(&device));
   if (device != known.device) known = {device, ReadDeviceFacts(device)};
