@@ -1,10 +1,10 @@
-// The least work that any implementation of a kernel must do.
+// The minimum work that every implementation of a kernel has to do.
 #pragma once
 
 namespace tokline {
 
-// Compulsory work: every input byte read once, every output byte written once, and the
-// floating-point operations of the definition (a multiply-add is two).
+// Compulsory work: every input byte is read once, every output byte is written once, and the
+// floating-point operations are those of the definition (a multiply-add counts as two).
 struct Cost {
   double read_bytes = 0;
   double write_bytes = 0;

@@ -23,7 +23,7 @@ constexpr std::string_view Name(DType dtype) {
   return "?";
 }
 
-// Distance from 1 to the next representable number.
+// The distance from 1 to the next larger representable number.
 constexpr double Epsilon(DType dtype) {
   switch (dtype) {
     case DType::kF32:

@@ -1,4 +1,4 @@
-// Errors of the suite and the one way to raise them.
+// The error types of the suite and the one way to raise them.
 #pragma once
 
 #include <sstream>
@@ -7,7 +7,8 @@
 
 namespace tokline {
 
-// The caller passed something that is not allowed. The message states the values and what is.
+// The caller passed something that is not allowed. The message states the values passed and what is
+// allowed.
 class InvalidArgument : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -19,7 +20,7 @@ class RuntimeFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A CUDA, cuBLASLt or NVML call failed. The message holds file, line, expression and the reason.
+// A CUDA, cuBLASLt or NVML call failed. The message holds the file, line, expression and reason.
 class CudaError : public RuntimeFailure {
  public:
   using RuntimeFailure::RuntimeFailure;
@@ -32,7 +33,7 @@ std::string StrCat(const Parts&... parts) {
   return out.str();
 }
 
-// Throws InvalidArgument with the concatenated message parts unless `ok`.
+// Throws InvalidArgument with the concatenated message parts unless `ok` is true.
 template <typename... Parts>
 void Require(bool ok, const Parts&... message) {
   if (!ok) throw InvalidArgument(StrCat(message...));

@@ -1,4 +1,4 @@
-// Kinds of the layers that models are made of and kernels compute.
+// The kinds of layers that models consist of and kernels compute.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace tokline {
 
 enum class NormKind : uint8_t {
   kRms,    // optionally after adding a residual
-  kLayer,  // around the mean, with a bias
+  kLayer,  // subtracts the mean and adds a bias
 };
 enum class ActivationKind : uint8_t {
   kGatedSilu,  // silu(gate) * up

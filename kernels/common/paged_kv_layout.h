@@ -1,4 +1,4 @@
-// Addresses in a paged KV cache. The only place that computes them, for kernels and references.
+// Address computation for a paged KV cache. Kernels and references compute addresses only here.
 #pragma once
 
 #include <bit>
@@ -19,8 +19,9 @@ enum class KvOrder : uint8_t {
   kNhd,  // [num_pages, 2, page_size, num_kv_heads, head_dim]
 };
 
-// Which page of a sequence, or of the pool, holds a token or slot `position`, and its row there.
-// Loops keep one: it has the shift, which the layout would have to find each time.
+// Splits a token's or slot's `position` into the page that holds it and the row within that page.
+// Loops keep a PageSplit because it stores the shift, which the layout would have to recompute each
+// time.
 struct PageSplit {
   int32_t shift, mask;
 
@@ -33,16 +34,16 @@ struct PageSplit {
   }
 };
 
-// Layout of one layer's pool. Index 0 of the second dimension is K, 1 is V. A token's slot is
-// page * page_size + position in the page; slot -1 means "do not write".
+// The layout of one layer's pool. Index 0 of the second dimension is K and index 1 is V. A token's
+// slot is page * page_size + position in the page; slot -1 means "do not write".
 struct PagedKvLayout {
   int64_t num_pages = 0;
   int32_t num_kv_heads = 0;
-  int32_t page_size = 256;  // a power of two from 16
+  int32_t page_size = 256;  // a power of two, at least 16
   int32_t head_dim = 0;
   KvOrder order = KvOrder::kHnd;
 
-  // All strides in elements.
+  // All strides are in elements.
   TOKLINE_HOST_DEVICE constexpr int64_t KvStride() const {
     return int64_t{num_kv_heads} * page_size * head_dim;
   }
@@ -60,7 +61,7 @@ struct PagedKvLayout {
     return {std::countr_zero(static_cast<uint32_t>(page_size)), page_size - 1};
 #endif
   }
-  // Element offset of the K row of (page, head, position in the page).
+  // The offset in elements of the K row at (page, head, position in the page).
   TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int64_t page, int32_t head, int32_t row) const {
     return page * PageStride() + head * HeadStride() + row * RowStride();
   }

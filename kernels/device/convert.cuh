@@ -1,4 +1,5 @@
-// Conversions between fp32 and the 16-bit storage types, two at a time where the chip can.
+// Conversions between fp32 and the 16-bit storage types, two values at a time where the hardware
+// supports it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,13 +42,13 @@ __device__ __forceinline__ float FromFloat<float>(float x) {
   return x;
 }
 
-// x rounded to T and back.
+// Rounds x to T and converts it back.
 template <typename T>
 __device__ __forceinline__ float Round(float x) {
   return ToFloat(FromFloat<T>(x));
 }
 
-// Two elements packed in a register, the first in the low half.
+// Two elements packed in one register; the first is in the low half.
 template <typename T>
 __device__ __forceinline__ float2 Unpack2(uint32_t packed);
 template <>
@@ -89,7 +90,7 @@ struct PairOf<__half> {
   using Type = __half2;
 };
 
-// The products of two pairs, each rounded once.
+// The elementwise products of two pairs, each rounded once.
 template <typename T>
 __device__ __forceinline__ uint32_t Multiply2(uint32_t a, uint32_t b) {
   typename PairOf<T>::Type x, y;

@@ -1,4 +1,4 @@
-// Turns CUDA error codes into CudaError with file, line and expression.
+// Turns CUDA error codes into CudaError with the file, line and expression.
 #pragma once
 
 #include <cuda_runtime_api.h>

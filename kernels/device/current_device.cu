@@ -1,4 +1,4 @@
-// Reads what a device is, and what the code that runs on it was compiled for.
+// Queries what a device is and what the code that runs on it was compiled for.
 #include "kernels/device/current_device.h"
 
 #include <cuda_runtime.h>
@@ -10,8 +10,9 @@ namespace {
 
 constexpr int kProbeThreadsSm90a = 64;
 
-// Never launched. Its bound on threads tells which code the driver took: cudaFuncGetAttributes says
-// the architecture, but not whether it is the one with Hopper's own features.
+// This kernel is never launched. Its thread bound reveals which code the driver selected:
+// cudaFuncGetAttributes reports the architecture, but not whether the code is for sm_90a, which has
+// Hopper's architecture-specific features.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 __global__ void __launch_bounds__(kProbeThreadsSm90a) CodeProbeKernel() {}
 #else
@@ -34,15 +35,15 @@ DeviceFacts ReadDeviceFacts(int device) {
   const cudaError_t code =
       cudaFuncGetAttributes(&probe, reinterpret_cast<const void*>(CodeProbeKernel));
   if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction) {
-    cudaGetLastError();  // cleared: it is reported here
+    cudaGetLastError();  // clear the error: it is reported here
     throw RuntimeFailure(StrCat("this build holds no code for compute capability ",
                                 facts.compute_major, ".", facts.compute_minor,
                                 "; build it with CMAKE_CUDA_ARCHITECTURES=", facts.compute_major,
                                 facts.compute_minor, ", or 80 for 8.0 and everything newer"));
   }
   TOKLINE_CUDA(code);
-  // The PTX version is that of the virtual architecture, also where machine code was compiled from
-  // it in advance.
+  // ptxVersion is the version of the virtual architecture, even when the machine code was compiled
+  // from it ahead of time.
   facts.code_architecture = probe.ptxVersion;
   facts.code_is_sm90a = probe.maxThreadsPerBlock == kProbeThreadsSm90a;
   return facts;

@@ -1,4 +1,4 @@
-// From values that are known at run time to template arguments of kernels.
+// Turns values known at run time into template arguments of kernels.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace tokline {
 
-// Calls call.operator()<kValue>() with the one of kValues that `value` is. Throws InvalidArgument,
-// with what `value` is called and which values are supported, if it is none of them.
+// Calls call.operator()<kValue>() with the member of kValues that equals `value`. If there is none,
+// throws InvalidArgument, which states `name`, the value and the supported values.
 template <auto... kValues, typename Value, typename Call>
 void Dispatch(const char* name, Value value, const Call& call) {
   const bool found = ((value == kValues && (call.template operator()<kValues>(), true)) || ...);

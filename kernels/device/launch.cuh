@@ -1,6 +1,6 @@
-// The one way to launch a kernel: checks the grid, the shared memory and what the loaded code
+// The one way to launch a kernel. It checks the grid, the shared memory and what the loaded code
 // supports, raises the shared-memory limit, marks programmatic dependent launches, and turns a
-// refused launch into CudaError.
+// rejected launch into CudaError.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,12 +15,12 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
-  unsigned cluster = 1;  // consecutive blocks in x that run together; needs HasClusters()
+  unsigned cluster = 1;  // consecutive blocks in x that form a cluster; needs HasClusters()
 };
 
-// Raises a kernel's limit of dynamic shared memory. Throws InvalidArgument, stating what a block
-// needs and what the device gives, when that does not suffice. Attributes are read only then: they
-// cost microseconds, which every launch outside of a graph would pay.
+// Raises a kernel's limit on dynamic shared memory. Throws InvalidArgument, which states what a
+// block needs and what the device offers, when the device does not have enough.
+// The attributes of the kernel are read only then, not in every launch.
 inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {
   const cudaError_t code = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic_bytes));
@@ -49,20 +49,21 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
           " blocks; they need compute capability 9.0 and code compiled for it, here ",
           device.compute_major, ".", device.compute_minor, " and code for ",
           device.code_architecture / 10, ".", device.code_architecture % 10);
-  // Blocks get 48 KB, static shared memory included, unless asked for; 8 KB are left for the
-  // latter.
+  // Unless a kernel asks for more, a block gets 48 KB including static shared memory. We reserve 8
+  // KB of that for static shared memory.
   constexpr size_t kDefaultSharedLimit = 40 * 1024;
   if (shape.shared_bytes > kDefaultSharedLimit) {
     AllowSharedBytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
   }
-  // All kernels ask for the same split of L1 and shared memory: an SM has to drain to change it,
-  // and could not start a kernel before its predecessor ends.
+  // All kernels request the same split between L1 and shared memory, because an SM has to drain
+  // before it can change the split and thus could not start a kernel before its predecessor ends.
   TOKLINE_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                     cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared));
   cudaLaunchAttribute attributes[2]{};
   unsigned num_attributes = 0;
-  // Code without griddepcontrol would not wait for its predecessor: it starts after it instead.
+  // Code without griddepcontrol would not wait for its predecessor, so it is launched as usual and
+  // starts after the predecessor has ended.
   if (options.dependent && device.HasDependentLaunch()) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

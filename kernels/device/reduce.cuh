@@ -1,9 +1,9 @@
-// Reductions within a warp. Wider reductions come from CUB.
+// Reductions within a warp. For wider reductions, use CUB.
 #pragma once
 
 namespace tokline {
 
-// Sum over groups of `kWidth` neighbouring lanes; every lane of the group gets it.
+// Sums over groups of `kWidth` neighbouring lanes; every lane of the group gets the sum.
 template <int kWidth = 32>
 __device__ __forceinline__ float WarpSum(float x) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// Placement of 16-byte segments in shared tiles, free of bank conflicts for ldmatrix and cp.async.
+// Placement of 16-byte segments in shared-memory tiles such that ldmatrix and cp.async have no bank
+// conflicts.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +8,16 @@
 
 namespace tokline {
 
-// Byte offset of a segment in a row-major tile of kRowBytes a row: segments of a row trade places
-// by the row's low three bits, so that the same segment of eight rows, and eight segments of one
-// row, each touch all 32 banks. Tiles start at multiples of 8 rows.
+// The byte offset of a segment in a row-major tile with kRowBytes per row. The segments of a row
+// are permuted by the row's low three bits, so that the same segment of eight rows touches all 32
+// banks, and so do eight segments of one row. Tiles start at multiples of 8 rows.
 template <int kRowBytes>
 TOKLINE_HOST_DEVICE constexpr uint32_t SwizzledOffset(uint32_t row, uint32_t segment) {
   static_assert(kRowBytes % 128 == 0);
   return row * kRowBytes + ((segment ^ (row & 7)) << 4);
 }
 
-// Where a tile of kRowBytes a row keeps a row's segment: whole rows, for ldmatrix.
+// Segment placement for a tile that stores whole rows of kRowBytes, for ldmatrix.
 template <int kRowBytes>
 struct SwizzledRows {
   static constexpr int kRowPitch = kRowBytes;  // rows r and r + 8 n lie 8 n pitches apart
@@ -25,8 +26,8 @@ struct SwizzledRows {
   }
 };
 
-// The same in panels of 128 bytes a row, one after the other, for wgmma's 128-byte swizzle. Tiles
-// start at multiples of 1024 bytes.
+// Segment placement for a tile split into consecutive panels with 128 bytes per row, for wgmma's
+// 128-byte swizzle. Tiles start at multiples of 1024 bytes.
 template <int kRowBytes, int kRows>
 struct SwizzledPanels {
   static_assert(kRowBytes % 128 == 0 && kRows % 8 == 0);

@@ -1,4 +1,4 @@
-// Tensor maps: what the copy engine has to know of a tensor to bring boxes of it (sm_90).
+// Tensor maps: what the copy engine has to know about a tensor to load boxes of it (sm_90).
 #pragma once
 
 #include <cuda.h>
@@ -13,19 +13,19 @@
 
 namespace tokline {
 
-// Sizes in elements from the innermost dimension, which is contiguous; strides in bytes from the
-// second, multiples of 16.
+// Sizes are in elements and start at the innermost dimension, which is contiguous. Strides are in
+// bytes, start at the second dimension, and are multiples of 16.
 template <size_t kRank>
 struct BoxedTensor {
   DType dtype = DType::kBf16;  // kBf16 or kF16
   const void* data = nullptr;  // 16 B aligned
   std::array<uint64_t, kRank> sizes = {};
   std::array<uint64_t, kRank - 1> strides = {};
-  std::array<uint32_t, kRank> box = {};  // 64 elements of the innermost dimension
+  std::array<uint32_t, kRank> box = {};  // 64 elements in the innermost dimension
 };
 
-// A map whose boxes arrive in the 128-byte swizzle, with zeros for what lies outside of the tensor.
-// Throws RuntimeFailure where the driver has no tensor maps or refuses this one.
+// Makes a map whose boxes arrive in the 128-byte swizzle, with zeros for elements outside the
+// tensor. Throws RuntimeFailure if the driver lacks tensor maps or rejects this one.
 template <size_t kRank>
 CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
   static const auto encode = [] {
@@ -41,7 +41,8 @@ CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
   }();
   int device = 0;
   TOKLINE_CUDA(cudaGetDevice(&device));
-  TOKLINE_CUDA(cudaSetDevice(device));  // a thread whose first call is the driver's has no context
+  TOKLINE_CUDA(cudaSetDevice(device));  // creates the context: a thread whose first call goes to
+                                        // the driver has none
   std::array<uint32_t, kRank> steps;
   steps.fill(1);
   CUtensorMap map;

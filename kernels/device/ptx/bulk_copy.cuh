@@ -1,30 +1,29 @@
-// cp.async.bulk.tensor: the copy engine brings a box of a tensor and reports to an mbarrier
-// (sm_90).
+// cp.async.bulk.tensor: the copy engine loads a box of a tensor and signals an mbarrier (sm_90).
 #pragma once
 
 #include <cstdint>
 
 namespace tokline::ptx {
 
-// Makes mbarrier inits visible to the copy engine.
+// Makes mbarrier initialisations visible to the copy engine.
 __device__ __forceinline__ void FenceMbarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Orders this thread's ordinary shared-memory accesses before later ones of the copy engine and of
+// Orders this thread's ordinary shared-memory accesses before later accesses by the copy engine and
 // wgmma.
 __device__ __forceinline__ void FenceProxyAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Arrives once and announces `bytes` that copies will complete on the barrier.
+// Arrives once and announces `bytes`, which copies will complete on the barrier.
 __device__ __forceinline__ void MbarrierArriveExpect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Brings the box at {c0, c1, c2} of a tensor that `map` describes (device/tensor_map.h); what lies
-// outside of the tensor comes as zeros and counts as bytes too.
+// Loads the box at {c0, c1, c2} of the tensor that `map` describes (device/tensor_map.h). Elements
+// outside the tensor arrive as zeros and count towards the bytes.
 __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
                                                    int32_t c1, int32_t c2, uint32_t barrier) {
   asm volatile(

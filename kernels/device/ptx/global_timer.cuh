@@ -1,4 +1,4 @@
-// The device's clock of wall time. Its grain is the device's: 32 ns to 1 us.
+// The device's wall clock. Its resolution depends on the device: 32 ns to 1 us.
 #pragma once
 
 #include <cstdint>

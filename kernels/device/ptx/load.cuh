@@ -1,4 +1,4 @@
-// Global loads with cache hints, and hints without a load.
+// Global loads with cache hints, and prefetches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,8 +7,8 @@
 
 namespace tokline::ptx {
 
-// 16 bytes that are read once and never written while the kernel lives: past L1, and the 256-byte
-// block around them into L2.
+// Loads 16 bytes that are read once and never written during the kernel's lifetime. The load does
+// not allocate in L1 and fetches the surrounding 256-byte block into L2.
 __device__ __forceinline__ uint4 LoadStream16(const void* pointer) {
   uint4 r;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -17,14 +17,14 @@ __device__ __forceinline__ uint4 LoadStream16(const void* pointer) {
   return r;
 }
 
-// Asks the L2 for the 128-byte line of `pointer`. A hint reads nothing: what another kernel is
-// still writing may be asked for.
+// Prefetches the 128-byte line of `pointer` into L2. This is a hint and reads nothing, so it may be
+// used on data that another kernel is still writing.
 __device__ __forceinline__ void PrefetchL2Line(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }
 
-// The same for `bytes` (a multiple of 16) from `pointer`, 16 B aligned. Before sm_90 it does
-// nothing.
+// Does the same for `bytes` (a multiple of 16) from `pointer` on, which is 16 B aligned. It is a
+// no-op before sm_90.
 __device__ __forceinline__ void PrefetchL2Bulk([[maybe_unused]] const void* pointer,
                                                [[maybe_unused]] uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

@@ -3,7 +3,7 @@
 
 namespace tokline::ptx {
 
-// 2^x, at most 2 ulp from exact; 2^-inf is 0.
+// 2^x with an error of at most 2 ulp; 2^-inf is 0.
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

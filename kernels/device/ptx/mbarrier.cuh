@@ -1,5 +1,5 @@
-// mbarrier: arrivals counted in shared memory, waited for by phase parity (sm_90 and up).
-// A barrier is named by its shared address.
+// mbarrier: counts arrivals in shared memory; waiters wait for a phase parity (sm_90 and newer). A
+// barrier is identified by its address in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ __device__ __forceinline__ void MbarrierArrive(uint32_t barrier) {
       : "memory");
 }
 
-// True once the phase of this parity has completed; may suspend the thread for a while first.
+// Returns true once the phase with this parity has completed. It may suspend the thread for a while
+// first.
 __device__ __forceinline__ bool MbarrierTryWait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(

@@ -1,4 +1,4 @@
-// Warp-level matrix instructions (sm_80 and up): ldmatrix and mma.sync m16n8k16.
+// Warp-level matrix instructions (sm_80 and newer): ldmatrix and mma.sync m16n8k16.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,7 +9,7 @@
 
 namespace tokline::ptx {
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8.
+// Loads four 8x8 matrices of 16-bit elements; lane l passes the address of row l%8 of matrix l/8.
 __device__ __forceinline__ void LdMatrixX4(uint32_t (&r)[4], uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -24,7 +24,7 @@ __device__ __forceinline__ void LdMatrixX4Trans(uint32_t (&r)[4], uint32_t share
                : "memory");
 }
 
-// d += a (16x16, row) * b (16x8, col) in fp32. T is __nv_bfloat16 or __half.
+// d += a (16x16, row-major) * b (16x8, column-major) in fp32. T is __nv_bfloat16 or __half.
 template <typename T>
 __device__ __forceinline__ void MmaM16N8K16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                             uint32_t b1) {

@@ -1,5 +1,5 @@
 // setmaxnreg: moves registers between the warpgroups of a block (sm_90a). All warps of a warpgroup
-// execute it together; kRegisters is a multiple of 8.
+// must execute it together, and kRegisters must be a multiple of 8.
 #pragma once
 
 namespace tokline::ptx {

@@ -1,6 +1,6 @@
 // wgmma: matrix products of a warpgroup with operands in swizzled shared memory (sm_90a).
-// Accumulators d[i] of lane l of warp w: row 16 (w % 4) + l / 4 + 8 (i / 2 % 2), column
-// 8 (i / 4) + 2 (l % 4) + i % 2.
+// Accumulator d[i] of lane l of warp w holds row 16 (w % 4) + l / 4 + 8 (i / 2 % 2), column 8 (i /
+// 4) + 2 (l % 4) + i % 2.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,21 +20,22 @@ __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most kPending of the newest groups are unfinished.
+// Waits until at most kPending of the most recent groups are unfinished.
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses to accumulators across; no instruction.
+// Keeps the compiler from moving accesses to accumulators across this point. It emits no
+// instruction.
 template <int kCount>
 __device__ __forceinline__ void PinRegisters(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// d (64x128) = a (64x16) * b (16x128), plus d if `accumulate`. a and b: descriptors of K-major
-// tiles.
+// d (64x128) = a (64x16) * b (16x128), plus d if `accumulate` is 1. a and b are descriptors of
+// K-major tiles.
 template <typename T>
 __device__ __forceinline__ void WgmmaM64N128K16(float (&d)[64], uint64_t a, uint64_t b,
                                                 int accumulate) {
@@ -88,8 +89,8 @@ __device__ __forceinline__ void WgmmaM64N128K16(float (&d)[64], uint64_t a, uint
   }
 }
 
-// d (64x128) += a (64x16, registers as in mma.sync m16n8k16) * b (16x128). b: descriptor of an
-// N-major tile.
+// d (64x128) += a (64x16, in registers as for mma.sync m16n8k16) * b (16x128). b is the descriptor
+// of an N-major tile.
 template <typename T>
 __device__ __forceinline__ void WgmmaM64N128K16(float (&d)[64], const uint32_t (&a)[4],
                                                 uint64_t b) {
@@ -135,7 +136,7 @@ __device__ __forceinline__ void WgmmaM64N128K16(float (&d)[64], const uint32_t (
   }
 }
 
-// d (64x64) += a (64x16, registers) * b (16x64). b: descriptor of an N-major tile.
+// d (64x64) += a (64x16, in registers) * b (16x64). b is the descriptor of an N-major tile.
 template <typename T>
 __device__ __forceinline__ void WgmmaM64N64K16(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
