@@ -1,4 +1,4 @@
-// Chooses and launches the activation kernel.
+// Selects and launches the activation kernel.
 #include "kernels/activation/activation.h"
 
 #include <limits>

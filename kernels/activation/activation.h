@@ -1,4 +1,4 @@
-// The activation between the two matrices of an MLP, over rows: gated SiLU or GELU.
+// The activation between the two matrices of an MLP, applied to rows: gated SiLU or GELU.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace tokline {
 
-// kGatedSilu: x is gate | up, side by side; out = round(round(gate / (1 + exp(-gate))) * up).
+// kGatedSilu: a row of x holds gate and up side by side;
+//   out = round(round(gate / (1 + exp(-gate))) * up).
 // kGeluTanh: out = round(x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))), in fp32 with one
 //   rounding.
 struct ActivationParams {
@@ -24,7 +25,7 @@ struct ActivationParams {
   int64_t out_stride = 0;
 };
 
-// Elements of a row of x.
+// The number of elements in a row of x.
 constexpr int64_t InputSize(const ActivationParams& params) {
   return (params.kind == ActivationKind::kGatedSilu ? 2 : 1) * params.intermediate_size;
 }

@@ -1,8 +1,7 @@
 // Gated SiLU and GELU.
 //
-// Grid: one thread per 16-byte vector of the output; blocks_per_row blocks per row, rows in x,
-// which
-//   has room for 2^31 blocks.
+// Grid: one thread per 16-byte vector of the output and blocks_per_row blocks per row. All blocks lie
+//   along x, which has room for 2^31 blocks.
 // Dependent launch: x comes from an earlier kernel, so all reads follow the wait.
 #pragma once
 
@@ -17,8 +16,8 @@ namespace tokline {
 
 inline constexpr int kActivationThreads = 128;
 
-// x / 2 * (1 + tanh(z / 2)) is x / (1 + exp(-z)), written so that the exponential never overflows
-// and far negative values keep their digits.
+// x / 2 * (1 + tanh(z / 2)) equals x / (1 + exp(-z)). It is computed such that the exponential
+// never overflows and large negative values keep their digits.
 __device__ __forceinline__ float GeluTanh(float x) {
   constexpr float kTwiceRootTwoOverPi = 1.5957691216057308f;
   const float z = kTwiceRootTwoOverPi * fmaf(0.044715f * x * x, x, x);
@@ -38,8 +37,8 @@ __device__ __forceinline__ uint32_t GatedSilu2(uint32_t gate, uint32_t up) {
   return Pack2<T>(Round<T>(Silu(g.x)) * u.x, Round<T>(Silu(g.y)) * u.y);
 }
 
-// `vectors` 16-byte vectors per row of the output. x and out may be one tensor: a thread has read
-// what it writes, and nobody else reads it.
+// `vectors` is the number of 16-byte vectors per output row. x and out may be one tensor: a thread
+// has already read what it overwrites, and no other thread reads it.
 template <ActivationKind kKind, typename T>
 __global__ void __launch_bounds__(kActivationThreads)
     ActivationKernel(const T* x, int64_t x_stride, T* out, int64_t out_stride, int64_t vectors,

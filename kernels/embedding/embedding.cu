@@ -33,7 +33,7 @@ void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
   Require(params.num_tokens <= std::numeric_limits<int32_t>::max(), "num_tokens is ",
           params.num_tokens, "; embedding on CUDA takes at most ",
           std::numeric_limits<int32_t>::max());
-  // Rows are copied bit by bit, so the element type only sets their length.
+  // Rows are copied bit by bit, so the element type only determines their length.
   const int64_t vectors = params.hidden_size * SizeOf(params.dtype) / 16;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens)),
                           .block = dim3(kEmbeddingThreads)};

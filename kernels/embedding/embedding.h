@@ -1,4 +1,4 @@
-// Looks up token embeddings, and adds learned positions.
+// Looks up token embeddings and optionally adds learned position embeddings.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,13 @@ struct EmbeddingParams {
   DType dtype = DType::kBf16;
   int64_t num_tokens = 0;
   int64_t vocab_size = 0;
-  int64_t hidden_size = 0;             // rows of 16 B multiples
-  const int32_t* token_ids = nullptr;  // [num_tokens] in [0, vocab_size); a row outside gives zeros
+  int64_t hidden_size = 0;             // rows must be a multiple of 16 B
+  const int32_t* token_ids = nullptr;  // [num_tokens] in [0, vocab_size); any other id gives a row
+                                       // of zeros
   const void* table = nullptr;         // [vocab_size, hidden_size], 16 B aligned
   int64_t num_positions = 0;           // rows of position_table
-  const int32_t* positions = nullptr;  // [num_tokens] in [0, num_positions), likewise
+  const int32_t* positions = nullptr;  // [num_tokens] in [0, num_positions); any other gives zeros
+                                       // too
   const void* position_table = nullptr;  // [num_positions, hidden_size], 16 B aligned, or null
   void* out = nullptr;                   // [num_tokens, hidden_size], 16 B aligned
 };

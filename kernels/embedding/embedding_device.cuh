@@ -1,7 +1,8 @@
 // Copies table rows to output rows, or adds position rows to them.
 //
-// Grid: a block a token; its threads stride over the row in 16-byte vectors, kUnroll in flight.
-// Dependent launch: everything is read after the wait, as sampling may just have written the ids.
+// Grid: one block per token. Its threads stride over the row in 16-byte vectors, kUnroll in flight.
+// Dependent launch: everything is read after the wait, because sampling may just have written the
+//   ids.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace tokline {
 
 inline constexpr int kEmbeddingThreads = 128;
 
-// `vectors` 16-byte vectors a row.
+// `vectors` is the number of 16-byte vectors per row.
 __global__ void __launch_bounds__(kEmbeddingThreads)
     EmbeddingKernel(const int32_t* token_ids, const uint4* table, uint4* out, int64_t vocab_size,
                     int64_t vectors) {
@@ -47,7 +48,7 @@ struct EmbeddingSumArgs {
   const uint4* position_table;
   uint4* out;
   int64_t vocab_size, num_positions;
-  int64_t vectors;  // 16-byte vectors a row
+  int64_t vectors;  // 16-byte vectors per row
 };
 
 template <typename T>

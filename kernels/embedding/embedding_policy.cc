@@ -31,7 +31,7 @@ void Validate(const EmbeddingParams& params) {
           "; give both or neither");
   Require(params.hidden_size >= vector && params.hidden_size % vector == 0, "hidden_size is ",
           params.hidden_size, "; it must be a positive multiple of ", vector, " (16 B)");
-  constexpr int64_t kMaxElements = int64_t{1} << 45;  // keeps vector counts within the grid
+  constexpr int64_t kMaxElements = int64_t{1} << 45;  // keeps the number of vectors within the grid
   Require(params.num_tokens <= kMaxElements / params.hidden_size, "num_tokens ", params.num_tokens,
           " times hidden_size ", params.hidden_size, " exceeds ", kMaxElements, " elements");
   if (params.num_tokens == 0) return;
@@ -49,7 +49,8 @@ Cost CostOf(const EmbeddingParams& params) {
   const double row_bytes = static_cast<double>(params.hidden_size * SizeOf(params.dtype));
   const double rows_read = std::min(tokens, static_cast<double>(params.vocab_size));
   Cost cost{.read_bytes = tokens * sizeof(int32_t)  // token_ids
-                          + rows_read * row_bytes,  // a table row a token, as if ids were distinct
+                          + rows_read * row_bytes,  // one table row per token, as if ids were
+                                                    // distinct
             .write_bytes = tokens * row_bytes,
             .flops = 0};
   if (params.position_table) {

@@ -1,4 +1,4 @@
-// Chooses and launches the append kernel.
+// Selects and launches the append kernel.
 #include "kernels/kv_append/kv_append.h"
 
 #include "kernels/common/rounding.h"
@@ -29,7 +29,7 @@ void Launch(const KvAppendParams& params, const LaunchOptions& options) {
     const KvAppendPlan plan = PlanKvAppend(params);
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
       Dispatch<1, 2>("rows_per_group", plan.rows_per_group, [&]<int kRows>() {
-        if (plan.op == RowOp::kCopy) {  // bits: any 16-bit type will do
+        if (plan.op == RowOp::kCopy) {  // copies bits: any 16-bit type works
           LaunchPolicy<__half, kHeadDim, RowOp::kCopy, kRows>(params, plan, options);
         } else {
           using T = typename DeviceType<kDType>::Type;

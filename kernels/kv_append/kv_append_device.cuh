@@ -1,12 +1,12 @@
 // Appends K and V rows to the paged cache and transforms query rows.
 //
-// Grid: a row (one head of one token) is moved by head_dim / 8 neighbouring lanes, 16 bytes each.
-//   Such a group of lanes takes up to Policy::kRows neighbouring heads of one token, all query, all
-//   K or all V heads: one slot, one RoPE row, one norm weight, and addresses a fixed step apart.
-// Shared memory: none. RoPE's pairs lie in one lane, which holds 8 bytes of each half of a row. The
-//   norm's sum comes by shuffles, which all lanes of a warp execute if one must.
+// Grid: head_dim / 8 neighbouring lanes move one row (one head of one token), 16 bytes each. Such a
+//   group of lanes takes up to Policy::kRows neighbouring heads of one token, all of them query, K
+//   or V heads: they have one slot, one RoPE row, one norm weight, and a constant address stride.
+// Shared memory: none. Both elements of a RoPE pair are in the same lane, which holds 8 bytes of
+//   each half of a row. The norm's sum uses shuffles, which all lanes of a warp execute if one must.
 // Dependent launch: slots, positions, RoPE rows and norm weights are read before the wait; q, k, v
-//   and the pool are touched after it.
+//   and the pool are accessed after it.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ struct KvAppendPolicy {
 
 enum class HeadKind : uint8_t { kNone, kQuery, kKey, kValue };
 
-// What a group of lanes works on: neighbouring heads of one token. kNone: past the last token.
+// What a group of lanes works on: neighbouring heads of one token. kNone means past the last token.
 template <typename T>
 struct HeadGroup {
   HeadKind kind = HeadKind::kNone;
-  int32_t head = 0;  // the first, among those of its kind
+  int32_t head = 0;  // the first head, counted among those of its kind
   int32_t rows = 0;
   int64_t token = 0;
   int64_t slot = -1;  // of K and V
@@ -83,7 +83,7 @@ __device__ __forceinline__ HeadGroup<typename Policy::T> LocateGroup(const KvApp
   return group;
 }
 
-// Where the group's first row goes, and the elements from there to the next.
+// Where the group's first row goes, and the distance in elements from one row to the next.
 template <typename T>
 struct RowTarget {
   T* first = nullptr;
@@ -109,8 +109,8 @@ __device__ __forceinline__ RowTarget<T> TargetOf(const KvAppendParams& params,
   return {pool + layout.ValueOffset(page, group.head, page_row), layout.HeadStride()};
 }
 
-// A lane's 16 bytes of a row. Where rows are transformed, x and y are of the row's first half, z
-// and w the elements that RoPE pairs with them, half a row further.
+// Loads a lane's 16 bytes of a row. If rows are transformed, x and y come from the row's first
+// half, and z and w are the elements half a row further that RoPE pairs with them.
 template <typename Policy>
 __device__ __forceinline__ uint4 LoadLane(const void* row, int lane) {
   if constexpr (Policy::kOp == RowOp::kCopy) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void StoreLane(void* row, int lane, uint4 data) {
   }
 }
 
-// A lane's eight elements of a row as floats that are exact in T.
+// A lane's eight elements of a row as floats that T represents exactly.
 template <typename T>
 struct Vector8 {
   float x[8];
@@ -151,7 +151,7 @@ struct Vector8 {
   }
 };
 
-// The whole warp must call this, whatever its rows are.
+// All lanes of the warp must call this, whatever their rows are.
 template <typename Policy>
 __device__ __forceinline__ uint4 NormRow(uint4 packed, uint4 weight, float eps, bool enabled) {
   using T = typename Policy::T;
@@ -164,13 +164,13 @@ __device__ __forceinline__ uint4 NormRow(uint4 packed, uint4 weight, float eps, 
   const float scale = rsqrtf(squares * (1.0f / Policy::kHeadDim) + eps);
 #pragma unroll
   for (int i = 0; i < 8; ++i) row.x[i] *= scale;
-  // Rounded before it meets the weight, as the models do; the weight may be near 100.
+  // Rounded before it is multiplied by the weight, as the models do; the weight may be near 100.
   const uint4 rounded = row.Pack();
   return {Multiply2<T>(rounded.x, weight.x), Multiply2<T>(rounded.y, weight.y),
           Multiply2<T>(rounded.z, weight.z), Multiply2<T>(rounded.w, weight.w)};
 }
 
-// `table` holds the (cos, sin) of the lane's four pairs.
+// `table` holds (cos, sin) of the lane's four pairs.
 template <typename Policy>
 __device__ __forceinline__ uint4 RotateRow(uint4 packed, const float4 (&table)[2]) {
   Vector8<typename Policy::T> row(packed);
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(Policy::kThreads)
     table[1] = pairs[2 * lane + 1];
   }
 
-  // A single row's address is ready before the wait. Where tokens are many and blocks start behind
-  // one another, loads do better not to wait for the slot.
+  // The address of a single row is computed before the wait. With many tokens, where blocks start
+  // one after another, it is better if the loads do not wait for the slot.
   RowTarget<T> target{};
   if (kRows == 1 && group.Writes()) target = TargetOf(params, group);
 
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(Policy::kThreads)
       uint4 row = data[r];
       if (has_norm) row = NormRow<Policy>(row, weight, params.norm_eps, group.norm_weight);
       if (has_rope) row = RotateRow<Policy>(row, table);
-      if (group.Transforms()) data[r] = row;  // values keep their bits, NaN payloads included
+      if (group.Transforms()) data[r] = row;  // V rows keep their bits, including NaN payloads
     }
   }
   if (!group.Writes()) return;

@@ -1,3 +1,5 @@
+// Host side of kv_append: validates parameters, computes the minimum cost, and plans how rows are
+// grouped.
 #include "kernels/kv_append/kv_append_policy.h"
 
 #include <algorithm>
@@ -16,7 +18,8 @@ void RequireVectorAligned(const char* name, const void* pointer) {
           "; it must be 16 B aligned");
 }
 
-// Rows of `heads` heads, `stride` elements apart. One token needs no stride.
+// Checks rows of `heads` heads that lie `stride` elements apart. With one token, the stride is
+// unused.
 void ValidateRows(const char* name, const KvAppendParams& params, const void* pointer,
                   int64_t stride, int32_t heads) {
   Require(pointer != nullptr, name, " is null with ", params.num_tokens, " tokens");
@@ -92,13 +95,14 @@ Cost CostOf(const KvAppendParams& params) {
   const double head_dim = params.layout.head_dim;
   const double kv_rows = tokens * params.layout.num_kv_heads;
   const double q_rows = tokens * (QueryChanges(params) ? params.num_q_heads : 0);
-  const double norm_flops = 4 * head_dim;  // square, add, times the scale, times the weight
-  const double rope_flops = 3 * head_dim;  // a pair: four multiplies, two adds
+  const double norm_flops = 4 * head_dim;  // square, add, multiply by the scale, multiply by the
+                                           // weight
+  const double rope_flops = 3 * head_dim;  // per pair: four multiplies, two adds
 
   Cost cost;
   cost.read_bytes += (q_rows + 2 * kv_rows) * head_dim * element;   // q, k and v rows
   cost.read_bytes += tokens * sizeof(int64_t);                      // slots
-  cost.write_bytes += (q_rows + 2 * kv_rows) * head_dim * element;  // no slot is taken to be -1
+  cost.write_bytes += (q_rows + 2 * kv_rows) * head_dim * element;  // assumes that no slot is -1
   if (params.num_tokens == 0) return cost;
   if (params.q_norm_weight && q_rows > 0) {
     cost.read_bytes += head_dim * element;
@@ -110,7 +114,8 @@ Cost CostOf(const KvAppendParams& params) {
   }
   if (params.rope_cos_sin) {
     cost.read_bytes += tokens * sizeof(int32_t);  // positions
-    // A table row (head_dim / 2 pairs of floats) a token, as positions of a sequence are distinct.
+    // One table row (head_dim / 2 pairs of floats) per token, since positions of a sequence are
+    // distinct.
     cost.read_bytes +=
         std::min(tokens, static_cast<double>(params.rope_rows)) * head_dim * sizeof(float);
     cost.flops += (q_rows + kv_rows) * rope_flops;

@@ -1,4 +1,4 @@
-// Dispatch of the norms over kind, dtype, access width and threads per row.
+// Dispatches the norms by kind, dtype, access width and threads per row.
 #include "kernels/norm/norm.h"
 
 #include "kernels/device/dispatch.h"

@@ -1,11 +1,11 @@
 // RMSNorm, optionally after adding a residual, and LayerNorm over rows.
 //
-// Grid: one block of 256 threads per row, or one warp per row, 4 in a block (short rows, many of
-// them). After the first pass the row comes from L1: held in registers, bf16 rows are kept unpacked
-// by the compiler, which costs occupancy or spills. LayerNorm takes a second pass for the variance
-// around the mean.
-// Shared memory: that of the block's sums. Barriers: two, with one block per row.
-// A thread's first weight and bias are loaded before the grid dependency, all else after it.
+// Grid: one block of 256 threads per row, or one warp per row with 4 rows per block (many short
+// rows). After the first pass the row is read again from L1: if it were held in registers, the
+// compiler would keep bf16 rows unpacked, which costs occupancy or spills. LayerNorm takes a second
+// pass for the variance around the mean.
+// Shared memory: the block's sums. Barriers: two, with one block per row.
+// A thread's first weight and bias are loaded before the grid-dependency wait, everything else after.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@
 
 namespace tokline {
 
-// 32 threads per row (kRowsPerBlock rows in a block) or a whole block; kWidth elements per access.
+// Either 32 threads per row (kRowsPerBlock rows per block) or a whole block; kWidth elements per
+// access.
 template <NormKind kNormKind, typename T, int kElements, int kThreads>
 struct NormPolicy {
   using Type = T;
@@ -39,7 +40,7 @@ struct alignas(sizeof(T) * kWidth) Elements {
 template <typename Policy>
 using NormAccess = Elements<typename Policy::Type, Policy::kWidth>;
 
-// What a normalised value is multiplied with, and with LayerNorm what is added to it.
+// The weight that multiplies a normalised value and, for LayerNorm, the bias that is added to it.
 template <typename Policy>
 struct NormWeights {
   using Access = NormAccess<Policy>;
@@ -67,7 +68,7 @@ class NormRow {
         out_(At(params.out, row * params.out_stride)),
         has_add_(Policy::kKind == NormKind::kRms && params.add != nullptr) {}
 
-  // The sum that is normalised; with `add` it is rounded and stored.
+  // The sum that is normalised. With `add` it is rounded and stored.
   __device__ __forceinline__ Access Sum(int i) const {
     Access s = x_[i];
     if (has_add_) {
@@ -81,12 +82,12 @@ class NormRow {
     return s;
   }
 
-  // The same sum once more: this thread stored it, or x still holds it.
+  // The same sum again: either this thread has stored it, or x still holds it.
   __device__ __forceinline__ Access SumAgain(int i) const {
     return has_add_ ? residual_[i] : x_[i];
   }
 
-  // RMSNorm rounds the normalised value before it meets the weight, LayerNorm only the result.
+  // RMSNorm rounds the normalised value before the weight is applied, LayerNorm only the result.
   __device__ __forceinline__ void Store(int i, const NormWeights<Policy>& weights, float mean,
                                         float scale) const {
     Access s = SumAgain(i);
@@ -109,9 +110,9 @@ class NormRow {
     return reinterpret_cast<Access*>(static_cast<T*>(const_cast<void*>(base)) + offset);
   }
 
-  // x, add, residual and out may be one tensor, so none is restrict and all are plain loads. A
-  // thread stores to out only after every thread of its row has read the row for the statistics,
-  // and reads again only what it stores.
+  // x, add, residual and out may be one tensor, so no pointer is restrict and all loads are plain.
+  // A thread stores to out only after every thread of its row has read the row for the statistics,
+  // and from then on reads only elements that it stores itself.
   const Access* x_;
   const Access* add_;
   Access* residual_;
@@ -130,8 +131,8 @@ __device__ __forceinline__ float SumOfSquares(const Elements<T, kWidth>& s) {
   return sum;
 }
 
-// Sum over the threads of a row; every one of them gets it. Each kCall has shared memory of its
-// own. The kinds add in different orders, and so the last bits of their results differ.
+// Sums over the threads of a row; each of them gets the sum. Each kCall has its own shared memory.
+// The two kinds add in different orders, so the last bits of their results differ.
 template <typename Policy, int kCall>
 __device__ __forceinline__ float RowSum(float x) {
   if constexpr (Policy::kThreadsPerRow == 32) {
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(Policy::kBlockThreads)
   NormWeights<Policy> first_weights;
   if (member < accesses) first_weights = NormWeights<Policy>(params, member);
   ptx::GridDependencyWait();
-  // Rows end here by whole warps, and only where no barrier follows: with one row per warp.
+  // Only whole warps return here, and only with one warp per row, where no barrier follows.
   if (row >= params.num_tokens) return;
 
   const NormRow<Policy> tensors(params, row);
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(Policy::kBlockThreads)
       }
     }
   } else {
-    // Simple loops: batches cost 30 registers here.
+    // These are simple loops because batches would cost 30 more registers here.
     float sum = 0;
 #pragma unroll 4
     for (int i = member; i < accesses; i += kThreads) {

@@ -1,3 +1,5 @@
+// Host side of the norms: plans access width and threads per row, validates parameters, and
+// computes the minimum cost.
 #include "kernels/norm/norm_policy.h"
 
 #include <cmath>
@@ -14,7 +16,7 @@ bool IsVectorAligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
 }
 
-// 16-byte accesses need every row of every tensor to start on 16 bytes and to end on them.
+// 16-byte accesses require every row of every tensor to start and end at a multiple of 16 bytes.
 bool TakesVectors(const NormParams& params) {
   const int64_t width = kVectorBytes / SizeOf(params.dtype);
   const bool one_row = params.num_tokens <= 1;
@@ -38,8 +40,8 @@ void RequireStride(const NormParams& params, int64_t stride, const char* name) {
 NormPlan PlanNorm(const NormParams& params) {
   constexpr int32_t kWarp = 32, kBlock = 256;
   constexpr int32_t kWarpRowsPerBlock = 4;
-  // With few rows the latency of one row counts: a warp takes a row only if one access per
-  // lane covers it. With many rows a warp spares the block's barriers as long as one batch covers a
+  // With few rows the latency of one row matters, so a warp takes a row only if one access per lane
+  // covers it. With many rows a warp avoids the block's barriers, as long as one batch covers a
   // row.
   constexpr int64_t kFewRows = 512;
   constexpr int64_t kBatch = 4;

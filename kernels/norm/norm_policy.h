@@ -1,4 +1,4 @@
-// Host decisions of the norms: how wide accesses are and how many threads share a row.
+// Host decisions for the norms: the width of accesses and the number of threads per row.
 #pragma once
 
 #include <cstdint>

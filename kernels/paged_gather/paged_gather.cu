@@ -1,4 +1,4 @@
-// Chooses and launches the gather kernel.
+// Selects and launches the gather kernel.
 #include "kernels/paged_gather/paged_gather.h"
 
 #include "kernels/common/rounding.h"
@@ -11,7 +11,7 @@ namespace tokline {
 
 void Launch(const PagedGatherParams& params, const LaunchOptions& options) {
   Validate(params);
-  // Bits are copied, so only the length of a row matters: one kernel serves both types.
+  // Bits are copied, so only the length of a row matters and one kernel serves both types.
   DispatchDType(params.dtype, [&]<DType>() {
     if (params.total_tokens == 0) return;
     const int32_t tile_tokens = GatherTileTokens(params);

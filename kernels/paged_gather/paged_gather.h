@@ -11,16 +11,16 @@
 
 namespace tokline {
 
-// Shifts of the table are ignored: rows are copied bit by bit.
+// The table's shifts are ignored: rows are copied bit by bit.
 struct PagedGatherParams {
   DType dtype = DType::kBf16;
   PagedKvLayout layout = {};
   ChunkTableView table = {};  // host pointers for the reference, device pointers for CUDA
   int64_t total_tokens = 0;   // over all sequences
 
-  const int32_t* token_indptr = nullptr;  // [num_seqs + 1] rows of a sequence in the outputs; host
+  const int32_t* token_indptr = nullptr;  // [num_seqs + 1] first output row of each sequence; host
                                           // or device like table
-  const void* kv = nullptr;               // the layer's pool, as layout says, 16 B aligned
+  const void* kv = nullptr;               // the layer's pool in the given layout, 16 B aligned
   void* k_out = nullptr;  // [total_tokens, num_kv_heads, head_dim], contiguous, 16 B aligned
   void* v_out = nullptr;  // same
 };

@@ -1,10 +1,10 @@
 // Copies paged K and V rows to contiguous tensors.
 //
-// Grid: a block a tile of consecutive output tokens. Warp 0 finds the sequence and the chunk of the
-//   tile's first token (32 probes a step); from there each of the tile's tokens walks on by itself
-//   and leaves the offset of its K row in shared memory. Then all threads copy 16-byte vectors in
-//   output order, four of K and four of V in flight.
-// Shared memory: the tile's start and an int64 offset a token.
+// Grid: one block per tile of consecutive output tokens. Warp 0 finds the sequence and the chunk of
+//   the tile's first token (32 probes per step). From there each token of the tile walks on
+//   independently and stores the offset of its K row in shared memory. Then all threads copy 16-byte
+//   vectors in output order, with four of K and four of V in flight.
+// Shared memory: the tile's start and one int64 offset per token.
 // Barriers: one after the start is found, one after the offsets are written.
 // Dependent launch: the tables of the step are read before the wait, the pool after it.
 #pragma once
@@ -18,7 +18,7 @@ namespace tokline {
 
 inline constexpr int kGatherThreads = 256;
 
-// A place in the batch: entry `entry` of seq_chunks, whose chunk starts at output token
+// A position in the batch: entry `entry` of seq_chunks, whose chunk starts at output token
 // `chunk_begin`.
 struct GatherPlace {
   int32_t seq;
@@ -26,8 +26,8 @@ struct GatherPlace {
   int32_t chunk_begin;
 };
 
-// The last sequence that starts at or before `token` (empty ones before it are passed over). Called
-// by a whole warp; every lane gets the result.
+// Returns the last sequence that starts at or before `token`, which skips empty sequences before
+// it. A whole warp calls it, and every lane gets the result.
 __device__ __forceinline__ int32_t FindSequence(const int32_t* token_indptr, int32_t num_seqs,
                                                 int32_t token) {
   const int32_t lane = threadIdx.x % 32;
@@ -36,14 +36,15 @@ __device__ __forceinline__ int32_t FindSequence(const int32_t* token_indptr, int
     const int32_t step = (count + 31) / 32;
     const int64_t probe = first + int64_t{lane} * step;
     const bool starts_before = probe < int64_t{first} + count && token_indptr[probe] <= token;
-    const int32_t last = 31 - __clz(__ballot_sync(0xffffffffu, starts_before));  // probe 0 holds
+    const int32_t last = 31 - __clz(__ballot_sync(0xffffffffu, starts_before));  // probe 0 always
+                                                                                 // holds
     first += last * step;
     count = min(step, count - last * step);
   }
   return first;
 }
 
-// The entry of sequence `seq` that holds `token`. Called by a whole warp.
+// Returns the entry of sequence `seq` that holds `token`. A whole warp calls it.
 __device__ __forceinline__ GatherPlace FindChunk(const PagedGatherParams& params, int32_t seq,
                                                  int32_t token) {
   const ChunkTableView& table = params.table;
@@ -67,7 +68,7 @@ __device__ __forceinline__ GatherPlace FindChunk(const PagedGatherParams& params
     if (beyond) return {seq, entry + found, found_begin};
     begin = __shfl_sync(0xffffffffu, chunk_end, 31);
     entry += 32;
-    if (entry >= end) return {seq, end - 1, begin};  // a table that token_indptr contradicts
+    if (entry >= end) return {seq, end - 1, begin};  // the table contradicts token_indptr
   }
 }
 
@@ -99,7 +100,7 @@ __device__ __forceinline__ int64_t WalkTo(const PagedGatherParams& params, Gathe
 template <int kHeadDim>
 __global__ void __launch_bounds__(kGatherThreads)
     PagedGatherKernel(const __grid_constant__ PagedGatherParams params, int32_t tile_tokens) {
-  constexpr int kLanes = kHeadDim / 8;  // vectors a row
+  constexpr int kLanes = kHeadDim / 8;  // 16-byte vectors per row
   constexpr int kUnroll = 4;
   __shared__ GatherPlace start;
   __shared__ int64_t key_offset[kMaxGatherTileTokens];
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   ptx::GridDependencyWait();
 
   const uint32_t heads = params.layout.num_kv_heads;
-  const uint32_t vectors = tokens * heads * kLanes;  // of K, and as many of V
+  const uint32_t vectors = tokens * heads * kLanes;  // of K, and the same number of V
   const int64_t out_begin = tile_begin * heads * kLanes;
   const int64_t head_stride = params.layout.HeadStride() / 8;
   const int64_t value_stride = params.layout.KvStride() / 8;

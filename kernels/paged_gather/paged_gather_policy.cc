@@ -55,8 +55,8 @@ Cost CostOf(const PagedGatherParams& params) {
   const double kv_bytes = static_cast<double>(params.total_tokens) * 2 * layout.num_kv_heads *
                           layout.head_dim * static_cast<double>(SizeOf(params.dtype));
   Cost cost;
-  cost.read_bytes += kv_bytes;  // each token's K and V rows, shared chunks counted a reader
-  // The least table that can hold the tokens: full pages, one chunk and one id a sequence.
+  cost.read_bytes += kv_bytes;  // each token's K and V rows; shared chunks count once per reader
+  // The smallest table that can hold the tokens: full pages, with one int32 id per page.
   const double pages =
       static_cast<double>((params.total_tokens + layout.page_size - 1) / layout.page_size);
   if (params.total_tokens > 0) cost.read_bytes += pages * sizeof(int32_t);

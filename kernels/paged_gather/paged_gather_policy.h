@@ -9,8 +9,9 @@ namespace tokline {
 
 inline constexpr int32_t kMaxGatherTileTokens = 128;
 
-// Consecutive output tokens that a block copies: a power of two, about 32 KiB of K and V, which is
-// eight 16-byte loads a thread, and few enough that small gathers spread over the device.
+// The number of consecutive output tokens that a block copies. It is a power of two with about 32
+// KiB of K and V, which is eight 16-byte loads per thread, and small enough that small gathers
+// spread over the device.
 int32_t GatherTileTokens(const PagedGatherParams& params);
 
 }  // namespace tokline

@@ -1,4 +1,4 @@
-// A query tile, and the context that it sees as a run of KV tiles.
+// A query tile, and the context that it sees as a sequence of KV tiles.
 #pragma once
 
 #include <cstdint>
@@ -8,28 +8,28 @@
 
 namespace tokline {
 
-// Up to a tile's tokens of one chunk; a tile never holds tokens of two.
+// Tokens of one chunk, at most a tile's worth; a tile never holds tokens of two chunks.
 struct KvTile {
-  int32_t position;      // of its first token in the context
-  int32_t token;         // of its first token in the chunk
-  int32_t chunk_length;  // tokens of the chunk
-  int32_t page_begin;    // index into chunk_pages of the chunk's first page
+  int32_t position;      // context position of the tile's first token
+  int32_t token;         // index within the chunk of the tile's first token
+  int32_t chunk_length;  // tokens in the chunk
+  int32_t page_begin;    // the chunk's first page, as an index into chunk_pages
 };
 
-// Visits the KV tiles of a query tile's context in order, up to the last that it sees.
+// Visits the KV tiles of a query tile's context in order, up to the last one that it sees.
 template <int kTileTokens>
 class ContextWalk {
  public:
   __device__ ContextWalk(const ChunkTableView& table, const PagedPrefillTile& query)
       : table_(table), query_(query), next_(query.next_chunk), end_(query.kv_end) {}
 
-  // Turns `tile` into the first one; false: there is none.
+  // Sets `tile` to the first KV tile. Returns false if there is none.
   __device__ bool First(KvTile& tile) {
     tile = {0, 0, query_.chunk_length, query_.page_begin};
     return end_ > 0 && SkipEnded(tile);
   }
 
-  // Turns `tile` into the one that follows it; false: it was the last.
+  // Advances `tile` to the next KV tile. Returns false if it was the last one.
   __device__ bool Next(KvTile& tile) {
     tile.position += kTileTokens;
     tile.token += kTileTokens;
@@ -55,12 +55,12 @@ class ContextWalk {
   int32_t end_;
 };
 
-// What a block knows of its query tile before it touches any data.
+// What a block knows about its query tile before it touches any data.
 struct QueryTile {
-  int32_t q_begin;    // first token of the tile among all new tokens
+  int32_t q_begin;    // the tile's first token among all new tokens
   int32_t num_rows;   // valid packed rows
-  int32_t first_end;  // context tokens that the tile's first token sees
-  int32_t end;        // and its last
+  int32_t first_end;  // number of context tokens that the tile's first token sees
+  int32_t end;        // number that its last token sees
 
   QueryTile() = default;
   __device__ QueryTile(const PagedPrefillParams& params, const PagedPrefillTile& tile)

@@ -1,14 +1,15 @@
 // Paged prefill attention for sm_90a: wgmma with producer warps and two consumer warpgroups.
-// Grid: a block an SM, or one for each query tile and KV head where these are fewer; HopperWork
-// deals them. A block owns 128 packed query rows of one KV head at a time, a consumer 64 of them.
-// Shared memory (HopperShared): rings of query tiles, K tiles and V tiles of 128 tokens in wgmma's
-// 128-byte swizzle, and of notes about KV tiles; their mbarriers. A query tile's rows later stage
-// their own output.
+// Grid: one block per SM, or one per query tile and KV head if those are fewer; HopperWork deals
+// them. A block owns 128 packed query rows of one KV head at a time, and each consumer 64 of them.
+// Shared memory (HopperShared): rings of query tiles, of K tiles and V tiles of 128 tokens in
+// wgmma's 128-byte swizzle, and of notes about KV tiles, with their mbarriers. A query tile's rows
+// later stage their own output.
 // Producers (hopper_producer_device.cuh) run ahead as far as there is room, so that the next query
-// tile and its first K and V tiles are there while the last one's output is written. Consumers
-// issue S = Q K^T of the next tile, then O += P V of the last, and do the softmax of the next under
-// the latter: half of its exponentials before they wait for P V, and what has to wait for it,
-// rounding P and rescaling O, between those of the other half.
+// tile and its first K and V tiles arrive while the output of the current one is written. A
+// consumer issues S = Q K^T of the next KV tile, then O += P V of the current one, and computes the
+// softmax of the next tile during the latter. It computes half of the exponentials before it waits
+// for P V. The work that depends on that wait, rounding P and rescaling O, is interleaved with the
+// other half.
 #pragma once
 
 #include <cstdint>
@@ -26,28 +27,28 @@
 
 namespace tokline {
 
-// The launch bound of the kernel. Where wgmma cannot be compiled the kernel is empty, and its bound
-// refuses to launch it.
+// The kernel's launch bound. Where wgmma cannot be compiled, the kernel is empty, and the small
+// bound makes its launch fail.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr int kHopperPrefillLaunchBound = 384;
 #else
 inline constexpr int kHopperPrefillLaunchBound = 32;
 #endif
 
-// Descriptor of a tile in 128-byte swizzled panels: 8 rows are 1024 bytes; `panel_bytes` is the way
-// to the next 64 columns where they are the N dimension.
+// Descriptor of a tile in panels with the 128-byte swizzle. 8 rows take 1024 bytes. `panel_bytes`
+// is the distance to the next 64 columns if the columns are the N dimension.
 __device__ __forceinline__ uint64_t WgmmaDescriptor(uint32_t shared, uint32_t panel_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{panel_bytes >> 4} << 16 | (shared & 0x3ffff) >> 4;
 }
 
-// A consumer's 64 rows: the warp's 16 in accumulator fragments (ptx/wgmma.cuh).
+// A consumer's 64 rows. Each warp holds 16 of them in accumulator fragments (ptx/wgmma.cuh).
 template <typename Policy>
 struct HopperConsumerTile {
   using T = typename Policy::T;
   static constexpr int kHeadDim = Policy::kHeadDim;
-  static constexpr int kScores = Policy::kKvTokens / 2;  // accumulators a lane
+  static constexpr int kScores = Policy::kKvTokens / 2;  // accumulators per lane
   static constexpr int kOut = kHeadDim / 2;
 
   float scores[kScores];
@@ -63,7 +64,7 @@ struct HopperConsumerTile {
     ptx::WgmmaFence();
 #pragma unroll
     for (int depth = 0; depth < kHeadDim / 16; ++depth) {
-      // 16 columns are 32 bytes of a panel's rows.
+      // 16 columns are 32 bytes of a row in a panel.
       const uint32_t q_step = depth / 4 * Policy::QueryPlacement::kPanelBytes + depth % 4 * 32;
       const uint32_t k_step = depth / 4 * Policy::KvPlacement::kPanelBytes + depth % 4 * 32;
       ptx::WgmmaM64N128K16<T>(scores, q + (q_step >> 4), k + (k_step >> 4), depth != 0);
@@ -87,8 +88,8 @@ struct HopperConsumerTile {
     ptx::WgmmaCommit();
   }
 
-  // Sets scores of tokens that a row does not see to -inf. `visible` is how many of the tile's
-  // tokens each of the lane's rows sees.
+  // Sets the scores of tokens that a row does not see to -inf. `visible` holds how many of the
+  // tile's tokens each of the lane's rows sees.
   __device__ __forceinline__ void Mask(const int32_t (&visible)[2]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -98,8 +99,8 @@ struct HopperConsumerTile {
     }
   }
 
-  // Takes the scores into the maxima. Both rows side by side, in two chains each: the latency of
-  // one hides in the others.
+  // Updates the maxima with the scores. The two rows are interleaved in two chains each, so that
+  // the latency of one chain is hidden by the others.
   __device__ __forceinline__ void UpdateMaxima(float scale_log2) {
     float max[2][2] = {{rows[0].max, rows[1].max}, {-INFINITY, -INFINITY}};
 #pragma unroll
@@ -126,7 +127,7 @@ struct HopperConsumerTile {
     }
   }
 
-  // Turns the scores from kBegin to kEnd into weights, still fp32, and adds them to the sums.
+  // Turns scores kBegin to kEnd - 1 into weights, which stay in fp32, and adds them to the sums.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void Exponentiate(float scale_log2) {
     float sum[2] = {};
@@ -141,20 +142,20 @@ struct HopperConsumerTile {
     rows[1].sum += sum[1];
   }
 
-  // ptxas would move the softmax below the wait that follows, and so out of the shadow of P V. What
-  // hangs on its result, and never happens, holds it here.
+  // Without this, ptxas would move the softmax below the wait that follows, where it no longer
+  // overlaps P V. A branch that depends on the result, and is never taken, keeps the softmax here.
   __device__ __forceinline__ void KeepSoftmaxHere() const {
     if (rows[0].sum + rows[1].sum < 0) __nanosleep(0);
   }
 
-  // Scales `out` to the new maxima; no wgmma may be using it. Always: between exponentials that
-  // takes no time, and 1 changes nothing.
+  // Scales `out` to the new maxima while no wgmma uses it. It does so unconditionally: a factor of
+  // 1 changes nothing, and between exponentials the multiplications take no extra time.
   __device__ __forceinline__ void Rescale() {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) out[i] *= correction[i / 2 % 2];
   }
 
-  // Rounds the weights for P V; no wgmma may be using the last ones.
+  // Rounds the weights for P V. No wgmma may still be using the previous ones.
   __device__ __forceinline__ void RoundWeights() {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
@@ -163,7 +164,7 @@ struct HopperConsumerTile {
   }
 };
 
-// A consumer warpgroup's part: attention of its 64 rows of each query tile.
+// A consumer warpgroup: it computes attention for its 64 rows of each query tile.
 template <typename Policy>
 class HopperConsumer {
  public:
@@ -172,7 +173,8 @@ class HopperConsumer {
         shared_(shared),
         packed_(params.num_q_heads / params.layout.num_kv_heads),
         scale_log2_(params.scale * 1.44269504088896340736f),
-        // From one lane: so that ptxas knows it, and all descriptors, to be the same in a warp.
+        // Taken from one lane, so that ptxas knows it to be uniform in a warp, and with it all
+        // descriptors.
         consumer_(
             __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / Policy::kGroupThreads - 1, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -185,10 +187,10 @@ class HopperConsumer {
 
  private:
   static constexpr int kQueryBarrier = 1;  // and 2: a consumer is done with its query rows
-  static constexpr int kTailBarrier = 3;   // zeros stand where a V tile has no tokens
+  static constexpr int kTailBarrier = 3;   // the rows of a V tile without tokens hold zeros
   static constexpr int kBothThreads = Policy::kConsumers * Policy::kGroupThreads;
 
-  // Attention of the block's query tile of this index.
+  // Computes attention for the block's query tile with this index.
   __device__ __forceinline__ void Attend(int query) {
     constexpr int kScores = HopperConsumerTile<Policy>::kScores;
     HopperConsumerTile<Policy> tile;
@@ -244,7 +246,7 @@ class HopperConsumer {
     shared_.notes.ReleaseByLane(use);
   }
 
-  // Descriptors: of the consumer's rows of a query tile, and of whole K and V tiles.
+  // Descriptors of the consumer's rows of a query tile, and of whole K and V tiles.
   __device__ __forceinline__ uint64_t QueryRows(int query) const {
     return WgmmaDescriptor(shared_.q.Slot(query) + consumer_ * Policy::kConsumerRows *
                                                        Policy::QueryPlacement::kRowPitch,
@@ -257,7 +259,7 @@ class HopperConsumer {
     return WgmmaDescriptor(shared_.v.Slot(use), Policy::KvPlacement::kPanelBytes);
   }
 
-  // Tokens of the context that a packed row of the query tile sees.
+  // The number of context tokens that a packed row of the query tile sees.
   __device__ __forceinline__ int32_t VisibleEnd(int32_t row) const {
     return params_.causal ? query_.first_end + packed_.Token(row) : query_.end;
   }
@@ -269,8 +271,8 @@ class HopperConsumer {
     tile.Mask(visible);
   }
 
-  // Both consumers write zeros over what stands behind a chunk's end in the V tile of the note that
-  // was read last: 0 times what a dead slot holds may be NaN.
+  // Both consumers together overwrite with zeros the rows behind a chunk's end in the V tile of the
+  // note that was read last, because 0 times the contents of an unused slot may be NaN.
   __device__ __forceinline__ void ClearTail() const {
     if (tokens_ == Policy::kKvTokens) return;
     constexpr int kSegments = Policy::kHeadDim / 8;
@@ -295,7 +297,7 @@ class HopperConsumer {
         return float2{tile.out[4 * n + 2 * half], tile.out[4 * n + 2 * half + 1]};
       });
     }
-    ptx::FenceProxyAsyncShared();  // the next query tile but one comes over what was staged
+    ptx::FenceProxyAsyncShared();  // the query tile after the next will overwrite what was staged
     __syncwarp();
     output.template Store<16>(warp_row_, [&](int row) { return shared_.row_offsets[row]; });
     shared_.q.Release(query);
@@ -310,8 +312,8 @@ class HopperConsumer {
   const int warp_row_;
   QueryTile query_;
   int32_t kv_head_ = 0;
-  int use_ = 0;  // KV tiles whose V is taken in
-  // Of the note that was read last.
+  int use_ = 0;  // KV tiles whose V has been accumulated
+  // From the note that was read last.
   int32_t position_ = 0;
   int32_t tokens_ = 0;
   bool last_ = false;

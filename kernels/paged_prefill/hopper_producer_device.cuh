@@ -1,12 +1,13 @@
-// The producer warps of the sm_90a kernel: one looks up which pages a KV tile's tokens lie in and
-// notes it, one has the copy engine bring query tiles and K tiles, one V tiles.
+// The producer warps of the sm_90a kernel: one looks up the pages that hold a KV tile's tokens and
+// leaves a note of them; one has the copy engine load query tiles and K tiles, and one V tiles.
 #pragma once
 
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
 
 namespace tokline {
 
-// Walks the contexts of the block's query tiles, ahead of the copies by as many notes as there are.
+// Walks the contexts of the block's query tiles, ahead of the copies by at most the number of
+// notes.
 template <typename Policy>
 __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
                                             const HopperShared<Policy>& shared) {
@@ -20,7 +21,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
     ContextWalk<Policy::kKvTokens> walk(params.table, planned);
     KvTile tile;
     bool more = walk.First(tile);
-    if (!more) tile = {};  // no token: a tile of zeros, from a page that is none
+    if (!more) tile = {};  // no tokens: load a tile of zeros from page -1, which does not exist
     do {
       const KvTile now = tile;
       const int32_t token = now.token + lane * box_tokens;
@@ -32,8 +33,8 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
       more = more && walk.Next(tile);
       shared.notes.WaitEmpty(use);
       HopperTileNote& note = shared.Note(use);
-      // All by the lane that publishes them: racecheck does not follow other lanes' through
-      // __syncwarp.
+      // The lane that publishes the pages writes all of them, because racecheck does not track
+      // other lanes' writes through __syncwarp.
 #pragma unroll
       for (int box = 0; box < HopperTileNote::kMaxPages; ++box) {
         const int32_t page_of_box = __shfl_sync(0xffffffffu, page, box);
@@ -54,7 +55,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
   }
 }
 
-// Brings all V tiles, or all query and K tiles. A lane issues one box of 64 columns.
+// Loads all V tiles, or all query and K tiles. Each lane issues one box of 64 columns.
 template <typename Policy, bool kValues>
 __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
                                            const HopperShared<Policy>& shared) {

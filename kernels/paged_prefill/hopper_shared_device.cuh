@@ -38,26 +38,27 @@ struct HopperPrefillPolicy {
   using KvPlacement = SwizzledPanels<kHeadDim * 2, kKvTokens>;
 };
 
-// A box of the KV map is a page's tokens, a tile's at most.
+// A box of the KV map holds the tokens of one page, but at most those of a KV tile.
 template <typename Policy>
 TOKLINE_HOST_DEVICE int32_t KvBoxTokens(const PagedKvLayout& layout) {
   return layout.page_size < Policy::kKvTokens ? layout.page_size : Policy::kKvTokens;
 }
 
-// What the look-up warp finds out about a KV tile, and the query tile that it is for.
+// What the look-up warp finds out about a KV tile, and the query tile that it belongs to.
 struct alignas(16) HopperTileNote {
-  static constexpr int kMaxPages = 8;  // pages hold 16 tokens or more
-  int32_t position;                    // of its first token in the context
-  int32_t tokens;                      // valid ones, which its chunk has
-  int32_t last;                        // whether it is its query tile's last
-  int32_t page_row;                    // of its first token in its page
+  static constexpr int kMaxPages = 8;  // a page holds at least 16 tokens
+  int32_t position;                    // context position of the tile's first token
+  int32_t tokens;                      // valid tokens, those that lie in its chunk
+  int32_t last;                        // whether it is the last KV tile of its query tile
+  int32_t page_row;                    // row of its first token within the page
   QueryTile query;
-  int32_t pages[kMaxPages];  // of each box
+  int32_t pages[kMaxPages];  // the page of each box
   int32_t kv_head;
 };
 
-// Slots in shared memory by use: use i takes slot i % kSlots. Full(use) completes with one arrival
-// and the bytes that it announces, Empty(use) with one of each warp that reads it.
+// Slots in shared memory, numbered by use: use i takes slot i % kSlots. Full(use) completes with
+// one arrival and the bytes that it announces, Empty(use) with one arrival of each warp that reads
+// it.
 template <int kSlots, int kBytesOfSlot>
 struct HopperRing {
   static constexpr int kSlotBytes = kBytesOfSlot;
@@ -70,15 +71,16 @@ struct HopperRing {
   __device__ uint32_t Full(int use) const { return barriers + use % kSlots * 8; }
   __device__ uint32_t Empty(int use) const { return barriers + (kSlots + use % kSlots) * 8; }
   __device__ void WaitFull(int use) const { ptx::MbarrierWait(Full(use), Round(use)); }
-  // The first round finds every slot empty.
+  // In the first round every slot counts as empty.
   __device__ void WaitEmpty(int use) const { ptx::MbarrierWait(Empty(use), Round(use) ^ 1); }
-  // By all lanes of the warp that fills it: waits for room and announces what its copies bring.
+  // All lanes of the warp that fills the slot call this. It waits for room and announces the bytes
+  // that its copies will bring.
   __device__ void Claim(int use, uint32_t bytes, int lane) const {
     WaitEmpty(use);
     if (lane == 0) ptx::MbarrierArriveExpect(Full(use), bytes);
     __syncwarp();
   }
-  // By all lanes of a warp that reads it.
+  // All lanes of a warp that reads the slot call this.
   __device__ void Release(int use) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(Empty(use));
@@ -112,12 +114,12 @@ struct HopperShared {
                                 NoteRing::kBarrierBytes + kPagedPrefillTileRows * 8;
   static_assert(kBytes <= PagedPrefillBlockBytes(PagedPrefillVariant::kHopper, Policy::kHeadDim));
 
-  unsigned char* base;  // at a multiple of 1024
-  QueryRing q;          // by query tile; its rows later stage their own output
-  KeyRing k;            // by KV tile
+  unsigned char* base;  // at a multiple of 1024 bytes
+  QueryRing q;          // one slot per query tile; a tile's rows later stage their own output
+  KeyRing k;            // one slot per KV tile
   ValueRing v;
   NoteRing notes;
-  int64_t* row_offsets;  // of the packed rows of a query tile in `out`
+  int64_t* row_offsets;  // offset in `out` of each packed row of a query tile
 
   __device__ explicit HopperShared(unsigned char* start) : base(start) {
     uint32_t at = ptx::SharedAddress(start);
@@ -132,25 +134,26 @@ struct HopperShared {
     notes.barriers = take(NoteRing::kBarrierBytes);
     row_offsets = reinterpret_cast<int64_t*>(At(at));
   }
-  // By one thread.
+  // One thread calls this.
   __device__ void Init() const {
     constexpr int kConsumerWarps = Policy::kConsumers * Policy::kGroupThreads / 32;
-    constexpr int kCopyWarps = 2;  // of K and of V
+    constexpr int kCopyWarps = 2;  // one for K and one for V
     q.Init(kConsumerWarps);
     k.Init(kConsumerWarps);
     v.Init(kConsumerWarps);
     notes.Init(32 * (kConsumerWarps + kCopyWarps));  // released by lane
     ptx::FenceMbarrierInit();
   }
-  // What stands at a shared address.
+  // The generic pointer for a shared-memory address.
   __device__ unsigned char* At(uint32_t address) const { return base + (address - q.slots); }
   __device__ HopperTileNote& Note(int use) const {
     return reinterpret_cast<HopperTileNote*>(At(notes.slots))[use % kNotes];
   }
 };
 
-// The query tiles of a block, one KV head each: dealt, longest first, in rounds that turn back, so
-// that who gets the longest of a round gets the shortest of the next.
+// The query tiles that a block processes, one KV head each. Tiles are dealt longest first, in
+// rounds of alternating direction, so that the block with the longest tile of one round gets the
+// shortest of the next.
 class HopperWork {
  public:
   __device__ explicit HopperWork(const PagedPrefillParams& params)
@@ -162,7 +165,7 @@ class HopperWork {
   __device__ uint32_t KvHead() const { return Index() % kv_heads_; }
 
  private:
-  // At most two rounds beyond count_, which is an int32: it does not wrap.
+  // The index exceeds count_, which fits into int32, by at most two rounds, so it does not wrap.
   __device__ uint32_t Index() const {
     const uint32_t place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
     return round_ * gridDim.x + place;

@@ -1,4 +1,4 @@
-// Query rows of a tile: the query heads that share a KV head stand side by side in it.
+// Packs the query heads that share a KV head as neighbouring rows of one query tile.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace tokline {
 
-// Rows of one tile, for every variant: row = token * group + head within the group.
+// The rows of one tile, in every variant: row = token * group + head within the group.
 inline constexpr int32_t kPagedPrefillTileRows = 128;
 inline constexpr int32_t kPagedPrefillMaxGroup = 16;
 
 struct PackedRows {
-  int32_t group;    // query heads a KV head, 1 to 16
+  int32_t group;    // query heads per KV head, 1 to 16
   int32_t inverse;  // ceil(2^16 / group): exact for all rows of a tile
 
   TOKLINE_HOST_DEVICE explicit constexpr PackedRows(int32_t group_size)

@@ -1,4 +1,4 @@
-// Chooses and launches the paged_prefill kernel.
+// Selects and launches the paged_prefill kernel variant.
 #include <algorithm>
 
 #include "kernels/device/current_device.h"
@@ -75,7 +75,7 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
   const PagedPrefillVariant variant = params.variant == PagedPrefillVariant::kAuto
                                           ? ChoosePagedPrefillVariant(device)
                                           : params.variant;
-  // The Hopper variant's blocks go on to the next tile themselves.
+  // The Hopper variant is persistent: its blocks move on to the next tile themselves.
   const int64_t grid =
       variant == PagedPrefillVariant::kHopper ? std::min<int64_t>(blocks, device.sm_count) : blocks;
   DispatchDType(params.dtype, [&]<DType kDType>() {

@@ -1,3 +1,5 @@
+// Host side of paged_prefill: cuts a batch into query tiles, validates parameters, and computes the
+// minimum cost.
 #include "kernels/paged_prefill/paged_prefill_policy.h"
 
 #include <algorithm>
@@ -107,8 +109,8 @@ void ValidateLengths(const ChunkTableView& table, const int32_t* q_indptr,
 Cost CostOf(const PagedPrefillParams& params) {
   const ChunkTableView& table = params.table;
   const PagedKvLayout& layout = params.layout;
-  double pairs = 0;                              // (new token, visible token)
-  std::unordered_map<int32_t, int64_t> in_page;  // tokens read of each page, once for all sequences
+  double pairs = 0;                              // pairs of (new token, visible token)
+  std::unordered_map<int32_t, int64_t> in_page;  // tokens read per page, once for all sequences
   for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
     const double rows = params.q_indptr[seq + 1] - params.q_indptr[seq];
     if (rows == 0) continue;

@@ -1,4 +1,4 @@
-// How paged_prefill cuts its work. Pure host code.
+// How paged_prefill divides its work. Pure host code.
 #pragma once
 
 #include "kernels/common/device_facts.h"
@@ -7,20 +7,21 @@
 
 namespace tokline {
 
-// New tokens that one tile covers: as many as have all heads of their group in its rows.
+// The number of new tokens per tile: as many as fit into its rows with all heads of their group.
 constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayout& layout) {
   return kPagedPrefillTileRows / (num_q_heads / layout.num_kv_heads);
 }
 
-// At most so much shared memory a block of a variant takes, static shared memory included.
+// An upper bound on a block's shared memory in this variant, including static shared memory.
 constexpr int64_t PagedPrefillBlockBytes(PagedPrefillVariant variant, int32_t head_dim) {
-  // Hopper: every byte that its devices give. Portable: the query tile, and 64 tokens of K and V.
+  // Hopper: everything that its devices offer. Portable: the query tile and 64 tokens each of K and
+  // V.
   return variant == PagedPrefillVariant::kHopper
              ? int64_t{227} << 10
              : int64_t{kPagedPrefillTileRows + 2 * 64} * head_dim * 2;
 }
 
-// What kAuto stands for.
+// The variant that kAuto selects.
 constexpr PagedPrefillVariant ChoosePagedPrefillVariant(const DeviceFacts& device) {
   return device.HasHopperCode() ? PagedPrefillVariant::kHopper : PagedPrefillVariant::kPortable;
 }

@@ -1,11 +1,11 @@
-// Paged prefill attention for sm_80 and up: cp.async and mma.sync.
-// Grid: x = tile * num_kv_heads + KV head; tiles come longest first. A block owns 128 packed query
-// rows of one KV head, a warp 32 of them, with scores and output in registers.
-// Shared memory: the query tile, one K tile and one V tile of 64 tokens, all swizzled; the query
-// tile's rows later stage their own output. Two blocks an SM hide each other's waits.
-// Barriers, two a KV tile: after the first, K is there and V is free to be overwritten; after the
-// second, V is there and K is free. So V loads under S = Q K^T and the softmax, the next K under
-// O += P V.
+// Paged prefill attention for sm_80 and newer, with cp.async and mma.sync.
+// Grid: x = tile * num_kv_heads + KV head; longest tiles come first. A block owns 128 packed query
+// rows of one KV head and each warp 32 of them, with scores and output in registers.
+// Shared memory: the query tile, one K tile and one V tile of 64 tokens, all swizzled. The query
+// tile's rows later stage their own output. Two blocks per SM hide each other's waits.
+// Barriers: two per KV tile. After the first, K has arrived and V may be overwritten; after the
+// second, V has arrived and K may be overwritten. So V loads during S = Q K^T and the softmax, and
+// the next K during O += P V.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ struct PortablePrefillPolicy {
   static_assert(kSharedBytes <= PagedPrefillBlockBytes(PagedPrefillVariant::kPortable, kHeadDim));
 };
 
-// A warp's 32 query rows: accumulator fragments of two 16-row tiles. In fragment [t][n][e], lane l
-// holds row 16 t + l / 4 + 8 (e / 2) and column 8 n + 2 (l % 4) + e % 2.
+// A warp's 32 query rows as accumulator fragments of two 16-row tiles. In fragment [t][n][e], lane
+// l holds row 16 t + l / 4 + 8 (e / 2) and column 8 n + 2 (l % 4) + e % 2.
 template <typename Policy>
 struct PortableWarpTile {
   using T = typename Policy::T;
@@ -49,10 +49,10 @@ struct PortableWarpTile {
 
   float out[kTiles][kOutColumns][4] = {};
   RowState rows[kTiles][2];
-  uint32_t weights[kTiles][kScoreColumns][2];  // P in storage type, rows l / 4 and l / 4 + 8
+  uint32_t weights[kTiles][kScoreColumns][2];  // P in the storage type, rows l / 4 and l / 4 + 8
 
-  // scores = Q K^T. `q` is the warp's rows, `k` the tile; both as the lane's ldmatrix address of
-  // depth 0, in which a step of 16 along the head dimension is an XOR of 32.
+  // scores = Q K^T. `q` points to the warp's rows and `k` to the tile; both are the lane's ldmatrix
+  // address for depth 0, from which a step of 16 along the head dimension is an XOR with 32.
   __device__ __forceinline__ void Scores(float (&scores)[kTiles][kScoreColumns][4], uint32_t q,
                                          uint32_t k) {
 #pragma unroll
@@ -83,8 +83,8 @@ struct PortableWarpTile {
     }
   }
 
-  // Sets scores of tokens that a row does not see to -inf. `visible` is how many of the tile's
-  // tokens each of the lane's rows sees.
+  // Sets the scores of tokens that a row does not see to -inf. `visible` holds how many of the
+  // tile's tokens each of the lane's rows sees.
   __device__ __forceinline__ static void Mask(float (&scores)[kTiles][kScoreColumns][4],
                                               const int32_t (&visible)[kTiles][2], int lane) {
 #pragma unroll
@@ -100,8 +100,8 @@ struct PortableWarpTile {
     }
   }
 
-  // Takes the tile into the running softmax: weights, maxima, sums, and `out` scaled to the new
-  // maxima.
+  // Adds the tile to the online softmax: computes the weights, updates maxima and sums, and
+  // rescales `out` to the new maxima.
   __device__ __forceinline__ void Softmax(const float (&scores)[kTiles][kScoreColumns][4],
                                           float scale_log2) {
 #pragma unroll
@@ -139,7 +139,8 @@ struct PortableWarpTile {
     }
   }
 
-  // out += P V. `v` is the lane's ldmatrix address of columns 0; a step of 16 is an XOR of 32.
+  // out += P V. `v` is the lane's ldmatrix address for column 0, from which a step of 16 columns is
+  // an XOR with 32.
   __device__ __forceinline__ void AddValues(uint32_t v) {
 #pragma unroll
     for (int depth = 0; depth < kScoreColumns; depth += 2) {
@@ -159,9 +160,9 @@ struct PortableWarpTile {
   }
 };
 
-// Brings a tile's K rows (or V rows) of one head to `shared`, placed as Placement says, with
-// kThreads threads of which the caller is `thread`. Rows beyond the chunk become zero: what dead
-// slots hold, NaN included, never reaches the tensor cores.
+// Loads a tile's K rows (or V rows) of one head to `shared`, placed by Placement. kThreads threads
+// cooperate, and the caller is `thread` among them. Rows beyond the chunk become zero, so that the
+// contents of unused slots, including NaN, never reach the tensor cores.
 template <typename T, int kHeadDim, int kTileTokens, int kThreads, typename Placement>
 __device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict__ pool,
                                            const PagedKvLayout& layout,
@@ -169,7 +170,7 @@ __device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict_
                                            const KvTile& tile, int32_t head, int thread) {
   constexpr int kSegments = kHeadDim / 8;
   constexpr int kPassRows = kThreads / kSegments;
-  constexpr int kPageUnit = 16;  // every page starts at a multiple of it
+  constexpr int kPageUnit = 16;  // every page starts at a multiple of this
   static_assert(kPageUnit % kPassRows == 0 && kPassRows % 8 == 0);
   const int thread_row = thread / kSegments;
   const int segment = thread % kSegments;
@@ -195,7 +196,7 @@ __device__ __forceinline__ void LoadKvTile(uint32_t shared, const T* __restrict_
   }
 }
 
-// Brings the query rows of a tile to `shared`; rows that it lacks become zero.
+// Loads the query rows of a tile to `shared`; rows that the tile does not have become zero.
 template <typename T, int kHeadDim, int kThreads, typename Placement>
 __device__ __forceinline__ void LoadQueryTile(uint32_t shared, const PagedPrefillParams& params,
                                               const QueryTile& tile, const PackedRows& packed,
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
     LoadKvTile<T, Policy::kHeadDim, Policy::kKvTokens, Policy::kThreads, Placement>(
         shared_tile, pool, params.layout, params.table.chunk_pages, kv_tile, kv_head, thread);
   };
-  // Tokens of the context that a packed row of this tile sees.
+  // The number of context tokens that a packed row of this tile sees.
   const auto visible_end = [&](int32_t row) {
     return params.causal ? tile.first_end + packed.Token(row) : tile.end;
   };
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
     ptx::CpAsyncCommit();
     if (active) warp_tile.AddValues(v_lane);
   }
-  // A tile without context never waited for its query rows.
+  // A tile without context has not waited for its query rows yet.
   ptx::CpAsyncWait<0>();
   __syncthreads();
 #pragma unroll

@@ -1,4 +1,4 @@
-// Online softmax of one query row, spread over the four lanes of a quad, and how its output ends.
+// Online softmax of one query row, distributed over the four lanes of a quad, and its epilogue.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -10,12 +10,13 @@
 
 namespace tokline {
 
-// Log2 of the largest weight. fp16 would lose small weights to its short exponent; with the largest
-// at 2^15 they stay normal down to 2^-29 of it. bf16 has the exponents of fp32.
+// Log2 of the largest weight. fp16 would lose small weights because of its small exponent range.
+// With the largest weight at 2^15, weights down to 2^-29 of it stay normal. bf16 has the exponent
+// range of fp32 and needs no scaling.
 template <typename T>
 inline constexpr float kLargestWeightLog2 = std::is_same_v<T, __half> ? 15.0f : 0.0f;
 
-// Running maximum of the raw scores and this lane's share of the sum of the weights,
+// The running maximum of the raw scores, and this lane's share of the sum of the weights, which are
 // 2^(scale_log2 * (score - max) + kLargestWeightLog2).
 struct RowState {
   float max = -INFINITY;
@@ -27,21 +28,21 @@ __device__ __forceinline__ float QuadSum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Weights are 2^(scale_log2 * score - offset). Rounded once, so that an unchanged maximum corrects
-// by exactly 1. A row that has seen nothing gets -inf.
+// Weights are 2^(scale_log2 * score - offset). The product is rounded exactly once, so that an
+// unchanged maximum gives a correction factor of exactly 1. A row that has seen nothing gets -inf.
 template <typename T>
 __device__ __forceinline__ float ExponentOffset(float max, float scale_log2) {
   return __fmul_rn(max, scale_log2) - kLargestWeightLog2<T>;
 }
 
-// The same with 0 for a row that has seen nothing: -inf - (-inf) never arises and its weights are
-// 2^-inf = 0.
+// Like ExponentOffset, but 0 for a row that has seen nothing, so that -inf - (-inf) never arises
+// and the row's weights are 2^-inf = 0.
 template <typename T>
 __device__ __forceinline__ float FiniteOffset(float max, float scale_log2) {
   return max == -INFINITY ? 0.0f : ExponentOffset<T>(max, scale_log2);
 }
 
-// Divides by a row's whole sum, correctly rounded (Markstein); an empty row's 0 by 1.
+// Divides by a row's total sum with correct rounding (Markstein). An empty row's 0 is divided by 1.
 class RowDivisor {
  public:
   __device__ explicit RowDivisor(float sum) {

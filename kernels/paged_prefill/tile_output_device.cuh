@@ -1,5 +1,5 @@
-// How a tile's rows end: divided and rounded, staged in shared memory where the query tile was, and
-// written 16 bytes a lane.
+// The epilogue of a tile: divides and rounds its rows, stages them in the shared memory of the
+// query tile, and writes them with 16 bytes per lane.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tokline {
 
-// How many elements of `out` a packed row lies behind its tile's first.
+// The offset in elements of `out` from a tile's first packed row to this one.
 template <int kHeadDim>
 __device__ __forceinline__ int64_t RowOffset(const PagedPrefillParams& params,
                                              const PackedRows& packed, int32_t row) {
@@ -25,8 +25,8 @@ struct TileOutput {
   int32_t kv_head;
   unsigned char* staging;
 
-  // Ends one packed row; called by whole warps, a quad a row. values(n) are the lane's two of
-  // columns 8 n to 8 n + 7.
+  // Finishes one packed row. Whole warps call it, with one quad per row. values(n) returns the
+  // lane's two values of columns 8 n to 8 n + 7.
   template <typename Values>
   __device__ __forceinline__ void Finish(int row, const RowState& state, float scale_log2,
                                          const Values& values) const {
@@ -46,7 +46,7 @@ struct TileOutput {
     }
   }
 
-  // Writes kRows staged rows; called by the warp that staged them. row_offset(row) is RowOffset's.
+  // Writes kRows staged rows; the warp that staged them calls it. row_offset(row) is RowOffset.
   template <int kRows, typename OffsetOf>
   __device__ __forceinline__ void Store(int first_row, const OffsetOf& row_offset) const {
     constexpr int kSegments = kHeadDim / 8;

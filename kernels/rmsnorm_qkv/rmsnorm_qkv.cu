@@ -1,4 +1,4 @@
-// RMSNorm+QKV is Linear with a norm weight, followed by kv_append where asked for.
+// RMSNorm + QKV is Linear with a norm weight, followed by kv_append if requested.
 #include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
 
 namespace tokline {

@@ -1,5 +1,5 @@
-// RMSNorm and the Q, K, V projections of an attention layer, with bias, QK-norm, RoPE and KV
-// append as fused options.
+// RMSNorm and the Q, K and V projections of an attention layer, with bias, QK-norm, RoPE and KV
+// append as options.
 #pragma once
 
 #include <optional>
@@ -11,18 +11,19 @@
 
 namespace tokline {
 
-// A projection after RMSNorm to rows of q, k and v, then, where `append` is given, QK-norm and RoPE
-// on q in place, and QK-norm, RoPE and append of k and v.
+// A projection after RMSNorm to rows of q, k and v. If `append` is given, QK-norm and RoPE follow
+// for q in place, and QK-norm, RoPE and the append to the cache for k and v.
 struct RmsNormQkvParams {
-  LinearParams projection = {};  // with a norm_weight; weight and out are Q, K, V side by side
-  // dtype, num_tokens and the tensors q, k and v are those of the projection: AppendOf.
+  LinearParams projection = {};  // requires a norm_weight; weight and out hold Q, K, V side by side
+  // AppendOf replaces dtype, num_tokens and the tensors q, k and v with those of the projection.
   std::optional<KvAppendParams> append = {};
 };
 
-// `append` with the projection's rows for q, k and v.
+// Returns `append` with the projection's rows as q, k and v.
 KvAppendParams AppendOf(const LinearParams& projection, KvAppendParams append);
 void Validate(const RmsNormQkvParams& params);
-// That the parts fit together: all that Validate says but what each part's launch says itself.
+// Checks that the parts fit together: everything that Validate checks except what each part's
+// launch checks itself.
 void ValidateComposition(const RmsNormQkvParams& params);
 Cost CostOf(const RmsNormQkvParams& params);
 void Launch(const RmsNormQkvParams& params, const LaunchOptions& options);

@@ -38,13 +38,14 @@ void Validate(const RmsNormQkvParams& params) {
   if (params.append) Validate(AppendOf(params.projection, *params.append));
 }
 
-// With append, the compulsory writes are the query in qkv and the rows of the cache: as many bytes
-// as all of qkv. What append reads and rewrites of qkv lies between the two and is not compulsory.
+// With `append`, the compulsory writes are the query in qkv and the rows of the cache, which are as
+// many bytes as all of qkv. What the append reads and rewrites in qkv is an intermediate result and
+// thus not compulsory.
 Cost CostOf(const RmsNormQkvParams& params) {
   Cost cost = CostOf(params.projection);
   if (!params.append) return cost;
   const Cost append = CostOf(AppendOf(params.projection, *params.append));
-  cost.read_bytes += append.read_bytes - append.write_bytes;  // rows are read once, written once
+  cost.read_bytes += append.read_bytes - append.write_bytes;  // rows are read once and written once
   cost.flops += append.flops;
   return cost;
 }
