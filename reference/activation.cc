@@ -19,7 +19,7 @@ void ActivationReference(const ActivationParams& params) {
         const double up = LoadElement(params.dtype, params.x, in + params.intermediate_size + i);
         result = RoundTo(params.dtype, x / (1 + std::exp(-x))) * up;
       } else {
-        // x / 2 * (1 + tanh(y)) without the cancellation of 1 + tanh(y) far below zero.
+        // x / 2 * (1 + tanh(y)) without the cancellation in 1 + tanh(y) for large negative y.
         const double y = factor * (x + 0.044715 * x * x * x);
         result = x / (1 + std::exp(-2 * y));
       }

@@ -1,3 +1,5 @@
+// CPU reference of chunk_decode: attention in double over each sequence's chunks, with shifted keys
+// expressed as rotated queries.
 #include "reference/chunk_decode.h"
 
 #include <Eigen/Core>
@@ -10,7 +12,8 @@
 namespace tokline {
 namespace {
 
-// The query of one head rotated by minus `shift` positions, rounded to dtype as it is stored.
+// Returns one head's query rotated by minus `shift` positions, rounded to the dtype it is stored
+// in.
 Eigen::VectorXd ShiftedQuery(const ChunkDecodeParams& params, const Eigen::VectorXd& query,
                              int32_t shift) {
   if (shift == 0) return query;
@@ -44,7 +47,7 @@ void ChunkDecodeReference(const ChunkDecodeParams& params) {
     for (int32_t head = 0; head < params.num_q_heads; ++head) {
       const int32_t kv_head = head / group;
       LoadRow(params.dtype, params.q, seq * params.q_stride + head * head_dim, query);
-      // Scores of the whole context first, then the softmax from its definition.
+      // Compute the scores of the whole context first, then the softmax by its definition.
       Eigen::VectorXd scores(length);
       Eigen::VectorXd output = Eigen::VectorXd::Zero(head_dim);
       const auto for_each_row = [&](auto&& visit) {

@@ -1,11 +1,11 @@
-// Reference of chunk_decode: attention in double, straight from the definition.
+// CPU reference of chunk_decode: attention in double, directly from the definition.
 #pragma once
 
 #include "kernels/chunk_decode/chunk_decode.h"
 
 namespace tokline {
 
-// Same params over host pointers; plan and workspace are not used. dtype may be f32 too.
+// Takes the same params with host pointers; plan and workspace are not used. dtype may also be f32.
 void ChunkDecodeReference(const ChunkDecodeParams& params);
 
 }  // namespace tokline

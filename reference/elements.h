@@ -35,7 +35,7 @@ inline void StoreElement(DType dtype, void* base, int64_t index, double value) {
   }
 }
 
-// `value` rounded to `dtype` and back.
+// Returns `value` rounded to `dtype` and converted back.
 inline double RoundTo(DType dtype, double value) {
   switch (dtype) {
     case DType::kF32:

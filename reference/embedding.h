@@ -5,7 +5,7 @@
 
 namespace tokline {
 
-// Host pointers; f32, bf16 and f16. Throws InvalidArgument.
+// Takes host pointers; f32, bf16 and f16. Throws InvalidArgument.
 void EmbeddingReference(const EmbeddingParams& params);
 
 }  // namespace tokline

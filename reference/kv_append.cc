@@ -1,3 +1,5 @@
+// CPU reference of kv_append: transforms and stores one row at a time, rounding where the models
+// do.
 #include "reference/kv_append.h"
 
 #include <array>
@@ -9,9 +11,9 @@
 namespace tokline {
 namespace {
 
-constexpr int32_t kMaxHeadDim = 128;  // of PagedKvLayout
+constexpr int32_t kMaxHeadDim = 128;  // the maximum that PagedKvLayout allows
 
-// One head of one token: norm, RoPE, store. `out` may be `in`.
+// Norm, RoPE and store for one head of one token. `out` may be `in`.
 class RowTransform {
  public:
   explicit RowTransform(const KvAppendParams& params)

@@ -1,3 +1,4 @@
+// CPU reference of Linear: converts the weight to double block by block and multiplies with Eigen.
 #include "reference/linear.h"
 
 #include <Eigen/Dense>
@@ -12,7 +13,7 @@ namespace {
 
 using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Weight rows converted to double at a time: few enough for the cache.
+// The number of weight rows converted to double at a time: few enough for the cache.
 constexpr int64_t kRowBlock = 64;
 
 template <typename T>
@@ -24,7 +25,7 @@ void Convert(const void* base, int64_t first, Eigen::Ref<RowMajor> to) {
   }
 }
 
-// Contiguous rows from element `first`.
+// Loads contiguous rows starting at element `first`.
 void LoadRows(DType dtype, const void* base, int64_t first, Eigen::Ref<RowMajor> to) {
   switch (dtype) {
     case DType::kF32:
@@ -47,7 +48,7 @@ RowMajor Activations(const LinearParams& params) {
   return x;
 }
 
-// x times the transpose of weight rows [first, first + count), plus their bias.
+// x times the transpose of weight rows [first, first + count), plus the bias of these rows.
 RowMajor Product(const LinearParams& params, const RowMajor& x, int64_t first, int64_t count) {
   RowMajor weight(count, params.in_features);
   LoadRows(params.dtype, params.weight, first * params.in_features, weight);

@@ -5,8 +5,8 @@
 
 namespace tokline {
 
-// Host pointers; f32, bf16 and f16; `variant`, `matmul` and `workspace` are not used. The residual
-// is added after y is rounded, as kSkinny does. Throws InvalidArgument.
+// Takes host pointers; f32, bf16 and f16; `variant`, `matmul` and `workspace` are not used. The
+// residual is added after y is rounded, as in kSkinny. Throws InvalidArgument.
 void LinearReference(const LinearParams& params);
 
 }  // namespace tokline

@@ -7,7 +7,7 @@
 
 namespace tokline {
 
-// Host pointers; f32, bf16 and f16. Throws InvalidArgument.
+// Takes host pointers; f32, bf16 and f16. Throws InvalidArgument.
 void NormReference(const NormParams& params);
 
 // RMSNorm of one row of `hidden_size` elements in `dtype`: round(round(s / rms(s)) * weight).

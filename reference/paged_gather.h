@@ -5,7 +5,7 @@
 
 namespace tokline {
 
-// Host pointers; f32, bf16 and f16. Throws InvalidArgument.
+// Takes host pointers; f32, bf16 and f16. Throws InvalidArgument.
 void PagedGatherReference(const PagedGatherParams& params);
 
 }  // namespace tokline

@@ -12,7 +12,7 @@ namespace {
 
 using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// K and V rows of one head over a sequence's whole context, [length, head_dim] each.
+// Gathers the K and V rows of one head for a sequence's whole context, [length, head_dim] each.
 void GatherContext(const PagedPrefillParams& params, int32_t seq, int32_t head, RowMatrix& keys,
                    RowMatrix& values) {
   const ChunkTableView& table = params.table;

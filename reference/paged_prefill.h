@@ -1,4 +1,4 @@
-// Paged prefill attention in double: the oracle of the CUDA kernel and the CPU decoder's op.
+// CPU reference of paged_prefill in double: the oracle of the CUDA kernel and the CPU decoder's op.
 #pragma once
 
 #include "kernels/paged_prefill/paged_prefill.h"

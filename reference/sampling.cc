@@ -1,3 +1,5 @@
+// CPU reference of sampling: sorts the logits to apply top-k and top-p, then draws by cumulative
+// probability.
 #include "reference/sampling.h"
 
 #include <algorithm>
@@ -25,14 +27,15 @@ int64_t ArgMax(const float* logits, int64_t vocab_size) {
   return best;
 }
 
-// The smallest logit that top-k keeps.
+// Returns the smallest logit that top-k keeps.
 double TopKThreshold(std::vector<double> logits, int32_t top_k) {
   if (top_k == 0 || top_k >= static_cast<int64_t>(logits.size())) return kLowest;
   std::nth_element(logits.begin(), logits.begin() + top_k - 1, logits.end(), std::greater<>());
   return logits[static_cast<size_t>(top_k) - 1];
 }
 
-// The smallest logit that top-p keeps: sorted down, the masses up to it first reach p of the total.
+// Returns the smallest logit that top-p keeps: summed in descending order, the masses down to it
+// are the first to reach p of the total.
 template <typename MassOf>
 double TopPThreshold(std::vector<double> logits, const MassOf& mass_of, double total, float top_p) {
   if (top_p >= 1) return kLowest;
@@ -102,7 +105,7 @@ void SamplingReference(const SamplingParams& params) {
       for (int64_t i = 0; i < params.vocab_size; ++i) {
         const double probability = probabilities[static_cast<size_t>(i)];
         if (probability == 0) continue;
-        token = i;  // the last one, should rounding leave the sum below the draw
+        token = i;  // stays the last token if rounding leaves the sum below the draw
         cumulative += probability;
         if (cumulative > draw) break;
       }

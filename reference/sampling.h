@@ -7,11 +7,11 @@
 
 namespace tokline {
 
-// Host pointers; needs no workspace. Throws InvalidArgument, for a row's rule too.
+// Takes host pointers; needs no workspace. Throws InvalidArgument, also for a row's rule.
 void SamplingReference(const SamplingParams& params);
 
-// Probability of each token of a row of `vocab_size` logits: 0 for what top-k and top-p drop. A
-// greedy rule, and a row of only -inf, give one token probability 1.
+// The probability of each token of a row of `vocab_size` logits; it is 0 for tokens that top-k and
+// top-p drop. A greedy rule, and a row of only -inf, give one token probability 1.
 std::vector<double> TokenProbabilities(const float* logits, int64_t vocab_size,
                                        const SamplingRule& rule);
 

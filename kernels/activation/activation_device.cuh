@@ -1,6 +1,6 @@
 // Gated SiLU and GELU.
 //
-// Grid: one thread per 16-byte vector of the output and blocks_per_row blocks per row. All blocks lie
+// Grid: one thread per 16-byte vector of the output, blocks_per_row blocks per row. All blocks lie
 //   along x, which has room for 2^31 blocks.
 // Dependent launch: x comes from an earlier kernel, so all reads follow the wait.
 #pragma once

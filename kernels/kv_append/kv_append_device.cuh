@@ -4,7 +4,7 @@
 //   group of lanes takes up to Policy::kRows neighbouring heads of one token, all of them query, K
 //   or V heads: they have one slot, one RoPE row, one norm weight, and a constant address stride.
 // Shared memory: none. Both elements of a RoPE pair are in the same lane, which holds 8 bytes of
-//   each half of a row. The norm's sum uses shuffles, which all lanes of a warp execute if one must.
+//   each half of a row. The norm's sum uses shuffles; all lanes of a warp execute them if one must.
 // Dependent launch: slots, positions, RoPE rows and norm weights are read before the wait; q, k, v
 //   and the pool are accessed after it.
 #pragma once

@@ -1,5 +1,5 @@
-// Dispatch of Linear: the skinny kernel, RMSNorm before it, or RMSNorm, cuBLASLt and activation in
-// turn.
+// Dispatches Linear to the skinny kernel, to RMSNorm followed by it, or to RMSNorm, cuBLASLt and
+// the activation in turn.
 #include "kernels/activation/activation.h"
 #include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"
@@ -12,7 +12,7 @@
 namespace tokline {
 namespace {
 
-// The norm as a kernel of its own, into the workspace.
+// The norm as a separate kernel that writes to the workspace.
 NormParams NormOf(const LinearParams& params) {
   return {.dtype = params.dtype,
           .num_tokens = params.num_tokens,
@@ -25,7 +25,7 @@ NormParams NormOf(const LinearParams& params) {
           .out_stride = params.in_features};
 }
 
-// What is left to do after it.
+// What remains to be done after the norm.
 LinearParams AfterNorm(LinearParams params) {
   const NormParams norm = NormOf(params);
   params.x = norm.out;

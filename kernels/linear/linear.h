@@ -1,5 +1,5 @@
 // y = x W^T with the small operations that a decoder puts around it: RMSNorm before; bias, gated
-// SiLU or residual after. Projections, MLP and LM head are all this kernel.
+// SiLU or residual after. Projections, MLP and LM head all use this kernel.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace tokline {
 
-// cuBLASLt behind the suite's own interface: row-major out = x W^T (+ bias) (+ out), fp32
-// accumulation. Keeps the handle and the chosen algorithm a shape; not for concurrent use by
-// several host threads. CUDA builds only.
+// cuBLASLt behind the suite's own interface: row-major out = x W^T (+ bias) (+ out) with fp32
+// accumulation. It keeps the handle and the algorithm chosen per shape, and must not be used by
+// several host threads at the same time. CUDA builds only.
 class Matmul {
  public:
   Matmul();
@@ -33,14 +33,14 @@ class Matmul {
     const void* weight = nullptr;  // [out_features, in_features], contiguous
     const void* bias = nullptr;    // [out_features] or null
     const void* addend = nullptr;  // [num_tokens, out_features] of out's type; null: out itself
-    int64_t addend_stride = 0;     // out_stride where addend is out or null
+    int64_t addend_stride = 0;     // out_stride if addend is out or null
     void* out = nullptr;           // [num_tokens, out_features]
     int64_t out_stride = 0;
     void* workspace = nullptr;  // kWorkspaceBytes, 256 B aligned
   };
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
-  // Chooses and keeps the algorithm for a shape; Run does so itself on first use.
+  // Chooses and stores the algorithm for a shape. Run does so itself on first use.
   void Prepare(const Problem& problem);
   void Run(const Problem& problem, const LaunchOptions& options);
 
@@ -50,9 +50,9 @@ class Matmul {
 };
 
 enum class LinearVariant : uint8_t {
-  kAuto,    // LinearPolicy decides by tokens, bytes of the weight, and whether there is a norm
+  kAuto,    // LinearPolicy decides by tokens, weight bytes, and whether there is a norm
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
-  kNormThenSkinny,  // RMSNorm kernel, then kSkinny with all but the norm
+  kNormThenSkinny,  // RMSNorm kernel, then kSkinny with everything except the norm
   kMatmul,          // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
 };
 
@@ -65,7 +65,7 @@ std::string_view Name(LinearVariant variant);
 // y = round(n W^T + bias), fp32 accumulation.
 // gated_silu: W is [2 * out_features, in_features], gate rows then up rows, and
 //   out = round(round(silu(gate)) * up).  residual: out = round(y + residual).
-// kMatmul adds the residual in fp32 before its only rounding: one rounding fewer.
+// kMatmul adds the residual in fp32 before its only rounding, so it rounds once less.
 struct LinearParams {
   DType dtype = DType::kBf16;
   bool out_f32 = false;  // out is fp32 and not rounded to dtype; not with residual or gated
@@ -84,8 +84,8 @@ struct LinearParams {
   int64_t residual_stride = 0;
   void* out = nullptr;  // [num_tokens, out_features]
   int64_t out_stride = 0;
-  // Weights of a later kernel, 16 B aligned, or null: kSkinny asks the L2 for them while its own
-  // are on their way. A hint; the reference and kMatmul ignore it.
+  // The weights of a later kernel, 16 B aligned, or null. kSkinny prefetches them into L2 while its
+  // own weights are in flight. This is a hint, which the reference and kMatmul ignore.
   const void* prefetch = nullptr;
   int64_t prefetch_bytes = 0;
   Matmul* matmul = nullptr;     // CUDA, kMatmul
@@ -93,9 +93,9 @@ struct LinearParams {
   int64_t workspace_bytes = 0;  // LinearWorkspaceBytes(params)
 };
 
-// The variant that kAuto stands for.
+// The variant that kAuto selects.
 LinearVariant LinearPolicy(const LinearParams& params);
-// Enough for every variant.
+// The size suffices for every variant.
 int64_t LinearWorkspaceBytes(const LinearParams& params);
 void Validate(const LinearParams& params);
 Cost CostOf(const LinearParams& params);

@@ -1,3 +1,5 @@
+// Host side of Linear: chooses the variant, plans the skinny kernel, lays out scratch, validates
+// parameters, and computes the minimum cost.
 #include "kernels/linear/linear_policy.h"
 
 #include <algorithm>
@@ -27,8 +29,8 @@ int64_t WeightRows(const LinearParams& params) {
   return params.gated_silu ? 2 * params.out_features : params.out_features;
 }
 
-// Rows of activations lie 4 units apart modulo 8, so that the eight lanes of a quarter-warp, four
-// on each of two rows, read 16 bytes each from all 32 banks.
+// Activation rows lie 4 units apart modulo 8, so that the eight lanes of a quarter-warp, four on
+// each of two rows, read 16 bytes each from all 32 banks.
 int32_t PitchUnits(int64_t in_features) {
   const int64_t units = in_features / 8;
   return static_cast<int32_t>((units + 3) / 8 * 8 + 4);
@@ -39,7 +41,8 @@ int32_t PartialsUnits(int64_t num_tokens, int32_t splits, int32_t groups) {
   return static_cast<int32_t>(DivideUp(bytes, kUnitBytes));
 }
 
-// Activations and norm weight, two buffers of partial sums, and a sum of squares a token and split.
+// Activations and norm weight, two buffers of partial sums, and one sum of squares per token and
+// split.
 int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) {
   const int64_t norm_rows = params.norm_weight ? 1 : 0;
   const int64_t rows =
@@ -75,8 +78,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   const int32_t min_groups = params.gated_silu ? 2 : 1;
   SkinnyPlan plan;
 
-  // As many warps as the device holds at once, but no more than find a full ring of loads to do;
-  // of the counts that fill an SM with whole blocks.
+  // Uses as many warps as the device can hold at once, but no more than have a full ring of loads
+  // to issue, chosen from the counts that fill an SM with whole blocks.
   const int64_t resident_warps = int64_t{device.sm_count} * kSkinnyResidentThreads / 32;
   const int64_t useful =
       DivideUp(DivideUp(params.in_features, kSkinnyBlockK), int64_t{kSkinnyDepth});
@@ -88,8 +91,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
     }
   }
 
-  // Every block reads and normalises all activations: let more rows share them, the more the more
-  // tokens there are, while the grid still covers the device.
+  // Every block reads and normalises all activations, so let more rows share them, and the more
+  // tokens the more rows, as long as the grid still covers the device.
   const int64_t sharing = params.num_tokens <= 4 ? 2 : 4;
   plan.groups = min_groups;
   while (plan.groups * 2 <= std::max<int64_t>(sharing, min_groups) &&
@@ -106,9 +109,10 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   plan.tile_columns_log2 = std::countr_zero(static_cast<uint32_t>(tile_columns));
   plan.tiles = static_cast<int32_t>(DivideUp(params.out_features, tile_columns));
 
-  // A block a tile, unless that makes so many short blocks that their prologue shows (LM head).
+  // One block per tile, unless that gives so many short blocks that their prologue matters (LM
+  // head).
   constexpr int64_t kMaxWaves = 4;
-  constexpr int64_t kReservedSharedBytes = 1024;  // the driver's own, a block
+  constexpr int64_t kReservedSharedBytes = 1024;  // reserved by the driver per block
   const int64_t by_threads = kSkinnyResidentThreads / plan.Threads();
   const int64_t by_shared = device.shared_bytes_per_sm / (plan.shared_bytes + kReservedSharedBytes);
   const int64_t resident = device.sm_count * std::max<int64_t>(1, std::min(by_threads, by_shared));

@@ -1,11 +1,12 @@
-// Matmul: cuBLASLt with its algorithm chosen once a problem shape.
+// Matmul: cuBLASLt with an algorithm chosen once per problem shape.
 //
-// cuBLASLt is column-major. Row-major out [M, N] = x [M, K] W [N, K]^T is column-major
-// out^T [N, M] = W^T x^T, where W [N, K] row-major is column-major [K, N] and so is transposed, and
-// x [M, K] row-major is column-major [K, M] as it stands. The bias runs along the rows of out^T.
+// cuBLASLt is column-major. Row-major out [M, N] = x [M, K] W [N, K]^T is column-major out^T [N, M]
+// = W^T x^T: W [N, K] row-major is [K, N] column-major and thus has to be transposed, and x [M, K]
+// row-major is already [K, M] column-major. The bias runs along the rows of out^T.
 //
-// Its kernels are launched as ordinary ones: they start when their predecessor has ended, and what
-// follows them may be a dependent launch. LaunchOptions::dependent therefore has no effect here.
+// Its kernels are launched as ordinary ones: they start when their predecessor has ended, and the
+// kernel that follows them may be a dependent launch. LaunchOptions::dependent therefore has no
+// effect here.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -28,7 +29,7 @@ void CheckCublas(cublasStatus_t status, const char* expression, int line) {
 }
 #define TOKLINE_CUBLAS(expression) CheckCublas((expression), #expression, __LINE__)
 
-// Owns a cuBLASLt object that is made and freed by a pair of C functions.
+// Owns a cuBLASLt object that a pair of C functions creates and destroys.
 template <typename Handle, cublasStatus_t (*kDestroy)(Handle)>
 class Owned {
  public:
@@ -54,7 +55,8 @@ using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDes
 
 cudaDataType_t CudaType(DType dtype) { return dtype == DType::kBf16 ? CUDA_R_16BF : CUDA_R_16F; }
 
-// Largest power of two up to 256 that divides the address: what cuBLASLt may rely on.
+// The largest power of two up to 256 that divides the address: the alignment that cuBLASLt may
+// assume.
 uint32_t AlignmentOf(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   return address == 0 ? 256u : 1u << std::min(std::countr_zero(address), 8);
@@ -88,7 +90,7 @@ struct Resolved {
 
 Resolved Resolve(const Matmul::Problem& problem) {
   Resolved resolved;
-  // A single row has no stride: whatever stands there need not be a valid leading dimension.
+  // With a single row the stride is unused, so its value need not be a valid leading dimension.
   const bool one_row = problem.num_tokens == 1;
   resolved.x_stride = one_row ? problem.in_features : problem.x_stride;
   resolved.out_stride = one_row ? problem.out_features : problem.out_stride;
@@ -118,7 +120,7 @@ struct Plan {
   cublasLtMatmulAlgo_t algorithm{};
 };
 
-// All that the choice of an algorithm depends on.
+// Everything that the choice of an algorithm depends on.
 using Key = std::tuple<DType, bool, bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t,
                        int64_t, uint32_t, uint32_t, uint32_t, uint32_t>;
 
@@ -161,7 +163,7 @@ Plan MakePlan(const Library& library, const Matmul::Problem& problem) {
   TOKLINE_CUBLAS(cublasLtMatmulPreferenceCreate(preference.Address()));
   SetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                static_cast<uint64_t>(Matmul::kWorkspaceBytes));
-  // Split-K sums stay in fp32: the result is rounded once.
+  // Split-K sums stay in fp32, so that the result is rounded once.
   SetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE |
                                      CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));

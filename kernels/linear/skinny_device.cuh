@@ -1,16 +1,18 @@
-// Linear for few tokens: weights stream from DRAM straight into MMA operands, everything else is
-// fused around them.
+// Linear for few tokens: weights stream from DRAM directly into MMA operands, and everything else
+// is fused around them.
 //
-// Grid: a block owns tiles of groups x 8 weight rows (blockIdx.x, then every gridDim.x-th). Warp
-// (group, split) multiplies 8 rows with its share of K. Activations are the MMA's A operand
-// (16 tokens x 16 k, rows beyond num_tokens repeat the last), 8 weight rows its B operand.
-// Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes, k = 8t..8t+7 of a 32-wide block of row g:
-// words 0 and 1 are its B fragment of one MMA, words 2 and 3 of the next. That permutes k inside
-// the block; the A fragments take the same permutation, so no weight passes through shared memory.
+// Grid: a block owns tiles of groups x 8 weight rows (tile blockIdx.x, then every gridDim.x-th).
+// Warp (group, split) multiplies 8 rows with its share of K. Activations are the MMA's A operand
+// (16 tokens x 16 k, where rows beyond num_tokens repeat the last token), 8 weight rows its B
+// operand. Lane (g, t) = (lane / 4, lane % 4) loads 16 bytes, which are k = 8t..8t+7 of a 32-wide
+// block of row g: words 0 and 1 are its B fragment of one MMA, words 2 and 3 that of the next. That
+// permutes k within the block. The A fragments use the same permutation, so no weight passes
+// through shared memory.
 // Shared memory: activations [num_tokens, pitch_units] of 16 B, normalised; norm weight; two
 // buffers of partial sums [splits, num_tokens, groups * 8]; sums of squares [num_tokens, splits].
-// Barriers: one or two for the activations; one a tile, between the partial sums and the epilogue
-// that adds them in the order of the splits (deterministic). Two buffers make one a tile enough.
+// Barriers: one or two for the activations, and one per tile, between the partial sums and the
+// epilogue that adds them in the order of the splits (deterministic). One per tile suffices because
+// there are two buffers.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +28,10 @@
 
 namespace tokline {
 
-// What the kernel gets.
+// The kernel's arguments.
 struct SkinnyArgs {
   LinearParams params;
-  int32_t in_features, num_tokens;  // those of params: with 64 bits the loop gets longer
+  int32_t in_features, num_tokens;  // copies of those in params: with 64 bits the loop gets longer
   SkinnyPlan plan;
 };
 
@@ -37,10 +39,10 @@ template <typename T, int kMaxTokens>
 struct SkinnyPolicy {
   using Type = T;
   static_assert(kMaxTokens == 8 || kMaxTokens == 16);
-  static constexpr int kTokenHalves = kMaxTokens / 8;  // rows of 8 of the MMA's A operand in use
+  static constexpr int kTokenHalves = kMaxTokens / 8;  // 8-row halves of the MMA's A operand in use
 };
 
-// A warp's share of the weights: 16 bytes a lane and 32-wide k block, of row g of the tile.
+// A warp's share of the weights: 16 bytes per lane and 32-wide k block, from row g of the tile.
 class WeightStream {
  public:
   __device__ __forceinline__ WeightStream(const SkinnyArgs& args, int group, int split, int lane)
@@ -60,15 +62,15 @@ class WeightStream {
   __device__ __forceinline__ int first_block() const { return first_block_; }
   __device__ __forceinline__ int num_blocks() const { return num_blocks_; }
 
-  // Points at block `block` of this share of `tile`.
+  // Points at block `block` of this warp's share of `tile`.
   __device__ __forceinline__ void Seek(int tile, int block) {
     const int64_t first_row = int64_t{tile} << args_.plan.tile_columns_log2;
     pointer_ = lane_base_ + first_row * (args_.in_features / 8) + block * 4;
-    // Loads left of this lane: those in its share and inside the row, of a row that exists.
+    // Loads left for this lane: those in its share and inside the row, if the row exists.
     loads_left_ = first_row + row_in_tile_ < args_.params.out_features ? lane_loads_ - block : 0;
   }
 
-  // The `i`-th block from there; zeros where there is none.
+  // Loads the `i`-th block from there, or zeros if there is none.
   __device__ __forceinline__ uint4 Load(int i) const {
     return i < loads_left_ ? ptx::LoadStream16(pointer_ + i * 4) : uint4{0, 0, 0, 0};
   }
@@ -81,7 +83,8 @@ class WeightStream {
   int loads_left_ = 0;
 };
 
-// Normalises the 8 elements of `unit`: each rounded, times its weight, and rounded again.
+// Normalises the 8 elements of `unit`: each is rounded, multiplied by its weight, and rounded
+// again.
 template <typename T>
 __device__ __forceinline__ uint4 NormaliseUnit(uint4 unit, uint4 weight, float inverse_rms) {
   uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
@@ -108,7 +111,7 @@ __device__ __forceinline__ float SumOfSquares(uint4 unit) {
   return sum;
 }
 
-// Asks the L2 for the block's share of a later kernel's weights.
+// Prefetches this block's share of a later kernel's weights into L2.
 __device__ __forceinline__ void PrefetchShare(const SkinnyArgs& args) {
   if (threadIdx.x != 0 || args.params.prefetch_bytes == 0) return;
   constexpr int64_t kLineBytes = 128;
@@ -120,7 +123,7 @@ __device__ __forceinline__ void PrefetchShare(const SkinnyArgs& args) {
                       static_cast<uint32_t>(bytes));
 }
 
-// Starts the copy of the norm weight, which depends on no earlier kernel, into shared memory.
+// Starts copying the norm weight, which depends on no earlier kernel, into shared memory.
 __device__ __forceinline__ void StageNormWeight(const SkinnyArgs& args, uint4* norm_weight) {
   if (args.params.norm_weight == nullptr) return;
   const uint4* source = static_cast<const uint4*>(args.params.norm_weight);
@@ -130,14 +133,15 @@ __device__ __forceinline__ void StageNormWeight(const SkinnyArgs& args, uint4* n
   }
 }
 
-// Brings x into shared memory, normalised where there is a norm weight. The warps of a group form a
-// team that takes every groups-th token; a token's statistic is summed in an order that depends on
-// splits alone. Ends with a barrier.
+// Loads x into shared memory and normalises it if there is a norm weight. The warps of a group form
+// a team that takes every groups-th token. A token's statistic is summed in an order that depends
+// only on splits. Ends with a barrier.
 template <typename T>
 __device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* activations,
                                                  const uint4* norm_weight, float* squares) {
   const int units = args.in_features / 8;
-  const int padded_units = (units + 3) / 4 * 4;  // the K tail is read, so it must be zero
+  const int padded_units = (units + 3) / 4 * 4;  // the padding at the end of K is read, so it must
+                                                 // be zero
   const int team_size = 32 * args.plan.splits;
   const int team = threadIdx.x / team_size, member = threadIdx.x % team_size;
 
@@ -159,7 +163,7 @@ __device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* 
     return;
   }
 
-  // Until the last barrier a thread touches only those units of x that it brought itself.
+  // Until the last barrier a thread accesses only those units of x that it loaded itself.
 #pragma unroll 1
   for (int token = team; token < args.num_tokens; token += args.plan.groups) {
     float sum = 0;
@@ -188,14 +192,14 @@ __device__ __forceinline__ void StageActivations(const SkinnyArgs& args, uint4* 
   __syncthreads();
 }
 
-// The output element that a thread finishes, if any: at most one a thread, since a block has at
-// least 4 warps a group and at most 16 tokens.
+// The output element that a thread finishes, if any. There is at most one per thread, since a block
+// has at least 4 warps per group and at most 16 tokens.
 template <typename T>
 class Epilogue {
  public:
   __device__ __forceinline__ explicit Epilogue(const SkinnyArgs& args) : args_(args) {}
 
-  // Fetches what is added to the sums of `tile`.
+  // Loads what is added to the sums of `tile`.
   __device__ __forceinline__ void Prefetch(int tile) {
     const int64_t column = Column(tile);
     if (Token() >= args_.num_tokens || column >= args_.params.out_features) return;
@@ -248,12 +252,13 @@ class Epilogue {
 
   const SkinnyArgs& args_;
   float bias_ = 0;
-  float addend_ = 0;  // the up projection's bias, or the residual: never both
+  float addend_ = 0;  // the up projection's bias or the residual, never both
 };
 
-// Activations of a block, as A fragments of its two MMAs: words 0 and 1 of each half of 8 tokens
-// for the first, 2 and 3 for the second. A lane whose token does not exist reads the last one's:
-// rows of an MMA do not mix, its sums are not stored, and no branch stands between the MMAs.
+// The activations of a block as A fragments of its two MMAs: words 0 and 1 of each half of 8 tokens
+// for the first MMA, 2 and 3 for the second. A lane whose token does not exist reads the last
+// token's row: rows of an MMA do not mix, its sums are not stored, and no branch is needed between
+// the MMAs.
 template <typename Policy>
 struct ActivationFragment {
   uint4 half[Policy::kTokenHalves];
@@ -303,7 +308,7 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
   StageNormWeight(args, norm_weight);
 
   ptx::GridDependencyLaunch();
-  PrefetchShare(args);  // behind the block's own loads, and before the wait: the DRAM is idle then
+  PrefetchShare(args);  // after the block's own loads and before the wait, while DRAM is idle
   ptx::GridDependencyWait();
   Epilogue<T> epilogue(args);
   epilogue.Prefetch(blockIdx.x);
@@ -325,7 +330,7 @@ __global__ void __launch_bounds__(32 * kSkinnyMaxWarps,
     float low[4] = {}, high[4] = {};  // two independent chains of MMAs
 #pragma unroll 1
     for (int block = 0; block < num_blocks; block += kDepth) {
-      // The ring refills from this tile's next blocks, then from the next tile's first.
+      // The ring is refilled from this tile's next blocks, then from the next tile's first blocks.
       if (block + kDepth < num_blocks) {
         weights.Seek(tile, block + kDepth);
       } else {

@@ -5,7 +5,8 @@
 // compiler would keep bf16 rows unpacked, which costs occupancy or spills. LayerNorm takes a second
 // pass for the variance around the mean.
 // Shared memory: the block's sums. Barriers: two, with one block per row.
-// A thread's first weight and bias are loaded before the grid-dependency wait, everything else after.
+// A thread's first weight and bias are loaded before the grid-dependency wait, everything else
+// after it.
 #pragma once
 
 #include <cstdint>

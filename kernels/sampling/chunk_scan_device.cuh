@@ -1,11 +1,12 @@
 // First kernel: reads every logit once.
 //
-// Grid: a block a chunk of kSamplingChunk logits of a row; a thread holds 16 of them in registers,
-//   all loads in flight. Leaves the chunk's best logit and, for sampled rows, its mass relative to
-//   that logit; where top-k or top-p apply, also the maximum of each group of 32.
+// Grid: one block per chunk of kSamplingChunk logits of a row. Each thread holds 16 of them in
+//   registers, with all loads in flight. The kernel stores the chunk's best logit and, for sampled
+//   rows, the chunk's mass relative to that logit; for top-k or top-p it also stores the maximum of
+//   each group of 32.
 // Shared memory: CUB's block reduction and the chunk's best.
 // Barriers: one within each reduction, one to share the best.
-// Dependent launch: nothing is read before the wait; rules and logits are the step's own.
+// Dependent launch: nothing is read before the wait, since rules and logits belong to the step.
 #pragma once
 
 #include <cub/block/block_reduce.cuh>
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kChunkScanThreads)
     stats.best = best;
     shared_best = best;
   }
-  if (!(rule.temperature > 0)) return;  // the same for the whole block
+  if (!(rule.temperature > 0)) return;  // uniform across the block
   __syncthreads();
 
   const MassOf mass_of(BestLogit(shared_best), rule.temperature);

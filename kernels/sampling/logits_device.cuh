@@ -1,4 +1,4 @@
-// Reading logits, ordering them, and their fixed-point masses. Masses are integers, so that sums do
+// Loading and ordering logits, and their fixed-point masses. Masses are integers, so that sums do
 // not depend on the order in which threads add them.
 #pragma once
 
@@ -10,12 +10,13 @@
 
 namespace tokline {
 
-// NaN counts as -inf, +inf as the largest float, -0 as +0. Every comparison is then plain.
+// NaN counts as -inf, +inf as the largest float, -0 as +0, so that every comparison is an ordinary
+// one.
 __device__ __forceinline__ float Sanitize(float logit) {
   return logit == logit ? fminf(logit, FLT_MAX) + 0.0f : -INFINITY;
 }
 
-// Logits i to i + 3 of a row; -inf beyond the vocabulary. `i` is a multiple of 4.
+// Loads logits i to i + 3 of a row, with -inf beyond the vocabulary. `i` is a multiple of 4.
 __device__ __forceinline__ float4 LoadLogits(const float* row, int32_t i, int32_t vocab_size,
                                              bool vector_loads) {
   if (vector_loads && i + 3 < vocab_size) {
@@ -32,7 +33,7 @@ __device__ __forceinline__ float Component(const float4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// Orders by logit, then the lower id first: the larger integer wins.
+// Orders by logit, then by lower id: the larger integer wins.
 __device__ __forceinline__ uint64_t PackBest(float logit, int32_t id) {
   const uint32_t bits = __float_as_uint(logit);
   const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -54,8 +55,8 @@ struct Max64 {
   }
 };
 
-// Fixed-point mass exp((logit - reference) / temperature), in units of 2^-40. A row of 2^22 logits
-// sums to at most 2^62.
+// The fixed-point mass exp((logit - reference) / temperature) in units of 2^-40. A row of 2^22
+// logits sums to at most 2^62.
 struct MassOf {
   float reference;   // the largest logit of the row or chunk
   float log2_scale;  // log2(e) / temperature

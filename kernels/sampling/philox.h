@@ -1,5 +1,5 @@
 // Philox 4x32-10 (Salmon et al., SC 2011), the counter-based generator behind every draw. The
-// kernel and the reference share it, so they draw the same number.
+// kernel and the reference share it, so both draw the same number.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ TOKLINE_PHILOX_FUNCTION constexpr Philox4x32 Philox(Philox4x32 counter, uint32_t
   return counter;
 }
 
-// 64 uniform bits that seed and offset alone decide.
+// 64 uniform bits that depend only on seed and offset.
 TOKLINE_PHILOX_FUNCTION constexpr uint64_t DrawBits(uint64_t seed, uint64_t offset) {
   const Philox4x32 out =
       Philox({{static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32), 0, 0}},

@@ -1,13 +1,12 @@
-// Second kernel: picks a row's token from what the first one left.
+// Second kernel: picks a row's token from what the first one stored.
 //
-// Grid: a block a row. Greedy rows compare the chunks' best. Rows with a temperature alone draw a
-//   chunk by its mass and read only that chunk. Under top-k or top-p the maxima of the groups of 32
-//   give a bound below which nothing can be kept; the few groups that reach it are brought into
-//   shared memory and all selection happens there. Where they do not suffice (large k, a flat
+// Grid: one block per row. Greedy rows compare the chunks' best logits. Rows with only a
+//   temperature draw a chunk by its mass and read only that chunk. For top-k or top-p the maxima of
+//   the groups of 32 give a bound below which nothing can be kept; the few groups that reach it are
+//   loaded into shared memory, where all selection happens. If they do not suffice (large k, a flat
 //   top-p), the same selection runs over the whole row, which is in L2.
-// Shared memory: the bins and CUB storage of the selection, the candidates and their groups.
-// Barriers: every function below that takes the storage is called by the whole block and starts
-//   with a barrier. Branches that hold barriers depend on values that all threads share.
+// Barriers: the whole block calls every function below that takes the storage, and each starts with
+//   a barrier. Branches that contain barriers depend on values that all threads share.
 // Dependent launch: everything is read after the wait.
 #pragma once
 
@@ -25,7 +24,7 @@ static_assert(kMaxCandidates % kPickThreads == 0);
 static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread holds one chunk");
 static_assert(kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
 
-// Every logit of a row, in L2.
+// Every logit of a row, which is in L2.
 struct RowSource {
   const float* logits;
   int32_t vocab_size;
@@ -66,10 +65,10 @@ struct PickStorage {
   float candidates[kMaxCandidates];
   int32_t groups[kMaxCandidateGroups];
   int32_t chunk;      // the drawn chunk
-  uint64_t residual;  // the draw's place within its mass
+  uint64_t residual;  // position of the draw within the chunk's mass
 };
 
-// One row's rule and what derives from it; the same on every thread.
+// One row's rule and what derives from it; uniform across the block.
 struct RowContext {
   RowSource row;
   const ChunkStats* stats;
@@ -87,12 +86,12 @@ struct One {
   __device__ __forceinline__ uint64_t operator()(float) const { return 1; }
 };
 
-// Brings the groups whose maximum reaches `threshold` into shared memory, in order of their ids;
-// what stays below the threshold becomes -inf. Returns the number of values, or -1 when there are
-// more groups than room.
+// Loads the groups whose maximum reaches `threshold` into shared memory, in the order of their ids;
+// values below the threshold become -inf. Returns the number of values, or -1 if there is not
+// enough room for the groups.
 __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& context,
                                     float threshold) {
-  // A thread looks at neighbouring groups, so that one scan puts all in order.
+  // A thread looks at neighbouring groups, so that one scan puts all of them in order.
   const int32_t a_thread = (context.num_groups + kPickThreads - 1) / kPickThreads;
   const int32_t begin = threadIdx.x * a_thread;
   const int32_t end = min(begin + a_thread, context.num_groups);
@@ -116,7 +115,7 @@ __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& cont
   return size;
 }
 
-// The mass of a chunk, as the first kernel left it, relative to the row's largest logit.
+// The mass of a chunk, which the first kernel stored, relative to the row's largest logit.
 __device__ __forceinline__ uint64_t ScaledChunkMass(const RowContext& context, int32_t chunk) {
   const ChunkStats stats = context.stats[chunk];
   const double share = static_cast<double>(context.mass_of(BestLogit(stats.best))) / MassOf::kOne;
@@ -139,8 +138,8 @@ __device__ uint64_t MassFrom(PickStorage& storage, const RowContext& context, co
   return BlockSum(storage.select, mass);
 }
 
-// Raises `threshold`, at or above which `source` holds all that is left, to what top-k and then
-// top-p keep. False when the source, which then is `partial`, has too little mass for top-p.
+// Raises `threshold` to what top-k and then top-p keep. `source` holds everything at or above the
+// initial threshold. Returns false if the source is `partial` and has too little mass for top-p.
 template <typename Source>
 __device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const Source& source,
                           bool partial, float& threshold) {
@@ -158,12 +157,12 @@ __device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const
   const Selection selection = SelectThreshold(storage.select, source, context.mass_of,
                                               context.highest, threshold, target, 0);
   if (!selection.reached && partial && !top_k) return false;
-  threshold = selection.threshold;  // not reached for want of rounding alone: keep all
+  threshold = selection.threshold;  // if rounding alone kept it from being reached, keep all
   return true;
 }
 
-// Writes the token where the running mass of this thread's items, which starts at `before`, passes
-// `draw`; at most one thread does.
+// Writes the token at which the running mass of this thread's items, which starts at `before`,
+// exceeds `draw`. At most one thread writes.
 template <int kItems, typename IdOf>
 __device__ __forceinline__ void WriteWherePassed(const uint64_t (&mass)[kItems], uint64_t before,
                                                  uint64_t draw, int32_t* token, const IdOf& id_of) {
@@ -174,7 +173,7 @@ __device__ __forceinline__ void WriteWherePassed(const uint64_t (&mass)[kItems],
   }
 }
 
-// Draws among the candidates at or above `threshold`, in order of their ids.
+// Draws among the candidates at or above `threshold`, in the order of their ids.
 __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, int32_t size,
                               float threshold) {
   const int32_t first = threadIdx.x * kCandidatesAThread;
@@ -195,8 +194,8 @@ __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, i
   });
 }
 
-// Draws a chunk by `chunk_mass` (this thread's chunk), then a token of it among the logits at or
-// above `threshold`, whose masses are relative to reference_of(chunk).
+// Draws a chunk by `chunk_mass` (this thread's chunk), then one of its tokens among the logits at
+// or above `threshold`, whose masses are relative to reference_of(chunk).
 template <typename ReferenceOf>
 __device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, uint64_t chunk_mass,
                                float threshold, const ReferenceOf& reference_of) {
@@ -227,14 +226,15 @@ __device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, 
   }
   uint64_t own_total;
   PickScan(storage.select.cub.scan).ExclusiveSum(sum, before, own_total);
-  // From the unit of the row to that of the chunk.
+  // Converts from the unit of the row to that of the chunk.
   const double place = static_cast<double>(storage.residual) / storage.select.shared;
   uint64_t scaled = __double2ull_rd(place * own_total);
   if (scaled >= own_total) scaled = own_total - 1;
   WriteWherePassed(mass, before, scaled, context.token, [&](int i) { return first + i; });
 }
 
-// The masses of the chunks at or above `threshold`, one a thread, by a pass over the row.
+// Computes the masses of the chunks at or above `threshold`, one per thread, in a pass over the
+// row.
 __device__ uint64_t ChunkMassesFrom(PickStorage& storage, const RowContext& context,
                                     float threshold) {
   uint64_t* const masses = storage.select.bins;
@@ -262,11 +262,12 @@ __device__ uint64_t ChunkMassesFrom(PickStorage& storage, const RowContext& cont
   return own < context.num_chunks ? masses[own] : 0;
 }
 
-// Top-k, top-p and the draw over the candidates. False when they do not suffice.
+// Applies top-k and top-p to the candidates and draws. Returns false if the candidates do not
+// suffice.
 __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context) {
   const int32_t top_k = context.rule.top_k < context.row.vocab_size ? context.rule.top_k : 0;
   if (top_k > kMaxCandidateGroups) return false;
-  // k groups whose maxima reach a bound hold k logits that do. Any such bound will do.
+  // k groups whose maxima reach a bound contain at least k logits that do, so any such bound works.
   const uint64_t wanted = top_k > 0 ? top_k : kMaxCandidateGroups / 2;
   const ArraySource maxima{context.group_maxima, context.num_groups};
   const Selection bound = SelectThreshold(storage.select, maxima, One(), context.highest,
@@ -302,7 +303,8 @@ __global__ void __launch_bounds__(kPickThreads)
     return;
   }
 
-  constexpr float kMasslessDistance = 41 * 0.69314718f;  // below, a mass rounds to 0
+  constexpr float kMasslessDistance = 41 * 0.69314718f;  // logits further below the largest have a
+                                                         // mass that rounds to 0
   const RowContext context{
       .row = {params.logits + row * params.logits_stride, static_cast<int32_t>(params.vocab_size),
               plan.vector_loads},

@@ -17,7 +17,7 @@ void Launch(const SamplingParams& params, const LaunchOptions& options) {
                {.grid = dim3(rows * static_cast<unsigned>(plan.num_chunks)),
                 .block = dim3(kChunkScanThreads)},
                options, params, plan);
-  // The second kernel waits for the first, so it may always be launched ahead of its end.
+  // The second kernel waits for the first, so it may always be launched before the first one ends.
   LaunchKernel(PickKernel, {.grid = dim3(rows), .block = dim3(kPickThreads)},
                {.stream = options.stream, .dependent = true}, params, plan);
 }

@@ -1,4 +1,4 @@
-// Picks the next token of each row of logits: greedy, or temperature with top-k and top-p.
+// Picks the next token for each row of logits: greedy, or with temperature, top-k and top-p.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@ namespace tokline {
 
 // How one row is sampled.
 struct SamplingRule {
-  float temperature = 0;  // 0: greedy, lowest id among equals
-  int32_t top_k = 0;      // keep the k largest logits and what ties with the k-th; 0: all
+  float temperature = 0;  // 0: greedy, with the lowest id among equal logits
+  int32_t top_k = 0;      // keep the k largest logits and any that tie with the k-th; 0: keep all
   float top_p = 1;        // keep the fewest largest whose mass reaches p (at least one), and ties
   uint64_t seed = 0;
-  uint64_t offset = 0;  // position of the token in its sequence: seed and offset alone (Philox)
-                        // decide the draw, so a row's token does not depend on its batch
+  uint64_t offset = 0;  // the token's position in its sequence. Only seed and offset determine the
+                        // draw (Philox), so a row's token does not depend on its batch
 };
 
-// top_k applies first, then top_p to what is left, as in Hugging Face. NaN logits count as -inf; a
-// row of only -inf gives token 0.
+// top_k is applied first, then top_p to what is left, as in Hugging Face. NaN logits count as -inf;
+// a row of only -inf gives token 0.
 struct SamplingParams {
   int64_t num_rows = 0;
   int64_t vocab_size = 0;

@@ -13,7 +13,7 @@ constexpr int64_t kAlignment = 256;
 
 int64_t NumChunks(int64_t vocab_size) { return DivideUp(vocab_size, kSamplingChunk); }
 
-// Bytes before the group maxima.
+// The number of bytes before the group maxima.
 int64_t StatsBytes(int64_t num_rows, int64_t vocab_size) {
   const int64_t bytes = num_rows * NumChunks(vocab_size) * static_cast<int64_t>(sizeof(ChunkStats));
   return RoundUp(bytes, kAlignment);
@@ -52,7 +52,7 @@ Cost CostOf(const SamplingParams& params) {
   const double logits = rows * static_cast<double>(params.vocab_size);
   return {.read_bytes = logits * sizeof(float) + rows * sizeof(SamplingRule),
           .write_bytes = rows * sizeof(int32_t),  // tokens
-          .flops = logits};  // a comparison a logit, which is all that a greedy row needs
+          .flops = logits};  // one comparison per logit, which is all that a greedy row needs
 }
 
 SamplingPlan PlanSampling(const SamplingParams& params) {

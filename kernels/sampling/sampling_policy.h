@@ -1,4 +1,4 @@
-// How sampling is mapped to the device and what it leaves in the workspace. Pure host code.
+// How sampling is mapped to the device and what it stores in the workspace. Pure host code.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,21 @@
 namespace tokline {
 
 inline constexpr int32_t kSamplingChunk = 4096;  // logits that a block of the first kernel reads
-inline constexpr int32_t kSamplingGroup = 32;    // logits whose maximum the workspace keeps
-inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks: one a thread
+inline constexpr int32_t kSamplingGroup = 32;    // logits per maximum that the workspace keeps
+inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks: one per thread
 
-// What the first kernel finds out about a chunk.
+// What the first kernel computes for a chunk.
 struct ChunkStats {
   uint64_t best;  // the largest logit as an ordered integer, then the complement of its id
   uint64_t mass;  // fixed-point mass of the chunk relative to its own largest logit
 };
 
 struct SamplingPlan {
-  int32_t num_chunks = 0;         // a row
-  int32_t num_groups = 0;         // a row
+  int32_t num_chunks = 0;         // per row
+  int32_t num_groups = 0;         // per row
   bool vector_loads = false;      // rows are 16 B aligned
   ChunkStats* stats = nullptr;    // [num_rows, num_chunks]
-  float* group_maxima = nullptr;  // [num_rows, num_groups]; greedy rows leave theirs unwritten
+  float* group_maxima = nullptr;  // [num_rows, num_groups]; not written for greedy rows
 };
 
 // Throws InvalidArgument when the workspace is missing, unaligned or too small.

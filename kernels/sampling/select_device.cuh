@@ -1,9 +1,9 @@
-// Selection by a block: the largest threshold at which the weight of the values at or above it
-// reaches a target. The interval that holds the threshold is cut into kSelectBins equal bins, the
-// weights are added up by bin, and the bin where the running sum crosses the target becomes the
-// next interval, until it is a single float: three rounds as a rule. Bins are linear in the value,
-// not in its bits, because logits crowd into a few exponents. Weights are integers, so the result
-// does not depend on the order of the atomics.
+// Selection by a block: finds the largest threshold at which the weight of the values at or above
+// it reaches a target. The interval that holds the threshold is divided into kSelectBins equal
+// bins, the weights are added up per bin, and the bin in which the running sum crosses the target
+// becomes the next interval, until it is a single float; this usually takes three rounds. Bins are
+// linear in the value, not in its bits, because logits crowd into a few exponents. Weights are
+// integers, so the result does not depend on the order of the atomics.
 #pragma once
 
 #include <cub/block/block_reduce.cuh>
@@ -14,7 +14,7 @@
 namespace tokline {
 
 inline constexpr int kPickThreads = 1024;
-inline constexpr int kSelectBins = 2 * kPickThreads;  // two a thread
+inline constexpr int kSelectBins = 2 * kPickThreads;  // two per thread
 
 using PickReduce = cub::BlockReduce<uint64_t, kPickThreads>;
 using PickScan = cub::BlockScan<uint64_t, kPickThreads, cub::BLOCK_SCAN_WARP_SCANS>;
@@ -25,16 +25,16 @@ struct SelectStorage {
     typename PickScan::TempStorage scan;
   } cub;
   uint64_t bins[kSelectBins];
-  uint64_t shared;  // a result on its way from one thread to all
+  uint64_t shared;  // passes a result from one thread to all
   int32_t bin;      // -1: the target is not reached
 };
 
 struct Selection {
   float threshold;
-  bool reached;  // false: all weights together stay below the target, threshold is `lowest`
+  bool reached;  // false: the total weight is below the target, and threshold is `lowest`
 };
 
-// The sum on every thread. Barriers before and after its use of the storage.
+// Returns the sum to every thread. There is a barrier before and after its use of the storage.
 __device__ __forceinline__ uint64_t BlockSum(SelectStorage& storage, uint64_t value) {
   __syncthreads();
   value = PickReduce(storage.cub.reduce).Sum(value);
@@ -43,9 +43,9 @@ __device__ __forceinline__ uint64_t BlockSum(SelectStorage& storage, uint64_t va
   return storage.shared;
 }
 
-// Threshold over the values in [lowest, highest] of `source`, which has ForEach(visit). `weight`
-// maps a value to its integer weight. Stops early at a threshold that is not exact as soon as the
-// weight at or above it is at most `acceptable`; 0 asks for the exact one. All threads get the
+// Finds the threshold over the values in [lowest, highest] of `source`, which has ForEach(visit).
+// `weight` maps a value to its integer weight. Stops early at an inexact threshold as soon as the
+// weight at or above it is at most `acceptable`; 0 requests the exact one. All threads get the
 // result.
 template <typename Source, typename Weight>
 __device__ Selection SelectThreshold(SelectStorage& storage, const Source& source,
@@ -55,7 +55,7 @@ __device__ Selection SelectThreshold(SelectStorage& storage, const Source& sourc
   while (low < high) {
     const double range = static_cast<double>(high) - low;
     const double inverse_width = kSelectBins / range;
-    __syncthreads();  // the last round's bins and results have been read
+    __syncthreads();  // the previous round's bins and results have been read
     for (int i = threadIdx.x; i < kSelectBins; i += kPickThreads) storage.bins[i] = 0;
     if (threadIdx.x == 0) storage.bin = -1;
     __syncthreads();
@@ -92,10 +92,11 @@ __device__ Selection SelectThreshold(SelectStorage& storage, const Source& sourc
       storage.shared = before + first + (in_first ? 0 : second);
     }
     __syncthreads();
-    if (storage.bin < 0) return {low, false};  // only the first round can come here
+    if (storage.bin < 0) return {low, false};  // only the first round can reach this
 
     // The bin's edges, widened by more than the rounding of `bin` above and rounded to the nearest
-    // float, still hold every value of the bin; once a bin is narrower than an ulp they meet in it.
+    // float, still enclose every value of the bin. Once a bin is narrower than an ulp, both edges
+    // meet in it.
     const double width = range / kSelectBins;
     const double slack = 1e-14 * (range + fabs(static_cast<double>(high)));
     const double top = static_cast<double>(high) - storage.bin * width;

@@ -21,7 +21,7 @@ struct ActivationShape {
   int64_t num_tokens, size, gap;  // gap: elements between rows that must stay untouched
 };
 
-// Expects values within one unit of the last place, nearly all of them equal, the gaps untouched.
+// Expects each value within one ulp, nearly all values equal, and the gaps untouched.
 void ExpectMatchesReference(const ActivationShape& shape, const HostTensor& in, uint64_t seed) {
   SCOPED_TRACE(StrCat(Name(shape.kind), " ", Name(shape.dtype), " tokens ", shape.num_tokens,
                       " size ", shape.size));
@@ -53,7 +53,7 @@ void ExpectMatchesReference(const ActivationShape& shape, const HostTensor& in, 
     ++different;
     double bound = 2 * testing::HalfUlp(shape.dtype, expected[i]);
     const int64_t in_at = i / params.out_stride * params.x_stride + i % params.out_stride;
-    if (gated) {  // one unit of the rounded silu, times up, besides that of the result
+    if (gated) {  // one ulp of the rounded silu, times up, in addition to one of the result
       const double up = in[in_at + shape.size];
       const double silu = up == 0 ? 0 : expected[i] / up;
       bound += 2 * testing::HalfUlp(shape.dtype, silu) * std::abs(up) * 1.01;
@@ -89,12 +89,12 @@ TEST_F(ActivationCudaTest, GatesFromMinusToPlusThousandsMatchReference) {
   HostTensor in(DType::kBf16, 2 * 4096);
   for (int64_t i = 0; i < 4096; ++i) {
     in.Set(i, (static_cast<double>(i) - 2048) * (i % 2 ? 0.06 : 3.7));
-    in.Set(4096 + i, i % 3 ? 1e20 : -2);  // makes far tails visible
+    in.Set(4096 + i, i % 3 ? 1e20 : -2);  // makes the far tails visible
   }
   ExpectMatchesReference({ActivationKind::kGatedSilu, DType::kBf16, 1, 4096, 0}, in, 0);
 }
 
-// Every bf16 value but NaN and the infinities.
+// Every bf16 value except NaN and the infinities.
 TEST_F(ActivationCudaTest, GeluOfAllOfBf16MatchesReference) {
   HostTensor in(DType::kBf16, 65536);
   for (int64_t bits = 0; bits < 65536; ++bits) {

@@ -14,7 +14,7 @@ using ::testing::ThrowsMessage;
 
 constexpr ActivationKind kKinds[] = {ActivationKind::kGatedSilu, ActivationKind::kGeluTanh};
 
-// One row of eight equal gates and ups.
+// The result of one row with eight equal gates and ups.
 double GatedSiluOf(DType dtype, double gate, double up) {
   HostTensor in(dtype, 16), out(dtype, 8);
   for (int64_t i = 0; i < 8; ++i) {
@@ -31,7 +31,7 @@ TEST(GatedSiluTest, KnownValues) {
   EXPECT_FLOAT_EQ(GatedSiluOf(DType::kF32, 1, 2), 2 * 0.7310585786300049);
   EXPECT_FLOAT_EQ(GatedSiluOf(DType::kF32, -2, 1), -0.2384058440442351);
   EXPECT_EQ(GatedSiluOf(DType::kF32, 0, 5), 0);
-  EXPECT_EQ(GatedSiluOf(DType::kBf16, 200, 3), 600);  // silu is the identity far up
+  EXPECT_EQ(GatedSiluOf(DType::kBf16, 200, 3), 600);  // silu is the identity for large gates
   EXPECT_EQ(GatedSiluOf(DType::kBf16, -1e30, 3), 0);  // exp(1e30) must not turn into NaN
 }
 
@@ -47,7 +47,7 @@ TEST(GatedSiluTest, SiluIsRoundedBeforeItMeetsUp) {
   EXPECT_GT(differs, 10) << "the gates cannot tell one rounding from two";
 }
 
-// One row of eight equal elements.
+// The result of one row with eight equal elements.
 double GeluOf(DType dtype, double x) {
   HostTensor in(dtype, 8), out(dtype, 8);
   for (int64_t i = 0; i < 8; ++i) in.Set(i, x);
@@ -71,7 +71,7 @@ TEST(GeluTest, KnownValuesOfTheTanhForm) {
 }
 
 TEST(GeluTest, TailsKeepTheirDigitsAndNeverOverflow) {
-  // Where 1 + tanh(z) has cancelled to nothing in fp32 there is still a value.
+  // There is still a value where 1 + tanh(z) has cancelled to nothing in fp32.
   EXPECT_EQ(GeluOf(DType::kBf16, -7), RoundTo(DType::kBf16, -2.315442262072538e-15));
   EXPECT_EQ(GeluOf(DType::kBf16, 200), 200);
   EXPECT_EQ(GeluOf(DType::kBf16, -200), 0);
@@ -121,7 +121,7 @@ TEST(ActivationTest, CostMatchesBruteForceCount) {
   }
 }
 
-// With the same change to both kinds, of which gated SiLU has rows of 32 and GELU of 16.
+// Applies the same change to both kinds; gated SiLU has rows of 32, GELU of 16.
 template <typename Change>
 void ExpectRejected(ActivationKind kind, const Change& change, const char* message) {
   HostTensor in(DType::kBf16, 64), out(DType::kBf16, 64);

@@ -1,5 +1,5 @@
-// What kernel tests share: host tensors of any dtype, seeded fills, and the comparison against an
-// elementwise bound that says where and by how much it failed.
+// What kernel tests share: host tensors of any dtype, seeded fills, and a comparison against an
+// elementwise bound that reports where and by how much it failed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,7 +39,8 @@ class HostTensor {
   int64_t size_;
 };
 
-// Normal values with deviation `scale`; one element in 64 is an outlier ten times as large.
+// Normal values with standard deviation `scale`; one element in 64 is an outlier ten times as
+// large.
 inline HostTensor RandomTensor(DType dtype, int64_t size, uint64_t seed, double scale = 1) {
   HostTensor tensor(dtype, size);
   std::mt19937_64 rng(seed);
@@ -50,7 +51,7 @@ inline HostTensor RandomTensor(DType dtype, int64_t size, uint64_t seed, double 
   return tensor;
 }
 
-// Integers in [low, high], for cases where arithmetic is exact.
+// Integers in [low, high], for cases in which the arithmetic is exact.
 inline HostTensor IntegerTensor(DType dtype, int64_t size, uint64_t seed, int low, int high) {
   HostTensor tensor(dtype, size);
   std::mt19937_64 rng(seed);
@@ -59,14 +60,14 @@ inline HostTensor IntegerTensor(DType dtype, int64_t size, uint64_t seed, int lo
   return tensor;
 }
 
-// Half a unit in the last place of `dtype` at `value`, with the smallest normal as its floor.
+// Half a unit in the last place of `dtype` at `value`, at least that of the smallest normal number.
 inline double HalfUlp(DType dtype, double value) {
   const double floor = dtype == DType::kF16 ? 0x1p-14 : 0x1p-126;
   const double magnitude = std::max(std::abs(value), floor);
   return 0.5 * Epsilon(dtype) * std::exp2(std::floor(std::log2(magnitude)));
 }
 
-// Expects |actual[i] - expected[i]| <= bound(i) everywhere; NaN never passes, equal infinities do.
+// Expects |actual[i] - expected[i]| <= bound(i) everywhere. NaN never passes, equal infinities do.
 // Reports the first failing index, both values, the bound and the seed.
 template <typename Actual, typename Expected, typename Bound>
 ::testing::AssertionResult WithinBound(const Actual& actual, const Expected& expected, int64_t size,
@@ -85,8 +86,9 @@ template <typename Actual, typename Expected, typename Bound>
 }
 
 // Expects the root mean square of actual - expected to be at most twice that of errors with
-// variance(i). It sees what stays below every elementwise bound: a bound must allow for roundings
-// that all fall the same way, but many of them cancel out, while those of a wrong input do not.
+// variance(i). This detects errors that stay below every elementwise bound: a bound must allow for
+// roundings that all go in the same direction, but most of them cancel, while those of a wrong
+// input do not.
 template <typename Actual, typename Expected, typename Variance>
 ::testing::AssertionResult WithinRms(const Actual& actual, const Expected& expected, int64_t size,
                                      const Variance& variance, uint64_t seed) {
@@ -110,8 +112,8 @@ inline double RoundingVariance(DType dtype, double value) {
   return half * half / 3;
 }
 
-// ln(sum p^2 / (sum p)^2) of softmax weights from two natural log-sum-exps of their scores: as they
-// are, and doubled. 0 for an empty row.
+// ln(sum p^2 / (sum p)^2) of softmax weights, from the natural log-sum-exps of their scores and of
+// the doubled scores. It is 0 for an empty row.
 inline double SquaredWeightShare(double lse, double lse_of_doubled) {
   return std::isinf(lse) ? 0.0 : std::exp(lse_of_doubled - 2 * lse);
 }

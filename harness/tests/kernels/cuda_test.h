@@ -1,4 +1,4 @@
-// Fixture of CUDA tests: skips loudly where there is no device.
+// Fixture of CUDA tests: skips with a visible message if there is no device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ class CudaTest : public ::testing::Test {
   void SetUp() override {
     if (CudaDeviceCount() == 0) GTEST_SKIP() << "no CUDA device";
   }
-  // Every launch of a test is synchronised and checked, whatever the test forgot.
+  // Synchronises and checks every launch of a test, even if the test itself does not.
   void TearDown() override {
     if (CudaDeviceCount() == 0) return;
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -1,5 +1,6 @@
-// The devices that plans are tested for where there is none: what NVIDIA's documentation says of
-// each, with the code that a build of 80-virtual, of 90-virtual or for the device itself gives it.
+// The devices for which plans are tested without a GPU: what NVIDIA's documentation states for
+// each, with the code that it runs from a build for 80-virtual, for 90-virtual or for the device
+// itself.
 #pragma once
 
 #include <algorithm>

@@ -31,7 +31,7 @@ void ExpectMatchesReference(DType dtype, int64_t num_tokens, int64_t vocab_size,
                          .num_tokens = num_tokens,
                          .vocab_size = vocab_size,
                          .hidden_size = hidden_size};
-  // A guard row behind the output must keep its NaN.
+  // A guard row after the output must keep its NaN.
   HostTensor expected(dtype, (num_tokens + 1) * hidden_size);
   expected.FillNan();
   const DeviceBuffer device_out = testing::ToDevice(expected);
@@ -58,7 +58,7 @@ TEST_F(EmbeddingCudaTest, RowsAreBitwise) {
   }
 }
 
-// Sums have one rounding, so they are bitwise the reference's too.
+// Sums are rounded once, so they too must equal the reference bit by bit.
 TEST_F(EmbeddingCudaTest, RowsWithPositionsAreBitwise) {
   constexpr int64_t kVocab = 97, kPositions = 41;
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
@@ -68,7 +68,7 @@ TEST_F(EmbeddingCudaTest, RowsWithPositionsAreBitwise) {
         const HostTensor table = testing::RandomTensor(dtype, kVocab * hidden_size, 1);
         const HostTensor places = testing::RandomTensor(dtype, kPositions * hidden_size, 2);
         std::vector<int32_t> ids, positions;
-        for (int64_t t = 0; t < tokens; ++t) {  // now and then outside of either table
+        for (int64_t t = 0; t < tokens; ++t) {  // some lie outside either table
           ids.push_back(static_cast<int32_t>(t * 31 % (kVocab + 2) - 1));
           positions.push_back(static_cast<int32_t>(t * 17 % (kPositions + 2) - 1));
         }

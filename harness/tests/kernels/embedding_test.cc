@@ -52,7 +52,7 @@ TEST_P(EmbeddingDTypeTest, PositionRowsAreAddedWithOneRounding) {
                       .position_table = places.data(),
                       .out = out.data()});
   for (int64_t t = 0; t < 6; ++t) {
-    const bool known = t < 3;  // behind them an id, a position and both are outside
+    const bool known = t < 3;  // after these, the id, the position, and both are out of range
     for (int64_t i = 0; i < 16; ++i) {
       const auto row = static_cast<size_t>(t);
       const double sum = known ? table[ids[row] * 16 + i] + places[positions[row] * 16 + i] : 0;
@@ -122,7 +122,8 @@ TEST(EmbeddingTest, InvalidParamsAreRefusedWithTheirValues) {
   ExpectRejected([](auto& p) { p.num_tokens = -1; }, "num_tokens is -1");
   ExpectRejected([](auto& p) { p.vocab_size = -3; }, "vocab_size is -3");
   ExpectRejected([](auto& p) { p.vocab_size = int64_t{1} << 31; }, "vocab_size is 2147483648");
-  ExpectRejected([](auto& p) { p.hidden_size = 12; }, "hidden_size is 12");  // odd vectors
+  ExpectRejected([](auto& p) { p.hidden_size = 12; }, "hidden_size is 12");  // not a multiple of a
+                                                                             // vector
   ExpectRejected([](auto& p) { p.hidden_size = 0; }, "hidden_size is 0");
   ExpectRejected([](auto& p) { p.num_tokens = int64_t{1} << 44; }, "exceeds");
   ExpectRejected([](auto& p) { p.token_ids = nullptr; }, "token_ids is null");

@@ -1,4 +1,4 @@
-// An append problem on the host: what its CPU and its CUDA tests share.
+// An append problem on the host, shared by the CPU and the CUDA tests.
 #pragma once
 
 #include <algorithm>
@@ -91,7 +91,7 @@ struct KvAppendCase {
             .rope_rows = kRopeRows};
   }
 
-  // Element of the fused row: `column` counts from q's first.
+  // An element of the fused row; `column` counts from q's first column.
   double Input(int64_t token, int64_t column) const { return qkv[token * row_elements + column]; }
 
   static constexpr int64_t kRopeRows = 509;

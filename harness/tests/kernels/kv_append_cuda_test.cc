@@ -21,7 +21,7 @@ struct AppendOutputs {
   HostTensor q_out, pool;
 };
 
-// Runs the case on the device; its host tensors stay as they are.
+// Runs the case on the device and leaves its host tensors unchanged.
 AppendOutputs RunOnDevice(KvAppendCase& c, bool in_place = false, bool dependent = false) {
   KvAppendParams params = c.Params();
   const DeviceBuffer qkv = testing::ToDevice(c.qkv), q_out = testing::ToDevice(c.q_out),
@@ -50,9 +50,9 @@ AppendOutputs RunOnDevice(KvAppendCase& c, bool in_place = false, bool dependent
           testing::ToHost(pool, c.shape.dtype)};
 }
 
-// Compares rows of transformed values. The pair norm of RoPE bounds what one unit in the last place
-// of a normalised value, or of its product with the weight, can move. Such flips need an fp32 value
-// within rounding of the middle of two bf16 values, so they are rare; a misplaced rounding is not.
+// Compares rows of transformed values. The pair norm of RoPE bounds the effect of one ulp of a
+// normalised value, or of its product with the weight. Such flips need an fp32 value within
+// rounding of the midpoint between two bf16 values, so they are rare; a misplaced rounding is not.
 ::testing::AssertionResult RowsMatch(const HostTensor& actual, const HostTensor& expected,
                                      const KvAppendShape& shape) {
   const int32_t half = shape.head_dim / 2;
@@ -89,7 +89,8 @@ AppendOutputs RunOnDevice(KvAppendCase& c, bool in_place = false, bool dependent
   return ::testing::AssertionSuccess();
 }
 
-// Of 13 rows, odd numbers of each kind: so many that the kernel groups rows.
+// Each token has 13 rows, an odd number per kind. There are enough tokens for the kernel to group
+// rows.
 constexpr int64_t kManyTokens = kKvAppendManyRows / 13 + 1;
 
 TEST_F(KvAppendCudaTest, PlainAppendIsBitwiseAndLeavesTheRestOfThePoolAlone) {
@@ -158,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Ops, KvAppendTransformCudaTest,
                                             ::testing::Values(KvOrder::kHnd, KvOrder::kNhd),
                                             ::testing::Bool(), ::testing::Bool()));
 
-// Quarter turns are exact in every format, so small integers must come out bit by bit.
+// Quarter turns are exact in every format, so small integers must be reproduced bit by bit.
 TEST_F(KvAppendCudaTest, QuarterTurnsOfIntegersAreBitwise) {
   KvAppendCase c({.rope = true});
   c.qkv = testing::IntegerTensor(c.shape.dtype, c.qkv.size(), 3, 1, 100);
@@ -173,7 +174,7 @@ TEST_F(KvAppendCudaTest, QuarterTurnsOfIntegersAreBitwise) {
   EXPECT_TRUE(RowsMatch(actual.pool, c.pool, c.shape));
 }
 
-// fp16 sum of squares overflows; in fp32 it does not.
+// In fp16 the sum of squares would overflow; in fp32 it does not.
 TEST_F(KvAppendCudaTest, LargeHalfValuesSurviveTheNorm) {
   KvAppendCase c({.dtype = DType::kF16, .norm = true});
   for (int64_t i = 0; i < c.qkv.size(); ++i) c.qkv.Set(i, i % 2 ? 60000 : -50000);
@@ -184,7 +185,7 @@ TEST_F(KvAppendCudaTest, LargeHalfValuesSurviveTheNorm) {
 }
 
 TEST_F(KvAppendCudaTest, TokenDoesNotDependOnItsBatch) {
-  // Rows are grouped in the batch, and not alone.
+  // Rows are grouped in the batch but not in a single-token launch.
   KvAppendCase batch({.num_tokens = kKvAppendManyRows / 10 + 1, .norm = true, .rope = true});
   ASSERT_EQ(PlanKvAppend(batch.Params()).rows_per_group, 2);
   const AppendOutputs whole = RunOnDevice(batch);
@@ -250,7 +251,7 @@ TEST_F(KvAppendCudaTest, FarEndOfAPoolOverFourGibibytesIsReached) {
   for (int64_t t = 0; t < 4; ++t) {
     for (int32_t h = 0; h < 8; ++h) {
       for (const int32_t value : {0, 1}) {
-        // The address in bytes, from the definition of the layout.
+        // The byte address, computed from the definition of the layout.
         const int64_t offset = (((c.slots[t] / 256 * 2 + value) * 8 + h) * 256 + c.slots[t] % 256) *
                                c.shape.head_dim * 2;
         pool.CopyTo(row.data(), c.shape.head_dim * 2, offset);
@@ -266,7 +267,7 @@ TEST_F(KvAppendCudaTest, FarEndOfAPoolOverFourGibibytesIsReached) {
 TEST_F(KvAppendCudaTest, SingleTokenWithDegenerateStridesMatchesReference) {
   KvAppendCase c({.num_tokens = 1, .norm = true, .rope = true});
   const AppendOutputs actual = RunOnDevice(c);
-  c.row_elements = 0;  // strides of one token carry no meaning
+  c.row_elements = 0;  // with one token the strides have no meaning
   const AppendOutputs degenerate = RunOnDevice(c);
   EXPECT_EQ(actual.pool.bytes(), degenerate.pool.bytes());
   EXPECT_EQ(actual.q_out.bytes(), degenerate.q_out.bytes());

@@ -16,7 +16,7 @@ using testing::KvAppendCase;
 using testing::KvAppendShape;
 using ::testing::ThrowsMessage;
 
-// The layout's address, written out again from its definition.
+// The layout's address, computed independently from its definition.
 int64_t PoolIndex(const KvAppendCase& c, int kv, int64_t slot, int32_t head, int32_t column) {
   const int64_t page = slot / c.shape.page_size, row = slot % c.shape.page_size;
   const int64_t heads = c.shape.num_kv_heads, rows = c.shape.page_size, dim = c.shape.head_dim;
@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(KvOrder::kHnd, KvOrder::kNhd), ::testing::Values(16, 32),
                        ::testing::Values(DType::kF32, DType::kBf16, DType::kF16)));
 
-// A padding slot of -1 must not reach the last slot of the pool; the query row is still due.
+// A padding slot of -1 must not write to the last slot of the pool, but the query row is still due.
 TEST(KvAppendTest, SlotMinusOneWritesNoKeyOrValueButTransformsTheQuery) {
   KvAppendCase c({.norm = true, .rope = true});
   const HostTensor untouched = c.pool;
@@ -65,7 +65,7 @@ TEST(KvAppendTest, SlotMinusOneWritesNoKeyOrValueButTransformsTheQuery) {
   EXPECT_EQ(c.q_out.bytes(), written.q_out.bytes());
 }
 
-// bf16 rounding after the norm weight instead of before it, at a weight of 96.5.
+// A weight of 96.5 shows whether bf16 rounding happens after the norm weight instead of before it.
 TEST(KvAppendTest, NormalisedValueIsRoundedBeforeItMeetsTheWeight) {
   KvAppendCase c({.num_tokens = 1, .num_q_heads = 1, .norm = true});
   for (int32_t i = 0; i < c.shape.head_dim; ++i) c.k_weight.Set(i, 96.5);
@@ -154,7 +154,7 @@ TEST(KvAppendTest, OneTokenNeedsNoStrides) {
   EXPECT_EQ(c.q_out.bytes(), expected.q_out.bytes());
 }
 
-// What a naive implementation touches and computes, counted by doing it.
+// Counts what a naive implementation reads, writes and computes by executing it.
 TEST(KvAppendTest, CostMatchesBruteForceCount) {
   for (const bool norm : {false, true}) {
     for (const bool rope : {false, true}) {
@@ -211,7 +211,7 @@ TEST(KvAppendTest, PlanGroupsRowsOfOneKindWhereTheyAreMany) {
   params.num_tokens = kKvAppendManyRows / 25 + 1;
   const KvAppendPlan many = PlanKvAppend(params);
   EXPECT_EQ(many.rows_per_group, 2);
-  EXPECT_EQ(many.q_groups, 8);  // the last of one row
+  EXPECT_EQ(many.q_groups, 8);  // the last group has one row
   EXPECT_EQ(many.kv_groups, 3);
   EXPECT_EQ(many.groups_per_token, 14);
   --params.num_tokens;

@@ -1,4 +1,4 @@
-// A Linear problem over host tensors, its exact result and the bound of each of its elements.
+// A Linear problem over host tensors, its exact result, and the bound for each result element.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +19,15 @@ struct LinearSetup {
   uint64_t seed = 1;
 };
 
-// Activation elements n and how far a correct fp32 statistic may move each of them: nonzero only
-// where n lies so close to a rounding boundary that either neighbour is right.
+// The elements of the activation n, and how far a correct fp32 statistic may move each of them. The
+// slack is nonzero only where n is so close to a rounding boundary that either neighbour is right.
 struct Normalised {
   std::vector<double> value, slack;
 };
 
 class LinearCase {
  public:
-  // Padding and one row more than there are tokens are NaN: none of it may be read.
+  // Padding, and one row after the last token, are NaN: none of it may be read.
   explicit LinearCase(const LinearSetup& problem)
       : setup(problem),
         x(setup.dtype, (setup.tokens + 1) * XStride()),
@@ -55,7 +55,7 @@ class LinearCase {
   int64_t Rows() const { return setup.out * (setup.gated ? 2 : 1); }
   DType OutType() const { return setup.out_f32 ? DType::kF32 : setup.dtype; }
 
-  // An output tensor whose every element is NaN so far.
+  // Returns an output tensor filled with NaN.
   HostTensor NewOut() const {
     HostTensor out(OutType(), (setup.tokens + 1) * OutStride());
     out.FillNan();
@@ -82,7 +82,7 @@ class LinearCase {
             .out_stride = OutStride()};
   }
 
-  // n of a token. The statistic in fp32 is within 4 units of 2^-23 of the exact one.
+  // n for one token. The fp32 statistic is within 4 units of 2^-23 of the exact one.
   Normalised ActivationsOf(int64_t token) const {
     Normalised n{std::vector<double>(setup.in), std::vector<double>(setup.in, 0.0)};
     double squares = 0;
@@ -103,8 +103,8 @@ class LinearCase {
     return n;
   }
 
-  // Exact y (before rounding) of weight row `row`, and how far fp32 may be from it: 4 eps of the
-  // condition sum, and what the activations' slack makes.
+  // The exact y (before rounding) of weight row `row`, and how far fp32 may be from it: 4 eps of
+  // the condition sum plus the effect of the activations' slack.
   void Project(const Normalised& n, int64_t row, double& y, double& slack) const {
     double sum = 0, condition = 0, moved = 0;
     for (int64_t k = 0; k < setup.in; ++k) {
@@ -137,7 +137,7 @@ class LinearCase {
         if (setup.gated) {
           double up, up_bound;
           Project(n, setup.out + i, up, up_bound);
-          // |silu'| <= 1.1. Gate, silu and up are rounded on the way.
+          // silu'| <= 1.1. Gate, silu and up are rounded along the way.
           const double silu = value / (1 + std::exp(-value));
           const double silu_bound = 1.1 * (bound + half_ulp(value)) + 1.01 * half_ulp(silu);
           up_bound += half_ulp(up);
@@ -145,10 +145,10 @@ class LinearCase {
           value = silu * up;
         }
         if (setup.residual) {
-          bound += half_ulp(value);  // y is rounded before the sum
+          bound += half_ulp(value);  // y is rounded before the residual is added
           value += residual[t * OutStride() + i];
         }
-        // The value rounded may lie in the binade above.
+        // The rounded value may lie in the next binade.
         bound += HalfUlp(OutType(), std::abs(value) + bound);
         expected.value.push_back(value);
         expected.bound.push_back(bound);
@@ -193,10 +193,10 @@ class LinearCase {
     return result;
   }
 
-  // Every element within its bound, the error at most 1.25 times the naive algorithm's, and nothing
-  // written beside the rows. `library_sums`: cuBLASLt's wgmma sums truncate as they accumulate,
-  // which only an fp32 output shows (on an H200, 2.5 times the naive error): such an output is held
-  // to twice the bound and to no ratio.
+  // Expects every element within its bound, an error of at most 1.25 times the naive algorithm's,
+  // and nothing written outside the rows. `library_sums`: cuBLASLt's wgmma sums truncate while they
+  // accumulate, which is visible only in an fp32 output (on an H200, 2.5 times the naive error).
+  // Such an output is checked against twice the bound and without the ratio.
   ::testing::AssertionResult Check(const HostTensor& out, bool library_sums = false) const {
     const bool truncated = library_sums && setup.out_f32;
     std::vector<double> dense;
@@ -221,7 +221,7 @@ class LinearCase {
       error += std::pow(dense[i] - expected.value[i], 2);
       naive_error += std::pow(naive[i] - expected.value[i], 2);
     }
-    // Root mean squares; few elements tell nothing about a ratio.
+    // Root mean squares. With few elements their ratio is not meaningful.
     if (dense.size() >= 256 && std::sqrt(error) > 1.25 * std::sqrt(naive_error)) {
       return ::testing::AssertionFailure()
              << "root of summed squared errors " << std::sqrt(error) << " exceeds 1.25 times "

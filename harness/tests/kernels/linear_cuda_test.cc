@@ -1,4 +1,4 @@
-// Linear on the device against exact results, against itself in other company, and in chains.
+// Linear on the device: against exact results, against itself with other tokens, and in chains.
 #include <span>
 
 #include "harness/tests/kernels/cuda_test.h"
@@ -132,7 +132,7 @@ TEST_F(LinearCudaTest, IntegersAreBitwiseExact) {
       for (const int64_t in : {8, 24, 32, 40, 136, 1000, 2048}) {
         const LinearCase c(
             {.tokens = tokens, .in = in, .out = 200, .bias = true, .integers = true, .pad = 8});
-        // The sums are exact in fp32, so that only the one rounding is left.
+        // The sums are exact in fp32, so that a single rounding remains.
         EXPECT_TRUE(RunOnDevice(c, variant) == Reference(c))
             << Name(variant) << ", tokens " << tokens << ", in " << in;
       }
@@ -157,7 +157,7 @@ TEST_F(LinearCudaTest, OddOutFeatures) {
   }
 }
 
-// More than 65,535 tiles, and so many that blocks take several each (the LM head's way).
+// More than 65,535 tiles, enough for blocks to take several each (as in the LM head).
 TEST_F(LinearCudaTest, MoreTilesThanAGridDimensionOfYHolds) {
   for (const int64_t tokens : {1, 16}) {
     const LinearCase c(
@@ -171,12 +171,12 @@ TEST_F(LinearCudaTest, LongRowsNeedMoreThan48KbOfSharedMemory) {
     const LinearCase c({.tokens = tokens, .in = 16384, .out = 40, .norm = true, .residual = true});
     EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kSkinny))) << tokens;
   }
-  // Fits no block: kAuto must take the other way.
+  // This fits into no block, so kAuto must take the other variant.
   const LinearCase c({.tokens = 16, .in = 16384, .out = 40, .norm = true});
   EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kAuto)));
 }
 
-// An identity weight shows the normalised activations themselves.
+// With an identity weight the output is the normalised activation itself.
 TEST_F(LinearCudaTest, RoundsTheNormalisedActivationBeforeTheNormWeight) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const LinearVariant variant : kVariantsWithNorm) {
@@ -211,8 +211,8 @@ TEST_F(LinearCudaTest, Fp16SumOfSquaresMayExceedFp16) {
   EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kSkinny)));
 }
 
-// cuBLASLt may choose another algorithm for another address, so that the two may differ in the last
-// bit: each is held to the bound.
+// cuBLASLt may choose another algorithm for another address, so the two results may differ in the
+// last bit; each is checked against the bound.
 TEST_F(LinearCudaTest, ResidualMayBeOut) {
   for (const LinearVariant variant : kVariants) {
     const LinearCase c({.tokens = 6, .in = 512, .out = 320, .residual = true, .pad = 8});
@@ -225,7 +225,7 @@ TEST_F(LinearCudaTest, ResidualMayBeOut) {
   }
 }
 
-// From less than a line to many lines a block, and not a multiple of 16.
+// From less than one line to many lines per block, and not always a multiple of 16.
 TEST_F(LinearCudaTest, AskingForLaterWeightsChangesNoBit) {
   const LinearCase c({.tokens = 3, .in = 512, .out = 320, .norm = true, .residual = true});
   const HostTensor expected = RunOnDevice(c, LinearVariant::kSkinny);
@@ -254,7 +254,7 @@ TEST_F(LinearCudaTest, ResidualMayHaveItsOwnStride) {
   }
 }
 
-// A token's result is the same bits whatever tokens run beside it.
+// A token's result has the same bits whichever tokens run beside it.
 TEST_F(LinearCudaTest, SkinnyResultDoesNotDependOnTheOtherTokens) {
   for (const bool gated : {false, true}) {
     const LinearCase c({.tokens = 16, .in = 1024, .out = 2048, .norm = true, .gated = gated});
@@ -316,7 +316,8 @@ TEST_F(LinearCudaTest, FusedNormEqualsRmsNormThenProjection) {
   EXPECT_TRUE(RunOnDevice(c, LinearVariant::kNormThenSkinny) == expected);
 }
 
-// Layers that read what the one before wrote: a dependent launch that reads too early shows.
+// Each layer reads what the previous one wrote, which reveals a dependent launch that reads too
+// early.
 TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
   const LinearCase c({.tokens = 4, .in = 1024, .out = 1024, .norm = true, .residual = true});
   const auto chain = [&](LinearVariant variant, bool dependent) {

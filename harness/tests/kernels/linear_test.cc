@@ -28,7 +28,7 @@ std::string MessageOf(const std::function<void()>& call) {
   return "nothing was thrown";
 }
 
-// A valid problem of 2 tokens with one field changed.
+// The message with which Validate rejects a valid problem of 2 tokens after one field has changed.
 std::string RefusalOf(const std::function<void(LinearParams&)>& change) {
   const LinearCase c({.tokens = 2, .bias = true, .residual = true});
   HostTensor out = c.NewOut();
@@ -208,7 +208,7 @@ TEST(LinearTest, WorkspaceHoldsCublasNormalisedRowsAndGateUp) {
   EXPECT_EQ(scratch.gate_up_bytes_at, base + 256);
 }
 
-// Every weight vector of every row exactly once, by the kernel's own index arithmetic.
+// Every vector of every weight row is visited exactly once by the kernel's own index arithmetic.
 TEST(LinearTest, PlanCoversEveryWeightOnce) {
   for (const int64_t in : {8, 40, 1000, 1024, 3072, 9728}) {
     for (const int64_t out : {1, 9, 64, 1032}) {
@@ -247,7 +247,7 @@ TEST(LinearTest, PlanCoversEveryWeightOnce) {
 TEST(LinearTest, EveryPlanFitsItsDeviceOrIsRefused) {
   int too_large = 0;
   for (const testing::NamedDevice& device : testing::Devices()) {
-    // What an SM is taken to hold at once: 80 registers a thread.
+    // The assumed number of resident threads per SM, at 80 registers per thread.
     EXPECT_LE(kSkinnyResidentThreads, device.threads_per_sm);
     EXPECT_LE(kSkinnyResidentThreads * 80, device.registers_per_sm);
     for (const int64_t in : {64, 1024, 4096, 9728, 16384}) {
@@ -297,7 +297,7 @@ TEST(LinearTest, PlanKeepsTheKernelsLimits) {
             const SkinnyPlan plan = PlanSkinny(params, device);
             SCOPED_TRACE(StrCat("tokens ", tokens, ", in ", in, ", out ", out, ", SMs ", sm_count));
             EXPECT_LE(plan.Threads(), 32 * kSkinnyMaxWarps);
-            EXPECT_LE(tokens << plan.tile_columns_log2, plan.Threads());  // one element a thread
+            EXPECT_LE(tokens << plan.tile_columns_log2, plan.Threads());  // one element per thread
             EXPECT_LE(plan.shared_bytes, kSkinnySharedBytes);
             EXPECT_EQ(plan.groups * 8, (gated ? 2 : 1) << plan.tile_columns_log2);
             EXPECT_GE(int64_t{plan.tiles} << plan.tile_columns_log2, out);
@@ -315,8 +315,8 @@ TEST(LinearTest, PlanKeepsTheKernelsLimits) {
   }
 }
 
-// mma.sync m16n8k16 as the PTX manual lays out its fragments, on lanes' registers of two elements:
-// d += a b with a [16, 16], b [16, 8].
+// mma.sync m16n8k16 with the fragment layout of the PTX manual, on lanes' registers of two
+// elements: d += a b with a [16, 16], b [16, 8].
 using Pair = std::array<double, 2>;
 void EmulateMma(std::array<std::array<double, 4>, 32>& d,
                 const std::array<std::array<Pair, 4>, 32>& a,
@@ -432,8 +432,8 @@ TEST(LinearReferenceTest, ResidualMayBeOut) {
   EXPECT_TRUE(in_place == apart);
 }
 
-// An error of the fused predecessor: the norm weight met the unrounded activation. The bound must
-// tell the two apart, or no test of the kernels would.
+// The fused predecessor had this error: it applied the norm weight to the unrounded activation.
+// Unless the bound distinguishes the two, no test of the kernels would.
 TEST(LinearReferenceTest, BoundCatchesANormThatIsNotRoundedBeforeItsWeight) {
   LinearCase c({.tokens = 4, .in = 64, .out = 64, .norm = true});
   for (int64_t k = 0; k < 64; ++k) {

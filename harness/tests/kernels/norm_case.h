@@ -17,13 +17,13 @@ struct NormSetup {
   int64_t tokens = 1, hidden = 64;
   bool add = false;
   int64_t pad = 0;    // elements between the end of a row and the next
-  double offset = 0;  // added to every element of x: a mean that is large beside the spread
+  double offset = 0;  // added to every element of x: a mean that is large relative to the spread
   uint64_t seed = 1;
 };
 
 class NormCase {
  public:
-  // Padding and one row more than there are tokens are NaN: none of it may be read.
+  // Padding, and one row after the last token, are NaN: none of it may be read.
   explicit NormCase(const NormSetup& problem)
       : setup(problem),
         x(Rows(setup.seed, setup.offset)),
@@ -37,14 +37,14 @@ class NormCase {
   bool IsLayer() const { return setup.kind == NormKind::kLayer; }
   int64_t Stride() const { return setup.hidden + setup.pad; }
 
-  // A tensor of the rows' shape whose every element is NaN so far.
+  // Returns a tensor with the rows' shape, filled with NaN.
   HostTensor NewOut() const {
     HostTensor out(setup.dtype, (setup.tokens + 1) * Stride());
     out.FillNan();
     return out;
   }
 
-  // Pointers are those of the host tensors; CUDA tests replace them.
+  // The pointers are those of the host tensors; CUDA tests replace them.
   NormParams Params(void* residual_out, void* out) const {
     return {.kind = setup.kind,
             .dtype = setup.dtype,
@@ -63,7 +63,7 @@ class NormCase {
             .out_stride = Stride()};
   }
 
-  // Nothing is written beside the rows, the sums are exact, and each result is right.
+  // Expects nothing written outside the rows, exact sums, and each result to be right.
   ::testing::AssertionResult Check(const HostTensor& residual_out, const HostTensor& out) const {
     for (int64_t i = 0; i < out.size(); ++i) {
       const int64_t t = i / Stride(), column = i % Stride();
@@ -81,7 +81,7 @@ class NormCase {
 
  private:
   // Each result is round(round(s * scale) * weight) for a scale within 4 units of 2^-23 of the
-  // exact one, which leaves one value nearly everywhere and its neighbour rarely.
+  // exact one. That usually allows a single value and rarely its neighbour too.
   ::testing::AssertionResult CheckRms(const HostTensor& residual_out, const HostTensor& out) const {
     for (int64_t t = 0; t < setup.tokens; ++t) {
       std::vector<double> s(setup.hidden);
@@ -113,8 +113,8 @@ class NormCase {
     return ::testing::AssertionSuccess();
   }
 
-  // Each result is within half a unit of its last place of the exact one, and kUnits fp32 roundings
-  // of its terms: of x and the mean before they cancel, of the product, and of the bias.
+  // Each result is within half an ulp of the exact one, plus kUnits fp32 roundings of its terms: of
+  // x and the mean before they cancel, of the product, and of the bias.
   ::testing::AssertionResult CheckLayer(const HostTensor& out) const {
     for (int64_t t = 0; t < setup.tokens; ++t) {
       double sum = 0, magnitude = 0, squares = 0;

@@ -19,7 +19,7 @@ constexpr NormKind kKinds[] = {NormKind::kRms, NormKind::kLayer};
 
 class NormCudaTest : public testing::CudaTest {
  protected:
-  // The case's weights in device memory, and its params with them.
+  // The case's weights in device memory, and its params that use them.
   struct DeviceWeights {
     DeviceBuffer weight, bias;
 
@@ -45,13 +45,13 @@ class NormCudaTest : public testing::CudaTest {
   }
 };
 
-// Vectors and single elements, warps and blocks a row, one batch of accesses and several; odd sizes
-// must leave the next row alone, which Check sees in the padding and in every row.
+// Vectors and single elements, warps and blocks per row, one batch of accesses and several. Odd
+// sizes must not touch the next row, which Check verifies in the padding and in every row.
 TEST_F(NormCudaTest, EveryHiddenSizeIsInItsInterval) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const int64_t hidden : {1,   7,    8,    31,   64,   100,  128,  255,  256,  264,
                                  768, 1000, 1023, 1024, 1600, 2880, 4096, 8192, 9001, 16384}) {
-      // The last one aligns every row, whether or not its end is.
+      // The last padding aligns every row, whether or not the row's end is aligned.
       for (const int64_t pad : {int64_t{0}, int64_t{8}, int64_t{3}, 8 - hidden % 8}) {
         for (const NormSetup& form : kForms) {
           NormSetup setup = form;
@@ -112,7 +112,7 @@ TEST_F(NormCudaTest, RowOffsetsExceed32Bits) {
   EXPECT_TRUE(c.Check(c.NewOut(), ToHost(out, DType::kBf16)));
 }
 
-// mean(x^2) - mean^2 would have no digits left.
+// Here mean(x^2) - mean^2 would have no correct digits left.
 TEST_F(NormCudaTest, MeanFarFromZeroKeepsTheVariance) {
   for (const double offset : {-300.0, 1000.0}) {
     EXPECT_TRUE(RunAndCheck(NormCase({.kind = NormKind::kLayer,
@@ -162,7 +162,7 @@ TEST_F(NormCudaTest, ResidualOutMayBeXOrAdd) {
   }
 }
 
-// A dependent launch that reads too early shows.
+// Reveals a dependent launch that reads too early.
 TEST_F(NormCudaTest, DependentChainEqualsPlainChain) {
   for (const NormKind kind : kKinds) {
     const NormCase c({.kind = kind, .tokens = 64, .hidden = 2048});

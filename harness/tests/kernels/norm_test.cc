@@ -18,7 +18,8 @@ using testing::NormCase;
 
 constexpr NormKind kKinds[] = {NormKind::kRms, NormKind::kLayer};
 
-// What Validate says of a sound problem, RMSNorm with a residual or LayerNorm, after `change`.
+// The message with which Validate rejects a valid problem, RMSNorm with a residual or LayerNorm,
+// after `change`.
 std::string RefusalOf(NormKind kind, const std::function<void(NormParams&)>& change) {
   const NormCase c({.kind = kind, .tokens = 2, .hidden = 64, .add = kind == NormKind::kRms});
   HostTensor residual = c.NewOut(), out = c.NewOut();
@@ -135,7 +136,8 @@ TEST(NormTest, PlanCoversEveryRow) {
           {.num_tokens = tokens, .hidden_size = hidden, .x_stride = hidden, .out_stride = hidden});
       EXPECT_GE(plan.blocks * plan.rows_per_block, tokens);
       EXPECT_LT((plan.blocks - 1) * plan.rows_per_block, tokens);
-      // More than a warp has a row's statistic to sum over a block: only one row fits it.
+      // With more than a warp per row the statistic is summed over the block, which works for one
+      // row only.
       EXPECT_TRUE(plan.threads_per_row == 32 || plan.rows_per_block == 1);
     }
   }
@@ -148,7 +150,7 @@ TEST(RmsNormReferenceTest, EveryElementIsInItsInterval) {
         const NormCase c({.dtype = dtype, .tokens = 3, .hidden = hidden, .add = add, .pad = 3});
         HostTensor residual = c.NewOut(), out = c.NewOut();
         NormReference(c.Params(residual.data(), out.data()));
-        // In f32 the interval is wider than a unit in the last place: its ends are not all of it.
+        // In f32 the interval is wider than one ulp, so its ends are not all the values in it.
         if (dtype == DType::kF32) {
           for (int64_t i = 0; i < hidden && !add; ++i) {
             double squares = 0;
@@ -186,7 +188,8 @@ TEST(RmsNormReferenceTest, ResidualOutMayBeAdd) {
   EXPECT_TRUE(added.Check(add, out));
 }
 
-// The interval must tell a kernel that rounds after the norm weight from one that rounds before.
+// The interval must distinguish a kernel that rounds after the norm weight from one that rounds
+// before.
 TEST(RmsNormReferenceTest, IntervalCatchesANormThatIsNotRoundedBeforeItsWeight) {
   const NormCase c({.tokens = 1, .hidden = 256});
   HostTensor out = c.NewOut();
@@ -235,7 +238,7 @@ TEST(LayerNormReferenceTest, EveryElementIsInItsBound) {
   }
 }
 
-// What a second rounding, or a variance around zero, gives must not pass.
+// The result of a second rounding, or of a variance around zero, must not pass.
 TEST(LayerNormReferenceTest, BoundCatchesAWrongRoundingAndAWrongVariance) {
   const NormCase c({.kind = NormKind::kLayer, .tokens = 1, .hidden = 256, .offset = 0.5});
   double sum = 0, deviations = 0, squares = 0;

@@ -1,4 +1,4 @@
-// A gather problem on the host: what its CPU and its CUDA tests share.
+// A gather problem on the host, shared by the CPU and the CUDA tests.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@ struct PagedGatherShape {
   int32_t head_dim = 128;
   int32_t page_size = 16;
   KvOrder order = KvOrder::kHnd;
-  // Chunk lengths of each sequence; a negative number -c - 1 stands for chunk c again (shared).
+  // The chunk lengths of each sequence; a negative number -c - 1 means that chunk c is shared.
   std::vector<std::vector<int32_t>> sequences = {{5, 16, 33}, {}, {0, 17, -2}, {1}, {0}, {40}};
-  uint64_t seed = 1;  // of the pages' order
+  uint64_t seed = 1;  // determines the order of the pages
 };
 
-// Chunks get shuffled pages and one page more than they need. The contents of a token's rows depend
-// on its chunk and place alone, not on its page; all other slots hold NaN.
+// Chunks get shuffled pages, one more than they need. The contents of a token's rows depend only on
+// its chunk and position, not on its page; all other slots hold NaN.
 struct PagedGatherCase {
   explicit PagedGatherCase(const PagedGatherShape& s)
       : shape(s), pool(s.dtype, 0), k_out(s.dtype, 0), v_out(s.dtype, 0) {
@@ -68,7 +68,7 @@ struct PagedGatherCase {
     v_out = k_out;
   }
 
-  // Small enough to be exact in every dtype.
+  // The values are small enough to be exact in every dtype.
   static double ValueOf(int32_t chunk, int32_t position, int32_t head, int32_t column, int kv) {
     return (chunk * 37 + position * 11 + head * 5 + column * 3 + kv * 101) % 251 - 125;
   }
@@ -102,7 +102,7 @@ struct PagedGatherCase {
       const int64_t row = t % shape.page_size;
       for (int32_t h = 0; h < heads; ++h) {
         for (const int kv : {0, 1}) {
-          // The layout's address, written out again from its definition.
+          // The layout's address, computed independently from its definition.
           const int64_t first = shape.order == KvOrder::kHnd
                                     ? (((page * 2 + kv) * heads + h) * rows + row) * dim
                                     : (((page * 2 + kv) * rows + row) * heads + h) * dim;

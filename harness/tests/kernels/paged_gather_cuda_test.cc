@@ -40,7 +40,7 @@ struct DeviceTable {
   DeviceBuffer seq_chunk_indptr, seq_chunks, chunk_page_indptr, chunk_pages, chunk_lengths;
 };
 
-// K and V as the device gathers them.
+// K and V as gathered by the device.
 std::pair<HostTensor, HostTensor> RunOnDevice(PagedGatherCase& c) {
   const DeviceTable table(c.table.View());
   const DeviceBuffer pool = testing::ToDevice(c.pool), indptr(c.token_indptr);

@@ -75,7 +75,7 @@ TEST(PagedGatherTest, TilesHoldThirtyTwoKibibytesWhereTokensAllowIt) {
     return GatherTileTokens({.layout = {.num_kv_heads = heads, .head_dim = head_dim}});
   };
   EXPECT_EQ(tile(8, 128), 8);
-  EXPECT_EQ(tile(5, 128), 8);  // 12 fit, rounded down to a power of two
+  EXPECT_EQ(tile(5, 128), 8);  // 12 tokens fit, rounded down to a power of two
   EXPECT_EQ(tile(1, 64), 128);
   EXPECT_EQ(tile(1, 128), 64);
   EXPECT_EQ(tile(128, 128), 1);
@@ -117,7 +117,7 @@ TEST(PagedGatherTest, LengthsThatContradictTheTableAreRefused) {
   EXPECT_THAT(check, ThrowsMessage<InvalidArgument>(
                          HasSubstr("sequence 0 55 rows; its chunks hold 54 tokens")));
   --c.token_indptr[1];
-  c.layout.num_pages = 3;  // page ids are bounded
+  c.layout.num_pages = 3;  // page ids are checked against it
   EXPECT_THAT(check, ThrowsMessage<InvalidArgument>(HasSubstr("the pool has pages 0 to 2")));
 }
 

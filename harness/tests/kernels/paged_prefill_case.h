@@ -1,5 +1,5 @@
-// Builds paged_prefill problems for tests: a ragged batch over scattered pages, NaN in every slot
-// that holds no token, and the bound that an output must keep.
+// Builds paged_prefill problems for tests: a ragged batch over scattered pages with NaN in every
+// slot that holds no token, and the bound that an output must satisfy.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct PrefillSpec {
 };
 
 // Host buffers of one problem. Keys and values are a function of (seed, sequence, position, head)
-// alone: other pages, other chunks or other neighbours leave a sequence's tensors as they are.
+// only, so other pages, chunks or neighbours do not change a sequence's tensors.
 struct PrefillCase {
   explicit PrefillCase(const PrefillSpec& the_spec, uint64_t page_seed = 1)
       : spec(the_spec),
@@ -86,12 +86,12 @@ struct PrefillCase {
   }
 
   int64_t total_tokens() const { return q_indptr.back(); }
-  // Element of q and out.
+  // Element offset in q and out.
   int64_t RowOffset(int64_t token, int32_t head) const {
     return token * q_stride + int64_t{head} * spec.head_dim;
   }
 
-  // Over host memory, but for the plan.
+  // Params over host memory, without the plan.
   PagedPrefillParams Params() {
     return {.dtype = spec.dtype,
             .num_q_heads = spec.num_q_heads(),
@@ -132,10 +132,10 @@ struct PrefillCase {
   }
 };
 
-// What the definition gives, rounded to fp32 only, and what sets an output's bound.
+// The result by definition, rounded only to fp32, and the terms of an output's bound.
 struct PrefillExpectation {
   HostTensor out;        // [total_tokens, num_q_heads, head_dim], strided as the case's out
-  HostTensor magnitude;  // the same with |v| for v: sum p |v|
+  HostTensor magnitude;  // the same with |v| instead of v: sum p |v|
   HostTensor squares;    // sum p^2 v^2
   std::vector<float> lse;
 
@@ -161,7 +161,7 @@ struct PrefillExpectation {
     params.out = magnitude.data();
     params.lse_ln = nullptr;
     PagedPrefillReference(params);
-    // With doubled scores the reference weighs by p^2.
+    // With doubled scores the reference weights by p^2.
     for (int64_t i = 0; i < kv.size(); ++i) {
       if (i / half % 2 == 1) kv.Set(i, kv[i] * kv[i]);
     }
@@ -182,11 +182,11 @@ struct PrefillExpectation {
   }
 };
 
-// The bound of an algorithm that rounds each weight p to the storage type before it multiplies V:
-// half an ulp of the output, and one eps of sum p |v| (half of it for the weights, the rest for
-// fp32 scores, exponentials and sums). All outputs together have the root mean square that these
-// roundings have when they are independent: of the output, of each p (twice: once more for what
-// precedes it), and of scores of a magnitude of 64 in fp32.
+// The bound for an algorithm that rounds each weight p to the storage type before it multiplies V:
+// half an ulp of the output plus one eps of sum p |v| (half of it for the weights, the rest for
+// fp32 scores, exponentials and sums). The root mean square over all outputs must be that of
+// independent roundings: of the output, of each p (counted twice, the second time for what precedes
+// it), and of scores with a magnitude of 64 in fp32.
 inline ::testing::AssertionResult KeepsBound(const HostTensor& out,
                                              const PrefillExpectation& expected, DType dtype,
                                              uint64_t seed) {

@@ -1,4 +1,4 @@
-// paged_prefill on the device against the reference, and against itself where nothing may change.
+// paged_prefill on the device: against the reference, and against itself where nothing may change.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -27,10 +27,10 @@ DeviceBuffer Upload(const T* data, int64_t count) {
 
 PagedPrefillVariant variant_of_test = PagedPrefillVariant::kAuto;
 
-// One problem on the device. Rows of the output start as NaN, the padding between them as 0.
+// One problem on the device. The output's rows start as NaN, the padding between them as 0.
 class DeviceCase {
  public:
-  // The pool's pages stand `first_page` pages into the device's.
+  // The problem's pages start at page `first_page` of the device's pool.
   explicit DeviceCase(PrefillCase& problem, int64_t first_page = 0)
       : problem_(problem), params_(problem.Params()) {
     const ChunkTableView table = params_.table;
@@ -128,7 +128,7 @@ std::vector<PrefillSequence> Ragged() {
           {{65, 200}, 200}};
 }
 
-// Every test runs the variant that the device gets, and the portable one.
+// Every test runs with the variant that the device selects and with the portable one.
 class PagedPrefillCudaTest : public testing::CudaTest,
                              public ::testing::WithParamInterface<PagedPrefillVariant> {
  protected:
@@ -187,7 +187,7 @@ TEST_P(PagedPrefillCudaTest, LongContextMatchesReference) {
   }
 }
 
-// The same precision in the plainest order: fp32 scores and softmax, weights rounded, fp32 sum.
+// The same precision in the simplest order: fp32 scores and softmax, rounded weights, fp32 sum.
 HostTensor NaiveSamePrecision(PrefillCase& problem) {
   HostTensor out(problem.spec.dtype, problem.out.size());
   const PagedPrefillParams params = problem.Params();
@@ -248,7 +248,7 @@ TEST_P(PagedPrefillCudaTest, ErrorIsThatOfTheNaiveSamePrecisionAlgorithm) {
   }
 }
 
-// Zero queries weigh all tokens the same: sums of integers are exact, and so is one division.
+// Zero queries weight all tokens equally: sums of integers are exact, and so is one division.
 TEST_P(PagedPrefillCudaTest, MeansOfSmallIntegersAreBitwiseEqual) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const int32_t head_dim : {64, 128}) {
@@ -271,7 +271,7 @@ TEST_P(PagedPrefillCudaTest, MeansOfSmallIntegersAreBitwiseEqual) {
   }
 }
 
-// A query that matches one key alone returns exactly that key's value, wherever its page lies.
+// A query that matches only one key returns exactly that key's value, wherever its page lies.
 TEST_P(PagedPrefillCudaTest, QueriesSelectTheirTokenBitwise) {
   for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
     PrefillCase problem({.num_kv_heads = 2,
@@ -282,7 +282,7 @@ TEST_P(PagedPrefillCudaTest, QueriesSelectTheirTokenBitwise) {
                          .sequences = {{{40, 0, 77, 11}, 128}}});
     // Keys are the token's index in 8 bits of +-1; a query repeats the bits of its target.
     const ChunkTableView table = problem.table.View();
-    std::vector<int64_t> keys;  // offset of each token's key, head 0
+    std::vector<int64_t> keys;  // offset of each token's key for head 0
     for (int32_t chunk = 0; chunk < table.num_chunks; ++chunk) {
       for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
         keys.push_back(problem.layout.KeyOffset(
@@ -351,7 +351,7 @@ TEST_P(PagedPrefillCudaTest, NeighboursInTheBatchDoNotMatterBitwise) {
     EXPECT_TRUE(std::equal(a.lse.begin(), a.lse.end(), b.lse.begin()));
   };
   expect_same();
-  // A tile's rows beyond its sequence may be filled with the next one's.
+  // A tile's rows beyond its sequence may be filled with those of the next one.
   for (int64_t i = 100 * crowd.q_stride; i < crowd.q.size(); ++i) crowd.q.Set(i, NAN);
   expect_same();
 }
@@ -395,7 +395,7 @@ TEST_P(PagedPrefillCudaTest, RowsOfTheOutputMayLieFurtherApart) {
   }
 }
 
-// Few tiles: blocks of the second launch begin while the first, whose output are its queries, runs.
+// With few tiles, blocks of the second launch start while the first is still writing its queries.
 TEST_P(PagedPrefillCudaTest, ADependentLaunchWaitsForItsPredecessor) {
   PrefillCase problem({.num_kv_heads = 1, .head_dim = 128, .sequences = {{{3000}, 3000}}});
   DeviceCase first(problem), second(problem);

@@ -1,4 +1,4 @@
-// Plan, Validate, Cost, index arithmetic and reference of paged_prefill; needs no GPU.
+// Plan, Validate, Cost, index arithmetic and reference of paged_prefill, without a device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ TEST(PackedRowsTest, DividesEveryRowByEveryGroup) {
   }
 }
 
-// Placement of 16 rows of kRowBytes.
+// Checks the placement of 16 rows of kRowBytes.
 template <typename Placement, int kRowBytes>
 void ExpectConflictFree() {
   std::set<uint32_t> all;
@@ -85,7 +85,7 @@ TEST(PagedPrefillVariantTest, EveryDeviceGetsAVariantThatItsCodeAndMemoryRun) {
   for (const NamedDevice& device : Devices()) {
     SCOPED_TRACE(::testing::PrintToString(device));
     const PagedPrefillVariant variant = ChoosePagedPrefillVariant(device.facts);
-    // wgmma is in code of sm_90a alone, which runs on 9.0 alone.
+    // Only sm_90a code contains wgmma, and it runs only on 9.0.
     EXPECT_EQ(variant == PagedPrefillVariant::kHopper,
               device.facts.code_is_sm90a && device.facts.compute_major == 9);
     hopper += variant == PagedPrefillVariant::kHopper;
@@ -127,7 +127,7 @@ TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
       const auto seq = static_cast<int32_t>(
           std::upper_bound(q_indptr.begin(), q_indptr.end(), tile.q_begin) - q_indptr.begin() - 1);
       EXPECT_LE(end, q_indptr[seq + 1]) << "a tile of two sequences";
-      EXPECT_EQ(tile.next_chunk, seq + 1);  // each has one chunk
+      EXPECT_EQ(tile.next_chunk, seq + 1);  // each sequence has one chunk
       EXPECT_EQ(tile.chunk_length, table.SequenceLength(seq));
       EXPECT_EQ(tile.page_begin, table.View().chunk_page_indptr[seq]);
       EXPECT_EQ(tile.kv_end, table.SequenceLength(seq) - (causal ? q_indptr[seq + 1] - end : 0));
@@ -244,7 +244,7 @@ TEST(PagedPrefillValidateTest, RejectsShiftsAndForeignPages) {
               HasSubstr("lists page 2"));
 }
 
-// Counts visible pairs one by one and KV tokens as a set of slots.
+// Counts visible pairs one by one, and KV tokens as a set of slots.
 Cost CountCost(const PagedPrefillParams& params) {
   int64_t pairs = 0;
   std::set<std::pair<int32_t, int32_t>> slots;
@@ -295,7 +295,7 @@ TEST(PagedPrefillCostTest, EqualsBruteForce) {
   }
 }
 
-// Softmax attention as the definition reads, from the case's own tensors.
+// Computes softmax attention by its definition from the case's own tensors.
 void ExpectMatchesDefinition(PrefillCase& problem) {
   const PagedPrefillParams params = problem.Params();
   PagedPrefillReference(params);
@@ -432,7 +432,7 @@ TEST(PagedPrefillBoundTest, AcceptsTheRoundedReferenceAndRejectsADroppedToken) {
 
 TEST(PagedPrefillBoundTest, AReplacedTailOfALongContextIsRejected) {
   PrefillCase problem({.dtype = DType::kBf16, .num_kv_heads = 1, .sequences = {{{20'000}, 4}}});
-  // Weights of nearly equal size, so that no single token is seen by itself.
+  // Scaled so that the weights are of similar size and no single token stands out.
   for (int64_t i = 0; i < problem.q.size(); ++i) problem.q.Set(i, problem.q[i] / 16);
   const PrefillExpectation expected(problem);
   PagedPrefillReference(problem.Params());

@@ -1,4 +1,4 @@
-// An RMSNorm+QKV problem on the host: a projection, and the tables and pool of an append.
+// An RMSNorm + QKV problem on the host: a projection, and the tables and pool of an append.
 #pragma once
 
 #include "harness/tests/kernels/kv_append_case.h"
@@ -39,7 +39,7 @@ class RmsNormQkvCase {
   LinearCase projection;
   KvAppendCase append;
 
-  // Pointers are those of the host tensors; CUDA tests replace them.
+  // The pointers are those of the host tensors; CUDA tests replace them.
   RmsNormQkvParams Params(void* qkv) {
     RmsNormQkvParams params{.projection = projection.Params(qkv)};
     if (setup.append) params.append = append.Params();

@@ -1,4 +1,4 @@
-// RMSNorm+QKV on the device: the projection within its bound, the append as kv_append does it.
+// RMSNorm + QKV on the device: the projection within its bound, the append identical to kv_append.
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/rmsnorm_qkv_case.h"
 #include "kernels/kv_append/kv_append.h"

@@ -1,4 +1,4 @@
-// RMSNorm+QKV without a device: validation, cost, composition, and the reference.
+// RMSNorm + QKV without a device: validation, cost, composition, and the reference.
 #include "reference/rmsnorm_qkv.h"
 
 #include <gmock/gmock.h>

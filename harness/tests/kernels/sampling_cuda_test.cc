@@ -16,7 +16,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 class SamplingCudaTest : public testing::CudaTest {};
 
-// Rows of logits with a rule each.
+// Rows of logits, each with a rule.
 struct SamplingCase {
   int64_t vocab_size = 0;
   int64_t stride = 0;
@@ -37,7 +37,7 @@ SamplingCase RandomCase(int64_t vocab_size, const std::vector<SamplingRule>& rul
                  .rules = rules};
   std::mt19937_64 rng(seed);
   std::normal_distribution<float> normal(0, scale);
-  // The gap holds what would win if it were read.
+  // The gap holds a value that would win if it were read.
   c.logits.assign(static_cast<size_t>(offset + c.num_rows() * c.stride), 1e30f);
   for (int64_t r = 0; r < c.num_rows(); ++r) {
     for (int64_t i = 0; i < vocab_size; ++i) {
@@ -52,7 +52,7 @@ std::vector<int32_t> RunOnDevice(const SamplingCase& c) {
   DeviceBuffer tokens(c.num_rows() * 4);
   DeviceBuffer workspace(SamplingWorkspaceBytes(c.num_rows(), c.vocab_size));
   tokens.Fill(0xff);
-  workspace.Fill(0xff);  // needs no zeroing
+  workspace.Fill(0xff);  // the workspace needs no zeroing
   Launch({.num_rows = c.num_rows(),
           .vocab_size = c.vocab_size,
           .logits = logits.as<float>() + c.offset,
@@ -65,8 +65,8 @@ std::vector<int32_t> RunOnDevice(const SamplingCase& c) {
   return tokens.ToHost<int32_t>();
 }
 
-// The draw must fall into the token's interval of the cumulative probabilities, give or take the
-// rounding of fp32 exponentials; away from the interval's ends this is equality with the reference.
+// The draw must fall into the token's interval of the cumulative probabilities, up to the rounding
+// of fp32 exponentials. Away from the interval's ends this is equality with the reference.
 void ExpectDrawsMatchReference(const SamplingCase& c) {
   const std::vector<int32_t> tokens = RunOnDevice(c);
   constexpr double kTolerance = 1e-5;
@@ -127,7 +127,7 @@ TEST_F(SamplingCudaTest, UnalignedRowsAndGapsMatchReference) {
   ExpectDrawsMatchReference(RandomCase(5004, MixedRules(), 2, 7, 0, 3));
 }
 
-// Each path draws for many seeds, so that each part of the vocabulary is hit.
+// Each path draws with many seeds, so that each part of the vocabulary is hit.
 TEST_F(SamplingCudaTest, ManyDrawsOfOneRuleMatchReference) {
   for (SamplingRule rule : {SamplingRule{.temperature = 1},
                             {.temperature = 1, .top_k = 40, .top_p = 0.9f},
@@ -223,10 +223,10 @@ TEST_F(SamplingCudaTest, SpecialValuesMatchReference) {
   ExpectDrawsMatchReference(c);
   for (float& logit : c.logits) logit = std::signbit(logit) ? -kInf : kNan;
   EXPECT_EQ(RunOnDevice(c), std::vector<int32_t>(rules.size(), 0));
-  // All equal: everything ties, so no rule drops anything.
+  // All logits are equal, so everything ties and no rule drops anything.
   for (float& logit : c.logits) logit = 1.25f;
   ExpectDrawsMatchReference(c);
-  // Infinities count as the largest float, and share the mass.
+  // Infinities count as the largest float and share the mass.
   for (int64_t r = 0; r < c.num_rows(); ++r) {
     c.logits[static_cast<size_t>(r * c.stride + 5000)] = kInf;
     c.logits[static_cast<size_t>(r * c.stride + 6000)] = kInf;
@@ -248,7 +248,7 @@ TEST_F(SamplingCudaTest, TiesWithTheKthAreKept) {
   ExpectDrawsMatchReference(c);
 }
 
-// One captured launch serves other rules and logits: both are read on the device.
+// One captured launch works with other rules and logits, because the device reads both.
 TEST_F(SamplingCudaTest, CapturedGraphFollowsNewRulesAndLogits) {
   SamplingCase first = RandomCase(10'000, MixedRules(), 2, 23);
   SamplingCase second = RandomCase(10'000, MixedRules(), 2, 29);

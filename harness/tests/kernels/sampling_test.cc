@@ -38,7 +38,7 @@ std::vector<double> Probabilities(const std::vector<float>& logits, const Sampli
   return TokenProbabilities(logits.data(), static_cast<int64_t>(logits.size()), rule);
 }
 
-// Logits whose softmax is `probabilities`.
+// Logits whose softmax equals `probabilities`.
 std::vector<float> LogitsOf(const std::vector<double>& probabilities) {
   std::vector<float> logits;
   for (const double p : probabilities) logits.push_back(static_cast<float>(std::log(p)));
@@ -116,15 +116,16 @@ TEST(SamplingTest, TopPKeepsTheFewestThatReachTheMassAndTies) {
 
 TEST(SamplingTest, TopPAppliesToWhatTopKLeft) {
   const std::vector<float> logits = LogitsOf({0.4, 0.3, 0.2, 0.1});
-  // Of all, 0.65 needs two tokens; of the three that top-k leaves, 0.4 / 0.9 + 0.3 / 0.9 do.
+  // Of all tokens, 0.65 needs two; of the three that top-k keeps, 0.4 / 0.9 + 0.3 / 0.9 suffices.
   EXPECT_THAT(Probabilities(logits, {.temperature = 1, .top_k = 3, .top_p = 0.75f}),
               Pointwise(DoubleNear(1e-7), {4.0 / 7, 3.0 / 7, 0.0, 0.0}));
-  // Of all, 0.75 would need three.
+  // Of all tokens, 0.75 would need three.
   EXPECT_THAT(Probabilities(logits, {.temperature = 1, .top_p = 0.75f}),
               Pointwise(DoubleNear(1e-7), {4.0 / 9, 3.0 / 9, 2.0 / 9, 0.0}));
 }
 
-// So hot that all masses round to the same double: the larger logits still come first.
+// The temperature is so high that all masses round to the same double; larger logits still come
+// first.
 TEST(SamplingTest, TopPOrdersByLogitWhereMassesAreEqual) {
   EXPECT_THAT(Probabilities({1, 4, 2, 3}, {.temperature = 1e30f, .top_p = 0.5f}),
               ElementsAre(0, 0.5, 0, 0.5));
@@ -140,10 +141,10 @@ TEST(SamplingTest, SeedAndOffsetReproduceTheDraw) {
   }
   EXPECT_EQ(first, second);
   EXPECT_NE(first, other_seed);
-  EXPECT_GT(std::accumulate(first.begin(), first.end(), 0), 15'000);  // mean of 499.5 each
+  EXPECT_GT(std::accumulate(first.begin(), first.end(), 0), 15'000);  // each has a mean of 499.5
 }
 
-// 40,000 draws of a fixed seed against the probabilities.
+// Compares 40,000 draws with a fixed seed against the probabilities.
 TEST(SamplingTest, DrawsFollowTheProbabilities) {
   const std::vector<float> logits = {0.3f, -1.2f, 2.0f, 0.3f, -kInf, 1.1f, -0.4f, 0.9f};
   const SamplingRule rule{.temperature = 0.8f, .top_k = 6, .top_p = 0.97f, .seed = 12};
@@ -181,7 +182,7 @@ TEST(SamplingTest, RowsFollowTheirOwnRulesAtTheirStride) {
                      .rules = rules,
                      .tokens = tokens});
   EXPECT_EQ(tokens[0], 1);
-  EXPECT_THAT(tokens[1], ::testing::AnyOf(0, 1));  // what ties with the first is kept
+  EXPECT_THAT(tokens[1], ::testing::AnyOf(0, 1));  // logits that tie with the first are kept
   EXPECT_EQ(tokens[2], 2);
 }
 
