@@ -62,7 +62,7 @@ class LinearCase {
     return out;
   }
 
-  // Pointers are those of the host tensors; CUDA tests replace them.
+  // The pointers are those of the host tensors; CUDA tests replace them.
   LinearParams Params(void* out) const {
     return {.dtype = setup.dtype,
             .out_f32 = setup.out_f32,

@@ -134,7 +134,8 @@ struct PrefillCase {
 
 // The result by definition, rounded only to fp32, and the terms of an output's bound.
 struct PrefillExpectation {
-  HostTensor out;        // [total_tokens, num_q_heads, head_dim], strided as the case's out
+  HostTensor out;        // [total_tokens, num_q_heads, head_dim], with the strides of the case's
+                         // out
   HostTensor magnitude;  // the same with |v| instead of v: sum p |v|
   HostTensor squares;    // sum p^2 v^2
   std::vector<float> lse;

@@ -116,7 +116,7 @@ TEST(SamplingTest, TopPKeepsTheFewestThatReachTheMassAndTies) {
 
 TEST(SamplingTest, TopPAppliesToWhatTopKLeft) {
   const std::vector<float> logits = LogitsOf({0.4, 0.3, 0.2, 0.1});
-  // Of all tokens, 0.65 needs two; of the three that top-k keeps, 0.4 / 0.9 + 0.3 / 0.9 suffices.
+  // Two of the three tokens that top-k keeps suffice: 0.4 / 0.9 + 0.3 / 0.9 >= 0.75.
   EXPECT_THAT(Probabilities(logits, {.temperature = 1, .top_k = 3, .top_p = 0.75f}),
               Pointwise(DoubleNear(1e-7), {4.0 / 7, 3.0 / 7, 0.0, 0.0}));
   // Of all tokens, 0.75 would need three.
