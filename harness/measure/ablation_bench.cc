@@ -1,3 +1,5 @@
+// Runs the rounds of an ablation: both decoders in an order that is drawn per round, then the
+// ablated ops alone, launched by an observer that skips all other ops of the step.
 #include "harness/measure/ablation_bench.h"
 
 #include <cmath>
@@ -12,7 +14,7 @@
 namespace tokline {
 namespace {
 
-// Lets only some ops through.
+// Skips every op but the given ones.
 class OnlyOps : public OpObserver {
  public:
   explicit OnlyOps(StepOpSet ops) : ops_(ops) {}
@@ -24,7 +26,7 @@ class OnlyOps : public OpObserver {
   StepOpSet ops_;
 };
 
-// Some ops of a decode step of a decoder, to be timed again and again.
+// Times some ops of a decoder's decode step repeatedly.
 class OpsAlone {
  public:
   OpsAlone(Decoder& decoder, StepOpSet ops, const BenchOptions& bench)
@@ -35,7 +37,7 @@ class OpsAlone {
         begin_(decoder.GetBackend().MakeTimeMark()),
         end_(decoder.GetBackend().MakeTimeMark()) {}
 
-  // False if it was interrupted.
+  // Returns false if it was interrupted.
   bool Prepare() {
     if (!run_.Prefill() || !run_.Decode((bench_.new_tokens - 1) / 2)) return false;
     step_ = decoder_.NextStep(all_);
@@ -68,7 +70,7 @@ class OpsAlone {
   std::unique_ptr<TimeMark> begin_, end_;
 };
 
-// One round of both sides, the order drawn. False if either was interrupted.
+// Runs one round of both sides in a random order. Returns false if either was interrupted.
 bool InDrawnOrder(std::mt19937_64& rng, const std::function<bool()>& with,
                   const std::function<bool()>& without) {
   const bool with_first = rng() % 2 == 0;

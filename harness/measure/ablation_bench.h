@@ -1,5 +1,5 @@
-// What a fused or custom op is worth: the decoder with it beside the decoder with its plain
-// counterpart, and the op alone at the decoder's own shapes, round by round.
+// Measures what a fused or custom op gains: times the decoder with the op against the decoder with
+// its plain counterpart, and the op alone at the decoder's own shapes, round by round.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,14 @@
 
 namespace tokline {
 
-// One entry a round; those of one index come from one round.
+// Each vector of times has one entry per round; entries with the same index come from the same
+// round.
 struct AblationSide {
-  std::vector<double> decode_ms;   // of a decode step, the mean of the round's
-  std::vector<double> prefill_ms;  // of all prompts
-  std::vector<double> alone_us;    // of the ops of one decode step, or empty
-  std::vector<BenchText> texts;    // of the last round
+  std::vector<double> decode_ms;   // of one decode step: the mean over the round's steps
+  std::vector<double> prefill_ms;  // of all prompts together
+  // of the ops of one decode step; empty when they were not timed alone
+  std::vector<double> alone_us;
+  std::vector<BenchText> texts;  // of the last round
 };
 
 struct AblationRounds {
@@ -24,19 +26,20 @@ struct AblationRounds {
   bool interrupted = false;
 };
 
-// bench.repeats rounds of both decoders on the same prompts, in an order that is drawn anew each
-// round, after a round that is not counted. Then as many rounds of `ops` alone, if there are any:
-// the decode step in the middle of the bench, of which only these ops are launched, in all layers.
-// A whole step comes before each, so that the caches are as the decoder leaves them; a round's
-// figure is the median of 3. Needs warmed-up decoders without sequences, for the same model. Throws
-// InvalidArgument if one is too small for the batch.
+// Runs one round that is not counted, then bench.repeats rounds of both decoders on the same
+// prompts; the order of the two is drawn anew for each round. If `ops` is not empty, runs as many
+// rounds of these ops alone: the decode step in the middle of the bench, in which only these ops
+// are launched, in all layers. A whole step precedes each of them, so that the caches are as the
+// decoder leaves them; a round's figure is the median of 3. Both decoders must be warmed up, have
+// no sequences and be of the same model. Throws InvalidArgument if one of them is too small for the
+// batch.
 AblationRounds RunAblation(Decoder& with, Decoder& without, StepOpSet ops,
                            const BenchOptions& bench);
 
-// Of the same trial, with the one decoder made first and with the other: round by round the
-// geometric mean of both. What a decoder owes to where its memory lies, as the first or the second
-// that was made, is in both sides then and cancels out of their ratio. Throws InvalidArgument where
-// the rounds are not as many.
+// Takes the results of the same trial with the two decoders created in either order and returns,
+// round by round, the geometric mean of both. Where a decoder's memory lies depends on whether it
+// was created first or second; the mean puts this effect into both sides, so that it cancels out of
+// their ratio. Throws InvalidArgument if the numbers of rounds differ.
 AblationRounds MeanOfOrders(const AblationRounds& one, const AblationRounds& other);
 
 }  // namespace tokline

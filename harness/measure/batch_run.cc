@@ -10,7 +10,7 @@ namespace tokline {
 BatchRun::BatchRun(Decoder& decoder, const BenchOptions& options, uint64_t seed)
     : decoder_(decoder), options_(options) {
   RequireFits(decoder, options);
-  // Those that finish their prefill early run on while the others' lasts.
+  // Sequences that finish their prefill early keep decoding until the last prefill ends.
   const int64_t max_new_tokens =
       options.new_tokens + PrefillSteps(options, decoder.Options().token_budget);
   std::mt19937_64 rng(seed);

@@ -1,4 +1,5 @@
-// A full batch of random prompts on its way through a decoder, prefill and decode apart.
+// Runs a full batch of random prompts through a decoder, with prefill and decode as separate
+// phases.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +13,19 @@ namespace tokline {
 
 class BatchRun {
  public:
-  // Takes the batch's sequences in, and out at the end of its life. Throws InvalidArgument if the
-  // decoder is too small for the batch or the options are not allowed.
+  // Adds the sequences of the batch to the decoder and removes them on destruction. Throws
+  // InvalidArgument if the decoder is too small for the batch or the options are not allowed.
   BatchRun(Decoder& decoder, const BenchOptions& options, uint64_t seed);
   ~BatchRun();
   BatchRun(const BatchRun&) = delete;
   BatchRun& operator=(const BatchRun&) = delete;
 
-  // Until every sequence has its first token. False if it was interrupted.
+  // Runs until every sequence has its first token. Returns false if it was interrupted.
   bool Prefill();
-  // Steps of the full batch, at most new_tokens - 1 in all; waits for the last. False if it was
-  // interrupted.
+  // Runs steps of the full batch, at most new_tokens - 1 in total, and waits for the last one.
+  // Returns false if it was interrupted.
   bool Decode(int64_t steps);
-  // Of the first and the last sequence, each once, cut to new_tokens.
+  // Returns the texts of the first and the last sequence, cut to new_tokens; can be called once.
   std::vector<BenchText> TakeTexts();
 
  private:
@@ -34,7 +35,7 @@ class BatchRun {
   Decoder& decoder_;
   const BenchOptions& options_;
   std::vector<SequenceId> ids_;
-  std::vector<SequenceId> kept_;  // whose texts are
+  std::vector<SequenceId> kept_;  // the sequences whose texts are kept
   std::vector<BenchText> texts_;
 };
 

@@ -1,4 +1,5 @@
-// What this program was built from and with. "unknown" where the build did not say.
+// What this program was built from and with. A field is "unknown" when the build did not provide
+// it.
 #pragma once
 
 #include <string>
@@ -6,8 +7,8 @@
 namespace tokline {
 
 struct BuildInfo {
-  std::string commit;  // of the tree that was built
-  std::string dirty;   // "true" where that tree had changes besides, "false", or "unknown"
+  std::string commit;  // of the source tree that was built
+  std::string dirty;   // "true" if that tree had uncommitted changes, "false", or "unknown"
   std::string compiler;
   std::string flags;
   std::string cuda_compiler;  // "none" in builds without CUDA

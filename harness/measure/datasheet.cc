@@ -10,8 +10,8 @@ struct KnownDevice {
   Datasheet datasheet;
 };
 
-// NVIDIA's product briefs; dense bf16, no sparsity. The first name that is part of the device's
-// wins, so longer names stand before those they contain.
+// From NVIDIA's product briefs; bf16 is dense, without sparsity. The first entry whose name is part
+// of the device's name wins, so longer names come before names that they contain.
 constexpr std::array kKnownDevices{
     KnownDevice{"H200 NVL", {4800, 835}},
     KnownDevice{"H200", {4800, 989}},
@@ -32,7 +32,7 @@ std::optional<Datasheet> DatasheetOf(std::string_view device_name) {
   for (const KnownDevice& device : kKnownDevices) {
     const size_t at = device_name.find(device.name_part);
     if (at == std::string_view::npos) continue;
-    // A whole word: L4 is not part of L40.
+    // Only whole words match: L4 must not match L40.
     const size_t end = at + device.name_part.size();
     if (end == device_name.size() || device_name[end] == ' ') return device.datasheet;
   }

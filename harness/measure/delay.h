@@ -1,4 +1,4 @@
-// Time that passes and does nothing: to test whether the tools find what was made slower.
+// Delays that do no work. They test whether the tools detect what was made slower.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@ struct DelayParams {
   double us = 0;  // finite, at least 0
 };
 
-// Throws InvalidArgument, stating the value, unless the delay is from 0 to kMaxDelayUs.
+// Throws InvalidArgument with the value unless the delay is between 0 and kMaxDelayUs.
 inline constexpr int64_t kMaxDelayUs = 1'000'000;
 void Validate(const DelayParams& params);
 
-// Keeps the calling thread busy.
+// Busy-waits on the calling thread.
 void DelayHost(const DelayParams& params);
 
-// One block on the stream that spins from the end of its predecessor on. Its successor may start
-// meanwhile, as beside any kernel of the suite, and waits for its end. CUDA builds only.
+// Launches one block that spins from the end of the preceding kernel on. Like beside any kernel of
+// the suite, the next kernel may start meanwhile and waits for this one to end. CUDA builds only.
 void Launch(const DelayParams& params, const LaunchOptions& options);
 
 }  // namespace tokline

@@ -1,6 +1,6 @@
-// The delay on the device: one thread that watches the clock. Its successor may start at once and
-// load its weights, as beside a kernel that is slow in earnest; the clock starts when all earlier
-// work is done.
+// The delay on the device: one thread polls the clock. The next kernel may start at once and
+// prefetch its weights, as it would beside a kernel that is really slow; the clock starts when all
+// earlier work is done.
 #include <cstdint>
 
 #include "harness/measure/delay.h"

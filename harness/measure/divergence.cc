@@ -1,3 +1,5 @@
+// Decodes the exact answer greedily, then feeds the same tokens to a run with shifted spans and
+// compares the two distributions at each token.
 #include "harness/measure/divergence.h"
 
 #include <algorithm>
@@ -13,7 +15,7 @@
 namespace tokline {
 namespace {
 
-// ln of the sum of exp.
+// The logarithm of the sum of exponentials.
 double LogSum(std::span<const float> logits) {
   const double largest = *std::ranges::max_element(logits);
   double sum = 0;
@@ -79,7 +81,7 @@ Divergence MeasureDivergence(Decoder& decoder, const Request& request,
   }
   divergence.exact = exact.tokens;
   divergence.shifted = std::move(shifted.tokens);
-  if (!divergence.SameAnswer()) {  // then it goes its own way
+  if (!divergence.SameAnswer()) {  // the shifted run needs its own greedy answer
     options.want_logits = false;
     GenerateResult free = Generate(decoder, request.prompt, options);
     divergence.interrupted = free.interrupted;

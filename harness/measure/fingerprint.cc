@@ -1,3 +1,4 @@
+// Collects the fingerprint's host part: CPU, memory, operating system, build and command line.
 #include "harness/measure/fingerprint.h"
 
 #include <sys/utsname.h>
@@ -43,7 +44,8 @@ std::string FirstLine(const char* path) {
 std::string OsName() {
   utsname names{};
   if (uname(&names) != 0) return "unknown";
-  return StrCat(names.sysname, " ", names.release, " ", names.machine);  // not the node's name
+  // without the node's name, which would identify the machine
+  return StrCat(names.sysname, " ", names.release, " ", names.machine);
 }
 
 }  // namespace

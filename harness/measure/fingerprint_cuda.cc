@@ -11,20 +11,20 @@ std::string CudaVersionText(int version) {
   return StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
-// Of the library that the process has loaded, or that is linked in; "" where it has none.
+// The version of cuBLASLt that the process has loaded or is linked with; "" if there is none.
 std::string CublasLtVersion() {
   using Function = size_t (*)();
   const auto version = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, "cublasLtGetVersion"));
   return version == nullptr ? "" : std::to_string(version());
 }
 
-// Whether contexts on the device are shared through an MPS server; unknown to older drivers.
+// Whether contexts on the device are shared through an MPS server; older drivers cannot tell.
 std::optional<bool> UsesMps(int device) {
   int enabled = 0;
   if (cudaDeviceGetAttribute(&enabled, cudaDevAttrMpsEnabled, device) == cudaSuccess) {
     return enabled != 0;
   }
-  static_cast<void>(cudaGetLastError());  // not the error of what runs next
+  static_cast<void>(cudaGetLastError());  // must not surface as an error of the next call
   return std::nullopt;
 }
 

@@ -1,5 +1,5 @@
-// When each kernel ran on the device, as the vendor's tracing library (CUPTI) saw it. The
-// library is opened at run time, so that programs start, and build, without it.
+// When each kernel ran on the device, as traced by NVIDIA's CUPTI. The library is opened at run
+// time, so that programs build and start without it.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,25 @@
 namespace tokline {
 
 struct TracedKernel {
-  int64_t begin_ns = 0;  // on one clock
+  int64_t begin_ns = 0;  // both on the same clock
   int64_t end_ns = 0;
   std::string name;  // mangled
 };
 
-// Records every kernel of the process, from construction to the end of its life; one at a time.
-// Graphs that are to be traced kernel by kernel must be made during its life. Tracing costs the
-// host and the device some time: nothing that is timed for a figure belongs beside it. CUDA builds
+// Records every kernel of the process during its lifetime; only one may exist at a time. Graphs
+// that are to be traced kernel by kernel must be created during its lifetime. Tracing slows down
+// the host and the device, so nothing that is timed for a figure may run meanwhile. CUDA builds
 // only.
 class KernelTrace {
  public:
-  // Throws RuntimeFailure that says why there can be no trace.
+  // Throws RuntimeFailure with the reason if tracing is not possible.
   KernelTrace();
   ~KernelTrace();
   KernelTrace(const KernelTrace&) = delete;
   KernelTrace& operator=(const KernelTrace&) = delete;
 
-  // Waits for the device; its kernels since the last Take(), in any order. Throws RuntimeFailure if
-  // records were lost.
+  // Waits for the device and returns the kernels since the last Take(), in any order. Throws
+  // RuntimeFailure if records were lost.
   std::vector<TracedKernel> Take();
 
  private:

@@ -1,4 +1,4 @@
-// KernelTrace by CUPTI's activity records.
+// Implements KernelTrace with CUPTI's activity records.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -17,9 +17,9 @@ struct CUctx_st;
 namespace tokline {
 namespace {
 
-// The part of CUPTI's C interface that is used here. Of the records only the beginning is declared,
-// which has been the same from CUDA 11 to 13; a toolkit from a package index comes without
-// <cupti.h>.
+// The part of CUPTI's C interface that is used here. Toolkits installed from a package index come
+// without <cupti.h>. Only the beginning of each record is declared; it has not changed from CUDA 11
+// to 13.
 constexpr int kSuccess = 0;
 constexpr int kNoMoreRecords = 12;  // CUPTI_ERROR_MAX_LIMIT_REACHED
 constexpr int kKindConcurrentKernel = 10;
@@ -48,8 +48,8 @@ using BufferCompleted = void (*)(CUctx_st*, uint32_t, uint8_t*, size_t, size_t);
 constexpr size_t kBufferBytes = size_t{8} << 20;
 constexpr size_t kBufferAlignment = 8;
 
-// Where the library may lie besides the loader's own paths: beside the CUDA libraries that are
-// loaded, be they of a toolkit or of a package, and in the toolkit.
+// Where the library may lie apart from the loader's own paths: next to the CUDA libraries that are
+// loaded, whether from a toolkit or a package, and in the toolkit.
 std::set<std::filesystem::path> Folders() {
   std::set<std::filesystem::path> folders;
   const auto visit = [](dl_phdr_info* info, size_t, void* data) {
@@ -68,8 +68,9 @@ std::set<std::filesystem::path> Folders() {
   dl_iterate_phdr(visit, &loaded);
   for (const std::filesystem::path& folder : loaded) {
     folders.insert(folder);
-    roots.insert(folder.parent_path());                                         // lib64/..
-    folders.insert(folder.parent_path().parent_path() / "cuda_cupti" / "lib");  // a package each
+    roots.insert(folder.parent_path());  // lib64/..
+    // packages have one folder each
+    folders.insert(folder.parent_path().parent_path() / "cuda_cupti" / "lib");
   }
   for (const std::filesystem::path& root : roots) {
     folders.insert(root / "lib64");
@@ -90,13 +91,14 @@ void* OpenLibrary() {
   throw RuntimeFailure(StrCat("there is no ", name));
 }
 
-// The library, opened once and for all: it keeps threads and buffers of its own. What it delivers
-// goes here.
+// The library, opened once per process because it keeps its own threads and buffers. It delivers
+// its records to this object.
 class Cupti {
  public:
-  // Throws RuntimeFailure where it cannot be used, each time.
+  // Throws RuntimeFailure on each call if the library cannot be used.
   static Cupti& Get() {
-    static Cupti& cupti = *new Cupti;  // the library's threads deliver until the process ends
+    // never destroyed: the library's threads deliver until the process ends
+    static Cupti& cupti = *new Cupti;
     return cupti;
   }
 
@@ -157,7 +159,7 @@ class Cupti {
     *bytes = *buffer == nullptr ? 0 : kBufferBytes;
     *max_records = 0;  // as many as fit
   }
-  // Runs on a thread of the library's.
+  // Called on one of the library's threads.
   static void TakeBuffer(CUctx_st*, uint32_t, uint8_t* buffer, size_t, size_t valid_bytes) {
     Get().Read(buffer, valid_bytes);
     std::free(buffer);
@@ -173,7 +175,7 @@ class Cupti {
       kernels_.push_back({.begin_ns = static_cast<int64_t>(kernel->start),
                           .end_ns = static_cast<int64_t>(kernel->end),
                           .name = kernel->name == nullptr ? "" : kernel->name});
-      lost_ = lost_ || kernel->end == 0;  // its times could not be read
+      lost_ = lost_ || kernel->end == 0;  // 0 if the times could not be read
     }
     lost_ = lost_ || result != kNoMoreRecords;
   }

@@ -1,3 +1,5 @@
+// Implements the graph timer: captures rotating launches into a CUDA graph, times its replays with
+// events, and calibrates the spin that a slowdown test asks for.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -34,7 +36,7 @@ class GraphTimer : public LaunchTimer {
     graph_ = Capture(launches_, kNoSpin, 0);
     sample_us = SampleGraph(graph_, 1, {}).front();
     leads_with_spin_ = sample_us > kLongReplayUs;
-    // Clocks and caches settle.
+    // Lets clocks and caches settle.
     constexpr double kWarmUpUs = 20e3;
     const int warm_up = std::clamp(static_cast<int>(kWarmUpUs / std::max(sample_us, 1.0)), 1, 20);
     SampleGraph(graph_, warm_up, {});
@@ -50,11 +52,11 @@ class GraphTimer : public LaunchTimer {
   }
 
   Rotation RotateOnce() override {
-    // Long enough for the host to queue all of the graph behind it.
+    // The spin must last until the host has queued the whole graph behind it.
     const double hold_us = 200 + 2.0 * options_.buffer_sets;
     const UniqueEvent begin = MakeTimingEvent();
     const UniqueEvent end = MakeTimingEvent();
-    TOKLINE_CUDA(cudaDeviceSynchronize());  // late_us is to begin with nothing under way
+    TOKLINE_CUDA(cudaDeviceSynchronize());  // late_us must not include earlier work
     TOKLINE_CUDA(cudaGraphUpload(rotation_.get(), stream_));
     if (evicted_.bytes() > 0) Sweep(evicted_.data(), evicted_.bytes(), stream_);
     Spin(hold_us, stream_);
@@ -73,7 +75,7 @@ class GraphTimer : public LaunchTimer {
   static constexpr double kLongReplayUs = 5000;
   static constexpr double kLeadUs = 200;  // the host queues the first replay meanwhile
 
-  // A graph of `count` launches that rotate over the buffer sets, and a node that spins for so long
+  // Captures `count` launches that rotate over the buffer sets, and a node that spins for `spin_us`
   // after launch `spin_after`.
   UniqueGraphExec Capture(int count, int spin_after, double spin_us) const {
     const auto record = [&] {
@@ -86,8 +88,9 @@ class GraphTimer : public LaunchTimer {
     return CaptureGraph(stream_, record, count + (spin_after == kNoSpin ? 0 : 1));
   }
 
-  // Microseconds of so many replays, back to back behind one that is in no figure, or, where that
-  // would take long and heat the device, behind a spin. At least one, also where interrupted.
+  // Returns the microseconds of `count` replays, run back to back behind one replay that is not
+  // counted, or behind a spin when such a replay would take long and heat the device. Returns at
+  // least one, even if interrupted.
   std::vector<double> SampleGraph(const UniqueGraphExec& graph, int count,
                                   const std::function<void()>& meanwhile) {
     while (static_cast<int>(events_.size()) <= count) events_.push_back(MakeTimingEvent());
@@ -109,7 +112,7 @@ class GraphTimer : public LaunchTimer {
     return samples;
   }
 
-  // As SampleGraph; one by one, each after a rest, where the search is to rest.
+  // Like SampleGraph, but with single replays, each after a rest, when the options ask for rests.
   std::vector<double> SampleRested(const UniqueGraphExec& graph, int count) {
     if (options_.rest_share == 0) return SampleGraph(graph, count, {});
     std::vector<double> samples;
@@ -123,7 +126,7 @@ class GraphTimer : public LaunchTimer {
     return samples;
   }
 
-  // Plain and slowed replays take turns, so that a drift of the clocks is in both.
+  // Alternates plain and slowed replays, so that a drift of the clocks affects both.
   double AddedUs(const UniqueGraphExec& slowed) {
     const bool rests = options_.rest_share > 0;
     const int turns = rests ? 5 : 3;

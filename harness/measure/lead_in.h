@@ -1,5 +1,5 @@
-// Kernels that stand before what is measured: one that holds a stream while work is queued behind
-// it, one that empties the L2 of what was there. CUDA builds only.
+// Kernels that run before what is measured: one holds a stream while work is queued behind it, the
+// other clears the L2 of earlier data. CUDA builds only.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace tokline {
 
-// Keeps one thread busy for so long, by the device's wall clock (its grain is about a microsecond).
-// Always waits for its predecessor.
+// Keeps one thread busy for this long by the device's wall clock, whose resolution is about a
+// microsecond. Always waits for the preceding kernel.
 void Spin(double us, CUstream_st* stream);
 
-// Reads all of the buffer, so that the L2 writes back and gives up what it held. `bytes` is a
-// multiple of 16 and at least 16; the buffer's values do not matter.
+// Reads the whole buffer, so that the L2 writes back and evicts what it held. `bytes` must be a
+// multiple of 16 and at least 16; the values in the buffer do not matter.
 void Sweep(const void* buffer, int64_t bytes, CUstream_st* stream);
 
 }  // namespace tokline

@@ -1,4 +1,4 @@
-// Spin: one thread polls the wall clock. Sweep: a grid-stride loop of 16-byte loads.
+// Spin polls the wall clock with one thread. Sweep is a grid-stride loop of 16-byte loads.
 #include "harness/measure/lead_in.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ __global__ void SpinKernel(uint64_t ns) {
   while (ptx::GlobalTimerNs() - begin < ns) continue;
 }
 
-// `write` is always false, which the compiler cannot know: the loads stay.
+// `write` is always false, but the compiler cannot know this and therefore keeps the loads.
 __global__ void SweepKernel(const uint4* buffer, int64_t vectors, bool write, uint4* sink) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   uint4 sum{};

@@ -1,4 +1,4 @@
-// What a service holds at a moment of its run.
+// What a service holds in memory at one moment of its run.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace tokline {
 
-// Several of them show whether it grows.
+// A series of these shows whether memory use grows.
 struct MemoryPoint {
-  int64_t requests = 0;  // that have ended
+  int64_t requests = 0;  // that have ended so far
   ProcessMemory host;
   std::optional<int64_t> device_free;  // bytes; none on the CPU
   int64_t sequences = 0;
   int64_t chunks = 0;
-  int64_t chunk_ids = 0;  // chunks and free places of them
+  int64_t chunk_ids = 0;  // existing chunks and free chunk slots
   int64_t kv_pages = 0;   // in use or kept for reuse
 };
 

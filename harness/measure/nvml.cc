@@ -1,3 +1,5 @@
+// Opens NVML at run time, reads a GPU's state and setup through it, and puts throttle reasons into
+// words.
 #include "harness/measure/nvml.h"
 
 #include <dlfcn.h>
@@ -12,8 +14,8 @@
 namespace tokline {
 namespace {
 
-// The part of NVML's C interface that is used here; it is stable by name and version suffix.
-// Toolkits from a package index come without <nvml.h>.
+// The part of NVML's C interface that is used here. It is stable by name and version suffix.
+// Toolkits installed from a package index come without <nvml.h>.
 using NvmlDevice = struct NvmlDeviceTag*;
 constexpr int kSuccess = 0;
 constexpr int kNotSupported = 3;
@@ -21,7 +23,7 @@ constexpr int kInsufficientSize = 7;
 constexpr int kClockSm = 1;
 constexpr int kClockMemory = 2;
 constexpr int kTemperatureGpu = 0;
-struct NvmlProcess {  // nvmlProcessInfo_t of nvmlDeviceGetComputeRunningProcesses_v3
+struct NvmlProcess {  // nvmlProcessInfo_t, as nvmlDeviceGetComputeRunningProcesses_v3 fills it
   unsigned pid;
   unsigned long long used_bytes;
   unsigned gpu_instance;
@@ -34,7 +36,7 @@ struct LibraryDeleter {
 
 class Nvml {
  public:
-  // Null where there is no usable library.
+  // Returns null if there is no usable library.
   static const Nvml* Get() {
     static const Nvml nvml;
     return nvml.ready_ ? &nvml : nullptr;
@@ -108,7 +110,8 @@ std::optional<uint32_t> OtherProcesses(const Nvml& nvml, NvmlDevice device) {
   std::vector<NvmlProcess> found(64);
   auto count = static_cast<unsigned>(found.size());
   const int code = nvml.processes(device, &count, found.data());
-  if (code == kInsufficientSize) return count;  // more than the table holds: surely disturbed
+  // more processes than the table holds: certainly disturbed
+  if (code == kInsufficientSize) return count;
   if (code != kSuccess) return std::nullopt;
   uint32_t others = 0;
   for (unsigned i = 0; i < count; ++i) {
@@ -117,7 +120,7 @@ std::optional<uint32_t> OtherProcesses(const Nvml& nvml, NvmlDevice device) {
   return others;
 }
 
-// Null where NVML cannot be used or knows no such device.
+// Returns null if NVML cannot be used or does not know the device.
 NvmlDevice DeviceAt(const Nvml* nvml, const std::string& pci_bus_id) {
   NvmlDevice device = nullptr;
   if (nvml == nullptr || !nvml->Call(nvml->device_by_bus_id, pci_bus_id.c_str(), &device)) {
@@ -126,7 +129,7 @@ NvmlDevice DeviceAt(const Nvml* nvml, const std::string& pci_bus_id) {
   return device;
 }
 
-// Of the reasons that disturb.
+// Returns those reasons that disturb a measurement.
 uint64_t Disturbing(uint64_t reasons) {
   uint64_t mask = 0;
   for (const ThrottleReason& reason : kThrottleReasons) {

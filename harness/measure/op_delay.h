@@ -1,4 +1,4 @@
-// A delay of an op of the decode step, as DecoderOptions takes it.
+// A delay of one op of the decode step, in the form that DecoderOptions takes.
 #pragma once
 
 #include <optional>
@@ -10,10 +10,11 @@ namespace tokline {
 
 struct OpDelay {
   StepOp op = StepOp::kEmbedding;
-  double us = 0;  // after each launch of it
+  double us = 0;  // after each launch of the op
 };
 
-// None for none. Throws InvalidArgument for a time that Validate(DelayParams) refuses.
+// Returns none if there is no delay. Throws InvalidArgument for a time that Validate(DelayParams)
+// rejects.
 std::optional<DelayedOp> DelayedBy(const std::optional<OpDelay>& delay, Device device);
 
 }  // namespace tokline

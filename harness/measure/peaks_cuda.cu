@@ -1,6 +1,6 @@
-// Measures the device's peaks with kernels that do nothing else: a 16-byte read of every byte of a
-// buffer far beyond the L2, a 16-byte copy, an empty kernel. A block walks its own part of the
-// buffer with several loads in flight a thread.
+// Measures the device's peaks with kernels that do nothing else: a read of a buffer far larger than
+// the L2 in 16-byte loads, a 16-byte copy, and an empty kernel. Each block walks its own part of
+// the buffer, and each thread keeps several loads in flight.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -23,8 +23,8 @@ constexpr int kThreads = 512;
 constexpr int kLoadsInFlight = 8;
 constexpr int64_t kBlockVectors = int64_t{kThreads} * kLoadsInFlight;
 
-// The sum is only written if it has a value that random data does not give, which the compiler
-// cannot know.
+// The sum is only written if it equals a value that random data does not produce; the compiler
+// cannot know this and keeps the loads.
 __global__ void __launch_bounds__(kThreads)
     ReadKernel(const uint4* in, int64_t vectors, uint32_t* sink) {
   uint32_t sum = 0;
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void EmptyKernel() {}
 
-// The fastest of several samples: a peak is what can be reached.
+// Returns the fastest of several samples, because a peak is what can be reached.
 double Best(LaunchTimer& timer) {
   const std::vector<double> samples = timer.Sample(/*count=*/9, /*meanwhile=*/{});
   return *std::min_element(samples.begin(), samples.end());
@@ -80,8 +80,8 @@ std::unique_ptr<LaunchTimer> TimerOf(const LaunchFunction& launch) {
 
 double BestUs(const LaunchFunction& launch) { return Best(*TimerOf(launch)); }
 
-// One by one, each after a rest: matrix products meet the power cap of most GPUs after a tenth of a
-// second, and a kernel that is timed in short bursts would exceed what they reach then.
+// Takes single samples, each after a rest: matrix products reach the power cap of most GPUs after a
+// tenth of a second, and a kernel that is timed in short bursts would otherwise exceed this peak.
 double BestRestedUs(const LaunchFunction& launch) {
   constexpr auto kRest = std::chrono::milliseconds(50);
   const std::unique_ptr<LaunchTimer> timer = TimerOf(launch);
@@ -140,7 +140,7 @@ Peaks MeasurePeaks(const std::optional<MatmulWork>& matmul) {
   TOKLINE_CUDA(cudaGetDevice(&device));
   TOKLINE_CUDA(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device));
   Peaks peaks;
-  for (const int64_t blocks_per_sm : {2, 4, 1 << 16}) {  // persistent, and a block a part
+  for (const int64_t blocks_per_sm : {2, 4, 1 << 16}) {  // persistent blocks, or one block per part
     const LaunchShape shape{
         .grid = dim3(static_cast<unsigned>(BlocksOf(vectors, blocks_per_sm * sm_count))),
         .block = dim3(kThreads)};

@@ -1,4 +1,4 @@
-// The profile of a decode step for people.
+// Formats the profile of a decode step for people to read.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace tokline {
 
-// A line an op, the largest first, then the gaps; times and shares of the step. `measured_ms` is
-// the step without a profiler.
+// One line per op, sorted by time in descending order, then the gaps; each with its time and its
+// share of the step. `measured_ms` is the duration of the step without a profiler.
 std::string ProfileTable(int64_t batch, const ProfiledSteps& profiled, double measured_ms);
 
 }  // namespace tokline

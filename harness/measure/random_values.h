@@ -1,5 +1,5 @@
-// Random tensor elements as a pure function of (seed, index): the device fills gigabytes with them
-// and the host recomputes just the few that a verification needs.
+// Random tensor elements as a pure function of (seed, index): the device can fill gigabytes with
+// them, while the host recomputes only the few that a verification needs.
 #pragma once
 
 #include <bit>
@@ -10,12 +10,13 @@
 
 namespace tokline {
 
-// Values are uniform in (-2, 2) times 2^log2_scale, never zero, with 8 significant bits in the
-// 2-byte types, which both hold them exactly. fp16 has no exponents for more than this range.
+// Values are uniform in (-2, 2) times 2^log2_scale and never zero. In the 2-byte types they have 8
+// significant bits, which both types hold exactly. fp16 lacks the exponents for a wider range of
+// scales.
 inline constexpr int kMinLog2Scale = -6;
 inline constexpr int kMaxLog2Scale = 8;
 
-// SplitMix64: full-period counter-based bits.
+// SplitMix64, a counter-based generator with full period.
 TOKLINE_HOST_DEVICE constexpr uint64_t RandomBits(uint64_t seed, uint64_t index) {
   uint64_t z = seed + (index + 1) * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -23,14 +24,14 @@ TOKLINE_HOST_DEVICE constexpr uint64_t RandomBits(uint64_t seed, uint64_t index)
   return z ^ (z >> 31);
 }
 
-// One 64-bit hash makes this many elements.
+// One 64-bit hash yields this many elements.
 inline constexpr int kValuesPerHash = 4;
 
-// 16 random bits as sign, exponent and significand. The exponent is geometric, which makes the
-// value uniform.
+// Splits 16 random bits into sign, exponent and significand. The exponent is geometrically
+// distributed, which makes the value uniform.
 struct RandomValue {
   uint32_t sign;
-  int32_t exponent;      // of 1.significand
+  int32_t exponent;      // scales 1.significand
   uint32_t significand;  // 7 bits
 };
 
@@ -44,7 +45,7 @@ TOKLINE_HOST_DEVICE constexpr RandomValue ToRandomValue(uint32_t bits16, int log
   return {bits16 & 1u, log2_scale - zeros, (bits16 >> 1) & 0x7fu};
 }
 
-// The bit pattern of element `index` in a 2-byte type, in the low half.
+// The bit pattern of an element in a 2-byte type, in the low half.
 TOKLINE_HOST_DEVICE constexpr uint16_t RandomElement16(DType dtype, uint32_t bits16,
                                                        int log2_scale) {
   const RandomValue v = ToRandomValue(bits16, log2_scale);
@@ -56,21 +57,21 @@ TOKLINE_HOST_DEVICE constexpr uint16_t RandomElement16(DType dtype, uint32_t bit
                                v.significand);
 }
 
-// The bit pattern of an element in fp32: the same, with 16 more bits of significand.
+// The bit pattern of an element in fp32: the same value with 16 more bits of significand.
 TOKLINE_HOST_DEVICE constexpr uint32_t RandomElement32(uint32_t bits16, uint32_t low16,
                                                        int log2_scale) {
   return (uint32_t{RandomElement16(DType::kBf16, bits16, log2_scale)} << 16) | low16;
 }
 
-// Seed of the low bits of fp32 elements.
+// The seed for the low bits of fp32 elements.
 TOKLINE_HOST_DEVICE constexpr uint64_t LowBitsSeed(uint64_t seed) { return ~seed; }
 
-// Writes elements [first, first + count) of the sequence of `seed` to host memory.
+// Writes elements [first, first + count) of the sequence given by `seed` to host memory.
 void FillRandom(DType dtype, void* out, int64_t first, int64_t count, uint64_t seed,
                 int log2_scale);
 
-// The same to device memory, from element 0; returns when queued on WorkStream(). CUDA builds
-// only.
+// Writes the same sequence to device memory, starting at element 0; returns as soon as the work is
+// queued on WorkStream(). CUDA builds only.
 void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed, int log2_scale);
 
 }  // namespace tokline

@@ -1,5 +1,5 @@
-// Fills device memory with the elements of random_values.h. A grid-stride loop; a thread makes the
-// four elements of one hash.
+// Fills device memory with the elements of random_values.h in a grid-stride loop, in which each
+// thread produces the four elements of one hash.
 #include <algorithm>
 
 #include "harness/measure/random_values.h"

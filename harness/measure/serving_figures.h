@@ -1,4 +1,4 @@
-// What is said of a run that served requests with continuous batching.
+// The figures of a run that served requests with continuous batching.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 namespace tokline {
 
 struct ServingFigures {
-  Percentiles first_token_s;  // from the arrival
+  Percentiles first_token_s;  // since the request's arrival
   Percentiles between_tokens_s;
   struct {
-    double share = 0;    // of the run's time, in which the host worked and did not wait
-    double step_us = 0;  // the same per step
+    double share = 0;    // share of the run's time in which the host worked instead of waiting
+    double step_us = 0;  // the host's working time per step
   } host;
   struct {
     int64_t all = 0;
@@ -20,16 +20,16 @@ struct ServingFigures {
   } steps;
   struct {
     int64_t preemptions = 0;
-    int64_t recomputed = 0;  // after preemptions
+    int64_t recomputed = 0;  // computed again after preemptions
     int64_t reused = 0;      // found in the cache
   } tokens;
   struct {
-    int64_t bytes = 0;     // of K and V, by the attention of decode steps
-    int64_t unshared = 0;  // had each sequence read all of its own
+    int64_t bytes = 0;     // K and V bytes that the attention of decode steps read
+    int64_t unshared = 0;  // what it would have been, had each sequence read all of its own K and V
   } decode_reads;
   struct {
     int64_t all = 0;
-    double mean = 0;  // in use, over the steps
+    double mean = 0;  // pages in use, averaged over the steps
     int64_t most = 0;
   } kv_pages;
 };

@@ -15,7 +15,7 @@ SpeedUp::SpeedUp(std::span<const double> with, std::span<const double> without) 
   std::vector<double> ratios;
   for (size_t i = 0; i < with.size(); ++i) ratios.push_back(without[i] / with[i]);
   rounds = static_cast<int64_t>(ratios.size());
-  interval = MedianInterval(ratios);  // refuses no samples
+  interval = MedianInterval(ratios);  // throws if there are no samples
   ratio = Median(std::move(ratios));
 }
 

@@ -1,4 +1,4 @@
-// How much faster something is, from rounds of both sides, and what that says of an op.
+// The speed-up of something, computed from rounds of both sides, and what it says about an op.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,20 @@
 
 namespace tokline {
 
-// The median over the rounds of time without over time with, and its 95 % interval: what drifts
-// moves both sides of a round.
+// The median over the rounds of (time without / time with), and its 95 % interval. A drift of the
+// machine affects both sides of a round alike.
 struct SpeedUp {
-  // One entry a round. Throws InvalidArgument for none, or for other counts of both.
+  // Takes one entry per round. Throws InvalidArgument if there are none or the counts differ.
   SpeedUp(std::span<const double> with, std::span<const double> without);
 
-  // Whether there are rounds enough for the interval to hold at 95 %; with fewer it is their range.
+  // Whether there are enough rounds for a 95 % interval; with fewer, the interval is their range.
   bool HasInterval() const { return rounds >= kMinIntervalSamples; }
-  // Only with an interval: 1 faster, -1 slower, 0 neither: beyond the interval and by half a
-  // percent at least, and by more than `equal`, by which things that are equal differ.
+  // Returns 1 for faster, -1 for slower and 0 for neither. Not 0 only if there is an interval that
+  // lies on one side of 1, and the effect is at least half a percent and larger than `equal`, the
+  // difference that equal things show.
   int Direction(double equal = 0) const;
-  // Neither, and the interval holds 1 and is too wide to call it no difference.
+  // Direction is 0, and the interval contains 1 and is too wide to claim that there is no
+  // difference.
   bool Unsure(double equal = 0) const;
 
   double ratio = 0;
@@ -29,9 +31,9 @@ struct SpeedUp {
   int64_t rounds = 0;
 };
 
-// Says in words what an op is worth alone, where that is known, and in the decoder, as
-// scripts/records ablate does. The last two say by how much decoders with the same ops differ, in
-// their launches alone and as a whole.
+// Says in words what an op gains alone, if that is known, and in the decoder; the wording is that
+// of scripts/records ablate. The last two arguments say by how much decoders with the same ops
+// differ, in their launches alone and as a whole.
 std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
                             double equal_alone, double equal_decoders);
 

@@ -7,7 +7,7 @@ namespace tokline {
 
 double FindSpinUs(double wanted_us, const std::function<double(double spin_us)>& added_us) {
   constexpr int kTries = 4;
-  constexpr double kNearEnough = 0.03;  // of what is wanted: finer than samples tell apart
+  constexpr double kNearEnough = 0.03;  // relative to the wanted time; samples cannot resolve less
   double spin_us = wanted_us;
   double nearest_us = spin_us;
   double least_miss_us = INFINITY;

@@ -14,7 +14,7 @@ StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
   const int64_t begin_ns = order.empty() ? 0 : order.front().begin_ns;
   std::vector<int64_t> own_ns(ops.size());
   int64_t busy_ns = 0, device_gap_ns = 0;
-  int64_t covered = begin_ns;  // all before it is decided
+  int64_t covered = begin_ns;  // time before this is already attributed
   int64_t last_step = -1;
   for (const WorkSpan& span : order) {
     Require(span.begin_ns <= span.end_ns, "a span begins at ", span.begin_ns, " ns and ends at ",
@@ -24,7 +24,7 @@ StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
       if (span.step == last_step) device_gap_ns += span.begin_ns - covered;
       covered = span.begin_ns;
     }
-    if (span.end_ns > covered) {  // else earlier spans explain all of it
+    if (span.end_ns > covered) {  // otherwise earlier spans cover all of it
       own_ns[span.op] += span.end_ns - covered;
       busy_ns += span.end_ns - covered;
       covered = span.end_ns;

@@ -1,5 +1,5 @@
-// Where the time of a mean decode step went: to which op's kernels, and to gaps that no kernel
-// explains.
+// Where the time of an average decode step went: to the kernels of each op, and to gaps without a
+// kernel.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,22 @@
 namespace tokline {
 
 struct OpTime {
-  std::string op;        // of the forward pass, "down"
-  std::string kernel;    // that did it, "linear"
-  int64_t launches = 0;  // of the op in a step, of whatever number of kernels each
-  double us = 0;         // that no earlier kernel explains: kernels overlap under dependent launch
+  std::string op;        // op of the forward pass, for example "down"
+  std::string kernel;    // kernel that computed it, for example "linear"
+  int64_t launches = 0;  // launches of the op per step, however many kernels each one has
+  // time not covered by an earlier kernel: kernels overlap under dependent launch
+  double us = 0;
 };
 
-// The times of all ops and both gaps add up to step_us.
+// The times of all ops and the two gaps add up to step_us.
 struct StepProfile {
   std::string method;  // "cupti", "events" or "clock"
-  int64_t steps = 0;   // that the means are of
+  int64_t steps = 0;   // number of steps that the means are taken over
   double step_us = 0;
   std::vector<OpTime> ops;
-  double device_gap_us = 0;  // the device idle within a step
-  double host_gap_us = 0;    // the device idle between steps: launch, host, synchronisation
+  double device_gap_us = 0;  // time within a step in which the device is idle
+  // time between steps in which the device is idle: launch, host work, synchronisation
+  double host_gap_us = 0;
 };
 
 }  // namespace tokline

@@ -1,3 +1,5 @@
+// Profiles the middle decode steps of one bench repeat, by CUPTI's trace, by events or by the
+// host's clock, and passes the spans to PartitionSteps.
 #include "harness/measure/step_profiler.h"
 
 #include <algorithm>
@@ -17,9 +19,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostSteps = 128;
-constexpr int64_t kMostEventSteps = 16;  // two events an op
+constexpr int64_t kMostEventSteps = 16;  // there are two events per op
 
-// Of the bench's decode steps: `before`, then those to profile.
+// Which of the bench's decode steps to profile: those after the first `before`.
 struct Window {
   Window(const BenchOptions& options, int64_t most)
       : steps(std::min(options.new_tokens - 1, most)),
@@ -28,7 +30,7 @@ struct Window {
   int64_t before;
 };
 
-// The ops that it is told of, each once, and how often.
+// Lists each op that it observes once, with its number of launches.
 class OpTable {
  public:
   size_t Count(StepOp op, std::string_view kernel) {
@@ -41,7 +43,7 @@ class OpTable {
     ++ops_[index].launches;
     return index;
   }
-  // The mean of so many steps.
+  // Returns the means over this many steps.
   std::vector<OpTime> Ops(int64_t steps) const {
     std::vector<OpTime> ops = ops_;
     for (OpTime& op : ops) op.launches /= steps;
@@ -94,7 +96,8 @@ class OpMarks : public OpObserver {
   std::vector<OpMark> marks_;
 };
 
-// The spans' profile; the host's and the device's clock may differ by a hair.
+// Returns the profile of the spans. Allows for a small difference between the host's and the
+// device's clock.
 StepProfile Partition(std::string method, std::span<const WorkSpan> spans, std::vector<OpTime> ops,
                       int64_t steps, int64_t host_ns) {
   const int64_t begin = std::ranges::min(spans, {}, &WorkSpan::begin_ns).begin_ns;
@@ -103,7 +106,8 @@ StepProfile Partition(std::string method, std::span<const WorkSpan> spans, std::
                         std::max(host_ns, end - begin));
 }
 
-// Runs the window's steps; their nanoseconds by the host's clock, or nothing if interrupted.
+// Runs the window's steps and returns their nanoseconds by the host's clock, or nothing if
+// interrupted.
 std::optional<int64_t> TimeSteps(BatchRun& run, int64_t steps) {
   const auto begin = Clock::now();
   if (!run.Decode(steps)) return std::nullopt;
@@ -125,7 +129,7 @@ std::optional<StepProfile> ProfileByMarks(Decoder& decoder, const BenchOptions& 
 }
 
 #if TOKLINE_HAS_CUDA
-// Counts the kernels that each op adds to a capture.
+// Counts the kernels that each op adds to a graph capture.
 class KernelCount : public OpObserver {
  public:
   explicit KernelCount(const Backend& backend) : backend_(backend) {}
@@ -142,7 +146,7 @@ class KernelCount : public OpObserver {
   std::vector<size_t> op_of_place_;
 };
 
-// Throws RuntimeFailure that says why if there is no trace of the steps.
+// Throws RuntimeFailure with the reason if the steps cannot be traced.
 std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options) {
   const Window window(options, kMostSteps);
   KernelTrace trace;
@@ -152,7 +156,7 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
   KernelCount count(decoder.GetBackend());
   {
     const std::unique_ptr<WorkGraph> captured = decoder.NextStep(count);
-    trace.Take();  // and drops what came before the steps
+    trace.Take();  // discards the kernels before the steps
   }
   const std::optional<int64_t> host_ns = TimeSteps(run, window.steps);
   if (!host_ns) return std::nullopt;
@@ -168,7 +172,7 @@ std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& 
   if (decoder.Options().device == Device::kCpu) {
     std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "clock", kMostSteps);
     if (!profile) return std::nullopt;
-    // Between two ops the host works, and there is no device to wait for it.
+    // Between two ops only the host works: there is no device that could be idle.
     profile->host_gap_us += profile->device_gap_us;
     profile->device_gap_us = 0;
     return ProfiledSteps{.profile = std::move(*profile)};
@@ -180,7 +184,7 @@ std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& 
     if (!profile) return std::nullopt;
     return ProfiledSteps{.profile = std::move(*profile)};
   } catch (const CudaError&) {
-    throw;  // the decoder's, not the trace's
+    throw;  // an error of the decoder, not of the trace
   } catch (const RuntimeFailure& failure) {
     note = failure.what();
   }

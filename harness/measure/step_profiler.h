@@ -1,4 +1,4 @@
-// Where the time of a decoder's steps goes: op by op, and between them.
+// Profiles a decoder's steps: the time of each op and of the gaps between them.
 #pragma once
 
 #include <optional>
@@ -12,19 +12,18 @@ namespace tokline {
 
 struct ProfiledSteps {
   StepProfile profile;
-  std::string note;  // why the method is "events" and not "cupti", or ""
+  std::string note;  // why the method is "events" instead of "cupti", or ""
 };
 
-// Runs a repeat of the bench and profiles up to 128 decode steps in its middle, so that their
-// contexts are in the mean those of the bench. The method is
-//   "clock"   on the CPU: the steady clock around each op; all else is host gap.
-//   "cupti"   on CUDA: the device's trace of the steps as they always run. Kernels are told apart
-//   by
-//             their place: a capture of the step says how many each op launches.
-//   "events"  where there is no trace, or it is not that of the steps: plain launches with events
-//             around each op, which therefore do not overlap, of up to 16 steps.
-// Makes graphs of its own, so that tracing them has no part in any other figure. Nothing if it was
-// interrupted. Needs a decoder without sequences; afterwards its graphs may be gone.
+// Runs one repeat of the bench and profiles up to 128 decode steps in its middle, so that their
+// mean context is that of the bench. The method is
+// - "clock" on the CPU: the steady clock around each op; everything else is host gap.
+// - "cupti" on CUDA: the device's trace of the steps as they always run. Kernels are told apart by
+//   their position: a capture of the step says how many kernels each op launches.
+// - "events" on CUDA when there is no trace or it does not match the steps: up to 16 steps of plain
+//   launches with events around each op, so that ops do not overlap.
+// Creates its own graphs, so that tracing them cannot affect any other figure. Returns nothing if
+// it was interrupted. The decoder must have no sequences; afterwards its graphs may be gone.
 std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options);
 
 }  // namespace tokline

@@ -18,13 +18,13 @@ TakenSamples TakeSamples(const StoppingRule& rule, int launches_per_sample,
           "samples is ", rule.samples, ", least is ", rule.least, ", precision is ", rule.precision,
           ", seconds is ", rule.seconds, "; a row needs samples, and a rule that ends");
   TakenSamples taken;
-  // A quarter more each time: the interval is looked at often enough, and the source, which queues
-  // a block at once, is not stopped after each few.
+  // Each block grows the number of samples by a quarter. The interval is then checked often enough,
+  // and the source, which queues a block at once, does not have to pause after every few samples.
   constexpr int kLeastBlock = 5;
   int wanted = rule.samples > 0 ? rule.samples : rule.least;
   while (true) {
     const std::vector<double> block = source(wanted);
-    if (!block.empty()) Summarize(block);  // each is a time
+    if (!block.empty()) Summarize(block);  // throws unless every sample is a valid time
     taken.us.insert(taken.us.end(), block.begin(), block.end());
     if (static_cast<int>(block.size()) < wanted) {
       taken.interrupted = true;

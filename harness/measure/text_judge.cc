@@ -11,7 +11,7 @@
 namespace tokline {
 namespace {
 
-constexpr size_t kJudgedTokens = 64;  // of a text
+constexpr size_t kJudgedTokens = 64;  // per text
 
 DecoderOptions PlainOptions(DecoderOptions options) {
   options.max_batch = 1;
@@ -39,7 +39,7 @@ Judgement TextJudge::Of(std::span<const BenchText> texts, const std::atomic<bool
     known.insert(known.end(), text.tokens.begin(), judged);
     for (auto at = judged; at != text.tokens.end(); ++at) {
       rules.push_back(text.rule);
-      // A draw goes by its token's position.
+      // The random draw depends on the position of its token.
       rules.back().offset = text.prompt.size() + static_cast<uint64_t>(at - text.tokens.begin());
     }
     GenerateResult result = Generate(plain_, known,

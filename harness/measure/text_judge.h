@@ -1,5 +1,5 @@
-// Whether texts are those that the model would write: asked of a decoder without any fused or
-// custom op.
+// Checks whether texts are ones that the model would write, by asking a decoder without any fused
+// or custom op.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace tokline {
 
 struct Judgement {
-  int64_t tokens = 0;  // 0 if it was interrupted, or there were none
+  int64_t tokens = 0;  // 0 if it was interrupted or there were no texts
   double mean_regret = 0;
 };
 
@@ -22,7 +22,7 @@ class TextJudge {
   // `options` are those of the decoder whose texts are judged.
   TextJudge(const LoadedModel& model, DecoderOptions options);
 
-  // Of the last tokens of each text.
+  // Judges the last tokens of each text.
   Judgement Of(std::span<const BenchText> texts, const std::atomic<bool>* interrupted);
 
  private:

@@ -11,7 +11,7 @@
 namespace tokline {
 namespace {
 
-// A NaN anywhere makes the mean, and with it the regret, a NaN.
+// A NaN anywhere makes the mean NaN and with it the regret.
 double GreedyRegret(const std::vector<float>& logits, int32_t token) {
   const double largest = *std::ranges::max_element(logits);
   const double mean =

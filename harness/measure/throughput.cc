@@ -1,3 +1,4 @@
+// Times repeats of a full batch of random prompts and computes the least cost of its decode step.
 #include "harness/measure/throughput.h"
 
 #include <algorithm>
@@ -32,8 +33,8 @@ void RequireFits(const Decoder& decoder, const BenchOptions& options) {
 Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
                     const BenchOptions& options) {
   const auto batch = static_cast<double>(options.batch);
-  // The first new token is drawn by the prefill; step i of new_tokens - 1 finds prompt + i tokens
-  // in the cache and appends one a sequence.
+  // The prefill produces the first new token; step i of the new_tokens - 1 finds prompt + i tokens
+  // in the cache and appends one per sequence.
   const double cached =
       static_cast<double>(options.prompt_tokens) + static_cast<double>(options.new_tokens - 2) / 2;
   const auto table = static_cast<double>(spec.vocab_size * spec.hidden_size);
@@ -44,18 +45,19 @@ Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
       static_cast<double>(spec.hidden_size * (2 * spec.QSize() + 2 * spec.KvSize() + spec.UpRows() +
                                               spec.intermediate_size));
   Cost cost;
-  cost.read_bytes = static_cast<double>(parameters) * element;  // a tied table is read as LM head
+  // a tied table is read in full by the LM head
+  cost.read_bytes = static_cast<double>(parameters) * element;
   if (!spec.tied_embeddings) {
     cost.read_bytes += (batch * static_cast<double>(spec.hidden_size) - table) * element;
   }
-  if (spec.position == PositionKind::kLearned) {  // a row a sequence
+  if (spec.position == PositionKind::kLearned) {  // one row per sequence
     cost.read_bytes += (batch - static_cast<double>(spec.max_positions)) *
                        static_cast<double>(spec.hidden_size) * element;
   }
   cost.read_bytes += batch * cached * kv_bytes;
   cost.write_bytes = batch * kv_bytes;
   cost.flops = 2 * batch * (layers * matrices + table);  // projections and LM head
-  // q.k and p.v, each a multiply-add an element, over the context and the new token.
+  // q.k and p.v: one multiply-add per element each, over the context and the new token.
   cost.flops += 4 * batch * layers * (cached + 1) * static_cast<double>(spec.QSize());
   return cost;
 }

@@ -33,7 +33,7 @@ Interval MedianInterval(std::span<const double> samples) {
   Require(!samples.empty(), "there are no samples");
   std::vector<double> sorted(samples.begin(), samples.end());
   std::sort(sorted.begin(), sorted.end());
-  // The median is below the sample of rank r (from 0) where at most r of n fair coins show heads.
+  // The median lies below the sample of rank r (from 0) if at most r of n fair coins show heads.
   constexpr double kMissedOnASide = 0.025;
   const auto count = static_cast<double>(sorted.size());
   const auto probability = [count](double heads) {

@@ -1,4 +1,4 @@
-// Samples of a launch's time and what is said of them.
+// Statistics of timing samples.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace tokline {
 
-// The middle of `values`, of which there is at least one.
+// Returns the middle of `values`, of which there must be at least one.
 double Median(std::vector<double> values);
 
 struct SampleStats {
@@ -16,7 +16,7 @@ struct SampleStats {
   double mad = 0;  // median absolute deviation from the median, unscaled
 };
 
-// Throws InvalidArgument for no samples, or one that is not a finite positive number.
+// Throws InvalidArgument if there are no samples, or if one is not a finite positive number.
 SampleStats Summarize(std::span<const double> samples);
 
 struct Interval {
@@ -24,10 +24,11 @@ struct Interval {
   double high = 0;
 };
 
-// The narrowest pair of order statistics, equally far from both ends, between which the median of
-// the distribution lies with a confidence of at least 95 %: each side is missed with at most 2.5 %,
-// whatever the distribution. Fewer than kMinIntervalSamples do not suffice for that; then the
-// smallest and the largest. Throws InvalidArgument for no samples.
+// Returns the narrowest pair of order statistics, equally far from both ends, between which the
+// median of the distribution lies with a confidence of at least 95 %: each side misses it with a
+// probability of at most 2.5 %, whatever the distribution. Fewer than kMinIntervalSamples samples
+// do not suffice for that; then it returns the smallest and the largest. Throws InvalidArgument if
+// there are no samples.
 Interval MedianInterval(std::span<const double> samples);
 
 struct Percentiles {
@@ -36,7 +37,7 @@ struct Percentiles {
   double p99 = 0;
 };
 
-// Nearest rank: figures that occurred. All 0 if there are none.
+// By nearest rank, so each percentile is a value that occurred. All are 0 if there are no values.
 Percentiles PercentilesOf(std::vector<double> values);
 
 }  // namespace tokline

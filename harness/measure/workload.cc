@@ -1,3 +1,5 @@
+// Creates workloads: nano-vllm's benchmark, synthetic ones from a description, and those read from
+// a file of JSON lines.
 #include "harness/measure/workload.h"
 
 #include <algorithm>
@@ -20,10 +22,10 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMostRequests = 1'000'000;
-constexpr int64_t kMostTokens = 1 << 24;  // of a prompt or an output
+constexpr int64_t kMostTokens = 1 << 24;  // per prompt or output
 
-// random.seed(n) and random.randint of Python 3: the Mersenne Twister, seeded by a key of one word,
-// and whole numbers by rejection of its upper bits.
+// random.seed(n) and random.randint of Python 3: a Mersenne Twister seeded by a key of one word,
+// from whose upper bits integers are drawn by rejection.
 class PythonRandom {
  public:
   explicit PythonRandom(uint32_t seed) {

@@ -1,4 +1,4 @@
-// Requests as a service gets them.
+// Workloads: lists of requests as a service receives them.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,12 @@ namespace tokline {
 
 struct WorkloadRequest {
   Request request;
-  double arrival_s = 0;                // after the begin
-  std::vector<std::string> stop = {};  // the text ends as soon as it has one of these
-  int64_t line = 0;                    // of the file that it stands in, from 1; 0: in none
+  double arrival_s = 0;                // after the start of the run
+  std::vector<std::string> stop = {};  // generation ends as soon as the text contains one of these
+  // line number in the workload's file, from 1; 0 without a file
+  int64_t line = 0;
 
-  int64_t Context() const {  // tokens at most
+  int64_t Context() const {  // maximum number of tokens
     return static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
   }
 };
@@ -27,33 +28,34 @@ struct Workload {
   std::vector<WorkloadRequest> requests;  // by arrival
 
   int64_t PromptTokens() const;
-  int64_t NewTokens() const;   // at most
+  int64_t NewTokens() const;   // maximum
   int64_t MaxContext() const;  // of the longest request
   bool HasStopStrings() const;
-  // What an error calls request `i`: "FILE:LINE", or its number in what is no file.
+  // How an error refers to request `i`: "FILE:LINE", or its number if there is no file.
   std::string Where(size_t i) const;
 };
 
-// The benchmark of nano-vllm, number by number: 256 requests, Python's generator with seed 0,
-// prompts and outputs of 100 to 1,024 tokens, ids up to 10,000, temperature 0.6, nothing stops
-// them.
+// Reproduces the benchmark of nano-vllm number by number: 256 requests from Python's generator with
+// seed 0, prompts and outputs of 100 to 1,024 tokens, ids up to 10,000, temperature 0.6, without
+// stop ids.
 Workload NanoVllmWorkload();
 
-// requests=N,prompt=A-B,new=A-B,shared=N,ids=N,seed=N,temperature=T,rate=R (a second; 0: all at
-// once), all with defaults. All prompts begin with the same `shared` tokens (0), a chunk, before
-// their own A to B. Throws InvalidArgument that names the part.
+// Parses requests=N,prompt=A-B,new=A-B,shared=N,ids=N,seed=N,temperature=T,rate=R, each of which
+// has a default. `rate` is in requests per second; 0 means that all arrive at once. All prompts
+// begin with the same `shared` tokens (default 0), which form a chunk, followed by their own A to B
+// tokens. Throws InvalidArgument that names the invalid part.
 Workload SyntheticWorkload(std::string_view parts);
 
-// One JSON object a line: "prompt_ids" [ids] or "prompt_tokens" N (drawn below "ids", 10000), and
-// "new_tokens" N, "temperature", "top_k", "top_p", "seed", "stop_ids", "stop" (a text or a list of
-// them), "arrival_s". Throws InvalidArgument with the line and the reason, RuntimeFailure if the
-// file cannot be read.
+// Reads one JSON object per line: "prompt_ids" (a list of ids) or "prompt_tokens" N (ids drawn
+// below "ids", default 10000), and "new_tokens" N, "temperature", "top_k", "top_p", "seed",
+// "stop_ids", "stop" (a text or a list of texts), "arrival_s". Throws InvalidArgument with the line
+// and the reason, RuntimeFailure if the file cannot be read.
 Workload ReadWorkload(const std::filesystem::path& file);
 
-// "nano-vllm", "synthetic:...", or else a file.
+// Accepts "nano-vllm", "synthetic:..." or the path of a file.
 Workload MakeWorkload(const std::string& text);
 
-// Tells requests from others, whatever they are called.
+// A hash of the requests that does not depend on the workload's name.
 std::string HashOf(const Workload& workload);
 
 }  // namespace tokline

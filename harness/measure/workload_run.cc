@@ -1,3 +1,5 @@
+// Feeds a workload's requests to a decoder as they arrive, steps it until all have ended, and
+// records the times of their tokens, the memory and some of the texts.
 #include "harness/measure/workload_run.h"
 
 #include <algorithm>
@@ -13,11 +15,12 @@
 namespace tokline {
 namespace {
 
-// The times of a run's tokens, and what is kept of its texts.
+// Records the times of a run's tokens and keeps some of its texts.
 class TokenLog {
  public:
   explicit TokenLog(const Workload& workload) : workload_(workload) {
-    // Filled once, so that no page of them is touched for the first time during the run.
+    // Filled in advance, so that the run never touches one of their memory pages for the first
+    // time.
     first_s_.assign(workload.requests.size(), 0);
     between_s_.assign(static_cast<size_t>(workload.NewTokens()), 0);
     first_s_.clear();
@@ -34,7 +37,7 @@ class TokenLog {
                                    .last_s = -1,
                                    .stops = std::move(stops)});
   }
-  // Whether the request has ended with it.
+  // Returns whether the token ends its request.
   bool Take(const NewToken& token, double now_s) {
     const auto found = progress_.find(token.sequence);
     Progress& one = found->second;
@@ -51,7 +54,7 @@ class TokenLog {
     if (ended) progress_.erase(found);
     return ended;
   }
-  // Of requests that have not ended.
+  // Returns the requests that have not ended.
   std::vector<SequenceId> Unfinished() const {
     std::vector<SequenceId> ids;
     for (const auto& [id, one] : progress_) ids.push_back(id);
@@ -72,14 +75,14 @@ class TokenLog {
   struct Progress {
     size_t index = 0;
     double arrival_s = 0;
-    double last_s = 0;  // of its newest token; below 0: none yet
-    StopReader stops;   // empty without stop strings
+    double last_s = 0;  // time of its newest token; negative before the first
+    StopReader stops;   // empty if there are no stop strings
   };
 
   const Workload& workload_;
   std::unordered_map<SequenceId, Progress> progress_;
   std::vector<double> first_s_, between_s_;
-  std::map<size_t, std::vector<int32_t>> kept_;  // tokens by the request's index
+  std::map<size_t, std::vector<int32_t>> kept_;  // tokens by index of the request
 };
 
 }  // namespace
@@ -101,7 +104,7 @@ MemoryPoint MemoryOf(Decoder& decoder, int64_t requests) {
 double WarmUp(Decoder& decoder, const Workload& workload, const std::atomic<bool>* interrupted) {
   const auto begin = Clock::now();
   decoder.WarmUp();
-  // All are taken before any runs: one that does not fit is seen at once.
+  // All requests are added before any runs, so that one that does not fit fails at once.
   std::vector<SequenceId> taken;
   for (size_t i = 0; i < workload.requests.size(); ++i) {
     try {
@@ -160,7 +163,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
     if (!decoder.HasWork()) {
       take(decoder.Flush());
       if (next == workload.requests.size()) break;
-      constexpr double kNapS = 1e-3;  // short enough for an interruption
+      constexpr double kNapS = 1e-3;  // short enough to notice an interruption
       const double wait_s = std::min(kNapS, workload.requests[next].arrival_s - now_s);
       std::this_thread::sleep_for(std::chrono::duration<double>(wait_s));
       idle_s += wait_s;

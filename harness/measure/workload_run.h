@@ -1,5 +1,4 @@
-// A workload run with continuous batching: tokens per second, latencies, and what it holds
-// meanwhile.
+// Runs a workload with continuous batching and measures tokens per second, latencies and memory.
 #pragma once
 
 #include <atomic>
@@ -20,11 +19,11 @@ namespace tokline {
 // One run of a workload.
 struct WorkloadResult {
   double total_s = 0;    // from the first arrival to the last token
-  int64_t requests = 0;  // that ended
+  int64_t requests = 0;  // that have ended
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;
   double output_tokens_per_s = 0;
-  double total_tokens_per_s = 0;  // prompt and output
+  double total_tokens_per_s = 0;  // prompt and output tokens
   ServingFigures serving;
   std::vector<MemoryPoint> memory;  // after each tenth of the requests
   std::vector<BenchText> texts;     // of some requests, for verification
@@ -33,19 +32,20 @@ struct WorkloadResult {
 
 MemoryPoint MemoryOf(Decoder& decoder, int64_t requests);
 
-// Graphs, and a first step of each kind, so that what is done the first time is done; returns the
-// seconds. Needs a decoder without sequences. Throws InvalidArgument, with the request's number,
-// for one that does not fit.
+// Captures graphs and runs a first step of each kind, so that one-time work is done before the run;
+// returns the seconds that this took. The decoder must have no sequences. Throws InvalidArgument
+// with the number of the request if one does not fit.
 double WarmUp(Decoder& decoder, const Workload& workload,
               const std::atomic<bool>* interrupted = nullptr);
 
-// Of one request: takes its tokens as they come and says whether one completes a stop string.
+// For one request: receives its tokens as they come and returns whether one completes a stop
+// string.
 using StopReader = std::function<bool(int32_t token)>;
-// Makes one for the stop strings of a request.
+// Creates a reader for the stop strings of a request.
 using MakeStopReader = std::function<StopReader(std::span<const std::string> stops)>;
 
-// Needs a decoder without sequences, and begins with no K and V to reuse. Throws as WarmUp does,
-// and InvalidArgument for a workload with stop strings without a `make_stop_reader`.
+// The decoder must have no sequences and starts with no K and V to reuse. Throws as WarmUp does,
+// and InvalidArgument if the workload has stop strings but there is no `make_stop_reader`.
 WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
                            const std::atomic<bool>* interrupted = nullptr,
                            const MakeStopReader& make_stop_reader = {});
