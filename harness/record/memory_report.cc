@@ -7,7 +7,7 @@
 namespace tokline {
 namespace {
 
-// What grows as memory is taken.
+// A figure that grows as memory is allocated.
 int64_t TakenNow(const Backend& backend) {
   if (backend.device() == Device::kCuda) return -backend.FreeBytes();
   return ReadProcessMemory().anonymous;

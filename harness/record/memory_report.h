@@ -1,4 +1,4 @@
-// The memory of a run: what was planned beside what was measured, and the rest that no plan
+// The memory of a run: what was planned next to what was measured, and the rest that no plan
 // explains.
 #pragma once
 
@@ -9,17 +9,19 @@
 
 namespace tokline {
 
-// As records have it.
+// In the form that records use.
 MemoryByUse ByUse(const MemoryPlan& plan);
 
-// Made before a decoder is, asked while the decoder lives. Bytes. On CUDA "measured" is what the
-// device has less free than before, on the CPU the pages of no file that the process has more.
+// Must be created before the decoder and queried while the decoder lives. All figures are bytes. On
+// CUDA, "measured" is the decrease of the device's free memory; on the CPU, it is the increase of
+// the process's pages that belong to no file.
 class MemoryWatch {
  public:
   explicit MemoryWatch(Device device);
 
-  // "planned" by use, "planned_total", "measured", "unexplained": measured less planned_total, and
-  // of the host "host_resident" and "host_peak". On the CPU planned_total has the staging too.
+  // Returns "planned" by use, "planned_total", "measured", "unexplained" (measured minus
+  // planned_total), and the host's "host_resident" and "host_peak". On the CPU, planned_total
+  // includes the staging memory.
   Json Report(Decoder& decoder) const;
 
  private:

@@ -1,3 +1,5 @@
+// Turns measurements into the rows of a record: computes their figures, or the reason why they are
+// refused.
 #include "harness/record/record.h"
 
 #include <random>
@@ -80,7 +82,7 @@ Json ToJson(const Fingerprint& print) {
   return json;
 }
 
-// What every row begins with.
+// The fields that every row begins with.
 Json BeginRow(const std::string& kernel, const RowOrigin& origin, const Trouble& trouble,
               const std::string& refusal) {
   return {{"schema", kRecordSchema},
@@ -97,7 +99,7 @@ Json BeginRow(const std::string& kernel, const RowOrigin& origin, const Trouble&
           {"library", nullptr}};
 }
 
-// Why texts are unverified, or "".
+// Returns why texts are unverified, or "".
 std::string WhyUnverified(const JudgedTexts& judged) {
   const double most = judged.drawn ? kMaxMeanDrawRegret : kMaxMeanRegret;
   if (judged.tokens > 0 && judged.mean_regret <= most) return "";  // false for NaN
@@ -105,7 +107,7 @@ std::string WhyUnverified(const JudgedTexts& judged) {
                 "; at most ", most, " is allowed");
 }
 
-// The same of outputs.
+// Returns why outputs are unverified, or "".
 std::string WhyUnverified(const Verification& verified) {
   const bool within = verified.max_error_over_bound <= 1;  // false for NaN
   if (verified.before && verified.after && within) return "";
@@ -114,7 +116,7 @@ std::string WhyUnverified(const Verification& verified) {
                 " of its bound");
 }
 
-// The first reason to refuse that there is, or "".
+// Returns the first reason to refuse the row, or "".
 std::string WhyRefused(const Trouble& trouble, const std::string& unverified, size_t samples,
                        size_t least = 1) {
   if (!trouble.failure.empty()) return trouble.failure;
@@ -138,7 +140,7 @@ Json ToJson(const Cost& cost) {
       {"read_bytes", cost.read_bytes}, {"write_bytes", cost.write_bytes}, {"flops", cost.flops}};
 }
 
-// Says in `refusal` why the shares cannot be true.
+// Stores in `refusal` why the shares cannot be true, if they cannot.
 Shares SharesOf(const Cost& cost, double median_us, const std::string& cache, const Limits& limits,
                 std::string& refusal) {
   Shares shares;

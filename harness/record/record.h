@@ -1,5 +1,6 @@
-// The records of a run: one JSON object a line, as record.schema.json describes them. A "run" line,
-// then its "row" and "ablation" lines, then an "end" line; a run without its end was killed.
+// The records of a run: one JSON object per line, as described by record.schema.json. A "run" line
+// is followed by the "row" and "ablation" lines of the run and an "end" line; a run without an end
+// was killed.
 #pragma once
 
 #include <cstdint>
@@ -21,38 +22,40 @@
 
 namespace tokline {
 
-// What a workload row follows from its samples: microseconds for each token written.
+// The figure of a workload row that follows from its samples: microseconds per output token.
 std::vector<double> MicrosecondsPerToken(std::span<const double> seconds,
                                          std::span<const double> new_tokens);
 
-// Of a run; tells its rows from those of other runs in one file.
+// Identifies a run, so that its rows can be told from those of other runs in the same file.
 std::string NewRunId();
 
 struct RunHeader {
   std::string run_id;
-  std::string program;  // "bench_chunk_decode"
+  std::string program;  // for example "bench_chunk_decode"
   Fingerprint fingerprint;
   std::optional<Peaks> peaks;  // none on the CPU
   std::optional<Datasheet> datasheet;
-  Json injected = nullptr;  // what was done to the run on purpose: {"slowdown_percent": 3}
+  Json injected = nullptr;  // what was deliberately done to the run: {"slowdown_percent": 3}
 };
 
 struct Verification {
-  bool before = false;              // the outputs of a launch before timing matched
-  bool after = false;               // what the timed launches wrote, from other inputs, matched
-  double max_error_over_bound = 0;  // over all; at most 1 where verified
-  int audits = 0;                   // replays on fresh inputs whose outputs were compared besides
+  bool before = false;  // the outputs of a launch before timing matched
+  // the outputs of the timed launches, computed from other inputs, matched
+  bool after = false;
+  double max_error_over_bound = 0;  // maximum over all comparisons; at most 1 if verified
+  // additional replays on fresh inputs whose outputs were compared
+  int audits = 0;
 };
 
 // What a row was measured by, with and on.
 struct RowOrigin {
   std::string run_id;
-  std::string implementation;  // "reference", "cuda", a variant, with what was ablated
+  std::string implementation;  // "reference", "cuda" or a variant, with what was ablated
   std::string dtype;
   std::string device;
 };
 
-// What a row is held against.
+// What a row's figures are compared with.
 struct Limits {
   std::optional<Peaks> peaks{};
   std::optional<Datasheet> datasheet{};
@@ -62,18 +65,20 @@ struct Limits {
 struct Trouble {
   bool interrupted = false;
   std::string failure{};    // why there are no samples, or ""
-  std::string disturbed{};  // what slowed it, also when repeated, or ""
+  std::string disturbed{};  // what slowed the row, even when repeated, or ""
 };
 
 struct KernelSamples {
-  std::vector<double> us{};  // of one launch
+  std::vector<double> us{};  // per launch
   int launches_per_sample = 1;
   int buffer_sets = 1;
-  std::string stopped{};  // why sampling ended: "precise", "time", or "" for a stated number
-  bool rested = false;    // there were pauses between the samples, since the power cap was met or
-                          // the tensor cores limit the row
-  std::optional<double> fresh_us{};  // median of replays right after their inputs were refilled and
-                                     // their outputs poisoned
+  // why sampling ended: "precise", "time", or "" for a fixed number of samples
+  std::string stopped{};
+  // whether there were pauses between the samples, because the power cap was reached or the tensor
+  // cores limit the row
+  bool rested = false;
+  // median of replays that ran right after their inputs were refilled and their outputs poisoned
+  std::optional<double> fresh_us{};
 };
 
 struct KernelMeasurement {
@@ -83,40 +88,41 @@ struct KernelMeasurement {
   std::string cache{};  // "cold", "warm" or "cpu"
   std::string chain{};  // "plain" or "dependent" launches, "none" on the CPU
   Cost cost{};
-  std::optional<int64_t> memory_bytes{};  // of one launch's inputs, outputs, tables and workspace
+  std::optional<int64_t> memory_bytes{};  // inputs, outputs, tables and workspace of one launch
   KernelSamples samples{};
   Verification verified{};
   Limits limits{};
   Trouble trouble{};
 };
 
-// A decoder's batch; tokens are those of each sequence.
+// The batch of a decoder; the token counts are per sequence.
 struct BatchShape {
   int64_t batch = 0;
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;
 };
 
-// What a decoder of plain ops said of texts.
+// How a decoder of plain ops judged the texts.
 struct JudgedTexts {
-  int64_t tokens = 0;  // that it was asked about; 0: unverified
+  int64_t tokens = 0;  // number of tokens judged; 0: unverified
   double mean_regret = 0;
-  bool drawn = false;  // some text was drawn with a temperature
+  bool drawn = false;  // whether some text was drawn with a temperature
 };
 
 struct DecoderSamples {
-  std::vector<double> prefill_s{};  // of all prompts, one a repeat
-  std::vector<double> step_ms{};    // of one decode step, the mean of a repeat's, one a repeat
-  double host_share = 0;            // of a decode step, in [0, 1]
+  std::vector<double> prefill_s{};  // of all prompts together; one value per repeat
+  // of one decode step, the mean over a repeat's steps; one value per repeat
+  std::vector<double> step_ms{};
+  double host_share = 0;  // of a decode step, in [0, 1]
 };
 
 struct DecoderMeasurement {
   RowOrigin origin{};
   std::string model{};
-  std::string cache{};  // of a decode step: "cold" where it must move more than the L2 keeps
+  std::string cache{};  // of a decode step: "cold" if the step moves more data than the L2 can keep
   BatchShape shape{};
-  Cost cost{};                            // of the mean decode step
-  std::optional<int64_t> memory_bytes{};  // device memory that the run took
+  Cost cost{};                            // of the average decode step
+  std::optional<int64_t> memory_bytes{};  // device memory that the run used
   DecoderSamples samples{};
   JudgedTexts judged{};
   Limits limits{};
@@ -124,7 +130,7 @@ struct DecoderMeasurement {
   std::optional<StepProfile> profile{};
 };
 
-// Device memory by use, bytes; as MemoryPlan of the decoder.
+// Device memory in bytes by use, as in the decoder's MemoryPlan.
 struct MemoryByUse {
   int64_t weights = 0;
   int64_t kv_cache = 0;
@@ -144,14 +150,14 @@ struct WorkloadSample {
   int64_t new_tokens = 0;
 };
 
-// Requests with continuous batching, run once or more.
+// Requests served with continuous batching, in one or more runs.
 struct WorkloadMeasurement {
   RowOrigin origin{};
   std::string model{};
-  Json shape{};  // of the requests, and how they ran
+  Json shape{};  // of the requests, and how they were run
   std::vector<WorkloadSample> samples{};
   double warm_up_s = 0;
-  ServingFigures serving{};  // of the sample with the median time
+  ServingFigures serving{};  // from the sample with the median time
   MemoryByUse memory{};
   // At the start, after the warm-up, and after each tenth of each repeat's requests.
   std::vector<MemoryPoint> memory_points{};
@@ -161,22 +167,24 @@ struct WorkloadMeasurement {
 
 struct PairedSamples {
   std::vector<double> with{};
-  std::vector<double> without{};  // of the same rounds
+  std::vector<double> without{};  // of the same rounds as `with`
 };
 
-// A decoder with a fused or custom op beside the same decoder with the op's plain counterpart.
+// A decoder with a fused or custom op compared with the same decoder with the op's plain
+// counterpart.
 struct AblationMeasurement {
   RowOrigin origin{};
   std::string model{};
   BatchShape shape{};
-  std::string name{};                          // of the op, "rmsnorm_qkv"
-  std::string instead{};                       // what does its work in the other decoder, in words
-  PairedSamples end_to_end_ms{};               // of a decode step, one a round
+  std::string name{};  // of the op, for example "rmsnorm_qkv"
+  // what does the op's work in the other decoder, in words
+  std::string instead{};
+  PairedSamples end_to_end_ms{};               // of a decode step, one value per round
   std::optional<PairedSamples> isolated_us{};  // the op alone, at the decoder's own shapes
   Trouble trouble{};
 };
 
-// The least time that the cost can take at these rates, and which rate it is.
+// The least time in which the cost can be paid at these rates, and the rate that determines it.
 struct Floor {
   double us = 0;
   std::string limit;  // "read", "copy" or "matmul"
@@ -190,9 +198,9 @@ struct Shares {
   std::optional<double> percent_of_datasheet_peak;
 };
 
-// What follows from the samples of a row, or why its figures are refused.
+// The figures that follow from a row's samples, or why they are refused.
 struct KernelFigures {
-  std::string refusal;  // or ""
+  std::string refusal;  // "" if the figures are not refused
   SampleStats us;
   double gbps = 0;
   double tflops = 0;
@@ -207,21 +215,22 @@ struct DecoderFigures {
 };
 struct WorkloadFigures {
   std::string refusal;
-  std::vector<double> us_per_token;  // one a repeat
+  std::vector<double> us_per_token;  // one value per repeat
   SampleStats us;
   double total_s = 0;
   double output_tok_s = 0;
   double total_tok_s = 0;
 };
 
-// A row is refused when it failed, was interrupted, is unverified or without samples (a kernel's
-// with fewer than kMinSamples), or is cold and above kMaxPercentOfPeak of the measured peak.
+// Refuses a row that failed, was interrupted, is unverified, has no samples (a kernel's row: fewer
+// than kMinSamples), or is cold and above kMaxPercentOfPeak of the measured peak.
 KernelFigures FiguresOf(const KernelMeasurement& measurement);
 DecoderFigures FiguresOf(const DecoderMeasurement& measurement);
 WorkloadFigures FiguresOf(const WorkloadMeasurement& measurement);
 std::string WhyRefused(const AblationMeasurement& measurement);
 
-// The row of a measurement: its figures, or why they are refused ("status": "refused", "reason").
+// Returns the row of a measurement with its figures, or with the reason why they are refused
+// ("status": "refused", "reason").
 Json KernelRow(const KernelMeasurement& measurement);
 Json DecoderRow(const DecoderMeasurement& measurement);
 Json WorkloadRow(const WorkloadMeasurement& measurement);
@@ -230,8 +239,8 @@ Json AblationRow(const AblationMeasurement& measurement);
 struct RunEnd {
   std::string run_id;
   bool interrupted = false;
-  int64_t rows = 0;     // and ablations, written in this run
-  int64_t refused = 0;  // of them
+  int64_t rows = 0;     // including ablations, written in this run
+  int64_t refused = 0;  // of those rows
   GpuState gpu_after;
 };
 

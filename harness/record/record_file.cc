@@ -1,3 +1,4 @@
+// Appends validated records to a file under a lock and reads them back.
 #include "harness/record/record_file.h"
 
 #include <fcntl.h>
@@ -21,8 +22,8 @@ namespace {
   throw RuntimeFailure(StrCat("cannot ", what, " ", path, ": ", std::strerror(code)));
 }
 
-// Sole access among those that lock too. What is no regular file may refuse to be locked; a single
-// write to it is whole without.
+// Exclusive access among processes that also lock. Locking may fail on something other than a
+// regular file, where a single write is atomic without a lock.
 class FileLock {
  public:
   FileLock(int file, bool regular, const std::string& path) : file_(file) {
@@ -45,14 +46,14 @@ struct stat StatusOf(int file, const std::string& path) {
   return status;
 }
 
-// Length of the file up to and with its last newline.
+// The length of the file up to and including its last newline.
 off_t WholeLinesEnd(int file, off_t size) {
   constexpr off_t kBlock = 4096;
   char block[kBlock];
   for (off_t end = size; end > 0;) {
     const off_t begin = std::max<off_t>(0, end - kBlock);
     const ssize_t read = pread(file, block, static_cast<size_t>(end - begin), begin);
-    if (read != end - begin) return size;  // unreadable: leave it alone
+    if (read != end - begin) return size;  // unreadable: leave the file alone
     for (off_t i = read; i > 0; --i) {
       if (block[i - 1] == '\n') return begin + i;
     }
@@ -61,9 +62,9 @@ off_t WholeLinesEnd(int file, off_t size) {
   return 0;
 }
 
-// Whether the file begins as records do: empty, or with a line that is an object of schema and
-// kind. Of a line that is unfinished, since its writer was killed or is at it, or that is longer
-// than any header, only the beginning is compared with what Append writes.
+// Whether the file begins as record files do: it is empty or its first line is an object with
+// schema and kind. If that line is unfinished (its writer was killed or is still writing) or is
+// longer than any header, only its beginning is compared with what Append writes.
 bool BeginsAsRecords(int file) {
   std::string text(64 * 1024, '\0');
   const ssize_t read = pread(file, text.data(), text.size(), 0);
@@ -79,7 +80,7 @@ bool BeginsAsRecords(int file) {
   return line.is_object() && line.contains("schema") && line.contains("kind");
 }
 
-// 0, or the errno of what kept the line from being written whole.
+// Returns 0, or the errno that kept the line from being written whole.
 int WriteWhole(int file, std::string_view line) {
   while (!line.empty()) {
     const ssize_t written = write(file, line.data(), line.size());
@@ -90,8 +91,8 @@ int WriteWhole(int file, std::string_view line) {
   return 0;
 }
 
-// Makes the file's name as lasting as its lines. Some file systems sync no folders: then it is as
-// lasting as they make it.
+// Makes the file's name as durable as its lines. On file systems that cannot sync directories, it
+// is only as durable as they make it.
 void SyncFolderOf(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const int folder =
@@ -120,7 +121,7 @@ RecordWriter::~RecordWriter() {
 
 void RecordWriter::Open() {
   constexpr mode_t kMode = 0644;
-  constexpr int kAttempts = 100;  // another writer may remove its empty file in between
+  constexpr int kAttempts = 100;  // another writer may remove its empty file meanwhile
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     file_ = open(path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
     made_ = file_ >= 0;
@@ -140,8 +141,8 @@ void RecordWriter::RequireRecords() const {
   }
 }
 
-// Under the lock: another writer may have appended meanwhile, and one that waits for the lock sees
-// that the file is gone.
+// Runs under the lock: another writer may have appended meanwhile, and one that waits for the lock
+// notices that the file is gone.
 void RecordWriter::RemoveIfEmpty() const {
   while (flock(file_, LOCK_EX) != 0) {
     if (errno != EINTR) return;
@@ -156,7 +157,7 @@ void RecordWriter::RemoveIfEmpty() const {
 
 void RecordWriter::Append(const Json& record) {
   ValidateRecord(record);
-  // An argument or a path may be no UTF-8.
+  // An argument or a path may not be valid UTF-8.
   const std::string line =
       record.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
   while (!AppendLine(line)) {
@@ -198,7 +199,7 @@ std::vector<Json> ReadRecords(const std::string& path, std::string* unfinished) 
   std::vector<Json> records;
   std::string line;
   for (int64_t number = 1; std::getline(file, line); ++number) {
-    if (file.eof()) {  // no newline: its writer was killed, and had acknowledged nothing of it
+    if (file.eof()) {  // no newline: the writer was killed and had not acknowledged the line
       if (unfinished != nullptr) {
         *unfinished = StrCat(path, ":", number, ": the last line is unfinished (", line.size(),
                              " bytes) and left out");

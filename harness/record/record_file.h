@@ -1,4 +1,4 @@
-// Files of records: validated on write and on read, appended line by whole line.
+// Files of records, validated when written and when read, and appended one whole line at a time.
 #pragma once
 
 #include <string>
@@ -9,31 +9,32 @@
 
 namespace tokline {
 
-// Throws InvalidArgument that names the field, its value and what is allowed. Checks the form of
-// every field and that the figures of a row follow from its samples and cost.
+// Checks the form of every field, and that the figures of a row follow from its samples and cost.
+// Throws InvalidArgument that names the field, its value and what is allowed.
 void ValidateRecord(const Json& record);
 
-// Appends to a file that others may be appending to. A line is there whole or not at all: it is
-// written under a lock, then synced; a line that a killed writer left unfinished is cut off first.
+// Appends to a file to which other processes may be appending too. Each line is either written
+// whole or not at all: it is written under a lock, then synced, and an unfinished line that a
+// killed writer left behind is cut off first.
 class RecordWriter {
  public:
-  // Opens the file, or makes it. Throws RuntimeFailure with the path and the reason, also for a
-  // file that holds something else than records: it stays as it is.
+  // Opens the file or creates it. Throws RuntimeFailure with the path and the reason, also if the
+  // file contains anything but records; such a file is left unchanged.
   explicit RecordWriter(const std::string& path);
-  // Removes the file if this made it and nobody appended anything.
+  // Removes the file if this object created it and nobody appended anything.
   ~RecordWriter();
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
-  // Returns when the line is on disk. Throws InvalidArgument for an invalid record, RuntimeFailure
-  // if it cannot be written (and then nothing of it is).
+  // Returns once the line is on disk. Throws InvalidArgument for an invalid record, and
+  // RuntimeFailure if it cannot be written, in which case no part of it is.
   void Append(const Json& record);
 
  private:
   void Open();
   void RemoveIfEmpty() const;
   void RequireRecords() const;
-  // False if another writer removed the file before the first line.
+  // Returns false if another writer removed the file before its first line was written.
   bool AppendLine(std::string_view line);
 
   std::string path_;
@@ -42,9 +43,9 @@ class RecordWriter {
   bool appended_ = false;
 };
 
-// Every record of a file, of which there may be none. A last line without its newline is left out,
-// and `unfinished`, where given, says so ("" where there is none). Throws InvalidArgument that
-// names file and line if one is not valid, RuntimeFailure if the file cannot be read.
+// Returns all records of a file, which may be empty. A last line without a newline is skipped and
+// stored in `unfinished`, if given ("" if there is no such line). Throws InvalidArgument with the
+// file and the line if a record is not valid, RuntimeFailure if the file cannot be read.
 std::vector<Json> ReadRecords(const std::string& path, std::string* unfinished = nullptr);
 
 }  // namespace tokline

@@ -6,7 +6,7 @@
 namespace tokline {
 namespace {
 
-// Of a time like 2026-01-31T09:30:00Z.
+// Parses a time such as 2026-01-31T09:30:00Z.
 std::time_t SecondsOf(const std::string& time_utc, const std::string& path) {
   std::tm parts{};
   const char* end = strptime(time_utc.c_str(), "%Y-%m-%dT%H:%M:%SZ", &parts);
@@ -15,8 +15,7 @@ std::time_t SecondsOf(const std::string& time_utc, const std::string& path) {
   return timegm(&parts);
 }
 
-// Whether the record is the header of a run that measured this GPU's peaks itself, all that are
-// needed.
+// Whether the record is the header of a run that measured all the needed peaks of this GPU itself.
 bool MeasuredPeaksOf(const Json& record, const std::string& uuid_hash, PeaksNeeded needed) {
   if (record["kind"] != "run" || record["peaks"].is_null()) return false;
   const Json &gpu = record["fingerprint"]["gpu"], &peaks = record["peaks"];

@@ -1,4 +1,5 @@
-// Peaks that an earlier run measured: many short runs on one GPU need not measure them each.
+// Reuses the peaks that an earlier run measured, so that many short runs on one GPU need not
+// measure them each time.
 #pragma once
 
 #include <ctime>
@@ -10,11 +11,12 @@ namespace tokline {
 
 inline constexpr std::time_t kMostPeaksAge = 3600;  // seconds
 
-// What a program's limits need: all peaks, or those of memory (a decoder's run measures no others).
+// What a program's limits need: all peaks, or only those of memory, which is all that a decoder's
+// run measures.
 enum class PeaksNeeded { kAll, kMemory };
 
-// Of the newest run in the record file that measured those of this GPU itself. Throws
-// InvalidArgument where there is none, or it is older than kMostPeaksAge at `now`.
+// Takes the peaks from the newest run in the record file that measured them on this GPU itself.
+// Throws InvalidArgument if there is no such run or if at `now` it is older than kMostPeaksAge.
 Peaks ReusePeaks(const std::string& path, const std::string& uuid_hash, PeaksNeeded needed,
                  std::time_t now);
 

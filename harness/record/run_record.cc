@@ -23,7 +23,7 @@ RunRecord::~RunRecord() {
   if (!under_way_) return;
   try {
     Finish(/*interrupted=*/true);
-  } catch (const std::exception&) {  // of two failures the first is told
+  } catch (const std::exception&) {  // only the first of two failures is reported
   }
 }
 

@@ -1,4 +1,4 @@
-// The record of a program's run: its header, its rows, its end.
+// The record of a program's run: a header, rows and an end.
 #pragma once
 
 #include <optional>
@@ -10,17 +10,17 @@
 
 namespace tokline {
 
-// As rows name it: the GPU, or "cpu".
+// The device's name in rows: the GPU's name, or "cpu".
 std::string DeviceName(Device device, const Fingerprint& fingerprint);
 
-// The GPU's state now; nothing known of the CPU.
+// The GPU's current state; all values are absent on the CPU.
 GpuState StateOf(const Fingerprint& fingerprint);
 
-// Writes to the file, if the run has one: opened before the work starts.
+// Writes to the record file if the run has one; the file is opened before the work starts.
 class RunRecord {
  public:
   explicit RunRecord(const std::string& path);
-  // A run that was started and not finished, since something failed, ends as interrupted.
+  // A run that was started but not finished because something failed ends as interrupted.
   ~RunRecord();
   RunRecord(const RunRecord&) = delete;
   RunRecord& operator=(const RunRecord&) = delete;

@@ -1,3 +1,4 @@
+// Checks JSON values against a schema, keyword by keyword, and reports the first problem.
 #include "harness/record/schema.h"
 
 #include <cmath>
@@ -11,7 +12,7 @@ namespace tokline {
 namespace {
 
 struct Problem {
-  std::string path;  // below the value that was checked: ".shape.name"
+  std::string path;  // relative to the value that was checked: ".shape.name"
   std::string what;
 };
 using Found = std::optional<Problem>;
@@ -33,7 +34,7 @@ class Checker {
 struct Arguments {
   const Checker& checker;
   const Json& rule;    // the keyword's value
-  const Json& schema;  // that the keyword stands in
+  const Json& schema;  // the schema that contains the keyword
   const Json& value;
 };
 
@@ -46,7 +47,7 @@ Found Below(const std::string& path, Found found) {
   return found;
 }
 
-// What is written as null is null: JSON has no NaN.
+// NaN is written as null, because JSON has no NaN.
 std::string TypeOf(const Json& value) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) return "null";
   return value.is_number_integer() ? "integer" : value.type_name();
@@ -80,7 +81,7 @@ Found CheckConst(const Arguments& a) {
   return a.rule == a.value ? Found() : IsNot(a.value, a.rule.dump());
 }
 
-// A bound of numbers, which says nothing of other values.
+// A bound on numbers; values of other types pass.
 template <typename Holds>
 Found CheckBound(const Arguments& a, Holds holds, const char* words) {
   const bool bound = TypeOf(a.value) == "integer" || TypeOf(a.value) == "number";
@@ -88,7 +89,7 @@ Found CheckBound(const Arguments& a, Holds holds, const char* words) {
   return IsNot(a.value, StrCat(words, a.rule.get<double>()));
 }
 
-// A bound of the size of strings, lists or objects.
+// A bound on the size of strings, lists or objects.
 Found CheckSize(const Arguments& a, const char* type, bool at_most, const char* of) {
   if (TypeOf(a.value) != type) return {};
   const size_t size =
@@ -201,7 +202,7 @@ Found Checker::Check(const Json& schema, const Json& value) const {
   return {};
 }
 
-// Throws for a keyword that is not implemented, or a reference to nothing.
+// Throws for a keyword that is not implemented or a reference without a target.
 void RequireImplemented(const Checker& checker, const Json& schema) {
   static const std::set<std::string> kOfMany = {"$defs", "allOf", "properties"};
   static const std::set<std::string> kOfOne = {"additionalProperties", "else", "if", "items",

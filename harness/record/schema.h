@@ -1,4 +1,4 @@
-// JSON Schema (2020-12), as far as record.schema.json uses it.
+// Implements the part of JSON Schema (2020-12) that record.schema.json uses.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@ using Json = nlohmann::ordered_json;
 
 class Schema {
  public:
-  // Throws InvalidArgument that names a keyword which is not implemented.
+  // Throws InvalidArgument with the name of a keyword that is not implemented.
   explicit Schema(std::string_view text);
 
   // Throws InvalidArgument that names the field below `where`, its value and what is allowed.
@@ -24,10 +24,10 @@ class Schema {
   Json root_;
 };
 
-// The schema of records, which is built in.
+// The schema of records, which is built into the program.
 const Schema& RecordSchema();
 
-// The beginning of a value, for a message.
+// The beginning of a value, for use in a message.
 std::string Brief(const Json& value);
 
 }  // namespace tokline

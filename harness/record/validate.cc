@@ -1,5 +1,5 @@
-// What a schema cannot say of a record: that figures follow from samples and cost, and that sums
-// add up.
+// Checks what a schema cannot express about a record: that figures follow from samples and cost,
+// and that sums add up.
 #include <cmath>
 #include <span>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-// Within one part in a million; false for NaN.
+// Within one part per million; false for NaN.
 bool Near(double stated, double value) {
   return std::abs(stated - value) <= 1e-6 * std::abs(value) + 1e-12;
 }
@@ -29,7 +29,7 @@ void RequireFigures(const Json& row,
   }
 }
 
-// Of the figures that end with `unit`. Returns the median.
+// Checks the figures that end with `unit` and returns the median.
 double RequireSpread(const Json& row, const char* median, const std::string& unit,
                      const Numbers& samples) {
   const SampleStats stats = Summarize(samples);
@@ -54,7 +54,7 @@ void RequireAscending(const std::string& name, const Numbers& values, const char
   }
 }
 
-// Two lists of samples, of the same rounds or repeats.
+// Checks two lists of samples of the same rounds or repeats.
 void RequirePairs(const Json& row, const char* one, const char* other) {
   Require(row[one].size() == row[other].size(), "there are ", row[one].size(), " samples of ", one,
           " and ", row[other].size(), " of ", other, "; a round or a repeat gives one of both");
