@@ -1,5 +1,5 @@
-// What one bench program adds to the shared framework: its cases. Everything else (flags, shapes,
-// timing, cache state, verification, records) is the framework's.
+// What one bench program adds to the shared framework: its cases. The framework does everything
+// else: flags, shapes, timing, cache state, verification and records.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace tokline::bench {
 
-// Rows and columns of the whole problem that a sampled problem's tensor consists of; empty: all.
+// The rows and columns of the whole problem that make up a sampled problem's tensor; empty: all.
 struct TensorMap {
   std::vector<int64_t> rows{};
   std::vector<int64_t> cols{};
@@ -26,8 +26,8 @@ struct TensorMap {
 
 class BenchCase;
 
-// A smaller problem whose outputs are, bit for bit or within tolerance, some of the whole one's.
-// It has the same tensors in the same order; the whole one may have more at its end.
+// A smaller problem whose outputs equal some of the whole problem's, bit for bit or within
+// tolerance. It has the same tensors in the same order; the whole problem may have more at its end.
 struct SampledCase {
   std::unique_ptr<BenchCase> problem;
   std::vector<TensorMap> maps{};  // by tensor of `problem`; missing: all rows and columns
@@ -49,8 +49,8 @@ class BenchCase {
   TensorList tensors_;
 };
 
-// A case of the kernel that `Params` belongs to: needs only Bind, Sample and, in its constructor,
-// the tensors.
+// A case of the kernel that `Params` belongs to. It needs only Bind, Sample and, in its
+// constructor, the tensors.
 template <typename Params>
 class KernelCase : public BenchCase {
  public:
@@ -74,13 +74,13 @@ class KernelCase : public BenchCase {
   Reference reference_;
 };
 
-// What a case may depend on besides its shape.
+// What a case may depend on apart from its shape.
 struct CaseContext {
   DType dtype = DType::kBf16;
-  std::optional<DeviceFacts> device{};  // none: the reference runs
+  std::optional<DeviceFacts> device{};  // none when the reference runs
 };
 
-// One row to be measured (two on a device: launches plain and dependent).
+// One row to be measured; on a device two, with plain and with dependent launches.
 struct CaseSpec {
   nlohmann::ordered_json shape;  // name and dimensions
   std::string variant;           // tells cases of one shape apart in benchmark names, or ""
@@ -96,12 +96,12 @@ struct BenchProgram {
       add_cases;
 };
 
-// The main of every bench program. Returns its exit code: 0 all rows measured and verified, 1
-// failure, 2 usage, 130 interrupted.
+// The main function of every bench program. Returns its exit code: 0 if all rows were measured and
+// verified, 1 for a failure, 2 for wrong usage, 130 if interrupted.
 int BenchMain(int argc, char** argv, const BenchProgram& program);
 
-// `count` of the indices below `n` (all, where there are no more), ascending, with the first and
-// the last among them.
+// Returns `count` of the indices below `n` in ascending order, including the first and the last;
+// all of them if there are no more than `count`.
 std::vector<int64_t> PickIndices(int64_t n, int64_t count, uint64_t seed);
 
 // log2 of about 1 / sqrt(in_features): projections with such weights keep the scale of their input.

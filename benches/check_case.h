@@ -1,5 +1,5 @@
-// What is checked of a case before it is timed: that its tensors can hold the work it states, and
-// that its inputs are the random values they should be.
+// Checks made before a case is timed: its tensors must be large enough for the work that it states,
+// and its inputs must be the expected random values.
 #pragma once
 
 #include <random>
@@ -10,12 +10,13 @@
 
 namespace tokline::bench {
 
-// Why the stated work cannot be that of launches on these tensors, or "": every compulsory byte is
-// in a tensor, and at least half of what is read is refilled with random values.
+// Returns why launches on these tensors cannot do the stated work, or "". Every compulsory byte
+// must be in a tensor, and at least half of what is read must be refilled with random values.
 std::string CheckWork(const Cost& cost, const TensorList& tensors);
 
-// Reads every random tensor of the store back at a few random places. Returns what differs from the
-// values that `seed` gives, or "". Also true after launches, which must not write to their inputs.
+// Reads every random tensor of the store back at a few random places. Returns how it differs from
+// the values that `seed` gives, or "". This also holds after launches, which must not write to
+// inputs.
 std::string CheckInputs(const TensorStore& store, uint64_t seed, std::mt19937_64& rng);
 
 }  // namespace tokline::bench

@@ -1,4 +1,4 @@
-// Standard output for Google Benchmark, which itself overlooks that nothing could be written.
+// Standard output for Google Benchmark, which itself ignores write errors.
 #pragma once
 
 #include <iostream>
@@ -7,8 +7,8 @@
 
 namespace tokline::bench {
 
-// While it lives, what is written to std::cout goes through Print, and a failure of it is thrown at
-// the writer as RuntimeFailure.
+// During its lifetime, everything written to std::cout goes through Print, which throws
+// RuntimeFailure to the writer if writing fails.
 class ConsoleOutput : public std::streambuf {
  public:
   ConsoleOutput();

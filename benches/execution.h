@@ -11,7 +11,7 @@
 
 namespace tokline::bench {
 
-// Buffer sets of a case and what their number makes true of the cache.
+// The buffer sets of a case, and the cache state that their number leads to.
 struct Placement {
   int buffer_sets = 1;
   std::string cache;  // "cold", "warm" or "cpu"
@@ -20,7 +20,7 @@ struct Placement {
 struct TimerOptions {
   bool dependent = false;
   double slowdown_percent = 0;  // added to every sample, to test the tools
-  double rest_share = 0;        // GraphTimerOptions's
+  double rest_share = 0;        // as in GraphTimerOptions
 };
 
 class Execution {
@@ -28,39 +28,41 @@ class Execution {
   virtual ~Execution() = default;
   virtual std::string DeviceName() const = 0;
   virtual CaseContext Context(DType dtype) const = 0;
-  // Throws RuntimeFailure that states needed and free bytes where not even one set fits.
+  // Throws RuntimeFailure with the needed and the free bytes if not even one set fits.
   virtual Placement Place(const Cost& cost, const TensorList& tensors) const = 0;
   virtual std::unique_ptr<Memory> MakeMemory() const = 0;
   // Runs the case once on each of the sets [0, count) and waits.
   virtual void Run(const BenchCase& bench_case, const TensorStore& store, int count,
                    bool dependent) const = 0;
-  // Of launches that rotate over all sets. Case and store must outlive it.
+  // Times launches that rotate over all sets. The case and the store must outlive the timer.
   virtual std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case,
                                                  const TensorStore& store,
                                                  const TimerOptions& options) const = 0;
-  // Whether its times are held against one another. The host's reference only has to be right.
+  // Whether times are compared with each other. The host's reference only has to be correct.
   virtual bool TimesAreClaims() const = 0;
-  // GpuIdentity's; "" on the host.
+  // The hash of GpuIdentity; "" on the host.
   virtual std::string UuidHash() const = 0;
-  // Of the device, now; all absent on the host.
+  // The current state of the device; all values are absent on the host.
   virtual GpuState State() const = 0;
   // None on the host.
   virtual std::optional<Peaks> Measure() const = 0;
-  // Leaves the device idle for so long; nothing on the host.
+  // Leaves the device idle for this long; does nothing on the host.
   virtual void Rest(double /*us*/) const {}
 };
 
 std::unique_ptr<Execution> MakeHostExecution();
 std::unique_ptr<Execution> MakeDeviceExecution();  // CUDA builds only; needs a usable device
 
-// Whether between two uses of one of so many sets enough was touched.
+// Whether enough is touched between two uses of one of this many sets.
 bool IsCold(double touched_bytes, int buffer_sets, int64_t l2_bytes);
 
-// A warm row rotates over at most so many sets, so that no launch has the inputs of the last one.
+// A warm row rotates over at most this many sets, so that no launch has the inputs of the previous
+// one.
 inline constexpr int kMostWarmSets = 8;
 
-// The buffer sets that make a launch touching `touched_bytes` cold, within `room_bytes`. Where
-// none do, "warm" and as many sets as stay in half of the L2 together, at least one.
+// Returns the buffer sets, within `room_bytes`, that make a launch touching `touched_bytes` cold.
+// If no number does, returns "warm" and as many sets as fit together into half of the L2, at least
+// one.
 Placement PlaceInL2(double touched_bytes, int64_t set_bytes, int64_t l2_bytes, int64_t room_bytes);
 
 }  // namespace tokline::bench

@@ -8,8 +8,8 @@
 
 namespace tokline::bench {
 
-// Those that so many tokens allow, with a norm in front or without. The reference, where there is
-// no device, knows no variants: it stands for kMatmul.
+// Returns the variants that this many tokens allow, with or without a preceding norm. Without a
+// device, only the reference runs; it has no variants and stands for kMatmul.
 inline std::vector<LinearVariant> LinearVariantsOf(int64_t tokens, bool norm,
                                                    const CaseContext& context) {
   std::vector<LinearVariant> variants;

@@ -1,3 +1,5 @@
+// Implements MeasureRow: places audits among the samples, repeats a row that was disturbed, and
+// refuses it when something does not hold.
 #include "benches/measure_row.h"
 
 #include <algorithm>
@@ -21,7 +23,7 @@ constexpr int kAuditsAmongSamples = 2;
 constexpr int kAudits = kAuditsAmongSamples + 1;  // the last after the last sample
 constexpr int kMostRepeats = static_cast<int>(kRestShares.size());  // of a row that was disturbed
 
-// The device is done so soon after the last timed launch.
+// The device must be done this soon after the last timed launch.
 constexpr double kLateShare = 0.25;
 constexpr double kLateUs = 100;
 
@@ -30,7 +32,7 @@ struct Refusal {
   std::string reason;
 };
 
-// The device met its power cap, and a repeat with longer rests is left.
+// Thrown if the device reached its power cap and a repeat with longer rests is left.
 struct PowerCapMet {};
 
 class Measurement {
@@ -54,9 +56,9 @@ class Measurement {
     Foresee(options_.verify_only ? 1 : 1 + kAudits);
     VerifyBefore();
     if (options_.verify_only) return;
-    // A row that the tensor cores limit may meet the power cap within its samples, or in the search
-    // for a slowdown before them, and NVML tells of it too late: it begins as if it had met it
-    // once.
+    // A row that the tensor cores limit may reach the power cap within its samples, or before them
+    // in the search for a slowdown, and NVML reports this too late. Such a row therefore starts as
+    // if it had reached the cap once.
     bool met_cap = IsLimitedByMatmul();
     timer_ = execution_.MakeTimer(*prepared_.bench_case, store_,
                                   {.dependent = options_.dependent,
@@ -104,8 +106,9 @@ class Measurement {
     RefuseIf(CheckInputs(store_, seed_, rng_));
   }
 
-  // Has so many fillings of the inputs ahead, and what is expected of them: each by a thread, since
-  // the reference takes longer than the rest of a row. None runs on while samples are taken.
+  // Prepares `count` fillings of the inputs and their expected outputs, each on its own thread,
+  // since the reference takes longer than the rest of a row. No thread is still running while
+  // samples are taken.
   void Foresee(int count) {
     std::vector<std::pair<uint64_t, std::future<std::unique_ptr<ExpectedSample>>>> pending;
     for (int i = static_cast<int>(foreseen_.size()); i < count; ++i) {
@@ -123,7 +126,7 @@ class Measurement {
     }
   }
 
-  // New contents for all tensors, of which nothing is expected yet.
+  // Fills all tensors with new contents, for which nothing is expected yet.
   void Renew() {
     expected_.reset();
     seed_ = foreseen_.front().fill_seed;
@@ -150,8 +153,8 @@ class Measurement {
     taken_ = 0;
     observed_ = {};
     Observe();
-    // One in each part of the samples that there will be in any case, and none after the last of
-    // them: the audit at the end would find nothing written since.
+    // Places one audit in each part of the samples that are taken in any case, and none after the
+    // last of these: the audit at the end would find nothing written since.
     const int before_last = std::max(options_.rule.samples, options_.rule.least) - 1;
     const int part = before_last / kAuditsAmongSamples;
     audit_after_.clear();
@@ -177,7 +180,7 @@ class Measurement {
         std::max(observed_.other_processes.value_or(0), now.other_processes.value_or(0));
   }
 
-  // `count` samples, with audits where they are due among them.
+  // Takes `count` samples, with audits at their places among them.
   std::vector<double> Sample(int count) {
     std::vector<double> samples;
     while (static_cast<int>(samples.size()) < count) {

@@ -1,9 +1,10 @@
-// One row: a case on its buffers, verified, timed, and audited while it is timed.
+// Measures one row: a case on its buffers is verified, timed, and audited while it is timed.
 //
 // An audit refills all inputs, poisons all outputs and zeroes the workspaces, replays one launch on
-// each buffer set, timed on its own, and compares a random set with the reference. Audits stand at
-// random places among the samples, and after the last one. What the timed launches wrote since the
-// last audit is compared too, so that they differ from an audit's in nothing but their number.
+// each buffer set, timed separately, and compares a random set with the reference. Audits take
+// place at random points among the samples and after the last one. What the timed launches wrote
+// since the previous audit is compared too, so that they differ from an audit's launches only in
+// their number.
 #pragma once
 
 #include <memory>
@@ -32,7 +33,7 @@ struct RowOptions {
   double slowdown_percent = 0;  // added to every sample, to test the tools
 };
 
-// Fills in all that is measured. `m.trouble.failure` says in words why the row is refused.
+// Fills in everything that is measured. `m.trouble.failure` says in words why the row is refused.
 void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
                 std::mt19937_64& rng, KernelMeasurement& m);
 

@@ -1,4 +1,4 @@
-// The command line of a bench program, besides Google Benchmark's own flags.
+// The command line of a bench program, apart from Google Benchmark's own flags.
 #pragma once
 
 #include <string>
@@ -15,16 +15,16 @@ struct Options {
   std::string record;           // a file; "": none
   DType dtype = DType::kBf16;
   StoppingRule rule{};
-  std::string peaks;            // a record file whose peaks are taken over; "": they are measured
+  std::string peaks;            // a record file whose peaks are reused; "": they are measured
   double slowdown_percent = 0;  // injected into every row
   bool verify_only = false;
   bool help = false;
-  std::vector<std::string> rest;  // what was not ours
+  std::vector<std::string> rest;  // arguments for Google Benchmark
 };
 
-// Takes --flag VALUE and --flag=VALUE. Throws InvalidArgument that names the flag, its value and
-// what is allowed. Arguments that begin with --benchmark_ or --v go to `rest`; any other is
-// unknown.
+// Accepts --flag VALUE and --flag=VALUE. Throws InvalidArgument that names the flag, its value and
+// what is allowed. Arguments that begin with --benchmark_ or --v go to `rest`; all others are
+// errors.
 Options ParseOptions(const std::vector<std::string>& args);
 
 // Help on the flags above, for a program of this name.

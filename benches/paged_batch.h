@@ -24,12 +24,12 @@ struct PagedBatch {
   ChunkTable Table() const;
 };
 
-// Chunks of these lengths on pages that are shuffled over a pool that just holds them.
+// Chunks of these lengths on pages that are shuffled over a pool of exactly the needed size.
 PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
                          const std::vector<int64_t>& chunk_lengths,
                          std::vector<std::vector<int32_t>> seq_chunks);
 
-// One chunk a sequence.
+// One chunk per sequence.
 PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
                          const std::vector<int64_t>& lengths);
 
@@ -40,14 +40,15 @@ struct Prefix {
 };
 
 struct PagedSample {
-  PagedBatch batch;                // one sequence a prefix, on a pool of only their pages and heads
-  std::vector<int64_t> pool_rows;  // the whole pool's row of each of its rows
+  // one sequence per prefix, on a pool of only their pages and heads
+  PagedBatch batch;
+  std::vector<int64_t> pool_rows;  // for each row of the sample, its row in the whole pool
 };
 
 PagedSample SamplePrefixes(const PagedBatch& whole, const std::vector<Prefix>& prefixes,
                            const std::vector<int64_t>& kv_heads);
 
-// Rows of the whole pool that a pool of these pages and heads consists of.
+// The rows of the whole pool that make up a pool of these pages and heads.
 std::vector<int64_t> PoolRowsOf(const PagedKvLayout& whole, const std::vector<int64_t>& pages,
                                 const std::vector<int64_t>& kv_heads);
 

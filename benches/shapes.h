@@ -13,11 +13,11 @@
 
 namespace tokline::bench {
 
-// Larger numbers are slips; products of a few of these still fit in int64.
+// Larger numbers are mistakes; products of a few numbers up to this one still fit in int64.
 inline constexpr int64_t kMostInt = (int64_t{1} << 31) - 1;
 
-// Reads one shape strictly: a key that nobody asked for is an error. All throw InvalidArgument that
-// names the file, family, shape and key.
+// Reads one shape strictly: a key that was never requested is an error. All functions throw
+// InvalidArgument that names the file, family, shape and key.
 class ShapeReader {
  public:
   ShapeReader(std::string file, std::string family, const nlohmann::ordered_json& shape);
@@ -29,14 +29,14 @@ class ShapeReader {
   // Whole numbers of at least `least`.
   int64_t Int(const std::string& key, int64_t least = 1);
   int64_t IntOr(const std::string& key, int64_t fallback, int64_t least = 0);
-  // 0 or 1; false where it is missing.
+  // Must be 0 or 1; false if missing.
   bool Flag(const std::string& key);
-  // A row each, so no number may be there twice.
+  // Each number makes one row, so duplicates are errors.
   std::vector<int64_t> Ints(const std::string& key, int64_t least = 1, int64_t most = kMostInt);
   std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback,
                               int64_t least = 1, int64_t most = kMostInt);
   double NumberOr(const std::string& key, double fallback);
-  // The one of `values` whose Name() the key has.
+  // Returns the one of `values` whose Name() is the key's value.
   template <typename Enum>
   Enum OneOf(const std::string& key, std::initializer_list<Enum> values) {
     std::string known;
@@ -46,10 +46,11 @@ class ShapeReader {
     }
     Fail("'" + key + "' is " + At(key).dump() + "; it must be one of " + known);
   }
-  // Lengths a sequence: `list` as an array, or the short form "batch" and `one`; not all 0.
+  // Returns the lengths per sequence: the array `list`, or the short form "batch" and `one`; not
+  // all may be 0.
   std::vector<int64_t> Lengths(const std::string& list, const std::string& one);
 
-  // Throws if the shape has a key that none of the calls above named.
+  // Throws if the shape has a key that none of the calls above requested.
   void Finish() const;
   [[noreturn]] void Fail(const std::string& why) const;
 
@@ -70,12 +71,12 @@ struct ShapeFile {
   nlohmann::ordered_json families;
 };
 
-// Parses and checks the outer form: known families, each a list of objects with distinct names.
-// Throws InvalidArgument; RuntimeFailure where the file cannot be read.
+// Parses the file and checks its outer form: known families, each a list of objects with distinct
+// names. Throws InvalidArgument, or RuntimeFailure if the file cannot be read.
 ShapeFile ReadShapeFile(const std::string& path);
 ShapeFile ParseShapes(const std::string& name, std::string_view json);
 
-// Every family that some kernel's default shapes have.
+// Every family that occurs in the default shapes of some kernel.
 const std::set<std::string>& KnownFamilies();
 
 // The shapes that a bench runs unless told otherwise, built into the program from

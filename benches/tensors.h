@@ -13,25 +13,25 @@ namespace tokline::bench {
 
 // How far an output element may be from the reference: `ulps` units in its own last place plus
 // `row_rms` times the root mean square of its row, to which the error of a sum of random terms is
-// in proportion. Both 0: equal bit by bit.
+// proportional. If both are 0, the bits must be equal.
 struct Tolerance {
   double ulps = 0;
   double row_rms = 0;
 };
 inline constexpr Tolerance kExact{};
-// A product of a rounded value. Where the rounding fell the other way the product is off by up to
-// two of its units, and the rounding of each product adds half a unit, or a whole one above a power
-// of two. A rounding left out is worth no more: the kernels' own tests find it.
+// For a product with a rounded value. If the value was rounded the other way, the product is off by
+// up to two of its units, and rounding each product adds half a unit, or a whole unit above a power
+// of two. An omitted rounding causes no larger error; the kernels' own tests detect it.
 inline constexpr Tolerance kElementwise{3.5, 0};
 // Sums over operands of this type.
 constexpr Tolerance SumTolerance(DType operands) { return {1, 2 * Epsilon(operands)}; }
-// The same, then rounded by several fused steps.
+// For such sums that several fused steps round afterwards.
 constexpr Tolerance FusedSumTolerance(DType operands) { return {4, 3 * Epsilon(operands)}; }
 
 enum class TensorKind : uint8_t {
-  kRandom,     // input; refilled with fresh random values; a copy a buffer set
+  kRandom,     // input; refilled with fresh random values; one copy per buffer set
   kTable,      // input; given contents; shared by all buffer sets
-  kOutput,     // poisoned with NaN bytes, then compared; a copy a buffer set
+  kOutput,     // poisoned with NaN bytes, then compared; one copy per buffer set
   kWorkspace,  // zeroed once; shared by all buffer sets
 };
 
@@ -66,10 +66,10 @@ class TensorList {
   }
 
   const std::vector<TensorSpec>& specs() const { return specs_; }
-  // Bytes of one buffer set.
+  // The bytes of one buffer set.
   int64_t RotatingBytes() const;
   int64_t SharedBytes() const;
-  // Of the tensors of one kind, in one buffer set.
+  // The bytes of the tensors of one kind in one buffer set.
   int64_t BytesOf(TensorKind kind) const;
 
  private:
@@ -90,8 +90,8 @@ class TensorSet {
   std::vector<void*> addresses_;
 };
 
-// Tables at host addresses; all else at an address that is aligned but must not be read. Enough
-// for CostOf and Validate.
+// Tables have host addresses; all other tensors have an aligned address that must not be read. This
+// suffices for CostOf and Validate.
 TensorSet SymbolicSet(const TensorList& tensors);
 
 // Where tensors live.
@@ -107,10 +107,10 @@ class Memory {
 };
 std::unique_ptr<Memory> MakeHostMemory();
 
-// CUDA builds only. What a device memory frees the process keeps for the next one, up to half of
+// CUDA builds only. The process keeps what a device memory frees for the next one, up to half of
 // the device's memory.
 std::unique_ptr<Memory> MakeDeviceMemory();
-// Bytes that are kept and in no use.
+// Bytes that are kept but not in use.
 int64_t KeptDeviceBytes();
 
 // Seed of one tensor in one buffer set.
@@ -128,7 +128,8 @@ class TensorStore {
   TensorSet Set(int copy) const;
   void FillRandom(uint64_t seed);  // every random tensor, in every set
   void Poison();                   // every output, in every set, with kPoison
-  // Both, and workspaces as they were at first: nothing of earlier launches is left.
+  // Does both and restores the workspaces to their initial state, so that nothing of earlier
+  // launches remains.
   void Renew(uint64_t seed);
   // Bytes [begin, begin + bytes) of a tensor.
   void Read(int tensor, int copy, int64_t begin, int64_t bytes, void* host) const;

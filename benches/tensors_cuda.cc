@@ -11,9 +11,9 @@
 namespace tokline::bench {
 namespace {
 
-// Keeps what is freed for the rows to come. The driver clears memory that it is given back, in the
-// background, and whatever is measured meanwhile is slower (docs/measuring.md). Half of the
-// device's memory at most: what is not of the pool, graphs and libraries, needs some too.
+// Keeps freed memory for the following rows. The driver clears memory that is returned to it in the
+// background, which slows whatever is measured meanwhile (docs/measuring.md). Keeps at most half of
+// the device's memory, because graphs and libraries need some outside of the pool.
 cudaMemPool_t KeepingPool() {
   static const cudaMemPool_t pool = [] {
     int device = 0;
@@ -39,14 +39,14 @@ int64_t PoolBytes(cudaMemPoolAttr attribute) {
 class DeviceMemory : public Memory {
  public:
   ~DeviceMemory() override {
-    // Nothing of this row, on whatever stream, may write to what the next row is given.
+    // No work of this row, on any stream, may write to memory that the next row receives.
     Report(cudaDeviceSynchronize());
     for (void* block : blocks_) Report(cudaFreeAsync(block, WorkStream()));
   }
   void* Allocate(int64_t bytes) override {
     void* block = nullptr;
     cudaError_t code = AllocateAsync(&block, bytes);
-    if (code == cudaErrorMemoryAllocation) {  // what is kept lies in pieces that are too small
+    if (code == cudaErrorMemoryAllocation) {  // the pieces that are kept are too small
       TOKLINE_CUDA(cudaStreamSynchronize(WorkStream()));
       TOKLINE_CUDA(cudaMemPoolTrimTo(KeepingPool(), 0));
       code = AllocateAsync(&block, bytes);

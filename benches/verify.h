@@ -1,4 +1,4 @@
-// Compares what launches wrote with what the reference says they should have.
+// Compares what launches wrote with what the reference computes.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 namespace tokline::bench {
 
 struct Comparison {
-  double max_error_over_bound = 0;  // kWrong where no bound is defined: NaN, or inexact bits
-  std::string first_failure;        // "" where every element is within its bound
+  // kWrong if no bound is defined: NaN, or bits that differ where they must be equal
+  double max_error_over_bound = 0;
+  std::string first_failure;  // "" where every element is within its bound
 };
 
-// What the reference says of a sample of the outputs in buffer set `copy`, whose inputs were filled
-// with `fill_seed`: the host makes those that the sample needs from it once more. The reference
-// runs once; what launches wrote can then be compared again and again.
+// What the reference computes for a sample of the outputs in buffer set `copy`, whose inputs were
+// filled with `fill_seed`; the host generates the needed inputs again. The reference runs once;
+// what launches wrote can then be compared any number of times.
 class ExpectedSample {
  public:
   ExpectedSample(const BenchCase& whole, int copy, uint64_t fill_seed, uint64_t sample_seed);
