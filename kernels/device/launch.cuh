@@ -22,8 +22,8 @@ struct LaunchShape {
 // block needs and what the device offers, when the device does not have enough.
 // The attributes of the kernel are read only then, not in every launch.
 inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {
-  const cudaError_t code = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic_bytes));
+  const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                static_cast<int>(dynamic_bytes));
   if (code == cudaSuccess) return;
   cudaGetLastError();  // cleared: it is reported here
   cudaFuncAttributes attributes{};
@@ -31,8 +31,8 @@ inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const Dev
   const auto needed = static_cast<int64_t>(attributes.sharedSizeBytes + dynamic_bytes);
   Require(needed <= device.shared_bytes_per_block, "a block needs ", needed,
           " B of shared memory, ", attributes.sharedSizeBytes,
-          " B of them static; compute capability ", device.compute_major, ".",
-          device.compute_minor, " gives a block at most ", device.shared_bytes_per_block, " B");
+          " B of them static; compute capability ", device.compute_major, ".", device.compute_minor,
+          " gives a block at most ", device.shared_bytes_per_block, " B");
   TOKLINE_CUDA(code);
 }
 

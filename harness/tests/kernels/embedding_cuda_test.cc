@@ -117,7 +117,8 @@ TEST_F(EmbeddingCudaTest, PositionsOfF32AreRefused) {
                                .position_table = rows.data(),
                                .out = out.data()};
   EXPECT_THAT([&] { Launch(params, {}); },
-              ::testing::ThrowsMessage<InvalidArgument>(::testing::HasSubstr("supported on CUDA are bf16, f16")));
+              ::testing::ThrowsMessage<InvalidArgument>(
+                  ::testing::HasSubstr("supported on CUDA are bf16, f16")));
 }
 
 // A grid dimension over 65,535 is a silent no-op where tokens are mapped to y or z.
