@@ -325,9 +325,10 @@ def _lift(record, where):
     schema = record["schema"]
     if type(schema) is not int or not OLDEST_SCHEMA <= schema <= VERSION:
         raise BadRecords(f"{where}: schema is {brief(schema)}; this reads {OLDEST_SCHEMA} to {VERSION}")
-    if record["kind"] == "row" and record.get("kernel") in _MERGED and isinstance(record.get("shape"), dict):
-        record["kernel"], kind = _MERGED[record["kernel"]]
-        record["shape"] = {**record["shape"], "name": f"{kind}_{record['shape'].get('name')}", "kind": kind}
+    kernel, shape = record.get("kernel"), record.get("shape")
+    if isinstance(kernel, str) and kernel in _MERGED and isinstance(shape, dict):
+        record["kernel"], kind = _MERGED[kernel]
+        record["shape"] = {**shape, "name": f"{kind}_{shape.get('name')}", "kind": kind}
     if schema == VERSION:
         return record
     record["schema"] = VERSION
