@@ -1,3 +1,4 @@
+// Runs and times cases on the CUDA device.
 #include <cuda_runtime_api.h>
 
 #include <chrono>

@@ -1,3 +1,4 @@
+// Parses the command line of a bench program and prints its help.
 #include "benches/options.h"
 
 #include <charconv>

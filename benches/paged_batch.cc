@@ -1,3 +1,4 @@
+// Creates batches of sequences over a shuffled paged KV pool, and samples of them.
 #include "benches/paged_batch.h"
 
 #include <algorithm>

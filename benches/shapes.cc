@@ -1,3 +1,4 @@
+// Reads shapes from JSON files, or the default shapes that are built into the program, strictly.
 #include "benches/shapes.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Lays out the tensors of a case in buffer sets, fills and poisons them, and reads them back.
 #include "benches/tensors.h"
 
 #include <cstdlib>

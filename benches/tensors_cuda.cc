@@ -1,3 +1,4 @@
+// Holds the tensors of a case in device memory, from a pool that keeps what is freed.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>

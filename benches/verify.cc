@@ -1,3 +1,4 @@
+// Recomputes a sample of the outputs with the reference and compares it with what launches wrote.
 #include "benches/verify.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Collects the fingerprint's host part: CPU, memory, operating system, build and command line.
+// Collects the fingerprint of a run: CPU, operating system, build, command line and GPU.
 #include "harness/measure/fingerprint.h"
 
 #include <sys/utsname.h>

@@ -31,7 +31,7 @@ inline constexpr int kValuesPerHash = 4;
 // distributed, which makes the value uniform.
 struct RandomValue {
   uint32_t sign;
-  int32_t exponent;      // scales 1.significand
+  int32_t exponent;      // the value is 1.significand * 2^exponent
   uint32_t significand;  // 7 bits
 };
 

@@ -18,9 +18,9 @@ struct SpeedUp {
 
   // Whether there are enough rounds for a 95 % interval; with fewer, the interval is their range.
   bool HasInterval() const { return rounds >= kMinIntervalSamples; }
-  // Returns 1 for faster, -1 for slower and 0 for neither. Not 0 only if there is an interval that
-  // lies on one side of 1, and the effect is at least half a percent and larger than `equal`, the
-  // difference that equal things show.
+  // Returns 1 for faster, -1 for slower and 0 for neither; must only be called if there is an
+  // interval. Not 0 only if the interval lies on one side of 1, and the effect is at least half a
+  // percent and larger than `equal`, the difference that equal things show.
   int Direction(double equal = 0) const;
   // Direction is 0, and the interval contains 1 and is too wide to claim that there is no
   // difference.

@@ -44,8 +44,8 @@ using StopReader = std::function<bool(int32_t token)>;
 // Creates a reader for the stop strings of a request.
 using MakeStopReader = std::function<StopReader(std::span<const std::string> stops)>;
 
-// The decoder must have no sequences and starts with no K and V to reuse. Throws as WarmUp does,
-// and InvalidArgument if the workload has stop strings but there is no `make_stop_reader`.
+// The decoder must have no sequences; the run starts with no K and V to reuse. Throws as WarmUp
+// does, and InvalidArgument if the workload has stop strings but there is no `make_stop_reader`.
 WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
                            const std::atomic<bool>* interrupted = nullptr,
                            const MakeStopReader& make_stop_reader = {});
