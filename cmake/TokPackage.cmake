@@ -17,9 +17,14 @@ install(TARGETS ${targets} EXPORT toklineTargets
 install(TARGETS tokline RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY models DESTINATION ${CMAKE_INSTALL_DATADIR}/tokline)
 install(FILES harness/record/record.schema.json DESTINATION ${CMAKE_INSTALL_DATADIR}/tokline)
-foreach(layer IN ITEMS kernels reference)
-  install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline
-    FILES_MATCHING PATTERN "*.h" PATTERN "device" EXCLUDE)
+foreach(folder IN ITEMS kernels/common reference)
+  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline/${folder}
+    FILES_MATCHING PATTERN "*.h")
+endforeach()
+# Of a kernel, the contract alone; its other headers are private to its folder.
+foreach(name IN LISTS names)
+  install(FILES kernels/${name}/${name}.h
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline/kernels/${name})
 endforeach()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tokline)

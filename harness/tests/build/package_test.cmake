@@ -7,6 +7,11 @@ cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE "${WORK_DIR}")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${WORK_DIR}/prefix"
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB private "${WORK_DIR}/prefix/include/tokline/kernels/*/*_policy.h"
+  "${WORK_DIR}/prefix/include/tokline/kernels/device")
+if(private)
+  message(FATAL_ERROR "the package holds private headers: ${private}")
+endif()
 execute_process(
   COMMAND "${CMAKE_COMMAND}" -S "${CONSUMER_DIR}" -B "${WORK_DIR}/build" -G "${GENERATOR}"
     "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix"
