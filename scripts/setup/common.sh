@@ -78,3 +78,6 @@ default_jobs() {
   ((memory < cores)) && cores=$memory
   echo $((cores > 0 ? cores : 1))
 }
+
+# program_commit DIR: of the tree that the programs in DIR were built from.
+program_commit() { "$1/tokline" --version | sed -E 's/.*\(commit ([^,]*),.*/\1/'; }

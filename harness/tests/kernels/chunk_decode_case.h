@@ -154,21 +154,24 @@ inline DecodeResult RunReference(DecodeCase& decode) {
   return result;
 }
 
-// sum p |v| / sum p of every output element, as the reference gives it for |V|, in fp32.
-inline HostTensor ConditionSums(DecodeCase decode) {
+// Replaces every element v of V by replace(v).
+template <typename Replace>
+void ReplaceValues(DecodeCase& decode, const Replace& replace) {
   for (int64_t i = 0; i < decode.kv.size(); ++i) {
     const bool is_value = i % decode.layout.PageStride() >= decode.layout.KvStride();
-    if (is_value) decode.kv.Set(i, std::abs(decode.kv[i]));
+    if (is_value) decode.kv.Set(i, replace(decode.kv[i]));
   }
+}
+
+// sum p |v| / sum p of every output element, as the reference gives it for |V|, in fp32.
+inline HostTensor ConditionSums(DecodeCase decode) {
+  ReplaceValues(decode, [](double v) { return std::abs(v); });
   return RunReference(decode).out;
 }
 
 // sum p^2 v^2 / (sum p)^2 of every output element: the reference with doubled scores weighs by p^2.
 inline std::vector<double> SquaredSums(DecodeCase decode, const std::vector<float>& lse) {
-  for (int64_t i = 0; i < decode.kv.size(); ++i) {
-    const bool is_value = i % decode.layout.PageStride() >= decode.layout.KvStride();
-    if (is_value) decode.kv.Set(i, decode.kv[i] * decode.kv[i]);
-  }
+  ReplaceValues(decode, [](double v) { return v * v; });
   DecodeResult doubled{HostTensor(decode.options.dtype, decode.q.size()), lse};
   ChunkDecodeParams params = decode.Params(doubled.out, doubled.lse);
   params.scale *= 2;
