@@ -17,6 +17,7 @@ inline std::vector<LinearVariant> LinearVariantsOf(int64_t tokens, bool norm,
     variants.push_back(LinearVariant::kSkinny);
     if (norm) variants.push_back(LinearVariant::kNormThenSkinny);
   }
+  if (context.device && tokens <= kMaxWgmmaTokens) variants.push_back(LinearVariant::kWgmma);
   variants.push_back(LinearVariant::kMatmul);
   return variants;
 }

@@ -7,6 +7,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
 #include "kernels/linear/skinny_device.cuh"
+#include "kernels/linear/wgmma.h"
 #include "kernels/norm/norm.h"
 
 namespace tokline {
@@ -98,14 +99,18 @@ void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
 
 void Launch(const LinearParams& params, const LaunchOptions& options) {
   Validate(params);
-  if (params.num_tokens == 0) return ValidateLaunch(params, LinearPolicy(params));
-  const auto [variant, plan] = PlanLinear(params, CurrentDeviceFacts());
-  ValidateLaunch(params, variant);
-  if (variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
-  const bool norm_apart = variant == LinearVariant::kNormThenSkinny;
-  const LinearParams skinny = norm_apart ? AfterNorm(params) : params;
+  const DeviceFacts& device = CurrentDeviceFacts();
+  if (params.num_tokens == 0) return ValidateLaunch(params, LinearPolicy(params, device));
+  const LinearChoice choice = PlanLinear(params, device);
+  ValidateLaunch(params, choice.variant);
+  if (choice.variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
+  const bool norm_apart =
+      choice.variant == LinearVariant::kNormThenSkinny ||
+      (choice.variant == LinearVariant::kWgmma && params.norm_weight != nullptr);
+  const LinearParams rest = norm_apart ? AfterNorm(params) : params;
   if (norm_apart) Launch(NormOf(params), options);
-  LaunchSkinny(skinny, plan, options);
+  if (choice.variant == LinearVariant::kWgmma) return LaunchWgmma(rest, choice.wgmma, options);
+  LaunchSkinny(rest, choice.skinny, options);
 }
 
 }  // namespace tokline

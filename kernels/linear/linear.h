@@ -53,12 +53,16 @@ enum class LinearVariant : uint8_t {
   kAuto,    // LinearPolicy decides by tokens, weight bytes, and whether there is a norm
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
   kNormThenSkinny,  // RMSNorm kernel, then kSkinny with everything except the norm
-  kMatmul,          // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
+  kWgmma,   // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose
+            // weights stream through shared memory; in_features a multiple of 64, at least 256; at
+            // most kMaxWgmmaTokens tokens
+  kMatmul,  // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
 };
 
 inline constexpr int64_t kMaxSkinnyTokens = 16;
+inline constexpr int64_t kMaxWgmmaTokens = 128;
 
-// "auto", "skinny", "norm_then_skinny", "matmul".
+// "auto", "skinny", "norm_then_skinny", "wgmma", "matmul".
 std::string_view Name(LinearVariant variant);
 
 // n = x, or RMSNorm(x, norm_weight) as norm.h defines it.
@@ -85,7 +89,7 @@ struct LinearParams {
   void* out = nullptr;  // [num_tokens, out_features]
   int64_t out_stride = 0;
   // The weights of a later kernel, 16 B aligned, or null. kSkinny prefetches them into L2 while its
-  // own weights are in flight. This is a hint, which the reference and kMatmul ignore.
+  // own weights are in flight. This is a hint, which the reference and all other variants ignore.
   const void* prefetch = nullptr;
   int64_t prefetch_bytes = 0;
   Matmul* matmul = nullptr;     // CUDA, kMatmul
@@ -93,8 +97,8 @@ struct LinearParams {
   int64_t workspace_bytes = 0;  // LinearWorkspaceBytes(params)
 };
 
-// The variant that kAuto selects.
-LinearVariant LinearPolicy(const LinearParams& params);
+// The variant that runs: the one asked for, or what kAuto selects on this device.
+LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device);
 // The size suffices for every variant.
 int64_t LinearWorkspaceBytes(const LinearParams& params);
 void Validate(const LinearParams& params);

@@ -52,6 +52,22 @@ int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) 
   return rows + partials + squares;
 }
 
+const char* NameInCode(LinearVariant variant) {
+  switch (variant) {
+    case LinearVariant::kAuto:
+      return "kAuto";
+    case LinearVariant::kSkinny:
+      return "kSkinny";
+    case LinearVariant::kNormThenSkinny:
+      return "kNormThenSkinny";
+    case LinearVariant::kWgmma:
+      return "kWgmma";
+    case LinearVariant::kMatmul:
+      return "kMatmul";
+  }
+  return "unknown";
+}
+
 }  // namespace
 
 std::string_view Name(LinearVariant variant) {
@@ -62,6 +78,8 @@ std::string_view Name(LinearVariant variant) {
       return "skinny";
     case LinearVariant::kNormThenSkinny:
       return "norm_then_skinny";
+    case LinearVariant::kWgmma:
+      return "wgmma";
     case LinearVariant::kMatmul:
       return "matmul";
   }
@@ -120,29 +138,91 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   return plan;
 }
 
-LinearVariant LinearPolicy(const LinearParams& params) {
+bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device) {
+  return device.HasHopperCode() && params.in_features % 64 == 0 && params.in_features >= 256;
+}
+
+WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
+  WgmmaPlan plan;
+  const int64_t tokens = params.num_tokens;
+  plan.token_tile =
+      static_cast<int32_t>(std::max<uint64_t>(8, std::bit_ceil(static_cast<uint64_t>(tokens))));
+  plan.k_units = static_cast<int32_t>(DivideUp(params.in_features, kWgmmaSplitK));
+  const auto tiles = static_cast<int32_t>(DivideUp(WeightRows(params), kWgmmaRows));
+  const bool in_registers = plan.token_tile <= kWgmmaRegisterTokens;
+
+  // Shares of K stay long enough for two copies, and blocks few enough that the next kernel's find
+  // room beside them.
+  constexpr int32_t kMinUnits = 2;
+  const int32_t max_blocks = device.sm_count * (in_registers ? 4 : 3) / 2;
+  const int32_t max_splits = params.gated_silu ? 4 : 8;  // gate and up rows are finished together
+  plan.splits = 1;
+  while (plan.splits < max_splits && plan.splits * 2 * kMinUnits <= plan.k_units &&
+         tiles * plan.splits * 2 <= max_blocks) {
+    plan.splits *= 2;
+  }
+  plan.grid = tiles * plan.splits;
+
+  // x is needed at once and passes quickly; weights take the rest of what lets two blocks, or of a
+  // large grid three, share an SM.
+  const int64_t block_k = WgmmaBlockK(plan.token_tile);
+  const int64_t blocks = DivideUp(plan.k_units, plan.splits) * kWgmmaSplitK / block_k;
+  const int64_t weight_stage = 2 * kWgmmaRows * block_k, x_stage = 2 * plan.token_tile * block_k;
+  const int64_t pieces = kWgmmaRows / 8 * DivideUp(tokens, int64_t{8});
+  plan.partials_bytes = static_cast<int32_t>(pieces * kWgmmaPiece * int64_t{sizeof(float)});
+  constexpr int64_t kXBytes = 32 << 10, kAlignment = 1024, kBarrierBytes = 8;
+  const int64_t limit = int64_t{plan.grid > 2 * device.sm_count ? 74
+                                : in_registers                  ? 100
+                                                                : 112}
+                        << 10;
+  const int64_t x_stages = std::clamp<int64_t>(kXBytes / x_stage, 2, blocks);
+  plan.weight_stages = static_cast<int32_t>(std::clamp<int64_t>(
+      (limit - kAlignment - plan.partials_bytes - x_stages * x_stage) / weight_stage, 2, blocks));
+  plan.x_stages = std::min(static_cast<int32_t>(x_stages), plan.weight_stages);
+  plan.shared_bytes = kAlignment + plan.weight_stages * (weight_stage + 2 * kBarrierBytes) +
+                      plan.x_stages * (x_stage + 2 * kBarrierBytes) + plan.partials_bytes +
+                      kBarrierBytes;
+  return plan;
+}
+
+LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device) {
   if (params.variant != LinearVariant::kAuto) return params.variant;
   static_assert(std::ranges::all_of(
-      kSkinnyRanges, [](const SkinnyRange& range) { return range.tokens <= kMaxSkinnyTokens; }));
+      kSkinnyRanges, [](const FewTokensRange& range) { return range.tokens <= kMaxSkinnyTokens; }));
+  static_assert(std::ranges::all_of(
+      kWgmmaRanges, [](const FewTokensRange& range) { return range.tokens <= kMaxWgmmaTokens; }));
   const int64_t weight_bytes = WeightRows(params) * params.in_features * SizeOf(params.dtype);
-  const bool few = std::ranges::any_of(kSkinnyRanges, [&](const SkinnyRange& range) {
+  const auto in_range = [&](const FewTokensRange& range) {
     return params.num_tokens <= range.tokens && weight_bytes <= range.weight_bytes;
-  });
-  if (!few || !SkinnyFits(params)) return LinearVariant::kMatmul;
+  };
+  if (std::ranges::any_of(kWgmmaRanges, in_range) && WgmmaRuns(params, device)) {
+    return LinearVariant::kWgmma;
+  }
+  if (!std::ranges::any_of(kSkinnyRanges, in_range) || !SkinnyFits(params)) {
+    return LinearVariant::kMatmul;
+  }
   return params.norm_weight && params.num_tokens >= kNormApartTokens
              ? LinearVariant::kNormThenSkinny
              : LinearVariant::kSkinny;
 }
 
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
-  LinearChoice choice{.variant = LinearPolicy(params)};
+  LinearChoice choice{.variant = LinearPolicy(params, device)};
   if (choice.variant == LinearVariant::kMatmul || params.num_tokens == 0) return choice;
+  if (choice.variant == LinearVariant::kWgmma) {
+    Require(WgmmaRuns(params, device), "kWgmma with in_features ", params.in_features,
+            " on compute capability ", device.compute_major, ".", device.compute_minor,
+            " and code for ", device.code_architecture / 10, ".", device.code_architecture % 10,
+            "; it needs a multiple of 64, at least 256, and code for sm_90a");
+    choice.wgmma = PlanWgmma(params, device);
+    return choice;
+  }
   LinearParams skinny = params;
   if (choice.variant == LinearVariant::kNormThenSkinny) skinny.norm_weight = nullptr;
-  choice.plan = PlanSkinny(skinny, device);
-  if (choice.plan.shared_bytes > device.shared_bytes_per_block) {
+  choice.skinny = PlanSkinny(skinny, device);
+  if (choice.skinny.shared_bytes > device.shared_bytes_per_block) {
     Require(params.variant == LinearVariant::kAuto, "kSkinny with num_tokens ", params.num_tokens,
-            " and in_features ", params.in_features, " needs ", choice.plan.shared_bytes,
+            " and in_features ", params.in_features, " needs ", choice.skinny.shared_bytes,
             " B of shared memory a block; this device has ", device.shared_bytes_per_block);
     choice = {.variant = LinearVariant::kMatmul};
   }
@@ -191,6 +271,8 @@ void Validate(const LinearParams& params) {
   Require(!skinny || SkinnyFits(params), variant, " with num_tokens ", params.num_tokens,
           " and in_features ", params.in_features, " needs more than the ", kSkinnySharedBytes,
           " B of shared memory that it may take");
+  Require(params.variant != LinearVariant::kWgmma || params.num_tokens <= kMaxWgmmaTokens,
+          "num_tokens is ", params.num_tokens, "; kWgmma takes at most ", kMaxWgmmaTokens);
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
           "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",
@@ -219,12 +301,14 @@ void Validate(const LinearParams& params) {
 void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
   Require(params.dtype == DType::kBf16 || params.dtype == DType::kF16, "dtype is ",
           Name(params.dtype), "; CUDA kernels take bf16 and f16");
-  if (variant == LinearVariant::kSkinny || params.num_tokens == 0) return;
+  const bool scratch = variant == LinearVariant::kWgmma ? params.norm_weight != nullptr
+                                                        : variant != LinearVariant::kSkinny;
+  if (!scratch || params.num_tokens == 0) return;
   Require(variant != LinearVariant::kMatmul || params.matmul != nullptr,
           "matmul is null; kMatmul (num_tokens ", params.num_tokens, ") needs one");
   Require(params.workspace && IsAligned(params.workspace, kWorkspaceAlignment), "workspace is at ",
-          params.workspace, "; ", variant == LinearVariant::kMatmul ? "kMatmul" : "kNormThenSkinny",
-          " needs one, ", kWorkspaceAlignment, " B aligned");
+          params.workspace, "; ", NameInCode(variant), " needs one, ", kWorkspaceAlignment,
+          " B aligned");
   Require(params.workspace_bytes >= LinearWorkspaceBytes(params), "workspace_bytes is ",
           params.workspace_bytes, "; LinearWorkspaceBytes asks for ", LinearWorkspaceBytes(params));
 }

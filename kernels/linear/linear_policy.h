@@ -12,14 +12,16 @@ namespace tokline {
 // kAuto uses the skinny kernel for at most this many tokens and weights of at most this many bytes.
 // cuBLASLt streams large weights faster (README.md), and the more tokens, the smaller the weight at
 // which it wins.
-struct SkinnyRange {
+struct FewTokensRange {
   int64_t tokens = 0;
   int64_t weight_bytes = 0;
 };
-inline constexpr SkinnyRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
-                                                {4, int64_t{32} << 20},
-                                                {8, int64_t{24} << 20},
-                                                {16, int64_t{16} << 20}};
+inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
+                                                   {4, int64_t{32} << 20},
+                                                   {8, int64_t{24} << 20},
+                                                   {16, int64_t{16} << 20}};
+// The same for the wgmma kernel, which is asked first, where the device and the code have it.
+inline constexpr FewTokensRange kWgmmaRanges[] = {{32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.
 inline constexpr int64_t kNormApartTokens = 3;
@@ -51,6 +53,38 @@ struct SkinnyPlan {
   int32_t Threads() const { return 32 * splits * groups; }
 };
 
+// kWgmma: a tile of 64 weight rows belongs to a cluster of `splits` blocks, which share its K in
+// units of kWgmmaSplitK.
+inline constexpr int32_t kWgmmaRows = 64;
+inline constexpr int32_t kWgmmaSplitK = 128;
+inline constexpr int32_t kWgmmaConsumers = 128;                 // threads of the consumer warpgroup
+inline constexpr int32_t kWgmmaThreads = kWgmmaConsumers + 32;  // and the producer warp
+// Floats from one piece of 8 x 8 partial sums to the next, such that pieces start in other banks.
+inline constexpr int32_t kWgmmaPiece = 72;
+// Up to so many tokens it multiplies with mma.sync out of registers, beyond them with wgmma.
+inline constexpr int32_t kWgmmaRegisterTokens = 16;
+// K per stage: less where x takes more of it.
+constexpr int32_t WgmmaBlockK(int32_t token_tile) { return token_tile <= 64 ? 128 : 64; }
+
+struct WgmmaPlan {
+  int32_t token_tile = 0;     // 8, 16, 32, 64 or 128: wgmma's columns
+  int32_t splits = 0;         // blocks per cluster
+  int32_t k_units = 0;        // of kWgmmaSplitK
+  int32_t weight_stages = 0;  // of the ring of weights
+  int32_t x_stages = 0;       // of the ring of x, at most as many
+  int32_t partials_bytes = 0;
+  int32_t grid = 0;  // blocks
+  int64_t shared_bytes = 0;
+};
+
+// Splits depend on the weight's shape, the device, and whether there are more than
+// kWgmmaRegisterTokens. A token's result thus does not depend on how many other tokens are computed
+// with it, on either side of that number.
+WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device);
+
+// Whether the device and the loaded code have wgmma, and K is whole panels of it.
+bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device);
+
 // Splits depend only on the weight's shape and the device, so within kSkinny a token's result does
 // not depend on how many other tokens are computed with it.
 SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device);
@@ -63,7 +97,8 @@ bool SkinnyFits(const LinearParams& params);
 // requested by name, throws InvalidArgument, which states both sizes.
 struct LinearChoice {
   LinearVariant variant = LinearVariant::kAuto;
-  SkinnyPlan plan = {};  // unless kMatmul
+  SkinnyPlan skinny = {};  // kSkinny and kNormThenSkinny
+  WgmmaPlan wgmma = {};    // kWgmma
 };
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device);
 

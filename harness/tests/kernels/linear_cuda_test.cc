@@ -18,13 +18,20 @@ using testing::LinearSetup;
 using testing::ToDevice;
 using testing::ToHost;
 
-constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kMatmul};
-constexpr LinearVariant kVariantsWithNorm[] = {
-    LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kMatmul};
+constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kWgmma,
+                                       LinearVariant::kMatmul};
+constexpr LinearVariant kVariantsWithNorm[] = {LinearVariant::kSkinny,
+                                               LinearVariant::kNormThenSkinny,
+                                               LinearVariant::kWgmma, LinearVariant::kMatmul};
 
 std::span<const LinearVariant> VariantsOf(const LinearSetup& setup) {
   if (setup.norm) return kVariantsWithNorm;
   return kVariants;
+}
+
+int64_t MaxTokens(LinearVariant variant) {
+  if (variant == LinearVariant::kWgmma) return kMaxWgmmaTokens;
+  return variant == LinearVariant::kMatmul ? INT32_MAX : kMaxSkinnyTokens;
 }
 
 // The tensors of a case in device memory.
@@ -100,7 +107,7 @@ TEST_F(LinearCudaTest, EveryFormOfEveryVariantIsWithinItsBound) {
           LinearSetup{.norm = true, .gated = true}, LinearSetup{.gated = true, .bias = true},
           LinearSetup{.residual = true}, LinearSetup{.bias = true, .residual = true},
           LinearSetup{.norm = true, .out_f32 = true}}) {
-      for (const int64_t tokens : {1, 7, 16}) {
+      for (const int64_t tokens : {1, 7, 16, 33, 100}) {
         LinearSetup setup = form;
         setup.dtype = dtype;
         setup.tokens = tokens;
@@ -109,6 +116,7 @@ TEST_F(LinearCudaTest, EveryFormOfEveryVariantIsWithinItsBound) {
         setup.pad = 16;
         const LinearCase c(setup);
         for (const LinearVariant variant : VariantsOf(setup)) {
+          if (tokens > MaxTokens(variant)) continue;
           EXPECT_TRUE(c.Check(RunOnDevice(c, variant), variant == LinearVariant::kMatmul))
               << Name(variant) << ", " << Name(dtype) << ", tokens " << tokens << ", norm "
               << form.norm << ", gated " << form.gated << ", bias " << form.bias << ", residual "
@@ -130,6 +138,7 @@ TEST_F(LinearCudaTest, IntegersAreBitwiseExact) {
   for (const LinearVariant variant : kVariants) {
     for (const int64_t tokens : {1, 8, 9, 16}) {
       for (const int64_t in : {8, 24, 32, 40, 136, 1000, 2048}) {
+        if (variant == LinearVariant::kWgmma && in % 256 != 0) continue;
         const LinearCase c(
             {.tokens = tokens, .in = in, .out = 200, .bias = true, .integers = true, .pad = 8});
         // The sums are exact in fp32, so that a single rounding remains.
@@ -140,18 +149,33 @@ TEST_F(LinearCudaTest, IntegersAreBitwiseExact) {
   }
 }
 
-TEST_F(LinearCudaTest, SkinnyRoundsBeforeItAddsTheResidual) {
-  for (const int64_t tokens : {1, 5, 16}) {
-    const LinearCase c(
-        {.tokens = tokens, .in = 4096, .out = 136, .residual = true, .integers = true});
-    EXPECT_TRUE(RunOnDevice(c, LinearVariant::kSkinny) == Reference(c)) << tokens;
+TEST_F(LinearCudaTest, OwnKernelsRoundBeforeTheyAddTheResidual) {
+  for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kWgmma}) {
+    for (const int64_t tokens : {1, 5, 16, 64}) {
+      if (tokens > MaxTokens(variant)) continue;
+      const LinearCase c(
+          {.tokens = tokens, .in = 4096, .out = 136, .residual = true, .integers = true});
+      EXPECT_TRUE(RunOnDevice(c, variant) == Reference(c)) << Name(variant) << " " << tokens;
+    }
+  }
+}
+
+// Long enough for several uses of every stage, in shares that are not equal, with a last tile of
+// few rows.
+TEST_F(LinearCudaTest, WgmmaRingsWrapAndSharesDiffer) {
+  for (const int64_t tokens : {1, 8, 9, 16, 17, 32, 33, 64, 65, 128}) {
+    for (const int64_t in : {256, 320, 2624, 9728}) {
+      const LinearCase c({.tokens = tokens, .in = in, .out = 200, .bias = true, .integers = true});
+      EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c))
+          << "tokens " << tokens << ", in " << in;
+    }
   }
 }
 
 TEST_F(LinearCudaTest, OddOutFeatures) {
   for (const LinearVariant variant : kVariants) {
     for (const int64_t out : {1, 7, 9, 137}) {
-      const LinearCase c({.tokens = 3, .in = 64, .out = out, .integers = true});
+      const LinearCase c({.tokens = 3, .in = 256, .out = out, .integers = true});
       EXPECT_TRUE(RunOnDevice(c, variant) == Reference(c)) << Name(variant) << ", out " << out;
     }
   }
@@ -255,18 +279,27 @@ TEST_F(LinearCudaTest, ResidualMayHaveItsOwnStride) {
 }
 
 // A token's result has the same bits whichever tokens run beside it.
-TEST_F(LinearCudaTest, SkinnyResultDoesNotDependOnTheOtherTokens) {
-  for (const bool gated : {false, true}) {
-    const LinearCase c({.tokens = 16, .in = 1024, .out = 2048, .norm = true, .gated = gated});
-    const HostTensor all = RunOnDevice(c, LinearVariant::kSkinny);
-    DeviceCase device(c, LinearVariant::kSkinny);
-    for (const int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 13}) {
+TEST_F(LinearCudaTest, ResultsOfOwnKernelsDoNotDependOnTheOtherTokens) {
+  const auto check = [](LinearVariant variant, bool gated, int64_t all_tokens,
+                        std::initializer_list<int64_t> fewer) {
+    const LinearCase c(
+        {.tokens = all_tokens, .in = 1024, .out = 2048, .norm = true, .gated = gated});
+    const HostTensor all = RunOnDevice(c, variant);
+    DeviceCase device(c, variant);
+    for (const int64_t tokens : fewer) {
       device.params.num_tokens = tokens;
       const HostTensor some = device.Run();
       for (int64_t i = 0; i < tokens * 2048; ++i) {
-        ASSERT_EQ(some[i], all[i]) << tokens << " tokens, element " << i << ", gated " << gated;
+        ASSERT_EQ(some[i], all[i])
+            << Name(variant) << ", " << tokens << " tokens, element " << i << ", gated " << gated;
       }
     }
+  };
+  for (const bool gated : {false, true}) {
+    for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kWgmma}) {
+      check(variant, gated, 16, {1, 2, 3, 4, 5, 8, 9, 13});
+    }
+    check(LinearVariant::kWgmma, gated, 128, {17, 32, 33, 64, 65, 100});
   }
 }
 
@@ -333,7 +366,8 @@ TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
     }
     return ToHost(ping, DType::kBf16);
   };
-  for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny}) {
+  for (const LinearVariant variant :
+       {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kWgmma}) {
     const HostTensor plain = chain(variant, false);
     EXPECT_FALSE(plain == c.x);
     for (int repeat = 0; repeat < 5; ++repeat) {

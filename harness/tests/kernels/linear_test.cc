@@ -160,39 +160,102 @@ TEST(LinearTest, CostMatchesBruteForceCount) {
   EXPECT_EQ(CostOf(LinearParams{.in_features = 8, .out_features = 8}).Bytes(), 0);
 }
 
+// A device without wgmma: what the skinny kernel's ranges say.
+constexpr DeviceFacts kA100{.sm_count = 108, .compute_major = 8, .code_architecture = 80};
+
 TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
   LinearParams params{.in_features = 1024};
-  for (const SkinnyRange& range : kSkinnyRanges) {
+  const auto policy = [&params] { return LinearPolicy(params, kA100); };
+  for (const FewTokensRange& range : kSkinnyRanges) {
     const int64_t row_bytes = params.in_features * SizeOf(params.dtype);
     params.num_tokens = range.tokens;
     params.out_features = range.weight_bytes / row_bytes;
-    EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny) << range.tokens;
+    EXPECT_EQ(policy(), LinearVariant::kSkinny) << range.tokens;
     params.norm_weight = reinterpret_cast<const void*>(0x1000);
-    EXPECT_EQ(LinearPolicy(params), range.tokens < kNormApartTokens
-                                        ? LinearVariant::kSkinny
-                                        : LinearVariant::kNormThenSkinny)
+    EXPECT_EQ(policy(), range.tokens < kNormApartTokens ? LinearVariant::kSkinny
+                                                        : LinearVariant::kNormThenSkinny)
         << range.tokens;
     params.norm_weight = nullptr;
     params.num_tokens += 1;
-    EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul) << range.tokens;
+    EXPECT_EQ(policy(), LinearVariant::kMatmul) << range.tokens;
     params.num_tokens -= 1;
     params.out_features += 1;
-    EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul) << range.tokens;
+    EXPECT_EQ(policy(), LinearVariant::kMatmul) << range.tokens;
   }
   params.out_features = 1024;
   params.norm_weight = reinterpret_cast<const void*>(0x1000);
   params.num_tokens = kNormApartTokens - 1;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
+  EXPECT_EQ(policy(), LinearVariant::kSkinny);
   params.num_tokens = kNormApartTokens;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kNormThenSkinny);
+  EXPECT_EQ(policy(), LinearVariant::kNormThenSkinny);
   params.norm_weight = nullptr;
   params.num_tokens = 16;
   params.in_features = 16384;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
+  EXPECT_EQ(policy(), LinearVariant::kMatmul);
   params.num_tokens = 1;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kSkinny);
+  EXPECT_EQ(policy(), LinearVariant::kSkinny);
   params.variant = LinearVariant::kMatmul;
-  EXPECT_EQ(LinearPolicy(params), LinearVariant::kMatmul);
+  EXPECT_EQ(policy(), LinearVariant::kMatmul);
+}
+
+TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    for (const FewTokensRange& range : kWgmmaRanges) {
+      LinearParams params{.num_tokens = range.tokens, .in_features = 1024};
+      params.out_features = range.weight_bytes / (params.in_features * SizeOf(params.dtype));
+      const bool hopper = device.facts.HasHopperCode();
+      const auto runs = [&] { return LinearPolicy(params, device.facts) == LinearVariant::kWgmma; };
+      EXPECT_EQ(runs(), hopper) << device.name << " with code for "
+                                << device.facts.code_architecture;
+      params.in_features = 1000;  // not whole panels of 64
+      EXPECT_FALSE(runs()) << device.name << " with code for " << device.facts.code_architecture;
+      params.in_features = 1024;
+      params.out_features += 1;
+      if (range.tokens == std::ranges::max(kWgmmaRanges, {}, &FewTokensRange::tokens).tokens) {
+        EXPECT_FALSE(runs()) << device.name << " with code for " << device.facts.code_architecture;
+        params.out_features -= 1;
+        params.num_tokens += 1;
+        EXPECT_FALSE(runs()) << device.name << " with code for " << device.facts.code_architecture;
+      }
+      params.variant = LinearVariant::kWgmma;
+      params.num_tokens = 1;
+      if (hopper) {
+        EXPECT_EQ(PlanLinear(params, device.facts).variant, LinearVariant::kWgmma);
+      } else {
+        EXPECT_THAT(MessageOf([&] { PlanLinear(params, device.facts); }),
+                    HasSubstr("code for sm_90a"));
+      }
+    }
+  }
+}
+
+TEST(LinearTest, WgmmaPlansFitAndShareKWhateverTheTokens) {
+  const DeviceFacts& device = testing::kH200;
+  for (const bool gated : {false, true}) {
+    for (const int64_t in : {256, 320, 1024, 2048, 2560, 9728, 16384}) {
+      for (const int64_t out : {8, 136, 1024, 3072, 9728, 151936}) {
+        int32_t splits[2] = {};  // of the products in registers, and by wgmma
+        for (int64_t tokens = 1; tokens <= kMaxWgmmaTokens; ++tokens) {
+          const WgmmaPlan plan = PlanWgmma(
+              {.gated_silu = gated, .num_tokens = tokens, .in_features = in, .out_features = out},
+              device);
+          EXPECT_GE(plan.token_tile, tokens);
+          EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
+          EXPECT_LE(2 * (plan.shared_bytes + 1024), device.shared_bytes_per_sm) << tokens;
+          EXPECT_LE(plan.splits, gated ? 4 : 8);
+          EXPECT_GE(plan.k_units, 2 * plan.splits);  // two copies per block at least
+          EXPECT_GE(int64_t{plan.k_units} * kWgmmaSplitK, in);
+          EXPECT_LE(plan.x_stages, plan.weight_stages);
+          EXPECT_GE(plan.x_stages, 2);
+          int32_t& known = splits[tokens > kWgmmaRegisterTokens];
+          if (known == 0) known = plan.splits;
+          EXPECT_EQ(plan.splits, known) << tokens;
+          EXPECT_EQ(plan.grid % plan.splits, 0);
+          EXPECT_GE(plan.grid / plan.splits * kWgmmaRows, out * (gated ? 2 : 1));
+        }
+      }
+    }
+  }
 }
 
 TEST(LinearTest, WorkspaceHoldsCublasNormalisedRowsAndGateUp) {
@@ -261,7 +324,8 @@ TEST(LinearTest, EveryPlanFitsItsDeviceOrIsRefused) {
             SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", tokens ", tokens, ", in ", in,
                                 ", out ", out));
             if (choice.variant != LinearVariant::kMatmul) {
-              EXPECT_LE(choice.plan.shared_bytes, device.facts.shared_bytes_per_block);
+              EXPECT_LE(std::max(choice.skinny.shared_bytes, choice.wgmma.shared_bytes),
+                        device.facts.shared_bytes_per_block);
               continue;
             }
             params.variant = LinearVariant::kSkinny;

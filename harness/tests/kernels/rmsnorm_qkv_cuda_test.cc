@@ -68,7 +68,7 @@ class DeviceCase {
 class RmsNormQkvCudaTest : public testing::CudaTest {};
 
 constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny,
-                                       LinearVariant::kMatmul};
+                                       LinearVariant::kWgmma, LinearVariant::kMatmul};
 
 TEST_F(RmsNormQkvCudaTest, ProjectionIsWithinItsBound) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {

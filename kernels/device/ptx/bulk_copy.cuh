@@ -34,12 +34,33 @@ __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* 
 }
 
 __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
+                                                   int32_t c1, int32_t c2, int32_t c3,
+                                                   uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
                                                    int32_t c1, int32_t c2, int32_t c3, int32_t c4,
                                                    uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
+      : "memory");
+}
+
+// Stores two floats to the shared memory of a block of the cluster, whose mbarrier at `barrier`
+// counts their 8 bytes. Both addresses are ClusterAddress()es of that block.
+__device__ __forceinline__ void ClusterStoreAsync(uint32_t address, float2 value,
+                                                  uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          address),
+      "f"(value.x), "f"(value.y), "r"(barrier)
       : "memory");
 }
 
