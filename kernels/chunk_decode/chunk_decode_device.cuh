@@ -3,13 +3,15 @@
 // Rows: a task's query rows (member x head of the group) fill 16-row MMA tiles. With at most 16
 // rows the warps share the row tile and each takes 16 tokens of every tile; with up to 64 each warp
 // owns a row tile and takes all tokens.
-// Shared memory: [stage][K | V][64][head_dim], 16-byte pieces XOR-swizzled by row; reused for the
-// fp32 states of the warps and of the block at the end of a task, so the ring is drained then.
-// Merge: a task that is its sequence's only one writes out. The blocks of a cluster share such a
-// task: each row is added by one of them, from the shared memory of all, in lane order. Otherwise a
-// task writes a partial state, and the last block to arrive at the (sequence, KV head) counter adds
-// all of them in plan order: the result does not depend on which block came last. That block resets
-// the counter.
+// Shared memory: a ring [stage][K | V][64][head_dim], 16-byte pieces XOR-swizzled by row. At the
+// end of a task the fp32 states of the warps lie in the stage that was read last, while the others
+// fill with the next task's tiles. When the states need more than a stage, or a cluster merges
+// them, they take the whole ring, which is drained first. Dependent launch: tokens that no kernel
+// of the chain writes are loaded before the wait. Merge: a task that is its sequence's only one
+// writes out. The blocks of a cluster share such a task: each row is added by one of them, from the
+// shared memory of all, in lane order. Otherwise a task writes a partial state, and the last block
+// to arrive at the (sequence, KV head) counter adds all of them in plan order: the result does not
+// depend on which block came last. That block resets the counter.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -54,22 +56,27 @@ struct Policy {
   static_assert(kStages * kStageBytes == ChunkDecodeSharedBytes(kHeadDim));
   static constexpr int kStateBytes = kWarps * 16 * (kStateStride + 2) * 4;
   static_assert(2 * kStateBytes <= kStages * kStageBytes);
+  // Query rows of a task whose states fit one stage.
+  static constexpr int kRowsInStage = kStageBytes / (kWarps * (kStateStride + 2) * 4);
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);
 };
 
 // Walks the tiles of a task.
 struct TileCursor {
-  int32_t range;
-  int32_t range_end;
+  int32_t range = 0;
+  int32_t range_end = 0;
   int32_t page_begin = 0;
   int32_t token = 0;
   int32_t token_end = 0;
 
+  TileCursor() = default;
   __device__ TileCursor(const ChunkDecodeTask& task, const ChunkDecodeRange* ranges)
       : range(task.range_begin), range_end(task.range_end) {
     if (Valid()) Open(ranges);
   }
   __device__ bool Valid() const { return range < range_end; }
+  // How many tokens the tile has.
+  __device__ int32_t Tokens() const { return min(kChunkDecodeTileTokens, token_end - token); }
   __device__ void Open(const ChunkDecodeRange* ranges) {
     const ChunkDecodeRange opened = ranges[range];
     page_begin = opened.page_begin;
@@ -257,13 +264,14 @@ struct RowState {
     }
   }
 
-  // Writes the warp's state to shared memory: outputs [16][kStateStride], (max, sum) [16].
-  __device__ __forceinline__ void Store(float* outputs, float2* max_sum) const {
+  // Writes the first `rows` rows to shared memory: outputs [rows][kStateStride], (max, sum) [rows].
+  __device__ __forceinline__ void Store(float* outputs, float2* max_sum, int rows) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + lane / 4;
       const float sum = WarpSum<4>(row_sum[half]);
+      if (row >= rows) continue;
       if (lane % 4 == 0) max_sum[row] = {row_max[half], sum};
 #pragma unroll
       for (int n = 0; n < P::kHeadDim / 8; ++n) {
@@ -274,15 +282,17 @@ struct RowState {
   }
 };
 
-// States of up to 64 rows in shared memory: outputs [64][kStateStride], then (max, sum) [64].
+// States in shared memory: outputs [kWarps * warp_rows][kStateStride], then (max, sum) of each.
 template <typename P>
 struct SharedStates {
   float* outputs;
   float2* max_sum;
+  int warp_rows;
 
-  __device__ explicit SharedStates(unsigned char* memory)
+  __device__ SharedStates(unsigned char* memory, int rows_of_warp)
       : outputs(reinterpret_cast<float*>(memory)),
-        max_sum(reinterpret_cast<float2*>(outputs + P::kWarps * 16 * P::kStateStride)) {}
+        max_sum(reinterpret_cast<float2*>(outputs + P::kWarps * rows_of_warp * P::kStateStride)),
+        warp_rows(rows_of_warp) {}
 };
 
 // The state of one row, spread over a warp: this lane's head_dim / 32 values, not normalised.
@@ -405,13 +415,13 @@ __device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, in
   const int last = warps_share_rows ? P::kWarps - 1 : first;
   RowSlice<P> slice;
   for (int w = first; w <= last; ++w) {
-    slice.row_max = fmaxf(slice.row_max, warps.max_sum[w * 16 + row % 16].x);
+    slice.row_max = fmaxf(slice.row_max, warps.max_sum[w * warps.warp_rows + row % 16].x);
   }
   for (int w = first; w <= last; ++w) {
-    const float2 state = warps.max_sum[w * 16 + row % 16];
+    const int at = w * warps.warp_rows + row % 16;
+    const float2 state = warps.max_sum[at];
     const float weight = Weight(state.x, slice.row_max);
-    slice.AddScaled(
-        warps.outputs + (w * 16 + row % 16) * P::kStateStride + lane * RowSlice<P>::kWidth, weight);
+    slice.AddScaled(warps.outputs + at * P::kStateStride + lane * RowSlice<P>::kWidth, weight);
     slice.row_sum += weight * state.y;
   }
   return slice;
@@ -508,8 +518,8 @@ __device__ void MergeCluster(const Arguments& args, const SharedStates<P>& block
 // Combines the warps' states of a finished task and writes its rows or partial states.
 template <typename P>
 __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
-                           int group, OpenMember* members, unsigned char* shared, float* scratch) {
-  const SharedStates<P> warps(shared), block(shared + P::kStateBytes);
+                           int group, OpenMember* members, const SharedStates<P>& warps,
+                           const SharedStates<P>& block, float* scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int num_rows = task.member_count * group;
   for (int row = warp; row < num_rows; row += P::kWarps) {
@@ -531,11 +541,9 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
 template <typename P>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ int32_t tile_tokens[P::kStages];
   __shared__ OpenMember members[kChunkDecodeMaxRows];
   __shared__ float scratch[P::kWarps * (P::kHeadDim + 1)];
-  static_assert(sizeof(tile_tokens) + sizeof(members) + sizeof(scratch) <=
-                kChunkDecodeStaticSharedBytes);
+  static_assert(sizeof(members) + sizeof(scratch) <= kChunkDecodeStaticSharedBytes);
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
   const int num_kv_heads = args.params.layout.num_kv_heads;
@@ -552,68 +560,95 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   // ahead.
   const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
   const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
-  for (int32_t t = task_begin; t < task_end; ++t) {
-    const ChunkDecodeTask task = plan.tasks[t];
-    const int num_rows = task.member_count * group;
-    const bool warps_share_rows = num_rows <= 16;
-    TileCursor cursor(task, plan.ranges);
-    if (threadIdx.x < task.member_count) {
-      const ChunkDecodeMember member = plan.members[task.member_begin + threadIdx.x];
-      const int32_t* indptr = plan.seq_partial_indptr + member.seq;
-      members[threadIdx.x] = {member.seq, member.partial,
-                              static_cast<uint32_t>(indptr[1] - indptr[0])};
+  // Tile number n of the lane lies in stage n % kStages. Tiles are loaded ahead of those that are
+  // computed, and beyond the end of a task where its states leave them room.
+  int loaded = 0, computed = 0;
+  int32_t loaded_task = task_begin;
+  TileCursor next;
+  const auto stage_address = [&](int tile) { return ring + tile % P::kStages * P::kStageBytes; };
+  // What the end of a task asks about its members.
+  const auto open_members = [&](const ChunkDecodeTask& task) {
+    if (threadIdx.x >= task.member_count) return;
+    const ChunkDecodeMember member = plan.members[task.member_begin + threadIdx.x];
+    const int32_t* indptr = plan.seq_partial_indptr + member.seq;
+    members[threadIdx.x] = {member.seq, member.partial,
+                            static_cast<uint32_t>(indptr[1] - indptr[0])};
+  };
+  // Loads the next tile, if the tasks up to `last_task` have one.
+  const auto load_next = [&](int32_t last_task) {
+    while (!next.Valid() && loaded_task < last_task) {
+      next = TileCursor(plan.tasks[++loaded_task], plan.ranges);
     }
+    if (!next.Valid()) return false;
+    LoadTile<P>(args, next, kv_head, stage_address(loaded));
+    ptx::CpAsyncCommit();
+    next.Advance(plan.ranges);
+    ++loaded;
+    return true;
+  };
+
+  for (int32_t t = task_begin; t < task_end;) {
+    // The ring is empty here.
+    loaded_task = t;
+    next = TileCursor(plan.tasks[t], plan.ranges);
+    open_members(plan.tasks[t]);
     if (t == task_begin) {
       // The newest row may not be there yet: a hint does not mind.
-      if (cursor.Valid()) PrefetchTile<P>(args, cursor, kv_head);
+      if (next.Valid()) PrefetchTile<P>(args, next, kv_head);
       ptx::GridDependencyWait();
     }
-
-    int issued = 0, computed = 0;
-    const auto issue = [&] {
-      if (cursor.Valid()) {
-        const int stage = issued % P::kStages;
-        if (threadIdx.x == 0) {
-          tile_tokens[stage] = min(P::kTile, cursor.token_end - cursor.token);
-        }
-        LoadTile<P>(args, cursor, kv_head, ring + stage * P::kStageBytes);
-        cursor.Advance(plan.ranges);
-        ++issued;
-      }
-      ptx::CpAsyncCommit();  // an empty group keeps the count of groups and tiles in step
-    };
 #pragma unroll 1
-    for (int s = 0; s < P::kStages - 1; ++s) issue();
-
-    uint32_t query[P::kSteps][4];
-    LoadQuery<P>(args, task, group, num_rows, warps_share_rows ? 0 : warp, kv_head, query);
-    RowState<P> state;
-    const bool idle = !warps_share_rows && warp * 16 >= num_rows;
-    while (computed < issued) {
-      ptx::CpAsyncWait<P::kStages - 2>();
-      __syncthreads();  // the tile is there for all, and the stage to refill is read by all
-      const int stage = computed % P::kStages;
-      const int valid = tile_tokens[stage];
-      issue();
-      const uint32_t address = ring + stage * P::kStageBytes;
-      if (warps_share_rows) {
-        if (warp * 16 < valid) {
-          state.Add(query, address, warp * 16, valid - warp * 16, args.scale_log2);
-        }
-      } else if (!idle) {
-        for (int first = 0; first < valid; first += 16) {
-          state.Add(query, address, first, valid - first, args.scale_log2);
-        }
-      }
-      ++computed;
+    while (loaded < computed + P::kStages - 1 && load_next(t)) {
     }
-    ptx::CpAsyncWait<0>();
-    __syncthreads();  // the ring is free: its memory becomes the warps' states
-    const SharedStates<P> warps(shared);
-    state.Store(warps.outputs + warp * 16 * P::kStateStride, warps.max_sum + warp * 16);
-    __syncthreads();
-    FinishTask<P>(args, task, kv_head, group, members, shared, scratch);
-    __syncthreads();  // states and members are read before the next task overwrites them
+    while (true) {
+      const ChunkDecodeTask task = plan.tasks[t];
+      const int num_rows = task.member_count * group;
+      const bool warps_share_rows = num_rows <= 16;
+      // Whether the states fit the stage that is read last, so that others may hold later tiles.
+      const bool fits_stage = num_rows <= P::kRowsInStage && !task.clustered;
+      const int32_t last_task = fits_stage ? min(t + 1, task_end - 1) : t;
+      uint32_t query[P::kSteps][4];
+      LoadQuery<P>(args, task, group, num_rows, warps_share_rows ? 0 : warp, kv_head, query);
+      RowState<P> state;
+      const bool idle = !warps_share_rows && warp * 16 >= num_rows;
+      for (TileCursor tile(task, plan.ranges); tile.Valid(); tile.Advance(plan.ranges)) {
+        static_assert(P::kStages == 3);  // at most one tile is on its way behind this one
+        if (loaded - computed > 1) {
+          ptx::CpAsyncWait<1>();
+        } else {
+          ptx::CpAsyncWait<0>();
+        }
+        __syncthreads();  // the tile is there for all, and the stage to refill is read by all
+#pragma unroll 1
+        while (loaded < computed + P::kStages && load_next(last_task)) {
+        }
+        const int valid = tile.Tokens();
+        const uint32_t address = stage_address(computed);
+        if (warps_share_rows) {
+          if (warp * 16 < valid) {
+            state.Add(query, address, warp * 16, valid - warp * 16, args.scale_log2);
+          }
+        } else if (!idle) {
+          for (int row = 0; row < valid; row += 16) {
+            state.Add(query, address, row, valid - row, args.scale_log2);
+          }
+        }
+        ++computed;
+      }
+      __syncthreads();  // the last tile is read
+      const int read_last = (computed + P::kStages - 1) % P::kStages;
+      const SharedStates<P> warps(fits_stage ? shared + read_last * P::kStageBytes : shared,
+                                  fits_stage ? num_rows : 16);
+      const SharedStates<P> block(shared + P::kStateBytes, 16);
+      state.Store(warps.outputs + warp * warps.warp_rows * P::kStateStride,
+                  warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
+      __syncthreads();
+      FinishTask<P>(args, task, kv_head, group, members, warps, block, scratch);
+      __syncthreads();  // states and members are read before the next task overwrites them
+      ++t;
+      if (loaded == computed) break;
+      open_members(plan.tasks[t]);  // the next task, whose first tile is on its way
+    }
   }
 }
 

@@ -128,13 +128,16 @@ int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
 }
 
 // Lays segments end to end and gives each lane an equal share of their time, after what it has.
-// While there are lanes for every tile, short segments stay whole. `first`: number of segments[0].
+// While there are lanes for every tile, or for every segment and all are short, short ones stay
+// whole. `first`: number of segments[0].
 void AddEqualShares(std::span<const Segment> segments, int32_t first,
                     std::vector<std::vector<Piece>>& shares) {
   int64_t total = 0;
   for (const Segment& segment : segments) total += int64_t{segment.tiles} * segment.weight;
   const int32_t lanes = EvenLanes(segments, static_cast<int32_t>(shares.size()));
-  const bool keep_whole = total <= lanes;
+  const auto is_short = [](const Segment& segment) { return segment.tiles <= kWholeTiles; };
+  const bool keep_whole =
+      total <= lanes || (std::ssize(segments) <= lanes && std::ranges::all_of(segments, is_short));
   int64_t at = 0;  // given out
   int32_t lane = 0;
   for (size_t s = 0; s < segments.size(); ++s) {

@@ -208,11 +208,17 @@ TEST_F(ChunkDecodeCudaTest, DeadSlotsChangeNothing) {
   EXPECT_EQ(x.lse, y.lse);
 }
 
+// A lane has several tasks, whose states do or do not fit a stage.
 TEST_F(ChunkDecodeCudaTest, AnySplitMatchesReference) {
-  DecodeCaseOptions options = WithLengths({}, {1500, 70, 640, 0, 5});
-  for (int32_t lanes : {1, 2, 3, 7, 16, 40, 100}) {
-    SCOPED_TRACE(StrCat("lanes ", lanes));
-    ExpectMatches(options, {.grid = {.num_lanes = lanes}});
+  for (int32_t head_dim : {64, 128}) {
+    for (int32_t group : {4, 13, 16}) {
+      const DecodeCaseOptions options = WithLengths({.head_dim = head_dim, .group = group},
+                                                    {1500, 70, 640, 0, 5, 64, 1, 200, 30, 0, 900});
+      for (int32_t lanes : {1, 2, 3, 7, 16, 40, 100}) {
+        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", lanes ", lanes));
+        ExpectMatches(options, {.grid = {.num_lanes = lanes}});
+      }
+    }
   }
 }
 
