@@ -38,7 +38,9 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
   void (*kernel)(chunk_decode::Arguments) = nullptr;
   DispatchDType(params.dtype, [&]<DType kDType>() {
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
-      kernel = chunk_decode::Kernel<chunk_decode::Policy<kDType, kHeadDim>>;
+      using Policy = chunk_decode::Policy<kDType, kHeadDim>;
+      kernel = params.plan.grid.cluster_lanes > 1 ? chunk_decode::Kernel<Policy, false>
+                                                  : chunk_decode::Kernel<Policy, true>;
     });
   });
   if (params.table.num_seqs == 0) return;

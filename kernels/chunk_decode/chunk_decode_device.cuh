@@ -538,7 +538,9 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
   }
 }
 
-template <typename P>
+// kRunsAhead: a lane has several tasks. Clusters have one each, and are launched for steps so short
+// that the instructions themselves count.
+template <typename P, bool kRunsAhead>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ OpenMember members[kChunkDecodeMaxRows];
@@ -605,7 +607,7 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       const int num_rows = task.member_count * group;
       const bool warps_share_rows = num_rows <= 16;
       // Whether the states fit the stage that is read last, so that others may hold later tiles.
-      const bool fits_stage = num_rows <= P::kRowsInStage && !task.clustered;
+      const bool fits_stage = kRunsAhead && num_rows <= P::kRowsInStage && !task.clustered;
       const int32_t last_task = fits_stage ? min(t + 1, task_end - 1) : t;
       uint32_t query[P::kSteps][4];
       LoadQuery<P>(args, task, group, num_rows, warps_share_rows ? 0 : warp, kv_head, query);
@@ -646,7 +648,7 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       FinishTask<P>(args, task, kv_head, group, members, warps, block, scratch);
       __syncthreads();  // states and members are read before the next task overwrites them
       ++t;
-      if (loaded == computed) break;
+      if (!kRunsAhead || loaded == computed) break;
       open_members(plan.tasks[t]);  // the next task, whose first tile is on its way
     }
   }
