@@ -1,3 +1,4 @@
+// Implements the host backend and selects the backend of a device.
 #include "harness/engine/backend.h"
 
 #include <chrono>
@@ -30,7 +31,7 @@ class HostTimeMark : public TimeMark {
   std::chrono::steady_clock::time_point time_;
 };
 
-// Everything is done when the call returns, so every wait is free.
+// Every call does its work before it returns, so there is nothing to wait for.
 class HostBackend : public Backend {
  public:
   Device device() const override { return Device::kCpu; }
@@ -42,8 +43,8 @@ class HostBackend : public Backend {
 
   Memory Allocate(int64_t bytes) override {
     if (bytes <= 0) return {};
-    // calloc leaves untouched pages unbacked, which a large KV cache profits from; the bytes
-    // before the aligned start hold the pointer to free.
+    // calloc leaves pages unbacked until they are touched, which suits a large KV cache. The bytes
+    // before the aligned start hold the pointer to be freed.
     constexpr size_t kAlignment = 256;
     void* raw = std::calloc(static_cast<size_t>(bytes) + 2 * kAlignment, 1);
     if (raw == nullptr) {

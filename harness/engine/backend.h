@@ -1,6 +1,6 @@
-// Where a decoder runs: memory, copies, order of work, and the table of ops. The forward pass is
-// written once against this; the host backend runs it over the references, the CUDA backend over
-// the kernels.
+// What a decoder needs from the device that it runs on: memory, copies, ordering of work, and the
+// table of ops. The forward pass is written once against this interface. The host backend runs it
+// with the references, the CUDA backend with the kernels.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ enum class Device : uint8_t { kCpu, kCuda };
 
 constexpr std::string_view Name(Device device) { return device == Device::kCpu ? "cpu" : "cuda"; }
 
-// Owned bytes, 256 B aligned, freed at the end of its life.
+// Owns a block of bytes that is 256 B aligned.
 class Memory {
  public:
   Memory() = default;
@@ -41,29 +41,30 @@ class Memory {
 class Fence {
  public:
   virtual ~Fence() = default;
-  virtual void Record() = 0;  // here
-  virtual void Wait() = 0;    // until the work before the last Record is done; at once if never
-                              // recorded
+  virtual void Record() = 0;  // places the fence after all work enqueued so far
+  virtual void Wait() = 0;    // waits for the work before the last Record; returns at once if there
+                              // was none
 };
 
-// A time on the backend's own clock: the device's, or on the host the steady clock.
+// A time on the backend's own clock, which is the device's, or the steady clock on the host.
 class TimeMark {
  public:
   virtual ~TimeMark() = default;
-  virtual void Record() = 0;  // when the work enqueued so far is done
-  // From `earlier` to this, nanoseconds. Both are of one backend, recorded, and their work is done.
+  virtual void Record() = 0;  // marks the time at which the work enqueued so far is done
+  // Nanoseconds from `earlier` to this mark. Both marks must belong to the same backend and be
+  // recorded, and the work before them must be done.
   virtual double NsSince(const TimeMark& earlier) const = 0;
 };
 
-// Work captured once and enqueued as a whole.
+// Work that is captured once and enqueued as a whole.
 class WorkGraph {
  public:
   virtual ~WorkGraph() = default;
   virtual void Enqueue() = 0;
 };
 
-// A matrix of weights at `host` in `from`, of any alignment and strides in elements, to `device` in
-// `to`, where its rows are dense.
+// Copies a matrix of weights from `host`, in dtype `from`, to `device`, in dtype `to`. The source
+// may have any alignment and strides (in elements). The rows at the target are dense.
 struct WeightCopy {
   void* device = nullptr;
   const void* host = nullptr;
@@ -75,7 +76,7 @@ struct WeightCopy {
   DType to = DType::kF32;
 };
 
-// All work of a backend is done in the order in which it was enqueued.
+// A backend performs all work in the order in which it is enqueued.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -85,35 +86,35 @@ class Backend {
   virtual const DeviceFacts& facts() const = 0;  // all 0 on the host
   virtual CUstream_st* stream() const = 0;       // null on the host
   virtual Matmul* matmul() = 0;                  // null on the host
-  virtual int64_t FreeBytes() const = 0;         // memory that Allocate can give now
+  virtual int64_t FreeBytes() const = 0;         // bytes that Allocate can return now
 
-  // Memory that ops work on, zeroed.
+  // Allocates zeroed memory for ops.
   virtual Memory Allocate(int64_t bytes) = 0;
-  // Host memory that asynchronous copies read and write.
+  // Allocates host memory for asynchronous copies.
   virtual Memory AllocateStaging(int64_t bytes) = 0;
 
-  // Enqueue a copy. `staging` must stay as it is until a later fence has been passed.
+  // These enqueue a copy. `staging` must not change until a later fence has been waited for.
   virtual void CopyToDevice(void* device, const void* staging, int64_t bytes) = 0;
   virtual void CopyToHost(void* staging, const void* device, int64_t bytes) = 0;
-  // Enqueues the zeroing of device memory.
+  // Enqueues a memset of device memory to zero.
   virtual void Zero(void* device, int64_t bytes) = 0;
-  // Copy from or to any host memory, after all enqueued work; done on return.
+  // These copy from or to any host memory after all enqueued work, and return when they are done.
   virtual void Upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void Download(void* host, const void* device, int64_t bytes) = 0;
-  // Converts and copies weights through bounded staging; done on return.
+  // Converts and copies weights through a bounded staging buffer, and returns when it is done.
   virtual void UploadWeights(std::span<const WeightCopy> copies) = 0;
 
   virtual std::unique_ptr<Fence> MakeFence() = 0;
   virtual std::unique_ptr<TimeMark> MakeTimeMark() = 0;
   virtual void Synchronize() = 0;
-  // Captures what `enqueue` enqueues, without running it. Null on the host, where there are no
-  // graphs and `enqueue` is not called.
+  // Captures what `enqueue` enqueues, without running it. The host has no graphs: it does not call
+  // `enqueue` and returns null.
   virtual std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) = 0;
-  // Kernels of the capture that is under way; 0 where none is.
+  // The number of kernels in the current capture; 0 if there is none.
   virtual int64_t CapturedKernels() const = 0;
 };
 
-// Throws RuntimeFailure if the device is not there, too old, or not part of this build.
+// Throws RuntimeFailure if the device is missing, too old, or not supported by this build.
 std::unique_ptr<Backend> MakeBackend(Device device);
 std::unique_ptr<Backend> MakeHostBackend();
 std::unique_ptr<Backend> MakeCudaBackend();  // CUDA builds only

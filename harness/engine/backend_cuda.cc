@@ -1,6 +1,6 @@
-// The CUDA backend: the process's one stream for all work, and upload of weights by a few threads,
-// each with its own stream for copies and two pinned buffers, so that reading the checkpoint and
-// the copies over the bus overlap.
+// The CUDA backend. All work goes to the one stream of the process. A few threads upload weights,
+// each with its own stream and two pinned buffers, so that reading the checkpoint overlaps with the
+// copies over the bus.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kUploadPieceBytes = int64_t{16} << 20;
-constexpr int kUploadThreads = 4;  // 128 MiB pinned in all
+constexpr int kUploadThreads = 4;  // 128 MiB of pinned memory in total
 
 void LogIfFailed(cudaError_t code, const char* what) {
   if (code != cudaSuccess) std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(code));
@@ -88,7 +88,7 @@ Memory AllocatePinned(int64_t bytes) {
   return {data, bytes, [](void* p) { LogIfFailed(cudaFreeHost(p), "cudaFreeHost"); }};
 }
 
-// Cuts a copy into pieces of whole rows, or of parts of one, that fit a staging buffer.
+// Cuts a copy into pieces that fit a staging buffer. A piece is whole rows or a part of one row.
 void AddPieces(const WeightCopy& copy, std::vector<WeightCopy>& pieces) {
   const int64_t room = kUploadPieceBytes / SizeOf(copy.to);
   const int64_t columns = std::min(copy.columns, room);
@@ -107,7 +107,7 @@ void AddPieces(const WeightCopy& copy, std::vector<WeightCopy>& pieces) {
   }
 }
 
-// Takes pieces off `next` until none is left.
+// Uploads pieces, starting at the shared index `next`, until none is left.
 void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next) {
   constexpr int kBuffers = 2;
   const UniqueStream stream = MakeStream();
@@ -148,7 +148,7 @@ class CudaBackend : public Backend {
     void* data = nullptr;
     const cudaError_t code = cudaMalloc(&data, static_cast<size_t>(bytes));
     if (code == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // cleared: it is reported here
+      cudaGetLastError();  // clears the error, which is reported here
       throw RuntimeFailure(StrCat("device memory does not suffice: ", bytes, " bytes are needed, ",
                                   FreeBytes(), " are free"));
     }
@@ -217,7 +217,7 @@ class CudaBackend : public Backend {
     } catch (...) {
       cudaStreamEndCapture(stream_, &graph);
       if (graph != nullptr) cudaGraphDestroy(graph);
-      cudaGetLastError();  // the exception under way says what happened
+      cudaGetLastError();  // clears the error; the exception reports the cause
       throw;
     }
     TOKLINE_CUDA(cudaStreamEndCapture(stream_, &graph));

@@ -1,4 +1,4 @@
-// Lays arrays out in one block of memory, each 256 B aligned. With a null base it only measures.
+// Lays out arrays in one block of memory, each 256 B aligned. With a null base it only measures.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class Carver {
 
   explicit Carver(std::byte* base) : base_(base) {}
 
-  // The next `bytes` bytes; null for none, or while measuring.
+  // Returns the next `bytes` bytes; null if `bytes` is 0 or if the base is null.
   std::byte* TakeBytes(int64_t bytes) {
     const int64_t begin = size_;
     size_ += RoundUp(bytes, kAlignment);

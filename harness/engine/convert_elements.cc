@@ -1,3 +1,4 @@
+// Implements the conversions with one loop per pair of types, and transposes in blocks of rows.
 #include "harness/engine/convert_elements.h"
 
 #include <Eigen/Core>
@@ -66,7 +67,8 @@ void ConvertMatrix(DType from, const void* src, int64_t row_stride, int64_t colu
     }
     return;
   }
-  // Few rows at a time: what a transposed matrix has in one cache line is used at once.
+  // Only a few rows are converted at a time, so that every element of a source's cache line is used
+  // while the line is still cached.
   constexpr int64_t kRowBlock = 32;
   for (int64_t first = 0; first < rows; first += kRowBlock) {
     const int64_t end = std::min(first + kRowBlock, rows);

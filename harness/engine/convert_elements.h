@@ -1,4 +1,4 @@
-// Element conversion of weights on their way from a checkpoint to the dtype of the computation.
+// Converts the elements of weights from a checkpoint's dtype to that of the computation.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace tokline {
 
-// `src` may have any alignment. Rounds to nearest even.
+// Rounds to nearest even. `src` may have any alignment.
 void ConvertElements(DType from, const void* src, DType to, void* dst, int64_t count);
 
-// The same for a matrix whose rows and columns lie so many elements apart; `dst` is dense.
+// Same as ConvertElements, for a matrix with the given strides in elements. `dst` is dense.
 void ConvertMatrix(DType from, const void* src, int64_t row_stride, int64_t column_stride, DType to,
                    void* dst, int64_t rows, int64_t columns);
 

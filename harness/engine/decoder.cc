@@ -1,3 +1,5 @@
+// Implements the decoder: turns each scheduled step into arrays, uploads and runs it, and collects
+// the tokens of the previous step.
 #include "harness/engine/decoder.h"
 
 #include <algorithm>
@@ -11,7 +13,7 @@
 namespace tokline {
 namespace {
 
-// Adds the life of the scope to `seconds`.
+// Adds the duration of its scope to `seconds`.
 class TimedScope {
  public:
   explicit TimedScope(double& seconds) : seconds_(seconds) {}
@@ -37,7 +39,7 @@ class ObservedScope {
   ForwardPass& forward_;
 };
 
-// Stands in for a graph where there are none.
+// Stands in for a graph on the host, which has no graphs: enqueues the work again each time.
 class EnqueuedAnew : public WorkGraph {
  public:
   explicit EnqueuedAnew(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
@@ -49,7 +51,7 @@ class EnqueuedAnew : public WorkGraph {
 
 std::unique_ptr<Backend> MakeBackendWithRoom(const ModelSpec& spec, const DecoderOptions& options) {
   std::unique_ptr<Backend> backend = MakeBackend(options.device);
-  if (options.device == Device::kCpu) return backend;  // backs what is touched, as it is touched
+  if (options.device == Device::kCpu) return backend;  // pages are backed only when touched
   RequireRoom(PlanMemory(spec, options, backend->facts()), backend->FreeBytes());
   return backend;
 }
@@ -73,7 +75,7 @@ void AddRuns(TableWriter& table, const SequencePages& pages, int64_t length, int
   table.EndSequence(static_cast<int32_t>(new_tokens));
 }
 
-// Room for one more sequence, with `length` tokens on these pages.
+// Adds room for one more sequence, with `length` tokens on these pages.
 void AddRoom(AttentionShape& shape, const SequencePages& pages, int64_t length) {
   ++shape.num_seqs;
   --shape.more_chunks;
@@ -125,7 +127,7 @@ double Decoder::WarmUp() {
   captured_.clear();
   for (const StepShape& unplanned : config_.DecodeShapes()) {
     if (!config_.OnDevice()) break;                                            // nothing to prepare
-    const StepShape shape = UploadArrays({}, unplanned, turns_[turn_]).shape;  // padding alone
+    const StepShape shape = UploadArrays({}, unplanned, turns_[turn_]).shape;  // only padding
     forward_.Enqueue(shape);  // lets every op choose its algorithms before the capture
     backend_->Synchronize();
     if (config_.Has(Ablation::kGraphs)) continue;
@@ -210,7 +212,8 @@ void Decoder::Prepare(Turn& turn) {
   for (const StepPart& part : scheduled.prefill) draw(part);
 }
 
-// By way of the host's memory, but not of the host: the copies are in the order of the work.
+// Copies by way of host memory. The host does not wait, because the copies are ordered like all
+// work.
 void Decoder::MoveTokens(const ScheduledStep& scheduled, Turn& turn) {
   constexpr int64_t kBytes = sizeof(int32_t);
   std::byte* moved = turn.moved.data();
@@ -256,7 +259,7 @@ StepShape Decoder::ShapeOf(const ScheduledStep& scheduled) const {
     const SequencePages& pages = part.sequence->pages;
     if (prefill.kind == AttentionKind::kPagedPrefill) {
       AddRoom(prefill, pages, part.begin + part.count);
-    } else {  // every token is a sequence of its own
+    } else {  // every token is a separate sequence
       for (int64_t i = 0; i < part.count; ++i) AddRoom(prefill, pages, part.begin + i + 1);
     }
     if (part.draws) shape.logit_rows = std::max(shape.logit_rows, part.slot + 1);
@@ -266,7 +269,7 @@ StepShape Decoder::ShapeOf(const ScheduledStep& scheduled) const {
 
 std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
                                              const StepShape& shape) const {
-  // A cluster is a sequence's own.
+  // A cluster works on one sequence, so it cannot share reads.
   if (!config_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
   std::vector<std::span<const ChunkId>> chains(scheduled.decode.size());
   for (size_t row = 0; row < chains.size(); ++row) {
@@ -299,7 +302,8 @@ Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, Step
   if (reads_once || !config_.OnDevice()) {
     step.reads.tokens -= SharedTokensSaved(shared, config_.group);
   }
-  // The pages of the decode rows come last, with room for the longest contexts.
+  // The pages of the decode rows come last, with room for the longest contexts. Only the part that
+  // is used is copied.
   int64_t bytes = arrays.bytes;
   if (shape.decode.num_seqs > 0) {
     bytes = reinterpret_cast<std::byte*>(arrays.decode.chunk_pages) - turn.arrays.data() +
@@ -313,7 +317,7 @@ void Decoder::WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                         const StepArrays& arrays) const {
   std::fill_n(arrays.logit_tokens, shape.logit_rows, -1);
   std::fill_n(arrays.rules, shape.logit_rows, SamplingRule{});
-  std::fill_n(arrays.positions, shape.decode.num_tokens, 0);  // padding, where no sequence decodes
+  std::fill_n(arrays.positions, shape.decode.num_tokens, 0);  // stays in padding rows
   std::fill_n(arrays.slots, shape.decode.num_tokens, -1);
   const auto write = [&arrays](int64_t row, const StepPart& part) {
     const Sequence& sequence = *part.sequence;
@@ -348,7 +352,7 @@ int64_t Decoder::WriteDecodeTable(const ScheduledStep& scheduled, const StepShap
     if (sequence != nullptr) {
       contexts.Add(row, sequence->pages, scheduled.decode[row].begin + 1);
     } else if (config_.scratch_page >= 0) {
-      table.Add({&config_.scratch_page, 1}, 1, 1);  // paged_prefill wants a context to attend to
+      table.Add({&config_.scratch_page, 1}, 1, 1);  // paged_prefill needs a context to attend to
     } else {
       table.Add({}, 0, 1);
     }

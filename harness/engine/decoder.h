@@ -1,12 +1,12 @@
 // Decodes sequences with a model: continuous batching over a paged KV cache, on the CPU or on CUDA.
 //
-// A step is one forward pass over a ragged batch: prompt tokens of sequences that are new, and one
-// token of each sequence that runs; the Scheduler decides which. Sampled tokens stay on the device,
-// where the next step reads them, so the host works one step ahead: Step() enqueues a step and
-// hands out the tokens of the step before. Each running sequence has a slot, which is its row in a
-// step; steps are padded to a few batch sizes, for each of which WarmUp() captures a graph. On CUDA
-// the last bits of a sequence's logits depend on its batch: sums are split so that the device is
-// busy.
+// A step is one forward pass over a ragged batch: prompt tokens of new sequences, and one token of
+// each running sequence. The Scheduler decides which. Sampled tokens stay on the device, where the
+// next step reads them, so the host works one step ahead: Step() enqueues a step and returns the
+// tokens of the previous one. Each running sequence has a slot, which is its row in a step. Steps
+// are padded to a few batch sizes, and WarmUp() captures a graph for each. On CUDA, the last bits
+// of a sequence's logits depend on its batch, because the batch determines how sums are split over
+// the device.
 #pragma once
 
 #include <cstdint>
@@ -33,28 +33,28 @@ namespace tokline {
 struct NewToken {
   SequenceId sequence = 0;
   int32_t token = 0;
-  Finish finish = Finish::kNot;  // a sequence that ends is gone, unless its request holds it
+  Finish finish = Finish::kNot;  // a sequence is removed when it ends, unless its request holds it
 };
 
 struct StepReport {
-  // Enqueued by this call; both 0 when there was nothing to do.
+  // What this call enqueued; both are 0 if there was nothing to do.
   int64_t prefill_tokens = 0;
   int32_t decode_rows = 0;
-  // Of the step before. Valid until the next call.
+  // The tokens of the previous step. Valid until the next call.
   std::span<const NewToken> tokens;
 };
 
 // Host time in Step() and Flush() since the decoder was made.
 struct HostTimes {
   double total_s = 0;
-  double wait_s = 0;  // of total_s, waiting for the device
+  double wait_s = 0;  // the part of total_s spent waiting for the device
 };
 
-// Tokens whose K and V the attention of decode steps has read, in each layer.
+// Number of tokens whose K and V the attention of decode steps has read in each layer.
 struct DecodeReads {
-  int64_t tokens = 0;  // on the CPU, which reads for each sequence alone, what CUDA would read if
-                       // it read every shared run once
-  int64_t unshared_tokens = 0;  // had each sequence read all of its own
+  int64_t tokens = 0;  // the CPU shares no reads, and counts what CUDA would read if it read every
+                       // shared run once
+  int64_t unshared_tokens = 0;  // what would be read if every sequence read all of its tokens
 };
 
 struct KvRows {
@@ -62,67 +62,68 @@ struct KvRows {
   std::vector<float> v;
 };
 
-// Not thread-safe. All CUDA decoders of a process share one stream (WorkStream() says why): only
-// one of them may be at work at a time, whichever threads they belong to.
+// Not thread-safe. All CUDA decoders of a process share one stream (WorkStream() says why), so only
+// one of them may work at a time, even if they belong to different threads.
 class Decoder {
  public:
-  // Copies the weights to the device; neither checkpoint nor `weights` is needed afterwards. Throws
-  // InvalidArgument for options that are not allowed and RuntimeFailure, with the needed and the
-  // free bytes, if device memory does not suffice.
+  // Copies the weights to the device; the checkpoint and `weights` are not needed afterwards.
+  // Throws InvalidArgument for options that are not allowed, and RuntimeFailure with the needed and
+  // the free bytes if device memory does not suffice.
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options);
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
-  // Runs a decode step of every batch size and captures its graph; returns the seconds. Without it
-  // the decoder works, but launches every kernel of every step. Needs a decoder without sequences.
+  // Runs a decode step of every batch size, captures its graph and returns the seconds taken. The
+  // decoder also works without it, but then launches every kernel of every step. The decoder must
+  // have no sequences.
   double WarmUp();
 
-  // Takes a request in, to run when the batch and the KV cache have room for it, in the order of
-  // arrival. Throws InvalidArgument, with the values and what is allowed, for an empty prompt, an
+  // Queues a request. Requests run in the order of arrival, as soon as the batch and the KV cache
+  // have room. Throws InvalidArgument, with the values and what is allowed, for an empty prompt, an
   // id outside the vocabulary, a request that does not fit the context or the KV cache, or shifted
   // spans with a model whose positions cannot be shifted.
   SequenceId Submit(Request request);
-  // The same for a sequence that stays, with its K and V, until it is removed. Throws
-  // InvalidArgument too if the batch is full.
+  // Same as Submit, for a sequence that keeps its K and V until it is removed. Also throws
+  // InvalidArgument if the batch is full.
   SequenceId AddSequence(std::span<const int32_t> prompt, const SamplingRule& rule,
                          int64_t max_new_tokens);
   SequenceId AddSequence(Request request);
-  // Ends a sequence at any time and frees its pages. A token of it that is under way is dropped.
+  // Removes a sequence in any state and frees its pages. Its token in flight is dropped.
   void RemoveSequence(SequenceId id);
-  // Whether it is waiting, running or held.
+  // Whether the sequence is waiting, running or held.
   bool Has(SequenceId id) const { return scheduler_.Has(id); }
 
-  // Keeps the K and V of the longest prefix of `tokens` that is in the cache, until it is unpinned.
+  // Keeps the K and V of the longest cached prefix of `tokens` until it is unpinned.
   Scheduler::Pinned Pin(std::span<const int32_t> tokens) { return scheduler_.Pin(tokens); }
   void Unpin(const Scheduler::Pinned& pinned) { scheduler_.Unpin(pinned); }
-  // Forgets the K and V that no sequence uses and nobody has pinned.
+  // Evicts all K and V that are neither used by a sequence nor pinned.
   void EvictIdle() { scheduler_.EvictIdle(); }
 
-  // Whether Step() would enqueue a step, now or when tokens under way are known.
+  // Whether Step() would enqueue a step now, or once tokens in flight are known.
   bool HasWork() const { return prepared_.has_value() || scheduler_.HasWork(); }
-  // Throws InvalidArgument and enqueues nothing if held sequences leave the others no pages.
+  // Throws InvalidArgument and enqueues nothing if held sequences leave no pages for the others.
   StepReport Step();
-  // Waits for the tokens that are under way. Valid until the next call.
+  // Waits for the tokens in flight and returns them. The result is valid until the next call.
   std::span<const NewToken> Flush();
 
-  // Who is told of every op that a step enqueues from here on; null: nobody. A step that runs as a
-  // graph enqueues none.
+  // Calls the observer for every op that later steps enqueue; null removes it. A step that runs as
+  // a graph enqueues no ops.
   void SetObserver(OpObserver* observer) { forward_.SetObserver(observer); }
-  // The step that Step() would enqueue next, less the ops that the observer skips, to be run any
-  // number of times: the sequences stay as they are, but what the step writes is written. The
-  // observer is told of the ops while a graph is captured, on the host at each run. Only until the
-  // next call of Step(), and there must be work.
+  // Returns the step that Step() would enqueue next, without the ops that the observer skips. It
+  // may run any number of times: it writes what the step writes, but does not advance the
+  // sequences. The observer is called while a graph is captured, and on the host at each run. The
+  // result is valid until the next call of Step(). There must be work.
   std::unique_ptr<WorkGraph> NextStep(OpObserver& observer);
-  // From here on steps launch every kernel, as before WarmUp().
+  // Makes later steps launch every kernel, as before WarmUp().
   void DropGraphs() { captured_.clear(); }
   Backend& GetBackend() { return *backend_; }
 
-  // Logits that the newest token of a sequence was drawn from, [vocab_size]. The newest step must
-  // have produced them. Waits for it.
+  // Returns the logits from which the newest token of a sequence was drawn, [vocab_size]. The
+  // newest step must have produced them. Waits for that step.
   std::vector<float> Logits(SequenceId id);
-  // Puts `token` in the place of the newest token, before a step takes it as input.
+  // Replaces the newest token with `token` before a step takes it as input.
   void ReplaceNewestToken(SequenceId id, int32_t token);
-  // K and V of the sequence in one layer, after the work enqueued so far.
+  // Returns the K and V of the sequence in one layer, after the work enqueued so far.
   KvRows ReadKv(SequenceId id, int64_t layer);
 
   const ModelSpec& Spec() const { return spec_; }
@@ -132,18 +133,18 @@ class Decoder {
   const Scheduler& Schedule() const { return scheduler_; }
   HostTimes Times() const { return times_; }
   DecodeReads Reads() const { return reads_; }
-  // K and V of a token in all layers.
+  // The size of a token's K and V in all layers.
   int64_t KvTokenBytes() const;
-  // Decode steps that ran as a graph, and as plain launches.
+  // The numbers of decode steps that ran as a graph and as plain launches.
   int64_t GraphSteps() const { return graph_steps_; }
   int64_t PlainSteps() const { return plain_steps_; }
 
  private:
-  // Host memory of a step: rewritten only after its fence has been passed.
+  // The host memory of a step. It is rewritten only after its fence has been waited for.
   struct Turn {
     tokline::Memory arrays;
     tokline::Memory tokens;
-    tokline::Memory moved;  // newest tokens on their way to another slot
+    tokline::Memory moved;  // newest tokens that move to another slot
     std::unique_ptr<Fence> fence;
     bool pending = false;
     struct Draw {
@@ -160,21 +161,21 @@ class Decoder {
   // A step whose arrays are on the device.
   struct PreparedStep {
     StepShape shape;
-    int32_t decode_rows = 0;  // less padding
+    int32_t decode_rows = 0;  // without padding
     DecodeReads reads;
   };
 
-  // Schedules the next step, if there is one, and makes its arrays.
+  // Schedules the next step, if there is one, and uploads its arrays.
   void Prepare(Turn& turn);
   void MoveTokens(const ScheduledStep& scheduled, Turn& turn);
   StepShape ShapeOf(const ScheduledStep& scheduled) const;
-  // What its decode rows share, as far as it may be read once.
+  // Returns the runs that several decode rows share and that may be read once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled, const StepShape& shape) const;
-  // Writes and uploads the arrays of a step; returns what the host knows of it.
+  // Writes and uploads the arrays of a step, which may be empty except for padding.
   PreparedStep UploadArrays(const ScheduledStep& scheduled, StepShape shape, Turn& turn);
   void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                  const StepArrays& arrays) const;
-  // Returns the page ids written. Gives the shared runs their chunks.
+  // Sets the chunks of the shared runs. Returns the number of page ids written.
   int64_t WriteDecodeTable(const ScheduledStep& scheduled, const StepShape& shape,
                            const StepArrays& arrays, std::span<SharedRun> shared) const;
   void WritePrefillTable(const ScheduledStep& scheduled, const StepShape& shape,
@@ -191,10 +192,10 @@ class Decoder {
   Scheduler scheduler_;
   ShiftedCopy shifted_copy_;
   Turn turns_[2];
-  int turn_ = 0;  // the one that the next step takes; the other may be under way
+  int turn_ = 0;  // index of the turn that the next step uses; the other may be in flight
   std::optional<PreparedStep> prepared_;
   std::vector<NewToken> collected_;
-  std::vector<CapturedStep> captured_;  // as config_.DecodeShapes(), or empty
+  std::vector<CapturedStep> captured_;  // one per config_.DecodeShapes(), or empty
   HostTimes times_;
   DecodeReads reads_;
   int64_t graph_steps_ = 0;

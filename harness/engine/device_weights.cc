@@ -1,3 +1,4 @@
+// Lays out the weights on the device and lists the copies that fuse and reorder them.
 #include "harness/engine/device_weights.h"
 
 #include <initializer_list>
@@ -12,15 +13,15 @@ class CopyList {
  public:
   explicit CopyList(DType dtype) : dtype_(dtype) {}
 
-  // Copies the parts one after the other to `device`; parts that the model lacks take no room.
+  // Copies the parts one after another to `device`. Parts that the model lacks take no room.
   void Add(std::byte* device, std::initializer_list<const TensorView*> parts) {
     for (const TensorView* part : parts) {
       device = AddRows(device, *part, 0, part->Rows(), 1);
     }
   }
 
-  // The same for parts whose rows are those of heads, in the order in which RoPE wants them: as
-  // they are, or each head's even rows before its odd ones. Returns the end.
+  // Same as Add, for parts whose rows belong to heads. Puts them into the order that RoPE needs:
+  // unchanged, or each head's even rows before its odd rows. Returns the end.
   std::byte* AddHeads(std::byte* device, std::initializer_list<const TensorView*> parts,
                       int32_t head_dim, RopePairing pairing) {
     for (const TensorView* part : parts) {
@@ -39,7 +40,7 @@ class CopyList {
   const std::vector<WeightCopy>& copies() const { return copies_; }
 
  private:
-  // `count` rows from `first` on, every `step`-th.
+  // Copies `count` rows: `first` and every `step`-th row after it.
   std::byte* AddRows(std::byte* device, const TensorView& part, int64_t first, int64_t count,
                      int64_t step) {
     if (part.data == nullptr) return device;

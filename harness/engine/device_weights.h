@@ -1,8 +1,8 @@
-// A model's weights where they are computed with: converted to one dtype, in one block of memory,
-// with Q, K, V fused and gate, up fused. Every matrix is [outputs, inputs], and RoPE always pairs
-// element i of a head with i + head_dim / 2: where the model pairs neighbours, each head's rows of
-// Q and K are brought in that order (even ones, then odd ones). Scores do not see it, as both sides
-// of each product are permuted alike.
+// A model's weights on the device: converted to one dtype, in one block of memory, with Q, K and V
+// fused, and gate and up fused. Every matrix is [outputs, inputs]. RoPE always pairs element i of a
+// head with element i + head_dim / 2. If the model pairs neighbours, each head's rows of Q and K
+// are reordered (even rows, then odd rows). Scores stay the same, because both factors of each
+// product are permuted alike.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace tokline {
 
-// All contiguous, 256 B aligned. H, I, Q, K as in model_weights.h. Null where the model has none.
+// All tensors are contiguous and 256 B aligned, and null if the model lacks them. H, I, Q and K are
+// as in model_weights.h.
 struct DeviceLayerWeights {
   std::byte* input_norm = nullptr;       // [H]
   std::byte* input_norm_bias = nullptr;  // [H]
@@ -37,19 +38,19 @@ class DeviceWeights {
  public:
   DeviceWeights(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Backend& backend);
 
-  // Of the block of memory.
+  // Returns the size of the block of memory.
   static int64_t Bytes(const ModelSpec& spec, DType dtype);
 
   const std::byte* embedding() const { return embedding_; }    // [vocab_size, H]
   const std::byte* positions() const { return positions_; }    // [max_positions, H] or null
   const std::byte* final_norm() const { return final_norm_; }  // [H]
   const std::byte* final_norm_bias() const { return final_norm_bias_; }  // [H] or null
-  const std::byte* lm_head() const { return lm_head_; }  // [vocab_size, H]; may be embedding
+  const std::byte* lm_head() const { return lm_head_; }  // [vocab_size, H]; may be embedding()
   const std::vector<DeviceLayerWeights>& layers() const { return layers_; }
 
  private:
   DeviceWeights() = default;
-  // Places everything from `base`; returns the size. With a null base it only measures.
+  // Places all tensors from `base` on and returns the size. With a null base it only measures.
   int64_t Place(const ModelSpec& spec, DType dtype, std::byte* base);
 
   std::byte* embedding_ = nullptr;

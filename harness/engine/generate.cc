@@ -16,7 +16,7 @@ GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
                                                      .max_new_tokens = options.max_new_tokens,
                                                      .shifted = options.shifted,
                                                      .shifted_after = options.shifted_after}));
-  // Whoever looks at logits or changes tokens between steps cannot work a step ahead.
+  // Logits can be read, and tokens replaced, only if the host does not work a step ahead.
   const bool in_step = options.want_logits || !options.force_ids.empty();
   auto begin = Clock::now();
   const auto take = [&](std::span<const NewToken> tokens) {

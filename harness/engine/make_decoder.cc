@@ -3,7 +3,7 @@
 namespace tokline {
 namespace {
 
-// Reads a checkpoint ahead; at the end of its life this process releases its pages.
+// Reads a checkpoint ahead. The destructor releases its mapped pages.
 class ResidentCheckpoint {
  public:
   explicit ResidentCheckpoint(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {

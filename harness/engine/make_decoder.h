@@ -1,4 +1,4 @@
-// A decoder from a checkpoint.
+// Makes a decoder from a checkpoint.
 #pragma once
 
 #include "harness/engine/decoder.h"
@@ -6,7 +6,7 @@
 
 namespace tokline {
 
-// Reads the checkpoint ahead, uploads it and releases its pages.
+// Reads the checkpoint ahead, uploads it and releases its mapped pages.
 Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options);
 
 }  // namespace tokline

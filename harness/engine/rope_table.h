@@ -9,9 +9,9 @@
 
 namespace tokline {
 
-// cos and sin of position * frequency, the frequency of pair i being theta^(-2 i / head_dim),
-// scaled where `scaling` says so: [num_positions, head_dim / 2] pairs (cos, sin), computed in
-// double and rounded once.
+// Returns cos and sin of position * frequency as [num_positions, head_dim / 2] pairs, computed in
+// double and rounded once. The frequency of pair i is theta^(-2 i / head_dim), changed by `scaling`
+// if it is given.
 std::vector<float> MakeRopeTable(int64_t num_positions, int32_t head_dim, double theta,
                                  const std::optional<Llama3Scaling>& scaling = {});
 

@@ -1,4 +1,4 @@
-// A sequence of a decoder that is gone with its scope, however that is left.
+// Removes a decoder's sequence at the end of a scope.
 #pragma once
 
 #include "harness/engine/decoder.h"
@@ -8,7 +8,7 @@ namespace tokline {
 class ScopedSequence {
  public:
   ScopedSequence(Decoder& decoder, SequenceId id) : decoder_(decoder), id_(id) {}
-  // Nothing where it has come to its end by itself.
+  // A sequence that has ended by itself no longer exists.
   ~ScopedSequence() {
     if (decoder_.Has(id_)) decoder_.RemoveSequence(id_);
   }

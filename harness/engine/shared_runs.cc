@@ -1,3 +1,5 @@
+// Sorts the rows by their chains of chunks, so that rows with a common prefix are neighbours, and
+// searches the resulting tree for shared runs.
 #include "harness/engine/shared_runs.h"
 
 #include <algorithm>
@@ -12,8 +14,8 @@ struct Row {
   size_t row;
 };
 
-// Chunks that two chains have in common, at least the first `known`. Who has a chunk has all before
-// it, so they are found by bisection.
+// Returns the number of leading chunks that two chains share, which is at least `known`. Chains
+// that share a chunk share all chunks before it, so bisection finds the number.
 size_t CommonChunks(const Row& a, const Row& b, size_t known) {
   size_t low = known, high = std::min(a.chunks.size(), b.chunks.size());
   while (low < high) {
@@ -34,12 +36,12 @@ bool Before(const Row& a, const Row& b) {
   return common == a.chunks.size() || a.chunks[common] < b.chunks[common];
 }
 
-// Tokens that no run has yet, as far as some rows have them in common.
+// Tokens that some rows share and that belong to no run yet.
 struct Stretch {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t tiles = 0;  // of page runs that have ended
-  int64_t tail = 0;   // tokens of the last page run
+  int64_t tiles = 0;  // number of tiles in the page runs that have ended
+  int64_t tail = 0;   // number of tokens in the last page run
 
   void Add(int64_t tokens, int32_t page_size) {
     end += tokens;
@@ -56,8 +58,8 @@ class Search {
          std::vector<SharedRun>& found)
       : registry_(registry), page_size_(page_size), group_(group), always_(always), found_(found) {}
 
-  // `rows`: sorted, with the first `common` chunks in common; of these all but the stretch is in
-  // the `depth` runs that they already have.
+  // `rows` are sorted and share their first `common` chunks. All of these chunks but the stretch
+  // are in the `depth` runs that the rows already have.
   void Branches(std::span<const Row> rows, size_t common, const Stretch& stretch, int32_t depth) {
     while (!rows.empty()) {
       const auto other = std::ranges::find_if(
@@ -71,12 +73,13 @@ class Search {
   }
 
  private:
-  // None where the row's chunks end: those rows come first.
+  // Returns the row's chunk at this depth, or kRootChunk if its chunks end before. Such rows come
+  // first.
   static ChunkId Branch(const Row& row, size_t at) {
     return at < row.chunks.size() ? row.chunks[at] : kRootChunk;
   }
 
-  // What all rows have in common, and where they branch.
+  // Handles the chunks that all rows share, and then the branches after them.
   void Trunk(std::span<const Row> rows, size_t common, Stretch stretch, int32_t depth) {
     const size_t end = CommonChunks(rows.front(), rows.back(), common);
     for (; common < end; ++common) {
@@ -117,7 +120,7 @@ std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkI
   if (sharing == ChunkSharing::kNever) return found;
   std::vector<Row> rows;
   for (size_t row = 0; row < chains.size(); ++row) {
-    // Who shares anything shares its first chunk.
+    // A row that shares anything shares its first chunk.
     if (!chains[row].empty() && registry.Users(chains[row][0]) > 1) {
       rows.push_back({.chunks = chains[row], .row = row});
     }
@@ -126,7 +129,8 @@ std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkI
   std::ranges::sort(rows, Before);
   Search(registry, page_size, group, sharing == ChunkSharing::kAlways, found)
       .Branches(rows, 0, {}, 0);
-  // Of runs with the same first member those that begin earlier were found first.
+  // The sort is stable because runs with the same first member were found in the order in which
+  // they begin.
   std::ranges::stable_sort(found, {}, [](const SharedRun& run) { return run.members.front().seq; });
   return found;
 }
@@ -145,11 +149,11 @@ SharedTableWriter::SharedTableWriter(TableWriter& table, std::span<SharedRun> ru
 }
 
 void SharedTableWriter::Add(size_t row, const SequencePages& pages, int64_t length) {
-  std::span<const size_t> left;  // runs that begin later
+  std::span<const size_t> left;  // the row's runs that have not begun
   if (row < runs_of_rows_.size()) left = runs_of_rows_[row];
-  SharedRun* run = nullptr;  // that the token at `at` is in
-  bool is_first = false;     // of the run's members
-  int64_t at = 0, end = 0;   // `end`: of the run
+  SharedRun* run = nullptr;  // the run that contains token `at`; null after the last run
+  bool is_first = false;     // whether the row is the first member of the run
+  int64_t at = 0, end = 0;   // `end` is where the run ends, or the row after the last run
   const auto enter = [&] {
     run = left.empty() ? nullptr : &runs_[left[0]];
     end = run == nullptr ? length : at + run->tokens;

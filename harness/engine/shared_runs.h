@@ -1,5 +1,5 @@
-// Which runs of the KV cache the decode rows of a step have in common, so that their attention
-// reads each of them once: a tree of runs, as the chains of chunks of the rows branch.
+// Finds the runs of the KV cache that several decode rows of a step share, so that attention reads
+// each run once. The runs form a tree, because the rows' chains of chunks branch.
 #pragma once
 
 #include <cstdint>
@@ -13,33 +13,35 @@
 
 namespace tokline {
 
-// Most runs of a sequence. What lies deeper in the tree each sequence reads alone.
+// The maximum number of shared runs per sequence. Each sequence reads what is deeper in the tree on
+// its own.
 inline constexpr int32_t kMaxSharedRuns = 4;
 
-// The shared runs of rows whose contexts begin with these chains of chunks; a padding row has none.
-// The runs of a row cover its context from the first token on without gaps, in the order of the
-// result, and begin in the order of their first members. Their chunks in the step's table follow
-// when SharedTableWriter writes it. A run ends where a chunk does; kWhenItPays cuts it where no
-// tile of chunk_decode is divided, and keeps it if SharingPays for `group` query heads per KV head.
+// Returns the shared runs of rows whose contexts begin with these chains of chunks; a padding row
+// has an empty chain. The runs of a row cover its context without gaps from the first token on.
+// They are in the order of the context, and all runs are sorted by their first members.
+// SharedTableWriter later sets their chunks. With kAlways, a run ends at the end of a chunk. With
+// kWhenItPays, it ends where no tile of chunk_decode is divided, and is kept only if SharingPays
+// for `group` query heads per KV head.
 std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkId>> chains,
                                           const ChunkRegistry& registry, int32_t page_size,
                                           int32_t group, ChunkSharing sharing);
 
-// Writes the contexts of decode rows, one after the other: what rows share as chunks that each of
-// them lists, the rest as chunks of its own. Borrows `table` and `runs`, and gives the runs their
-// chunks.
+// Writes the contexts of decode rows one after another. All members of a shared run list the same
+// chunks; the rest of a row is written as chunks that only it lists. Keeps references to `table`
+// and `runs`, and sets the chunks of the runs.
 class SharedTableWriter {
  public:
   SharedTableWriter(TableWriter& table, std::span<SharedRun> runs, int32_t page_size);
 
-  // Of the row: `length` tokens on these pages.
+  // Writes the context of row `row`: `length` tokens on these pages.
   void Add(size_t row, const SequencePages& pages, int64_t length);
 
  private:
   TableWriter& table_;
   std::span<SharedRun> runs_;
   int32_t page_size_;
-  std::vector<std::vector<size_t>> runs_of_rows_;  // indices; rows behind the last share nothing
+  std::vector<std::vector<size_t>> runs_of_rows_;  // indices; rows after the last share nothing
 };
 
 }  // namespace tokline

@@ -1,3 +1,4 @@
+// Batches the pages of the shifted spans, and gathers, rotates and appends them once per layer.
 #include "harness/engine/shifted_copy.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace tokline {
 namespace {
 
-// Of a batch of pages: first its tables, which come from the host in one block, then rows.
+// The workspace for a batch of pages: its tables, which are uploaded as one block, and its rows.
 struct Room {
   Room(const DecoderConfig& config, int64_t num_pages, std::byte* base) {
     Carver carver(base);
@@ -27,7 +28,7 @@ struct Room {
     bytes = carver.Size();
   }
 
-  int32_t* ends = nullptr;     // 0 and the number of pages, 0 and that of tokens
+  int32_t* ends = nullptr;     // 0, number of pages, 0, number of tokens: two CSR index arrays
   int32_t* numbers = nullptr;  // 0, 1, 2, ...: every page is a chunk
   int32_t* pages = nullptr;
   int32_t* lengths = nullptr;
@@ -60,7 +61,7 @@ void ShiftedCopy::Enqueue(const Sequence& sequence, const ChunkRegistry& chunks)
   Batch batch;
   for (size_t i = 0; i < request.shifted.size(); ++i) {
     const int64_t shift = request.shifted[i].begin - request.shifted_after;
-    int64_t position = 0;  // where the source was computed
+    int64_t position = 0;  // position in the source
     for (const ChunkId id : sequence.sources[i]) {
       const Chunk& chunk = chunks.Get(id);
       int64_t left = static_cast<int64_t>(chunk.tokens.size());

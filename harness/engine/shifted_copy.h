@@ -1,9 +1,10 @@
-// Gives a sequence the K and V of its shifted spans: copies them, layer by layer, from the pages of
-// chunks in which the same tokens stand at other positions, and rotates the keys by the difference.
+// Copies the K and V of a sequence's shifted spans, layer by layer, from the pages of chunks that
+// hold the same tokens at other positions, and rotates the keys by the difference.
 //
-// RoPE is a rotation, and rotations by two positions add up to one by their sum; so a cached key is
-// moved by rotating it once more, with the table's row of the difference. Both ops exist:
-// paged_gather makes rows of pages, kv_append rotates rows and writes them to slots.
+// RoPE is a rotation, and two rotations add up to one by the sum of their positions. A cached key
+// is therefore moved by rotating it again, with the table's row for the difference. Two existing
+// ops do this: paged_gather turns pages into rows, and kv_append rotates rows and writes them to
+// slots.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +21,25 @@ namespace tokline {
 // Throws InvalidArgument unless the model's positions are a rotation of its keys.
 void RequireShiftable(const ModelSpec& spec);
 
-// What a copy of so many pages at a time needs to work in.
+// Returns the workspace size for copying `pages` pages at a time.
 int64_t ShiftedCopyBytes(const DecoderConfig& config, int64_t pages);
 
 class ShiftedCopy {
  public:
-  // Borrows everything. Works in buffers.qkv, which is free between steps.
+  // Keeps references to all arguments. Uses buffers.qkv, which is free between steps, as workspace.
   ShiftedCopy(const ModelSpec& spec, const DecoderConfig& config, const DecoderBuffers& buffers,
               Backend& backend);
 
-  // Copies all shifted spans of a sequence from its sources. Waits for the work enqueued so far.
+  // Copies all shifted spans of a sequence from its sources. Waits for all work enqueued before.
   void Enqueue(const Sequence& sequence, const ChunkRegistry& chunks);
 
  private:
-  // Pages that are copied at a time, and where their rows go.
+  // Pages that are copied together, and where their rows go.
   struct Batch {
     std::vector<int32_t> pages;
-    std::vector<int32_t> lengths;    // [pages] tokens
-    std::vector<int32_t> positions;  // [tokens] by which the key is rotated
-    std::vector<int64_t> slots;      // [tokens] of the KV cache; -1: not copied
+    std::vector<int32_t> lengths;    // [pages] number of tokens in each page
+    std::vector<int32_t> positions;  // [tokens] number of positions that each key is rotated by
+    std::vector<int64_t> slots;      // [tokens] target in the KV cache; -1: not copied
   };
   void Run(Batch& batch);
 

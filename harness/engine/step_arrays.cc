@@ -1,3 +1,4 @@
+// Lays out and fills the arrays of a step, and plans its attention.
 #include "harness/engine/step_arrays.h"
 
 #include <algorithm>
@@ -100,7 +101,7 @@ void TableWriter::EndSequence(int32_t new_tokens) {
   ++seqs_;
   arrays_.seq_chunk_indptr[seqs_] = listings_;
   if (seqs_ < shape_.num_seqs) return;
-  // Chunks that no sequence lists are empty.
+  // Makes the chunks that no sequence lists empty.
   std::fill(arrays_.chunk_lengths + chunks_, arrays_.chunk_lengths + shape_.MaxChunks(), 0);
   std::fill(arrays_.chunk_page_indptr + chunks_, arrays_.chunk_page_indptr + shape_.MaxChunks() + 1,
             static_cast<int32_t>(pages_));

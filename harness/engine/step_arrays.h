@@ -1,7 +1,7 @@
-// The arrays of one step that depend on tokens, positions and pages: everything of a forward pass
-// that is neither a weight nor an activation. They lie in one block, laid out by the step's shape,
-// so that one copy brings them to the device, and so that a captured graph finds them at the same
-// addresses in every step of its shape.
+// The arrays of one step that depend on tokens, positions and pages: all inputs of a forward pass
+// except weights. They are in one block whose layout follows from the step's shape. One copy
+// therefore uploads them, and a captured graph finds them at the same addresses in every step of
+// its shape.
 #pragma once
 
 #include <cstddef>
@@ -19,82 +19,84 @@ namespace tokline {
 
 enum class AttentionKind : uint8_t { kChunkDecode, kPagedPrefill };
 
-// One attention launch per layer: query rows of sequences, each of one chunk or of several.
+// The shape of an attention launch, of which there is one per layer: query rows of sequences, each
+// with one or more chunks.
 struct AttentionShape {
   AttentionKind kind = AttentionKind::kChunkDecode;
   int32_t num_seqs = 0;
-  int64_t num_tokens = 0;   // query rows; with kChunkDecode as many as sequences
-  int64_t max_pages = 0;    // room for page ids over all sequences
-  int32_t more_chunks = 0;  // room for chunks over all sequences, beyond one each
-  ChunkDecodeGrid grid;     // kChunkDecode on CUDA only
-  // kChunkDecode: room for so many runs of a sequence that others share, and for so many sequences
-  // that read one together.
+  int64_t num_tokens = 0;   // query rows; equals num_seqs with kChunkDecode
+  int64_t max_pages = 0;    // room for page ids of all sequences
+  int32_t more_chunks = 0;  // room for chunks of all sequences in addition to one each
+  ChunkDecodeGrid grid;     // for kChunkDecode on CUDA only
+  // For kChunkDecode: the largest number of shared runs per sequence, and of sequences that read a
+  // run together.
   int32_t shared_runs = 0;
   int32_t task_members = 1;
-  // kPagedPrefill on CUDA: what PlanAttention has decided. No array's place depends on it.
+  // For kPagedPrefill on CUDA: set by PlanAttention. The layout of the arrays does not depend on
+  // it.
   int32_t num_tiles = 0;
   int32_t tile_tokens = 0;
 
   int32_t MaxChunks() const { return num_seqs + more_chunks; }
 };
 
-// A step: one token each of decode_rows sequences (row = slot of the sequence; a slot that does
-// not decode is a padding row), then the new tokens of sequences that prefill.
+// A step has one row per slot with a token to decode (a slot that does not decode is a padding
+// row), followed by the new tokens of sequences that prefill.
 struct StepShape {
   AttentionShape decode = {};
   AttentionShape prefill = {};
-  int32_t logit_rows = 0;  // row = slot
+  int32_t logit_rows = 0;  // one per slot
 
   int64_t Tokens() const { return decode.num_tokens + prefill.num_tokens; }
 };
 
 struct AttentionArrays {
   int32_t* seq_chunk_indptr = nullptr;   // [num_seqs + 1]
-  int32_t* seq_chunks = nullptr;         // [MaxChunks()] chunks, some of several sequences
+  int32_t* seq_chunks = nullptr;         // [MaxChunks()] chunks; sequences may share them
   int32_t* chunk_lengths = nullptr;      // [MaxChunks()]
   int32_t* chunk_page_indptr = nullptr;  // [MaxChunks() + 1]
-  int32_t* chunk_pages = nullptr;        // [max_pages]; last, as only its used part is copied
-  // kPagedPrefill
+  int32_t* chunk_pages = nullptr;        // [max_pages]; last, because only the used part is copied
+  // For kPagedPrefill:
   int32_t* q_indptr = nullptr;        // [num_seqs + 1]
-  PagedPrefillTile* tiles = nullptr;  // [MaxPagedPrefillTiles()] of room
-  std::byte* plan = nullptr;          // kChunkDecode on CUDA; with the room of DecodeRoomOf(shape)
+  PagedPrefillTile* tiles = nullptr;  // room for MaxPagedPrefillTiles()
+  std::byte* plan = nullptr;          // for kChunkDecode on CUDA; room for DecodeRoomOf(shape)
 
   ChunkTableView Table(const AttentionShape& shape) const;
 };
 
-// T = Tokens(), of which the decode rows come first.
+// T = Tokens(); the decode rows come first.
 struct StepArrays {
   int32_t* prefill_ids = nullptr;   // [prefill.num_tokens]; decode rows take the sampled tokens
   int32_t* positions = nullptr;     // [T]
-  int64_t* slots = nullptr;         // [T] of the KV cache; -1: padding
+  int64_t* slots = nullptr;         // [T] slots in the KV cache; -1: padding
   int32_t* logit_tokens = nullptr;  // [logit_rows] rows of the step; -1: none
   SamplingRule* rules = nullptr;    // [logit_rows]
   AttentionArrays prefill;
   AttentionArrays decode;
-  int64_t bytes = 0;  // of the block
+  int64_t bytes = 0;  // size of the block
 };
 
-// Lays the arrays of a step out from `base`; a null base only measures.
+// Lays out the arrays of a step from `base` on. With a null base it only measures.
 StepArrays PlaceStep(const StepShape& shape, std::byte* base);
 
-// The most that a plan of chunk_decode takes for any table of a shape. A sequence has a task for
-// each shared run and one for the rest. Shared runs are cut once per lane, and then what is read
-// alone is. A cut adds a task with all members of what it cuts. A member has at most one partial
-// state.
+// Returns an upper bound on the plan of chunk_decode for any table of a shape. A sequence has a
+// task for each shared run and one for the rest. Each lane cuts shared runs at most once, and
+// unshared parts at most once. A cut adds a task with all members of what it cuts. A member has at
+// most one partial state.
 ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape);
 
-// Writes the sequences of an attention launch one after the other into host arrays.
+// Writes the sequences of an attention launch one after another into host arrays.
 class TableWriter {
  public:
   TableWriter(const AttentionShape& shape, const AttentionArrays& arrays);
 
-  // The next chunk of the sequence being written; `pages` hold `length` tokens. Returns its id.
+  // Adds a chunk to the current sequence; `pages` hold `length` tokens. Returns its id.
   int32_t AddChunk(std::span<const int32_t> pages, int32_t length);
-  // So of a chunk that an earlier sequence has added.
+  // Adds a chunk that an earlier sequence has added to the current sequence too.
   void ListChunk(int32_t chunk);
-  // The last `new_tokens` of the sequence are queries.
+  // Ends the current sequence, whose last `new_tokens` tokens are queries.
   void EndSequence(int32_t new_tokens);
-  // A sequence of one chunk.
+  // Adds a sequence of one chunk.
   void Add(std::span<const int32_t> pages, int32_t length, int32_t new_tokens);
   int64_t PagesUsed() const { return pages_; }
 
@@ -103,13 +105,13 @@ class TableWriter {
   AttentionArrays arrays_;
   int32_t seqs_ = 0;
   int32_t chunks_ = 0;
-  int32_t listings_ = 0;  // of chunks, by all sequences
+  int32_t listings_ = 0;  // number of entries in seq_chunks
   int64_t pages_ = 0;
 };
 
 // Plans the launch from host arrays that a TableWriter has filled, and writes the plan into the
-// arrays and the shape. Without a device (facts of 0 SMs) there is nothing to plan. `runs`: what
-// the sequences of a kChunkDecode launch share. Returns whether the plan reads the runs once.
+// arrays and the shape. Does nothing without a device (facts of 0 SMs). `runs` are the shared runs
+// of a kChunkDecode launch. Returns whether the plan reads these runs once.
 bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
                    const PagedKvLayout& layout, int32_t num_q_heads, const DeviceFacts& device,
                    std::span<const SharedRun> runs = {},

@@ -1,3 +1,5 @@
+// Implements the tree of chunks: lookup by a hash chain, reference counts, pins, and the list of
+// idle chunks in the order of their last use.
 #include "harness/scheduler/chunk_registry.h"
 
 #include <algorithm>
@@ -8,7 +10,7 @@
 namespace tokline {
 namespace {
 
-// The finalizer of SplitMix64: every bit of the input reaches every bit of the output.
+// The finalizer of SplitMix64: every bit of the input affects every bit of the output.
 constexpr uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -30,7 +32,7 @@ uint64_t ChunkRegistry::Extend(uint64_t state, int32_t token) {
   return Mix(state + 0x9e3779b97f4a7c15ull + static_cast<uint32_t>(token));
 }
 
-// The length tells a chunk from two that hold the same tokens.
+// The length distinguishes one chunk from two chunks that hold the same tokens together.
 uint64_t ChunkRegistry::End(uint64_t state, int64_t length) const {
   return Mix(state ^ static_cast<uint64_t>(length)) & options_.hash_mask;
 }
@@ -80,7 +82,7 @@ struct ChunkRegistry::Search {
   int64_t best_tokens = 0;
 };
 
-// Chunks form a tree and each has one path, so that none is visited twice.
+// Chunks form a tree, so no chunk is visited twice.
 void ChunkRegistry::Extend(Search& search, ChunkId parent, int64_t begin, int32_t partial) const {
   if (begin > search.best_tokens) {
     search.best_tokens = begin;
@@ -125,7 +127,7 @@ ChunkId ChunkRegistry::Seal(ChunkId parent, std::span<const int32_t> tokens,
     pool_.Release(pages);
     return found;
   }
-  pool_.Share(pages);  // the registry's reference, beside the caller's
+  pool_.Share(pages);  // the registry's reference, in addition to the caller's
   ChunkId id = EndId();
   if (free_ids_.empty()) {
     chunks_.emplace_back();
@@ -197,8 +199,8 @@ void ChunkRegistry::SetIdle(ChunkId id, bool idle) {
   }
 }
 
-// Uses end before those of the parent, and who uses or pins a chunk does so with its parent: the
-// oldest idle chunk has no children.
+// Every user or pin of a chunk also holds its parent until after the chunk. The least recently
+// used idle chunk therefore has no children.
 void ChunkRegistry::EvictOldest() {
   const ChunkId id = oldest_;
   Require(id != kRootChunk, "no chunk is idle");

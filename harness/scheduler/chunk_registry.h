@@ -1,10 +1,10 @@
-// Chunks of the KV cache that outlive their sequence: which are there, who uses them, which goes
-// first when pages run short.
+// The chunks of the KV cache that outlive their sequences: which exist, how many sequences use each
+// of them, and which is evicted first when pages run short.
 //
-// A chunk is a run of tokens with the pages that hold their K and V, computed after one exact
-// prefix: that of its parent chunk, up to the root. It never changes, so whoever shares one needs
-// no copy. Chunks are found by a hash chain of their prefix, and by comparing parent and tokens, so
-// that equal hashes are no equal chunks. Who uses a chunk uses its parent too.
+// A chunk is a run of tokens with the pages that hold their K and V. These were computed after one
+// exact prefix: the chunks from the root to its parent. A chunk never changes, so sequences share
+// it without a copy. Lookups use a hash chain over the prefix and then compare the parent and the
+// tokens, so a hash collision cannot match the wrong chunk. A user of a chunk also uses its parent.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,19 @@ inline constexpr ChunkId kRootChunk = -1;  // before the first token
 
 struct Chunk {
   ChunkId parent = kRootChunk;
-  uint64_t key = 0;                  // of the prefix up to the end of this chunk
-  std::vector<int32_t> tokens = {};  // empty: the id is free
-  std::vector<int32_t> pages = {};   // of each the registry holds one reference, each user another
+  uint64_t key = 0;                  // hash of the prefix up to the end of this chunk
+  std::vector<int32_t> tokens = {};  // empty if the id is free
+  std::vector<int32_t> pages = {};   // the registry and each user hold one reference to each page
   int32_t pins = 0;
-  int64_t number = 0;  // of chunks made before it
-  // Children by their length in tokens, ascending: what lengths a lookup has to try.
+  int64_t number = 0;  // number of chunks made before this one
+  // Counts children by their length in tokens, ascending: the lengths that a lookup has to try.
   struct Children {
     int32_t length;
     int32_t count;
   };
   std::vector<Children> children = {};
-  // Of the list of chunks that nobody uses or has pinned, oldest use first.
+  // A chunk that is neither used nor pinned is idle. `older` and `newer` link the idle chunks in
+  // the order of their last use.
   bool idle = false;
   ChunkId older = kRootChunk;
   ChunkId newer = kRootChunk;
@@ -42,56 +43,59 @@ class ChunkRegistry {
  public:
   struct Options {
     int32_t page_size = 256;
-    uint64_t salt = 0;           // of everything that K and V depend on besides the tokens
-    uint64_t hash_mask = ~0ull;  // to test what happens when hashes are equal
+    uint64_t salt = 0;           // identifies everything else that K and V depend on
+    uint64_t hash_mask = ~0ull;  // tests clear bits to provoke collisions
   };
 
-  // Borrows the pool.
+  // Keeps a reference to the pool.
   ChunkRegistry(PagePool& pool, const Options& options);
   ChunkRegistry(const ChunkRegistry&) = delete;
   ChunkRegistry& operator=(const ChunkRegistry&) = delete;
 
-  // The chunks that hold the longest possible prefix of `tokens`, in order, into `chunks`; returns
-  // its length. At most `max_partial` of them end within a page. Nobody's use begins.
+  // Sets `chunks` to the chunks that hold the longest cached prefix of `tokens`, in order, and
+  // returns the length of that prefix. At most `max_partial` of them end within a page. The caller
+  // does not become a user of the chunks.
   int64_t Match(std::span<const int32_t> tokens, int32_t max_partial,
                 std::vector<ChunkId>& chunks) const;
-  // The child of `parent` with exactly these tokens, or kRootChunk.
+  // Returns the child of `parent` with exactly these tokens, or kRootChunk if there is none.
   ChunkId Find(ChunkId parent, std::span<const int32_t> tokens) const;
 
-  // A new chunk of the tokens that come after `parent`, which the caller uses, unless there is one.
-  // The caller's reference to the pages becomes its use of the chunk; where the chunk existed, the
-  // caller uses that one, and its pages are released. The pages must be just enough.
+  // Makes a chunk of the tokens that follow `parent`, unless it exists already, and makes the
+  // caller a user of it. The caller must use `parent`. The caller's references to the pages become
+  // its use of a new chunk; if the chunk exists, they are released. There must be exactly as many
+  // pages as the tokens need.
   ChunkId Seal(ChunkId parent, std::span<const int32_t> tokens, std::span<const int32_t> pages);
 
-  // A use begins, of a chunk whose parent the caller uses, and ends, before that of the parent.
+  // Acquire begins the use of a chunk whose parent the caller uses. Release ends it and must come
+  // before the release of the parent.
   void Acquire(ChunkId id);
   void Release(ChunkId id);
 
-  // A pinned chunk and all before it stay until they are unpinned as often.
+  // A pinned chunk and all of its prefix stay cached until Unpin was called as often as Pin.
   void Pin(ChunkId id);
   void Unpin(ChunkId id);
-  // Pages that Pin would add to the pinned ones.
+  // Returns the number of pages that Pin would newly pin.
   int32_t PagesToPin(ChunkId id) const;
 
-  // Releases the pages of the chunk whose last use is longest ago. There must be an idle one.
+  // Releases the pages of the least recently used idle chunk. There must be an idle chunk.
   void EvictOldest();
 
   const Chunk& Get(ChunkId id) const;
   int32_t Users(ChunkId id) const { return pool_.References(Get(id).pages[0]) - 1; }
   int32_t NumChunks() const { return static_cast<int32_t>(by_key_.size()); }
-  // Ids are below this; some of them may be free.
+  // All ids are below EndId(). Ids below it may be free.
   int32_t EndId() const { return static_cast<int32_t>(chunks_.size()); }
   bool IsLive(ChunkId id) const {
     return id >= 0 && id < EndId() && !chunks_[static_cast<size_t>(id)].tokens.empty();
   }
   ChunkId OldestIdle() const { return oldest_; }
-  int32_t IdlePages() const { return idle_pages_; }      // that evictions would free
-  int32_t PinnedPages() const { return pinned_pages_; }  // each counted once
+  int32_t IdlePages() const { return idle_pages_; }      // freed if all idle chunks are evicted
+  int32_t PinnedPages() const { return pinned_pages_; }  // counts each page once
   int64_t Evictions() const { return evictions_; }
-  int64_t Made() const { return made_; }  // chunks so far
+  int64_t Made() const { return made_; }  // number of chunks made so far
 
  private:
-  // The hash chain, token by token.
+  // The steps of the hash chain, which takes one token at a time.
   uint64_t Begin(ChunkId parent) const;
   static uint64_t Extend(uint64_t state, int32_t token);
   uint64_t End(uint64_t state, int64_t length) const;

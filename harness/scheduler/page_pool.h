@@ -8,7 +8,8 @@
 namespace tokline {
 
 // A free list with reference counts: a page that several owners hold returns to the list when the
-// last one lets go. Pages are handed out lowest first at the start, last freed first later.
+// last of them releases it. Fresh pages are handed out in ascending order, freed pages in LIFO
+// order.
 class PagePool {
  public:
   explicit PagePool(int32_t num_pages);
@@ -17,12 +18,12 @@ class PagePool {
   int32_t NumFree() const { return static_cast<int32_t>(free_.size()); }
   int32_t References(int32_t page) const;
 
-  // Appends `count` pages, each with one reference, to `pages`. All or nothing: throws
-  // InvalidArgument with the needed and the free number if there are fewer.
+  // Appends `count` pages, each with one reference, to `pages`. If fewer are free, allocates none
+  // and throws InvalidArgument with the numbers of needed and free pages.
   void Allocate(int32_t count, std::vector<int32_t>& pages);
-  // One more reference to pages that are in use.
+  // Adds a reference to each page. Throws InvalidArgument for a page that is not in use.
   void Share(std::span<const int32_t> pages);
-  // One reference less each. Throws InvalidArgument for a page that is not in use.
+  // Drops a reference to each page. Throws InvalidArgument for a page that is not in use.
   void Release(std::span<const int32_t> pages);
 
  private:

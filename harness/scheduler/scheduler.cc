@@ -1,3 +1,5 @@
+// Implements the scheduler: admission, growth and preemption of sequences, and the sealing of their
+// pages into chunks that others can share.
 #include "harness/scheduler/scheduler.h"
 
 #include <algorithm>
@@ -114,7 +116,7 @@ void Scheduler::LeaveBatch(Sequence& sequence) {
   sequence.place = Sequence::Place::kHeld;
 }
 
-// Steps under way may still use the pages; whoever gets them next writes after those steps.
+// Steps in flight may still use the pages. The next owner's writes are enqueued after those steps.
 void Scheduler::ReleasePages(Sequence& sequence) {
   ReleaseSources(sequence);
   size_t shared = 0;
@@ -151,7 +153,7 @@ const ScheduledStep& Scheduler::NextStep() {
   for (Sequence* one = running_.oldest; one != nullptr; one = one->newer) ReleaseSources(*one);
   Retire();
   int64_t budget = options_.token_budget;
-  // Whoever is preempted on the way is younger, and so not yet part of the step.
+  // A sequence that is preempted in this loop is younger and therefore not yet part of the step.
   for (Sequence* sequence = running_.oldest; sequence != nullptr; sequence = sequence->newer) {
     if (sequence->on_device) {
       ScheduleDecode(*sequence);
@@ -172,8 +174,8 @@ const ScheduledStep& Scheduler::NextStep() {
   return step_;
 }
 
-// Who has drawn its last token needs no slot. Its pages are of use as long as they may be sealed
-// when the token is known, or read.
+// A sequence that has drawn its last token needs no slot. Its pages are kept if they may be sealed
+// once the token is known, or if the caller may still read them.
 void Scheduler::Retire() {
   for (Sequence* sequence = running_.oldest; sequence != nullptr && retiring_ > 0;) {
     Sequence& one = *std::exchange(sequence, sequence->newer);
@@ -191,7 +193,7 @@ bool Scheduler::MayGrow(const Sequence& sequence) const {
   return MissingPages(sequence, sequence.MaxInCache()) > 0;
 }
 
-// Preempts whom it must and evicts what it must until so many pages are free for the sequence.
+// Preempts younger sequences and evicts chunks until `pages` pages are free for the sequence.
 bool Scheduler::MakeRoom(int64_t pages, const Sequence& sequence) {
   while (Available() < pages) {
     if (running_.newest == &sequence) return false;
@@ -212,7 +214,7 @@ void Scheduler::ScheduleDecode(Sequence& sequence) {
   const int64_t tokens = sequence.in_cache + 1;
   const int64_t missing = MissingPages(sequence, tokens);
   if (missing > 0 && !MakeRoom(missing, sequence)) {
-    // The step overwrites its slot; it is fed from the host later.
+    // This step overwrites its slot, so the token will come from the host later.
     sequence.on_device = false;
     stalled_ = true;
     ++counts_.stalls;
@@ -226,7 +228,7 @@ void Scheduler::ScheduleDecode(Sequence& sequence) {
 }
 
 void Scheduler::SchedulePrefill(Sequence& sequence, int64_t& budget) {
-  if (sequence.UnderWay() > 0) {  // of a sequence that stalled
+  if (sequence.UnderWay() > 0) {  // the sequence stalled
     stalled_ = true;
     return;
   }
@@ -256,7 +258,8 @@ void Scheduler::SchedulePrefill(Sequence& sequence, int64_t& budget) {
     ++sequence.drawn;
     sequence.on_device = true;
   }
-  // From here on others may read it: their part of the step comes after all appends of a layer.
+  // From here on, other sequences may read these pages, even in this step: in each layer, attention
+  // comes after all appends.
   SealKnown(sequence);
 }
 
@@ -264,7 +267,7 @@ bool Scheduler::AdmitOldest(int32_t growing) {
   if (waiting_.oldest == nullptr || running_.count == options_.max_batch) return false;
   Sequence& sequence = *waiting_.oldest;
   if (sequence.UnderWay() > 0) return false;  // its newest token is not known yet
-  // If there are none it is not the oldest waiting any more: who computes them is.
+  // If sources were added, they are now the oldest waiting sequences.
   if (!FindSources(sequence, growing)) return waiting_.oldest != &sequence && AdmitOldest(growing);
   match_.clear();
   int64_t matched = 0;
@@ -274,7 +277,8 @@ bool Scheduler::AdmitOldest(int32_t growing) {
             .first(static_cast<size_t>(std::min(sequence.Known(), sequence.Exact())));
     matched = registry_.Match(exact, sequence.awaited_by ? 0 : options_.max_runs - 1, match_);
     LayOut(sequence, matched);
-    // Chunks that end within pages waste some. It must fit at its longest, as was promised.
+    // Chunks that end within pages waste space. Submit has promised that the sequence fits even
+    // when it is longest, so without that space only whole pages are reused.
     if (sequence.pages.PagesFor(sequence.MaxInCache(), sequence.cuts) +
             SourcePages(sequence.request) >
         Capacity()) {
@@ -285,7 +289,8 @@ bool Scheduler::AdmitOldest(int32_t growing) {
   const int64_t missing = MissingPages(sequence, sequence.Known());
   int64_t idle = IdlePagesOf(match_);
   for (const std::vector<ChunkId>& source : sources_) idle += IdlePagesOf(source);
-  // With a page for each of the running that may grow, or it may be preempted at once.
+  // Reserves a page for each running sequence that may grow; otherwise this one might be preempted
+  // at once.
   if (missing + idle + growing > Available()) {
     sequence.pages.Clear();
     sequence.cuts.clear();
@@ -329,7 +334,7 @@ void Scheduler::LayOut(Sequence& sequence, int64_t matched) {
   sequence.pages.Cut(matched, sequence.cuts);
 }
 
-// Rows of a step are slots: as few as there are running sequences.
+// The rows of a step are slots, so running sequences move to the lowest ones.
 void Scheduler::Compact() {
   int32_t from = options_.max_batch;
   for (int32_t to = first_hole_; to < running_.count; ++to) {
@@ -392,8 +397,8 @@ void Scheduler::End(Sequence& sequence) {
   sequence.place = Sequence::Place::kHeld;
   if (options_.reuse && sequence.request.keep) {
     const int64_t exact = std::min({sequence.in_cache, sequence.Known(), sequence.Exact()});
-    // Where the chunk is there already, its page has no more than the chunk: who is held would lose
-    // what comes after it.
+    // If the chunk already exists, its page contains nothing after the chunk, so a held sequence
+    // would lose the tokens that follow.
     if (!sequence.request.hold || exact == sequence.in_cache) SealTo(sequence, exact);
   }
   if (sequence.request.hold) return;
@@ -411,7 +416,7 @@ void Scheduler::ReplaceNewest(SequenceId id, int32_t token) {
   }
 }
 
-// A chunk ends where its page does, or before that at a cut.
+// A chunk ends at the end of its page, or at an earlier cut.
 int64_t Scheduler::NextSealEnd(const Sequence& sequence) const {
   int64_t end = sequence.sealed + options_.page_size;
   for (const int64_t cut : sequence.cuts) {
@@ -442,7 +447,7 @@ void Scheduler::SealTo(Sequence& sequence, int64_t end) {
   sequence.sealed = end;
 }
 
-// Others may have sealed what comes next since the sequence was admitted.
+// Other sequences may have sealed the next tokens since this one was admitted.
 void Scheduler::AdoptSealed(Sequence& sequence) {
   while (options_.reuse) {
     const int64_t end = NextSealEnd(sequence);
@@ -461,7 +466,7 @@ void Scheduler::AdoptSealed(Sequence& sequence) {
     if (at < pages.size()) {
       pool_.Release({&pages[at], 1});
       pages[at] = page;
-    } else {  // of a sequence that stalled where the page begins
+    } else {  // the sequence stalled at the beginning of the page
       pages.push_back(page);
     }
     sequence.chunks.push_back(chunk);

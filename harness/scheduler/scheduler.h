@@ -1,15 +1,15 @@
 // Decides what each step of a decoder does: continuous batching with chunked prefill, reuse of
-// chunks, and preemption by recompute. Pure host code.
+// chunks, and preemption by recomputation. Pure host code.
 //
-// The running sequences are always older, by arrival, than those that wait: the oldest waiting one
-// is admitted first, the youngest running one preempted first. So the oldest sequence is never
+// Running sequences always arrived before waiting ones: the oldest waiting sequence is admitted
+// first, and the youngest running one is preempted first. The oldest sequence is therefore never
 // preempted, gets its pages and its share of each step first, and ends after a bounded number of
-// steps; then the next is the oldest. Hence nobody starves, and there is no deadlock: a request
-// that alone exceeds the cache is refused when it comes.
+// steps. Then the next one is the oldest. This excludes starvation, and it excludes deadlock
+// because a request that exceeds the cache on its own is refused when it is submitted.
 //
-// The device works one step behind the host. A step is scheduled before the tokens of the step
-// before it are known; those lie in the sequences' slots on the device. NewestTokens tells of them
-// later.
+// The device works one step behind the host. A step is scheduled before the tokens of the previous
+// step are known on the host; until then they are only in the sequences' slots on the device. The
+// caller reports them later with TakeToken.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +29,23 @@ struct SchedulerOptions {
   int32_t num_pages = 0;
   int32_t page_size = 256;
   int32_t max_batch = 1;         // running sequences
-  int64_t max_context = 0;       // tokens of a sequence
-  int64_t token_budget = 1;      // prompt tokens a step
-  bool reuse = false;            // of chunks with the same prefix
-  int32_t max_runs = 1;          // of a sequence; see SequencePages
-  int32_t max_pinned_pages = 0;  // no request counts on these
-  uint64_t salt = 0;             // of chunks
-  uint64_t hash_mask = ~0ull;    // ChunkRegistry's
+  int64_t max_context = 0;       // tokens per sequence
+  int64_t token_budget = 1;      // prompt tokens per step
+  bool reuse = false;            // share chunks that have the same prefix
+  int32_t max_runs = 1;          // runs per sequence (SequencePages)
+  int32_t max_pinned_pages = 0;  // pages that requests cannot rely on
+  uint64_t salt = 0;             // as in ChunkRegistry::Options
+  uint64_t hash_mask = ~0ull;    // as in ChunkRegistry::Options
 };
 
-// Consecutive tokens of a sequence that run in a step.
+// Consecutive tokens of a sequence that a step computes.
 struct StepPart {
   const Sequence* sequence = nullptr;  // null: the slot is padding
   int64_t begin = 0;
   int64_t count = 0;
-  int32_t slot = -1;   // of the sequence
-  bool draws = false;  // a token is drawn from the last one
-  // Off: K and V are there already, of a chunk that others may read; the token runs only to draw.
+  int32_t slot = -1;   // the sequence's slot
+  bool draws = false;  // whether a token is drawn after the last one
+  // False if the K and V are already in a shared chunk. The token is then computed only to draw.
   bool writes = true;
 };
 
@@ -54,34 +54,34 @@ struct SlotMove {
   int32_t to = 0;
 };
 
-// Valid until the scheduler's next call.
+// Valid until the next call to the scheduler.
 struct ScheduledStep {
-  // First of all: newest tokens go from slot to slot. No slot occurs twice.
+  // First, newest tokens move from slot to slot. No slot occurs twice.
   std::vector<SlotMove> moves = {};
-  // Next: K and V of the shifted spans of these are copied from their sources, which steps before
-  // this one have written.
+  // Then the K and V of the shifted spans of these sequences are copied from their sources, which
+  // earlier steps have written.
   std::vector<const Sequence*> shifted = {};
-  // One token each, which lies in the slot on the device; by slot.
+  // One part per slot, with one token that is in the slot on the device.
   std::vector<StepPart> decode = {};
-  // Tokens that the host knows, oldest sequence first.
+  // Parts with tokens that the host knows, oldest sequence first.
   std::vector<StepPart> prefill = {};
-  int32_t decode_rows = 0;  // of decode, less padding
+  int32_t decode_rows = 0;  // the parts of `decode` that are not padding
 
   bool Empty() const { return decode_rows == 0 && prefill.empty(); }
 };
 
 struct SchedulerCounts {
-  int64_t steps = 0;  // that were not empty
+  int64_t steps = 0;  // without empty ones
   int64_t submitted = 0;
   int64_t finished = 0;
-  int64_t removed = 0;  // before their end
+  int64_t removed = 0;  // requests that were removed before they ended
   int64_t preemptions = 0;
-  // That ran once more after a preemption. What was found in the cache or copied again did not.
+  // Tokens computed again after a preemption, without those found in the cache or copied again.
   int64_t recomputed_tokens = 0;
-  int64_t reused_tokens = 0;   // that were found there and not computed
-  int64_t stalls = 0;          // steps that a sequence sat out for want of a page
-  int64_t shifted_tokens = 0;  // that were copied from another position
-  int64_t source_tokens = 0;   // that were computed to be copied
+  int64_t reused_tokens = 0;   // found in the cache instead of computed
+  int64_t stalls = 0;          // steps that a sequence skipped for lack of a page
+  int64_t shifted_tokens = 0;  // copied from another position
+  int64_t source_tokens = 0;   // computed so that they can be copied
 };
 
 class Scheduler {
@@ -93,36 +93,38 @@ class Scheduler {
   // Throws InvalidArgument, with what is needed and what is allowed, for a request that can never
   // run to its end.
   SequenceId Submit(Request request);
-  // At any time. Tokens of it that are under way are dropped.
+  // Removes a sequence in any state. Its tokens in flight are dropped.
   void Remove(SequenceId id);
 
-  // The next step, which must then be run: sequences count as if it had been. Empty if there is
-  // nothing to do, or nothing until tokens under way are known or held sequences are removed.
+  // Schedules the next step, which the caller must run: the state of the sequences assumes it. The
+  // step is empty if there is nothing to do, or nothing until tokens in flight are known or held
+  // sequences are removed.
   const ScheduledStep& NextStep();
-  // The token that the oldest step under way drew for a sequence. None: the sequence is gone.
+  // Takes the token that the oldest step in flight drew for a sequence. Returns nothing if the
+  // sequence no longer exists.
   std::optional<Finish> TakeToken(SequenceId id, int32_t token);
-  // Puts `token` in the place of the newest, before a step takes it as input.
+  // Replaces the newest token with `token` before a step takes it as input.
   void ReplaceNewest(SequenceId id, int32_t token);
 
-  // Whether NextStep has something to do, now or later.
+  // Whether NextStep has something to do now or later.
   bool HasWork() const { return waiting_.count > 0 || running_.count > retiring_; }
 
   struct Pinned {
     ChunkId chunk = kRootChunk;
     int64_t tokens = 0;
   };
-  // The longest prefix of `tokens` that is there stays until it is unpinned. Throws InvalidArgument
-  // if more pages were pinned than max_pinned_pages.
+  // Keeps the longest cached prefix of `tokens` until it is unpinned. Throws InvalidArgument if
+  // this would pin more than max_pinned_pages pages.
   Pinned Pin(std::span<const int32_t> tokens);
   void Unpin(const Pinned& pinned);
-  // Forgets the chunks that nobody uses or has pinned.
+  // Evicts all chunks that are neither used nor pinned.
   void EvictIdle();
 
-  // Throws InvalidArgument if there is none.
+  // Throws InvalidArgument if there is no such sequence.
   const Sequence& Get(SequenceId id) const { return Find(id); }
   bool Has(SequenceId id) const { return sequences_.contains(id); }
   int32_t NumSequences() const { return static_cast<int32_t>(sequences_.size()); }
-  int32_t NumSources() const { return num_sources_; }  // of them, that are nobody's request
+  int32_t NumSources() const { return num_sources_; }  // those without a request
   int32_t NumRunning() const { return running_.count; }
   int32_t NumWaiting() const { return waiting_.count; }
   const Sequence* OldestRunning() const { return running_.oldest; }
@@ -131,11 +133,11 @@ class Scheduler {
   const ChunkRegistry& Chunks() const { return registry_; }
   const SchedulerOptions& Options() const { return options_; }
   const SchedulerCounts& Counts() const { return counts_; }
-  // Pages that requests may count on.
+  // The number of pages that requests can rely on.
   int32_t Capacity() const { return options_.num_pages - options_.max_pinned_pages; }
 
  private:
-  // By arrival, linked through the sequences.
+  // An intrusive list in the order of arrival.
   struct List {
     Sequence* oldest = nullptr;
     Sequence* newest = nullptr;
@@ -155,7 +157,7 @@ class Scheduler {
 
   int64_t MissingPages(const Sequence& sequence, int64_t tokens) const;
   bool MayGrow(const Sequence& sequence) const;
-  // Lays the pages of a waiting sequence out, beginning with the chunks that match_ has.
+  // Lays out the pages of a waiting sequence, beginning with those of the chunks in match_.
   void LayOut(Sequence& sequence, int64_t matched);
   bool MakeRoom(int64_t pages, const Sequence& sequence);
   void Grow(Sequence& sequence, int64_t tokens);
@@ -165,7 +167,7 @@ class Scheduler {
   void LeaveBatch(Sequence& sequence);
   void End(Sequence& sequence);
 
-  // Of shifted spans (scheduler_shifted.cc).
+  // For shifted spans (scheduler_shifted.cc).
   void CheckShifted(Request& request) const;
   int64_t SourcePages(const Request& request) const;
   void RemoveSources(Sequence& user);
@@ -173,10 +175,10 @@ class Scheduler {
   void AddSource(Sequence& user, std::vector<int32_t> tokens);
   void AcquireSources(Sequence& sequence);
   void ReleaseSources(Sequence& sequence);
-  // Tokens from `begin` on that are computed before the next shifted ones come.
+  // Returns the number of tokens to compute from `begin` on before the next shifted span.
   static int64_t UntilShifted(const Sequence& sequence, int64_t begin);
   static void SkipShifted(Sequence& sequence);
-  // Pages of chunks that a use would keep from eviction.
+  // Returns the number of pages that could no longer be evicted if these chunks were used.
   int64_t IdlePagesOf(std::span<const ChunkId> chunks) const;
   void Erase(Sequence& sequence);
 
@@ -195,14 +197,14 @@ class Scheduler {
   std::vector<Sequence*> slots_;  // [max_batch]
   SequenceId next_id_ = 0;
   int32_t num_sources_ = 0;  // sequences that are sources
-  // Of the step being scheduled:
-  bool stalled_ = false;     // some sequence found no page
-  int64_t made_before_ = 0;  // chunks that are older than the step
-  int32_t first_hole_ = 0;   // no slot before it is free
+  // The state of the step that is being scheduled:
+  bool stalled_ = false;     // whether a sequence found no page
+  int64_t made_before_ = 0;  // number of chunks made before this step
+  int32_t first_hole_ = 0;   // all slots before it are taken
   ScheduledStep step_;
-  std::vector<StepPart> decoding_;             // the step's decode rows by age
-  std::vector<ChunkId> match_;                 // kept to spare allocations
-  std::vector<std::vector<ChunkId>> sources_;  // of who is being admitted
+  std::vector<StepPart> decoding_;             // the step's decode rows, oldest sequence first
+  std::vector<ChunkId> match_;                 // a member only to save allocations
+  std::vector<std::vector<ChunkId>> sources_;  // for the sequence that is being admitted
   SchedulerCounts counts_;
 };
 

@@ -1,8 +1,8 @@
-// Spans of a prompt whose K and V are copied from where the same tokens were computed before,
-// behind another text. A sequence with such spans is admitted when the registry has all of these
-// chunks. For those that it lacks, sources are put before it in the queue: sequences of the
-// scheduler's own that compute chunks and end. Copies are made where it is admitted, so preemption
-// makes them anew.
+// Handles spans of a prompt whose K and V are copied from chunks in which the same tokens follow
+// another text. A sequence with such spans is admitted once the registry has all of these chunks.
+// For missing chunks, the scheduler puts sources before it in the queue: sequences without a
+// request that compute the chunks and end. Copies are made on admission, so a preempted sequence is
+// copied to again.
 #include <algorithm>
 #include <utility>
 
@@ -35,7 +35,8 @@ void Scheduler::CheckShifted(Request& request) const {
             "; spans must ascend, hold a token and lie within the prompt of ", length, " tokens");
     end = span.end;
   }
-  // What stands where it was computed is exact. The last token runs, for one is drawn from it.
+  // A span at the position of its source is exact and needs no copy. The last token of the prompt
+  // must be computed, because a token is drawn after it.
   if (request.shifted.front().begin == request.shifted_after) {
     request.shifted.erase(request.shifted.begin());
   }
@@ -43,7 +44,7 @@ void Scheduler::CheckShifted(Request& request) const {
     if (--request.shifted.back().end == request.shifted.back().begin) request.shifted.pop_back();
   }
   if (request.shifted.empty()) return;
-  // Nothing is sealed from there on.
+  // Nothing is sealed after the first shifted span begins.
   std::erase_if(request.cuts, [&](int64_t cut) { return cut > request.shifted.front().begin; });
 }
 
@@ -55,8 +56,8 @@ int64_t Scheduler::SourcePages(const Request& request) const {
   return pages;
 }
 
-// Whether all chunks are there, into sources_. Where they are not, somebody computes them, or does
-// so in this step: a copy comes before its step.
+// Sets sources_ and returns whether all chunks of the shifted spans exist and were written by
+// earlier steps, because copies come before the rest of a step. Adds sources for missing chunks.
 bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
   sources_.clear();
   if (sequence.request.shifted.empty()) return true;
@@ -66,7 +67,7 @@ bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
   for (const ShiftedSpan& span : sequence.request.shifted) {
     std::vector<int32_t> tokens = SourceTokens(sequence.request, span);
     std::vector<ChunkId>& chunks = sources_.emplace_back();
-    // A source's chunks are whole pages but for the last.
+    // Only the last chunk of a source may end within a page.
     if (registry_.Match(tokens, 1, chunks) < static_cast<int64_t>(tokens.size())) {
       missing.push_back(std::move(tokens));
     }
@@ -74,8 +75,8 @@ bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
               return registry_.Get(id).number < made_before_;
             });
   }
-  // There is room for all of them and for their user, or one would take another's pages. Alone it
-  // has that: Submit saw to it.
+  // All sources and their user must fit together, or they would take each other's pages. If nothing
+  // else runs, they fit, because Submit has checked it.
   const int64_t pages =
       DivideUp(sequence.Known(), options_.page_size) + SourcePages(sequence.request);
   if (!missing.empty() && running_.count > 0 && pages + growing > Available()) return false;
@@ -96,7 +97,7 @@ void Scheduler::AddSource(Sequence& user, std::vector<int32_t> tokens) {
   sequences_.emplace(id, std::move(sequence));
 }
 
-// Nobody else waits for what they compute.
+// Sources of a user serve no other sequence.
 void Scheduler::RemoveSources(Sequence& user) {
   std::vector<SequenceId> sources;
   if (user.awaited > 0) {

@@ -1,6 +1,6 @@
-// Where the K and V of a sequence's tokens lie: runs of tokens, each on pages of its own. A run
-// fills its pages but for the last one; there is more than one run where a chunk that others share
-// ends within a page.
+// Maps the tokens of a sequence to the pages that hold their K and V. A sequence consists of runs
+// of tokens. Each run has its own pages, and only the last page of a run may be partly filled. A
+// new run begins where a shared chunk ends within a page.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +26,8 @@ class SequencePages {
   std::vector<int32_t>& Pages() { return pages_; }
   std::span<const int32_t> Pages() const { return pages_; }
 
-  // Pages in all once `tokens` tokens have theirs, with a new run at each of the cuts, ascending,
-  // that lies before the end and within a page.
+  // Returns the total number of pages for `tokens` tokens. A new run begins at each cut that lies
+  // before the end and within a page. The cuts must ascend.
   int64_t PagesFor(int64_t tokens, std::span<const int64_t> cuts) const {
     Run last = runs_.back();
     for (const int64_t cut : cuts) {
@@ -35,19 +35,19 @@ class SequencePages {
     }
     return last.first_page + DivideUp(tokens - last.first_token, page_size_);
   }
-  // Begins the runs that PagesFor counts; the pages come from the caller.
+  // Begins the runs that PagesFor counts. The caller appends the pages.
   void Cut(int64_t tokens, std::span<const int64_t> cuts) {
     for (const int64_t cut : cuts) {
       if (Splits(runs_.back(), cut, tokens)) runs_.push_back(After(runs_.back(), cut));
     }
   }
 
-  // Index into Pages() of the page that has the token at this position.
+  // Returns the index in Pages() of the page that holds the token at this position.
   int64_t PageOf(int64_t position) const {
     const Run& run = RunOf(position);
     return run.first_page + (position - run.first_token) / page_size_;
   }
-  // Of the KV cache.
+  // Returns the slot of the KV cache for this position.
   int64_t SlotOf(int64_t position) const {
     const Run& run = RunOf(position);
     const int64_t at = position - run.first_token;
