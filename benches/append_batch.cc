@@ -1,3 +1,4 @@
+// Creates batches of tokens to append to a paged KV pool, and samples of whole pages of them.
 #include "benches/append_batch.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ AppendBatch OneSequence(const PagedKvLayout& pageless, int64_t num_tokens) {
 }
 
 AppendBatch ManySequences(const PagedKvLayout& pageless, int64_t num_tokens) {
-  constexpr int32_t kRow = 7;  // in the page; any would do
+  constexpr int32_t kRow = 7;  // an arbitrary row of each page
   AppendBatch batch{.layout = pageless};
   batch.layout.num_pages = num_tokens;
   for (const int32_t page : ShuffledIds(num_tokens)) {

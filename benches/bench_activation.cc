@@ -1,4 +1,4 @@
-// activation ("activation"): gated SiLU and GELU over rows.
+// Benches activation ("activation"): gated SiLU and GELU over rows.
 #include "benches/bench_case.h"
 #include "kernels/activation/activation.h"
 #include "reference/activation.h"

@@ -1,4 +1,5 @@
-// chunk_decode on batches of sequences ("decode") and on sequences that share a chunk ("cascade").
+// Benches chunk_decode on batches of sequences ("decode") and on sequences that share a chunk
+// ("cascade").
 #include <cmath>
 
 #include "benches/bench_case.h"

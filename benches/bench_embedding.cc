@@ -1,4 +1,5 @@
-// embedding ("embedding"): rows of a table by random token ids, alone or plus rows of positions.
+// Benches embedding ("embedding"): looks up table rows by random token ids, alone or with position
+// rows added.
 #include <map>
 #include <random>
 
@@ -11,7 +12,8 @@ namespace {
 
 class EmbeddingCase : public KernelCase<EmbeddingParams> {
  public:
-  // `positions`: rows of the table of positions; 0: there is none. Token t is at position t.
+  // `positions` is the number of rows of the position table; 0 means that there is none. Token t is
+  // at position t.
   EmbeddingCase(std::vector<int32_t> ids, int64_t vocab, int64_t hidden, int64_t positions,
                 const CaseContext& context)
       : KernelCase(EmbeddingReference),
@@ -31,7 +33,7 @@ class EmbeddingCase : public KernelCase<EmbeddingParams> {
     rows_ = tensors_.Table(rows);
   }
 
-  // A few tokens, over tables of only the rows that they pick.
+  // Samples a few tokens, with tables that contain only the rows of these tokens.
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> tokens =
         PickIndices(static_cast<int64_t>(ids_host_.size()), 64, seed);

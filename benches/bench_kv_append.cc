@@ -1,4 +1,4 @@
-// kv_append ("append"): plain, and with QK-norm and RoPE where the shape has "hq".
+// Benches kv_append ("append"): plain, and with QK-norm and RoPE if the shape has "hq".
 #include <algorithm>
 
 #include "benches/append_batch.h"
@@ -15,7 +15,7 @@ constexpr float kNormEps = 1e-6f;
 
 class AppendCase : public KernelCase<KvAppendParams> {
  public:
-  // num_q_heads 0: K and V are stored as they are.
+  // If num_q_heads is 0, K and V are stored unchanged.
   AppendCase(AppendBatch batch, int32_t num_q_heads, int64_t rope_rows, const CaseContext& context)
       : KernelCase(KvAppendReference),
         batch_(std::move(batch)),

@@ -1,4 +1,5 @@
-// linear ("linear"): projections, gated MLP and LM head, by each variant that the tokens allow.
+// Benches linear ("linear"): projections, gated MLP and LM head, with each variant that supports
+// the number of tokens.
 #include <cmath>
 
 #include "benches/bench_case.h"
@@ -42,7 +43,7 @@ class LinearCase final : public KernelCase<LinearParams> {
 
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> tokens = PickIndices(shape_.tokens, 4, seed);
-    // A multiple of 8, as gated shapes need.
+    // Gated shapes need a multiple of 8.
     std::vector<int64_t> features = PickIndices(shape_.out, 512, seed);
     LinearShape reduced = shape_;
     reduced.tokens = static_cast<int64_t>(tokens.size());

@@ -1,4 +1,4 @@
-// norm ("norm"): RMSNorm, alone and with a residual added first, and LayerNorm.
+// Benches norm ("norm"): RMSNorm, alone and after adding a residual, and LayerNorm.
 #include "benches/bench_case.h"
 #include "kernels/norm/norm.h"
 #include "reference/norm.h"
@@ -7,7 +7,8 @@ namespace tokline::bench {
 namespace {
 
 constexpr float kNormEps = 1e-6f;
-// Where LayerNorm's product and bias cancel, what is left holds the fp32 roundings of both.
+// If LayerNorm's product and bias cancel, the result still contains the fp32 rounding errors of
+// both.
 constexpr Tolerance kCancelling{2, 0x1p-19};
 
 class NormCase : public KernelCase<NormParams> {

@@ -1,4 +1,4 @@
-// paged_gather on ragged batches ("gather").
+// Benches paged_gather on ragged batches ("gather").
 #include "benches/bench_case.h"
 #include "benches/paged_batch.h"
 #include "kernels/paged_gather/paged_gather.h"

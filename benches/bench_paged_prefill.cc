@@ -1,4 +1,4 @@
-// paged_prefill on ragged batches of new tokens, with or without a past ("prefill").
+// Benches paged_prefill on ragged batches of new tokens, with or without a past ("prefill").
 #include <cmath>
 
 #include "benches/bench_case.h"
@@ -13,7 +13,7 @@ constexpr int32_t kHeadDim = 128;
 
 class PrefillCase : public KernelCase<PagedPrefillParams> {
  public:
-  // new_tokens: of each sequence of the batch, the last of its context.
+  // `new_tokens` is the number of new tokens of each sequence, which are the last of its context.
   PrefillCase(PagedBatch batch, std::vector<int64_t> new_tokens, int32_t num_q_heads,
               const CaseContext& context)
       : KernelCase(PagedPrefillReference),
@@ -39,8 +39,8 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     tiles_ = tensors_.Table(plan.tiles);
   }
 
-  // New token i of n in a context of L sees what a single new token in a context of L - n + i + 1
-  // sees: a few rows of a huge problem are a small problem.
+  // New token i of n in a context of L sees the same tokens as a single new token in a context of
+  // L - n + i + 1. A few rows of a huge problem are therefore a small problem.
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> kv_heads = PickKvHead(batch_.layout.num_kv_heads, seed);
     std::vector<Prefix> prefixes;

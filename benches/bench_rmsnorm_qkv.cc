@@ -1,4 +1,4 @@
-// rmsnorm_qkv ("qkv"): norm and projection alone, and with QK-norm, RoPE and KV append.
+// Benches rmsnorm_qkv ("qkv"): norm and projection alone, and with QK-norm, RoPE and KV append.
 #include <algorithm>
 
 #include "benches/append_batch.h"
@@ -25,7 +25,7 @@ struct QkvShape {
 
 class QkvCase final : public KernelCase<RmsNormQkvParams> {
  public:
-  // The batch gives the number of tokens, and where they go when they are appended.
+  // The batch determines the number of tokens, and their slots if they are appended.
   QkvCase(AppendBatch batch, const QkvShape& shape, const CaseContext& context)
       : KernelCase(RmsNormQkvReference),
         batch_(std::move(batch)),
@@ -35,7 +35,7 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
     x_ = tensors_.Random(dtype_, batch_.NumTokens(), shape.hidden);
     norm_ = tensors_.Random(dtype_, 1, shape.hidden);
     weight_ = tensors_.Random(dtype_, OutFeatures(), shape.hidden, WeightLog2Scale(shape.hidden));
-    // After an append K and V are in the pool; what is left of them in qkv is not specified.
+    // After an append, K and V are in the pool, and their columns of qkv are unspecified.
     qkv_ = tensors_.Output(dtype_, batch_.NumTokens(), OutFeatures(), FusedSumTolerance(dtype_),
                            shape.append ? int64_t{shape.hq} * head_dim : -1);
     if (shape.append) {
@@ -56,7 +56,8 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
     const int32_t head_dim = batch_.layout.head_dim;
     const int32_t num_kv_heads = batch_.layout.num_kv_heads;
     const std::vector<int64_t> kv_heads = PickKvHead(num_kv_heads, seed);
-    // A KV head and its query heads, in the rows of the weight and the columns of qkv: Q, K, V.
+    // Picks a KV head and its query heads from the weight's rows and qkv's columns, in the order Q,
+    // K, V.
     std::vector<int64_t> heads = QueryHeads(kv_heads, shape_.hq / num_kv_heads);
     QkvShape reduced = shape_;
     reduced.hq = static_cast<int32_t>(heads.size());

@@ -1,4 +1,4 @@
-// sampling ("sampling"): greedy, and temperature with top-k and top-p.
+// Benches sampling ("sampling"): greedy, and temperature with top-k and top-p.
 #include "benches/bench_case.h"
 #include "kernels/sampling/sampling.h"
 #include "reference/sampling.h"

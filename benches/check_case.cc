@@ -1,3 +1,5 @@
+// Implements the checks of a case: its stated work against its tensors, and its inputs against the
+// values that they were filled with.
 #include "benches/check_case.h"
 
 #include <algorithm>
@@ -10,10 +12,11 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int64_t kPlaces = 4;    // of each tensor
-constexpr int64_t kElements = 8;  // at each place
+constexpr int64_t kPlaces = 4;    // places checked per tensor
+constexpr int64_t kElements = 8;  // elements checked at each place
 
-// The elements [first, first + count) of a random tensor in one buffer set.
+// Checks elements [first, first + count) of a random tensor in one buffer set. Returns what is
+// wrong, or "".
 std::string CheckElements(const TensorStore& store, int tensor, int copy, int64_t first,
                           int64_t count, uint64_t seed) {
   const TensorSpec& spec = store.tensors().specs()[static_cast<size_t>(tensor)];

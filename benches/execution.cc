@@ -41,7 +41,7 @@ bool IsCold(double touched_bytes, int buffer_sets, int64_t l2_bytes) {
 }
 
 Placement PlaceInL2(double touched_bytes, int64_t set_bytes, int64_t l2_bytes, int64_t room_bytes) {
-  // Beyond this many sets the graphs and their buffers grow out of proportion.
+  // With more sets than this, the graphs and their buffers would become too large.
   constexpr double kMostSets = 1024;
   const double touched = std::max(touched_bytes, 1.0);
   const auto l2 = static_cast<double>(l2_bytes);

@@ -15,7 +15,7 @@
 namespace tokline::bench {
 namespace {
 
-// Left to the driver, the graphs and the libraries.
+// The rest is left to the driver, the graphs and the libraries.
 constexpr double kUsableShareOfFree = 0.85;
 
 int64_t FreeBytes() {
@@ -55,7 +55,7 @@ class DeviceExecution : public Execution {
                                          const TimerOptions& options) const override {
     std::vector<TensorSet> sets;
     for (int copy = 0; copy < store.copies(); ++copy) sets.push_back(store.Set(copy));
-    // Twice the L2: what the refill wrote is not in the cache when cold launches are audited.
+    // Audits of cold launches sweep twice the L2, which evicts what the refill wrote.
     const bool cold = IsCold(bench_case.GetCost().Bytes(), store.copies(), facts_.l2_bytes);
     return MakeGraphTimer(
         [&bench_case, sets = std::move(sets)](int set, const LaunchOptions& launch) {
@@ -74,7 +74,7 @@ class DeviceExecution : public Execution {
   std::string UuidHash() const override { return identity_.uuid_hash; }
   GpuState State() const override { return ReadGpuState(identity_.pci_bus_id); }
   std::optional<Peaks> Measure() const override {
-    constexpr int64_t kSide = 8192;  // large enough that the tensor cores are the limit
+    constexpr int64_t kSide = 8192;  // large enough for the tensor cores to be the limit
     const DeviceBuffer x(kSide * kSide * 2);
     const DeviceBuffer weight(kSide * kSide * 2);
     const DeviceBuffer out(kSide * kSide * 2);

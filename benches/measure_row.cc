@@ -20,19 +20,19 @@ namespace tokline::bench {
 namespace {
 
 constexpr int kAuditsAmongSamples = 2;
-constexpr int kAudits = kAuditsAmongSamples + 1;  // the last after the last sample
-constexpr int kMostRepeats = static_cast<int>(kRestShares.size());  // of a row that was disturbed
+constexpr int kAudits = kAuditsAmongSamples + 1;  // the last audit follows the last sample
+constexpr int kMostRepeats = static_cast<int>(kRestShares.size());  // repeats of a disturbed row
 
-// The device must be done this soon after the last timed launch.
+// The device must be idle this soon after the last timed launch.
 constexpr double kLateShare = 0.25;
 constexpr double kLateUs = 100;
 
-// The row is refused, in words.
+// Thrown to refuse the row.
 struct Refusal {
   std::string reason;
 };
 
-// Thrown if the device reached its power cap and a repeat with longer rests is left.
+// Thrown if the device reached its power cap and the row may be repeated with longer rests.
 struct PowerCapMet {};
 
 class Measurement {
@@ -75,7 +75,7 @@ class Measurement {
       Foresee(kAudits);
       try {
         TimeOnce();
-      } catch (const PowerCapMet&) {  // which disturbed it
+      } catch (const PowerCapMet&) {  // observed_ contains the power cap
       }
       if (m_.trouble.interrupted) return;
       m_.trouble.disturbed = Disturbance(observed_, observed_);
@@ -126,7 +126,7 @@ class Measurement {
     }
   }
 
-  // Fills all tensors with new contents, for which nothing is expected yet.
+  // Fills all tensors with new contents. Expect() sets their expected outputs afterwards.
   void Renew() {
     expected_.reset();
     seed_ = foreseen_.front().fill_seed;
@@ -153,8 +153,8 @@ class Measurement {
     taken_ = 0;
     observed_ = {};
     Observe();
-    // Places one audit in each part of the samples that are taken in any case, and none after the
-    // last of these: the audit at the end would find nothing written since.
+    // Places one audit in each part of the minimum number of samples, but none after the last of
+    // them, because the audit at the end would then find nothing that was written since.
     const int before_last = std::max(options_.rule.samples, options_.rule.least) - 1;
     const int part = before_last / kAuditsAmongSamples;
     audit_after_.clear();
@@ -180,7 +180,7 @@ class Measurement {
         std::max(observed_.other_processes.value_or(0), now.other_processes.value_or(0));
   }
 
-  // Takes `count` samples, with audits at their places among them.
+  // Takes `count` samples, and audits at the places drawn for them.
   std::vector<double> Sample(int count) {
     std::vector<double> samples;
     while (static_cast<int>(samples.size()) < count) {
@@ -246,20 +246,20 @@ class Measurement {
   std::mt19937_64& rng_;
   KernelMeasurement& m_;
   std::unique_ptr<LaunchTimer> timer_;
-  uint64_t seed_ = 0;                         // of the inputs
-  std::unique_ptr<ExpectedSample> expected_;  // of outputs from these inputs
+  uint64_t seed_ = 0;                         // seed of the current inputs
+  std::unique_ptr<ExpectedSample> expected_;  // what the current inputs must give
   struct Foreseen {
     uint64_t fill_seed;
     std::unique_ptr<ExpectedSample> expected;
   };
   std::deque<Foreseen> foreseen_;
-  std::set<int> audit_after_;  // so many samples
+  std::set<int> audit_after_;  // numbers of samples after which an audit takes place
   int taken_ = 0;
   double rest_share_ = 0;
   bool may_rest_more_ = false;
   std::vector<double> fresh_us_;
   std::vector<double> late_us_;
-  GpuState observed_;  // all throttle reasons, and the most processes, since sampling began
+  GpuState observed_;  // the union of throttle reasons and the maximum of processes since TimeOnce
 };
 
 }  // namespace

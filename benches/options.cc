@@ -21,7 +21,7 @@ int ParseSamples(const std::string& text) {
   return samples;
 }
 
-// Percents and seconds.
+// Parses a percentage or a number of seconds.
 double ParseNumber(const std::string& flag, const std::string& text, double least, double most) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -1,4 +1,5 @@
-// The main of every bench program: flags, shapes, device, then a Google Benchmark a row.
+// The main function of every bench program: reads flags and shapes, chooses the device, and
+// registers one Google Benchmark per row.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
@@ -26,7 +27,7 @@ namespace {
 constexpr int kUsageExit = 2;
 constexpr int kFailureExit = 1;
 
-// One benchmark: a case and how its launches are chained.
+// A row is measured by one benchmark: a case, and how its launches are chained.
 struct Row {
   const CaseSpec* spec;
   std::string implementation;
@@ -86,7 +87,7 @@ class Session {
     }
   }
 
-  // The last line of the record, whether the run came to its end or not.
+  // Appends the last line of the record, for complete and interrupted runs alike.
   void EndRecord(bool interrupted) {
     prepared_.reset();
     if (!writer_ || !started_) return;
@@ -99,7 +100,7 @@ class Session {
     writer_->Append(ToJson(end));
   }
 
-  // After the last row. Returns the exit code.
+  // Called after the last row. Returns the exit code.
   int End() {
     EndRecord(InterruptRequested());
     if (InterruptRequested()) {
@@ -118,14 +119,14 @@ class Session {
  private:
   std::string Program() const { return "bench_" + program_.kernel; }
 
-  // Before the first row that runs, so that a mistaken filter costs nothing.
+  // Called by the first row that runs, so that no time is lost on a filter that matches nothing.
   void Start() {
     if (started_) return;
     Fingerprint fingerprint = TakeFingerprint(argc_, argv_, context_.device.has_value());
     gpu_ = fingerprint.gpu;
     if (!options_.verify_only && !peaks_) {
       peaks_ = execution_->Measure();
-      if (peaks_) execution_->Rest(kCoolingUs);  // the matmuls meet the power cap
+      if (peaks_) execution_->Rest(kCoolingUs);  // the matmuls have reached the power cap
     }
     if (gpu_) datasheet_ = DatasheetOf(gpu_->name);
     if (peaks_) PrintPeaks();
@@ -161,7 +162,7 @@ class Session {
                  peaks_->launch_us, peaks_->graph_node_us);
   }
 
-  // The plain and the dependent row of a case share its buffers.
+  // Prepares a case. Its plain and its dependent row share the buffers.
   PreparedCase& Prepare(const CaseSpec& spec) {
     if (prepared_ && prepared_spec_ == &spec) return *prepared_;
     prepared_.reset();  // frees its memory first
@@ -170,7 +171,7 @@ class Session {
     return *prepared_;
   }
 
-  // Counts the row. Whether there is a reason to refuse it.
+  // Counts the row. Returns true if there is a reason to refuse it.
   bool Refuses(const std::string& reason, benchmark::State& state) {
     ++rows_;
     if (reason.empty()) return false;
@@ -267,7 +268,7 @@ void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, S
   const std::optional<DeviceFacts>& device = session.context().device;
   const bool cuda = device.has_value();
   std::vector<std::string> chains = {cuda ? "plain" : "none"};
-  // Without dependent launch such rows would measure plain launches under another name.
+  // If the device has no dependent launch, dependent rows would only repeat the plain ones.
   if (cuda && device->HasDependentLaunch()) chains.push_back("dependent");
   for (const CaseSpec& spec : cases) {
     for (const std::string& chain : chains) {
@@ -286,10 +287,11 @@ void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, S
   }
 }
 
-// Google Benchmark says on standard error that it cannot read one, and goes on with no row.
+// Throws InvalidArgument for a malformed filter. Google Benchmark would only print a message and
+// run no row.
 void RequireFilter(std::string filter) {
   const std::string given = filter;
-  if (filter.starts_with('-')) filter.erase(0, 1);  // all but what matches
+  if (filter.starts_with('-')) filter.erase(0, 1);  // a leading '-' negates the filter
   try {
     const std::regex expression(filter, std::regex::extended);
   } catch (const std::regex_error& error) {

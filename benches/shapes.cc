@@ -1,4 +1,5 @@
-// Reads shapes from JSON files, or the default shapes that are built into the program, strictly.
+// Reads shapes from JSON files or from the defaults that are built into the program, and refuses
+// unknown keys and values out of range.
 #include "benches/shapes.h"
 
 #include <algorithm>
@@ -146,7 +147,7 @@ ShapeFile ParseShapes(const std::string& name, std::string_view json) {
   Require(json.find_first_not_of(" \t\r\n") != json.npos, name,
           " is empty; it must hold a JSON object of families");
   try {
-    ParseJson(json, name);  // refuses more than the parser below: a key that is there twice
+    ParseJson(json, name);  // unlike the parser below, refuses duplicate keys
   } catch (const RuntimeFailure& error) {
     throw InvalidArgument(error.what());
   }

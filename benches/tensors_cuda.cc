@@ -77,7 +77,7 @@ class DeviceMemory : public Memory {
   static cudaError_t AllocateAsync(void** block, int64_t bytes) {
     const cudaError_t code =
         cudaMallocFromPoolAsync(block, static_cast<size_t>(bytes), KeepingPool(), WorkStream());
-    if (code != cudaSuccess) cudaGetLastError();  // the caller has it
+    if (code != cudaSuccess) cudaGetLastError();  // clears the error, which the caller gets
     return code;
   }
   static void Report(cudaError_t code) {

@@ -17,7 +17,7 @@ int64_t Mapped(const std::vector<int64_t>& map, int64_t i) {
   return map.empty() ? i : map[static_cast<size_t>(i)];
 }
 
-// The sampled part of a random tensor, from the seed of the whole one.
+// Generates the sampled part of a random tensor from the seed of the whole tensor.
 void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const TensorMap& map,
                  uint64_t seed, unsigned char* out) {
   const int64_t row_bytes = sampled.cols * SizeOf(sampled.dtype);
@@ -35,8 +35,8 @@ void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const Tenso
   }
 }
 
-// The sampled part of an output of the whole problem. Rows that stand close together come with one
-// read of all between them: a read from a device costs as much as many rows do.
+// Reads the sampled part of an output of the whole problem. Rows that are close together are read
+// at once with everything between them, because a read from the device costs as much as many rows.
 std::vector<unsigned char> ReadSampled(const TensorStore& store, int tensor, int copy,
                                        const TensorSpec& sampled, const TensorMap& map) {
   constexpr int64_t kMostGap = 64;

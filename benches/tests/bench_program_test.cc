@@ -1,4 +1,5 @@
-// Runs bench programs as a user does: flags, exit codes, messages, records, Ctrl-C, the table.
+// Runs bench programs like a user and checks flags, exit codes, messages, records, Ctrl-C and the
+// printed table.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,7 +48,8 @@ class BenchProgramTest : public ::testing::Test {
     if (!directory_.empty()) fs::remove_all(directory_);
   }
 
-  // `out` is a descriptor for standard output: kWithError, where standard error goes, or kClosed.
+  // `out` is a descriptor for standard output, kWithError to merge it with standard error, or
+  // kClosed.
   static constexpr int kWithError = -1, kClosed = -2;
   pid_t Start(std::vector<std::string> args, int out = kWithError) {
     const std::string output = directory_ / "output";
@@ -63,7 +65,7 @@ class BenchProgramTest : public ::testing::Test {
     execv(argv[0], argv.data());
     _exit(127);
   }
-  // Exit code, or minus the signal; the output goes to output_.
+  // Returns the exit code, or minus the signal. Stores the output in output_.
   int Wait(pid_t child) {
     int status = 0;
     EXPECT_EQ(waitpid(child, &status, 0), child);
@@ -266,7 +268,7 @@ TEST_F(BenchProgramTest, OutputThatCannotBeWrittenIsAFailure) {
   close(full);
 }
 
-// Its table begins when the first row is measured.
+// The table begins when the first row has been measured, so the write fails in the middle of a run.
 TEST_F(BenchProgramTest, ARunWhoseOutputFailsEndsItsRecordAsInterrupted) {
   int pipe_ends[2] = {};
   ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);

@@ -1,4 +1,5 @@
-// Ways to a figure that is not true, each tried on a simulated device and each refused in words.
+// Tries ways to get a false figure on a simulated device. Each must be refused with the right
+// message.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -27,7 +28,7 @@ using KernelRun = SimulatedDevice::KernelRun;
 
 class CheatsTest : public ::testing::Test {
  protected:
-  // A launcher whose kernel this is.
+  // Returns a launcher of this kernel.
   SimulatedCase::Launcher Launching(std::function<void(const Buffers&, KernelRun&)> kernel) {
     return [this, kernel = std::move(kernel)](const Buffers& b, CUstream_st* stream) {
       device_.Launch(stream, [b, kernel](KernelRun& run) { kernel(b, run); });
@@ -37,8 +38,8 @@ class CheatsTest : public ::testing::Test {
            uint64_t seed = 1) {
     return KernelRow(Measure(launcher, options, SimulatedExecution(device_), seed));
   }
-  // Why the row is refused. A cheat must not hope for luck: it is tried with several seeds, and all
-  // must be refused; the reason is that of the first.
+  // Returns why the row is refused. Every cheat is tried with several seeds, so that it cannot
+  // succeed by luck. All must be refused; the returned reason is that of the first.
   std::string Reason(const std::function<SimulatedCase::Launcher()>& make_launcher,
                      const SimulatedCase::Options& options = {}) {
     std::string reason;
@@ -94,7 +95,8 @@ TEST_F(CheatsTest, WorkSkippedAfterTheFirstCall) {
 }
 
 TEST_F(CheatsTest, WorkSkippedOnceInputsWereRefilled) {
-  // Honest while a row has its first inputs, which an audit could have been the last to refill.
+  // The kernel is honest while a row has its first inputs. After a refill, only the first launch on
+  // each buffer set works.
   const auto cheat = [&] {
     auto inputs = std::make_shared<std::map<const float*, std::set<float>>>();
     return Launching([inputs](const Buffers& b, KernelRun& run) {
@@ -130,7 +132,7 @@ TEST_F(CheatsTest, ZerosAsInput) {
   const auto honest = [&] { return HonestLauncher(device_); };
   EXPECT_THAT(Reason(honest, {.input_is_table = true}),
               HasSubstr("of its inputs are random; at least half must be"));
-  // Zeroed on the way, before the work and with its result put right.
+  // The launch sets its input to zero after the work, so that later launches read zeros.
   const auto cheat = [&] {
     return Launching([](const Buffers& b, KernelRun& run) {
       Triple(b, run);
@@ -138,7 +140,7 @@ TEST_F(CheatsTest, ZerosAsInput) {
     });
   };
   EXPECT_THAT(Reason(cheat), Not(StartsWith("stands")));
-  // By a look at random places, where later launches do not meet the zeros first.
+  // The check of random input elements finds this, unless a wrong output is found first.
   int seen = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     const std::string reason = Row(cheat(), {}, seed)["reason"];
@@ -183,7 +185,7 @@ TEST_F(CheatsTest, CacheLeftWarm) {
     });
   };
   EXPECT_THAT(Reason(same_input), StartsWith("unverified on fresh inputs"));
-  // Bytes that are stated, and there, and not read.
+  // The bytes are stated and exist, but are not read.
   const auto honest = [&] { return HonestLauncher(device_); };
   EXPECT_THAT(Reason(honest, {.rows = 64,
                               .cost = Cost{.read_bytes = 9 * 8192, .write_bytes = 8192},
@@ -203,7 +205,7 @@ TEST_F(CheatsTest, WrongResultInOneElement) {
 }
 
 TEST_F(CheatsTest, ClockDependentPath) {
-  // Works when it is launched alone, as a verification would.
+  // Works only when it is launched alone, as in a verification.
   const auto alone = [&] {
     auto last_us = std::make_shared<double>(-1e9);
     return Launching([last_us](const Buffers& b, KernelRun& run) {
@@ -213,7 +215,7 @@ TEST_F(CheatsTest, ClockDependentPath) {
     });
   };
   EXPECT_THAT(Reason(alone), HasSubstr("nan (not written) instead of"));
-  // Works for the first milliseconds.
+  // Works only for the first milliseconds.
   const auto early = [&] {
     const double until_us = device_.now_us() + 2000;
     return Launching([until_us](const Buffers& b, KernelRun& run) {
@@ -224,8 +226,8 @@ TEST_F(CheatsTest, ClockDependentPath) {
 }
 
 TEST_F(CheatsTest, ReadingTheSampleCount) {
-  // Counts how many launches a sample's graph has. Works while a row is verified, and again when so
-  // many samples were taken.
+  // Counts the launches in a sample's graph. Works while a row is verified, and again after a given
+  // number of samples.
   const auto cheat = [&](int samples) -> SimulatedCase::Launcher {
     auto captured = std::make_shared<int>(0);
     auto runs = std::make_shared<int>(0);
@@ -250,7 +252,7 @@ TEST_F(CheatsTest, ReadingTheSampleCount) {
 }
 
 TEST_F(CheatsTest, EarlyExitOnRepeatedInput) {
-  // Right in every case: poisoned outputs are written again.
+  // The outputs are always right, because poisoned ones are written again.
   const auto cheat = [&](double work_us) {
     auto seen = std::make_shared<std::map<const float*, float>>();
     return Launching([seen, work_us](const Buffers& b, KernelRun& run) {
@@ -288,7 +290,7 @@ TEST_F(CheatsTest, HalfPrecisionInsteadOfTheStatedOne) {
 }
 
 TEST_F(CheatsTest, UninitialisedMemoryReuse) {
-  // The result of an earlier launch, found in the workspace.
+  // Takes the result of an earlier launch from the workspace.
   const auto workspace = [&] {
     return Launching([](const Buffers& b, KernelRun& run) {
       if (b.workspace[0] == 0) {
@@ -299,7 +301,7 @@ TEST_F(CheatsTest, UninitialisedMemoryReuse) {
     });
   };
   EXPECT_THAT(Reason(workspace), StartsWith("unverified"));
-  // What the first launch left there for all later ones.
+  // Uses what the first launch left in the workspace for all later ones.
   const auto prepared_once = [&] {
     return Launching([](const Buffers& b, KernelRun& run) {
       if (b.workspace[0] == 0) run.Compute(1000);
@@ -308,7 +310,7 @@ TEST_F(CheatsTest, UninitialisedMemoryReuse) {
     });
   };
   EXPECT_THAT(Reason(prepared_once), StartsWith("launches on fresh inputs take"));
-  // Memory that is taken to be zero.
+  // Assumes that memory is zero.
   const auto accumulate = [&] {
     return Launching([](const Buffers& b, KernelRun& run) {
       run.Touch(b.x, b.bytes());
@@ -320,7 +322,7 @@ TEST_F(CheatsTest, UninitialisedMemoryReuse) {
 }
 
 TEST_F(CheatsTest, WorkMovedOutsideTheEvents) {
-  // The timed kernel starts another one that nobody waits for.
+  // The timed kernel starts another one, which nothing waits for.
   const auto cheat = [&]() -> SimulatedCase::Launcher {
     return [this](const Buffers& b, CUstream_st* stream) {
       device_.Launch(stream, [this, b](KernelRun&) {

@@ -1,4 +1,4 @@
-// What a row frees does not slow down the next one: benches keep their device memory.
+// Memory that a row frees must not slow down the next row, because benches keep device memory.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -17,7 +17,7 @@ class DeviceMemoryTest : public tokline::testing::CudaTest {};
 
 TEST_F(DeviceMemoryTest, WhatWasFreedDoesNotSlowTheDeviceDown) {
   constexpr int64_t kFreed = int64_t{24} << 30;
-  constexpr int64_t kSwept = int64_t{512} << 20;  // beyond any cache: a sweep is as fast as DRAM
+  constexpr int64_t kSwept = int64_t{512} << 20;  // exceeds every cache, so DRAM limits a sweep
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   TOKLINE_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -54,7 +54,7 @@ TEST_F(DeviceMemoryTest, WhatWasFreedDoesNotSlowTheDeviceDown) {
   std::cout << "a sweep of " << kSwept << " bytes takes " << quiet << " us, " << after_row
             << " after the memory of a row, " << after_free << " after as much was freed\n";
   EXPECT_LT(after_row, 1.02 * quiet);
-  // What the memory is kept for.
+  // Skips the test if freeing memory has no effect on this machine.
   if (after_free < 1.02 * quiet) GTEST_SKIP() << "here freed memory slows nothing down";
 }
 

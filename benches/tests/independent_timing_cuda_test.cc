@@ -1,10 +1,10 @@
-// The suite's figures against a measurement that shares nothing with its timer but the stream:
-// plain launches, queued behind a kernel that holds the stream, between two events. Prints a line
-// of JSON a row, also into the file that TOKLINE_INDEPENDENT_TIMING names.
+// Compares the suite's figures with a measurement that shares only the stream with the suite's
+// timer: plain launches between two events, queued behind a kernel that blocks the stream. Prints
+// one line of JSON per row, also to the file that TOKLINE_INDEPENDENT_TIMING names.
 //
-// Between launches on a stream the device idles about 0.6 us longer than between the nodes of a
-// graph: that is a difference in what is run, not in how it is timed, and an operation of several
-// kernels has it several times. A row takes so long that it cannot matter: about 600 MB of traffic.
+// The device idles about 0.6 us longer between launches on a stream than between the nodes of a
+// graph. That is a difference in what runs, not in how it is timed, and an operation of several
+// kernels has it several times. Every row moves about 600 MB, so that this does not matter.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -248,7 +248,8 @@ TimedRow PagedGatherRow(int64_t num_seqs, int64_t length) {
   return row;
 }
 
-// Plain launches on the stream that rotate over the sets, between two events; microseconds of one.
+// Times plain launches on the stream that rotate over the sets, between two events. Returns the
+// microseconds per launch.
 double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   constexpr int kLaunches = 24;
   constexpr double kHoldUs = 5000;
@@ -264,8 +265,8 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
     TOKLINE_CUDA(cudaEventRecord(begin, stream));
     for (size_t i = 0; i < kLaunches; ++i) row.launch(sets[i % sets.size()], {.stream = stream});
     TOKLINE_CUDA(cudaEventRecord(end, stream));
-    const bool held = cudaEventQuery(begin) == cudaErrorNotReady;  // until all was queued
-    cudaGetLastError();                                            // not ready, which is no error
+    const bool held = cudaEventQuery(begin) == cudaErrorNotReady;  // while everything was queued
+    cudaGetLastError();  // clears "not ready", which is not an error
     TOKLINE_CUDA(cudaEventSynchronize(end));
     float ms = 0;
     TOKLINE_CUDA(cudaEventElapsedTime(&ms, begin, end));
@@ -284,7 +285,7 @@ class IndependentTimingTest : public ::testing::Test {
     if (CudaDeviceCount() == 0) GTEST_SKIP() << "no CUDA device";
   }
   void ExpectAgreement(const TimedRow& row) {
-    constexpr int kSets = 2;  // of more than 2.5 times the L2 each: cold
+    constexpr int kSets = 2;  // cold, because each exceeds 2.5 times the L2
     TensorStore store(row.tensors, kSets, MakeDeviceMemory());
     store.FillRandom(/*seed=*/1);
     std::vector<TensorSet> sets;
@@ -295,7 +296,7 @@ class IndependentTimingTest : public ::testing::Test {
     launch(0, {.stream = WorkStream()});
     TOKLINE_CUDA(cudaDeviceSynchronize());
     const auto timer = MakeGraphTimer(launch, {.buffer_sets = kSets});
-    // In turn, so that a device that warms up does so for both.
+    // Alternates, so that a device that warms up affects both.
     std::vector<double> suite;
     std::vector<double> independent;
     for (int round = 0; round < 5; ++round) {

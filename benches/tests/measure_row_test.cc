@@ -1,4 +1,4 @@
-// What a row carries besides its figure, measured on the simulated device.
+// Checks what a row contains besides its figure, measured on the simulated device.
 #include "benches/measure_row.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ TEST_F(MeasureRowTest, ARowSaysHowItWasMeasured) {
   const KernelMeasurement m = Honest(SimulatedExecution(device_));
   EXPECT_THAT(m.trouble.failure, IsEmpty());
   EXPECT_EQ(m.cache, "cold");
-  EXPECT_EQ(m.samples.buffer_sets, 21);  // 16 KiB each, beyond 5 times 64 KiB
+  EXPECT_EQ(m.samples.buffer_sets, 21);  // 16 KiB each; together more than 5 times 64 KiB
   EXPECT_EQ(m.samples.launches_per_sample % m.samples.buffer_sets, 0);
   EXPECT_EQ(m.memory_bytes, 3 * 8192);
   EXPECT_EQ(m.samples.us.size(), static_cast<size_t>(kMinSamples));
@@ -75,10 +75,10 @@ TEST_F(MeasureRowTest, EveryStatedNumberOfSamplesIsAudited) {
 }
 
 TEST_F(MeasureRowTest, AuditsStandWhereNoLaunchCanForeseeThem) {
-  std::set<int> places;  // of the first audit, in launches before it
+  std::set<int> places;  // numbers of launches before the first audit
   for (uint64_t seed = 0; seed < 20; ++seed) {
     int launches = 0;
-    std::map<float, int> first_launch;  // of the inputs that begin so, in one buffer set
+    std::map<float, int> first_launch;  // by the first element of the inputs in one buffer set
     const float* set = nullptr;
     const auto launcher = [&](const SimulatedCase::Buffers& b, CUstream_st* stream) {
       device_.Launch(stream, [&, b](SimulatedDevice::KernelRun& run) {
@@ -122,14 +122,14 @@ TEST_F(MeasureRowTest, ADisturbedRowIsRepeated) {
   EXPECT_THAT(execution.states, IsEmpty());
 }
 
-// That all samples took together.
+// Returns the total time of all samples.
 double SampledUs(const KernelMeasurement& m) {
   double us = 0;
   for (const double sample : m.samples.us) us += sample * m.samples.launches_per_sample;
   return us;
 }
 
-// Meets its power cap once it was busy for more than `kBusyUs` since the last rest.
+// Reaches its power cap after it was busy for more than `kBusyUs` since the last rest.
 class HotExecution : public SimulatedExecution {
  public:
   explicit HotExecution(SimulatedDevice& device) : SimulatedExecution(device), device_(device) {}
@@ -158,7 +158,7 @@ TEST_F(MeasureRowTest, ARowThatMetThePowerCapIsRepeatedWithRests) {
   EXPECT_EQ(KernelRow(m)["rested"], true);
 }
 
-// Meets its power cap whatever the rests.
+// Reaches its power cap however long it rests.
 class AlwaysHotExecution : public SimulatedExecution {
  public:
   using SimulatedExecution::SimulatedExecution;
@@ -170,7 +170,7 @@ TEST_F(MeasureRowTest, ARowThatMeetsThePowerCapDespiteRestsGetsLongerOnes) {
   const KernelMeasurement m = Honest(execution);
   EXPECT_TRUE(m.samples.rested);
   EXPECT_EQ(m.trouble.disturbed, "throttled: power cap");
-  // Of the last repeat; those before it end where the cap is met.
+  // Only the last repeat counts; those before it end when the cap is reached.
   EXPECT_NEAR(execution.rested_us, 2 * 200'000 + 30 * SampledUs(m), 1e-3 * SampledUs(m));
 }
 
@@ -184,7 +184,7 @@ TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
         execution);
     KernelMeasurement m;
     m.limits.peaks =
-        Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1};  // 16 ns of copying
+        Peaks{.read_gbps = 1000, .copy_gbps = 1000, .matmul_tflops = 1};  // copying takes 16 ns
     std::mt19937_64 rng(1);
     MeasureRow(prepared, execution, {.slowdown_percent = slowdown}, rng, m);
     EXPECT_THAT(m.trouble.failure, IsEmpty());
@@ -247,7 +247,7 @@ TEST_F(MeasureRowTest, ADisturbanceWhileSamplesAreTakenCounts) {
   EXPECT_THAT(Honest(execution).trouble.disturbed, HasSubstr("1 other process"));
 }
 
-// Its timers are interrupted after so many samples, and must not be asked again.
+// Its timers are interrupted after a number of samples and must not be used again.
 class InterruptedExecution : public SimulatedExecution {
  public:
   InterruptedExecution(SimulatedDevice& device, int samples)
@@ -330,7 +330,7 @@ TEST_F(MeasureRowTest, ALaunchThatWritesToItsInputsIsRefused) {
       for (int64_t i = 0; i < b.size; ++i) const_cast<float*>(b.x)[i] += 1;
     });
   };
-  int seen_in_inputs = 0;  // at random places; else later launches write something else
+  int seen_in_inputs = 0;  // by the check of random elements; otherwise later outputs are wrong
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const std::string failure =
         Measure(launcher, {}, SimulatedExecution(device_), seed).trouble.failure;

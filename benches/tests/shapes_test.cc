@@ -18,7 +18,7 @@ ShapeReader FirstOf(const ShapeFile& shapes, const std::string& family) {
   return ShapeReader(shapes.name, family, shapes.families.at(family).at(0));
 }
 
-// What `call` throws, or "".
+// Returns the message that `call` throws, or "".
 template <typename Call>
 std::string MessageOf(const Call& call) {
   try {

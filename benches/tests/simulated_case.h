@@ -1,4 +1,5 @@
-// out = 3 x in fp32 on the simulated device, and whatever a test does instead.
+// A case that computes out = 3 x in fp32 on the simulated device, with a launcher that a test may
+// replace by a dishonest one.
 #pragma once
 
 #include <functional>
@@ -23,9 +24,9 @@ class SimulatedCase : public BenchCase {
   using Launcher = std::function<void(const Buffers&, CUstream_st* stream)>;
   struct Options {
     int64_t rows = 64;
-    std::optional<Cost> cost{};   // stated instead of the true one
-    bool input_is_table = false;  // x is a table of zeros
-    int64_t decoy_rows = 0;       // of a random input that is never read
+    std::optional<Cost> cost{};   // stated instead of the true cost
+    bool input_is_table = false;  // makes x a table of zeros
+    int64_t decoy_rows = 0;       // rows of an additional random input that is never read
   };
 
   SimulatedCase(Launcher launcher, const Options& options);
@@ -33,7 +34,7 @@ class SimulatedCase : public BenchCase {
   Cost GetCost() const override;
   void RunReference(const TensorSet& host) const override;
   void LaunchCuda(const TensorSet& device, const LaunchOptions& options) const override;
-  // All of it: every element is compared.
+  // The sample is the whole problem, so every element is compared.
   SampledCase Sample(uint64_t seed) const override;
 
   static constexpr int64_t kCols = 32;
@@ -46,13 +47,13 @@ class SimulatedCase : public BenchCase {
   int x_, out_, workspace_;
 };
 
-// What an honest kernel does.
+// The work of an honest kernel.
 void Triple(const SimulatedCase::Buffers& b, SimulatedDevice::KernelRun& run);
 
-// Launches it on the stream that was asked for.
+// Returns a launcher of the honest kernel, which uses the given stream.
 SimulatedCase::Launcher HonestLauncher(SimulatedDevice& device);
 
-// The measurement of a case on the simulated device, as a bench program makes it.
+// Measures a case on the simulated device like a bench program.
 KernelMeasurement Measure(const SimulatedCase::Launcher& launcher,
                           const SimulatedCase::Options& options,
                           const SimulatedExecution& execution, uint64_t seed = 1);

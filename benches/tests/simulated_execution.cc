@@ -1,3 +1,4 @@
+// Implements the simulated device, and the memory and timer that bench cases use on it.
 #include "benches/tests/simulated_execution.h"
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 namespace tokline::bench {
 namespace {
 
-// Host memory whose fills pass through the device's cache and whose copies take the device's time.
+// Host memory. Fills go through the simulated cache, and copies take simulated time.
 class SimulatedMemory : public Memory {
  public:
   explicit SimulatedMemory(SimulatedDevice& device) : device_(device) {}
@@ -35,7 +36,7 @@ class SimulatedMemory : public Memory {
   std::unique_ptr<Memory> host_ = MakeHostMemory();
 };
 
-// The counterpart of the graph timer on the simulated device.
+// The counterpart of the graph timer for the simulated device.
 class SimulatedTimer : public LaunchTimer {
  public:
   SimulatedTimer(SimulatedDevice& device, const BenchCase& bench_case, const TensorStore& store,

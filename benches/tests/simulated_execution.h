@@ -1,6 +1,5 @@
-// A device that is simulated on the host: its clock, its L2, its streams and its graphs. Kernels
-// are functions over host memory that say what they touch; nothing waits, and every run is the
-// same.
+// Simulates a device on the host: its clock, L2, streams and graphs. Kernels are functions over
+// host memory that report what they touch. Nothing waits, and every run gives the same result.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +15,10 @@
 
 namespace tokline::bench {
 
-// The least recently used of its lines goes first.
+// A cache that evicts the least recently used line.
 class SimulatedL2 {
  public:
-  // Returns the bytes that had to come from memory.
+  // Returns the number of bytes that were not in the cache.
   int64_t Touch(const void* at, int64_t bytes);
   void Clear();
 
@@ -27,17 +26,17 @@ class SimulatedL2 {
 
  private:
   static constexpr int64_t kLine = 128;
-  std::list<int64_t> lines_;  // the last used first
+  std::list<int64_t> lines_;  // most recently used first
   std::unordered_map<int64_t, std::list<int64_t>::iterator> at_;
 };
 
 class SimulatedDevice {
  public:
-  // What a kernel may do while it runs.
+  // The operations of a running kernel.
   class KernelRun {
    public:
     explicit KernelRun(SimulatedDevice& device) : device_(device) {}
-    void Touch(const void* at, int64_t bytes);  // a read or a write
+    void Touch(const void* at, int64_t bytes);  // reads or writes
     void Compute(double us) { us_ += us; }
     double NowUs() const { return device_.now_us_ + us_; }
     double us() const { return us_; }
@@ -49,12 +48,13 @@ class SimulatedDevice {
   using Kernel = std::function<void(KernelRun&)>;
   using Graph = std::vector<Kernel>;
 
-  // Queues a kernel on a stream, which is only its name; into the graph where it is captured.
+  // Queues a kernel on a stream, whose pointer only identifies it. During a capture, adds the
+  // kernel to the graph instead.
   void Launch(CUstream_st* stream, Kernel kernel);
   Graph Capture(const std::function<void(CUstream_st*)>& record);
-  // Runs the graph. Returns when it began and ended.
+  // Runs the graph. Returns the times at which it began and ended.
   std::pair<double, double> Replay(const Graph& graph);
-  // Runs what was queued on any stream.
+  // Runs everything that is queued, on all streams.
   void Synchronize();
   void Pass(double us) { now_us_ += us; }
   double now_us() const { return now_us_; }
@@ -79,7 +79,7 @@ class SimulatedDevice {
 
 class SimulatedExecution : public Execution {
  public:
-  // Samples vary by up to this share to either side.
+  // Samples vary by up to this share in either direction.
   explicit SimulatedExecution(SimulatedDevice& device, double noise = 0.002)
       : device_(device), noise_(noise) {}
 
@@ -93,14 +93,14 @@ class SimulatedExecution : public Execution {
                                          const TimerOptions& options) const override;
   bool TimesAreClaims() const override { return true; }
   std::string UuidHash() const override { return "simulated"; }
-  // The next of `states`, or an undisturbed one.
+  // Returns the next of `states`, or an undisturbed state if none is left.
   GpuState State() const override;
   std::optional<Peaks> Measure() const override;
   void Rest(double us) const override;
 
   mutable std::deque<GpuState> states;
   mutable double rested_us = 0;
-  mutable double rest_share = 0;  // of the last timer that was made
+  mutable double rest_share = 0;  // rest_share of the newest timer
 
  private:
   SimulatedDevice& device_;

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// out = factor x, a kernel simple enough to be wrong on purpose.
+// Computes out = factor x, which is simple enough to make wrong on purpose.
 class ScaledCase : public BenchCase {
  public:
   explicit ScaledCase(int64_t rows, Tolerance tolerance = {1, 0}, double factor = 3)
@@ -53,7 +53,7 @@ class ScaledCase : public BenchCase {
 
 class VerifyTest : public ::testing::Test {
  protected:
-  // Runs the case in both buffer sets, as timed launches do.
+  // Runs the case on both buffer sets, like timed launches.
   void Run(uint64_t seed = ScaledCase::kFillSeed) {
     store_.FillRandom(seed);
     store_.Poison();
@@ -63,7 +63,7 @@ class VerifyTest : public ::testing::Test {
     return ExpectedSample(case_, copy, ScaledCase::kFillSeed, /*sample_seed=*/2)
         .CompareWith(store_);
   }
-  // Element `col` of the first row, which every sample has.
+  // Returns element `col` of the first row, which is part of every sample.
   uint16_t& Out(int64_t col) { return store_.Set(1).At<uint16_t>(1)[col]; }
 
   ScaledCase case_{20};
@@ -141,7 +141,7 @@ TEST_F(VerifyTest, ErrorsOfSumsAreHeldAgainstTheRootMeanSquareOfTheirRow) {
       1.5, 0.02);
 }
 
-// The same, of which a stated part is sampled.
+// Same as ScaledCase, with a given sample.
 class PickedCase : public ScaledCase {
  public:
   PickedCase(int64_t rows, TensorMap map) : ScaledCase(rows), map_(std::move(map)) {}
@@ -155,7 +155,7 @@ class PickedCase : public ScaledCase {
   TensorMap map_;
 };
 
-// Where the sample finds an error in this element of the whole output; "" where it does not.
+// Returns where the sample finds an error in this element of the whole output, or "".
 std::string WhereFound(const PickedCase& picked, int64_t row, int64_t col) {
   TensorStore store(picked.tensors(), 1, MakeHostMemory());
   store.FillRandom(ScaledCase::kFillSeed);
@@ -168,7 +168,7 @@ std::string WhereFound(const PickedCase& picked, int64_t row, int64_t col) {
 }
 
 TEST(PickedCaseTest, ColumnsAreThoseOfTheWholeProblem) {
-  // Twice each but for the first, so that the sampled problem is as wide.
+  // Picks each column but the first twice, so that the sampled problem is as wide as the whole.
   std::vector<int64_t> cols{1};
   for (int64_t col = 1; col <= ScaledCase::kCols / 2; ++col) cols.insert(cols.end(), 2, 2 * col);
   const PickedCase picked(4, {.cols = cols});
@@ -185,7 +185,7 @@ TEST(PickedCaseTest, RowsMayStandInAnyOrderCloseAndFarApart) {
   EXPECT_THAT(WhereFound(picked, 4, 0), IsEmpty());
 }
 
-// Reads, and writes nothing.
+// Reads but writes nothing.
 class NoOutputCase : public BenchCase {
  public:
   NoOutputCase() { tensors_.Random(DType::kF32, 1, 8); }
@@ -254,13 +254,13 @@ TEST(PlaceInL2Test, WarmRowsRotateOverSetsThatStayInHalfTheL2) {
   };
   EXPECT_EQ(warm_sets(8192, int64_t{1} << 40), kMostWarmSets);
   EXPECT_EQ(warm_sets(8 << 20, 100 << 20), 3);  // 24 of 30 MiB
-  EXPECT_EQ(warm_sets(8192, 20 << 20), 2);      // no more fit
-  EXPECT_EQ(warm_sets(40 << 20, 56 << 20), 1);  // not even two
+  EXPECT_EQ(warm_sets(8192, 20 << 20), 2);      // more do not fit
+  EXPECT_EQ(warm_sets(40 << 20, 56 << 20), 1);  // even two do not fit
 }
 
 TEST(PlaceInL2Test, ALargePoolOfWhichALaunchTouchesLittleIsWarm) {
   constexpr int64_t kL2 = 60 << 20;
-  // A large pool of which a launch touches little stays in the cache all the same.
+  // A launch that touches little of a large pool leaves it in the cache.
   EXPECT_EQ(PlaceInL2(8192, 1 << 20, kL2, int64_t{1} << 40).cache, "warm");
 }
 
@@ -295,7 +295,7 @@ TEST(AppendSampleTest, HasEveryTokenOfItsPages) {
   const AppendSample sample = SamplePages(whole, {1}, 1);
   EXPECT_EQ(sample.batch.layout.num_pages, 4);
   ASSERT_EQ(sample.tokens.size(), sample.batch.slots.size());
-  EXPECT_GE(sample.tokens.size(), 52u);  // three full pages and one of four tokens
+  EXPECT_GE(sample.tokens.size(), 52u);  // three full pages and one with four tokens
   for (size_t i = 0; i < sample.tokens.size(); ++i) {
     const int64_t slot = whole.slots[static_cast<size_t>(sample.tokens[i])];
     const int64_t small_slot = sample.batch.slots[i];
