@@ -1,3 +1,4 @@
+// Tests how shapes are read, and which shapes are refused.
 #include "benches/shapes.h"
 
 #include <gmock/gmock.h>

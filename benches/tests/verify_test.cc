@@ -1,3 +1,5 @@
+// Tests the comparison of sampled outputs with the reference, the placement of buffer sets in the
+// L2, and the samples of appended pages.
 #include "benches/verify.h"
 
 #include <gmock/gmock.h>

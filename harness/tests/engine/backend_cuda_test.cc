@@ -1,4 +1,4 @@
-// Memory, copies and order of work of the CUDA backend.
+// Tests memory, copies and the order of work of the CUDA backend.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ class CudaBackendTest : public testing::CudaTest {
   std::unique_ptr<Backend> backend_;
 };
 
-// Runs that are longer than a staging buffer, that end inside one, and that start at odd bytes.
+// Covers sources that are longer than a staging buffer, end inside one, or start at an odd byte.
 TEST_F(CudaBackendTest, WeightsOfAnySizeArriveConverted) {
   std::mt19937_64 rng(9);
   const int64_t counts[] = {1, 129, (int64_t{16} << 20) / 2, (int64_t{40} << 20) + 3, 5'000'001};
@@ -42,7 +42,8 @@ TEST_F(CudaBackendTest, WeightsOfAnySizeArriveConverted) {
   for (const DType from : {DType::kBf16, DType::kF32}) {
     std::vector<char> source(static_cast<size_t>(total * SizeOf(from)) + 1);
     for (size_t i = 0; i + 8 <= source.size(); i += 8) {
-      // Exponents below the top: no NaN, whose payload conversions may change.
+      // Clears a bit of each exponent, so that there is no NaN, whose payload a conversion may
+      // change.
       const uint64_t bits = rng() & 0xbf7fbf7fbf7fbf7fu;
       std::memcpy(source.data() + i, &bits, sizeof(bits));
     }
@@ -65,7 +66,7 @@ TEST_F(CudaBackendTest, WeightsOfAnySizeArriveConverted) {
   }
 }
 
-// Slices and transposes that are longer than a staging buffer.
+// Covers slices and transposes that are longer than a staging buffer.
 TEST_F(CudaBackendTest, StridedWeightsArriveDense) {
   constexpr int64_t kRows = 3001, kColumns = 4099;
   std::vector<uint16_t> source(static_cast<size_t>(kRows * kColumns));
@@ -74,7 +75,7 @@ TEST_F(CudaBackendTest, StridedWeightsArriveDense) {
   struct Part {
     int64_t first, rows, columns, row_stride, column_stride;
   };
-  for (const Part& part : {Part{0, kColumns, kRows, 1, kColumns},  // all, transposed
+  for (const Part& part : {Part{0, kColumns, kRows, 1, kColumns},  // the whole, transposed
                            Part{7, 2050, kRows, 1, kColumns},      // some columns
                            Part{kColumns, kRows / 2, kColumns, 2 * kColumns, 1}}) {  // odd rows
     Memory device = backend_->Allocate(part.rows * part.columns * SizeOf(DType::kF16));
@@ -95,7 +96,7 @@ TEST_F(CudaBackendTest, StridedWeightsArriveDense) {
 }
 
 TEST_F(CudaBackendTest, MemoryStartsAsZerosAndTooMuchOfItIsRefusedWithTheValues) {
-  for (int round = 0; round < 2; ++round) {  // the second time it has been written before
+  for (int round = 0; round < 2; ++round) {  // in round 1, the memory was written before
     Memory memory = backend_->Allocate(1 << 20);
     EXPECT_TRUE(DownloadAll(memory) == std::vector<std::byte>(1 << 20));
     const std::vector<std::byte> ones(1 << 20, std::byte{0xff});

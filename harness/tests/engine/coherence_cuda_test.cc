@@ -1,6 +1,6 @@
-// The embedded model gives the right answers through the CUDA decoder: every context length,
-// storage type, page size, batch (and so split of attention), piece of a prompt and ablation, with
-// graphs.
+// Checks that the embedded model answers right through the CUDA decoder, with graphs, at every
+// context length, storage type, page size, batch (and thus split of attention), prefill piece and
+// ablation.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -109,8 +109,9 @@ TEST_F(CoherenceCudaTest, EveryAblationAnswersRight) {
   }
 }
 
-// A draw goes by the request's seed and its position alone, but the last bits of the logits by the
-// batch: a text may part from itself where a draw falls between two tokens. How many do is printed.
+// A draw depends only on the request's seed and its position, but the last bits of the logits
+// depend on the batch. A text may therefore change at a draw that falls between two tokens. The
+// test prints how many texts change.
 class SameTextsCudaTest : public testing::CudaTest {
  protected:
   static constexpr int kTexts = 256;

@@ -1,4 +1,4 @@
-// Asks the embedded model questions of which the answers are known, through a decoder.
+// Asks the embedded model questions with known answers, through a decoder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,11 +18,11 @@
 
 namespace tokline::testing {
 
-inline constexpr double kLeastRight = 0.99;  // of the answers
+inline constexpr double kLeastRight = 0.99;  // share of right answers
 inline constexpr int64_t kLongestContext = 4096;
 inline constexpr int64_t kAnswerTokens = 12;
 
-// TOKLINE_COHERENCE=full asks more, at more lengths.
+// TOKLINE_COHERENCE=full asks more questions, at more lengths.
 inline bool FullCoherence() {
   const char* text = std::getenv("TOKLINE_COHERENCE");
   return text != nullptr && std::string_view(text) == "full";
@@ -37,8 +37,8 @@ struct CoherenceScore {
 
 class CoherenceGate {
  public:
-  // An answer is right if each of its tokens is, and if it ends where it must. All questions are
-  // there at once, after `others` requests that just go on; the first failures are printed.
+  // An answer is right if all its tokens are right and it ends where it must. All questions are
+  // submitted at once, after `others` unrelated requests. Prints the first failures.
   CoherenceScore Ask(const std::vector<LookupQuestion>& questions, const DecoderOptions& options,
                      int others) const {
     Decoder decoder(model_.spec, model_.weights, options);
@@ -81,7 +81,8 @@ class CoherenceGate {
     return score;
   }
 
-  // Draws `count` questions about each of `contexts` and wants kLeastRight of all right.
+  // Draws `count` questions about each of `contexts` contexts, and expects kLeastRight of all
+  // answers to be right.
   struct Draws {
     int64_t length = 0;
     bool chat = false;

@@ -1,6 +1,6 @@
-// The embedded model gives the right answers through the decoder on the CPU, at every context
-// length, whatever the storage type, the pages, the schedule and the ops. TOKLINE_COHERENCE=full
-// asks more (docs/embedded_model.md).
+// Checks that the embedded model answers right through the CPU decoder at every context length,
+// storage type, page size, schedule and set of ops. TOKLINE_COHERENCE=full asks more questions
+// (docs/embedded_model.md).
 #include <gtest/gtest.h>
 
 #include <string>
@@ -20,7 +20,7 @@ const CoherenceGate& Gate() {
   return gate;
 }
 
-// One context, computed once: its facts are a chunk.
+// The facts of the one context form a chunk, which is computed once.
 DecoderOptions Sharing(DType dtype) {
   return {.dtype = dtype,
           .max_batch = 4,
@@ -48,7 +48,7 @@ TEST_P(CoherenceTest, AnswersAreRightAtEveryLengthAndDepth) {
                                                 Sharing(GetParam()));
       std::printf("%s, %lld tokens, %s: %d of %d right\n", std::string(Name(GetParam())).c_str(),
                   static_cast<long long>(length), chat ? "chat" : "bare", score.right, score.asked);
-      // All but those that begin together find the facts there, to the last one.
+      // All questions except those that begin together find the facts in the cache.
       if (!many && !full) {
         EXPECT_GE(score.counts.reused_tokens, (score.asked - 8) * (length - 50));
       }
@@ -101,7 +101,7 @@ TEST(CoherenceScheduleTest, BatchesOfAnySize) {
   }
 }
 
-// Requests that grow by many pages take them from the questions, which are younger.
+// Requests that grow by many pages preempt the questions, which are younger.
 TEST(CoherenceScheduleTest, PreemptedAnswersAreRight) {
   for (const bool reuse : {false, true}) {
     DecoderOptions options = Alone();

@@ -13,7 +13,8 @@ namespace {
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 
 TEST(ConvertElementsTest, EveryPairRoundsToNearestFromAnyAlignment) {
-  // Exact in all three; a tie to even in bf16; the largest half; close to the smallest normal half.
+  // Values that are exact in all three types, tie to even in bf16, are the largest half, and are
+  // close to the smallest normal half.
   const std::vector<double> values{0, -1, 96.5, 1 + 0x1p-8, 1 + 3 * 0x1p-8, 65504, -0x1p-14, 3.1};
   const auto count = static_cast<int64_t>(values.size());
   for (const DType from : kDTypes) {
@@ -34,7 +35,7 @@ TEST(ConvertElementsTest, EveryPairRoundsToNearestFromAnyAlignment) {
   }
 }
 
-// Dense, every other row, and transposed: more rows than are turned at a time.
+// Covers dense matrices, every other row, and transposes with more rows than a block.
 TEST(ConvertMatrixTest, StridedMatricesBecomeDense) {
   constexpr int64_t kRows = 70, kColumns = 5;
   std::vector<float> source(kRows * kColumns * 2);

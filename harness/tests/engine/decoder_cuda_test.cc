@@ -1,4 +1,5 @@
-// What the CUDA decoder adds to the CPU's: graphs, dependent launches, the host a step ahead.
+// Tests what only the CUDA decoder has: graphs, dependent launches, and a host that is a step
+// ahead.
 #include "harness/engine/decoder.h"
 
 #include <gmock/gmock.h>
@@ -51,8 +52,8 @@ class DecoderCudaTest : public testing::CudaTest {
     return decoder;
   }
 
-  // A seeded run of sequences that come and go, drawn with temperature. `flush` takes away the
-  // step that the host is ahead.
+  // Runs sequences that come and go at random, drawn with temperature. With `flush`, the host does
+  // not work a step ahead.
   Texts ComeAndGo(Decoder& decoder, uint32_t seed, bool flush) const {
     std::mt19937 rng(seed);
     Texts texts;
@@ -84,7 +85,7 @@ class DecoderCudaTest : public testing::CudaTest {
   testing::Golden golden_;
 };
 
-// The last token of a sequence that was removed while it was under way is missing on one side.
+// If a sequence was removed while its token was in flight, that token is missing on one side.
 void ExpectSameTexts(const Texts& ahead, const Texts& waiting) {
   ASSERT_GE(waiting.size(), 20u);
   for (const auto& [id, text] : waiting) {
@@ -99,7 +100,7 @@ void ExpectSameTexts(const Texts& ahead, const Texts& waiting) {
 TEST_F(DecoderCudaTest, HostAStepAheadGivesTheSameTextAsAHostThatWaits) {
   const auto ahead = MakeDecoder(Options()), waiting = MakeDecoder(Options());
   for (const uint32_t seed : {1u, 2u, 3u}) {
-    // Ids go on from run to run in both.
+    // The ids continue from run to run in both decoders.
     ExpectSameTexts(ComeAndGo(*ahead, seed, false), ComeAndGo(*waiting, seed, true));
   }
   EXPECT_EQ(ahead->PlainSteps(), 0);
@@ -107,8 +108,8 @@ TEST_F(DecoderCudaTest, HostAStepAheadGivesTheSameTextAsAHostThatWaits) {
   EXPECT_EQ(ahead->Pages().NumFree(), ahead->Pages().NumPages());
 }
 
-// Positions, lengths and pages of the steps differ from those of the capture: nothing of a step
-// may be frozen in its graph.
+// Positions, lengths and pages of the steps differ from those of the capture, so a graph that froze
+// any of them would give other texts.
 TEST_F(DecoderCudaTest, GraphsPlainAndIndependentLaunchesGiveTheSameText) {
   const auto graphs = MakeDecoder(Options());
   const Texts expected = ComeAndGo(*graphs, 5, false);
@@ -170,14 +171,13 @@ TEST_F(DecoderCudaTest, KeysAndValuesOfTheFirstLayerAreThoseOfTheCpu) {
   testing::RelativeError k, v;
   k.Add(actual.k, expected.k);
   v.Add(actual.v, expected.v);
-  // Half a unit in the last place each: two roundings of the norm, the projection's, for K two of
-  // the head norm and one of RoPE.
+  // Allows half a unit in the last place for each rounding: two in the norm, one in the projection,
+  // and for K two in the head norm and one in RoPE.
   EXPECT_LE(v.Value(), 3 * Epsilon(DType::kBf16) / 2);
   EXPECT_LE(k.Value(), 6 * Epsilon(DType::kBf16) / 2);
 }
 
-// Sequences come and go, and with them what a step shares: nothing of that may be frozen in a
-// graph.
+// What a step shares changes as sequences come and go, so no graph may freeze it.
 TEST_F(DecoderCudaTest, GraphsServeStepsThatShareAndStepsThatDoNot) {
   DecoderOptions options = Options();
   options.reuse = true;
@@ -193,9 +193,9 @@ TEST_F(DecoderCudaTest, GraphsServeStepsThatShareAndStepsThatDoNot) {
   EXPECT_EQ(plain->Reads().tokens, graphs->Reads().tokens);
 }
 
-// Twelve sequences with a prefix in common, all along one text: a step that reads it once gives the
-// logits of one that reads it for each, but for the rounding of bf16, and the same greedy tokens
-// where that cannot turn them.
+// Twelve sequences share a prefix and are forced along one text. A step that reads the prefix once
+// gives the same logits as one that reads it for each sequence, except for rounding in bf16, and
+// the same greedy tokens unless that rounding can change them.
 TEST_F(DecoderCudaTest, ReadingSharedRunsOnceGivesTheLogitsOfReadingThemAlone) {
   const GoldenCase& one = golden_.cases[3];
   DecoderOptions options = Options();
@@ -207,11 +207,11 @@ TEST_F(DecoderCudaTest, ReadingSharedRunsOnceGivesTheLogitsOfReadingThemAlone) {
   std::vector<SequenceId> ids;
   for (int32_t i = 0; i < 12; ++i) {
     std::vector<int32_t> prompt = one.prompt;
-    prompt.push_back(i);  // where they part
+    prompt.push_back(i);  // differs
     ids.push_back(alone->AddSequence(prompt, {}, 40));
     ASSERT_EQ(once->AddSequence(prompt, {}, 40), ids.back());
   }
-  const double bound = 1.25 * golden_.bf16_relative_l2;  // of either; see DecoderGoldenCudaTest
+  const double bound = 1.25 * golden_.bf16_relative_l2;  // for either; see DecoderGoldenCudaTest
   testing::RelativeError error;
   for (int step = 0; step < 40; ++step) {
     for (Decoder* decoder : {alone.get(), once.get()}) {
@@ -238,7 +238,7 @@ TEST_F(DecoderCudaTest, ReadingSharedRunsOnceGivesTheLogitsOfReadingThemAlone) {
   EXPECT_EQ(alone->Reads().tokens, alone->Reads().unshared_tokens);
 }
 
-// The whole prompt but its last token, and half of it.
+// Reuses the whole prompt except its last token, and half of the prompt.
 TEST_F(DecoderCudaTest, ReusedPrefixGivesTheLogitsOfAComputedOne) {
   const std::vector<int32_t>& prompt = golden_.cases[3].prompt;
   const auto first_logits = [&prompt](Decoder& decoder) {

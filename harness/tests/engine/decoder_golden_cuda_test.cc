@@ -1,5 +1,5 @@
-// The CUDA decoder against transformers: its error against fp32 is at most 1.25 times that of
-// transformers in bf16, alone and in batches, with every kernel and with each swapped out.
+// Compares the CUDA decoder with transformers: its error against fp32 is at most 1.25 times that of
+// transformers in bf16, alone and in batches, with all kernels and with each one ablated.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -28,9 +28,9 @@ DecoderOptions CudaOptions(int32_t max_batch) {
           .page_size = 16};
 }
 
-// Decodes `batch` sequences, the cases in turn, along the golden tokens, all in every step. Before
-// step `remove_at` the first sequence leaves, so that row 0 is padding from there on. Returns the
-// error of all others' logits.
+// Decodes `batch` sequences together along the golden tokens, cycling through the cases. Removes
+// the first sequence before step `remove_at`, so that row 0 is padding from then on. Returns the
+// error of the logits of all others.
 double BatchError(Decoder& decoder, const Golden& golden, int32_t batch, int64_t remove_at) {
   struct Running {
     const GoldenCase* golden;
@@ -93,7 +93,7 @@ TEST_P(DecoderGoldenCudaTest, F16ErrorIsBelowThatOfBf16) {
   EXPECT_LE(CompareWithGolden(decoder, golden).relative_l2, golden.bf16_relative_l2);
 }
 
-// 3 of 4 rows, 5 of 8, 17 of 24 (the first bucket that cuBLASLt computes), 40 of 48.
+// Uses 3 of 4 rows, 5 of 8, 17 of 24 (the first bucket that cuBLASLt computes), and 40 of 48.
 TEST_P(DecoderGoldenCudaTest, PaddedBatchesAreAsGoodAsSingleSequences) {
   const Golden golden = ReadGolden(GetParam());
   const LoadedModel model(golden.checkpoint);

@@ -1,4 +1,4 @@
-// The CPU decoder against transformers, on every committed checkpoint.
+// Compares the CPU decoder with transformers on every committed checkpoint.
 #include <gtest/gtest.h>
 
 #include "harness/tests/engine/golden.h"
@@ -36,8 +36,8 @@ TEST_P(DecoderGoldenTest, UnforcedTextIsTheGoldenText) {
   }
 }
 
-// Rounding in the wrong place (after a norm's weight, or not at all) shows here: K-norm weights up
-// to 96.5 amplify it.
+// Detects rounding in the wrong place (after a norm's weight, or not at all), because K-norm
+// weights of up to 96.5 amplify it.
 TEST_P(DecoderGoldenTest, Bf16ErrorIsThatOfTransformersInBf16) {
   const Golden golden = ReadGolden(GetParam());
   const LoadedModel model(golden.checkpoint);

@@ -1,5 +1,5 @@
-// The decoder under load: however its requests are queued, preempted, reused or cancelled, each
-// gives the text that it gives alone.
+// Tests the decoder under load: a request gives the text that it gives alone, however requests are
+// queued, preempted, reused or cancelled.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ void RunAll(Decoder& decoder, std::map<SequenceId, Ended>& texts) {
   take(decoder.Flush());
 }
 
-// Prompts that share beginnings, drawn hot, so that texts differ.
+// Prompts that share prefixes, sampled at a high temperature so that texts differ.
 std::vector<Request> Workload() {
   std::vector<Request> requests;
   std::mt19937 rng(9);
@@ -107,7 +107,7 @@ TEST(DecoderScheduleTest, TextsDoNotDependOnBatchPoolOrReuse) {
   EXPECT_EQ(counts.preemptions, 0);
 
   DecoderOptions tiny = Options();
-  tiny.kv_pages = 6;  // of which the longest request takes all
+  tiny.kv_pages = 6;  // the longest request needs all of them
   EXPECT_EQ(TextsOf(tiny, &counts), alone);
   EXPECT_GE(counts.preemptions, 8);
 
@@ -155,7 +155,7 @@ TEST(DecoderScheduleTest, PreemptionKeepsSequencesThatAreLookedAt) {
   DecoderOptions options = Options();
   options.kv_pages = 3;
   Decoder decoder(Model().spec, Model().weights, options);
-  const GoldenCase& one = Cases()[1];  // 16 tokens: one page; the second comes with the first step
+  const GoldenCase& one = Cases()[1];  // 16 tokens fill one page; the first step needs a second one
   const SequenceId first = decoder.AddSequence(one.prompt, {}, 24);
   const SequenceId second = decoder.AddSequence(one.prompt, {}, 24);
   std::map<SequenceId, Ended> texts;
@@ -187,7 +187,7 @@ TEST(DecoderScheduleTest, CancelledRequestsHarmNobody) {
       texts[token.sequence].tokens.push_back(token.token);
       texts[token.sequence].finish = token.finish;
     }
-    // Every third is removed sooner or later, wherever it is by then.
+    // Removes every third request at some point, in whatever state it is.
     const auto next =
         std::ranges::find_if(ids, [&](SequenceId id) { return id % 3 == 0 && decoder.Has(id); });
     if (step % 11 == 3 && next != ids.end()) decoder.RemoveSequence(*next);

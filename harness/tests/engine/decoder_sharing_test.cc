@@ -1,5 +1,5 @@
-// Decode steps that read shared runs once beside those that read for each sequence alone: on the
-// CPU the same bits, step by step.
+// Compares decode steps that read shared runs once with steps that read for each sequence alone: on
+// the CPU, all logits are the same bit by bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ std::vector<Request> Workload(uint32_t seed) {
   return requests;
 }
 
-// Runs both side by side and compares all logits of all steps.
+// Runs both decoders side by side and compares all logits of all steps.
 void ExpectSameBits(Decoder& alone, Decoder& once, const std::vector<Request>& requests) {
   std::vector<SequenceId> ids;
   for (const Request& request : requests) {
@@ -85,7 +85,7 @@ void ExpectSameBits(Decoder& alone, Decoder& once, const std::vector<Request>& r
 }
 
 TEST(DecoderSharingTest, ReadingSharedRunsOnceGivesTheSameBits) {
-  for (const int64_t kv_pages : {0, 14}) {  // as many as all need; too few for most
+  for (const int64_t kv_pages : {0, 14}) {  // 0: enough for all; 14: too few for most
     for (const uint32_t seed : {1u, 2u, 3u}) {
       DecoderOptions options = Options();
       options.kv_pages = kv_pages;
@@ -109,7 +109,8 @@ TEST(DecoderSharingTest, ByPolicyTheLongCommonPrefixIsReadOnce) {
   Request request{.prompt = {}, .max_new_tokens = 10};
   for (int32_t i = 0; i < 352; ++i) request.prompt.push_back(i * 37 % 384);
   ExpectSameBits(alone, once, std::vector<Request>(8, request));
-  // All eight read five tiles of 64 once in each of nine decode steps; 32 tokens are less than one.
+  // In each of nine decode steps, all eight read five tiles of 64 once. The 32 tokens that remain
+  // are less than a tile.
   EXPECT_EQ(once.Reads().unshared_tokens - once.Reads().tokens, 9 * 7 * 320);
   EXPECT_EQ(once.Reads().unshared_tokens, 9 * 8 * 353 + 8 * 9 * 8 / 2);
 }
@@ -124,7 +125,7 @@ TEST(DecoderSharingTest, ShortCommonPrefixesAreReadAlone) {
   EXPECT_EQ(decoder.Reads().tokens, decoder.Reads().unshared_tokens);
 }
 
-// Turns and the device have room for the arrays of the largest step alone.
+// Turns and the device have room only for the arrays of the largest step.
 TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
   for (const int32_t max_batch : {1, 2, 5, 20, 200}) {
     for (const int64_t max_context : {60, 500, 4000}) {

@@ -1,4 +1,4 @@
-// The decoder on the CPU: whatever is scheduled with whatever, a sequence's text is its own.
+// Tests the CPU decoder: a sequence's text does not depend on what is scheduled together with it.
 #include "harness/engine/decoder.h"
 
 #include <gmock/gmock.h>
@@ -103,7 +103,7 @@ TEST(DecoderTest, SequencesThatComeAndGoKeepTheirTexts) {
       alive[id].text = {one.tokens.begin(), one.tokens.begin() + count};
     }
     if (!alive.empty() && rng() % 17 == 0) {
-      const SequenceId id = alive.begin()->first;  // the lowest slot: leaves a hole
+      const SequenceId id = alive.begin()->first;  // in the lowest slot, which becomes a hole
       decoder.RemoveSequence(id);
       alive.erase(id);
       ++aborted;
@@ -149,7 +149,7 @@ TEST(DecoderTest, EveryAblationGivesTheSameLogits) {
     std::vector<SequenceId> ids;
     ids.push_back(decoder.AddSequence(Cases()[0].prompt, {}, 40));
     decoder.Step();
-    decoder.RemoveSequence(ids[0]);  // slot 0 is filled again below, so keep it a hole for a while
+    decoder.RemoveSequence(ids[0]);  // slot 0 is free until the next sequence takes it
     ids.assign(1, decoder.AddSequence(Cases()[1].prompt, {}, 40));
     ids.push_back(decoder.AddSequence(Cases()[3].prompt, {}, 40));
     ids.push_back(decoder.AddSequence(Cases()[2].prompt, {}, 40));
@@ -229,7 +229,7 @@ TEST(DecoderTest, KvDoesNotDependOnHowThePromptWasCut) {
     while (decoder.HasWork()) decoder.Step();
     rows.push_back(decoder.ReadKv(id, Model().spec.num_layers - 1));
   }
-  // All 37 of the prompt and the first new token.
+  // The 37 tokens of the prompt and the first new token.
   ASSERT_EQ(rows[0].k.size(), static_cast<size_t>(38 * Model().spec.KvSize()));
   testing::RelativeError k, v;
   k.Add(rows[1].k, rows[0].k);
@@ -259,7 +259,7 @@ TEST(DecoderTest, SampledTextDependsOnItsSeedAloneNotOnItsBatch) {
   EXPECT_NE(texts[differs], text);
 }
 
-// So hot that every token is as likely as any other: the draws alone decide.
+// The temperature is so high that all tokens are equally likely and only the draws decide.
 TEST(DecoderTest, EveryPositionHasADrawOfItsOwn) {
   Decoder decoder(Model().spec, Model().weights, SmallOptions());
   GenerateOptions options;
@@ -269,7 +269,8 @@ TEST(DecoderTest, EveryPositionHasADrawOfItsOwn) {
   EXPECT_GE(std::set<int32_t>(tokens.begin(), tokens.end()).size(), 18u);
 }
 
-// Position 0 turns nothing: the first key is the head norm of the projection, computed here anew.
+// RoPE does not rotate position 0, so the first key is the head norm of the projection, which this
+// test computes itself.
 TEST(DecoderTest, FirstTokensKeyIsNotRotated) {
   const ModelSpec& spec = Model().spec;
   const LayerWeights& layer = Model().weights.layers[0];

@@ -1,4 +1,4 @@
-// The committed tiny checkpoints and what transformers computes with them (format:
+// Loads the committed tiny checkpoints and what transformers computes with them (format:
 // harness/tests/golden/README.md).
 #pragma once
 
@@ -91,7 +91,7 @@ inline LoadedModel LoadTinyModel() {
   return LoadedModel(std::filesystem::path(TOKLINE_SOURCE_DIR) / "harness/tests/golden/qwen3_tiny");
 }
 
-// ||actual - expected|| / ||expected|| over everything that was added, in double.
+// Computes ||actual - expected|| / ||expected|| over everything that was added, in double.
 class RelativeError {
  public:
   void Add(std::span<const float> actual, std::span<const float> expected) {
@@ -110,8 +110,8 @@ class RelativeError {
 };
 
 struct ParityResult {
-  double relative_l2 = 0;        // of the stored rows of all cases
-  int64_t different_tokens = 0;  // drawn tokens that are not the golden ones
+  double relative_l2 = 0;        // over the stored rows of all cases
+  int64_t different_tokens = 0;  // number of drawn tokens that differ from the golden ones
 };
 
 // Decodes every case along the golden tokens and compares what was drawn and the stored logits.

@@ -1,5 +1,5 @@
-// What the embedded model is asked: facts in plain English and questions about them, as
-// scripts/python/lookup_task.py makes them, with the answers that must come.
+// Makes prompts for the embedded model: facts in plain English and questions about them, like
+// scripts/python/lookup_task.py, with the expected answers.
 #pragma once
 
 #include <algorithm>
@@ -24,15 +24,15 @@ inline const std::filesystem::path& LookupModelFolder() {
 
 struct LookupQuestion {
   std::vector<int32_t> prompt;
-  std::vector<int32_t> answer;  // with the end of the turn
-  int64_t facts = 0;            // tokens of the prompt before the question
+  std::vector<int32_t> answer;  // includes the end of the turn
+  int64_t facts = 0;            // number of prompt tokens before the question
 };
 
 class LookupTask {
  public:
-  // `count` questions about one context, each with its answer at most `length` tokens long, and
-  // less than a fact shorter than that; one fact there is in any case. What is asked for stands at
-  // every depth, from the first fact to the last.
+  // Draws `count` questions about one context. The context has as many facts as fit with a question
+  // and its answer into `length` tokens, but at least one. The questions ask for facts at every
+  // depth, from the first to the last.
   std::vector<LookupQuestion> Draw(std::mt19937& rng, int64_t length, bool chat, int count) const {
     const std::string between = rng() % 2 == 0 ? " " : "\n";
     std::vector<std::string> names = names_;

@@ -1,4 +1,4 @@
-// A decoder that serves requests for days holds no more after many of them than after a few.
+// Checks that a decoder holds no more memory after many requests than after a few.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -13,7 +13,7 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kPages = 24;
-constexpr int kRequests = 24;  // a round
+constexpr int kRequests = 24;  // per round
 
 int32_t InFlight(const Decoder& decoder) {
   return decoder.Schedule().NumRunning() + decoder.Schedule().NumWaiting();
@@ -21,8 +21,8 @@ int32_t InFlight(const Decoder& decoder) {
 
 class MemoryGrowthTest : public ::testing::TestWithParam<bool> {
  protected:
-  // Requests of a few kinds, as many at a time as the batch takes: prompts that begin as others do,
-  // prompts that nobody shares, and some that are cancelled.
+  // Serves requests of several kinds: prompts that share a prefix, prompts that do not, and some
+  // that are cancelled.
   void Serve(Decoder& decoder, uint64_t seed) {
     std::mt19937_64 rng(seed);
     const auto draw = [&rng](int64_t low, int64_t high) {
@@ -62,7 +62,7 @@ TEST_P(MemoryGrowthTest, ManyRequestsLeaveNoMoreThanAFew) {
   constexpr int kWarmUpRounds = 3, kRounds = 12;
   int64_t heap_before = 0;
   for (int round = 0; round < kRounds; ++round) {
-    // The first rounds see what the last ones see, so the same is there in the end.
+    // The rounds repeat the first ones exactly, so they must end with the same memory.
     decoder.EvictIdle();
     Serve(decoder, static_cast<uint64_t>(round % kWarmUpRounds));
     const MemoryPoint point = MemoryOf(decoder, int64_t{round + 1} * kRequests);
@@ -72,7 +72,7 @@ TEST_P(MemoryGrowthTest, ManyRequestsLeaveNoMoreThanAFew) {
     EXPECT_LE(point.kv_pages, GetParam() ? kPages : 0) << "round " << round;
     if (round % kWarmUpRounds != kWarmUpRounds - 1) continue;
     if (round >= 2 * kWarmUpRounds) {
-      // Tables of hashes and free places may still grow a little; a request takes a kilobyte.
+      // Hash tables and free lists may still grow a little. A request takes a kilobyte.
       EXPECT_LE(point.host.heap_in_use - heap_before, 4096) << "round " << round;
     } else {
       heap_before = point.host.heap_in_use;

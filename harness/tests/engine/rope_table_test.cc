@@ -24,7 +24,7 @@ TEST(RopeTableTest, RowsArePairsOfCosineAndSineOfPositionTimesFrequency) {
   }
 }
 
-// Frequencies as transformers' llama3 scaling writes them, wavelength by wavelength.
+// Compares the frequencies with a transcription of transformers' llama3 scaling.
 TEST(RopeTableTest, Llama3ScalingKeepsShortWavesStretchesLongOnesAndMixesBetween) {
   constexpr int32_t kHeadDim = 64;
   constexpr double kTheta = 5e5, kPi = 3.14159265358979323846;
@@ -47,7 +47,7 @@ TEST(RopeTableTest, Llama3ScalingKeepsShortWavesStretchesLongOnesAndMixesBetween
       expected = (1 - smooth) * frequency / 32 + smooth * frequency;
       ++mixed;
     }
-    const auto at = static_cast<size_t>(kHeadDim + 2 * i);  // position 1: the angle itself
+    const auto at = static_cast<size_t>(kHeadDim + 2 * i);  // at position 1, angle = frequency
     EXPECT_NEAR(scaled[at + 1], std::sin(expected), 1e-7 * expected) << "pair " << i;
     EXPECT_NEAR(plain[at + 1], std::sin(frequency), 1e-7 * frequency) << "pair " << i;
   }

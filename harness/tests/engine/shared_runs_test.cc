@@ -1,3 +1,5 @@
+// Tests the search for shared runs, and the tables and plans that follow from it, on random forests
+// of chunks.
 #include "harness/engine/shared_runs.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +16,7 @@ namespace tokline {
 namespace {
 
 using testing::kH200;
-constexpr int32_t kMaxRuns = 8;  // of pages
+constexpr int32_t kMaxRuns = 8;  // runs of pages per row
 using SharedRuns = std::vector<SharedRun>;
 
 // Sequences whose chunks form a forest.
@@ -31,8 +33,8 @@ class Forest {
       : page_size_(page_size), pool_(1 << 16), registry_(pool_, {.page_size = page_size}) {}
 
   Row NewRow() const { return {.chunks = {}, .pages = SequencePages(page_size_), .cuts = {}}; }
-  // Appends the chunk that `branch` stands for among those after the same prefix. Fewer tokens than
-  // a page, where the row may have one more run.
+  // Appends the chunk that `branch` identifies among those after the same prefix. A chunk of less
+  // than a page is left out if the row may not have another run.
   void Extend(Row& row, int32_t branch, int32_t tokens) {
     if (tokens % page_size_ != 0 && std::ssize(row.cuts) == kMaxRuns - 1) return;
     const std::vector<int32_t> text(static_cast<size_t>(tokens), branch);
@@ -50,7 +52,7 @@ class Forest {
     row.length += tokens;
     if (tokens % page_size_ != 0) row.cuts.push_back(row.length);
   }
-  // What is the row's own.
+  // Ends the row with `tokens` tokens of its own.
   void Finish(Row row, int64_t tokens) {
     row.length += tokens;
     row.pages.Cut(row.length, row.cuts);
@@ -77,7 +79,7 @@ class Forest {
 
 enum class Kind : uint8_t { kRandom, kCaterpillar, kOneChain, kPairs, kBinary, kAlone, kCount };
 
-// `most`: chunks of a chain.
+// A chain has at most `most` chunks.
 std::unique_ptr<Forest> MakeForest(Kind kind, int32_t num_rows, int32_t page_size, int32_t most,
                                    std::mt19937& rng) {
   auto forest = std::make_unique<Forest>(page_size);
@@ -96,7 +98,7 @@ std::unique_ptr<Forest> MakeForest(Kind kind, int32_t num_rows, int32_t page_siz
       if (kind == Kind::kPairs) branch = i / 2;
       if (kind == Kind::kBinary) branch = at % 2 == 0 ? (i >> (at / 2)) & 1 : 0;
       if (kind == Kind::kAlone) branch = i;
-      // A branch that ends within its page, the same for all who take it.
+      // Whether a branch ends within its page depends only on the branch.
       const bool partial = (branch * 7 + at * 3 + depth) % 5 == 0;
       forest->Extend(row, branch, partial ? 1 + (branch + at) % (page_size - 1) : page_size);
     }
@@ -122,7 +124,7 @@ AttentionShape ShapeOf(const Forest& forest, const Setting& setting) {
   return shape;
 }
 
-// The arrays of a step of decode rows, with garbage in them and a guard behind.
+// The arrays of a decode step, initialised with garbage and followed by a guard.
 class Arrays {
  public:
   explicit Arrays(const AttentionShape& shape)
@@ -205,7 +207,7 @@ void ExpectRunsAreCommon(const Forest& forest, const SharedRuns& shared) {
   }
 }
 
-// A search of the table finds the runs that the table was written for.
+// Expects that a search of the table finds the runs for which it was written.
 void ExpectTableTellsTheRuns(const SharedRuns& shared, const ChunkTableView& table, int32_t group,
                              ChunkSharing sharing) {
   const SharedRuns found = SharedRunsOfTable(table, group, sharing);
@@ -217,7 +219,7 @@ void ExpectTableTellsTheRuns(const SharedRuns& shared, const ChunkTableView& tab
   }
 }
 
-// Each row's table entries are its context, token by token.
+// Expects that each row's table entries are its context, token by token.
 void ExpectTableIsThatOfTheRows(const Forest& forest, const Arrays& arrays, int32_t page_size) {
   const ChunkTableView table = arrays.Table();
   for (size_t row = 0; row < forest.rows.size(); ++row) {
@@ -233,7 +235,8 @@ void ExpectTableIsThatOfTheRows(const Forest& forest, const Arrays& arrays, int3
   }
 }
 
-// The plan reads each token of each row once, and each sequence's states lie side by side.
+// Expects that the plan reads each token of each row once, and that the partial states of a
+// sequence are adjacent.
 void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const Setting& setting) {
   const int32_t page_size = setting.layout.page_size;
   const ChunkDecodePlanView plan = arrays.Planned();
@@ -331,7 +334,8 @@ TEST(SharedRunsTest, RandomForestsAreReadTokenByTokenOnceARow) {
   EXPECT_GE(read_once, 20);
 }
 
-// What graphs have room for. Chains of one chunk a page, so that trees are as deep as can be.
+// Graphs reserve room for plans. Chains have one chunk per page, so that trees are as deep as
+// possible.
 TEST(SharedRunsTest, PlansOfThousandsOfForestsHaveRoomInGraphs) {
   std::mt19937 rng(6);
   double fullest = 0;
@@ -354,17 +358,18 @@ TEST(SharedRunsTest, PlansOfThousandsOfForestsHaveRoomInGraphs) {
       };
       const ChunkDecodePlan plan = plan_of(shared);
       ASSERT_TRUE(room.Holds(plan.size)) << round;
-      ASSERT_TRUE(room.Holds(plan_of({}).size)) << round;  // read alone from the same table
+      ASSERT_TRUE(room.Holds(plan_of({}).size)) << round;  // the same table without sharing
       ASSERT_LE(plan.num_partials, room.members) << round;
       ASSERT_TRUE(arrays.GuardIntact());
       fullest = std::max(
           fullest, static_cast<double>(plan.num_partials) / static_cast<double>(room.members));
     }
   }
-  EXPECT_GE(fullest, 0.8);  // the bound is no waste
+  EXPECT_GE(fullest, 0.8);  // the bound is not wasteful
 }
 
-// The shapes of `scripts/maintain/record --only sharing`: a gain within the model's error is none.
+// Uses the shapes of `scripts/maintain/record --only sharing`. A gain within the model's error does
+// not count.
 TEST(SharedRunsTest, SmallGainsAreLeft) {
   const Setting setting{
       .layout = {.num_pages = 1 << 16, .num_kv_heads = 8, .page_size = 256, .head_dim = 128},
@@ -397,7 +402,7 @@ TEST(SharedRunsTest, PlanWithoutRoomReadsAlone) {
   SharedRuns shared = forest->Find(setting.group, ChunkSharing::kAlways);
   ASSERT_FALSE(shared.empty());
   AttentionShape shape = ShapeOf(*forest, setting);
-  shape.shared_runs = 0;  // as if nobody shared
+  shape.shared_runs = 0;  // leaves no room for sharing
   shape.task_members = 1;
   Arrays arrays(shape);
   arrays.Write(*forest, shared, 64);
@@ -408,7 +413,7 @@ TEST(SharedRunsTest, PlanWithoutRoomReadsAlone) {
 
 TEST(SharedRunsTest, RunsFollowTheTreeAndTakeInWhatDoesNotPayAlone) {
   Forest forest(64);
-  // Eight rows have 32 chunks in common, four of these one more, and two of those 63 more.
+  // Eight rows share 32 chunks, four of them one more, and two of those another 63.
   for (int32_t i = 0; i < 8; ++i) {
     Forest::Row row = forest.NewRow();
     for (int32_t at = 0; at < 32; ++at) forest.Extend(row, 0, 64);
@@ -429,7 +434,7 @@ TEST(SharedRunsTest, RunsFollowTheTreeAndTakeInWhatDoesNotPayAlone) {
 
 TEST(SharedRunsTest, RunsDivideNoTileAndAreAtMostFourASequence) {
   Forest forest(16);
-  // 62 chunks in common are 15 tiles and 32 tokens; two of the rows go on together for 48 chunks.
+  // The 62 shared chunks are 15 tiles and 32 tokens. Two of the rows share another 48 chunks.
   for (int32_t i = 0; i < 8; ++i) {
     Forest::Row row = forest.NewRow();
     for (int32_t at = 0; at < 62; ++at) forest.Extend(row, 0, 16);

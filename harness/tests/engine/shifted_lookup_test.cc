@@ -1,5 +1,5 @@
-// The embedded model over files of facts that stand where they were not computed: whether it still
-// finds the fact that it is asked for. TOKLINE_COHERENCE=full asks more.
+// Checks whether the embedded model still finds facts in chunks that were computed at other
+// positions. TOKLINE_COHERENCE=full asks more questions.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -29,8 +29,9 @@ struct Score {
 
 class ShiftedLookupTest : public ::testing::Test {
  protected:
-  // Texts of `files` times `facts` facts, each cut into as many chunks, `behind` tokens after where
-  // a file begins. Asks for facts at random, or for those that are cut in two.
+  // Makes texts of `files` files with `facts` facts each. A chunk ends `behind` tokens after the
+  // beginning of each file. If `behind` is 0, asks for random facts, otherwise for facts that are
+  // cut in two.
   Score Ask(int files, int facts, int64_t behind) {
     const bool full = std::getenv("TOKLINE_COHERENCE") != nullptr;
     std::mt19937 rng(static_cast<uint32_t>(files * 100 + facts));
@@ -105,8 +106,8 @@ TEST_F(ShiftedLookupTest, WholeFactsAreFoundWhereverTheyWereComputed) {
   }
 }
 
-// "The code of amber is" in one chunk and its digits in the next: the digits were computed without
-// the name. The divergence says so.
+// "The code of amber is" is in one chunk and its digits are in the next, so the digits were
+// computed without the name. The divergence shows it.
 TEST_F(ShiftedLookupTest, FactsThatAreCutInTwoAreLostAndTheDivergenceShowsIt) {
   const Score score = Ask(4, 8, 5);
   EXPECT_GE(score.exact, 0.99 * static_cast<double>(score.asked));

@@ -1,4 +1,4 @@
-// What the tests of shifted spans on the CPU and on CUDA share.
+// Models, requests and bounds shared by the CPU and CUDA tests of shifted spans.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace tokline::testing {
 
-// In bf16 a key that is rotated twice is rounded twice, which alone is 0.002 of it; and what such
-// keys do to the distribution after one layer. A shift that is off by one gives 0.1 and more.
+// Bounds for bf16: on the error of a key that is rotated, and thus rounded, twice (rounding alone
+// gives 0.002), and on its effect on the distribution after one layer. A shift that is off by one
+// gives 0.1 or more.
 inline constexpr double kBf16KeyError = 0.01;
 inline constexpr double kBf16Kl = 0.01;
 
@@ -23,15 +24,15 @@ inline std::vector<std::string> RopeModels() {
   return names;
 }
 
-// Only the first layer: its K and V depend on token and position alone, so there shifted spans are
-// exact but for rounding.
+// Removes all layers but the first. Its K and V depend only on token and position, so shifted spans
+// are exact there except for rounding.
 inline void KeepFirstLayer(LoadedModel& model) {
   model.spec.num_layers = 1;
   model.weights.layers.resize(1);
 }
 
-// Three chunks and a question, of random ids; the first chunk stands where it was computed, the
-// others are shifted. No length is a whole number of pages of 16.
+// Returns three chunks and a question with random ids. The first chunk is at the position where it
+// is computed, the others are shifted. No length is a multiple of a page of 16.
 inline Request ChunkedRequest(int64_t vocab_size, uint64_t seed, int64_t prefix = 0) {
   std::mt19937_64 rng(seed);
   Request request{.max_new_tokens = 24, .shifted_after = prefix};

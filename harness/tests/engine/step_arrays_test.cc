@@ -1,3 +1,4 @@
+// Tests the layout of a step's arrays, and that the plans of random batches fit into them.
 #include "harness/engine/step_arrays.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +32,7 @@ StepShape DecodeShape(int32_t rows) {
   return shape;
 }
 
-// Block of memory that ends in guard bytes.
+// A block of memory that is followed by guard bytes.
 class GuardedBlock {
  public:
   explicit GuardedBlock(int64_t bytes)
@@ -101,7 +102,8 @@ TEST(StepArraysTest, PlansOfRandomDecodeBatchesFitAndCoverEveryContext) {
     TableWriter writer(shape.decode, arrays.decode);
     std::vector<int32_t> lengths;
     for (int32_t row = 0; row < rows; ++row) {
-      // A third of the rows is padding; round 0 is all padding, round 1 all as long as can be.
+      // A third of the rows is padding. In round 0 all rows are, in round 1 all have maximum
+      // length.
       int32_t length = rng() % 3 == 0 ? 0 : static_cast<int32_t>(rng() % (kMaxPages * 16));
       if (round == 0) length = 0;
       if (round == 1) length = kMaxPages * 16;
@@ -136,8 +138,8 @@ TEST(StepArraysTest, PlansOfRandomDecodeBatchesFitAndCoverEveryContext) {
   }
 }
 
-// Sequences that share chunks have several runs of pages. A block starts with garbage, so that
-// chunks without a sequence show.
+// Sequences that share chunks have several runs of pages. The block starts with garbage, so that
+// entries that are not written are noticed.
 TEST(StepArraysTest, PlansOfSequencesOfSeveralChunksFitAndCoverEveryContext) {
   std::mt19937 rng(8);
   for (int round = 0; round < 100; ++round) {

@@ -1,3 +1,4 @@
+// Tests the names of ops, and which ops a step enqueues under which ablations.
 #include "harness/engine/step_ops.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Writes down what it is told, and skips what it should.
+// Records the ops that it observes, and skips the given ones.
 class Listing : public OpObserver {
  public:
   explicit Listing(StepOpSet skipped = {}) : skipped_(skipped) {}
@@ -40,7 +41,7 @@ class StepOpsTest : public ::testing::Test {
   explicit StepOpsTest(const char* folder = "harness/tests/golden/qwen3_tiny")
       : model_(std::filesystem::path(TOKLINE_SOURCE_DIR) / folder) {}
 
-  // The ops of a decode step of one layer of a decoder of these options.
+  // Returns the ops of a decode step with one layer, for a decoder with these options.
   std::vector<std::string> DecodeOps(DecoderOptions options, StepOpSet skipped = {}) {
     model_.spec.num_layers = 1;
     model_.weights.layers.resize(1);
@@ -57,7 +58,7 @@ class StepOpsTest : public ::testing::Test {
     return listing.begun;
   }
 
-  // Expects that the plan names what is enqueued, under many sets of ablations.
+  // Expects that the plan names the ops that are enqueued, for many sets of ablations.
   void ExpectPlanKnowsTheOps() {
     for (uint32_t bits = 0; bits < (1u << AllAblations().size()); bits += 3) {
       DecoderOptions options;
@@ -140,7 +141,7 @@ TEST_F(Gpt2StepOpsTest, LayerNormsAndGeluAreKernelsOfTheirOwn) {
   }
 }
 
-// What is timed alone holds every op that one of both decoders lacks.
+// The ops that are timed alone include every op that one of the two decoders lacks.
 TEST_F(StepOpsTest, AblationsNameTheOpsThatTheyChange) {
   const StepOpSet whole = DecoderConfig(model_.spec, {}, {}).DecodeOps(model_.spec);
   for (const AblationEntry& entry : AllAblations()) {

@@ -1,3 +1,4 @@
+// Tests appending records to files and reading them back, with unfinished and foreign lines.
 #include "harness/record/record_file.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +98,7 @@ TEST_F(RecordFileTest, AWholeRecordWithoutItsNewlineIsUnfinishedToo) {
   EXPECT_THAT(unfinished, HasSubstr(":1: the last line is unfinished"));
 }
 
-// What another program wrote is nobody's unfinished line.
+// What another program wrote must not be taken for an unfinished line of a record.
 TEST_F(RecordFileTest, AFileThatHoldsSomethingElseIsRefusedAndStaysAsItIs) {
   for (const std::string text :
        {"my notes\nunfinished", "unfinished", "\n", "{}\n", "[1]\n", "{\"schema\":2}\n", "{\"a",
@@ -109,7 +110,7 @@ TEST_F(RecordFileTest, AFileThatHoldsSomethingElseIsRefusedAndStaysAsItIs) {
     EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
   }
   Write("");
-  RecordWriter early(path_);  // and somebody else's text comes after
+  RecordWriter early(path_);  // opened before another program writes
   Write("my notes\nunfinished");
   EXPECT_THROW(early.Append(EndRecord(0)), RuntimeFailure);
 }

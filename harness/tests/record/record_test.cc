@@ -1,3 +1,4 @@
+// Tests the rows of records: their figures, the reasons to refuse them, and their validation.
 #include "harness/record/record.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,7 @@ using ::testing::HasSubstr;
 const RowOrigin kOrigin{
     .run_id = "run", .implementation = "cuda", .dtype = "bf16", .device = "GPU"};
 
-// 1 GB read in 250 us, the peak being 4,500 GB/s: 89 % of it.
+// Reads 1 GB in 250 us, which is 89 % of a peak of 4,500 GB/s.
 KernelMeasurement ColdRow() {
   return {.origin = kOrigin,
           .kernel = "chunk_decode",
@@ -415,7 +416,7 @@ TEST(RunHeaderTest, SaysWhatWasInjectedAndWhosePeaksItUses) {
   EXPECT_EQ(run["fingerprint"]["gpu"]["max_sm_clock_mhz"], 1980);
 }
 
-// Every key of the records is described in the schema.
+// The schema describes every key of the records.
 TEST(RecordDocumentationTest, DescribesEveryField) {
   std::set<std::string> described;
   const std::function<void(const Json&)> collect = [&](const Json& schema) {

@@ -1,3 +1,4 @@
+// Tests which peaks --peaks takes over from a record file, and which it refuses.
 #include "harness/record/reused_peaks.h"
 
 #include <gmock/gmock.h>
@@ -72,7 +73,8 @@ TEST_F(ReusePeaksTest, TakesTheNewestThatThisGpuMeasured) {
   EXPECT_EQ(peaks.graph_node_us, 5);
 }
 
-// A run of the decoder measures no matmul rate: bench programs would lose a limit with its peaks.
+// A run of the decoder measures no matmul rate, so bench programs must not reuse its peaks: their
+// rows would lose a limit.
 TEST_F(ReusePeaksTest, TakesPeaksWithoutAMatmulRateOnlyWhereMemoryIsEnough) {
   Record("bench", "11:10:00", "mine", Measured(100));
   Peaks of_memory = Measured(200);

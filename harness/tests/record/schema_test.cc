@@ -1,4 +1,4 @@
-// The subset of JSON Schema that records are checked by.
+// Tests the subset of JSON Schema with which records are checked.
 #include "harness/record/schema.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What is said of a value, or "".
+// Returns the problem that is reported for a value, or "".
 std::string Said(const char* schema, const Json& value) {
   try {
     Schema(schema).Validate(value, "it");

@@ -1,5 +1,5 @@
-// A disk that is full, that ends within a line, or that may not be written: a clear message, and
-// nothing that had been written is lost.
+// Appends to a disk that is full, fills up within a line, or is not writable. Each must give a
+// clear message and lose nothing that was written before.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ Json LineOf(int64_t number) {
   return line;
 }
 
-// What appending says, or "".
+// Returns the error of appending, or "".
 std::string AppendError(RecordWriter& writer, int64_t number) {
   try {
     writer.Append(LineOf(number));
@@ -41,7 +41,7 @@ std::string AppendError(RecordWriter& writer, int64_t number) {
   return "";
 }
 
-// A circumstance that this machine or user cannot bring about.
+// Thrown if this machine or user cannot create the situation that a test needs.
 struct NotPossible : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -50,7 +50,7 @@ void Expect(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-// In a process of its own, whose limits, user and mounts end with it.
+// Runs `body` in a child process, so that changes of limits, user and mounts end with it.
 void InChild(const std::function<void()>& body) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -110,8 +110,8 @@ class StoreDiskTest : public ::testing::Test {
     fs::remove_all(directory_);
   }
 
-  // Appends until that fails with a message that holds `reason`: what had been appended is there,
-  // and nothing else. Returns how many lines that were.
+  // Appends until it fails with a message that contains `reason`. Expects that the file contains
+  // exactly what was appended before, and returns the number of these lines.
   int64_t AppendUntil(const std::string& reason) {
     RecordWriter writer(path_);
     int64_t appended = 0;
@@ -158,7 +158,7 @@ TEST_F(StoreDiskTest, ADiskWithSpaceAgainIsUsedAgain) {
   });
 }
 
-// The write of the line ends short, then fails.
+// The first write of a line is short, and the next one fails.
 TEST_F(StoreDiskTest, AFileThatMayGrowNoMoreLosesNothing) {
   InChild([this] {
     std::signal(SIGXFSZ, SIG_IGN);

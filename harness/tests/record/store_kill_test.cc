@@ -1,5 +1,5 @@
-// Writers of one file are killed at random moments, again and again: no row that was acknowledged
-// is lost, and what is left can be read. TOKLINE_STORE_KILLS sets the number of kills.
+// Kills writers of one file at random moments. No acknowledged row may be lost, and the file must
+// stay readable. TOKLINE_STORE_KILLS sets the number of kills.
 #include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/wait.h>
@@ -30,7 +30,7 @@ int Kills() {
   return text == nullptr ? kDefaultKills : std::atoi(text);
 }
 
-// The `number`-th line of a writer: some short, some of several pages.
+// Returns the `number`-th line of a writer. Some are short, some have several pages.
 Json Line(int writer, int64_t number) {
   Json line = ToJson(RunEnd{.run_id = "writer " + std::to_string(writer),
                             .interrupted = false,
@@ -45,10 +45,10 @@ Json Line(int writer, int64_t number) {
 struct Writer {
   int number = 0;
   pid_t process = 0;
-  int acknowledged = -1;  // a byte each
+  int acknowledged = -1;  // a pipe with one byte per acknowledged line
 };
 
-// Appends until killed, and says after each line that it has been appended.
+// Starts a process that appends lines until it is killed, and acknowledges each line.
 Writer StartWriter(const fs::path& path, int number) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("no pipe");
@@ -69,7 +69,8 @@ Writer StartWriter(const fs::path& path, int number) {
   return {.number = number, .process = process, .acknowledged = ends[0]};
 }
 
-// Dies like a writer that is killed in the middle of its write, which a random moment seldom hits.
+// Leaves what a writer leaves that is killed in the middle of a write, which a random kill seldom
+// hits.
 void LeaveAnUnfinishedLine(const fs::path& path, int number, double share) {
   const pid_t process = fork();
   if (process == 0) {
@@ -83,7 +84,7 @@ void LeaveAnUnfinishedLine(const fs::path& path, int number, double share) {
   waitpid(process, nullptr, 0);
 }
 
-// Kills it, and returns how many lines it had acknowledged.
+// Kills the writer and returns the number of lines that it has acknowledged.
 int64_t Kill(const Writer& writer) {
   kill(writer.process, SIGKILL);
   int status = 0;
@@ -107,8 +108,8 @@ class StoreKillTest : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(directory_); }
 
-  // Every acknowledged line of every writer is there, in order, as written, and of each writer at
-  // most the one besides that it died before acknowledging.
+  // Expects every acknowledged line of every writer, unchanged and in order, and at most one more
+  // line per writer, which it did not live to acknowledge.
   void CheckFile(const fs::path& path, const std::map<int, int64_t>& acknowledged) {
     std::map<std::string, int64_t> found;
     std::string unfinished;
@@ -149,9 +150,9 @@ TEST_F(StoreKillTest, KilledWritersLoseNoAcknowledgedLine) {
     const auto us = std::uniform_int_distribution<int>(0, most_us)(random);
     std::this_thread::sleep_for(std::chrono::microseconds(us));
   };
-  constexpr uintmax_t kFullFile = 4 << 20;  // then a new one: each is read after every batch
+  constexpr uintmax_t kFullFile = 4 << 20;  // limits the time to read the file after every batch
   fs::path path = directory_ / "0.jsonl";
-  std::map<int, int64_t> acknowledged;  // in this file
+  std::map<int, int64_t> acknowledged;  // lines in the current file, by writer
   int64_t rows = 0;
   int writers = 0;
   int killed = 0;
@@ -168,7 +169,7 @@ TEST_F(StoreKillTest, KilledWritersLoseNoAcknowledgedLine) {
       acknowledged[batch[i].number] = count;
       rows += count;
       ++killed;
-      if (i != torn_at) continue;  // else, while the others go on:
+      if (i != torn_at) continue;  // one line is torn while other writers are still alive
       LeaveAnUnfinishedLine(path, writers++, std::uniform_real_distribution(0.01, 1.0)(random));
       ++torn;
     }

@@ -1,4 +1,4 @@
-// Rows of workloads: figures follow from samples, and what does not stand is refused.
+// Tests rows of workloads: their figures follow from the samples, and invalid rows are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

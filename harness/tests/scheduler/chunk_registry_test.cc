@@ -1,3 +1,4 @@
+// Tests lookup, sharing, pinning and eviction of chunks.
 #include "harness/scheduler/chunk_registry.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,7 @@ constexpr int32_t kPageSize = 4;
 
 class ChunkRegistryTest : public ::testing::Test {
  protected:
-  // Seals tokens after `parent` on fresh pages; the test is their user.
+  // Seals tokens after `parent` on new pages. The test becomes a user of the chunk.
   ChunkId Seal(ChunkId parent, const std::vector<int32_t>& tokens) {
     std::vector<int32_t> pages;
     pool_.Allocate(static_cast<int32_t>((tokens.size() + kPageSize - 1) / kPageSize), pages);
@@ -45,7 +46,7 @@ TEST_F(ChunkRegistryTest, MatchGivesTheLongestExactPrefix) {
   EXPECT_THAT(Match({1, 2, 3, 4, 5, 6, 7, 9}), ElementsAre(first));
   EXPECT_THAT(Match({1, 2, 3}), IsEmpty());
   EXPECT_EQ(matched_, 0);
-  // The same tokens after another prefix are other K and V.
+  // The same tokens after another prefix have other K and V.
   EXPECT_THAT(Match({5, 6, 7, 8}), IsEmpty());
 }
 
@@ -120,7 +121,7 @@ TEST_F(ChunkRegistryTest, MisuseIsRefused) {
   EXPECT_THROW(registry_.Unpin(chunk), InvalidArgument);
   registry_.Release(chunk);
   EXPECT_THROW(registry_.Release(chunk), InvalidArgument);
-  EXPECT_THROW(Seal(chunk, {3}), InvalidArgument);  // whose parent nobody uses
+  EXPECT_THROW(Seal(chunk, {3}), InvalidArgument);  // its parent is not in use
   registry_.EvictOldest();
   EXPECT_THROW(registry_.Acquire(chunk), InvalidArgument);
   EXPECT_THROW(registry_.Get(kRootChunk), InvalidArgument);
@@ -128,7 +129,8 @@ TEST_F(ChunkRegistryTest, MisuseIsRefused) {
   EXPECT_THROW(registry_.Seal(kRootChunk, tokens, page), InvalidArgument);
 }
 
-// Paths of up to four chunks that come, go and are pinned; the order of eviction against a list.
+// Uses, releases and pins random paths of up to four chunks, and compares the order of eviction
+// with a list.
 TEST_F(ChunkRegistryTest, RandomRunEvictsInTheOrderOfLastUse) {
   std::mt19937 rng(17);
   std::vector<std::vector<ChunkId>> users;

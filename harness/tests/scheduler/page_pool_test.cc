@@ -1,3 +1,4 @@
+// Tests the allocation and the reference counts of pages.
 #include "harness/scheduler/page_pool.h"
 
 #include <gmock/gmock.h>
@@ -63,7 +64,7 @@ TEST(PagePoolTest, RandomRunNeverHandsOutAPageInUseAndLosesNone) {
   PagePool pool(kPages);
   std::mt19937 rng(5);
   std::vector<std::vector<int32_t>> owners;
-  std::map<int32_t, int32_t> held;  // page -> references
+  std::map<int32_t, int32_t> held;  // references by page
   for (int round = 0; round < 20000; ++round) {
     const uint32_t choice = rng() % 4;
     if (choice <= 1) {

@@ -1,7 +1,8 @@
-// A scheduler beside a model of what it drives: a device whose K and V are hashes of the prefix
-// that they were computed after, and whose tokens follow from such a hash, the seed and the
-// position. Every page that is stolen, stale or written twice, and every token that is lost or
-// repeated, shows as a wrong hash. After each operation all invariants are checked from scratch.
+// Runs a scheduler together with a model of the device that it drives. In the model, K and V are
+// hashes of the prefix after which they were computed, and tokens follow from such a hash, the seed
+// and the position. Every page that is stolen, stale or written twice, and every token that is lost
+// or repeated, therefore gives a wrong hash. All invariants are recomputed and checked after each
+// operation.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@ void Expect(bool ok, const Parts&... message) {
   if (!ok) throw ModelFailure(StrCat(message...));
 }
 
-// How often each thing happened that a run should have met.
+// Counts the events that a run should cover.
 struct ModelCounts {
   int64_t operations = 0, steps = 0, tokens = 0, refused = 0, replaced = 0, pins = 0;
   int64_t finished = 0, cancelled = 0, preemptions = 0, stalls = 0, reused_tokens = 0;
@@ -46,7 +47,7 @@ struct ModelCounts {
 
 class SchedulerModel {
  public:
-  // Everything follows from the seed.
+  // The seed determines everything.
   explicit SchedulerModel(uint64_t seed) : SchedulerModel(model::RandomOptions(seed)) {}
   explicit SchedulerModel(const SchedulerOptions& options)
       : options_(options),
@@ -54,7 +55,8 @@ class SchedulerModel {
         kv_(static_cast<size_t>(options.num_pages * options.page_size), 0),
         sampled_(static_cast<size_t>(options.max_batch), -1) {}
 
-  // One operation, which follows from `word` and what is there; then all invariants.
+  // Performs one operation, which `word` and the current state determine, and checks all
+  // invariants.
   void Apply(uint64_t word) {
     ++counts_.operations;
     const uint64_t choice = word % 100;
@@ -77,7 +79,8 @@ class SchedulerModel {
     CheckInvariants();
   }
 
-  // Until nothing is left to do. Held sequences and pins go first: they are the user's, not ours.
+  // Runs until nothing is left to do. Releases held sequences and pins first, because the scheduler
+  // must keep them.
   void Drain() {
     ReleaseHeld();
     for (const Scheduler::Pinned& pinned : pinned_) scheduler_.Unpin(pinned);
@@ -85,7 +88,8 @@ class SchedulerModel {
     int64_t bound = 8;
     for (const auto& [id, text] : texts_) {
       ++counts_.drained_requests;
-      // Each step brings the oldest a token further, and each may be recomputed once it is oldest.
+      // Each step advances the oldest sequence by a token, and each sequence may have to be
+      // recomputed once it is the oldest.
       int64_t work = static_cast<int64_t>(text.expected.size() + text.tokens.size()) + 4;
       for (const ShiftedSpan& span : text.request.shifted) {
         work += text.request.shifted_after + span.Size() + 4;
@@ -110,16 +114,16 @@ class SchedulerModel {
  private:
   struct Text {
     Request request;
-    std::vector<int32_t> tokens;    // the prompt and all drawn so far
-    std::vector<uint64_t> chain;    // of tokens: chain[i] follows tokens[0..i]
-    std::vector<int32_t> expected;  // what a request drawn alone gives
-    size_t seen = 0;                // tokens delivered
-    bool source = false;            // the scheduler's own,
-    SequenceId user = 0;            // for this sequence
-    bool copied = false;            // its shifted spans, at least once
-    bool replaced = false;          // expected is void
-    bool ended = false;             // held
-    int64_t most_in_cache = 0;      // so far
+    std::vector<int32_t> tokens;    // the prompt and all tokens drawn so far
+    std::vector<uint64_t> chain;    // chain[i] is the hash of tokens[0..i]
+    std::vector<int32_t> expected;  // what the request gives when it runs alone
+    size_t seen = 0;                // number of tokens delivered
+    bool source = false;            // a source, not a request
+    SequenceId user = 0;            // the sequence that a source serves
+    bool copied = false;            // its shifted spans were copied at least once
+    bool replaced = false;          // a token was replaced, so `expected` does not apply
+    bool ended = false;             // it has ended and is held
+    int64_t most_in_cache = 0;      // maximum of in_cache so far
   };
   struct Draw {
     SequenceId id;
@@ -140,7 +144,7 @@ class SchedulerModel {
       chain = model::Chain(chain, token);
       if (std::ranges::find(request.stop_ids, token) != request.stop_ids.end()) break;
     }
-    // What the scheduler says can never fit does not.
+    // The scheduler must refuse exactly the requests that can never fit.
     const bool context = length + request.max_new_tokens <= options_.max_context;
     const int64_t pages = model::PagesNeeded(request, options_);
     const bool fits = context && pages <= scheduler_.Capacity();
@@ -155,7 +159,7 @@ class SchedulerModel {
     }
   }
 
-  // Sequences of the scheduler's own, as far as they are new.
+  // Adds the sources that the scheduler has added.
   void MeetSources() {
     const auto walk = [this](const Sequence* s) {
       for (; s != nullptr; s = s->newer) {
@@ -219,7 +223,7 @@ class SchedulerModel {
     }
   }
 
-  // Teacher forcing, of a token that no step has taken yet.
+  // Replaces a token that no step has taken yet (teacher forcing).
   void Replace(uint64_t detail) {
     if (texts_.empty()) return;
     const SequenceId id = AnyId(detail);
@@ -259,7 +263,7 @@ class SchedulerModel {
     Expect(scheduler_.Chunks().PinnedPages() <= options_.max_pinned_pages, "too much is pinned");
   }
 
-  // As the decoder does it: a step is scheduled and run, then the tokens of the one before it come.
+  // Like the decoder, schedules and runs a step, and then delivers the tokens of the previous one.
   void Step() {
     const int64_t evictions = scheduler_.Chunks().Evictions();
     std::vector<bool> sealed_before(static_cast<size_t>(options_.num_pages), false);
@@ -342,7 +346,7 @@ class SchedulerModel {
     }
     if (!part.writes) ++counts_.rewritten_last;
     const int64_t end = part.begin + part.count;
-    // Decode rows are always new.
+    // Counts the tokens that had been in the cache before. Decode rows never have been.
     recomputed_tokens_ += std::max<int64_t>(0, std::min(end, text.most_in_cache) - part.begin);
     Expect(part.draws == (end == static_cast<int64_t>(text.tokens.size())),
            "a part draws before its sequence's end, or not there");
@@ -381,7 +385,8 @@ class SchedulerModel {
     text.copied = true;
   }
 
-  // Of all positions before `position`, by the table that attention gets; returns the newest.
+  // Checks the K and V of all positions before `position` through the table that attention gets.
+  // Returns the hash at the last of them.
   uint64_t ReadContext(const Sequence& sequence, const Text& text, int64_t position) const {
     size_t at = 0;
     int32_t runs = 0;
@@ -399,7 +404,8 @@ class SchedulerModel {
     return text.chain[at - 1];
   }
 
-  // After a step is scheduled: rows are dense, and nobody sat out without cause.
+  // Checks after a step was scheduled that its rows are dense and that no sequence was skipped
+  // without a reason.
   void CheckScheduled(const ScheduledStep& step) {
     std::vector<bool> taken(static_cast<size_t>(options_.max_batch), false);
     for (const Sequence* s = scheduler_.OldestRunning(); s != nullptr; s = s->newer) {
@@ -408,7 +414,7 @@ class SchedulerModel {
       taken[static_cast<size_t>(s->slot)] = true;
     }
     Expect(std::ranges::count(taken, true) == scheduler_.NumRunning(), "a slot has two sequences");
-    // The oldest is in every step, unless sequences at their end have its pages.
+    // The oldest sequence is in every step, unless held sequences have its pages.
     const Sequence* oldest = scheduler_.OldestRunning();
     bool held = false;
     for (const auto& [id, text] : texts_) {
@@ -436,7 +442,7 @@ class SchedulerModel {
     const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, draw.token);
     Expect(finish.has_value() == expected, "a token of a sequence that is ",
            expected ? "there was dropped" : "gone was taken");
-    if (there && !expected) texts_.erase(found);  // a source, which draws but once
+    if (there && !expected) texts_.erase(found);  // a source, which draws only once
     if (!expected) return;
     Text& text = found->second;
     ++counts_.tokens;
@@ -521,7 +527,7 @@ class SchedulerModel {
     Expect(running + waiting + held == scheduler_.NumSequences(), "a sequence is nowhere");
   }
 
-  // References recomputed from who has what; private pages have one owner.
+  // Recomputes the references to all pages from their users. Private pages have one owner.
   void CheckPages() {
     references_.assign(static_cast<size_t>(options_.num_pages), 0);
     owner_.assign(static_cast<size_t>(options_.num_pages), -1);
@@ -622,7 +628,7 @@ class SchedulerModel {
     Expect(live == chunks.NumChunks(), "chunks are lost");
     Expect(idle_pages == chunks.IdlePages() && pinned_pages == chunks.PinnedPages(),
            "idle or pinned pages are counted wrongly");
-    // In the order of their eviction; the pins are free by now to count who was met.
+    // The idle chunks are listed in the order of eviction. pins_ is reused to count visits.
     std::ranges::fill(pins_, 0);
     int32_t listed = 0;
     for (ChunkId id = chunks.OldestIdle(); id != kRootChunk; id = chunks.Get(id).newer) {
@@ -636,7 +642,7 @@ class SchedulerModel {
     Expect(listed == idle_pages, "an idle chunk can never be evicted");
   }
 
-  // K and V of a sealed chunk are those of its prefix.
+  // Expects that the K and V of a sealed chunk are those of its prefix.
   void CheckContent(ChunkId id) {
     const ChunkRegistry& chunks = scheduler_.Chunks();
     prefix_.clear();
@@ -681,7 +687,7 @@ class SchedulerModel {
   std::vector<Draw> draws_;
   ModelCounts counts_;
   int64_t recomputed_tokens_ = 0;
-  // Of the checks; kept to spare allocations.
+  // Used by the checks; members only to save allocations.
   std::vector<int32_t> references_, users_, pins_;
   std::vector<int64_t> owner_;
   std::vector<ChunkId> prefix_;

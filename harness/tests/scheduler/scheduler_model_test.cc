@@ -1,6 +1,6 @@
-// Random operations on a scheduler beside its model. TOKLINE_MODEL_OPERATIONS sets how many,
-// TOKLINE_MODEL_SEED where to begin. A failure prints the fewest operations that were found to show
-// it, and TOKLINE_MODEL_REPLAY="SEED WORD WORD ..." runs just these.
+// Performs random operations on a scheduler and its model. TOKLINE_MODEL_OPERATIONS sets their
+// number, TOKLINE_MODEL_SEED the first seed. A failure prints the shortest list of operations found
+// to reproduce it, and TOKLINE_MODEL_REPLAY="SEED WORD WORD ..." runs only these.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -25,7 +25,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// What went wrong, or nothing. Any exception is a failure.
+// Returns what went wrong, or nothing. Any exception is a failure.
 std::optional<std::string> RunModel(uint64_t seed, const std::vector<uint64_t>& words,
                                     ModelCounts* counts = nullptr) {
   try {
@@ -39,7 +39,7 @@ std::optional<std::string> RunModel(uint64_t seed, const std::vector<uint64_t>& 
   return std::nullopt;
 }
 
-// Leaves out ever shorter stretches as long as something fails.
+// Shrinks a failing list of operations by leaving out ever shorter parts.
 std::vector<uint64_t> Shrink(uint64_t seed, std::vector<uint64_t> words) {
   for (size_t length = words.size() / 2; length > 0; length /= 2) {
     for (size_t begin = 0; begin + length <= words.size();) {
@@ -99,7 +99,7 @@ TEST(SchedulerModelTest, RandomRunsKeepEveryInvariantAndEveryText) {
             << " tokens shifted, " << counts.source_tokens << " computed for it, "
             << counts.copied_again << " copies made again\n";
   if (operations < 100'000) return;
-  // A run that misses one of these tests nothing of it.
+  // A run in which one of these events never occurs does not test it.
   for (const int64_t count :
        {counts.tokens, counts.finished, counts.cancelled, counts.refused, counts.preemptions,
         counts.stalls, counts.reused_tokens, counts.rewritten_last, counts.evictions, counts.pins,

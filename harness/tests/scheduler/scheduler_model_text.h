@@ -1,5 +1,5 @@
-// The texts of the scheduler's model: what K and V and the next token are, as hashes, and the
-// random requests that it submits.
+// The texts of the scheduler's model: K, V and the next token as hashes, and the random requests
+// that it submits.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@ inline uint64_t Hash(uint64_t x) {
 inline uint64_t Chain(uint64_t before, int32_t token) {
   return Hash(before * 31 + static_cast<uint64_t>(token) + 7);
 }
-// A key at another position, by what it was where it was computed.
+// Returns a key moved by `shift` positions.
 inline uint64_t Shifted(uint64_t chain, int64_t shift) {
   return Hash(chain ^ (static_cast<uint64_t>(shift) * 0x9e3779b97f4a7c15ull));
 }
-// What the prompt's K and V are: after a shifted span the text goes on from its last one.
+// Returns the K and V of the prompt. After a shifted span, the text continues from its last token.
 inline std::vector<uint64_t> PromptChain(const Request& request) {
   std::vector<uint64_t> chain;
   for (const int32_t token : request.prompt) {
@@ -75,7 +75,7 @@ inline SchedulerOptions RandomOptions(uint64_t seed) {
 inline Request RandomRequest(uint64_t detail, const SchedulerOptions& options) {
   std::mt19937_64 rng(detail);
   Request request;
-  // Few families of prompts, so that many share a prefix.
+  // There are few families of prompts, so that many prompts share a prefix.
   const auto family = static_cast<int32_t>(rng() % 3);
   const auto length = static_cast<int64_t>(1 + rng() % 8);
   for (int64_t i = 0; i < length; ++i) {
@@ -103,7 +103,8 @@ inline Request RandomRequest(uint64_t detail, const SchedulerOptions& options) {
   return request;
 }
 
-// Of the KV cache, at its longest and with the sources of its shifted spans.
+// Returns the number of pages for a request when it is longest, including the sources of its
+// shifted spans.
 inline int64_t PagesNeeded(const Request& request, const SchedulerOptions& options) {
   const auto length = static_cast<int64_t>(request.prompt.size());
   const size_t max_cuts = options.reuse ? static_cast<size_t>(options.max_runs - 1) : 0;

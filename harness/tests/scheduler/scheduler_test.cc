@@ -1,4 +1,4 @@
-// Single decisions of the scheduler; scheduler_model_test has the runs.
+// Tests single decisions of the scheduler. scheduler_model_test tests long random runs.
 #include "harness/scheduler/scheduler.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +59,7 @@ TEST(SchedulerTest, RequestThatNeverFitsIsRefusedWithBothNumbers) {
   const std::string message = MessageOf([&] { scheduler.Submit(Prompt(14, 8)); });
   EXPECT_THAT(message, HasSubstr("needs 6 pages"));
   EXPECT_THAT(message, HasSubstr("5 of 8"));
-  scheduler.Submit(Prompt(14, 7));  // the last token is never fed
+  scheduler.Submit(Prompt(14, 7));  // fits, because the last token is never fed
   EXPECT_EQ(scheduler.NumSequences(), 1);
   EXPECT_THAT(MessageOf([&] { scheduler.Submit(Prompt(60, 5)); }), HasSubstr("context of 64"));
 }
@@ -123,7 +123,7 @@ TEST(SchedulerTest, NobodyIsAdmittedOnPagesThatTheRunningWillTake) {
   SchedulerOptions options = SmallOptions();
   options.num_pages = 3;
   Scheduler scheduler(options);
-  const SequenceId old = scheduler.Submit(Prompt(4, 8));  // 1 page, at last 3
+  const SequenceId old = scheduler.Submit(Prompt(4, 8));  // 1 page now, 3 at its end
   RunStep(scheduler);
   RunStep(scheduler);
   const SequenceId young = scheduler.Submit(Prompt(4, 8, 50));
@@ -154,7 +154,7 @@ TEST(SchedulerTest, ChunkThatAnotherSealsMeanwhileIsNotComputedAgain) {
   Scheduler scheduler(options);
   scheduler.Submit(Prompt(8, 12));
   while (scheduler.Get(0).in_cache < 11) RunStep(scheduler, 90);
-  Request same = Prompt(8, 1);  // and what the first has written by now, and will
+  Request same = Prompt(8, 1);  // continues with what the first has written and will write
   same.prompt.insert(same.prompt.end(), 8, 90);
   const SequenceId id = scheduler.Submit(same);
   RunStep(scheduler, 90);
@@ -197,7 +197,7 @@ TEST(SchedulerTest, CutLetsAnotherPromptShareWhatEndsWithinAPage) {
   ASSERT_EQ(step.prefill.size(), 1u);
   EXPECT_EQ(step.prefill[0].begin, 6);
   EXPECT_EQ(step.prefill[0].sequence->pages.NumRuns(), 2);
-  // The new run begins a page of its own.
+  // The new run begins on a new page.
   EXPECT_EQ(step.prefill[0].sequence->pages.SlotOf(6) % options.page_size, 0);
 }
 
@@ -216,7 +216,7 @@ TEST(SchedulerTest, KeptTurnIsFoundByTheNextOne) {
   Request next = Prompt(5, 2);
   next.prompt.insert(next.prompt.end(), {20, 21, 99, 40, 41});
   scheduler.Submit(next);
-  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 7);  // all that was fed
+  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 7);  // everything that was fed
 }
 
 TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
@@ -230,7 +230,7 @@ TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
   EXPECT_THAT(MessageOf([&] { scheduler.Pin(text); }), HasSubstr("3 pages would be pinned"));
   const Scheduler::Pinned pinned = scheduler.Pin(std::span(text).first(8));
   EXPECT_EQ(pinned.tokens, 8);
-  scheduler.Submit(Prompt(21, 3, 100));  // evicts all but the pinned
+  scheduler.Submit(Prompt(21, 3, 100));  // evicts all but the pinned chunks
   RunStep(scheduler);
   EXPECT_EQ(scheduler.Pages().NumFree(), 0);
   EXPECT_EQ(scheduler.Chunks().PinnedPages(), 2);
@@ -241,7 +241,8 @@ TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
   EXPECT_EQ(scheduler.Chunks().PinnedPages(), 0);
 }
 
-// Two spans of 8 tokens that stand where others were computed: 2 pages each, and 5 for the prompt.
+// Returns a prompt with two shifted spans of 8 tokens. Their sources take 2 pages each, the prompt
+// takes 5.
 Request ShiftedPrompt() {
   Request request = Prompt(20, 1, /*first=*/100);
   request.shifted = {{.begin = 4, .end = 12}, {.begin = 12, .end = 19}};
@@ -253,7 +254,7 @@ TEST(SchedulerTest, SourcesThatWouldEvictEachOtherWaitForRoom) {
   options.num_pages = 12;
   options.reuse = true;
   Scheduler scheduler(options);
-  const SequenceId older = scheduler.Submit(Prompt(16, 12));  // 4 pages, at last 7
+  const SequenceId older = scheduler.Submit(Prompt(16, 12));  // 4 pages now, 7 at its end
   RunStep(scheduler);
   const SequenceId shifted = scheduler.Submit(ShiftedPrompt());
   for (int step = 0; step < 40 && scheduler.HasWork(); ++step) {
