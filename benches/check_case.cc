@@ -45,12 +45,12 @@ std::string CheckWork(const Cost& cost, const TensorList& tensors) {
   const double inputs = random + static_cast<double>(tensors.BytesOf(TensorKind::kTable));
   const auto outputs = static_cast<double>(tensors.BytesOf(TensorKind::kOutput));
   if (cost.read_bytes > inputs) {
-    return StrCat("a launch is said to read ", cost.read_bytes, " bytes, but its inputs have ",
+    return StrCat("a launch is said to read ", cost.read_bytes, " bytes, but its inputs have only ",
                   inputs);
   }
   if (cost.write_bytes > outputs) {
-    return StrCat("a launch is said to write ", cost.write_bytes, " bytes, but its outputs have ",
-                  outputs);
+    return StrCat("a launch is said to write ", cost.write_bytes,
+                  " bytes, but its outputs have only ", outputs);
   }
   if (random < cost.read_bytes / 2) {
     return StrCat("a launch reads ", cost.read_bytes, " bytes, but only ", random,

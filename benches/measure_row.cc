@@ -227,8 +227,7 @@ class Measurement {
     if (fresh > most) {
       throw Refusal{StrCat("launches on fresh inputs take ", fresh, " us, repeated ones ", repeated,
                            " us; fresh ones may take at most ", most,
-                           " us: work is left out when "
-                           "inputs repeat")};
+                           " us: work is left out when inputs repeat")};
     }
     const double late = *std::min_element(late_us_.begin(), late_us_.end());
     const double latest = kLateUs + kLateShare * fresh * launches;

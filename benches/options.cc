@@ -83,7 +83,7 @@ Options ParseOptions(const std::vector<std::string>& args) {
     } else if (flag == "--help" || flag == "-h") {
       options.help = no_value();
     } else {
-      throw InvalidArgument("unknown argument '" + args[i] + "'; --help lists what is known");
+      throw InvalidArgument("unknown argument '" + args[i] + "'; --help lists all flags");
     }
   }
   return options;
@@ -94,18 +94,18 @@ std::string OptionsHelp(const std::string& program) {
       "usage: PROGRAM [flags]\n"
       R"(
 Times one kernel on each shape, verifies its output, and audits it on fresh inputs while it is timed.
-          [--device auto|cpu|cuda]   cuda needs a device; auto runs the CPU reference on small
-                                     shapes where there is none (default: auto)
+          [--device auto|cpu|cuda]   cuda needs a device; without one, auto runs the CPU reference
+                                     on small shapes (default: auto)
           [--shapes FILE]            JSON shapes instead of the default ones (docs/measuring.md)
           [--dtype bf16|fp16]        storage type (default: bf16)
           [--precision PERCENT]      sample until half the width of the median's 95 % confidence
                                      interval is at most this (default: 0.5)
-          [--max-seconds S]          or until a row's samples took so long together (default: 0.5);
-                                     15 samples are always taken
-          [--samples N]              exactly so many timed samples a row instead, at least 15
-          [--peaks FILE]             the peaks that a run on the same GPU, at most an hour old,
-                                     measured into this record file, instead of measuring them
-          [--verify-only]            compare with the reference, time and record nothing
+          [--max-seconds S]          or until a row's samples have taken S seconds in total
+                                     (default: 0.5), but take at least 15 samples
+          [--samples N]              take exactly N samples per row instead, at least 15
+          [--peaks FILE]             use the peaks that a run on the same GPU recorded in this file
+                                     within the last hour, instead of measuring them
+          [--verify-only]            compare with the reference without timing or recording
           [--record FILE]            append machine-readable rows (JSON lines)
           [--inject-slowdown PERCENT]
                                      make every row slower, to test the tools; the record says so

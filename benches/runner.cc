@@ -104,7 +104,7 @@ class Session {
   int End() {
     EndRecord(InterruptRequested());
     if (InterruptRequested()) {
-      std::fprintf(stderr, "%s: interrupted; what was measured until then is recorded as such\n",
+      std::fprintf(stderr, "%s: interrupted; the record has what was measured before and says so\n",
                    Program().c_str());
       return kInterruptedExit;
     }
@@ -296,7 +296,7 @@ void RequireFilter(std::string filter) {
     const std::regex expression(filter, std::regex::extended);
   } catch (const std::regex_error& error) {
     throw InvalidArgument(StrCat("--benchmark_filter is '", given,
-                                 "', which is no regular expression: ", error.what()));
+                                 "', which is not a regular expression: ", error.what()));
   }
 }
 
@@ -316,7 +316,7 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   int rest_count = static_cast<int>(rest_pointers.size());
   rest_pointers.push_back(nullptr);
   benchmark::Initialize(&rest_count, rest_pointers.data());
-  Require(rest_count <= 1, "unknown argument '", rest_pointers[1], "'; --help lists what is known");
+  Require(rest_count <= 1, "unknown argument '", rest_pointers[1], "'; --help lists all flags");
   RequireFilter(benchmark::GetBenchmarkFilter());
 
   CatchInterrupts();

@@ -113,7 +113,7 @@ std::vector<int64_t> ShapeReader::Lengths(const std::string& list, const std::st
   }
   if (has_list) {
     const std::vector<int64_t> lengths = List(list, 0, kMostInt);
-    if (std::ranges::max(lengths) == 0) Fail("'" + list + "' has no length of more than 0");
+    if (std::ranges::max(lengths) == 0) Fail("'" + list + "' has no length above 0");
     return lengths;
   }
   constexpr int64_t kMostSequences = 1 << 20;

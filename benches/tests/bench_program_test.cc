@@ -176,7 +176,7 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
   expect_usage({"--peaks="}, "--peaks is empty");
   expect_usage({"--record"}, "--record needs a value");
   expect_usage({"--benchmark_filter=["},
-               "--benchmark_filter is '[', which is no regular expression");
+               "--benchmark_filter is '[', which is not a regular expression");
   expect_usage({"--benchmark_filter=-("}, "--benchmark_filter is '-('");
   expect_usage({"--verify-only=yes"}, "--verify-only takes no value");
   expect_usage({"--device=cpu", "--shapes",

@@ -163,9 +163,9 @@ TEST_F(CheatsTest, TimingOnAnotherStream) {
 TEST_F(CheatsTest, SmallerShapeThanStated) {
   const auto honest = [&] { return HonestLauncher(device_); };
   EXPECT_THAT(Reason(honest, {.rows = 64, .cost = Cost{.read_bytes = 16384, .write_bytes = 8192}}),
-              HasSubstr("is said to read 16384 bytes, but its inputs have 8192"));
+              HasSubstr("is said to read 16384 bytes, but its inputs have only 8192"));
   EXPECT_THAT(Reason(honest, {.rows = 64, .cost = Cost{.read_bytes = 8192, .write_bytes = 16384}}),
-              HasSubstr("is said to write 16384 bytes, but its outputs have 8192"));
+              HasSubstr("is said to write 16384 bytes, but its outputs have only 8192"));
   const auto cheat = [&] {
     return Launching([](Buffers b, KernelRun& run) {
       b.size /= 2;

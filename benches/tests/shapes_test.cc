@@ -88,7 +88,7 @@ TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
   EXPECT_EQ(message(" \n"), "f is empty; it must hold a JSON object of families");
   EXPECT_THAT(message("{]"), Not(HasSubstr("json.exception")));
   EXPECT_THAT(message(R"({"decode": [{"name": "a", "hq": 8, "hq": 16}]})"),
-              HasSubstr("f: the key \"hq\" is there twice"));
+              HasSubstr("f: the key \"hq\" occurs twice"));
 }
 
 TEST(ShapesTest, AFileThatCannotBeReadIsNamedWithTheReason) {
@@ -144,7 +144,7 @@ TEST(ShapesTest, ARowIsNamedOnceAndHasSomethingToDo) {
   EXPECT_THAT(MessageOf([&] { reader.Ints("tokens"); }),
               HasSubstr("f: gather: a: 'tokens' has 1 twice"));
   EXPECT_THAT(MessageOf([&] { reader.Lengths("lens", "other"); }),
-              HasSubstr("f: gather: a: 'lens' has no length of more than 0"));
+              HasSubstr("f: gather: a: 'lens' has no length above 0"));
   EXPECT_THAT(MessageOf([&] { reader.Lengths("other", "len"); }),
               HasSubstr("f: gather: a: 'len' is 0; it must be a whole number from 1"));
   EXPECT_THAT(MessageOf([&] { reader.IntsOr("pages", {256}); }), HasSubstr("'pages' is [0]"));

@@ -27,7 +27,7 @@ double ChatSession::ComputePrefix(const std::atomic<bool>* interrupted) {
   if (prefix.empty()) return 0;
   const int64_t context = decoder_.Options().max_context;
   Require(std::ssize(prefix) < context, "the system text and the chunks have ", prefix.size(),
-          " tokens; the context has ", context, ", of which a turn needs some");
+          " tokens; the context has ", context, ", and a turn needs some of them");
   const auto begin = Clock::now();
   const ScopedSequence sequence(decoder_, decoder_.Submit({.prompt = prefix,
                                                            .max_new_tokens = 1,
@@ -64,7 +64,7 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
   SequenceId id = 0;
   try {
     Require(left >= 1, "the context is full: with this turn the conversation has ",
-            result.prompt_tokens, " tokens, and one more is needed; the context has ", context);
+            result.prompt_tokens, " tokens and needs at least one more; the context has ", context);
     id = decoder_.Submit(std::move(request));
   } catch (...) {
     conversation_.DropTurn();

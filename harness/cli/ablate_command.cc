@@ -31,22 +31,22 @@ struct AblateFlags {
     run.AddTo(flags);
     flags.push_back({.name = "--batch",
                      .value = "N",
-                     .help = "sequences at a time (default: 8)",
+                     .help = "batch size (default: 8)",
                      .set = IntegerInto("--batch", bench.batch, 1, 4096)});
     flags.push_back({.name = "--prompt-tokens",
                      .value = "N",
-                     .help = "of each sequence (default: 128)",
+                     .help = "prompt tokens per sequence (default: 128)",
                      .set = IntegerInto("--prompt-tokens", bench.prompt_tokens, 1, INT32_MAX)});
     flags.push_back({.name = "--new-tokens",
                      .value = "N",
-                     .help = "of each sequence, at least 2 (default: 64)",
+                     .help = "new tokens per sequence, at least 2 (default: 64)",
                      .set = IntegerInto("--new-tokens", bench.new_tokens, 2, INT32_MAX)});
     flags.push_back(
         {.name = "--rounds",
          .value = "N",
          .help =
-             "of both decoders, shuffled, after one uncounted; as many with the other made first "
-             "(default: 8; a verdict takes 6)",
+             "rounds of both decoders in random order after a warm-up, for either order of making "
+             "them (default: 8; a verdict needs 6)",
          .set = IntegerInto("--rounds", bench.repeats, 1, 1000)});
     flags.push_back({.name = "--only",
                      .value = "NAMES",
@@ -59,7 +59,7 @@ struct AblateFlags {
     flags.push_back(
         {.name = "--seed",
          .value = "N",
-         .help = "of the prompts and the order (default: 0)",
+         .help = "seed of the prompts and the order (default: 0)",
          .set = [this](std::string_view text) { bench.seed = ParseSeed("--seed", text); }});
     record.AddTo(flags);
     return flags;
@@ -72,7 +72,7 @@ struct AblateFlags {
     std::vector<AblationEntry> entries;
     for (const AblationEntry& entry : AllAblations()) {
       Require(!asked.Has(entry.ablation) || !run.ablate.Has(entry.ablation), "--only has ",
-              entry.name, ", which --ablate takes from both decoders");
+              entry.name, ", which --ablate removes from both decoders");
       const bool wanted = asked.Empty() || asked.Has(entry.ablation);
       if (wanted && !run.ablate.Has(entry.ablation)) entries.push_back(entry);
     }
@@ -88,15 +88,15 @@ void KeepThoseThatSwap(const ModelSpec& spec, Device device, bool asked,
     const bool in_model = Swaps(spec, entry.ablation);
     Require(in_model || !asked, "--only has ", entry.name,
             ", which swaps nothing in a model of the ", spec.family,
-            " family: no fused op does that work for it");
+            " family, because no fused op does that work for it");
     const bool on_device = device != Device::kCpu || SwapsOnCpu(entry.ablation);
     Require(on_device || !asked, "--only has ", entry.name,
-            ", which swaps nothing on the CPU: the references run alike with it and without");
+            ", which swaps nothing on the CPU, where the same references run with and without it");
     return !in_model || !on_device;
   });
   Require(!entries.empty(),
-          "nothing is left to run: --ablate takes every ablation that swaps "
-          "something in this model on this device");
+          "nothing is left to run: --ablate removes every op that could be swapped in this model "
+          "on this device");
 }
 
 // What all ablations of a run have in common.
@@ -111,7 +111,7 @@ struct AblateRun {
 std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const char* decoder) {
   const Judgement judgement = judge.Of(texts, InterruptFlag());
   if (judgement.tokens == 0 || judgement.mean_regret <= kMaxMeanRegret) return "";
-  return StrCat("the decoder ", decoder, " the op writes other texts: mean regret ",
+  return StrCat("the decoder ", decoder, " the op writes wrong texts: mean regret ",
                 judgement.mean_regret, ", at most ", kMaxMeanRegret, " is allowed");
 }
 
@@ -119,7 +119,7 @@ std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const
 // measurement noise. This many controls run before the ablations.
 constexpr int kControls = 4;
 constexpr char kControl[] = "control";
-constexpr char kControlInstead[] = "the same ops, in memory of their own";
+constexpr char kControlInstead[] = "the same ops in different memory";
 
 // A decoder to be compared with the one that has all ops.
 struct Trial {
@@ -277,8 +277,8 @@ Json ResultJson(const Json& row, const AblationRounds& rounds, const std::option
 std::string AblateHelp() {
   AblateFlags flags;
   return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(), R"(
-Each ablation is run in turn, beside a decoder with all ops; what --ablate names is taken from both.
-First come 4 controls, which swap nothing: an op's effect that is no larger than theirs is called none.
+Each ablation is compared with a decoder that has all ops. What --ablate names is removed from both.
+The first 4 trials are controls that swap nothing; an effect no larger than theirs does not count.
 "alone" times the op's own launches at the decoder's shapes, "decode" a whole decode step.
 
 Examples:
@@ -302,11 +302,11 @@ int AblateCommand(const CommandLine& line) {
   BenchOptions& bench = flags.bench;
   bench.interrupted = InterruptFlag();
   Require(flags.run.kv.fraction == 0, "--kv-fraction is ", flags.run.kv.fraction,
-          "; an ablation has several decoders at a time, so the size is given with --kv-pages or "
-          "--kv-bytes, or not at all");
+          "; an ablation has several decoders at a time, so use --kv-pages, --kv-bytes or the "
+          "default size");
   const int64_t context = BenchContextTokens(bench, DecoderOptions().token_budget);
   Require(context <= model.spec.max_positions, "batch ", bench.batch, " with ", bench.prompt_tokens,
-          " prompt tokens and ", bench.new_tokens, " new tokens takes ", context,
+          " prompt tokens and ", bench.new_tokens, " new tokens needs ", context,
           " positions; the model has ", model.spec.max_positions);
   DecoderOptions options = flags.run.Options(model.spec, bench.batch, context);
   DecoderConfig(model.spec, options, {});

@@ -46,22 +46,22 @@ struct BenchFlags {
     run.AddTo(flags);
     flags.push_back({.name = "--batch",
                      .value = "1,8,64",
-                     .help = "sequences at a time, each measured in turn (default: 1,8,64)",
+                     .help = "batch sizes, measured one after another (default: 1,8,64)",
                      .set = [this](std::string_view text) {
                        batches = ParseIntegers("--batch", text, 1, 4096);
                      }});
     flags.push_back({.name = "--prompt-tokens",
                      .value = "N",
-                     .help = "of each sequence (default: 128)",
+                     .help = "prompt tokens per sequence (default: 128)",
                      .set = IntegerInto("--prompt-tokens", bench.prompt_tokens, 1, INT32_MAX)});
     flags.push_back({.name = "--new-tokens",
                      .value = "N",
-                     .help = "of each sequence, at least 2 (default: 128)",
+                     .help = "new tokens per sequence, at least 2 (default: 128)",
                      .set = IntegerInto("--new-tokens", bench.new_tokens, 2, INT32_MAX)});
     flags.push_back({.name = "--repeats",
                      .value = "N",
-                     .help = "that are counted, after one that is not (default: 5; of a workload "
-                             "3 on cuda, 1 on cpu)",
+                     .help = "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 "
+                             "on cpu)",
                      .set = [this](std::string_view text) {
                        repeats = static_cast<int32_t>(ParseInteger("--repeats", text, 1, 1000));
                        bench.repeats = *repeats;
@@ -69,13 +69,13 @@ struct BenchFlags {
     flags.push_back(
         {.name = "--seed",
          .value = "N",
-         .help = "of the prompts (default: 0)",
+         .help = "seed of the prompts (default: 0)",
          .set = [this](std::string_view text) { bench.seed = ParseSeed("--seed", text); }});
     record.AddTo(flags);
     flags.push_back(
         {.name = "--profile",
          .value = "on|off",
-         .help = "where a decode step's time goes; on prints it (default: written, not printed)",
+         .help = "profile a decode step; on prints it (default: write it without printing)",
          .set = [this](std::string_view text) {
            constexpr std::array<std::string_view, 2> kChoices = {"off", "on"};
            profile = ParseChoice("--profile", text, kChoices) == 1;
@@ -83,11 +83,11 @@ struct BenchFlags {
     workload.AddTo(flags);
     flags.push_back({.name = "--inject-op-delay",
                      .value = "OP:US",
-                     .help = "to test the tools: US more after each launch of an op of the step",
+                     .help = "to test the tools: delay by US after each launch of an op",
                      .set = [this](std::string_view text) { op_delay = ParseOpDelay(text); }});
     flags.push_back({.name = "--inject-host-delay",
                      .value = "US",
-                     .help = "to test the tools: the host waits US after each decode step",
+                     .help = "to test the tools: delay the host by US after each decode step",
                      .set = [this](std::string_view text) {
                        bench.host_delay_us = ParseDelay("--inject-host-delay", text);
                      }});
@@ -99,14 +99,14 @@ struct BenchFlags {
     const bool of_workload = !workload.workload.empty();
     for (const char* flag :
          {"--batch", "--prompt-tokens", "--new-tokens", "--seed", "--inject-host-delay"}) {
-      Require(!of_workload || !given.contains(flag), flag, " is not for a --workload");
+      Require(!of_workload || !given.contains(flag), flag, " cannot be used with --workload");
     }
-    Require(!of_workload || !profile.value_or(false), "--profile on is not for a --workload");
+    Require(!of_workload || !profile.value_or(false),
+            "--profile on cannot be used with --workload");
     std::vector<Flag> flags;
     workload.AddTo(flags);
     for (const Flag& flag : flags) {
-      Require(of_workload || !given.contains(flag.name), flag.name,
-              " is of a --workload, and none is given");
+      Require(of_workload || !given.contains(flag.name), flag.name, " needs --workload");
     }
   }
   // Whether to make profiles: by default only if somebody will see them.
@@ -129,7 +129,7 @@ struct BenchFlags {
   static OpDelay ParseOpDelay(std::string_view text) {
     const size_t colon = text.rfind(':');
     Require(colon != text.npos, "--inject-op-delay is ", Quoted(text),
-            "; it takes an op and microseconds, like down:20");
+            "; it must be an op and microseconds, such as down:20");
     return {.op = ParseStepOp(text.substr(0, colon)),
             .us = ParseDelay("--inject-op-delay", text.substr(colon + 1))};
   }
@@ -267,7 +267,7 @@ std::string BenchHelp() {
   std::string ops;
   for (const StepOp op : AllStepOps()) ops += StrCat(ops.empty() ? "" : ", ", Name(op));
   return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(),
-                "\nOps of a decode step, as far as it has them: ", ops, R"(
+                "\nOps of a decode step (a model or device may lack some): ", ops, R"(
 
 Examples:
   tokline bench --model DIR --batch 1,8 --record out.jsonl
@@ -307,7 +307,7 @@ int BenchCommand(const CommandLine& line) {
     bench.batch = static_cast<int32_t>(batch);
     const int64_t context = BenchContextTokens(bench, DecoderOptions().token_budget);
     Require(context <= model.spec.max_positions, "batch ", batch, " with ", bench.prompt_tokens,
-            " prompt tokens and ", bench.new_tokens, " new tokens takes ", context,
+            " prompt tokens and ", bench.new_tokens, " new tokens needs ", context,
             " positions; the model has ", model.spec.max_positions);
     benches.push_back(bench);
     decoders.push_back(flags.run.Options(model.spec, bench.batch, context));

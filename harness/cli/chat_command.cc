@@ -40,20 +40,20 @@ struct ChatFlags {
     std::vector<Flag> flags;
     flags.push_back({.name = "--system",
                      .value = "FILE",
-                     .help = "text that tells the model what it is to be",
+                     .help = "system text, which tells the model how to behave",
                      .set = TextInto("--system", system_file)});
     flags.push_back({.name = "--chunk",
                      .value = "FILE",
-                     .help = "text that the model is to know; computed once; repeats",
+                     .help = "text for the model to know, computed once; may be repeated",
                      .set = [this](std::string_view text) { chunk_files.emplace_back(text); },
                      .repeats = true});
     flags.push_back({.name = "--max-new-tokens",
                      .value = "N",
-                     .help = "the most tokens of an answer (default: 512)",
+                     .help = "maximum number of tokens per answer (default: 512)",
                      .set = IntegerInto("--max-new-tokens", max_new_tokens, 1, INT32_MAX)});
     flags.push_back({.name = "--context",
                      .value = "N",
-                     .help = "tokens of the whole conversation (default: all that the model takes)",
+                     .help = "maximum number of tokens per conversation (default: the model's)",
                      .set = IntegerInto("--context", context, 1)});
     flags.push_back({.name = "--no-think",
                      .value = "",
@@ -81,11 +81,10 @@ ChatTemplate LoadTemplate(const LoadedModel& model) {
   const std::filesystem::path& folder = model.checkpoint.Dir();
   std::optional<ChatTemplate> found = ChatTemplate::Load(folder);
   if (!found) {
-    throw RuntimeFailure(StrCat(model.Name(), " has no chat template: there is neither ",
-                                (folder / "chat_template.jinja").string(),
-                                " nor a chat_template in ",
-                                (folder / "tokenizer_config.json").string(),
-                                "; a base model continues text (tokline generate)"));
+    throw RuntimeFailure(StrCat(
+        model.Name(), " has no chat template: there is neither ",
+        (folder / "chat_template.jinja").string(), " nor a chat_template in ",
+        (folder / "tokenizer_config.json").string(), "; use tokline generate for a base model"));
   }
   return *found;
 }
@@ -151,7 +150,7 @@ class Chat {
   void Command(const std::string& line) {
     if (line == "/reset") {
       conversation_.Reset();
-      PrintStatus("[the turns are forgotten, the chunks stay]");
+      PrintStatus("[all turns are dropped, the chunks stay]");
     } else if (line == "/chunks") {
       const int64_t bytes = decoder_.Spec().KvBytesPerToken(decoder_.Options().dtype);
       for (const TokenSpan& span : conversation_.Spans()) {
@@ -161,8 +160,8 @@ class Chat {
       if (conversation_.Spans().empty()) PrintStatus("[no chunks]");
     } else if (line == "/help") {
       PrintStatus(
-          "[/reset forgets the turns, /chunks lists the chunks, /quit ends; a turn that begins "
-          "with / is written with //]");
+          "[/reset drops all turns, /chunks lists the chunks, /quit ends; write // for a turn "
+          "that begins with /]");
     } else {
       Refuse(StrCat("unknown command ", Quoted(line), "; there are /reset, /chunks, /quit, /help"));
     }
@@ -178,7 +177,7 @@ class Chat {
     try {
       result = session_.Answer(user, tokenizer_, options_);
     } catch (const InvalidArgument& error) {
-      return Refuse(StrCat(name, ": ", error.what(), "; /reset forgets the turns"));
+      return Refuse(StrCat(name, ": ", error.what(), "; /reset drops all turns"));
     }
     Print("\n");
     PrintStatus(Summary(result));
@@ -219,8 +218,8 @@ class Chat {
 std::string ChatHelp() {
   ChatFlags flags;
   return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(), R"(
-On a terminal: /reset, /chunks, /quit, /help; Ctrl-C ends an answer, or at the prompt the program.
-In a pipe: a turn a line, and only answers on standard output.
+On a terminal: /reset, /chunks, /quit, /help; Ctrl-C ends an answer, or the program at the prompt.
+In a pipe: each line is a turn, and only the answers go to standard output.
 
 Examples:
   tokline chat --model Qwen3-0.6B --chunk notes.md --chunk code.md
@@ -253,7 +252,7 @@ int ChatCommand(const CommandLine& line) {
     Require(2 * pinned_pages < options.kv_pages, "the system text and the chunks take ",
             pinned_pages, " pages of ", options.page_size, " tokens; the KV cache has ",
             options.kv_pages, "; it must have at least ", 2 * pinned_pages + 1,
-            ", for they count once as kept and once as part of a turn");
+            ", because they count once as kept and once as part of a turn");
   }
   options.pinned_pages = pinned_pages;
   CatchInterrupts();

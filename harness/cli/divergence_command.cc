@@ -51,16 +51,16 @@ struct DivergenceFlags {
                        .repeats = repeats});
     };
     using enum Piece::Kind;
-    add("--chunk", "FILE", kFile, chunks, "text that is computed once and reused; repeats");
-    add("--chunk-ids", "1,2,3", kIds, chunks, "the same as token ids; repeats");
-    add("--prompt", "TEXT", kText, prompts, "what comes after the chunks; repeats");
-    add("--prompt-ids", "1,2,3", kIds, prompts, "the same as token ids; repeats");
+    add("--chunk", "FILE", kFile, chunks, "text that is computed once and reused; may be repeated");
+    add("--chunk-ids", "1,2,3", kIds, chunks, "a chunk as token ids; may be repeated");
+    add("--prompt", "TEXT", kText, prompts, "text that follows the chunks; may be repeated");
+    add("--prompt-ids", "1,2,3", kIds, prompts, "a prompt as token ids; may be repeated");
     add("--prefix", "FILE", kFile, prefix,
-        "text before the chunks, after which each was computed (default: none)", false);
-    add("--prefix-ids", "1,2,3", kIds, prefix, "the same as token ids", false);
+        "text before the chunks, after which each is computed (default: none)", false);
+    add("--prefix-ids", "1,2,3", kIds, prefix, "the prefix as token ids", false);
     flags.push_back({.name = "--max-new-tokens",
                      .value = "N",
-                     .help = "the most tokens of an answer (default: 64)",
+                     .help = "maximum number of tokens per answer (default: 64)",
                      .set = IntegerInto("--max-new-tokens", max_new_tokens, 1, INT32_MAX)});
     run.AddTo(flags);
     flags.push_back({.name = "--json",
@@ -167,18 +167,19 @@ Json Report(const Divergence& one) {
 std::string DivergenceHelp() {
   DivergenceFlags flags;
   return FlagHelp(flags.Table()) + RunFlags::AblationHelp() +
-         "\nThe first chunk stands where it was computed. Those after it are shifted: their keys "
-         "and values were\ncomputed without the chunks before them. Each prompt is answered both "
-         "ways, and compared along the\nexact answer.\n";
+         "\nThe first chunk is used at the position where it was computed. The others are shifted: "
+         "their keys and\nvalues were computed without the chunks before them. Each prompt is "
+         "answered with and without shifted\nchunks, and both are compared along the exact "
+         "answer.\n";
 }
 
 int DivergenceCommand(const CommandLine& line) {
   DivergenceFlags flags;
   ParseFlags("divergence", flags.Table(), line.args);
   Require(flags.chunks.size() >= 2, "there are ", flags.chunks.size(),
-          " chunks; the first is never shifted, so --chunk or --chunk-ids is needed twice");
-  Require(!flags.prompts.empty(), "--prompt is missing; it is what comes after the chunks");
-  Require(flags.prefix.size() <= 1, "--prefix and --prefix-ids exclude each other");
+          " chunks; the first is never shifted, so at least two --chunk or --chunk-ids are needed");
+  Require(!flags.prompts.empty(), "--prompt is missing; it is the text that follows the chunks");
+  Require(flags.prefix.size() <= 1, "only one --prefix or --prefix-ids may be given");
   std::optional<OutputFile> json_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   const LoadedModel model(flags.run.model);

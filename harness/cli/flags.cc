@@ -96,7 +96,7 @@ int64_t ParseBytes(std::string_view flag, std::string_view text) {
   const std::optional<int64_t> value =
       Number<int64_t>(text.substr(0, text.size() - (shift > 0 ? 1 : 0)));
   Require(value && *value >= 1 && *value <= (INT64_MAX >> shift), flag, " is ", Quoted(text),
-          "; it must be a whole number of bytes from 1, or with K, M or G behind it");
+          "; it must be a positive whole number of bytes, optionally followed by K, M or G");
   return *value << shift;
 }
 
@@ -108,7 +108,8 @@ std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text,
     const std::string_view part = text.substr(begin, end - begin);
     const std::optional<int64_t> value = Number<int64_t>(part);
     Require(value && *value >= least && *value <= most, flag, " has ", Quoted(part), " in ",
-            Quoted(text), "; it takes integers from ", least, " to ", most, " separated by commas");
+            Quoted(text), "; it must be integers from ", least, " to ", most,
+            " separated by commas");
     values.push_back(*value);
     begin = end + 1;
   }

@@ -52,42 +52,43 @@ struct GenerateFlags {
     std::vector<Flag> flags;
     flags.push_back({.name = "--prompt",
                      .value = "TEXT",
-                     .help = "the text to continue; -: standard input (default: an example)",
+                     .help = "text to continue; -: standard input (default: an example)",
                      .set = [this](std::string_view text) { SetPrompt(text); }});
     flags.push_back({.name = "--prompt-file",
                      .value = "FILE",
-                     .help = "the same from a file",
+                     .help = "file with the text to continue",
                      .set = TextInto("--prompt-file", prompt_file)});
     flags.push_back(
         {.name = "--prompt-ids",
          .value = "1,2,3",
-         .help = "token ids instead; the output is ids too",
+         .help = "token ids to continue; the output is ids too",
          .set = [this](std::string_view text) { prompt_ids = ParseIds("--prompt-ids", text); }});
     flags.push_back({.name = "--allow-special",
                      .value = "",
-                     .help = "special tokens spelled in the prompt are tokens, not text",
+                     .help = "treat special tokens spelled in the prompt as tokens, not text",
                      .set = [this](std::string_view) { allow_special = true; }});
     flags.push_back({.name = "--stop",
                      .value = "TEXT",
-                     .help = "end the output before this; repeats",
+                     .help = "end the output before this text; may be repeated",
                      .set = [this](std::string_view text) { stops.emplace_back(text); },
                      .repeats = true});
-    flags.push_back({.name = "--max-new-tokens",
-                     .value = "N",
-                     .help = "the most tokens to generate (default: 256 of text, 16 ids)",
-                     .set = [this](std::string_view text) {
-                       max_new_tokens = ParseInteger("--max-new-tokens", text, 1, kMaxId);
-                     }});
+    flags.push_back(
+        {.name = "--max-new-tokens",
+         .value = "N",
+         .help = "maximum number of tokens to generate (default: 256 with text, 16 with ids)",
+         .set = [this](std::string_view text) {
+           max_new_tokens = ParseInteger("--max-new-tokens", text, 1, kMaxId);
+         }});
     run.AddTo(flags);
     AddSamplingFlags(rule, flags);
     flags.push_back({.name = "--ignore-eos",
                      .value = "",
-                     .help = "go on after an end-of-sequence token",
+                     .help = "continue after an end-of-sequence token",
                      .set = [this](std::string_view) { ignore_eos = true; }});
     flags.push_back(
         {.name = "--force-ids",
          .value = "a,b,c",
-         .help = "feed these as the continuation, whatever is drawn (teacher forcing)",
+         .help = "feed these tokens instead of the drawn ones (teacher forcing)",
          .set = [this](std::string_view text) { force_ids = ParseIds("--force-ids", text); }});
     flags.push_back({.name = "--json",
                      .value = "FILE",
@@ -108,8 +109,8 @@ struct GenerateFlags {
                       static_cast<int>(!prompt_ids.empty());
     Require(given <= 1, "only one of --prompt, --prompt-file and --prompt-ids may be given");
     if (!prompt_ids.empty()) {
-      Require(stops.empty(), "--stop needs a prompt of text; --prompt-ids gives ids");
-      Require(!allow_special, "--allow-special needs a prompt of text; --prompt-ids gives ids");
+      Require(stops.empty(), "--stop needs a prompt of text, not --prompt-ids");
+      Require(!allow_special, "--allow-special needs a prompt of text, not --prompt-ids");
       return std::nullopt;
     }
     if (prompt_text && *prompt_text != "-") return prompt_text;

@@ -31,15 +31,16 @@ struct InspectFlags {
     run.AddTo(flags);
     flags.push_back({.name = "--batch",
                      .value = "N",
-                     .help = "sequences at a time, for the memory of a run (default: 1)",
+                     .help = "batch size for the memory of a run (default: 1)",
                      .set = IntegerInto("--batch", batch, 1, 4096)});
-    flags.push_back({.name = "--context",
-                     .value = "N",
-                     .help = "tokens a sequence, likewise (default: all positions of the model)",
-                     .set = IntegerInto("--context", context, 1)});
+    flags.push_back(
+        {.name = "--context",
+         .value = "N",
+         .help = "tokens per sequence for the memory of a run (default: the model's maximum)",
+         .set = IntegerInto("--context", context, 1)});
     flags.push_back({.name = "--json",
                      .value = "FILE",
-                     .help = "write the same",
+                     .help = "write the same facts",
                      .set = TextInto("--json", json)});
     return flags;
   }
@@ -131,11 +132,10 @@ std::string Text(const Json& report) {
     }
   };
   bytes_lines(run["memory_bytes"]);
-  text += "beside it, on the host\n";
+  text += "in addition, on the host\n";
   bytes_lines(run["host_bytes"]);
   if (run["device"] == Name(Device::kCuda) && !run["device_present"]) {
-    text +=
-        "no CUDA device: the workspace of chunk_decode, which follows from it, is not counted\n";
+    text += "no CUDA device: the workspace of chunk_decode depends on it and is not counted\n";
   }
   text += StrCat("\n", report["tensors"].size(), " tensors\n");
   for (const Json& tensor : report["tensors"]) {
@@ -169,8 +169,8 @@ int InspectCommand(const CommandLine& line) {
   const int64_t context = flags.context == 0 ? spec.max_positions : flags.context;
   DecoderOptions options = flags.run.Options(spec, flags.batch, context);
   Require(flags.run.kv.fraction == 0,
-          "--kv-fraction is of what a run finds free after its warm-up, and inspect runs nothing; "
-          "--kv-bytes and --kv-pages size the KV cache here");
+          "--kv-fraction depends on what is free after a run's warm-up, but inspect runs nothing; "
+          "use --kv-bytes or --kv-pages");
   DecoderConfig(spec, options, {});  // first refuses a context beyond the model's positions
   SizeKvForBatch(flags.run.kv, model, options);
   const DeviceFacts facts = FactsOf(options.device);

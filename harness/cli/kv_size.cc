@@ -44,7 +44,7 @@ int64_t PagesIn(int64_t bytes, const std::string& words, const LoadedModel& mode
   const int64_t scratch = ScratchPages(model, options);
   const int64_t pages = bytes / page_bytes - scratch;
   Require(pages >= 1, words, "; a page of the KV cache, ", options.page_size, " tokens, takes ",
-          page_bytes, " bytes", scratch > 0 ? ", and with this ablation one more is needed" : "");
+          page_bytes, " bytes", scratch > 0 ? ", and this ablation needs one more page" : "");
   return std::min<int64_t>(pages, INT32_MAX / 2);
 }
 
@@ -53,21 +53,22 @@ int64_t PagesIn(int64_t bytes, const std::string& words, const LoadedModel& mode
 void KvSize::AddTo(std::vector<Flag>& flags) {
   flags.push_back({.name = "--kv-pages",
                    .value = "N",
-                   .help = "pages of the KV cache (default: what the run needs)",
+                   .help = "size of the KV cache in pages (default: what the run needs)",
                    .set = IntegerInto("--kv-pages", pages, 1, INT32_MAX / 2)});
   flags.push_back(
       {.name = "--kv-bytes",
        .value = "N[K|M|G]",
-       .help = "the same in bytes",
+       .help = "size of the KV cache in bytes",
        .set = [this](std::string_view text) { bytes = ParseBytes("--kv-bytes", text); }});
-  flags.push_back({.name = "--kv-fraction",
-                   .value = "X",
-                   .help = "the same as a share of what is free after weights and warm-up",
-                   .set = [this](std::string_view text) {
-                     fraction = ParseReal("--kv-fraction", text);
-                     Require(fraction > 0 && fraction <= 1, "--kv-fraction is ", fraction,
-                             "; it must be more than 0 and at most 1");
-                   }});
+  flags.push_back(
+      {.name = "--kv-fraction",
+       .value = "X",
+       .help = "size of the KV cache as a share of what is free after weights and warm-up",
+       .set = [this](std::string_view text) {
+         fraction = ParseReal("--kv-fraction", text);
+         Require(fraction > 0 && fraction <= 1, "--kv-fraction is ", fraction,
+                 "; it must be more than 0 and at most 1");
+       }});
 }
 
 nlohmann::ordered_json KvSize::ToJson() const {
@@ -90,8 +91,8 @@ int64_t FreeForKv(const LoadedModel& model, const DecoderOptions& options) {
 
 void ApplyKvSize(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
   Require((size.pages > 0) + (size.bytes > 0) + (size.fraction > 0) <= 1,
-          "of --kv-pages, --kv-bytes and --kv-fraction more than one is given; each sizes the KV "
-          "cache");
+          "more than one of --kv-pages, --kv-bytes and --kv-fraction is given; each sets the size "
+          "of the KV cache");
   if (size.pages > 0) options.kv_pages = size.pages;
   if (size.bytes > 0) options.kv_pages = PagesIn(size.bytes, Words(size), model, options);
   if (size.fraction > 0) {

@@ -9,7 +9,7 @@ std::string MemoryText(const Json& report) {
   const auto of = [&](const char* key) { return BytesText(report[key].get<int64_t>()); };
   const bool more = report["unexplained"].get<int64_t>() >= 0;
   return StrCat(of("planned_total"), " planned, ", of("measured"), " measured (", more ? "+" : "",
-                of("unexplained"), more ? " of no plan" : ": planned, but never touched",
+                of("unexplained"), more ? " not planned" : ": planned, but never touched",
                 "); host ", of("host_peak"), " at most");
 }
 

@@ -55,7 +55,7 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
        }});
   flags.push_back({.name = "--device",
                    .value = "cpu|cuda|auto",
-                   .help = "auto: cuda where there is a device, else cpu (default: auto)",
+                   .help = "auto: cuda if there is a device, otherwise cpu (default: auto)",
                    .set = [this](std::string_view text) {
                      switch (ParseChoice("--device", text, kDeviceNames)) {
                        case 1:
@@ -70,17 +70,17 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                    }});
   flags.push_back({.name = "--dtype",
                    .value = "f32|bf16|f16",
-                   .help = "to compute in (default: f32 on cpu; the checkpoint's or bf16 on cuda)",
+                   .help = "storage type (default: f32 on cpu; the checkpoint's or bf16 on cuda)",
                    .set = [this](std::string_view text) { dtype = ParseDType(text); }});
   flags.push_back(
       {.name = "--page-size",
        .value = "N",
-       .help = "tokens a page of the KV cache, a power of two from 16 (default: 256; chat: 64)",
+       .help = "tokens per page of the KV cache, a power of two from 16 (default: 256; chat: 64)",
        .set = IntegerInto("--page-size", page_size, 16, int64_t{1} << 20)});
   kv.AddTo(flags);
   flags.push_back({.name = "--ablate",
                    .value = "NAME",
-                   .help = "swap an op for its plain counterpart; repeats, or names with commas",
+                   .help = "replace ops by their plain counterparts; names separated by commas",
                    .set =
                        [this](std::string_view text) {
                          Require(!text.empty(), "--ablate is empty; it needs a value");
@@ -90,7 +90,7 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                    .repeats = true});
   flags.push_back({.name = "--no-graphs",
                    .value = "",
-                   .help = "the same as --ablate graphs",
+                   .help = "same as --ablate graphs",
                    .set = [this](std::string_view) {
                      ablated += StrCat(ablated.empty() ? "" : ",", "graphs");
                      ablate.Add(Ablation::kGraphs);
@@ -98,7 +98,7 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
 }
 
 std::string RunFlags::AblationHelp() {
-  std::string help = "\n--ablate NAME takes, and runs instead:\n";
+  std::string help = "\nNames for --ablate, and what runs instead:\n";
   size_t width = 0;
   for (const AblationEntry& entry : AllAblations()) width = std::max(width, entry.name.size());
   for (const AblationEntry& entry : AllAblations()) {

@@ -25,7 +25,8 @@ constexpr Command kCommands[] = {
     {"chat", "hold a conversation, with chunks of context that are reused", ChatCommand, ChatHelp},
     {"bench", "measure tokens per second", BenchCommand, BenchHelp},
     {"ablate", "measure what each custom or fused op is worth", AblateCommand, AblateHelp},
-    {"inspect", "say what a model is and what memory a run takes", InspectCommand, InspectHelp},
+    {"inspect", "show what a model is and how much memory a run takes", InspectCommand,
+     InspectHelp},
     {"divergence", "measure what reusing chunks at other positions changes", DivergenceCommand,
      DivergenceHelp},
 };

@@ -17,11 +17,11 @@ void RecordFlags::AddTo(std::vector<Flag>& flags) {
                    .set = TextInto("--json", json)});
   flags.push_back({.name = "--record",
                    .value = "FILE",
-                   .help = "append a record with the run's fingerprint, one JSON object a line",
+                   .help = "append a record of the run, one JSON object per line",
                    .set = TextInto("--record", record)});
   flags.push_back({.name = "--peaks",
                    .value = "FILE",
-                   .help = "the peaks that a run on this GPU, at most an hour old, recorded there",
+                   .help = "use the peaks that a run on this GPU recorded here in the last hour",
                    .set = TextInto("--peaks", peaks)});
 }
 

@@ -30,10 +30,10 @@ constexpr std::array<std::string_view, 3> kSharingNames = {"never", "auto", "alw
 // Says how to keep random ids within the vocabulary; empty if the ids are not random.
 std::string HowToDraw(const Workload& workload, size_t i, int64_t vocab_size) {
   if (workload.name.starts_with("synthetic")) {
-    return StrCat("; ids=", vocab_size, " draws from all of them");
+    return StrCat("; use ids=", vocab_size, " to draw from all of them");
   }
   if (workload.requests[i].line == 0) return "";
-  return StrCat("; beside prompt_tokens \"ids\": ", vocab_size, " draws from all of them");
+  return StrCat("; add \"ids\": ", vocab_size, " to prompt_tokens to draw from all of them");
 }
 
 // Refuses a request that the model cannot run, by name, before anything runs.
@@ -154,7 +154,7 @@ std::string GrowthText(const std::vector<MemoryPoint>& points) {
       StrCat(heap(points.front()), " at the start, ", heap(points[1]), " after the warm-up");
   if (points.size() > 2) {
     text += StrCat(", ", heap(points[2]), " after ", points[2].requests, " requests, ",
-                   heap(points.back()), " in the end");
+                   heap(points.back()), " at the end");
   }
   return text;
 }
@@ -171,14 +171,14 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
       "total tok/s       %12.1f   prompt and output\n"
       "time              %12.3f s for %lld requests, %lld prompt and %lld new tokens, median of "
       "%zu\n"
-      "warm-up           %12.3f s, apart\n"
+      "warm-up           %12.3f s, not counted\n"
       "first token       %12.1f ms median, %.1f p90, %.1f p99\n"
       "between tokens    %12.2f ms median, %.2f p90, %.2f p99\n"
       "KV cache          %11.1f%% mean, %.1f%% at most, of %lld pages\n"
       "preemptions       %12lld   %lld tokens computed again\n"
       "reused            %12lld   tokens\n"
-      "decode reads      %12.1f MB of K and V, %.1f MB had each sequence read its own\n"
-      "host              %11.1f%% of the time, %.0f us a step\n"
+      "decode reads      %12.1f MB of K and V, %.1f MB without sharing\n"
+      "host              %11.1f%% of the time, %.0f us per step\n"
       "steps             %12lld   %lld as graphs\n"
       "verified          %12lld   tokens, mean regret %.4f\n",
       figures.output_tok_s, figures.total_tok_s, figures.total_s,
@@ -202,34 +202,33 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
 void WorkloadFlags::AddTo(std::vector<Flag>& flags) {
   flags.push_back({.name = "--workload",
                    .value = "WHAT",
-                   .help = "requests with continuous batching instead: nano-vllm, synthetic:PARTS "
+                   .help = "measure requests with continuous batching: nano-vllm, synthetic:PARTS "
                            "or a JSON lines file",
                    .set = TextInto("--workload", workload)});
   flags.push_back({.name = "--max-batch",
                    .value = "N",
-                   .help = "of a workload: requests that run at a time (default: 256)",
+                   .help = "with --workload: requests that run at a time (default: 256)",
                    .set = IntegerInto("--max-batch", max_batch, 1, 4096)});
   flags.push_back({.name = "--token-budget",
                    .value = "N",
-                   .help = "of a workload: prompt tokens a step (default: 8192)",
+                   .help = "with --workload: prompt tokens per step (default: 8192)",
                    .set = IntegerInto("--token-budget", token_budget, 1, int64_t{1} << 20)});
   flags.push_back({.name = "--reuse",
                    .value = "",
-                   .help = "of a workload: prompts that begin alike share K and V",
+                   .help = "with --workload: prompts with the same prefix share its K and V",
                    .set = [this](std::string_view) { reuse = true; }});
   flags.push_back(
       {.name = "--sharing",
        .value = "never|auto|always",
        .help =
-           "with --reuse: decode steps read what prompts share once (default: auto, if it pays)",
+           "with --reuse: read shared prefixes once per decode step (default: auto, if it pays)",
        .set = [this](std::string_view text) {
          sharing = static_cast<ChunkSharing>(ParseChoice("--sharing", text, kSharingNames));
        }});
 }
 
 int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const WorkloadRun& with) {
-  Require(flags.reuse || !flags.sharing,
-          "--sharing is for --reuse, without which nothing is shared");
+  Require(flags.reuse || !flags.sharing, "--sharing needs --reuse; without it nothing is shared");
   std::optional<OutputFile> file;
   if (!with.record.json.empty()) file.emplace(with.record.json);
   RunRecord record(with.record.record);

@@ -155,8 +155,8 @@ SequenceId Decoder::AddSequence(std::span<const int32_t> prompt, const SamplingR
 
 SequenceId Decoder::AddSequence(Request request) {
   const int32_t there = scheduler_.NumSequences() - scheduler_.NumSources();
-  Require(there < config_.options.max_batch, "the batch is full: all ", config_.options.max_batch,
-          " sequences that max_batch allows are there");
+  Require(there < config_.options.max_batch, "the batch is full: max_batch allows ",
+          config_.options.max_batch, " sequences");
   request.hold = true;
   return Submit(std::move(request));
 }
@@ -187,9 +187,9 @@ StepReport Decoder::Step() {
     turn_ = 1 - turn_;
   } else if (scheduler_.HasWork()) {
     Require(previous.pending, "the KV cache is full: ", scheduler_.Pages().NumFree(), " of ",
-            scheduler_.Pages().NumPages(), " pages are free, sequences that have ended hold ",
-            "others, and none of the ", scheduler_.NumRunning() + scheduler_.NumWaiting(),
-            " that have not can go on");
+            scheduler_.Pages().NumPages(), " pages are free, sequences that are held after their ",
+            "end have others, and none of the ", scheduler_.NumRunning() + scheduler_.NumWaiting(),
+            " unfinished sequences can continue");
   }
   Collect(previous);
   report.tokens = collected_;
@@ -226,7 +226,7 @@ void Decoder::MoveTokens(const ScheduledStep& scheduled, Turn& turn) {
 
 std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
   if (!prepared_) Prepare(turns_[turn_]);
-  Require(prepared_.has_value(), "there is no step to be made");
+  Require(prepared_.has_value(), "there is no work for another step");
   const auto enqueue = [this, shape = prepared_->shape, &observer] {
     const ObservedScope observed(forward_, observer);
     forward_.Enqueue(shape);
@@ -282,7 +282,7 @@ std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
 
 Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, StepShape shape,
                                             Turn& turn) {
-  Require(!turn.pending, "the arrays of a step are rewritten while it is under way");
+  Require(!turn.pending, "the arrays of a step are rewritten while it is in flight");
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
   WriteRows(scheduled, shape, arrays);
   WritePrefillTable(scheduled, shape, arrays);

@@ -94,7 +94,7 @@ void TableWriter::ListChunk(int32_t chunk) {
 }
 
 void TableWriter::EndSequence(int32_t new_tokens) {
-  Require(seqs_ < shape_.num_seqs, "a table of ", shape_.num_seqs, " sequences gets one more");
+  Require(seqs_ < shape_.num_seqs, "a table for ", shape_.num_seqs, " sequences gets another one");
   if (arrays_.q_indptr != nullptr) {
     arrays_.q_indptr[seqs_ + 1] = arrays_.q_indptr[seqs_] + new_tokens;
   }

@@ -11,7 +11,7 @@ namespace tokline {
 
 SpeedUp::SpeedUp(std::span<const double> with, std::span<const double> without) {
   Require(with.size() == without.size(), with.size(), " samples with and ", without.size(),
-          " samples without; each round gives one of both");
+          " samples without; each round gives one of each");
   std::vector<double> ratios;
   for (size_t i = 0; i < with.size(); ++i) ratios.push_back(without[i] / with[i]);
   rounds = static_cast<int64_t>(ratios.size());

@@ -36,9 +36,9 @@ double DrawRegret(const std::vector<float>& logits, int32_t token, const Samplin
 double MeanRegret(std::span<const std::vector<float>> logits, std::span<const int32_t> tokens,
                   std::span<const SamplingRule> rules) {
   Require(!tokens.empty() && logits.size() == tokens.size(), tokens.size(), " tokens and ",
-          logits.size(), " rows of logits; there must be one row a token, and at least one");
+          logits.size(), " rows of logits; there must be one row per token, and at least one");
   Require(rules.empty() || rules.size() == tokens.size(), tokens.size(), " tokens and ",
-          rules.size(), " sampling rules; there must be one a token, or none");
+          rules.size(), " sampling rules; there must be one per token, or none");
   double sum = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const std::vector<float>& row = logits[i];

@@ -91,7 +91,7 @@ double ToNumber(std::string_view name, const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   Require(!text.empty() && *end == '\0' && std::isfinite(value) && value >= 0, "workload: ", name,
-          " is \"", text, "\"; it takes a number from 0");
+          " is \"", text, "\"; it must be a number that is at least 0");
   return value;
 }
 
@@ -99,7 +99,8 @@ int64_t ToCount(std::string_view name, const std::string& text, int64_t least, i
   const double value = ToNumber(name, text);
   Require(value == std::floor(value) && value >= static_cast<double>(least) &&
               value <= static_cast<double>(most),
-          "workload: ", name, " is ", text, "; it takes a whole number from ", least, " to ", most);
+          "workload: ", name, " is ", text, "; it must be a whole number from ", least, " to ",
+          most);
   return static_cast<int64_t>(value);
 }
 
@@ -118,7 +119,7 @@ T Value(const Json& object, const char* name, T otherwise, int64_t least, uint64
   if (found == object.end()) return otherwise;
   const bool whole = !std::is_floating_point_v<T>;
   Require(whole ? found->is_number_integer() : found->is_number(), name, " is ", found->dump(),
-          "; it takes a ", whole ? "whole number" : "number");
+          "; it must be a ", whole ? "whole number" : "number");
   const double value = found->get<double>();
   Require(value >= static_cast<double>(least) && value <= static_cast<double>(most), name, " is ",
           found->dump(), "; it must be ", least, " to ", most);
@@ -129,7 +130,7 @@ std::vector<int32_t> Ids(const Json& object, const char* name) {
   std::vector<int32_t> ids;
   const auto found = object.find(name);
   if (found == object.end()) return ids;
-  Require(found->is_array(), name, " is no list");
+  Require(found->is_array(), name, " is ", found->dump(), "; it must be a list");
   for (const Json& id : *found) {
     Require(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() <= INT32_MAX,
             name, " has ", id.dump(), "; ids are whole numbers from 0");
@@ -260,12 +261,12 @@ Workload SyntheticWorkload(std::string_view parts) {
     } else if (name == "temperature") {
       temperature = ToNumber(name, value);
       Require(temperature <= kMostTemperature, "workload: temperature is ", value,
-              "; it takes a number from 0 to ", kMostTemperature);
+              "; it must be a number from 0 to ", kMostTemperature);
     } else if (name == "rate") {
       rate = ToNumber(name, value);
     } else {
       throw InvalidArgument(StrCat("workload: unknown part \"", name,
-                                   "\"; there are requests, prompt, new, shared, ids, seed, ",
+                                   "\"; known are requests, prompt, new, shared, ids, seed, ",
                                    "temperature and rate"));
     }
   }

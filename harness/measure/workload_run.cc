@@ -128,7 +128,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
                            const std::atomic<bool>* interrupted,
                            const MakeStopReader& make_stop_reader) {
   Require(make_stop_reader || !workload.HasStopStrings(), "the workload ", workload.name,
-          " has stop strings, and nobody reads its texts");
+          " has stop strings, which need a reader of its texts");
   WorkloadResult result;
   const auto is_interrupted = [&] { return interrupted != nullptr && interrupted->load(); };
   decoder.EvictIdle();

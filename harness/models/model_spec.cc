@@ -175,12 +175,12 @@ void ReadRope(const Section& config, const Family& family, ModelSpec& spec) {
     const Section rope(*value, StrCat(config.Where(), key, "."));
     const std::optional<Llama3Scaling> scaling = ReadScaling(rope);
     if (scaling && spec.rope_scaling && *scaling != *spec.rope_scaling) {
-      config.Refuse(key, *value, "it scales RoPE in another way than what stands beside it");
+      config.Refuse(key, *value, "it scales RoPE differently than the other keys");
     }
     if (scaling) spec.rope_scaling = scaling;
     const std::optional<double> inner = rope.FindPositive("rope_theta");
     if (inner && theta && *inner != *theta) {
-      rope.Refuse("rope_theta", *rope.Find("rope_theta"), "rope_theta beside it is ", *theta,
+      rope.Refuse("rope_theta", *rope.Find("rope_theta"), "the other rope_theta is ", *theta,
                   "; they must agree");
     }
     if (inner) theta = inner;
@@ -250,8 +250,8 @@ void ReadHeads(const Section& config, const ConfigKeys& keys, ModelSpec& spec) {
   if (derived) {
     if (spec.hidden_size % q_heads != 0) {
       throw RuntimeFailure(StrCat(config.Where(), "head_dim is missing and ", keys.hidden_size,
-                                  ", ", spec.hidden_size, ", is no multiple of ", keys.num_q_heads,
-                                  ", ", q_heads));
+                                  ", ", spec.hidden_size, ", is not a multiple of ",
+                                  keys.num_q_heads, ", ", q_heads));
     }
     head_dim = spec.hidden_size / q_heads;
   }

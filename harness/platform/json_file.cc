@@ -36,7 +36,7 @@ nlohmann::json ParseJson(std::string_view text, const std::string& file) {
     if (event == Event::key) {
       const auto& key = parsed.get_ref<const std::string&>();
       if (!open_objects.back().insert(key).second) {
-        throw RuntimeFailure(StrCat(file, ": the key ", Quoted(key), " is there twice"));
+        throw RuntimeFailure(StrCat(file, ": the key ", Quoted(key), " occurs twice"));
       }
     }
     return true;

@@ -136,8 +136,9 @@ void RecordWriter::Open() {
 
 void RecordWriter::RequireRecords() const {
   if (S_ISREG(StatusOf(file_, path_).st_mode) && !BeginsAsRecords(file_)) {
-    throw RuntimeFailure(StrCat("cannot write records to ", path_,
-                                ": it is no file of records, its first line is something else"));
+    throw RuntimeFailure(
+        StrCat("cannot write records to ", path_,
+               ": it is not a record file, because its first line is something else"));
   }
 }
 

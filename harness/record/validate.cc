@@ -57,7 +57,7 @@ void RequireAscending(const std::string& name, const Numbers& values, const char
 // Checks two lists of samples of the same rounds or repeats.
 void RequirePairs(const Json& row, const char* one, const char* other) {
   Require(row[one].size() == row[other].size(), "there are ", row[one].size(), " samples of ", one,
-          " and ", row[other].size(), " of ", other, "; a round or a repeat gives one of both");
+          " and ", row[other].size(), " of ", other, "; each round or repeat gives one of each");
 }
 
 void ValidateKernel(const Json& row) {

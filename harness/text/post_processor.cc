@@ -45,7 +45,7 @@ void PostProcessor::AddTemplate(const JsonNode& node, const Context& context) {
       text->AllowKeys({"id", "type_id"});
       const JsonNode id = text->Member("id");
       if (id.Text() != "A") id.Refuse("it must be \"A\", the text");
-      if (seen_text) item.Fail("the text is there twice");
+      if (seen_text) item.Fail("the text occurs twice");
       seen_text = true;
       continue;
     }

@@ -118,7 +118,7 @@ TEST_F(ChatCommandTest, CommandsResetListAndEnd) {
   EXPECT_EQ(result.out, once + once);  // the second turn knows nothing of the first
   for (const char* part :
        {"\n[notes.md: ", " tokens, ", " KiB of KV]", "\n[system: ", "\n[code.md: ",
-        "[the turns are forgotten, the chunks stay]", "[/reset forgets the turns"}) {
+        "[all turns are dropped, the chunks stay]", "[/reset drops all turns"}) {
     EXPECT_TRUE(Contains(result.err, part)) << part << " in " << result.err;
   }
   EXPECT_TRUE(Contains(RunToklineOn("/chunks\n", Chat()).err, "[no chunks]"));
@@ -184,8 +184,7 @@ TEST_F(ChatCommandTest, TurnBeyondTheContextEndsAPipeAfterWhatWentWell) {
   const ProgramResult result = RunToklineOn("Hello\n" + std::string(300, '~') + "\nHello\n", args);
   EXPECT_EQ(result.out, RunToklineOn("Hello\n", args).out);
   EXPECT_TRUE(LastLineFails(
-      result, 1,
-      {"turn 2: the context is full", "the context has 200", "/reset forgets the turns"}));
+      result, 1, {"turn 2: the context is full", "the context has 200", "/reset drops all turns"}));
 }
 
 TEST_F(ChatCommandTest, TurnThatIsNotUtf8EndsAPipeAfterWhatWentWell) {

@@ -342,12 +342,12 @@ TEST(CliErrorsTest, AFlagThatBenchWouldIgnoreIsRefusedByName) {
         Args{"--seed", "0"}, Args{"--inject-host-delay", "5"}, Args{"--profile", "on"}}) {
     Args args = flag;
     args.insert(args.end(), {"--workload", "nano-vllm"});
-    EXPECT_TRUE(FailsWith(RunTokline(Bench(args)), 2, {flag[0], " is not for a --workload"}));
+    EXPECT_TRUE(
+        FailsWith(RunTokline(Bench(args)), 2, {flag[0], " cannot be used with --workload"}));
   }
   for (const Args& flag : {Args{"--max-batch", "1"}, Args{"--token-budget", "8"}, Args{"--reuse"},
                            Args{"--sharing", "auto"}}) {
-    EXPECT_TRUE(FailsWith(RunTokline(Bench(flag)), 2,
-                          {flag[0] + " is of a --workload, and none is given"}));
+    EXPECT_TRUE(FailsWith(RunTokline(Bench(flag)), 2, {flag[0] + " needs --workload"}));
   }
 }
 

@@ -329,7 +329,7 @@ std::vector<BadConfig> BadConfigs() {
       {"Activation", With("hidden_act", "gelu"), {"hidden_act is \"gelu\"", "\"silu\""}},
       {"HeadDim", With("head_dim", 96), {"head_dim is 96", "supported: 64, 128"}},
       {"HeadDimDerived", derived, {"head_dim is 32", "hidden_size / num_attention_heads"}},
-      {"HeadDimUndefined", odd_heads, {"129", "no multiple of num_attention_heads, 2"}},
+      {"HeadDimUndefined", odd_heads, {"129", "not a multiple of num_attention_heads, 2"}},
       {"GroupNotWhole",
        With("num_key_value_heads", 3),
        {"num_key_value_heads is 3", "num_attention_heads, 2", "multiple"}},
@@ -376,7 +376,7 @@ TEST(ModelSpecTest, UnreadableConfigIsRefused) {
   WriteFile(dir / "config.json", "{\"hidden_size\": 8");
   EXPECT_TRUE(Refuses<RuntimeFailure>(load, {"config.json", "not valid JSON"}));
   WriteFile(dir / "config.json", R"({"hidden_size": 8, "hidden_size": 16})");
-  EXPECT_TRUE(Refuses<RuntimeFailure>(load, {"\"hidden_size\" is there twice"}));
+  EXPECT_TRUE(Refuses<RuntimeFailure>(load, {"\"hidden_size\" occurs twice"}));
   WriteFile(dir / "config.json", std::string(1000, '['));
   EXPECT_TRUE(Refuses<RuntimeFailure>(load, {"nests deeper than 32"}));
   WriteFile(dir / "config.json", "{}");

@@ -105,7 +105,7 @@ TEST_F(RecordFileTest, AFileThatHoldsSomethingElseIsRefusedAndStaysAsItIs) {
         "{\"name\": 1}\n{\"schema\":2,\"kind\":\"end\"}\n"}) {
     Write(text);
     const std::string message = MessageOf([&] { RecordWriter(path_).Append(EndRecord(0)); });
-    EXPECT_THAT(message, HasSubstr("records.jsonl: it is no file of records")) << text;
+    EXPECT_THAT(message, HasSubstr("records.jsonl: it is not a record file")) << text;
     std::ifstream file(path_);
     EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
   }

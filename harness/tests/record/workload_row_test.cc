@@ -105,7 +105,7 @@ TEST(WorkloadRowTest, RowsThatDoNotFollowAreRefusedOnReading) {
   EXPECT_THAT(set("total_s", 1), HasSubstr("row.total_s"));
   EXPECT_THAT(set("mad_us", 1), HasSubstr("row.mad_us"));
   EXPECT_THAT(set("ci95_us", {1, 2}), HasSubstr("row.ci95_us"));
-  EXPECT_THAT(set("samples_new_tokens", {400}), HasSubstr("a repeat gives one of both"));
+  EXPECT_THAT(set("samples_new_tokens", {400}), HasSubstr("repeat gives one of each"));
   EXPECT_THAT(set("samples_s", {1.0, -1.0, 2.0}), HasSubstr("-1"));
   EXPECT_THAT(set("memory_bytes", 5), HasSubstr("its uses add up to 176"));
   EXPECT_THAT(set("max_kv_pages", 10), HasSubstr("must ascend"));

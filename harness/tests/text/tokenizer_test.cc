@@ -288,7 +288,7 @@ TEST(TokenizerTest, FilesThatAreNotJsonOrNotThereAreNamed) {
               HasSubstr("t.json: not valid JSON"));
   EXPECT_THAT(ErrorOf([] { Tokenizer::Parse("[]", "t.json"); }), HasSubstr("must be an object"));
   EXPECT_THAT(ErrorOf([] { Tokenizer::Parse(R"({"a": 1, "a": 2})", "t.json"); }),
-              HasSubstr("\"a\" is there twice"));
+              HasSubstr("\"a\" occurs twice"));
   const TempFolder folder;
   EXPECT_THAT(ErrorOf([&] { Tokenizer::Load(folder.Path()); }),
               HasSubstr((folder / "tokenizer.json").string()));
