@@ -341,10 +341,10 @@ __global__ void __launch_bounds__(kHopperPrefillLaunchBound, 1)
       LookUpTiles(params.prefill, shared);
     } else if (threadIdx.x < 64) {
       ptx::GridDependencyWait();
-      BringTiles<Policy, false>(params, shared);
+      LoadTiles<Policy, false>(params, shared);
     } else if (threadIdx.x < 96) {
       ptx::GridDependencyWait();
-      BringTiles<Policy, true>(params, shared);
+      LoadTiles<Policy, true>(params, shared);
     }
   } else {
     ptx::AcquireRegisters<Policy::kConsumerRegisters>();

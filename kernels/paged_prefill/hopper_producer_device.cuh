@@ -57,8 +57,8 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
 
 // Loads all V tiles, or all query and K tiles. Each lane issues one box of 64 columns.
 template <typename Policy, bool kValues>
-__device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
-                                           const HopperShared<Policy>& shared) {
+__device__ __forceinline__ void LoadTiles(const HopperPrefillParams& params,
+                                          const HopperShared<Policy>& shared) {
   const PagedPrefillParams& prefill = params.prefill;
   const int lane = threadIdx.x % 32;
   const int panel = lane % Policy::kPanels;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
   const uint32_t offset =
       panel * Policy::KvPlacement::kPanelBytes + box * box_tokens * Policy::KvPlacement::kRowPitch;
   const int32_t group = prefill.num_q_heads / prefill.layout.num_kv_heads;
-  const auto bring_query = [&](int query, const HopperTileNote& note) {
+  const auto load_query = [&](int query, const HopperTileNote& note) {
     shared.q.Claim(query, prefill.tile_tokens * group * Policy::kHeadDim * 2, lane);
     if (lane < Policy::kPanels) {
       ptx::TensorCopyToShared(shared.q.Slot(query) + lane * Policy::QueryPlacement::kPanelBytes,
@@ -76,7 +76,7 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
                               shared.q.Full(query));
     }
   };
-  const auto bring = [&](const auto& ring, int use, const HopperTileNote& note) {
+  const auto load = [&](const auto& ring, int use, const HopperTileNote& note) {
     const int32_t head = note.kv_head;
     const int32_t row = note.page_row;
     const int32_t page = note.pages[has_box ? box : 0];
@@ -95,10 +95,10 @@ __device__ __forceinline__ void BringTiles(const HopperPrefillParams& params,
       const HopperTileNote& note = shared.Note(use);
       last = note.last != 0;
       if constexpr (kValues) {
-        bring(shared.v, use, note);
+        load(shared.v, use, note);
       } else {
-        if (first) bring_query(query, note);
-        bring(shared.k, use, note);
+        if (first) load_query(query, note);
+        load(shared.k, use, note);
       }
       shared.notes.ReleaseByLane(use);
     }

@@ -74,7 +74,7 @@ struct HopperRing {
   // In the first round every slot counts as empty.
   __device__ void WaitEmpty(int use) const { ptx::MbarrierWait(Empty(use), Round(use) ^ 1); }
   // All lanes of the warp that fills the slot call this. It waits for room and announces the bytes
-  // that its copies will bring.
+  // that its copies will load.
   __device__ void Claim(int use, uint32_t bytes, int lane) const {
     WaitEmpty(use);
     if (lane == 0) ptx::MbarrierArriveExpect(Full(use), bytes);
