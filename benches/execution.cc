@@ -42,15 +42,15 @@ bool IsCold(double touched_bytes, int buffer_sets, int64_t l2_bytes) {
 
 Placement PlaceInL2(double touched_bytes, int64_t set_bytes, int64_t l2_bytes, int64_t room_bytes) {
   // With more sets than this, the graphs and their buffers would become too large.
-  constexpr double kMostSets = 1024;
+  constexpr double kMaxSets = 1024;
   const double touched = std::max(touched_bytes, 1.0);
   const auto l2 = static_cast<double>(l2_bytes);
   const double room = static_cast<double>(room_bytes) / static_cast<double>(set_bytes);
-  const double most = std::min(kMostSets, std::floor(room));
+  const double most = std::min(kMaxSets, std::floor(room));
   const double wanted = std::max(2.0, std::floor(kColdL2Multiple * l2 / touched) + 1);
   const auto cold = static_cast<int>(std::min(wanted, most));
   if (IsCold(touched_bytes, cold, l2_bytes)) return {cold, "cold"};
-  const double warm = std::min({most, std::floor(l2 / 2 / touched), double{kMostWarmSets}});
+  const double warm = std::min({most, std::floor(l2 / 2 / touched), double{kMaxWarmSets}});
   return {std::max(1, static_cast<int>(warm)), "warm"};
 }
 

@@ -58,7 +58,7 @@ bool IsCold(double touched_bytes, int buffer_sets, int64_t l2_bytes);
 
 // A warm row rotates over at most this many sets, so that no launch has the inputs of the previous
 // one.
-inline constexpr int kMostWarmSets = 8;
+inline constexpr int kMaxWarmSets = 8;
 
 // Returns the buffer sets, within `room_bytes`, that make a launch touching `touched_bytes` cold.
 // If no number does, returns "warm" and as many sets as fit together into half of the L2, at least

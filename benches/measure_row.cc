@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kAuditsAmongSamples = 2;
 constexpr int kAudits = kAuditsAmongSamples + 1;  // the last audit follows the last sample
-constexpr int kMostRepeats = static_cast<int>(kRestShares.size());  // repeats of a disturbed row
+constexpr int kMaxRepeats = static_cast<int>(kRestShares.size());  // repeats of a disturbed row
 
 // The device must be idle this soon after the last timed launch.
 constexpr double kLateShare = 0.25;
@@ -66,10 +66,10 @@ class Measurement {
                                    .rest_share = met_cap ? kRestShares.front() : 0});
     m_.samples.launches_per_sample = timer_->launches_per_sample();
     int times_met_cap = 0;
-    for (int repeats = met_cap ? 1 : 0; repeats <= kMostRepeats; ++repeats) {
+    for (int repeats = met_cap ? 1 : 0; repeats <= kMaxRepeats; ++repeats) {
       times_met_cap += met_cap ? 1 : 0;
       m_.samples.rested = times_met_cap > 0;
-      may_rest_more_ = repeats < kMostRepeats;
+      may_rest_more_ = repeats < kMaxRepeats;
       if (m_.samples.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
       if (met_cap) execution_.Rest(kCoolingUs);
       Foresee(kAudits);

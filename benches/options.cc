@@ -9,15 +9,15 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int kMostSamples = 10000;
+constexpr int kMaxSamples = 10000;
 
 int ParseSamples(const std::string& text) {
   int samples = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), samples);
   Require(error == std::errc() && end == text.data() + text.size() && samples >= kMinSamples &&
-              samples <= kMostSamples,
+              samples <= kMaxSamples,
           "--samples is '", text, "'; it must be a whole number in [", kMinSamples, ", ",
-          kMostSamples, "]");
+          kMaxSamples, "]");
   return samples;
 }
 

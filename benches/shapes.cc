@@ -26,7 +26,7 @@ std::string Listed(const Range& range) {
 }
 
 bool IsInt(const Json& value, int64_t least, int64_t most) {
-  return value.is_number_integer() && !(value.is_number_unsigned() && value > kMostInt) &&
+  return value.is_number_integer() && !(value.is_number_unsigned() && value > kMaxInt) &&
          value.get<int64_t>() >= least && value.get<int64_t>() <= most;
 }
 
@@ -61,7 +61,7 @@ int64_t ShapeReader::IntWithin(const std::string& key, int64_t least, int64_t mo
 }
 
 int64_t ShapeReader::Int(const std::string& key, int64_t least) {
-  return IntWithin(key, least, kMostInt);
+  return IntWithin(key, least, kMaxInt);
 }
 
 int64_t ShapeReader::IntOr(const std::string& key, int64_t fallback, int64_t least) {
@@ -112,14 +112,14 @@ std::vector<int64_t> ShapeReader::Lengths(const std::string& list, const std::st
     Fail(StrCat("give the lengths either as '", list, "' or as 'batch' and '", one, "'"));
   }
   if (has_list) {
-    const std::vector<int64_t> lengths = List(list, 0, kMostInt);
+    const std::vector<int64_t> lengths = List(list, 0, kMaxInt);
     if (std::ranges::max(lengths) == 0) Fail("'" + list + "' has no length above 0");
     return lengths;
   }
-  constexpr int64_t kMostSequences = 1 << 20;
+  constexpr int64_t kMaxSequences = 1 << 20;
   const int64_t batch = Int("batch");
-  if (batch > kMostSequences) {
-    Fail(StrCat("'batch' is ", batch, "; it must be at most ", kMostSequences));
+  if (batch > kMaxSequences) {
+    Fail(StrCat("'batch' is ", batch, "; it must be at most ", kMaxSequences));
   }
   return std::vector<int64_t>(static_cast<size_t>(batch), Int(one));
 }

@@ -14,7 +14,7 @@
 namespace tokline::bench {
 
 // Larger numbers are mistakes; products of a few numbers up to this one still fit in int64.
-inline constexpr int64_t kMostInt = (int64_t{1} << 31) - 1;
+inline constexpr int64_t kMaxInt = (int64_t{1} << 31) - 1;
 
 // Reads one shape strictly: a key that was never requested is an error. All functions throw
 // InvalidArgument that names the file, family, shape and key.
@@ -32,9 +32,9 @@ class ShapeReader {
   // Must be 0 or 1; false if missing.
   bool Flag(const std::string& key);
   // Each number makes one row, so duplicates are errors.
-  std::vector<int64_t> Ints(const std::string& key, int64_t least = 1, int64_t most = kMostInt);
+  std::vector<int64_t> Ints(const std::string& key, int64_t least = 1, int64_t most = kMaxInt);
   std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback,
-                              int64_t least = 1, int64_t most = kMostInt);
+                              int64_t least = 1, int64_t most = kMaxInt);
   double NumberOr(const std::string& key, double fallback);
   // Returns the one of `values` whose Name() is the key's value.
   template <typename Enum>

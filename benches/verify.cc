@@ -39,7 +39,7 @@ void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const Tenso
 // at once with everything between them, because a read from the device costs as much as many rows.
 std::vector<unsigned char> ReadSampled(const TensorStore& store, int tensor, int copy,
                                        const TensorSpec& sampled, const TensorMap& map) {
-  constexpr int64_t kMostGap = 64;
+  constexpr int64_t kMaxGap = 64;
   const TensorSpec& whole = store.tensors().specs()[static_cast<size_t>(tensor)];
   const int64_t element = SizeOf(whole.dtype);
   const int64_t whole_row = whole.cols * element;
@@ -50,7 +50,7 @@ std::vector<unsigned char> ReadSampled(const TensorStore& store, int tensor, int
     int64_t end = begin + 1;
     for (; end < sampled.rows; ++end) {
       const int64_t step = Mapped(map.rows, end) - Mapped(map.rows, end - 1);
-      if (step < 1 || step > kMostGap) break;
+      if (step < 1 || step > kMaxGap) break;
     }
     const int64_t span_rows = Mapped(map.rows, end - 1) - first + 1;
     span.resize(static_cast<size_t>(span_rows * whole_row));

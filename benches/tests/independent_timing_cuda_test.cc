@@ -259,8 +259,8 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   TOKLINE_CUDA(cudaEventCreate(&begin));
   TOKLINE_CUDA(cudaEventCreate(&end));
   std::vector<double> us;
-  constexpr int kMostTries = 20;
-  for (int tries = 0; tries < kMostTries && us.size() < 5; ++tries) {
+  constexpr int kMaxTries = 20;
+  for (int tries = 0; tries < kMaxTries && us.size() < 5; ++tries) {
     Spin(kHoldUs, stream);
     TOKLINE_CUDA(cudaEventRecord(begin, stream));
     for (size_t i = 0; i < kLaunches; ++i) row.launch(sets[i % sets.size()], {.stream = stream});
@@ -304,8 +304,8 @@ class IndependentTimingTest : public ::testing::Test {
       independent.push_back(IndependentUs(row, sets));
     }
     const double ratio = Median(suite) / Median(independent);
-    constexpr double kLeastUs = 100;
-    EXPECT_GE(Median(suite), kLeastUs)
+    constexpr double kMinUs = 100;
+    EXPECT_GE(Median(suite), kMinUs)
         << row.kernel << " " << row.shape << " is too short to compare on this device: lengthen it";
     EXPECT_NEAR(ratio, 1, 0.02) << row.kernel << " " << row.shape;
     const Json line{{"kernel", row.kernel},

@@ -254,7 +254,7 @@ TEST(PlaceInL2Test, WarmRowsRotateOverSetsThatStayInHalfTheL2) {
     EXPECT_EQ(placement.cache, "warm");
     return placement.buffer_sets;
   };
-  EXPECT_EQ(warm_sets(8192, int64_t{1} << 40), kMostWarmSets);
+  EXPECT_EQ(warm_sets(8192, int64_t{1} << 40), kMaxWarmSets);
   EXPECT_EQ(warm_sets(8 << 20, 100 << 20), 3);  // 24 of 30 MiB
   EXPECT_EQ(warm_sets(8192, 20 << 20), 2);      // more do not fit
   EXPECT_EQ(warm_sets(40 << 20, 56 << 20), 1);  // even two do not fit

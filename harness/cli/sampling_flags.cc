@@ -12,9 +12,9 @@ void AddSamplingFlags(SamplingRule& rule, std::vector<Flag>& flags) {
                    .help = "temperature; 0: take the most likely token (default: 0)",
                    .set = [&rule](std::string_view text) {
                      const double temperature = ParseReal("--temperature", text);
-                     Require(temperature >= 0 && temperature <= kMostTemperature,
+                     Require(temperature >= 0 && temperature <= kMaxTemperature,
                              "--temperature is ", Quoted(text),
-                             "; it must be from 0, which is greedy, to ", kMostTemperature);
+                             "; it must be from 0, which is greedy, to ", kMaxTemperature);
                      rule.temperature = static_cast<float>(temperature);
                    }});
   flags.push_back({.name = "--top-k",

@@ -21,9 +21,9 @@ class HostTimer : public LaunchTimer {
     Require(options.buffer_sets >= 1 && options.slowdown_percent >= 0, "buffer_sets is ",
             options.buffer_sets, ", slowdown_percent is ", options.slowdown_percent,
             "; the first must be >= 1, the second >= 0");
-    constexpr double kLeastSampleUs = 200;  // thousands of times the clock's resolution
-    constexpr int kMostCalls = 1 << 16;
-    while (UsOfCalls(calls_) < kLeastSampleUs && calls_ < kMostCalls) calls_ *= 2;
+    constexpr double kMinSampleUs = 200;  // thousands of times the clock's resolution
+    constexpr int kMaxCalls = 1 << 16;
+    while (UsOfCalls(calls_) < kMinSampleUs && calls_ < kMaxCalls) calls_ *= 2;
   }
 
   int launches_per_sample() const override { return calls_; }

@@ -20,7 +20,7 @@ SpeedUp::SpeedUp(std::span<const double> with, std::span<const double> without) 
 }
 
 int SpeedUp::Direction(double equal) const {
-  if (std::abs(ratio - 1) < kLeastEffect || std::abs(ratio - 1) <= equal) return 0;
+  if (std::abs(ratio - 1) < kMinEffect || std::abs(ratio - 1) <= equal) return 0;
   if (interval.low > 1) return 1;
   if (interval.high < 1) return -1;
   return 0;
@@ -29,7 +29,7 @@ int SpeedUp::Direction(double equal) const {
 bool SpeedUp::Unsure(double equal) const {
   const bool holds_one = interval.low <= 1 && interval.high >= 1;
   return Direction(equal) == 0 && holds_one &&
-         std::max(interval.high - 1, 1 - interval.low) > kMostUncertainty;
+         std::max(interval.high - 1, 1 - interval.low) > kMaxUncertainty;
 }
 
 std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,

@@ -20,7 +20,7 @@ TakenSamples TakeSamples(const StoppingRule& rule, int launches_per_sample,
   TakenSamples taken;
   // Each block grows the number of samples by a quarter. The interval is then checked often enough,
   // and the source, which queues a block at once, does not have to pause after every few samples.
-  constexpr int kLeastBlock = 5;
+  constexpr int kMinBlock = 5;
   int wanted = rule.samples > 0 ? rule.samples : rule.least;
   while (true) {
     const std::vector<double> block = source(wanted);
@@ -43,7 +43,7 @@ TakenSamples TakeSamples(const StoppingRule& rule, int launches_per_sample,
     }
     const double count = static_cast<double>(taken.us.size());
     const double affordable = std::max(1.0, left_us / (launch_us * launches_per_sample / count));
-    wanted = std::max(kLeastBlock, static_cast<int>(taken.us.size()) / 4);
+    wanted = std::max(kMinBlock, static_cast<int>(taken.us.size()) / 4);
     if (affordable < wanted) wanted = static_cast<int>(affordable);
   }
 }

@@ -21,8 +21,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMostRequests = 1'000'000;
-constexpr int64_t kMostTokens = 1 << 24;  // per prompt or output
+constexpr int64_t kMaxRequests = 1'000'000;
+constexpr int64_t kMaxTokens = 1 << 24;  // per prompt or output
 
 // random.seed(n) and random.randint of Python 3: a Mersenne Twister seeded by a key of one word,
 // from whose upper bits integers are drawn by rejection.
@@ -106,9 +106,9 @@ int64_t ToCount(std::string_view name, const std::string& text, int64_t least, i
 
 std::pair<int64_t, int64_t> ToRange(std::string_view name, const std::string& text) {
   const size_t dash = text.find('-');
-  const int64_t low = ToCount(name, text.substr(0, dash), 1, kMostTokens);
+  const int64_t low = ToCount(name, text.substr(0, dash), 1, kMaxTokens);
   const int64_t high =
-      dash == text.npos ? low : ToCount(name, text.substr(dash + 1), 1, kMostTokens);
+      dash == text.npos ? low : ToCount(name, text.substr(dash + 1), 1, kMaxTokens);
   Require(low <= high, "workload: ", name, " is ", text, "; its first number exceeds its second");
   return {low, high};
 }
@@ -163,7 +163,7 @@ WorkloadRequest ReadRequest(const std::string& line, int64_t number) {
   WorkloadRequest one;
   Request& request = one.request;
   request.prompt = Ids(object, "prompt_ids");
-  const auto tokens = Value<int64_t>(object, "prompt_tokens", 0, 1, kMostTokens);
+  const auto tokens = Value<int64_t>(object, "prompt_tokens", 0, 1, kMaxTokens);
   Require((tokens > 0) != !request.prompt.empty(),
           "it takes either prompt_ids, not empty, or prompt_tokens");
   request.rule.seed = Value<uint64_t>(object, "seed", static_cast<uint64_t>(number), 0, UINT64_MAX);
@@ -171,9 +171,9 @@ WorkloadRequest ReadRequest(const std::string& line, int64_t number) {
   std::mt19937_64 rng(request.rule.seed);
   std::uniform_int_distribution<int32_t> id(0, ids - 1);
   for (int64_t i = 0; i < tokens; ++i) request.prompt.push_back(id(rng));
-  request.max_new_tokens = Value<int64_t>(object, "new_tokens", 0, 1, kMostTokens);
+  request.max_new_tokens = Value<int64_t>(object, "new_tokens", 0, 1, kMaxTokens);
   Require(request.max_new_tokens > 0, "new_tokens is missing");
-  request.rule.temperature = Value<float>(object, "temperature", 0, 0, kMostTemperature);
+  request.rule.temperature = Value<float>(object, "temperature", 0, 0, kMaxTemperature);
   request.rule.top_k = Value<int32_t>(object, "top_k", 0, 0, INT32_MAX);
   request.rule.top_p = Value<float>(object, "top_p", 1, 0, 1);
   Validate(request.rule);
@@ -219,18 +219,18 @@ bool Workload::HasStopStrings() const {
 
 Workload NanoVllmWorkload() {
   constexpr int kRequests = 256;
-  constexpr int64_t kLeast = 100, kMost = 1024, kMostId = 10'000;
+  constexpr int64_t kMin = 100, kMax = 1024, kMaxId = 10'000;
   PythonRandom rng(0);
   Workload workload{.name = "nano-vllm", .requests = {}};
   for (int i = 0; i < kRequests; ++i) {
     Request request;
     request.rule = {.temperature = 0.6f, .seed = static_cast<uint64_t>(i)};
-    request.prompt.resize(static_cast<size_t>(rng.Between(kLeast, kMost)));
-    for (int32_t& id : request.prompt) id = static_cast<int32_t>(rng.Between(0, kMostId));
+    request.prompt.resize(static_cast<size_t>(rng.Between(kMin, kMax)));
+    for (int32_t& id : request.prompt) id = static_cast<int32_t>(rng.Between(0, kMaxId));
     workload.requests.push_back({.request = std::move(request)});
   }
   for (WorkloadRequest& one : workload.requests) {
-    one.request.max_new_tokens = rng.Between(kLeast, kMost);
+    one.request.max_new_tokens = rng.Between(kMin, kMax);
   }
   return workload;
 }
@@ -247,21 +247,21 @@ Workload SyntheticWorkload(std::string_view parts) {
     Require(equals != part.npos, "workload: \"", part, "\" lacks a value; write name=value");
     const std::string name = part.substr(0, equals), value = part.substr(equals + 1);
     if (name == "requests") {
-      requests = ToCount(name, value, 1, kMostRequests);
+      requests = ToCount(name, value, 1, kMaxRequests);
     } else if (name == "prompt") {
       prompt = ToRange(name, value);
     } else if (name == "new") {
       fresh = ToRange(name, value);
     } else if (name == "shared") {
-      shared = ToCount(name, value, 0, kMostTokens);
+      shared = ToCount(name, value, 0, kMaxTokens);
     } else if (name == "ids") {
       ids = ToCount(name, value, 1, INT32_MAX);
     } else if (name == "seed") {
       seed = ToCount(name, value, 0, INT32_MAX);
     } else if (name == "temperature") {
       temperature = ToNumber(name, value);
-      Require(temperature <= kMostTemperature, "workload: temperature is ", value,
-              "; it must be a number from 0 to ", kMostTemperature);
+      Require(temperature <= kMaxTemperature, "workload: temperature is ", value,
+              "; it must be a number from 0 to ", kMaxTemperature);
     } else if (name == "rate") {
       rate = ToNumber(name, value);
     } else {

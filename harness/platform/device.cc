@@ -5,10 +5,10 @@
 namespace tokline {
 
 void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts) {
-  constexpr int kLeastMajor = 8;
-  if (facts.compute_major >= kLeastMajor) return;
+  constexpr int kMinMajor = 8;
+  if (facts.compute_major >= kMinMajor) return;
   throw RuntimeFailure(StrCat(name, " has compute capability ", facts.compute_major, ".",
-                              facts.compute_minor, "; ", kLeastMajor, ".0 or newer is needed"));
+                              facts.compute_minor, "; ", kMinMajor, ".0 or newer is needed"));
 }
 
 }  // namespace tokline

@@ -39,9 +39,9 @@ Peaks ReusePeaks(const std::string& path, const std::string& uuid_hash, PeaksNee
   Require(!newest.is_null(), "--peaks ", path, ": no run in it measured the ",
           needed == PeaksNeeded::kAll ? "peaks" : "memory peaks", " of this GPU (", uuid_hash,
           needed == PeaksNeeded::kAll ? "), its matmul rate included" : ")");
-  Require(now - newest_time <= kMostPeaksAge, "--peaks ", path,
+  Require(now - newest_time <= kMaxPeaksAge, "--peaks ", path,
           ": the newest peaks of this GPU are ", (now - newest_time) / 60, " minutes old; at most ",
-          kMostPeaksAge / 60, " are allowed");
+          kMaxPeaksAge / 60, " are allowed");
   const Json& peaks = newest["peaks"];
   return {.read_gbps = peaks["read_gbps"],
           .copy_gbps = peaks["copy_gbps"],

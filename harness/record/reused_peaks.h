@@ -9,14 +9,14 @@
 
 namespace tokline {
 
-inline constexpr std::time_t kMostPeaksAge = 3600;  // seconds
+inline constexpr std::time_t kMaxPeaksAge = 3600;  // seconds
 
 // What a program's limits need: all peaks, or only those of memory, which is all that a decoder's
 // run measures.
 enum class PeaksNeeded { kAll, kMemory };
 
 // Takes the peaks from the newest run in the record file that measured them on this GPU itself.
-// Throws InvalidArgument if there is no such run or if at `now` it is older than kMostPeaksAge.
+// Throws InvalidArgument if there is no such run or if at `now` it is older than kMaxPeaksAge.
 Peaks ReusePeaks(const std::string& path, const std::string& uuid_hash, PeaksNeeded needed,
                  std::time_t now);
 

@@ -14,7 +14,7 @@ namespace tokline {
 using SequenceId = int64_t;
 
 // The highest temperature that a user may ask for.
-inline constexpr int64_t kMostTemperature = 1'000'000;
+inline constexpr int64_t kMaxTemperature = 1'000'000;
 
 // Consecutive tokens of a prompt whose K and V are copied from other positions. See
 // Request::shifted.

@@ -18,7 +18,7 @@
 
 namespace tokline::testing {
 
-inline constexpr double kLeastRight = 0.99;  // share of right answers
+inline constexpr double kMinRight = 0.99;  // share of right answers
 inline constexpr int64_t kLongestContext = 4096;
 inline constexpr int64_t kAnswerTokens = 12;
 
@@ -81,7 +81,7 @@ class CoherenceGate {
     return score;
   }
 
-  // Draws `count` questions about each of `contexts` contexts, and expects kLeastRight of all
+  // Draws `count` questions about each of `contexts` contexts, and expects kMinRight of all
   // answers to be right.
   struct Draws {
     int64_t length = 0;
@@ -99,7 +99,7 @@ class CoherenceGate {
       }
     }
     const CoherenceScore score = Ask(questions, options, others);
-    EXPECT_GE(score.right, kLeastRight * score.asked)
+    EXPECT_GE(score.right, kMinRight * score.asked)
         << draws.length << " tokens, " << (draws.chat ? "chat" : "bare") << ", seed " << draws.seed;
     return score;
   }
