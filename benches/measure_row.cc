@@ -53,7 +53,7 @@ class Measurement {
     m_.memory_bytes = 0;
     for (const TensorSpec& spec : store_.tensors().specs()) *m_.memory_bytes += spec.Bytes();
     RefuseIf(CheckWork(prepared_.cost, store_.tensors()));
-    Foresee(options_.verify_only ? 1 : 1 + kAudits);
+    PrepareExpected(options_.verify_only ? 1 : 1 + kAudits);
     VerifyBefore();
     if (options_.verify_only) return;
     // A row that the tensor cores limit may reach the power cap within its samples, or before them
@@ -72,7 +72,7 @@ class Measurement {
       may_rest_more_ = repeats < kMaxRepeats;
       if (m_.samples.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
       if (met_cap) execution_.Rest(kCoolingUs);
-      Foresee(kAudits);
+      PrepareExpected(kAudits);
       try {
         TimeOnce();
       } catch (const PowerCapMet&) {  // observed_ contains the power cap
@@ -109,9 +109,9 @@ class Measurement {
   // Prepares `count` fillings of the inputs and their expected outputs, each on its own thread,
   // since the reference takes longer than the rest of a row. No thread is still running while
   // samples are taken.
-  void Foresee(int count) {
+  void PrepareExpected(int count) {
     std::vector<std::pair<uint64_t, std::future<std::unique_ptr<ExpectedSample>>>> pending;
-    for (int i = static_cast<int>(foreseen_.size()); i < count; ++i) {
+    for (int i = static_cast<int>(upcoming_.size()); i < count; ++i) {
       const bool before_timing = !timer_ && i == 0;
       const int copy = before_timing ? 0 : RandomBelow(store_.copies());
       const uint64_t fill_seed = rng_();
@@ -122,20 +122,20 @@ class Measurement {
           }));
     }
     for (auto& [fill_seed, expected] : pending) {
-      foreseen_.push_back({fill_seed, expected.get()});
+      upcoming_.push_back({fill_seed, expected.get()});
     }
   }
 
   // Fills all tensors with new contents. Expect() sets their expected outputs afterwards.
   void Renew() {
     expected_.reset();
-    seed_ = foreseen_.front().fill_seed;
+    seed_ = upcoming_.front().fill_seed;
     store_.Renew(seed_);
   }
 
   void Expect() {
-    expected_ = std::move(foreseen_.front().expected);
-    foreseen_.pop_front();
+    expected_ = std::move(upcoming_.front().expected);
+    upcoming_.pop_front();
   }
 
   void VerifyBefore() {
@@ -247,11 +247,11 @@ class Measurement {
   std::unique_ptr<LaunchTimer> timer_;
   uint64_t seed_ = 0;                         // seed of the current inputs
   std::unique_ptr<ExpectedSample> expected_;  // what the current inputs must give
-  struct Foreseen {
+  struct Upcoming {
     uint64_t fill_seed;
     std::unique_ptr<ExpectedSample> expected;
   };
-  std::deque<Foreseen> foreseen_;
+  std::deque<Upcoming> upcoming_;
   std::set<int> audit_after_;  // numbers of samples after which an audit takes place
   int taken_ = 0;
   double rest_share_ = 0;
