@@ -109,7 +109,7 @@ struct AblateRun {
 
 // Says why the texts are invalid, or returns "".
 std::string WrongTexts(TextJudge& judge, std::span<const BenchText> texts, const char* decoder) {
-  const Judgement judgement = judge.Of(texts, InterruptFlag());
+  const Judgement judgement = judge.Judge(texts, InterruptFlag());
   if (judgement.tokens == 0 || judgement.mean_regret <= kMaxMeanRegret) return "";
   return StrCat("the decoder ", decoder, " the op writes wrong texts: mean regret ",
                 judgement.mean_regret, ", at most ", kMaxMeanRegret, " is allowed");

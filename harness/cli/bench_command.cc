@@ -196,7 +196,7 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
   measurement.trouble.disturbed = disturbed;
   measurement.memory_bytes = memory_bytes;
   if (!result.interrupted) {
-    const Judgement judgement = TextJudge(model, options).Of(result.texts, InterruptFlag());
+    const Judgement judgement = TextJudge(model, options).Judge(result.texts, InterruptFlag());
     measurement.judged = {.tokens = judgement.tokens, .mean_regret = judgement.mean_regret};
     measurement.trouble.interrupted = InterruptRequested();
   }

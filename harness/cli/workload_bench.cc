@@ -134,7 +134,8 @@ void Measure(const LoadedModel& model, const DecoderOptions& options, const Work
   }
   measurement.trouble.interrupted = InterruptRequested();
   if (results.empty() || measurement.trouble.interrupted) return;
-  const Judgement judgement = TextJudge(model, options).Of(results.back().texts, InterruptFlag());
+  const Judgement judgement =
+      TextJudge(model, options).Judge(results.back().texts, InterruptFlag());
   const bool drawn = std::ranges::any_of(workload.requests, [](const WorkloadRequest& one) {
     return one.request.rule.temperature > 0;
   });

@@ -27,7 +27,7 @@ DecoderOptions PlainOptions(DecoderOptions options) {
 TextJudge::TextJudge(const LoadedModel& model, DecoderOptions options)
     : plain_(MakeDecoder(model, PlainOptions(options))) {}
 
-Judgement TextJudge::Of(std::span<const BenchText> texts, const std::atomic<bool>* interrupted) {
+Judgement TextJudge::Judge(std::span<const BenchText> texts, const std::atomic<bool>* interrupted) {
   std::vector<std::vector<float>> logits;
   std::vector<int32_t> tokens;
   std::vector<SamplingRule> rules;

@@ -23,7 +23,7 @@ class TextJudge {
   TextJudge(const LoadedModel& model, DecoderOptions options);
 
   // Judges the last tokens of each text.
-  Judgement Of(std::span<const BenchText> texts, const std::atomic<bool>* interrupted);
+  Judgement Judge(std::span<const BenchText> texts, const std::atomic<bool>* interrupted);
 
  private:
   Decoder plain_;
