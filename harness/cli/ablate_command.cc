@@ -82,8 +82,8 @@ struct AblateFlags {
 
 // Removes the ablations that swap nothing in this model or on this device. Throws InvalidArgument
 // if such an ablation was requested, or if none is left.
-void KeepThoseThatSwap(const ModelSpec& spec, Device device, bool asked,
-                       std::vector<AblationEntry>& entries) {
+void RemoveInapplicable(const ModelSpec& spec, Device device, bool asked,
+                        std::vector<AblationEntry>& entries) {
   std::erase_if(entries, [&](const AblationEntry& entry) {
     const bool in_model = Swaps(spec, entry.ablation);
     Require(in_model || !asked, "--only has ", entry.name,
@@ -298,7 +298,7 @@ int AblateCommand(const CommandLine& line) {
   if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
   RunRecord record(flags.record.record);
   const LoadedModel model(flags.run.model);
-  KeepThoseThatSwap(model.spec, flags.run.ChosenDevice(), !flags.only.empty(), entries);
+  RemoveInapplicable(model.spec, flags.run.ChosenDevice(), !flags.only.empty(), entries);
   BenchOptions& bench = flags.bench;
   bench.interrupted = InterruptFlag();
   Require(flags.run.kv.fraction == 0, "--kv-fraction is ", flags.run.kv.fraction,

@@ -95,7 +95,7 @@ struct BenchFlags {
   }
 
   // Throws InvalidArgument for a flag that would be ignored.
-  void RequireThatAllApply(const std::set<std::string_view>& given) {
+  void RequireApplicable(const std::set<std::string_view>& given) {
     const bool of_workload = !workload.workload.empty();
     for (const char* flag :
          {"--batch", "--prompt-tokens", "--new-tokens", "--seed", "--inject-host-delay"}) {
@@ -282,7 +282,7 @@ Exit codes: 0 every batch was measured and verified, 1 failure, 2 usage, 130 int
 
 int BenchCommand(const CommandLine& line) {
   BenchFlags flags;
-  flags.RequireThatAllApply(ParseFlags("bench", flags.Table(), line.args));
+  flags.RequireApplicable(ParseFlags("bench", flags.Table(), line.args));
   RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
   if (!flags.workload.workload.empty()) {
     return RunWorkloadBench(line, flags.workload,
