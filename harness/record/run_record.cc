@@ -20,7 +20,7 @@ RunRecord::RunRecord(const std::string& path) {
 }
 
 RunRecord::~RunRecord() {
-  if (!under_way_) return;
+  if (!unfinished_) return;
   try {
     Finish(/*interrupted=*/true);
   } catch (const std::exception&) {  // only the first of two failures is reported
@@ -31,7 +31,7 @@ void RunRecord::Start(const RunHeader& header) {
   end_.run_id = header.run_id;
   fingerprint_ = header.fingerprint;
   Append(ToJson(header));
-  under_way_ = true;
+  unfinished_ = true;
 }
 
 void RunRecord::Add(const Json& row, bool stands) {
@@ -41,7 +41,7 @@ void RunRecord::Add(const Json& row, bool stands) {
 }
 
 void RunRecord::Finish(bool interrupted) {
-  under_way_ = false;
+  unfinished_ = false;
   end_.interrupted = interrupted;
   end_.gpu_after = StateOf(fingerprint_);
   Append(ToJson(end_));

@@ -36,7 +36,7 @@ class RunRecord {
   std::optional<RecordWriter> writer_;
   RunEnd end_;
   Fingerprint fingerprint_;
-  bool under_way_ = false;
+  bool unfinished_ = false;
 };
 
 }  // namespace tokline

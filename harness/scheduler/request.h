@@ -94,7 +94,7 @@ struct Sequence {
   int64_t NumPrompt() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t Known() const { return static_cast<int64_t>(tokens.size()); }
   // The number of tokens that scheduled steps draw and that the host has not seen.
-  int64_t UnderWay() const { return finish == Finish::kNot ? NumPrompt() + drawn - Known() : 0; }
+  int64_t InFlight() const { return finish == Finish::kNot ? NumPrompt() + drawn - Known() : 0; }
   // The number of tokens before the first shifted one. Their K and V depend on the prefix alone.
   int64_t Exact() const {
     return request.shifted.empty() ? INT64_MAX : request.shifted.front().begin;

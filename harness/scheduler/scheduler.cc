@@ -228,7 +228,7 @@ void Scheduler::ScheduleDecode(Sequence& sequence) {
 }
 
 void Scheduler::SchedulePrefill(Sequence& sequence, int64_t& budget) {
-  if (sequence.UnderWay() > 0) {  // the sequence stalled
+  if (sequence.InFlight() > 0) {  // the sequence stalled
     stalled_ = true;
     return;
   }
@@ -266,7 +266,7 @@ void Scheduler::SchedulePrefill(Sequence& sequence, int64_t& budget) {
 bool Scheduler::AdmitOldest(int32_t growing) {
   if (waiting_.oldest == nullptr || running_.count == options_.max_batch) return false;
   Sequence& sequence = *waiting_.oldest;
-  if (sequence.UnderWay() > 0) return false;  // its newest token is not known yet
+  if (sequence.InFlight() > 0) return false;  // its newest token is not known yet
   // If sources were added, they are now the oldest waiting sequences.
   if (!FindSources(sequence, growing)) return waiting_.oldest != &sequence && AdmitOldest(growing);
   match_.clear();

@@ -199,7 +199,7 @@ TEST(DecoderTest, StepHandsOutTheTokensOfTheStepBefore) {
   ASSERT_EQ(report.tokens.size(), 1u);
   EXPECT_EQ(report.tokens[0].token, text[1]);
   EXPECT_FALSE(decoder.HasWork());
-  report = decoder.Step();  // nothing to enqueue, but one token is under way
+  report = decoder.Step();  // nothing to enqueue, but one token is in flight
   EXPECT_EQ(report.decode_rows, 0);
   ASSERT_EQ(report.tokens.size(), 1u);
   EXPECT_EQ(report.tokens[0].token, text[2]);

@@ -66,7 +66,7 @@ class SchedulerModel {
     } else if (choice < 23) {
       Remove(detail);
     } else if (choice < 26) {
-      while (!under_way_.empty()) Deliver();
+      while (!in_flight_.empty()) Deliver();
     } else if (choice < 29) {
       Replace(detail);
     } else if (choice < 32) {
@@ -96,7 +96,7 @@ class SchedulerModel {
       }
       bound += 4 * work;
     }
-    while (scheduler_.HasWork() || !under_way_.empty()) {
+    while (scheduler_.HasWork() || !in_flight_.empty()) {
       Expect(--bound > 0, "the scheduler makes no progress");
       Step();
       ReleaseHeld();
@@ -284,8 +284,8 @@ class SchedulerModel {
       text.most_in_cache = std::max(text.most_in_cache, scheduler_.Get(id).in_cache);
     }
     if (!step.Empty()) ++counts_.steps;
-    while (!under_way_.empty()) Deliver();
-    under_way_.assign(draws_.begin(), draws_.end());
+    while (!in_flight_.empty()) Deliver();
+    in_flight_.assign(draws_.begin(), draws_.end());
     draws_.clear();
   }
 
@@ -423,7 +423,7 @@ class SchedulerModel {
     if (held) return;
     if (oldest == nullptr) {
       const Sequence* waiting = scheduler_.OldestWaiting();
-      Expect(waiting == nullptr || waiting->UnderWay() > 0, "nobody is admitted to an empty batch");
+      Expect(waiting == nullptr || waiting->InFlight() > 0, "nobody is admitted to an empty batch");
       return;
     }
     const auto is_oldest = [&](const StepPart& part) { return part.sequence == oldest; };
@@ -433,8 +433,8 @@ class SchedulerModel {
   }
 
   void Deliver() {
-    const Draw draw = under_way_.front();
-    under_way_.pop_front();
+    const Draw draw = in_flight_.front();
+    in_flight_.pop_front();
     const auto found = texts_.find(draw.id);
     const bool there = found != texts_.end() && !found->second.ended;
     const bool expected = there && !found->second.source;
@@ -683,7 +683,7 @@ class SchedulerModel {
   std::vector<int32_t> sampled_;
   std::map<SequenceId, Text> texts_;
   std::vector<Scheduler::Pinned> pinned_;
-  std::deque<Draw> under_way_;
+  std::deque<Draw> in_flight_;
   std::vector<Draw> draws_;
   ModelCounts counts_;
   int64_t recomputed_tokens_ = 0;
