@@ -33,7 +33,7 @@ struct Refusal {
 };
 
 // Thrown if the device reached its power cap and the row may be repeated with longer rests.
-struct PowerCapMet {};
+struct PowerCapReached {};
 
 class Measurement {
  public:
@@ -59,28 +59,28 @@ class Measurement {
     // A row that the tensor cores limit may reach the power cap within its samples, or before them
     // in the search for a slowdown, and NVML reports this too late. Such a row therefore starts as
     // if it had reached the cap once.
-    bool met_cap = IsLimitedByMatmul();
+    bool reached_cap = IsLimitedByMatmul();
     timer_ = execution_.MakeTimer(*prepared_.bench_case, store_,
                                   {.dependent = options_.dependent,
                                    .slowdown_percent = options_.slowdown_percent,
-                                   .rest_share = met_cap ? kRestShares.front() : 0});
+                                   .rest_share = reached_cap ? kRestShares.front() : 0});
     m_.samples.launches_per_sample = timer_->launches_per_sample();
-    int times_met_cap = 0;
-    for (int repeats = met_cap ? 1 : 0; repeats <= kMaxRepeats; ++repeats) {
-      times_met_cap += met_cap ? 1 : 0;
-      m_.samples.rested = times_met_cap > 0;
+    int times_reached_cap = 0;
+    for (int repeats = reached_cap ? 1 : 0; repeats <= kMaxRepeats; ++repeats) {
+      times_reached_cap += reached_cap ? 1 : 0;
+      m_.samples.rested = times_reached_cap > 0;
       may_rest_more_ = repeats < kMaxRepeats;
-      if (m_.samples.rested) rest_share_ = kRestShares.at(times_met_cap - 1);
-      if (met_cap) execution_.Rest(kCoolingUs);
+      if (m_.samples.rested) rest_share_ = kRestShares.at(times_reached_cap - 1);
+      if (reached_cap) execution_.Rest(kCoolingUs);
       PrepareExpected(kAudits);
       try {
         TimeOnce();
-      } catch (const PowerCapMet&) {  // observed_ contains the power cap
+      } catch (const PowerCapReached&) {  // observed_ contains the power cap
       }
       if (m_.trouble.interrupted) return;
       m_.trouble.disturbed = Disturbance(observed_, observed_);
       if (m_.trouble.disturbed.empty()) break;
-      met_cap = MeetsPowerCap(observed_.throttle_reasons.value_or(0));
+      reached_cap = ReachedPowerCap(observed_.throttle_reasons.value_or(0));
     }
     CheckFreshTimes();
   }
@@ -192,8 +192,8 @@ class Measurement {
       samples.insert(samples.end(), got.begin(), got.end());
       taken_ += static_cast<int>(got.size());
       if (static_cast<int>(got.size()) < wanted) break;
-      if (may_rest_more_ && MeetsPowerCap(observed_.throttle_reasons.value_or(0))) {
-        throw PowerCapMet{};
+      if (may_rest_more_ && ReachedPowerCap(observed_.throttle_reasons.value_or(0))) {
+        throw PowerCapReached{};
       }
       if (m_.samples.rested) {
         execution_.Rest(rest_share_ * got.back() * timer_->launches_per_sample());

@@ -197,7 +197,7 @@ std::string ThrottleText(uint64_t reasons) {
 
 bool IsThrottled(uint64_t reasons) { return Disturbing(reasons) != 0; }
 
-bool MeetsPowerCap(uint64_t reasons) { return (reasons & kPowerCap) != 0; }
+bool ReachedPowerCap(uint64_t reasons) { return (reasons & kPowerCap) != 0; }
 
 std::string Disturbance(const GpuState& before, const GpuState& after) {
   std::string words;

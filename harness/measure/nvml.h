@@ -40,7 +40,7 @@ std::string ThrottleText(uint64_t reasons);
 bool IsThrottled(uint64_t reasons);
 
 // Whether the device runs slower to stay within its power limit.
-bool MeetsPowerCap(uint64_t reasons);
+bool ReachedPowerCap(uint64_t reasons);
 
 // Says what slowed a measurement between these two states, as in "throttled: power cap; 2 other
 // processes on the GPU"; returns "" if nothing that could be read did.
