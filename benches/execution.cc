@@ -26,7 +26,7 @@ class HostExecution : public Execution {
         [&bench_case, &store](int set) { bench_case.RunReference(store.Set(set)); },
         {.buffer_sets = store.copies(), .slowdown_percent = options.slowdown_percent});
   }
-  bool TimesAreClaims() const override { return false; }
+  bool MeasuresSpeed() const override { return false; }
   std::string UuidHash() const override { return ""; }
   GpuState State() const override { return {}; }
   std::optional<Peaks> Measure() const override { return std::nullopt; }

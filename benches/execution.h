@@ -39,7 +39,7 @@ class Execution {
                                                  const TensorStore& store,
                                                  const TimerOptions& options) const = 0;
   // Whether times are compared with each other. The host's reference only has to be correct.
-  virtual bool TimesAreClaims() const = 0;
+  virtual bool MeasuresSpeed() const = 0;
   // The hash of GpuIdentity; "" on the host.
   virtual std::string UuidHash() const = 0;
   // The current state of the device; all values are absent on the host.

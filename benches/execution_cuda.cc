@@ -67,7 +67,7 @@ class DeviceExecution : public Execution {
          .slowdown_percent = options.slowdown_percent,
          .rest_share = options.rest_share});
   }
-  bool TimesAreClaims() const override { return true; }
+  bool MeasuresSpeed() const override { return true; }
   void Rest(double us) const override {
     std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(us));
   }

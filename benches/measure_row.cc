@@ -216,7 +216,7 @@ class Measurement {
   }
 
   void CheckFreshTimes() {
-    if (!execution_.TimesAreClaims()) return;
+    if (!execution_.MeasuresSpeed()) return;
     const double fresh = Median(fresh_us_);
     const double repeated = Median(m_.samples.us);
     const int launches = store_.copies();

@@ -91,7 +91,7 @@ class SimulatedExecution : public Execution {
            bool dependent) const override;
   std::unique_ptr<LaunchTimer> MakeTimer(const BenchCase& bench_case, const TensorStore& store,
                                          const TimerOptions& options) const override;
-  bool TimesAreClaims() const override { return true; }
+  bool MeasuresSpeed() const override { return true; }
   std::string UuidHash() const override { return "simulated"; }
   // Returns the next of `states`, or an undisturbed state if none is left.
   GpuState State() const override;
