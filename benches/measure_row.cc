@@ -127,10 +127,10 @@ class Measurement {
   }
 
   // Fills all tensors with new contents. Expect() sets their expected outputs afterwards.
-  void Renew() {
+  void Refill() {
     expected_.reset();
     seed_ = upcoming_.front().fill_seed;
-    store_.Renew(seed_);
+    store_.Refill(seed_);
   }
 
   void Expect() {
@@ -139,7 +139,7 @@ class Measurement {
   }
 
   void VerifyBefore() {
-    Renew();
+    Refill();
     RefuseIf(CheckInputs(store_, seed_, rng_));
     execution_.Run(*prepared_.bench_case, store_, std::min(store_.copies(), 2), options_.dependent);
     Expect();
@@ -205,7 +205,7 @@ class Measurement {
 
   void Audit() {
     Compare(m_.verified.after, StrCat("after ", taken_, " timed samples"));
-    Renew();
+    Refill();
     const Rotation rotation = timer_->RotateOnce();
     fresh_us_.push_back(rotation.us);
     late_us_.push_back(rotation.late_us);

@@ -161,7 +161,7 @@ void TensorStore::Poison() {
   memory_->Synchronize();
 }
 
-void TensorStore::Renew(uint64_t seed) {
+void TensorStore::Refill(uint64_t seed) {
   for (size_t t = 0; t < bases_.size(); ++t) {
     const TensorSpec& spec = tensors_->specs()[t];
     if (spec.kind == TensorKind::kWorkspace) memory_->SetBytes(bases_[t], 0, spec.Bytes());

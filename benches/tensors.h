@@ -130,7 +130,7 @@ class TensorStore {
   void Poison();                   // every output, in every set, with kPoison
   // Does both and restores the workspaces to their initial state, so that nothing of earlier
   // launches remains.
-  void Renew(uint64_t seed);
+  void Refill(uint64_t seed);
   // Bytes [begin, begin + bytes) of a tensor.
   void Read(int tensor, int copy, int64_t begin, int64_t bytes, void* host) const;
 
