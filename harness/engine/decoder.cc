@@ -40,9 +40,9 @@ class ObservedScope {
 };
 
 // Stands in for a graph on the host, which has no graphs: enqueues the work again each time.
-class EnqueuedAnew : public WorkGraph {
+class HostGraph : public WorkGraph {
  public:
-  explicit EnqueuedAnew(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
+  explicit HostGraph(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
   void Enqueue() override { enqueue_(); }
 
  private:
@@ -233,7 +233,7 @@ std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
   };
   backend_->Synchronize();
   if (config_.OnDevice()) return backend_->Capture(enqueue);
-  return std::make_unique<EnqueuedAnew>(enqueue);
+  return std::make_unique<HostGraph>(enqueue);
 }
 
 std::span<const NewToken> Decoder::Flush() {
