@@ -82,7 +82,7 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
       for (const NewToken& token : tokens) {
         if (result.tokens.empty()) first_token = Clock::now();
         result.tokens.push_back(token.token);
-        finished = token.finish != Finish::kNot;
+        finished = token.finish != Finish::kNone;
         result.stopped = token.finish == Finish::kStop;
         if (!result.stopped) show(stream.Push(token.token));
       }

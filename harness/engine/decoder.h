@@ -33,7 +33,7 @@ namespace tokline {
 struct NewToken {
   SequenceId sequence = 0;
   int32_t token = 0;
-  Finish finish = Finish::kNot;  // a sequence is removed when it ends, unless its request holds it
+  Finish finish = Finish::kNone;  // a sequence is removed when it ends, unless its request holds it
 };
 
 struct StepReport {

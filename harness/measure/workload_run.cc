@@ -50,7 +50,7 @@ class TokenLog {
     if (const auto kept = kept_.find(one.index); kept != kept_.end()) {
       kept->second.push_back(token.token);
     }
-    const bool ended = token.finish != Finish::kNot || (one.stops && one.stops(token.token));
+    const bool ended = token.finish != Finish::kNone || (one.stops && one.stops(token.token));
     if (ended) progress_.erase(found);
     return ended;
   }
@@ -145,7 +145,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
     for (const NewToken& token : tokens) {
       ++result.new_tokens;
       if (!log.Take(token, now_s)) continue;
-      if (token.finish == Finish::kNot) decoder.RemoveSequence(token.sequence);
+      if (token.finish == Finish::kNone) decoder.RemoveSequence(token.sequence);
       if (++result.requests % tenth == 0) {
         result.memory.push_back(MemoryOf(decoder, result.requests));
       }

@@ -48,8 +48,8 @@ struct Request {
   int64_t shifted_after = 0;
 };
 
-// Why a sequence ended. kNot: it has not ended.
-enum class Finish : uint8_t { kNot, kStop, kLength };
+// Why a sequence ended. kNone: it has not ended.
+enum class Finish : uint8_t { kNone, kStop, kLength };
 
 // The state of a request. Only the scheduler changes it.
 struct Sequence {
@@ -65,7 +65,7 @@ struct Sequence {
   int64_t lost = 0;        // the largest in_cache at which the sequence was preempted
   int64_t last_draw = 0;   // number of the step that drew the newest token; 0: none
   int32_t draw_slot = -1;  // the slot of the sequence in that step
-  Finish finish = Finish::kNot;
+  Finish finish = Finish::kNone;
 
   enum class Place : uint8_t { kWaiting, kRunning, kHeld };
   Place place = Place::kWaiting;
@@ -94,7 +94,7 @@ struct Sequence {
   int64_t NumPrompt() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t Known() const { return static_cast<int64_t>(tokens.size()); }
   // The number of tokens that scheduled steps draw and that the host has not seen.
-  int64_t InFlight() const { return finish == Finish::kNot ? NumPrompt() + drawn - Known() : 0; }
+  int64_t InFlight() const { return finish == Finish::kNone ? NumPrompt() + drawn - Known() : 0; }
   // The number of tokens before the first shifted one. Their K and V depend on the prefix alone.
   int64_t Exact() const {
     return request.shifted.empty() ? INT64_MAX : request.shifted.front().begin;

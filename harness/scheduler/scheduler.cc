@@ -100,7 +100,7 @@ Sequence& Scheduler::Find(SequenceId id) const {
 void Scheduler::Remove(SequenceId id) {
   Sequence& sequence = Find(id);
   RemoveSources(sequence);
-  if (sequence.finish == Finish::kNot && !sequence.awaited_by) ++counts_.removed;
+  if (sequence.finish == Finish::kNone && !sequence.awaited_by) ++counts_.removed;
   if (sequence.place == Sequence::Place::kRunning) LeaveBatch(sequence);
   if (sequence.place == Sequence::Place::kWaiting) waiting_.Unlink(sequence);
   ReleasePages(sequence);
@@ -370,7 +370,7 @@ void Scheduler::FinishStep() {
 
 std::optional<Finish> Scheduler::TakeToken(SequenceId id, int32_t token) {
   const auto found = sequences_.find(id);
-  if (found == sequences_.end() || found->second->finish != Finish::kNot) return std::nullopt;
+  if (found == sequences_.end() || found->second->finish != Finish::kNone) return std::nullopt;
   Sequence& sequence = *found->second;
   const int64_t number = sequence.Known() - sequence.NumPrompt() + 1;
   Require(number <= sequence.drawn, "sequence ", id, " has drawn ", sequence.drawn,
@@ -378,12 +378,12 @@ std::optional<Finish> Scheduler::TakeToken(SequenceId id, int32_t token) {
   const bool replaced = sequence.replacement && sequence.replacement->number == number;
   sequence.tokens.push_back(replaced ? sequence.replacement->token : token);
   const std::vector<int32_t>& stop_ids = sequence.request.stop_ids;
-  Finish finish = Finish::kNot;
+  Finish finish = Finish::kNone;
   if (number == sequence.request.max_new_tokens) finish = Finish::kLength;
   if (std::ranges::find(stop_ids, token) != stop_ids.end()) finish = Finish::kStop;
   SealKnown(sequence);
   const bool source = sequence.awaited_by.has_value();
-  if (finish != Finish::kNot) {
+  if (finish != Finish::kNone) {
     sequence.finish = finish;
     End(sequence);
   }

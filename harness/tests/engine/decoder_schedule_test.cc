@@ -31,7 +31,7 @@ const std::vector<GoldenCase>& Cases() {
 
 struct Ended {
   std::vector<int32_t> tokens;
-  Finish finish = Finish::kNot;
+  Finish finish = Finish::kNone;
   bool operator==(const Ended&) const = default;
 };
 
@@ -40,7 +40,7 @@ void RunAll(Decoder& decoder, std::map<SequenceId, Ended>& texts) {
   const auto take = [&](std::span<const NewToken> tokens) {
     for (const NewToken& token : tokens) {
       Ended& text = texts[token.sequence];
-      EXPECT_EQ(text.finish, Finish::kNot) << "a token after the end";
+      EXPECT_EQ(text.finish, Finish::kNone) << "a token after the end";
       text.tokens.push_back(token.token);
       text.finish = token.finish;
     }

@@ -456,9 +456,9 @@ class SchedulerModel {
     const bool length = static_cast<int64_t>(text.seen) == text.request.max_new_tokens;
     Expect(*finish == (stop     ? Finish::kStop
                        : length ? Finish::kLength
-                                : Finish::kNot),
+                                : Finish::kNone),
            "sequence ", draw.id, " ends wrongly after ", text.seen, " tokens");
-    if (*finish == Finish::kNot) return;
+    if (*finish == Finish::kNone) return;
     Expect(text.replaced || text.seen == text.expected.size(), "the text is too short");
     ++counts_.finished;
     if (text.request.hold) {
@@ -492,7 +492,7 @@ class SchedulerModel {
       for (; s != nullptr; s = s->newer, ++count) {
         Expect(s->awaited_by || s->id > last, "sequence ", s->id, " comes after ", last);
         Expect(s->place == place, "a sequence is in the wrong list");
-        Expect(s->finish == Finish::kNot, "a sequence goes on after its end");
+        Expect(s->finish == Finish::kNone, "a sequence goes on after its end");
         if (!s->awaited_by) last = s->id;
       }
     };
@@ -510,7 +510,7 @@ class SchedulerModel {
              " has a wrong history");
       Expect(s.Known() - s.NumPrompt() == static_cast<int64_t>(text.seen), "sequence ", id,
              " has a token that was not handed out");
-      if (s.finish == Finish::kNot) {
+      if (s.finish == Finish::kNone) {
         Expect(s.NumPrompt() + s.drawn == static_cast<int64_t>(text.tokens.size()), "sequence ", id,
                " counts its draws wrongly");
       }
