@@ -1,15 +1,15 @@
 // tokline inspect: shows what a model is, what its files contain and how much memory a run takes.
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "harness/cli/commands.h"
 #include "harness/cli/kv_size.h"
-#include "harness/cli/memory_text.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/status_line.h"
 #include "harness/platform/printable.h"
-#include "harness/record/memory_report.h"
+#include "harness/record/record.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
 #include "harness/platform/device.h"
@@ -17,8 +17,6 @@
 
 namespace tokline {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct InspectFlags {
   RunFlags run;
@@ -175,6 +173,8 @@ int InspectCommand(const CommandLine& line) {
   SizeKvForBatch(flags.run.kv, model, options);
   const DeviceFacts facts = FactsOf(options.device);
   const MemoryPlan memory = PlanMemory(spec, options, facts);
+  Json uses = ToJson(memory);
+  uses["total"] = memory.Total();
 
   const Json report = {{"model", model.Name()},
                        {"spec", SpecJson(spec)},
@@ -188,13 +188,7 @@ int InspectCommand(const CommandLine& line) {
                          {"dtype", Name(options.dtype)},
                          {"batch", flags.batch},
                          {"context", context},
-                         {"memory_bytes",
-                          {{"weights", memory.weight_bytes},
-                           {"kv_cache", memory.kv_bytes},
-                           {"activations", memory.activation_bytes},
-                           {"workspaces", memory.workspace_bytes},
-                           {"tables", memory.table_bytes},
-                           {"total", memory.Total()}}},
+                         {"memory_bytes", std::move(uses)},
                          {"host_bytes",
                           {{"mapped_files", model.checkpoint.FileBytes()},
                            {"step_arrays", memory.staging_bytes},

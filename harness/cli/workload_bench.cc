@@ -113,7 +113,7 @@ void Measure(const LoadedModel& model, const DecoderOptions& options, const Work
   {
     const MemoryWatch watch(options.device);
     Decoder decoder = MakeDecoder(model, options);
-    measurement.memory = ByUse(decoder.Memory());
+    measurement.memory = decoder.Memory();
     measurement.memory_points.push_back(MemoryOf(decoder, 0));
     measurement.warm_up_s = WarmUp(decoder, workload, InterruptFlag());
     measurement.memory_points.push_back(MemoryOf(decoder, 0));

@@ -15,19 +15,11 @@ int64_t TakenNow(const Backend& backend) {
 
 }  // namespace
 
-MemoryByUse ByUse(const MemoryPlan& plan) {
-  return {.weights = plan.weight_bytes,
-          .kv_cache = plan.kv_bytes,
-          .activations = plan.activation_bytes,
-          .workspaces = plan.workspace_bytes,
-          .tables = plan.table_bytes};
-}
-
 MemoryWatch::MemoryWatch(Device device) : before_(TakenNow(*MakeBackend(device))) {}
 
 Json MemoryWatch::Report(Decoder& decoder) const {
   const MemoryPlan plan = decoder.Memory();
-  Json planned = ToJson(ByUse(plan));
+  Json planned = ToJson(plan);
   planned["staging"] = plan.staging_bytes;
   const bool on_device = decoder.GetBackend().device() == Device::kCuda;
   const int64_t total = plan.Total() + (on_device ? 0 : plan.staging_bytes);

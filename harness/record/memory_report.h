@@ -4,13 +4,9 @@
 
 #include "harness/engine/backend.h"
 #include "harness/engine/decoder.h"
-#include "harness/engine/decoder_memory.h"
 #include "harness/record/record.h"
 
 namespace tokline {
-
-// In the form that records use.
-MemoryByUse ByUse(const MemoryPlan& plan);
 
 // Must be created before the decoder and queried while the decoder lives. All figures are bytes. On
 // CUDA, "measured" is the decrease of the device's free memory; on the CPU, it is the increase of

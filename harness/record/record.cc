@@ -269,12 +269,12 @@ Json DecoderRow(const DecoderMeasurement& m) {
   return row;
 }
 
-Json ToJson(const MemoryByUse& memory) {
-  return {{"weights", memory.weights},
-          {"kv_cache", memory.kv_cache},
-          {"activations", memory.activations},
-          {"workspaces", memory.workspaces},
-          {"tables", memory.tables}};
+Json ToJson(const MemoryPlan& memory) {
+  return {{"weights", memory.weight_bytes},
+          {"kv_cache", memory.kv_bytes},
+          {"activations", memory.activation_bytes},
+          {"workspaces", memory.workspace_bytes},
+          {"tables", memory.table_bytes}};
 }
 
 Json ToJson(const MemoryPoint& point) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/engine/decoder_memory.h"
 #include "harness/measure/fingerprint.h"
 #include "harness/measure/memory_point.h"
 #include "harness/measure/peaks.h"
@@ -130,17 +131,8 @@ struct DecoderMeasurement {
   std::optional<StepProfile> profile{};
 };
 
-// Device memory in bytes by use, as in the decoder's MemoryPlan.
-struct MemoryByUse {
-  int64_t weights = 0;
-  int64_t kv_cache = 0;
-  int64_t activations = 0;
-  int64_t workspaces = 0;
-  int64_t tables = 0;
-
-  int64_t Total() const { return weights + kv_cache + activations + workspaces + tables; }
-};
-Json ToJson(const MemoryByUse& memory);
+// Device memory by use, without the staging memory on the host.
+Json ToJson(const MemoryPlan& memory);
 Json ToJson(const MemoryPoint& point);
 
 // One run of a workload.
@@ -158,7 +150,7 @@ struct WorkloadMeasurement {
   std::vector<WorkloadSample> samples{};
   double warm_up_s = 0;
   ServingFigures serving{};  // from the sample with the median time
-  MemoryByUse memory{};
+  MemoryPlan memory{};
   // At the start, after the warm-up, and after each tenth of each repeat's requests.
   std::vector<MemoryPoint> memory_points{};
   JudgedTexts judged{};

@@ -30,7 +30,11 @@ WorkloadMeasurement WorkloadOf3Repeats() {
                 {"reuse", false},
                 {"kv_limit", {{"pages", 9}}},
                 {"sharing", "never"}},
-      .memory = {.weights = 100, .kv_cache = 50, .activations = 20, .workspaces = 5, .tables = 1},
+      .memory = {.weight_bytes = 100,
+                 .kv_bytes = 50,
+                 .activation_bytes = 20,
+                 .workspace_bytes = 5,
+                 .table_bytes = 1},
       .memory_points = {MemoryPoint{}, MemoryPoint{.requests = 4, .host = {}, .device_free = 7}},
       .judged = {.tokens = 256, .mean_regret = 0.001, .drawn = true}};
   for (const double seconds : {2.0, 1.0, 4.0}) {
