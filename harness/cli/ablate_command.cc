@@ -29,38 +29,23 @@ struct AblateFlags {
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
     run.AddTo(flags);
-    flags.push_back({.name = "--batch",
-                     .value = "N",
-                     .help = "batch size (default: 8)",
-                     .set = IntegerInto("--batch", bench.batch, 1, 4096)});
-    flags.push_back({.name = "--prompt-tokens",
-                     .value = "N",
-                     .help = "prompt tokens per sequence (default: 128)",
-                     .set = IntegerInto("--prompt-tokens", bench.prompt_tokens, 1, INT32_MAX)});
-    flags.push_back({.name = "--new-tokens",
-                     .value = "N",
-                     .help = "new tokens per sequence, at least 2 (default: 64)",
-                     .set = IntegerInto("--new-tokens", bench.new_tokens, 2, INT32_MAX)});
-    flags.push_back(
-        {.name = "--rounds",
-         .value = "N",
-         .help =
-             "rounds of both decoders in random order after a warm-up, for either order of making "
-             "them (default: 8; a verdict needs 6)",
-         .set = IntegerInto("--rounds", bench.repeats, 1, 1000)});
-    flags.push_back({.name = "--only",
-                     .value = "NAMES",
-                     .help = "ablations to run, separated by commas (default: all)",
-                     .set = [this](std::string_view text) {
-                       Require(!text.empty(), "--only is empty; it needs a value");
-                       only = text;
-                       ParseAblations(text);
-                     }});
-    flags.push_back(
-        {.name = "--seed",
-         .value = "N",
-         .help = "seed of the prompts and the order (default: 0)",
-         .set = [this](std::string_view text) { bench.seed = ParseSeed("--seed", text); }});
+    flags.insert(
+        flags.end(),
+        {{"--batch", "N", "batch size (default: 8)", IntegerInto(bench.batch, 1, 4096)},
+         {"--prompt-tokens", "N", "prompt tokens per sequence (default: 128)",
+          IntegerInto(bench.prompt_tokens, 1, INT32_MAX)},
+         {"--new-tokens", "N", "new tokens per sequence, at least 2 (default: 64)",
+          IntegerInto(bench.new_tokens, 2, INT32_MAX)},
+         {"--rounds", "N",
+          "rounds of both decoders in random order after a warm-up, for either order of making "
+          "them (default: 8; a verdict needs 6)",
+          IntegerInto(bench.repeats, 1, 1000)},
+         {"--only", "NAMES", "ablations to run, separated by commas (default: all)",
+          [this](auto, auto text) {
+            only = text;
+            ParseAblations(text);
+          }},
+         {"--seed", "N", "seed of the prompts and the order (default: 0)", SeedInto(bench.seed)}});
     record.AddTo(flags);
     return flags;
   }

@@ -44,53 +44,32 @@ struct BenchFlags {
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
     run.AddTo(flags);
-    flags.push_back({.name = "--batch",
-                     .value = "1,8,64",
-                     .help = "batch sizes, measured one after another (default: 1,8,64)",
-                     .set = [this](std::string_view text) {
-                       batches = ParseIntegers("--batch", text, 1, 4096);
-                     }});
-    flags.push_back({.name = "--prompt-tokens",
-                     .value = "N",
-                     .help = "prompt tokens per sequence (default: 128)",
-                     .set = IntegerInto("--prompt-tokens", bench.prompt_tokens, 1, INT32_MAX)});
-    flags.push_back({.name = "--new-tokens",
-                     .value = "N",
-                     .help = "new tokens per sequence, at least 2 (default: 128)",
-                     .set = IntegerInto("--new-tokens", bench.new_tokens, 2, INT32_MAX)});
-    flags.push_back({.name = "--repeats",
-                     .value = "N",
-                     .help = "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 "
-                             "on cpu)",
-                     .set = [this](std::string_view text) {
-                       repeats = static_cast<int32_t>(ParseInteger("--repeats", text, 1, 1000));
-                       bench.repeats = *repeats;
-                     }});
-    flags.push_back(
-        {.name = "--seed",
-         .value = "N",
-         .help = "seed of the prompts (default: 0)",
-         .set = [this](std::string_view text) { bench.seed = ParseSeed("--seed", text); }});
+    flags.insert(flags.end(),
+                 {{"--batch", "1,8,64", "batch sizes, measured one after another (default: 1,8,64)",
+                   [this](auto flag, auto text) { batches = ParseIntegers(flag, text, 1, 4096); }},
+                  {"--prompt-tokens", "N", "prompt tokens per sequence (default: 128)",
+                   IntegerInto(bench.prompt_tokens, 1, INT32_MAX)},
+                  {"--new-tokens", "N", "new tokens per sequence, at least 2 (default: 128)",
+                   IntegerInto(bench.new_tokens, 2, INT32_MAX)},
+                  {"--repeats", "N",
+                   "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 on cpu)",
+                   IntegerInto(repeats, 1, 1000)},
+                  {"--seed", "N", "seed of the prompts (default: 0)", SeedInto(bench.seed)}});
     record.AddTo(flags);
-    flags.push_back(
-        {.name = "--profile",
-         .value = "on|off",
-         .help = "profile a decode step; on prints it (default: write it without printing)",
-         .set = [this](std::string_view text) {
-           constexpr std::array<std::string_view, 2> kChoices = {"off", "on"};
-           profile = ParseChoice("--profile", text, kChoices) == 1;
-         }});
-    workload.AddTo(flags);
-    flags.push_back({.name = "--inject-op-delay",
-                     .value = "OP:US",
-                     .help = "to test the tools: delay by US after each launch of an op",
-                     .set = [this](std::string_view text) { op_delay = ParseOpDelay(text); }});
-    flags.push_back({.name = "--inject-host-delay",
-                     .value = "US",
-                     .help = "to test the tools: delay the host by US after each decode step",
-                     .set = [this](std::string_view text) {
-                       bench.host_delay_us = ParseDelay("--inject-host-delay", text);
+    flags.push_back({"--profile", "on|off",
+                     "profile a decode step; on prints it (default: write it without printing)",
+                     [this](auto flag, auto text) {
+                       constexpr std::array<std::string_view, 2> kChoices = {"off", "on"};
+                       profile = ParseChoice(flag, text, kChoices) == 1;
                      }});
+    workload.AddTo(flags);
+    flags.insert(
+        flags.end(),
+        {{"--inject-op-delay", "OP:US", "to test the tools: delay by US after each launch of an op",
+          [this](auto flag, auto text) { op_delay = ParseOpDelay(flag, text); }},
+         {"--inject-host-delay", "US",
+          "to test the tools: delay the host by US after each decode step",
+          [this](auto flag, auto text) { bench.host_delay_us = ParseDelay(flag, text); }}});
     return flags;
   }
 
@@ -126,12 +105,12 @@ struct BenchFlags {
             "; it must be more than 0 and at most ", kMaxDelayUs, " microseconds");
     return us;
   }
-  static OpDelay ParseOpDelay(std::string_view text) {
+  static OpDelay ParseOpDelay(std::string_view flag, std::string_view text) {
     const size_t colon = text.rfind(':');
-    Require(colon != text.npos, "--inject-op-delay is ", Quoted(text),
+    Require(colon != text.npos, flag, " is ", Quoted(text),
             "; it must be an op and microseconds, such as down:20");
     return {.op = ParseStepOp(text.substr(0, colon)),
-            .us = ParseDelay("--inject-op-delay", text.substr(colon + 1))};
+            .us = ParseDelay(flag, text.substr(colon + 1))};
   }
 };
 
@@ -283,6 +262,7 @@ Exit codes: 0 every batch was measured and verified, 1 failure, 2 usage, 130 int
 int BenchCommand(const CommandLine& line) {
   BenchFlags flags;
   flags.RequireApplicable(ParseFlags("bench", flags.Table(), line.args));
+  flags.bench.repeats = flags.repeats.value_or(flags.bench.repeats);
   RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
   if (!flags.workload.workload.empty()) {
     return RunWorkloadBench(line, flags.workload,

@@ -37,28 +37,16 @@ struct ChatFlags {
   SamplingRule rule;
 
   std::vector<Flag> Table() {
-    std::vector<Flag> flags;
-    flags.push_back({.name = "--system",
-                     .value = "FILE",
-                     .help = "system text, which tells the model how to behave",
-                     .set = TextInto("--system", system_file)});
-    flags.push_back({.name = "--chunk",
-                     .value = "FILE",
-                     .help = "text for the model to know, computed once; may be repeated",
-                     .set = [this](std::string_view text) { chunk_files.emplace_back(text); },
-                     .repeats = true});
-    flags.push_back({.name = "--max-new-tokens",
-                     .value = "N",
-                     .help = "maximum number of tokens per answer (default: 512)",
-                     .set = IntegerInto("--max-new-tokens", max_new_tokens, 1, INT32_MAX)});
-    flags.push_back({.name = "--context",
-                     .value = "N",
-                     .help = "maximum number of tokens per conversation (default: the model's)",
-                     .set = IntegerInto("--context", context, 1)});
-    flags.push_back({.name = "--no-think",
-                     .value = "",
-                     .help = "Qwen3: answer without thoughts",
-                     .set = [this](std::string_view) { think = false; }});
+    std::vector<Flag> flags = {
+        {"--system", "FILE", "system text, which tells the model how to behave",
+         TextInto(system_file)},
+        {"--chunk", "FILE", "text for the model to know, computed once; may be repeated",
+         [this](auto, auto text) { chunk_files.emplace_back(text); }, /*repeats=*/true},
+        {"--max-new-tokens", "N", "maximum number of tokens per answer (default: 512)",
+         IntegerInto(max_new_tokens, 1, INT32_MAX)},
+        {"--context", "N", "maximum number of tokens per conversation (default: the model's)",
+         IntegerInto(context, 1)},
+        {"--no-think", "", "Qwen3: answer without thoughts", SwitchInto(think, false)}};
     AddSamplingFlags(rule, flags);
     run.AddTo(flags);
     return flags;

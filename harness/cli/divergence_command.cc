@@ -37,36 +37,28 @@ struct DivergenceFlags {
   std::filesystem::path json;
 
   std::vector<Flag> Table() {
-    std::vector<Flag> flags;
-    const auto add = [&flags](std::string_view name, std::string_view value, Piece::Kind kind,
-                              std::vector<Piece>& to, std::string_view help, bool repeats = true) {
-      flags.push_back({.name = name,
-                       .value = value,
-                       .help = help,
-                       .set =
-                           [name, kind, &to](std::string_view text) {
-                             Require(!text.empty(), name, " is empty; it needs a value");
-                             to.push_back({kind, name, std::string(text)});
-                           },
-                       .repeats = repeats});
-    };
     using enum Piece::Kind;
-    add("--chunk", "FILE", kFile, chunks, "text that is computed once and reused; may be repeated");
-    add("--chunk-ids", "1,2,3", kIds, chunks, "a chunk as token ids; may be repeated");
-    add("--prompt", "TEXT", kText, prompts, "text that follows the chunks; may be repeated");
-    add("--prompt-ids", "1,2,3", kIds, prompts, "a prompt as token ids; may be repeated");
-    add("--prefix", "FILE", kFile, prefix,
-        "text before the chunks, after which each is computed (default: none)", false);
-    add("--prefix-ids", "1,2,3", kIds, prefix, "the prefix as token ids", false);
-    flags.push_back({.name = "--max-new-tokens",
-                     .value = "N",
-                     .help = "maximum number of tokens per answer (default: 64)",
-                     .set = IntegerInto("--max-new-tokens", max_new_tokens, 1, INT32_MAX)});
+    const auto append = [](Piece::Kind kind, std::vector<Piece>& to) {
+      return [kind, &to](std::string_view flag, std::string_view text) {
+        to.push_back({kind, flag, std::string(text)});
+      };
+    };
+    std::vector<Flag> flags = {
+        {"--chunk", "FILE", "text that is computed once and reused; may be repeated",
+         append(kFile, chunks), /*repeats=*/true},
+        {"--chunk-ids", "1,2,3", "a chunk as token ids; may be repeated", append(kIds, chunks),
+         /*repeats=*/true},
+        {"--prompt", "TEXT", "text that follows the chunks; may be repeated",
+         append(kText, prompts), /*repeats=*/true},
+        {"--prompt-ids", "1,2,3", "a prompt as token ids; may be repeated", append(kIds, prompts),
+         /*repeats=*/true},
+        {"--prefix", "FILE", "text before the chunks, after which each is computed (default: none)",
+         append(kFile, prefix)},
+        {"--prefix-ids", "1,2,3", "the prefix as token ids", append(kIds, prefix)},
+        {"--max-new-tokens", "N", "maximum number of tokens per answer (default: 64)",
+         IntegerInto(max_new_tokens, 1, INT32_MAX)}};
     run.AddTo(flags);
-    flags.push_back({.name = "--json",
-                     .value = "FILE",
-                     .help = "write every token's divergence",
-                     .set = TextInto("--json", json)});
+    flags.push_back({"--json", "FILE", "write every token's divergence", TextInto(json)});
     return flags;
   }
 

@@ -40,15 +40,16 @@ std::set<std::string_view> ParseFlags(std::string_view command, std::span<const 
     Require(flag != flags.end(), arg.starts_with("--") ? "unknown flag " : "unexpected argument ",
             Quoted(name), "; tokline ", command, " takes ", Names(flags));
     Require(seen.insert(flag->name).second || flag->repeats, name, " is given twice");
+    std::string_view text;
     if (flag->value.empty()) {
       Require(equals == arg.npos, name, " takes no value; it is ", Quoted(arg.substr(equals + 1)));
-      flag->set("");
-    } else if (equals != arg.npos) {
-      flag->set(arg.substr(equals + 1));
     } else {
-      Require(i + 1 < args.size(), name, " needs a value: ", name, " ", flag->value);
-      flag->set(args[++i]);
+      Require(equals != arg.npos || i + 1 < args.size(), name, " needs a value: ", name, " ",
+              flag->value);
+      text = equals != arg.npos ? arg.substr(equals + 1) : args[++i];
+      Require(!text.empty(), name, " is empty; it needs a value");
     }
+    flag->set(flag->name, text);
   }
   return seen;
 }

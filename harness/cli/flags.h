@@ -15,12 +15,15 @@
 
 namespace tokline {
 
+// Gets the name of the flag and its value, which is "" for a switch and not empty otherwise.
+using FlagSetter = std::function<void(std::string_view flag, std::string_view text)>;
+
 struct Flag {
   std::string_view name;   // "--seed"
   std::string_view value;  // placeholder of its value, such as "N"; empty for a switch
   std::string_view help;
-  std::function<void(std::string_view)> set;  // gets "" for a switch
-  bool repeats = false;                       // may be given more than once
+  FlagSetter set;
+  bool repeats = false;  // may be given more than once
 };
 
 // Parses "--flag value" and "--flag=value". Returns the names of the flags that were given.
@@ -42,22 +45,23 @@ std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text,
 size_t ParseChoice(std::string_view flag, std::string_view text,
                    std::span<const std::string_view> choices);
 
-// Returns a Flag::set that stores an integer in a variable.
+// Setters that store the value in a variable.
 template <typename T>
-std::function<void(std::string_view)> IntegerInto(std::string_view flag, T& target, int64_t least,
-                                                  int64_t most = std::numeric_limits<T>::max()) {
-  return [=, &target](std::string_view text) {
+FlagSetter IntegerInto(T& target, int64_t least, int64_t most = std::numeric_limits<T>::max()) {
+  return [=, &target](std::string_view flag, std::string_view text) {
     target = static_cast<T>(ParseInteger(flag, text, least, most));
   };
 }
-
-// Returns a Flag::set that stores a path or a name, which must not be empty.
 template <typename T>
-std::function<void(std::string_view)> TextInto(std::string_view flag, T& target) {
-  return [=, &target](std::string_view text) {
-    Require(!text.empty(), flag, " is empty; it needs a value");
-    target = T(text);
-  };
+FlagSetter TextInto(T& target) {
+  return [&target](std::string_view, std::string_view text) { target = T(text); };
+}
+inline FlagSetter SeedInto(uint64_t& target) {
+  return
+      [&target](std::string_view flag, std::string_view text) { target = ParseSeed(flag, text); };
+}
+inline FlagSetter SwitchInto(bool& target, bool value = true) {
+  return [=, &target](std::string_view, std::string_view) { target = value; };
 }
 
 }  // namespace tokline

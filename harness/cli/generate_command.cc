@@ -24,11 +24,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxId = INT32_MAX;
 
-std::vector<int32_t> ParseIds(std::string_view flag, std::string_view text) {
-  const std::vector<int64_t> ids = ParseIntegers(flag, text, 0, kMaxId);
-  return {ids.begin(), ids.end()};
-}
-
 // Prompt that `tokline generate` uses without arguments to demonstrate the embedded model; it lies
 // beside the model's weights.
 constexpr char kExamplePromptFile[] = "example_prompt.txt";
@@ -49,56 +44,39 @@ struct GenerateFlags {
   std::filesystem::path logits;
 
   std::vector<Flag> Table() {
-    std::vector<Flag> flags;
-    flags.push_back({.name = "--prompt",
-                     .value = "TEXT",
-                     .help = "text to continue; -: standard input (default: an example)",
-                     .set = [this](std::string_view text) { SetPrompt(text); }});
-    flags.push_back({.name = "--prompt-file",
-                     .value = "FILE",
-                     .help = "file with the text to continue",
-                     .set = TextInto("--prompt-file", prompt_file)});
-    flags.push_back(
-        {.name = "--prompt-ids",
-         .value = "1,2,3",
-         .help = "token ids to continue; the output is ids too",
-         .set = [this](std::string_view text) { prompt_ids = ParseIds("--prompt-ids", text); }});
-    flags.push_back({.name = "--allow-special",
-                     .value = "",
-                     .help = "treat special tokens spelled in the prompt as tokens, not text",
-                     .set = [this](std::string_view) { allow_special = true; }});
-    flags.push_back({.name = "--stop",
-                     .value = "TEXT",
-                     .help = "end the output before this text; may be repeated",
-                     .set = [this](std::string_view text) { stops.emplace_back(text); },
-                     .repeats = true});
-    flags.push_back(
-        {.name = "--max-new-tokens",
-         .value = "N",
-         .help = "maximum number of tokens to generate (default: 256 with text, 16 with ids)",
-         .set = [this](std::string_view text) {
-           max_new_tokens = ParseInteger("--max-new-tokens", text, 1, kMaxId);
-         }});
+    const auto ids_into = [](std::vector<int32_t>& target) {
+      return [&target](std::string_view flag, std::string_view text) {
+        const std::vector<int64_t> ids = ParseIntegers(flag, text, 0, kMaxId);
+        target.assign(ids.begin(), ids.end());
+      };
+    };
+    std::vector<Flag> flags = {
+        {"--prompt", "TEXT", "text to continue; -: standard input (default: an example)",
+         [this](auto flag, auto text) {
+           RequireUtf8(text, flag);
+           prompt_text = text;
+         }},
+        {"--prompt-file", "FILE", "file with the text to continue", TextInto(prompt_file)},
+        {"--prompt-ids", "1,2,3", "token ids to continue; the output is ids too",
+         ids_into(prompt_ids)},
+        {"--allow-special", "", "treat special tokens spelled in the prompt as tokens, not text",
+         SwitchInto(allow_special)},
+        {"--stop", "TEXT", "end the output before this text; may be repeated",
+         [this](auto, auto text) { stops.emplace_back(text); }, /*repeats=*/true},
+        {"--max-new-tokens", "N",
+         "maximum number of tokens to generate (default: 256 with text, 16 with ids)",
+         IntegerInto(max_new_tokens, 1, kMaxId)}};
     run.AddTo(flags);
     AddSamplingFlags(rule, flags);
-    flags.push_back({.name = "--ignore-eos",
-                     .value = "",
-                     .help = "continue after an end-of-sequence token",
-                     .set = [this](std::string_view) { ignore_eos = true; }});
-    flags.push_back(
-        {.name = "--force-ids",
-         .value = "a,b,c",
-         .help = "feed these tokens instead of the drawn ones (teacher forcing)",
-         .set = [this](std::string_view text) { force_ids = ParseIds("--force-ids", text); }});
-    flags.push_back({.name = "--json",
-                     .value = "FILE",
-                     .help = "write the tokens and how they were made",
-                     .set = TextInto("--json", json)});
-    flags.push_back(
-        {.name = "--logits",
-         .value = "FILE",
-         .help = "write the logits of each token, little-endian f32 [tokens, vocabulary]",
-         .set = TextInto("--logits", logits)});
+    flags.insert(
+        flags.end(),
+        {{"--ignore-eos", "", "continue after an end-of-sequence token", SwitchInto(ignore_eos)},
+         {"--force-ids", "a,b,c", "feed these tokens instead of the drawn ones (teacher forcing)",
+          ids_into(force_ids)},
+         {"--json", "FILE", "write the tokens and how they were made", TextInto(json)},
+         {"--logits", "FILE",
+          "write the logits of each token, little-endian f32 [tokens, vocabulary]",
+          TextInto(logits)}});
     return flags;
   }
 
@@ -124,13 +102,6 @@ struct GenerateFlags {
     Require(!text.empty(), file == "-" ? "standard input" : file,
             " is empty; a prompt needs at least one character");
     return text;
-  }
-
- private:
-  void SetPrompt(std::string_view text) {
-    Require(!text.empty(), "--prompt is empty; a prompt needs at least one character");
-    RequireUtf8(text, "--prompt");
-    prompt_text = text;
   }
 };
 

@@ -27,19 +27,13 @@ struct InspectFlags {
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
     run.AddTo(flags);
-    flags.push_back({.name = "--batch",
-                     .value = "N",
-                     .help = "batch size for the memory of a run (default: 1)",
-                     .set = IntegerInto("--batch", batch, 1, 4096)});
-    flags.push_back(
-        {.name = "--context",
-         .value = "N",
-         .help = "tokens per sequence for the memory of a run (default: the model's maximum)",
-         .set = IntegerInto("--context", context, 1)});
-    flags.push_back({.name = "--json",
-                     .value = "FILE",
-                     .help = "write the same facts",
-                     .set = TextInto("--json", json)});
+    flags.insert(flags.end(),
+                 {{"--batch", "N", "batch size for the memory of a run (default: 1)",
+                   IntegerInto(batch, 1, 4096)},
+                  {"--context", "N",
+                   "tokens per sequence for the memory of a run (default: the model's maximum)",
+                   IntegerInto(context, 1)},
+                  {"--json", "FILE", "write the same facts", TextInto(json)}});
     return flags;
   }
 };

@@ -51,24 +51,18 @@ int64_t PagesIn(int64_t bytes, const std::string& words, const LoadedModel& mode
 }  // namespace
 
 void KvSize::AddTo(std::vector<Flag>& flags) {
-  flags.push_back({.name = "--kv-pages",
-                   .value = "N",
-                   .help = "size of the KV cache in pages (default: what the run needs)",
-                   .set = IntegerInto("--kv-pages", pages, 1, INT32_MAX / 2)});
-  flags.push_back(
-      {.name = "--kv-bytes",
-       .value = "N[K|M|G]",
-       .help = "size of the KV cache in bytes",
-       .set = [this](std::string_view text) { bytes = ParseBytes("--kv-bytes", text); }});
-  flags.push_back(
-      {.name = "--kv-fraction",
-       .value = "X",
-       .help = "size of the KV cache as a share of what is free after weights and warm-up",
-       .set = [this](std::string_view text) {
-         fraction = ParseReal("--kv-fraction", text);
-         Require(fraction > 0 && fraction <= 1, "--kv-fraction is ", fraction,
-                 "; it must be more than 0 and at most 1");
-       }});
+  flags.insert(flags.end(),
+               {{"--kv-pages", "N", "size of the KV cache in pages (default: what the run needs)",
+                 IntegerInto(pages, 1, INT32_MAX / 2)},
+                {"--kv-bytes", "N[K|M|G]", "size of the KV cache in bytes",
+                 [this](auto flag, auto text) { bytes = ParseBytes(flag, text); }},
+                {"--kv-fraction", "X",
+                 "size of the KV cache as a share of what is free after weights and warm-up",
+                 [this](auto flag, auto text) {
+                   fraction = ParseReal(flag, text);
+                   Require(fraction > 0 && fraction <= 1, flag, " is ", fraction,
+                           "; it must be more than 0 and at most 1");
+                 }}});
 }
 
 nlohmann::ordered_json KvSize::ToJson() const {

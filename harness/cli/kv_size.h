@@ -19,7 +19,6 @@ struct KvSize {
   double fraction = 0;  // of the memory that is free after everything else that the run needs
 
   void AddTo(std::vector<Flag>& flags);
-  bool IsGiven() const { return pages > 0 || bytes > 0 || fraction > 0; }
   // Returns null, {"pages": N}, {"bytes": N} or {"fraction": X}.
   nlohmann::ordered_json ToJson() const;
 };

@@ -45,56 +45,34 @@ std::filesystem::path DefaultModelDir() {
 }
 
 void RunFlags::AddTo(std::vector<Flag>& flags) {
-  flags.push_back(
-      {.name = "--model",
-       .value = "DIR|NAME",
-       .help = "folder, or ORG/NAME[@REV] in the Hugging Face cache (default: embedded)",
-       .set = [this](std::string_view text) {
-         Require(!text.empty(), "--model is empty; it needs a value");
-         model = FindModel(text);
-       }});
-  flags.push_back({.name = "--device",
-                   .value = "cpu|cuda|auto",
-                   .help = "auto: cuda if there is a device, otherwise cpu (default: auto)",
-                   .set = [this](std::string_view text) {
-                     switch (ParseChoice("--device", text, kDeviceNames)) {
-                       case 1:
-                         device = Device::kCpu;
-                         break;
-                       case 2:
-                         device = Device::kCuda;
-                         break;
-                       default:
-                         device.reset();
-                     }
-                   }});
-  flags.push_back({.name = "--dtype",
-                   .value = "f32|bf16|f16",
-                   .help = "storage type (default: f32 on cpu; the checkpoint's or bf16 on cuda)",
-                   .set = [this](std::string_view text) { dtype = ParseDType(text); }});
-  flags.push_back(
-      {.name = "--page-size",
-       .value = "N",
-       .help = "tokens per page of the KV cache, a power of two from 16 (default: 256; chat: 64)",
-       .set = IntegerInto("--page-size", page_size, 16, int64_t{1} << 20)});
+  flags.insert(flags.end(),
+               {{"--model", "DIR|NAME",
+                 "folder, or ORG/NAME[@REV] in the Hugging Face cache (default: embedded)",
+                 [this](auto, auto text) { model = FindModel(text); }},
+                {"--device", "cpu|cuda|auto",
+                 "auto: cuda if there is a device, otherwise cpu (default: auto)",
+                 [this](auto flag, auto text) {
+                   constexpr std::array<std::optional<Device>, 3> kDevices = {
+                       std::nullopt, Device::kCpu, Device::kCuda};
+                   device = kDevices[ParseChoice(flag, text, kDeviceNames)];
+                 }},
+                {"--dtype", "f32|bf16|f16",
+                 "storage type (default: f32 on cpu; the checkpoint's or bf16 on cuda)",
+                 [this](auto, auto text) { dtype = ParseDType(text); }},
+                {"--page-size", "N",
+                 "tokens per page of the KV cache, a power of two from 16 (default: 256; chat: 64)",
+                 IntegerInto(page_size, 16, int64_t{1} << 20)}});
   kv.AddTo(flags);
-  flags.push_back({.name = "--ablate",
-                   .value = "NAME",
-                   .help = "replace ops by their plain counterparts; names separated by commas",
-                   .set =
-                       [this](std::string_view text) {
-                         Require(!text.empty(), "--ablate is empty; it needs a value");
-                         ablated += StrCat(ablated.empty() ? "" : ",", text);
-                         ablate = ParseAblations(ablated);
-                       },
-                   .repeats = true});
-  flags.push_back({.name = "--no-graphs",
-                   .value = "",
-                   .help = "same as --ablate graphs",
-                   .set = [this](std::string_view) {
-                     ablated += StrCat(ablated.empty() ? "" : ",", "graphs");
-                     ablate.Add(Ablation::kGraphs);
-                   }});
+  const auto add_ablations = [this](std::string_view names) {
+    ablated += StrCat(ablated.empty() ? "" : ",", names);
+    ablate = ParseAblations(ablated);
+  };
+  flags.insert(flags.end(),
+               {{"--ablate", "NAME",
+                 "replace ops by their plain counterparts; repeat it, or separate names by commas",
+                 [=](auto, auto text) { add_ablations(text); }, /*repeats=*/true},
+                {"--no-graphs", "", "same as --ablate graphs",
+                 [=](auto, auto) { add_ablations("graphs"); }}});
 }
 
 std::string RunFlags::AblationHelp() {

@@ -11,18 +11,13 @@
 namespace tokline {
 
 void RecordFlags::AddTo(std::vector<Flag>& flags) {
-  flags.push_back({.name = "--json",
-                   .value = "FILE",
-                   .help = "write the figures and all samples",
-                   .set = TextInto("--json", json)});
-  flags.push_back({.name = "--record",
-                   .value = "FILE",
-                   .help = "append a record of the run, one JSON object per line",
-                   .set = TextInto("--record", record)});
-  flags.push_back({.name = "--peaks",
-                   .value = "FILE",
-                   .help = "use the peaks that a run on this GPU recorded here in the last hour",
-                   .set = TextInto("--peaks", peaks)});
+  flags.insert(
+      flags.end(),
+      {{"--json", "FILE", "write the figures and all samples", TextInto(json)},
+       {"--record", "FILE", "append a record of the run, one JSON object per line",
+        TextInto(record)},
+       {"--peaks", "FILE", "use the peaks that a run on this GPU recorded here in the last hour",
+        TextInto(peaks)}});
 }
 
 void RecordFlags::RequirePeaksOf(Device device) const {

@@ -201,31 +201,23 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
 }  // namespace
 
 void WorkloadFlags::AddTo(std::vector<Flag>& flags) {
-  flags.push_back({.name = "--workload",
-                   .value = "WHAT",
-                   .help = "measure requests with continuous batching: nano-vllm, synthetic:PARTS "
-                           "or a JSON lines file",
-                   .set = TextInto("--workload", workload)});
-  flags.push_back({.name = "--max-batch",
-                   .value = "N",
-                   .help = "with --workload: requests that run at a time (default: 256)",
-                   .set = IntegerInto("--max-batch", max_batch, 1, 4096)});
-  flags.push_back({.name = "--token-budget",
-                   .value = "N",
-                   .help = "with --workload: prompt tokens per step (default: 8192)",
-                   .set = IntegerInto("--token-budget", token_budget, 1, int64_t{1} << 20)});
-  flags.push_back({.name = "--reuse",
-                   .value = "",
-                   .help = "with --workload: prompts with the same prefix share its K and V",
-                   .set = [this](std::string_view) { reuse = true; }});
-  flags.push_back(
-      {.name = "--sharing",
-       .value = "never|auto|always",
-       .help =
-           "with --reuse: read shared prefixes once per decode step (default: auto, if it pays)",
-       .set = [this](std::string_view text) {
-         sharing = static_cast<ChunkSharing>(ParseChoice("--sharing", text, kSharingNames));
-       }});
+  flags.insert(
+      flags.end(),
+      {{"--workload", "WHAT",
+        "measure requests with continuous batching: nano-vllm, synthetic:PARTS or a JSON lines "
+        "file",
+        TextInto(workload)},
+       {"--max-batch", "N", "with --workload: requests that run at a time (default: 256)",
+        IntegerInto(max_batch, 1, 4096)},
+       {"--token-budget", "N", "with --workload: prompt tokens per step (default: 8192)",
+        IntegerInto(token_budget, 1, int64_t{1} << 20)},
+       {"--reuse", "", "with --workload: prompts with the same prefix share its K and V",
+        SwitchInto(reuse)},
+       {"--sharing", "never|auto|always",
+        "with --reuse: read shared prefixes once per decode step (default: auto, if it pays)",
+        [this](auto flag, auto text) {
+          sharing = static_cast<ChunkSharing>(ParseChoice(flag, text, kSharingNames));
+        }}});
 }
 
 int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const WorkloadRun& with) {

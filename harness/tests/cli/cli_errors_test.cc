@@ -53,7 +53,7 @@ std::vector<BadUsage> BadUsages() {
       {"PromptMissing",
        {"generate", "--model", std::string(TOKLINE_SOURCE_DIR) + "/harness/tests/golden/gpt2_tiny"},
        {"no prompt", "--prompt, --prompt-file and --prompt-ids"}},
-      {"PromptEmpty", {"generate", "--prompt-ids", ""}, {"--prompt-ids has \"\""}},
+      {"PromptEmpty", {"generate", "--prompt-ids", ""}, {"--prompt-ids is empty"}},
       {"PromptNotNumbers", {"generate", "--prompt-ids", "1,x"}, {"\"x\" in \"1,x\""}},
       {"PromptTrailingComma", {"generate", "--prompt-ids", "1,"}, {"--prompt-ids has \"\""}},
       {"PromptNegative", {"generate", "--prompt-ids", "-1"}, {"\"-1\"", "from 0"}},

@@ -210,10 +210,10 @@ TEST(GenerateTextTest, BadPromptsExitTwoAndSayWhatIsAllowed) {
     return FailsWith(result, 2, says);
   };
   EXPECT_TRUE(refused({}, {"no prompt", "--prompt, --prompt-file and --prompt-ids"}));
-  EXPECT_TRUE(refused({"--prompt", ""}, {"--prompt is empty", "at least one character"}));
+  EXPECT_TRUE(refused({"--prompt", ""}, {"--prompt is empty"}));
   EXPECT_TRUE(refused({"--prompt", "a", "--prompt-ids", "1"}, {"only one of"}));
   EXPECT_TRUE(refused({"--prompt", "a\xff"}, {"--prompt is not valid UTF-8", "0xff at offset 1"}));
-  EXPECT_TRUE(refused({"--prompt", "a", "--stop", ""}, {"stop string is empty"}));
+  EXPECT_TRUE(refused({"--prompt", "a", "--stop", ""}, {"--stop is empty"}));
   EXPECT_TRUE(refused({"--prompt", "a", "--stop", "\xc3"}, {"stop string", "byte 0xc3"}));
   EXPECT_TRUE(refused({"--prompt-ids", "1", "--stop", "a"}, {"--stop needs a prompt of text"}));
   EXPECT_TRUE(refused({"--prompt-ids", "1", "--allow-special"}, {"--allow-special needs"}));
