@@ -1,126 +1,91 @@
 // Parses the command line of a bench program and prints its help.
 #include "benches/options.h"
 
-#include <charconv>
+#include <array>
 
 #include "harness/measure/timing.h"
+#include "harness/platform/flags.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {
 namespace {
 
 constexpr int kMaxSamples = 10000;
+constexpr std::array<std::string_view, 3> kDevices = {"auto", "cpu", "cuda"};
+constexpr std::array<std::string_view, 2> kDTypes = {"bf16", "fp16"};
 
-int ParseSamples(const std::string& text) {
-  int samples = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), samples);
-  Require(error == std::errc() && end == text.data() + text.size() && samples >= kMinSamples &&
-              samples <= kMaxSamples,
-          "--samples is '", text, "'; it must be a whole number in [", kMinSamples, ", ",
-          kMaxSamples, "]");
-  return samples;
+FlagSetter NumberInto(double& target, double least, double most) {
+  return [=, &target](std::string_view flag, std::string_view text) {
+    target = ParseReal(flag, text);
+    Require(target >= least && target <= most, flag, " is ", Quoted(text),
+            "; it must be a number in [", least, ", ", most, "]");
+  };
 }
 
-// Parses a percentage or a number of seconds.
-double ParseNumber(const std::string& flag, const std::string& text, double least, double most) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  Require(
-      error == std::errc() && end == text.data() + text.size() && number >= least && number <= most,
-      flag, " is '", text, "'; it must be a number in [", least, ", ", most, "]");
-  return number;
-}
-
-DType ParseDType(const std::string& text) {
-  if (text == "bf16") return DType::kBf16;
-  if (text == "fp16") return DType::kF16;
-  throw InvalidArgument(StrCat("--dtype is '", text, "'; it must be bf16 or fp16"));
+std::vector<Flag> Table(Options& options) {
+  std::vector<Flag> flags = {
+      {"--device", "auto|cpu|cuda", "auto: cuda, or the CPU reference on small shapes (default)",
+       [&options](auto flag, auto text) {
+         options.device = kDevices[ParseChoice(flag, text, kDevices)];
+       }},
+      {"--shapes", "FILE", "JSON shapes instead of the default ones (docs/measuring.md)",
+       TextInto(options.shapes)},
+      {"--dtype", "bf16|fp16", "storage type (default: bf16)",
+       [&options](auto flag, auto text) {
+         options.dtype = ParseChoice(flag, text, kDTypes) == 0 ? DType::kBf16 : DType::kF16;
+       }},
+      {"--precision", "PERCENT",
+       "sample until half the median's 95 % interval is at most this (default: 0.5)",
+       [&options](auto flag, auto text) {
+         NumberInto(options.rule.precision, 0.01, 100)(flag, text);
+         options.rule.precision /= 100;
+       }},
+      {"--max-seconds", "S",
+       "or until a row's samples have taken this long in total (default: 0.5)",
+       NumberInto(options.rule.seconds, 0, 3600)},
+      {"--samples", "N", "take exactly N samples per row instead, at least 15",
+       IntegerInto(options.rule.samples, kMinSamples, kMaxSamples)},
+      {"--peaks", "FILE", "use the peaks that a run on this GPU recorded here in the last hour",
+       TextInto(options.peaks)},
+      {"--verify-only", "", "compare with the reference without timing or recording",
+       SwitchInto(options.verify_only)},
+      {"--record", "FILE", "append machine-readable rows (JSON lines)", TextInto(options.record)},
+      {"--inject-slowdown", "PERCENT",
+       "make every row slower, to test the tools; the record says so",
+       NumberInto(options.slowdown_percent, 0.1, 100)},
+      {"--help", "", "print this", SwitchInto(options.help)},
+      {"-h", "", "same as --help", SwitchInto(options.help)}};
+  for (Flag& flag : flags) flag.repeats = true;  // a user's flag replaces one of scripts/bench
+  return flags;
 }
 
 }  // namespace
 
 Options ParseOptions(const std::vector<std::string>& args) {
   Options options;
-  for (size_t i = 0; i < args.size(); ++i) {
-    const size_t equals = args[i].find('=');
-    const std::string flag = args[i].substr(0, equals);
-    const auto value = [&]() -> std::string {
-      if (equals != std::string::npos) return args[i].substr(equals + 1);
-      Require(i + 1 < args.size(), flag, " needs a value");
-      return args[++i];
-    };
-    const auto no_value = [&] {
-      Require(equals == std::string::npos, flag, " takes no value");
-      return true;
-    };
-    if (flag.starts_with("--benchmark_") || flag == "--v") {
-      options.rest.push_back(args[i]);
-    } else if (flag == "--device") {
-      options.device = value();
-      Require(options.device == "auto" || options.device == "cpu" || options.device == "cuda",
-              "--device is '", options.device, "'; it must be auto, cpu or cuda");
-    } else if (flag == "--shapes") {
-      options.shapes = value();
-      Require(!options.shapes.empty(), "--shapes is empty; it must name a file");
-    } else if (flag == "--record") {
-      options.record = value();
-      Require(!options.record.empty(), "--record is empty; it must name a file");
-    } else if (flag == "--dtype") {
-      options.dtype = ParseDType(value());
-    } else if (flag == "--samples") {
-      options.rule.samples = ParseSamples(value());
-    } else if (flag == "--precision") {
-      options.rule.precision = ParseNumber(flag, value(), 0.01, 100) / 100;
-    } else if (flag == "--max-seconds") {
-      options.rule.seconds = ParseNumber(flag, value(), 0, 3600);
-    } else if (flag == "--peaks") {
-      options.peaks = value();
-      Require(!options.peaks.empty(), "--peaks is empty; it must name a record file");
-    } else if (flag == "--inject-slowdown") {
-      options.slowdown_percent = ParseNumber(flag, value(), 0.1, 100);
-    } else if (flag == "--verify-only") {
-      options.verify_only = no_value();
-    } else if (flag == "--help" || flag == "-h") {
-      options.help = no_value();
-    } else {
-      throw InvalidArgument("unknown argument '" + args[i] + "'; --help lists all flags");
-    }
+  std::vector<std::string> own;
+  for (const std::string& arg : args) {
+    const bool is_own = !arg.starts_with("--benchmark_") && arg.substr(0, arg.find('=')) != "--v";
+    (is_own ? own : options.rest).push_back(arg);
   }
+  ParseFlags("a bench program", Table(options), own);
   return options;
 }
 
 std::string OptionsHelp(const std::string& program) {
-  std::string help =
-      "usage: PROGRAM [flags]\n"
-      R"(
+  Options defaults;
+  return StrCat("usage: ", program, R"( [flags]
+
 Times one kernel on each shape, verifies its output, and audits it on fresh inputs while it is timed.
-          [--device auto|cpu|cuda]   cuda needs a device; without one, auto runs the CPU reference
-                                     on small shapes (default: auto)
-          [--shapes FILE]            JSON shapes instead of the default ones (docs/measuring.md)
-          [--dtype bf16|fp16]        storage type (default: bf16)
-          [--precision PERCENT]      sample until half the width of the median's 95 % confidence
-                                     interval is at most this (default: 0.5)
-          [--max-seconds S]          or until a row's samples have taken S seconds in total
-                                     (default: 0.5), but take at least 15 samples
-          [--samples N]              take exactly N samples per row instead, at least 15
-          [--peaks FILE]             use the peaks that a run on the same GPU recorded in this file
-                                     within the last hour, instead of measuring them
-          [--verify-only]            compare with the reference without timing or recording
-          [--record FILE]            append machine-readable rows (JSON lines)
-          [--inject-slowdown PERCENT]
-                                     make every row slower, to test the tools; the record says so
-          [--help]
-Examples: PROGRAM --record out.jsonl
-          PROGRAM --benchmark_filter=plain --precision 0.2 --max-seconds 2
+)",
+                FlagHelp(Table(defaults)), "Examples: ", program, R"( --record out.jsonl
+          )",
+                program, R"( --benchmark_filter=plain --precision 0.2 --max-seconds 2
 Exit code: 0 all rows measured and verified, 1 failure, 2 usage, 130 interrupted.
 
 Google Benchmark's own flags:
-)";
-  const std::string placeholder = "PROGRAM";
-  for (size_t at = 0; (at = help.find(placeholder, at)) != std::string::npos;) {
-    help.replace(at, placeholder.size(), program);
-  }
-  return help;
+)");
 }
 
 }  // namespace tokline::bench

@@ -164,15 +164,16 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
     EXPECT_EQ(Run(args), 2) << output_;
     EXPECT_THAT(output_, HasSubstr(message));
   };
-  expect_usage({"--no-such-flag"}, "unknown argument '--no-such-flag'");
+  expect_usage({"--no-such-flag"},
+               "unknown flag \"--no-such-flag\"; a bench program takes --device,");
   expect_usage({"--benchmark_no_such_flag"}, "unknown argument '--benchmark_no_such_flag'");
-  expect_usage({"extra"}, "unknown argument 'extra'");
-  expect_usage({"--device", "tpu"}, "--device is 'tpu'; it must be auto, cpu or cuda");
-  expect_usage({"--dtype=int8"}, "--dtype is 'int8'; it must be bf16 or fp16");
-  expect_usage({"--samples", "3"}, "--samples is '3'");
-  expect_usage({"--precision", "0"}, "--precision is '0'; it must be a number in [0.01, 100]");
-  expect_usage({"--max-seconds=-1"}, "--max-seconds is '-1'");
-  expect_usage({"--inject-slowdown=nan"}, "--inject-slowdown is 'nan'");
+  expect_usage({"extra"}, "unexpected argument \"extra\"");
+  expect_usage({"--device", "tpu"}, "--device is \"tpu\"; it must be one of auto, cpu, cuda");
+  expect_usage({"--dtype=int8"}, "--dtype is \"int8\"; it must be one of bf16, fp16");
+  expect_usage({"--samples", "3"}, "--samples is \"3\"; it must be an integer from 15 to 10000");
+  expect_usage({"--precision", "0"}, "--precision is \"0\"; it must be a number in [0.01, 100]");
+  expect_usage({"--max-seconds=-1"}, "--max-seconds is \"-1\"");
+  expect_usage({"--inject-slowdown=nan"}, "--inject-slowdown is \"nan\"");
   expect_usage({"--peaks="}, "--peaks is empty");
   expect_usage({"--record"}, "--record needs a value");
   expect_usage({"--benchmark_filter=["},

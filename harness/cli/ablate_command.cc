@@ -276,7 +276,7 @@ Exit codes: 0 every ablation was measured and verified, 1 failure, 2 usage, 130 
 
 int AblateCommand(const CommandLine& line) {
   AblateFlags flags;
-  ParseFlags("ablate", flags.Table(), line.args);
+  ParseFlags("tokline ablate", flags.Table(), line.args);
   RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
   std::vector<AblationEntry> entries = flags.Entries();
   std::optional<OutputFile> json_file;

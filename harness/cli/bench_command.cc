@@ -261,7 +261,7 @@ Exit codes: 0 every batch was measured and verified, 1 failure, 2 usage, 130 int
 
 int BenchCommand(const CommandLine& line) {
   BenchFlags flags;
-  flags.RequireApplicable(ParseFlags("bench", flags.Table(), line.args));
+  flags.RequireApplicable(ParseFlags("tokline bench", flags.Table(), line.args));
   flags.bench.repeats = flags.repeats.value_or(flags.bench.repeats);
   RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
   if (!flags.workload.workload.empty()) {

@@ -217,7 +217,7 @@ Examples:
 
 int ChatCommand(const CommandLine& line) {
   ChatFlags flags;
-  ParseFlags("chat", flags.Table(), line.args);
+  ParseFlags("tokline chat", flags.Table(), line.args);
   Validate(flags.rule);
   Conversation::Options context = ReadContext(flags);
   const LoadedModel model(flags.run.model);

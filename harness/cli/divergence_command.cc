@@ -167,7 +167,7 @@ std::string DivergenceHelp() {
 
 int DivergenceCommand(const CommandLine& line) {
   DivergenceFlags flags;
-  ParseFlags("divergence", flags.Table(), line.args);
+  ParseFlags("tokline divergence", flags.Table(), line.args);
   Require(flags.chunks.size() >= 2, "there are ", flags.chunks.size(),
           " chunks; the first is never shifted, so at least two --chunk or --chunk-ids are needed");
   Require(!flags.prompts.empty(), "--prompt is missing; it is the text that follows the chunks");

@@ -175,7 +175,7 @@ Examples:
 
 int GenerateCommand(const CommandLine& line) {
   GenerateFlags flags;
-  ParseFlags("generate", flags.Table(), line.args);
+  ParseFlags("tokline generate", flags.Table(), line.args);
   const std::optional<std::string> prompt_text = flags.ReadPrompt();
   const StopStrings stops(flags.stops);  // refuses invalid stop strings before any work
   Validate(flags.rule);

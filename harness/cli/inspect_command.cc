@@ -153,7 +153,7 @@ std::string InspectHelp() {
 
 int InspectCommand(const CommandLine& line) {
   InspectFlags flags;
-  ParseFlags("inspect", flags.Table(), line.args);
+  ParseFlags("tokline inspect", flags.Table(), line.args);
   std::optional<OutputFile> json_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   const LoadedModel model(flags.run.model);

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "harness/cli/flags.h"
 #include "harness/engine/decoder_memory.h"
+#include "harness/platform/flags.h"
 
 namespace tokline {
 

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "harness/cli/flags.h"
 #include "harness/cli/kv_size.h"
 #include "harness/engine/ablation.h"
 #include "harness/engine/decoder_memory.h"
 #include "harness/models/loaded_model.h"
+#include "harness/platform/flags.h"
 
 namespace tokline {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "harness/cli/commands.h"
-#include "harness/cli/flags.h"
 #include "harness/engine/backend.h"
+#include "harness/platform/flags.h"
 #include "harness/record/run_record.h"
 
 namespace tokline {

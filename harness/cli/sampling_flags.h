@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "harness/cli/flags.h"
+#include "harness/platform/flags.h"
 #include "kernels/sampling/sampling.h"
 
 namespace tokline {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "harness/cli/commands.h"
-#include "harness/cli/flags.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/record_flags.h"
 #include "harness/measure/op_delay.h"
+#include "harness/platform/flags.h"
 #include "harness/record/record.h"
 
 namespace tokline {

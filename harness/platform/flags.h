@@ -1,4 +1,4 @@
-// The table of a command's flags, and the parsers of their values. Every error is an
+// The table of a program's flags, and the parsers of their values. Every error is an
 // InvalidArgument with a one-line message that states the flag, the value and what is allowed.
 #pragma once
 
@@ -27,7 +27,7 @@ struct Flag {
 };
 
 // Parses "--flag value" and "--flag=value". Returns the names of the flags that were given.
-std::set<std::string_view> ParseFlags(std::string_view command, std::span<const Flag> flags,
+std::set<std::string_view> ParseFlags(std::string_view program, std::span<const Flag> flags,
                                       std::span<const std::string> args);
 
 // Formats one aligned line per flag.

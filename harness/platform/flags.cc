@@ -1,5 +1,5 @@
 // Parses the command line by a table of flags, and the values of flags within their limits.
-#include "harness/cli/flags.h"
+#include "harness/platform/flags.h"
 
 #include <algorithm>
 #include <charconv>
@@ -29,7 +29,7 @@ std::string Names(std::span<const Flag> flags) {
 
 }  // namespace
 
-std::set<std::string_view> ParseFlags(std::string_view command, std::span<const Flag> flags,
+std::set<std::string_view> ParseFlags(std::string_view program, std::span<const Flag> flags,
                                       std::span<const std::string> args) {
   std::set<std::string_view> seen;
   for (size_t i = 0; i < args.size(); ++i) {
@@ -38,7 +38,7 @@ std::set<std::string_view> ParseFlags(std::string_view command, std::span<const 
     const std::string_view name = arg.substr(0, equals);
     const auto flag = std::ranges::find(flags, name, &Flag::name);
     Require(flag != flags.end(), arg.starts_with("--") ? "unknown flag " : "unexpected argument ",
-            Quoted(name), "; tokline ", command, " takes ", Names(flags));
+            Quoted(name), "; ", program, " takes ", Names(flags));
     Require(seen.insert(flag->name).second || flag->repeats, name, " is given twice");
     std::string_view text;
     if (flag->value.empty()) {
