@@ -1,7 +1,7 @@
 // libFuzzer target: a config.json and, after the first NUL byte, a generation_config.json.
 // Accepted numbers are within the bounds on which the rest of the project relies.
 // Sources: harness/models model_spec family
-// Sources: harness/platform json_file mapped_file printable
+// Sources: harness/platform json_file json_node mapped_file printable
 #include <unistd.h>
 
 #include <algorithm>

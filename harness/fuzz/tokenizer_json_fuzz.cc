@@ -1,7 +1,7 @@
 // libFuzzer target: a tokenizer.json and, after the first NUL byte, a text. Every accepted
 // tokenizer encodes any text, and decodes to whole code points.
 // Sources: harness/text *
-// Sources: harness/platform json_file mapped_file printable
+// Sources: harness/platform json_file json_node mapped_file printable
 // Libraries: pcre2-8 utf8proc
 // Corpus: harness/tests/text/golden
 // Longest: 65536

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/platform/json_node.h"
 #include "harness/text/bpe_model.h"
-#include "harness/text/json_node.h"
 #include "harness/text/normalizer.h"
 
 namespace tokline {

@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "harness/text/json_node.h"
+#include "harness/platform/json_node.h"
 #include "harness/text/merge_table.h"
 
 namespace tokline {

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "harness/platform/json_file.h"
+#include "harness/platform/json_node.h"
 #include "harness/platform/mapped_file.h"
-#include "harness/text/json_node.h"
 #include "harness/text/sha256.h"
 #include "harness/text/utf8.h"
 

@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "harness/text/json_node.h"
+#include "harness/platform/json_node.h"
 #include "harness/text/pattern.h"
 
 namespace tokline {

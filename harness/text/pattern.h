@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "harness/text/json_node.h"
+#include "harness/platform/json_node.h"
 
 namespace tokline {
 

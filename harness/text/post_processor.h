@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "harness/platform/json_node.h"
 #include "harness/text/added_tokens.h"
 #include "harness/text/bpe_model.h"
-#include "harness/text/json_node.h"
 
 namespace tokline {
 

@@ -282,13 +282,13 @@ std::vector<BadConfig> BadConfigs() {
        With("rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4.0}}),
        {"rope_scaling.rope_type is \"dynamic\""}},
       {"RopeLongrope", RopeWith("rope_type", "longrope"), {"rope_type is \"longrope\""}},
-      {"RopeFactorMissing", RopeWith("factor", nullptr), {"rope_scaling.factor is missing"}},
+      {"RopeFactorMissing", RopeWith("factor", nullptr), {"rope_scaling: factor is missing"}},
       {"RopeFactorBelowOne", RopeWith("factor", 0.5), {"factor is 0.5", "at least 1"}},
       {"RopeBandEmpty", RopeWith("low_freq_factor", 4), {"low_freq_factor is 4", "below"}},
       {"RopeOriginalMissing",
        RopeWith("original_max_position_embeddings", nullptr),
        {"original_max_position_embeddings is missing"}},
-      {"RopeScalingsDiffer", two_scalings, {"rope_parameters is", "in another way"}},
+      {"RopeScalingsDiffer", two_scalings, {"rope_parameters is", "differently"}},
       {"RopeType",
        With("rope_parameters", {{"rope_theta", 1e6}, {"rope_type", "linear"}}),
        {"rope_parameters.rope_type is \"linear\""}},
@@ -354,7 +354,7 @@ std::vector<BadConfig> BadConfigs() {
       {"EosNegative", With("eos_token_id", -1), {"eos_token_id is -1"}},
       {"EosHuge", With("eos_token_id", 9223372036854775809u), {"eos_token_id"}},
       {"ControlCharacters", With("hidden_act", "ge\nlu"), {"ge\\x0alu"}},
-      {"NotAnObject", json::array({1}), {"must be a JSON object"}},
+      {"NotAnObject", json::array({1}), {"must be an object"}},
   };
 }
 

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <set>
 
+#include "harness/platform/json_node.h"
 #include "harness/platform/printable.h"
 #include "harness/tests/text/golden_text.h"
-#include "harness/text/json_node.h"
 #include "harness/text/normalizer.h"
 #include "harness/text/pattern.h"
 #include "harness/text/tokenizer.h"

@@ -1,8 +1,9 @@
 // Typed access to the values of a JSON file. Each accessor refuses a value of another type or range
 // and says where it is.
-#include "harness/text/json_node.h"
+#include "harness/platform/json_node.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "harness/platform/printable.h"
@@ -15,10 +16,12 @@ JsonNode::JsonNode(const nlohmann::json& value, std::string file, std::string pa
 std::string JsonNode::Where() const { return path_.empty() ? file_ : StrCat(file_, ": ", path_); }
 
 std::string JsonNode::ValueText() const {
+  constexpr size_t kMaxShown = 64;
   if (value_->is_string()) return Quoted(value_->get_ref<const std::string&>());
-  if (value_->is_object()) return StrCat("an object of ", value_->size(), " keys");
-  if (value_->is_array()) return StrCat("a list of ", value_->size());
-  return value_->dump();
+  if (value_->is_structured() && value_->size() > kMaxShown) {
+    return StrCat(value_->is_object() ? "an object of " : "a list of ", value_->size());
+  }
+  return value_->dump(-1, ' ', /*ensure_ascii=*/true).substr(0, 120);
 }
 
 void JsonNode::RequireObject() const {
@@ -86,6 +89,20 @@ int64_t JsonNode::Integer(int64_t least, int64_t most) const {
 bool JsonNode::FlagOf(std::string_view key, bool if_missing) const {
   const std::optional<JsonNode> found = Find(key);
   return found ? found->Flag() : if_missing;
+}
+
+std::optional<int64_t> JsonNode::FindInteger(std::string_view key, int64_t least,
+                                             int64_t most) const {
+  const std::optional<JsonNode> found = Find(key);
+  return found ? std::optional(found->Integer(least, most)) : std::nullopt;
+}
+
+std::optional<double> JsonNode::FindPositive(std::string_view key) const {
+  const std::optional<JsonNode> found = Find(key);
+  if (!found) return std::nullopt;
+  const double value = found->value_->is_number() ? found->value_->get<double>() : 0;
+  if (!std::isfinite(value) || value <= 0) found->Refuse("it must be a finite number above 0");
+  return value;
 }
 
 }  // namespace tokline

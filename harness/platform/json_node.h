@@ -1,6 +1,4 @@
-// A value inside a JSON file that remembers the file and its path for error messages. Nothing is
-// skipped: a reader refuses every key that it does not know, because the key may change the meaning
-// of ids.
+// A value inside a JSON file that remembers the file and its path for error messages.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +34,16 @@ class JsonNode {
 
   const std::string& TextOf(std::string_view key) const { return Member(key).Text(); }
   bool FlagOf(std::string_view key, bool if_missing) const;
+  std::optional<int64_t> FindInteger(std::string_view key, int64_t least, int64_t most) const;
+  std::optional<double> FindPositive(std::string_view key) const;  // a finite number above 0
+
+  std::string ValueText() const;  // shortened, for messages
 
   // Throws RuntimeFailure with the file, the path, the (shortened) value and the message.
   template <typename... Parts>
   [[noreturn]] void Refuse(const Parts&... allowed) const {
-    throw RuntimeFailure(StrCat(Where(), " is ", ValueText(), "; ", allowed...));
+    throw RuntimeFailure(
+        StrCat(Where(), path_.empty() ? ": it is " : " is ", ValueText(), "; ", allowed...));
   }
   // Like Refuse, without the value.
   template <typename... Parts>
@@ -50,7 +53,6 @@ class JsonNode {
 
  private:
   std::string Where() const;
-  std::string ValueText() const;
   void RequireObject() const;
 
   const nlohmann::json* value_;
