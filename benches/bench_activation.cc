@@ -21,10 +21,8 @@ class ActivationCase : public KernelCase<ActivationParams> {
 
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> tokens = PickIndices(tokens_, 32, seed);
-    SampledCase sampled{
-        .problem = std::make_unique<ActivationCase>(kind_, static_cast<int64_t>(tokens.size()),
-                                                    intermediate_, CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(std::make_unique<ActivationCase>(
+        kind_, static_cast<int64_t>(tokens.size()), intermediate_, CaseContext{.dtype = dtype_}));
     sampled.maps[x_].rows = sampled.maps[out_].rows = tokens;
     return sampled;
   }
@@ -64,7 +62,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
                   {"tokens", tokens},
                   {"intermediate", intermediate}};
     spec.variant = "tokens:" + std::to_string(tokens);
-    spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
       return std::make_unique<ActivationCase>(kind, tokens, intermediate, context);
     };

@@ -29,8 +29,10 @@ class BenchCase;
 // A smaller problem whose outputs equal some of the whole problem's, bit for bit or within
 // tolerance. It has the same tensors in the same order; the whole problem may have more at its end.
 struct SampledCase {
+  explicit SampledCase(std::unique_ptr<BenchCase> sample);
+
   std::unique_ptr<BenchCase> problem;
-  std::vector<TensorMap> maps{};  // by tensor of `problem`; missing: all rows and columns
+  std::vector<TensorMap> maps;  // by tensor of `problem`
 };
 
 // One kernel on one shape.
@@ -48,6 +50,9 @@ class BenchCase {
  protected:
   TensorList tensors_;
 };
+
+inline SampledCase::SampledCase(std::unique_ptr<BenchCase> sample)
+    : problem(std::move(sample)), maps(problem->tensors().specs().size()) {}
 
 // A case of the kernel that `Params` belongs to. It needs only Bind, Sample and, in its
 // constructor, the tensors.
@@ -82,9 +87,9 @@ struct CaseContext {
 
 // One row to be measured; on a device two, with plain and with dependent launches.
 struct CaseSpec {
-  nlohmann::ordered_json shape;  // name and dimensions
-  std::string variant;           // tells cases of one shape apart in benchmark names, or ""
-  std::string implementation;    // of the CUDA rows
+  nlohmann::ordered_json shape;         // name and dimensions
+  std::string variant;                  // tells cases of one shape apart in benchmark names, or ""
+  std::string implementation = "cuda";  // of the rows on a device
   std::function<std::unique_ptr<BenchCase>(const CaseContext&)> make;
 };
 

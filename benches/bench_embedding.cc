@@ -46,11 +46,9 @@ class EmbeddingCase : public KernelCase<EmbeddingParams> {
       if (added) table_rows.push_back(id);
       ids.push_back(entry->second);
     }
-    SampledCase sampled{.problem = std::make_unique<EmbeddingCase>(
-                            std::move(ids), static_cast<int64_t>(table_rows.size()), hidden_,
-                            positions_ == 0 ? 0 : static_cast<int64_t>(tokens.size()),
-                            CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(std::make_unique<EmbeddingCase>(
+        std::move(ids), static_cast<int64_t>(table_rows.size()), hidden_,
+        positions_ == 0 ? 0 : static_cast<int64_t>(tokens.size()), CaseContext{.dtype = dtype_}));
     sampled.maps[embeddings_].rows = std::move(table_rows);
     sampled.maps[out_].rows = tokens;
     if (positions_ > 0) {
@@ -92,7 +90,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     spec.shape = {{"name", shape.name()}, {"tokens", tokens}, {"vocab", vocab}, {"hidden", hidden}};
     if (positions > 0) spec.shape["positions"] = positions;
     spec.variant = "tokens:" + std::to_string(tokens);
-    spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
       std::mt19937_64 rng(11);
       std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(vocab - 1));

@@ -45,10 +45,8 @@ class AppendCase : public KernelCase<KvAppendParams> {
     const std::vector<int64_t> kv_heads = PickKvHead(num_kv_heads, seed);
     const int32_t group = num_q_heads_ / num_kv_heads;
     AppendSample sample = SamplePages(batch_, kv_heads, seed);
-    SampledCase sampled{.problem =
-                            std::make_unique<AppendCase>(std::move(sample.batch), group, rope_rows_,
-                                                         CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(std::make_unique<AppendCase>(std::move(sample.batch), group, rope_rows_,
+                                                     CaseContext{.dtype = dtype_}));
     sampled.maps[k_].rows = HeadRows(sample.tokens, num_kv_heads, kv_heads);
     sampled.maps[v_].rows = sampled.maps[k_].rows;
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
@@ -113,7 +111,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     spec.shape = described;
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
-    spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
       AppendBatch batch = one ? OneSequence(layout, tokens) : ManySequences(layout, tokens);
       int64_t rope_rows = 0;

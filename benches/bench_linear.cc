@@ -48,9 +48,7 @@ class LinearCase final : public KernelCase<LinearParams> {
     LinearShape reduced = shape_;
     reduced.tokens = static_cast<int64_t>(tokens.size());
     reduced.out = static_cast<int64_t>(features.size());
-    SampledCase sampled{.problem =
-                            std::make_unique<LinearCase>(reduced, CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(std::make_unique<LinearCase>(reduced, CaseContext{.dtype = dtype_}));
     sampled.maps[x_].rows = tokens;
     sampled.maps[out_] = {.rows = tokens, .cols = features};
     if (shape_.residual) sampled.maps[residual_] = sampled.maps[out_];

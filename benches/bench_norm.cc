@@ -32,10 +32,9 @@ class NormCase : public KernelCase<NormParams> {
 
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> tokens = PickIndices(tokens_, 32, seed);
-    SampledCase sampled{
-        .problem = std::make_unique<NormCase>(kind_, static_cast<int64_t>(tokens.size()), hidden_,
-                                              add_given_, CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(std::make_unique<NormCase>(kind_, static_cast<int64_t>(tokens.size()),
+                                                   hidden_, add_given_,
+                                                   CaseContext{.dtype = dtype_}));
     sampled.maps[x_].rows = sampled.maps[out_].rows = tokens;
     if (add_given_) sampled.maps[add_].rows = sampled.maps[residual_out_].rows = tokens;
     return sampled;
@@ -83,7 +82,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
                   {"hidden", hidden},
                   {"add", add}};
     spec.variant = "tokens:" + std::to_string(tokens);
-    spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
       return std::make_unique<NormCase>(kind, tokens, hidden, add, context);
     };

@@ -37,9 +37,8 @@ class GatherCase : public KernelCase<PagedGatherParams> {
       }
     }
     PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
-    SampledCase sampled{.problem = std::make_unique<GatherCase>(std::move(sample.batch),
-                                                                CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(3);
+    SampledCase sampled(
+        std::make_unique<GatherCase>(std::move(sample.batch), CaseContext{.dtype = dtype_}));
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     sampled.maps[k_out_].rows = HeadRows(tokens, batch_.layout.num_kv_heads, kv_heads);
     sampled.maps[v_out_].rows = sampled.maps[k_out_].rows;
@@ -78,7 +77,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     spec.shape = described;
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
-    spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
       return std::make_unique<GatherCase>(
           ShuffledBatch(hk, head_dim, static_cast<int32_t>(page_size), lengths), context);

@@ -57,10 +57,9 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     }
     PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
     const int32_t group = num_q_heads_ / batch_.layout.num_kv_heads;
-    SampledCase sampled{.problem = std::make_unique<PrefillCase>(
-                            std::move(sample.batch), std::vector<int64_t>(prefixes.size(), 1),
-                            group, CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(3);
+    SampledCase sampled(std::make_unique<PrefillCase>(std::move(sample.batch),
+                                                      std::vector<int64_t>(prefixes.size(), 1),
+                                                      group, CaseContext{.dtype = dtype_}));
     sampled.maps[q_].rows = HeadRows(tokens, num_q_heads_, QueryHeads(kv_heads, group));
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     sampled.maps[out_].rows = sampled.maps[q_].rows;
@@ -126,7 +125,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     spec.shape = described;
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
-    spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
       return std::make_unique<PrefillCase>(
           ShuffledBatch(hk, head_dim, static_cast<int32_t>(page_size), contexts), new_tokens, hq,

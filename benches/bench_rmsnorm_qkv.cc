@@ -64,9 +64,8 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
     for (const int64_t head : kv_heads) heads.push_back(shape_.hq + head);
     for (const int64_t head : kv_heads) heads.push_back(shape_.hq + num_kv_heads + head);
     AppendSample sample = SamplePages(batch_, kv_heads, seed);
-    SampledCase sampled{.problem = std::make_unique<QkvCase>(std::move(sample.batch), reduced,
-                                                             CaseContext{.dtype = dtype_})};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(
+        std::make_unique<QkvCase>(std::move(sample.batch), reduced, CaseContext{.dtype = dtype_}));
     sampled.maps[x_].rows = sample.tokens;
     sampled.maps[weight_].rows = ExpandGroups(heads, head_dim);
     sampled.maps[qkv_] = {.rows = sample.tokens, .cols = sampled.maps[weight_].rows};

@@ -24,9 +24,7 @@ class SamplingCase : public KernelCase<SamplingParams> {
         PickIndices(static_cast<int64_t>(rules_host_.size()), 8, seed);
     std::vector<SamplingRule> rules;
     for (const int64_t row : rows) rules.push_back(rules_host_[static_cast<size_t>(row)]);
-    SampledCase sampled{
-        .problem = std::make_unique<SamplingCase>(std::move(rules), vocab_, CaseContext{})};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(std::make_unique<SamplingCase>(std::move(rules), vocab_, CaseContext{}));
     sampled.maps[logits_].rows = sampled.maps[tokens_].rows = rows;
     return sampled;
   }
@@ -64,7 +62,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
                   {"vocab", vocab},       {"temperature", rule.temperature},
                   {"top_k", rule.top_k},  {"top_p", rule.top_p}};
     spec.variant = "rows:" + std::to_string(rows);
-    spec.implementation = "cuda";
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
       std::vector<SamplingRule> rules(static_cast<size_t>(rows), rule);
       for (size_t i = 0; i < rules.size(); ++i) rules[i].offset = i;

@@ -129,7 +129,6 @@ ExpectedSample::ExpectedSample(const BenchCase& whole, int copy, uint64_t fill_s
       sample_(whole.Sample(sample_seed)),
       host_(sample_.problem->tensors(), 1, MakeHostMemory()) {
   const std::vector<TensorSpec>& specs = host_.tensors().specs();
-  sample_.maps.resize(std::max(sample_.maps.size(), specs.size()));
   const TensorSet set = host_.Set(0);
   for (size_t t = 0; t < specs.size(); ++t) {
     if (specs[t].kind != TensorKind::kRandom) continue;

@@ -32,7 +32,7 @@ void SimulatedCase::LaunchCuda(const TensorSet& device, const LaunchOptions& opt
 }
 
 SampledCase SimulatedCase::Sample(uint64_t) const {
-  return {.problem = std::make_unique<SimulatedCase>(launcher_, options_)};
+  return SampledCase(std::make_unique<SimulatedCase>(launcher_, options_));
 }
 
 SimulatedCase::Buffers SimulatedCase::Bind(const TensorSet& set) const {

@@ -38,7 +38,7 @@ class ScaledCase : public BenchCase {
   void LaunchCuda(const TensorSet&, const LaunchOptions&) const override {}
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> rows = PickIndices(rows_, 4, seed);
-    SampledCase sampled{.problem = std::make_unique<ScaledCase>(4, tolerance_, factor_)};
+    SampledCase sampled(std::make_unique<ScaledCase>(4, tolerance_, factor_));
     sampled.maps = {{.rows = rows}, {.rows = rows}};
     return sampled;
   }
@@ -195,7 +195,7 @@ class NoOutputCase : public BenchCase {
   void RunReference(const TensorSet&) const override {}
   void LaunchCuda(const TensorSet&, const LaunchOptions&) const override {}
   SampledCase Sample(uint64_t) const override {
-    return {.problem = std::make_unique<NoOutputCase>()};
+    return SampledCase(std::make_unique<NoOutputCase>());
   }
 };
 

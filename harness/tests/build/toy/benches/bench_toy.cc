@@ -14,9 +14,7 @@ class ToyCase : public KernelCase<ToyParams> {
 
   SampledCase Sample(uint64_t seed) const override {
     const std::vector<int64_t> picked = PickIndices(size_, 64, seed);
-    SampledCase sampled{.problem =
-                            std::make_unique<ToyCase>(static_cast<int64_t>(picked.size()), dtype_)};
-    sampled.maps.resize(tensors_.specs().size());
+    SampledCase sampled(std::make_unique<ToyCase>(static_cast<int64_t>(picked.size()), dtype_));
     sampled.maps[x_].cols = sampled.maps[y_].cols = picked;
     return sampled;
   }
@@ -36,7 +34,6 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
   const int64_t size = shape.Int("size");
   cases.push_back({.shape = {{"name", shape.name()}, {"size", size}},
                    .variant = "size:" + std::to_string(size),
-                   .implementation = "cuda",
                    .make = [size](const CaseContext& context) {
                      return std::make_unique<ToyCase>(size, context.dtype);
                    }});
