@@ -18,13 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-template <typename Range>
-std::string Listed(const Range& range) {
-  std::string list;
-  for (const auto& item : range) list += (list.empty() ? "" : ", ") + std::string(item);
-  return list;
-}
-
 bool IsInt(const Json& value, int64_t least, int64_t most) {
   return value.is_number_integer() && !(value.is_number_unsigned() && value > kMaxInt) &&
          value.get<int64_t>() >= least && value.get<int64_t>() <= most;
@@ -127,7 +120,7 @@ std::vector<int64_t> ShapeReader::Lengths(const std::string& list, const std::st
 void ShapeReader::Finish() const {
   for (const auto& [key, value] : shape_->items()) {
     if (!known_.contains(key)) {
-      Fail("unknown key '" + key + "'; known are " + Listed(known_));
+      Fail("unknown key '" + key + "'; known are " + Joined(known_));
     }
   }
 }
@@ -155,7 +148,7 @@ ShapeFile ParseShapes(const std::string& name, std::string_view json) {
   Require(shapes.families.is_object(), name, ": must be an object of families");
   for (const auto& [family, list] : shapes.families.items()) {
     Require(KnownFamilies().contains(family), name, ": unknown family '", family, "'; known are ",
-            Listed(KnownFamilies()));
+            Joined(KnownFamilies()));
     Require(list.is_array(), name, ": ", family, ": must be a list of shapes");
     std::set<std::string> names;
     for (size_t i = 0; i < list.size(); ++i) {

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/platform/printable.h"
+
 namespace tokline::bench {
 
 // Larger numbers are mistakes; products of a few numbers up to this one still fit in int64.
@@ -39,12 +41,11 @@ class ShapeReader {
   // Returns the one of `values` whose Name() is the key's value.
   template <typename Enum>
   Enum OneOf(const std::string& key, std::initializer_list<Enum> values) {
-    std::string known;
     for (const Enum value : values) {
       if (At(key) == Name(value)) return value;
-      known += (known.empty() ? "" : ", ") + std::string(Name(value));
     }
-    Fail("'" + key + "' is " + At(key).dump() + "; it must be one of " + known);
+    Fail("'" + key + "' is " + At(key).dump() + "; it must be one of " +
+         Joined(values, [](Enum value) { return Name(value); }));
   }
   // Returns the lengths per sequence: the array `list`, or the short form "batch" and `one`; not
   // all may be 0.

@@ -243,8 +243,7 @@ std::string TableRow(const DecoderMeasurement& measurement) {
 
 std::string BenchHelp() {
   BenchFlags flags;
-  std::string ops;
-  for (const StepOp op : AllStepOps()) ops += StrCat(ops.empty() ? "" : ", ", Name(op));
+  const std::string ops = Joined(AllStepOps(), [](StepOp op) { return Name(op); });
   return StrCat(FlagHelp(flags.Table()), RunFlags::AblationHelp(),
                 "\nOps of a decode step (a model or device may lack some): ", ops, R"(
 

@@ -65,22 +65,16 @@ int Dispatch(int argc, char** argv) {
     Print(Version());
     return kSuccess;
   }
-  std::string names;
-  for (const Command& command : kCommands) {
-    if (command.name != first) {
-      names += StrCat(names.empty() ? "" : ", ", command.name);
-      continue;
-    }
-    if (std::any_of(args.begin() + 1, args.end(), AsksForHelp)) {
-      Print(StrCat("Usage: tokline ", command.name, " [FLAGS]: ", command.summary, "\n",
-                   command.help()));
-      return kSuccess;
-    }
-    return command.run({.args = std::span(args).subspan(1), .argc = argc, .argv = argv});
+  const auto* const command = std::ranges::find(kCommands, first, &Command::name);
+  Require(command != std::end(kCommands),
+          args.empty() ? "no command" : StrCat("unknown command ", Quoted(first)),
+          "; the commands are ", Joined(kCommands, &Command::name), ", and --help");
+  if (std::any_of(args.begin() + 1, args.end(), AsksForHelp)) {
+    Print(StrCat("Usage: tokline ", command->name, " [FLAGS]: ", command->summary, "\n",
+                 command->help()));
+    return kSuccess;
   }
-  Require(!args.empty(), "no command; the commands are ", names, ", and --help");
-  throw InvalidArgument(
-      StrCat("unknown command ", Quoted(first), "; the commands are ", names, ", and --help"));
+  return command->run({.args = std::span(args).subspan(1), .argc = argc, .argv = argv});
 }
 
 int Report(std::string message, int code) {

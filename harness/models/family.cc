@@ -1,6 +1,9 @@
 // The table of supported model families. Whatever is not set in a row has the default of family.h.
 #include "harness/models/family.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
@@ -106,12 +109,10 @@ constexpr Family kFamilies[] = {
 std::span<const Family> Families() { return kFamilies; }
 
 const Family& FamilyNamed(std::string_view name) {
-  std::string known;
-  for (const Family& family : kFamilies) {
-    if (family.name == name) return family;
-    known += StrCat(known.empty() ? "" : ", ", family.name);
-  }
-  throw InvalidArgument(StrCat("the model family is ", Quoted(name), "; supported: ", known));
+  const auto* const found = std::ranges::find(kFamilies, name, &Family::name);
+  Require(found != std::end(kFamilies), "the model family is ", Quoted(name),
+          "; supported: ", Joined(kFamilies, &Family::name));
+  return *found;
 }
 
 }  // namespace tokline

@@ -32,10 +32,7 @@ constexpr std::pair<std::string_view, DType> kDTypes[] = {
     {"float32", DType::kF32}, {"bfloat16", DType::kBf16}, {"float16", DType::kF16}};
 
 const Family& ReadFamily(const JsonNode& config) {
-  std::string supported;
-  for (const Family& family : Families()) {
-    supported += StrCat(supported.empty() ? "" : ", ", family.architecture);
-  }
+  const std::string supported = Joined(Families(), &Family::architecture);
   const std::optional<JsonNode> architectures = config.Find("architectures");
   if (!architectures) config.Fail("architectures is missing; supported: ", supported);
   if (architectures->Value().is_array()) {
@@ -57,11 +54,10 @@ DType ReadDType(const JsonNode& config, const Family& family) {
     dtype->Refuse("torch_dtype is ", torch_dtype->ValueText(), "; they must agree");
   }
   const std::optional<JsonNode>& node = dtype ? dtype : torch_dtype;
-  std::string supported;
   for (const auto& [name, type] : kDTypes) {
     if (node && node->Value() == name) return type;
-    supported += StrCat(supported.empty() ? "" : ", ", name);
   }
+  const std::string supported = Joined(kDTypes, &std::pair<std::string_view, DType>::first);
   if (node) node->Refuse("supported: ", supported);
   if (family.default_dtype) return *family.default_dtype;
   config.Fail("dtype (or torch_dtype) is missing; supported: ", supported);
@@ -160,12 +156,10 @@ void RefuseUnsupportedFeatures(const JsonNode& config, const Family& family) {
     }
   }
   if (const std::optional<JsonNode> act = config.Find(family.keys.activation)) {
-    std::string supported;
-    for (const std::string_view name : family.activations) {
-      if (act->Value() == name) return;
-      supported += StrCat(supported.empty() ? "" : ", ", Quoted(name));
-    }
-    act->Refuse("supported: ", supported);
+    const auto is_named = [&](std::string_view name) { return act->Value() == name; };
+    if (std::ranges::any_of(family.activations, is_named)) return;
+    act->Refuse("supported: ",
+                Joined(family.activations, [](std::string_view name) { return Quoted(name); }));
   }
 }
 

@@ -21,12 +21,6 @@ std::optional<T> Number(std::string_view text) {
   return value;
 }
 
-std::string Names(std::span<const Flag> flags) {
-  std::string names;
-  for (const Flag& flag : flags) names += StrCat(names.empty() ? "" : ", ", flag.name);
-  return names;
-}
-
 }  // namespace
 
 std::set<std::string_view> ParseFlags(std::string_view program, std::span<const Flag> flags,
@@ -38,7 +32,7 @@ std::set<std::string_view> ParseFlags(std::string_view program, std::span<const 
     const std::string_view name = arg.substr(0, equals);
     const auto flag = std::ranges::find(flags, name, &Flag::name);
     Require(flag != flags.end(), arg.starts_with("--") ? "unknown flag " : "unexpected argument ",
-            Quoted(name), "; ", program, " takes ", Names(flags));
+            Quoted(name), "; ", program, " takes ", Joined(flags, &Flag::name));
     Require(seen.insert(flag->name).second || flag->repeats, name, " is given twice");
     std::string_view text;
     if (flag->value.empty()) {
@@ -119,12 +113,10 @@ std::vector<int64_t> ParseIntegers(std::string_view flag, std::string_view text,
 
 size_t ParseChoice(std::string_view flag, std::string_view text,
                    std::span<const std::string_view> choices) {
-  std::string known;
-  for (size_t i = 0; i < choices.size(); ++i) {
-    if (choices[i] == text) return i;
-    known += StrCat(i == 0 ? "" : ", ", choices[i]);
-  }
-  throw InvalidArgument(StrCat(flag, " is ", Quoted(text), "; it must be one of ", known));
+  const auto found = std::ranges::find(choices, text);
+  Require(found != choices.end(), flag, " is ", Quoted(text), "; it must be one of ",
+          Joined(choices));
+  return static_cast<size_t>(found - choices.begin());
 }
 
 }  // namespace tokline

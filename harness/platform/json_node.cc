@@ -45,9 +45,7 @@ void JsonNode::AllowKeys(std::initializer_list<std::string_view> keys) const {
   RequireObject();
   for (const auto& [key, value] : value_->items()) {
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
-    std::string allowed;
-    for (const std::string_view one : keys) allowed += StrCat(allowed.empty() ? "" : ", ", one);
-    Fail("the key ", Quoted(key), " is not known here; known: ", allowed);
+    Fail("the key ", Quoted(key), " is not known here; known: ", Joined(keys));
   }
 }
 

@@ -1,6 +1,7 @@
-// Makes text from a file fit for a one-line message.
+// Formats text and lists for one-line messages.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -9,6 +10,17 @@ namespace tokline {
 // The text in double quotes, cut off after `max_chars` characters. Control characters and bytes
 // outside ASCII become \xNN.
 std::string Quoted(std::string_view text, size_t max_chars = 120);
+
+// Joins the items of a range, or what `projection` makes of them, with commas.
+template <typename Range, typename Projection = std::identity>
+std::string Joined(const Range& range, const Projection& projection = {}) {
+  std::string text;
+  for (const auto& item : range) {
+    if (!text.empty()) text += ", ";
+    text += std::invoke(projection, item);
+  }
+  return text;
+}
 
 // Formats a list such as a shape: "[2, 3]", or "[]" if it is empty (the shape of a scalar).
 template <typename Range>
