@@ -25,7 +25,8 @@ FlagSetter NumberInto(double& target, double least, double most) {
 
 std::vector<Flag> Table(Options& options) {
   std::vector<Flag> flags = {
-      {"--device", "auto|cpu|cuda", "auto: cuda, or the CPU reference on small shapes (default)",
+      {"--device", "auto|cpu|cuda",
+       "auto: cuda if there is a device, otherwise the CPU reference on small shapes (default)",
        [&options](auto flag, auto text) {
          options.device = kDevices[ParseChoice(flag, text, kDevices)];
        }},

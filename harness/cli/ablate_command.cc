@@ -37,8 +37,7 @@ struct AblateFlags {
          {"--new-tokens", "N", "new tokens per sequence, at least 2 (default: 64)",
           IntegerInto(bench.new_tokens, 2, INT32_MAX)},
          {"--rounds", "N",
-          "rounds of both decoders in random order after a warm-up, for either order of making "
-          "them (default: 8; a verdict needs 6)",
+          "rounds for each order of making the decoders (default: 8; a verdict needs 6)",
           IntegerInto(bench.repeats, 1, 1000)},
          {"--only", "NAMES", "ablations to run, separated by commas (default: all)",
           [this](auto, auto text) {
