@@ -57,7 +57,7 @@ const DeviceFacts& CurrentDeviceFacts() {
     DeviceFacts facts;
   };
   thread_local Known known;
-  // Every launch comes here: where there is one device, nobody is asked which is the current one.
+  // Every launch calls this. With a single device there is no need to ask which one is current.
   static const bool one_device = [] {
     int count = 0;
     TOKLINE_CUDA(cudaGetDeviceCount(&count));

@@ -19,13 +19,13 @@ struct LaunchShape {
 };
 
 // Raises a kernel's limit on dynamic shared memory. Throws InvalidArgument, which states what a
-// block needs and what the device offers, when the device does not have enough.
-// The attributes of the kernel are read only then, not in every launch.
+// block needs and what the device offers, when the device does not have enough. The attributes of
+// the kernel are read only in that case, not in every launch.
 inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                 static_cast<int>(dynamic_bytes));
   if (code == cudaSuccess) return;
-  cudaGetLastError();  // cleared: it is reported here
+  cudaGetLastError();  // clears the error, which is reported here
   cudaFuncAttributes attributes{};
   TOKLINE_CUDA(cudaFuncGetAttributes(&attributes, kernel));
   const auto needed = static_cast<int64_t>(attributes.sharedSizeBytes + dynamic_bytes);

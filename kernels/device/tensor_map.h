@@ -41,8 +41,8 @@ CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
   }();
   int device = 0;
   TOKLINE_CUDA(cudaGetDevice(&device));
-  TOKLINE_CUDA(cudaSetDevice(device));  // creates the context: a thread whose first call goes to
-                                        // the driver has none
+  TOKLINE_CUDA(cudaSetDevice(device));  // creates the context, which a thread that has only called
+                                        // the driver lacks
   std::array<uint32_t, kRank> steps;
   steps.fill(1);
   CUtensorMap map;
