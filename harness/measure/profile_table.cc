@@ -12,7 +12,7 @@ std::string ProfileTable(int64_t batch, const ProfiledSteps& profiled, double me
   const StepProfile& profile = profiled.profile;
   char text[200];
   std::snprintf(text, sizeof(text),
-                "\nbatch %lld: a decode step of %.1f us (%s, mean of %lld; %.1f us unprofiled)\n",
+                "\nbatch %lld: a decode step of %.1f us (%s, mean of %lld; %.1f us in the bench)\n",
                 static_cast<long long>(batch), profile.step_us, profile.method.c_str(),
                 static_cast<long long>(profile.steps), 1e3 * measured_ms);
   std::string table = text;
@@ -21,6 +21,7 @@ std::string ProfileTable(int64_t batch, const ProfiledSteps& profiled, double me
   std::ranges::stable_sort(ops, std::ranges::greater(), &OpTime::us);
   ops.push_back({.op = "device gap", .us = profile.device_gap_us});
   ops.push_back({.op = "host gap", .us = profile.host_gap_us});
+  ops.push_back({.op = "unexplained", .us = profile.unexplained_us});
   for (const OpTime& op : ops) {
     const std::string launches = op.launches == 0 ? "" : StrCat(op.launches, " x");
     std::snprintf(text, sizeof(text), "  %-17s %6s %-14s %9.1f us %5.1f%%\n", op.op.c_str(),

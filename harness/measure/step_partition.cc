@@ -7,43 +7,58 @@
 namespace tokline {
 
 StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
-                           std::vector<OpTime> ops, int64_t steps, int64_t total_ns) {
+                           std::vector<OpTime> ops, int64_t steps, double step_us,
+                           std::optional<double> host_gap_us) {
   Require(steps >= 1, "steps is ", steps, "; it must be >= 1");
+  Require(host_gap_us.value_or(0) >= 0, "the host gap is ", host_gap_us.value_or(0),
+          " us; it must be >= 0");
   std::vector<WorkSpan> order(spans.begin(), spans.end());
   std::ranges::stable_sort(order, {}, &WorkSpan::begin_ns);
-  const int64_t begin_ns = order.empty() ? 0 : order.front().begin_ns;
   std::vector<int64_t> own_ns(ops.size());
-  int64_t busy_ns = 0, device_gap_ns = 0;
-  int64_t covered = begin_ns;  // time before this is already attributed
-  int64_t last_step = -1;
+  int64_t device_gap_ns = 0, host_gap_ns = 0, host_gaps = 0;
+  int64_t covered = 0;  // time before this is already attributed
+  const WorkSpan* last = nullptr;
   for (const WorkSpan& span : order) {
     Require(span.begin_ns <= span.end_ns, "a span begins at ", span.begin_ns, " ns and ends at ",
             span.end_ns, " ns");
     Require(span.op < ops.size(), "a span is of op ", span.op, " of ", ops.size());
-    if (span.begin_ns > covered) {
-      if (span.step == last_step) device_gap_ns += span.begin_ns - covered;
-      covered = span.begin_ns;
+    const int64_t begin = last == nullptr ? span.begin_ns : std::max(covered, span.begin_ns);
+    if (last != nullptr && span.number == last->number + 1) {
+      const bool within = span.step == last->step;
+      (within ? device_gap_ns : host_gap_ns) += begin - covered;
+      host_gaps += !within;
     }
-    if (span.end_ns > covered) {  // otherwise earlier spans cover all of it
-      own_ns[span.op] += span.end_ns - covered;
-      busy_ns += span.end_ns - covered;
-      covered = span.end_ns;
-    }
-    last_step = span.step;
+    own_ns[span.op] += std::max<int64_t>(span.end_ns - begin, 0);  // 0: earlier spans cover it
+    covered = std::max(begin, span.end_ns);
+    last = &span;
   }
-  Require(covered - begin_ns <= total_ns, "the spans reach over ", covered - begin_ns,
-          " ns; the total is ", total_ns);
 
-  const auto mean_us = [&](int64_t ns) {
-    return 1e-3 * static_cast<double>(ns) / static_cast<double>(steps);
+  const auto mean_us = [](int64_t ns, int64_t count) {
+    return 1e-3 * static_cast<double>(ns) / static_cast<double>(std::max<int64_t>(count, 1));
   };
-  for (size_t i = 0; i < ops.size(); ++i) ops[i].us = mean_us(own_ns[i]);
-  return {.method = std::move(method),
-          .steps = steps,
-          .step_us = mean_us(total_ns),
-          .ops = std::move(ops),
-          .device_gap_us = mean_us(device_gap_ns),
-          .host_gap_us = mean_us(total_ns - busy_ns - device_gap_ns)};
+  StepProfile profile{.method = std::move(method),
+                      .steps = steps,
+                      .step_us = step_us,
+                      .ops = std::move(ops),
+                      .device_gap_us = mean_us(device_gap_ns, steps),
+                      .host_gap_us = host_gap_us.value_or(mean_us(host_gap_ns, host_gaps))};
+  profile.unexplained_us = step_us - profile.device_gap_us - profile.host_gap_us;
+  for (size_t i = 0; i < profile.ops.size(); ++i) {
+    profile.ops[i].us = mean_us(own_ns[i], steps);
+    profile.unexplained_us -= profile.ops[i].us;
+  }
+  return profile;
+}
+
+double GapBetweenStepsUs(std::span<const int64_t> stamps_ns, int64_t steps) {
+  if (std::ssize(stamps_ns) != 2 * steps || !std::ranges::is_sorted(stamps_ns)) {
+    throw RuntimeFailure(StrCat("the device took ", stamps_ns.size(), " stamps of its clock at ",
+                                "both ends of ", steps, " steps, or not in their order"));
+  }
+  if (steps < 2) return 0;
+  int64_t gaps_ns = 0;
+  for (size_t i = 2; i < stamps_ns.size(); i += 2) gaps_ns += stamps_ns[i] - stamps_ns[i - 1];
+  return 1e-3 * static_cast<double>(gaps_ns) / static_cast<double>(steps - 1);
 }
 
 Attribution AttributeByPosition(std::vector<TracedKernel> kernels,
@@ -63,9 +78,11 @@ Attribution AttributeByPosition(std::vector<TracedKernel> kernels,
       return {.mismatch = StrCat("kernel ", place, " of a step is ", kernels[place].name,
                                  " in the first and ", kernel.name, " in step ", i / places)};
     }
+    if (op_of_place[place] == kNoOp) continue;
     result.spans.push_back({.begin_ns = kernel.begin_ns,
                             .end_ns = kernel.end_ns,
                             .step = i / places,
+                            .number = i,
                             .op = op_of_place[place]});
   }
   return result;

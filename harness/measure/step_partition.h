@@ -1,8 +1,10 @@
 // Attributes the time of decode steps: turns intervals of work, and the op that each belongs to,
-// into a StepProfile.
+// into a StepProfile. Pure arithmetic over traces and stamps, without a device.
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,18 +19,31 @@ struct WorkSpan {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
   int64_t step = 0;
+  // place in the order of all work of all steps; work whose span is missing has a number too
+  int64_t number = 0;
   size_t op = 0;  // index of the op
 };
 
-// Splits `total_ns`, in which `steps` steps ran, into the times of the ops and the gaps. Spans may
-// be in any order, overlap and be nested: at each instant the time belongs to the running span that
-// began first. The device gap is the time between the first and the last span of a step in which no
-// span runs; everything else is host gap. The parts therefore add up to the total exactly. `method`
-// and all fields of `ops` except the time are copied to the result. Throws InvalidArgument for less
-// than one step, for a span that ends before it begins or has no op, and for a total that is
-// shorter than the time from the first begin to the last end.
+// Splits the mean of `steps` steps, which took `step_us` by another clock, into the times of the
+// ops and the gaps. Spans may be in any order, overlap and be nested: at each instant the time
+// belongs to the running span that began first. A gap is the time in which no span runs between two
+// spans of successive numbers: the device gap if they are of one step, and the host gap, as the
+// mean over such pairs, if they are of two. Time beside work whose span is missing is no gap. The
+// rest of `step_us`, which may be negative, is unexplained. `host_gap_us`, if given, is the host
+// gap that was measured in another way. `method` and all fields of `ops` except the time are copied
+// to the result. Throws InvalidArgument for less than one step, for a span that ends before it
+// begins or has no op, and for a negative host gap.
 StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
-                           std::vector<OpTime> ops, int64_t steps, int64_t total_ns);
+                           std::vector<OpTime> ops, int64_t steps, double step_us,
+                           std::optional<double> host_gap_us = {});
+
+// Returns the mean time from the end of a step to the begin of the next, of stamps that the device
+// took of its clock at the begin and at the end of each step; 0 for a single step. Throws
+// RuntimeFailure unless there are exactly two stamps per step, none before its predecessor.
+double GapBetweenStepsUs(std::span<const int64_t> stamps_ns, int64_t steps);
+
+// Stands for the op of a kernel that no op launched.
+inline constexpr size_t kNoOp = std::numeric_limits<size_t>::max();
 
 struct Attribution {
   std::vector<WorkSpan> spans;
@@ -36,9 +51,10 @@ struct Attribution {
   std::string mismatch;
 };
 
-// Sorts the kernels by their begin and gives each the op at its position within a step. Sets
-// `mismatch` instead of guessing unless there are exactly `steps` times the kernels of a step and
-// the kernel at each position has the same name in every step.
+// Sorts the kernels by their begin, numbers them, and gives each the op at its position within a
+// step; kernels of kNoOp get a number but no span. Sets `mismatch` instead of guessing unless there
+// are exactly `steps` times the kernels of a step and the kernel at each position has the same name
+// in every step.
 Attribution AttributeByPosition(std::vector<TracedKernel> kernels,
                                 std::span<const size_t> op_of_place, int64_t steps);
 

@@ -1,5 +1,5 @@
-// Where the time of an average decode step went: to the kernels of each op, and to gaps without a
-// kernel.
+// Where the time of an average decode step went: to the kernels of each op, to gaps without a
+// kernel, and to neither as far as anything measured shows.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,18 @@ struct OpTime {
   double us = 0;
 };
 
-// The times of all ops and the two gaps add up to step_us.
+// Ops, gaps and the step are measured separately. What is unexplained makes them add up.
 struct StepProfile {
   std::string method;  // "cupti", "events" or "clock"
   int64_t steps = 0;   // number of steps that the means are taken over
-  double step_us = 0;
+  double step_us = 0;  // mean step by the host's clock; "cupti": without the trace
   std::vector<OpTime> ops;
   double device_gap_us = 0;  // time within a step in which the device is idle
-  // time between steps in which the device is idle: launch, host work, synchronisation
+  // time between steps in which the device is idle: launch, host work, synchronisation. "cupti":
+  // without the trace
   double host_gap_us = 0;
+  // step_us minus all of the above; negative if profiling made them longer
+  double unexplained_us = 0;
 };
 
 }  // namespace tokline

@@ -1,9 +1,8 @@
-// Profiles the middle decode steps of one bench repeat, by CUPTI's trace, by events or by the
-// host's clock, and passes the spans to PartitionSteps.
+// Profiles the middle decode steps of bench repeats, by CUPTI's trace, by events or by the host's
+// clock, and passes the spans to PartitionSteps.
 #include "harness/measure/step_profiler.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -11,12 +10,12 @@
 #include "harness/measure/batch_run.h"
 #include "harness/measure/kernel_trace.h"
 #include "harness/measure/step_partition.h"
+#include "harness/measure/step_stamps.h"
+#include "harness/platform/clock.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostSteps = 128;
 constexpr int64_t kMostEventSteps = 16;  // there are two events per op
@@ -80,6 +79,7 @@ class OpMarks : public OpObserver {
       spans.push_back({.begin_ns = ns(*mark.begin),
                        .end_ns = ns(*mark.end),
                        .step = static_cast<int64_t>(spans.size()) / (count / steps),
+                       .number = static_cast<int64_t>(spans.size()),
                        .op = mark.op});
     }
     return spans;
@@ -96,36 +96,42 @@ class OpMarks : public OpObserver {
   std::vector<OpMark> marks_;
 };
 
-// Returns the profile of the spans. Allows for a small difference between the host's and the
-// device's clock.
-StepProfile Partition(std::string method, std::span<const WorkSpan> spans, std::vector<OpTime> ops,
-                      int64_t steps, int64_t host_ns) {
-  const int64_t begin = std::ranges::min(spans, {}, &WorkSpan::begin_ns).begin_ns;
-  const int64_t end = std::ranges::max(spans, {}, &WorkSpan::end_ns).end_ns;
-  return PartitionSteps(std::move(method), spans, std::move(ops), steps,
-                        std::max(host_ns, end - begin));
-}
+class ObservedScope {
+ public:
+  ObservedScope(Decoder& decoder, OpObserver& observer) : decoder_(decoder) {
+    decoder_.SetObserver(&observer);
+  }
+  ~ObservedScope() { decoder_.SetObserver(nullptr); }
+  ObservedScope(const ObservedScope&) = delete;
+  ObservedScope& operator=(const ObservedScope&) = delete;
 
-// Runs the window's steps and returns their nanoseconds by the host's clock, or nothing if
-// interrupted.
-std::optional<int64_t> TimeSteps(BatchRun& run, int64_t steps) {
+ private:
+  Decoder& decoder_;
+};
+
+// Runs the window's steps and returns the mean microseconds of one by the host's clock, or nothing
+// if interrupted. `begin_window` is called before the first of them.
+template <typename BeginWindow>
+std::optional<double> TimeWindow(Decoder& decoder, const BenchOptions& options,
+                                 const Window& window, const BeginWindow& begin_window) {
+  BatchRun run(decoder, options, options.seed);
+  if (!run.Prefill() || !run.Decode(window.before)) return std::nullopt;
+  begin_window();
   const auto begin = Clock::now();
-  if (!run.Decode(steps)) return std::nullopt;
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+  if (!run.Decode(window.steps)) return std::nullopt;
+  return 1e6 * SecondsSince(begin) / static_cast<double>(window.steps);
 }
 
 std::optional<StepProfile> ProfileByMarks(Decoder& decoder, const BenchOptions& options,
                                           const char* method, int64_t most_steps) {
   const Window window(options, most_steps);
-  BatchRun run(decoder, options, options.seed);
-  if (!run.Prefill() || !run.Decode(window.before)) return std::nullopt;
   OpMarks marks(decoder.GetBackend());
-  decoder.SetObserver(&marks);
-  const std::optional<int64_t> host_ns = TimeSteps(run, window.steps);
-  decoder.SetObserver(nullptr);
-  if (!host_ns) return std::nullopt;
-  return Partition(method, marks.Spans(window.steps), marks.Ops(window.steps), window.steps,
-                   *host_ns);
+  std::optional<ObservedScope> observed;
+  const std::optional<double> step_us =
+      TimeWindow(decoder, options, window, [&] { observed.emplace(decoder, marks); });
+  if (!step_us) return std::nullopt;
+  return PartitionSteps(method, marks.Spans(window.steps), marks.Ops(window.steps), window.steps,
+                        *step_us);
 }
 
 #if TOKLINE_HAS_CUDA
@@ -134,35 +140,54 @@ class KernelCount : public OpObserver {
  public:
   explicit KernelCount(const Backend& backend) : backend_(backend) {}
 
-  void Begin(StepOp op, std::string_view kernel) override { op_ = table_.Count(op, kernel); }
-  void End() override { op_of_place_.resize(static_cast<size_t>(backend_.CapturedKernels()), op_); }
+  void Begin(StepOp op, std::string_view kernel) override {
+    Fill(kNoOp);  // the kernels since the last op
+    op_ = table_.Count(op, kernel);
+  }
+  void End() override { Fill(op_); }
   std::vector<OpTime> Ops() const { return table_.Ops(1); }
   const std::vector<size_t>& OpOfPlace() const { return op_of_place_; }
 
  private:
+  void Fill(size_t op) { op_of_place_.resize(static_cast<size_t>(backend_.CapturedKernels()), op); }
+
   const Backend& backend_;
   OpTable table_;
   size_t op_ = 0;
   std::vector<size_t> op_of_place_;
 };
 
-// Throws RuntimeFailure with the reason if the steps cannot be traced.
+// Runs the same steps three times: untouched for the time of a step, with a stamp of the device's
+// clock at both ends of each step for the gap between steps, and traced for the rest. The trace
+// would lengthen the first two. Throws RuntimeFailure with the reason if the steps cannot be
+// traced.
 std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options) {
   const Window window(options, kMostSteps);
+  decoder.WarmUp();
+  const std::optional<double> step_us = TimeWindow(decoder, options, window, [] {});
+  if (!step_us) return std::nullopt;
+
+  double host_gap_us = 0;
+  {
+    StepStamps stamps(decoder.GetBackend(), window.steps);
+    const ObservedScope observed(decoder, stamps);
+    decoder.WarmUp();  // the graphs take the stamps
+    if (!TimeWindow(decoder, options, window, [&] { stamps.Restart(); })) return std::nullopt;
+    host_gap_us = GapBetweenStepsUs(stamps.Read(), window.steps);
+    decoder.DropGraphs();
+  }
+
   KernelTrace trace;
   decoder.WarmUp();
-  BatchRun run(decoder, options, options.seed);
-  if (!run.Prefill() || !run.Decode(window.before)) return std::nullopt;
   KernelCount count(decoder.GetBackend());
-  {
+  const auto count_kernels = [&] {
     const std::unique_ptr<WorkGraph> captured = decoder.NextStep(count);
     trace.Take();  // discards the kernels before the steps
-  }
-  const std::optional<int64_t> host_ns = TimeSteps(run, window.steps);
-  if (!host_ns) return std::nullopt;
+  };
+  if (!TimeWindow(decoder, options, window, count_kernels)) return std::nullopt;
   const Attribution found = AttributeByPosition(trace.Take(), count.OpOfPlace(), window.steps);
   if (!found.mismatch.empty()) throw RuntimeFailure(found.mismatch);
-  return Partition("cupti", found.spans, count.Ops(), window.steps, *host_ns);
+  return PartitionSteps("cupti", found.spans, count.Ops(), window.steps, *step_us, host_gap_us);
 }
 #endif
 

@@ -1,4 +1,4 @@
-// Profiles a decoder's steps: the time of each op and of the gaps between them.
+// Profiles a decoder's steps: the time of each op, of the gaps, and what these leave unexplained.
 #pragma once
 
 #include <optional>
@@ -15,11 +15,12 @@ struct ProfiledSteps {
   std::string note;  // why the method is "events" instead of "cupti", or ""
 };
 
-// Runs one repeat of the bench and profiles up to 128 decode steps in its middle, so that their
-// mean context is that of the bench. The method is
-// - "clock" on the CPU: the steady clock around each op; everything else is host gap.
+// Profiles up to 128 decode steps in the middle of a repeat of the bench, so that their mean
+// context is that of the bench. The method is
+// - "clock" on the CPU: the steady clock around each op; the time between ops is host gap.
 // - "cupti" on CUDA: the device's trace of the steps as they always run. Kernels are told apart by
-//   their position: a capture of the step says how many kernels each op launches.
+//   their position: a capture of the step says how many kernels each op launches. The step and the
+//   host gap, which the trace would lengthen, are measured without it in repeats of their own.
 // - "events" on CUDA when there is no trace or it does not match the steps: up to 16 steps of plain
 //   launches with events around each op, so that ops do not overlap.
 // Creates its own graphs, so that tracing them cannot affect any other figure. Returns nothing if

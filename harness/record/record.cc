@@ -30,7 +30,8 @@ Json ToJson(const StepProfile& profile) {
           {"step_us", profile.step_us},
           {"ops", std::move(ops)},
           {"device_gap_us", profile.device_gap_us},
-          {"host_gap_us", profile.host_gap_us}};
+          {"host_gap_us", profile.host_gap_us},
+          {"unexplained_us", profile.unexplained_us}};
 }
 
 Json ToJson(const GpuState& state) {

@@ -78,11 +78,12 @@ void ValidateDecoder(const Json& row) {
   RequireShare(row, 1e3 * step_ms);
   const Json& profile = row["profile"];
   if (profile.is_null()) return;
-  double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>();
+  double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>() +
+               profile.value("unexplained_us", 0.0);
   for (const Json& op : profile["ops"]) sum += op["us"].get<double>();
   const double step_us = profile["step_us"];
-  Require(Near(step_us, sum), "row.profile.step_us is ", step_us,
-          ", but its ops and gaps add up to ", sum);
+  Require(Near(step_us, sum), "row.profile.step_us is ", step_us, ", but its parts add up to ",
+          sum);
 }
 
 void ValidateWorkload(const Json& row) {

@@ -285,7 +285,8 @@ class Machine:
                                for op, kernel, _ in step
                                if op in launches],
                        "device_gap_us": times["device_gap"],
-                       "host_gap_us": times["host_gap"]}
+                       "host_gap_us": times["host_gap"],
+                       "unexplained_us": 0.0}
         return {
             "schema": 2, "kind": "row", "run_id": header["run_id"], "kernel": "decoder",
             "implementation": case.implementation, "model": case.model, "dtype": case.dtype,

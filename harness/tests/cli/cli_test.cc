@@ -341,7 +341,8 @@ TEST(CliTest, RecordedBenchSaysWhereAStepsTimeGoes) {
   const Json& profile = records[1]["profile"];
   EXPECT_EQ(profile["method"], "clock");
   EXPECT_EQ(profile["steps"], 5);
-  double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>();
+  double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>() +
+               profile["unexplained_us"].get<double>();
   for (const Json& op : profile["ops"]) sum += op["us"].get<double>();
   EXPECT_NEAR(sum, profile["step_us"].get<double>(), 1e-6);
   EXPECT_EQ(profile["ops"].size(), 8u);

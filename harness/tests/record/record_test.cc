@@ -259,7 +259,8 @@ StepProfile ProfileOf100Us() {
           .ops = {{.op = "down", .kernel = "linear", .launches = 28, .us = 60},
                   {.op = "sampling", .kernel = "sampling", .launches = 1, .us = 10}},
           .device_gap_us = 5,
-          .host_gap_us = 25};
+          .host_gap_us = 27,
+          .unexplained_us = -2};
 }
 
 TEST(DecoderRowTest, CarriesTheProfileOfAStep) {
@@ -269,18 +270,19 @@ TEST(DecoderRowTest, CarriesTheProfileOfAStep) {
   const Json row = DecoderRow(m);
   EXPECT_NO_THROW(ValidateRecord(row));
   EXPECT_EQ(row["profile"]["ops"][0]["op"], "down");
-  EXPECT_EQ(row["profile"]["host_gap_us"], 25.0);
+  EXPECT_EQ(row["profile"]["host_gap_us"], 27.0);
+  EXPECT_EQ(row["profile"]["unexplained_us"], -2.0);
 }
 
 TEST(DecoderRowTest, AProfileMustAddUp) {
   DecoderMeasurement m = DecoderOf8();
   m.profile = ProfileOf100Us();
-  m.profile->host_gap_us = 24;
+  m.profile->unexplained_us = -3;
   try {
     ValidateRecord(DecoderRow(m));
     ADD_FAILURE() << "a profile that adds up to 99 of 100 us passed";
   } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("step_us is 100, but its ops and gaps add up to 99"));
+    EXPECT_THAT(error.what(), HasSubstr("step_us is 100, but its parts add up to 99"));
   }
 }
 

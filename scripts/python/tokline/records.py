@@ -384,9 +384,9 @@ def _check_figures(row, where):
         figures |= {"ms_per_token": median, "decode_tok_s": 1e3 * row["batch"] / median,
                     "prefill_tok_s": row["batch"] * row["prompt_tokens"] / prefill_s}
         if row["profile"]:
-            gaps = row["profile"]["device_gap_us"] + row["profile"]["host_gap_us"]
-            _check_sum(where, "profile.step_us", row["profile"]["step_us"],
-                       gaps + sum(op["us"] for op in row["profile"]["ops"]), 1e-6)
+            profile = row["profile"]
+            rest = profile["device_gap_us"] + profile["host_gap_us"] + profile.get("unexplained_us", 0)
+            _check_sum(where, "profile.step_us", profile["step_us"], rest + sum(op["us"] for op in profile["ops"]), 1e-6)
     elif row["kernel"] == WORKLOAD:
         rates = [(row["shape"]["prompt_tokens"] + new) / seconds
                  for seconds, new in zip(row["samples_s"], row["samples_new_tokens"])]
