@@ -81,6 +81,7 @@ class CollectTest(InFolder):
         self.assertGreaterEqual(len(checks["op_delay"]["details"]["by_part"]), 5)
         self.assertEqual(checks["blame_aa"]["details"]["right"], 1)
         self.assertIs(checks["adds_up"]["met"], True)
+        self.assertIs(checks["steps_add_up"]["met"], True)
         self.assertIsNone(checks["cheats"]["met"])
         self.assertIn("| activation | 4 | 4 of 4 |", page)
 

@@ -24,7 +24,7 @@ MEANINGS = """\
   as it is. Right is `blamed` of `scripts/records blame`: the host gap, or that op. Runs as they are, held against each
   other, must not be blamed on anything.
 - **Parts of the waterfall.** What the profiles of two runs say of the ops and gaps must add up to the difference of
-  their measured steps, which are measured without a profiler.
+  their steps, and that of one run to its step. The steps are measured without a profiler, and the gaps apart from both.
 - **Cheats.** Kernels that skip work, remember results, hide from the events or compute something else: each has a test
   that sees its row refused.
 - **Independent measurement.** The same launches timed by other code, in another way: no graph, but plain launches that

@@ -247,23 +247,34 @@ def check_blame(id_, what, trials, must_trials, reproduce, right_words):
     return check
 
 
-def check_sum(trials):
-    check = Check("adds_up", "parts of the waterfall against the difference of the delayed runs",
-                  f"within {blame.EXPLAINED_WITHIN_PERCENT:.0f} % of the difference",
-                  "`scripts/maintain/believe collect --only host,ops`")
-    real = [trial.result for trial in trials if trial.result.beyond_noise and trial.result.parts]
-    if not real:
+def check_parts(id_, what, must, results, percent_of, adds_up):
+    """That measured parts add up to what was measured apart from them, for `results` that have parts."""
+    check = Check(id_, what, must, "`scripts/maintain/believe collect --only host,ops`")
+    if not results:
         return check
-    percents = sorted(result.unexplained_percent for result in real)
-    within = sum(result.adds_up for result in real)
-    check.measured = (f"{share(within, len(real))} within; unexplained: median {statistics.median(percents):.2f} %, "
+    percents = sorted(abs(percent_of(result)) for result in results)
+    within = sum(adds_up(result) for result in results)
+    check.measured = (f"{share(within, len(results))} within; unexplained: median {statistics.median(percents):.2f} %, "
                       f"largest {percents[-1]:.1f} %")
-    check.met = within == len(real)
-    check.details = {"trials": len(real), "within": within, "median_unexplained_percent": statistics.median(percents),
+    check.met = within == len(results)
+    check.details = {"trials": len(results), "within": within,
+                     "median_unexplained_percent": statistics.median(percents),
                      "largest_unexplained_percent": percents[-1],
-                     "misses": [f"{result.label}: {blame.check_sentence(result)}" for result in real
-                                if not result.adds_up]}
+                     "misses": [f"{result.label}: {blame.check_sentence(result)}" for result in results
+                                if not adds_up(result)]}
     return check
+
+
+def check_sums(trials):
+    results = [trial.result for trial in trials if trial.result.parts]
+    within = f"within {blame.EXPLAINED_WITHIN_PERCENT:.0f} %"
+    return [check_parts("adds_up", "parts of the waterfall against the difference of the delayed runs",
+                        f"{within} of the difference or the noise of a step",
+                        [result for result in results if result.beyond_noise],
+                        lambda result: result.unexplained_percent, lambda result: result.adds_up),
+            check_parts("steps_add_up", "parts of the delayed runs' steps against these steps", f"{within} of the step",
+                        results, lambda result: result.b.unexplained_percent,
+                        lambda result: "B" not in dict(result.open_sides))]
 
 
 # ---- results of tests ----
@@ -482,7 +493,7 @@ def judge(folders, timing=(), cheats=(), store=None, tool_times=True, say=lambda
                     ops, MIN_TRIALS, "`scripts/maintain/believe collect --only ops`", "blamed on the op"),
         check_blame("blame_aa", "the decoder against itself: nothing is blamed", equal, MIN_EQUAL_TRIALS,
                     "`scripts/maintain/believe collect --only host`", "without blame"),
-        check_sum(delayed),
+        *check_sums(delayed),
         check_cheats(cheats), check_timing(timing), check_store(stores[0] if stores else None),
         check_full_run(folders)]
     progress.show("the tools' own time")

@@ -1,8 +1,8 @@
 """Which kernel, or which gap, the difference of two decoder runs comes from.
 
 A decode step is its kernels' time, the device's idle time within a step (device gap), the idle time
-between steps (host gap), and what a profile without a device's trace leaves open (unexplained).
-Each part's change is a part of the change of the step, so a waterfall from A to B adds up.
+between steps (host gap), and what these leave open of the step, which is measured apart from them
+(unexplained). The waterfall from A to B can be believed as far as little of it is unexplained.
 """
 import json
 import math
@@ -18,7 +18,8 @@ from tokline.stop import Stop
 # Where a side is a single run, a step is taken to differ by this much from run to run: clocks, page
 # placement and autotuning move whole runs, which no interval from within one run shows.
 RUN_TO_RUN_PERCENT = 1.0
-# The waterfall's known parts must explain the difference up to this.
+# The waterfall's measured parts must explain the difference, and each side's step, up to this. Parts and step
+# are of different runs, so they need not explain the difference better than runs agree.
 EXPLAINED_WITHIN_PERCENT = 2.0
 CONFIDENCE = 0.95
 GAPS = {"device_gap": "device gap", "host_gap": "host gap", "unexplained": "unexplained"}
@@ -69,6 +70,11 @@ class Side:
     def tok_s(self):
         return 1e6 * self.batch / self.step_us
 
+    @property
+    def unexplained_percent(self):
+        """Of the step; negative where the parts are more than the step. Only with profiles."""
+        return 100 * mean(self.parts["unexplained"]) / self.step_us
+
 
 @dataclass
 class Difference:
@@ -97,16 +103,27 @@ class Difference:
         return sum(part.change_us for part in self.parts if part.name != "unexplained")
 
     @property
+    def unexplained_us(self):
+        return self.change_us - self.explained_us
+
+    @property
     def unexplained_percent(self):
         """Of the difference; None where there is none."""
-        if self.change_us == 0:
-            return None
-        return 100 * abs(self.change_us - self.explained_us) / abs(self.change_us)
+        return 100 * abs(self.unexplained_us / self.change_us) if self.change_us else None
+
+    @property
+    def may_be_unexplained_us(self):
+        return max(EXPLAINED_WITHIN_PERCENT / 100 * abs(self.change_us), self.noise_us)
 
     @property
     def adds_up(self):
-        percent = self.unexplained_percent
-        return percent is not None and percent <= EXPLAINED_WITHIN_PERCENT
+        return abs(self.unexplained_us) <= self.may_be_unexplained_us
+
+    @property
+    def open_sides(self):
+        """(name, side) of the sides whose parts do not add up to their own step."""
+        return [(name, side) for name, side in (("A", self.a), ("B", self.b))
+                if abs(side.unexplained_percent) > EXPLAINED_WITHIN_PERCENT]
 
     @property
     def blamed(self):
@@ -147,22 +164,10 @@ def side_of(rows):
     for name in names:
         side.parts[name] = [sum(op["us"] for op in profile["ops"] if op["op"] == name) for profile in profiles]
     side.parts["device_gap"] = [profile["device_gap_us"] for profile in profiles]
-    gaps, unexplained = zip(*(host_gap(step, profile) for step, profile in zip(side.steps_us, profiles)))
-    side.parts["host_gap"] = list(gaps)
-    side.parts["unexplained"] = list(unexplained)
+    side.parts["host_gap"] = [profile["host_gap_us"] for profile in profiles]
+    measured = zip(*side.parts.values())
+    side.parts["unexplained"] = [step - sum(parts) for step, parts in zip(side.steps_us, measured)]
     return side
-
-
-def host_gap(step_us, profile):
-    """The gap that no kernel explains, and what the profile leaves open of a measured step.
-
-    A device's trace slows the host down, not the kernels: the gap is what is left of the step as it was
-    measured without the trace. Other methods stretch the ops themselves: their own gap stands, and the
-    difference of the steps is open.
-    """
-    if profile["method"] != "cupti":
-        return profile["host_gap_us"], step_us - profile["step_us"]
-    return step_us - sum(op["us"] for op in profile["ops"]) - profile["device_gap_us"], 0.0
 
 
 def difference(label, a, b, run_to_run_percent=RUN_TO_RUN_PERCENT):
@@ -285,17 +290,16 @@ def verdict(result):
 
 
 def check_sentence(result):
-    """What the known parts add up to, said loudly where that is not the difference."""
-    said = (f"the parts of the profile add up to {signed(result.explained_us)} of "
-            f"{signed(result.change_us)}")
-    percent = result.unexplained_percent
-    if percent is None:
-        return said
-    if result.adds_up:
-        return f"{said}: {percent:.1f} % unexplained"
-    loud = "THE PARTS DO NOT ADD UP" if result.beyond_noise else "within noise the parts need not add up"
-    return (f"{loud}: {said}, {percent:.0f} % unexplained; at most {EXPLAINED_WITHIN_PERCENT:.0f} % is "
-            f"allowed (noise of the step: {result.noise_us:.2g} us)")
+    """What the measured parts add up to, said loudly where that is not the difference or not the step."""
+    said = (f"the parts of the profile add up to {signed(result.explained_us)} of {signed(result.change_us)}: "
+            f"{signed(result.unexplained_us)} unexplained")
+    if not result.adds_up:
+        said = (f"THE PARTS DO NOT ADD UP: {said}; at most {result.may_be_unexplained_us:.2g} us is allowed, "
+                f"{EXPLAINED_WITHIN_PERCENT:.0f} % of the difference or the noise of the step")
+    for name, side in result.open_sides:
+        said += (f"; THE PARTS OF {name} ARE NOT ITS STEP: {side.unexplained_percent:+.1f} % of its "
+                 f"{side.step_us:,.1f} us are unexplained, at most {EXPLAINED_WITHIN_PERCENT:.0f} % is allowed")
+    return said
 
 
 def lines_of(result):
@@ -375,6 +379,7 @@ def as_json(result):
         "explained_us": result.explained_us if result.parts else None,
         "unexplained_percent": result.unexplained_percent if result.parts else None,
         "adds_up": result.adds_up if result.parts else None,
+        "open_sides": [name for name, _ in result.open_sides] if result.parts else None,
         "blamed": None if blamed is None else blamed.name,
         "verdict": verdict(result),
     }

@@ -175,7 +175,8 @@ def step(evidence):
     section = Section(
         "step", "A decode step", "Where the time between two tokens goes. A kernel owns the time that no kernel before "
         "it explains; gaps are time in which the device was idle.", drawing=waterfalls.step_waterfall(evidence),
-        caption="Device gap: idle within a step. Host gap: idle between steps, while the host launches or waits.",
+        caption="Device gap: idle within a step. Host gap: idle between steps, while the host launches or waits. "
+        "Unexplained: the step, as it runs without a trace, less all of these.",
         missing="No decoder row has a profile. To make one: tokline bench --model DIR --device cuda --batch 1,64 "
         "--record FILE")
     profiled = [entry for entries in evidence.decoder_groups.values() for entry in entries
@@ -194,8 +195,10 @@ def profile_table(entries):
             ops.setdefault(op["op"], {})[id(entry)] = op["us"]
         ops.setdefault("device gap", {})[id(entry)] = profile["device_gap_us"]
         ops.setdefault("host gap", {})[id(entry)] = profile["host_gap_us"]
+        if "unexplained_us" in profile:
+            ops.setdefault("unexplained", {})[id(entry)] = profile["unexplained_us"]
         ops.setdefault("step", {})[id(entry)] = profile["step_us"]
-    last = [name for name in ("device gap", "host gap", "step") if name in ops]
+    last = [name for name in ("device gap", "host gap", "unexplained", "step") if name in ops]
     names = [name for name in ops if name not in last] + last
     return Table(["µs", *(f"{entry.row['model']}, batch {entry.row['batch']}" for entry in entries)],
                  [[name, *(figure(ops[name].get(id(entry))) for entry in entries)] for name in names],
@@ -209,7 +212,7 @@ def difference(evidence):
         drawing=waterfalls.blame_waterfall(evidence),
         sentences=[readable(f"{one.label}: {blame.verdict(one)}.") for one in found]
         + [readable(f"{one.label}: {blame.check_sentence(one)}.") for one in found
-           if one.beyond_noise and not one.adds_up],
+           if one.parts and one.beyond_noise and (one.open_sides or not one.adds_up)],
         caption="Each bar starts where the one above it ended; from A to B they add up to the difference of a step. "
         "Of several decoder rows those that changed most; scripts/records blame has all.",
         missing=("No decoder row with a profile is in both of them." if words else "There is one run to look at, so no "

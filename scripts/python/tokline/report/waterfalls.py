@@ -47,7 +47,7 @@ def bars_height(lines):
 
 
 def step_waterfall(evidence):
-    """Where the time of a decode step goes: ops in order, then the gaps."""
+    """Where the time of a decode step goes: ops in order, then the gaps and what is unexplained."""
     panels = []
     for entry in evidence.profiled:
         profile = entry.row["profile"]
@@ -56,6 +56,8 @@ def step_waterfall(evidence):
                  for op in profile["ops"]]
         parts.append(("device gap", profile["device_gap_us"], "", MUTED))
         parts.append(("host gap", profile["host_gap_us"], "", BAD))
+        if "unexplained_us" in profile:
+            parts.append(("unexplained", profile["unexplained_us"], "", MUTED))
         for label, us, launches, colour in parts:
             lines.append((label + launches, at, at + us, colour, f"{figure(us)} µs · {percent(100 * us / step)}"))
             at += us
