@@ -99,6 +99,7 @@ void CompareRow(const TensorSpec& spec, int tensor, int64_t row, const unsigned 
   const int64_t checked_bytes = spec.checked_cols * element;
   if (std::memcmp(actual, expected, static_cast<size_t>(checked_bytes)) == 0) return;
   const double rms = RowRms(spec.dtype, expected, spec.checked_cols);
+  double squares = 0;  // of errors in units of their bounds
   for (int64_t col = 0; col < spec.checked_cols; ++col) {
     if (std::memcmp(actual + col * element, expected + col * element,
                     static_cast<size_t>(element)) == 0) {
@@ -111,12 +112,24 @@ void CompareRow(const TensorSpec& spec, int tensor, int64_t row, const unsigned 
     const double over = a == e && bound > 0 ? 0 : error / bound;  // -0 and 0 are equal
     const double ratio = over <= kWrong ? over : kWrong;          // NaN is not <= anything
     result.max_error_over_bound = std::max(result.max_error_over_bound, ratio);
+    squares += ratio * ratio;
     if (ratio > 1 && result.first_failure.empty()) {
       const std::string found =
           IsPoison(actual + col * element, element) ? "nan (not written)" : StrCat(a);
       result.first_failure = StrCat("tensor ", tensor, ", sampled row ", row, ", column ", col,
                                     ": ", found, " instead of ", e, ", bound ", bound);
     }
+  }
+  // Shorter rows may consist of what is rare.
+  constexpr int64_t kLeastCols = 64;
+  const double share = std::sqrt(squares / static_cast<double>(spec.checked_cols));
+  const double share_over_allowed = share / spec.tolerance.rms_share;
+  if (spec.checked_cols < kLeastCols || share_over_allowed <= 1) return;
+  result.max_error_over_bound = std::max(result.max_error_over_bound, share_over_allowed);
+  if (result.first_failure.empty()) {
+    result.first_failure =
+        StrCat("tensor ", tensor, ", sampled row ", row, ": the root mean square of its errors is ",
+               share, " of their bounds, at most ", spec.tolerance.rms_share, " is allowed");
   }
 }
 

@@ -10,7 +10,8 @@
 namespace tokline::bench {
 
 struct Comparison {
-  // kWrong if no bound is defined: NaN, or bits that differ where they must be equal
+  // of elements and, where it is too large, of a row's root mean square. kWrong if no bound is
+  // defined: NaN, or bits that differ where they must be equal
   double max_error_over_bound = 0;
   std::string first_failure;  // "" where every element is within its bound
 };
