@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 
 #include "harness/measure/throughput.h"
 #include "harness/tests/engine/golden.h"
 #include "kernels/common/error.h"
 #include "reference/sampling.h"
+#include "tokline_rules.h"
 
 namespace tokline {
 namespace {
@@ -72,6 +74,43 @@ TEST(MeanRegretTest, OfADrawIsTheWayToTheTokensPart) {
   EXPECT_TRUE(std::isnan(MeanRegret(Rows{{1, std::nanf("")}}, Ids{0}, std::vector{rule})));
   EXPECT_THROW(MeanRegret(flat, Ids{0}, std::vector{rule, rule}), InvalidArgument);
   EXPECT_EQ(MeanRegret(Rows{{0, 4}}, Ids{1}, std::vector{SamplingRule{}}), 0);  // greedy
+}
+
+// What differs in two decoders of one model in bf16 is an error of each logit. The records' logits
+// have a standard deviation of 2.5; `error` is in units of that.
+double RegretOfErrors(double error, int64_t seed) {
+  constexpr size_t kVocab = 151'936, kTokens = 64;
+  std::mt19937_64 rng(static_cast<uint64_t>(seed));
+  std::normal_distribution<float> normal(0, 2.5f);
+  double sum = 0;
+  for (size_t i = 0; i < kTokens; ++i) {
+    Rows drawn(1, std::vector<float>(kVocab)), judging(1, std::vector<float>(kVocab));
+    for (size_t id = 0; id < kVocab; ++id) {
+      drawn[0][id] = normal(rng);
+      judging[0][id] = drawn[0][id] + static_cast<float>(error) * normal(rng);
+    }
+    const std::vector rules = {SamplingRule{.temperature = 0.6f, .seed = rng()}};
+    const std::vector<double> probabilities = TokenProbabilities(drawn[0].data(), kVocab, rules[0]);
+    double left = UniformDraw(rules[0]);
+    int32_t token = 0;
+    while (left >= probabilities[static_cast<size_t>(token)]) {
+      left -= probabilities[static_cast<size_t>(token++)];
+    }
+    EXPECT_LT(MeanRegret(drawn, Ids{token}, rules), 1e-9);
+    sum += MeanRegret(judging, Ids{token}, rules);
+  }
+  return sum / kTokens;
+}
+
+TEST(MeanRegretTest, DrawsOfTwoDecodersInBf16PassAndOfOneThatIsThreeTimesAsFarOffDoNot) {
+  double sum = 0;
+  for (int64_t seed = 1; seed <= 4; ++seed) {
+    const double regret = RegretOfErrors(0.12, seed);
+    EXPECT_LE(regret, kMaxMeanDrawRegret) << seed;
+    EXPECT_GT(RegretOfErrors(0.36, seed), kMaxMeanDrawRegret) << seed;
+    sum += regret;
+  }
+  EXPECT_NEAR(sum / 4, 0.018, 0.006);  // three standard deviations of 256 tokens
 }
 
 }  // namespace
