@@ -105,4 +105,63 @@ struct KvAppendCase {
   std::vector<float> rope;
 };
 
+// Compares rows of transformed values. The pair norm of RoPE bounds the effect of one ulp of a
+// normalised value, or of its product with the weight. Such flips need an fp32 value within
+// rounding of the midpoint between two bf16 values, so they are rare; a misplaced rounding is not.
+// Errors of many elements of one row are found by its root mean square, which may be that of
+// independent roundings of the output and of both elements of its pair, each twice with a norm.
+inline ::testing::AssertionResult RowsMatch(const HostTensor& actual, const HostTensor& expected,
+                                            const KvAppendShape& shape) {
+  const int32_t half = shape.head_dim / 2;
+  const double epsilon = Epsilon(shape.dtype);
+  const auto pair_norm = [&](int64_t i) {
+    return std::hypot(expected[i], expected[i % shape.head_dim < half ? i + half : i - half]);
+  };
+  const auto bound = [&](int64_t i) {
+    return 2 * HalfUlp(shape.dtype, expected[i]) +
+           (shape.norm ? 3 * epsilon : 4 * Epsilon(DType::kF32)) * pair_norm(i);
+  };
+  int64_t compared = 0, different = 0;
+  for (int64_t i = 0; i < expected.size(); ++i) {
+    const double a = actual[i], e = expected[i];
+    if (std::isnan(e)) {  // never written
+      if (!std::isnan(a)) {
+        return ::testing::AssertionFailure() << "index " << i << " was written: " << a;
+      }
+      continue;
+    }
+    ++compared;
+    if (a == e) continue;
+    ++different;
+    if (!(std::abs(a - e) <= bound(i))) {
+      return ::testing::AssertionFailure()
+             << "index " << i << ": actual " << a << ", expected " << e << ", bound " << bound(i)
+             << ", seed " << shape.seed;
+    }
+  }
+  if (different * 200 > compared) {
+    return ::testing::AssertionFailure()
+           << different << " of " << compared << " values differ, allowed is 1 in 200; seed "
+           << shape.seed;
+  }
+  for (int64_t row = 0; row < expected.size(); row += shape.head_dim) {
+    if (std::isnan(expected[row])) continue;
+    std::vector<double> a, e;
+    for (int64_t i = row; i < row + shape.head_dim; ++i) {
+      a.push_back(actual[i]);
+      e.push_back(expected[i]);
+    }
+    auto within = WithinRms(
+        a, e, shape.head_dim,
+        [&](int64_t i) {
+          const double of_pair = (shape.norm ? epsilon : Epsilon(DType::kF32)) * pair_norm(row + i);
+          return 2 * RoundingVariance(shape.dtype, e[static_cast<size_t>(i)]) +
+                 2 * of_pair * of_pair / 12;
+        },
+        shape.seed);
+    if (!within) return within << " (row " << row / shape.head_dim << ")";
+  }
+  return ::testing::AssertionSuccess();
+}
+
 }  // namespace tokline::testing

@@ -14,6 +14,7 @@ namespace {
 using testing::HostTensor;
 using testing::KvAppendCase;
 using testing::KvAppendShape;
+using testing::RowsMatch;
 
 class KvAppendCudaTest : public testing::CudaTest {};
 
@@ -48,45 +49,6 @@ AppendOutputs RunOnDevice(KvAppendCase& c, bool in_place = false, bool dependent
   Launch(params, {.dependent = dependent});
   return {testing::ToHost(in_place ? qkv : q_out, c.shape.dtype),
           testing::ToHost(pool, c.shape.dtype)};
-}
-
-// Compares rows of transformed values. The pair norm of RoPE bounds the effect of one ulp of a
-// normalised value, or of its product with the weight. Such flips need an fp32 value within
-// rounding of the midpoint between two bf16 values, so they are rare; a misplaced rounding is not.
-::testing::AssertionResult RowsMatch(const HostTensor& actual, const HostTensor& expected,
-                                     const KvAppendShape& shape) {
-  const int32_t half = shape.head_dim / 2;
-  const double epsilon = Epsilon(shape.dtype);
-  const auto bound = [&](int64_t i) {
-    const int64_t partner = i % shape.head_dim < half ? i + half : i - half;
-    const double pair_norm = std::hypot(expected[i], expected[partner]);
-    return 2 * testing::HalfUlp(shape.dtype, expected[i]) +
-           (shape.norm ? 3 * epsilon : 4 * Epsilon(DType::kF32)) * pair_norm;
-  };
-  int64_t compared = 0, different = 0;
-  for (int64_t i = 0; i < expected.size(); ++i) {
-    const double a = actual[i], e = expected[i];
-    if (std::isnan(e)) {  // never written
-      if (!std::isnan(a)) {
-        return ::testing::AssertionFailure() << "index " << i << " was written: " << a;
-      }
-      continue;
-    }
-    ++compared;
-    if (a == e) continue;
-    ++different;
-    if (!(std::abs(a - e) <= bound(i))) {
-      return ::testing::AssertionFailure()
-             << "index " << i << ": actual " << a << ", expected " << e << ", bound " << bound(i)
-             << ", seed " << shape.seed;
-    }
-  }
-  if (different * 200 > compared) {
-    return ::testing::AssertionFailure()
-           << different << " of " << compared << " values differ, allowed is 1 in 200; seed "
-           << shape.seed;
-  }
-  return ::testing::AssertionSuccess();
 }
 
 // Each token has 13 rows, an odd number per kind. There are enough tokens for the kernel to group

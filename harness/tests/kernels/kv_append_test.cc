@@ -144,6 +144,24 @@ TEST(KvAppendTest, QueryInPlaceEqualsQueryElsewhere) {
 }
 
 // A degenerate stride of a size-1 dimension is never used.
+// The bound of an element has room for a rotation's other element, and one value of 200 may differ.
+TEST(KvAppendTest, RowWhoseElementsAreAllOffWithinTheirBoundsIsRejected) {
+  KvAppendCase c({.num_tokens = 60, .norm = true, .rope = true});
+  KvAppendReference(c.Params());
+  KvAppendParams in_fp32 = c.Params();
+  HostTensor with_error = c.q_out;
+  in_fp32.q_out = with_error.data();
+  in_fp32.norm_eps += 0x1p-20f * 0.25f;  // of the mean square, so its root is off by 2^-21
+  KvAppendReference(in_fp32);
+  EXPECT_TRUE(testing::RowsMatch(with_error, c.q_out, c.shape));
+
+  HostTensor wrong = c.q_out;
+  for (int64_t i = 100 * c.shape.head_dim; i < 101 * c.shape.head_dim; ++i) {
+    wrong.Set(i, wrong[i] * (1 + 2 * Epsilon(c.shape.dtype)));
+  }
+  EXPECT_THAT(testing::RowsMatch(wrong, c.q_out, c.shape).message(), HasSubstr("(row 100)"));
+}
+
 TEST(KvAppendTest, OneTokenNeedsNoStrides) {
   KvAppendCase c({.num_tokens = 1, .norm = true}), expected({.num_tokens = 1, .norm = true});
   KvAppendParams params = c.Params();

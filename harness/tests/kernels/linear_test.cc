@@ -479,6 +479,48 @@ TEST(LinearReferenceTest, EveryFormIsWithinItsBound) {
   }
 }
 
+// Where a bound has room for more than one rounding, each error of a truncation is within it.
+TEST(WithinRmsTest, TruncationWithinEveryBoundIsRejected) {
+  const HostTensor exact = testing::RandomTensor(DType::kF32, 1000, 1);
+  HostTensor rounded(DType::kBf16, 1000), truncated(DType::kBf16, 1000);
+  for (int64_t i = 0; i < 1000; ++i) {
+    const double unit = 2 * testing::HalfUlp(DType::kBf16, exact[i]);
+    rounded.Set(i, exact[i]);
+    truncated.Set(i, std::trunc(exact[i] / unit) * unit);
+  }
+  const auto variance = [&](int64_t i) {
+    return testing::RoundingVariance(DType::kBf16, exact[i]);
+  };
+  EXPECT_TRUE(testing::WithinRms(rounded, exact, 1000, variance, 1));
+  const auto two_roundings = [&](int64_t i) {
+    return 2 * testing::HalfUlp(DType::kBf16, exact[i]);
+  };
+  EXPECT_TRUE(testing::WithinBound(truncated, exact, 1000, two_roundings, 1));
+  EXPECT_FALSE(testing::WithinRms(truncated, exact, 1000, variance, 1));
+}
+
+// Four roundings make the bound of a gated MLP, but they do not all go in one direction.
+TEST(LinearReferenceTest, ErrorsInOneDirectionAreRejectedByTheRootMeanSquare) {
+  const LinearCase c({.tokens = 16, .in = 72, .out = 136, .gated = true});
+  const LinearCase::Expectation expected = c.Expect();
+  HostTensor out = c.NewOut();
+  for (size_t i = 0; i < expected.value.size(); ++i) {
+    out.Set(static_cast<int64_t>(i), expected.value[i] + 0.6 * expected.bound[i]);
+  }
+  EXPECT_THAT(c.Check(out).message(), HasSubstr("root mean square"));
+}
+
+TEST(LinearReferenceTest, DroppedTailOfKInOnePercentOfTheFeaturesIsRejected) {
+  const LinearCase c({.tokens = 5, .in = 1024, .out = 200, .norm = true});
+  LinearCase shorter = c;
+  for (const int64_t row : {17, 151}) {
+    for (int64_t k = 1016; k < 1024; ++k) shorter.weight.Set(row * 1024 + k, 0);
+  }
+  HostTensor out = c.NewOut();
+  LinearReference(shorter.Params(out.data()));
+  EXPECT_FALSE(c.Check(out));
+}
+
 TEST(LinearReferenceTest, OddOutFeaturesAndManyRowBlocks) {
   const LinearCase c({.tokens = 3, .in = 8, .out = 333, .integers = true});
   HostTensor out = c.NewOut();

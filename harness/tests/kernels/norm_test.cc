@@ -262,6 +262,27 @@ TEST(LayerNormReferenceTest, BoundCatchesAWrongRoundingAndAWrongVariance) {
   EXPECT_FALSE(c.Check(c.NewOut(), wrong));
 }
 
+// Around a large mean each bound has room for the terms that cancel, but not all for their sum.
+TEST(LayerNormReferenceTest, MeanThatIsOffWithinEveryBoundIsRejected) {
+  const NormCase c(
+      {.kind = NormKind::kLayer, .dtype = DType::kF16, .tokens = 1, .hidden = 256, .offset = 1000});
+  double sum = 0, deviations = 0;
+  for (int64_t i = 0; i < 256; ++i) sum += c.x[i];
+  for (int64_t i = 0; i < 256; ++i) deviations += std::pow(c.x[i] - sum / 256, 2);
+  const double scale = 1 / std::sqrt(deviations / 256 + NormCase::kEps);
+  const auto with_error = [&](double units) {
+    HostTensor out = c.NewOut();
+    for (int64_t i = 0; i < 256; ++i) {
+      const double mean = sum / 256 * (1 + units * 0x1p-24);
+      out.Set(i, (c.x[i] - mean) * scale * c.weight[i] + c.bias[i]);
+    }
+    return c.Check(c.NewOut(), out);
+  };
+  EXPECT_TRUE(with_error(0));
+  EXPECT_TRUE(with_error(2));
+  EXPECT_THAT(with_error(24).message(), HasSubstr("root mean square"));
+}
+
 TEST(LayerNormReferenceTest, ConstantRowsGiveTheBias) {
   NormCase c({.kind = NormKind::kLayer, .tokens = 1, .hidden = 64});
   for (int64_t i = 0; i < 64; ++i) c.x.Set(i, 3);
