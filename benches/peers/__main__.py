@@ -25,8 +25,8 @@ examples:
   scripts/peers --beside kernels.jsonl --record peers.jsonl --only chunk_decode --peers flashinfer,fa3
   PYTHONPATH=/opt/libs scripts/peers --python python3 --beside kernels.jsonl --record peers.jsonl
 
-exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured or a file
-cannot be used, 2 misuse, 77 no GPU, 130 interrupted.
+exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured, the time
+limit was reached or a file cannot be used, 2 misuse, 77 no GPU, 130 interrupted.
 """
 
 
@@ -41,7 +41,8 @@ def parse(arguments):
     parser.add_argument("--peers", default=",".join(LIBRARIES), metavar="LIST",
                         help=f"of {', '.join(LIBRARIES)}; all by default")
     parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS",
-                        help="rows that are not begun by then are refused; 600 by default: most of it are rests")
+                        help="no row is begun later: the run is then marked as unfinished; 600 by default: most of "
+                        "it are rests")
     parser.add_argument("--row-time", type=float, default=0.05, metavar="SECONDS",
                         help="of sampling, where the median's interval stays wide; 0.05 by default")
     parser.add_argument("--compile", action="store_true",
@@ -111,6 +112,9 @@ class Session:
             for suite_row, tried in work:
                 bench = Bench(self.torch, self.libraries, suite_row, self.device.l2_bytes, self._workspaces)
                 for attempt in tried:
+                    if self.clock() - self.begin > self.options.time_limit:
+                        raise Stop(f"the time limit of {self.options.time_limit:g} s was reached; the run is marked as "
+                                   "unfinished, and rows that were not begun have no line")
                     result = self.attempt(bench, attempt, bool(suite_row.get("rested")))
                     row = rows.peer_row(run_id, suite_row, attempt.implementation, attempt.chain,
                                         self.library(attempt.peer), self.device.name, result, peaks, datasheet)
@@ -131,8 +135,6 @@ class Session:
             return Measurement(failure=f"{attempt.peer} is missing: {self.missing[attempt.peer]}")
         if attempt.reason:
             return Measurement(failure=f"not supported: {attempt.reason}")
-        if self.clock() - self.begin > self.options.time_limit:
-            return Measurement(failure=f"not run: the time limit of {self.options.time_limit:g} s was reached")
         try:
             operation = attempt.make(bench, bench.inputs(attempt.layout), attempt.chain)
             return measure(self.device, operation, self.options.row_time, rests=rests)

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "benches"))
 from peers import measure, operations, rows, shapes  # noqa: E402
 from tokline import records  # noqa: E402
 from tokline.command import ended  # noqa: E402
+from tokline.stop import Stop  # noqa: E402
 
 program = importlib.import_module("peers.__main__")
 
@@ -360,15 +361,20 @@ class RowsTest(unittest.TestCase):
         run, = self.session(suite, [FakeSubject(sets=80) for _ in range(20)], device=Remembering())
         self.assertIn("work is left out when inputs repeat", run.rows[0]["reason"])
 
-    def test_a_missing_library_and_a_spent_limit_are_said_in_the_rows(self):
+    def test_a_missing_library_is_said_in_the_rows(self):
         suite = suite_records(self.folder / "suite.jsonl")
-        ticks = iter([0.0] + [0.0] * 3 + [99.0] * 50)
-        run, = self.session(suite, [FakeSubject(sets=80) for _ in range(20)], time_limit=50.0,
-                            missing={"fa3": "no such file"}, clock=lambda: next(ticks))
-        reasons = [row["reason"] for row in run.rows]
-        self.assertEqual(reasons[:3], [None] * 3)
-        self.assertIn("not run: the time limit of 50 s", reasons[3])
-        self.assertIn("fa3 is missing: no such file", reasons[-1])
+        run, = self.session(suite, [FakeSubject(sets=80) for _ in range(20)], missing={"fa3": "no such file"})
+        self.assertIsNone(run.rows[0]["reason"])
+        self.assertIn("fa3 is missing: no such file", run.rows[-1]["reason"])
+
+    def test_a_spent_limit_leaves_a_run_that_is_marked_as_unfinished(self):
+        suite = suite_records(self.folder / "suite.jsonl")
+        ticks = iter([0.0] * 4 + [99.0])
+        with self.assertRaisesRegex(Stop, "time limit of 50 s was reached; the run is marked as unfinished"):
+            self.session(suite, [FakeSubject(sets=80) for _ in range(20)], time_limit=50.0, clock=lambda: next(ticks))
+        run, = self.runs
+        self.assertTrue(run.interrupted)
+        self.assertEqual([row["status"] for row in run.rows], ["ok"] * 3)
 
     def test_peaks_of_another_gpu_are_not_taken_over(self):
         suite = suite_records(self.folder / "suite.jsonl", uuid_hash="0000000000000000")

@@ -49,6 +49,23 @@ class RecordsTest(unittest.TestCase):
             replaced = [(run.path, run.run_id) for run in runs if run.rows and run.run_id not in newest.values()]
             self.assertEqual(replaced, [], "results/README.md: a run that newer ones replace is deleted")
 
+    def test_a_run_whose_end_counts_other_rows_is_refused(self):
+        lines = self.machine.run("bench_x", self.cases, refused={self.cases[4]: "wrong"})
+        self.refuses(":21: the end of run .* counts 20 rows, but the file has 19", lines[:3] + lines[4:])
+        self.refuses(":23: the end of run .* counts 20 rows, but the file has 21", lines[:-1] + [lines[2], lines[-1]])
+        end = lines[-1] | {"trimmed": {"rows": 1, "refused": 0}}
+        self.refuses(":22: .* counts 20 rows, of which 1 were trimmed, but the file has 20", lines[:-1] + [end])
+        run, = self.read(lines[:3] + lines[4:-1] + [end])
+        self.assertRegex(run.trimmed_words, "^1 of the 20 rows of a run of bench_x .* were removed from its file, 0 of them")
+        self.refuses(":21: .* counts 1 refused rows, of which 0 were trimmed, but the file has 0",
+                     lines[:5] + lines[6:-1] + [end])
+
+    def test_ablations_count_as_rows_of_the_end(self):
+        lines = self.machine.run("tokline ablate", [])
+        line = self.machine.ablation(lines[0], synthetic.DecoderCase(), "rmsnorm_qkv", "plain ops", 4)
+        self.refuses("counts 0 rows, but the file has 1", [lines[0], line, lines[1]])
+        self.read([lines[0], line, lines[1] | {"rows": 1}])
+
     def test_lines_of_concurrent_runs_go_to_their_own_run(self):
         a, b = (self.machine.run(name, self.cases) for name in ("bench_a", "bench_b"))
         runs = self.read([line for pair in zip(a, b) for line in pair])

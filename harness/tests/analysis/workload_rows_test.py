@@ -98,6 +98,7 @@ class WorkloadRowsTest(CommandTest):
             for name in set(row) - set(_REFUSED_FIELDS):
                 del row[name]
             row |= {"status": "refused", "reason": "unverified: the mean regret of 256 tokens is 0.4"}
+            lines[-1]["refused"] = 1
             b += lines
         self.assertIn("unverified", self.gate(self.write("b.jsonl", b), expect=1))
 
@@ -106,7 +107,7 @@ class WorkloadRowsTest(CommandTest):
         refused |= {"status": "refused", "reason": "interrupted", "shape": refused["shape"] | {"reuse": True}}
         header, row, end = workload_run(self.machine)
         refused["run_id"] = header["run_id"]
-        path = self.write("a.jsonl", [header, row, refused, end])
+        path = self.write("a.jsonl", [header, row, refused, end | {"rows": 2, "refused": 1}])
         shown = subprocess.run([*TABLE, path], capture_output=True, text=True, check=True).stdout
         self.assertRegex(shown, r"nano-vllm, page 256, batch 256 .* 480, 900, 1,100 .* 23 / 37 % +3 ")
         self.assertRegex(shown, "refused: workload nano-vllm, page 256, batch 256, reuse, cuda: interrupted")

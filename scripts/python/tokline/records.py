@@ -124,6 +124,17 @@ class Run:
     def interrupted(self):
         return bool(self.end and self.end["interrupted"])
 
+    @property
+    def trimmed(self):
+        """How many of its rows were removed from its file, and how many of those were refused; {} where none were."""
+        return self.end and self.end.get("trimmed") or {}
+
+    @property
+    def trimmed_words(self):
+        """The same in words; "" where none were."""
+        return self.trimmed and (f"{self.trimmed['rows']} of the {self.end['rows']} rows of a run of {self.program} "
+                                 f"({self.time}) were removed from its file, {self.trimmed['refused']} of them refused")
+
 
 def shape_parts(shape):
     """A shape's name in its file, and the words that tell rows of one name apart."""
@@ -257,7 +268,7 @@ def read(paths, warn=lambda words: None):
     """Every run of the files and folders, in the order of their headers.
 
     Raises BadRecords with file and line for what is not a record, is of another schema or does not
-    follow from its samples. A last line that a killed writer left unfinished is left out, and `warn` is
+    follow from its samples, and for a run that has other rows than its end counts. A last line that a killed writer left unfinished is left out, and `warn` is
     told; so it is of a run that is there twice.
     """
     runs = {}
@@ -265,6 +276,7 @@ def read(paths, warn=lambda words: None):
         path = os.fspath(path)
         known_before = set(runs)
         repeated = set()
+        ends = {}
         for where, record in _lines(path, warn):
             _check(_lift(record, where), where)
             run_id, kind = record["run_id"], record["kind"]
@@ -280,11 +292,28 @@ def read(paths, warn=lambda words: None):
                 raise BadRecords(f"{where}: {kind} of run {run_id}, whose header is not before it")
             elif kind == "end":
                 runs[run_id].end = record
+                ends[run_id] = where
             elif kind == "ablation":
                 runs[run_id].ablations.append(record)
             else:
                 runs[run_id].rows.append(record)
+        for run_id, where in ends.items():
+            _check_counts(runs[run_id], where)
     return list(runs.values())
+
+
+def _check_counts(run, where):
+    """Raises BadRecords where the rows of a run are not those that its end counts. What was removed from the file must
+    be stated in the end's `trimmed`."""
+    measured = run.rows + run.ablations
+    present = {"rows": len(measured), "refused": sum(row["status"] == "refused" for row in measured)}
+    trimmed = run.trimmed
+    for name, words in (("rows", "rows"), ("refused", "refused rows")):
+        left = run.end[name] - trimmed.get(name, 0)
+        if present[name] != left:
+            raise BadRecords(f"{where}: the end of run {run.run_id} counts {run.end[name]} {words}"
+                             + (f", of which {trimmed[name]} were trimmed" if trimmed else "")
+                             + f", but the file has {present[name]}; a run is kept with all its rows")
 
 
 def _no_constant(name):
