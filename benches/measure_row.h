@@ -34,6 +34,7 @@ struct RowOptions {
 };
 
 // Fills in everything that is measured. `m.trouble.failure` says in words why the row is refused.
+// If the row is right and above its limit, the peaks in `m.limits` are measured again.
 void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOptions& options,
                 std::mt19937_64& rng, KernelMeasurement& m);
 

@@ -76,6 +76,7 @@ class Session {
                   .rule = options_.rule,
                   .slowdown_percent = options_.slowdown_percent},
                  rng_, m);
+      peaks_ = m.limits.peaks;  // may have been measured again
     } catch (const std::exception& error) {
       m.trouble.failure = error.what();
       prepared_.reset();
@@ -153,13 +154,14 @@ class Session {
     const Datasheet sheet = datasheet_.value_or(Datasheet{});
     const std::string from_run =
         peaks_->from_run.empty() ? "" : " (by run " + peaks_->from_run + ")";
-    std::fprintf(stderr,
-                 "measured peaks of %s%s: read %.0f GB/s%s, copy %.0f GB/s, bf16 matmul %.0f "
-                 "TFLOP/s%s, launch %.2f us, graph node %.2f us\n",
-                 gpu_->name.c_str(), from_run.c_str(), peaks_->read_gbps,
-                 beside(sheet.memory_gbps, "GB/s").c_str(), peaks_->copy_gbps,
-                 peaks_->matmul_tflops, beside(sheet.bf16_tflops, "TFLOP/s").c_str(),
-                 peaks_->launch_us, peaks_->graph_node_us);
+    std::fprintf(
+        stderr,
+        "measured peaks of %s%s: read %.0f GB/s%s, 2:1 %.0f GB/s, copy %.0f GB/s, bf16 matmul "
+        "%.0f TFLOP/s%s, launch %.2f us, graph node %.2f us\n",
+        gpu_->name.c_str(), from_run.c_str(), peaks_->read_gbps,
+        beside(sheet.memory_gbps, "GB/s").c_str(), peaks_->two_to_one_gbps, peaks_->copy_gbps,
+        peaks_->matmul_tflops, beside(sheet.bf16_tflops, "TFLOP/s").c_str(), peaks_->launch_us,
+        peaks_->graph_node_us);
   }
 
   // Prepares a case. Its plain and its dependent row share the buffers.
@@ -192,6 +194,7 @@ class Session {
     if (figures.shares.floor) {
       state.counters["%limit"] = *figures.shares.percent_of_measured_peak;
       label = "limit:" + figures.shares.floor->limit + " " + label;
+      if (figures.shares.limit_is_wrong) label += ", above its limit, which is wrong";
     }
     if (m.samples.rested) label += ", rested";
     if (!m.trouble.disturbed.empty()) label += ", " + m.trouble.disturbed;

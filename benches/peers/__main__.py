@@ -116,6 +116,8 @@ class Session:
                         raise Stop(f"the time limit of {self.options.time_limit:g} s was reached; the run is marked as "
                                    "unfinished, and rows that were not begun have no line")
                     result = self.attempt(bench, attempt, bool(suite_row.get("rested")))
+                    if rows.shows_a_wrong_limit(suite_row, result, peaks, datasheet):
+                        peaks = self.device.peaks_again(peaks)
                     row = rows.peer_row(run_id, suite_row, attempt.implementation, attempt.chain,
                                         self.library(attempt.peer), self.device.name, result, peaks, datasheet)
                     self.record.append(row)

@@ -66,6 +66,9 @@ class Device(Protocol):
     def disturbance(self) -> str:
         """What slowed the device since this was last asked, replays included, or slows it now, in words, or ""."""
 
+    def peaks_again(self, peaks) -> dict:
+        """The peaks, those replaced that the device reaches better now."""
+
 
 @dataclasses.dataclass
 class Measurement:

@@ -206,6 +206,43 @@ TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
   EXPECT_NEAR(hot.rested_us, 2 * 200'000 + 30 * SampledUs(m), 1e-3 * SampledUs(m));
 }
 
+// A device of which the first measurement of the peaks was a tenth of what it can reach.
+class UnderratedExecution : public SimulatedExecution {
+ public:
+  UnderratedExecution(SimulatedDevice& device, Peaks again)
+      : SimulatedExecution(device), again_(again) {}
+  std::optional<Peaks> Measure() const override {
+    ++measured;
+    return again_;
+  }
+  mutable int measured = 0;
+
+ private:
+  Peaks again_;
+};
+
+TEST_F(MeasureRowTest, ARowAboveItsLimitHasTheLimitMeasuredAgainAndStands) {
+  const Peaks right = *SimulatedExecution(device_).Measure();
+  const auto measure = [&](const Peaks& before, const Peaks& again, int times) {
+    const UnderratedExecution execution(device_, again);
+    PreparedCase prepared(
+        std::make_unique<SimulatedCase>(HonestLauncher(device_), SimulatedCase::Options{}),
+        execution);
+    KernelMeasurement m;
+    m.limits.peaks = before;
+    std::mt19937_64 rng(1);
+    MeasureRow(prepared, execution, {}, rng, m);
+    EXPECT_EQ(execution.measured, times);
+    const KernelFigures figures = FiguresOf(m);
+    EXPECT_THAT(figures.refusal, IsEmpty());
+    return figures.shares.limit_is_wrong;
+  };
+  const Peaks low{.read_gbps = right.read_gbps / 10, .copy_gbps = right.copy_gbps / 10};
+  EXPECT_FALSE(measure(right, right, 0));
+  EXPECT_FALSE(measure(low, right, 1));
+  EXPECT_TRUE(measure(low, low, 1));
+}
+
 TEST_F(MeasureRowTest, NothingRestsWhereNoPowerCapWasMet) {
   SimulatedExecution execution(device_);
   execution.states = {{.other_processes = 1}};

@@ -57,15 +57,17 @@ SimulatedCase::Launcher HonestLauncher(SimulatedDevice& device) {
 KernelMeasurement Measure(const SimulatedCase::Launcher& launcher,
                           const SimulatedCase::Options& options,
                           const SimulatedExecution& execution, uint64_t seed) {
-  KernelMeasurement m{.origin = {.run_id = "simulated",
-                                 .implementation = "simulated",
-                                 .dtype = "f32",
-                                 .device = execution.DeviceName()},
-                      .kernel = "triple",
-                      .shape = {{"name", "triple"}},
-                      .cache = "warm",
-                      .chain = "plain",
-                      .limits = {.peaks = execution.Measure()}};
+  KernelMeasurement m{
+      .origin = {.run_id = "simulated",
+                 .implementation = "simulated",
+                 .dtype = "f32",
+                 .device = execution.DeviceName()},
+      .kernel = "triple",
+      .shape = {{"name", "triple"}},
+      .cache = "warm",
+      .chain = "plain",
+      .limits = {.peaks = execution.Measure(),
+                 .datasheet = Datasheet{.memory_gbps = SimulatedDevice::kMemoryBytesPerUs / 1e3}}};
   PreparedCase prepared(std::make_unique<SimulatedCase>(launcher, options), execution);
   std::mt19937_64 rng(seed);
   MeasureRow(prepared, execution, {}, rng, m);

@@ -216,7 +216,10 @@ void SimulatedExecution::Rest(double us) const {
 
 std::optional<Peaks> SimulatedExecution::Measure() const {
   constexpr double kGbps = SimulatedDevice::kMemoryBytesPerUs / 1e3;
-  return Peaks{.read_gbps = kGbps, .copy_gbps = kGbps, .launch_us = SimulatedDevice::kLaunchUs};
+  return Peaks{.read_gbps = kGbps,
+               .two_to_one_gbps = kGbps,
+               .copy_gbps = kGbps,
+               .launch_us = SimulatedDevice::kLaunchUs};
 }
 
 }  // namespace tokline::bench

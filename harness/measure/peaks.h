@@ -11,8 +11,11 @@
 namespace tokline {
 
 struct Peaks {
-  double read_gbps = 0;      // by a kernel that only reads
-  double copy_gbps = 0;      // bytes read plus bytes written
+  double read_gbps = 0;  // by a kernel that only reads
+  // bytes read plus bytes written, by a kernel that reads two for each that it writes; 0 if taken
+  // over from a program that did not measure it
+  double two_to_one_gbps = 0;
+  double copy_gbps = 0;      // the same, by a kernel that reads one for each that it writes
   double matmul_tflops = 0;  // dense bf16 matrix product; 0: not measured
   double launch_us = 0;      // an empty kernel, launched repeatedly on a stream
   double graph_node_us = 0;  // an empty kernel as a node of a graph
@@ -20,6 +23,9 @@ struct Peaks {
 
   bool Measured() const { return read_gbps > 0; }
 };
+
+// Returns of each peak the better one: a peak that was not reached once may be reached again.
+Peaks BestOf(const Peaks& a, const Peaks& b);
 
 struct Datasheet {
   double memory_gbps = 0;
@@ -36,8 +42,8 @@ struct MatmulWork {
   double flops = 0;
 };
 
-// Takes about a second and temporarily allocates a sixteenth of the device's free memory, at most 2
-// GiB. CUDA builds only.
+// The best of several launches, grids and placements in memory. Takes about two seconds and
+// temporarily allocates a tenth of the device's free memory, at most 3 GiB. CUDA builds only.
 Peaks MeasurePeaks(const std::optional<MatmulWork>& matmul);
 
 }  // namespace tokline

@@ -1,7 +1,9 @@
-// Measures the device's peaks with kernels that do nothing else: a read of a buffer far larger than
-// the L2 in 16-byte loads, a 16-byte copy, and an empty kernel. Each block walks its own part of
-// the buffer, and each thread keeps several loads in flight.
+// Measures the device's peaks with kernels that do nothing else: reads of buffers far larger than
+// the L2 in 16-byte loads, alone, from two buffers into a third, and from one into another; and an
+// empty kernel. Each block walks its own part of the buffers, and each thread keeps several loads
+// in flight.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -23,43 +25,40 @@ constexpr int kThreads = 512;
 constexpr int kLoadsInFlight = 8;
 constexpr int64_t kBlockVectors = int64_t{kThreads} * kLoadsInFlight;
 
-// The sum is only written if it equals a value that random data does not produce; the compiler
-// cannot know this and keeps the loads.
+// Reads all sources, and writes as many bytes as one of them has, or nothing. If nothing is to be
+// written, the sum is written only if it equals a value that random data does not produce; the
+// compiler cannot know this and keeps the loads.
+template <int kSources, bool kWrites>
 __global__ void __launch_bounds__(kThreads)
-    ReadKernel(const uint4* in, int64_t vectors, uint32_t* sink) {
+    TrafficKernel(const uint4* first, const uint4* second, uint4* out, int64_t vectors) {
   uint32_t sum = 0;
   const int64_t stride = gridDim.x * kBlockVectors;
   for (int64_t base = blockIdx.x * kBlockVectors; base < vectors; base += stride) {
-    uint4 loaded[kLoadsInFlight];
+    uint4 loaded[kSources][kLoadsInFlight];
 #pragma unroll
     for (int i = 0; i < kLoadsInFlight; ++i) {
       const int64_t at = base + i * kThreads + threadIdx.x;
-      loaded[i] = at < vectors ? __ldcs(in + at) : uint4{};
+      loaded[0][i] = at < vectors ? __ldcs(first + at) : uint4{};
+      if constexpr (kSources == 2) loaded[1][i] = at < vectors ? __ldcs(second + at) : uint4{};
     }
 #pragma unroll
     for (int i = 0; i < kLoadsInFlight; ++i) {
-      sum |= loaded[i].x ^ loaded[i].y ^ loaded[i].z ^ loaded[i].w;
+      uint4 value = loaded[0][i];
+      if constexpr (kSources == 2) {
+        const uint4 other = loaded[1][i];
+        // Of equal values this leaves neither zeros nor, after many writes, ever fewer bits.
+        value = {value.x + 2 * other.x, value.y + 2 * other.y, value.z + 2 * other.z,
+                 value.w + 2 * other.w};
+      }
+      const int64_t at = base + i * kThreads + threadIdx.x;
+      if constexpr (kWrites) {
+        if (at < vectors) __stcs(out + at, value);
+      } else {
+        sum |= value.x ^ value.y ^ value.z ^ value.w;
+      }
     }
   }
-  if (sum == 0x12345678u) *sink = sum;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    CopyKernel(const uint4* in, uint4* out, int64_t vectors) {
-  const int64_t stride = gridDim.x * kBlockVectors;
-  for (int64_t base = blockIdx.x * kBlockVectors; base < vectors; base += stride) {
-    uint4 loaded[kLoadsInFlight];
-#pragma unroll
-    for (int i = 0; i < kLoadsInFlight; ++i) {
-      const int64_t at = base + i * kThreads + threadIdx.x;
-      loaded[i] = at < vectors ? __ldcs(in + at) : uint4{};
-    }
-#pragma unroll
-    for (int i = 0; i < kLoadsInFlight; ++i) {
-      const int64_t at = base + i * kThreads + threadIdx.x;
-      if (at < vectors) __stcs(out + at, loaded[i]);
-    }
-  }
+  if (!kWrites && sum == 0x12345678u) *out = {sum, 0, 0, 0};
 }
 
 __global__ void EmptyKernel() {}
@@ -131,9 +130,11 @@ Peaks MeasurePeaks(const std::optional<MatmulWork>& matmul) {
   const int64_t bytes =
       std::min<int64_t>(int64_t{1} << 30, static_cast<int64_t>(free_bytes) / 32) / 4096 * 4096;
   const int64_t vectors = bytes / static_cast<int64_t>(sizeof(uint4));
-  const DeviceBuffer from(bytes);
-  const DeviceBuffer to(bytes);
-  FillRandomOnDevice(DType::kBf16, from.data(), bytes / 2, /*seed=*/1, /*log2_scale=*/0);
+  const std::array<DeviceBuffer, 3> buffers{DeviceBuffer(bytes), DeviceBuffer(bytes),
+                                            DeviceBuffer(bytes)};
+  for (uint64_t seed = 1; const DeviceBuffer& buffer : buffers) {
+    FillRandomOnDevice(DType::kBf16, buffer.data(), bytes / 2, seed++, /*log2_scale=*/0);
+  }
 
   int device = 0;
   int sm_count = 0;
@@ -144,17 +145,21 @@ Peaks MeasurePeaks(const std::optional<MatmulWork>& matmul) {
     const LaunchShape shape{
         .grid = dim3(static_cast<unsigned>(BlocksOf(vectors, blocks_per_sm * sm_count))),
         .block = dim3(kThreads)};
-    const double read_us = BestUs([&](int, const LaunchOptions& options) {
-      LaunchKernel(ReadKernel, shape, options, from.as<const uint4>(), vectors, to.as<uint32_t>());
-    });
-    const double copy_us = BestUs([&](int, const LaunchOptions& options) {
-      LaunchKernel(CopyKernel, shape, options, from.as<const uint4>(), to.as<uint4>(), vectors);
-    });
-    const auto gbps = [](int64_t moved, double us) {
-      return static_cast<double>(moved) / us / 1e3;
-    };
-    peaks.read_gbps = std::max(peaks.read_gbps, gbps(bytes, read_us));
-    peaks.copy_gbps = std::max(peaks.copy_gbps, gbps(2 * bytes, copy_us));
+    // Where memory lies decides how fast it is read, so each buffer takes each part once.
+    for (size_t placement = 0; placement < buffers.size(); ++placement) {
+      const auto* first = buffers[placement].as<const uint4>();
+      const auto* second = buffers[(placement + 1) % buffers.size()].as<const uint4>();
+      auto* out = buffers[(placement + 2) % buffers.size()].as<uint4>();
+      const auto gbps = [&](auto* kernel, int64_t moved) {
+        const double us = BestUs([&](int, const LaunchOptions& options) {
+          LaunchKernel(kernel, shape, options, first, second, out, vectors);
+        });
+        return static_cast<double>(moved) / us / 1e3;
+      };
+      peaks = BestOf(peaks, {.read_gbps = gbps(TrafficKernel<1, false>, bytes),
+                             .two_to_one_gbps = gbps(TrafficKernel<2, true>, 3 * bytes),
+                             .copy_gbps = gbps(TrafficKernel<1, true>, 2 * bytes)});
+    }
   }
   if (matmul) {
     const double us =

@@ -149,16 +149,21 @@ Shares SharesOf(const Cost& cost, double median_us, const std::string& cache, co
     shares.floor = FloorOf(cost, *limits.peaks);
     const double percent = 100 * shares.floor->us / median_us;
     shares.percent_of_measured_peak = percent;
-    if (cache == "cold" && percent > kMaxPercentOfPeak) {
-      refusal =
-          StrCat("above the roofline: ", median_us, " us is ", percent, " % of the measured ",
-                 shares.floor->limit, " peak, and at most ", kMaxPercentOfPeak, " % can be true");
-    }
+    shares.limit_is_wrong = cache == "cold" && percent > kMaxPercentOfPeak;
   }
   if (limits.datasheet) {
-    const Floor floor = FloorOf(cost, limits.datasheet->memory_gbps, limits.datasheet->memory_gbps,
-                                limits.datasheet->bf16_tflops);
-    shares.percent_of_datasheet_peak = 100 * floor.us / median_us;
+    const double gbps = limits.datasheet->memory_gbps;
+    const Floor floor = FloorOf(cost, {.read_gbps = gbps,
+                                       .two_to_one_gbps = gbps,
+                                       .copy_gbps = gbps,
+                                       .matmul_tflops = limits.datasheet->bf16_tflops});
+    const double percent = 100 * floor.us / median_us;
+    shares.percent_of_datasheet_peak = percent;
+    if (cache == "cold" && percent > kMaxPercentOfPeak) {
+      refusal = StrCat("above the roofline: ", median_us, " us is ", percent,
+                       " % of the datasheet's ", floor.limit == "matmul" ? "matmul" : "memory",
+                       " peak, and at most ", kMaxPercentOfPeak, " % can be true");
+    }
   }
   return shares;
 }
@@ -167,7 +172,8 @@ Json ToJson(const Shares& shares) {
   return {{"limit", shares.floor ? Json(shares.floor->limit) : Json(nullptr)},
           {"floor_us", shares.floor ? Json(shares.floor->us) : Json(nullptr)},
           {"percent_of_measured_peak", OrNull(shares.percent_of_measured_peak)},
-          {"percent_of_datasheet_peak", OrNull(shares.percent_of_datasheet_peak)}};
+          {"percent_of_datasheet_peak", OrNull(shares.percent_of_datasheet_peak)},
+          {"limit_is_wrong", shares.limit_is_wrong}};
 }
 
 }  // namespace
@@ -179,16 +185,15 @@ std::string NewRunId() {
   return HashText(bytes);
 }
 
-Floor FloorOf(const Cost& cost, double read_gbps, double copy_gbps, double matmul_tflops) {
-  const bool copies = cost.write_bytes >= kCopyWriteShare * cost.Bytes();
-  const double memory_us = cost.Bytes() / (copies ? copy_gbps : read_gbps) / 1e3;
-  const double matmul_us = matmul_tflops > 0 ? cost.flops / matmul_tflops / 1e6 : 0;
-  if (matmul_us > memory_us) return {matmul_us, "matmul"};
-  return {memory_us, copies ? "copy" : "read"};
-}
-
 Floor FloorOf(const Cost& cost, const Peaks& peaks) {
-  return FloorOf(cost, peaks.read_gbps, peaks.copy_gbps, peaks.matmul_tflops);
+  Floor memory{cost.Bytes() / peaks.read_gbps / 1e3, "read"};
+  if (cost.write_bytes >= kCopyWriteShare * cost.Bytes()) {
+    memory = {cost.Bytes() / peaks.copy_gbps / 1e3, "copy"};
+  } else if (cost.write_bytes >= kTwoToOneWriteShare * cost.Bytes() && peaks.two_to_one_gbps > 0) {
+    memory = {cost.Bytes() / peaks.two_to_one_gbps / 1e3, "2:1"};
+  }
+  const double matmul_us = peaks.matmul_tflops > 0 ? cost.flops / peaks.matmul_tflops / 1e6 : 0;
+  return matmul_us > memory.us ? Floor{matmul_us, "matmul"} : memory;
 }
 
 KernelFigures FiguresOf(const KernelMeasurement& m) {
@@ -398,6 +403,7 @@ Json ToJson(const RunHeader& header) {
             {"datasheet", nullptr}};
   if (header.peaks) {
     json["peaks"] = {{"read_gbps", header.peaks->read_gbps},
+                     {"two_to_one_gbps", header.peaks->two_to_one_gbps},
                      {"copy_gbps", header.peaks->copy_gbps},
                      {"matmul_tflops", header.peaks->matmul_tflops},
                      {"launch_us", header.peaks->launch_us},

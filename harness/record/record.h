@@ -179,14 +179,17 @@ struct AblationMeasurement {
 // The least time in which the cost can be paid at these rates, and the rate that determines it.
 struct Floor {
   double us = 0;
-  std::string limit;  // "read", "copy" or "matmul"
+  std::string limit;  // "read", "2:1", "copy" or "matmul"
 };
-Floor FloorOf(const Cost& cost, double read_gbps, double copy_gbps, double matmul_tflops);
+// Of the memory rates, that of the traffic which the cost resembles counts. If it writes a little
+// less than one of them, it may be faster than that rate, so the next faster one counts.
 Floor FloorOf(const Cost& cost, const Peaks& peaks);
 
 struct Shares {
   std::optional<Floor> floor;  // at the measured peaks
   std::optional<double> percent_of_measured_peak;
+  // A cold row that exceeds the measured peak by more than is allowed: the peak was not the limit.
+  bool limit_is_wrong = false;
   std::optional<double> percent_of_datasheet_peak;
 };
 
@@ -215,7 +218,8 @@ struct WorkloadFigures {
 };
 
 // Refuses a row that failed, was interrupted, is unverified, has no samples (a kernel's row: fewer
-// than kMinSamples), or is cold and above kMaxPercentOfPeak of the measured peak.
+// than kMinSamples), or is cold and above kMaxPercentOfPeak of what the datasheet allows. A cold
+// row that is above the measured peak alone stands, and its limit is marked as wrong.
 KernelFigures FiguresOf(const KernelMeasurement& measurement);
 DecoderFigures FiguresOf(const DecoderMeasurement& measurement);
 WorkloadFigures FiguresOf(const WorkloadMeasurement& measurement);

@@ -44,6 +44,7 @@ Peaks ReusePeaks(const std::string& path, const std::string& uuid_hash, PeaksNee
           kMaxPeaksAge / 60, " are allowed");
   const Json& peaks = newest["peaks"];
   return {.read_gbps = peaks["read_gbps"],
+          .two_to_one_gbps = peaks.value("two_to_one_gbps", 0.0),  // not by older programs
           .copy_gbps = peaks["copy_gbps"],
           .matmul_tflops = peaks["matmul_tflops"],
           .launch_us = peaks["launch_us"],

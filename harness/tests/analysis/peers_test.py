@@ -342,16 +342,52 @@ class RowsTest(unittest.TestCase):
     def test_a_librarys_error_costs_its_row_alone(self):
         suite = suite_records(self.folder / "suite.jsonl")
         subjects = [RuntimeError("no kernel\n for this"), FakeSubject(sets=80, wrong=(1,)),
-                    FakeSubject(sets=80, us=0.5)] + [FakeSubject(sets=80) for _ in range(20)]
+                    FakeSubject(sets=80, us=4004096 / 4800e3 / 1.021)] + [FakeSubject(sets=80) for _ in range(20)]
         run, = self.session(suite, subjects)
         self.assertEqual(run.rows[0]["reason"], "RuntimeError: no kernel for this")
         uncompiled = RuntimeError("a paragraph")
         uncompiled.spec = types.SimpleNamespace(name="topk")
         self.assertIn("FlashInfer's module topk is not compiled", program.error_text(uncompiled))
         self.assertIn("unverified: before timing yes, after timing no", run.rows[1]["reason"])
-        self.assertIn("above the roofline", run.rows[2]["reason"])
+        self.assertRegex(run.rows[2]["reason"], "above the roofline: .* us is 102.1 % of what the datasheet allows")
         self.assertEqual([row["status"] for row in run.rows[3:]], ["ok"] * (len(run.rows) - 3))
         self.assertEqual(run.end["refused"], 3)
+
+    def test_a_right_row_above_the_peak_has_the_peak_measured_again_and_stands(self):
+        suite = suite_records(self.folder / "suite.jsonl")
+        quick_us = 4004096 / 4700e3  # between the measured peak, 4,000 GB/s, and the datasheet's 4,800
+        for again, wrong in ((4650.0, False), (4100.0, True)):
+            device = FakeDevice()
+            device.peaks_again = mock.Mock(side_effect=lambda peaks, again=again: peaks | {"read_gbps": again})
+            subjects = [FakeSubject(sets=80, us=quick_us), FakeSubject(sets=80, us=quick_us / 2)]
+            run, = self.session(suite, subjects + [FakeSubject(sets=80) for _ in range(20)], device=device)
+            (self.folder / "out.jsonl").unlink()
+            device.peaks_again.assert_called_once()
+            row, impossible = run.rows[:2]
+            self.assertEqual((row["status"], row["limit_is_wrong"]), ("ok", wrong))
+            self.assertAlmostEqual(row["percent_of_measured_peak"], 100 * 4700 / again)
+            self.assertIn("what the datasheet allows", impossible["reason"])
+
+    def test_traffic_of_two_to_one_has_its_own_limit(self):
+        cost = {"read_bytes": 2e6, "write_bytes": 1e6, "flops": 0.0}
+        peaks = {"read_gbps": 4000.0, "two_to_one_gbps": 3000.0, "copy_gbps": 2000.0, "matmul_tflops": 0.0}
+        self.assertEqual(rows.floor_of(cost, peaks), (1.0, "2:1"))
+        self.assertEqual(rows.floor_of(cost | {"read_bytes": 1e6}, peaks), (1.0, "copy"))
+        self.assertEqual(rows.floor_of(cost | {"read_bytes": 3e6}, peaks), (1.0, "read"))
+        del peaks["two_to_one_gbps"]  # of older records: no slower rate stands for it
+        self.assertEqual(rows.floor_of(cost, peaks), (0.75, "read"))
+
+    def test_no_ratio_is_stated_past_a_row_that_was_refused_as_too_fast(self):
+        suite = suite_records(self.folder / "suite.jsonl")
+        quick_us = 4004096 / 4800e3 / 1.021
+        self.session(suite, [FakeSubject(sets=80, us=quick_us)] + [FakeSubject(sets=80) for _ in range(20)])
+        files = [suite, self.folder / "out.jsonl"]
+        table, standing = (subprocess.run([ROOT / "scripts/records", verb, *files], text=True, capture_output=True,
+                                          check=True).stdout for verb in ("table", "standing"))
+        self.assertNotRegex(table, r"\d\.\d\dx")
+        self.assertIn("a faster one was refused", table)
+        self.assertEqual(standing.count("|"), 0)
+        self.assertIn("On 1 more shape no ratio is stated", standing)
 
     def test_a_launch_that_is_quick_only_when_inputs_repeat_is_refused(self):
         class Remembering(FakeDevice):

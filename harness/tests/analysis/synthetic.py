@@ -19,7 +19,7 @@ import numpy as np
 KERNELS = ("chunk_decode", "paged_prefill", "rmsnorm_qkv", "kv_append", "paged_gather", "embedding", "norm",
            "linear", "activation", "sampling")
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
-READ_GBPS, COPY_GBPS, MATMUL_TFLOPS = 4400.0, 4000.0, 780.0
+READ_GBPS, TWO_TO_ONE_GBPS, COPY_GBPS, MATMUL_TFLOPS = 4400.0, 4200.0, 4000.0, 780.0
 L2_BYTES = 62914560
 
 # A decode step of a small model: op, kernel, launches, microseconds of all launches at batch 1.
@@ -154,7 +154,7 @@ class Machine:
             "program": program,
             "injected": injected,
             "fingerprint": fingerprint,
-            "peaks": {"read_gbps": READ_GBPS, "copy_gbps": COPY_GBPS, "matmul_tflops": MATMUL_TFLOPS, "launch_us": 4.8,
+            "peaks": {"read_gbps": READ_GBPS, "two_to_one_gbps": TWO_TO_ONE_GBPS, "copy_gbps": COPY_GBPS, "matmul_tflops": MATMUL_TFLOPS, "launch_us": 4.8,
                       "graph_node_us": 0.7, "from_run": from_run},
             "datasheet": {"memory_gbps": 4800.0, "bf16_tflops": 989.0}}
 
@@ -330,7 +330,7 @@ def _interval(samples):
 
 
 def _floor(cost):
-    copies = cost["write_bytes"] >= 0.25 * (cost["read_bytes"] + cost["write_bytes"])
+    copies = cost["write_bytes"] >= 0.45 * (cost["read_bytes"] + cost["write_bytes"])
     bytes_ = cost["read_bytes"] + cost["write_bytes"]
     return ("copy" if copies else "read", bytes_ / (COPY_GBPS if copies else READ_GBPS) / 1e3, bytes_ / 4800.0 / 1e3)
 

@@ -121,11 +121,13 @@ TEST_F(GraphTimerTest, PeaksStayWithinTheDatasheet) {
   const Peaks peaks = MeasurePeaks(std::nullopt);
   EXPECT_TRUE(peaks.Measured());
   EXPECT_GT(peaks.copy_gbps, 0);
+  EXPECT_GT(peaks.two_to_one_gbps, 0);
   EXPECT_GT(peaks.launch_us, peaks.graph_node_us);
   EXPECT_GT(peaks.graph_node_us, 0);
   if (const auto datasheet = DatasheetOf(CudaDeviceName())) {
     EXPECT_LE(peaks.read_gbps, datasheet->memory_gbps);
     EXPECT_LE(peaks.copy_gbps, datasheet->memory_gbps);
+    EXPECT_LE(peaks.two_to_one_gbps, datasheet->memory_gbps);
     EXPECT_GE(peaks.read_gbps, 0.7 * datasheet->memory_gbps);
   }
 }

@@ -47,6 +47,7 @@ class ReusePeaksTest : public ::testing::Test {
   }
   static Peaks Measured(double read_gbps) {
     return {.read_gbps = read_gbps,
+            .two_to_one_gbps = 6,
             .copy_gbps = 2,
             .matmul_tflops = 3,
             .launch_us = 4,
@@ -67,6 +68,7 @@ TEST_F(ReusePeaksTest, TakesTheNewestThatThisGpuMeasured) {
   const Peaks peaks = ReusePeaks(Path(), "mine", PeaksNeeded::kAll, kNoon);
   EXPECT_EQ(peaks.from_run, "newer");
   EXPECT_EQ(peaks.read_gbps, 200);
+  EXPECT_EQ(peaks.two_to_one_gbps, 6);
   EXPECT_EQ(peaks.copy_gbps, 2);
   EXPECT_EQ(peaks.matmul_tflops, 3);
   EXPECT_EQ(peaks.launch_us, 4);

@@ -33,6 +33,9 @@ _WORDS = {"uuid_hash": "GPU (hash of its UUID)", "name": "GPU", "before.power_ca
 _MERGED = {"rmsnorm": ("norm", "rmsnorm"), "layernorm": ("norm", "layernorm"),
            "silu_mul": ("activation", "gated_silu"), "gelu": ("activation", "gelu_tanh")}
 
+# How the reason begins for which a row is refused that is faster than its limit.
+ABOVE_LIMIT = "above the roofline"
+
 PERCENTILES = ("median", "p90", "p99")
 
 
@@ -188,6 +191,12 @@ def is_spoilt(row):
     precise, those that met the power cap all the same and those that did not agree (docs/gating.md)."""
     precise = row.get("rested") and row.get("stopped") == "precise"
     return bool(row.get("disturbed")) and not (precise and row["disturbed"] == _POWER_CAP)
+
+
+def may_be_faster(row):
+    """Whether a row was refused since it is faster than its limit. No ratio may be stated past it: the limit may have
+    been the wrong one."""
+    return row["status"] == "refused" and (row["reason"] or "").startswith(ABOVE_LIMIT)
 
 
 def own_memory_bytes(row):

@@ -55,6 +55,16 @@ def slower(found):
     return [pair for pair in found if pair.ratio > MARGIN]
 
 
+def withheld(evidence):
+    """A sentence about the shapes of which no ratio is stated, or ""."""
+    found = evidence.withheld.values()
+    if not found:
+        return ""
+    where = "; ".join(f"{entry.kernel} {entry.name}: {entry.peer}" for entry in found)
+    return (f"On {terminal.count(len(found), 'more shape')} no ratio is stated, since a peer's row was refused as faster "
+            f"than the limit, and the limit may be wrong: {where}.")
+
+
 def sentence(found):
     behind = slower(found)
     if not behind:
@@ -83,15 +93,13 @@ def table(found):
 def markdown(evidence):
     """What a page about the records begins with: losses first."""
     found = pairs(evidence)
-    if not found:
-        return "No row of these records stands beside a peer's."
-    parts = []
+    parts = [] if found else ["No row of these records stands beside a peer's."]
     for same, where in ((True, f"Measured on one {evidence.device}."),
                         (False, "Beside peers that were measured on another GPU of the same kind:")):
         group = [pair for pair in found if pair.same_gpu == same]
         if group:
             parts += [f"{sentence(group)} {where}" if same else f"{where} {sentence(group)}", table(group)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *filter(None, [withheld(evidence)])])
 
 
 def put_into(path, text):

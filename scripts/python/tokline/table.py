@@ -18,7 +18,8 @@ def rate(row):
 def share(row):
     """How near a row is to its limit, and which that is."""
     percent = row.get("percent_of_measured_peak")
-    return "" if percent is None else f"{percent:.0f} % {row['limit']}"
+    wrong = ", a wrong limit" if row.get("limit_is_wrong") else ""
+    return "" if percent is None else f"{percent:.0f} % {row['limit']}{wrong}"
 
 
 def name_of(row):
@@ -42,12 +43,15 @@ def kernel_table(rows):
         best = {}
         for peer in peers:
             best.setdefault(peer["dtype"], peer["median_us"])
+        withheld = {row["dtype"] for row in shape_rows if row["library"] and records.may_be_faster(row)}
         for row in [row for row in shape_rows if not row["library"]] + peers:
             line = [shape_label(row["shape"]), name_of(row), row["dtype"], row["cache"]]
             ratio = ""
             if row["status"] == "ok":
                 line += [figure(row["median_us"]), rate(row), share(row), "yes"]
-                if row["dtype"] in best:
+                if row["dtype"] in withheld:
+                    ratio = "a faster one was refused"
+                elif row["dtype"] in best:
                     ratio = f"{row['median_us'] / best[row['dtype']]:.2f}x"
             else:
                 line += ["refused", "", "", "no"]
@@ -95,7 +99,7 @@ def latencies(percentiles):
 
 
 def peaks_table(runs):
-    header = ["device", "program", "read GB/s", "copy GB/s", "matmul TFLOP/s", "launch µs", "graph node µs",
+    header = ["device", "program", "read GB/s", "2:1 GB/s", "copy GB/s", "matmul TFLOP/s", "launch µs", "graph node µs",
               "datasheet GB/s", "datasheet TFLOP/s"]
     lines = []
     for run in runs:
@@ -104,7 +108,7 @@ def peaks_table(runs):
             continue
         matmul = peaks.get("matmul_tflops") or None  # 0: not measured by that program
         lines.append([run.gpu.get("name", ""), run.program, figure(peaks["read_gbps"]),
-                      figure(peaks["copy_gbps"]), figure(matmul), figure(peaks.get("launch_us")),
+                      figure(peaks.get("two_to_one_gbps") or None), figure(peaks["copy_gbps"]), figure(matmul), figure(peaks.get("launch_us")),
                       figure(peaks.get("graph_node_us")), figure(sheet.get("memory_gbps")),
                       figure(sheet.get("bf16_tflops"))])
     return header, lines

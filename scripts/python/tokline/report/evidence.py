@@ -154,6 +154,8 @@ class Evidence:
             newest[key] = entry
         self.entries = list(newest.values())
         self.best_peers = {}
+        # Work on which a peer's row was refused as faster than its limit.
+        self.withheld = {entry.work: entry for entry in self.entries if entry.peer and records.may_be_faster(entry.row)}
         for entry in self.entries:
             if entry.peer and entry.ok:
                 best = self.best_peers.get(entry.work)
@@ -178,8 +180,8 @@ class Evidence:
                 and (entry.kernel == kernel if kernel else entry.kernel not in records.WHOLE)]
 
     def peer(self, entry):
-        """The fastest peer on the same work, or None."""
-        return self.best_peers.get(entry.work)
+        """The fastest peer on the same work, or None, also where a faster one may have been refused."""
+        return None if entry.work in self.withheld else self.best_peers.get(entry.work)
 
     @cached_property
     def refused(self):
@@ -357,6 +359,10 @@ class Evidence:
             for line in run.ablations:
                 if line["status"] != "ok":
                     notes.append(Note("refused", f"ablation of {line['name']}: {line.get('reason')}"))
+        for entry in self.entries:
+            if entry.row.get("limit_is_wrong"):
+                notes.append(Note("limit", f"{entry.kernel} {entry.name}, {entry.how}, is right and above its "
+                                  f"{entry.row['limit']} limit ({percent(entry.percent)}): the limit is wrong"))
         disturbed = {}
         for entry in self.entries:
             if records.is_spoilt(entry.row):
@@ -378,6 +384,9 @@ class Evidence:
         if elsewhere:
             notes.append(Note("peers", f"{count(elsewhere, 'row')} beside a peer that was measured on another GPU, "
                               "which may be faster or slower itself"))
+        for entry in self.withheld.values():
+            notes.append(Note("peers", f"{entry.kernel} {entry.name} stands beside no peer, since {entry.peer} was "
+                              f"refused as faster than the limit, which may be wrong: {entry.row['reason']}"))
         for run in current:
             what = f"a run of {run.program} ({commit_label(run.fingerprint)}, {run.time})"
             if run.killed:

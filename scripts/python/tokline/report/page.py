@@ -287,6 +287,8 @@ def remarks(entry):
     words = []
     if not entry.ok:
         words.append(f"refused: {entry.row.get('reason')}")
+    if entry.row.get("limit_is_wrong"):
+        words.append("above its limit, which is wrong")
     if records.is_spoilt(entry.row):
         words.append(f"disturbed: {entry.row['disturbed']}")
     if entry.run.injected is not None:
@@ -384,7 +386,8 @@ def tables(evidence):
     return section, runs_of(evidence.entries)
 
 
-PEAKS = [("read", "read_gbps", "memory_gbps", "GB/s"), ("copy", "copy_gbps", "memory_gbps", "GB/s"),
+PEAKS = [("read", "read_gbps", "memory_gbps", "GB/s"),
+         ("two read, one written", "two_to_one_gbps", "memory_gbps", "GB/s"), ("copy", "copy_gbps", "memory_gbps", "GB/s"),
          ("matmul, bf16", "matmul_tflops", "bf16_tflops", "TFLOP/s"), ("launch on a stream", "launch_us", None, "µs"),
          ("node of a graph", "graph_node_us", None, "µs")]
 FINGERPRINT = [
