@@ -24,7 +24,7 @@ from tokline.report.canvas import draw
 from tokline.report.evidence import Evidence
 from tokline.report.wording import command_words
 
-SECTIONS = ["roofline", "share", "throughput", "workloads", "history", "step", "blame", "ablation", "tables", "machine"]
+SECTIONS = ["standing", "roofline", "share", "throughput", "workloads", "history", "step", "blame", "ablation", "tables", "machine"]
 PHONE, DESKTOP = 390, 1280
 VOID = {"meta", "link", "br", "path", "use"}
 HOSTILE = "<script>alert(1)</script> & <b>"
@@ -232,6 +232,19 @@ class ReportTest(ReportCase):
                       "2 other processes on the GPU after", "had MIG on"):
             self.says(page.text, words)
             self.says(markdown, words)
+
+    def test_the_page_begins_with_the_shapes_that_a_peer_is_faster_on(self):
+        case = KernelCase("linear", (("name", "a"),), 10.0)
+        peers = [KernelCase("linear", (("name", "a"),), us, name, library=(name, "1"))
+                 for us, name in ((8.0, "quick"), (4.0, "quicker"))]
+        machine = Machine(seed=4)
+        other = Machine(seed=5, gpu={"uuid_hash": "0the0the0the0the"}).run("peers", peers[1:])
+        _, page, markdown = self.report_of(machine.run("bench_x", [case]) + machine.run("peers", peers[:1]) + other)
+        alike, elsewhere = ("A peer is faster by more than 2 % on 1 of 1 shape; at worst " + times for times in ("1.2", "2."))
+        for text in (page.text, markdown):
+            self.says(text, "Beside peers of the same NVIDIA H200: " + alike, "of another GPU of the same kind")
+            places = [text.index(words) for words in (alike, elsewhere, "No decoder row")]
+            self.assertEqual(places, sorted(places))
 
     def test_headline_names_tokens_a_second_and_the_kernel_furthest_from_its_limit(self):
         machine = Machine(seed=4)

@@ -1,5 +1,6 @@
 """scripts/records standing: losses are counted and come first, and no row of another GPU is mixed in."""
 import functools
+import json
 import os
 import tempfile
 import unittest
@@ -31,7 +32,7 @@ class StandingTest(unittest.TestCase):
         code, out, _ = run_main(self.records([0.9, 0.5, 1.2]))
         self.assertEqual(code, 0)
         first = out.splitlines()[0]
-        self.assertRegex(first, r"^A peer is faster by more than 2 % on 2 of 3 shapes; at worst (1\.9|2\.0)\d times, quick 1 on ")
+        self.assertRegex(first, r"^\*\*Beside peers of the same NVIDIA H200\.\*\* A peer is faster by more than 2 % on 2 of 3 shapes; at worst (1\.9|2\.0)\d times, quick 1 on ")
         self.assertRegex(out, r"\| `linear` \| 3 \| 2 \|")
 
     def test_a_peer_within_two_percent_is_not_called_faster(self):
@@ -40,8 +41,20 @@ class StandingTest(unittest.TestCase):
 
     def test_a_peer_of_another_gpu_stands_apart(self):
         _, out, _ = run_main(self.records([0.5, 0.5, 0.5], gpu={"uuid_hash": "0the0the0the0the"}))
-        self.assertIn("Beside peers that were measured on another GPU", out.splitlines()[0])
-        self.assertNotIn("Measured on one", out)
+        self.assertIn("Beside peers of another GPU of the same kind", out.splitlines()[0])
+        self.assertNotIn("of the same NVIDIA H200", out)
+
+    def test_a_peer_that_rested_otherwise_stands_apart_and_hides_none_that_did_not(self):
+        path = self.records([0.9, 0.9, 0.9])
+        machine = Machine(seed=3)
+        rested = machine.run("peers", [KernelCase(case.kernel, case.shape, case.us / 2, implementation="rested",
+                                                  library=("quick", "1")) for case in self.cases[:1]])
+        rested[1]["rested"] = True
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in rested)
+        out = run_main(path)[1].splitlines()
+        self.assertRegex(out[0], r"faster by more than 2 % on 3 of 3 shapes; at worst 1\.1\d times")
+        self.assertRegex("\n".join(out), r"\n\*\*Beside peers of another GPU .* on 1 of 1 shape; at worst [12]\.\d\d times")
 
     def test_a_page_is_rewritten_between_its_marks_alone(self):
         page = os.path.join(self.folder, "page.md")
@@ -50,7 +63,7 @@ class StandingTest(unittest.TestCase):
         self.assertEqual(run_main(self.records([0.5, 1.5, 1.5]), "--into", page)[0], 0)
         with open(page) as file:
             text = file.read()
-        self.assertRegex(text, r"(?s)^before\n<!-- standing -->\nA peer is faster .*\n<!-- /standing -->\nafter\n$")
+        self.assertRegex(text, r"(?s)^before\n<!-- standing -->\n\*\*Beside .* A peer is faster .*\n<!-- /standing -->\nafter\n$")
         self.assertNotIn("old", text)
 
     def test_a_page_without_marks_is_refused_and_stays(self):

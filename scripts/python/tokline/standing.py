@@ -19,7 +19,7 @@ examples:
   scripts/records standing results/h200 --into README.md    between its lines <!-- standing --> and <!-- /standing -->
 
 Of rows of the same work the fastest of ours is held against the fastest peer. Peers that were measured on another
-GPU have a table of their own.
+GPU, or of which one rested between its samples and ours did not, have a table of their own.
 
 exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
 """
@@ -35,20 +35,17 @@ class Pair:
     def ratio(self):
         return self.ours.median_us / self.peer.median_us
 
-    @property
-    def same_gpu(self):
-        return self.ours.run.gpu.get("uuid_hash") == self.peer.run.gpu.get("uuid_hash")
 
-
-def pairs(evidence):
-    """Worst first."""
+def pairs(evidence, alike):
+    """Of each work that has a peer, measured alike or not, ours and that peer; worst first."""
     best = {}
     for entry in evidence.ours():
-        if entry.ok and evidence.peer(entry):
+        if entry.ok and evidence.peer(entry, alike):
             known = best.get(entry.work)
             if known is None or entry.median_us < known.median_us:
                 best[entry.work] = entry
-    return sorted((Pair(entry, evidence.peer(entry)) for entry in best.values()), key=lambda pair: -pair.ratio)
+    return sorted((Pair(entry, evidence.peer(entry, alike)) for entry in best.values()
+                   if evidence.peer(entry, alike)), key=lambda pair: -pair.ratio)
 
 
 def slower(found):
@@ -74,31 +71,39 @@ def sentence(found):
             f"{worst.ratio:.2f} times, {worst.peer.peer} on {worst.ours.kernel} {worst.ours.name}.")
 
 
-def table(found):
-    """A line per kernel, of which the worst shape is named."""
-    lines = ["| kernel | shapes | a peer is faster on | the worst shape | ours | best peer | limit | ours / peer, mean |",
-             "|---|---|---|---|---|---|---|---|"]
+HEADER = ["kernel", "shapes", "a peer is faster on", "the worst shape", "ours", "best peer", "limit",
+          "ours / peer, mean"]
+
+
+def lines(found):
+    """The cells of a line per kernel, of which the worst shape is named."""
     by_kernel = {}
     for pair in found:
         by_kernel.setdefault(pair.ours.kernel, []).append(pair)
     for kernel, of_kernel in by_kernel.items():
         worst = of_kernel[0]
         mean = math.exp(sum(math.log(pair.ratio) for pair in of_kernel) / len(of_kernel))
-        lines.append(f"| `{kernel}` | {len(of_kernel)} | {len(slower(of_kernel))} | {worst.ours.name} "
-                     f"| {microseconds(worst.ours.median_us)} | {microseconds(worst.peer.median_us)}, {worst.peer.peer} "
-                     f"| {microseconds(worst.ours.floor_us)} | {mean:.2f} |")
-    return "\n".join(lines)
+        yield [kernel, str(len(of_kernel)), str(len(slower(of_kernel))), worst.ours.name,
+               microseconds(worst.ours.median_us), f"{microseconds(worst.peer.median_us)}, {worst.peer.peer}",
+               microseconds(worst.ours.floor_us), f"{mean:.2f}"]
+
+
+def groups(evidence):
+    """[(heading, sentence, pairs)]: peers that were measured as ours were, and the others. Empty where there is no
+    peer."""
+    headings = {True: f"Beside peers of the same {evidence.device}",
+                False: "Beside peers of another GPU of the same kind, or with other rests between samples"}
+    found = [(headings[alike], pairs(evidence, alike)) for alike in (True, False)]
+    return [(heading, sentence(of_group), of_group) for heading, of_group in found if of_group]
 
 
 def markdown(evidence):
     """What a page about the records begins with: losses first."""
-    found = pairs(evidence)
-    parts = [] if found else ["No row of these records stands beside a peer's."]
-    for same, where in ((True, f"Measured on one {evidence.device}."),
-                        (False, "Beside peers that were measured on another GPU of the same kind:")):
-        group = [pair for pair in found if pair.same_gpu == same]
-        if group:
-            parts += [f"{sentence(group)} {where}" if same else f"{where} {sentence(group)}", table(group)]
+    parts = []
+    for heading, words, found in groups(evidence):
+        table = terminal.markdown_table(HEADER, [[f"`{line[0]}`", *line[1:]] for line in lines(found)])
+        parts += [f"**{heading}.** {words}", "\n".join(table)]
+    parts = parts or ["No row of these records stands beside a peer's."]
     return "\n\n".join([*parts, *filter(None, [withheld(evidence)])])
 
 

@@ -153,14 +153,12 @@ class Evidence:
                 self.replaced.append(newest[key])
             newest[key] = entry
         self.entries = list(newest.values())
-        self.best_peers = {}
+        self.peers = {}  # with figures, by their work
         # Work on which a peer's row was refused as faster than its limit.
         self.withheld = {entry.work: entry for entry in self.entries if entry.peer and records.may_be_faster(entry.row)}
         for entry in self.entries:
             if entry.peer and entry.ok:
-                best = self.best_peers.get(entry.work)
-                if best is None or entry.median_us < best.median_us:
-                    self.best_peers[entry.work] = entry
+                self.peers.setdefault(entry.work, []).append(entry)
 
     @cached_property
     def device(self):
@@ -179,9 +177,12 @@ class Evidence:
         return [entry for entry in self.entries if entry.peer is None and entry.row["device"] == self.device
                 and (entry.kernel == kernel if kernel else entry.kernel not in records.WHOLE)]
 
-    def peer(self, entry):
-        """The fastest peer on the same work, or None, also where a faster one may have been refused."""
-        return None if entry.work in self.withheld else self.best_peers.get(entry.work)
+    def peer(self, entry, alike=None):
+        """The fastest peer on the same work, or None, also where a faster one may have been refused. `alike` asks for
+        one that was measured alike, or for one that was not."""
+        peers = [] if entry.work in self.withheld else self.peers.get(entry.work, [])
+        return min((peer for peer in peers if alike in (None, measured_alike(entry, peer))),
+                   key=lambda peer: peer.median_us, default=None)
 
     @cached_property
     def refused(self):
@@ -380,10 +381,10 @@ class Evidence:
                               "do not do: the tables say why", grave=False))
         compared = [(entry, self.peer(entry)) for entry in self.entries
                     if entry.ok and entry.peer is None and self.peer(entry)]
-        elsewhere = sum(entry.run.gpu.get("uuid_hash") != peer.run.gpu.get("uuid_hash") for entry, peer in compared)
+        elsewhere = sum(not measured_alike(entry, peer) for entry, peer in compared)
         if elsewhere:
             notes.append(Note("peers", f"{count(elsewhere, 'row')} beside a peer that was measured on another GPU, "
-                              "which may be faster or slower itself"))
+                              "which may be faster or slower itself, or with other rests"))
         for entry in self.withheld.values():
             notes.append(Note("peers", f"{entry.kernel} {entry.name} stands beside no peer, since {entry.peer} was "
                               f"refused as faster than the limit, which may be wrong: {entry.row['reason']}"))
@@ -488,6 +489,12 @@ class Evidence:
         return (f"Furthest from its limit: {entry.kernel}, at {percent(entry.percent)} of the {entry.row['limit']} "
                 f"limit: {microseconds(entry.median_us)} where {microseconds(entry.floor_us)} would do, on "
                 f"{entry.name}.")
+
+
+def measured_alike(a, b):
+    """Whether two rows are of one GPU and rested, or did not rest, both."""
+    return (a.run.gpu.get("uuid_hash") == b.run.gpu.get("uuid_hash")
+            and bool(a.row.get("rested")) == bool(b.row.get("rested")))
 
 
 def decoder_group(entry):

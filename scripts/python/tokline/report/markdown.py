@@ -1,6 +1,6 @@
 """The report's essence for a comment on a pull request."""
 
-from tokline import blame, compare
+from tokline import blame, compare, standing
 from tokline.report.wording import microseconds, percent
 from tokline.terminal import markdown_table
 
@@ -17,6 +17,7 @@ def render(evidence, title, page_name):
     """A short Markdown text: what matters, tok/s, what changed, the kernels furthest from their limits, trouble."""
     lines = [f"## {escaped(title)}", ""]
     grave = [note for note in evidence.notes if note.grave]
+    lines += [f"{escaped(f'{heading}: {words}')}  " for heading, words, _ in standing.groups(evidence)]
     lines += [f"{'⚠️ ' if about == 'trouble' else ''}{escaped(words)}  " for about, words in evidence.headline]
     lines.append("")
     rates = []

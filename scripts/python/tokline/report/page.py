@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from tokline import ablate, blame, compare, records
+from tokline import ablate, blame, compare, records, standing
 from tokline.report import figures, timelines, waterfalls
 from tokline.report.evidence import LONG_FLOOR_US
 from tokline.report.wording import command_words, commit_label, microseconds, percent, ratio
@@ -45,7 +45,7 @@ class Section:
 
 def sections(evidence, own_command, progress=lambda words: None):
     """The report's sections, in the order in which a reader needs them."""
-    makers = (roofline, shares, throughput, workloads, history, step, difference, ablation, tables, machine)
+    makers = (beside_peers, roofline, shares, throughput, workloads, history, step, difference, ablation, tables, machine)
     made = []
     for number, maker in enumerate(makers, 1):
         progress(f"drawing {number} of {len(makers)}: {maker.__name__}")
@@ -60,6 +60,27 @@ def sections(evidence, own_command, progress=lambda words: None):
 
 def runs_of(entries):
     return list({id(entry.run): entry.run for entry in entries}.values())
+
+
+def losses(evidence):
+    """The first sentences of the page: where peers are faster."""
+    return [("losses", f"{heading}: {words}") for heading, words, _ in standing.groups(evidence)]
+
+
+def beside_peers(evidence):
+    found = standing.groups(evidence)
+    section = Section(
+        "standing", "Beside other libraries", "On how many shapes another library is faster, by how much at worst, and "
+        "where. Of ours and of the peers the fastest row of the same work counts.",
+        sentences=list(filter(None, [standing.withheld(evidence)])),
+        missing="No peer's row is in these records. To measure some: scripts/peers --beside RECORDS --record FILE")
+    for heading, words, of_group in found:
+        shown = list(standing.lines(of_group))
+        section.tables.append(Table(standing.HEADER, shown, {1, 2, 4, 6, 7},
+                                    ["disturbed" if line[2] != "0" else "" for line in shown], f"{heading}. {words}", True))
+    if found:
+        section.missing = ""
+    return section, runs_of([entry for *_, of_group in found for pair in of_group for entry in (pair.ours, pair.peer)])
 
 
 def roofline(evidence):
@@ -487,5 +508,5 @@ def render(evidence, title, own_command, generated, progress=lambda words: None)
                 count(len(evidence.entries), "row"), f"made {generated}"]
     return environment.get_template("page.html.j2").render(
         title=title, subtitle=subtitle, style=(folder / "page.css").read_text(encoding="utf-8"),
-        headline=evidence.headline, tiles=tiles(evidence), notes=evidence.notes, shown_notes=SHOWN_NOTES,
+        headline=losses(evidence) + evidence.headline, tiles=tiles(evidence), notes=evidence.notes, shown_notes=SHOWN_NOTES,
         sections=sections(evidence, own_command, progress))
