@@ -12,7 +12,7 @@ from command_case import CommandTest, run_here
 from synthetic import DecoderCase, Effect
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMANDS = ("gate", "compare", "blame", "ablate", "report", "export", "table", "history", "believe")
+COMMANDS = ("gate", "compare", "changes", "blame", "ablate", "report", "export", "table", "history", "believe")
 
 
 def program_of(command):

@@ -32,7 +32,7 @@ for script in test bench "records gate_change"; do
 done
 expect 0 "Usage: scripts/records VERB" scripts/records --help
 expect 2 "a verb is missing" scripts/records
-expect 2 "unknown verb 'gates', did you mean 'gate'?; allowed: table compare gate" scripts/records gates
+expect 2 "unknown verb 'gates', did you mean 'gate'?; allowed: table compare changes gate" scripts/records gates
 expect 2 "unknown verb '.*'; allowed:" scripts/records '.*'
 expect 0 "Usage: scripts/format" scripts/format --help
 expect 2 "unknown argument 'x'" scripts/format --check x

@@ -1,0 +1,61 @@
+"""scripts/records changes: every row beyond its noise is listed, losses first, and none that is not."""
+
+import unittest
+
+from command_case import CommandTest
+from synthetic import DecoderCase, Effect, KernelCase, Machine
+
+
+def case(name, us=10.0, **how):
+    return KernelCase("linear", (("name", name),), us, **how)
+
+
+class ChangesTest(CommandTest):
+    def setUp(self):
+        super().setUp()
+        self.old = Machine(seed=1, commit="a" * 40)
+        self.new = Machine(seed=2, commit="b" * 40)
+        self.new.wait(days=1)
+        self.cases = [case(name) for name in ("lost", "won", "same", "little")]
+        self.effects = [Effect(20, shape="lost"), Effect(-30, shape="won"), Effect(1, shape="little")]
+
+    def changes(self, *arguments):
+        return self.run_command("changes", *arguments, "--markdown", expect=0).stdout.splitlines()
+
+    def rows(self, lines):
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[4:]]
+
+    def test_losses_come_first_and_what_stays_within_its_noise_is_counted_alone(self):
+        before = self.write("a.jsonl", self.old.run("bench_x", self.cases))
+        now = self.write("b.jsonl", self.new.run("bench_x", [*self.cases, case("fresh")], self.effects))
+        lines = self.changes(before, now)
+        self.assertRegex(lines[0], r"^Of 4 rows that were measured before, 1 became slower or wrong by more than the noise, "
+                         r"at worst linear lost .* \(\+(19|20)\.\d %\); 1 became faster; 2 did neither. 1 row had no earlier")
+        rows = self.rows(lines)
+        self.assertEqual([row[0].split()[1] for row in rows], ["lost", "won"])
+        self.assertEqual(rows[0][5:], ["aaaaaaa -> bbbbbbb", "the same", "slower"])
+
+    def test_a_row_is_held_against_the_newest_one_of_an_earlier_run(self):
+        steps = [Effect(50, shape="lost")], [Effect(20, shape="lost")], [Effect(35, shape="lost")]
+        runs = []
+        for effects in steps:
+            runs.append(self.old.run("bench_x", self.cases[:1], effects))
+            self.old.wait(days=1)
+        everything = self.write("all.jsonl", runs[0] + runs[1] + runs[2])
+        now = self.write("now.jsonl", runs[2])
+        row, = self.rows(self.changes(everything, now))
+        self.assertEqual((row[1], row[2], row[7]), ("12.0", "13.5", "slower"))
+
+    def test_another_gpu_a_row_that_became_wrong_and_one_that_cannot_be_decided_are_listed(self):
+        elsewhere = Machine(seed=3, commit="c" * 40, gpu={"uuid_hash": "1"})
+        elsewhere.wait(days=1)
+        before = self.write("a.jsonl", self.old.run("bench_x", self.cases) + self.old.decoder_run([DecoderCase()]))
+        now = self.write("b.jsonl", elsewhere.run("bench_x", self.cases, refused={self.cases[2]: "unverified: wrong"})
+                         + elsewhere.decoder_run([DecoderCase()], [Effect(us=60, op="down")]))
+        wrong, decoder = self.rows(self.changes(before, now))
+        self.assertEqual(wrong[6:], ["another", "unverified; refused in 1 of 1 run: unverified: wrong"])
+        self.assertEqual((decoder[0].split()[0], decoder[7].split(":")[0]), ("decoder", "undecided"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,89 @@
+"""Says what changed since the last record: of each row its newest figure beside the one before it, losses first."""
+
+import dataclasses
+
+from tokline import changes, command, compare, records, terminal, verdicts
+from tokline.report.wording import commit_label
+from tokline.terminal import count, figure, percent
+
+EPILOG = """\
+examples:
+  scripts/records changes old.jsonl results/h200
+  git show v1:results/h200/kernels.jsonl > old.jsonl; scripts/records changes old.jsonl results/h200 --markdown
+
+Of each row of NEW the newest figure is held against the newest one in OLD that an earlier run measured. Listed is what
+differs by more than its noise (docs/gating.md, of one run a side). A row may have been measured on another GPU of the
+same kind, or by another build: the table says so.
+
+exit codes: 0 written, 1 records that cannot be used, 2 misuse, 130 interrupted
+"""
+HEADER = ["row", "before µs", "now µs", "change", "counts from", "commits", "GPU", "verdict"]
+# Of one run a side, whether a difference that exceeds the noise also has enough samples does not keep it from the list.
+BEYOND_NOISE = (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED, verdicts.UNDECIDED, verdicts.DISTURBED)
+
+
+def newest(runs, than=None):
+    """{key: (run, row)} of the suite's own rows; with `than`, of each of its rows the newest that an earlier run has."""
+    found = {}
+    for run in sorted(runs, key=lambda run: run.time):
+        for row in run.rows if run.injected is None else ():
+            key = records.key(row).anywhere()
+            if row["library"] or row["interrupted"] or than is not None and not (
+                    key in than and run.time < than[key][0].time and run.run_id != than[key][0].run_id):
+                continue
+            found[key] = (run, row)
+    return found
+
+
+def verdicts_on(before, now):
+    """The verdict on each row that both have, as scripts/records compare makes it."""
+    sides = [[dataclasses.replace(run, rows=[row]) for key in before for run, row in (side[key],)]
+             for side in (before, now)]
+    return verdicts.compare(*sides, across=True).rows
+
+
+def lines(judged, before, now):
+    """The cells of a row's line."""
+    for row in judged:
+        (run_a, a), (run_b, b) = before[row.key], now[row.key]
+        same = run_a.gpu.get("uuid_hash") == run_b.gpu.get("uuid_hash")
+        words = "; ".join([row.verdict, *row.regressions[:row.verdict == verdicts.UNVERIFIED]])
+        yield [str(row.key), figure(row.a_us), figure(row.b_us), "" if row.ratio is None else percent(row.ratio),
+               "" if row.needed is None else f"{100 * row.needed:.1f} %",
+               f"{commit_label(run_a.fingerprint)} -> {commit_label(run_b.fingerprint)}",
+               "the same" if same else "another", words]
+
+
+def is_loss(row):
+    return row.ratio is None or row.ratio > 1
+
+
+def sentence(judged, listed, now):
+    losses = sum(map(is_loss, listed))
+    slowest = next((row for row in listed if row.ratio is not None and is_loss(row)), None)
+    worst = f", at worst {slowest.key} ({percent(slowest.ratio)})" if slowest else ""
+    return (f"Of {count(len(judged), 'row')} that were measured before, {losses:,} became slower or wrong by more than the "
+            f"noise{worst}; {len(listed) - losses:,} became faster; {len(judged) - len(listed):,} did neither. "
+            f"{count(len(now) - len(judged), 'row')} had no earlier record.")
+
+
+def main(arguments):
+    parser = command.parser(changes.__doc__, EPILOG)
+    parser.add_argument("old", metavar="OLD", help="records (.jsonl) or a folder of them")
+    parser.add_argument("new", metavar="NEW", nargs="+", help="the same, of what stands now")
+    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    options = parser.parse_args(arguments)
+    now = newest(records.read(options.new, terminal.say))
+    before = newest(records.read(options.old, terminal.say), now)
+    judged = verdicts_on(before, now)
+    listed = sorted((row for row in judged if row.verdict in BEYOND_NOISE),
+                    key=lambda row: (not is_loss(row), -abs(row.effect), row.key))
+    shown = list(lines(listed, before, now))
+    output = [sentence(judged, listed, now), ""]
+    if shown and options.markdown:
+        output += terminal.markdown_table(HEADER, shown, range(1, 5))
+    elif shown:
+        colours = [[None] * 7 + [compare.COLOURS[line[-1].split(";")[0]]] for line in shown]
+        output += terminal.text_table(HEADER, shown, range(1, 5), colours, terminal.colour_wanted())
+    terminal.write_out("\n".join(output))
+    return 0
