@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from command_case import run_here
-from synthetic import DecoderCase, Effect, Machine, kernel_cases, write
+from synthetic import DecoderCase, Effect, KernelCase, Machine, kernel_cases, write
 
 from tokline import believe_collect, believe_report, blame, records
 from tokline.believe_collect import ROOT
@@ -171,6 +171,15 @@ class ShapesTest(unittest.TestCase):
                 self.assertEqual((len(names), len(set(names))), (count, count), path)
             self.assertEqual({name for name, _ in units}, set(json.loads(path.read_text())))
 
+    def test_a_shape_that_is_needed_again_is_another_one(self):
+        for path in sorted((ROOT / "benches" / "shapes").glob("*.json")):
+            shapes = believe_collect.chosen(believe_collect.units_of(json.loads(path.read_text())), 36)
+            works = {json.dumps(entry | {"name": family, "q": entry.get("q"), "kv": entry.get("kv")}, sort_keys=True)
+                     for family, entries in shapes.items() for entry in entries}
+            self.assertEqual(len(works), 36, path)
+        grown = believe_collect.grown({"name": "a", "q": [8, 5], "kv": [100, 5]}, 2)
+        self.assertEqual((grown["q"], grown["kv"]), ([12, 5], [104, 5]), "the context before the new tokens stays")
+
     def test_shapes_with_variants_need_fewer_units(self):
         units = believe_collect.units_of({"linear": [{"name": "x", "tokens": [1, 2]}, {"name": "y", "tokens": [1, 2]}]})
         rows = [f"linear/x/tokens:{tokens}/{variant}/{chain}" for tokens in (1, 2) for variant in ("skinny", "matmul")
@@ -223,6 +232,53 @@ class ReportTest(InFolder):
         checks, page = self.report()
         self.assertIs(checks["slowdown_5"]["met"], False)
         self.assertIn("not collected: activation", page)
+
+    def equal_sides(self, names, effects=()):
+        machine = Machine(seed=8, run_noise=0.0005)
+        cases = [KernelCase("linear", (("name", name),), 10.0) for name in names]
+        for side, effect in (("a", ()), ("again", effects)):
+            folder = self.folder / "out" / "benches" / side
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in range(3):
+                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effect))
+        return self.report()[0]["aa"]
+
+    def test_equal_programs_pass_with_three_hundred_distinct_rows_and_not_with_fewer(self):
+        check = self.equal_sides([f"s{number}~{number}" for number in range(300)])
+        self.assertIs(check["met"], True, check["measured"])
+        self.assertIn("0 of 300 (0.0 %) distinct rows false, of 300 comparisons", check["measured"])
+        self.assertIn("the true share is at most 0.99 % (Clopper-Pearson, one-sided 95 %)", check["measured"])
+        alarm = self.equal_sides([f"s{number}" for number in range(300)], [Effect(9, shape="^s7$")])
+        self.assertIs(alarm["met"], False)
+        self.assertIn("1 of 300 (0.3 %) distinct rows false", alarm["measured"])
+        self.assertIs(self.equal_sides([f"s{number}" for number in range(299)])["met"], False)
+
+    def test_rows_that_repeat_a_shape_count_once(self):
+        check = self.equal_sides([f"s{number % 150}~{number}" for number in range(300)])
+        self.assertEqual((check["details"]["comparisons"], check["details"]["distinct"]), (300, 150))
+        self.assertIs(check["met"], False)
+        few = self.equal_sides([f"s{number % 19}~{number}" for number in range(40)])
+        self.assertIn("fewer than 20 distinct rows: linear (19)", few["measured"])
+        self.assertEqual(self.equal_sides([f"s~{number}" for number in range(40)],
+                                          [Effect(9, shape="~7$")])["details"]["distinct"], 1)
+
+    def test_figures_that_do_not_say_how_many_rows_are_distinct_no_longer_pass(self):
+        self.sides(Machine(seed=1, run_noise=0.001), again=[], slow5=[Effect(5)])
+        checks, _ = self.report()
+        stored = json.loads((self.folder / "b.json").read_text())
+        for check in stored["checks"]:
+            if check["id"] in ("aa", "slowdown_5"):
+                check |= {"must": "at least 200 comparisons", "met": True}
+        (self.folder / "old.json").write_text(json.dumps(stored))
+        code, page, err = run_main("report", "--again", self.folder / "old.json", "--json", self.folder / "b.json")
+        self.assertEqual(code, 0, err)
+        again = {check["id"]: check for check in json.loads((self.folder / "b.json").read_text())["checks"]}
+        for name in ("aa", "slowdown_5"):
+            self.assertEqual((again[name]["met"], again[name]["must"]), (False, checks[name]["must"]))
+            self.assertIn("distinct is not recorded", again[name]["measured"])
+        self.assertEqual(run_main("report", "--again", self.folder / "b.json")[1], page, "nothing is said twice")
+        self.assertEqual(run_main("report", "--again", self.folder / "none.json")[0], 1)
+        self.assertEqual(run_main("report")[0], 2)
 
     def test_runs_of_another_commit_are_named(self):
         self.sides(Machine(seed=1, run_noise=0.001), again=[])

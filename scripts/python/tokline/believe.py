@@ -54,7 +54,7 @@ A folder that was begun is continued: what is there is not run again. Exit codes
     collect.add_argument("--large-rounds", type=positive, default=3, metavar="N",
                          help="of the sides that are 5 and 10 %% slower; 1 is a gate without a known noise, which "
                               "needs 3 %% (default: %(default)s)")
-    collect.add_argument("--comparisons", type=positive, default=22, metavar="N",
+    collect.add_argument("--comparisons", type=positive, default=36, metavar="N",
                          help="rows of each bench program, at least (default: %(default)s)")
     collect.add_argument("--decoder-rounds", type=positive, default=7, metavar="N",
                          help="of the decoder: a run as it is and one for each delay (default: %(default)s)")
@@ -80,7 +80,10 @@ The file of a program that was cut short is named and left out, with the other s
 record ends the report.
 Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 nothing was collected,
 130 interrupted.""")
-    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of `collect`")
+    judged = report.add_mutually_exclusive_group(required=True)
+    judged.add_argument("folders", nargs="*", default=[], type=Path, metavar="DIR", help="folders of `collect`")
+    judged.add_argument("--again", type=Path, metavar="FILE.json",
+                        help="instead of folders: figures that --json wrote, held against what is asked for now")
     report.add_argument("-o", "--output", type=Path, metavar="FILE.md", help="default: standard output")
     report.add_argument("--json", type=Path, metavar="FILE.json", help="the same figures for programs")
     report.add_argument("--timing", nargs="+", default=[], type=Path, metavar="FILE.jsonl",
@@ -123,8 +126,11 @@ def run_report(arguments):
                    *(("--timing", path) for path in arguments.timing),
                    *(("--cheats", path) for path in arguments.cheats), ("--store", arguments.store),
                    *(("DIR", path) for path in believe_report.found_in(arguments.folders, "*"))])
-    checks, context = believe_report.judge(arguments.folders, arguments.timing, arguments.cheats, arguments.store,
-                                           not arguments.without_tool_times, say)
+    if arguments.again:
+        checks, context = believe_report.judged_again(arguments.again)
+    else:
+        checks, context = believe_report.judge(arguments.folders, arguments.timing, arguments.cheats, arguments.store,
+                                               not arguments.without_tool_times, say)
     if all(check.met is None for check in checks):
         say(f"nothing was collected in {', '.join(str(folder) for folder in arguments.folders)}")
         return 3

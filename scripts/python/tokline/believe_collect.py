@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ROOT / "benches" / "shapes"
 # Keys of a shape whose lists are rows (docs/measuring.md, "Shapes").
 ROW_LISTS = ("tokens", "rows", "pages", "append")
+# Of a shape that is needed more often than it is there, the first of these that it has grows, with those beside it.
+GROWING = (("rows",), ("tokens",), ("len",), ("lens",), ("unique",), ("q_len", "kv_len"), ("q", "kv"))
 
 
 class CollectError(Stop):
@@ -185,13 +187,23 @@ def units_of(shapes):
 
 
 def chosen(units, count):
-    """A shapes file with `count` of the units: spread evenly where they are more, again and again under other
-    names where they are fewer."""
+    """A shapes file with `count` of the units: spread evenly where they are more, again and again and each time larger
+    where they are fewer, since a shape that is measured again says nothing new."""
     shapes = {}
     for index in range(count):
         family, entry = units[index * len(units) // count if count < len(units) else index % len(units)]
+        entry = grown(entry, index // len(units))
         shapes.setdefault(family, []).append(entry | {"name": f"{entry['name']}~{index}"})
     return shapes
+
+
+def grown(entry, times):
+    """The shape with the first of its sizes a quarter larger, or by 1, as often as that."""
+    names = next(names for names in GROWING if names[0] in entry)
+    first = entry[names[0]]
+    more = max(1, (first[0] if isinstance(first, list) else first) // 4) * times
+    return entry | {name: [entry[name][0] + more, *entry[name][1:]] if isinstance(entry[name], list)
+                    else entry[name] + more for name in names}
 
 
 def listed_rows(plan, kernel):

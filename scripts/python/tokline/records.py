@@ -199,6 +199,11 @@ def may_be_faster(row):
     return row["status"] == "refused" and (row["reason"] or "").startswith(ABOVE_LIMIT)
 
 
+def kernel_now(name):
+    """The kernel that does the work of one of an older record."""
+    return _MERGED.get(name, (name, None))[0]
+
+
 def own_memory_bytes(row):
     """The memory of a row that says how good the program is, or None: of a workload without its KV cache, which takes
     what is free."""
