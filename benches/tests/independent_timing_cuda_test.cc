@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -248,10 +249,11 @@ TimedRow PagedGatherRow(int64_t num_seqs, int64_t length) {
   return row;
 }
 
+constexpr int kLaunches = 24;
+
 // Times plain launches on the stream that rotate over the sets, between two events. Returns the
-// microseconds per launch.
-double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
-  constexpr int kLaunches = 24;
+// microseconds per launch for kLaunches launches, to which `more` are added that do not count.
+double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, int more = 0) {
   constexpr double kHoldUs = 5000;
   const cudaStream_t stream = WorkStream();
   cudaEvent_t begin = nullptr;
@@ -263,7 +265,8 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   for (int tries = 0; tries < kMaxTries && us.size() < 5; ++tries) {
     Spin(kHoldUs, stream);
     TOKLINE_CUDA(cudaEventRecord(begin, stream));
-    for (size_t i = 0; i < kLaunches; ++i) row.launch(sets[i % sets.size()], {.stream = stream});
+    for (size_t i = 0; i < static_cast<size_t>(kLaunches + more); ++i)
+      row.launch(sets[i % sets.size()], {.stream = stream});
     TOKLINE_CUDA(cudaEventRecord(end, stream));
     const bool held = cudaEventQuery(begin) == cudaErrorNotReady;  // while everything was queued
     cudaGetLastError();  // clears "not ready", which is not an error
@@ -284,7 +287,8 @@ class IndependentTimingTest : public ::testing::Test {
   void SetUp() override {
     if (CudaDeviceCount() == 0) GTEST_SKIP() << "no CUDA device";
   }
-  void ExpectAgreement(const TimedRow& row) {
+  // With a slowdown, both time so many launches more of the kernel itself.
+  void ExpectAgreement(const TimedRow& row, double slowdown_percent = 0) {
     constexpr int kSets = 2;  // cold, because each exceeds 2.5 times the L2
     TensorStore store(row.tensors, kSets, MakeDeviceMemory());
     store.FillRandom(/*seed=*/1);
@@ -295,13 +299,23 @@ class IndependentTimingTest : public ::testing::Test {
     };
     launch(0, {.stream = WorkStream()});
     TOKLINE_CUDA(cudaDeviceSynchronize());
-    const auto timer = MakeGraphTimer(launch, {.buffer_sets = kSets});
+    const bool slowed = slowdown_percent > 0;
+    const auto timer = MakeGraphTimer(launch, {.buffer_sets = kSets,
+                                               .min_sample_us = slowed ? 20e3 : 1e3,
+                                               .slowdown_percent = slowdown_percent});
+    const int more = static_cast<int>(std::lround(kLaunches * slowdown_percent / 100));
+    if (slowed) {
+      ASSERT_GT(MoreLaunches(timer->launches_per_sample(), slowdown_percent), 0);
+      ASSERT_DOUBLE_EQ(100.0 * more / kLaunches, slowdown_percent);
+    }
     // Alternates, so that a device that warms up affects both.
     std::vector<double> suite;
     std::vector<double> independent;
+    std::vector<double> as_it_is;
     for (int round = 0; round < 5; ++round) {
       suite.push_back(Median(timer->Sample(kMinSamples, {})));
-      independent.push_back(IndependentUs(row, sets));
+      independent.push_back(IndependentUs(row, sets, more));
+      as_it_is.push_back(IndependentUs(row, sets));
     }
     const double ratio = Median(suite) / Median(independent);
     constexpr double kMinUs = 100;
@@ -312,7 +326,9 @@ class IndependentTimingTest : public ::testing::Test {
                     {"shape", row.shape},
                     {"suite_us", Median(suite)},
                     {"independent_us", Median(independent)},
-                    {"ratio", ratio}};
+                    {"ratio", ratio},
+                    {"slowdown_percent", slowdown_percent},
+                    {"slowed_percent", 100 * (Median(independent) / Median(as_it_is) - 1)}};
     std::cout << line.dump() << "\n";
     if (const char* path = std::getenv("TOKLINE_INDEPENDENT_TIMING")) {
       std::ofstream file(path, std::ios::app);
@@ -342,6 +358,13 @@ TEST_F(IndependentTimingTest, Linear) {
 }
 
 TEST_F(IndependentTimingTest, Sampling) { ExpectAgreement(SamplingRow(1024, 151936)); }
+
+TEST_F(IndependentTimingTest, SlowedKernels) {
+  constexpr double kPercent = 12.5;  // a whole number of launches of either kind
+  ExpectAgreement(GatedSiluRow(32768, 3072), kPercent);
+  ExpectAgreement(LinearRow(1, 8192, 36864, LinearVariant::kSkinny), kPercent);
+  ExpectAgreement(ChunkDecodeRow(18, 8192, 32), kPercent);
+}
 
 TEST_F(IndependentTimingTest, ChunkDecode) { ExpectAgreement(ChunkDecodeRow(18, 8192, 32)); }
 

@@ -1,9 +1,11 @@
 #include "harness/measure/launch_timer.h"
 
 #include <chrono>
+#include <cmath>
 
 #include "harness/platform/interrupt.h"
 #include "kernels/common/error.h"
+#include "tokline_rules.h"
 
 namespace tokline {
 namespace {
@@ -56,6 +58,11 @@ class HostTimer : public LaunchTimer {
 };
 
 }  // namespace
+
+int MoreLaunches(int launches, double percent) {
+  const int more = static_cast<int>(std::lround(launches * percent / 100));
+  return more >= kLeastRepeatedLaunches ? more : 0;
+}
 
 std::unique_ptr<LaunchTimer> MakeHostTimer(std::function<void(int buffer_set)> run,
                                            const HostTimerOptions& options) {

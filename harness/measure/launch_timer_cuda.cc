@@ -26,14 +26,14 @@ class GraphTimer : public LaunchTimer {
             options.buffer_sets, ", slowdown_percent is ", options.slowdown_percent,
             "; the first must be >= 1, the second >= 0");
     evicted_.Fill(0);
-    rotation_ = Capture(options.buffer_sets, kNoSpin, 0);
+    rotation_ = Capture(options.buffer_sets, {});
     double sample_us = SampleGraph(rotation_, 1, {}).front();
     constexpr double kMaxLaunches = 4096;
     const double rotations =
         std::clamp(std::ceil(options.min_sample_us / std::max(sample_us, 1e-3)), 1.0,
                    std::max(1.0, kMaxLaunches / options.buffer_sets));
     launches_ = options.buffer_sets * static_cast<int>(rotations);
-    graph_ = Capture(launches_, kNoSpin, 0);
+    graph_ = Capture(launches_, {});
     sample_us = SampleGraph(graph_, 1, {}).front();
     leads_with_spin_ = sample_us > kLongReplayUs;
     // Lets clocks and caches settle.
@@ -71,21 +71,28 @@ class GraphTimer : public LaunchTimer {
   }
 
  private:
-  static constexpr int kNoSpin = -1;
   static constexpr double kLongReplayUs = 5000;
   static constexpr double kLeadUs = 200;  // the host queues the first replay meanwhile
 
-  // Captures `count` launches that rotate over the buffer sets, and a node that spins for `spin_us`
-  // after launch `spin_after`.
-  UniqueGraphExec Capture(int count, int spin_after, double spin_us) const {
+  // What is added to a graph to make it slower.
+  struct Added {
+    int launches = 0;     // after all others
+    int spin_after = -1;  // a launch; -1: no spin
+    double spin_us = 0;
+  };
+
+  // Captures `count` launches that rotate over the buffer sets, and what is added to them. Added
+  // launches begin half a rotation further, so that no set is used soon after it was.
+  UniqueGraphExec Capture(int count, const Added& added) const {
     const auto record = [&] {
-      for (int i = 0; i < count; ++i) {
-        launch_(i % options_.buffer_sets,
+      for (int i = 0; i < count + added.launches; ++i) {
+        const int place = i < count ? i : i - count + options_.buffer_sets / 2;
+        launch_(place % options_.buffer_sets,
                 {.stream = stream_, .dependent = options_.dependent && i > 0});
-        if (i == spin_after) Spin(spin_us, stream_);
+        if (i == added.spin_after) Spin(added.spin_us, stream_);
       }
     };
-    return CaptureGraph(stream_, record, count + (spin_after == kNoSpin ? 0 : 1));
+    return CaptureGraph(stream_, record, count + added.launches + (added.spin_after < 0 ? 0 : 1));
   }
 
   // Returns the microseconds of `count` replays, run back to back behind one replay that is not
@@ -140,14 +147,19 @@ class GraphTimer : public LaunchTimer {
   }
 
   void SlowDown() {
+    if (const int more = MoreLaunches(launches_, options_.slowdown_percent); more > 0) {
+      graph_ = Capture(launches_, {.launches = more});
+      SampleGraph(graph_, 1, {});
+      return;
+    }
     const double sample_us = Median(SampleRested(graph_, options_.rest_share > 0 ? 3 : 9));
     std::mt19937 rng(std::random_device{}());
     const int after = std::uniform_int_distribution<int>(0, launches_ - 1)(rng);
     const auto added_us = [&](double spin_us) {
-      return AddedUs(Capture(launches_, after, spin_us));
+      return AddedUs(Capture(launches_, {.spin_after = after, .spin_us = spin_us}));
     };
     const double spin_us = FindSpinUs(sample_us * options_.slowdown_percent / 100, added_us);
-    graph_ = Capture(launches_, after, spin_us);
+    graph_ = Capture(launches_, {.spin_after = after, .spin_us = spin_us});
     SampleGraph(graph_, 1, {});
   }
 

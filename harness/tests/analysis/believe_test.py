@@ -222,6 +222,9 @@ class ReportTest(InFolder):
         self.assertIs(checks["aa"]["met"], False)
         self.assertEqual(checks["slowdown_3"]["details"]["caught"], 0)
         self.assertIs(checks["slowdown_5"]["met"], True)
+        # Of rows of a millisecond there is one launch in a graph, and of those of 5 us there are 200.
+        self.assertTrue(0 < checks["slowdown_5"]["details"]["by_launches"] < 48)
+        self.assertGreater(checks["slowdown_10"]["details"]["by_launches"], checks["slowdown_5"]["details"]["by_launches"])
         self.assertIs(checks["slowdown_10"]["met"], False)
         self.assertEqual(checks["slowdown_10"]["details"]["kernels"]["norm"]["caught"], 0)
         self.assertIn("| NO |", page)
@@ -440,6 +443,13 @@ class ReportTest(InFolder):
             path = self.written("t.jsonl", json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10 * ratio,
                                                        "independent_us": 10, "ratio": ratio}) + "\n")
             self.assertIs(self.report("--timing", path)[0]["timing"]["met"], met)
+
+    def test_the_independent_timer_must_find_the_slowdown_that_was_put_in(self):
+        for slowed, met in ((12.0, True), (13.6, False)):
+            line = {"kernel": "linear", "shape": "x", "suite_us": 11.2, "independent_us": 11.2}
+            path = self.written("t.jsonl", json.dumps(line | {"slowdown_percent": 12.5, "slowed_percent": slowed}) + "\n")
+            checks = self.report("--timing", path)[0]
+            self.assertEqual((checks["timing"]["met"], checks["slowed_timing"]["met"]), (True, met))
 
     def test_results_of_tests_are_found_beside_the_runs(self):
         self.decoder("base")

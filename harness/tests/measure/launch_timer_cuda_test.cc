@@ -72,9 +72,30 @@ TEST_F(GraphTimerTest, ARotationTakesPerLaunchWhatSamplesTake) {
   EXPECT_NEAR(Median(once) / repeated, 1, 0.1);
 }
 
-TEST_F(GraphTimerTest, AnInjectedSlowdownIsInEverySample) {
-  const auto launch = [&](int, const LaunchOptions& options) { Write(1, options.stream); };
-  const double plain = Median(MakeGraphTimer(launch, {})->Sample(15, {}));
+TEST_F(GraphTimerTest, ASlowdownOfManyLaunchesIsMadeOfLaunches) {
+  int captured = 0;
+  const auto launch = [&](int, const LaunchOptions& options) {
+    ++captured;
+    Write(1, options.stream);
+  };
+  const auto plain = MakeGraphTimer(launch, {.buffer_sets = 4});
+  captured = 0;
+  const auto slowed = MakeGraphTimer(launch, {.buffer_sets = 4, .slowdown_percent = 10});
+  const int more = MoreLaunches(slowed->launches_per_sample(), 10);
+  ASSERT_GT(more, 0);
+  EXPECT_EQ(captured, 4 + 2 * slowed->launches_per_sample() + more);
+  EXPECT_NEAR(Median(slowed->Sample(15, {})) / Median(plain->Sample(15, {})), 1.10, 0.02);
+}
+
+TEST_F(GraphTimerTest, AnInjectedSlowdownOfFewLaunchesIsInEverySample) {
+  const DeviceBuffer large(512 << 20);
+  const auto launch = [&](int, const LaunchOptions& options) {
+    TOKLINE_CUDA(
+        cudaMemsetAsync(large.data(), 1, static_cast<size_t>(large.bytes()), options.stream));
+  };
+  const auto plain_timer = MakeGraphTimer(launch, {});
+  ASSERT_EQ(MoreLaunches(plain_timer->launches_per_sample(), 10), 0);
+  const double plain = Median(plain_timer->Sample(15, {}));
   const double slowed = Median(MakeGraphTimer(launch, {.slowdown_percent = 10})->Sample(15, {}));
   EXPECT_NEAR(slowed / plain, 1.10, 0.02);
   const auto begin = std::chrono::steady_clock::now();

@@ -20,6 +20,17 @@ using ::testing::SizeIs;
 
 void Nap(int) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
+TEST(MoreLaunchesTest, AreAsManyAsTheSlowdownOrNoneWhereThatIsInexact) {
+  EXPECT_EQ(MoreLaunches(1000, 3), 30);
+  EXPECT_EQ(MoreLaunches(320, 3), 10);
+  EXPECT_EQ(MoreLaunches(310, 3), 0);
+  EXPECT_EQ(MoreLaunches(1, 10), 0);
+  for (int launches = 1; launches < 1000; ++launches) {
+    const int more = MoreLaunches(launches, 3);
+    if (more > 0) EXPECT_NEAR(100.0 * more / launches, 3, 0.16) << launches;
+  }
+}
+
 TEST(HostTimerTest, SamplesAreOfOneCall) {
   const auto timer = MakeHostTimer(Nap, {});
   EXPECT_EQ(timer->launches_per_sample(), 1);

@@ -17,8 +17,9 @@ MEANINGS = """\
   shapes, each value of their lists for itself, and where a kernel has too few of them larger ones, so many of each
   kernel that every kernel counts alike. Rows that repeat one shape count once. The upper end of the share is that of
   Clopper and Pearson: 300 distinct rows without a false alarm show that it is at most 1 %.
-- **Slowed kernels.** `--inject-slowdown {slowdowns}` makes every launch of a program that many percent longer. Caught
-  is what the gate calls slower: the U test of all rows together, corrected for their number, and an effect beyond
+- **Slowed kernels.** `--inject-slowdown {slowdowns}` makes the launches of a program take that many percent longer: by
+  more launches of the same kernel where a graph has enough of them, otherwise by a spin beside them. The independent
+  timer must find the same slowdown. Caught is what the gate calls slower: the U test of all rows together, corrected for their number, and an effect beyond
   {least:g} %, three standard errors of the medians and the noise between equal runs. Called the same, undecided or
   disturbed is a miss.
 - **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`

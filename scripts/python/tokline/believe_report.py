@@ -17,7 +17,7 @@ from tokline import blame, records, statistics, terminal, verdicts
 from tokline.believe_collect import ROOT, SLOWDOWNS
 from tokline.kernels import names as kernel_names
 from tokline.records import BadRecords
-from tokline.schema import VERSION
+from tokline.schema import RULES, VERSION
 
 # What each check must show. The shares are of comparisons or trials.
 MIN_AA_ROWS = 300  # without a false alarm, the true share is then at most 1 %
@@ -29,6 +29,7 @@ LEAST_BLAMED = 0.95
 ALL_CHEATS = 16
 HONEST = "AnHonest"  # tests of rows that must not be refused
 TIMING_WITHIN = 0.02
+SLOWED_WITHIN = 1.0  # points: what the independent timer finds of a slowdown that was put in
 STORE_KILLS, STORE_WRITERS = 10000, 8
 MOST_SECONDS = {"full run": 600, "gate": 5, "report": 20}
 GATE_ROWS = 2000
@@ -199,18 +200,28 @@ def check_slowdown(folders, percent, jobs):
     total, number = sum(caught.values()), sum(map(len, kernels.values()))
     worst = min(kernels, key=lambda name: caught[name] / len(kernels[name]))
     few = too_few({name: len(groups) for name, groups in kernels.items()})
-    check.measured = f"{share(total, number)} caught"
+    by_launches = rows_slowed_by_launches(folders, percent, jobs)
+    own = sum(all(row.key in by_launches for row in group) for groups in kernels.values() for group in groups)
+    check.measured = f"{share(total, number)} caught, {own:,} of them slowed by launches of their own, the others by a spin"
     if caught[worst] < len(kernels[worst]):
         check.measured += f"; least of {worst}: {caught[worst]} of {len(kernels[worst])}"
     check.measured += few
     check.met = not few and total >= least * number
-    check.details = {"comparisons": len(rows), "caught": total, "distinct": number,
+    check.details = {"comparisons": len(rows), "caught": total, "distinct": number, "by_launches": own,
                      "kernels": {name: {"comparisons": len(groups), "caught": caught[name],
                                         "median_percent": 100 * (statistics.median(
                                             [row.ratio for group in groups for row in group]) - 1)}
                                  for name, groups in sorted(kernels.items())},
                      "misses": [row_in_words(row) for row in rows if row.verdict != verdicts.SLOWER]}
     return check
+
+
+def rows_slowed_by_launches(folders, percent, jobs):
+    """Keys of rows whose graphs had so many launches that more of the same kernel made them slower, as the programs
+    have it (harness/measure/launch_timer.h): the kernel itself did more. All others had a spin beside it."""
+    return {records.key(row) for folder in folders for path in (folder / "benches" / f"slow{percent}").glob("*.jsonl")
+            for run in jobs.runs(path) for row in run.rows if row["device"] != "cpu"
+            and int(row["launches_per_sample"] * percent / 100 + 0.5) >= RULES["least_repeated_launches"]}
 
 
 # ---- the blame ----
@@ -351,20 +362,36 @@ def check_cheats(paths):
 
 
 def check_timing(paths):
+    """Of rows as they are, and of rows that were slowed on purpose."""
     check = Check("timing", "the suite's figures against an independent measurement of the same launches",
                   f"within {100 * TIMING_WITHIN:.0f} %", "`independent_timing_cuda_test`, built by `scripts/test`")
-    lines = []
+    slowed_check = Check("slowed_timing", "kernels that were slowed by launches of their own, by the independent timer",
+                         f"slowed as asked, within {SLOWED_WITHIN:g} points",
+                         "`independent_timing_cuda_test`, built by `scripts/test`")
+    lines, slowed = [], []
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8").splitlines()
             for number, line in enumerate(text, 1):
                 row = json.loads(line)
                 ratio = row["suite_us"] / row["independent_us"]
-                lines.append((f"{row['kernel']} {row['shape']}", ratio))
+                name = f"{row['kernel']} {row['shape']}"
+                if row.get("slowdown_percent"):
+                    name += f", {row['slowdown_percent']:g} % slower"
+                    slowed.append((name, row["slowed_percent"] - row["slowdown_percent"]))
+                lines.append((name, ratio))
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
             raise BadRecords(f"{path}: no line of independent timing: {error!r}") from None
+    if slowed:
+        name, off = max(slowed, key=lambda line: abs(line[1]))
+        exact = sum(abs(each) <= SLOWED_WITHIN for _, each in slowed)
+        slowed_check.measured = f"{share(exact, len(slowed))} within; furthest {off:+.2f} points ({name})"
+        slowed_check.met = exact == len(slowed)
+        slowed_check.details = {"rows": [{"row": name, "points": each} for name, each in slowed],
+                                "misses": [f"{name}: {each:+.2f} points" for name, each in slowed
+                                           if abs(each) > SLOWED_WITHIN]}
     if not lines:
-        return check
+        return [check, slowed_check]
     within = sum(abs(ratio - 1) <= TIMING_WITHIN for _, ratio in lines)
     largest = max(lines, key=lambda line: abs(line[1] - 1))
     check.measured = f"{share(within, len(lines))} within; largest {terminal.percent(largest[1], 2)} ({largest[0]})"
@@ -372,7 +399,7 @@ def check_timing(paths):
     check.details = {"rows": [{"row": name, "ratio": ratio} for name, ratio in lines],
                      "misses": [f"{name}: {terminal.percent(ratio, 2)}" for name, ratio in lines
                                 if abs(ratio - 1) > TIMING_WITHIN]}
-    return check
+    return [check, slowed_check]
 
 
 def check_store(path):
@@ -527,7 +554,7 @@ def judge(folders, timing=(), cheats=(), store=None, tool_times=True, say=lambda
         check_blame("blame_aa", "the decoder against itself: nothing is blamed", equal, MIN_EQUAL_TRIALS,
                     "`scripts/maintain/believe collect --only host`", "without blame"),
         *check_sums(delayed),
-        check_cheats(cheats), check_timing(timing), check_store(stores[0] if stores else None),
+        check_cheats(cheats), *check_timing(timing), check_store(stores[0] if stores else None),
         check_full_run(folders)]
     progress.show("the tools' own time")
     checks += check_tools(folders, tool_times, jobs)
