@@ -18,3 +18,12 @@ run_tests() {
   ctest --test-dir "$build_dir" --output-on-failure --rerun-failed </dev/null || return 0
   passed=yes retried=$failed
 }
+
+# Says which tests passed only the second time: to the user, in the summary of a workflow, and into
+# retried_file.
+name_retried() {
+  [[ -n $retried ]] || return 0
+  echo "FAILED AT FIRST, passed alone: $retried"
+  [[ -z ${GITHUB_STEP_SUMMARY:-} ]] || echo "Failed at first, passed alone: $retried" >>"$GITHUB_STEP_SUMMARY"
+  [[ -z $retried_file ]] || tr ' ' '\n' <<<"$retried" >"$retried_file"
+}

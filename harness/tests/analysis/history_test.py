@@ -37,6 +37,20 @@ class HistoryTest(ScratchRepository):
         self.assertEqual(self.files(), ["a.jsonl", "b.jsonl"])
         self.assertEqual(git(self.remote, "rev-list", "--count", "history"), "2")  # the third had nothing new
 
+    def test_tests_that_passed_at_their_second_try_are_counted_over_nights(self):
+        names = self.folder / "retried.txt"
+        for number, text in enumerate(("a_test\nb_test\n", "", "a_test\n")):
+            names.write_text(text)
+            code, output = self.history(self.record(f"{number}.jsonl", seed=number), "--retried", names)
+            self.assertEqual(code, 0, output)
+        self.assertIn("Tests that passed only at their second try, of 3 nights: a_test 2, b_test 1.", output)
+        self.assertIn("3 files of history", output)
+        names.write_text("<script>\n")
+        code, output = self.history(self.record("3.jsonl"), "--retried", names)
+        self.assertEqual(code, 2)
+        self.assertIn("'<script>' is no name of a test", output)
+        self.assertEqual(self.history("--retried", names)[0], 2)
+
     def test_a_file_is_never_replaced(self):
         self.history(self.record("a.jsonl"))
         code, output = self.history(self.record("a.jsonl", seed=2))

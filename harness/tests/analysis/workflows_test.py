@@ -44,12 +44,35 @@ class WorkflowsTest(unittest.TestCase):
                 for action in re.findall(r"uses: (\S+)", text):
                     self.assertRegex(action, r"@(v\d+|[0-9a-f]{40})$")
 
+    def setUp(self):
+        text = (ROOT / ".github/workflows/gpu.yml").read_text().partition("\njobs:\n")[2]
+        parts = re.split(r"(?m)^  (\w+):\n", text)[1:]
+        self.jobs = dict(zip(parts[::2], parts[1::2]))
+        self.own = {name: job for name, job in self.jobs.items() if "GPU_RUNNER || '[]'" in job}
+
     def test_a_gpu_runner_serves_no_fork(self):
-        text = (ROOT / ".github/workflows/gpu.yml").read_text()
-        self.assertIn("head.repo.full_name == github.repository", text)
-        jobs = re.findall(r"runs-on: (.*)", text)
-        self.assertEqual(set(jobs), {"${{ fromJSON(vars.GPU_RUNNER || '[]') }}"})
-        self.assertEqual(text.count("vars.GPU_RUNNER != ''"), len(jobs))
+        self.assertEqual(set(self.own), {"gate", "nightly"})
+        self.assertIn("head.repo.full_name == github.repository", self.own["gate"])
+        for job in self.own.values():
+            self.assertIn("vars.GPU_RUNNER != ''", job)
+            self.assertRegex(job, r"event_name == 'pull_request'|ref == 'refs/heads/main'")
+
+    def test_no_job_on_a_runner_of_ours_can_write_or_keeps_a_token(self):
+        for name, job in self.own.items():
+            with self.subTest(name):
+                self.assertNotIn("permissions:", job)  # those of the workflow: read
+                self.assertEqual(job.count("actions/checkout"), job.count("persist-credentials: false"))
+
+    def test_the_job_that_can_write_is_hosted_and_runs_one_script_and_nothing_that_was_built(self):
+        writers = {name: job for name, job in self.jobs.items() if "write" in re.sub("#.*", "", job)}
+        self.assertEqual(list(writers), ["history"])
+        self.assertRegex(writers["history"], r"runs-on: ubuntu-[\d.]+\n")
+        runs = re.findall(r"run: (.*)", writers["history"])
+        self.assertEqual([run.split()[:2] for run in runs], [["scripts/records", "history"]])
+
+    def test_kept_builds_are_not_cleaned_away(self):
+        for name, job in self.own.items():
+            self.assertEqual(job.count("actions/checkout"), job.count("clean: false"), name)
 
 
 if __name__ == "__main__":

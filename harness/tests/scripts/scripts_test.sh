@@ -84,15 +84,22 @@ run_flaky() (
   retry=$2
   run_tests "$scratch/$1"
   echo "passed $passed, retried '$retried'"
+  retried_file=$scratch/retried
+  GITHUB_STEP_SUMMARY=$scratch/summary name_retried
 )
 flaky_test once true
 flaky_test never false
 expect 0 "passed no, retried ''" run_flaky once no
 rm "$scratch/once/seen"
 expect 0 "passed yes, retried 'once'" run_flaky once yes
+expect 0 "Failed at first, passed alone: once" cat "$scratch/summary"
+expect 0 "once" cat "$scratch/retried"
+rm "$scratch/summary" "$scratch/retried"
 expect 0 "passed yes, retried ''" run_flaky once yes
 expect 0 "passed no, retried ''" run_flaky never yes
+expect 1 "No such file" cat "$scratch/summary"
 expect 0 "--retry" scripts/test --help
+expect 2 "--retried $scratch/file/x: the file cannot be written" scripts/test --retried "$scratch/file/x"
 
 # The scripts that read records: their help, bad options, and no colour in a pipe.
 source scripts/setup/analysis.sh

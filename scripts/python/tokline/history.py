@@ -1,6 +1,8 @@
 """Keeps the records of full runs in a branch of their own that only grows."""
 
+import collections
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -26,8 +28,12 @@ that the branch has with other content, 130 interrupted
 
 examples:
   scripts/records history && scripts/records report build/history -o report.html
-  scripts/records history build/results/20260102T031700Z.jsonl""")
+  scripts/records history build/results/20260102T031700Z.jsonl
+  scripts/records history --retried build/nightly/retried.txt build/nightly/*.jsonl""")
     parsed.add_argument("records", nargs="*", type=Path, metavar="RECORDS.jsonl", help="to be added")
+    parsed.add_argument("--retried", type=Path, metavar="FILE",
+                        help="with records: the tests that passed only at their second try (scripts/test --retried). It "
+                             "is kept beside the records, and how often each was named is printed")
     parsed.add_argument("--remote", default="origin", help="the git remote (default: %(default)s)")
     parsed.add_argument("--branch", default="history", help="the branch (default: %(default)s)")
     parsed.add_argument("--out", type=Path, default=ROOT / "build" / "history", metavar="DIR",
@@ -49,6 +55,16 @@ def check_arguments(options):
     for file in options.records:
         if file.suffix != ".jsonl" or not file.is_file() or not file.stat().st_size:
             raise Stop(f"{file}: no records; a file named *.jsonl is needed", 2)
+    if options.retried:
+        if not options.records:
+            raise Stop("--retried needs the records that it stands beside", 2)
+        try:
+            names = options.retried.read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
+            raise Stop(f"--retried {options.retried}: no file of names", 2) from None
+        bad = [name for name in names if not re.fullmatch(r"[\w.-]+", name)]
+        if bad:
+            raise Stop(f"--retried {options.retried}: '{bad[0][:60]}' is no name of a test", 2)
     if git("remote", "get-url", options.remote, check=False, stderr=subprocess.DEVNULL).returncode:
         raise Stop(f"--remote {options.remote}: no such remote", 2)
     if git("check-ref-format", f"refs/heads/{options.branch}", check=False).returncode:
@@ -76,16 +92,16 @@ def fetch(remote, branch):
 
 
 def commit(files, branch, tip):
-    """A commit on top of `tip` with the files added, or None where it has them all. It is made beside the checkout:
-    neither the branch that is checked out nor its files are touched."""
+    """A commit on top of `tip` with the files added, {name: file}, or None where it has them all. It is made beside the
+    checkout: neither the branch that is checked out nor its files are touched."""
     with tempfile.TemporaryDirectory() as scratch:
         environment = os.environ | {"GIT_INDEX_FILE": os.path.join(scratch, "index")}
         git("read-tree", tip or "--empty", env=environment)
-        for file in files:
+        for name, file in files.items():
             blob = git("hash-object", "-w", "--no-filters", file.resolve())
-            if git("ls-files", "--format=%(objectname)", "--", file.name, env=environment) not in ("", blob):
-                raise Stop(f"{branch} has a file {file.name} with other content; it is not replaced", 2)
-            git("update-index", "--add", "--cacheinfo", f"100644,{blob},{file.name}", env=environment)
+            if git("ls-files", "--format=%(objectname)", "--", name, env=environment) not in ("", blob):
+                raise Stop(f"{branch} has a file {name} with other content; it is not replaced", 2)
+            git("update-index", "--add", "--cacheinfo", f"100644,{blob},{name}", env=environment)
         tree = git("write-tree", env=environment)
     if tip and tree == git("rev-parse", tip + "^{tree}"):
         return None
@@ -94,13 +110,16 @@ def commit(files, branch, tip):
         environment |= {f"GIT_{who}_{what}": words for who in ("AUTHOR", "COMMITTER")
                         for what, words in (("NAME", "Tokline"), ("EMAIL", "tokline@localhost"))}
     return git("commit-tree", tree, *(["-p", tip] if tip else []), "-m",
-               f"Records of {len(files)} runs, first {files[0].name}", env=environment)
+               f"Records, first {next(iter(files))}", env=environment)
 
 
 def add(options, tip):
     """The branch's last commit once it has the records."""
+    files = {file.name: file for file in options.records}
+    if options.retried:
+        files[f"{options.records[0].stem}.retried"] = options.retried.resolve()
     for attempt in range(1, ATTEMPTS + 1):
-        new = commit(options.records, options.branch, tip)
+        new = commit(files, options.branch, tip)
         if new is None:
             return tip
         # A push that would drop what another one added meanwhile is refused: build on that, and try again.
@@ -113,6 +132,14 @@ def add(options, tip):
             tip = fetch(options.remote, options.branch)
     said = pushed.stderr.strip().rpartition("\n")[2]
     raise Stop(f"{options.branch} cannot be pushed to {options.remote}: {said}")
+
+
+def retried_tests(folder):
+    """A sentence: how often each test passed only at its second try."""
+    nights = list(folder.glob("*.retried"))
+    times = collections.Counter(name for night in nights for name in set(night.read_text(encoding="utf-8").split()))
+    named = ", ".join(f"{name} {number}" for name, number in times.most_common())
+    return f"Tests that passed only at their second try, of {terminal.count(len(nights), 'night')}: {named or 'none'}."
 
 
 def main(argv):
@@ -130,5 +157,7 @@ def main(argv):
         with subprocess.Popen(["git", "archive", tip], cwd=ROOT, stdout=subprocess.PIPE) as archive:
             subprocess.run(["tar", "-x", "-C", options.out], stdin=archive.stdout, check=True)
     files = len(list(options.out.glob("*.jsonl")))
+    if options.retried:
+        terminal.write_out(retried_tests(options.out))
     terminal.say(f"{os.path.relpath(options.out, ROOT)}: {files} files of {options.branch}")
     return 0
