@@ -22,7 +22,9 @@ branch nor your files are touched; what is not committed is not measured.
   --programs NAMES
                   comma-separated: bench programs without `bench_`, and `decoder`. Default: all.
   --model DIR     the checkpoint that the decoder runs: a folder, or a name in the Hugging Face cache.
-                  Default: models/qwen3-lookup, the embedded one.
+                  Default: with a GPU build/models/qwen3-0.6b, random weights that are made once and
+                  kept; on the CPU, or where python3 has no torch to make them, models/qwen3-lookup,
+                  the embedded one of 1.2 MB.
   --rounds N      how often each program of each side runs. Default: that of scripts/records gate.
   --out DIR       where the results go. Default: build/gate_change.
   --no-tests      do not run the tests of --head.
@@ -47,7 +49,7 @@ HELP
 }
 
 own_options=(base head device programs model rounds out build-command) own_flags=(no-tests)
-base="" head="" device=cuda programs="" model=models/qwen3-lookup rounds="" out=build/gate_change build_command="" no_tests=no
+base="" head="" device=cuda programs="" model="" rounds="" out=build/gate_change build_command="" no_tests=no
 parse_arguments "$@"
 ((${#unknown[@]} == 0)) ||
   die 2 "unknown argument '${unknown[0]}'; what is for the bench programs stands after --"
@@ -61,7 +63,7 @@ fi
 [[ $programs =~ ^([a-z0-9_]+(,[a-z0-9_]+)*)?$ ]] ||
   die 2 "--programs is '$programs'; allowed: names with commas between"
 # A name in the Hugging Face cache is looked for when there is a program that knows how.
-if [[ $model != models/qwen3-lookup && (-e $model || $model == [./~]*) ]]; then
+if [[ -e $model || $model == [./~]* ]]; then
   [[ -f $model/config.json ]] || die 2 "--model $model has no config.json"
 fi
 
@@ -171,6 +173,19 @@ if [[ $no_tests == no ]]; then
     stop 1 "A test of the change fails" "$work/tests.log"
 fi
 
+if [[ -z $model ]]; then
+  model=models/qwen3-lookup
+  if [[ $device == cuda && (-z $programs || ,$programs, == *,decoder,*) ]]; then
+    real=build/models/qwen3-0.6b
+    # In another place first: a folder that is there is whole.
+    if [[ -f $real/config.json ]] || { rm -rf "$real.partial" &&
+      scripts/maintain/parity make-model --shape qwen3-0.6b --out "$real.partial" >&2 && mv "$real.partial" "$real"; }; then
+      model=$real
+    else
+      say "no model of real size: the decoder runs $model, whose steps are mostly launches"
+    fi
+  fi
+fi
 say "measuring both sides, interleaved"
 arguments=(--ab "$work/base.build/bin" "$work/head.build/bin" --device "$device" --keep "$out"
   --markdown "$work/gate.md")

@@ -1,10 +1,12 @@
 """scripts/records gate_change over a scratch repository whose bench programs run on a simulated clock."""
 
 import json
+import os
 import shutil
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from scratch_repository import ROOT, ScratchRepository, git
 
@@ -90,6 +92,22 @@ class GateChangeTest(ScratchRepository):
     def commit_tree(cls, message):
         git(cls.tree, "add", ".")
         git(cls.tree, "commit", "-q", "--allow-empty", "-m", message)
+
+    def test_with_a_gpu_a_model_of_real_size_is_made_once_and_kept(self):
+        self.commit_side("real", percent=0)
+        path = self.folder / "path"
+        path.mkdir()
+        (path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: simulated'\n")
+        (path / "nvidia-smi").chmod(0o755)
+        parity = self.tree / "scripts/maintain/parity"
+        for made, text in ((0, "exit 1"), (1, 'mkdir -p "$5"; echo {} >"$5/config.json"'), (1, "exit 1")):
+            parity.write_text(f'#!/bin/bash\necho "making: $*"\n{text}\n')
+            with mock.patch.dict(os.environ, {"PATH": f"{path}:{os.environ['PATH']}"}):
+                code, output, _ = self.gate("real", "--no-tests", device="cuda")
+            self.assertEqual(code, 0, output)
+            self.assertEqual("no model of real size" in output, not made, output)
+            self.assertEqual((self.tree / "build/models/qwen3-0.6b/config.json").exists(), bool(made))
+        self.assertNotIn("making:", output, "what is there is kept")
 
     def gate(self, head, *arguments, device="cpu", rounds=3):
         """(exit code, output, verdict.md)"""
