@@ -361,6 +361,9 @@ class RowsTest(unittest.TestCase):
             device.peaks_again = mock.Mock(side_effect=lambda peaks, again=again: peaks | {"read_gbps": again})
             subjects = [FakeSubject(sets=80, us=quick_us), FakeSubject(sets=80, us=quick_us / 2)]
             run, = self.session(suite, subjects + [FakeSubject(sets=80) for _ in range(20)], device=device)
+            table = subprocess.run([ROOT / "scripts/records", "table", self.folder / "out.jsonl"], text=True,
+                                   capture_output=True, check=True).stdout
+            self.assertEqual("% read, a wrong limit" in table, wrong, table)
             (self.folder / "out.jsonl").unlink()
             device.peaks_again.assert_called_once()
             row, impossible = run.rows[:2]

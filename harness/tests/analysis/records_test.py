@@ -161,6 +161,16 @@ class RecordsTest(unittest.TestCase):
             with self.subTest(name):
                 self.refuses(f":4: row.{name} is .* follows", self.changed_row(**{name: 1.2345}))
 
+    def test_a_cold_row_above_its_limit_must_say_that_the_limit_is_wrong(self):
+        self.cases = [case for case in self.cases if case.cache == "cold"]
+        lines = self.changed_row()
+        lines[3] |= {"floor_us": 1.05 * lines[3]["median_us"], "percent_of_measured_peak": 105.0}
+        for said in ({}, {"limit_is_wrong": False}):
+            lines[3] |= said
+            self.refuses(":4: row.percent_of_measured_peak is 105.0; it must be at most 102", lines)
+        lines[3]["limit_is_wrong"] = True
+        self.assertTrue(self.read(lines)[0].rows[2]["limit_is_wrong"])
+
     def test_intervals_that_do_not_follow_are_refused(self):
         self.refuses(r":4: row.ci95_us is \[1.5, 2.5\], but from the samples follows", self.changed_row(ci95_us=[1.5, 2.5]))
         self.refuses(r":4: row.ci95_us is 3; it must be a list", self.changed_row(ci95_us=3))
