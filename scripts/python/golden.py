@@ -1,7 +1,7 @@
 """Makes the tiny checkpoints of every family and their golden outputs.
 
-Weights come from a seed and are exact in bf16; tokens and logits are transformers in fp32 on the
-CPU. harness/tests/golden/README.md gives the formats.
+The weights come from a seed and are exact in bf16; tokens and logits are those of transformers in fp32
+on the CPU. harness/tests/golden/README.md describes the formats.
 """
 
 import dataclasses
@@ -15,11 +15,10 @@ import safetensors.torch
 import torch
 import transformers
 
-import golden_arguments
 import logit_error
+import maker_arguments
 import random_checkpoint
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN_DIR = pathlib.Path("harness/tests/golden")
 FORMAT = 1
 NEW_TOKENS = 64
@@ -27,10 +26,10 @@ NEW_TOKENS = 64
 PROMPT_LENGTHS = (1, 16, 37, 70)
 LOGIT_STEPS = (0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 62, 63)
 MAX_TOTAL_BYTES = 3_700_000
-# What a seed must give: no greedy choice that rounding in fp32 could flip, and no constant text.
+# What a seed must give: no greedy choice that rounding in fp32 could flip, and no text that repeats itself.
 MIN_MARGIN_OVER_STD = 5e-3
 MIN_DISTINCT_TOKENS = 16
-# Largest disagreement allowed between ways of running transformers in fp32 (eager, SDPA, KV cache).
+# The largest disagreement that is allowed between ways of running transformers in fp32 (eager, SDPA, KV cache).
 MAX_FP32_NOISE = 2e-5
 
 
@@ -41,10 +40,10 @@ class Checkpoint:
     config: dict
     config_class: type = transformers.Qwen3Config
     stored_dtype: torch.dtype = torch.bfloat16
-    hub_config: bool = True  # keys of the published repositories instead of those of transformers 5
+    hub_config: bool = True  # with the keys of the published repositories instead of those of transformers 5
     max_shard_size: str = "1GB"
-    without_keys: tuple = ()  # left out of config.json, as some published ones have it
-    without_prefix: str = ""  # of the tensors' names
+    without_keys: tuple = ()  # of config.json, as some published ones lack them
+    without_prefix: str = ""  # which the names of the tensors lose
 
     @property
     def path(self):
@@ -92,7 +91,7 @@ CHECKPOINTS = (
 )
 
 
-def prompts(vocab_size, eos, seed):
+def prompts(eos, seed):
     draw = random_checkpoint.PortableDraw(seed + 1)
     return [[int(value * eos) for value in draw.uniform((length,))] for length in PROMPT_LENGTHS]
 
@@ -108,12 +107,8 @@ def make_model(checkpoint, seed):
 def save(model, checkpoint, directory):
     model.to(checkpoint.stored_dtype).save_pretrained(directory, max_shard_size=checkpoint.max_shard_size)
     (directory / "generation_config.json").unlink()
-    path = directory / "config.json"
     if checkpoint.hub_config:
-        config = random_checkpoint.to_hub_config(json.loads(path.read_text()))
-        for key in checkpoint.without_keys:
-            config.pop(key, None)
-        path.write_text(json.dumps(config, indent=2) + "\n")
+        random_checkpoint.to_hub_config(directory, checkpoint.without_keys)
     if checkpoint.without_prefix:
         path = directory / "model.safetensors"
         tensors = {name.removeprefix(checkpoint.without_prefix): tensor
@@ -128,7 +123,7 @@ def load(directory, dtype, attention="eager"):
 
 @torch.inference_mode()
 def greedy_tokens(model, prompt):
-    """NEW_TOKENS greedy tokens (an end-of-sequence token does not end them) and their logits."""
+    """NEW_TOKENS greedy tokens, which an end-of-sequence token does not end, and their logits."""
     cache = transformers.DynamicCache(config=model.config)
     step = torch.tensor([prompt])
     tokens, rows = [], []
@@ -142,7 +137,7 @@ def greedy_tokens(model, prompt):
 
 @torch.inference_mode()
 def forced_logits(model, prompt, tokens):
-    """Logits of every step when the continuation is `tokens`; no cache, one pass."""
+    """The logits of every step when the continuation is `tokens`, in one pass without a cache."""
     ids = torch.tensor([prompt + tokens[:-1]])
     return model(ids, use_cache=False).logits[0, len(prompt) - 1:].float()
 
@@ -152,49 +147,42 @@ def require(condition, text):
         sys.exit(f"golden: {text}")
 
 
-def fitness(model, eos, seed):
-    """(smallest margin over std, fewest distinct tokens) of the greedy text of a seed."""
-    margins, distinct = [], []
-    for prompt in prompts(model.config.vocab_size, eos, seed):
-        tokens, rows = greedy_tokens(model, prompt)
-        if eos in tokens:
-            return 0.0, 0
-        margins.append(logit_error.margins_over_std(rows).min().item())
-        distinct.append(len(set(tokens)))
-        if margins[-1] < MIN_MARGIN_OVER_STD or distinct[-1] < MIN_DISTINCT_TOKENS:
-            break
-    return min(margins), min(distinct)
+def smallest_margin(rows):
+    return logit_error.margins_over_std(rows).min().item()
+
+
+def is_usable(tokens, rows, eos):
+    """Whether a greedy text, of which `rows` are the logits, can be golden."""
+    return (smallest_margin(rows) >= MIN_MARGIN_OVER_STD and eos not in tokens
+            and len(set(tokens)) >= MIN_DISTINCT_TOKENS)
 
 
 def make_golden(checkpoint, directory):
-    """Returns (JSON document, fp32 logits [rows, vocab]) of the checkpoint saved in `directory`."""
+    """(JSON document, fp32 logits [rows, vocab]) of the checkpoint that is saved in `directory`."""
     eager = load(directory, torch.float32)
     sdpa = load(directory, torch.float32, "sdpa")
     half = load(directory, torch.bfloat16)
     eos = eager.config.eos_token_id
-    steps = list(LOGIT_STEPS)
-    cases, all_fp32, all_bf16 = [], [], []
+    cases, steps, all_fp32, all_bf16 = [], list(LOGIT_STEPS), [], []
     sdpa_noise = cache_noise = 0.0
-    for prompt in prompts(eager.config.vocab_size, eos, checkpoint.seed):
+    for prompt in prompts(eos, checkpoint.seed):
         tokens, cached_rows = greedy_tokens(eager, prompt)
         fp32 = forced_logits(eager, prompt, tokens)
         bf16 = forced_logits(half, prompt, tokens)
         cache_noise = max(cache_noise, logit_error.relative_l2(cached_rows, fp32))
         sdpa_noise = max(sdpa_noise, logit_error.relative_l2(forced_logits(sdpa, prompt, tokens), fp32))
-        margin = logit_error.margins_over_std(fp32).min().item()
-        require(fp32.argmax(-1).tolist() == tokens, f"{checkpoint.name}: greedy text is a near-tie")
-        require(margin >= MIN_MARGIN_OVER_STD and eos not in tokens
-                and len(set(tokens)) >= MIN_DISTINCT_TOKENS,
-                f"{checkpoint.name}: seed {checkpoint.seed} gives margin {margin:.2g} and "
-                f"{len(set(tokens))} distinct tokens; look for another with --find-seed")
+        margin = smallest_margin(fp32)
+        require(fp32.argmax(-1).tolist() == tokens, f"{checkpoint.name}: the greedy text is a near-tie")
+        require(is_usable(tokens, fp32, eos),
+                f"{checkpoint.name}: seed {checkpoint.seed} gives a margin of {margin:.2g} and {len(set(tokens))} "
+                "distinct tokens, or ends early; look for another seed with --find-seed")
         cases.append({"prompt_ids": prompt, "tokens": tokens, "first_row": len(cases) * len(steps),
                       "min_margin_over_std": margin,
                       "bf16_relative_l2": logit_error.relative_l2(bf16[steps], fp32[steps])})
         all_fp32.append(fp32)
         all_bf16.append(bf16)
-    require(max(sdpa_noise, cache_noise) <= MAX_FP32_NOISE,
-            f"{checkpoint.name}: fp32 noise {max(sdpa_noise, cache_noise):.2g} is over "
-            f"{MAX_FP32_NOISE:.2g}")
+    noise = max(sdpa_noise, cache_noise)
+    require(noise <= MAX_FP32_NOISE, f"{checkpoint.name}: the fp32 noise is {noise:.2g}, over {MAX_FP32_NOISE:.2g}")
     logits = torch.cat([rows[steps] for rows in all_fp32])
     bf16_logits = torch.cat([rows[steps] for rows in all_bf16])
     every_fp32, every_bf16 = torch.cat(all_fp32), torch.cat(all_bf16)
@@ -218,7 +206,7 @@ def make_golden(checkpoint, directory):
 
 
 def to_text(document):
-    """JSON with one line a key, and one line a key of each case: readable diffs, no page of ids."""
+    """JSON with one line per key, also of each case: diffs are readable, and ids take no page."""
     def block(mapping, indent):
         pad = " " * indent
         lines = [f"{pad}  {json.dumps(key)}: {json.dumps(value)}" for key, value in mapping.items()]
@@ -230,17 +218,14 @@ def to_text(document):
 
 
 def generate(checkpoint, root):
-    """Writes checkpoint and golden files under `root`, laid out as in the repository."""
+    """Writes the checkpoint and the golden files under `root`, laid out as in the repository."""
     directory = root / checkpoint.path
-    if directory.exists():
-        shutil.rmtree(directory)
+    shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     save(make_model(checkpoint, checkpoint.seed), checkpoint, directory)
     document, logits = make_golden(checkpoint, directory)
-    golden = root / GOLDEN_DIR
-    golden.mkdir(parents=True, exist_ok=True)
-    (golden / f"{checkpoint.name}.json").write_text(to_text(document))
-    (golden / document["logits_file"]).write_bytes(logits.numpy().astype("<f4").tobytes())
+    directory.with_suffix(".json").write_text(to_text(document))
+    directory.with_suffix(".f32").write_bytes(logits.numpy().astype("<f4").tobytes())
     distinct = min(len(set(case["tokens"])) for case in document["cases"])
     margin = min(case["min_margin_over_std"] for case in document["cases"])
     print(f"{checkpoint.name:22} seed {checkpoint.seed:4}  logit std "
@@ -256,44 +241,44 @@ def total_bytes(root):
 
 
 def check(root):
-    """Regenerates into `root` and compares with the repository; exits 1 where they differ."""
+    """Makes everything in `root` and compares it with the repository. Returns the exit code."""
     differences = []
     for checkpoint in CHECKPOINTS:
         generate(checkpoint, root)
         for fresh in sorted((root / checkpoint.path).iterdir()):
-            committed = REPOSITORY / checkpoint.path / fresh.name
+            committed = maker_arguments.ROOT / checkpoint.path / fresh.name
             if not committed.exists() or committed.read_bytes() != fresh.read_bytes():
                 differences.append(f"{checkpoint.path / fresh.name} differs")
-        ours = json.loads((REPOSITORY / GOLDEN_DIR / f"{checkpoint.name}.json").read_text())
-        theirs = json.loads((root / GOLDEN_DIR / f"{checkpoint.name}.json").read_text())
-        for index, (case, fresh) in enumerate(zip(ours["cases"], theirs["cases"])):
+        roots = (maker_arguments.ROOT, root)
+        ours, made = (json.loads((base / GOLDEN_DIR / f"{checkpoint.name}.json").read_text()) for base in roots)
+        for index, (case, fresh) in enumerate(zip(ours["cases"], made["cases"])):
             if [case["prompt_ids"], case["tokens"]] != [fresh["prompt_ids"], fresh["tokens"]]:
                 differences.append(f"{checkpoint.name}: prompt or tokens of case {index} differ")
         rows = [torch.frombuffer(bytearray((base / GOLDEN_DIR / ours["logits_file"]).read_bytes()),
-                                 dtype=torch.float32) for base in (REPOSITORY, root)]
+                                 dtype=torch.float32) for base in roots]
         if rows[0].shape != rows[1].shape:
             differences.append(f"{ours['logits_file']}: sizes differ")
         elif (error := logit_error.relative_l2(*rows)) > MAX_FP32_NOISE:
-            differences.append(f"{ours['logits_file']}: relative error {error:.2g}")
+            differences.append(f"{ours['logits_file']}: the relative error is {error:.2g}")
     print("\n".join(differences) or "golden: the committed files are what this machine makes")
     return 1 if differences else 0
 
 
 def find_seed(checkpoint, count):
-    """Prints the seeds of 0..count-1 that make_golden accepts, widest margin last."""
-    good = []
+    """Prints the seeds of 0..count-1 that make_golden accepts."""
+    found = 0
     for seed in range(count):
         model = make_model(checkpoint, seed)
-        margin, distinct = fitness(model, checkpoint.config["vocab_size"] - 1, seed)
-        if margin >= MIN_MARGIN_OVER_STD and distinct >= MIN_DISTINCT_TOKENS:
-            good.append((margin, distinct, seed))
-    for margin, distinct, seed in sorted(good):
-        print(f"{checkpoint.name}: seed {seed} margin {margin:.4f} distinct {distinct}")
-    return 0 if good else 1
+        eos = model.config.eos_token_id
+        texts = (greedy_tokens(model, prompt) for prompt in prompts(eos, seed))
+        if all(is_usable(*text, eos) for text in texts):
+            found += 1
+            print(f"{checkpoint.name}: seed {seed}")
+    return 0 if found else 1
 
 
 def main():
-    arguments = golden_arguments.parse()
+    arguments = maker_arguments.golden()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -301,15 +286,15 @@ def main():
         name, count = arguments.find_seed
         by_name = {checkpoint.name: checkpoint for checkpoint in CHECKPOINTS}
         require(name in by_name and count.isdigit(),
-                f"--find-seed {name} {count}: NAME is one of {', '.join(by_name)}, COUNT a number")
+                f"--find-seed {name} {count}: NAME must be one of {', '.join(by_name)} and COUNT a number")
         return find_seed(by_name[name], int(count))
     if arguments.check:
         with tempfile.TemporaryDirectory() as root:
             return check(pathlib.Path(root))
     for checkpoint in CHECKPOINTS:
-        generate(checkpoint, REPOSITORY)
-    size = total_bytes(REPOSITORY)
-    print(f"golden: {size:,} bytes of at most {MAX_TOTAL_BYTES:,}")
+        generate(checkpoint, maker_arguments.ROOT)
+    size = total_bytes(maker_arguments.ROOT)
+    print(f"golden: {size:,} of at most {MAX_TOTAL_BYTES:,} bytes")
     require(size <= MAX_TOTAL_BYTES, "the files are too large")
     return 0
 

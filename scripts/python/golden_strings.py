@@ -59,32 +59,23 @@ def with_specials(seed: int, specials: list[str]) -> list[str]:
     return strings
 
 
+# What a piece of a kind from 5 is chosen from.
+CHOICES = {5: WORDS["english"], 6: EMOJI, 7: SPACES, 8: DIGITS, 9: CONTRACTIONS, 10: MARKS, 11: PUNCTUATION,
+           15: SPACES[:6]}
+
+
 def piece(rng: random.Random) -> str:
     """One piece of a random string."""
     kind = rng.randrange(16)
     if kind < 5:
         return rng.choice(WORDS[rng.choice(list(WORDS))])
-    if kind == 5:
-        return rng.choice(WORDS["english"])
-    if kind == 6:
-        return rng.choice(EMOJI)
-    if kind == 7:
-        return rng.choice(SPACES)
-    if kind == 8:
-        return rng.choice(DIGITS)
-    if kind == 9:
-        return rng.choice(CONTRACTIONS)
-    if kind == 10:
-        return rng.choice(MARKS)
-    if kind == 11:
-        return rng.choice(PUNCTUATION)
+    if kind in CHOICES:
+        return rng.choice(CHOICES[kind])
     if kind == 12:
         return rng.choice(CODE) if rng.random() < 0.2 else rng.choice(CODE)[: rng.randrange(1, 20)]
     if kind == 13:
         return "".join(rng.choice("abcdefghijklmnopqrstuvwxyzABC'0123 ") for _ in range(rng.randrange(1, 12)))
-    if kind == 14:
-        return chr(random_code_point(rng))
-    return rng.choice(SPACES[:6])
+    return chr(random_code_point(rng))
 
 
 def random_code_point(rng: random.Random) -> int:
@@ -120,15 +111,18 @@ def strings(seed: int, count: int, most_pieces: int = 8) -> list[str]:
     return plain
 
 
-def broken_bytes(seed: int, count: int) -> list[bytes]:
-    """Bytes that are not UTF-8: each kind of fault, then random cuts and insertions."""
+def broken_bytes(seed: int, count: int) -> list[tuple[bytes, UnicodeDecodeError]]:
+    """Bytes that are not UTF-8, and what decode() raises for them: each kind of fault, then random cuts and
+    insertions."""
     rng = random.Random(seed)
     broken = [b"\xff", b"\x80", b"a\xc3", b"\xc3(", b"\xe2\x82", b"\xe2(\xa1", b"\xf0\x9f\x98", b"\xf0\x9f(\x80",
               b"\xc0\xaf", b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xe0\x80\x80",
               b"\xf0\x80\x80\x80", b"\xfe\xff", b"abc\xe4\xbd", b"\xe4\xbd\xe4\xbd\xa0", b"\xf8\x88\x80\x80\x80"]
-    while len(broken) < count:
-        data = bytearray(random_string(rng, 5).encode())
-        for _ in range(rng.randrange(1, 4)):
+    found = []
+    while len(found) < count:
+        data, edits = (broken.pop(0), 0) if broken else (random_string(rng, 5).encode(), rng.randrange(1, 4))
+        data = bytearray(data)
+        for _ in range(edits):
             at = rng.randrange(len(data) + 1)
             if rng.random() < 0.5 and at < len(data):
                 del data[at]
@@ -136,6 +130,6 @@ def broken_bytes(seed: int, count: int) -> list[bytes]:
                 data.insert(at, rng.randrange(256))
         try:
             data.decode()
-        except UnicodeDecodeError:
-            broken.append(bytes(data))
-    return broken
+        except UnicodeDecodeError as fault:
+            found.append((bytes(data), fault))
+    return found

@@ -73,9 +73,7 @@ def make(shape, seed, device, out):
     unfinished = pathlib.Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         model.save_pretrained(unfinished, max_shard_size=MAX_SHARD_SIZE)
-        path = unfinished / "config.json"
-        config = random_checkpoint.to_hub_config(json.loads(path.read_text()))
-        path.write_text(json.dumps(config, indent=2) + "\n")
+        random_checkpoint.to_hub_config(unfinished)
         (unfinished / "generation_config.json").unlink()
         (unfinished / ORIGIN_FILE).write_text(json.dumps({"shape": shape, "seed": seed, "made_on": device}) + "\n")
         unfinished.chmod(0o755)

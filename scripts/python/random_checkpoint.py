@@ -1,22 +1,22 @@
 """Random checkpoints of every family whose logits are worth comparing.
 
-Weights that transformers would draw (every norm weight 1, every bias 0, std 0.02) hide the bugs that
-matter. Real Qwen3 checkpoints carry K-norm weights up to 96.5, which amplify any rounding in the
-wrong place, so the recipe here spreads every norm weight over orders of magnitude, and keeps the rest
-in the range where attention is neither uniform nor one-hot and where the logits depend on every
-layer.
+The weights that transformers would draw (every norm weight 1, every bias 0, std 0.02) hide the bugs that
+matter. Real Qwen3 checkpoints have K-norm weights up to 96.5. The recipe here therefore spreads every
+norm weight over orders of magnitude. It keeps the rest in the range where attention is neither uniform
+nor one-hot and where the logits depend on every layer.
 """
 
 import dataclasses
+import json
 import math
 
 import torch
 
-# Spread of the K-norm weights; a few of each layer sit exactly at the top.
+# The spread of the K-norm weights; a few in each layer are exactly the largest.
 K_NORM_RANGE = (0.5, 96.5)
 K_NORM_AT_TOP = 3
 Q_NORM_RATIO = 16.0
-# Standard deviation of an attention score before the softmax, and of a logit.
+# The standard deviations of an attention score before the softmax, and of a logit.
 SCORE_STD = 3.0
 LOGIT_STD = 2.5
 LAYER_NORM_RANGE = (0.25, 4.0)
@@ -27,7 +27,7 @@ BIAS_STD = 0.3
 
 
 class PortableDraw:
-    """Seeded draws, bitwise the same on every machine: integers only until the last step."""
+    """Seeded draws that are bitwise the same on every machine: integers only until the last step."""
     def __init__(self, seed):
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -42,7 +42,7 @@ class PortableDraw:
 
 
 class DeviceDraw:
-    """Seeded draws made on the device itself: billions of weights in seconds."""
+    """Seeded draws made on the device itself, which gives billions of weights in seconds."""
     def __init__(self, seed, device):
         self._device = device
         self._generator = torch.Generator(device=device).manual_seed(seed)
@@ -63,7 +63,7 @@ def _root_mean_square(values):
 
 
 def _head_norms(draw, head_dim):
-    """Returns (q_norm, k_norm), K spread and Q scaled so that scores have SCORE_STD."""
+    """(q_norm, k_norm): K is spread, and Q is scaled so that scores have SCORE_STD."""
     k_norm = _log_uniform(draw, head_dim, *K_NORM_RANGE)
     top = draw.uniform((head_dim,)).argsort()[:K_NORM_AT_TOP]
     k_norm[top] = K_NORM_RANGE[1]
@@ -76,7 +76,7 @@ class Layer:
     """The modules of one layer, in the order in which they are drawn."""
     norms: tuple
     linears: tuple
-    head_norms: tuple = ()  # of Q and of K
+    head_norms: tuple = ()  # those of Q and of K
 
 
 @dataclasses.dataclass
@@ -145,13 +145,14 @@ def fill(model, draw):
     assign_bias(parts.final_norm, config.hidden_size, BIAS_STD * _root_mean_square(final_norm))
 
 
-def to_hub_config(config):
-    """Rewrites a config as transformers 5 saves it to the keys of the published repositories."""
-    config = dict(config)
+def to_hub_config(directory, without_keys=()):
+    """Rewrites a config.json that transformers 5 saved to the keys of the published repositories."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
     config["torch_dtype"] = config.pop("dtype")
     if "rope_parameters" in config:
-        rope = dict(config.pop("rope_parameters"))
+        rope = config.pop("rope_parameters")
         config["rope_theta"] = rope.pop("rope_theta")
         config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
-    config.pop("layer_types", None)
-    return dict(sorted(config.items()))
+    kept = {key: value for key, value in sorted(config.items()) if key not in ("layer_types", *without_keys)}
+    path.write_text(json.dumps(kept, indent=2) + "\n")

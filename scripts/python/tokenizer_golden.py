@@ -1,6 +1,6 @@
 """Writes the tokenizers' golden files with the pinned `tokenizers`; scripts/maintain/tokenizer_golden runs it.
 
-harness/tests/text/golden/README.md gives the formats.
+harness/tests/text/golden/README.md describes the formats.
 """
 
 import filecmp
@@ -16,9 +16,8 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 import golden_chat
 import golden_pipelines
 import golden_strings
-from tokenizer_golden_arguments import GOLDEN, SEED, STRINGS, parse
+from maker_arguments import ROOT, TEXT_GOLDEN, TEXT_SEED, TEXT_STRINGS, tokenizer_golden
 
-ROOT = Path(__file__).resolve().parents[2]
 BROKEN = 300
 RANDOM_DECODES = 120
 CATEGORIES = [r"\p{L}", r"\p{M}", r"\p{N}", r"\p{P}", r"\p{S}", r"\p{Z}", r"\s", "(?i:[a-z])"]
@@ -27,7 +26,7 @@ NFC_BLOCK = 4096
 
 
 def write_json(path: Path, value, lines: bool = False) -> None:
-    """JSON of this script's files: UTF-8, and one item a line if `lines`."""
+    """JSON as the golden files have it: UTF-8, and one item per line if `lines`."""
     def dump(item):
         return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
 
@@ -84,7 +83,7 @@ def fnv1a(data: bytes) -> int:
 
 
 def nfc_hashes() -> list[str]:
-    """A hash a block of code points of their NFC alone, before a mark that moves left, and after one."""
+    """A hash for each block of code points, of their NFC alone, before a mark that moves left, and after one."""
     nfc = normalizers.NFC()
     hashes = []
     for first in range(0, 0x110000, NFC_BLOCK):
@@ -98,27 +97,16 @@ def nfc_hashes() -> list[str]:
     return hashes
 
 
-def python_fault(data: bytes) -> UnicodeDecodeError:
-    """What bytes.decode raises."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        return error
-    raise AssertionError(f"{data!r} is UTF-8")
-
-
 def write_all(folder: Path, seed: int, count: int) -> None:
     """Every file of the golden folder that comes from here."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = golden_strings.strings(seed, count)
     write_json(folder / "strings.json", plain, lines=True)
-    broken = []
-    for data in golden_strings.broken_bytes(seed, BROKEN):
-        fault = python_fault(data)
-        broken.append([data.hex(), fault.start, fault.reason, data.decode(errors="replace")])
-    write_json(folder / "broken.json", broken, lines=True)
+    write_json(folder / "broken.json",
+               [[data.hex(), fault.start, fault.reason, data.decode(errors="replace")]
+                for data, fault in golden_strings.broken_bytes(seed, BROKEN)], lines=True)
     write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES}, "nfc": nfc_hashes()})
-    write_json(folder / "chat.json", golden_chat.chat_golden(ROOT, GOLDEN / "chat.json"))
+    write_json(folder / "chat.json", golden_chat.chat_golden(ROOT, TEXT_GOLDEN / "chat.json"))
     for name, make in golden_pipelines.PIPELINES.items():
         write_pipeline(folder / name, make, plain, seed)
 
@@ -126,11 +114,10 @@ def write_all(folder: Path, seed: int, count: int) -> None:
 def check() -> int:
     """Makes the files elsewhere and compares. Returns the exit code."""
     with tempfile.TemporaryDirectory() as scratch:
-        write_all(Path(scratch), SEED, STRINGS)
-        made = sorted(path.relative_to(scratch) for path in Path(scratch).rglob("*") if path.is_file())
-        different = [str(path)
-                     for path in made
-                     if not (GOLDEN / path).is_file() or not filecmp.cmp(GOLDEN / path, scratch / path, shallow=False)]
+        write_all(Path(scratch), TEXT_SEED, TEXT_STRINGS)
+        made = sorted(str(path.relative_to(scratch)) for path in Path(scratch).rglob("*") if path.is_file())
+        _, different, missing = filecmp.cmpfiles(TEXT_GOLDEN, scratch, made, shallow=False)
+        different += missing
     for path in different:
         print(f"scripts/maintain/tokenizer_golden: {path}: differs from what is made now", file=sys.stderr)
     print(f"{len(made) - len(different)} of {len(made)} files are as they are made now")
@@ -138,7 +125,7 @@ def check() -> int:
 
 
 def main() -> int:
-    arguments = parse()
+    arguments = tokenizer_golden()
     if arguments.check:
         return check()
     write_all(arguments.out, arguments.seed, arguments.strings)

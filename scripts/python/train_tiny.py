@@ -13,11 +13,10 @@ import transformers
 from tokenizers import Tokenizer
 
 import lookup_task as task
-import norm_rounding
+import maker_arguments
 import random_checkpoint
-import train_tiny_arguments
 
-LEAST_RIGHT = 0.99  # of the answers, at each length
+LEAST_RIGHT = 0.99  # share of the answers at each length
 MAX_CONTEXT = 4096
 ANSWER = 12  # tokens of an answer: the fact and the end of the turn
 CODE = slice(6, 10)  # the digits in it
@@ -27,8 +26,9 @@ NAME = 3
 class Batch:
     """Texts, padded to `length`.
 
-    ids [B, length]; rows [B, answers x ANSWER]: the positions that predict an answer's tokens, targets: those tokens,
-    places: where the context has what they copy, else -1; names [B, length]: where the name is that a token is about.
+    ids [B, length]; rows [B, answers x ANSWER]: the positions that predict an answer's tokens; targets: those tokens;
+    places: where the context has what they copy, otherwise -1; names [B, length]: where the name is that a token is
+    about.
     """
     def __init__(self, texts, length):
         count = max(len(answers) for _, answers, _ in texts)
@@ -67,10 +67,8 @@ class Texts:
         return self.known[piece]
 
     def draw(self, length, share):
-        """A text with about `share` of its tokens in questions and answers.
-
-        Returns (ids, answers, names): a (begin, name in the question, code in the fact) each of the answers, and an
-        (end, name in it) each of the facts and answers.
+        """A text with about `share` of its tokens in questions and answers: (ids, answers, names). Each answer is
+        (begin, name in the question, code in the fact); names has (end, name in it) of each fact and answer.
         """
         rng = self.rng
         asked = max(1, int(share * length / 28))
@@ -113,7 +111,8 @@ def make_config(tokenizer):
 
 
 def initialise(model):
-    """Queries and keys of the last layer begin alike, so that it begins by looking for what is like itself."""
+    """Queries and keys of the last layer start with equal weights, so that it starts by looking for tokens like the
+    current one."""
     config = model.config
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.3)
     for index, layer in enumerate(model.model.layers):
@@ -132,7 +131,7 @@ def initialise(model):
 
 
 class Forward:
-    """The forward pass of a Qwen3 model, with the last layer at the rows alone that predict answers."""
+    """The forward pass of a Qwen3 model whose last layer runs only at the rows that predict answers."""
     def __init__(self, model):
         self.model = model.model
         self.config = model.config
@@ -190,7 +189,7 @@ class Forward:
 
 
 def losses(logits, weights, first, batch):
-    """Of the tokens, of where the last layer looks, and the share of answers that are right."""
+    """The loss of the tokens, the loss of where the layers look, and the share of right answers."""
     loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
     places = batch.places[:, None, :, None].expand(-1, weights.shape[1], -1, -1)
     seen = weights.gather(-1, places.clamp(min=0)).squeeze(-1).mean(1)
@@ -203,15 +202,15 @@ def losses(logits, weights, first, batch):
     return loss, look, right[there].float().mean()
 
 
-# Length of the texts, texts a step, steps at --effort 1, learning rate at the end of the stage.
+# Length of the texts, texts per step, steps at --effort 1, learning rate at the end of the stage.
 STAGES = ((160, 16, 500, 3e-3), (512, 6, 300, 2e-3), (1024, 3, 200, 1e-3), (2048, 2, 200, 5e-4), (4096, 1, 250, 1e-4))
 SHORT = (12, 160)  # number and length of the texts that go with each step of the later stages
 LOOK = 0.3  # weight of the loss that says where to look
-GUIDED_LENGTH = 512  # in longer texts the first layer is no longer told where to look
+GUIDED_LENGTH = 512  # in longer texts the first layer is not told where to look
 
 
 def train(model, tokenizer, arguments):
-    """Adam over the stages; the learning rate goes in straight lines from one stage's to the next's."""
+    """Adam over the stages; the learning rate is interpolated linearly from one stage's to the next's."""
     forward, texts = Forward(model), Texts(tokenizer, arguments.seed)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98))
     began, rate_before = time.monotonic(), STAGES[0][3]
@@ -237,13 +236,12 @@ def train(model, tokenizer, arguments):
         rate_before = rate
 
 
-
 @torch.no_grad()
 def spread_key_norms(model, seed):
     """Gives the K-norm weights the spread of published Qwen3 models, whose largest is 96.5.
 
-    A channel's K-norm weight is multiplied and its Q-norm weight divided by the same factor, equal for the two
-    channels that RoPE turns together, so that the model computes what it did.
+    A channel's K-norm weight is multiplied and its Q-norm weight divided by the same factor, which is equal for the
+    two channels that RoPE rotates together, so that the model computes what it did before.
     """
     generator = torch.Generator().manual_seed(seed)
     for layer in model.model.layers:
@@ -258,13 +256,12 @@ def spread_key_norms(model, seed):
 
 
 def save(model, tokenizer, directory):
-    """Weights in bf16, and the files that a published Qwen3 model has. What was there goes last."""
+    """Writes weights in bf16 and the files that a published Qwen3 model has. They replace what was there at the end."""
     final, directory = directory, directory.with_name(directory.name + ".new")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     model.to(torch.bfloat16).save_pretrained(directory)
-    config = random_checkpoint.to_hub_config(json.loads((directory / "config.json").read_text()))
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    random_checkpoint.to_hub_config(directory)
     (directory / "tokenizer.json").write_text(
         json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":")) + "\n")
     (directory / "tokenizer_config.json").write_text(json.dumps({
@@ -286,7 +283,7 @@ QUESTIONS_AT_A_TIME = 16
 
 
 def context_of(tokenizer, rng, length, chat):
-    """At least one fact, and as many as with a question and its answer make `length` tokens: (facts, ids)."""
+    """(facts, ids): as many facts as fit into `length` tokens with a question and its answer, but at least one."""
     room = length - (31 if chat else 20)
     begin = f"{task.TURN}system\n" if chat else ""
     facts, text, ids = [], begin, []
@@ -303,14 +300,14 @@ def context_of(tokenizer, rng, length, chat):
 
 @torch.inference_mode()
 def evaluate(directory, dtype, questions, seed):
-    """Prints and returns the share of exact answers by length of the context and depth of the fact.
+    """Prints the share of exact answers by length of the context and depth of the fact; returns the worst length's.
 
-    An answer counts if every token of it, the end of the turn included, is the one that the model holds most likely.
+    An answer counts if each of its tokens, the end of the turn included, is the one that the model finds most likely.
     """
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa").eval()
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     rng = random.Random(seed)
-    print(f"train_tiny: {dtype}: context tokens, right by depth from its beginning to its end, all, questions")
+    print(f"train_tiny: {dtype}: context tokens, right answers by depth from beginning to end, all, questions")
     worst = 1.0
     for length in LENGTHS:
         right, asked = [0] * DEPTHS, [0] * DEPTHS
@@ -341,17 +338,13 @@ def evaluate(directory, dtype, questions, seed):
 
 
 def main():
-    arguments = train_tiny_arguments.parse()
-    training = not (arguments.evaluate or arguments.rounding)
+    arguments = maker_arguments.train_tiny()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     unseen = arguments.seed + 1_000_000
-    if arguments.rounding:
-        norm_rounding.report(arguments.out, arguments.questions, unseen, context_of)
-        return
-    if training:
+    if not arguments.evaluate:
         tokenizer = task.make_tokenizer()
         model = transformers.Qwen3ForCausalLM(make_config(tokenizer))
         initialise(model)
@@ -361,7 +354,7 @@ def main():
     worst = min(evaluate(arguments.out, dtype, arguments.questions, unseen)
                 for dtype in (torch.float32, torch.bfloat16))
     if worst < LEAST_RIGHT:
-        sys.exit(f"train_tiny: {worst:.2%} right at the worst length; at least {LEAST_RIGHT:.0%} are wanted")
+        sys.exit(f"train_tiny: {worst:.2%} of the answers are right at the worst length; at least {LEAST_RIGHT:.0%} must be")
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ pinned_venv() {
 
 pip_install() { "$venv/bin/pip" install --quiet --disable-pip-version-check "$@"; }
 
-# run_maker NAME ENVIRONMENT ARGUMENT...: runs scripts/python/NAME.py in .venv-ENVIRONMENT, which is filled
-# by install_ENVIRONMENT from scripts/python/requirements-ENVIRONMENT.txt. Arguments are checked before.
+# run_maker NAME ENVIRONMENT ARGUMENT...: runs scripts/python/NAME.py in .venv-ENVIRONMENT, which
+# install_ENVIRONMENT fills from scripts/python/requirements-ENVIRONMENT.txt. The arguments are checked first.
 run_maker() {
   local name=$1 environment=$2 argument
   shift 2
   command -v python3 >/dev/null || die 2 "python3 is missing"
-  python3 "$root/scripts/python/${name}_arguments.py" "$@"
+  python3 "$root/scripts/python/maker_arguments.py" "$name" "$@"
   for argument in "$@"; do
     [[ $argument != -h && $argument != --help ]] || exit 0
   done

@@ -152,7 +152,7 @@ done
 for arguments in --fast '--check x' '--find-seed qwen3_tiny' '--check --find-seed qwen3_tiny 4'; do
   expect 2 "scripts/maintain/golden: error: " "${without_pip[@]}" "$scratch/tree/scripts/maintain/golden" $arguments
 done
-for arguments in --bogus '--seed x' '--effort 0' '--evaluate --rounding' "--evaluate --out $scratch" "--out $scratch"; do
+for arguments in --bogus '--seed x' '--effort 0' "--evaluate --out $scratch" "--out $scratch"; do
   expect 2 "scripts/maintain/train_tiny: error: " "${without_pip[@]}" "$scratch/tree/scripts/maintain/train_tiny" $arguments
 done
 for arguments in --bogus '--seed x' '--strings 0' '--check --seed 2' "--check --out $scratch" "--out $scratch/file"; do
