@@ -1,4 +1,4 @@
-"""Full-size checkpoints of every family with random weights, and what parity runs share."""
+"""Full-size checkpoints of every family with random weights, and what the parity runs share."""
 
 import json
 import os
@@ -13,9 +13,10 @@ import transformers
 
 import random_checkpoint
 from tokline import revision
+from tokline.stop import Stop
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-# What a checkpoint made here says of itself; other programs ignore the file.
+# What a checkpoint that was made here says of itself; other programs ignore the file.
 ORIGIN_FILE = "parity_model.json"
 # Qwen3-4B becomes two shards, Qwen3-0.6B one file.
 MAX_SHARD_SIZE = "5GB"
@@ -63,7 +64,7 @@ def make(shape, seed, device, out):
     quiet()
     config_class, values = SHAPES[shape]
     config = config_class(**values, dtype=torch.bfloat16)
-    # Made on the meta device first, so that transformers' own initialisation costs nothing.
+    # On the meta device first, so that transformers' own initialisation costs nothing.
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     model = model.to(torch.bfloat16).to_empty(device=device)
@@ -98,7 +99,7 @@ def load_bf16(directory, device, attention):
 
 
 def describe(directory, config):
-    """What a record says of the model."""
+    """What a record says about the model."""
     origin = directory / ORIGIN_FILE
     heads = config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
@@ -125,21 +126,17 @@ def environment(device):
         "commit": commit, "dirty": dirty, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),}
 
 
-class ToklineError(Exception):
-    """The tokline program failed; the message says how."""
-
-
 def tokline_report(program, *arguments):
-    """The JSON that a command of the tokline program writes."""
+    """The JSON that a command of the tokline program writes. Raises Stop if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         try:
             result = subprocess.run([program, *map(str, arguments), "--json", report], capture_output=True, text=True,
                                     timeout=TOKLINE_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
-            raise ToklineError(f"tokline took over {TOKLINE_TIMEOUT_S} s") from error
+            raise Stop(f"tokline took longer than {TOKLINE_TIMEOUT_S} s") from error
         if result.returncode != 0:
-            raise ToklineError(f"tokline exited {result.returncode}: {result.stderr.strip()[-500:]}")
+            raise Stop(f"tokline exited with {result.returncode}: {result.stderr.strip()[-500:]}")
         return json.loads(report.read_text())
 
 

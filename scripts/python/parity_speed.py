@@ -1,8 +1,7 @@
-"""Decode tok/s of transformers at batch 1, the way its users can get it, each way a row.
+"""Decode tok/s of transformers at batch 1, as its users can get it: eagerly, and compiled with a static cache.
 
-A repeat is a prefill and new_tokens - 1 decode steps; the cache is reset between repeats, and the
-first repeat, compilation included, is the warm-up. Every step ends in an argmax on the device, so
-nothing is synchronised within a decode.
+A repeat is a prefill and new_tokens - 1 decode steps. The first repeat, which includes compilation, is the
+warm-up. Every step ends with an argmax on the device, so nothing is synchronised within a decode.
 """
 
 import statistics
@@ -14,6 +13,7 @@ import transformers
 import logit_error
 import parity_checkpoint
 
+METHODS = ("eager", "compiled")
 REPEATS = 3
 PROMPT_SEED = 5
 
@@ -38,102 +38,58 @@ def run_steps(model, cache, prompt, new_tokens, decode):
     return middle - start, time.perf_counter() - middle, torch.cat(tokens, 1)[0].tolist()
 
 
-def decode_step(model):
+def repeats(method, model, prompt, new_tokens):
+    """A function that runs a repeat."""
     def decode(token, cache):
         logits = model(token, past_key_values=cache, use_cache=True).logits
         return logits[:, -1].argmax(-1, keepdim=True)
-    return decode
 
-
-def eager(model, prompt, new_tokens):
-    def repeat():
-        cache = transformers.DynamicCache(config=model.config)
-        return run_steps(model, cache, prompt, new_tokens, decode_step(model))
-    return repeat
-
-
-def static_cache(model, prompt, new_tokens, wrap=lambda decode: decode):
+    if method == "eager":
+        return lambda: run_steps(model, transformers.DynamicCache(config=model.config), prompt, new_tokens, decode)
     cache = transformers.StaticCache(config=model.config, max_cache_len=prompt.shape[1] + new_tokens)
-    decode = wrap(decode_step(model))
+    mode = "reduce-overhead" if model.device.type == "cuda" else "default"
+    step = torch.compile(decode, mode=mode, dynamic=False)
+
+    def replay(token, cache):
+        torch.compiler.cudagraph_mark_step_begin()
+        return step(token, cache).clone()  # the next replay of the graph overwrites its output
 
     def repeat():
         cache.reset()
-        return run_steps(model, cache, prompt, new_tokens, decode)
+        return run_steps(model, cache, prompt, new_tokens, replay)
     return repeat
 
 
-def compiled(model, prompt, new_tokens):
-    def wrap(decode):
-        mode = "reduce-overhead" if model.device.type == "cuda" else "default"
-        step = torch.compile(decode, mode=mode, dynamic=False)
-
-        def replay(token, cache):
-            torch.compiler.cudagraph_mark_step_begin()
-            # The graph's output is overwritten by its next replay.
-            return step(token, cache).clone()
-        return replay
-    return static_cache(model, prompt, new_tokens, wrap)
-
-
-METHODS = {"eager": eager, "static": static_cache, "compiled": compiled}
-
-
 @torch.no_grad()
-def measure_method(name, model, prompt, new_tokens, expected):
-    """The row of one method. What transformers or the compiler throw becomes its "error"."""
-    row = {"implementation": f"transformers_{name}"}
+def measure_method(method, model, prompt, new_tokens, expected):
+    """The row of one method, and its tokens. What transformers or the compiler throw becomes the row's "error"."""
+    row = {"implementation": f"transformers_{method}"}
     try:
         start = time.perf_counter()
-        repeat = METHODS[name](model, prompt, new_tokens)
+        repeat = repeats(method, model, prompt, new_tokens)
         repeat()
         warm_up = time.perf_counter() - start
         runs = [repeat() for _ in range(REPEATS)]
-    except Exception as error:  # A peer that cannot run is a row that says so.
+    except Exception as error:  # a method that cannot run is a row that says so
         first_line = str(error).strip().partition("\n")[0]
-        return row | {"error": f"{type(error).__name__}: {first_line[:300]}"}
-    steps = max(new_tokens - 1, 1)
-    decode = statistics.median(run[1] for run in runs)
-    return row | {
-        "warm_up_s": warm_up,
-        "prefill_ms": 1e3 * statistics.median(run[0] for run in runs),
-        "decode_s": [run[1] for run in runs],
-        "decode_tokps": steps / decode,
-        "ms_per_token": 1e3 * decode / steps,
-        "equal_tokens": logit_error.common_prefix(runs[-1][2], expected or runs[-1][2]),
-        "tokens": runs[-1][2],
-    }
+        return row | {"error": f"{type(error).__name__}: {first_line[:300]}"}, None
+    prefills, decodes, tokens = zip(*runs)
+    decode, steps = statistics.median(decodes), max(new_tokens - 1, 1)
+    return row | {"warm_up_s": warm_up, "prefill_ms": 1e3 * statistics.median(prefills), "decode_s": decodes,
+                  "decode_tokps": steps / decode, "ms_per_token": 1e3 * decode / steps,
+                  "equal_tokens": logit_error.common_prefix(tokens[-1], expected or tokens[-1])}, tokens[-1]
 
 
-def tokline_bench(arguments):
-    """What `tokline bench` writes for the same work, as it is."""
-    try:
-        return parity_checkpoint.tokline_report(
-            arguments.tokline, "bench", "--model", arguments.model, "--batch", 1, "--device", arguments.device,
-            "--prompt-tokens", arguments.prompt_tokens, "--new-tokens", arguments.new_tokens)
-    except (parity_checkpoint.ToklineError, OSError, ValueError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-def measure(arguments, methods):
-    """The record's body: one row a method, in the order given."""
+def measure(arguments):
+    """The record's body: one row per method."""
     model = parity_checkpoint.load_bf16(arguments.model, arguments.device, "sdpa")
     prompt = torch.tensor([parity_checkpoint.random_prompt(
         arguments.prompt_tokens, model.config.vocab_size, PROMPT_SEED)], device=model.device)
     rows, expected = [], None
-    for name in methods:
-        row = measure_method(name, model, prompt, arguments.new_tokens, expected)
-        tokens = row.pop("tokens", None)
-        if name == "eager":
-            expected = tokens
+    for method in METHODS:
+        row, tokens = measure_method(method, model, prompt, arguments.new_tokens, expected)
+        expected = expected or tokens
         rows.append(row)
-    record = {
-        "model": parity_checkpoint.describe(arguments.model, model.config),
-        "environment": parity_checkpoint.environment(arguments.device), "batch": 1,
-        "prompt_tokens": arguments.prompt_tokens, "new_tokens": arguments.new_tokens, "rows": rows,}
-    if arguments.tokline:
-        del model, prompt
-        if arguments.device == "cuda":
-            torch._dynamo.reset()
-            torch.cuda.empty_cache()
-        record["tokline"] = tokline_bench(arguments)
-    return record
+    return {"model": parity_checkpoint.describe(arguments.model, model.config),
+            "environment": parity_checkpoint.environment(arguments.device), "batch": 1,
+            "prompt_tokens": arguments.prompt_tokens, "new_tokens": arguments.new_tokens, "rows": rows}
