@@ -1,13 +1,8 @@
 """Seeds the bugs of every mutations.json, one at a time, and records which tests catch each.
 
-cpu    compiles the mutants that have CPU tests and runs these; needs no nvcc
-build  compiles the mutants that have CUDA tests, where nvcc is
-run    runs them, where a GPU is; needs neither a build nor a compiler
-report writes docs/mutations.md from the records of cpu and run
-
-A mutant is the unmutated test program with one object file in front of its libraries, compiled from
-the one source that holds the mutated text. Nothing in the tree changes. A mutations.json names the
-files beside it, so that it moves with them.
+A mutant is the unmutated test program with one more object file in front of its libraries. That file is
+compiled from the one source that has the mutated text. Nothing in the tree changes. A mutations.json
+names files of its own folder, so that it moves with them.
 """
 import concurrent.futures
 import hashlib
@@ -26,21 +21,32 @@ from pathlib import Path
 from tokline.command import ended, parser, positive
 from tokline.files import write_whole
 from tokline.stop import Stop
+from tokline.terminal import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json, or hold such
+SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json in them or below them
 RECORDS = [ROOT / "results/h200/mutations.json", ROOT / "results/cpu/mutations.json"]
 REPORT = ROOT / "docs/mutations.md"
 SCHEMA = 1
 FIELDS = {"name", "bug", "file", "old", "new", "tests"}
 NO_DEVICE = 77  # exit code of a test program all of whose tests were skipped
-# After one of these every later call of the process fails too.
+# After one of these, every later call of the process fails too.
 LASTING_ERROR = re.compile(r"illegal memory access|misaligned address|unspecified launch failure|"
                            r"illegal instruction|invalid program counter|hardware stack error")
 
 
-class BadInput(Stop):
-    """Something that cannot be used; the message says what and why."""
+EPILOG = """\
+examples:
+  scripts/maintain/mutate cpu build/mutants --out results/cpu/mutations.json
+  scripts/maintain/mutate build build/mutants_cuda
+  scripts/maintain/mutate run build/mutants_cuda/mutants.tar.xz --out results/h200/mutations.json
+  scripts/maintain/mutate report
+
+A mutation whose old text is no longer found exactly once is an error that names it: rewrite it for the code
+as it is now. A new kernel needs mutations of its own. One that survives needs a test, not another mutation.
+
+exit codes: 0 success, 1 a bug survives or a step failed, 2 misuse, 130 interrupted
+"""
 
 
 # ---- the data ----
@@ -49,42 +55,40 @@ def read_json(path):
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+        raise Stop(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise BadInput(f"{path} is not JSON: {error}") from None
+        raise Stop(f"{path} is not JSON: {error}") from None
 
 
 def read_mutations():
     """All mutations, each checked against the tree."""
-    mutations = []
-    names = set()
+    mutations, names = [], set()
     paths = sorted(path for folder in SEEDED for path in (ROOT / folder).rglob("mutations.json"))
-    for path, mutation in [(path, mutation) for path in paths for mutation in read_json(path)]:
+    for path, mutation in ((path, mutation) for path in paths for mutation in read_json(path)):
         name = mutation.get("name", "without a name")
         if set(mutation) != FIELDS or not mutation["tests"]:
-            raise BadInput(f"mutation {name} has the fields {sorted(mutation)}; "
-                           f"it must have {sorted(FIELDS)}, and tests")
+            raise Stop(f"mutation {name} has the fields {sorted(mutation)}; it must have {sorted(FIELDS)}, and tests")
         if "/" in mutation["file"]:
-            raise BadInput(f"mutation {name}: {mutation['file']} is not in the folder of {path}")
+            raise Stop(f"mutation {name}: {mutation['file']} is not in the folder of {path}")
         mutation["file"] = str((path.parent / mutation["file"]).relative_to(ROOT))
         if name in names:
-            raise BadInput(f"mutation {name} appears twice")
+            raise Stop(f"mutation {name} appears twice")
         names.add(name)
         try:
             text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
         except OSError as error:
-            raise BadInput(f"mutation {name}: cannot read {mutation['file']}: {error.strerror}") from None
+            raise Stop(f"mutation {name}: cannot read {mutation['file']}: {error.strerror}") from None
         count = text.count(mutation["old"])
         if count != 1:
-            raise BadInput(f"mutation {name}: its old text is found {count} times in "
-                           f"{mutation['file']}; it must be found once")
+            raise Stop(f"mutation {name}: its old text is found {count} times in {mutation['file']}; it must be found "
+                       "once")
         mutations.append({**mutation, "digest": digest(mutation, text)})
     return mutations
 
 
 def enclosing_definition(text, old):
-    """The function or class at namespace scope of a formatted C++ file that holds all of the old text; None where
-    none can be told. It starts in the first column, and so does the brace that ends it."""
+    """The function or class at namespace scope of a formatted C++ file that holds all of the old text; None if none
+    does. It starts in the first column, and so does the brace that ends it."""
     start = text.index(old)
     begin, offset = None, 0
     for line in text.splitlines(keepends=True):
@@ -104,18 +108,16 @@ def enclosing_definition(text, old):
 
 
 def digest(mutation, text):
-    """Of the change and of the function, else the whole file, that it is made in: a verdict counts for exactly that.
-    Not of the file's name, so that it survives a move."""
+    """A hash of the change and of the function that it is made in, or of the whole file if there is none: a verdict
+    counts for exactly that. The file's name is not part of it, so it survives a move."""
     parts = [enclosing_definition(text, mutation["old"]) or text, mutation["old"], mutation["new"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def source_of(mutation):
-    """The one source that is compiled anew: a kernel's headers are seen by its .cu alone."""
+    """The one source that is compiled again: only a kernel's .cu sees its headers."""
     path = Path(mutation["file"])
-    if path.suffix in (".cc", ".cu"):
-        return str(path)
-    return str(path.parent / (path.parent.name + ".cu"))
+    return str(path if path.suffix in (".cc", ".cu") else path.parent / (path.parent.name + ".cu"))
 
 
 def needs_gpu(test):
@@ -123,7 +125,7 @@ def needs_gpu(test):
 
 
 def with_tests(mutations, wanted):
-    """Those mutations that have wanted test programs, with these alone."""
+    """Those mutations that have wanted test programs, with only these."""
     kept = [{**m, "tests": [test for test in m["tests"] if wanted(test)]} for m in mutations]
     return [m for m in kept if m["tests"]]
 
@@ -137,16 +139,8 @@ def programs_of(mutations):
 def command_output(arguments, **options):
     done = subprocess.run(arguments, capture_output=True, text=True, **options)
     if done.returncode != 0:
-        raise BadInput(f"{shlex.join(map(str, arguments))} failed:\n{done.stdout}{done.stderr}")
+        raise Stop(f"{shlex.join(map(str, arguments))} failed:\n{done.stdout}{done.stderr}")
     return done.stdout
-
-
-def build_unmutated(build_dir, tests, jobs, options, languages):
-    arguments = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options]
-    if shutil.which("ccache"):
-        arguments += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in languages]
-    command_output(arguments)
-    subprocess.run(["nice", "ninja", "-C", build_dir, f"-j{jobs}", *tests], check=True)
 
 
 class Compiler:
@@ -166,13 +160,13 @@ class Compiler:
         source = source_of(mutation)
         entry = self.compile_commands[str(ROOT / source)]
         command = shlex.split(entry["command"])
-        for flag in ("-MT", "-MF"):  # the depfile is that of the unmutated object
+        for flag in ("-MT", "-MF"):  # the dependency file is that of the unmutated object
             at = command.index(flag)
             del command[at:at + 2]
         command.remove("-MD")
         target = overlay / (Path(source).name + ".o")
         command[command.index("-o") + 1] = str(target)
-        # Includes are written from the root, so the first root that has a header decides.
+        # Includes are written from the root, so the first root that has a header wins.
         command.insert(command.index(f"-I{ROOT}"), f"-I{overlay}")
         if source == mutation["file"]:
             command[command.index(str(ROOT / source))] = str(mutated)
@@ -180,7 +174,7 @@ class Compiler:
         return target
 
     def link(self, test, target, objects=()):
-        """The stripped test program; objects in front of the libraries replace what these hold."""
+        """Links the stripped test program; objects in front of the libraries replace what these have."""
         lines = command_output(["ninja", "-C", self.build_dir, "-t", "commands", test]).splitlines()
         command = [word for word in shlex.split(lines[-1]) if word not in ("&&", ":")]
         at = command.index("-o")
@@ -191,14 +185,18 @@ class Compiler:
 
 
 def build_mutants(arguments, mutations, options, languages):
-    """The folder that gets unmutated/ and a folder for each mutation, with their test programs."""
+    """Makes a folder with unmutated/ and a folder for each mutation, which have their test programs."""
     out_dir = Path(arguments.out_dir).resolve()
     build_dir = Path(arguments.build_dir).resolve() if arguments.build_dir else out_dir / "build"
     programs = out_dir / "programs"
     shutil.rmtree(programs, ignore_errors=True)
     programs.mkdir(parents=True)
     tests = programs_of(mutations)
-    build_unmutated(build_dir, tests, arguments.jobs, options, languages)
+    configure = ["cmake", "-S", ROOT, "-B", build_dir, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options]
+    if shutil.which("ccache"):
+        configure += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in languages]
+    command_output(configure)
+    subprocess.run(["nice", "ninja", "-C", build_dir, f"-j{arguments.jobs}", *tests], check=True)
     compiler = Compiler(build_dir, out_dir)
     for test in tests:
         compiler.link(test, programs / "unmutated" / test)
@@ -207,23 +205,21 @@ def build_mutants(arguments, mutations, options, languages):
         compiled = compiler.compile(mutation)
         for test in mutation["tests"]:
             compiler.link(test, programs / mutation["name"] / test, [compiled])
-        return mutation["name"]
+        print(f"built {mutation['name']}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for name in pool.map(make, mutations):
-            print(f"built {name}", flush=True)
+        list(pool.map(make, mutations))  # raises what one of them raised
     return programs
 
 
 def build(arguments):
     mutations = with_tests(read_mutations(), needs_gpu)
-    programs = build_mutants(arguments, mutations,
-                             ["-DTOKLINE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a",
-                              "-DTOKLINE_BUILD_BENCHES=OFF"], ["CXX", "CUDA"])
+    programs = build_mutants(arguments, mutations, ["-DTOKLINE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a",
+                                                    "-DTOKLINE_BUILD_BENCHES=OFF"], ["CXX", "CUDA"])
     manifest = {"schema": SCHEMA, "revision": revision(), "mutations": mutations}
     (programs / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     archive = programs.parent / "mutants.tar.xz"
-    # Sorted by program, so that what the copies of one share lies within the window.
+    # Sorted by program, so that what the copies of a program share is within the window of the compression.
     files = sorted((p for p in programs.rglob("*") if p.is_file()), key=lambda p: (p.name, str(p)))
     with tarfile.open(archive, "w:xz", preset=6) as tar:
         for path in files:
@@ -249,12 +245,10 @@ def revision():
 
 def run_tests(program, timeout, names=None):
     """Runs a test program, or some of its tests: exit code, failed and skipped tests, output."""
-    environment = dict(os.environ)
-    # cuBLASLt comes with the toolkit, which may lie elsewhere than where the mutants were built.
-    folders = [environment.get("LD_LIBRARY_PATH"), "/usr/local/cuda/lib64"]
-    if "CUDA_HOME" in environment:
-        folders.insert(1, environment["CUDA_HOME"] + "/lib64")
-    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
+    # cuBLASLt comes with the toolkit, which may be elsewhere than where the mutants were built.
+    toolkits = (os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    folders = [os.environ.get("LD_LIBRARY_PATH"), *(f"{toolkit}/lib64" for toolkit in toolkits if toolkit)]
+    environment = os.environ | {"LD_LIBRARY_PATH": ":".join(filter(None, folders))}
     command = [str(program), "--gtest_color=no"]
     if names:
         command.append("--gtest_filter=" + ":".join(names))
@@ -266,33 +260,31 @@ def run_tests(program, timeout, names=None):
     except subprocess.TimeoutExpired as expired:
         output = expired.stdout or b""  # bytes in some versions of Python, text in others
         code, output = "timeout", output if isinstance(output, str) else output.decode(errors="replace")
-    failed = re.findall(r"^\[  FAILED  \] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
-    skipped = re.findall(r"^\[  SKIPPED \] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
     started = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
-    ended = re.findall(r"^\[ +(?:OK|FAILED|SKIPPED) +\] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
-    unended = [name for name in started if name not in set(ended)]
-    return {"code": code, "failed": failed, "skipped": skipped, "started": len(started),
-            "unended": unended, "output": output, "seconds": round(time.monotonic() - start, 1)}
+    ends = re.findall(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?),? .*\(\d+ ms\)$", output, re.MULTILINE)
+    ended_tests = {name for _, name in ends}
+    return {"code": code, "failed": [name for how, name in ends if how == "FAILED"],
+            "skipped": [name for how, name in ends if how == "SKIPPED"], "started": len(started),
+            "unended": [name for name in started if name not in ended_tests], "output": output,
+            "seconds": round(time.monotonic() - start, 1)}
 
 
 def run_unmutated(programs, tests, jobs):
     """What the programs do without a bug: all tests must pass. A program whose tests are all skipped is left out."""
-    facts = {}
-    skipping = []
+    facts, skipping = {}, []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         results = pool.map(lambda test: run_tests(programs / "unmutated" / test, 300), tests)
         for test, result in zip(tests, results):
             if result["code"] == NO_DEVICE:
                 skipping.append(test)
-                print(f"unmutated {test}: skips all of its tests here; its mutants are not run", flush=True)
+                print(f"unmutated {test}: all of its tests are skipped here; its mutants are not run", flush=True)
                 continue
             if result["code"] != 0:
-                raise BadInput(f"{test} does not pass without a bug (exit {result['code']}):\n"
-                               + result["output"][-4000:])
+                raise Stop(f"{test} does not pass without a bug (exit {result['code']}):\n{result['output'][-4000:]}")
             facts[test] = {"tests": result["started"], "skipped": result["skipped"], "seconds": result["seconds"]}
             print(f"unmutated {test}: {result['started']} tests in {result['seconds']} s", flush=True)
     if skipping and not facts:
-        raise BadInput(f"{', '.join(skipping)} skipped all of their tests: no CUDA device")
+        raise Stop(f"{', '.join(skipping)} skipped all of their tests: no CUDA device")
     return facts
 
 
@@ -306,7 +298,7 @@ def run_mutant(program, timeout):
     result = run_tests(program, timeout)
     caught = {name: "fails" for name in result["failed"]}
     if len(caught) > 1 and LASTING_ERROR.search(result["output"]):
-        # Tests that ran after the error failed by it; alone only those fail that see the bug.
+        # Tests that ran after the error failed because of it; alone, only those fail that see the bug.
         alone = {name: run_tests(program, timeout, [name]) for name in caught}
         caught = {name: "fails" for name, one in alone.items() if one["code"] != 0}
     if result["code"] == "timeout":
@@ -314,7 +306,7 @@ def run_mutant(program, timeout):
     elif result["code"] not in (0, 1):
         caught.update({name: "crashes" for name in result["unended"]})
         if not caught:
-            raise BadInput(f"{program} ended with {result['code']}:\n{result['output'][-4000:]}")
+            raise Stop(f"{program} ended with {result['code']}:\n{result['output'][-4000:]}")
     tests = {}
     for name, how in caught.items():
         tests.setdefault(bare_name(name), how)
@@ -341,20 +333,20 @@ def run_mutants(programs, mutations, unmutated, jobs):
 def gpu_name():
     try:
         return command_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).split("\n")[0]
-    except (BadInput, OSError):
+    except (Stop, OSError):
         return None
 
 
 def record_path(text):
-    """Of a record that is written in the end: what is wrong with it is said before all the work."""
+    """The path of a record that is written at the end: what is wrong with it is said before all the work."""
     out = Path(text)
     if out.is_dir() or not out.parent.is_dir():
-        raise BadInput(f"--out {out} is a folder, or lies in none")
+        raise Stop(f"--out {out} is a folder, or is in none")
     return out
 
 
 def record_text(record):
-    """JSON with a line for each mutation."""
+    """JSON with one line per mutation."""
     head = json.dumps({key: value for key, value in record.items() if key != "mutations"})
     return head[:-1] + ', "mutations": [\n' + ",\n".join(map(json.dumps, record["mutations"])) + "\n]}\n"
 
@@ -401,22 +393,18 @@ def list_mutations(_):
     return 0
 
 
-def cell(text):
-    return text.replace("|", "\\|")
-
-
 def read_records(paths):
     records = [read_json(path) for path in paths]
     for path, record in zip(paths, records):
         if record.get("schema") != SCHEMA:
-            raise BadInput(f"{path} has schema {record.get('schema')}; this reads {SCHEMA}")
+            raise Stop(f"{path} has schema {record.get('schema')}; this reads {SCHEMA}")
         record["run"] = f"{record['gpu'] or 'CPU'}, {record['revision']}"
         record["entries"] = {entry["name"]: entry for entry in record["mutations"]}
     return records
 
 
 def newest_result(records, mutation, test):
-    """(run, what the test program did) by the last record that has the mutation as it is now."""
+    """(run, what the test program did) according to the last record that has the mutation as it is now."""
     for record in reversed(records):
         entry = record["entries"].get(mutation["name"])
         if entry and entry["digest"] == mutation["digest"] and test in entry["results"]:
@@ -443,53 +431,36 @@ def report(arguments):
                          or f"**survived** `{test}`")
         survived += any(cell.startswith("**survived**") for cell in cells)
         not_run += any(cell.startswith("**not run yet**") for cell in cells)
-        rows.append(f"| {cell(mutation['bug'])} | `{mutation['file']}` | {cell('; '.join(cells))} | "
-                    f"{'; '.join(runs)} |")
+        rows.append([mutation["bug"], f"`{mutation['file']}`", "; ".join(cells), "; ".join(runs)])
+    runs = [[record["run"], str(len(tried[record["run"]])), str(len(record["unmutated"])),
+             str(sum(facts["tests"] for facts in record["unmutated"].values()))] for record in records]
     lines = [
         "# Seeded bugs and the tests that catch them",
         "",
-        "Written by `scripts/maintain/mutate report`. The bugs of a folder are in its `mutations.json`, which moves with it.",
+        "Written by `scripts/maintain/mutate report`; its `--help` says how to run them. The bugs of a folder are in its "
+        "`mutations.json`, which moves with it.",
         "",
-        f"{len(mutations)} bugs, each alone in a build that is otherwise that of the revision beside it. "
+        f"There are {len(mutations)} bugs. Each was alone in a build that is otherwise that of the revision beside it. "
         f"{len(mutations) - survived - not_run} are caught by every test program that is named for them, "
         f"{survived} survive, {not_run} have not been run as they are now by all of these programs.",
         "A verdict counts until the change, or the function that it is made in, is rewritten. "
         "A test that hangs or crashes has caught its bug too.",
         "",
-        "| run | bugs that count by it | test programs | tests, all passing without a bug |",
-        "|---|---|---|---|",
-        *(f"| {record['run']} | {len(tried[record['run']])} | {len(record['unmutated'])} | "
-          f"{sum(facts['tests'] for facts in record['unmutated'].values())} |" for record in records),
+        *markdown_table(["run", "bugs that count by it", "test programs", "tests, all passing without a bug"], runs),
         "",
-        "| bug | where | caught by | run |",
-        "|---|---|---|---|",
-        *rows,
+        *markdown_table(["bug", "where", "caught by", "run"], rows),
     ]
     for record in records:
         skipped = sorted({bare_name(t) for facts in record["unmutated"].values() for t in facts["skipped"]})
         if skipped:
             lines += ["", f"Skipped in {record['run']}: " + ", ".join(f"`{n}`" for n in skipped) + "."]
-    lines += [
-        "",
-        "## Running them",
-        "```",
-        "scripts/maintain/mutate list",
-        "scripts/maintain/mutate cpu build/mutants --out results/cpu/mutations.json  # anywhere",
-        "scripts/maintain/mutate build build/mutants_cuda                            # where nvcc is",
-        "scripts/maintain/mutate run build/mutants_cuda/mutants.tar.xz --out results/h200/mutations.json  # where a GPU is",
-        "scripts/maintain/mutate report",
-        "```",
-        "A mutation whose old text is no longer found exactly once is an error that names it: rewrite it",
-        "for the code as it is now. A new kernel brings mutations of its own; one that survives needs a",
-        "test, not another mutation.",
-    ]
     Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{arguments.out}: {len(mutations)} bugs, {survived} survived, {not_run} not run yet")
     return 1 if survived else 0
 
 
 def main():
-    parsed = parser(__doc__, "Exit code: 0; 1 for a bug that survives or a failed step; 2 for misuse.")
+    parsed = parser(__doc__, EPILOG)
     commands = parsed.add_subparsers(dest="command", required=True)
 
     def add(name, action, what):
@@ -498,25 +469,25 @@ def main():
         return command
 
     add("list", list_mutations, "the mutations, checked against the tree")
-    on_cpu = add("cpu", cpu, "compile and run the mutants that have CPU tests")
-    for command in (on_cpu, add("build", build, "compile those that have CUDA tests, for sm_90a")):
-        command.add_argument("out_dir", metavar="OUT_DIR", help="gets the programs")
-        command.add_argument("--build-dir", metavar="DIR", help="of the unmutated build. Default: OUT_DIR/build")
-        command.add_argument("--jobs", type=positive, default=2, metavar="N", help="compilers. Default: 2")
-    on_gpu = add("run", run, "run the CUDA tests of all mutants")
+    on_cpu = add("cpu", cpu, "compile and run the mutants that have CPU tests; needs no nvcc")
+    for command in (on_cpu, add("build", build, "compile those that have CUDA tests, for sm_90a; needs nvcc")):
+        command.add_argument("out_dir", metavar="OUT_DIR", help="where the programs go")
+        command.add_argument("--build-dir", metavar="DIR", help="folder of the unmutated build. Default: OUT_DIR/build")
+        command.add_argument("--jobs", type=positive, default=2, metavar="N", help="parallel compilers. Default: 2")
+    on_gpu = add("run", run, "run the CUDA tests of all mutants; needs a GPU and no compiler")
     on_gpu.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")
     on_gpu.add_argument("--jobs", type=positive, default=4, metavar="N", help="programs at once. Default: 4")
     for command in (on_cpu, on_gpu):
         command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
-    command = add("report", report, "write docs/mutations.md")
+    command = add("report", report, "write docs/mutations.md from the records of cpu and run")
     command.add_argument("--results", nargs="+", default=RECORDS, metavar="FILE.json",
-                         help="records, the later the newer. Default: those in results/h200 and results/cpu")
+                         help="records, the newest last. Default: those in results/h200 and results/cpu")
     command.add_argument("--out", default=REPORT, metavar="FILE.md")
     arguments = parsed.parse_args()
     try:
         return arguments.action(arguments)
     except subprocess.CalledProcessError as error:
-        raise BadInput(f"{error.cmd[0]} failed") from None
+        raise Stop(f"{error.cmd[0]} failed") from None
 
 
 if __name__ == "__main__":

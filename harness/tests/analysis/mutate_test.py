@@ -12,6 +12,7 @@ from unittest import mock
 
 import mutate
 from tokline.command import ended
+from tokline.stop import Stop
 
 CMAKE = """
 cmake_minimum_required(VERSION 3.20)
@@ -209,7 +210,7 @@ class MutateTest(unittest.TestCase):
     def test_a_record_that_cannot_be_written_is_refused_before_the_work(self):
         said = self.run_command(
             "cpu", self.root / "out", "--out", self.root / "gone/r.json", mutations=[mutation("any")], expect=1)
-        self.assertIn("is a folder, or lies in none", said)
+        self.assertIn("is a folder, or is in none", said)
         self.assertFalse((self.root / "out").exists())
 
     def test_a_program_that_skips_all_of_its_tests_leaves_out_its_mutants_only(self):
@@ -229,7 +230,7 @@ class MutateTest(unittest.TestCase):
                 mutate.run_and_record(self.root, mutations, {}, "gpu", 1, out)
             self.assertEqual([m["name"] for m in json.loads(out.read_text())["mutations"]], ["here"])
             self.assertIn("0 of 1 mutations caught by every program named for them, 1 not run", said.getvalue())
-            with self.assertRaisesRegex(mutate.BadInput, "host_cuda_test skipped all of their tests: no CUDA device"):
+            with self.assertRaisesRegex(Stop, "host_cuda_test skipped all of their tests: no CUDA device"):
                 mutate.run_and_record(self.root, mutations[1:], {}, "gpu", 1, out)
 
     @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
