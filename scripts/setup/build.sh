@@ -1,5 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
-# Sourced: configures and builds a preset.
+# Sourced: configures and builds a preset, and all that this needs.
+source scripts/setup/venv.sh
+source scripts/setup/packages.sh
+source scripts/setup/cuda.sh
 
 # build_preset BUILD_DIR CMAKE_ARGUMENT...: needs preset, cuda_build, nvcc and jobs.
 build_preset() {
@@ -16,7 +19,7 @@ build_preset() {
   if launcher=$(command -v ccache); then
     arguments+=("-DCMAKE_CXX_COMPILER_LAUNCHER=$launcher" "-DCMAKE_CUDA_COMPILER_LAUNCHER=$launcher")
   fi
-  # A folder of another checkout, or of another nvcc, cannot be configured over.
+  # A folder of another checkout, or of another nvcc, must be configured afresh.
   local cache=$build_dir/CMakeCache.txt
   if [[ -f $cache ]]; then
     grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" "$cache" || arguments+=(--fresh)

@@ -2,9 +2,9 @@
 # Sourced by scripts/test, scripts/bench and scripts/format: arguments, progress, failure.
 # Exit codes: 0 success, 1 failure, 2 usage or something that cannot be installed, 130 interrupted.
 
-program=${0##*/}  # in front of what fails
+program=${0##*/}  # the name in front of error messages
 
-# Everything below writes to standard error, so that standard output carries results only.
+# Everything below writes to standard error, so that standard output has only results.
 say() { printf '[%4ds] %s\n' "$SECONDS" "$*" >&2; }
 
 # die CODE LINE...
@@ -21,9 +21,9 @@ on_interrupt() {
   exit 130
 }
 
-# parse_arguments "$@": sets preset, cuda, jobs and install, the variables of the options and flags
-# that the script adds in own_options and own_flags (`verify-only` sets verify_only), and
-# passed_through, which is all else; unknown is what of it does not stand after --.
+# parse_arguments "$@": sets preset, cuda, jobs and install; the variables of the options and flags that the
+# script adds in own_options and own_flags (`verify-only` sets verify_only); passed_through, which has all other
+# arguments; and unknown, which has those of them that are not after --.
 parse_arguments() {
   preset="" cuda=auto jobs="" install=yes passed_through=() unknown=()
   local name want_help=no
@@ -67,7 +67,7 @@ parse_arguments() {
   fi
 }
 
-# kernel_names FILE: the kernels, those of the add_kernel() lines of a root CMakeLists.txt.
+# kernel_names FILE: the kernels that the add_kernel() lines of a root CMakeLists.txt name.
 kernel_names() { sed -n 's/^add_kernel(\([a-z0-9_]*\).*/\1/p' "$1"; }
 
 # As many compilers as there are cores and 1.5 GiB of free memory each.
@@ -79,5 +79,5 @@ default_jobs() {
   echo $((cores > 0 ? cores : 1))
 }
 
-# program_commit DIR: of the tree that the programs in DIR were built from.
+# program_commit DIR: the commit of the tree that the programs in DIR were built from.
 program_commit() { "$1/tokline" --version | sed -E 's/.*\(commit ([^,]*),.*/\1/'; }

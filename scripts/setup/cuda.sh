@@ -9,10 +9,10 @@ gpu_present() {
     nvidia-smi -L 2>/dev/null | grep -q '^GPU'
 }
 
-# Waits until no other script measures on this GPU, and keeps others waiting until this one ends. The GPU
-# is the first that CUDA_VISIBLE_DEVICES names: scripts on different ones run at the same time.
+# Waits until no other script measures on this GPU, and makes others wait until this one ends. The GPU is the
+# first that CUDA_VISIBLE_DEVICES names: scripts on different GPUs run at the same time.
 take_gpu() {
-  [[ -z ${TOKLINE_GPU_TAKEN:-} ]] || return 0  # by the script that runs this one
+  [[ -z ${TOKLINE_GPU_TAKEN:-} ]] || return 0  # the script that runs this one has it
   local lock=${CUDA_VISIBLE_DEVICES:-0}
   lock=${lock%%,*}
   lock=/tmp/tokline-gpu-${lock//\//_}.lock
@@ -25,7 +25,7 @@ take_gpu() {
   export TOKLINE_GPU_TAKEN=yes
 }
 
-# Prints the path of the system's nvcc; fails where there is none.
+# Prints the path of the system's nvcc; fails if there is none.
 system_nvcc() {
   local candidate
   for candidate in "${CUDACXX:-}" "$(command -v nvcc)" "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" \
@@ -41,8 +41,8 @@ system_nvcc() {
 nvcc_release() { "$1" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p'; }
 is_at_least() { [[ $(printf '%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
 
-# Lays a toolkit folder over what PyPI's packages brought: they have lib/ with versioned names only,
-# nvcc and CMake look for lib64/ and lib<name>.so.
+# Makes a toolkit folder of links to PyPI's packages: they have only lib/ with versioned names, but nvcc and
+# CMake look for lib64/ and lib<name>.so.
 install_pypi_toolkit() {
   install_requirements cuda
   nvcc=$venv/cuda/bin/nvcc
@@ -51,7 +51,7 @@ install_pypi_toolkit() {
   packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13
   [[ -x $packages/bin/nvcc ]] || die 2 "nvidia-cuda-nvcc has no nvcc in $packages/bin"
   rm -rf "$venv/cuda" "$venv/cuda.new"
-  # bin is a folder of its own: nvcc looks for all else in bin/.., which must not leave for $packages.
+  # bin is a folder and not a link: nvcc looks for everything else in bin/.., which must not lead to $packages.
   mkdir -p "$venv/cuda.new"/{bin,lib64}
   ln -s "$packages"/bin/* "$venv/cuda.new/bin/"
   ln -s "$packages"/{include,nvvm} "$venv/cuda.new/"
@@ -64,8 +64,8 @@ install_pypi_toolkit() {
   mv "$venv/cuda.new" "$venv/cuda"
 }
 
-# choose_cuda WANTED: sets cuda_build to ON or OFF, nvcc, and cuda_note, the reason in words.
-# WANTED says what --cuda auto builds where there is a toolkit but no GPU: `compile` or `skip`.
+# choose_cuda WANTED: sets cuda_build to ON or OFF, nvcc, and cuda_note, which is the reason in words.
+# WANTED says what --cuda auto does if there is a toolkit but no GPU: `compile` or `skip`.
 choose_cuda() {
   cuda_build=OFF nvcc="" cuda_note=""
   case $preset in
@@ -96,7 +96,7 @@ choose_cuda() {
     system)
       [[ -n $release ]] || die 2 "--cuda system: no nvcc in PATH, CUDACXX, CUDA_HOME or /usr/local/cuda"
       is_at_least "$release" "$min_nvcc" ||
-        die 2 "$found is release $release; $min_nvcc or newer is needed; --cuda pypi brings one"
+        die 2 "$found is release $release; $min_nvcc or newer is needed; --cuda pypi installs one"
       cuda_build=ON nvcc=$found cuda_note="$nvcc, release $release"
       ;;
     pypi)

@@ -1,24 +1,21 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
-# Sourced by scripts/records gate_change: says whether a commit made something slower than the commit that it grew from: builds both, tests the
-# new one, runs their benches interleaved, and writes a verdict, a report and the records.
-program=gate_change
-cd "$analysis_root"
-source scripts/setup/packages.sh
-source scripts/setup/python.sh
-source scripts/setup/cuda.sh
+# Sourced by scripts/records gate_change. Says whether a commit made something slower than the commit that it grew
+# from: builds both, tests the new one, runs their benches interleaved, and writes a verdict, a report and the records.
+cd "$root"
 source scripts/setup/build.sh
+program=gate_change
 
 print_help() {
   cat <<'HELP'
 Usage: scripts/records gate_change [options] [-- arguments of the bench programs]
 
-Builds the merge base of --base and --head, and --head, each in a worktree of its own; runs the tests of
---head; then scripts/records gate --ab over the bench programs of both, in interleaved rounds. Neither your
-branch nor your files are touched; what is not committed is not measured.
+Builds the merge base of --base and --head, and --head, each in its own worktree; runs the tests of --head;
+then runs scripts/records gate --ab over the bench programs of both, in interleaved rounds. Your branch and
+your files are not touched; what is not committed is not measured.
 
   --base REF      the branch that the change goes to. Default: origin/main, else main.
   --head REF      the change. Default: HEAD.
-  --device NAME   cuda (default) or cpu, where the references are timed: a trial of the gate, no claim.
+  --device NAME   cuda (default), or cpu, which times the references: to try out the gate.
   --programs NAMES
                   comma-separated: bench programs without `bench_`, and `decoder`. Default: all.
   --model DIR     the checkpoint that the decoder runs: a folder, or a name in the Hugging Face cache.
@@ -29,13 +26,13 @@ branch nor your files are touched; what is not committed is not measured.
   --out DIR       where the results go. Default: build/gate_change.
   --no-tests      do not run the tests of --head.
   --build-command COMMAND
-                  builds a side in place of CMake: run by bash in the side's root, it leaves the
+                  builds a side instead of CMake. bash runs it in the side's root; it must leave the
                   programs in $BUILD_DIR/bin and the tests in $BUILD_DIR/CTestTestfile.cmake.
   --preset, --cuda, --jobs, --no-install: as in scripts/bench.
-  -h, --help      this text.
+  -h, --help      print this text.
 
-DIR then holds verdict.md (for a pull request), report.html, a.jsonl (base), b.jsonl (head), and
-output.log, what the programs said.
+DIR then has verdict.md (for a pull request), report.html, a.jsonl (base), b.jsonl (head), and
+output.log, which has what the programs printed.
 
 Exit codes: 0 same or faster, 1 slower, or --head does not build or fails a test, 2 usage or something
 that cannot be installed, 3 not comparable, or the base does not build, 77 no CUDA device or nothing to
@@ -52,7 +49,7 @@ own_options=(base head device programs model rounds out build-command) own_flags
 base="" head="" device=cuda programs="" model="" rounds="" out=build/gate_change build_command="" no_tests=no
 parse_arguments "$@"
 ((${#unknown[@]} == 0)) ||
-  die 2 "unknown argument '${unknown[0]}'; what is for the bench programs stands after --"
+  die 2 "unknown argument '${unknown[0]}'; arguments of the bench programs go after --"
 
 [[ $device =~ ^(cpu|cuda)$ ]] || die 2 "--device is '$device'; allowed: cpu, cuda"
 [[ $rounds =~ ^([1-9][0-9]*)?$ ]] || die 2 "--rounds is '$rounds'; allowed: a positive number"
@@ -75,7 +72,7 @@ git rev-parse --git-dir >/dev/null 2>&1 || die 2 "$PWD is not a git repository"
 if [[ -z $head ]]; then
   changed=$(git status --porcelain | cut -c 4- | sed -n 1,3p | paste -sd ' ')
   [[ -z $changed ]] ||
-    die 2 "not committed: $changed; commit first, or say --head HEAD to measure without"
+    die 2 "not committed: $changed; commit it, or give --head HEAD to measure without it"
   head=HEAD
 fi
 if [[ -z $base ]]; then
@@ -106,7 +103,7 @@ verdict() {
   git log -1 --format="| change | \`%h\` | %s |" "$head_commit"
   echo
 }
-# stop CODE WORDS [LOG]: the outcome where nothing was measured, with the end of a log.
+# stop CODE WORDS [LOG]: ends with an outcome that rests on no measurement, and the end of a log.
 stop() {
   {
     verdict "$2"
@@ -133,8 +130,8 @@ exec 9>"$work/lock"
 flock --nonblock 9 || die 2 "another scripts/records gate_change runs in this checkout"
 git worktree prune
 
-# build SIDE COMMIT CMAKE_ARGUMENT...: into $work/SIDE.build. Both paths have one length, and ccache takes
-# them for one, so that what the sides share is compiled once.
+# build SIDE COMMIT CMAKE_ARGUMENT...: builds into $work/SIDE.build. For ccache both paths are the same, so what the
+# sides share is compiled once.
 build() {
   local side=$1 tree=$work/$1 commit=$2
   say "building $side: $(git log -1 --format='%h %s' "$commit")"
@@ -195,7 +192,7 @@ arguments=(--ab "$work/base.build/bin" "$work/head.build/bin" --device "$device"
 arguments+=(-- "${passed_through[@]}")
 code=0
 rm -f "$work"/gate.{md,log}
-if [[ -t 2 ]]; then  # its progress is for a terminal only
+if [[ -t 2 ]]; then  # progress is shown only on a terminal
   scripts/records gate "${arguments[@]}" || code=$?
 else
   scripts/records gate "${arguments[@]}" 2>"$work/gate.log" || code=$?

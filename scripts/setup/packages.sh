@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
 # Sourced: installs the system packages that are missing, or lists them and exits 2.
 
-# "<Debian package>|<how to see that it is there>". Headers are looked for, not packages, so that a
+# "<Debian package>|<how to see that it is there>". Headers are searched for, not packages, so that a
 # system without dpkg, or with libraries from elsewhere, is not asked for what it has.
 required_packages=(
   'g++|has_cxx20'
@@ -40,7 +40,7 @@ find_missing_packages() {
   done
 }
 
-# One line a reason why `missing` stays missing, then exit 2.
+# die_missing WHY: says why the packages in `missing` stay missing, and exits with 2.
 die_missing() {
   local names=("${missing[@]/%cmake/cmake (3.25 or newer)}")
   die 2 "$1; missing:" "${names[@]/#/  }" "on Debian and Ubuntu: apt-get install ${missing[*]}"
@@ -76,8 +76,8 @@ install_packages() {
   ((${#missing[@]} == 0)) || die_missing "the packages that apt-get installed do not suffice"
 }
 
-# The test of the report looks at it in a browser, and is skipped where there is none. Debian has one
-# as a package; Ubuntu's is a snap, which containers cannot run, but its CI images bring Chrome.
+# The test of the report looks at it in a browser, and is skipped if there is none. Debian has one
+# as a package; Ubuntu's is a snap, which containers cannot run, but Ubuntu's CI images have Chrome.
 install_browser() {
   local name
   for name in chromium chromium-browser google-chrome; do
@@ -88,5 +88,5 @@ install_browser() {
     { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends chromium; } \
       >/dev/null 2>&1 && return
   fi
-  say "no Chromium here: nothing looks at the report as drawn"
+  say "no Chromium here: no test looks at the drawn report"
 }

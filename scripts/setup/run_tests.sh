@@ -1,15 +1,15 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
 # Sourced: runs the tests of a build.
 
-# run_tests BUILD_DIR [ctest arguments]: sets passed; skipped and without_device, the counts of skipped
-# tests and of those of them that lacked a GPU; and retried, the tests that passed the second time.
-# Where retry is yes, tests that failed run once more, each alone.
+# run_tests BUILD_DIR [ctest arguments]: sets passed; skipped and without_device, how many tests were skipped and how
+# many of these lacked a GPU; and retried, the tests that passed the second time. If retry is yes, failed tests run
+# once more, each alone.
 run_tests() {
   local build_dir=$1 log=$1/Testing/Temporary/LastTest.log failed
   shift
   passed=yes retried=""
   ctest --test-dir "$build_dir" --output-on-failure --no-tests=error "$@" </dev/null || passed=no
-  # The tests' own words say what did not run: GoogleTest prints a line a skipped test, with a reason.
+  # The tests themselves say what did not run: GoogleTest prints one line per skipped test, with a reason.
   skipped=$(grep -c '^\[  SKIPPED \] .*ms)$' "$log" || true)
   without_device=$(grep -c '^no CUDA device' "$log" || true)
   failed=$(cut -d: -f2 "${log%/*}/LastTestsFailed.log" 2>/dev/null | paste -sd' ') || true

@@ -1,56 +1,48 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
-# Sourced by the scripts that need an environment of their own: Python environments from pinned files.
+# Sourced: the Python environments of the repository, made from pinned requirement files.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 source "$root/scripts/setup/common.sh"
 export PYTHONDONTWRITEBYTECODE=1
 
-# pinned_venv NAME INSTALL REQUIREMENTS...: sets venv to the folder NAME of the repository, an environment
-# that INSTALL fills. It is made anew where it was made from other files: what it was made from is noted
-# last, so that an interrupted installation is simply repeated.
-pinned_venv() {
+pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+# install_requirements NAME: installs scripts/setup/requirements-NAME.txt into .venv unless it is there already.
+# The copy in .venv is written last, so that an interrupted installation is simply repeated.
+install_requirements() {
+  local requirements=$root/scripts/setup/requirements-$1.txt
+  venv=$root/.venv
+  ! cmp -s "$requirements" "$venv/requirements-$1.txt" || return 0
+  [[ $install == yes ]] || die 2 "--no-install was given; missing: $(tr '\n' ' ' <"$requirements")"
+  say "installing ${requirements#"$root/"} into .venv"
+  [[ -x $venv/bin/pip ]] || python3 -m venv "$venv" >&2 ||
+    die 2 "python3 -m venv $venv failed; is python3-venv installed?"
+  pip_install -r "$requirements" >&2 || die 2 "cannot install from PyPI; missing:" "$(sed 's/^/  /' "$requirements")"
+  cp "$requirements" "$venv/requirements-$1.txt"
+}
+
+# venv_is_made FOLDER FILE...: sets venv to that folder of the repository. Whether it was made from these files by
+# this python3.
+venv_is_made() {
   venv=$root/$1
-  ! cat "${@:3}" | cmp -s - "$venv/requirements.txt" || return 0
-  say "making $1"
-  rm -rf "$venv"
-  python3 -m venv "$venv" || die 2 "python3 -m venv failed; is python3-venv installed?"
-  echo '*' >"$venv/.gitignore"
-  "$2"
-  cat "${@:3}" >"$venv/requirements.txt"
+  made_from=$({ readlink -f "$(command -v python3)" && cat "${@:2}"; } | cksum)
+  [[ $(cat "$venv/made-from" 2>/dev/null) == "$made_from" ]]
 }
 
-pip_install() { "$venv/bin/pip" install --quiet --disable-pip-version-check "$@"; }
-
-# run_maker NAME ENVIRONMENT ARGUMENT...: runs scripts/python/NAME.py in .venv-ENVIRONMENT, which
-# install_ENVIRONMENT fills from scripts/python/requirements-ENVIRONMENT.txt. The arguments are checked first.
-run_maker() {
-  local name=$1 environment=$2 argument
+# pinned_venv FOLDER FILL FILE...: makes that environment, which the function FILL fills, unless it is made already.
+# On failure sets why_not, in words. What it was made from is noted last, so that an interrupted installation is
+# simply repeated. Under a lock: of several scripts that start at once, one installs and the others wait.
+pinned_venv() {
+  local folder=$1 fill=$2
   shift 2
-  command -v python3 >/dev/null || die 2 "python3 is missing"
-  python3 "$root/scripts/python/maker_arguments.py" "$name" "$@"
-  for argument in "$@"; do
-    [[ $argument != -h && $argument != --help ]] || exit 0
-  done
-  requirements=$root/scripts/python/requirements-$environment.txt
-  pinned_venv ".venv-$environment" "install_$environment" "$requirements"
-  # No GPU and no network: only the pinned code and the seeds decide what is made.
-  export CUDA_VISIBLE_DEVICES='' HF_HUB_OFFLINE=1
-  exec "$venv/bin/python" "$root/scripts/python/$name.py" "$@"
-}
-
-# torch and transformers. The CPU build is 20 times smaller; PyPI has the same version with CUDA where that
-# index is not reachable.
-install_golden() {
-  local index=https://download.pytorch.org/whl/cpu
-  pip_install --retries 1 --index-url "$index" "$(grep '^torch==' "$requirements")" 2>/dev/null ||
-    say "$index is not reachable; installing torch from PyPI (3 GB)"
-  pip_install -r "$requirements" || die 2 "cannot install $requirements"
-}
-
-# tokenizers, and TRL's sources, which are only read, for the chat templates in them.
-install_tokenizers() {
-  local templates=trl==1.16.0
-  pip_install -r "$requirements" || die 2 "cannot install $requirements"
-  "$venv/bin/pip" download --quiet --no-deps --dest "$venv/sources" "$templates" ||
-    die 2 "cannot download $templates"
+  {
+    flock 9
+    ! venv_is_made "$folder" "$@" || return 0
+    say "making $folder"
+    rm -rf "$venv"
+    why_not="python3 -m venv failed; is python3-venv installed, and can $venv be written?"
+    python3 -m venv "$venv" >/dev/null 2>&1 || return
+    echo '*' >"$venv/.gitignore"
+    "$fill" && echo "$made_from" >"$venv/made-from"
+  } 9<"$1"
 }

@@ -28,7 +28,7 @@ case "$*" in
   *find_spec*) [[ $MODULES == "$0" ]] ;;
 esac
 """
-TOOLS = "bash cat cksum cp dirname env find flock grep mkdir mv readlink rm sleep tail"
+TOOLS = "bash cat cksum cp dirname env flock grep ln mkdir readlink rm sleep tail"
 
 
 class EnvironmentTest(unittest.TestCase):
@@ -62,25 +62,28 @@ class EnvironmentTest(unittest.TestCase):
     def installations(self):
         return len((self.folder / "installations").read_text().split())
 
-    def folders(self):
-        return [path for path in (self.tree / ".venv-analysis").iterdir() if path.is_dir()]
+    def made_from(self):
+        """What the environment was made from, or None."""
+        path = self.tree / ".venv-analysis/made-from"
+        return path.read_text() if path.exists() else None
 
     def test_the_first_use_installs_and_the_next_are_silent(self):
         code, out, err = self.run_compare()
         self.assertEqual(code, 0, err)
-        self.assertRegex(out, r"^ran tokline compare x with .*/\.venv-analysis/\d+/bin/python\n$")
-        self.assertRegex(err, r"^\[ *\d+s\] making \.venv-analysis/\d+: .*\n$")
+        self.assertRegex(out, r"^ran tokline compare x with .*/\.venv-analysis/bin/python\n$")
+        self.assertRegex(err, r"^\[ *\d+s\] making \.venv-analysis\n$")
         self.assertEqual(self.run_compare()[2], "")
         self.assertEqual(self.installations(), 1)
 
-    def test_other_pins_make_another_environment_and_remove_the_old(self):
+    def test_other_pins_replace_the_environment(self):
         self.run_compare()
+        (self.tree / ".venv-analysis/old").touch()
         with open(self.tree / "scripts/setup/requirements-analysis.txt", "a", encoding="utf-8") as file:
             file.write("six==1.17.0\n")
-        old = self.folders()
+        old = self.made_from()
         self.assertIn("making", self.run_compare()[2])
-        self.assertEqual(len(self.folders()), 1)
-        self.assertNotEqual(self.folders(), old)
+        self.assertFalse((self.tree / ".venv-analysis/old").exists())
+        self.assertNotEqual(self.made_from(), old)
 
     def test_of_several_at_once_one_installs(self):
         processes = [self.start("slow") for _ in range(4)]
@@ -95,9 +98,9 @@ class EnvironmentTest(unittest.TestCase):
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=20)
         self.assertEqual(process.returncode, 130, err)
-        self.assertFalse([path for path in self.folders() if path.suffix != ".new"])
+        self.assertIsNone(self.made_from())
         self.assertEqual(self.run_compare()[0], 0)
-        self.assertEqual([path.suffix for path in self.folders()], [""])
+        self.assertEqual(self.installations(), 2)
 
     def test_without_an_index_a_python_that_has_the_modules_serves_and_is_named_once(self):
         code, out, err = self.run_compare("fails", MODULES=str(self.python))
@@ -105,6 +108,8 @@ class EnvironmentTest(unittest.TestCase):
         self.assertIn(f"using {self.python} and its own modules: pip: ERROR: no route to the index", err)
         self.assertEqual(self.run_compare("fails", MODULES=str(self.python))[2], "")
         self.assertEqual(self.installations(), 1)
+        self.assertEqual(self.run_compare("works")[0], 0)  # it has lost the modules: they are installed
+        self.assertEqual(self.installations(), 2)
 
     def test_without_an_index_and_modules_it_is_one_line_and_exit_2(self):
         code, out, err = self.run_compare("fails")
@@ -112,7 +117,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertEqual(err.splitlines()[1:], [
             "records: needs NumPy, SciPy, Matplotlib and Jinja2, from PyPI or in a python3 in PATH: "
             "pip: ERROR: no route to the index"])
-        self.assertEqual(self.folders(), [])
+        self.assertFalse((self.tree / ".venv-analysis").exists())
 
     def test_a_named_python_is_used_and_nothing_is_installed(self):
         code, out, err = self.run_compare(TOKLINE_PYTHON=str(self.python), MODULES=str(self.python))

@@ -197,8 +197,8 @@ class GateChangeTest(ScratchRepository):
         git(self.tree, "checkout", "-q", "main")
         side = ("--base", "named~1", "--head", "named", "--device", "cpu", "--no-install")
         for arguments, words in (
-            (("--bogus",), "unknown argument '--bogus'; what is for the bench programs stands after --"),
-            (("x", "--", "--dtype", "fp16"), "unknown argument 'x'; what is for the bench programs stands after --"),
+            (("--bogus",), "unknown argument '--bogus'; arguments of the bench programs go after --"),
+            (("x", "--", "--dtype", "fp16"), "unknown argument 'x'; arguments of the bench programs go after --"),
             (("--programs", "bogus"), "--programs names 'bogus'; allowed: activation linear decoder"),
             (("--programs", "linear,decoder,shapes"), "--programs names 'shapes'; allowed: activation linear decoder"),
             (("--programs", ","), "--programs is ','; allowed: names with commas between"),

@@ -7,6 +7,6 @@ if ! find_analysis_python no; then
   echo "skipped: no Python with NumPy, SciPy, Matplotlib and Jinja2: $why_not"
   exit 77
 fi
-export PYTHONPATH=$analysis_root/scripts/python PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$root/scripts/python PYTHONDONTWRITEBYTECODE=1
 unset PYTHONUNBUFFERED  # hides what a full standard error does at the end of a process
-exec "$analysis_python" "$analysis_root/harness/tests/analysis/runner.py" "$@"
+exec "$analysis_python" "$root/harness/tests/analysis/runner.py" "$@"

@@ -62,7 +62,7 @@ expect 77 "no nothing++ with libFuzzer" env CLANGXX=nothing++ scripts/maintain/f
 expect 2 "the following arguments are required: --beside, --record" scripts/peers
 expect 2 "'(' is no regular expression" scripts/peers --beside x --record y --only '('
 expect 2 "--python is '$scratch/none'; there is no such program" scripts/peers --python "$scratch/none"
-expect 2 "unknown argument '--bogus'; what is for the bench programs stands after --" scripts/records gate_change --bogus
+expect 2 "unknown argument '--bogus'; arguments of the bench programs go after --" scripts/records gate_change --bogus
 expect 2 "no *_cuda_test in --bin" scripts/maintain/sanitize --bin "$scratch/nowhere"
 expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/bench --device tpu
 expect 2 "--model $scratch has no config.json" scripts/bench --model "$scratch"
