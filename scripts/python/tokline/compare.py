@@ -123,8 +123,8 @@ def refusal(comparison):
     return comparison.refused + hint
 
 
-def compare_files(a, b, options, builds_differ=False):
+def compare_files(a, b, options):
     """The Comparison of two paths, with the options of add_common_arguments()."""
     noise = verdicts.Noise(records.read(options.noise, terminal.say), options.noise) if options.noise else None
     return verdicts.compare(records.read(a, terminal.say), records.read(b, terminal.say), noise=noise,
-                            only=options.only, across=options.across, builds_differ=builds_differ or options.across_builds)
+                            only=options.only, across=options.across, builds_differ=options.across_builds)

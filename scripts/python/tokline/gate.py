@@ -28,8 +28,7 @@ examples:
 
 exit codes: 0 same or faster; 1 slower, or worse in another way that is gated; 2 misuse, a file that
 cannot be used or written, or an error of the gate itself; 3 not comparable, or too few samples to tell;
-77 nothing to measure here (no CUDA device); 130 interrupted. docs/gating.md says how a verdict comes
-about.
+77 nothing to measure here (no CUDA device); 130 interrupted. docs/gating.md defines the verdicts.
 """
 
 
@@ -37,36 +36,33 @@ def parse_arguments(arguments):
     arguments, bench_arguments = command.split_arguments(arguments)
     parser = command.parser(
         "Says whether something became slower: from records, or by running two builds in turn.\n"
-        "Memory that grew, errors that grew, rows that are missing or no longer verified gate too.", EPILOG,
+        "It also fails if memory or errors grew, or if rows are missing or no longer verified.", EPILOG,
         usage="scripts/records gate --baseline A --candidate B [options]\n"
         "       scripts/records gate --ab BIN_A BIN_B [options] [-- arguments of the bench programs]\n"
         "       scripts/records gate --aa BIN --out FILE [options] [-- arguments of the bench programs]")
     parser.add_argument("--baseline", metavar="A", help="records (.jsonl), or a folder of them")
-    parser.add_argument("--candidate", metavar="B", help="the same of what is judged")
+    parser.add_argument("--candidate", metavar="B", help="the same for what is judged")
     parser.add_argument("--ab", nargs=2, metavar=("BIN_A", "BIN_B"),
-                        help="baseline and candidate: a bench program each, or a build's bin folder each")
-    parser.add_argument("--aa", metavar="BIN", help="the same program on both sides: measures the noise")
+                        help="baseline and candidate: two bench programs, or the bin folders of two builds")
+    parser.add_argument("--aa", metavar="BIN", help="run the same program on both sides, which measures the noise")
     measuring = parser.add_argument_group("with --ab and --aa")
-    measuring.add_argument(
-        "--rounds", type=command.positive, default=5, metavar="N",
-        help="how often each side of each program runs. Default: 5")
+    measuring.add_argument("--rounds", type=command.positive, default=5, metavar="N",
+                           help="how often each program runs on each side. Default: 5")
     measuring.add_argument("--keep", metavar="DIR", help="leave the records in DIR/a.jsonl and DIR/b.jsonl")
     measuring.add_argument("--out", metavar="FILE", help="with --aa: the records of both sides, for --noise")
-    measuring.add_argument(
-        "--programs", metavar="NAMES", help="of bin folders only these: comma-separated, without bench_, and decoder")
-    measuring.add_argument(
-        "--model",
-        metavar="DIR",
-        help="decode this checkpoint with `tokline bench` too: a folder, or a name in the Hugging Face cache. With "
-        "--programs decoder the default is the embedded one, models/qwen3-lookup of this checkout")
+    measuring.add_argument("--programs", metavar="NAMES", help="only these programs of the bin folders: "
+                           "comma-separated, without bench_, and decoder")
+    measuring.add_argument("--model", metavar="DIR", help="decode this checkpoint with `tokline bench` too: a folder, or "
+                           "a name in the Hugging Face cache. With --programs decoder the default is the embedded one, "
+                           "models/qwen3-lookup of this checkout")
     measuring.add_argument("--decode", metavar="ARGUMENTS", default="",
-                           help="of `tokline bench`, in one word: --decode '--batch 1,8 --repeats 7'")
+                           help="arguments of `tokline bench` in one word: --decode '--batch 1,8 --repeats 7'")
     measuring.add_argument("--device", choices=["cuda", "cpu"], default=None,
-                           help="cuda (default), or cpu: the references, to try the gate")
-    measuring.add_argument("--seed", type=int, default=1, metavar="N", help="of the order. Default: 1")
+                           help="cuda (default), or cpu, which times the references, to try out the gate")
+    measuring.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the order. Default: 1")
     compare.add_common_arguments(parser)
-    parser.add_argument("--markdown", metavar="FILE", help="write the result as Markdown to FILE too")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON to FILE too")
+    parser.add_argument("--markdown", metavar="FILE", help="also write the result as Markdown to FILE")
+    parser.add_argument("--json", metavar="FILE", help="also write the result as JSON to FILE")
     options = parser.parse_args(arguments)
     check_mode(parser, options, bench_arguments)
     return options, bench_arguments
@@ -102,8 +98,7 @@ def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     check_files(options)
     if options.ab is None and options.aa is None:
-        comparison = compare.compare_files(options.baseline, options.candidate, options)
-        return conclude(comparison, options)
+        return conclude(compare.compare_files(options.baseline, options.candidate, options), options)
     return measure(options, bench_arguments)
 
 
@@ -118,7 +113,7 @@ def measure(options, bench_arguments):
         comparison, closing = run_rounds(plan, folder, options)
         done = True
     except rounds.Misuse:
-        done = True  # nothing worth keeping
+        done = True  # there is nothing worth keeping
         raise
     finally:
         if done and options.keep is None:
@@ -133,53 +128,49 @@ def plan_of(options, bench_arguments):
         model = str(DEFAULT_MODEL)
     sides = options.ab or [options.aa, options.aa]
     programs = {side: rounds.find_programs(path, model, wanted) for side, path in zip(rounds.SIDES, sides)}
-    if all(Path(path).is_file() for path in sides):  # two programs, whatever their names
-        names = {side: next(iter(found), None) for side, found in programs.items()}
-        if None not in names.values():
-            programs["b"] = {names["a"]: programs["b"][names["b"]]}
+    if all(Path(path).is_file() for path in sides) and programs["a"]:  # two programs, whatever their names
+        programs["b"] = dict(zip(programs["a"], programs["b"].values()))
     if model is not None:
         check_model(model, programs)
     device = device_of(options, bench_arguments)
     plan = rounds.Plan(
         programs, model, bench_arguments, shlex.split(options.decode), device, options.rounds, options.seed)
-    for name in wanted or ():
-        program = "tokline" if name == "decoder" else f"bench_{name}"
-        if not any(program in programs[side] for side in rounds.SIDES):
-            raise Stop(f"--programs names '{name}', but there is no {program} in {' or '.join(sides)}", MISUSE)
+    for program in map(rounds.program_name, wanted or ()):
+        if program not in programs["a"] | programs["b"]:
+            raise Stop(f"--programs: there is no {program} in {' or '.join(sides)}", MISUSE)
     if not plan.names:
         raise Stop(f"no program is in both {sides[0]} and {sides[1]}", NOT_COMPARABLE)
     return plan
 
 
 def check_model(model, programs):
-    """Raises Stop for what is no checkpoint. Where a name leads is known to the programs alone."""
+    """Raises Stop for what is no checkpoint. Only the programs know what a name stands for."""
     if os.path.exists(model) or model.startswith((".", "/", "~")):
         if not os.path.isfile(os.path.join(model, "config.json")):
             raise Stop(f"--model {model} has no config.json", MISUSE)
         return
-    for side in rounds.SIDES:
-        program = programs[side].get(rounds.DECODER_PROGRAM)
-        if program is not None:
-            words = rounds.refusal_of_model(program, model)
-            if words:
-                raise Stop(f"--model: {words}", MISUSE)
+    for found in programs.values():
+        program = found.get(rounds.DECODER_PROGRAM)
+        if program and (words := rounds.refusal_of_model(program, model)):
+            raise Stop(f"--model: {words}", MISUSE)
 
 
 def device_of(options, bench_arguments):
     """cuda or cpu; a --device among the arguments of the bench programs is taken out of them."""
-    device = options.device
-    for at, argument in enumerate(bench_arguments):
-        name, _, value = argument.partition("=")
-        if name == "--device":
-            length = 1 if value else 2
-            value = value or (bench_arguments[at + 1 : at + 2] or [""])[0]
-            if value not in ("cuda", "cpu"):
-                raise Stop(f"--device is '{value}'; allowed: cuda, cpu", MISUSE)
-            del bench_arguments[at : at + length]
-            return value
-        if name in ("--record", "--peaks"):
+    names = [argument.partition("=")[0] for argument in bench_arguments]
+    for name in ("--record", "--peaks"):
+        if name in names:
             raise Stop(f"{name} is set by scripts/records gate itself; --keep DIR leaves the records in DIR", MISUSE)
-    return device or "cuda"
+    if "--device" not in names:
+        return options.device or "cuda"
+    at = names.index("--device")
+    value, length = bench_arguments[at].partition("=")[2], 1
+    if not value:
+        value, length = "".join(bench_arguments[at + 1 : at + 2]), 2
+    if value not in ("cuda", "cpu"):
+        raise Stop(f"--device is '{value}'; allowed: cuda, cpu", MISUSE)
+    del bench_arguments[at : at + length]
+    return value
 
 
 def results_folder(keep):
@@ -194,7 +185,7 @@ def results_folder(keep):
         raise Stop(f"--keep {keep}: the folder cannot be written: {error.strerror}", MISUSE) from None
     for side in rounds.SIDES:
         if (folder / f"{side}.jsonl").exists():
-            raise Stop(f"--keep {keep}: holds {side}.jsonl of another experiment; name a new folder", MISUSE)
+            raise Stop(f"--keep {keep}: has {side}.jsonl of another experiment; name a new folder", MISUSE)
     return folder
 
 
@@ -204,22 +195,16 @@ def run_rounds(plan, folder, options):
     experiment = rounds.Experiment(plan, folder, terminal.Progress(), terminal.say)
     experiment.run()
     missing = [side.upper() for side, path in experiment.files.items() if not path.exists()]
-    crashed = crashes(experiment, plan)
-    if len(missing) == 2 or missing == ["A"]:
+    if missing:
         words = experiment.failures[-1].words if experiment.failures else "no program recorded a row"
-        raise Stop(f"nothing was measured on side {' and '.join(missing)}: {words}", NOT_COMPARABLE)
-    if missing == ["B"]:
-        raise Stop(f"nothing was measured on side B: {experiment.failures[-1].words}", REGRESSED)
-    runs = {side: records.read([path], terminal.say) for side, path in experiment.files.items()}
-    noise = verdicts.Noise(records.read(options.noise), options.noise) if options.noise else None
-    comparison = verdicts.compare(
-        runs["a"], runs["b"], noise=noise, only=options.only, across=options.across, builds_differ=True)
-    comparison.faults += crashed
+        raise Stop(f"nothing was measured on side {' and '.join(missing)}: {words}",
+                   REGRESSED if missing == ["B"] else NOT_COMPARABLE)
+    options.across_builds = True
+    comparison = compare.compare_files(*experiment.files.values(), options)
+    comparison.faults += crashes(experiment, plan)
     comparison.faults += [f"{name} is missing in B" for name in plan.only_on("a")]
     comparison.notes += [f"{name} is new in B: not compared" for name in plan.only_on("b")]
-    closing = []
-    if options.aa:
-        closing.append(noise_sentence(comparison, runs))
+    closing = [noise_sentence(comparison, records.read(experiment.files.values()))] if options.aa else []
     if options.out:
         write_whole(options.out, "".join(path.read_text(encoding="utf-8") for path in experiment.files.values()))
         terminal.say(f"the noise of this machine: {options.out}, for --noise")
@@ -230,23 +215,21 @@ def run_rounds(plan, folder, options):
 
 def crashes(experiment, plan):
     """Programs that are killed or record nothing in B, and never in A. Refused rows speak for themselves."""
-    crashed = [failure for failure in experiment.failures if failure.killed or failure.empty]
-    in_a = {failure.name for failure in crashed if failure.side == "a"}
-    in_b = {}
-    for failure in crashed:
-        if failure.side == "b" and failure.name not in in_a:
-            in_b.setdefault(failure.name, []).append(failure)
+    in_a, in_b = {}, {}
+    for failure in experiment.failures:
+        if failure.killed or failure.empty:
+            (in_a if failure.side == "a" else in_b).setdefault(failure.name, []).append(failure)
     return [f"{name} {failures[0].words} in {len(failures)} of {count(plan.rounds, 'round')} of B"
-            for name, failures in in_b.items()]
+            for name, failures in in_b.items() if name not in in_a]
 
 
 def noise_sentence(comparison, runs):
-    """What an A/A experiment says of this machine."""
+    """What an A/A experiment says about this machine."""
     called = [row for row in comparison.rows if row.verdict in (verdicts.SLOWER, verdicts.FASTER) or row.regressions]
     judged = [row for row in comparison.rows if row.ratio is not None]
     sentence = f"A/A: {count(len(called), 'false alarm')} in {count(len(judged), 'comparison')}"
     try:
-        spreads = verdicts.Noise(runs["a"] + runs["b"]).spreads
+        spreads = verdicts.Noise(runs).spreads
     except BadRecords:
         return sentence + "; too few rounds to state the noise (3 or more)"
     worst = max(spreads, key=spreads.get)

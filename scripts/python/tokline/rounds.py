@@ -1,5 +1,4 @@
-"""Runs the programs of two builds in turn, in rounds whose order is shuffled, and records what they
-measure."""
+"""Runs the programs of two builds in turn, in rounds of shuffled order, and records what they measure."""
 
 import os
 import random
@@ -22,13 +21,13 @@ class Misuse(Stop):
 
 
 class Interrupted(Stop):
-    """Ctrl-C, or a program that was interrupted. Holds what was measured until then, in words."""
+    """Ctrl-C, or a program that was interrupted. The message says what was measured until then."""
     exit_code = 130
 
 
 @dataclass
 class Plan:
-    """What runs: programs by name for each side, and their arguments."""
+    """What runs: the programs of each side by name, and their arguments."""
     programs: dict  # side -> {name: path}
     model: str | None = None
     bench_arguments: list = field(default_factory=list)
@@ -39,7 +38,7 @@ class Plan:
 
     @property
     def names(self):
-        """What both sides have, in order."""
+        """The programs that both sides have, in order."""
         return sorted(self.programs["a"].keys() & self.programs["b"].keys())
 
     def only_on(self, side):
@@ -47,16 +46,14 @@ class Plan:
         return sorted(self.programs[side].keys() - other.keys())
 
     def order(self):
-        """(round from 1, name, side) of every process. A round runs each program on both sides, one
-        right after the other; which comes first, and which program, is drawn. A bench program opens the
-        round: it measures the peaks that the others take over, of which the decoder's are a part only."""
+        """(round from 1, name, side) of every process. A round runs each program on both sides, one right after the
+        other. The order of programs and of sides is drawn, but a bench program opens the round: it measures the peaks
+        that the others take over, of which the decoder measures only some."""
         drawn = random.Random(self.seed)
         for number in range(1, self.rounds + 1):
             names = drawn.sample(self.names, len(self.names))
             opening = next((name for name in names if name != DECODER_PROGRAM), names[0])
-            names.remove(opening)
-            names.insert(0, opening)
-            for name in names:
+            for name in sorted(names, key=lambda name: name != opening):
                 for side in drawn.sample(SIDES, 2):
                     yield number, name, side
 
@@ -64,7 +61,6 @@ class Plan:
 @dataclass
 class Failure:
     """A process that did not end well."""
-    round: int
     name: str
     side: str
     words: str
@@ -72,34 +68,34 @@ class Failure:
     killed: bool = False  # by a signal
 
 
+def program_name(wanted):
+    """What the program of a kernel, or of `decoder`, is called."""
+    return DECODER_PROGRAM if wanted == "decoder" else f"bench_{wanted}"
+
+
 def find_programs(path, model=None, wanted=None):
-    """{name: path} of a program, or of a build's bin folder: all bench_* in it, and `tokline` with a model.
-    `wanted` are names without `bench_`, and `decoder`."""
+    """{name: path} of a program, or of a build's bin folder: all bench_* in it, and `tokline` if there is a model.
+    `wanted` are kernels, and `decoder`."""
     path = Path(path)
     if path.is_dir():
-        found = {
-            each.name: each for each in sorted(path.glob("bench_*")) if each.is_file() and os.access(each, os.X_OK)}
-        if model is not None and os.access(path / DECODER_PROGRAM, os.X_OK):
-            found[DECODER_PROGRAM] = path / DECODER_PROGRAM
+        files = [*sorted(path.glob("bench_*")), *([path / DECODER_PROGRAM] if model is not None else [])]
+        found = {file.name: file for file in files if file.is_file() and os.access(file, os.X_OK)}
         if not found:
             raise Misuse(f"{path}: no bench_* program in this folder; name a build's bin folder or a program")
     elif not path.exists():
         raise Misuse(f"{path}: no such file or folder")
     elif not os.access(path, os.X_OK):
         raise Misuse(f"{path}: cannot be executed; name a program or a build's bin folder")
+    elif path.name == DECODER_PROGRAM and model is None:
+        raise Misuse(f"{path}: needs --model DIR, the checkpoint to decode")
     else:
         found = {path.name: path}
-    if path.name == DECODER_PROGRAM and path.is_file() and model is None:
-        raise Misuse(f"{path}: needs --model DIR, the checkpoint to decode")
-    found = {name: each.absolute() for name, each in found.items()}
-    if wanted is None:
-        return found
-    names = {"tokline" if name == "decoder" else f"bench_{name}" for name in wanted}
-    return {name: each for name, each in found.items() if name in names}
+    names = found if wanted is None else set(map(program_name, wanted))
+    return {name: file.absolute() for name, file in found.items() if name in names}
 
 
 def refusal_of_model(program, model):
-    """Why `tokline` cannot use the checkpoint, in its words; "" where it can."""
+    """Why `tokline` cannot use the checkpoint, in its words; "" if it can."""
     command = [str(program), "inspect", "--model", model, "--device", "cpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
@@ -113,10 +109,9 @@ def gpu_present():
     if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists():
         return True
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=60).stdout.startswith(b"GPU")
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return listed.stdout.startswith("GPU")
 
 
 class Experiment:
@@ -130,7 +125,7 @@ class Experiment:
         self._done = 0
         self._started = 0.0
         self.failures = []
-        self._silent = set()  # programs that measured nothing on either side
+        self._silent = set()  # the programs that measured nothing on either side
 
     def run(self):
         """Raises Interrupted, and Misuse for arguments that the programs do not know."""
@@ -142,8 +137,6 @@ class Experiment:
                 if name not in self._silent:
                     self._run_one(number, name, side, peaks_of_round)
                 self._done += 1
-                if number == 1:
-                    self._note_silence(name)
         except KeyboardInterrupt:
             raise Interrupted(self._measured(number)) from None
         finally:
@@ -158,37 +151,29 @@ class Experiment:
                             f"[{self._done} of {len(self._order)} runs{left}]")
 
     def _command(self, name, side, peaks):
-        program, record = str(self._plan.programs[side][name]), str(self.files[side])
+        base, arguments = [str(self._plan.programs[side][name])], self._plan.bench_arguments
         if name == DECODER_PROGRAM:
-            command = [program, "bench", "--model", self._plan.model, *self._plan.decoder_arguments]
-        else:
-            command = [program, *self._plan.bench_arguments]
-        command += ["--device", self._plan.device, "--record", record]
-        if peaks and self._plan.device == "cuda" and self._knows_peaks(program, name):
+            base, arguments = [*base, "bench"], ["--model", self._plan.model, *self._plan.decoder_arguments]
+        command = [*base, *arguments, "--device", self._plan.device, "--record", str(self.files[side])]
+        if peaks and self._plan.device == "cuda" and self._knows_peaks(base):
             command += ["--peaks", str(peaks)]
         return command
 
-    def _knows_peaks(self, program, name):
-        """Whether this build of the program has the flag: an older one measures its own."""
-        if program not in self._takes_peaks:
-            help_command = [program, "bench", "--help"] if name == DECODER_PROGRAM else [program, "--help"]
-            try:
-                shown = subprocess.run(
-                    help_command, capture_output=True, text=True, errors="replace", timeout=60, stdin=subprocess.DEVNULL
-                ).stdout
-            except (OSError, subprocess.TimeoutExpired):
-                shown = ""
-            self._takes_peaks[program] = "--peaks" in shown
-        return self._takes_peaks[program]
+    def _knows_peaks(self, base):
+        """Whether this build of the program has the flag: an older one measures its own peaks."""
+        if base[0] not in self._takes_peaks:
+            shown = subprocess.run([*base, "--help"], capture_output=True, stdin=subprocess.DEVNULL).stdout
+            self._takes_peaks[base[0]] = b"--peaks" in shown
+        return self._takes_peaks[base[0]]
 
     def _run_one(self, number, name, side, peaks_of_round):
         before = self._lines(side)
-        command = self._command(name, side, peaks_of_round.get(number))
         try:
+            command = self._command(name, side, peaks_of_round.get(number))
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         except OSError as error:
-            raise Misuse(f"{command[0]}: cannot be run: {error.strerror}") from None
+            raise Misuse(f"{self._plan.programs[side][name]}: cannot be run: {error.strerror}") from None
         try:
             output = process.communicate()[0].decode("utf-8", "replace")
         except KeyboardInterrupt:
@@ -206,21 +191,23 @@ class Experiment:
         if process.returncode == 0 and written and all_peaks:
             peaks_of_round.setdefault(number, self.files[side])
         if process.returncode != 0:
-            self._failed(
-                number, name, side, process.returncode, output, written <= (2 if process.returncode > 0 else 1))
+            self._failed(number, name, side, process.returncode, output, written)
 
-    def _failed(self, number, name, side, code, output, empty):
-        if code < 0:
-            words = f"was killed by {signal.Signals(-code).name}"
-        else:
-            words = f"exited with {code}: {_last_line(output)}"
-        self.failures.append(Failure(number, name, side, words, empty, code < 0))
+    def _failed(self, number, name, side, code, output, written):
+        killed = code < 0
+        words = f"was killed by {signal.Signals(-code).name}" if killed else f"exited with {code}: {_last_line(output)}"
+        self.failures.append(Failure(name, side, words, written <= (1 if killed else 2), killed))
         self._progress.clear()
         self._say(f"round {number}: {name} ({side.upper()}) {words}")
+        # A filter that matches nothing in a program fails it on both sides: it is not run again.
+        empty = {failure.side for failure in self.failures if failure.name == name and failure.empty}
+        if number == 1 and empty == set(SIDES):
+            self._silent.add(name)
+            self._say(f"{name} measured nothing on either side; it is left out of the other rounds")
 
     def _end(self, process):
-        """The program had the terminal's Ctrl-C too, and writes its end; a signal to this process alone
-        has not reached it."""
+        """The terminal's Ctrl-C reached the program too, which writes its end; a signal to this process alone did
+        not."""
         try:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=20)
@@ -229,18 +216,7 @@ class Experiment:
             process.communicate()
 
     def _lines(self, side):
-        try:
-            with open(self.files[side], "rb") as file:
-                return file.read().count(b"\n")
-        except OSError:
-            return 0
-
-    def _note_silence(self, name):
-        """A filter that matches nothing in a program fails it on both sides: it is not run again."""
-        if name not in self._silent and {
-            each.side for each in self.failures if each.name == name and each.empty} == set(SIDES):
-            self._silent.add(name)
-            self._say(f"{name} measured nothing on either side; it is left out of the other rounds")
+        return self.files[side].read_bytes().count(b"\n") if self.files[side].exists() else 0
 
     def _measured(self, number):
         kept = [str(path) for path in self.files.values() if path.exists()]
