@@ -1,10 +1,11 @@
-"""What each custom or fused op is worth alone and in the decoder, a line an op."""
+"""What each custom or fused op is worth alone and in the decoder, one line per op."""
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,19 +14,19 @@ from tokline.kernels import ROOT
 from tokline.schema import RULES
 from tokline.stop import Stop
 
-# A gain or loss smaller than this is nothing, however sure it is.
+# A gain or loss smaller than this counts as none, however certain it is.
 LEAST_EFFECT = RULES["least_effect"]
-# An interval that reaches further than this from 1, and holds 1, says nothing.
+# An interval that contains 1 and reaches further than this from 1 says nothing.
 MOST_UNCERTAINTY = RULES["most_uncertainty"]
-# Of fewer rounds an interval is only their range.
+# The interval of fewer rounds is only their range.
 LEAST_ROUNDS = RULES["min_interval_samples"]
-# The name of lines that swap nothing: decoders with the same ops, in other memory.
+# The name of the lines that swap nothing: decoders with the same ops, in other memory.
 CONTROL = "control"
 
 
 @dataclass
 class SpeedUp:
-    """Time without the op over time with it, and its 95 % interval: above 1 the op is worth having."""
+    """The time without the op divided by the time with it, and its 95 % interval: above 1 the op is worth having."""
     ratio: float
     low: float
     high: float
@@ -33,19 +34,19 @@ class SpeedUp:
 
     @property
     def has_interval(self):
-        """Whether there are rounds enough for one that holds at 95 %."""
+        """Whether there are enough rounds for one that holds at 95 %."""
         return self.rounds >= LEAST_ROUNDS
 
     def direction(self, equal=0):
-        """1 wins, -1 loses, 0 neither: beyond the interval, LEAST_EFFECT and `equal`, by which equal things
-        differ. 0 of too few rounds too."""
+        """1 if the op wins, -1 if it loses, 0 for neither: the effect must be beyond the interval, LEAST_EFFECT and
+        `equal`, by which equal things differ. 0 for too few rounds, too."""
         effect = abs(self.ratio - 1)
         if not self.has_interval or effect < LEAST_EFFECT or effect <= equal:
             return 0
         return 1 if self.low > 1 else -1 if self.high < 1 else 0
 
     def unsure(self, equal=0):
-        """Whether it is neither, and the interval holds 1 and is too wide to call it nothing."""
+        """Whether it is neither, and the interval contains 1 and is too wide to call it nothing."""
         return (self.direction(equal) == 0 and self.low <= 1 <= self.high
                 and max(self.high - 1, 1 - self.low) > MOST_UNCERTAINTY)
 
@@ -54,8 +55,8 @@ class SpeedUp:
 
 
 def paired_speed_up(with_op, without_op):
-    """Of interleaved rounds: the median of the rounds' ratios. What drifts moves both sides of a round."""
-    ratios = np.asarray(without_op, dtype=float) / np.asarray(with_op, dtype=float)
+    """The SpeedUp of interleaved rounds: the median of their ratios. Drift moves both sides of a round alike."""
+    ratios = np.divide(without_op, with_op)
     low, high = statistics.median_interval(ratios)
     return SpeedUp(statistics.median(ratios), low, high, len(ratios))
 
@@ -71,7 +72,7 @@ class Ablation:
     with_tok_s: float | None = None
     without_tok_s: float | None = None
     refused: str | None = None
-    # By how much decoders with the same ops differed in this run, in the decoder and their launches alone.
+    # By how much decoders with the same ops differed in this run: in the decoder, and in their launches alone.
     equal: float = 0.0
     equal_alone: float = 0.0
 
@@ -81,12 +82,12 @@ class Ablation:
 
     @property
     def in_the_decoder(self):
-        """1 wins, -1 loses, 0 neither."""
+        """1 if the op wins, -1 if it loses, 0 for neither."""
         return self.end_to_end.direction(self.equal)
 
     @property
     def alone(self):
-        """The same of the op alone; None where it has no figure."""
+        """The same for the op alone; None if it has no figure."""
         return self.isolated and self.isolated.direction(self.equal_alone)
 
     @property
@@ -99,17 +100,18 @@ class Ablation:
 
 
 def digests(run):
-    """(line, Ablation) of each ablation of a run, in its order."""
+    """(line, Ablation) of each ablation of a run, in order."""
     found = [(line, digest(line)) for line in run.ablations]
     for _, one in found:
-        controls = [other for _, other in found if other.is_control and other.label == one.label and other.end_to_end]
-        one.equal = max((abs(other.end_to_end.ratio - 1) for other in controls), default=0.0)
-        one.equal_alone = max((abs(other.isolated.ratio - 1) for other in controls if other.isolated), default=0.0)
+        controls = [other for _, other in found if other.is_control and other.label == one.label]
+        one.equal, one.equal_alone = (
+            max((abs(effect.ratio - 1) for effect in effects if effect), default=0.0)
+            for effects in ([control.end_to_end for control in controls], [control.isolated for control in controls]))
     return found
 
 
 def digest(record):
-    """An Ablation of a record of kind `ablation`."""
+    """The Ablation that a record of kind `ablation` describes."""
     label = (f"{record['model']} batch {record['batch']}, {record['prompt_tokens']}+{record['new_tokens']} tokens, "
              f"{record['dtype']} on {record['device']}")
     result = Ablation(label, record["name"], record["instead"])
@@ -130,7 +132,7 @@ IN_THE_DECODER = {1: "wins in the decoder", 0: "gains nothing in the decoder", -
 
 
 def verdict(result):
-    """In words: does what holds alone hold in the decoder?"""
+    """Says whether what holds alone also holds in the decoder."""
     if result.refused:
         return f"not measured: {result.refused}"
     if result.is_control:
@@ -167,15 +169,12 @@ HEADER = ["op", "alone", "in the decoder", "tok/s with", "without", "verdict", "
 
 
 def table_of(results):
-    def rate(value):
-        return terminal.figure(value)
-
-    return [[result.name, str(result.isolated or ""), str(result.end_to_end or ""), rate(result.with_tok_s),
-             rate(result.without_tok_s), verdict(result), result.instead] for result in results]
+    return [[result.name, str(result.isolated or ""), str(result.end_to_end or ""), terminal.figure(result.with_tok_s),
+             terminal.figure(result.without_tok_s), verdict(result), result.instead] for result in results]
 
 
 def render(results, markdown, colour=False):
-    """A table a decoder; ratios are time without the op over time with it."""
+    """One table per decoder; a ratio is the time without the op divided by the time with it."""
     by_label = {}
     for result in results:
         by_label.setdefault(result.label, []).append(result)
@@ -190,7 +189,7 @@ def render(results, markdown, colour=False):
             table = ("  " + line for line in terminal.text_table(HEADER, lines, range(1, 5), colours, colour))
             title = label
         blocks.append("\n".join([title, *table]))
-    controlled = ("\nA control swaps nothing: an effect that is no larger than the controls' is called none."
+    controlled = ("\nA control swaps nothing: an effect that is no larger than that of the controls is called none."
                   if any(result.is_control and result.end_to_end for result in results) else "")
     blocks.append("Speed-up of the op over what runs instead of it, with 95 % intervals; above 1 the op is worth "
                   f"having.{controlled}")
@@ -202,33 +201,29 @@ def colour_of(result):
         return "red"
     if result.is_control:
         return None
-    if result.in_the_decoder < 0:
-        return "red"
-    if result.isolated and result.alone > 0 and result.in_the_decoder == 0:
-        return "yellow"
-    return "green" if result.in_the_decoder > 0 else None
+    if result.in_the_decoder == 0:
+        return "yellow" if result.isolated and result.alone > 0 else None
+    return "green" if result.in_the_decoder > 0 else "red"
 
 
 def find_program(root=ROOT):
-    """The newest tokline that scripts/bench or scripts/test built; None where there is none."""
-    found = []
-    build = os.path.join(root, "build")
-    for folder in sorted(os.listdir(build)) if os.path.isdir(build) else []:
-        path = os.path.join(build, folder, "bin", "tokline")
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            found.append(path)
+    """The newest tokline that scripts/bench or scripts/test built; None if there is none."""
+    found = (str(path) for path in Path(root, "build").glob("*/bin/tokline") if is_program(path))
     return max(found, key=os.path.getmtime, default=None)
 
 
+def is_program(path):
+    return os.access(path, os.X_OK) and os.path.isfile(path)
+
+
 def run_program(program, arguments, record):
-    """Runs `tokline ablate`; its table goes to standard error, since standard output carries the result."""
+    """Runs `tokline ablate`; its table goes to standard error, since standard output has the result."""
     words = [program, "ablate", "--model", arguments.model, "--record", record]
     for flag in ("batch", "device"):
         if getattr(arguments, flag) is not None:
-            words += [f"--{flag}", str(getattr(arguments, flag))]
-    words += arguments.more
+            words += [f"--{flag}", getattr(arguments, flag)]
     shown = sys.stderr if sys.stderr.isatty() else subprocess.PIPE
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown, check=False)
+    done = subprocess.run(words + arguments.more, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown)
     if done.returncode and done.stderr:
         sys.stderr.write(done.stderr.decode(errors="replace"))
     return done.returncode
@@ -237,8 +232,8 @@ def run_program(program, arguments, record):
 def parse_arguments(argv):
     parser = command.parser(
         "Runs the decoder with each custom or fused op swapped for its plain counterpart in turn, interleaved, and\n"
-        "prints the op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show what is\n"
-        "no effect.",
+        "prints the op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show how\n"
+        "much equal decoders differ.",
         """examples:
   scripts/records ablate --model models/qwen3-lookup
   scripts/records ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl
@@ -249,11 +244,11 @@ exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 n
 130 interrupted.""")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", metavar="DIR", help="checkpoint that the decoder runs")
-    source.add_argument("--records", nargs="+", metavar="FILE", help="print what these records say; run nothing")
-    parser.add_argument("--batch", metavar="N", help="sequences at a time (default: of `tokline ablate`)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is a device")
+    source.add_argument("--records", nargs="+", metavar="FILE", help="print what these records say and run nothing")
+    parser.add_argument("--batch", metavar="N", help="sequences at a time (default: that of `tokline ablate`)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a device")
     parser.add_argument("--bin", metavar="PATH", help="the tokline program (default: the newest build/*/bin/tokline)")
-    parser.add_argument("--record", metavar="FILE", help="keep the record there, appended (default: not kept)")
+    parser.add_argument("--record", metavar="FILE", help="append the record to this file (default: not kept)")
     parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
     argv, more = command.split_arguments(argv)
     arguments = parser.parse_args(argv)
@@ -266,11 +261,11 @@ exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 n
 
 
 def measure(arguments):
-    """Runs the program. Returns its exit code and the record of this run alone, as Runs."""
+    """Runs the program. Returns its exit code, and the Runs that it recorded."""
     program = arguments.bin or find_program()
     if program is None:
         raise Stop("no build/*/bin/tokline; scripts/bench builds it, or name it with --bin PATH", 2)
-    if not os.access(program, os.X_OK) or os.path.isdir(program):
+    if not is_program(program):
         raise Stop(f"--bin {program} is no program; scripts/bench builds build/*/bin/tokline", 2)
     with tempfile.TemporaryDirectory() as folder:
         record = arguments.record or os.path.join(folder, "ablation.jsonl")
@@ -286,7 +281,7 @@ def measure(arguments):
 
 
 def read_if_there(path):
-    """The runs of a record file; none where it is not there or empty."""
+    """The runs of a record file; none if it is empty or not there."""
     return records.read([path], terminal.say) if os.path.exists(path) and os.path.getsize(path) else []
 
 
