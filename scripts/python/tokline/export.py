@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass, field
 
 from tokline import records, terminal
-from tokline.command import parser as command_parser
+from tokline.command import parser
 from tokline.files import check_outputs, write_whole
 from tokline.stop import Stop
 
 FORMATS = ("google-benchmark", "csv", "otava")
 
-# Of a row, whatever its kernel; a column each.
+# The columns of the CSV form.
 _CSV_RUN = ("time_utc", "commit", "dirty", "run_id", "program", "injected")
 _CSV_ROW = ("kernel", "implementation", "library", "library_version", "dtype", "device", "model", "batch",
             "prompt_tokens", "new_tokens", "shape", "cache", "chain", "status", "reason", "interrupted", "disturbed")
@@ -25,12 +25,12 @@ _CSV_LATENCIES = ("first_token_ms", "between_tokens_ms")  # three columns each
 
 
 class NotOneSeries(Stop):
-    """The runs are readable, but do not belong into one file of this form."""
+    """The runs are readable, but do not belong in one file of this form."""
     exit_code = 3
 
 
 def names_of(keys):
-    """{key: name} for distinct keys: their labels, with every dimension where labels alone do not tell them apart."""
+    """{key: name} for distinct keys: their labels, with every dimension if labels alone do not tell keys apart."""
     labels = {}
     for key in keys:
         labels.setdefault(str(key), []).append(key)
@@ -47,19 +47,18 @@ def names_of(keys):
 def google_benchmark(runs):
     """The object that a Google Benchmark program writes with --benchmark_out: each sample is a repetition.
 
-    The time of the host is not measured; cpu_time repeats real_time, so that tools that want both work.
+    The time of the host is not measured; cpu_time repeats real_time, so that tools that need both work.
     """
-    found = {}
+    found, run_ids = {}, {}
     for run in runs:
         for row in run.rows:
             key = records.key(row)
             if key in found:
-                raise NotOneSeries(f"'{key}' is in the runs {found[key][0].run_id} and {run.run_id}; "
-                                   "--run chooses one")
-            found[key] = run, row
+                raise NotOneSeries(f"'{key}' is in the runs {run_ids[key]} and {run.run_id}; --run chooses one")
+            found[key], run_ids[key] = row, run.run_id
     names = names_of(found)
     benchmarks = []
-    for index, (key, (_, row)) in enumerate(found.items()):
+    for index, (key, row) in enumerate(found.items()):
         name = names[key].replace(" ", "/")
         common = {"name": name, "family_index": index, "per_family_instance_index": 0, "run_name": name,
                   "run_type": "iteration"}
@@ -74,10 +73,9 @@ def google_benchmark(runs):
                 "iterations": row.get("launches_per_sample", 1), "real_time": sample, "cpu_time": sample,
                 "time_unit": "us"} | ({"label": "disturbed: " + row["disturbed"]} if row["disturbed"] else {}))
     first = runs[0]
-    print_ = first.fingerprint
-    context = {"date": print_["time_utc"], "executable": first.program, "num_cpus": print_.get("cpu_threads"),
+    context = {"date": first.time, "executable": first.program, "num_cpus": first.fingerprint.get("cpu_threads"),
                "mhz_per_cpu": None, "cpu_scaling_enabled": None, "caches": [],
-               "library_build_type": str(print_.get("build_type", "unknown")).lower(),
+               "library_build_type": str(first.fingerprint.get("build_type", "unknown")).lower(),
                "commit": first.commit, "gpu": first.gpu.get("name"), "driver": first.gpu.get("driver"),
                "runs": [{"run_id": run.run_id, "program": run.program, "time_utc": run.time, "commit": run.commit,
                          "injected": run.injected} for run in runs]}
@@ -85,7 +83,7 @@ def google_benchmark(runs):
 
 
 def csv_lines(runs):
-    """A header and a line a row, in microseconds; what a row does not have is empty."""
+    """A header and one line per row, in microseconds; what a row does not have is empty."""
     latencies = [f"{name.removesuffix('_ms')}_{percentile}_ms" for name in _CSV_LATENCIES
                  for percentile in records.PERCENTILES]
     columns = [*_CSV_RUN, *_CSV_ROW, *_CSV_FIGURES, *latencies]
@@ -95,42 +93,32 @@ def csv_lines(runs):
                      "run_id": run.run_id, "program": run.program,
                      "injected": json.dumps(run.injected) if run.injected else None}
         for row in run.rows:
-            values = row | about_run
-            values |= {"shape": json.dumps(row["shape"]) if "shape" in row else None,
-                       "library": (row["library"] or {}).get("name"),
-                       "library_version": (row["library"] or {}).get("version")}
+            library = row["library"] or {}
+            values = row | about_run | {"shape": json.dumps(row["shape"]) if "shape" in row else None,
+                                        "library": library.get("name"), "library_version": library.get("version")}
             if row["status"] == "ok":
-                samples = records.samples_us(row)
+                samples, decoder = records.samples_us(row), row["kernel"] == records.DECODER
                 values |= {"samples": len(samples), "samples_us": " ".join(f"{sample:.9g}" for sample in samples),
-                           "median_us": records.median_us(row)}
-                decoder = row["kernel"] == records.DECODER
-                scale = 1e3 if decoder else 1
-                values["mad_us"] = scale * row["mad_ms" if decoder else "mad_us"]
+                           "median_us": records.median_us(row), "mad_us": records.mad_us(row)}
                 interval = row["ci95_ms" if decoder else "ci95_us"]
                 if interval:
-                    values["ci95_low_us"], values["ci95_high_us"] = (scale * end for end in interval)
+                    values["ci95_low_us"], values["ci95_high_us"] = ((1e3 if decoder else 1) * end for end in interval)
                 for name in _CSV_LATENCIES if row["kernel"] == records.WORKLOAD else ():
                     values |= {f"{name.removesuffix('_ms')}_{percentile}_ms": value
                                for percentile, value in row[name].items()}
-            yield [_cell(values.get(name)) for name in columns]
-
-
-def _cell(value):
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else value
+            yield [str(value).lower() if isinstance(value := values.get(name), bool) else value for name in columns]
 
 
 @dataclass
 class Pass:
-    """One pass over the bench programs: runs of one commit, each program once."""
+    """One pass over the bench programs: runs of one commit, with each program once."""
     first: records.Run
     programs: set = field(default_factory=set)
     medians: dict = field(default_factory=dict)  # RowKey -> us
 
 
 def passes(runs):
-    """The passes of a history, oldest first. A program that comes again, or another commit, starts a new one."""
+    """The passes of a history, oldest first. A repeated program or another commit starts a new one."""
     found = []
     for run in sorted(runs, key=lambda run: run.time):
         current = found[-1] if found else None
@@ -144,10 +132,11 @@ def passes(runs):
 
 
 def otava(runs, across=False, fill=False, note=lambda words: None):
-    """(lines, metric names) of a table for change-point detection: a line a pass, a column the median of a row, in us.
+    """(lines, metric names) of a table for change-point detection: one line per pass, and one column per row of the
+    records, which has the row's median in us.
 
-    Otava wants a number in every cell, so a row that some pass lacks is left out; or with `fill`, the pass gets the
-    row's nearest earlier median (the first ones: the nearest later), as Otava does with sources that know of gaps.
+    Otava needs a number in every cell, so a row that some pass lacks is left out. With `fill`, that pass gets the row's
+    nearest earlier median instead (the first passes the nearest later one), as Otava does with sources that know gaps.
     """
     injected = [run for run in runs if run.injected]
     if injected:
@@ -185,23 +174,24 @@ def config_path(csv_path):
     return os.path.splitext(csv_path)[0] + ".yaml"
 
 
-def otava_config(csv_path, metrics):
-    """Otava's configuration for the table, in YAML (of which JSON is a part): less time is better."""
+def write_otava_config(csv_path, metrics):
+    """Writes Otava's configuration for the table, in YAML (of which JSON is a part): less time is better."""
+    path = config_path(csv_path)
     name = os.path.splitext(os.path.basename(csv_path))[0]
     test = {"type": "csv", "file": os.path.abspath(csv_path), "time_column": "time", "attributes": ["commit"],
             "metrics": {metric: {"column": metric, "direction": -1} for metric in metrics}}
-    return name, json.dumps({"tests": {name: test}}, indent=1) + "\n"
+    write_whole(path, json.dumps({"tests": {name: test}}, indent=1) + "\n")
+    terminal.say(f"wrote {csv_path} and {path}: otava analyze --config-file {path} {name}")
 
 
 def csv_text(lines):
-    """The lines as CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(lines)
     return out.getvalue()
 
 
 def choose(runs, wanted):
-    """The runs whose run_id starts with one of `wanted`; all where none is wanted."""
+    """The runs whose run_id starts with one of `wanted`; all runs if none is wanted."""
     for start in wanted:
         matches = [run for run in runs if run.run_id.startswith(start)]
         if len(matches) != 1:
@@ -211,34 +201,34 @@ def choose(runs, wanted):
 
 
 def parse_arguments(argv):
-    parser = command_parser("Writes records in a form that another tool reads.", """formats:
-  google-benchmark  JSON as Google Benchmark writes it, each sample a repetition; its tools/compare.py reads it.
-                    cpu_time repeats real_time: the host's time is not measured.
-  csv               a line a row, all figures, times in microseconds
-  otava             CSV for Apache Otava: a line a pass over the programs, a column the median of a row. With
-                    -o FILE.csv, FILE.yaml is its configuration.
+    parsed = parser("Writes records in a form that another tool reads.", """formats:
+  google-benchmark  JSON as Google Benchmark writes it, in which each sample is a repetition; its
+                    tools/compare.py reads it. cpu_time repeats real_time: the host's time is not measured.
+  csv               one line per row, with all figures; times are in microseconds
+  otava             CSV for Apache Otava: one line per pass over the programs, with the median of each row in
+                    a column. With -o FILE.csv, the configuration is written to FILE.yaml.
 
 examples:
   scripts/records export main.jsonl --format google-benchmark -o main.json
   scripts/records export results/ --format csv | column -s, -t | less -S
   scripts/records export history/ --format otava -o history.csv && otava analyze --config-file history.yaml history
 
-exit codes: 0 done, 1 a file that cannot be used or written, 2 misuse, 3 runs that do not belong into one file,
+exit codes: 0 done, 1 a file that cannot be used or written, 2 misuse, 3 runs that do not belong in one file,
 130 interrupted.""")
-    parser.add_argument("records", nargs="+", metavar="RECORDS", help="record files, or folders of them")
-    parser.add_argument("--format", choices=FORMATS, required=True)
-    parser.add_argument("-o", "--output", metavar="FILE", help="written whole or not at all (default: standard output)")
-    parser.add_argument("--run", action="append", default=[], metavar="ID",
-                        help="only this run, by the beginning of its run_id; may be repeated")
-    parser.add_argument("--across", action="store_true", help="otava: although device, driver or clocks differ")
-    parser.add_argument("--fill", action="store_true",
+    parsed.add_argument("records", nargs="+", metavar="RECORDS", help="record files, or folders of them")
+    parsed.add_argument("--format", choices=FORMATS, required=True)
+    parsed.add_argument("-o", "--output", metavar="FILE", help="written whole or not at all (default: standard output)")
+    parsed.add_argument("--run", action="append", default=[], metavar="ID",
+                        help="only the run whose run_id begins with this; may be repeated")
+    parsed.add_argument("--across", action="store_true", help="otava: even if device, driver or clocks differ")
+    parsed.add_argument("--fill", action="store_true",
                         help="otava: keep rows that some pass lacks, with their nearest earlier median")
-    arguments = parser.parse_args(argv)
+    arguments = parsed.parse_args(argv)
     for flag in ("across", "fill"):
         if getattr(arguments, flag) and arguments.format != "otava":
-            parser.error(f"--{flag} is of --format otava, not of {arguments.format}")
+            parsed.error(f"--{flag} belongs to --format otava, not to {arguments.format}")
     if arguments.output and arguments.format == "otava" and arguments.output.endswith(".yaml"):
-        parser.error(f"-o is {arguments.output}; that name is the configuration's, the table needs another")
+        parsed.error(f"-o is {arguments.output}; the configuration gets that name, the table needs another")
     return arguments
 
 
@@ -264,8 +254,5 @@ def main(argv):
         return 0
     write_whole(arguments.output, text)
     if metrics:
-        name, config = otava_config(arguments.output, metrics)
-        path = config_path(arguments.output)
-        write_whole(path, config)
-        terminal.say(f"wrote {arguments.output} and {path}: otava analyze --config-file {path} {name}")
+        write_otava_config(arguments.output, metrics)
     return 0
