@@ -1,4 +1,4 @@
-"""The GPU: what it is and what state it is in (NVML), and PyTorch's CUDA graphs as a measure.Device."""
+"""The GPU: what it is and what state it is in (NVML), and PyTorch's CUDA graphs as a device of measure.py."""
 import contextlib
 import ctypes
 import os
@@ -10,15 +10,15 @@ from tokline import revision
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2
 PROCESS_TABLE = 64
-# NVML's bits: name, and whether it makes kernels slower than they could be.
+# NVML's bits: the name of each, and whether it makes kernels slower than they could be.
 THROTTLE_REASONS = {0x1: ("idle", False), 0x2: ("application clocks", False), 0x4: ("power cap", True),
                     0x8: ("hardware slowdown", True), 0x10: ("sync boost", True), 0x20: ("thermal", True),
                     0x40: ("hardware thermal", True), 0x80: ("power brake", True), 0x100: ("display clocks", False)}
-LEAD_CYCLES = 400_000  # the device waits that long while the host queues events and replays
+LEAD_CYCLES = 400_000  # the device waits this long while the host queues events and replays
 
 
 def uuid_hash(raw):
-    """FNV-1a of a GPU's UUID, 16 bytes, as the suite's fingerprint has it."""
+    """FNV-1a of a GPU's UUID (16 bytes), as in the suite's fingerprint."""
     value = 0xcbf29ce484222325
     for byte in raw:
         value = (value ^ byte) * 0x100000001b3 % 2**64
@@ -43,7 +43,7 @@ class _Process(ctypes.Structure):
 
 
 class Nvml:
-    """The driver's management library; every value that it cannot give is None."""
+    """The driver's management library; a value that it cannot give is None."""
     def __init__(self, gpu_uuid):
         self._library = self._device = None
         try:
@@ -78,7 +78,7 @@ class Nvml:
         return self._read("nvmlDeviceGetMaxClockInfo", CLOCK_SM)
 
     def mig(self):
-        """Whether the GPU is partitioned; None where it cannot be."""
+        """Whether the GPU is partitioned; None if it cannot be."""
         current, pending = ctypes.c_uint(), ctypes.c_uint()
         known = self._device is not None and self._call("nvmlDeviceGetMigMode", self._device, ctypes.byref(current),
                                                         ctypes.byref(pending))
@@ -96,7 +96,7 @@ class Nvml:
         return sum(process.pid != os.getpid() for process in found[:count.value])
 
     def state(self):
-        """A gpu state as records have it."""
+        """The state of the GPU as records have it."""
         watts = [self._read(name) for name in ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerUsage")]
         cap, used = (None if value is None else value / 1e3 for value in watts)
         reasons = self.throttle_reasons()
@@ -114,7 +114,7 @@ class TorchGraph:
         self.launches, self.outputs = launches, {}
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # Not torch.cuda.graph(): it may collect Python's garbage first, which takes longer than a row.
+        # torch.cuda.graph() may collect Python's garbage first, which takes longer than a row.
         self._graph.capture_begin(capture_error_mode="thread_local")
         try:
             for launch in range(launches):
@@ -136,11 +136,11 @@ class TorchGraph:
 
 
 class CudaDevice:
-    """A measure.Device."""
+    """A device of measure.py."""
     def __init__(self, torch):
         self._torch = torch
-        # One for all work: libraries keep a workspace for each, and kernels that were launched on two slow down
-        # every later graph (docs/measuring.md). Not the default one, which cannot be captured.
+        # One stream for all work: libraries keep a workspace for each, and kernels that were launched on two slow down
+        # every later graph (docs/measuring.md). The default stream cannot be captured.
         torch.cuda.set_stream(torch.cuda.Stream())
         self._seen = ""
         properties = torch.cuda.get_device_properties(0)
@@ -172,7 +172,7 @@ class CudaDevice:
         for event in events[1:]:
             graph.replay()
             event.record()
-        self._seen = self._seen or self._slowed_by()  # while they run: soon after, the power cap is no more to be seen
+        self._seen = self._seen or self._slowed_by()  # while they run: soon after, the power cap no longer shows
         cuda.synchronize()
         return [1e3 * begin.elapsed_time(end) for begin, end in zip(events, events[1:])]
 
@@ -215,7 +215,7 @@ class CudaDevice:
         return min(1e3 * begin.elapsed_time(end) for begin, end in zip(events, events[1:]))
 
     def fingerprint(self, root, command_line, libraries):
-        """Of a run, as records have it; `libraries` gives the versions of what is measured."""
+        """The fingerprint of a run, as records have it; `libraries` has the versions of what is measured."""
         commit, dirty = revision.of_tree(root)
         return {"time_utc": utc_now(), "command_line": command_line, "commit": commit or "unknown",
                 "dirty": {True: "true", False: "false", None: "unknown"}[dirty],

@@ -1,5 +1,6 @@
-"""Inputs and outputs of an operation over rotating buffer sets, and what its outputs must be: a sample of them
-computed by PyTorch in float32. Bounds are as the suite's (benches/tensors.h)."""
+"""Inputs and outputs of an operation over rotating buffer sets, and what its outputs must be: PyTorch computes a sample
+of them in float32. The bounds are those of the suite (benches/tensors.h)."""
+import itertools
 import math
 import random
 
@@ -10,13 +11,13 @@ NORM_EPS = 1e-6
 SPREAD = 2.0  # random values are uniform in (-SPREAD, SPREAD)
 EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
 ULPS = 4
-STEPS = 2  # of operations that are several kernels, one rounding after the other
+STEPS = 2  # of operations that are several kernels, which round one after the other
 MIN_LOG2_SCALE = -6
 ROPE_BASE = 1e6
 
 
 class Inputs:
-    """Base of all: tensors whose first dimension is the buffer set."""
+    """The base of all: tensors whose first dimension is the buffer set."""
     def __init__(self, bench):
         self.torch, self.shape, self.sets, self.place = bench.torch, bench.shape, bench.sets, bench.place
         self.dtype, self.epsilon = bench.dtype, EPSILON[bench.row["dtype"]]
@@ -43,7 +44,7 @@ class Inputs:
         return self._make(shape, dtype)
 
     def table(self, values, dtype=None):
-        """Contents that all sets share; int32 unless said otherwise."""
+        """A tensor that all sets share; int32 unless another dtype is given."""
         tensor = self.torch.tensor(values, dtype=dtype or self.torch.int32, device=self.place)
         self.shared_bytes += tensor.numel() * tensor.element_size()
         return tensor
@@ -60,7 +61,7 @@ class Inputs:
             tensor.uniform_(-spread, spread, generator=self._generator)
 
     def restore(self):
-        """The inputs of the last refill once more, where launches overwrote them."""
+        """Fills the inputs as the last refill did, after launches overwrote them."""
         self.refill(self._seed)
 
     def picked(self, count, wanted):
@@ -96,7 +97,7 @@ class AttentionInputs(Inputs):
         shape, self.layout = self.shape, layout
         self.batch = batch = shapes.attention_batch(bench.row["kernel"], shape)
         self.hq, self.hk, self.head_dim = shape.get("hq", 0), shape["hk"], shape["head_dim"]
-        self.q_starts = [sum(batch.q_lengths[:i]) for i in range(len(batch.q_lengths) + 1)]
+        self.q_starts = [0, *itertools.accumulate(batch.q_lengths)]
         pool = {"hnd": (batch.num_pages, 2, self.hk, batch.page_size, self.head_dim),
                 "nhd": (2, batch.num_pages, batch.page_size, self.hk, self.head_dim),
                 "contiguous": (2, len(batch.lengths), max(batch.lengths), self.hk, self.head_dim)}[layout]
@@ -108,7 +109,7 @@ class AttentionInputs(Inputs):
             return
         pages = [batch.pages(i) for i in range(len(batch.lengths))]
         most = max(map(len, pages))
-        self.kv_indptr = self.table([0, *_running_sums(map(len, pages))])
+        self.kv_indptr = self.table([0, *itertools.accumulate(map(len, pages))])
         self.kv_indices = self.table([page for own in pages for page in own])
         self.last_page = self.table([batch.last_page_length(length) for length in batch.lengths])
         self.page_table = self.table([own + [0] * (most - len(own)) for own in pages])
@@ -120,14 +121,11 @@ class AttentionInputs(Inputs):
         batch, pool, length = self.batch, self.kv[index], self.batch.lengths[sequence]
         if self.layout == "contiguous":
             return pool[0, sequence, :length], pool[1, sequence, :length]
-        pages = self.torch.tensor(batch.pages(sequence), device=self.place)
-        if self.layout == "hnd":
-            both = pool[pages].permute(1, 0, 3, 2, 4)
-        else:
-            both = pool[:, pages]
-        both = both.reshape(2, -1, self.hk, self.head_dim)
         if not batch.whole_shared_pages:
             raise ValueError("the shared tokens end within a page")
+        pages = self.torch.tensor(batch.pages(sequence), device=self.place)
+        both = pool[pages].permute(1, 0, 3, 2, 4) if self.layout == "hnd" else pool[:, pages]
+        both = both.reshape(2, -1, self.hk, self.head_dim)
         return both[0, :length], both[1, :length]
 
     def error(self, index, outputs):
@@ -172,16 +170,9 @@ class GatherInputs(AttentionInputs):
         return max(self.same(out[picks], self.kv[index][pages, part, :, rows]) for part, out in enumerate(outputs))
 
     def pages_error(self, index, outputs):
-        """Of an operation that gathers whole pages: the same bytes in the order of the pool."""
+        """The error of an operation that gathers whole pages: the same bytes in the order of the pool."""
         picks = self.torch.tensor(self.picked(len(self.kv_indices), 16), device=self.place)
         return self.same(outputs[0][picks], self.kv[index][self.kv_indices[picks].long()])
-
-
-def _running_sums(numbers):
-    total = 0
-    for number in numbers:
-        total += number
-        yield total
 
 
 class AppendInputs(Inputs):
@@ -214,7 +205,7 @@ class AppendInputs(Inputs):
         return self
 
     def tokens_of(self, index):
-        """(q or None, k, v) before norm and RoPE, of a buffer set."""
+        """(q or None, k, v) of a buffer set before norm and RoPE."""
         return self.q[index] if self.fused else None, self.k[index], self.v[index]
 
     def rotated(self, x, weight, tokens):
@@ -235,12 +226,11 @@ class AppendInputs(Inputs):
             rows = self.torch.tensor([self.batch.rows[token] for token in tokens], device=self.place)
             tokens = self.torch.tensor(tokens, device=self.place)
             for part, new in enumerate((k, v)):
-                written = pool[page, part][:, rows].transpose(0, 1)
-                if self.fused:
-                    expected = self.rotated(new[tokens], self.k_norm[index], tokens) if part == 0 else new[tokens]
-                    worst = max(worst, self.compare(written, expected, STEPS))
-                else:
-                    worst = max(worst, self.same(written, new[tokens]))
+                written, expected = pool[page, part][:, rows].transpose(0, 1), new[tokens]
+                if self.fused and part == 0:
+                    expected = self.rotated(expected, self.k_norm[index], tokens)
+                worst = max(worst, self.compare(written, expected, STEPS) if self.fused
+                            else self.same(written, expected))
                 untouched = self.torch.ones(self.batch.page_size, dtype=self.torch.bool, device=self.place)
                 untouched[rows] = False
                 if not bool(pool[page, part][:, untouched].isnan().all()):  # a row where none belongs
@@ -359,7 +349,7 @@ class SamplingInputs(Inputs):
         self.tokens = self.output(self.shape["rows"], dtype=self.torch.int32)
 
     def error(self, index, outputs):
-        """Right is any token that the rule may draw."""
+        """Any token that the rule may draw is right."""
         torch, shape, logits = self.torch, self.shape, self.logits[index]
         tokens = outputs[0].long().view(-1, 1)
         if not bool(((tokens >= 0) & (tokens < shape["vocab"])).all()):

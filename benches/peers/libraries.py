@@ -1,5 +1,5 @@
-"""Finds the libraries: FlashInfer, also where packages that it imports but that are not measured here are
-absent; FlashAttention-3 as vLLM ships it; and their versions."""
+"""Finds the libraries and their versions: FlashInfer, even if packages are absent that it imports for operations which
+are not measured here; and FlashAttention-3 as vLLM ships it."""
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -22,7 +22,7 @@ class Missing(Exception):
 
 
 class StandInType(type):
-    """The class of stand-ins: their attributes are stand-ins too, in classes as in instances."""
+    """The class of stand-ins: attributes of their classes are stand-ins too, as those of instances are."""
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
@@ -104,30 +104,21 @@ class FlashInfer:
         os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
         os.environ.setdefault("FLASHINFER_LOGGING_LEVEL", "error")
         sys.meta_path.append(StandInFinder())
-        if "flashinfer" not in sys.modules:
-            package = types.ModuleType("flashinfer")
-            package.__path__ = list(spec.submodule_search_locations)
-            package.__spec__ = spec
-            sys.modules["flashinfer"] = package
-        self.version = importlib.import_module("flashinfer.version").__version__
-        package = sys.modules["flashinfer"]
-        package.__version__ = self.version
+        package = sys.modules.setdefault("flashinfer", types.ModuleType("flashinfer"))
+        package.__path__, package.__spec__ = list(spec.submodule_search_locations), spec
+        self.version = package.__version__ = importlib.import_module("flashinfer.version").__version__
 
     def module(self, name):
         return importlib.import_module("flashinfer." + name)
 
 
 class FlashAttention3:
-    """The operators of FlashAttention-3 in vLLM's build of it. The library's Python side is not needed."""
+    """The operators of FlashAttention-3 in vLLM's build of it. Its Python code is not needed."""
     name = "flash-attention-3"
 
     def __init__(self, torch, version=None):
-        found = None
-        for entry in sys.path:
-            for place in FA3_PLACES:
-                path = pathlib.Path(entry or ".") / place
-                if found is None and path.is_file():
-                    found = path
+        paths = (pathlib.Path(entry or ".") / place for entry in sys.path for place in FA3_PLACES)
+        found = next(filter(pathlib.Path.is_file, paths), None)
         if found is None:
             raise Missing(f"no {' or '.join(FA3_PLACES)} under any entry of the Python path")
         torch.ops.load_library(str(found))
@@ -135,8 +126,8 @@ class FlashAttention3:
         self.version = version or _vllm_version()
 
     def forward(self, q, k, v, out, q_indptr, kv_lengths, longest_q, longest_kv, page_table, schedule):
-        """Causal attention over a paged cache. `schedule` is what plan() returned, or None: then the kernel
-        makes one in each launch."""
+        """Causal attention over a paged cache. `schedule` is what plan() returned; if it is None, the kernel makes one
+        in each launch."""
         scale = q.shape[-1] ** -0.5
         return self._operators.fwd(
             q, k, v, None, None, None, out, q_indptr, None, None, None, kv_lengths, longest_q, longest_kv,
@@ -157,7 +148,7 @@ def _vllm_version():
 
 
 def open_libraries(torch, wanted, fa3_version=None):
-    """The libraries of the peers named in `wanted`, by peer name, and for those that are missing why."""
+    """The libraries of the peers named in `wanted`, by peer name, and why others of them are missing."""
     libraries, missing = {}, {}
     for peer in wanted:
         try:
@@ -166,8 +157,7 @@ def open_libraries(torch, wanted, fa3_version=None):
             elif peer == "fa3":
                 libraries[peer] = FlashAttention3(torch, fa3_version)
             elif peer == "cudnn":
-                number = torch.backends.cudnn.version()
-                if number is None:
+                if (number := torch.backends.cudnn.version()) is None:
                     raise Missing("this PyTorch has no cuDNN")
                 libraries[peer] = types.SimpleNamespace(name="cudnn", version=version_text(number))
             else:

@@ -1,73 +1,40 @@
 """How a peer is timed and verified: as docs/measuring.md says, on any device that captures and replays graphs.
 
-Nothing here needs PyTorch. A subject is one operation over rotating buffer sets; a device captures its launches
-into a graph and says how long replays take.
+Nothing here needs PyTorch.
+- A subject (operations.Operation) is one operation over `sets` rotating buffer sets. launch(index) launches it on one
+  of them and returns what it writes; refill(seed) fills all sets with fresh random inputs; error(index, outputs) is the
+  largest error of outputs in units of its bound. A launch of an `in_place` subject overwrites its inputs, so that only
+  the first one after a refill can be compared.
+- A device (gpu.CudaDevice): warm_up(subject) launches outside of any capture, so that libraries choose and load their
+  kernels; capture(subject, launches) returns a graph whose launches rotate over the sets; replay(graph, count) returns
+  the microseconds of each replay, queued back to back; disturbance() says in words what slowed the device since it was
+  last asked, or slows it now, and "" for nothing; peaks_again(peaks) returns the peaks, with those replaced that the
+  device reaches better now.
+- A graph has its number of `launches` and `outputs`, which has for each set what the last launch on it writes. poison()
+  overwrites all outputs with NaN, or with -1 if they are whole numbers.
 """
 import dataclasses
 import math
 import time
-from typing import Protocol
 
 from tokline.samples import interval, middle
 from tokline.schema import MIN_SAMPLES, RULES
 
 MAX_SAMPLES = 60
-# As the suite's own rows: where the power cap was met, a rest first, and after each sample of so many times its time,
-# more the second time. A row beside one that rested rests from its first sample.
+# As for the suite's own rows: a row that reaches the power cap rests first, and then after each sample for so many
+# times its length, longer the second time. A row beside one that rested does so from its first sample.
 FIRST_REST_US, REST_SHARES = RULES["cooling_us"], RULES["rest_shares"]
-MIN_SAMPLE_US = 1000.0  # a graph holds as many launches as that takes
+MIN_SAMPLE_US = 1000.0  # a graph has as many launches as that takes
 MAX_LAUNCHES = 4096
 WARM_UP_US = 5e3
 PRECISE = RULES["precision"]  # half the interval of the median, as a share of it
 COLD_L2_MULTIPLE = RULES["cold_l2_multiple"]
 AUDITS = 2
-WRONG = RULES["wrong"]  # error over bound where no bound is defined: NaN, or inexact bits
+WRONG = RULES["wrong"]  # the error over its bound if no bound is defined: for NaN, or inexact bits
 
 
 class Unsupported(Exception):
     """The peer does not do this work, or not on this shape; the message says why."""
-
-
-class Subject(Protocol):
-    sets: int
-    in_place: bool  # a launch overwrites inputs, so that only the first after a refill can be compared
-    memory_bytes: int
-
-    def launch(self, index):
-        """One launch on a buffer set; returns what it wrote."""
-
-    def refill(self, seed):
-        """Fresh random inputs in all sets."""
-
-    def error(self, index, outputs):
-        """The largest error of `outputs`, from buffer set `index`, in units of its bound."""
-
-
-class Graph(Protocol):
-    launches: int
-    outputs: dict  # of each buffer set, what the last launch on it writes
-
-    def poison(self):
-        """Overwrites all outputs with NaN, or -1 where they are whole numbers."""
-
-
-class Device(Protocol):
-    l2_bytes: int
-
-    def warm_up(self, subject):
-        """Launches outside of any capture: libraries choose and load their kernels."""
-
-    def capture(self, subject, launches) -> Graph:
-        """`launches` launches that rotate over the buffer sets."""
-
-    def replay(self, graph, count) -> list:
-        """Microseconds of each of `count` replays, queued back to back."""
-
-    def disturbance(self) -> str:
-        """What slowed the device since this was last asked, replays included, or slows it now, in words, or ""."""
-
-    def peaks_again(self, peaks) -> dict:
-        """The peaks, those replaced that the device reaches better now."""
 
 
 @dataclasses.dataclass
@@ -86,7 +53,7 @@ class Measurement:
     memory_bytes: int | None = None
 
     def note(self, error):
-        """Takes an error over its bound into account. Returns whether the output is right."""
+        """Takes an error, in units of its bound, into account. Returns whether the output is right."""
         right = error <= 1  # false for NaN
         self.error = max(self.error, error if error <= WRONG else WRONG)
         return right
@@ -114,7 +81,7 @@ def require_cold(sets, bytes_a_launch, l2_bytes):
 
 
 def replays_of(device, graph, rest):
-    """As many replays as a row has at least; after each `rest`, if any, is called with its microseconds."""
+    """As many replays as a row has at least; `rest`, if any, is called with the microseconds of each."""
     if rest is None:
         return device.replay(graph, MIN_SAMPLES)
     replays = []
@@ -125,7 +92,7 @@ def replays_of(device, graph, rest):
 
 
 def sample(device, graph, row_seconds, clock, rest=None):
-    """Microseconds of replays until the median is precise or the time is spent, and which of them it was."""
+    """Microseconds of replays until the median is precise or the time is spent, and which of the two it was."""
     begin = clock()
     replays = replays_of(device, graph, rest)
     while not is_precise(replays):
@@ -136,7 +103,7 @@ def sample(device, graph, row_seconds, clock, rest=None):
 
 
 def fill(subject, graph, seed):
-    """Fresh inputs, and outputs that no launch has written. Of an in-place operation they are the same."""
+    """Fresh inputs, and outputs that no launch has written. In-place operations have the same tensors for both."""
     subject.refill(seed)
     if not subject.in_place:
         graph.poison()
@@ -147,7 +114,8 @@ def sleep_us(us):
 
 
 def measure(device, subject, row_seconds=0.1, seed=1, rests=False, clock=time.monotonic, rest=sleep_us):
-    """Verifies, times, with rests from the first sample if asked to, and verifies again. Stops at the first wrong output."""
+    """Verifies, times (if asked to, with rests from the first sample), and verifies again. Stops at the first wrong
+    output."""
     result = Measurement(memory_bytes=subject.memory_bytes)
     last = subject.sets - 1
     subject.refill(seed)

@@ -1,20 +1,20 @@
-"""What each library runs for each kernel of the suite. To add a peer: a function that returns an Operation, and
-its line in PEERS. Importing this needs no PyTorch."""
+"""What each library runs for each kernel of the suite. A new peer needs a function that returns an Operation, and a
+line in PEERS. Importing this needs no PyTorch."""
 import dataclasses
 from typing import Callable, NamedTuple
 
 from peers.inputs import INPUTS, NORM_EPS
 from peers.measure import require_cold
 
-WORKSPACE_BYTES = 256 << 20  # FlashInfer's; it recommends at least half of that
+WORKSPACE_BYTES = 256 << 20  # of FlashInfer, which recommends at least half of that
 SEMAPHORE_BYTES = 4 << 20
-BOTH = ("plain", "dependent")  # where programmatic dependent launch can be chosen
+BOTH = ("plain", "dependent")  # programmatic dependent launch can be chosen
 PLAIN = ("plain",)
-DEPENDENT = ("dependent",)  # where it cannot be switched off
+DEPENDENT = ("dependent",)  # it cannot be switched off
 
 
 class Operation:
-    """A measure.Subject: launches of one library over Inputs, with tables of its own."""
+    """A subject of measure.py: launches of one library over Inputs, with tables of its own."""
     def __init__(self, inputs, launch, error=None, in_place=False, workspace_bytes=0, tables=()):
         self.sets, self.in_place = inputs.sets, in_place
         table_bytes = sum(table.numel() * table.element_size() for table in tables)
@@ -54,14 +54,14 @@ class Bench:
         return self.libraries["flashinfer"].module(module)
 
     def workspace(self, name="float", size=WORKSPACE_BYTES):
-        """Zeroed when first asked for, then shared by all operations."""
+        """Bytes that are zero when first asked for, and then shared by all operations."""
         if name not in self._workspaces:
             self._workspaces[name] = self.torch.zeros(size, dtype=self.torch.uint8, device=self.place)
         return self._workspaces[name]
 
 
 class Attempt(NamedTuple):
-    """One row to be: made and measured in turn."""
+    """What one row is made from."""
     peer: str
     implementation: str
     chain: str
@@ -82,7 +82,7 @@ class Peer:
 
 
 def attempts(row, wanted):
-    """The attempts at a row of the suite, those of one layout next to each other."""
+    """The attempts at a row of the suite; those of one layout are next to each other."""
     found = []
     for peer in PEERS.get(row["kernel"], []):
         if peer.peer in wanted and peer.fits(row["shape"]):
@@ -162,7 +162,7 @@ def _flashinfer_prefill(backend):
 
 
 def _fa3(planned):
-    """`planned`: the schedule is made once, outside of what is timed, as FlashInfer's plan is."""
+    """If `planned`, the schedule is made once and not timed, like FlashInfer's plan."""
     def make(bench, inputs, _chain):
         library, batch = bench.library("fa3"), inputs.batch
         longest_q, longest = max(batch.q_lengths), max(batch.lengths)
@@ -203,7 +203,7 @@ def _sdpa(backend_name):
 
 
 def _contiguous_only(kernel, lower_right):
-    """Why contiguous attention cannot do a shape, or ""."""
+    """A function that says why contiguous attention cannot do a shape, or ""."""
     def unless(shape):
         if "shared" in shape:
             return "keys and values are contiguous: sequences cannot share them"
