@@ -18,10 +18,12 @@ def new_parser(name, description, epilog):
 
 
 def golden(argv=None):
-    parser = new_parser("golden", """Makes the tiny checkpoints of every family and their golden outputs. The weights come from a seed and are
+    parser = new_parser("golden", """\
+Makes the tiny checkpoints of every family and their golden outputs. The weights come from a seed and are
 exact in bf16; tokens and logits are those of transformers in fp32 on the CPU. The first run installs torch
-and transformers into .venv-golden. harness/tests/golden/README.md describes the formats.""",
-                        "Exit codes: 0 written or equal, 1 --check found a difference or there is no such seed, 2 misuse or no environment.")
+and transformers into .venv-golden. harness/tests/golden/README.md describes the formats.""", """\
+Exit codes: 0 written or equal, 1 --check found a difference or there is no such seed, 2 misuse or no
+environment.""")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="make them elsewhere and compare with the committed files")
     what.add_argument("--find-seed", nargs=2, metavar=("NAME", "COUNT"),
@@ -30,9 +32,11 @@ and transformers into .venv-golden. harness/tests/golden/README.md describes the
 
 
 def tokenizer_golden(argv=None):
-    parser = new_parser("tokenizer_golden", """Trains small tokenizers with the pipelines of the model families and writes, for seeded strings, the ids and
+    parser = new_parser("tokenizer_golden", """\
+Trains small tokenizers with the pipelines of the model families and writes, for seeded strings, the ids and
 texts of Hugging Face tokenizers to harness/tests/text/golden. The first run installs tokenizers, transformers
-and jinja2 into .venv-tokenizers. harness/tests/text/golden/README.md describes the formats.""", """example, other strings and more of them:
+and jinja2 into .venv-tokenizers. harness/tests/text/golden/README.md describes the formats.""", """\
+example, other strings and more of them:
   scripts/maintain/tokenizer_golden --out /tmp/golden --seed 7 --strings 100000
   TOKLINE_TEXT_GOLDEN=/tmp/golden build/ci/bin/tokenizer_golden_test
 
@@ -53,7 +57,8 @@ Exit codes: 0 written or equal, 1 --check found a difference, 2 misuse or no env
 
 
 def train_tiny(argv=None):
-    parser = new_parser("train_tiny", """Trains a Qwen3 of two layers to look up facts in its context ('The code of amber is 4821.'), writes it as a
+    parser = new_parser("train_tiny", """\
+Trains a Qwen3 of two layers to look up facts in its context ('The code of amber is 4821.'), writes it as a
 Hugging Face checkpoint, and prints how often transformers answers right with it, by length and depth, in
 fp32 and in bf16. docs/embedded_model.md describes it. The first run installs torch and transformers into
 .venv-golden.""", "Exit codes: 0 at least 99 % right at every length, 1 less, 2 misuse or no environment.")

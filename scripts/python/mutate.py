@@ -437,8 +437,8 @@ def report(arguments):
     lines = [
         "# Seeded bugs and the tests that catch them",
         "",
-        "Written by `scripts/maintain/mutate report`; its `--help` says how to run them. The bugs of a folder are in its "
-        "`mutations.json`, which moves with it.",
+        "Written by `scripts/maintain/mutate report`; its `--help` says how to run them. The bugs of a folder are in "
+        "its `mutations.json`, which moves with it.",
         "",
         f"There are {len(mutations)} bugs. Each was alone in a build that is otherwise that of the revision beside it. "
         f"{len(mutations) - survived - not_run} are caught by every test program that is named for them, "

@@ -120,7 +120,7 @@ def compare(arguments, lengths):
     config, positions = model.config, model.config.max_position_embeddings
     fitting = [length for length in lengths if length + arguments.new_tokens <= positions]
     if not fitting:
-        raise Stop(f"no prompt of {lengths} tokens with {arguments.new_tokens} new ones fits into {positions} positions")
+        raise Stop(f"no prompt of {lengths} tokens and {arguments.new_tokens} new ones fits into {positions} positions")
     runs = transformers_runs(arguments, model, fitting)
     transformers_s, start = time.perf_counter() - start, time.perf_counter()
     del model

@@ -15,7 +15,8 @@ sys.exit(sys.version_info < (3, 11) or any(u.find_spec(n) is None for n in names
 install_analysis() {
   if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     why_not="$(python3 --version) is too old; 3.11 or newer is needed"
-  elif ! pip_install --retries 1 --timeout 10 -r "$root/scripts/setup/requirements-analysis.txt" >"$venv/pip.log" 2>&1; then
+  elif ! pip_install --retries 1 --timeout 10 -r "$root/scripts/setup/requirements-analysis.txt" \
+    >"$venv/pip.log" 2>&1; then
     why_not="pip: $(grep '^ERROR' "$venv/pip.log" | tail -n 1)"
   else
     return 0

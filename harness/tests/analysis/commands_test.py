@@ -81,7 +81,7 @@ class CommandsTest(CommandTest):
                 code, out, err = run_here(command)
             self.assertEqual((code, out), (2 if command in ("gate", "compare") else 1, ""))
             self.assertIn("ZeroDivisionError", err)
-            self.assertRegex(err.splitlines()[-1], f"^{program_of(command)}: an error of this command")
+            self.assertRegex(err.splitlines()[-1], f"^{program_of(command)}: this is an error of the command")
 
     def refuses_one_file(self, names, command, *arguments):
         before = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""How believable the tools are, in figures: collects runs with known differences, reports what was made of them."""
+"""Measures how believable the tools are: collects runs with known differences and reports what the tools say."""
 import argparse
 import math
 import shlex
@@ -18,13 +18,13 @@ def words(text):
 def parse_arguments(argv):
     parser = command_parser(
         "Measures how often the tools are right, on equal programs and on programs slowed on purpose.\n"
-        "`collect` runs where the programs run and needs Python alone; `report` judges.", """examples:
+        "`collect` runs where the programs run and needs only Python; `report` judges.", """examples:
   scripts/maintain/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe --dry-run
   scripts/maintain/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe
   scripts/maintain/believe report believe -o docs/believability.md --json believability.json
 Each command has its own --help.
 
-Exit codes: 0 done, 1 something failed or is a file that cannot be used, 2 misuse, 3 stopped by --time-limit, or
+Exit codes: 0 done, 1 something failed or a file cannot be used, 2 misuse, 3 stopped by --time-limit, or
 nothing to report, 130 interrupted.""")
     commands = parser.add_subparsers(dest="command", required=True, metavar="collect|report")
 
@@ -34,50 +34,53 @@ nothing to report, 130 interrupted.""")
         epilog=f"""parts:
   aa         every bench program against itself, in interleaved rounds
   slowdowns  the same against itself made 3, 5 and 10 % slower
-  host       `tokline bench` with delays at the host between decode steps
-  ops        `tokline bench` with a delay after each launch of one op, all ops in turn
-  tests      cheats, the killed store and independent timing, where their tests are built in --bin
-  overhead   a full default run, for its time
+  host       `tokline bench` with delays on the host between decode steps
+  ops        `tokline bench` with a delay after each launch of one op, for all ops in turn
+  tests      cheats, the killed store and independent timing, if their tests are built in --bin
+  overhead   a full default run, to know how long it takes
 default: {','.join(DEFAULT_PARTS)}
 
-A folder that was begun is continued: what is there is not run again. Exit codes: 0 all of it is there,
-1 a program failed (what it recorded is kept), 2 misuse, 3 stopped by --time-limit, run again to continue,
+A folder that was begun is continued: what it has is not run again. Exit codes: 0 everything is there,
+1 a program failed (what it recorded is kept), 2 misuse, 3 stopped by --time-limit (run it again to continue),
 130 interrupted.""")
     collect.add_argument("--bin", required=True, type=Path, dest="bin_dir", metavar="DIR", help="folder of the built programs")
     collect.add_argument("--model", type=Path, metavar="DIR", help="checkpoint of the decoder parts")
-    collect.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make or continue")
+    collect.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to create or continue")
     collect.add_argument("--only", type=words, dest="parts", default=DEFAULT_PARTS, metavar="PARTS", help="comma-separated parts")
     collect.add_argument("--kernels", type=words, default=[], metavar="NAMES", help="bench programs (default: all)")
     collect.add_argument("--rounds", type=positive, default=3, metavar="N",
-                         help="of each bench program, on every side; a gate needs 3 to know the noise between runs "
-                              "(default: %(default)s)")
+                         help="rounds of each bench program on every side; a gate needs 3 to know the noise between "
+                              "runs (default: %(default)s)")
     collect.add_argument("--large-rounds", type=positive, default=3, metavar="N",
                          help="of the sides that are 5 and 10 %% slower; 1 is a gate without a known noise, which "
                               "needs 3 %% (default: %(default)s)")
     collect.add_argument("--comparisons", type=positive, default=36, metavar="N",
                          help="rows of each bench program, at least (default: %(default)s)")
     collect.add_argument("--decoder-rounds", type=positive, default=7, metavar="N",
-                         help="of the decoder: a run as it is and one for each delay (default: %(default)s)")
-    collect.add_argument("--batch", default="1", metavar="N[,N]", help="of the decoder (default: %(default)s)")
-    collect.add_argument("--ops", type=words, default=[], metavar="NAMES", help="to be slowed (default: all in turn)")
+                         help="rounds of the decoder: a run as it is and one for each delay (default: %(default)s)")
+    collect.add_argument("--batch", default="1", metavar="N[,N]", help="batches of the decoder (default: %(default)s)")
+    collect.add_argument("--ops", type=words, default=[], metavar="NAMES",
+                         help="ops to slow down (default: all in turn)")
     collect.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     collect.add_argument("--bench-args", type=shlex.split, default=[], metavar="'FLAGS'",
-                         help="for the bench programs, such as '--max-seconds 0.2'")
+                         help="flags of the bench programs, such as '--max-seconds 0.2'")
     collect.add_argument("--decoder-args", type=shlex.split, default=[], metavar="'FLAGS'",
-                         help="for `tokline bench`, such as '--repeats 3'")
-    collect.add_argument("--store-kills", type=positive, default=10000, metavar="N", help="default: %(default)s")
-    collect.add_argument("--seed", type=int, default=1, metavar="N", help="of the order (default: %(default)s)")
+                         help="flags of `tokline bench`, such as '--repeats 3'")
+    collect.add_argument("--store-kills", type=positive, default=10000, metavar="N",
+                         help="writers to kill (default: %(default)s)")
+    collect.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the order (default: %(default)s)")
     collect.add_argument("--time-limit", type=float, default=math.inf, metavar="SECONDS",
                          help="start no run that would end later")
     collect.add_argument("--dry-run", action="store_true", help="print the estimate and run nothing")
 
     report = commands.add_parser(
         "report", formatter_class=argparse.RawDescriptionHelpFormatter, help="judge what was collected",
-        description="Lets scripts/records gate and blame judge the collected runs, and holds what they say against what "
-                    "was done.",
-        epilog="""Results of tests are also found in DIR/tests. Rows of several folders are judged apart and counted together.
-The file of a program that was cut short is named and left out, with the other side of its round; a file that is no
-record ends the report.
+        description="Lets scripts/records gate and blame judge the collected runs, and compares what they say with "
+                    "what was done.",
+        epilog="""\
+Results of tests are also found in DIR/tests. Rows of several folders are judged separately and counted together.
+The file of a program that was cut short is named and left out, together with the other side of its round; a file
+that is no record ends the report.
 Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 nothing was collected,
 130 interrupted.""")
     judged = report.add_mutually_exclusive_group(required=True)
@@ -141,7 +144,7 @@ def run_report(arguments):
 
 
 def write(path, text):
-    """A whole file or none; standard output without a path."""
+    """Writes a whole file or none; without a path, standard output."""
     if path is None:
         terminal.write_out(text)
     else:

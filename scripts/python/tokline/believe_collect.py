@@ -1,7 +1,7 @@
 """Runs the programs that scripts/maintain/believe judges the tools by, on the machine whose figures are asked for.
 
-Standard library only: it runs where nothing can be installed. Every program run is a job with a file
-of its own that appears when the job has ended, so a collection can be stopped and continued.
+Standard library only: it runs where nothing can be installed. Every program run is a job with its own
+file, which appears when the job has ended, so a collection can be stopped and continued.
 """
 import collections
 import itertools
@@ -36,7 +36,7 @@ class CollectError(Stop):
 
 # Arguments that a continued collection must not change.
 SETTINGS = ("device", "comparisons", "seed", "batch", "ops", "bench_args", "decoder_args")
-FILE = "{file}"  # stands in a job's arguments for the file that it leaves
+FILE = "{file}"  # in a job's arguments, means the file that it leaves
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Collector:
                                    f"this is {value!r}; use another folder")
 
     def seconds_of(self, job):
-        """Of a run of the job's program: what its past runs took, else a guess."""
+        """How long a run of the job's program takes: the mean of its past runs, or a guess."""
         past = [entry["seconds"] for entry in self.journal
                 if entry["program"] == job.program and entry["kind"] == job.kind]
         return sum(past) / len(past) if past else GUESSED_SECONDS[job.kind]
@@ -159,13 +159,13 @@ def shuffled(items, *seeds):
     return items
 
 
-# ---- benches: the same binary against itself, and against itself slowed ----
+# ---- benches: the same program against itself, and against itself slowed down ----
 
 def bench_kernels(plan):
     found = sorted(path.name.removeprefix("bench_") for path in plan.bin_dir.glob("bench_*")
                    if os.access(path, os.X_OK) and not path.name.endswith("_test"))
     if not found:
-        raise CollectError(f"--bin {plan.bin_dir} holds no bench_* program; "
+        raise CollectError(f"--bin {plan.bin_dir} has no bench_* program; "
                            "scripts/bench builds them into build/bench-*/bin")
     for kernel in plan.kernels:
         if kernel not in found:
@@ -174,7 +174,7 @@ def bench_kernels(plan):
 
 
 def units_of(shapes):
-    """[(family, shape)]: each shape of the file for itself, and each value of its lists."""
+    """[(family, shape)]: each shape of the file separately, and each value of its lists."""
     units = []
     for family, entries in shapes.items():
         for entry in entries:
@@ -220,7 +220,7 @@ def listed_rows(plan, kernel):
 
 
 def shapes_for(plan, kernel):
-    """The way to a shapes file with which the program has at least `comparisons` rows, hardly more."""
+    """The path of a shapes file with which the program has at least `comparisons` rows, and hardly more."""
     path = plan.out / "shapes" / f"{kernel}.json"
     if path.exists():
         return path
@@ -238,7 +238,7 @@ def shapes_for(plan, kernel):
 
 def enough(units, rows, wanted):
     """The fewest units that have at least `wanted` rows, as a shapes file. `rows` are the names of the rows of all
-    units: a unit has one a chain, and some kernels one a variant too."""
+    units: a unit has one per chain, and with some kernels one per variant too."""
     in_shape = collections.Counter(name.split("/")[1] for name in rows)
     units_in_shape = collections.Counter(entry["name"] for _, entry in units)
     for count in itertools.count(1):
@@ -249,7 +249,7 @@ def enough(units, rows, wanted):
 
 
 def sides_of(plan, round_index):
-    """Name and slowdown of each side that runs in this round."""
+    """The name and the slowdown of each side that runs in this round."""
     sides = [("a", 0)]
     if "aa" in plan.parts:
         sides.append(("again", 0))
@@ -260,8 +260,8 @@ def sides_of(plan, round_index):
 
 
 def collect_benches(plan, collector):
-    """Interleaved rounds of every kernel's program: as it is, as it is once more, and slowed. A kernel's
-    rounds are complete before the next kernel's, so that what a time limit leaves can be used."""
+    """Interleaved rounds of every kernel's program: as it is, as it is once more, and slowed down. A kernel's
+    rounds are complete before the next kernel's begin, so that what a time limit leaves can be used."""
     folder = plan.out / "benches"
     for kernel in bench_kernels(plan):
         shapes = shapes_for(plan, kernel)
@@ -293,14 +293,14 @@ def remember_peaks(folder, path):
         partial.rename(peaks)
 
 
-# ---- the decoder: delays at the host, delays of one op ----
+# ---- the decoder: delays on the host, delays of one op ----
 
 def tokline_program(plan):
     if plan.model is None:
         raise CollectError("the decoder runs a checkpoint: --model DIR is missing")
     program = plan.bin_dir / "tokline"
     if not os.access(program, os.X_OK):
-        raise CollectError(f"--bin {plan.bin_dir} holds no program tokline")
+        raise CollectError(f"--bin {plan.bin_dir} has no program tokline")
     return str(program)
 
 
@@ -319,8 +319,8 @@ def profiles_of(path):
 
 
 def delay_us(percent, profiles, op=None):
-    """That makes the longest of the profiled steps about `percent` longer: of the host, or of each launch of
-    `op`. The host works a step ahead of a device, so its delay shows where it is longer than a step."""
+    """The delay of the host, or of each launch of `op`, that makes the longest of the profiled steps about `percent`
+    longer. The host works a step ahead of a device, so its delay shows only if it is longer than a step."""
     delays = []
     for profile in profiles:
         share = percent / 100
@@ -344,12 +344,12 @@ def delayable_ops(plan, profiles):
 
 
 def collect_decoder(plan, collector):
-    """Rounds of a run as it is, and for each size one with a delay at the host and one with a slowed op.
-    Round by round other ops are slowed, until all had their turn."""
+    """Rounds of a run as it is and, for each size, one with a delay on the host and one with a slowed op. Each round
+    slows other ops, until every op had its turn."""
     kinds = [kind for kind in ("host", "ops") if kind in plan.parts]
     first = decoder_job(plan, 0, "base")
     if not collector.run(first):
-        if collector.dry:  # the profile of the first run says which ops there are, not how many runs
+        if collector.dry:  # the profile of the first run says which ops there are, but not how many runs
             more = plan.decoder_rounds * (1 + len(kinds) * len(DELAYS)) - 1
             collector.planned += [collector.seconds_of(first)] * more
             return
@@ -374,10 +374,10 @@ def collect_decoder(plan, collector):
             collector.run(job)
 
 
-# ---- tests that say a figure, and a full default run ----
+# ---- tests that give a figure, and a full default run ----
 
 def collect_tests(plan, collector):
-    """The tests whose results are figures of the believability page: those that the folder has."""
+    """Those tests that the folder has and whose results are figures of the believability page."""
     folder = plan.out / "tests"
     jobs = [Job(name, "test", folder / f"{name}.json", [f"--gtest_output=json:{FILE}"])
             for name in ("cheats_test", "cheats_cuda_test")]
@@ -387,7 +387,7 @@ def collect_tests(plan, collector):
                     env={"TOKLINE_INDEPENDENT_TIMING": FILE}))
     built = [job for job in jobs if os.access(plan.bin_dir / job.name, os.X_OK)]
     if not built:
-        raise CollectError(f"--bin {plan.bin_dir} holds none of {', '.join(job.name for job in jobs)}; "
+        raise CollectError(f"--bin {plan.bin_dir} has none of {', '.join(job.name for job in jobs)}; "
                            "scripts/test builds them into build/*/bin")
     for job in built:
         job.argv.insert(0, str(plan.bin_dir / job.name))
@@ -407,7 +407,7 @@ def collect_overhead(plan, collector):
 
 
 def collect(plan, say, dry_run=False):
-    """Runs what is not there yet; `plan` holds the arguments of the command line. Returns the failures in words; raises
+    """Runs what is not there yet; `plan` has the arguments of the command line. Returns the failures in words; raises
     OutOfTime at the time limit."""
     collector = Collector(plan, say)
     wanted = [(collect_benches, {"aa", "slowdowns"}), (collect_decoder, {"host", "ops"}),

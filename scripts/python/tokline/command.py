@@ -1,5 +1,5 @@
-"""What all commands have in common: their parser, and how they end: with a line and an exit code, never with a
-traceback that looks like a verdict. Standard library only."""
+"""What all commands have in common: their parser, and how they end: with a line and an exit code, and never so that
+a traceback looks like a verdict. Standard library only."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from tokline import terminal
 from tokline.stop import Stop
 
 FAILED, MISUSE, INTERRUPTED = 1, 2, 130
-# Their 1 is a verdict: what fails in them exits with 2.
+# Their exit code 1 is a verdict: a failure in them exits with 2.
 OF_VERDICTS = ("scripts/records gate", "scripts/records compare", "scripts/maintain/floors")
 
 
@@ -27,7 +27,7 @@ def positive(text):
 
 
 def regular_expression(text):
-    """The type of an argument that is one."""
+    """The type of an argument that is a regular expression."""
     try:
         return re.compile(text)
     except re.error as error:
@@ -35,13 +35,13 @@ def regular_expression(text):
 
 
 def split_arguments(arguments):
-    """(what is for the command, what stands after -- and is for the program that it runs)"""
+    """(arguments of the command, arguments after --, which are for the program that it runs)"""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1:]
 
 
 def ended(program, main):
-    """The exit code of main(), also where Ctrl-C, a Stop, or an error of the command itself ends it."""
+    """The exit code of main(), also if Ctrl-C, a Stop, or an error of the command itself ends it."""
     terminal.program = program
     failed = MISUSE if program in OF_VERDICTS else FAILED
     try:
@@ -54,7 +54,7 @@ def ended(program, main):
         return stop.exit_code or failed
     except Exception as error:
         terminal.say("".join(traceback.format_exception(error)).rstrip())
-        terminal.say("an error of this command, which says nothing of its arguments; please report it")
+        terminal.say("this is an error of the command and not of its arguments; please report it")
         return failed
     finally:
         terminal.settle_stderr()

@@ -19,10 +19,10 @@ def add_common_arguments(parser):
         "--format", choices=["text", "markdown", "json"], default="text", help="of the result. Default: text")
     parser.add_argument("--only", metavar="REGEX", type=command.regular_expression,
                         help="only rows whose words match, as 'linear' or 'b32.*dependent'")
-    parser.add_argument("--all", action="store_true", help="list the rows that are the same too")
-    parser.add_argument("--across", action="store_true", help="compare in spite of different fingerprints, and say so")
+    parser.add_argument("--all", action="store_true", help="also list the rows that are the same")
+    parser.add_argument("--across", action="store_true", help="compare even if fingerprints differ, and say so")
     parser.add_argument("--across-builds", action="store_true",
-                        help="the same for compilers and flags only, as where two builds were run in turn")
+                        help="the same for compilers and flags only, for two builds that were run in turn")
     parser.add_argument("--noise", metavar="FILE",
                         help="records of an A/A experiment, for the noise between runs (scripts/records gate --aa)")
 
@@ -53,7 +53,7 @@ _EXPLAINED = (verdicts.DISTURBED, verdicts.UNDECIDED, verdicts.NOT_COMPARABLE)
 
 
 def remarks(comparison):
-    """What must be known besides the table, a sentence each."""
+    """What must be known besides the table, one sentence each."""
     if comparison.differences:
         lead = "compared across different fingerprints" if comparison.across else "the fingerprints differ"
         yield from (f"{lead}: {words}" for words in comparison.differences)
@@ -85,25 +85,24 @@ def render(comparison, form, with_same, closing=()):
         output.append(comparison.summary())
         hidden = len(comparison.rows) - len(lines)
         if hidden:
-            output.append(f"{count(hidden, 'row')} that {'is' if hidden == 1 else 'are'} the same "
-                          f"{'is' if hidden == 1 else 'are'} not listed (--all).")
+            verb = "is" if hidden == 1 else "are"
+            output.append(f"{count(hidden, 'row')} that {verb} the same {verb} not listed (--all).")
     return "\n".join([*output, *closing])
 
 
 def parse_arguments(arguments):
     parser = command.parser(
         "Compares two sets of records: ratio, 95 % interval and verdict of each row, slowest first.\n"
-        "docs/gating.md says how a verdict comes about.",
+        "docs/gating.md defines the verdicts.",
         "examples:\n"
         "  scripts/records compare main.jsonl pr.jsonl\n"
         "  scripts/records compare --only 'chunk_decode .*dependent' --all main.jsonl pr.jsonl\n"
         "  scripts/records compare --format markdown results/before results/after > comment.md\n\n"
-        "exit codes: 0 compared, 2 misuse, a file that cannot be used or written, or an error of the\n"
-        "command itself, 3 not comparable\n"
-        "(the fingerprints differ, or no row is in both), 130 interrupted. scripts/records gate fails where\n"
-        "something is slower.")
-    parser.add_argument("a", metavar="A", help="records (.jsonl) or a folder of them: the baseline")
-    parser.add_argument("b", metavar="B", help="the same: the candidate")
+        "exit codes: 0 compared, 2 misuse, a file that cannot be used or written, or an error of the command\n"
+        "itself, 3 not comparable (the fingerprints differ, or no row is in both), 130 interrupted.\n"
+        "scripts/records gate fails if something is slower.")
+    parser.add_argument("a", metavar="A", help="records (.jsonl) of the baseline, or a folder of them")
+    parser.add_argument("b", metavar="B", help="the same for the candidate")
     add_common_arguments(parser)
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or as they were before."""
+"""Writes files so that they are there whole, or as they were before."""
 
 import errno
 import itertools
@@ -13,13 +13,13 @@ class CannotWrite(Stop):
 
 
 class SameFile(Stop):
-    """A result in the place of what it is made of, or of another result; the message names both."""
+    """A result that would overwrite one of its inputs or another result; the message names both."""
     exit_code = 2
 
 
 def write_whole(path, content):
-    """Writes text or bytes: a temporary file beside `path`, then a rename. Into a pipe or a device directly, since
-    nothing can be put in its place; through a link to a file, which stays a link."""
+    """Writes text or bytes: to a temporary file beside `path`, which is then renamed. A pipe or a device is written
+    directly, since nothing can replace it. A link to a file stays a link."""
     name, path = path, os.fspath(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
     partial = None
@@ -48,12 +48,12 @@ def write_whole(path, content):
 
 
 def require_writable(path):
-    """Before hours of work: whether write_whole() could write there. Leaves nothing behind."""
+    """Checks before hours of work whether write_whole() could write there. Leaves nothing behind."""
     try:
         if os.path.isdir(path):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         if os.path.exists(path) and not os.path.isfile(path):
-            # Not opened: the reader of a pipe would take that for all that comes.
+            # It is not opened: the reader of a pipe would take that for everything.
             if not os.access(path, os.W_OK):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             return
@@ -64,9 +64,9 @@ def require_writable(path):
 
 
 def check_outputs(outputs, inputs=()):
-    """Before anything is read or written: whether every result can be written, and into a file of its own.
+    """Checks before anything is read or written whether every result can be written, and into a file of its own.
 
-    Both are (name, path) pairs, the name as the command line has it; a path may be None, and an input a folder, whose
+    Both are (name, path) pairs with the name of the option. A path may be None, and an input may be a folder, whose
     *.jsonl are read. Raises SameFile and CannotWrite.
     """
     written = [(name, path) for name, path in outputs if path is not None]
@@ -89,7 +89,7 @@ def _files_of(path):
 
 
 def _same_file(a, b):
-    """Devices and pipes are not: what is written there replaces nothing."""
+    """Devices and pipes are never the same file: what is written there replaces nothing."""
     if os.path.exists(a) and os.path.exists(b):
         return os.path.isfile(a) and os.path.samefile(a, b)
     return os.path.realpath(a) == os.path.realpath(b)

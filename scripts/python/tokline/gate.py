@@ -52,8 +52,8 @@ def parse_arguments(arguments):
     measuring.add_argument("--out", metavar="FILE", help="with --aa: the records of both sides, for --noise")
     measuring.add_argument("--programs", metavar="NAMES", help="only these programs of the bin folders: "
                            "comma-separated, without bench_, and decoder")
-    measuring.add_argument("--model", metavar="DIR", help="decode this checkpoint with `tokline bench` too: a folder, or "
-                           "a name in the Hugging Face cache. With --programs decoder the default is the embedded one, "
+    measuring.add_argument("--model", metavar="DIR", help="decode this checkpoint with `tokline bench` too: a folder, "
+                           "or a name in the Hugging Face cache. With --programs decoder the default is the embedded one, "
                            "models/qwen3-lookup of this checkout")
     measuring.add_argument("--decode", metavar="ARGUMENTS", default="",
                            help="arguments of `tokline bench` in one word: --decode '--batch 1,8 --repeats 7'")

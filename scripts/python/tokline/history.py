@@ -14,13 +14,13 @@ from tokline.command import parser
 from tokline.kernels import ROOT
 from tokline.stop import Stop
 
-ATTEMPTS = 5  # of a push, beside others that push
-MARK = ".history"  # lies in a folder that this command made
+ATTEMPTS = 5  # to push, while others push too
+MARK = ".history"  # a file in every folder that this command made
 
 
 def parse_arguments(argv):
     parsed = parser(
-        "Fetches the branch that holds the records of all nightly runs into a folder, for scripts/records report;\n"
+        "Fetches the branch that has the records of all nightly runs into a folder, for scripts/records report;\n"
         "adds the given records, one file per run, and pushes them. What the branch has is never changed or removed:\n"
         "a file of the same name and other content is refused. The first addition makes the branch.",
         """exit codes: 0 success, 1 the remote cannot be read or written, 2 misuse, unreadable records, or a file
@@ -37,12 +37,12 @@ examples:
     parsed.add_argument("--remote", default="origin", help="the git remote (default: %(default)s)")
     parsed.add_argument("--branch", default="history", help="the branch (default: %(default)s)")
     parsed.add_argument("--out", type=Path, default=ROOT / "build" / "history", metavar="DIR",
-                        help="where it is checked out, made anew each time (default: build/history)")
+                        help="where it is checked out; the folder is replaced each time (default: build/history)")
     return parsed.parse_args(argv)
 
 
 def git(*arguments, check=True, **options):
-    """The finished process; with `check` its output, and Stop where it fails."""
+    """The finished process; with `check` its output, or Stop if it fails."""
     done = subprocess.run(["git", *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True, **options)
     if not check:
         return done
@@ -71,7 +71,7 @@ def check_arguments(options):
         raise Stop(f"--branch '{options.branch}' is no name of a branch", 2)
     out = options.out
     if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Stop(f"--out {out}: a folder with other files", 2)
+        raise Stop(f"--out {out}: this folder has other files; name a new one", 2)
     try:
         for run in records.read(options.records):
             if run.killed or run.interrupted:
@@ -81,7 +81,7 @@ def check_arguments(options):
 
 
 def fetch(remote, branch):
-    """The branch's last commit, or "" where there is no branch yet."""
+    """The branch's last commit, or "" if there is no branch yet."""
     listed = git("ls-remote", "--exit-code", "--heads", remote, f"refs/heads/{branch}", check=False).returncode
     if listed == 2:
         return ""
@@ -122,7 +122,7 @@ def add(options, tip):
         new = commit(files, options.branch, tip)
         if new is None:
             return tip
-        # A push that would drop what another one added meanwhile is refused: build on that, and try again.
+        # A push that would drop what another one added meanwhile is refused: build on that and try again.
         pushed = git("push", "--quiet", options.remote, f"{new}:refs/heads/{options.branch}", check=False,
                      stderr=subprocess.PIPE)
         if pushed.returncode == 0:

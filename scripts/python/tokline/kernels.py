@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @functools.cache
 def names():
-    """Those of the add_kernel() lines of the root CMakeLists.txt, in its order."""
+    """The names in the add_kernel() lines of the root CMakeLists.txt, in order."""
     return re.findall(r"^add_kernel\((\w+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"), re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""What is said of the samples of a row: harness/measure/timing.h, with the standard library alone."""
+"""The statistics of a row's samples, as in harness/measure/timing.h. Standard library only."""
 
 import math
 from functools import cache
@@ -11,7 +11,8 @@ def middle(ordered):
 
 @cache
 def interval_rank(count, confidence=0.95):
-    """The rank (from 0) of the order statistic below which the median is with at most (1-confidence)/2."""
+    """The rank (from 0) of the order statistic below which the median is with a probability of at most
+    (1-confidence)/2."""
     missed_on_a_side = (1 - confidence) / 2
     missed, rank = 0.0, -1
     for heads in range(count // 2):
@@ -23,7 +24,7 @@ def interval_rank(count, confidence=0.95):
 
 
 def interval(ordered):
-    """(low, high): the 95 % interval of the median by order statistics of sorted values; the extremes where they
+    """(low, high): the 95 % interval of the median by order statistics of sorted values; the extremes if there
     are too few."""
     rank = interval_rank(len(ordered))
     return ordered[rank], ordered[-1 - rank]

@@ -19,7 +19,7 @@ MAX_PERCENT_OF_PEAK = SCHEMA["$defs"]["shares"]["allOf"][0]["then"]["properties"
 _TYPES = {"array": list, "boolean": bool, "integer": int, "null": type(None), "object": dict, "string": str}
 _WORDS = {"array": "a list", "boolean": "true or false", "integer": "a whole number", "null": "null",
           "number": "a number", "object": "an object", "string": "text"}
-# Bounds say nothing of values of other types.
+# Bounds say nothing about values of other types.
 _BOUNDS = {"minimum": (operator.ge, "at least"), "maximum": (operator.le, "at most"),
            "exclusiveMinimum": (operator.gt, "more than")}
 _SIZES = {"minLength": (str, operator.ge, "at least {} characters"), "minItems": (list, operator.ge, "at least {} items"),
@@ -32,13 +32,13 @@ def brief(value):
 
 
 def compiled(schema, root=SCHEMA):
-    """A function that checks a value by a schema of the file `root`: it returns None, or where below the value
-    something is wrong, and what. Of JSON Schema (2020-12) it knows what the file of records uses."""
+    """A function that checks a value by a schema of the file `root`. It returns None, or what is wrong and where below
+    the value. It knows those keywords of JSON Schema (2020-12) that the file of records uses."""
     return _Compiler(root).checker(schema)
 
 
 class _Compiler:
-    """Makes a function of each schema; those of one name are made once."""
+    """Makes a function of each schema, only once for each name."""
 
     def __init__(self, root):
         self.root, self.named = root, {}
@@ -50,7 +50,7 @@ class _Compiler:
         return checks[0] if len(checks) == 1 else _first(checks)
 
     def check(self, name, rule, schema):
-        """The check of one keyword, or None for what checks nothing by itself."""
+        """The check of one keyword, or None for a keyword that checks nothing by itself."""
         if name in ("$schema", "title", "description", "$defs", "then", "else", "x-rules"):
             return None
         if name in _BOUNDS:

@@ -13,7 +13,7 @@ def median(values):
 
 
 def median_interval(samples, confidence=0.95):
-    """(low, high): order statistics between which the median is; the extremes where the samples are too few."""
+    """(low, high): order statistics between which the median is; the extremes if there are too few samples."""
     ordered = np.sort(np.asarray(samples, dtype=float))
     rank = interval_rank(len(ordered), confidence)
     return float(ordered[rank]), float(ordered[-1 - rank])
@@ -27,7 +27,7 @@ def _resampled_positions(count, resamples, seed):
 
 
 def bootstrap_medians(samples, seed=1, resamples=2000):
-    """The medians of `resamples` resamples. Only the middle positions are drawn: exact, and quick."""
+    """The medians of `resamples` resamples. Only the middle positions are drawn, which is exact and quick."""
     ordered = np.sort(np.asarray(samples, dtype=float))
     low, high = _resampled_positions(len(ordered), resamples, seed)
     return (ordered[low] + ordered[high]) / 2
@@ -94,8 +94,8 @@ def smallest_p(counts):
 
 
 def holm(p_values):
-    """Holm's adjusted p values, in the order given: reject what is at most alpha, and of all rows together at
-    most alpha is rejected wrongly."""
+    """Holm's adjusted p values, in the order given. If every p of at most alpha is rejected, the probability of any
+    wrong rejection among all rows is at most alpha."""
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values, kind="stable")
     scaled = p_values[order] * np.arange(len(p_values), 0, -1)

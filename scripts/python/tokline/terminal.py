@@ -1,4 +1,4 @@
-"""What people see: colour where it is wanted, tables in text and Markdown, figures, progress, failure."""
+"""What people see: colour, tables in text and Markdown, figures, progress, failure."""
 
 import contextlib
 import math
@@ -20,12 +20,12 @@ def colour_wanted(stream=None):
 
 
 def paint(text, colour, wanted):
-    """The text in `colour` (a name, or None) where colour is wanted."""
+    """The text in `colour` (a name, or None) if colour is wanted."""
     return f"\033[{_CODES[colour]}m{text}\033[0m" if wanted and colour else text
 
 
 def width(text):
-    """Columns on a terminal."""
+    """The columns that a text takes on a terminal."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
@@ -50,7 +50,7 @@ def count(number, noun, plural=None):
 
 def text_table(header, lines, right=(), colours=None, wanted=False):
     """A table as lines of text. `right` are the columns that are aligned to the right; `colours` has a
-    list of colours (or None) for each line, one a cell."""
+    list of colours (or None) for each line, one per cell."""
     widths = [max((width(line[i]) for line in [header, *lines]), default=0) for i in range(len(header))]
 
     def render(cells, line_colours):
@@ -78,7 +78,7 @@ def markdown_table(header, lines, right=()):
 
 
 class Progress:
-    """One line on standard error that overwrites itself; nothing where that is not a terminal."""
+    """One line on standard error that overwrites itself; nothing if that is not a terminal."""
     def __init__(self, stream=None):
         self._stream = stream or sys.stderr
         self._shown = self._stream is not None and self._stream.isatty()
@@ -95,12 +95,12 @@ class Progress:
             self._stream.flush()
 
 
-# What the running command is called in the lines that it says; tokline.command.ended() sets it.
+# The name of the running command in the lines that it says; tokline.command.ended() sets it.
 program = "scripts/records"
 
 
 def say(text):
-    """A line on standard error: what the command has to say besides its result. Where nobody can read it, nothing
+    """Writes a line to standard error: what the command has to say besides its result. If nobody can read it, nothing
     happens: print() would put it into the result, or fail."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
@@ -108,13 +108,13 @@ def say(text):
 
 
 def drop(stream):
-    """Gives up what is left in the buffer of a stream that cannot be written: the interpreter would try once more at
-    its end, and exit with 120."""
+    """Gives up what is left in the buffer of a stream that cannot be written: the interpreter would try again at its
+    end, and exit with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def settle_stderr():
-    """To be called at the end: what could not be said changes no exit code."""
+    """Is called at the end: what could not be said must not change the exit code."""
     if sys.stderr is None:
         return
     try:
@@ -124,8 +124,8 @@ def settle_stderr():
 
 
 def write_out(text):
-    """Writes the result to standard output. A reader that has seen enough is no failure; raises CannotWrite for
-    any other."""
+    """Writes the result to standard output. A reader that stops reading is no failure; raises CannotWrite for any
+    other."""
     if sys.stdout is None:
         raise CannotWrite("cannot write to standard output: it is closed")
     try:

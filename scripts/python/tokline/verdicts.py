@@ -1,5 +1,5 @@
-"""Says of each row of two sets of runs whether it became slower, and what else became worse.
-docs/gating.md has the reasons; the constants of the rules stand in Rules."""
+"""Says for each row of two sets of runs whether it became slower, and what else became worse.
+docs/gating.md has the reasons; Rules has the constants."""
 
 import math
 import re
@@ -16,10 +16,10 @@ from tokline.terminal import count
 
 # The standard error of the median of n samples of normal noise is this times MAD / sqrt(n).
 _MEDIAN_ERROR = 1.4826 * 1.2533
-# From so many medians on, of both sides together, their own spread says what the A/A floor is.
+# With at least this many medians of both sides together, their own spread determines the A/A floor.
 _ENOUGH_MEDIANS = 6
 _SIMULATED = 100_000
-# What --ab may differ in: the builds are what is compared.
+# The fields that may differ with --ab, which compares builds.
 _BUILD_WORDS = ("compiler:", "CUDA compiler:", "compiler flags:", "build type:")
 
 FASTER, SLOWER, SAME, DISTURBED, UNDECIDED = "faster", "slower", "same", "disturbed", "undecided"
@@ -32,11 +32,11 @@ class Rules:
     """When a difference counts."""
     alpha: float = 0.01  # of the U test, over all rows together
     least_percent: float = 2.0  # a smaller effect never counts
-    kernel_us: float = 0.01  # nor does a smaller difference: of a launch, or a token of a workload,
-    decoder_us: float = 1.0  # of a decode step
-    single_run_percent: float = 3.0  # the A/A floor where nothing is known about the noise between runs
+    kernel_us: float = 0.01  # nor does a smaller difference, for a launch or a token of a workload,
+    decoder_us: float = 1.0  # or for a decode step
+    single_run_percent: float = 3.0  # the A/A floor if nothing is known about the noise between runs
     floor_alpha: float = 0.002  # how often the noise of equal programs may exceed the A/A floor, on one side
-    memory_percent: float = 1.0  # memory grew if by more than this
+    memory_percent: float = 1.0  # memory grew if it did so by more than this
     memory_bytes: int = 1 << 20  # and by more than this
     error_share: float = 0.5  # an error grew if it is above this share of its bound
     error_factor: float = 2.0  # and more than this times the baseline's
@@ -44,7 +44,7 @@ class Rules:
 
 @dataclass
 class Row:
-    """The verdict on one row, and what it rests on. Times are medians over rounds; effects are relative."""
+    """The verdict on one row, and its reasons. Times are medians over rounds; effects are relative."""
     key: records.RowKey
     verdict: str = SAME
     a_us: float | None = None
@@ -53,7 +53,7 @@ class Row:
     interval: tuple | None = None  # 95 % of the ratio
     p: float | None = None  # of the U test for "slower" or "faster", corrected for the number of rows
     needed: float | None = None  # the effect that would count
-    floor: float | None = None  # of it the A/A floor
+    floor: float | None = None  # the part of it that is the A/A floor
     rounds: int = 0
     regressions: list = field(default_factory=list)  # why the row gates, in words
     notes: list = field(default_factory=list)
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def refused(self):
-        """Why nothing is said, in words; "" where the verdicts stand."""
+        """Why there are no verdicts, in words; "" if there are."""
         if self.differences and not self.across:
             return "the fingerprints differ, so the rows are not comparable"
         if self.only and not self.rows:
@@ -125,7 +125,7 @@ class Comparison:
 
 def spread(groups):
     """The noise of medians from run to run: the root mean square of the deviations (of logarithms) from each
-    group's median, without the largest tenth of them. Not scaled; floor_factor() is for exactly this."""
+    group's median, without the largest tenth of them. It is not scaled; floor_factor() is for exactly this."""
     deviations = np.sort(np.concatenate([np.abs(group - np.median(group)) for group in groups]))
     kept = deviations[: len(deviations) - len(deviations) // 10]
     return float(np.sqrt(np.mean(kept**2)))
@@ -137,8 +137,8 @@ def floor_factor(a_runs, b_runs, paired, noise_runs, miss):
     `miss`.
 
     Found by simulating experiments of normal noise with these numbers of runs; seeded, so always the
-    same. With noise_runs > 0 the spread comes from as many runs of another experiment, else from this
-    one's own.
+    same. With noise_runs > 0 the spread comes from as many runs of another experiment, otherwise from
+    this one.
     """
     random = np.random.default_rng([a_runs, b_runs, noise_runs])
     a = random.standard_normal((_SIMULATED, a_runs))
@@ -183,7 +183,7 @@ class Noise:
 
 def compare(runs_a, runs_b, rules=Rules(), noise=None, only=None, across=False, builds_differ=False):
     """The Comparison of two sets of runs. `only` is a regular expression that a row's words must match;
-    `builds_differ` allows other compilers and flags, as where two builds are measured in turn."""
+    `builds_differ` allows other compilers and flags, for two builds that are measured in turn."""
     rows_a, rows_b = _by_key(runs_a, across), _by_key(runs_b, across)
     pattern = re.compile(only or "")
     keys = [key for key in {**rows_a, **rows_b} if not pattern or pattern.search(str(key))]
@@ -216,7 +216,7 @@ def compare(runs_a, runs_b, rules=Rules(), noise=None, only=None, across=False, 
 
 
 def _by_key(runs, across):
-    """(run, row) by key in order of time; of a run only its last row of a key, none that was interrupted."""
+    """(run, row) by key in order of time. A run gives only its last row of a key, and none that was interrupted."""
     found = {}
     for run in sorted(runs, key=lambda run: run.time):
         latest = {}
@@ -246,7 +246,8 @@ def _notes_on_runs(side, runs):
 
 
 def _differences(keys, rows_a, rows_b, builds_differ):
-    """The differing fingerprint fields of runs whose rows would be compared; and those that are expected."""
+    """The fingerprint fields that differ between runs whose rows would be compared, and those whose difference is
+    expected."""
     differing, seen = Counter(), set()
     for key in keys:
         if key not in rows_a or key not in rows_b:
@@ -271,8 +272,8 @@ def _is_wrong(row):
 
 
 def _judge(row, all_a, all_b, rules, noise):
-    """Fills the row but for the verdict that depends on all other rows. Returns (p slower, p faster,
-    least p) of the U test, or None where there is nothing to test."""
+    """Fills the row except for the verdict, which depends on all other rows. Returns (p slower, p faster,
+    least p) of the U test, or None if there is nothing to test."""
     a = [each for each in all_a if each["status"] == "ok"]
     b = [each for each in all_b if each["status"] == "ok"]
     refused_b = [each for each in all_b if each["status"] == "refused"]
@@ -311,7 +312,7 @@ def _judge_memory(row, a, b, rules):
 
 
 def _judge_error(row, a, b, rules):
-    """The error of random inputs differs from seed to seed: the least of B is held against the largest of A."""
+    """The error of random inputs differs from seed to seed: the smallest of B is compared with the largest of A."""
     if row.key.kernel in records.WHOLE:
         what = "mean regret"
         most = MAX_MEAN_REGRET[row.key.kernel]
@@ -347,7 +348,7 @@ def _judge_time(row, a, b, rules, noise):
 
 
 def _undisturbed(row, a, b):
-    """The rows of both sides that count, and whether they are pairs. Disturbed rounds are left out where
+    """The rows of both sides that count, and whether they are pairs. Disturbed rounds are left out if
     at least half of all rounds remain."""
     paired = len(a) == len(b)
     if paired:
@@ -360,7 +361,7 @@ def _undisturbed(row, a, b):
     reasons = sorted({each["disturbed"] for each in a + b if records.is_spoilt(each)})
     words = ", ".join(reasons)
     if len(reasons) == 1 and all(2 * sum(map(records.is_spoilt, side)) > len(side) for side in (a, b)):
-        # A kernel that runs into the power cap does so on both sides: that is its state, not an accident.
+        # A kernel that reaches the power cap does so on both sides: that is its state, not an accident.
         row.notes.append(f"in most runs of both sides: {words}")
         return a, b, paired
     if kept_a and kept_b and 2 * len(kept_a) >= len(a) and 2 * len(kept_b) >= len(b):
@@ -372,7 +373,7 @@ def _undisturbed(row, a, b):
 
 
 def _floor(row, logs, paired, rules, noise):
-    """The A/A floor: what equal programs differ by, but for floor_alpha of the cases."""
+    """The A/A floor: what equal programs differ by in all but floor_alpha of the cases."""
     counts = len(logs[0]), len(logs[1])
     if sum(counts) >= _ENOUGH_MEDIANS and min(counts) > 1:
         return floor_factor(*counts, paired, 0, rules.floor_alpha) * spread(logs)
@@ -383,8 +384,8 @@ def _floor(row, logs, paired, rules, noise):
 
 
 def _median_error(a, b):
-    """The relative standard error of the ratio of two medians of samples, from their MADs; of several
-    rounds the median round's."""
+    """The relative standard error of the ratio of two medians of samples, from their MADs; for several
+    rounds it is that of the median round."""
     errors = []
     for side in (a, b):
         errors.append(statistics.median([_MEDIAN_ERROR
@@ -396,7 +397,7 @@ def _median_error(a, b):
 
 
 def _interval(effect, logs, paired, samples):
-    """95 % interval of the ratio: of the rounds where there are enough, else of the samples alone."""
+    """The 95 % interval of the ratio: from the rounds if there are enough, otherwise from the samples."""
     counts = len(logs[0]), len(logs[1])
     if sum(counts) >= _ENOUGH_MEDIANS and min(counts) > 1:
         half = floor_factor(*counts, paired, 0, 0.025) * spread(logs)
@@ -405,7 +406,7 @@ def _interval(effect, logs, paired, samples):
 
 
 def _decide(pending, rules):
-    """Verdicts on time: the U test of all rows together, and the sizes of effect and difference."""
+    """Sets the verdicts on time: by the U test of all rows together, and the sizes of effect and difference."""
     slower = statistics.holm([tests[0] for _, *tests in pending])
     faster = statistics.holm([tests[1] for _, *tests in pending])
     for (row, _, _, least), p_slower, p_faster in zip(pending, slower, faster):

@@ -1,7 +1,7 @@
-"""Matplotlib as a maker of small inline SVGs that follow the page: its colours, its fonts, its width.
+"""Makes small inline SVGs with Matplotlib that follow the page: its colours, its fonts, its width.
 
 A figure is drawn twice, for a wide and for a narrow page, with text of one size; the page shows one
-of the two. Colours are stand-ins that become CSS variables, so one drawing serves light and dark.
+of the two. Colours are stand-ins that become CSS variables, so one drawing is right for light and dark.
 Text stays text. It is laid out with DejaVu Sans, which is wider than the fonts that pages are read in.
 """
 
@@ -108,7 +108,7 @@ def renderer(figure):
 def draw(name, alternative, height, paint):
     """Draws a figure twice. `height(narrow)` is in pixels; `paint(canvas)` draws, and may return titles.
 
-    Titles are {group id: [text of each point]}: what a pointer over a point shows.
+    Titles are {group id: [text of each point]}, which a pointer over a point shows.
     """
     drawings = []
     for narrow in (False, True):
@@ -195,7 +195,7 @@ def spread(positions, least, low, high):
 
 
 def place_labels(canvas, axes, anchors, obstacles=(), size=SMALL, **kwargs):
-    """Writes (x, y, words) beside their points where nothing is in the way; leaves out what has no room.
+    """Writes (x, y, words) beside their points where there is room, and leaves out the others.
 
     `obstacles` are further points (x, y) in the axes' data that a label keeps clear of.
     """

@@ -1,6 +1,6 @@
 """The plots of how fast and how near the limit: roofline, shares of the limit, what each op is worth.
 
-Each takes the evidence and gives a Drawing, or None where there is nothing to draw.
+Each takes the evidence and returns a Drawing, or None if there is nothing to draw.
 """
 
 import math
@@ -30,7 +30,7 @@ def roofline(evidence):
     intensities = [entry.row["cost"]["flops"] / entry.bytes for entry in rows if entry.row["cost"]["flops"]]
     first = 10 ** math.floor(math.log10(min(intensities, default=1.0)))
     last = 2 * max([*intensities, 1e3])
-    nowhere = first / 5  # where rows without arithmetic stand
+    nowhere = first / 5  # the place of rows without arithmetic
 
     def place(entry):
         """(FLOP/byte, TFLOP/s); without arithmetic at `nowhere`, as far below the roof as the row is."""
@@ -121,7 +121,7 @@ def roofline(evidence):
 
 
 def label_roofs(canvas, axes, read, matmul, sheet_matmul, last):
-    """Says what the two parts of the roof are, above it, level, where nothing else is."""
+    """Says above the roof what its two parts are, where nothing else is."""
     if matmul:
         words = f"matmul {figure(matmul)} TFLOP/s"
         axes.annotate(words + (f"\ndatasheet {figure(sheet_matmul)}" if sheet_matmul else ""),
@@ -133,7 +133,7 @@ def label_roofs(canvas, axes, read, matmul, sheet_matmul, last):
 
 
 def shares(evidence):
-    """% of limit, a line a shape, ours beside the best peer."""
+    """% of limit, one line per shape, ours beside the best peer."""
     groups = [(kernel, evidence.long_rows(kernel)[:MAX_ROWS_A_KERNEL])
               for kernel in [entry.kernel for entry in evidence.furthest]]
     if not groups:
@@ -202,7 +202,7 @@ def peer_percent(evidence, entry):
 
 
 def ablation(evidence):
-    """Speed-up alone beside speed-up in the decoder, a pair a line."""
+    """Speed-up alone beside speed-up in the decoder, one pair per line."""
     found = evidence.ablations
     if not found:
         return None
@@ -265,7 +265,7 @@ def ablation(evidence):
 
 
 def workloads(evidence):
-    """Three plots, a line a workload in each: output tok/s, and how long requests waited for tokens."""
+    """Three plots with one line per workload: output tok/s, and how long requests waited for tokens."""
     rows = [entry for entry in evidence.ours(records.WORKLOAD) if entry.ok]
     if not rows:
         return None

@@ -10,11 +10,11 @@ from tokline.report.wording import figure
 from tokline.statistics import geometric_mean
 
 MAX_PANELS = 4
-STRIP = 66  # pixels, of a batch size over commits
+STRIP = 66  # pixels for one batch size over commits
 
 
 def throughput(evidence):
-    """tok/s over commits, a strip a batch size, each on its own scale; with one commit, points on one scale."""
+    """tok/s over commits, one strip per batch size, each on its own scale; with one commit, points on one scale."""
     groups = {}
     for key, entries in evidence.history.items():
         if key.kernel == "decoder" and not next(iter(entries.values())).peer:
@@ -96,7 +96,7 @@ def offset(axes, up):
 
 
 def paint_points(axes, commits, lines):
-    """All batch sizes at the one commit that there is."""
+    """All batch sizes at the only commit."""
     axes.set_yscale("log")
     labels, rates, everything = [], [], []
     for number, (batch, entries) in enumerate(lines):
@@ -116,7 +116,7 @@ def paint_points(axes, commits, lines):
 
 
 def end_labels(axes, labels, heights):
-    """Labels at the right edge, level with the ends of their lines, moved apart where they would touch."""
+    """Labels at the right edge, level with the ends of their lines, moved apart if they would touch."""
     box = axes.get_window_extent()
     levels = [axes.transData.transform((0, height))[1] for height in heights]
     for (words, colour), level, moved in zip(labels, levels, spread(levels, 15.5, box.y0, box.y1)):
@@ -126,7 +126,7 @@ def end_labels(axes, labels, heights):
 
 
 def commit_ticks(axes, commits, room=58):
-    """As many commits named as have room, always the first and the last."""
+    """Names as many commits as have room, always the first and the last."""
     width = axes.get_window_extent().width
     fit = max(1, int(width // room))
     stride = max(1, math.ceil((len(commits) - 1) / max(1, fit - 1))) if fit > 1 else len(commits)
@@ -142,7 +142,7 @@ def commit_ticks(axes, commits, room=58):
 
 
 def kernel_history(evidence):
-    """A small plot a kernel: time over that at the first commit."""
+    """One small plot per kernel: its time divided by that at the first commit."""
     panels = [(kernel, evidence.kernel_history(kernel)) for kernel in evidence.kernels]
     panels = [(kernel, lines) for kernel, lines in panels if lines]
     if not panels:

@@ -1,4 +1,4 @@
-"""How figures and names are written: in the page, in its plots and in Markdown alike."""
+"""How figures and names are written in the page, in its plots and in Markdown."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from tokline.terminal import figure
 
 
 def compact(value):
-    """For the ticks of an axis: 0.01, 1, 200, 5k, 20k, 1M."""
+    """A number as the ticks of an axis show it: 0.01, 1, 200, 5k, 20k, 1M."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:g}{unit}"
@@ -15,7 +15,7 @@ def compact(value):
 
 
 def percent(value):
-    """A share of a limit: no more digits than it has."""
+    """A share of a limit, with no more digits than are certain."""
     if value is None:
         return ""
     return f"{value:.1f} %" if value < 10 else f"{value:.0f} %"
@@ -39,14 +39,14 @@ def listed(words, last="and"):
 
 
 def command_words(command_line):
-    """A run's command line as one can paste it: a program of a build folder by its place in the tree, a file by the name
-    that it has since the script which ran the command put it in its place."""
+    """A run's command line as one can paste it: a program of a build folder by its path in the tree, and a file by the
+    name that the script which ran the command gave it at the end."""
     program, *words = (re.sub(r"/\.running\.[^/]+/", "/", str(word)) for word in command_line or [""])
     return shlex.join([re.sub("^/.*/(build/)", r"\1", program), *words]) if program else ""
 
 
 def commit_label(fingerprint):
-    """abc1234, with a + where the tree had changes."""
+    """abc1234, with a + if the tree had changes."""
     commit = str(fingerprint.get("commit") or "unknown")
     dirty = str(fingerprint.get("dirty")).lower() == "true"
     return commit[:7] + ("+" if dirty else "")
