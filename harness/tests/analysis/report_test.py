@@ -14,13 +14,14 @@ import xml.etree.ElementTree as xml
 from unittest import mock
 
 import numpy as np
+from browser import Browser
 from command_case import run_here
 from matplotlib.image import imread
 from synthetic import START, DecoderCase, Effect, KernelCase, Machine, decoder_cases, kernel_cases, write
 
 from tokline import records
-from tokline.report import browser
 from tokline.report.canvas import draw
+from tokline.report.command import chromium
 from tokline.report.evidence import Evidence
 from tokline.report.wording import command_words
 
@@ -526,11 +527,11 @@ BACKGROUND = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map
 INK = "getComputedStyle(document.body).color.match(/\\d+/g).map(Number)"
 
 
-@unittest.skipUnless(browser.find(), "no Chromium: nothing was drawn, so nothing is known of how the report looks")
+@unittest.skipUnless(chromium(), "no Chromium: nothing was drawn, so nothing is known of how the report looks")
 class DrawnTest(ReportCase):
     @classmethod
     def setUpClass(cls):
-        cls.browser = browser.Browser().__enter__()
+        cls.browser = Browser().__enter__()
         cls.addClassCleanup(cls.browser.__exit__)
 
     def check(self, path, plots, views=((DESKTOP, False), (PHONE, True))):

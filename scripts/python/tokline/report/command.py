@@ -2,6 +2,10 @@
 
 import datetime
 import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 from tokline import command, records, report, terminal
 from tokline.files import check_outputs, write_whole
@@ -10,6 +14,7 @@ from tokline.report.evidence import Evidence
 from tokline.report.wording import command_words
 from tokline.stop import Stop
 
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EPILOG = """\
 examples:
   scripts/records report results/h200 -o report.html
@@ -17,8 +22,8 @@ examples:
   scripts/records report pr.jsonl --baseline main.jsonl -o report.html     with what changed, and where
   scripts/records report results/ -o report.html --screenshot report.png   needs Chromium
 
-RESULTS are record files, or folders that are searched for *.jsonl. Of rows of the same measurement the newest
-stands; older ones make the plots over commits. docs/reading_a_report.md explains each part.
+RESULTS are record files, or folders that are searched for *.jsonl. Of several rows of the same measurement the newest
+counts; older ones make the plots over commits. docs/reading_a_report.md explains each part.
 
 exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
 """
@@ -28,11 +33,11 @@ def parse(arguments):
     parser = command.parser(report.__doc__, EPILOG)
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="record files or folders")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the HTML file to write")
-    parser.add_argument("--markdown", metavar="FILE", help="a short text for a pull-request comment as well")
+    parser.add_argument("--markdown", metavar="FILE", help="also write a short text for a pull-request comment")
     parser.add_argument("--baseline", nargs="+", metavar="FILE", default=[],
-                        help="records to hold these against: a verdict a row, and what a difference comes from")
+                        help="records to compare with: a verdict per row, and what a difference comes from")
     parser.add_argument("--title", default="Tokline report", help="default: %(default)s")
-    parser.add_argument("--screenshot", metavar="PNG", help="a picture of the top of the page as well, by Chromium")
+    parser.add_argument("--screenshot", metavar="PNG", help="also take a picture of the top of the page with Chromium")
     return parser.parse_args(arguments)
 
 
@@ -60,15 +65,31 @@ def make(options, progress):
     if options.markdown:
         write_whole(options.markdown, markdown.render(evidence, options.title, os.path.basename(options.output)))
     if options.screenshot:
-        from tokline.report.browser import Browser, NoBrowser
         progress.show("taking a picture")
+        write_whole(options.screenshot, picture_of(options.output))
+
+
+def chromium():
+    """Chromium's path, or None. TOKLINE_CHROMIUM names one."""
+    named = os.environ.get("TOKLINE_CHROMIUM")
+    return shutil.which(named) if named else next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+def picture_of(path):
+    """A PNG of the top of the page."""
+    program = chromium()
+    if program is None:
+        raise Stop(f"no picture: none of {', '.join(CHROMIUM)} is in PATH, and TOKLINE_CHROMIUM names none")
+    with tempfile.TemporaryDirectory(prefix="tokline-chromium-", ignore_cleanup_errors=True) as folder:
+        picture = Path(folder) / "picture.png"
         try:
-            with Browser() as browser:
-                browser.open(options.output, 1280, 1600, dark=False)
-                picture = browser.screenshot()
-        except NoBrowser as error:
+            subprocess.run([program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                            "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}", "--window-size=1280,1600",
+                            f"--screenshot={picture}", Path(path).resolve().as_uri()],
+                           stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+            return picture.read_bytes()
+        except (OSError, subprocess.SubprocessError) as error:
             raise Stop(f"no picture: {error}") from None
-        write_whole(options.screenshot, picture)
 
 
 def main(arguments):

@@ -5,31 +5,23 @@ import fcntl
 import json
 import os
 import select
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+from tokline.report.command import chromium
+
 PATIENCE_S = 60
 
 
-class NoBrowser(Exception):
-    """Chromium is not there, or does not answer."""
-
-
-def find():
-    """Chromium's path, or None. TOKLINE_CHROMIUM names one."""
-    named = os.environ.get("TOKLINE_CHROMIUM")
-    return shutil.which(named) if named else next(filter(None, map(shutil.which, NAMES)), None)
+class NoAnswer(Exception):
+    """Chromium does not answer."""
 
 
 class Browser:
     """One Chromium with one page: DevTools' protocol, JSON with a NUL after each message, on descriptors 3 and 4."""
     def __init__(self):
-        self._program = find()
-        if self._program is None:
-            raise NoBrowser(f"none of {', '.join(NAMES)} is in PATH, and TOKLINE_CHROMIUM names none")
+        self._program = chromium()
         self.requests = []  # addresses that the page asked for
 
     def __enter__(self):
@@ -78,12 +70,12 @@ class Browser:
         try:
             os.write(self._write, json.dumps(message).encode() + b"\0")
         except OSError as error:
-            raise NoBrowser(f"{self._program} has ended: {error.strerror}") from None
+            raise NoAnswer(f"{self._program} has ended: {error.strerror}") from None
         while True:
             answer = self._next()
             if answer.get("id") == self._number:
                 if "error" in answer:
-                    raise NoBrowser(f"{method}: {answer['error'].get('message')}")
+                    raise NoAnswer(f"{method}: {answer['error'].get('message')}")
                 return answer["result"]
 
     def _next(self):
@@ -91,7 +83,7 @@ class Browser:
             ready, _, _ = select.select([self._read], [], [], PATIENCE_S)
             piece = os.read(self._read, 1 << 20) if ready else b""
             if not piece:
-                raise NoBrowser(f"{self._program} did not answer" + ("" if ready else f" in {PATIENCE_S} s"))
+                raise NoAnswer(f"{self._program} did not answer" + ("" if ready else f" in {PATIENCE_S} s"))
             self._buffer += piece
         line, self._buffer = self._buffer.split(b"\0", 1)
         message = json.loads(line)
