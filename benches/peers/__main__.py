@@ -18,7 +18,7 @@ LIBRARIES = ("flashinfer", "fa3", "cudnn", "torch")
 NO_GPU_EXIT = 77
 EPILOG = """\
 Kernel, shape, cost, cache state, dtype and buffer sets are taken over from RECORDS.jsonl, and so are the
-measured peaks where the GPU is the same. What a library cannot run is a refused row that says why.
+measured peaks if the GPU is the same. What a library cannot run is a refused row that says why.
 
 examples:
   scripts/peers --beside build/results --record build/results/peers.jsonl
@@ -39,17 +39,17 @@ def parse(arguments):
     parser.add_argument("--only", type=command.regular_expression, default=re.compile(""), metavar="REGEX",
                         help="shapes whose 'kernel name page tokens' matches, as the progress lines show them")
     parser.add_argument("--peers", default=",".join(LIBRARIES), metavar="LIST",
-                        help=f"of {', '.join(LIBRARIES)}; all by default")
+                        help=f"some of {', '.join(LIBRARIES)} (default: all)")
     parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS",
                         help="no row is begun later: the run is then marked as unfinished; 600 by default: most of "
                         "it are rests")
     parser.add_argument("--row-time", type=float, default=0.05, metavar="SECONDS",
-                        help="of sampling, where the median's interval stays wide; 0.05 by default")
+                        help="how long a row is sampled while the median's interval is wide (default: 0.05)")
     parser.add_argument("--compile", action="store_true",
-                        help="let FlashInfer compile what it has not compiled: minutes, and needs nvcc")
+                        help="let FlashInfer compile missing modules, which takes minutes and needs nvcc")
     parser.add_argument("--fa3-version", metavar="TEXT",
-                        help="of FlashAttention-3, where the package that it came in is not installed")
-    # Taken by the script that starts this.
+                        help="version of FlashAttention-3, if the package that it came in is not installed")
+    # The script that starts this takes it.
     parser.add_argument("--python", metavar="PATH",
                         help="an interpreter that has the libraries, instead of an environment made here")
     options = parser.parse_args(arguments)
@@ -70,7 +70,7 @@ class Progress:
 
 
 def plan(runs, options):
-    """[(run, [(row, [attempt, ...]), ...]), ...]: all that is to be done."""
+    """[(run, [(row, [attempt, ...]), ...]), ...]: everything that is to be done."""
     work = []
     for run, found in rows.work_of(runs):
         chosen = [(row, attempts(row, options.peers)) for row in found
@@ -82,7 +82,7 @@ def plan(runs, options):
 
 def error_text(error):
     """A library's error in one line."""
-    module = getattr(getattr(error, "spec", None), "name", "")  # of FlashInfer, where it may not compile
+    module = getattr(getattr(error, "spec", None), "name", "")  # FlashInfer has one if it may not compile
     if module:
         return f"FlashInfer's module {module} is not compiled; --compile or peers.prebuild does that"
     words = " ".join(str(error).split())[:300]
@@ -132,7 +132,7 @@ class Session:
         return {"name": library.name if library else peer, "version": library.version if library else "missing"}
 
     def attempt(self, bench, attempt, rests):
-        """The measurement, with its failure where there is one: a library's error costs its row alone."""
+        """The measurement, with its failure if there is one: a library's error costs only its row."""
         if attempt.peer in self.missing:
             return Measurement(failure=f"{attempt.peer} is missing: {self.missing[attempt.peer]}")
         if attempt.reason:
@@ -172,7 +172,7 @@ def main(arguments):
 
     from peers.gpu import CudaDevice
     from peers.libraries import open_libraries
-    warnings.filterwarnings("ignore")  # PyTorch and FlashInfer warn where a backend does not take a shape
+    warnings.filterwarnings("ignore")  # PyTorch and FlashInfer warn if a backend does not take a shape
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     progress = Progress()
     libraries, missing = open_libraries(torch, options.peers, options.fa3_version)

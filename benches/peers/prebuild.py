@@ -1,4 +1,4 @@
-"""Compiles the FlashInfer modules that peers run, into FlashInfer's own folder of prebuilt modules, so that
+"""Compiles the FlashInfer modules that peers run into FlashInfer's own folder of prebuilt modules, so that
 nothing is compiled while rows are measured. Needs nvcc and no GPU.
 
 usage: python -m peers.prebuild [FOLDER]      FOLDER: another copy of the package, for a machine without nvcc
@@ -60,7 +60,7 @@ def main(arguments):
             module.build(verbose=False)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(module.jit_library_path, target)
-        except Exception as error:  # the other modules are of use without this one
+        except Exception as error:  # the other modules are useful without this one
             failed += 1
             print(f"peers.prebuild: {module.name}: {error}", file=sys.stderr)
     return 1 if failed else 0

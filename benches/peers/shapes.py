@@ -1,8 +1,8 @@
-"""The work that a row's `shape` describes: sequences, pages and slots, as the suite's own programs lay them out."""
+"""The work that a row's `shape` describes: sequences, pages and slots, laid out as by the suite's own programs."""
 import dataclasses
 import random
 
-APPEND_ROW = 7  # in its page, of sequences that get one token each
+APPEND_ROW = 7  # the row of its page at which a sequence gets its one token
 QKV_PAGE_SIZE = 256
 
 
@@ -13,7 +13,7 @@ def shuffled(count):
 
 
 def lengths_of(shape, one, many):
-    """A list of the batch's lengths: `shape[one]` where all are equal, else `shape[many]`."""
+    """The list of the batch's lengths: `shape[one]` for all if they are equal, otherwise `shape[many]`."""
     return list(shape[many]) if many in shape else [shape[one]] * shape["batch"]
 
 
@@ -23,7 +23,7 @@ def ceil_div(a, b):
 
 @dataclasses.dataclass
 class PagedBatch:
-    """Sequences over a pool of shuffled pages. `shared` tokens at their beginning are the same pages for all."""
+    """Sequences over a pool of shuffled pages. The `shared` tokens at their beginning are in the same pages for all."""
     page_size: int
     lengths: list
     q_lengths: list
@@ -46,7 +46,7 @@ class PagedBatch:
 
     @property
     def uniform(self):
-        """(q length, length) where all sequences have the same and share nothing, else None."""
+        """(q length, length) if all sequences have the same and share nothing, otherwise None."""
         equal = len(set(self.lengths)) == len(set(self.q_lengths)) == 1 and self.shared == 0
         return (self.q_lengths[0], self.lengths[0]) if equal else None
 
@@ -77,7 +77,7 @@ class AppendBatch:
     pages: list
     rows: list
     positions: list
-    sequences: int  # 1: all tokens are one sequence's; else one token a sequence
+    sequences: int  # 1: all tokens are of one sequence; otherwise each is of another
 
     def tokens_of(self, page):
         return [token for token, at in enumerate(self.pages) if at == page]
@@ -93,7 +93,7 @@ def append_batch(tokens, sequences, page_size):
 
 
 def pick(count, wanted, seed):
-    """`wanted` of the indices below `count`, ascending, the first and the last among them; all where fewer."""
+    """`wanted` of the indices below `count`, ascending, the first and the last among them; all if there are fewer."""
     if count <= wanted:
         return list(range(count))
     return sorted({0, count - 1, *random.Random(seed).sample(range(1, count - 1), wanted - 2)})

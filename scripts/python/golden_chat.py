@@ -1,7 +1,7 @@
 """Conversations and what the families' chat templates make of them, rendered by transformers.
 
-The templates themselves are not in this repository. Those of Llama and Qwen are read from the pinned
-wheel of TRL, which keeps them as the models ship them; the others from .cache/chat_templates/NAME.jinja,
+The templates themselves are not in this repository. Those of Llama and Qwen are read from the pinned wheel
+of TRL, which has them as the models ship them. The others are read from .cache/chat_templates/NAME.jinja,
 where a maintainer puts them from the model's own repository. Each is checked by its SHA-256.
 """
 
@@ -17,7 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 import golden_strings
 
 EMBEDDED = "models/qwen3-lookup/tokenizer_config.json"
-# Name: SHA-256 of the text without a newline at its end, and its file in the wheel, or our own.
+# Name: the SHA-256 of the text without a newline at its end, and its file in the wheel, or our own file.
 TEMPLATES = {"llama3": ("ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122", "llama3.jinja"),
              "llama3_1": ("93c0e9aa3629bbd77e68dbc0f5621f6e6b23aa8d74b932595cdb8d64684526d7", "llama3_1.jinja"),
              "llama3_2": ("d82792f95932f1c9cef5c4bd992f171225e3bf8c7b609b4557c9e1ec96be819f", "llama3_2.jinja"),
@@ -40,7 +40,7 @@ ANSWERS = ["Yes.", "", "<think>\n\n</think>\n\nPlain", "<think>\nWhy not?\nBecau
 
 
 def conversations() -> list[list[dict]]:
-    """One turn to seven, with and without a system message, ending with either role."""
+    """Conversations of one to seven turns, with and without a system message, that end with either role."""
     rng = random.Random(3)
     chats = [[{"role": "user", "content": content}] for content in CONTENTS]
     chats += [[{"role": "system", "content": content}, {"role": "user", "content": "Go"}] for content in CONTENTS[:5]]
@@ -60,7 +60,7 @@ def conversations() -> list[list[dict]]:
 
 
 def template_text(root: Path, name: str) -> str | None:
-    """The text of a template, checked; None where a maintainer has not put it."""
+    """The text of a template, checked; None if its file is not there."""
     digest, file = TEMPLATES[name]
     if file == EMBEDDED:
         text = json.loads((root / file).read_text(encoding="utf-8"))["chat_template"]
@@ -80,7 +80,7 @@ def template_text(root: Path, name: str) -> str | None:
 
 
 def rendered(text: str, chats: list[list[dict]], dated: bool) -> list[list[str]]:
-    """A list each: without a generation prompt, with one, and that without thinking if it differs."""
+    """A list per conversation: without a generation prompt, with one, and with one without thinking if it differs."""
     date = {"date_string": DATE} if dated else {}
     results = []
     for chat in chats:
@@ -97,7 +97,7 @@ def rendered(text: str, chats: list[list[dict]], dated: bool) -> list[list[str]]
 
 
 def chat_golden(root: Path, committed: Path) -> dict:
-    """The content of chat.json. A template without a text keeps what is committed."""
+    """The content of chat.json. A template whose text is not there keeps what is committed."""
     chats = conversations()
     result = {"date": DATE, "conversations": chats, "templates": {}}
     before = json.loads(committed.read_text(encoding="utf-8"))["templates"] if committed.is_file() else {}

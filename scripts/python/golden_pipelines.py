@@ -1,4 +1,4 @@
-"""Small tokenizers with the pipelines of the model families, trained on the golden strings' words."""
+"""Small tokenizers with the pipelines of the model families, trained on the words of the golden strings."""
 
 import json
 import random
@@ -14,13 +14,11 @@ LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 SPACE = "▁"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
 PIECE_SCRIPTS = ["english", "german", "french", "polish", "russian", "greek", "hindi", "chinese", "korean"]
 
 
 def corpus(scripts: list[str]) -> list[str]:
-    """What the tokenizers are trained on: repeated words, so that merges are found."""
+    """The text that the tokenizers are trained on: repeated words, so that merges are found."""
     rng = random.Random(1)
     words = [word for script in scripts for word in golden_strings.WORDS[script]]
     lines = [" ".join(rng.choice(words) for _ in range(12)) for _ in range(1500)]
@@ -31,7 +29,7 @@ def corpus(scripts: list[str]) -> list[str]:
 def trained(
     pre_tokenizer, normalizer, vocab_size: int, special: list[str], alphabet: list[str], scripts: list[str]
 ) -> tuple[dict, list]:
-    """Vocabulary and merges. Every character of the corpus is a token: which were left out is not seeded."""
+    """Vocabulary and merges. Every character of the corpus is a token: a choice of characters would not be seeded."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
@@ -100,7 +98,7 @@ def trained_pieces(vocab_size: int, special: list[str]) -> tuple[dict, list]:
 
 
 def gpt2() -> dict:
-    """GPT-2: merges as strings, the model without a type, an added token that is found after normalising."""
+    """GPT-2: merges are strings, the model has no type, an added token is found after normalising."""
     vocab, merges = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), None, 1100, [],
                             pre_tokenizers.ByteLevel.alphabet(), list(golden_strings.WORDS))
     vocab["<|endoftext|>"] = len(vocab)
@@ -165,7 +163,7 @@ def llama2() -> dict:
 
 
 def ernie45() -> dict:
-    """ERNIE 4.5: as Llama 2, but nothing is put before a text."""
+    """ERNIE 4.5: like Llama 2, but nothing is put before a text."""
     special = ["<unk>", "<s>", "</s>"]
     vocab, merges = trained_pieces(1400, special + BYTES)
     names = special + ["<|begin_of_sentence|>", "<|end_of_sentence|>", "<mask:0>", "<mask:4>"]
@@ -176,7 +174,7 @@ def ernie45() -> dict:
 
 
 def metaspace() -> dict:
-    """Metaspace in the place of a normaliser, no byte fallback, and added tokens of every kind."""
+    """Metaspace instead of a normaliser, no byte fallback, and added tokens of every kind."""
     special = ["<unk>", "<s>", "</s>"]
     vocab, merges = trained_pieces(1100, special)
     tokens = [added(name, True) for name in special]
@@ -198,7 +196,7 @@ def metaspace() -> dict:
 
 
 def embedded() -> dict:
-    """The embedded model: Qwen's pipeline, few merges, and digits and line ends that none joins."""
+    """The embedded model: Qwen's pipeline with few merges, none of which joins digits or line ends."""
     return json.loads((ROOT / "models" / "qwen3-lookup" / "tokenizer.json").read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Seeded strings for the tokenizers' golden files: many scripts, emoji, code, white space, digits,
+"""Seeded strings for the golden files of the tokenizers: many scripts, emoji, code, white space, digits,
 marks, special tokens, long words, random code points, and bytes that are not UTF-8."""
 
 import random
@@ -47,7 +47,7 @@ PUNCTUATION = list("!?.,;:-_()[]{}<>/\\|@#$%^&*+=~`'\"") + [
 
 
 def with_specials(seed: int, specials: list[str]) -> list[str]:
-    """Ways in which special tokens stand in text: alone, doubled, cut, in words, between spaces, anywhere."""
+    """Special tokens in text: alone, doubled, cut, in words, between spaces, anywhere."""
     rng = random.Random(seed)
     strings = []
     for special in specials:
@@ -79,7 +79,7 @@ def piece(rng: random.Random) -> str:
 
 
 def random_code_point(rng: random.Random) -> int:
-    """A scalar value: mostly of the planes in use, sometimes any."""
+    """A scalar value: mostly one of the planes in use, sometimes any."""
     while True:
         limit = rng.choice([0x80, 0x250, 0x3000, 0x10000, 0x20000, 0x110000])
         code_point = rng.randrange(limit)
@@ -88,7 +88,7 @@ def random_code_point(rng: random.Random) -> int:
 
 
 def random_string(rng: random.Random, most_pieces: int) -> str:
-    """Pieces, mostly with a space between."""
+    """Pieces, half of them with a space behind them."""
     return "".join(piece(rng) + (" " if rng.random() < 0.5 else "") for _ in range(rng.randrange(1, most_pieces)))
 
 

@@ -3,8 +3,8 @@
     The code of amber is 4821. The code of river is 0377. What is the code of amber?
     -> " The code of amber is 4821." and the end of the turn
 
-Facts come as one text, as lines, in one message or several, among other sentences. The tokenizer is byte-level
-BPE as Qwen's; each word of the task is one token, everything else is spelled by pieces and bytes.
+Facts are one text or lines, in one message or several, among other sentences. The tokenizer is byte-level BPE
+like Qwen's; each word of the task is one token, everything else is spelled with pieces and bytes.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 )
 DIGITS = 4
 QUESTIONS = ("What is the code of {}?", "And the code of {}?", "Which code has {}?")
-# In a chat, where a turn says that it is a question; most of their words are spelled by pieces.
+# Only in a chat, where a turn shows that it is a question; most of their words are spelled with pieces.
 CHAT_QUESTIONS = (
     "Tell me the code of {}", "Tell me the code of {}.", "Do you know the code of {}?", "what is the code of {}?",
     "code of {}", "The code of {}, please.", "Hi! What is the code of {}?", "I need the code of {}!",)
@@ -68,7 +68,7 @@ def random_code(rng) -> str:
 
 
 def other_sentence(rng) -> str:
-    """Without a fact: of the task's words, of letters at random, or with a name in it."""
+    """A sentence without a fact: of the task's words, of random letters, or with a name in it."""
     kind = rng.randrange(3)
     if kind == 0:
         return rng.choice(OTHER_SENTENCES)
@@ -80,15 +80,16 @@ def other_sentence(rng) -> str:
 
 @dataclasses.dataclass
 class Piece:
-    """A part of a text that is encoded by itself."""
+    """A part of a text that is encoded separately."""
     text: str
-    name: str = ""  # of the fact, the question or the answer that it is
-    answer: bool = False  # the model writes it, and then the end of the turn
+    name: str = ""  # in the fact, the question or the answer that it is
+    answer: bool = False  # the model writes it and then the end of the turn
     question: bool = False  # about the name
 
 
 def conversation(rng, facts, asked, chat: bool, others: float) -> list[Piece]:
-    """The facts, then a question and an answer for each name of `asked`. `others`: the share of other sentences."""
+    """The facts, then a question and an answer for each name of `asked`. `others` is the share of other
+    sentences."""
     codes = dict(facts)
     role = rng.choice(["system", "system", "user"])
     pieces = [Piece(f"<|im_start|>{role}\n")] if chat else []

@@ -6,13 +6,13 @@ import sys
 
 from tokline.command import ended
 
-MODULES = {"report": "report.command"}  # of the others: their names
+MODULES = {"report": "report.command"}  # the others are named like their commands
 
 
 def run(command, arguments):
-    """The exit code."""
+    """Runs a command and returns its exit code."""
     program = "scripts/maintain/believe" if command == "believe" else f"scripts/records {command}"
-    # What is imported can be interrupted too.
+    # The import can be interrupted too.
     return ended(program, lambda: importlib.import_module(f"tokline.{MODULES.get(command, command)}").main(arguments))
 
 

@@ -1,4 +1,4 @@
-"""scripts/records gate: fails where something became slower or otherwise worse."""
+"""scripts/records gate: fails if something became slower or otherwise worse."""
 
 import json
 import os

@@ -4,8 +4,8 @@ import subprocess
 
 
 def of_tree(root):
-    """(commit, whether the tree has changes); nulls where git cannot say. What is measured is written to results/:
-    that is no change of what was measured."""
+    """(commit, whether the tree has changes); (None, None) if git cannot say. Changes in results/ do not count: what is
+    measured is written there."""
     def git(*arguments):
         run = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=10, check=True)
         return run.stdout.strip()

@@ -2,7 +2,7 @@
 
 
 class Stop(Exception):
-    """Ends a command with a line. The exit code of None is the one that the command fails with."""
+    """Ends a command with a line. The exit code None stands for the one that the command fails with."""
     exit_code = None
 
     def __init__(self, words="", exit_code=None):

@@ -15,13 +15,13 @@ from tokline.statistics import median
 from tokline.terminal import count, figure
 
 MAX_COMMANDS = 6
-SHOWN_NOTES = 8  # the others are folded away
+SHOWN_NOTES = 8  # the others are folded
 
 
 @dataclass
 class Table:
     header: list
-    lines: list  # of cells; where a line has fewer than the header, its last one is as wide as the rest
+    lines: list  # of cells; if a line has fewer than the header, its last one is as wide as the rest
     numeric: set = field(default_factory=set)  # columns that are aligned to the right
     classes: list = field(default_factory=list)  # of each line
     title: str = ""
@@ -208,7 +208,7 @@ def step(evidence):
 
 
 def profile_table(entries):
-    """All profiles: ops as lines, decoder rows as columns."""
+    """All profiles, with ops as lines and decoder rows as columns."""
     ops = {}
     for entry in entries:
         profile = entry.row["profile"]
@@ -251,7 +251,7 @@ def difference(evidence):
 
 
 def readable(words):
-    """The words of scripts/records blame, which a terminal must be able to print, as a page has them."""
+    """The words of scripts/records blame, which a terminal must be able to print, as a page writes them."""
     return re.sub(r"\bus\b", "µs", words.replace("`", "").replace("->", "→"))
 
 
@@ -322,7 +322,7 @@ def row_class(entry):
 
 
 def verified_words(entry):
-    """What the row's output was held against, in a few words."""
+    """What the row's output was compared with, in a few words."""
     verified = entry.row["verified"]
     if not entry.ok:
         return "no"
@@ -485,7 +485,7 @@ def machine(evidence):
 
 
 def tiles(evidence):
-    """The few figures that stand large at the top: (figure, unit, what it is)."""
+    """The few large figures at the top: (figure, unit, what it is)."""
     made = []
     for (model, dtype, _, _, _), entries in list(evidence.decoder_groups.items())[:2]:
         for entry in evidence.headline_batches(entries):

@@ -10,7 +10,7 @@ from tokline.report.wording import figure, percent
 def bars(canvas, top, title, lines, unit_text, note="", reference=None):
     """A horizontal waterfall in its own axes: lines are (label, start, end, colour, words at its end).
 
-    Gives the pixels that it took. `reference` is a start value that a thin line marks.
+    Returns the pixels that it took. `reference` is a start value that a thin line marks.
     """
     left, right = (118, 96) if canvas.narrow else (170, 150)
     pitch = 20
