@@ -109,11 +109,9 @@ def chat_golden(root: Path, committed: Path) -> dict:
                   file=sys.stderr)
             result["templates"][name] = before[name]
             continue
-        entry = {"sha256": digest, "texts": rendered(text, chats, dated=True)}
-        for other, known in result["templates"].items():
-            if known.get("texts") == entry["texts"]:
-                entry = {"sha256": digest, "as": other}
-                break
+        texts = rendered(text, chats, dated=True)
+        other = next((other for other, known in result["templates"].items() if known.get("texts") == texts), None)
+        entry = {"sha256": digest, "as": other} if other else {"sha256": digest, "texts": texts}
         if name == "llama3_1":
             entry["texts_without_date"] = rendered(text, chats[:5], dated=False)
         result["templates"][name] = entry

@@ -2,17 +2,17 @@
 
 import json
 import random
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import golden_strings
+from maker_arguments import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 SPACE = "▁"
+REPLACE_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 PIECE_SCRIPTS = ["english", "german", "french", "polish", "russian", "greek", "hindi", "chinese", "korean"]
 
@@ -50,10 +50,7 @@ def added(content: str, special: bool, normalized: bool = False, **flags) -> dic
 def assembled(vocab: dict, merges: list, added_tokens: list[dict], model: dict, **parts) -> dict:
     """A tokenizer.json of these parts."""
     known = dict(vocab)
-    entries = []
-    for token in added_tokens:
-        known.setdefault(token["content"], len(known))
-        entries.append({"id": known[token["content"]], **token})
+    entries = [{"id": known.setdefault(token["content"], len(known)), **token} for token in added_tokens]
     entries.sort(key=lambda token: token["id"])
     model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
              "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **model,
@@ -138,11 +135,6 @@ def qwen() -> dict:
                      post_processor=byte_level(False, False), decoder=byte_level(False, False))
 
 
-def replace_spaces() -> dict:
-    """The normaliser that writes spaces as ▁."""
-    return {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-
-
 def piece_decoder(strip: bool) -> dict:
     """The decoder of converted SentencePiece models."""
     steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"},
@@ -156,7 +148,7 @@ def llama2() -> dict:
     """Llama 2: ▁ before each section, <s> before a text, byte fallback."""
     special = ["<unk>", "<s>", "</s>"]
     vocab, merges = trained_pieces(1400, special + BYTES)
-    normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace_spaces()]}
+    normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, REPLACE_SPACES]}
     return assembled(vocab, [" ".join(merge) for merge in merges], [added(name, True) for name in special],
                      {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}, normalizer=normalizer,
                      post_processor=begin_with("<s>", 1), decoder=piece_decoder(True))
@@ -167,7 +159,7 @@ def ernie45() -> dict:
     special = ["<unk>", "<s>", "</s>"]
     vocab, merges = trained_pieces(1400, special + BYTES)
     names = special + ["<|begin_of_sentence|>", "<|end_of_sentence|>", "<mask:0>", "<mask:4>"]
-    normalizer = {"type": "Sequence", "normalizers": [replace_spaces()]}
+    normalizer = {"type": "Sequence", "normalizers": [REPLACE_SPACES]}
     return assembled(vocab, merges, [added(name, True) for name in names],
                      {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}, normalizer=normalizer,
                      decoder=piece_decoder(False))
@@ -200,5 +192,4 @@ def embedded() -> dict:
     return json.loads((ROOT / "models" / "qwen3-lookup" / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-PIPELINES = {"gpt2": gpt2, "llama3": llama3, "qwen": qwen, "llama2": llama2, "ernie45": ernie45, "metaspace": metaspace,
-             "embedded": embedded}
+PIPELINES = {make.__name__: make for make in (gpt2, llama3, qwen, llama2, ernie45, metaspace, embedded)}
