@@ -38,7 +38,7 @@ class FaultyCase : public BenchCase {
   void RunReference(const TensorSet& set) const override { right_(set); }
   void LaunchCuda(const TensorSet&, const LaunchOptions&) const override {}
   SampledCase Sample(uint64_t) const override {
-    return {.problem = std::make_unique<FaultyCase>(tensors_, right_)};
+    return SampledCase(std::make_unique<FaultyCase>(tensors_, right_));
   }
 
  private:

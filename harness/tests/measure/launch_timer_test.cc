@@ -27,7 +27,9 @@ TEST(MoreLaunchesTest, AreAsManyAsTheSlowdownOrNoneWhereThatIsInexact) {
   EXPECT_EQ(MoreLaunches(1, 10), 0);
   for (int launches = 1; launches < 1000; ++launches) {
     const int more = MoreLaunches(launches, 3);
-    if (more > 0) EXPECT_NEAR(100.0 * more / launches, 3, 0.16) << launches;
+    if (more > 0) {
+      EXPECT_NEAR(100.0 * more / launches, 3, 0.16) << launches;
+    }
   }
 }
 
