@@ -135,7 +135,9 @@ void AddEqualShares(std::span<const Segment> segments, int32_t first,
   int64_t total = 0;
   for (const Segment& segment : segments) total += int64_t{segment.tiles} * segment.weight;
   const int32_t lanes = EvenLanes(segments, static_cast<int32_t>(shares.size()));
-  const auto is_short = [](const Segment& segment) { return segment.tiles <= kWholeTiles; };
+  const auto is_short = [](const Segment& segment) {
+    return !segment.shared && segment.tiles <= kWholeTiles;
+  };
   const bool keep_whole =
       total <= lanes || (std::ssize(segments) <= lanes && std::ranges::all_of(segments, is_short));
   int64_t at = 0;  // given out

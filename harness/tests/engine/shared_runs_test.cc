@@ -396,16 +396,16 @@ TEST(SharedRunsTest, SmallGainsAreLeft) {
 TEST(SharedRunsTest, PlanWithoutRoomReadsAlone) {
   std::mt19937 rng(8);
   const Setting setting{
-      .layout = {.num_pages = 1 << 16, .num_kv_heads = 8, .page_size = 64, .head_dim = 128},
+      .layout = {.num_pages = 1 << 16, .num_kv_heads = 8, .page_size = 256, .head_dim = 128},
       .group = 2};
-  const auto forest = MakeForest(Kind::kOneChain, 32, 64, 64, rng);
+  const auto forest = MakeForest(Kind::kOneChain, 32, 256, 16, rng);
   SharedRuns shared = forest->Find(setting.group, ChunkSharing::kAlways);
   ASSERT_FALSE(shared.empty());
   AttentionShape shape = ShapeOf(*forest, setting);
   shape.shared_runs = 0;  // leaves no room for sharing
   shape.task_members = 1;
   Arrays arrays(shape);
-  arrays.Write(*forest, shared, 64);
+  arrays.Write(*forest, shared, 256);
   EXPECT_FALSE(arrays.Plan(setting, shared, ChunkSharing::kAlways));
   EXPECT_TRUE(arrays.GuardIntact());
   ExpectPlanCoversTheRows(*forest, arrays, setting);
