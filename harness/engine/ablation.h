@@ -1,4 +1,4 @@
-// Swaps of a fused or custom op for its plain counterpart, to see what the op is worth end to end.
+// Swaps a fused or custom op for its plain counterpart, to see what the op is worth end to end.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,10 @@ struct AblationEntry {
   Ablation ablation;
   std::string_view name;     // as users write it
   std::string_view instead;  // what runs in its place
-  StepOpSet ops;  // of a decode step that differ, with it or without; none: nothing stands alone
+  StepOpSet ops;  // of a decode step that differ with and without it; empty: not single ops
 };
 
-// All that exist, in a fixed order.
+// All ablations, in a fixed order.
 std::span<const AblationEntry> AllAblations();
 
 class AblationSet {
@@ -43,12 +43,12 @@ class AblationSet {
   uint32_t bits_ = 0;
 };
 
-// Whether it swaps anything on the CPU, whose references know no graphs, dependent launches,
+// Whether the ablation swaps anything on the CPU, where there are no graphs, dependent launches,
 // prefetches or variants of a kernel.
 bool SwapsOnCpu(Ablation ablation);
 
-// Names separated by commas; empty text is the empty set. Throws InvalidArgument that lists what
-// exists if a name is unknown.
+// Parses names separated by commas; empty text is the empty set. Throws InvalidArgument, which
+// lists all names, if a name is unknown.
 AblationSet ParseAblations(std::string_view names);
 
 }  // namespace tokline

@@ -14,7 +14,8 @@
 namespace tokline {
 namespace {
 
-// Of a sequence that shares chunks: one for each that ends within a page, and one for the rest.
+// Runs of a sequence that shares chunks: one for each chunk that ends within a page, and one for
+// the rest.
 constexpr int32_t kReuseRuns = 8;
 
 DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
@@ -42,7 +43,7 @@ DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
 }
 
 std::vector<int32_t> DecodeBuckets(int32_t max_batch) {
-  constexpr int32_t kStep = 64;  // from the last of these on
+  constexpr int32_t kStep = 64;  // between buckets beyond the last of these
   std::vector<int32_t> buckets;
   for (const int32_t bucket : {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128}) {
     if (bucket < max_batch) buckets.push_back(bucket);
@@ -54,10 +55,10 @@ std::vector<int32_t> DecodeBuckets(int32_t max_batch) {
   return buckets;
 }
 
-// The most that any projection asks for: workspaces grow with tokens and features.
+// The largest workspace of all projections. Workspaces grow with tokens and features.
 int64_t LinearWorkspace(const ModelSpec& spec, DType dtype, int64_t max_tokens,
                         int64_t max_logit_rows) {
-  static constexpr float kAnyWeight[1] = {};  // a norm takes workspace wherever its weight lies
+  static constexpr float kAnyWeight[1] = {};  // only whether there is a norm weight matters
   const auto bytes = [&](int64_t tokens, int64_t in, int64_t out, bool gated, bool norm) {
     return LinearWorkspaceBytes({.dtype = dtype,
                                  .gated_silu = gated,
@@ -107,7 +108,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& spec, const DecoderOptions& given,
   if (Has(Ablation::kChunkDecode)) scratch_page = static_cast<int32_t>(layout.num_pages++);
   Validate(layout);
   if (options.reuse) max_runs = kReuseRuns;
-  // Each run but the last may leave room on its last page.
+  // Each run except the last may leave room on its last page.
   max_pages = static_cast<int32_t>(DivideUp(options.max_context, options.page_size)) + max_runs - 1;
   if (OnDevice() && facts.sm_count > 0) full_grid = ChunkDecodeFullGrid(layout, facts);
   buckets = DecodeBuckets(options.max_batch);
@@ -173,7 +174,7 @@ int32_t DecoderConfig::Bucket(int32_t rows) const {
 std::vector<StepShape> DecoderConfig::DecodeShapes() const {
   std::vector<StepShape> shapes;
   for (const int32_t bucket : buckets) {
-    // Short of a second tile, within a cluster's reach, and as long as can be.
+    // Less than two tiles, few enough tiles for a cluster, and the longest context.
     for (const int64_t longest : {int64_t{1}, int64_t{128}, options.max_context}) {
       const StepShape shape = DecodeShape(bucket, std::min(longest, options.max_context));
       const auto same = [&shape](const StepShape& other) {

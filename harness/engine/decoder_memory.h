@@ -20,33 +20,33 @@ namespace tokline {
 struct DecoderOptions {
   Device device = Device::kCpu;
   DType dtype = DType::kF32;    // of weights, activations and KV; CUDA takes bf16 and f16
-  int32_t max_batch = 1;        // sequences at a time
-  int64_t max_context = 0;      // tokens of a sequence, prompt and new; 0: what the model allows
+  int32_t max_batch = 1;        // sequences that run at a time
+  int64_t max_context = 0;      // tokens per sequence, prompt and new; 0: what the model allows
   int64_t kv_pages = 0;         // 0: enough for max_batch sequences of max_context
   int32_t page_size = 256;      // tokens
-  int64_t token_budget = 8192;  // prompt tokens a step; longer prompts take several steps
-  bool reuse = false;           // of K and V of prompts that begin alike
-  // With reuse: decode steps read what their sequences share once.
+  int64_t token_budget = 8192;  // prompt tokens per step; longer prompts take several steps
+  bool reuse = false;           // K and V of prompts that begin with the same tokens
+  // With reuse: whether decode steps read what their sequences share only once.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
-  int64_t pinned_pages = 0;  // at most so many may be pinned; no sequence counts on them
+  int64_t pinned_pages = 0;  // at most so many may be pinned; sequences do not rely on them
   AblationSet ablate = {};
   std::optional<DelayedOp> delayed = {};  // to test the tools
 };
 
-// The options with every default filled in and everything checked, and what follows from them.
+// The checked options with all defaults filled in, and what follows from them.
 struct DecoderConfig {
   DecoderOptions options;
-  PagedKvLayout layout;       // of one layer; with the scratch page where there is one
-  int32_t group = 1;          // query heads of a KV head
-  int32_t max_runs = 1;       // of a sequence; see SequencePages
-  int32_t max_pages = 0;      // of a sequence
+  PagedKvLayout layout;       // of one layer; includes the scratch page if there is one
+  int32_t group = 1;          // query heads per KV head
+  int32_t max_runs = 1;       // per sequence; see SequencePages
+  int32_t max_pages = 0;      // per sequence
   int32_t scratch_page = -1;  // stays zero; padding rows read it when paged_prefill decodes
   DeviceFacts facts;
-  ChunkDecodeGrid full_grid;     // of chunk_decode; no lanes on the host
-  std::vector<int32_t> buckets;  // decode rows that steps are padded to, ascending
-  int64_t max_tokens = 0;        // of a step
-  // Done by kernels of their own, because an ablation says so or because no fused op does it as the
-  // model needs it.
+  ChunkDecodeGrid full_grid;     // of chunk_decode; has no lanes on the host
+  std::vector<int32_t> buckets;  // numbers of decode rows that steps are padded to, ascending
+  int64_t max_tokens = 0;        // per step
+  // These have kernels of their own, because an ablation asks for it or because no fused op does
+  // what the model needs.
   bool split_input_norm = false;
   bool split_mlp = false;  // norm, first projection, activation
   bool split_final_norm = false;
@@ -54,13 +54,13 @@ struct DecoderConfig {
   int64_t linear_workspace_bytes = 0;
   int64_t sampling_workspace_bytes = 0;
 
-  // Throws InvalidArgument stating values and limits.
+  // Throws InvalidArgument, which states values and limits.
   DecoderConfig(const ModelSpec& spec, const DecoderOptions& options, const DeviceFacts& facts);
 
-  int32_t Bucket(int32_t rows) const;  // the smallest that holds `rows`
-  // Of a decode step whose longest context is `longest`, the new token included.
+  int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
+  // The shape of a decode step whose longest context, with the new token, is `longest`.
   StepShape DecodeShape(int32_t bucket, int64_t longest) const;
-  // Every shape that a decode step can have: what there are graphs of.
+  // Every shape that a decode step can have. Each is captured as a graph.
   std::vector<StepShape> DecodeShapes() const;
   bool Has(Ablation ablation) const { return options.ablate.Has(ablation); }
   // Of a decode step.
@@ -71,11 +71,11 @@ struct DecoderConfig {
   }
 };
 
-// Whether the ablation swaps anything in a decoder of this model: what no fused op does for it is
-// plain already.
+// Whether the ablation swaps anything in a decoder of this model. It does not if no fused op does
+// the work for this model anyway.
 bool Swaps(const ModelSpec& spec, Ablation ablation);
 
-// Bytes that a decoder allocates on its device, and beside them.
+// Bytes that a decoder allocates on its device and on the host.
 struct MemoryPlan {
   int64_t weight_bytes = 0;
   int64_t kv_bytes = 0;
@@ -94,12 +94,12 @@ struct MemoryPlan {
 MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
                       const DeviceFacts& facts);
 
-// Throws RuntimeFailure, stating the needed bytes by their use and the free ones, unless the plan
-// fits.
+// Throws RuntimeFailure, which states the free bytes and the needed ones by their use, if the plan
+// does not fit.
 void RequireRoom(const MemoryPlan& plan, int64_t free_bytes);
 
-// A workspace of chunk_decode for one number of sequences. Its counters stay zero between launches
-// as long as no partial states of a launch with another number lie there.
+// A workspace of chunk_decode for one number of sequences. Its counters stay zero between launches,
+// because no launch with another number of sequences writes partial states there.
 struct DecodeWorkspace {
   int32_t num_seqs = 0;
   int64_t max_partials = 0;
@@ -107,34 +107,35 @@ struct DecodeWorkspace {
   int64_t bytes = 0;
 };
 
-// Everything but weights. N = max_tokens, B = max_batch; elements of options.dtype unless typed.
+// All buffers except weights. N = max_tokens, B = max_batch; elements of options.dtype unless
+// typed.
 struct DecoderBuffers {
   DecoderBuffers(const ModelSpec& spec, const DecoderConfig& config, Backend& backend);
 
   std::byte* x = nullptr;    // [N, H] residual stream
-  std::byte* qkv = nullptr;  // [N, Q + 2 K], or more: between steps ShiftedCopy works here
+  std::byte* qkv = nullptr;  // [N, Q + 2 K], or more, since ShiftedCopy works here between steps
   int64_t qkv_bytes = 0;
   std::byte* attention = nullptr;  // [N, Q]
   std::byte* mlp = nullptr;        // [N, I]
   std::byte* last = nullptr;       // [B, H] rows that logits are computed from
-  std::byte* normed = nullptr;     // [N, H]; only where a norm is split off
-  std::byte* gate_up = nullptr;    // [N, 2 I]; only where a gated MLP is split
+  std::byte* normed = nullptr;     // [N, H]; only if a norm is a kernel of its own
+  std::byte* gate_up = nullptr;    // [N, 2 I]; only if a gated MLP is split
   float* logits = nullptr;         // [B, vocab_size]
   int32_t* sampled = nullptr;      // [B] newest token of each slot; the next decode step's input
   std::byte* linear_workspace = nullptr;
   std::byte* sampling_workspace = nullptr;
-  // One a bucket. All have their partial states at the same place, and their counters before it.
+  // One per bucket. All have their partial states at the same place and their counters before it.
   std::vector<DecodeWorkspace> decode_workspaces;
-  DecodeWorkspace prefill_workspace;  // ablation paged_prefill only: for any number of sequences;
-                                      // its counters must be zeroed before each step
-  float* rope = nullptr;              // [max_context, head_dim / 2] pairs; null without RoPE
-  std::byte* step = nullptr;          // arrays of a step
-  std::byte* kv = nullptr;            // [num_layers] pools
+  DecodeWorkspace prefill_workspace;  // only for ablation paged_prefill: for any number of
+                                      // sequences; its counters must be zeroed before each step
+  float* rope = nullptr;      // [max_context, head_dim / 2] pairs; null without RoPE
+  std::byte* step = nullptr;  // arrays of a step
+  std::byte* kv = nullptr;    // [num_layers] pools
 
  private:
   friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);
   DecoderBuffers() = default;
-  // Places everything from `base`; with a null base it only measures.
+  // Places all buffers from `base` on. If `base` is null, it only measures.
   MemoryPlan Place(const ModelSpec& spec, const DecoderConfig& config, std::byte* base);
 
   Memory memory_;

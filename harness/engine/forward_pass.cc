@@ -46,8 +46,8 @@ void ForwardPass::Enqueue(const StepShape& shape) {
   DecodeWorkspace any_number = buffers_.prefill_workspace;
   const DecodeWorkspace* prefill_workspace = nullptr;
   if (any_number.data != nullptr && shape.prefill.num_seqs > 0) {
-    // Its layout moves with the number of sequences, so zeros of the last step are not where this
-    // step needs them.
+    // The layout depends on the number of sequences, so the zeros that the last step left are not
+    // where this step needs them.
     any_number.num_seqs = shape.prefill.num_seqs;
     backend_.Zero(any_number.data, ChunkDecodeCounterBytes(any_number.num_seqs, config_.layout));
     prefill_workspace = &any_number;
@@ -258,7 +258,7 @@ void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv
 void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
   const std::byte* rows = buffers_.x;
   if (shape.prefill.num_tokens > 0) {
-    // Collecting the last row of each sequence is a lookup with rows as the table.
+    // Collecting the last row of each sequence is a lookup in a table of rows.
     Run(StepOp::kLastRows, ops_.embedding,
         {.dtype = dtype_,
          .num_tokens = shape.logit_rows,

@@ -1,5 +1,5 @@
-// One forward pass over a ragged batch, from token ids to sampled tokens. Written once against the
-// table of ops: it runs over references and kernels alike.
+// One forward pass over a ragged batch, from token ids to sampled tokens. It is written once,
+// against the table of ops, and thus runs with references and with kernels.
 #pragma once
 
 #include <cstdint>
@@ -14,47 +14,48 @@
 
 namespace tokline {
 
-// Borrows everything it is made from.
+// Its constructor arguments must outlive it.
 class ForwardPass {
  public:
   ForwardPass(const ModelSpec& spec, const DecoderConfig& config, const DeviceWeights& weights,
               const DecoderBuffers& buffers, Backend& backend);
 
   // Enqueues the step whose arrays are on the device, laid out by PlaceStep(shape, buffers.step),
-  // and whose attention is planned. Tokens of decode rows are buffers.sampled; new tokens are
-  // written there. With 0 logit rows it ends after the last layer. Allocates nothing, waits for
-  // nothing.
+  // and whose attention is planned. Decode rows take their tokens from buffers.sampled, where new
+  // tokens are written. With 0 logit rows the pass ends after the last layer. It neither allocates
+  // nor waits.
   void Enqueue(const StepShape& shape);
 
-  // Who is told of every op from here on; null: nobody. A replayed graph enqueues no ops.
+  // Sets who is told of every op from now on; null for nobody. A replayed graph enqueues no ops.
   void SetObserver(OpObserver* observer) { observer_ = observer; }
 
  private:
   void Embed(const StepShape& shape, const StepArrays& arrays);
-  // Into buffers.normed.
+  // Writes to buffers.normed.
   void Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
             const std::byte* bias);
   void Projections(const DeviceLayerWeights& layer, std::byte* kv, int64_t tokens,
                    const StepArrays& arrays);
   void AppendWithSeparateNorms(KvAppendParams params);
-  // Of the step's rows from `begin` on. `workspace`: of chunk_decode on CUDA, else null.
+  // Attention of the step's rows from `begin` on. `workspace` is chunk_decode's on CUDA, otherwise
+  // null.
   void Attention(const AttentionShape& shape, const AttentionArrays& arrays, int64_t begin,
                  const DecodeWorkspace* workspace, const std::byte* kv);
-  // `next_qkv`: of the layer after, or null.
+  // `next_qkv` is the Q/K/V weight of the next layer, or null.
   void Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens);
-  // The MLP up to its activation, by a kernel each.
+  // The MLP up to its activation, with one kernel for each operation.
   void SplitMlp(const DeviceLayerWeights& layer, int64_t tokens);
   void Logits(const StepShape& shape, const StepArrays& arrays);
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                       const std::byte* weight, void* out, int64_t out_features) const;
-  // Lets the kernel of `params` ask the L2 for the weights of `op`, which comes after it: where
-  // they leave the L2 room for all else, and `op` is enqueued.
+  // Lets the kernel of `params` prefetch the weights of a later `op` into L2, if they leave room
+  // there for everything else and `op` is enqueued.
   void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
   bool Wants(StepOp op) const;
   // Enqueues an op, unless the observer skips it.
   template <typename Params>
   void Run(StepOp op, Op<Params> launch, const std::type_identity_t<Params>& params);
-  // Every kernel of a pass but the first may start before its predecessor ends.
+  // Every kernel of a pass except the first may start before its predecessor ends.
   LaunchOptions Next();
 
   const ModelSpec& spec_;

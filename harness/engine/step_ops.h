@@ -1,4 +1,4 @@
-// The ops of a step by name, and whoever wants to be told when the forward pass enqueues one.
+// The ops of a step by name, and the observer that is told when the forward pass enqueues one.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,32 @@
 
 namespace tokline {
 
-// An op is named by its place in the model, so that its name stays when another kernel does it;
-// attention alone is named by its kernel.
+// An op is named after its place in the model, so that it keeps its name when another kernel does
+// it. Only attention is named after its kernel.
 enum class StepOp : uint8_t {
   kEmbedding,
-  kInputNorm,  // where it is not part of qkv
+  kInputNorm,  // if it is not part of qkv
   kQkv,
-  kHeadNorms,  // where they are not part of kv_append
-  kKvAppend,   // where it is not part of qkv
+  kHeadNorms,  // if they are not part of kv_append
+  kKvAppend,   // if it is not part of qkv
   kChunkDecode,
   kPagedPrefill,
   kAttentionOutput,
-  kPostNorm,  // where it is not part of gate_up
+  kPostNorm,  // if it is not part of gate_up
   kGateUp,
-  kUp,          // in place of gate_up where the MLP has no gate
-  kActivation,  // where it is not part of gate_up
+  kUp,          // instead of gate_up if the MLP has no gate
+  kActivation,  // if it is not part of gate_up
   kDown,
-  kLastRows,   // of prompts: the rows that logits are computed from
-  kFinalNorm,  // where it is not part of lm_head
+  kLastRows,   // collects the rows of prompts from which logits are computed
+  kFinalNorm,  // if it is not part of lm_head
   kLmHead,
   kSampling,
 };
 
-// All that exist, in the order of a step.
+// All ops, in the order of a step.
 std::span<const StepOp> AllStepOps();
 std::string_view Name(StepOp op);
-// Throws InvalidArgument that lists what exists if the name is unknown.
+// Throws InvalidArgument, which lists all names, if the name is unknown.
 StepOp ParseStepOp(std::string_view name);
 
 class StepOpSet {
@@ -60,18 +60,18 @@ class StepOpSet {
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
-  // Whether the op is to be enqueued at all.
+  // Returns whether the op is to be enqueued at all.
   virtual bool Wants(StepOp) const { return true; }
-  // It is about to be, and `kernel` will do it.
+  // Is called before the op is enqueued. `kernel` names the kernel that does it.
   virtual void Begin(StepOp op, std::string_view kernel) = 0;
-  // It is.
+  // Is called after the op has been enqueued.
   virtual void End() = 0;
 };
 
-// An op that is made slower on purpose, to test the tools that must find it.
+// An op that is slowed down on purpose, to test the tools that must find it.
 struct DelayedOp {
   StepOp op = StepOp::kEmbedding;
-  std::function<void(const LaunchOptions&)> delay;  // called after each launch of the op
+  std::function<void(const LaunchOptions&)> delay;  // is called after each launch of the op
 };
 
 }  // namespace tokline

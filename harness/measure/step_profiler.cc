@@ -17,8 +17,8 @@
 namespace tokline {
 namespace {
 
-constexpr int64_t kMostSteps = 128;
-constexpr int64_t kMostEventSteps = 16;  // there are two events per op
+constexpr int64_t kMaxSteps = 128;
+constexpr int64_t kMaxEventSteps = 16;  // there are two events per op
 
 // Which of the bench's decode steps to profile: those after the first `before`.
 struct Window {
@@ -162,7 +162,7 @@ class KernelCount : public OpObserver {
 // would lengthen the first two. Throws RuntimeFailure with the reason if the steps cannot be
 // traced.
 std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options) {
-  const Window window(options, kMostSteps);
+  const Window window(options, kMaxSteps);
   decoder.WarmUp();
   const std::optional<double> step_us = TimeWindow(decoder, options, window, [] {});
   if (!step_us) return std::nullopt;
@@ -195,7 +195,7 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
 
 std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options) {
   if (decoder.Options().device == Device::kCpu) {
-    std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "clock", kMostSteps);
+    std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "clock", kMaxSteps);
     if (!profile) return std::nullopt;
     // Between two ops only the host works: there is no device that could be idle.
     profile->host_gap_us += profile->device_gap_us;
@@ -216,7 +216,7 @@ std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& 
 #endif
   decoder.WarmUp();  // lets every op choose its algorithms
   decoder.DropGraphs();
-  std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "events", kMostEventSteps);
+  std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "events", kMaxEventSteps);
   if (!profile) return std::nullopt;
   return ProfiledSteps{.profile = std::move(*profile), .note = std::move(note)};
 }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr ChunkDecodeTimes kTimes;
 constexpr int32_t kNarrowRows = 16;
-constexpr int32_t kMostNarrowParts = 3;
+constexpr int32_t kMaxNarrowParts = 3;
 
 // Of a tile of a run, in all parts.
 double TileUs(int32_t members, int32_t group) {
@@ -31,7 +31,7 @@ double TileUs(int32_t members, int32_t group) {
 
 int32_t SharedPartMembers(int32_t members, int32_t group) {
   const int32_t narrow = kNarrowRows / group;
-  const bool few = members <= kMostNarrowParts * narrow;
+  const bool few = members <= kMaxNarrowParts * narrow;
   return std::min(members, few ? narrow : kChunkDecodeMaxRows / group);
 }
 
