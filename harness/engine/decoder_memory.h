@@ -128,9 +128,9 @@ struct DecoderBuffers {
   std::vector<DecodeWorkspace> decode_workspaces;
   DecodeWorkspace prefill_workspace;  // only for ablation paged_prefill: for any number of
                                       // sequences; its counters must be zeroed before each step
-  float* rope = nullptr;      // [max_context, head_dim / 2] pairs; null without RoPE
-  std::byte* step = nullptr;  // arrays of a step
-  std::byte* kv = nullptr;    // [num_layers] pools
+  float* rope = nullptr;              // [max_context, head_dim / 2] pairs; null without RoPE
+  std::byte* step = nullptr;          // arrays of a step
+  std::byte* kv = nullptr;            // [num_layers] pools
 
  private:
   friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);

@@ -1,4 +1,4 @@
-// Attention of one new token a sequence over its KV chunks in a paged cache: online softmax,
+// Attention of one new token per sequence over its KV chunks in a paged cache: online softmax,
 // grouped-query heads, split-KV with a deterministic merge, shared chunks read once.
 #pragma once
 
@@ -35,8 +35,8 @@ struct ChunkDecodeTask {
   int32_t member_count;
   int32_t range_begin;  // into the plan's ranges
   int32_t range_end;
-  // 1: every lane of the cluster has such a task, of the same one member, as its last, and together
-  // they write it out; it may have no ranges. 0: the task makes states of its own.
+  // 1: the last task of every lane of the cluster is such a task for the same single member, and
+  // together they write its output; it may have no ranges. 0: the task makes a state of its own.
   int32_t clustered;
 };
 
@@ -46,8 +46,8 @@ struct ChunkDecodeMember {
   int32_t partial;  // where the partial state goes; -1: the task is the sequence's only one
 };
 
-// A lane is one block per KV head. So many consecutive lanes are a cluster, whose shared memory
-// merges the states of one sequence. Constant in a captured graph.
+// A lane is one block per KV head. cluster_lanes consecutive lanes form a cluster, which merges the
+// states of one sequence in its shared memory. The grid is constant in a captured graph.
 struct ChunkDecodeGrid {
   int32_t num_lanes = 0;  // a multiple of cluster_lanes
   int32_t cluster_lanes = 1;
@@ -65,9 +65,9 @@ struct ChunkDecodePlanView {
   const int32_t* seq_partial_indptr = nullptr;  // [num_seqs + 1]: the partial states of a sequence
 };
 
-// How long the arrays of a plan are, or may be. They lie in one block of bytes, which can be copied
-// anywhere. Their offsets follow from the room alone, so a captured graph finds the plans of all
-// its steps at the same addresses.
+// How long the arrays of a plan are, or may become. They lie in one block of bytes, which can be
+// copied anywhere. Their offsets follow from the room alone, so a captured graph finds the plans of
+// all its steps at the same addresses.
 struct ChunkDecodePlanRoom {
   ChunkDecodeGrid grid;
   int64_t num_seqs = 0;
@@ -76,12 +76,12 @@ struct ChunkDecodePlanRoom {
   int64_t members = 0;
 
   int64_t Bytes() const;
-  // The arrays in a block of Bytes() bytes, 16 B aligned. None in no block.
+  // The arrays in a block of Bytes() bytes, 16 B aligned; null pointers if `block` is null.
   ChunkDecodePlanView View(const std::byte* block) const;
   bool Holds(const ChunkDecodePlanRoom& other) const;
 };
 
-// What one step does. Made on the host by PlanChunkDecode.
+// What one step does. PlanChunkDecode makes it on the host.
 struct ChunkDecodePlan {
   ChunkDecodePlanRoom size;      // exactly what it takes
   std::vector<std::byte> block;  // [size.Bytes()]
@@ -95,8 +95,8 @@ struct ChunkDecodePlan {
   std::span<const ChunkDecodeMember> Members() const;
   std::span<const int32_t> SeqPartialIndptr() const;
 
-  // Copies the plan into a block of room.Bytes() bytes. Throws InvalidArgument, with what is needed
-  // and what there is, if the room does not hold it.
+  // Copies the plan into a block of room.Bytes() bytes. Throws InvalidArgument, which states the
+  // needed and the available sizes, if the room does not hold it.
   void CopyTo(const ChunkDecodePlanRoom& room, std::byte* to) const;
 };
 
@@ -124,14 +124,14 @@ struct ChunkDecodeParams {
   void* workspace = nullptr;  // CUDA only, 256 B aligned; its first ChunkDecodeCounterBytes must
                               // be zero before the first launch; every launch leaves them zero
   int64_t workspace_bytes = 0;
-  int64_t max_partials = 0;  // partial states per KV head that the workspace has room for; the
+  int64_t max_partials = 0;  // partial states per KV head for which the workspace has room; the
                              // plan has no more
 };
 
 // Whether chunks that several sequences list are read once for all of them.
 enum class ChunkSharing : uint8_t {
   kNever,
-  kWhenItPays,  // where the step ends 4 us or more earlier, by a model of the time
+  kWhenItPays,  // if a model of the time says that the step ends at least 4 us earlier
   kAlways,      // to test and to measure
 };
 
@@ -143,46 +143,46 @@ struct SharedRun {
     bool operator==(const Member&) const = default;
   };
   std::vector<Member> members;  // ascending, one per listing of each chunk
-  std::vector<int32_t> chunks;  // which the members list and nobody else does
+  std::vector<int32_t> chunks;  // that the members list and no other sequence does
   int64_t tokens = 0;           // in them
 };
 
-// The shared runs of a table. kWhenItPays takes those for which SharingPays.
+// Finds the shared runs of a table. kWhenItPays takes those for which SharingPays.
 std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t group,
                                          ChunkSharing sharing = ChunkSharing::kWhenItPays);
 
-// Whether so many sequences gain by reading a run of `tiles` tiles once. `group`: query heads per
-// KV head. Whoever searches for runs takes those that pay; whether the step as a whole gains is
-// for PlanChunkDecode to decide.
+// Whether `members` sequences gain by reading a run of `tiles` tiles once. `group` is the number of
+// query heads per KV head. A search for runs takes those that pay; PlanChunkDecode decides whether
+// the step as a whole gains.
 bool SharingPays(int32_t members, int64_t tiles, int32_t group);
 
-// Tokens that need not be read, over all sequences, if the runs are read once.
+// The number of tokens, over all sequences, that need not be read if the runs are read once.
 int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group);
 
 struct ChunkDecodePlanOptions {
-  // What sequences share, if anything: SharedRunsOfTable(table), or what the caller knows.
+  // What sequences share, if anything: SharedRunsOfTable(table), or what the caller knows already.
   std::span<const SharedRun> runs = {};
   // Whether to read the runs once or, from the same table, each sequence alone. They are always
   // read alone if lanes form clusters, since a cluster has one sequence.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
-  // No lanes: as ChooseChunkDecodeGrid says, or the full grid if a sequence has more than one
-  // segment (shared or shifted chunks).
+  // Without lanes the grid is that of ChooseChunkDecodeGrid, or the full grid if a sequence has
+  // more than one segment (shared or shifted chunks).
   ChunkDecodeGrid grid = {};
-  // The runs are read alone if a plan that reads them once does not fit here. Null: any size will
-  // do.
+  // Each sequence reads its runs alone if a plan that reads them once does not fit here. Null means
+  // that any size fits.
   const ChunkDecodePlanRoom* room = nullptr;
 };
 
-// Plans a step. `table` is a host table that Validate(table, layout) accepts. Pure.
+// Plans a step. `table` is a host table that Validate(table, layout) accepts. A pure function.
 ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options = {});
 
-// As many lanes as the device runs at a time, without clusters: serves any table.
+// As many lanes as the device runs at a time, without clusters. This grid serves any table.
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
-// The grid for sequences of at most `longest` tokens, of one chunk or several unshared and
-// unshifted ones: a cluster each where they are few and short, else the full grid.
+// The grid for sequences of at most `longest` tokens whose chunks are neither shared nor shifted:
+// one cluster per sequence if they are few and short, otherwise the full grid.
 ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
                                       const PagedKvLayout& layout, const DeviceFacts& device);
 

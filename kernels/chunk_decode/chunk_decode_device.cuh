@@ -1,17 +1,19 @@
-// One block of 4 warps runs the tasks of one lane for one KV head: it streams 64-token K and V
-// tiles through a cp.async ring and keeps an online softmax a query row.
-// Rows: a task's query rows (member x head of the group) fill 16-row MMA tiles. With at most 16
-// rows the warps share the row tile and each takes 16 tokens of every tile; with up to 64 each warp
-// owns a row tile and takes all tokens.
-// Shared memory: a ring [stage][K | V][64][head_dim], 16-byte pieces XOR-swizzled by row. At the
-// end of a task the fp32 states of the warps lie in the stage that was read last, while the others
-// fill with the next task's tiles. When the states need more than a stage, or a cluster merges
-// them, they take the whole ring, which is drained first. Dependent launch: tokens that no kernel
-// of the chain writes are loaded before the wait. Merge: a task that is its sequence's only one
-// writes out. The blocks of a cluster share such a task: each row is added by one of them, from the
-// shared memory of all, in lane order. Otherwise a task writes a partial state, and the last block
-// to arrive at the (sequence, KV head) counter adds all of them in plan order: the result does not
-// depend on which block came last. That block resets the counter.
+// Grid: one block of 4 warps per lane and KV head. It runs the lane's tasks in order, streams
+//   64-token K and V tiles through a cp.async ring and keeps an online softmax per query row.
+// Rows: the query rows of a task (members x heads of the group) fill MMA tiles of 16 rows. With at
+//   most 16 rows the warps share the row tile, and each takes 16 tokens of every tile. With up to
+//   64 rows each warp owns a row tile and takes all tokens.
+// Shared memory: a ring [stage][K | V][64][head_dim], whose 16-byte pieces are XOR-swizzled by row.
+//   At the end of a task the fp32 states of the warps lie in the stage that was read last, while
+//   the other stages fill with the next task's tiles. If the states need more than one stage, or a
+//   cluster merges them, they take the whole ring, which is drained first.
+// Merge: a task that is the only one of its sequence writes the output. The blocks of a cluster
+//   share such a task: one of them adds each row, from the shared memory of all, in lane order.
+//   Otherwise a task writes a partial state, and the last block to arrive at the counter of the
+//   sequence and KV head adds all of them in plan order, so the result does not depend on which
+//   block came last. That block resets the counter.
+// Dependent launch: the plan and the page lists are read before the wait, and the first tile is
+//   prefetched into L2.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,7 +32,7 @@
 
 namespace tokline::chunk_decode {
 
-// What the kernel gets: the params with the workspace taken apart.
+// The kernel's arguments: the params, and pointers into the workspace.
 struct Arguments {
   ChunkDecodeParams params;
   uint32_t* counters;
@@ -89,8 +91,8 @@ struct TileCursor {
   }
 };
 
-// Issues the copies of one K and V tile. Rows past the range's end become zeros, so that what lies
-// in dead slots (NaN too) never meets the MMA.
+// Issues the copies of one K and V tile. Rows past the range's end become zeros, so that the
+// contents of dead slots (which may be NaN) never reach the MMA.
 template <typename P>
 __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor& cursor,
                                          int kv_head, uint32_t stage_address) {
@@ -99,7 +101,7 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
   const int piece = threadIdx.x % P::kPieces;
   const int64_t value_offset = layout.KvStride() * 2;
   const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
-  int64_t page_ids[P::kTile / 16];  // ranges begin at multiples of 16: one page each 16 tokens
+  int64_t page_ids[P::kTile / 16];  // ranges begin at multiples of 16, so 16 tokens lie on one page
 #pragma unroll
   for (int i = 0; i < P::kTile / 16; ++i) {
     const int32_t token = cursor.token + i * 16;
@@ -121,7 +123,7 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
   }
 }
 
-// Asks the L2 for the K and V rows of a tile, one thread a line.
+// Prefetches the K and V rows of a tile into L2, one line per thread.
 template <typename P>
 __device__ __forceinline__ void PrefetchTile(const Arguments& args, const TileCursor& cursor,
                                              int kv_head) {
@@ -166,8 +168,8 @@ __device__ __forceinline__ void LoadQuery(const Arguments& args, const ChunkDeco
       query[s][half + 2] = *reinterpret_cast<const uint32_t*>(q + s * 16 + 8);
     }
     if (member.shift == 0) continue;
-    // Fragment (step, half of the step) holds dims s * 16 + h * 8 + 2t, +1; its RoPE partner,
-    // head_dim / 2 further, is the same thread's.
+    // Fragment (step, half of the step) holds dims s * 16 + h * 8 + 2t and the next one. The same
+    // thread holds their RoPE partners, which are head_dim / 2 further.
     const float2* angles = reinterpret_cast<const float2*>(args.params.rope_cos_sin) +
                            int64_t{abs(member.shift)} * (P::kHeadDim / 2) + (lane % 4) * 2;
     const float sign = member.shift > 0 ? -1.0f : 1.0f;
@@ -195,14 +197,14 @@ struct RowState {
   float row_sum[2] = {0, 0};                  // this lane's columns only
   float output[P::kHeadDim / 8][4] = {};
 
-  // Adds 16 tokens of a tile, the first `valid` (>= 1) of which count.
+  // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count.
   __device__ __forceinline__ void Add(const uint32_t (&query)[P::kSteps][4], uint32_t stage_address,
                                       int first_row, int valid, float scale_log2) {
     using T = typename P::T;
     const int lane = threadIdx.x % 32;
     float scores[2][4] = {};
     {
-      float odd_scores[2][4] = {};  // of odd steps: four independent chains of MMAs
+      float odd_scores[2][4] = {};  // of odd steps, which gives four independent chains of MMAs
       const int row = first_row + (lane / 16) * 8 + lane % 8;
 #pragma unroll
       for (int s = 0; s < P::kSteps; ++s) {
@@ -397,7 +399,8 @@ __device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, i
   }
 }
 
-// A member of the task at hand, with what the end of the task asks: read at its start.
+// A member of the current task, with what the end of the task needs to know. It is read at the
+// start of the task.
 struct OpenMember {
   int32_t seq;
   int32_t partial;  // -1: the task is the sequence's only one
@@ -405,8 +408,8 @@ struct OpenMember {
       states;  // partial states of the sequence; 0 once this block has found that others follow
 };
 
-// A row's state from those of the warps: of all, which each took a share of the tokens, or of the
-// one that owns the row.
+// Makes a row's state from the states of all warps, if each took a share of the tokens, or from
+// that of the warp that owns the row.
 template <typename P>
 __device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, int row,
                                                 bool warps_share_rows) {
@@ -427,7 +430,7 @@ __device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, in
   return slice;
 }
 
-// A row's state from those of the cluster's blocks, in lane order.
+// Makes a row's state from those of the cluster's blocks, in lane order.
 template <typename P>
 __device__ __forceinline__ RowSlice<P> AddBlocks(const SharedStates<P>& block, int row,
                                                  int cluster_lanes) {
@@ -458,7 +461,7 @@ __device__ __forceinline__ RowSlice<P> AddBlocks(const SharedStates<P>& block, i
   return slice;
 }
 
-// Writes a row out, or its partial state.
+// Writes a finished row, or its partial state.
 template <typename P>
 __device__ __forceinline__ void EndRow(const Arguments& args, const OpenMember& member, int kv_head,
                                        int group, int head, const RowSlice<P>& slice) {
@@ -499,7 +502,7 @@ __device__ void MergeCompleted(const Arguments& args, const ChunkDecodeTask& tas
   }
 }
 
-// Adds the states of the cluster's blocks, each row in one of them, and writes the rows out.
+// Adds the states of the cluster's blocks, each row in one of the blocks, and writes the rows.
 template <typename P>
 __device__ void MergeCluster(const Arguments& args, const SharedStates<P>& block, int32_t seq,
                              int kv_head, int group) {
@@ -538,8 +541,8 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
   }
 }
 
-// kRunsAhead: a lane has several tasks. Clusters have one each, and are launched for steps so short
-// that the instructions themselves count.
+// kRunsAhead: tiles of the next task are loaded while a task ends. The lanes of clusters have one
+// task each, and their steps are so short that every instruction counts.
 template <typename P, bool kRunsAhead>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -558,17 +561,17 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   const uint32_t ring = ptx::SharedAddress(shared);
 
   ptx::GridDependencyLaunch();
-  // The plan and the page lists are uploaded before the step's first kernel: they may be read
-  // ahead.
+  // The plan and the page lists are uploaded before the step's first kernel, so they may be read
+  // before the wait.
   const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
   const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
-  // Tile number n of the lane lies in stage n % kStages. Tiles are loaded ahead of those that are
-  // computed, and beyond the end of a task where its states leave them room.
+  // Tile number n of the lane lies in stage n % kStages. Tiles are loaded ahead of the one that is
+  // computed, and beyond the end of a task if its states leave room for them.
   int loaded = 0, computed = 0;
   int32_t loaded_task = task_begin;
   TileCursor next;
   const auto stage_address = [&](int tile) { return ring + tile % P::kStages * P::kStageBytes; };
-  // What the end of a task asks about its members.
+  // Stores what the end of a task needs to know about its members.
   const auto open_members = [&](const ChunkDecodeTask& task) {
     if (threadIdx.x >= task.member_count) return;
     const ChunkDecodeMember member = plan.members[task.member_begin + threadIdx.x];
@@ -595,7 +598,7 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
     next = TileCursor(plan.tasks[t], plan.ranges);
     open_members(plan.tasks[t]);
     if (t == task_begin) {
-      // The newest row may not be there yet: a hint does not mind.
+      // The newest row may not have been written yet; a prefetch does not read it.
       if (next.Valid()) PrefetchTile<P>(args, next, kv_head);
       ptx::GridDependencyWait();
     }
@@ -606,7 +609,8 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       const ChunkDecodeTask task = plan.tasks[t];
       const int num_rows = task.member_count * group;
       const bool warps_share_rows = num_rows <= 16;
-      // Whether the states fit the stage that is read last, so that others may hold later tiles.
+      // Whether the states fit the stage that is read last, so that the others may hold later
+      // tiles.
       const bool fits_stage = kRunsAhead && num_rows <= P::kRowsInStage && !task.clustered;
       const int32_t last_task = fits_stage ? min(t + 1, task_end - 1) : t;
       uint32_t query[P::kSteps][4];

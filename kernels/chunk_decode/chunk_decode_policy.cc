@@ -21,14 +21,15 @@ namespace {
 constexpr int64_t kAlignment = 256;
 // What a tile of more than 16 query rows takes, in tiles of fewer: see ChunkDecodeTimes.
 constexpr int32_t kWideWeight = 3;
-// Most lanes of a cluster, which every device can run, and most tiles a lane of one: more are
-// quicker over the whole device, although the states then meet in device memory.
+// The most lanes in a cluster, which every device with clusters can run, and the most tiles per
+// lane of a cluster. More tiles are faster on the whole device, although their states then meet in
+// device memory.
 constexpr int32_t kMaxClusterLanes = 8;
 constexpr int32_t kClusterTiles = 4;
-// A segment of up to so many tiles is quicker in one block than cut and merged.
+// A segment of up to this many tiles is faster in one block than cut and merged.
 constexpr int32_t kWholeTiles = 4;
 
-// Query heads of a KV head.
+// Query heads per KV head.
 int32_t GroupOf(int32_t num_q_heads, const PagedKvLayout& layout) {
   Require(num_q_heads > 0 && num_q_heads % layout.num_kv_heads == 0 &&
               num_q_heads / layout.num_kv_heads <= 16,
@@ -113,8 +114,9 @@ struct Piece {
   int32_t tiles;
 };
 
-// Of the lanes as many as make segments of equal length come out even: whole lanes to a segment or
-// whole segments to a lane, and the fewest states to merge. All, where that would idle one in 16.
+// As many of the lanes as let segments of equal length come out even, with whole lanes per segment
+// or whole segments per lane, so that the fewest states are merged. All lanes if this would leave
+// more than one in 16 idle.
 int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
   const auto count = static_cast<int32_t>(segments.size());
   const auto equal = [&](const Segment& s) {
@@ -128,8 +130,8 @@ int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
 }
 
 // Lays segments end to end and gives each lane an equal share of their time, after what it has.
-// While there are lanes for every tile, or for every segment and all are short, short ones stay
-// whole. `first`: number of segments[0].
+// Short segments stay whole if there is a lane for every tile, or one for every segment and all are
+// short. `first` is the number of segments[0].
 void AddEqualShares(std::span<const Segment> segments, int32_t first,
                     std::vector<std::vector<Piece>>& shares) {
   int64_t total = 0;
@@ -158,7 +160,7 @@ void AddEqualShares(std::span<const Segment> segments, int32_t first,
 }
 
 // Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
-// last, and merge, are not those with the states of many sequences.
+// last, and thus merge, are not those with the states of many sequences.
 std::vector<std::vector<Piece>> EqualShares(std::span<const Segment> segments, int32_t lanes) {
   std::vector<std::vector<Piece>> shares(static_cast<size_t>(lanes));
   const auto own = std::ranges::find(segments, false, &Segment::shared);

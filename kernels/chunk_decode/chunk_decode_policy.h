@@ -15,7 +15,7 @@ inline constexpr int32_t kChunkDecodeStages = 3;
 constexpr int64_t ChunkDecodeSharedBytes(int32_t head_dim) {
   return int64_t{kChunkDecodeStages} * 2 * kChunkDecodeTileTokens * head_dim * 2;
 }
-// At most so much static shared memory stands beside it. Compute capabilities 8.6, 8.9 and 12.0
+// The most static shared memory that a block has beside it. Compute capabilities 8.6, 8.9 and 12.0
 // give a block 99 KB, of which the ring takes 96 at head_dim 128.
 inline constexpr int64_t kChunkDecodeStaticSharedBytes = 2944;
 constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {

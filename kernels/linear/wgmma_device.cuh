@@ -2,16 +2,17 @@
 // blocks share the K of a tile.
 //
 // Grid: a cluster of `splits` blocks owns 64 weight rows (with gated_silu 8 gate rows, then the 8
-// up rows that belong to them, and so on), and each block multiplies its share of K. Block: four
-// consumer warps and one producer warp, whose first lane issues copies. Shared memory: a ring of
-// weights, 64 rows x kBlockK per stage, and a ring of x, all tokens x kBlockK per stage, both in
-// panels of 64 k with the 128-byte swizzle; partial sums from every block of the cluster, in pieces
-// of 8 rows x 8 tokens; mbarriers. Dependent launch: before the wait the ring is filled with
-// weights, and with up to 16 tokens the first ones go on into registers. In a chain of these
-// kernels weights stream without a pause. Products: with up to 16 tokens mma.sync, whose weights
-// wait in registers for x; with more, wgmma. Merge: each block sends the sums of 8 rows to the
-// block of the cluster that finishes these rows, which adds them in the order of the blocks, so
-// results are deterministic.
+//   up rows that belong to them, and so on). Each block multiplies its share of K.
+// Block: four consumer warps, and one producer warp whose first lane issues copies.
+// Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x (all tokens x
+//   kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial sums from every
+//   block of the cluster, in pieces of 8 rows x 8 tokens; mbarriers.
+// Dependent launch: the ring of weights is filled before the wait, and with up to 16 tokens the
+//   first weights are also loaded into registers. In a chain of these kernels the weights stream
+//   without a pause.
+// Products: with up to 16 tokens mma.sync, whose weights wait for x in registers; with more, wgmma.
+// Merge: each block sends the sums of a row to the block of the cluster that finishes this row,
+//   which adds them in the order of the blocks. Results are deterministic.
 #pragma once
 
 #include <cuda.h>
