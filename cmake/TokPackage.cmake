@@ -26,6 +26,12 @@ foreach(name IN LISTS names)
   install(FILES kernels/${name}/${name}.h
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline/kernels/${name})
 endforeach()
+# The list of all kernels, and their references as such a list.
+foreach(list IN ITEMS kernels/kernel_list.h reference/reference_ops.h)
+  cmake_path(GET list PARENT_PATH folder)
+  install(FILES "${PROJECT_BINARY_DIR}/generated/${list}"
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tokline/${folder})
+endforeach()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tokline)
 configure_package_config_file(cmake/toklineConfig.cmake.in

@@ -5,7 +5,7 @@
 
 #include "kernels/common/error.h"
 #include "kernels/norm/norm.h"
-#include "reference/norm.h"
+#include "reference/reference_ops.h"
 
 namespace {
 
@@ -38,7 +38,7 @@ int main() {
                                 .out = out.data(),
                                 .out_stride = 2};
   tokline::Validate(params);
-  tokline::NormReference(params);
+  tokline::MakeReferenceOps().norm(params, {});
   const bool computes = out[0] == 2 && out[1] == -3;
   const bool prices = tokline::CostOf(params).Bytes() == 3 * 2 * sizeof(float);
   params.out = nullptr;
