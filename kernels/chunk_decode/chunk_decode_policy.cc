@@ -140,8 +140,14 @@ void AddEqualShares(std::span<const Segment> segments, int32_t first,
   const auto is_short = [](const Segment& segment) {
     return !segment.shared && segment.tiles <= kWholeTiles;
   };
-  const bool keep_whole =
-      total <= lanes || (std::ssize(segments) <= lanes && std::ranges::all_of(segments, is_short));
+  if (total > lanes && std::ssize(segments) <= lanes && std::ranges::all_of(segments, is_short)) {
+    for (size_t s = 0; s < segments.size(); ++s) {
+      const size_t lane = s * static_cast<size_t>(lanes) / segments.size();
+      shares[lane].push_back({first + static_cast<int32_t>(s), 0, segments[s].tiles});
+    }
+    return;
+  }
+  const bool keep_whole = total <= lanes;
   int64_t at = 0;  // given out
   int32_t lane = 0;
   for (size_t s = 0; s < segments.size(); ++s) {

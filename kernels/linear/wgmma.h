@@ -6,7 +6,7 @@
 
 namespace tokline {
 
-// `params` has a norm only where the plan fuses it.
+// `params` has no norm_weight: the norm runs before, as a kernel of its own.
 void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const LaunchOptions& options);
 
 }  // namespace tokline

@@ -545,7 +545,7 @@ __global__ void __launch_bounds__(kWgmmaThreads)
   if (merges) ptx::ClusterWait();
   SendSums<Policy>(args, share, shared, sums);
   if (merges) {
-    ptx::MbarrierWait(shared.arrived, 0);
+    ptx::MbarrierWaitCluster(shared.arrived, 0);
   } else {
     ptx::NamedBarrierSync(1, kWgmmaConsumers);
   }

@@ -211,7 +211,7 @@ TEST_F(ChunkDecodeCudaTest, DeadSlotsChangeNothing) {
 // A lane has several tasks, whose states do or do not fit a stage.
 TEST_F(ChunkDecodeCudaTest, AnySplitMatchesReference) {
   for (int32_t head_dim : {64, 128}) {
-    for (int32_t group : {4, 13, 16}) {
+    for (int32_t group : {4, 13, 14, 15, 16}) {
       const DecodeCaseOptions options = WithLengths({.head_dim = head_dim, .group = group},
                                                     {1500, 70, 640, 0, 5, 64, 1, 200, 30, 0, 900});
       for (int32_t lanes : {1, 2, 3, 7, 16, 40, 100}) {
@@ -230,6 +230,13 @@ TEST_F(ChunkDecodeCudaTest, SameInputsGiveTheSameBitsEveryTime) {
     ASSERT_TRUE(first.out == again.out) << "run " << i;
     ASSERT_EQ(first.lse, again.lse) << "run " << i;
   }
+  for (const int32_t lanes : {2, 7}) {
+    const DecodeResult once = RunCuda(decode, {.grid = {.num_lanes = lanes}});
+    const DecodeResult chain =
+        RunCuda(decode, {.grid = {.num_lanes = lanes}, .launches = 3, .dependent = true});
+    EXPECT_TRUE(once.out == chain.out) << lanes << " lanes";
+    EXPECT_EQ(once.lse, chain.lse) << lanes << " lanes";
+  }
 }
 
 TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
@@ -243,6 +250,11 @@ TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
     for (bool share : {false, true}) {
       SCOPED_TRACE(StrCat("group ", group, " share ", share));
       ExpectMatches(options, {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever});
+    }
+    // Wide tasks between narrow ones in one lane.
+    for (const int32_t lanes : {1, 2, 3, 7}) {
+      SCOPED_TRACE(StrCat("group ", group, ", lanes ", lanes));
+      ExpectMatches(options, {.sharing = ChunkSharing::kAlways, .grid = {.num_lanes = lanes}});
     }
   }
 }

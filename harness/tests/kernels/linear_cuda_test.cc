@@ -172,6 +172,50 @@ TEST_F(LinearCudaTest, WgmmaRingsWrapAndSharesDiffer) {
   }
 }
 
+// Outputs that are no multiples of eight, or not aligned, are stored one by one.
+TEST_F(LinearCudaTest, WgmmaStoresWhatVectorsDoNotFit) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int64_t tokens : {17, 40, 128}) {
+      for (const int64_t out : {1, 7, 137, 200}) {
+        for (const LinearSetup& form :
+             {LinearSetup{}, LinearSetup{.residual = true}, LinearSetup{.out_f32 = true}}) {
+          LinearSetup setup = form;
+          setup.dtype = dtype;
+          setup.tokens = tokens;
+          setup.in = 256;
+          setup.out = out;
+          setup.integers = true;
+          const LinearCase c(setup);
+          EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c))
+              << Name(dtype) << ", tokens " << tokens << ", out " << out << ", residual "
+              << form.residual << ", out_f32 " << form.out_f32;
+        }
+      }
+    }
+  }
+}
+
+// Splits of 4, shares that are not equal, and a last tile of few rows.
+TEST_F(LinearCudaTest, WgmmaGatedTilesArePartialAndSplit) {
+  for (const int64_t tokens : {1, 16, 17, 128}) {
+    for (const int64_t in : {1024, 2624}) {
+      for (const int64_t out : {8, 136, 200}) {
+        const LinearCase c({.tokens = tokens, .in = in, .out = out, .gated = true, .bias = true});
+        EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kWgmma)))
+            << "tokens " << tokens << ", in " << in << ", out " << out;
+      }
+    }
+  }
+}
+
+// So many tiles that each block's rings have two stages.
+TEST_F(LinearCudaTest, WgmmaRingsOfLargeGridsWrap) {
+  for (const int64_t tokens : {1, 16, 17, 64, 128}) {
+    const LinearCase c({.tokens = tokens, .in = 1024, .out = 17'000, .integers = true});
+    EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c)) << tokens;
+  }
+}
+
 TEST_F(LinearCudaTest, OddOutFeatures) {
   for (const LinearVariant variant : kVariants) {
     for (const int64_t out : {1, 7, 9, 137}) {
@@ -238,8 +282,10 @@ TEST_F(LinearCudaTest, Fp16SumOfSquaresMayExceedFp16) {
 // cuBLASLt may choose another algorithm for another address, so the two results may differ in the
 // last bit; each is checked against the bound.
 TEST_F(LinearCudaTest, ResidualMayBeOut) {
-  for (const LinearVariant variant : kVariants) {
-    const LinearCase c({.tokens = 6, .in = 512, .out = 320, .residual = true, .pad = 8});
+  for (const auto& [variant, tokens] :
+       {std::pair(LinearVariant::kSkinny, 6), std::pair(LinearVariant::kWgmma, 6),
+        std::pair(LinearVariant::kWgmma, 33), std::pair(LinearVariant::kMatmul, 6)}) {
+    const LinearCase c({.tokens = tokens, .in = 512, .out = 320, .residual = true, .pad = 8});
     DeviceCase apart(c, variant), in_place(c, variant);
     in_place.params.out = const_cast<void*>(in_place.params.residual);
     const HostTensor in_place_out = in_place.Run(), apart_out = apart.Run();

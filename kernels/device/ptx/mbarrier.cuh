@@ -40,4 +40,20 @@ __device__ __forceinline__ void MbarrierWait(uint32_t barrier, uint32_t parity) 
   }
 }
 
+// Waits for stores from other blocks of the cluster (bulk_copy.cuh) and makes them visible.
+__device__ __forceinline__ void MbarrierWaitCluster(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+}
+
 }  // namespace tokline::ptx

@@ -1,4 +1,4 @@
-// wgmma with both operands in shared memory, for 8 to 128 columns (sm_90a). Accumulators lie as
+// wgmma with both operands in shared memory, for 32 to 128 columns (sm_90a). Accumulators lie as
 // wgmma.cuh says.
 #pragma once
 
@@ -47,15 +47,7 @@ __device__ __forceinline__ void WgmmaK16(float (&d)[kCount], uint64_t a, uint64_
                                          int accumulate) {
   constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<T, __half>);
-  if constexpr (kCount == 4 && kBf16) {
-    TOKLINE_WGMMA(8, "bf16", 4, "%4", "%5", "%6");
-  } else if constexpr (kCount == 4 && !kBf16) {
-    TOKLINE_WGMMA(8, "f16", 4, "%4", "%5", "%6");
-  } else if constexpr (kCount == 8 && kBf16) {
-    TOKLINE_WGMMA(16, "bf16", 8, "%8", "%9", "%10");
-  } else if constexpr (kCount == 8 && !kBf16) {
-    TOKLINE_WGMMA(16, "f16", 8, "%8", "%9", "%10");
-  } else if constexpr (kCount == 16 && kBf16) {
+  if constexpr (kCount == 16 && kBf16) {
     TOKLINE_WGMMA(32, "bf16", 16, "%16", "%17", "%18");
   } else if constexpr (kCount == 16 && !kBf16) {
     TOKLINE_WGMMA(32, "f16", 16, "%16", "%17", "%18");
