@@ -1,5 +1,5 @@
-// The model of a block's time that decides whether chunks that several sequences list are read
-// once.
+// The model of a block's time that decides whether chunks that several sequences list
+// are read once.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,7 @@ namespace tokline {
 // Microseconds of one block on an H200 with 128-element bf16 heads; elsewhere their ratios count.
 // From cold rows measured before this order of work, which this kernel's README gives:
 // - b64_s2048 (128.2), b256_s1024 (258.6) and b32_s8192 (248.4) are 64, 128 and 128 tiles per lane
-// in
-//   2, 8 and 1 tasks, after 2.2 of launch: a tile from memory and a task.
+//   in 2, 8 and 1 tasks, after 2.2 of launch: a tile from memory and a task.
 // - A tile that the L2 has, and a merge, which is of two rows there: README, "Clusters".
 // - b64_shared16384 (246.5) and b256_shared4096 (205.4) were bound by lanes of 38.8 and 31.0 wide
 //   tiles and by a block that merged 64 rows: 5.24 per tile, if a row took 0.61.

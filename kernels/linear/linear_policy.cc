@@ -265,7 +265,7 @@ void Validate(const LinearParams& params) {
   const bool apart = params.variant == LinearVariant::kNormThenSkinny;
   Require(!apart || params.norm_weight, "kNormThenSkinny needs a norm_weight; it is null");
   const bool skinny = apart || params.variant == LinearVariant::kSkinny;
-  const char* const variant = apart ? "kNormThenSkinny" : "kSkinny";
+  const char* const variant = NameInCode(params.variant);
   Require(!skinny || params.num_tokens <= kMaxSkinnyTokens, "num_tokens is ", params.num_tokens,
           "; ", variant, " takes at most ", kMaxSkinnyTokens);
   Require(!skinny || SkinnyFits(params), variant, " with num_tokens ", params.num_tokens,

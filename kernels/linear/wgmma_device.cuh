@@ -285,8 +285,8 @@ __device__ __forceinline__ void MultiplyByWgmma(const WgmmaShare& share,
   for (int block = 0; block < blocks; ++block) {
     ptx::MbarrierWait(weight.Full(weight_at.stage), weight_at.phase);
     ptx::MbarrierWait(x.Full(x_at.stage), x_at.phase);
-    const uint64_t a = ptx::KMajorDescriptor(weight.Stage(weight_at.stage));
-    const uint64_t b = ptx::KMajorDescriptor(x.Stage(x_at.stage));
+    const uint64_t a = ptx::WgmmaDescriptor(weight.Stage(weight_at.stage));
+    const uint64_t b = ptx::WgmmaDescriptor(x.Stage(x_at.stage));
     ptx::PinRegisters(sums);
     ptx::WgmmaFence();
 #pragma unroll

@@ -20,6 +20,7 @@
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/set_max_registers.cuh"
 #include "kernels/device/ptx/wgmma.cuh"
+#include "kernels/device/ptx/wgmma_shared.cuh"
 #include "kernels/paged_prefill/hopper_producer_device.cuh"
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
 #include "kernels/paged_prefill/row_state_device.cuh"
@@ -34,14 +35,6 @@ inline constexpr int kHopperPrefillLaunchBound = 384;
 #else
 inline constexpr int kHopperPrefillLaunchBound = 32;
 #endif
-
-// Descriptor of a tile in panels with the 128-byte swizzle. 8 rows take 1024 bytes. `panel_bytes`
-// is the distance to the next 64 columns if the columns are the N dimension.
-__device__ __forceinline__ uint64_t WgmmaDescriptor(uint32_t shared, uint32_t panel_bytes) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kEightRows | uint64_t{panel_bytes >> 4} << 16 | (shared & 0x3ffff) >> 4;
-}
 
 // A consumer's 64 rows. Each warp holds 16 of them in accumulator fragments (ptx/wgmma.cuh).
 template <typename Policy>
@@ -67,7 +60,7 @@ struct HopperConsumerTile {
       // 16 columns are 32 bytes of a row in a panel.
       const uint32_t q_step = depth / 4 * Policy::QueryPlacement::kPanelBytes + depth % 4 * 32;
       const uint32_t k_step = depth / 4 * Policy::KvPlacement::kPanelBytes + depth % 4 * 32;
-      ptx::WgmmaM64N128K16<T>(scores, q + (q_step >> 4), k + (k_step >> 4), depth != 0);
+      ptx::WgmmaK16<T>(scores, q + (q_step >> 4), k + (k_step >> 4), depth != 0);
     }
     ptx::WgmmaCommit();
   }
@@ -248,15 +241,15 @@ class HopperConsumer {
 
   // Descriptors of the consumer's rows of a query tile, and of whole K and V tiles.
   __device__ __forceinline__ uint64_t QueryRows(int query) const {
-    return WgmmaDescriptor(shared_.q.Slot(query) + consumer_ * Policy::kConsumerRows *
-                                                       Policy::QueryPlacement::kRowPitch,
-                           0);
+    return ptx::WgmmaDescriptor(shared_.q.Slot(query) + consumer_ * Policy::kConsumerRows *
+                                                            Policy::QueryPlacement::kRowPitch,
+                                0);
   }
   __device__ __forceinline__ uint64_t KeyTile(int use) const {
-    return WgmmaDescriptor(shared_.k.Slot(use), 0);
+    return ptx::WgmmaDescriptor(shared_.k.Slot(use), 0);
   }
   __device__ __forceinline__ uint64_t ValueTile(int use) const {
-    return WgmmaDescriptor(shared_.v.Slot(use), Policy::KvPlacement::kPanelBytes);
+    return ptx::WgmmaDescriptor(shared_.v.Slot(use), Policy::KvPlacement::kPanelBytes);
   }
 
   // The number of context tokens that a packed row of the query tile sees.

@@ -34,16 +34,6 @@ __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* 
 }
 
 __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
-                                                   int32_t c1, int32_t c2, int32_t c3,
-                                                   uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
-      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
-      : "memory");
-}
-
-__device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
                                                    int32_t c1, int32_t c2, int32_t c3, int32_t c4,
                                                    uint32_t barrier) {
   asm volatile(

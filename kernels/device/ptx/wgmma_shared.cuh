@@ -10,15 +10,6 @@
 
 namespace tokline::ptx {
 
-// Descriptor of a K-major tile whose rows are 64 elements (128 bytes) in the 128-byte swizzle.
-// Eight rows take 1,024 bytes, to which tiles are aligned. A step of 16 elements along k adds 32
-// bytes.
-__device__ __forceinline__ uint64_t KMajorDescriptor(uint32_t shared) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  return kSwizzle128 | kEightRows | (shared & 0x3ffff) >> 4;
-}
-
 // The first accumulators as operands, and their names in the instruction.
 // clang-format off
 #define TOKLINE_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -41,7 +32,7 @@ __device__ __forceinline__ uint64_t KMajorDescriptor(uint32_t shared) {
 // clang-format on
 
 // d (64 x 2 kCount) = a (64 x 16) * b (16 x 2 kCount), plus d if `accumulate` is 1. a and b are
-// KMajorDescriptor()s; the rows of b's tile are its columns.
+// WgmmaDescriptor()s of K-major tiles; the rows of b's tile are its columns.
 template <typename T, int kCount>
 __device__ __forceinline__ void WgmmaK16(float (&d)[kCount], uint64_t a, uint64_t b,
                                          int accumulate) {
