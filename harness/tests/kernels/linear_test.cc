@@ -1,7 +1,10 @@
 // Linear without a device: validation, cost, plan, fragment layout, and the reference.
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <functional>
+#include <span>
+#include <vector>
 
 #include "harness/tests/kernels/devices.h"
 #include "harness/tests/kernels/linear_case.h"
@@ -477,6 +480,104 @@ TEST(LinearReferenceTest, EveryFormIsWithinItsBound) {
       EXPECT_TRUE(c.Check(out)) << Name(dtype);
     }
   }
+}
+
+// Sums as a tensor core of Hopper makes them; see LinearCase::Project.
+struct TensorCore {
+  int sum_bits = 24;
+  int shares = 1;          // of K, each summed by itself
+  int skipped_group = -1;  // a seeded bug
+
+  static double CutOff(double value, double unit) { return std::trunc(value / unit) * unit; }
+
+  double Add(double sum, std::span<const double> products) const {
+    double largest = std::abs(sum), total = 0;
+    for (const double p : products) largest = std::max(largest, std::abs(p));
+    if (largest == 0) return 0;
+    const double unit = std::exp2(std::ilogb(largest) - 25);
+    for (const double p : products) total += CutOff(p, unit);
+    total += CutOff(sum, unit);
+    return total == 0 ? 0 : CutOff(total, std::exp2(std::ilogb(total) + 1 - sum_bits));
+  }
+
+  float Project(const LinearCase& c, const testing::Normalised& n, int64_t row) const {
+    const int64_t in = c.setup.in, groups = in / LinearCase::kGroup;
+    std::vector<double> products(in);
+    for (int64_t k = 0; k < in; ++k) products[k] = n.value[k] * c.weight[row * in + k];
+    float result = 0;
+    for (int share = 0; share < shares; ++share) {
+      double sum = 0;
+      for (int64_t g = groups * share / shares; g < groups * (share + 1) / shares; ++g) {
+        if (g == skipped_group) continue;
+        sum = Add(sum, std::span(products).subspan(g * LinearCase::kGroup, LinearCase::kGroup));
+      }
+      result += static_cast<float>(sum);
+    }
+    return result;
+  }
+
+  HostTensor Run(const LinearCase& c) const {
+    HostTensor out = c.NewOut();
+    for (int64_t t = 0; t < c.setup.tokens; ++t) {
+      const testing::Normalised n = c.ActivationsOf(t);
+      for (int64_t i = 0; i < c.setup.out; ++i) out.Set(t * c.OutStride() + i, Project(c, n, i));
+    }
+    return out;
+  }
+};
+
+constexpr LinearSetup kFp32Out{
+    .tokens = 100, .in = 768, .out = 512, .norm = true, .out_f32 = true, .pad = 16};
+
+// What an H200 differed by: its cuBLASLt in one share, its kWgmma in two.
+TEST(TensorCoreTest, SimulatedSumsDifferAsThoseOfAnH200) {
+  struct Measured {
+    DType dtype;
+    int64_t index;
+    int shares;
+    double difference;
+  };
+  for (const Measured& m :
+       {Measured{DType::kBf16, 12461, 1, 3.0414e-5}, Measured{DType::kBf16, 14325, 2, 1.0798e-5},
+        Measured{DType::kF16, 12364, 1, 2.9922e-5}, Measured{DType::kF16, 12364, 2, 1.4664e-5}}) {
+    LinearSetup setup = kFp32Out;
+    setup.dtype = m.dtype;
+    const LinearCase c(setup);
+    const testing::Normalised n = c.ActivationsOf(m.index / setup.out);
+    const int64_t row = m.index % setup.out;
+    const LinearCase::Approximate exact = c.Project(n, row);
+    const float actual = TensorCore{.shares = m.shares}.Project(c, n, row);
+    EXPECT_NEAR(std::abs(actual - exact.value), m.difference, 2e-9) << m.index;
+    EXPECT_LT(m.difference, exact.bound) << m.index;
+  }
+}
+
+TEST(TensorCoreTest, SimulatedSumsAreWithinTheirBound) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int64_t in : {32, 256, 768, 2048}) {
+      LinearSetup setup = kFp32Out;
+      setup.dtype = dtype;
+      setup.tokens = 20;
+      setup.in = in;
+      const LinearCase c(setup);
+      for (const int shares : {1, 2, 8}) {
+        EXPECT_TRUE(c.Check(TensorCore{.shares = shares}.Run(c)))
+            << Name(dtype) << ", in " << in << ", shares " << shares;
+      }
+    }
+  }
+}
+
+TEST(TensorCoreTest, WrongSumsAreNotWithinTheirBound) {
+  LinearSetup setup = kFp32Out;
+  setup.tokens = 5;
+  const LinearCase c(setup);
+  EXPECT_TRUE(c.Check(TensorCore{}.Run(c)));
+  EXPECT_FALSE(c.Check(TensorCore{.skipped_group = 47}.Run(c)));
+  EXPECT_FALSE(c.Check(TensorCore{.sum_bits = 22}.Run(c)));
+  LinearCase other = c;  // one of 393,216 weights is off by 1 %
+  other.weight.Set(300 * setup.in + 500, 1.01 * c.weight[300 * setup.in + 500]);
+  EXPECT_FALSE(c.Check(TensorCore{}.Run(other)));
 }
 
 // Where a bound has room for more than one rounding, each error of a truncation is within it.
