@@ -22,7 +22,8 @@ int64_t ChatSession::PagesToPin(const Conversation& conversation, int32_t page_s
                                            conversation.PrefixCuts());
 }
 
-double ChatSession::ComputePrefix(const std::atomic<bool>* interrupted) {
+double ChatSession::ComputePrefix(const std::atomic<bool>* interrupted,
+                                  const PrefillObserver& on_prefill) {
   const std::vector<int32_t>& prefix = conversation_.Prefix();
   if (prefix.empty()) return 0;
   const int64_t context = decoder_.Options().max_context;
@@ -33,8 +34,10 @@ double ChatSession::ComputePrefix(const std::atomic<bool>* interrupted) {
                                                            .max_new_tokens = 1,
                                                            .cuts = conversation_.PrefixCuts(),
                                                            .keep = true}));
+  int64_t computed = 0;
   while (decoder_.HasWork()) {
-    decoder_.Step();
+    computed += decoder_.Step().prefill_tokens;
+    if (on_prefill) on_prefill(computed, std::ssize(prefix));
     if (interrupted != nullptr && interrupted->load()) return 0;
   }
   decoder_.Flush();
@@ -50,7 +53,6 @@ void ChatSession::CountPrefill(int64_t tokens, double seconds) {
 
 TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer,
                                const TurnOptions& options) {
-  const auto begin = Clock::now();
   Request request = conversation_.BeginTurn(user);
   TurnResult result;
   result.prompt_tokens = std::ssize(request.prompt);
@@ -65,6 +67,7 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
   try {
     Require(left >= 1, "the context is full: with this turn the conversation has ",
             result.prompt_tokens, " tokens and needs at least one more; the context has ", context);
+    result.times = TokenTimes(Clock::now());
     id = decoder_.Submit(std::move(request));
   } catch (...) {
     conversation_.DropTurn();
@@ -75,40 +78,49 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
     if (!text.empty() && options.on_text) options.on_text(text);
   };
   bool finished = false;
-  auto first_token = begin;
   try {
     const ScopedSequence sequence(decoder_, id);
     const auto take = [&](std::span<const NewToken> tokens) {
       for (const NewToken& token : tokens) {
-        if (result.tokens.empty()) first_token = Clock::now();
+        result.times.Add(Clock::now());
         result.tokens.push_back(token.token);
         finished = token.finish != Finish::kNone;
         result.stopped = token.finish == Finish::kStop;
         if (!result.stopped) show(stream.Push(token.token));
       }
     };
-    while (!finished) {
-      take(decoder_.HasWork() ? decoder_.Step().tokens : decoder_.Flush());
-      result.interrupted = options.interrupted != nullptr && options.interrupted->load();
-      if (result.interrupted) break;
+    const auto interrupted = [&options] {
+      return options.interrupted != nullptr && options.interrupted->load();
+    };
+    int64_t computed = 0;
+    while (!finished && !interrupted()) {
+      if (!decoder_.HasWork()) {
+        take(decoder_.Flush());
+        continue;
+      }
+      const StepReport step = decoder_.Step();
+      if (interrupted()) break;
+      computed += step.prefill_tokens;
+      if (step.prefill_tokens > 0 && options.on_prefill) {
+        const int64_t reused = decoder_.Schedule().Counts().reused_tokens - reused_before;
+        options.on_prefill(computed, result.prompt_tokens - reused);
+      }
+      take(step.tokens);
     }
-    result.interrupted = result.interrupted && !finished;
+    result.interrupted = !finished && interrupted();
     show(stream.Finish());
   } catch (...) {
     conversation_.DropTurn();
     throw;
   }
-  const auto end = Clock::now();
   result.reused_tokens = decoder_.Schedule().Counts().reused_tokens - reused_before;
   if (result.tokens.empty()) {
     conversation_.DropTurn();
     return result;
   }
   conversation_.EndTurn(result.tokens, result.stopped);
-  result.first_token_s = SecondsBetween(begin, first_token);
-  result.decode_s = SecondsBetween(first_token, end);
   result.at_context = !result.stopped && std::ssize(result.tokens) == left;
-  CountPrefill(result.prompt_tokens - result.reused_tokens, result.first_token_s);
+  CountPrefill(result.prompt_tokens - result.reused_tokens, result.times.FirstTokenS());
   result.saved_s = static_cast<double>(result.reused_tokens) / prefill_tokens_per_s_;
   return result;
 }

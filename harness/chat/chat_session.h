@@ -11,23 +11,28 @@
 
 #include "harness/chat/conversation.h"
 #include "harness/engine/decoder.h"
+#include "harness/engine/token_times.h"
 
 namespace tokline {
+
+using PrefillObserver = std::function<void(int64_t computed, int64_t all)>;
 
 struct TurnOptions {
   int64_t max_new_tokens = 16;
   SamplingRule rule = {};
-  std::vector<int32_t> stop_ids = {};                  // in addition to the template's end of turn
-  const std::atomic<bool>* interrupted = nullptr;      // ends the answer once it is true
+  std::vector<int32_t> stop_ids = {};  // in addition to the template's end of turn
+  // Ends the answer once it is true. What is drawn from then on is dropped.
+  const std::atomic<bool>* interrupted = nullptr;
   std::function<void(std::string_view)> on_text = {};  // gets the answer in whole code points
+  // Called after each step of the prefill with the tokens computed so far and those to compute.
+  PrefillObserver on_prefill = {};
 };
 
 struct TurnResult {
   std::vector<int32_t> tokens;  // as drawn
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // prompt tokens found in the cache and not computed
-  double first_token_s = 0;   // since the turn began
-  double decode_s = 0;        // for all tokens after the first
+  TokenTimes times;
   // Estimated time that computing the reused tokens would have taken, at the highest prefill rate
   // seen so far. The estimate tends to be too low.
   double saved_s = 0;
@@ -51,7 +56,8 @@ class ChatSession {
   // Computes the prefix, if there is one, and keeps it in the cache from then on. Returns the
   // seconds taken, or 0 if interrupted. Throws InvalidArgument if the prefix does not fit the
   // context or the KV cache.
-  double ComputePrefix(const std::atomic<bool>* interrupted = nullptr);
+  double ComputePrefix(const std::atomic<bool>* interrupted = nullptr,
+                       const PrefillObserver& on_prefill = {});
 
   // Answers one turn. Throws InvalidArgument, with the values, if the turn does not fit the context
   // or the KV cache; the conversation is then unchanged.

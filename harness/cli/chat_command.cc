@@ -94,16 +94,21 @@ std::string ReusedParts(const Conversation& conversation, int64_t reused) {
 class Chat {
  public:
   Chat(Conversation& conversation, Decoder& decoder, const Tokenizer& tokenizer,
-       const TurnOptions& options)
+       const TurnOptions& options, PrefillLine& progress)
       : conversation_(conversation),
         decoder_(decoder),
         session_(conversation, decoder),
         tokenizer_(tokenizer),
-        options_(options) {}
+        options_(options),
+        progress_(progress) {}
 
   int Run() {
-    const double seconds = session_.ComputePrefix(InterruptFlag());
-    if (InterruptRequested()) return kInterruptedExit;
+    const double seconds = session_.ComputePrefix(InterruptFlag(), options_.on_prefill);
+    progress_.Clear();
+    if (InterruptRequested()) {
+      PrintStatus("[interrupted before the context was computed]");
+      return kInterruptedExit;
+    }
     if (!conversation_.Prefix().empty()) {
       PrintStatus(StrCat("[context of ", Grouped(std::ssize(conversation_.Prefix())),
                          " tokens computed in ", Milliseconds(seconds), "]"));
@@ -167,7 +172,8 @@ class Chat {
     } catch (const InvalidArgument& error) {
       return Refuse(StrCat(name, ": ", error.what(), "; /reset drops all turns"));
     }
-    Print("\n");
+    progress_.Clear();
+    if (!result.tokens.empty()) Print("\n");
     PrintStatus(Summary(result));
   }
 
@@ -180,8 +186,8 @@ class Chat {
       text += StrCat(", saved about ", Milliseconds(result.saved_s), " by estimate");
     }
     const auto made = std::ssize(result.tokens);
-    text += StrCat("; first token ", Milliseconds(result.first_token_s), ", ", Grouped(made),
-                   " tokens, ", PerSecond(made - 1, result.decode_s), " tok/s");
+    text += StrCat("; first token ", Milliseconds(result.times.FirstTokenS()), ", ", Grouped(made),
+                   " tokens, ", PerSecond(result.times.TokensPerSecond()), " tok/s");
     if (result.at_context) {
       text += StrCat("; the context of ", Grouped(decoder_.Options().max_context), " is full");
     } else if (result.interrupted) {
@@ -197,6 +203,7 @@ class Chat {
   ChatSession session_;
   const Tokenizer& tokenizer_;
   const TurnOptions& options_;
+  PrefillLine& progress_;
   TurnReader reader_;
   const bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
 };
@@ -230,7 +237,7 @@ int ChatCommand(const CommandLine& line) {
   ReportExtraTensors(model);
 
   DecoderOptions options =
-      flags.run.Options(model.spec, 1, flags.context > 0 ? flags.context : positions);
+      flags.run.InteractiveOptions(model.spec, flags.context > 0 ? flags.context : positions);
   options.reuse = true;
   const int64_t pinned_pages = ChatSession::PagesToPin(conversation, options.page_size);
   ApplyKvSize(flags.run.kv, model, options);
@@ -246,12 +253,19 @@ int ChatCommand(const CommandLine& line) {
   CatchInterrupts();
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
-  const TurnOptions turns{.max_new_tokens = flags.max_new_tokens,
-                          .rule = flags.rule,
-                          .stop_ids = model.spec.eos_token_ids,
-                          .interrupted = InterruptFlag(),
-                          .on_text = [](std::string_view text) { Print(text); }};
-  return Chat(conversation, decoder, tokenizer, turns).Run();
+  PrefillLine progress;
+  const TurnOptions turns{
+      .max_new_tokens = flags.max_new_tokens,
+      .rule = flags.rule,
+      .stop_ids = model.spec.eos_token_ids,
+      .interrupted = InterruptFlag(),
+      .on_text =
+          [&progress](std::string_view text) {
+            progress.Clear();
+            Print(text);
+          },
+      .on_prefill = [&progress](int64_t computed, int64_t all) { progress.Show(computed, all); }};
+  return Chat(conversation, decoder, tokenizer, turns, progress).Run();
 }
 
 }  // namespace tokline

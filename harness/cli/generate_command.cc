@@ -156,8 +156,8 @@ Json Report(const GenerateFlags& flags, const LoadedModel& model, const DecoderO
           {"tokens", result.tokens},
           {"stopped", result.stopped},
           {"interrupted", result.interrupted},
-          {"prefill_s", result.prefill_s},
-          {"decode_s", result.decode_s}};
+          {"prefill_s", result.times.FirstTokenS()},
+          {"decode_s", result.times.DecodeS()}};
 }
 
 }  // namespace
@@ -207,7 +207,7 @@ int GenerateCommand(const CommandLine& line) {
   ReportExtraTensors(model);
 
   CatchInterrupts();
-  DecoderOptions options = flags.run.Options(model.spec, 1, prompt_tokens + new_tokens);
+  DecoderOptions options = flags.run.InteractiveOptions(model.spec, prompt_tokens + new_tokens);
   SizeKvForBatch(flags.run.kv, model, options);
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
@@ -216,7 +216,9 @@ int GenerateCommand(const CommandLine& line) {
   const std::vector<int32_t>& eos = model.spec.eos_token_ids;
   const bool stops_at_eos = !flags.ignore_eos && forced == 0;
   bool first = true;
+  PrefillLine progress;
   const auto show = [&](int32_t token) {
+    progress.Clear();
     if (!text) {
       Print(StrCat(first ? "" : " ", token));
       first = false;
@@ -224,16 +226,19 @@ int GenerateCommand(const CommandLine& line) {
     }
     return (stops_at_eos && std::ranges::count(eos, token) > 0) || text->Push(token);
   };
-  const GenerateResult result = Generate(decoder, flags.prompt_ids,
-                                         {.max_new_tokens = new_tokens,
-                                          .rule = flags.rule,
-                                          .stop_ids = stops_at_eos ? eos : std::vector<int32_t>{},
-                                          .force_ids = flags.force_ids,
-                                          .want_logits = logits_file.has_value(),
-                                          .on_token = show,
-                                          .interrupted = InterruptFlag()});
+  const GenerateResult result =
+      Generate(decoder, flags.prompt_ids,
+               {.max_new_tokens = new_tokens,
+                .rule = flags.rule,
+                .stop_ids = stops_at_eos ? eos : std::vector<int32_t>{},
+                .force_ids = flags.force_ids,
+                .want_logits = logits_file.has_value(),
+                .on_token = show,
+                .on_prefill = [&](int64_t computed) { progress.Show(computed, prompt_tokens); },
+                .interrupted = InterruptFlag()});
+  progress.Clear();
   if (text) text->Finish();
-  Print("\n");
+  if (!result.tokens.empty() || !result.interrupted) Print("\n");
   if (logits_file) {
     for (const std::vector<float>& row : result.logits) {
       logits_file->Write(row.data(), static_cast<int64_t>(row.size() * sizeof(float)));
@@ -253,8 +258,8 @@ int GenerateCommand(const CommandLine& line) {
   if (text) {
     const auto made = static_cast<int64_t>(result.tokens.size());
     PrintStatus(StrCat("[", Grouped(prompt_tokens), " prompt tokens, first token ",
-                       Milliseconds(result.prefill_s), ", ", Grouped(made), " tokens, ",
-                       PerSecond(made - 1, result.decode_s), " tok/s",
+                       Milliseconds(result.times.FirstTokenS()), ", ", Grouped(made), " tokens, ",
+                       PerSecond(result.times.TokensPerSecond()), " tok/s",
                        result.interrupted ? ", interrupted]" : "]"));
   }
   return result.interrupted ? kInterruptedExit : kSuccess;

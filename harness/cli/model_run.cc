@@ -113,6 +113,14 @@ DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
   return options;
 }
 
+DecoderOptions RunFlags::InteractiveOptions(const ModelSpec& spec, int64_t max_context) const {
+  // Enough that converting the weights of each step to double takes a small part of its time.
+  constexpr int64_t kHostTokens = 32;
+  DecoderOptions options = Options(spec, 1, max_context);
+  if (options.device == Device::kCpu) options.token_budget = kHostTokens;
+  return options;
+}
+
 void ReportExtraTensors(const LoadedModel& model) {
   const std::vector<std::string>& extra = model.weights.extra_tensors;
   if (extra.empty()) return;

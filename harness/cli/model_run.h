@@ -38,6 +38,9 @@ struct RunFlags {
   std::string Implementation() const;
   // Options for max_batch sequences of max_context tokens. kv_size.h applies the KV cache's size.
   DecoderOptions Options(const ModelSpec& spec, int32_t max_batch, int64_t max_context) const;
+  // The same for one sequence that someone waits for: on the CPU, where a token takes long, steps
+  // are short, so that an interrupt is noticed soon and progress can be shown.
+  DecoderOptions InteractiveOptions(const ModelSpec& spec, int64_t max_context) const;
 };
 
 // Prints one line to standard error if the checkpoint has tensors that the model does not use.

@@ -27,6 +27,29 @@ void PrintStatus(std::string_view line) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
+void PrefillLine::Show(int64_t computed, int64_t all) {
+  if (!begin_) {
+    begin_ = Clock::now();
+    before_ = computed;
+    return;
+  }
+  const double seconds = SecondsSince(*begin_);
+  if (::isatty(STDERR_FILENO) == 0 || seconds < 1 || computed <= before_) return;
+  const double left =
+      seconds * static_cast<double>(all - computed) / static_cast<double>(computed - before_);
+  const std::string text =
+      StrCat("\r\x1b[K[computed ", Grouped(computed), " of ", Grouped(all),
+             " prompt tokens, about ", Grouped(std::llround(std::ceil(left))), " s left]");
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  shown_ = true;
+}
+
+void PrefillLine::Clear() {
+  if (shown_) std::fputs("\r\x1b[K", stderr);
+  shown_ = false;
+  begin_.reset();
+}
+
 std::string Grouped(int64_t number) {
   std::string digits = std::to_string(number);
   for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
@@ -45,8 +68,6 @@ std::string BytesText(int64_t bytes) {
 
 std::string Milliseconds(double seconds) { return Rounded(1e3 * seconds) + " ms"; }
 
-std::string PerSecond(int64_t count, double seconds) {
-  return count > 0 && seconds > 0 ? Rounded(static_cast<double>(count) / seconds) : "-";
-}
+std::string PerSecond(double rate) { return rate > 0 ? Rounded(rate) : "-"; }
 
 }  // namespace tokline

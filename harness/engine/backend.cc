@@ -35,6 +35,7 @@ class HostTimeMark : public TimeMark {
 class HostBackend : public Backend {
  public:
   Device device() const override { return Device::kCpu; }
+  bool asynchronous() const override { return false; }
   const Ops& ops() const override { return ops_; }
   const DeviceFacts& facts() const override { return facts_; }
   CUstream_st* stream() const override { return nullptr; }

@@ -82,6 +82,9 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual Device device() const = 0;
+  // Whether work goes on while the host does something else. Otherwise it is done when the call
+  // that enqueues it returns.
+  virtual bool asynchronous() const = 0;
   virtual const Ops& ops() const = 0;
   virtual const DeviceFacts& facts() const = 0;  // all 0 on the host
   virtual CUstream_st* stream() const = 0;       // null on the host

@@ -133,6 +133,7 @@ void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next)
 class CudaBackend : public Backend {
  public:
   Device device() const override { return Device::kCuda; }
+  bool asynchronous() const override { return true; }
   const Ops& ops() const override { return ops_; }
   const DeviceFacts& facts() const override { return facts_; }
   CUstream_st* stream() const override { return stream_; }

@@ -1,5 +1,5 @@
 // Implements the decoder: turns each scheduled step into arrays, uploads and runs it, and collects
-// the tokens of the previous step.
+// tokens as soon as that costs no waiting.
 #include "harness/engine/decoder.h"
 
 #include <algorithm>
@@ -93,8 +93,12 @@ void RequireVocabulary(int32_t token, int64_t vocab_size, const char* what) {
 }  // namespace
 
 Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options)
+    : Decoder(spec, weights, options, MakeBackendWithRoom(spec, options)) {}
+
+Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options,
+                 std::unique_ptr<Backend> backend)
     : spec_(spec),
-      backend_(MakeBackendWithRoom(spec, options)),
+      backend_(std::move(backend)),
       config_(spec, options, backend_->facts()),
       weights_(spec, weights, config_.options.dtype, *backend_),
       buffers_(spec, config_, *backend_),
@@ -192,6 +196,7 @@ StepReport Decoder::Step() {
             " unfinished sequences can continue");
   }
   Collect(previous);
+  if (!backend_->asynchronous()) Collect(current);
   report.tokens = collected_;
   return report;
 }

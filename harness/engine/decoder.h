@@ -2,11 +2,12 @@
 //
 // A step is one forward pass over a ragged batch: prompt tokens of new sequences, and one token of
 // each running sequence. The Scheduler decides which. Sampled tokens stay on the device, where the
-// next step reads them, so the host works one step ahead: Step() enqueues a step and returns the
-// tokens of the previous one. Each running sequence has a slot, which is its row in a step. Steps
-// are padded to a few batch sizes, and WarmUp() captures a graph for each. On CUDA, the last bits
-// of a sequence's logits depend on its batch, because the batch determines how sums are split over
-// the device.
+// next step reads them, so the host works one step ahead of an asynchronous backend: Step()
+// enqueues a step and returns the tokens of the previous one. On a synchronous backend it returns
+// those of the step itself, since nothing is gained by holding them back. Each running sequence has
+// a slot, which is its row in a step. Steps are padded to a few batch sizes, and WarmUp() captures
+// a graph for each. On CUDA, the last bits of a sequence's logits depend on its batch, because the
+// batch determines how sums are split over the device.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,8 @@ struct StepReport {
   // What this call enqueued; both are 0 if there was nothing to do.
   int64_t prefill_tokens = 0;
   int32_t decode_rows = 0;
-  // The tokens of the previous step. Valid until the next call.
+  // The tokens of the previous step, or of this one if the backend is synchronous. Valid until the
+  // next call.
   std::span<const NewToken> tokens;
 };
 
@@ -70,6 +72,9 @@ class Decoder {
   // Throws InvalidArgument for options that are not allowed, and RuntimeFailure with the needed and
   // the free bytes if device memory does not suffice.
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options);
+  // Same, on a backend of this device.
+  Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options,
+          std::unique_ptr<Backend> backend);
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/engine/decoder.h"
+#include "harness/engine/token_times.h"
 #include "kernels/sampling/sampling.h"
 
 namespace tokline {
@@ -24,7 +25,10 @@ struct GenerateOptions {
   bool want_logits = false;
   // Called with each token of the result, in order. If it returns false, the token is the last.
   std::function<bool(int32_t)> on_token = {};
-  const std::atomic<bool>* interrupted = nullptr;  // ends the text early once it is true
+  // Called after each step of the prefill with the number of prompt tokens computed so far.
+  std::function<void(int64_t)> on_prefill = {};
+  // Ends the text early once it is true. What is drawn from then on is dropped.
+  const std::atomic<bool>* interrupted = nullptr;
 };
 
 struct GenerateResult {
@@ -32,8 +36,7 @@ struct GenerateResult {
   std::vector<std::vector<float>> logits;  // from which each token was drawn, if wanted
   bool stopped = false;                    // ended by a stop id or by on_token
   bool interrupted = false;
-  double prefill_s = 0;  // time until the first token
-  double decode_s = 0;   // time for all other tokens
+  TokenTimes times;
 };
 
 // Throws like Decoder::AddSequence. Use a decoder that has no other sequences: they would continue

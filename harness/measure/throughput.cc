@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "harness/engine/token_times.h"
 #include "harness/measure/batch_run.h"
 #include "harness/measure/timing.h"
-#include "harness/platform/clock.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 
@@ -106,9 +106,9 @@ BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
   };
   const double steps = static_cast<double>(options.new_tokens - 1);
   const double decode_s = median([](const BenchSample& s) { return s.decode_s; });
-  result.prefill_tokens_per_s = static_cast<double>(options.batch * options.prompt_tokens) /
-                                median([](const BenchSample& s) { return s.prefill_s; });
-  result.decode_tokens_per_s = options.batch * steps / decode_s;
+  result.prefill_tokens_per_s = TokenRate(options.batch * options.prompt_tokens,
+                                          median([](const BenchSample& s) { return s.prefill_s; }));
+  result.decode_tokens_per_s = TokenRate(options.batch * (options.new_tokens - 1), decode_s);
   result.ms_per_step = 1e3 * decode_s / steps;
   result.host_share = median([](const BenchSample& s) { return s.decode_host_s / s.decode_s; });
   return result;

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "harness/platform/clock.h"
+#include "harness/engine/token_times.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -31,22 +31,16 @@ class TokenLog {
     }
   }
 
-  void Submitted(SequenceId id, size_t index, StopReader stops) {
-    progress_.emplace(id, Progress{.index = index,
-                                   .arrival_s = workload_.requests[index].arrival_s,
-                                   .last_s = -1,
-                                   .stops = std::move(stops)});
+  void Submitted(SequenceId id, size_t index, Clock::time_point arrival, StopReader stops) {
+    progress_.emplace(
+        id, Progress{.index = index, .times = TokenTimes(arrival), .stops = std::move(stops)});
   }
   // Returns whether the token ends its request.
-  bool Take(const NewToken& token, double now_s) {
+  bool Take(const NewToken& token, Clock::time_point now) {
     const auto found = progress_.find(token.sequence);
     Progress& one = found->second;
-    if (one.last_s < 0) {
-      first_s_.push_back(now_s - one.arrival_s);
-    } else {
-      between_s_.push_back(now_s - one.last_s);
-    }
-    one.last_s = now_s;
+    const double seconds = one.times.Add(now);
+    (one.times.Tokens() == 1 ? first_s_ : between_s_).push_back(seconds);
     if (const auto kept = kept_.find(one.index); kept != kept_.end()) {
       kept->second.push_back(token.token);
     }
@@ -74,9 +68,8 @@ class TokenLog {
  private:
   struct Progress {
     size_t index = 0;
-    double arrival_s = 0;
-    double last_s = 0;  // time of its newest token; negative before the first
-    StopReader stops;   // empty if there are no stop strings
+    TokenTimes times;  // since its arrival
+    StopReader stops;  // empty if there are no stop strings
   };
 
   const Workload& workload_;
@@ -141,10 +134,10 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
   double page_steps = 0;
   const auto begin = Clock::now();
   const auto take = [&](std::span<const NewToken> tokens) {
-    const double now_s = SecondsSince(begin);
+    const auto now = Clock::now();
     for (const NewToken& token : tokens) {
       ++result.new_tokens;
-      if (!log.Take(token, now_s)) continue;
+      if (!log.Take(token, now)) continue;
       if (token.finish == Finish::kNone) decoder.RemoveSequence(token.sequence);
       if (++result.requests % tenth == 0) {
         result.memory.push_back(MemoryOf(decoder, result.requests));
@@ -156,7 +149,9 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
     const double now_s = SecondsSince(begin);
     for (; next < workload.requests.size() && workload.requests[next].arrival_s <= now_s; ++next) {
       const WorkloadRequest& one = workload.requests[next];
-      log.Submitted(decoder.Submit(one.request), next,
+      const auto arrival = begin + std::chrono::duration_cast<Clock::duration>(
+                                       std::chrono::duration<double>(one.arrival_s));
+      log.Submitted(decoder.Submit(one.request), next, arrival,
                     one.stop.empty() ? StopReader() : make_stop_reader(one.stop));
       result.prompt_tokens += static_cast<int64_t>(one.request.prompt.size());
     }
@@ -197,9 +192,8 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
   serving.kv_pages.all = decoder.Pages().NumPages();
   serving.kv_pages.mean = page_steps / steps;
   serving.host = {.share = host_s / result.total_s, .step_us = 1e6 * host_s / steps};
-  result.output_tokens_per_s = static_cast<double>(result.new_tokens) / result.total_s;
-  result.total_tokens_per_s =
-      static_cast<double>(result.new_tokens + result.prompt_tokens) / result.total_s;
+  result.output_tokens_per_s = TokenRate(result.new_tokens, result.total_s);
+  result.total_tokens_per_s = TokenRate(result.new_tokens + result.prompt_tokens, result.total_s);
   serving.first_token_s = log.FirstTokens();
   serving.between_tokens_s = log.BetweenTokens();
   result.texts = log.Texts();

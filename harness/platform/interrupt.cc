@@ -1,6 +1,9 @@
 #include "harness/platform/interrupt.h"
 
+#include <unistd.h>
+
 #include <csignal>
+#include <string_view>
 
 namespace tokline {
 namespace {
@@ -11,9 +14,14 @@ std::atomic<int> g_signal = 0;
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
 void Request(int signal_number) {
-  g_signal = signal_number;
-  g_requested = true;
+  if (!g_requested.exchange(true)) {
+    g_signal = signal_number;
+    return;
+  }
+  constexpr std::string_view kText = "\n[ended at once by a second interrupt]\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
   std::signal(signal_number, SIG_DFL);
+  std::raise(signal_number);
 }
 
 }  // namespace
@@ -21,6 +29,7 @@ void Request(int signal_number) {
 void CatchInterrupts() {
   std::signal(SIGINT, Request);
   std::signal(SIGTERM, Request);
+  std::signal(SIGHUP, Request);
 }
 
 bool InterruptRequested() { return g_requested; }

@@ -1,12 +1,12 @@
-// Turns Ctrl-C and SIGTERM into a request that the program answers once it has cleaned up.
+// Turns Ctrl-C, SIGTERM and SIGHUP into a request that the program answers once it has cleaned up.
 #pragma once
 
 #include <atomic>
 
 namespace tokline {
 
-// From this call on, the first SIGINT or SIGTERM sets a flag and a second one ends the process at
-// once.
+// From this call on, the first SIGINT, SIGTERM or SIGHUP sets a flag. A second one ends the process
+// at once, and says so on standard error.
 void CatchInterrupts();
 
 bool InterruptRequested();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "harness/engine/decoder.h"
+#include "harness/tests/engine/delayed_backend.h"
 #include "harness/tests/engine/golden.h"
 #include "kernels/common/error.h"
 
@@ -73,25 +74,39 @@ DecoderOptions Options() {
   return {.max_batch = 6, .max_context = 128, .page_size = 16, .token_budget = 40};
 }
 
-std::vector<Ended> TextsOf(const DecoderOptions& options, SchedulerCounts* counts = nullptr) {
-  Decoder decoder(Model().spec, Model().weights, options);
-  std::map<SequenceId, Ended> texts;
-  for (const Request& request : Workload()) texts[decoder.Submit(request)] = {};
-  RunAll(decoder, texts);
-  EXPECT_EQ(decoder.Schedule().NumSequences(), 0);
-  EXPECT_EQ(decoder.Pages().NumFree() + decoder.Schedule().Chunks().IdlePages(),
-            decoder.Pages().NumPages());
-  if (counts != nullptr) *counts = decoder.Schedule().Counts();
-  std::vector<Ended> result;
-  for (const auto& [id, text] : texts) result.push_back(text);
-  return result;
-}
+// On an asynchronous backend the host works a step ahead, so requests are scheduled before their
+// newest tokens are known. The parameter says which backend it is.
+class DecoderScheduleTest : public ::testing::TestWithParam<bool> {
+ protected:
+  static Decoder MakeDecoder(const DecoderOptions& options) {
+    return Decoder(Model().spec, Model().weights, options,
+                   std::make_unique<testing::DelayedBackend>(GetParam(), [](int) { return 0; }));
+  }
+  static std::vector<Ended> TextsOf(const DecoderOptions& options,
+                                    SchedulerCounts* counts = nullptr) {
+    Decoder decoder = MakeDecoder(options);
+    std::map<SequenceId, Ended> texts;
+    for (const Request& request : Workload()) texts[decoder.Submit(request)] = {};
+    RunAll(decoder, texts);
+    EXPECT_EQ(decoder.Schedule().NumSequences(), 0);
+    EXPECT_EQ(decoder.Pages().NumFree() + decoder.Schedule().Chunks().IdlePages(),
+              decoder.Pages().NumPages());
+    if (counts != nullptr) *counts = decoder.Schedule().Counts();
+    std::vector<Ended> result;
+    for (const auto& [id, text] : texts) result.push_back(text);
+    return result;
+  }
+};
 
-TEST(DecoderScheduleTest, TextsDoNotDependOnBatchPoolOrReuse) {
+INSTANTIATE_TEST_SUITE_P(Backends, DecoderScheduleTest, ::testing::Bool(), [](const auto& suite) {
+  return suite.param ? "Asynchronous" : "Synchronous";
+});
+
+TEST_P(DecoderScheduleTest, TextsDoNotDependOnBatchPoolOrReuse) {
   const std::vector<Request> requests = Workload();
   std::vector<Ended> alone;
   {
-    Decoder decoder(Model().spec, Model().weights, Options());
+    Decoder decoder = MakeDecoder(Options());
     for (const Request& request : requests) {
       std::map<SequenceId, Ended> text;
       decoder.Submit(request);
@@ -125,16 +140,16 @@ TEST(DecoderScheduleTest, TextsDoNotDependOnBatchPoolOrReuse) {
   EXPECT_EQ(TextsOf(reusing), alone);
 }
 
-TEST(DecoderScheduleTest, ReusedPrefixGivesTheLogitsOfAComputedOne) {
+TEST_P(DecoderScheduleTest, ReusedPrefixGivesTheLogitsOfAComputedOne) {
   DecoderOptions options = Options();
   options.reuse = true;
   const std::vector<int32_t>& prompt = Cases()[3].prompt;
-  Decoder fresh(Model().spec, Model().weights, options);
+  Decoder fresh = MakeDecoder(options);
   const SequenceId first = fresh.AddSequence(prompt, {}, 2);
   while (fresh.Schedule().Get(first).drawn == 0) fresh.Step();
   const std::vector<float> computed = fresh.Logits(first);
   for (const size_t shared : {prompt.size(), prompt.size() - 1, prompt.size() / 2}) {
-    Decoder decoder(Model().spec, Model().weights, options);
+    Decoder decoder = MakeDecoder(options);
     Request before{.prompt = {prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(shared)},
                    .max_new_tokens = 1,
                    .keep = true};
@@ -151,10 +166,10 @@ TEST(DecoderScheduleTest, ReusedPrefixGivesTheLogitsOfAComputedOne) {
   }
 }
 
-TEST(DecoderScheduleTest, PreemptionKeepsSequencesThatAreLookedAt) {
+TEST_P(DecoderScheduleTest, PreemptionKeepsSequencesThatAreLookedAt) {
   DecoderOptions options = Options();
   options.kv_pages = 3;
-  Decoder decoder(Model().spec, Model().weights, options);
+  Decoder decoder = MakeDecoder(options);
   const GoldenCase& one = Cases()[1];  // 16 tokens fill one page; the first step needs a second one
   const SequenceId first = decoder.AddSequence(one.prompt, {}, 24);
   const SequenceId second = decoder.AddSequence(one.prompt, {}, 24);
@@ -173,12 +188,12 @@ TEST(DecoderScheduleTest, PreemptionKeepsSequencesThatAreLookedAt) {
   EXPECT_GE(decoder.Schedule().Counts().preemptions + decoder.Schedule().Counts().stalls, 1);
 }
 
-TEST(DecoderScheduleTest, CancelledRequestsHarmNobody) {
+TEST_P(DecoderScheduleTest, CancelledRequestsHarmNobody) {
   DecoderOptions options = Options();
   options.kv_pages = 9;
   options.reuse = true;
   const std::vector<Ended> expected = TextsOf(options);
-  Decoder decoder(Model().spec, Model().weights, options);
+  Decoder decoder = MakeDecoder(options);
   std::map<SequenceId, Ended> texts;
   std::vector<SequenceId> ids;
   for (const Request& request : Workload()) ids.push_back(decoder.Submit(request));

@@ -14,6 +14,7 @@
 #include "harness/engine/ablation.h"
 #include "harness/engine/convert_elements.h"
 #include "harness/engine/generate.h"
+#include "harness/tests/engine/delayed_backend.h"
 #include "harness/tests/engine/golden.h"
 #include "kernels/common/error.h"
 
@@ -181,8 +182,26 @@ TEST(DecoderTest, AllAblationsTogetherGiveTheGoldenText) {
   EXPECT_EQ(Generate(decoder, Cases()[3].prompt, generate).tokens, GoldenText(Cases()[3]));
 }
 
-TEST(DecoderTest, StepHandsOutTheTokensOfTheStepBefore) {
+// On an asynchronous backend, which works while the host goes on.
+Decoder MakeAsynchronous() {
+  return Decoder(Model().spec, Model().weights, SmallOptions(),
+                 std::make_unique<testing::DelayedBackend>(true, [](int) { return 0; }));
+}
+
+TEST(DecoderTest, StepHandsOutItsOwnTokensIfTheyAreThere) {
   Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  decoder.AddSequence(Cases()[1].prompt, {}, 3);
+  for (const int32_t expected : std::span(Cases()[1].tokens).first(3)) {
+    const StepReport report = decoder.Step();
+    ASSERT_EQ(report.tokens.size(), 1u);
+    EXPECT_EQ(report.tokens[0].token, expected);
+    EXPECT_TRUE(decoder.Flush().empty());
+  }
+  EXPECT_FALSE(decoder.HasWork());
+}
+
+TEST(DecoderTest, StepHandsOutTheTokensOfTheStepBeforeOtherwise) {
+  Decoder decoder = MakeAsynchronous();
   const SequenceId id = decoder.AddSequence(Cases()[1].prompt, {}, 3);
   const auto& text = Cases()[1].tokens;
   StepReport report = decoder.Step();
@@ -207,7 +226,7 @@ TEST(DecoderTest, StepHandsOutTheTokensOfTheStepBefore) {
 }
 
 TEST(DecoderTest, TokenOfARemovedSequenceIsDroppedEvenIfItsSlotIsTakenAgain) {
-  Decoder decoder(Model().spec, Model().weights, SmallOptions());
+  Decoder decoder = MakeAsynchronous();
   const SequenceId first = decoder.AddSequence(Cases()[1].prompt, {}, 10);
   decoder.Step();
   decoder.RemoveSequence(first);

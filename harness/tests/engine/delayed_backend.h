@@ -1,0 +1,101 @@
+// A clock that only a test moves, and a backend whose steps take the time that a test says.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "harness/engine/backend.h"
+#include "harness/platform/clock.h"
+
+namespace tokline::testing {
+
+// Replaces the clock while it lives.
+class FakeClock {
+ public:
+  FakeClock() {
+    now_ = {};
+    Clock::SetSource([] { return now_; });
+  }
+  ~FakeClock() { Clock::SetSource(std::chrono::steady_clock::now); }
+  FakeClock(const FakeClock&) = delete;
+  FakeClock& operator=(const FakeClock&) = delete;
+
+  static double NowS() { return SecondsBetween({}, now_); }
+  static Clock::time_point Now() { return now_; }
+  static void AdvanceTo(Clock::time_point time) { now_ = std::max(now_, time); }
+
+ private:
+  inline static Clock::time_point now_ = {};
+};
+
+// Computes as the host does. By the fake clock, step i (the work before the i-th fence) takes
+// `step_s(i)`: while the host goes on, or before the call returns.
+class DelayedBackend : public Backend {
+ public:
+  DelayedBackend(bool asynchronous, std::function<double(int)> step_s)
+      : asynchronous_(asynchronous), step_s_(std::move(step_s)) {}
+
+  bool asynchronous() const override { return asynchronous_; }
+  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<DelayedFence>(*this); }
+
+  Device device() const override { return host_->device(); }
+  const Ops& ops() const override { return host_->ops(); }
+  const DeviceFacts& facts() const override { return host_->facts(); }
+  CUstream_st* stream() const override { return host_->stream(); }
+  Matmul* matmul() override { return host_->matmul(); }
+  int64_t FreeBytes() const override { return host_->FreeBytes(); }
+  tokline::Memory Allocate(int64_t bytes) override { return host_->Allocate(bytes); }
+  tokline::Memory AllocateStaging(int64_t bytes) override { return host_->AllocateStaging(bytes); }
+  void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
+    host_->CopyToDevice(device, staging, bytes);
+  }
+  void CopyToHost(void* staging, const void* device, int64_t bytes) override {
+    host_->CopyToHost(staging, device, bytes);
+  }
+  void Zero(void* device, int64_t bytes) override { host_->Zero(device, bytes); }
+  void Upload(void* device, const void* host, int64_t bytes) override {
+    host_->Upload(device, host, bytes);
+  }
+  void Download(void* host, const void* device, int64_t bytes) override {
+    host_->Download(host, device, bytes);
+  }
+  void UploadWeights(std::span<const WeightCopy> copies) override { host_->UploadWeights(copies); }
+  std::unique_ptr<TimeMark> MakeTimeMark() override { return host_->MakeTimeMark(); }
+  void Synchronize() override { host_->Synchronize(); }
+  std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {
+    return host_->Capture(enqueue);
+  }
+  int64_t CapturedKernels() const override { return host_->CapturedKernels(); }
+
+ private:
+  class DelayedFence : public Fence {
+   public:
+    explicit DelayedFence(DelayedBackend& backend) : backend_(backend) {}
+    void Record() override { reached_ = backend_.EndOfStep(); }
+    void Wait() override { FakeClock::AdvanceTo(reached_); }
+
+   private:
+    DelayedBackend& backend_;
+    Clock::time_point reached_;
+  };
+
+  Clock::time_point EndOfStep() {
+    const auto step =
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(step_s_(steps_)));
+    ++steps_;
+    done_ = std::max(done_, FakeClock::Now()) + step;
+    if (!asynchronous_) FakeClock::AdvanceTo(done_);
+    return done_;
+  }
+
+  std::unique_ptr<Backend> host_ = MakeHostBackend();
+  bool asynchronous_;
+  std::function<double(int)> step_s_;
+  int steps_ = 0;
+  Clock::time_point done_;  // when all work enqueued so far is done
+};
+
+}  // namespace tokline::testing
