@@ -30,16 +30,17 @@ class WorkStreamTest : public testing::CudaTest {
   // Of one small kernel after another.
   double NodeUs() const { return Median(MakeTimer()->Sample(15, {})); }
 
+  void LaunchOn(cudaStream_t stream) const {
+    for (int i = 0; i < kTimes; ++i) Sweep(small_.data(), small_.bytes(), stream);
+    TOKLINE_CUDA(cudaStreamSynchronize(stream));
+  }
+
+  static constexpr int kTimes = 40;
   DeviceBuffer small_{CudaDeviceCount() == 0 ? 0 : 512};
 };
 
 TEST_F(WorkStreamTest, NothingThatTheSuiteDoesMakesKernelsStartLater) {
-  constexpr int kTimes = 40;
-  const auto launch = [this](cudaStream_t stream) {
-    for (int i = 0; i < kTimes; ++i) Sweep(small_.data(), small_.bytes(), stream);
-    TOKLINE_CUDA(cudaStreamSynchronize(stream));
-  };
-  launch(WorkStream());
+  LaunchOn(WorkStream());
   const double before = NodeUs();
   for (int i = 0; i < kTimes; ++i) {
     FillRandomOnDevice(DType::kBf16, small_.data(), small_.bytes() / 2, /*seed=*/1, 0);
@@ -59,13 +60,19 @@ TEST_F(WorkStreamTest, NothingThatTheSuiteDoesMakesKernelsStartLater) {
     Generate(decoder, std::vector<int32_t>{1, 2, 3}, {.max_new_tokens = kTimes});
   }
   const double after = NodeUs();
-  std::vector<UniqueStream> others;  // the driver maps eight streams to as many queues
-  for (int i = 0; i < 8; ++i) launch(others.emplace_back(MakeStream()).get());
-  const double slowed = NodeUs();
-  std::cout << "us from kernel to kernel: " << before << " at first, " << after << " in the end, "
-            << slowed << " after launches on other streams\n";
+  std::cout << "us from kernel to kernel: " << before << " at first, " << after << " in the end\n";
   EXPECT_LT(after, 1.05 * before);
-  // What the one stream is for. Not every host of H200s shows it.
+}
+
+// What the one stream is for, and whether the test before could have failed. Not every host of
+// H200s shows it.
+TEST_F(WorkStreamTest, LaunchesOnOtherStreamsMakeKernelsStartLater) {
+  const double before = NodeUs();
+  std::vector<UniqueStream> others;  // the driver maps eight streams to as many queues
+  for (int i = 0; i < 8; ++i) LaunchOn(others.emplace_back(MakeStream()).get());
+  const double slowed = NodeUs();
+  std::cout << "us from kernel to kernel: " << before << " at first, " << slowed
+            << " after launches on other streams\n";
   if (slowed < 1.05 * before) GTEST_SKIP() << "here launches on other streams slow nothing down";
 }
 
