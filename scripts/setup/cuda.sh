@@ -25,6 +25,9 @@ take_gpu() {
   export TOKLINE_GPU_TAKEN=yes
 }
 
+# Whether a CUDA test asserts times: it must not run beside another program, nor under a tool that stretches them.
+asserts_times() { [[ ${1##*/} == @(*_timer|*_timing|step_profiler|device_memory|work_stream)_cuda_test ]]; }
+
 # Prints the path of the system's nvcc; fails if there is none.
 system_nvcc() {
   local candidate

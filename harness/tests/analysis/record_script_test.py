@@ -41,7 +41,7 @@ class RecordScriptTest(unittest.TestCase):
 
     def program(self, name, text):
         path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
 
@@ -59,6 +59,8 @@ class RecordScriptTest(unittest.TestCase):
 
     def counted(self):
         lines = self.lines("tests.jsonl")
+        for line in lines:
+            self.assertGreaterEqual(line.pop("seconds"), 0)
         self.assertEqual({line.pop("commit") for line in lines}, {"0123abc"})
         return lines
 
@@ -112,6 +114,41 @@ class RecordScriptTest(unittest.TestCase):
             self.program("bin/linear_cuda_test", text)
             self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
             self.assertEqual(self.counted(), counted)
+
+    def test_tests_share_the_gpu_except_those_that_assert_times(self):
+        events = self.folder / "events"
+        lasts = f'#!/bin/sh\necho "+ ${{0##*/}}" >>{events}\nsleep 0.4\necho "- ${{0##*/}}" >>{events}\n' + PASSES
+        alone = ["independent_timing_cuda_test", "launch_timer_cuda_test", "step_profiler_cuda_test",
+                 "device_memory_cuda_test", "work_stream_cuda_test"]
+        together = [f"kernel_{i}_cuda_test" for i in range(7)]
+        for name in alone + together:
+            self.program(f"bin/{name}", lasts)
+        self.record("--only", "tests", expect=0)
+        running, most = set(), 0
+        for line in events.read_text().splitlines():
+            sign, name = line.split()
+            (running.add if sign == "+" else running.remove)(name)
+            most = max(most, len(running))
+            self.assertTrue(len(running) <= 1 or running.isdisjoint(alone), running)
+        self.assertEqual(most, 5)
+        lines = self.lines("tests.jsonl")
+        self.assertEqual(sorted(line["program"] for line in lines),
+                         sorted([*alone, *together, "chunk_decode_cuda_test"]))
+        seconds = {line["program"]: line["seconds"] for line in lines}
+        self.assertGreaterEqual(min(seconds[name] for name in alone), 0.4)
+        self.assertLess(seconds["chunk_decode_cuda_test"], 0.4)
+
+    def test_portable_programs_are_counted_by_the_code_that_they_have(self):
+        for code in ("80-virtual", "90-virtual"):
+            self.program(f"{code}/bin/tokline", TOKLINE)
+            self.program(f"{code}/bin/chunk_decode_cuda_test", PASSES if code == "80-virtual" else FAILS)
+        words = self.record("--only", "portable", "--portable", self.folder, expect=1)
+        self.assertIn("portable (exit 1)", words)
+        self.assertIn("A.Fails", (self.results / "portable.failed.log").read_text())
+        self.program("90-virtual/bin/chunk_decode_cuda_test", PASSES)
+        self.record("--only", "portable", "--portable", self.folder, expect=0)
+        self.assertEqual([(line["code"], line["passed"]) for line in self.lines("portable.jsonl")],
+                         [("80-virtual", 1), ("90-virtual", 1)])
 
     def test_loading_is_timed_from_start_to_end(self):
         self.record("--only", "load", expect=0)
