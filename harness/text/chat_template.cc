@@ -132,6 +132,16 @@ void RenderQwen25(Messages messages, const ChatOptions& options, Parts& parts) {
   if (options.add_generation_prompt) Markup(parts, "<|im_start|>assistant\n");
 }
 
+void RenderSmolLm2(Messages messages, const ChatOptions& options, Parts& parts) {
+  if (messages[0].role != "system") {
+    Markup(parts,
+           "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+           "Face<|im_end|>\n");
+  }
+  for (const ChatMessage& message : messages) QwenTurn(parts, message.role, message.content);
+  if (options.add_generation_prompt) Markup(parts, "<|im_start|>assistant\n");
+}
+
 void RenderChatMl(Messages messages, const ChatOptions& options, Parts& parts) {
   for (const ChatMessage& message : messages) QwenTurn(parts, message.role, message.content);
   if (options.add_generation_prompt) Markup(parts, "<|im_start|>assistant\n");
@@ -240,6 +250,8 @@ const ChatTemplate::Known ChatTemplate::kKnown[] = {
      RenderQwen3},
     {"Qwen3 Instruct 2507", "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326",
      "<|im_end|>", RenderChatMl},
+    {"SmolLM2", "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788", "<|im_end|>",
+     RenderSmolLm2},
     {"ChatML", "4f05b98fc0a9dde9a39d4b6e17f3bf427b1eea5b95776755fd5d05cda72a3b35", "<|im_end|>",
      RenderChatMl},
     {"ERNIE 4.5", "471fb571976770318fe6f27749e37940be8d29c0a7770558140f141f5906f2a2",

@@ -55,6 +55,11 @@ void PreTokenizer::Add(const JsonNode& node, int depth) {
     steps_.emplace_back(SplitAt{Pattern::Read(node.Member("pattern")),
                                 ReadBehavior(node.Member("behavior")),
                                 node.FlagOf("invert", false)});
+  } else if (type == "Digits") {
+    node.AllowKeys({"type", "individual_digits"});
+    steps_.emplace_back(SplitAt{Pattern::Regex(R"(\p{N})"), node.FlagOf("individual_digits", false)
+                                                                ? Behavior::kIsolated
+                                                                : Behavior::kContiguous});
   } else if (type == "Metaspace") {
     AddMetaspace(node);
   } else if (type == "Sequence") {
@@ -64,7 +69,7 @@ void PreTokenizer::Add(const JsonNode& node, int depth) {
       Add(step, depth + 1);
     }
   } else {
-    type_node.Refuse("supported pre-tokenizers: ByteLevel, Metaspace, Sequence, Split");
+    type_node.Refuse("supported pre-tokenizers: ByteLevel, Digits, Metaspace, Sequence, Split");
   }
 }
 

@@ -25,7 +25,8 @@ struct TextPiece {
 class PreTokenizer {
  public:
   PreTokenizer() = default;  // leaves the text in one piece
-  // Supports ByteLevel, Split, Metaspace, and Sequence of these. Others are refused by name.
+  // Supports ByteLevel, Digits, Split, Metaspace, and Sequence of these. Others are refused by
+  // name.
   static PreTokenizer Read(const JsonNode& node);
 
   // Whether each byte of a piece stands for one character.

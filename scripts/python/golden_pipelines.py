@@ -135,6 +135,19 @@ def qwen() -> dict:
                      post_processor=byte_level(False, False), decoder=byte_level(False, False))
 
 
+def smollm() -> dict:
+    """SmolLM2: every digit is a piece, then GPT-2's expression."""
+    digits = {"type": "Digits", "individual_digits": True}
+    pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                             pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    vocab, merges = trained(pre_tokenizer, None, 1100, [], pre_tokenizers.ByteLevel.alphabet(),
+                            list(golden_strings.WORDS))
+    names = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    return assembled(vocab, merges, [added(name, True) for name in names], {},
+                     pre_tokenizer={"type": "Sequence", "pretokenizers": [digits, byte_level(False, True)]},
+                     decoder=byte_level(True, True))
+
+
 def piece_decoder(strip: bool) -> dict:
     """The decoder of converted SentencePiece models."""
     steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"},
@@ -192,4 +205,4 @@ def embedded() -> dict:
     return json.loads((ROOT / "models" / "qwen3-lookup" / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-PIPELINES = {make.__name__: make for make in (gpt2, llama3, qwen, llama2, ernie45, metaspace, embedded)}
+PIPELINES = {make.__name__: make for make in (gpt2, llama3, qwen, smollm, llama2, ernie45, metaspace, embedded)}
