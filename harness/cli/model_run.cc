@@ -47,7 +47,8 @@ std::filesystem::path DefaultModelDir() {
 void RunFlags::AddTo(std::vector<Flag>& flags) {
   flags.insert(flags.end(),
                {{"--model", "DIR|NAME",
-                 "folder, or ORG/NAME[@REV] in the Hugging Face cache (default: embedded)",
+                 "folder, name made by scripts/model, or ORG/NAME[@REV] in the Hugging Face cache "
+                 "(default: embedded)",
                  [this](auto, auto text) { model = FindModel(text); }},
                 {"--device", "cpu|cuda|auto",
                  "auto: cuda if there is a device, otherwise cpu (default: auto)",

@@ -1,5 +1,5 @@
-// Resolves a model's name to a folder in the Hugging Face cache. Names are untrusted: they must not
-// lead out of the cache, and every failure says what the cache contains.
+// Resolves a model's name to a folder in one of the caches. Names are untrusted: they must not lead
+// out of a cache, and every failure says what the Hugging Face cache contains.
 #include "harness/models/model_location.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@ constexpr int64_t kMaxRefBytes = 256;
 constexpr std::string_view kNameChars =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
 constexpr std::string_view kWhatAModelIs =
-    "a folder with config.json and model.safetensors, or a name in the Hugging Face cache, such as "
-    "Qwen/Qwen3-0.6B";
+    "a folder with config.json and model.safetensors, a name that scripts/model makes, such as "
+    "smollm2-135m, or a name in the Hugging Face cache, such as Qwen/Qwen3-0.6B";
 
 // Whether `text` is one component of a path or of a name that cannot lead anywhere else.
 bool IsPlainName(std::string_view text) {
@@ -149,9 +149,19 @@ fs::path SnapshotOf(const fs::path& repo, std::string_view id, std::string revis
   return snapshot;
 }
 
+// The value of a variable that names a folder, in which "~/" is the user's home. An empty variable
+// counts as unset.
+std::optional<std::string> FolderVariable(const GetEnvironment& get, const char* name) {
+  const char* value = get(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  const char* home = get("HOME");
+  const bool of_home = std::string_view(value).starts_with("~/") && home != nullptr;
+  return of_home ? home + std::string(value + 1) : value;
+}
+
 std::string WhatIsCached(const HubCache& cache, const std::vector<std::string>& ids) {
   if (cache.folder.empty()) {
-    return "there is no Hugging Face cache: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME "
+    return "in no Hugging Face cache: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME "
            "is set";
   }
   std::error_code error;
@@ -161,7 +171,8 @@ std::string WhatIsCached(const HubCache& cache, const std::vector<std::string>& 
                                                         : "which does not exist");
 }
 
-fs::path FindCached(const Name& wanted, std::string_view text, const HubCache& cache) {
+fs::path FindCached(const Name& wanted, std::string_view text, const HubCache& cache,
+                    const fs::path& made) {
   std::vector<std::string> ids, matches;
   std::vector<fs::path> repos;
   for (const std::string& folder : EntriesOf(cache.folder)) {
@@ -183,21 +194,16 @@ fs::path FindCached(const Name& wanted, std::string_view text, const HubCache& c
                                 cache.folder.string(), "; give the whole name"));
   }
   std::error_code error;
-  throw RuntimeFailure(StrCat("no model ", Quoted(text), ": ",
-                              fs::absolute(fs::path(text), error).string(),
-                              " is not a folder, and ", WhatIsCached(cache, ids)));
+  throw RuntimeFailure(
+      StrCat("no model ", Quoted(text), ": ", fs::absolute(fs::path(text), error).string(),
+             " is not a folder, scripts/model has made none of this name",
+             made.empty() ? "" : " in " + made.string(), ", and it is ", WhatIsCached(cache, ids)));
 }
 
 }  // namespace
 
 HubCache FindHubCache(const GetEnvironment& get) {
-  const auto variable = [&](const char* name) -> std::optional<std::string> {
-    const char* value = get(name);
-    if (value == nullptr || *value == '\0') return std::nullopt;
-    const char* home = get("HOME");
-    const bool of_home = std::string_view(value).starts_with("~/") && home != nullptr;
-    return of_home ? home + std::string(value + 1) : value;
-  };
+  const auto variable = [&](const char* name) { return FolderVariable(get, name); };
   for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
     if (const auto value = variable(name)) return {*value, StrCat("from ", name)};
   }
@@ -212,7 +218,17 @@ HubCache FindHubCache(const GetEnvironment& get) {
   return {};
 }
 
-fs::path FindModel(std::string_view model, const HubCache& cache) {
+fs::path MadeModelsFolder(const GetEnvironment& get) {
+  if (const auto cache = FolderVariable(get, "XDG_CACHE_HOME")) {
+    return fs::path(*cache) / "tokline" / "models";
+  }
+  if (const auto home = FolderVariable(get, "HOME")) {
+    return fs::path(*home) / ".cache" / "tokline" / "models";
+  }
+  return {};
+}
+
+fs::path FindModel(std::string_view model, const HubCache& cache, const fs::path& made) {
   const fs::path path(model);
   std::error_code error;
   if (fs::is_directory(path, error)) {
@@ -231,7 +247,11 @@ fs::path FindModel(std::string_view model, const HubCache& cache) {
     throw RuntimeFailure(
         StrCat(path.string(), ": not a folder, nor can it be a name; a model is ", kWhatAModelIs));
   }
-  return FindCached(*name, model, cache);
+  const fs::path of_this_name = made / name->name;
+  if (name->name == model && !made.empty() && fs::exists(of_this_name / "config.json", error)) {
+    return of_this_name;
+  }
+  return FindCached(*name, model, cache, made);
 }
 
 std::string ModelName(const fs::path& dir) {

@@ -31,12 +31,15 @@ const std::map<std::string, std::string> kFiles = {{"config.json", "{}"}};
 
 class ModelLocationTest : public ::testing::Test {
  protected:
-  std::filesystem::path Find(std::string_view model) const { return FindModel(model, cache_); }
+  std::filesystem::path Find(std::string_view model) const {
+    return FindModel(model, cache_, made_.Path());
+  }
   ::testing::AssertionResult IsRefused(std::string_view model,
                                        const std::vector<std::string>& says) const {
     return Refuses<RuntimeFailure>([&] { Find(model); }, says);
   }
 
+  TempFolder made_;
   HubCacheFolder hub_;
   HubCache cache_ = {hub_.Path(), "from HF_HUB_CACHE"};
 };
@@ -65,6 +68,30 @@ TEST_F(ModelLocationTest, FolderIsTakenAsItIs) {
   TempFolder dir;
   EXPECT_EQ(Find(dir.Path().string()), dir.Path());
   EXPECT_EQ(ModelName(dir.Path()), dir.Path().filename().string());
+}
+
+TEST(MadeModelsTest, FolderIsInTheUsersCache) {
+  const auto folder = [](const Environment& environment) {
+    return MadeModelsFolder([&](const char* name) {
+      const auto found = environment.find(name);
+      return found == environment.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_EQ(folder({{"HOME", "/home/me"}}), "/home/me/.cache/tokline/models");
+  EXPECT_EQ(folder({{"HOME", "/home/me"}, {"XDG_CACHE_HOME", "/xdg"}}), "/xdg/tokline/models");
+  EXPECT_TRUE(folder({{"HOME", ""}}).empty());
+}
+
+TEST_F(ModelLocationTest, NameOfAMadeModelComesBeforeTheHubCache) {
+  const auto cached = hub_.Add("models--me--small", "c1899de", kFiles);
+  EXPECT_EQ(Find("small"), cached);
+  std::filesystem::create_directories(made_ / "small");
+  EXPECT_EQ(Find("small"), cached) << "a folder without config.json is no model";
+  WriteFile(made_ / "small/config.json", "{}");
+  EXPECT_EQ(Find("small"), made_ / "small");
+  EXPECT_EQ(Find("me/small"), cached);
+  EXPECT_EQ(Find("small@main"), cached);
+  EXPECT_TRUE(IsRefused("smaller", {"scripts/model has made none", made_.Path().string()}));
 }
 
 TEST_F(ModelLocationTest, NameLeadsToTheSnapshotOfMain) {

@@ -139,6 +139,16 @@ for script in test bench; do
   expect 2 "--no-install was given" env -i PATH="$scratch/bin" \
     "$scratch/tree/scripts/$script" --no-install
 done
+touch "$scratch/a--b"
+expect 0 "usage: scripts/model" scripts/model --help
+expect 2 "either a NAME or --gguf FILE is needed; the names are smollm2-135m" scripts/model
+expect 2 "no model is named 'smollm'; the names are smollm2-135m" scripts/model smollm
+expect 2 "no model is named 'x.gguf'; the names are smollm2-135m; for a file there is --gguf" scripts/model x.gguf
+expect 2 "--gguf $scratch/gone: there is no such file" scripts/model --gguf "$scratch/gone"
+expect 2 "'a--b' cannot be a model's name; give --out DIR" scripts/model --gguf "$scratch/a--b"
+expect 2 "neither XDG_CACHE_HOME nor HOME is set" env -u HOME -u XDG_CACHE_HOME scripts/model smollm2-135m
+expect 2 "it is there already, and scripts/model has not made it" scripts/model smollm2-135m --out "$scratch"
+expect 2 "model: python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/model"
 for script in golden train_tiny tokenizer_golden; do
   expect 2 "$script: python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/maintain/$script"
 done

@@ -1,0 +1,1 @@
+"""Makes Hugging Face folders from GGUF files; scripts/model runs it."""
