@@ -1,5 +1,5 @@
-"""The arguments of scripts/maintain/golden, tokenizer_golden and train_tiny. They are checked before anything is
-installed, so this needs the standard library only."""
+"""The arguments of scripts/maintain/golden, tokenizer_golden, trained_golden and train_tiny. They are checked before
+anything is installed, so this needs the standard library only."""
 
 import argparse
 import math
@@ -56,6 +56,21 @@ Exit codes: 0 written or equal, 1 --check found a difference, 2 misuse or no env
     return arguments
 
 
+def trained_golden(argv=None):
+    parser = new_parser("trained_golden", """\
+Writes what transformers generates with the trained weights of `scripts/model smollm2-135m`, greedily, in fp32
+on the CPU, to harness/tests/golden/smollm2-135m.json. The weights are not committed. The first run installs
+torch and transformers into .venv-golden.""", """\
+Exit codes: 0 written or equal, 1 --check found a difference, 2 misuse or no environment.""")
+    parser.add_argument("--check", action="store_true", help="make it again and compare with the committed file")
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR",
+                        help="the folder that scripts/model smollm2-135m prints")
+    arguments = parser.parse_args(argv)
+    if not (arguments.model / "origin.json").is_file():
+        parser.error(f"--model {arguments.model} was not made by scripts/model")
+    return arguments
+
+
 def train_tiny(argv=None):
     parser = new_parser("train_tiny", """\
 Trains a Qwen3 of two layers to look up facts in its context ('The code of amber is 4821.'), writes it as a
@@ -86,4 +101,5 @@ fp32 and in bf16. docs/embedded_model.md describes it. The first run installs to
 
 
 if __name__ == "__main__":
-    {"golden": golden, "tokenizer_golden": tokenizer_golden, "train_tiny": train_tiny}[sys.argv[1]](sys.argv[2:])
+    {"golden": golden, "tokenizer_golden": tokenizer_golden, "trained_golden": trained_golden,
+     "train_tiny": train_tiny}[sys.argv[1]](sys.argv[2:])

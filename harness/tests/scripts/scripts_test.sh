@@ -149,14 +149,14 @@ expect 2 "'a--b' cannot be a model's name; give --out DIR" scripts/model --gguf 
 expect 2 "neither XDG_CACHE_HOME nor HOME is set" env -u HOME -u XDG_CACHE_HOME scripts/model smollm2-135m
 expect 2 "it is there already, and scripts/model has not made it" scripts/model smollm2-135m --out "$scratch"
 expect 2 "model: python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/model"
-for script in golden train_tiny tokenizer_golden; do
+for script in golden train_tiny tokenizer_golden trained_golden; do
   expect 2 "$script: python3 is missing" env -i PATH="$scratch/bin" "$scratch/tree/scripts/maintain/$script"
 done
 # Arguments are looked at before anything is installed.
 without_pip=(env PATH="$scratch/bin:$PATH")
 printf '#!/bin/sh\n[ "$1" != -m ] || exit 9\nexec %q "$@"\n' "$(command -v python3)" >"$scratch/bin/python3"
 chmod +x "$scratch/bin/python3"
-for script in golden train_tiny tokenizer_golden; do
+for script in golden train_tiny tokenizer_golden trained_golden; do
   expect 0 "usage: scripts/maintain/$script" "${without_pip[@]}" "$scratch/tree/scripts/maintain/$script" --help
 done
 for arguments in --fast '--check x' '--find-seed qwen3_tiny' '--check --find-seed qwen3_tiny 4'; do
