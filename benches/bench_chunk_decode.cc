@@ -87,17 +87,15 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
 };
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
-  const auto hq = static_cast<int32_t>(shape.Int("hq"));
-  const auto hk = static_cast<int32_t>(shape.Int("hk"));
-  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim));
-  if (hq % hk != 0) shape.Fail(StrCat("'hq' is ", hq, "; it must be a multiple of 'hk', ", hk));
+  const auto [hq, hk] = shape.QueryAndKvHeads();
+  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim, kHeadDims));
   nlohmann::ordered_json described{{"name", shape.name()}};
   std::vector<int64_t> chunk_lengths;
   std::vector<std::vector<int32_t>> seq_chunks;
   if (shape.family() == "cascade") {
-    const int64_t batch = shape.Int("batch");
-    chunk_lengths.push_back(shape.Int("shared"));
-    chunk_lengths.resize(static_cast<size_t>(batch) + 1, shape.Int("unique"));
+    chunk_lengths = shape.EqualLengths("unique");
+    const int64_t batch = std::ssize(chunk_lengths);
+    chunk_lengths.insert(chunk_lengths.begin(), shape.Int("shared", kTokens));
     for (int32_t seq = 0; seq < batch; ++seq) seq_chunks.push_back({0, seq + 1});
     described.update(
         {{"batch", batch}, {"shared", chunk_lengths[0]}, {"unique", chunk_lengths[1]}});
@@ -109,7 +107,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     DescribeLengths(described, "len", chunk_lengths);
   }
   described.update({{"hq", hq}, {"hk", hk}, {"head_dim", head_dim}});
-  for (const int64_t page_size : shape.IntsOr("pages", {256})) {
+  for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
     CaseSpec& spec = cases.emplace_back();
     spec.shape = described;
     spec.shape["page_size"] = page_size;

@@ -84,7 +84,7 @@ class EmbeddingCase : public KernelCase<EmbeddingParams> {
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
   const int64_t vocab = shape.Int("vocab");
   const int64_t hidden = shape.Int("hidden");
-  const int64_t positions = shape.IntOr("positions", 0);
+  const int64_t positions = shape.IntOr("positions", 0, {0, kExtents.most});
   for (const int64_t tokens : shape.Ints("tokens")) {
     CaseSpec& spec = cases.emplace_back();
     spec.shape = {{"name", shape.name()}, {"tokens", tokens}, {"vocab", vocab}, {"hidden", hidden}};

@@ -66,13 +66,13 @@ class GatherCase : public KernelCase<PagedGatherParams> {
 };
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
-  const auto hk = static_cast<int32_t>(shape.Int("hk"));
-  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim));
+  const auto hk = static_cast<int32_t>(shape.Int("hk", kHeads));
+  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim, kHeadDims));
   const std::vector<int64_t> lengths = shape.Lengths("lens", "len");
   nlohmann::ordered_json described{{"name", shape.name()}};
   DescribeLengths(described, "len", lengths);
   described.update({{"hk", hk}, {"head_dim", head_dim}});
-  for (const int64_t page_size : shape.IntsOr("pages", {256})) {
+  for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
     CaseSpec& spec = cases.emplace_back();
     spec.shape = described;
     spec.shape["page_size"] = page_size;

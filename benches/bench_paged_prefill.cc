@@ -101,10 +101,8 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
 };
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
-  const auto hq = static_cast<int32_t>(shape.Int("hq"));
-  const auto hk = static_cast<int32_t>(shape.Int("hk"));
-  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim));
-  if (hq % hk != 0) shape.Fail(StrCat("'hq' is ", hq, "; it must be a multiple of 'hk', ", hk));
+  const auto [hq, hk] = shape.QueryAndKvHeads();
+  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim, kHeadDims));
   const std::vector<int64_t> new_tokens = shape.Lengths("q", "q_len");
   const std::vector<int64_t> contexts = shape.Lengths("kv", "kv_len");
   if (new_tokens.size() != contexts.size()) {
@@ -120,7 +118,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
   DescribeLengths(described, "q_len", new_tokens);
   DescribeLengths(described, "kv_len", contexts);
   described.update({{"hq", hq}, {"hk", hk}, {"head_dim", head_dim}, {"causal", true}});
-  for (const int64_t page_size : shape.IntsOr("pages", {256})) {
+  for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
     CaseSpec& spec = cases.emplace_back();
     spec.shape = described;
     spec.shape["page_size"] = page_size;

@@ -121,15 +121,13 @@ class QkvCase final : public KernelCase<RmsNormQkvParams> {
 };
 
 void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSpec>& cases) {
-  QkvShape qkv{.hidden = shape.Int("hidden"), .hq = static_cast<int32_t>(shape.Int("hq"))};
-  const PagedKvLayout layout{.num_kv_heads = static_cast<int32_t>(shape.Int("hk")),
-                             .page_size = kPageSize,
-                             .head_dim = static_cast<int32_t>(shape.IntOr("head_dim", 128))};
-  if (qkv.hq % layout.num_kv_heads != 0) {
-    shape.Fail(
-        StrCat("'hq' is ", qkv.hq, "; it must be a multiple of 'hk', ", layout.num_kv_heads));
-  }
-  const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1}, 0, 1);
+  const auto [hq, hk] = shape.QueryAndKvHeads();
+  QkvShape qkv{.hidden = shape.Int("hidden"), .hq = hq};
+  const PagedKvLayout layout{
+      .num_kv_heads = hk,
+      .page_size = kPageSize,
+      .head_dim = static_cast<int32_t>(shape.IntOr("head_dim", 128, kHeadDims))};
+  const std::vector<int64_t> append_options = shape.IntsOr("append", {0, 1}, {0, 1});
   for (const int64_t tokens : shape.Ints("tokens")) {
     for (const int64_t append : append_options) {
       for (const LinearVariant variant : LinearVariantsOf(tokens, /*norm=*/true, context)) {

@@ -1,5 +1,6 @@
 // Benches sampling ("sampling"): greedy, and temperature with top-k and top-p.
 #include "benches/bench_case.h"
+#include "kernels/common/error.h"
 #include "kernels/sampling/sampling.h"
 #include "reference/sampling.h"
 
@@ -52,10 +53,14 @@ class SamplingCase : public KernelCase<SamplingParams> {
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
   const int64_t vocab = shape.Int("vocab");
   SamplingRule rule{.temperature = static_cast<float>(shape.NumberOr("temperature", 0)),
-                    .top_k = static_cast<int32_t>(shape.IntOr("top_k", 0)),
+                    .top_k = static_cast<int32_t>(shape.IntOr("top_k", 0, {0, kExtents.most})),
                     .top_p = static_cast<float>(shape.NumberOr("top_p", 1)),
                     .seed = 5};
-  Validate(rule);
+  try {
+    Validate(rule);
+  } catch (const InvalidArgument& error) {
+    shape.Fail(error.what());
+  }
   for (const int64_t rows : shape.Ints("rows")) {
     CaseSpec& spec = cases.emplace_back();
     spec.shape = {{"name", shape.name()}, {"rows", rows},

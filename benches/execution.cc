@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "harness/measure/timing.h"
+#include "harness/platform/process_memory.h"
+#include "kernels/common/error.h"
 
 namespace tokline::bench {
 
@@ -13,7 +15,11 @@ class HostExecution : public Execution {
  public:
   std::string DeviceName() const override { return "cpu"; }
   CaseContext Context(DType dtype) const override { return {.dtype = dtype, .device = {}}; }
-  Placement Place(const Cost&, const TensorList&) const override {
+  Placement Place(const Cost&, const TensorList& tensors) const override {
+    // Memory is promised without being there, so an allocation would not fail.
+    const int64_t bytes = tensors.RotatingBytes() + tensors.SharedBytes();
+    const int64_t free = AvailableHostBytes();
+    Require(bytes <= free, "the case takes ", bytes, " bytes; ", free, " are free");
     return {.buffer_sets = 1, .cache = "cpu"};
   }
   std::unique_ptr<Memory> MakeMemory() const override { return MakeHostMemory(); }

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <limits>
+#include <numeric>
 #include <sstream>
 
 #include "harness/platform/json_file.h"
@@ -18,17 +18,24 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-bool IsInt(const Json& value, int64_t least, int64_t most) {
-  return value.is_number_integer() && !(value.is_number_unsigned() && value > kMaxInt) &&
-         value.get<int64_t>() >= least && value.get<int64_t>() <= most;
+bool IsInt(const Json& value, Range range) {
+  return value.is_number_integer() &&
+         !(value.is_number_unsigned() && value > static_cast<uint64_t>(range.most)) &&
+         value.get<int64_t>() >= range.least && value.get<int64_t>() <= range.most;
 }
+
+// A value as it is shown in a message: ASCII, and not longer than a line.
+std::string Shown(const Json& value) { return value.dump(-1, ' ', true).substr(0, 60); }
+
+std::string RangeText(Range range) { return StrCat("from ", range.least, " to ", range.most); }
 
 }  // namespace
 
 ShapeReader::ShapeReader(std::string file, std::string family, const Json& shape)
     : family_(std::move(family)), shape_(&shape) {
   name_ = shape.at("name").get<std::string>();
-  where_ = file + ": " + family_ + ": " + name_;
+  const std::string shown = Quoted(name_);
+  where_ = file + ": " + family_ + ": " + shown.substr(1, shown.size() - 2);
   known_.insert("name");
 }
 
@@ -44,39 +51,34 @@ const Json& ShapeReader::At(const std::string& key) {
   return shape_->at(key);
 }
 
-int64_t ShapeReader::IntWithin(const std::string& key, int64_t least, int64_t most) {
+int64_t ShapeReader::Int(const std::string& key, Range range) {
   const Json& value = At(key);
-  if (!IsInt(value, least, most)) {
-    Fail(StrCat("'", key, "' is ", value.dump(), "; it must be a whole number from ", least, " to ",
-                most));
+  if (!IsInt(value, range)) {
+    Fail(StrCat("'", key, "' is ", Shown(value), "; it must be a whole number ", RangeText(range)));
   }
   return value;
 }
 
-int64_t ShapeReader::Int(const std::string& key, int64_t least) {
-  return IntWithin(key, least, kMaxInt);
+int64_t ShapeReader::IntOr(const std::string& key, int64_t fallback, Range range) {
+  return Has(key) ? Int(key, range) : fallback;
 }
 
-int64_t ShapeReader::IntOr(const std::string& key, int64_t fallback, int64_t least) {
-  return Has(key) ? Int(key, least) : fallback;
-}
+bool ShapeReader::Flag(const std::string& key) { return Has(key) && Int(key, {0, 1}) == 1; }
 
-bool ShapeReader::Flag(const std::string& key) { return Has(key) && IntWithin(key, 0, 1) == 1; }
-
-std::vector<int64_t> ShapeReader::List(const std::string& key, int64_t least, int64_t most) {
+std::vector<int64_t> ShapeReader::List(const std::string& key, Range range) {
   const Json& value = At(key);
-  const bool good = value.is_array() && !value.empty() &&
-                    std::all_of(value.begin(), value.end(),
-                                [=](const Json& item) { return IsInt(item, least, most); });
+  const bool good =
+      value.is_array() && !value.empty() && static_cast<int64_t>(value.size()) <= kBatches.most &&
+      std::ranges::all_of(value, [range](const Json& item) { return IsInt(item, range); });
   if (!good) {
-    Fail(StrCat("'", key, "' is ", value.dump().substr(0, 60), "; it must be a list of whole ",
-                "numbers from ", least, " to ", most, ", not empty"));
+    Fail(StrCat("'", key, "' is ", Shown(value), "; it must be a list of 1 to ", kBatches.most,
+                " whole numbers ", RangeText(range)));
   }
   return value;
 }
 
-std::vector<int64_t> ShapeReader::Ints(const std::string& key, int64_t least, int64_t most) {
-  const std::vector<int64_t> values = List(key, least, most);
+std::vector<int64_t> ShapeReader::Ints(const std::string& key, Range range) {
+  const std::vector<int64_t> values = List(key, range);
   std::set<int64_t> seen;
   for (const int64_t value : values) {
     if (!seen.insert(value).second) Fail(StrCat("'", key, "' has ", value, " twice"));
@@ -85,15 +87,24 @@ std::vector<int64_t> ShapeReader::Ints(const std::string& key, int64_t least, in
 }
 
 std::vector<int64_t> ShapeReader::IntsOr(const std::string& key, std::vector<int64_t> fallback,
-                                         int64_t least, int64_t most) {
-  return Has(key) ? Ints(key, least, most) : fallback;
+                                         Range range) {
+  return Has(key) ? Ints(key, range) : fallback;
+}
+
+ShapeReader::Heads ShapeReader::QueryAndKvHeads() {
+  const Heads heads{static_cast<int32_t>(Int("hq", kHeads)),
+                    static_cast<int32_t>(Int("hk", kHeads))};
+  if (heads.hq % heads.hk != 0) {
+    Fail(StrCat("'hq' is ", heads.hq, "; it must be a multiple of 'hk', ", heads.hk));
+  }
+  return heads;
 }
 
 double ShapeReader::NumberOr(const std::string& key, double fallback) {
   if (!Has(key)) return fallback;
   const Json& value = At(key);
   if (!value.is_number() || !std::isfinite(value.get<double>())) {
-    Fail(StrCat("'", key, "' is ", value.dump(), "; it must be a number"));
+    Fail(StrCat("'", key, "' is ", Shown(value), "; it must be a number"));
   }
   return value;
 }
@@ -104,23 +115,32 @@ std::vector<int64_t> ShapeReader::Lengths(const std::string& list, const std::st
   if (has_list == has_one) {
     Fail(StrCat("give the lengths either as '", list, "' or as 'batch' and '", one, "'"));
   }
-  if (has_list) {
-    const std::vector<int64_t> lengths = List(list, 0, kMaxInt);
-    if (std::ranges::max(lengths) == 0) Fail("'" + list + "' has no length above 0");
-    return lengths;
-  }
-  constexpr int64_t kMaxSequences = 1 << 20;
-  const int64_t batch = Int("batch");
-  if (batch > kMaxSequences) {
-    Fail(StrCat("'batch' is ", batch, "; it must be at most ", kMaxSequences));
-  }
-  return std::vector<int64_t>(static_cast<size_t>(batch), Int(one));
+  if (!has_list) return EqualLengths(one);
+  const std::vector<int64_t> lengths = List(list, {0, kTokens.most});
+  if (std::ranges::max(lengths) == 0) Fail("'" + list + "' has no length above 0");
+  RequireFewTokens(list, lengths);
+  return lengths;
+}
+
+std::vector<int64_t> ShapeReader::EqualLengths(const std::string& one) {
+  const auto batch = static_cast<size_t>(Int("batch", kBatches));
+  const std::vector<int64_t> lengths(batch, Int(one, kTokens));
+  RequireFewTokens(one, lengths);
+  return lengths;
+}
+
+void ShapeReader::RequireFewTokens(const std::string& key,
+                                   const std::vector<int64_t>& lengths) const {
+  const int64_t all = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  if (all <= kMaxBatchTokens) return;
+  Fail(StrCat("'", key, "' makes ", all, " tokens of ", lengths.size(), " sequences; at most ",
+              kMaxBatchTokens, " are allowed"));
 }
 
 void ShapeReader::Finish() const {
   for (const auto& [key, value] : shape_->items()) {
     if (!known_.contains(key)) {
-      Fail("unknown key '" + key + "'; known are " + Joined(known_));
+      Fail("unknown key " + Quoted(key) + "; known are " + Joined(known_));
     }
   }
 }
@@ -147,8 +167,8 @@ ShapeFile ParseShapes(const std::string& name, std::string_view json) {
   shapes.families = Json::parse(json);
   Require(shapes.families.is_object(), name, ": must be an object of families");
   for (const auto& [family, list] : shapes.families.items()) {
-    Require(KnownFamilies().contains(family), name, ": unknown family '", family, "'; known are ",
-            Joined(KnownFamilies()));
+    Require(KnownFamilies().contains(family), name, ": unknown family ", Quoted(family),
+            "; known are ", Joined(KnownFamilies()));
     Require(list.is_array(), name, ": ", family, ": must be a list of shapes");
     std::set<std::string> names;
     for (size_t i = 0; i < list.size(); ++i) {
@@ -156,9 +176,9 @@ ShapeFile ParseShapes(const std::string& name, std::string_view json) {
       Require(shape.is_object() && shape.contains("name") && shape["name"].is_string() &&
                   !shape["name"].get_ref<const std::string&>().empty(),
               name, ": ", family, ": shape ", i, " must be an object with a name, but is ",
-              shape.dump().substr(0, 60));
-      Require(names.insert(shape["name"]).second, name, ": ", family, ": two shapes are named '",
-              shape["name"].get<std::string>(), "'");
+              Shown(shape));
+      Require(names.insert(shape["name"]).second, name, ": ", family, ": two shapes are named ",
+              Quoted(shape["name"].get<std::string>()));
     }
   }
   return shapes;

@@ -15,8 +15,19 @@
 
 namespace tokline::bench {
 
-// Larger numbers are mistakes; products of a few numbers up to this one still fit in int64.
-inline constexpr int64_t kMaxInt = (int64_t{1} << 31) - 1;
+// The whole numbers that a key allows. Larger ones are mistakes: with them, tables and products of
+// extents still fit into memory and int64.
+struct Range {
+  int64_t least;
+  int64_t most;
+};
+inline constexpr Range kExtents = {1, int64_t{1} << 24};  // vocabulary, features, rows
+inline constexpr Range kTokens = {1, int64_t{1} << 22};   // of a batch or of one sequence
+inline constexpr Range kHeads = {1, 1024};
+inline constexpr Range kHeadDims = {1, 1024};
+inline constexpr Range kPageSizes = {1, 4096};
+inline constexpr Range kBatches = {1, int64_t{1} << 16};
+inline constexpr int64_t kMaxBatchTokens = int64_t{1} << 26;  // of all sequences together
 
 // Reads one shape strictly: a key that was never requested is an error. All functions throw
 // InvalidArgument that names the file, family, shape and key.
@@ -28,15 +39,18 @@ class ShapeReader {
   const std::string& name() const { return name_; }
 
   bool Has(const std::string& key);
-  // Whole numbers of at least `least`.
-  int64_t Int(const std::string& key, int64_t least = 1);
-  int64_t IntOr(const std::string& key, int64_t fallback, int64_t least = 0);
+  int64_t Int(const std::string& key, Range range = kExtents);
+  int64_t IntOr(const std::string& key, int64_t fallback, Range range);
   // Must be 0 or 1; false if missing.
   bool Flag(const std::string& key);
   // Each number makes one row, so duplicates are errors.
-  std::vector<int64_t> Ints(const std::string& key, int64_t least = 1, int64_t most = kMaxInt);
-  std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback,
-                              int64_t least = 1, int64_t most = kMaxInt);
+  std::vector<int64_t> Ints(const std::string& key, Range range = kTokens);
+  std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback, Range range);
+  // The query heads 'hq' and the KV heads 'hk', of which the former must be a multiple.
+  struct Heads {
+    int32_t hq, hk;
+  };
+  Heads QueryAndKvHeads();
   double NumberOr(const std::string& key, double fallback);
   // Returns the one of `values` whose Name() is the key's value.
   template <typename Enum>
@@ -48,8 +62,10 @@ class ShapeReader {
          Joined(values, [](Enum value) { return Name(value); }));
   }
   // Returns the lengths per sequence: the array `list`, or the short form "batch" and `one`; not
-  // all may be 0.
+  // all may be 0, and all together at most kMaxBatchTokens.
   std::vector<int64_t> Lengths(const std::string& list, const std::string& one);
+  // The short form alone.
+  std::vector<int64_t> EqualLengths(const std::string& one);
 
   // Throws if the shape has a key that none of the calls above requested.
   void Finish() const;
@@ -57,8 +73,8 @@ class ShapeReader {
 
  private:
   const nlohmann::ordered_json& At(const std::string& key);
-  int64_t IntWithin(const std::string& key, int64_t least, int64_t most);
-  std::vector<int64_t> List(const std::string& key, int64_t least, int64_t most);
+  std::vector<int64_t> List(const std::string& key, Range range);
+  void RequireFewTokens(const std::string& key, const std::vector<int64_t>& lengths) const;
 
   std::string where_;  // "FILE: FAMILY: NAME"
   std::string family_;

@@ -187,7 +187,7 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
       {"--device=cpu", "--shapes",
        Shapes(
            R"({"activation": [{"name": "a", "kind": "gelu_tanh", "tokens": [1], "intermediate": 8, "x": 1}]})")},
-      "activation: a: unknown key 'x'");
+      "activation: a: unknown key \"x\"");
   expect_usage({"--device=cpu", "--shapes", Shapes(R"({"decode": []})")},
                "no shapes of family 'activation'");
 }

@@ -1,0 +1,253 @@
+// Gives every key of every shape family values that it does not allow, and checks that the bench
+// program refuses each with exit code 2 and one line that names the shape and the key, in little
+// time and memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "benches/shapes.h"
+#include "harness/tests/cli/program_run.h"
+
+namespace tokline::bench {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+enum class Kind { kCount, kCountOrZero, kFlag, kRows, kFlags, kLengths, kNumber, kName };
+
+struct Key {
+  std::string name;
+  Kind kind;
+  bool required = true;
+};
+
+struct Family {
+  std::string program;
+  Json shape;  // a good one, small
+  std::vector<Key> keys;
+};
+
+// What docs/measuring.md says about the keys.
+const std::map<std::string, Family>& Families() {
+  using enum Kind;
+  static const std::map<std::string, Family> families = {
+      {"decode",
+       {"chunk_decode",
+        {{"lens", {40}}, {"hq", 4}, {"hk", 2}, {"head_dim", 64}, {"pages", {16}}},
+        {{"lens", kLengths},
+         {"hq", kCount},
+         {"hk", kCount},
+         {"head_dim", kCount, false},
+         {"pages", kRows, false}}}},
+      {"cascade",
+       {"chunk_decode",
+        {{"batch", 2}, {"shared", 32}, {"unique", 16}, {"hq", 4}, {"hk", 2}},
+        {{"batch", kCount},
+         {"shared", kCount},
+         {"unique", kCount},
+         {"hq", kCount},
+         {"hk", kCount},
+         {"head_dim", kCount, false},
+         {"pages", kRows, false}}}},
+      {"prefill",
+       {"paged_prefill",
+        {{"q", {3}}, {"kv", {20}}, {"hq", 4}, {"hk", 2}, {"head_dim", 64}},
+        {{"q", kLengths},
+         {"kv", kLengths},
+         {"hq", kCount},
+         {"hk", kCount},
+         {"head_dim", kCount, false},
+         {"pages", kRows, false}}}},
+      {"append",
+       {"kv_append",
+        {{"tokens", 4}, {"hk", 2}},
+        {{"tokens", kCount},
+         {"one", kFlag, false},
+         {"hq", kCountOrZero, false},
+         {"hk", kCount},
+         {"head_dim", kCount, false},
+         {"pages", kRows, false}}}},
+      {"gather",
+       {"paged_gather",
+        {{"batch", 2}, {"len", 20}, {"hk", 2}},
+        {{"batch", kCount},
+         {"len", kCount},
+         {"hk", kCount},
+         {"head_dim", kCount, false},
+         {"pages", kRows, false}}}},
+      {"qkv",
+       {"rmsnorm_qkv",
+        {{"tokens", {1}}, {"hidden", 64}, {"hq", 2}, {"hk", 1}},
+        {{"tokens", kRows},
+         {"hidden", kCount},
+         {"hq", kCount},
+         {"hk", kCount},
+         {"head_dim", kCount, false},
+         {"append", kFlags, false}}}},
+      {"linear",
+       {"linear",
+        {{"tokens", {1}}, {"in", 64}, {"out", 64}},
+        {{"tokens", kRows},
+         {"in", kCount},
+         {"out", kCount},
+         {"norm", kFlag, false},
+         {"gated", kFlag, false},
+         {"residual", kFlag, false},
+         {"out_f32", kFlag, false}}}},
+      {"norm",
+       {"norm",
+        {{"kind", "rmsnorm"}, {"tokens", {1}}, {"hidden", 64}},
+        {{"kind", kName}, {"tokens", kRows}, {"hidden", kCount}, {"add", kFlag, false}}}},
+      {"activation",
+       {"activation",
+        {{"kind", "gelu_tanh"}, {"tokens", {1}}, {"intermediate", 64}},
+        {{"kind", kName}, {"tokens", kRows}, {"intermediate", kCount}}}},
+      {"embedding",
+       {"embedding",
+        {{"tokens", {1}}, {"vocab", 64}, {"hidden", 64}},
+        {{"tokens", kRows},
+         {"vocab", kCount},
+         {"hidden", kCount},
+         {"positions", kCountOrZero, false}}}},
+      {"sampling",
+       {"sampling",
+        {{"rows", {1}}, {"vocab", 64}, {"temperature", 1}},
+        {{"rows", kRows},
+         {"vocab", kCount},
+         {"temperature", kNumber, false},
+         {"top_k", kCountOrZero, false},
+         {"top_p", kNumber, false}}}}};
+  return families;
+}
+
+std::vector<Json> BadValues(Kind kind) {
+  const auto parse = [](const char* text) {
+    const Json list = Json::parse(text);
+    return std::vector<Json>(list.begin(), list.end());
+  };
+  const std::vector<Json> never = parse(R"([null, true, "", "x\u001b", {}, [[]], ["1"], [null]])");
+  const std::vector<Json> of_kind = [&] {
+    switch (kind) {
+      case Kind::kCount:
+        return parse("[0, -1, 2000000000, 1000000000000000000, 1e18, 1.5, [], [1]]");
+      case Kind::kCountOrZero:
+        return parse("[-1, 2000000000, 1000000000000000000, 1e18, 1.5, [], [1]]");
+      case Kind::kFlag:
+        return parse("[2, -1, 1000000000000000000, 1.5, [], [1]]");
+      case Kind::kRows:
+        return parse("[0, 1, [], [0], [-1], [2000000000], [1000000000000000000], [1.5], [1, 1]]");
+      case Kind::kFlags:
+        return parse("[0, 1, [], [2], [-1], [1000000000000000000], [0, 0]]");
+      case Kind::kLengths:
+        return parse("[0, 1, [], [0], [-1], [2000000000], [1000000000000000000], [1.5], [9, -9]]");
+      case Kind::kNumber:
+        return parse("[-1, []]");
+      case Kind::kName:
+        return parse("[0, -1, []]");
+    }
+    return std::vector<Json>();
+  }();
+  std::vector<Json> values = never;
+  values.insert(values.end(), of_kind.begin(), of_kind.end());
+  return values;
+}
+
+class ShapeKeysTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    program_ = std::filesystem::path(TOKLINE_PROGRAM).parent_path() / ("bench_" + Of().program);
+    if (!std::filesystem::exists(program_)) GTEST_SKIP() << program_ << " is not built";
+  }
+  const Family& Of() const { return Families().at(GetParam()); }
+
+  // Runs the program on the shape with 20 s of CPU time and 2 GiB of memory. Returns the exit code,
+  // or minus the signal; stores standard error.
+  int Run(Json shape) {
+    shape["name"] = "it";
+    testing::WriteFile(folder_ / "shapes.json", Json{{GetParam(), {shape}}}.dump());
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const rlimit cpu{.rlim_cur = 20, .rlim_max = 20};
+      const rlimit memory{.rlim_cur = rlim_t{2} << 30, .rlim_max = rlim_t{2} << 30};
+      ::setrlimit(RLIMIT_CPU, &cpu);
+      ::setrlimit(RLIMIT_AS, &memory);
+      const int null = ::open("/dev/null", O_WRONLY);
+      ::dup2(null, 1);
+      ::dup2(::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
+      ::execl(program_.c_str(), program_.c_str(), "--device=cpu", "--verify-only", "--shapes",
+              (folder_ / "shapes.json").c_str(), nullptr);
+      ::_exit(127);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    error_ = testing::ReadFile(folder_ / "err");
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  void ExpectRefusal(const Json& shape, const std::string& key) {
+    EXPECT_EQ(Run(shape), 2) << shape << "\n" << error_;
+    EXPECT_EQ(std::ranges::count(error_, '\n'), 1) << error_;
+    EXPECT_THAT(error_, AllOf(HasSubstr(": " + GetParam() + ": it: "), HasSubstr(key))) << shape;
+    EXPECT_EQ(std::ranges::count_if(error_, [](char c) { return c != '\n' && c < ' '; }), 0);
+  }
+
+  std::string program_;
+  testing::TempFolder folder_;
+  std::string error_;
+};
+
+std::vector<std::string> FamilyNames() { return {KnownFamilies().begin(), KnownFamilies().end()}; }
+INSTANTIATE_TEST_SUITE_P(Families, ShapeKeysTest, ::testing::ValuesIn(FamilyNames()),
+                         [](const auto& suite) { return suite.param; });
+
+TEST_P(ShapeKeysTest, AGoodShapeRuns) { EXPECT_EQ(Run(Of().shape), 0) << error_; }
+
+TEST_P(ShapeKeysTest, NoKeyTakesWhatItDoesNotAllow) {
+  for (const Key& key : Of().keys) {
+    for (const Json& value : BadValues(key.kind)) {
+      Json shape = Of().shape;
+      shape[key.name] = value;
+      ExpectRefusal(shape, key.name);
+    }
+  }
+}
+
+TEST_P(ShapeKeysTest, RequiredKeysAndNoOthersAreNeeded) {
+  for (const Key& key : Of().keys) {
+    Json shape = Of().shape;
+    shape.erase(key.name);
+    if (key.required) {
+      ExpectRefusal(shape, key.name);
+    } else {
+      EXPECT_EQ(Run(shape), 0) << shape << "\n" << error_;
+    }
+  }
+  Json shape = Of().shape;
+  shape["un\x1bknown"] = 1;
+  ExpectRefusal(shape, "unknown key");
+}
+
+// Each number is allowed, but nobody has so much memory.
+TEST_P(ShapeKeysTest, AShapeThatDoesNotFitIsRefusedSoon) {
+  Json shape = Of().shape;
+  for (const Key& key : Of().keys) {
+    if (key.kind == Kind::kRows && key.name != "pages") shape[key.name] = {kTokens.most};
+    if (key.kind == Kind::kLengths) shape[key.name] = Json(16, kTokens.most);
+    if (key.kind != Kind::kCount) continue;
+    shape[key.name] = key.name.starts_with('h') && key.name != "hidden" ? kHeads.most
+                      : key.name == "batch"                             ? 16
+                                                                        : kTokens.most;
+  }
+  EXPECT_EQ(Run(shape), 1) << shape << "\n" << error_;
+}
+
+}  // namespace
+}  // namespace tokline::bench
