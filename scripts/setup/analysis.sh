@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # variables are shared between these files
 # Sourced: runs scripts/python/tokline/<command>.py with the pinned NumPy, SciPy, Matplotlib and Jinja2
-# of requirements-analysis.txt. The first use installs them into .venv-analysis. If that is impossible, a
+# of requirements-analysis.txt. The first use installs them below .venv-analysis. If that is impossible, a
 # python3 in PATH that has all four is used. TOKLINE_PYTHON=PATH names the Python to use instead; nothing is
 # installed then.
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
@@ -44,7 +44,7 @@ find_analysis_python() {
     ! has_analysis_modules "$analysis_python" || return 0
     rm -rf "$venv"
   fi
-  why_not=".venv-analysis has not been made"
+  why_not="${venv#"$root/"} has not been made"
   if [[ $1 == yes ]] && pinned_venv .venv-analysis install_analysis "$pins"; then
     analysis_python=$venv/bin/python
     return
@@ -55,7 +55,7 @@ find_analysis_python() {
     say "using $analysis_python and its own modules: $why_not"
     # Installing is tried, and said, once.
     { mkdir -p "$venv" && echo '*' >"$venv/.gitignore" && ln -s "$analysis_python" "$venv/fallback" &&
-      echo "$made_from" >"$venv/made-from"; } 2>/dev/null || true
+      touch "$venv/made"; } 2>/dev/null || true
     return 0
   done < <(type -ap python3)
   return 1

@@ -21,28 +21,30 @@ install_requirements() {
   cp "$requirements" "$venv/requirements-$1.txt"
 }
 
-# venv_is_made FOLDER FILE...: sets venv to that folder of the repository. Whether it was made from these files by
-# this python3.
+# venv_is_made FOLDER FILE...: sets venv to the environment, below that folder of the repository, of these files and
+# this python3. Others have environments of their own, so none is replaced while a script runs in it. Whether it is
+# made.
 venv_is_made() {
-  venv=$root/$1
-  made_from=$({ readlink -f "$(command -v python3)" && cat "${@:2}"; } | cksum)
-  [[ $(cat "$venv/made-from" 2>/dev/null) == "$made_from" ]]
+  local key
+  key=$({ readlink -f "$(command -v python3)" && python3 --version && cat "${@:2}"; } | sha256sum)
+  venv=$root/$1/${key:0:12}
+  [[ -e $venv/made ]]
 }
 
 # pinned_venv FOLDER FILL FILE...: makes that environment, which the function FILL fills, unless it is made already.
-# On failure sets why_not, in words. What it was made from is noted last, so that an interrupted installation is
-# simply repeated. Under a lock: of several scripts that start at once, one installs and the others wait.
+# On failure sets why_not, in words. That it is made is noted last, so that an interrupted installation is simply
+# repeated. Under a lock: of several scripts that start at once, one installs and the others wait.
 pinned_venv() {
   local folder=$1 fill=$2
   shift 2
   {
     flock 9
     ! venv_is_made "$folder" "$@" || return 0
-    say "making $folder"
-    rm -rf "$venv"
+    say "making ${venv#"$root/"}"
+    rm -rf "$venv"  # what is left of an installation that was interrupted
     why_not="python3 -m venv failed; is python3-venv installed, and can $venv be written?"
     python3 -m venv "$venv" >/dev/null 2>&1 || return
     echo '*' >"$venv/.gitignore"
-    "$fill" && echo "$made_from" >"$venv/made-from"
+    "$fill" && touch "$venv/made"
   } 9<"$1"
 }

@@ -28,7 +28,7 @@ case "$*" in
   *find_spec*) [[ $MODULES == "$0" ]] ;;
 esac
 """
-TOOLS = "bash cat cksum cp dirname env flock grep ln mkdir readlink rm sleep tail"
+TOOLS = "bash cat cp dirname env flock grep ln mkdir readlink rm sha256sum sleep tail touch"
 
 
 class EnvironmentTest(unittest.TestCase):
@@ -62,28 +62,43 @@ class EnvironmentTest(unittest.TestCase):
     def installations(self):
         return len((self.folder / "installations").read_text().split())
 
-    def made_from(self):
-        """What the environment was made from, or None."""
-        path = self.tree / ".venv-analysis/made-from"
-        return path.read_text() if path.exists() else None
+    def made(self):
+        """The environments that are complete."""
+        return sorted(path.parent for path in self.tree.glob(".venv-analysis/*/made"))
 
     def test_the_first_use_installs_and_the_next_are_silent(self):
         code, out, err = self.run_compare()
         self.assertEqual(code, 0, err)
-        self.assertRegex(out, r"^ran tokline compare x with .*/\.venv-analysis/bin/python\n$")
-        self.assertRegex(err, r"^\[ *\d+s\] making \.venv-analysis\n$")
+        self.assertRegex(out, r"^ran tokline compare x with .*/\.venv-analysis/[0-9a-f]{12}/bin/python\n$")
+        self.assertRegex(err, r"^\[ *\d+s\] making \.venv-analysis/[0-9a-f]{12}\n$")
         self.assertEqual(self.run_compare()[2], "")
         self.assertEqual(self.installations(), 1)
 
-    def test_other_pins_replace_the_environment(self):
+    def test_other_pins_and_other_pythons_have_environments_of_their_own(self):
         self.run_compare()
-        (self.tree / ".venv-analysis/old").touch()
+        first, = self.made()
+        (first / "in-use").touch()
         with open(self.tree / "scripts/setup/requirements-analysis.txt", "a", encoding="utf-8") as file:
             file.write("six==1.17.0\n")
-        old = self.made_from()
         self.assertIn("making", self.run_compare()[2])
-        self.assertFalse((self.tree / ".venv-analysis/old").exists())
-        self.assertNotEqual(self.made_from(), old)
+        other = self.folder / "other/python3"
+        shutil.copytree(self.python.parent, other.parent, symlinks=True)
+        self.assertIn("making", self.run_compare(PATH=str(other.parent))[2])
+        self.assertEqual(len(self.made()), 3)
+        self.assertTrue((first / "in-use").exists())
+        for path in (self.python.parent, other.parent):
+            self.assertEqual(self.run_compare(PATH=str(path))[2], "")
+        self.assertEqual(self.installations(), 3)
+
+    def test_a_test_is_skipped_where_nothing_was_made_and_fails_if_what_is_named_is_broken(self):
+        run = self.tree / "harness/tests/analysis/run.sh"
+        run.parent.mkdir(parents=True)
+        shutil.copy(ROOT / "harness/tests/analysis/run.sh", run)
+        for named, code, says in (("", 77, "has not been made"), ("/bin/false", 1, "TOKLINE_PYTHON is '/bin/false'")):
+            env = os.environ | {"PATH": str(self.python.parent), "MODULES": "", "TOKLINE_PYTHON": named}
+            done = subprocess.run(["bash", run, "any_test"], env=env, capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, code, done)
+            self.assertIn(says, done.stdout + done.stderr)
 
     def test_of_several_at_once_one_installs(self):
         processes = [self.start("slow") for _ in range(4)]
@@ -98,7 +113,7 @@ class EnvironmentTest(unittest.TestCase):
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=20)
         self.assertEqual(process.returncode, 130, err)
-        self.assertIsNone(self.made_from())
+        self.assertEqual(self.made(), [])
         self.assertEqual(self.run_compare()[0], 0)
         self.assertEqual(self.installations(), 2)
 
@@ -117,7 +132,7 @@ class EnvironmentTest(unittest.TestCase):
         self.assertEqual(err.splitlines()[1:], [
             "records: needs NumPy, SciPy, Matplotlib and Jinja2, from PyPI or in a python3 in PATH: "
             "pip: ERROR: no route to the index"])
-        self.assertFalse((self.tree / ".venv-analysis").exists())
+        self.assertEqual(self.made(), [])
 
     def test_a_named_python_is_used_and_nothing_is_installed(self):
         code, out, err = self.run_compare(TOKLINE_PYTHON=str(self.python), MODULES=str(self.python))

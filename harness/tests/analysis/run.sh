@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # run.sh <name>_test: one Python test file of this folder, in the environment of the analysis scripts.
-# Exits 77 where there is none: scripts/test makes it, a test installs nothing.
+# Exits 77 where there is none: scripts/test makes it, names it in TOKLINE_PYTHON, and a test installs nothing. What
+# is named must work.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../../scripts/setup/analysis.sh"
 if ! find_analysis_python no; then
+  [[ -z ${TOKLINE_PYTHON:-} ]] || die 1 "$why_not"
   echo "skipped: no Python with NumPy, SciPy, Matplotlib and Jinja2: $why_not"
   exit 77
 fi
