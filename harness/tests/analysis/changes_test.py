@@ -36,7 +36,7 @@ class ChangesTest(CommandTest):
         self.assertEqual(rows[0][5:], ["aaaaaaa -> bbbbbbb", "the same", "slower"])
 
     def test_a_row_is_held_against_the_newest_one_of_an_earlier_run(self):
-        steps = [Effect(50, shape="lost")], [Effect(20, shape="lost")], [Effect(35, shape="lost")]
+        steps = [Effect(80, shape="lost")], [Effect(20, shape="lost")], [Effect(50, shape="lost")]
         runs = []
         for effects in steps:
             runs.append(self.old.run("bench_x", self.cases[:1], effects))
@@ -44,7 +44,7 @@ class ChangesTest(CommandTest):
         everything = self.write("all.jsonl", runs[0] + runs[1] + runs[2])
         now = self.write("now.jsonl", runs[2])
         row, = self.rows(self.changes(everything, now))
-        self.assertEqual((row[1], row[2], row[7]), ("12.0", "13.5", "slower"))
+        self.assertEqual((row[1], row[2], row[7]), ("12.0", "15.0", "slower"))
 
     def test_another_gpu_a_row_that_became_wrong_and_one_that_cannot_be_decided_are_listed(self):
         elsewhere = Machine(seed=3, commit="c" * 40, gpu={"uuid_hash": "1"})

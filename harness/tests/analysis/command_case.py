@@ -35,7 +35,7 @@ class CommandTest(unittest.TestCase):
     def write(self, name, lines):
         return synthetic.write(self.folder / name, lines)
 
-    def pair(self, effects=(), rounds=1, **side_b):
+    def pair(self, effects=(), rounds=3, **side_b):
         """Two files of records; B's runs with the effects."""
         a, b = [], []
         for _ in range(rounds):

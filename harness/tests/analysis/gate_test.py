@@ -31,6 +31,14 @@ class GateRecordsTest(CommandTest):
         self.assertIn("gate: worse: linear", done.stdout)
         self.assertEqual(done.stderr, "")
 
+    def test_single_runs_of_one_commit_are_undecided_and_how_to_know_is_said(self):
+        done = self.gate(*self.pair([Effect(9, kernel="linear")], rounds=1), expect=3)
+        self.assertNotIn(" slower", done.stdout)
+        self.assertIn("linear b1_s1024", done.stdout)
+        self.assertRegex(done.stdout, "gate: undecided: 3 rows .*measure in rounds: scripts/records gate --ab")
+        done = self.gate(*self.pair([Effect(20, kernel="linear")], rounds=1), expect=1)
+        self.assertIn("3 slower", done.stdout)
+
     def test_only_looks_at_the_rows_that_match(self):
         self.assertIn(
             "27 rows", self.gate(*self.pair([Effect(10, kernel="linear")]), "--only", "^(?!linear)", expect=0).stdout)

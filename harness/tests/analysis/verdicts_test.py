@@ -67,7 +67,12 @@ class PowerTest(unittest.TestCase):
     def test_single_runs_hold_with_half_a_percent_of_noise(self):
         found = counts(rows=1000, rounds=1)
         self.assertLessEqual(found["slower"] + found["faster"], 10)
-        self.assertEqual(counts(rows=300, rounds=1, effects=[Effect(10)])["slower"], 300)
+        self.assertEqual(counts(rows=300, rounds=1, effects=[Effect(20)])["slower"], 300)
+
+    def test_what_single_runs_of_equal_programs_differ_by_is_undecided_without_rounds(self):
+        for percent in (8, -8):
+            for rounds in (1, 2):
+                self.assertEqual(counts(rows=100, rounds=rounds, effects=[Effect(percent)])["undecided"], 100)
 
     def test_interval_covers_the_effect(self):
         compared = verdicts.compare(*experiment(rows=300, effects=[Effect(4)]))
@@ -96,7 +101,7 @@ class FloorTest(unittest.TestCase):
     def test_noisy_aa_experiment_raises_the_floor(self):
         noisy_a, noisy_b = experiment(rows=20, run_noise=0.03)
         a, b = experiment(rows=20, rounds=1, effects=[Effect(5)], run_noise=0.001, seed=2)
-        self.assertEqual(verdicts.compare(a, b).counts["slower"], 20)
+        self.assertEqual(verdicts.compare(a, b).counts["undecided"], 20)
         found = verdicts.compare(a, b, noise=verdicts.Noise(noisy_a + noisy_b)).counts
         self.assertLessEqual(found["slower"], 2)
 

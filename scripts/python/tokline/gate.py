@@ -265,6 +265,7 @@ def judgement(comparison):
         return REGRESSED, f"gate: worse: {'; '.join(reasons[:3])}{more}."
     if comparison.undecided:
         rows = count(len(comparison.undecided), "row")
-        return NOT_COMPARABLE, (f"gate: undecided: {rows} differ by more than counts, on too few samples to tell; "
-                                "measure in rounds (scripts/records gate --ab).")
+        return NOT_COMPARABLE, (f"gate: undecided: {rows} differ by more than counts, but by no more than single runs of "
+                                "equal programs do, or on too few samples to tell; measure in rounds: scripts/records "
+                                "gate --ab BIN_A BIN_B, or give --noise FILE.")
     return PASSED, "gate: same or faster."

@@ -34,7 +34,8 @@ class Rules:
     least_percent: float = 2.0  # a smaller effect never counts
     kernel_us: float = 0.01  # nor does a smaller difference, for a launch or a token of a workload,
     decoder_us: float = 1.0  # or for a decode step
-    single_run_percent: float = 3.0  # the A/A floor if nothing is known about the noise between runs
+    single_run_percent: float = 3.0  # the A/A floor if nothing is known about the noise between runs;
+    known_run_percent: float = 15.0  # a larger effect is then undecided up to what single runs have differed by
     floor_alpha: float = 0.002  # how often the noise of equal programs may exceed the A/A floor, on one side
     memory_percent: float = 1.0  # memory grew if it did so by more than this
     memory_bytes: int = 1 << 20  # and by more than this
@@ -55,6 +56,7 @@ class Row:
     needed: float | None = None  # the effect that would count
     floor: float | None = None  # the part of it that is the A/A floor
     rounds: int = 0
+    knows_noise: bool = True  # whether the floor comes from the noise between runs
     regressions: list = field(default_factory=list)  # why the row gates, in words
     notes: list = field(default_factory=list)
 
@@ -333,7 +335,7 @@ def _judge_time(row, a, b, rules, noise):
     row.rounds = min(len(clean_a), len(clean_b))
     effect = float(np.median(logs[1] - logs[0]) if paired else np.median(logs[1]) - np.median(logs[0]))
     row.ratio = math.exp(effect)
-    row.floor = _floor(row, logs, paired, rules, noise)
+    row.floor, row.knows_noise = _floor(row, logs, paired, rules, noise)
     row.needed = max(rules.least_percent / 100, 3 * _median_error(clean_a, clean_b), row.floor)
     row.interval = _interval(effect, logs, paired, samples)
     if paired and row.rounds > 1:
@@ -373,14 +375,15 @@ def _undisturbed(row, a, b):
 
 
 def _floor(row, logs, paired, rules, noise):
-    """The A/A floor: what equal programs differ by in all but floor_alpha of the cases."""
+    """The A/A floor: what equal programs differ by in all but floor_alpha of the cases, and whether it comes from
+    the noise between runs."""
     counts = len(logs[0]), len(logs[1])
     if sum(counts) >= _ENOUGH_MEDIANS and min(counts) > 1:
-        return floor_factor(*counts, paired, 0, rules.floor_alpha) * spread(logs)
+        return floor_factor(*counts, paired, 0, rules.floor_alpha) * spread(logs), True
     known = noise.of(row.key) if noise else None
     if known:
-        return floor_factor(*counts, paired, known[1], rules.floor_alpha) * known[0]
-    return rules.single_run_percent / 100
+        return floor_factor(*counts, paired, known[1], rules.floor_alpha) * known[0], True
+    return rules.single_run_percent / 100, False
 
 
 def _median_error(a, b):
@@ -424,6 +427,10 @@ def _decide(pending, rules):
             continue
         if disturbed:
             row.verdict = DISTURBED
+            continue
+        if not row.knows_noise and effect <= rules.known_run_percent / 100:
+            row.verdict = UNDECIDED
+            row.notes.append(f"single runs of equal programs differ by up to {rules.known_run_percent:g} %")
             continue
         row.verdict = SLOWER if is_slower else FASTER
         if is_slower:
