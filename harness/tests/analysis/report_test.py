@@ -364,6 +364,39 @@ class ReportTest(ReportCase):
             self.says(text, "the host gap +")
         self.says(page.text, "Rows against the baseline")
 
+    def test_what_is_missing_or_slower_than_the_baseline_comes_first_whatever_its_batch(self):
+        machine = Machine(seed=10, run_noise=0.001)
+        batches = [DecoderCase(batch=batch) for batch in (1, 8, 64)]
+        base = machine.run("bench_all", kernel_cases(30)) + machine.decoder_run(batches)
+        write(self.path("base.jsonl"), base)
+        ours = machine.run("bench_all", kernel_cases(30)[:3])
+        ours += machine.decoder_run(batches[:1]) + machine.decoder_run(batches[1:2], [Effect(us=700, op="down")])
+        ours += machine.decoder_run(batches[2:])
+        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        first = r"Against the baseline: 27 rows of the baseline are missing, of .*?; 1 row of 6 .*? at worst decoder .*? batch 8 .*?\(\+\d"
+        self.assertRegex(page.text, first)
+        self.assertRegex(markdown.splitlines()[2], "^⚠️ " + first)
+        self.assertLess(page.text.index("Against the baseline: 27"), page.text.index("All of the 6 rows stand"))
+        self.assertNotIn('"headline stands"', self.read(self.folder)[0])
+        self.says(page.text, "batch 8")
+        for text in (page.text, markdown):
+            self.assertRegex(text, r"batch 8, .*? slower \(.*?down`? \+")
+        self.assertRegex(markdown, r"\| decoder .*? batch 8 .*?\| undecided")
+
+
+    def test_a_difference_that_the_profile_does_not_explain_is_said_in_the_comment_too(self):
+        machine = Machine(seed=10, run_noise=0.001)
+        write(self.path("base.jsonl"), machine.decoder_run([DecoderCase()]))
+        ours = machine.decoder_run([DecoderCase()], [Effect(us=400, op="down")])
+        for line in ours:
+            if line.get("profile"):
+                profile = line["profile"]
+                profile["unexplained_us"] = sum(op["us"] for op in profile["ops"]) / 2
+                profile["ops"] = [op | {"us": op["us"] / 2} for op in profile["ops"]]
+        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        for text in (page.text, markdown):
+            self.says(text, "THE PARTS DO NOT ADD UP")
+
     def test_baseline_of_another_machine_is_not_compared(self):
         cases = kernel_cases(5)
         write(self.path("base.jsonl"), Machine(seed=1, gpu={"name": "NVIDIA A100"}).run("bench_all", cases))

@@ -302,6 +302,11 @@ def check_sentence(result):
     return said
 
 
+def doubtful(results):
+    """Those whose parts do not explain the difference."""
+    return [one for one in results if one.parts and one.beyond_noise and (one.open_sides or not one.adds_up)]
+
+
 def lines_of(result):
     """The shown parts: large ones apart, all others as one; they add up as all do."""
     least = MIN_SHARE_SHOWN * max([abs(result.change_us)] + [abs(part.change_us) for part in result.parts])

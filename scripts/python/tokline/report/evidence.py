@@ -316,11 +316,7 @@ class Evidence:
         except blame.NotComparable:
             return words, []
         found = [difference for difference in found if difference.parts]
-        batches = {difference.a.batch for difference in found}
-        wanted = set(HEADLINE_BATCHES) & batches or {min(batches, default=0), max(batches, default=0)}
-        largest = sorted((difference for difference in found if difference.a.batch in wanted),
-                         key=lambda difference: -abs(difference.percent))
-        return words, largest[:MAX_WATERFALLS]
+        return words, sorted(found, key=lambda difference: -abs(difference.percent))[:MAX_WATERFALLS]
 
     @cached_property
     def comparison(self):
@@ -330,6 +326,34 @@ class Evidence:
         comparison = verdicts.compare(self.baseline, self._current_runs)
         comparison.rows.sort(key=lambda row: row.verdict == verdicts.NEW)  # they are no news of what there was
         return comparison
+
+    @cached_property
+    def against_baseline(self):
+        """What is missing or worse than in the baseline, the worst named: [(what it is about, words)]; [] without a
+        baseline."""
+        comparison = self.comparison
+        if comparison is None:
+            return []
+        if comparison.refused:
+            return [("trouble", f"Not held against the baseline: {comparison.refused}.")]
+        missing = [row for row in comparison.rows if row.verdict == verdicts.MISSING]
+        worse = [row for row in comparison.regressions if row.verdict != verdicts.MISSING]
+        unsure = [row for row in comparison.rows
+                  if row.verdict in (verdicts.UNDECIDED, verdicts.DISTURBED) and row.ratio > 1]
+        parts = []
+        if missing:
+            kernels_ = listed(dict.fromkeys(row.key.kernel for row in missing))
+            parts.append(f"{count(len(missing), 'row')} of the baseline "
+                         f"{'is' if len(missing) == 1 else 'are'} missing, of {kernels_}")
+        for rows, words in ((worse, "slower or otherwise worse"),
+                            (unsure, "slower by what single or disturbed runs do not decide")):
+            if rows:
+                worst = max(rows, key=lambda row: row.effect)
+                by = "" if worst.ratio is None else f" ({100 * worst.effect:+.1f} %)"
+                parts.append(f"{count(len(rows), 'row')} of {comparison.common:,} {words}, at worst {worst.key}{by}")
+        if parts:
+            return [("trouble", f"Against the baseline: {'; '.join(parts)}.")]
+        return [("stands", f"Against the baseline: nothing is missing and nothing worse, of {comparison.common:,} rows.")]
 
     def _runs_of(self, label):
         return [run for run in self.history_runs if commit_label(run.fingerprint) == label]
@@ -478,7 +502,8 @@ class Evidence:
             sentences.append(("trouble", f"{lead}: {kinds}. The lines below come before the figures."))
         else:
             undisturbed = "" if any(note.kind == "rested" for note in self.notes) else "undisturbed, "
-            sentences.append(("stands", f"All of the {total} stand: verified, {undisturbed}no run cut short."))
+            about = "rows" if any(about == "trouble" for about, _ in self.against_baseline) else "stands"
+            sentences.append((about, f"All of the {total} stand: verified, {undisturbed}no run cut short."))
         return sentences
 
     @cached_property

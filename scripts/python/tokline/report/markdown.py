@@ -1,6 +1,6 @@
 """The report's essence for a comment on a pull request."""
 
-from tokline import blame, compare, standing
+from tokline import blame, compare, standing, verdicts
 from tokline.report.wording import microseconds, percent
 from tokline.terminal import markdown_table
 
@@ -17,6 +17,7 @@ def render(evidence, title, page_name):
     """A short Markdown text: what matters, tok/s, what changed, the kernels furthest from their limits, trouble."""
     lines = [f"## {escaped(title)}", ""]
     grave = [note for note in evidence.notes if note.grave]
+    lines += [f"{'⚠️ ' if about == 'trouble' else ''}{escaped(words)}  " for about, words in evidence.against_baseline]
     lines += [f"{escaped(f'{heading}: {words}')}  " for heading, words, _ in standing.groups(evidence)]
     lines += [f"{'⚠️ ' if about == 'trouble' else ''}{escaped(words)}  " for about, words in evidence.headline]
     lines.append("")
@@ -36,6 +37,7 @@ def render(evidence, title, page_name):
         lines += ["### Against the baseline", "", escaped(
             f"Not compared: {comparison.refused}." if comparison.refused else comparison.summary()), ""]
         found = [] if comparison.refused else compare.table(comparison, False)[0]
+        found.sort(key=lambda line: line[-1].startswith(verdicts.MISSING))  # the first lines count them
         if found:
             lines += [*markdown_table(compare.HEADER, [[escaped(cell) for cell in line] for line in
                                                        found[:MAX_LISTED]], range(1, 7)), ""]
@@ -44,7 +46,9 @@ def render(evidence, title, page_name):
     words, differences = evidence.differences
     if differences:
         lines += [f"### What the decoder's difference comes from, between {words}", ""]
-        lines += [f"- {escaped(one.label)}: {escaped(blame.verdict(one))}" for one in differences] + [""]
+        lines += [f"- {escaped(one.label)}: {escaped(blame.verdict(one))}" for one in differences]
+        lines += [f"- {escaped(one.label)}: {escaped(blame.check_sentence(one))}" for one in blame.doubtful(differences)]
+        lines += [""]
     if evidence.furthest:
         lines += ["### Furthest from the limit", "", *markdown_table(
             ["kernel", "shape", "median", "limit would be", "of limit"],

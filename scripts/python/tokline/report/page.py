@@ -232,8 +232,7 @@ def difference(evidence):
         "blame", "What a difference comes from", f"Between {words}." if words else "",
         drawing=waterfalls.blame_waterfall(evidence),
         sentences=[readable(f"{one.label}: {blame.verdict(one)}.") for one in found]
-        + [readable(f"{one.label}: {blame.check_sentence(one)}.") for one in found
-           if one.parts and one.beyond_noise and (one.open_sides or not one.adds_up)],
+        + [readable(f"{one.label}: {blame.check_sentence(one)}.") for one in blame.doubtful(found)],
         caption="Each bar starts where the one above it ended; from A to B they add up to the difference of a step. "
         "Of several decoder rows those that changed most; scripts/records blame has all.",
         missing=("No decoder row with a profile is in both of them." if words else "There is one run to look at, so no "
@@ -508,5 +507,5 @@ def render(evidence, title, own_command, generated, progress=lambda words: None)
                 count(len(evidence.entries), "row"), f"made {generated}"]
     return environment.get_template("page.html.j2").render(
         title=title, subtitle=subtitle, style=(folder / "page.css").read_text(encoding="utf-8"),
-        headline=losses(evidence) + evidence.headline, tiles=tiles(evidence), notes=evidence.notes, shown_notes=SHOWN_NOTES,
+        headline=evidence.against_baseline + losses(evidence) + evidence.headline, tiles=tiles(evidence), notes=evidence.notes, shown_notes=SHOWN_NOTES,
         sections=sections(evidence, own_command, progress))
