@@ -2,7 +2,6 @@
 import os
 import pathlib
 import re
-import signal
 import sys
 import time
 import warnings
@@ -193,5 +192,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(command.ended("scripts/peers", lambda: main(sys.argv[1:])))

@@ -15,6 +15,12 @@ die() {
   exit "$code"
 }
 
+# from_here PATH: a path that the caller gave, from the folder where the caller is. Scripts go to the repository's root
+# with cd, and nowhere else.
+from_here() {
+  [[ $1 == /* || $OLDPWD -ef $PWD ]] && echo "$1" || echo "$OLDPWD/$1"
+}
+
 on_interrupt() {
   trap - INT TERM
   printf '\n%s: interrupted\n' "$program" >&2
@@ -57,7 +63,7 @@ parse_arguments() {
   fi
   [[ $cuda =~ ^(auto|system|pypi|off)$ ]] ||
     die 2 "--cuda is '$cuda'; allowed: auto, system, pypi, off"
-  [[ $jobs =~ ^([1-9][0-9]*)?$ ]] || die 2 "--jobs is '$jobs'; allowed: a positive number"
+  [[ $jobs =~ ^([1-9][0-9]{0,3})?$ ]] || die 2 "--jobs is '$jobs'; allowed: 1 to 9999"
   if [[ -n $preset ]]; then
     local presets=(CMakePresets.json)
     [[ ! -f CMakeUserPresets.json ]] || presets+=(CMakeUserPresets.json)

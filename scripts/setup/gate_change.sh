@@ -46,8 +46,9 @@ HELP
 }
 
 own_options=(base head device programs model rounds out build-command) own_flags=(no-tests)
-base="" head="" device=cuda programs="" model="" rounds="" out=build/gate_change build_command="" no_tests=no
+base="" head="" device=cuda programs="" model="" rounds="" out="" build_command="" no_tests=no
 parse_arguments "$@"
+out=${out:+$(from_here "$out")} out=${out:-build/gate_change}
 ((${#unknown[@]} == 0)) ||
   die 2 "unknown argument '${unknown[0]}'; arguments of the bench programs go after --"
 
@@ -60,7 +61,8 @@ fi
 [[ $programs =~ ^([a-z0-9_]+(,[a-z0-9_]+)*)?$ ]] ||
   die 2 "--programs is '$programs'; allowed: names with commas between"
 # A name in the Hugging Face cache is looked for when there is a program that knows how.
-if [[ -e $model || $model == [./~]* ]]; then
+if [[ -n $model && (-e $(from_here "$model") || $model == [./~]*) ]]; then
+  model=$(from_here "$model")
   [[ -f $model/config.json ]] || die 2 "--model $model has no config.json"
 fi
 

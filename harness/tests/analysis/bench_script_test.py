@@ -1,6 +1,10 @@
 """scripts/bench over bench programs that stand in for the built ones: whose exit codes end it, and how."""
 
+import contextlib
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import unittest
@@ -27,7 +31,7 @@ elif sys.argv[1] == "--build":
 
 # What benches/runner.cc does with these arguments.
 PROGRAM = f"""
-import re, sys
+import pathlib, re, sys
 kernel = NAME.removeprefix("bench_")
 if sys.argv[1:2] == ["inspect"]:
     sys.exit(0)
@@ -37,6 +41,10 @@ if "--bogus" in sys.argv or f"--bogus-for-{{kernel}}" in sys.argv:
 pattern = next((each.partition("=")[2] for each in sys.argv if each.startswith("--benchmark_filter=")), "")
 if not re.search(pattern, kernel) and NAME != "tokline":
     sys.exit(f"{{NAME}}: the filter matches none of the 3 cases")
+if "--shapes" in sys.argv and kernel not in pathlib.Path(sys.argv[sys.argv.index("--shapes") + 1]).read_text() \\
+        and NAME != "tokline":
+    print(f"{{NAME}}: mine.json: no shapes of family 'x'", file=sys.stderr)
+    sys.exit(2)
 if "--benchmark_list_tests=true" in sys.argv:
     sys.exit(0)
 print("measured by " + NAME)
@@ -45,6 +53,10 @@ if "--record" in sys.argv and "--verify-only" not in sys.argv and NAME != "tokli
     import synthetic
     lines = synthetic.Machine(seed=sum(kernel.encode())).run(NAME, synthetic.kernel_cases(3, (kernel,)))
     synthetic.write(sys.argv[sys.argv.index("--record") + 1], lines)
+if f"--hang-{{kernel}}" in sys.argv:
+    import time
+    print("hanging", flush=True)
+    time.sleep(60)
 sys.exit(f"--fail-{{kernel}}" in sys.argv)
 """
 
@@ -75,6 +87,65 @@ class BenchScriptTest(ScratchRepository):
         self.assertEqual(list(out.glob(".running*")), [])
         return output, sorted(path.name.split(".", 1)[1] for path in out.glob("*"))
 
+    def start(self, *arguments):
+        """scripts/bench in a process group of its own whose second program hangs; returns when it does."""
+        self.out = self.folder / self.id().rpartition(".")[2]
+        line = [self.tree / "scripts" / "bench", "--no-install", "--cuda", "off", "--device", "cpu", "--out", self.out,
+                "--hang-beta", *arguments]
+        env = os.environ | {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        process = subprocess.Popen(line, cwd=self.tree, env=env, stdin=subprocess.DEVNULL, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        self.addCleanup(self.kill, process)
+        for said in process.stdout:
+            if "--no-install was given; missing" in said:
+                self.skipTest("the packages that the project is built with are not there")
+            if said == "hanging\n":
+                return process
+        return self.fail("it ended before it hung")
+
+    def kill(self, process):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.wait()
+
+    def rows_kept(self):
+        kept, = self.out.glob("*.interrupted.jsonl")
+        self.assertEqual(list(self.out.glob(".running*")), [])
+        return [line["kernel"] for line in map(json.loads, kept.read_text().splitlines()) if line["kind"] == "row"]
+
+    def test_whatever_signal_ends_it_what_was_measured_is_kept_and_named(self):
+        for number, code, words in ((signal.SIGHUP, 129, "hung up"), (signal.SIGTERM, 130, "interrupted"),
+                                    (signal.SIGINT, 130, "interrupted")):
+            with self.subTest(number.name):
+                process = self.start()
+                os.kill(process.pid, number)
+                output = process.stdout.read()
+                self.assertEqual(process.wait(20), code, output)
+                self.assertRegex(output, rf"{words}; measured until then: \S+\.interrupted\.jsonl\n")
+                self.assertEqual(self.rows_kept(), ["alpha"] * 3 + ["beta"] * 3)
+                shutil.rmtree(self.out)
+
+    def test_a_reader_that_leaves_costs_no_row(self):
+        process = self.start()
+        process.stdout.close()  # the next line that it writes fails
+        beta, = [int(pid) for pid in subprocess.run(["pgrep", "-g", str(process.pid), "-f", "bench_beta"],
+                                                    capture_output=True, text=True).stdout.split()]
+        os.kill(beta, signal.SIGKILL)
+        self.assertEqual(process.wait(20), 141)
+        self.assertEqual(self.rows_kept(), ["alpha"] * 3 + ["beta"] * 3)
+
+    def test_what_a_killed_run_measured_is_kept_by_the_next(self):
+        process = self.start()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with mock.patch.dict(os.environ, {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}):
+            code, output = self.script("bench", "--no-install", "--cuda", "off", "--device", "cpu", "--out", self.out,
+                                       "--bogus")
+        self.assertEqual(code, 2)
+        self.assertRegex(output, r"an earlier run was killed; measured until then: \S+\.interrupted\.jsonl\n")
+        self.assertEqual(self.rows_kept(), ["alpha"] * 3 + ["beta"] * 3)
+
     def test_all_programs_run_and_leave_one_record(self):
         output, records = self.bench(expect=0)
         self.assertEqual(output.count("measured by"), 4)
@@ -88,7 +159,7 @@ class BenchScriptTest(ScratchRepository):
     def test_what_was_measured_before_a_usage_error_is_kept(self):
         output, records = self.bench("--bogus-for-beta", expect=2)
         self.assertEqual((output.count("measured by"), records), (1, ["interrupted.jsonl"]))
-        self.assertRegex(output, r"bench_beta does not take its arguments; measured until now: \S+.interrupted.jsonl")
+        self.assertRegex(output, r"bench_beta does not take its arguments; measured until then: \S+.interrupted.jsonl")
 
     def test_a_filter_may_be_of_rows_of_one_kernel(self):
         output, records = self.bench("--benchmark_filter=beta", expect=0)
@@ -99,7 +170,35 @@ class BenchScriptTest(ScratchRepository):
     def test_a_filter_that_matches_nothing_at_all_is_misuse(self):
         output, records = self.bench("--benchmark_filter=zzz", expect=2)
         self.assertEqual((output.count("measured by"), records), (0, []))
-        self.assertIn("bench: the filter matches no row of any program\n", output)
+        self.assertIn("bench: --shapes and --benchmark_filter leave no row of any program\n", output)
+
+    def test_shapes_may_be_of_some_kernels_and_paths_are_those_of_the_caller(self):
+        here = self.folder / "elsewhere"
+        here.mkdir()
+        (here / "mine.json").write_text('{"beta": 1}')
+        with mock.patch.dict(os.environ, {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}):
+            link = here / "link"
+            link.symlink_to(self.tree / "scripts" / "bench")
+            for script, shapes, code, measured in ((self.tree / "scripts" / "bench", "mine.json", 0, 2),
+                                                   (link, "mine.json", 0, 2), (link, "none.json", 2, 0)):
+                done = subprocess.run([script, "--no-install", "--cuda", "off", "--device", "cpu", "--out", "o",
+                                       "--shapes", shapes], cwd=here, capture_output=True, text=True,
+                                      env=os.environ | {"TOKLINE_PYTHON": sys.executable})
+                output = done.stdout + done.stderr
+                if "--no-install was given; missing" in output:
+                    self.skipTest("the packages that the project is built with are not there")
+                self.assertEqual((done.returncode, output.count("measured by")), (code, measured), output)
+        self.assertEqual(len(list((here / "o").glob("*.jsonl"))), 2)
+
+    def test_an_unknown_option_is_refused_before_anything_is_built(self):
+        options = self.tree / "benches" / "options.cc"
+        options.parent.mkdir()
+        self.addCleanup(shutil.rmtree, options.parent)
+        shutil.copy(ROOT / "benches/options.cc", options)
+        output, _ = self.bench("--bogus=1", expect=2)
+        self.assertRegex(output, r"^bench: unknown argument '--bogus=1'; .*\n$")
+        for known in ("--samples=15", "--dtype", "--max-seconds", "--benchmark_filter=beta"):
+            output, _ = self.bench(known, expect=0)
 
     def test_a_program_that_fails_fails_it_filter_or_not(self):
         for more in ((), ("--benchmark_filter=beta",)):

@@ -50,7 +50,7 @@ endif()
 
 # Each run is the next of its side on a clock of its own: what is measured does not depend on the order.
 BENCH = f"""
-import argparse, pathlib, sys, zlib
+import argparse, json, pathlib, sys, zlib
 sys.path.insert(0, {str(ROOT / "harness/tests/analysis")!r})
 import synthetic
 parser = argparse.ArgumentParser()
@@ -66,8 +66,9 @@ machine = synthetic.Machine(seed=zlib.crc32(f"{{side}} {{KERNEL}} {{count}}".enc
 machine.wait(minutes=count)
 if arguments.record:
     with open(arguments.record, "a") as file:
-        synthetic.write(file.name, machine.run(program.name, synthetic.kernel_cases(6, (KERNEL,)),
-                                               effects=[synthetic.Effect(PERCENT, kernel=KERNEL)]))
+        for line in machine.run(program.name, synthetic.kernel_cases(6, (KERNEL,)),
+                                effects=[synthetic.Effect(PERCENT, kernel=KERNEL)]):
+            print(json.dumps(line), file=file)
 """
 
 

@@ -125,7 +125,7 @@ fi
 
 # A machine with a shell and nothing else: every package is listed, and nothing is left behind.
 mkdir "$scratch/bin" "$scratch/tree"
-for tool in bash env dirname cat grep sed sort head mkdir rm mktemp nproc awk; do
+for tool in bash env dirname readlink cat grep sed sort head mkdir rm mktemp nproc awk; do
   ln -s "$(command -v "$tool")" "$scratch/bin/$tool"
 done
 cp -r CMakePresets.json CMakeLists.txt scripts "$scratch/tree/"

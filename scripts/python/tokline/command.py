@@ -3,6 +3,7 @@ a traceback looks like a verdict. Standard library only."""
 
 import argparse
 import re
+import signal
 import traceback
 
 from tokline import terminal
@@ -41,8 +42,11 @@ def split_arguments(arguments):
 
 
 def ended(program, main):
-    """The exit code of main(), also if Ctrl-C, a Stop, or an error of the command itself ends it."""
+    """The exit code of main(), also if Ctrl-C, SIGTERM, SIGHUP, a Stop, or an error of the command itself ends it."""
     terminal.program = program
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, signal.default_int_handler)
     failed = MISUSE if program in OF_VERDICTS else FAILED
     try:
         return main()

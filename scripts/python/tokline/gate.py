@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 
@@ -95,7 +94,6 @@ def check_files(options):
 
 def main(arguments):
     options, bench_arguments = parse_arguments(list(arguments))
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     check_files(options)
     if options.ab is None and options.aa is None:
         return conclude(compare.compare_files(options.baseline, options.candidate, options), options)
