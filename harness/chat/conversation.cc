@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "harness/platform/printable.h"
 #include "harness/text/utf8.h"
 #include "kernels/common/error.h"
 
@@ -13,6 +14,22 @@ namespace {
 
 // Placeholder for the system text in rendered templates. No template trims it.
 constexpr std::string_view kStandIn = "\x02";
+
+// The first special token that the template writes after an answer; otherwise the model's end of
+// text.
+int32_t FindEndOfTurn(const Tokenizer& tokenizer, const ChatTemplate& chat_template) {
+  const std::string after = chat_template.AfterAnswer();
+  for (const int32_t id :
+       tokenizer.Encode(after, {.add_special_tokens = false, .allow_special = true})) {
+    if (tokenizer.IsSpecial(id)) return id;
+  }
+  const std::optional<std::string> end = chat_template.SpecialToken("eos_token");
+  if (const auto id = end ? tokenizer.Find(*end) : std::nullopt) return *id;
+  throw RuntimeFailure(StrCat(chat_template.Where(), ": the template ends answers with ",
+                              Quoted(after, 40),
+                              ", in which the tokenizer has no special token, and there is no "
+                              "eos_token in tokenizer_config.json that it has"));
+}
 
 // Returns the parts from byte `at` of their joined text.
 std::vector<TextPart> PartsFrom(std::span<const TextPart> parts, size_t at) {
@@ -40,13 +57,10 @@ std::vector<TextPart> PartsBefore(std::span<const TextPart> parts, size_t size) 
 
 Conversation::Conversation(const Tokenizer& tokenizer, const ChatTemplate& chat_template,
                            Options options)
-    : tokenizer_(tokenizer), template_(chat_template), options_(std::move(options)) {
-  const std::optional<int32_t> end = tokenizer.Find(template_.EndOfTurn());
-  if (!end) {
-    throw RuntimeFailure(StrCat("the chat template of ", template_.Name(), " ends turns with ",
-                                template_.EndOfTurn(), ", which the tokenizer does not have"));
-  }
-  end_of_turn_ = *end;
+    : tokenizer_(tokenizer),
+      template_(chat_template),
+      options_(std::move(options)),
+      end_of_turn_(FindEndOfTurn(tokenizer, chat_template)) {
   RequireUtf8(options_.system, "the system text");
   for (const ContextPiece& piece : options_.context) RequireUtf8(piece.text, piece.name);
   MakePrefix();
@@ -57,8 +71,18 @@ void Conversation::MakePrefix() {
   if (options_.system.empty() && options_.context.empty()) return;
   messages_.push_back({.role = "system", .content = std::string(kStandIn)});
   options_.chat.add_generation_prompt = false;
-  const std::vector<TextPart> parts = template_.Render(messages_, options_.chat);
-  std::vector<TextPart> head = PartsBefore(parts, JoinText(parts).find(kStandIn));
+  // Some templates only write the system text when a user has spoken.
+  const std::vector<ChatMessage> begun = {messages_[0], {.role = "user", .content = "a"}};
+  const std::vector<TextPart> parts = template_.Render(begun, options_.chat);
+  const std::string text = JoinText(parts);
+  const size_t place = text.find(kStandIn);
+  if (place == text.npos || text.find(kStandIn, place + 1) != text.npos) {
+    throw RuntimeFailure(StrCat(template_.Where(), ": the template writes the system text ",
+                                place == text.npos ? "nowhere" : "more than once",
+                                ", so that it takes neither a system text nor chunks"));
+  }
+  std::vector<TextPart> head = PartsBefore(parts, place);
+  head_ = text.substr(0, place);
   const bool parted = !options_.system.empty() && !options_.context.empty();
   head.push_back({options_.system + (parted ? "\n\n" : "")});
   prefix_ = Encode(head);
@@ -101,7 +125,13 @@ std::vector<TextPart> Conversation::RenderTurns(std::span<const ChatMessage> mes
   options.add_generation_prompt = prompt;
   const std::vector<TextPart> parts = template_.Render(messages, options);
   if (spans_.empty()) return parts;
-  return PartsFrom(parts, JoinText(parts).find(kStandIn) + kStandIn.size());
+  const std::string before = head_ + std::string(kStandIn);
+  if (!JoinText(parts).starts_with(before)) {
+    throw RuntimeFailure(StrCat(template_.Where(),
+                                ": the template moves the system text when the conversation grows, "
+                                "so that it takes neither a system text nor chunks"));
+  }
+  return PartsFrom(parts, before.size());
 }
 
 Request Conversation::BeginTurn(std::string_view user) {
@@ -154,8 +184,8 @@ void Conversation::EndTurn(std::span<const int32_t> answer, bool stopped) {
   const auto text_ids = answer.first(answer.size() - (stopped ? 1 : 0));
   std::string content = tokenizer_.Decode(text_ids, {.skip_special = true});
   const auto kept_ids = ends_turn ? answer : text_ids;
-  segments_.push_back({.text = StrCat(content, ends_turn ? template_.EndOfTurn() : ""),
-                       .ids = {kept_ids.begin(), kept_ids.end()}});
+  const std::string_view end = ends_turn ? *tokenizer_.Spelling(end_of_turn_) : "";
+  segments_.push_back({.text = StrCat(content, end), .ids = {kept_ids.begin(), kept_ids.end()}});
   if (!keeps_answers_) content = CloseThoughts(std::move(content));
   messages_.push_back({.role = "assistant", .content = std::move(content)});
 }

@@ -45,7 +45,8 @@ class Conversation {
   };
 
   // Keeps references to both. Throws InvalidArgument for text that is not UTF-8, and RuntimeFailure
-  // if the tokenizer lacks the token that ends a turn.
+  // if no token ends a turn, or if the template has no fixed place for the system text and there is
+  // one.
   Conversation(const Tokenizer& tokenizer, const ChatTemplate& chat_template, Options options);
 
   // The start of every prompt, up to the end of the last piece; empty if there is no system text
@@ -91,6 +92,7 @@ class Conversation {
   const ChatTemplate& template_;
   Options options_;
   int32_t end_of_turn_ = 0;
+  std::string head_;  // what the template writes before the system text
   std::vector<int32_t> prefix_;
   std::vector<TokenSpan> spans_;
   bool keeps_answers_ = true;

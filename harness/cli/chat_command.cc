@@ -74,7 +74,7 @@ ChatTemplate LoadTemplate(const LoadedModel& model) {
         (folder / "chat_template.jinja").string(), " nor a chat_template in ",
         (folder / "tokenizer_config.json").string(), "; use tokline generate for a base model"));
   }
-  return *found;
+  return *std::move(found);
 }
 
 // Breaks down the first `reused` tokens: "(system 20, notes.md 800, history 34)".

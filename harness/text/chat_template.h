@@ -1,18 +1,17 @@
-// The chat templates of the model families. A template turns a conversation into the text that the
-// model continues.
-//
-// A checkpoint contains its template as a Jinja program, which is not executed: the program is
-// recognized by its hash, and a C++ function renders the same text (for text conversations without
-// tools). An unknown template is refused; nothing is guessed.
+// Chat templates turn a conversation into the text that a model continues. A checkpoint brings its
+// template as a Jinja program, which jinja.h runs.
 #pragma once
 
+#include <ctime>
 #include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "harness/text/jinja.h"
 #include "harness/text/tokenizer.h"
 
 namespace tokline {
@@ -24,43 +23,45 @@ struct ChatMessage {
 
 struct ChatOptions {
   bool add_generation_prompt = true;  // append the start of the assistant's turn
-  bool enable_thinking = true;        // Qwen3: if false, an empty <think> block precedes the answer
-  // The date that Llama 3.1 and 3.2 write, such as "26 Jul 2024". If empty, the template's default
-  // is used: that day for 3.1, today for 3.2.
+  // If false, the program is told so as enable_thinking. If true, it is told nothing and decides.
+  bool enable_thinking = true;
+  // What the program is told as date_string, such as "26 Jul 2024"; nothing if it is empty.
   std::string date = {};
+  std::optional<std::tm> now = {};  // the time for programs that ask for it; if empty, the clock's
 };
 
 class ChatTemplate {
  public:
-  // Loads the template from a model's folder: chat_template.jinja, otherwise `chat_template` in
-  // tokenizer_config.json. Returns nothing if the model has no template, as is the case for base
-  // models and GPT-2. Throws RuntimeFailure if the template is unknown.
+  // Names and spellings of special tokens, such as ("bos_token", "<s>").
+  using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
+
+  // Loads the program from a model's folder: chat_template.jinja, otherwise `chat_template` in
+  // tokenizer_config.json, which also names the special tokens. Returns nothing if the model has
+  // no template, as is the case for base models and GPT-2. Throws RuntimeFailure, with the file and
+  // the line, if the program is not Jinja or not supported.
   static std::optional<ChatTemplate> Load(const std::filesystem::path& folder);
-  // `where` names the source in the error message.
-  static ChatTemplate Recognise(std::string_view text, const std::string& where);
-  // Looks the template up by the SHA-256 of its text without a final newline, which Jinja drops.
-  static std::optional<ChatTemplate> ByHash(std::string_view sha256);
+  // `where` names the source in error messages.
+  ChatTemplate(std::string_view program, std::string where, SpecialTokens special_tokens = {});
 
-  std::string_view Name() const { return name_; }
-  // The special token that ends a turn, as spelled by the tokenizer.
-  std::string_view EndOfTurn() const { return end_of_turn_; }
+  const std::string& Where() const { return where_; }
+  // How the model's tokenizer_config.json spells a special token; nothing if it names none.
+  std::optional<std::string> SpecialToken(std::string_view name) const;
 
-  // Returns the text in parts, which are to be encoded with add_special_tokens = false. The markup
-  // may spell special tokens; the contents of the messages may not. Throws InvalidArgument if there
-  // are no messages, if a role is unknown, if a system message is not the first message, or if
-  // content is not UTF-8.
+  // Returns the text in parts, which are to be encoded with add_special_tokens = false. The program
+  // may spell special tokens; the contents of the messages, and what it makes of them, may not.
+  // Throws InvalidArgument if there are no messages, if a role is unknown, if a system message is
+  // not the first message, if content is not UTF-8, or if the program refuses the conversation; and
+  // RuntimeFailure if it does something that is not supported.
   std::vector<TextPart> Render(std::span<const ChatMessage> messages,
                                const ChatOptions& options = {}) const;
 
- private:
-  using Parts = std::vector<TextPart>;
-  using Renderer = void (*)(std::span<const ChatMessage>, const ChatOptions&, Parts&);
-  struct Known;
-  static const Known kKnown[];
+  // What the program writes after an answer that ends the conversation.
+  std::string AfterAnswer() const;
 
-  std::string_view name_;
-  std::string_view end_of_turn_;
-  Renderer renderer_ = nullptr;
+ private:
+  jinja::Program program_;
+  std::string where_;
+  SpecialTokens special_tokens_;
 };
 
 // Prepares an answer for a template that drops earlier thoughts. An answer that was cut off inside

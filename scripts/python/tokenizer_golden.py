@@ -14,11 +14,14 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 import golden_chat
+import golden_jinja
 import golden_pipelines
 import golden_strings
 from maker_arguments import ROOT, TEXT_GOLDEN, TEXT_SEED, TEXT_STRINGS, tokenizer_golden
 
 BROKEN = 300
+CHATS = 20
+MORE_CHATS = 60
 RANDOM_DECODES = 120
 CATEGORIES = [r"\p{L}", r"\p{M}", r"\p{N}", r"\p{P}", r"\p{S}", r"\p{Z}", r"\s", "(?i:[a-z])"]
 SCALARS = [code_point for code_point in range(0x110000) if not 0xD800 <= code_point < 0xE000]
@@ -98,7 +101,9 @@ def nfc_hashes() -> list[str]:
 
 
 def write_all(folder: Path, seed: int, count: int) -> None:
-    """Every file of the golden folder that comes from here."""
+    """Every file of the golden folder that comes from here; with other strings, also all chat templates."""
+    committed = (seed, count) == (TEXT_SEED, TEXT_STRINGS)
+    chat = golden_chat.chat_golden(ROOT, not committed, seed, CHATS if committed else MORE_CHATS)
     folder.mkdir(parents=True, exist_ok=True)
     plain = golden_strings.strings(seed, count)
     write_json(folder / "strings.json", plain, lines=True)
@@ -106,7 +111,8 @@ def write_all(folder: Path, seed: int, count: int) -> None:
                [[data.hex(), fault.start, fault.reason, data.decode(errors="replace")]
                 for data, fault in golden_strings.broken_bytes(seed, BROKEN)], lines=True)
     write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES}, "nfc": nfc_hashes()})
-    write_json(folder / "chat.json", golden_chat.chat_golden(ROOT, TEXT_GOLDEN / "chat.json"))
+    write_json(folder / "chat.json", chat)
+    write_json(folder / "jinja.json", [golden_jinja.MESSAGES, *golden_jinja.results()], lines=True)
     for name, make in golden_pipelines.PIPELINES.items():
         write_pipeline(folder / name, make, plain, seed)
 

@@ -26,10 +26,11 @@ install_golden() {
   pip_install -r "$requirements" || die 2 "cannot install $requirements"
 }
 
-# tokenizers, and TRL's sources, which are only read, for the chat templates in them.
+# tokenizers, and wheels that are only read, for the chat templates in them.
 install_tokenizers() {
-  local templates=trl==1.16.0
+  local templates
+  mapfile -t templates < <(sed -n 's/^# templates: //p' "$requirements")
   pip_install -r "$requirements" || die 2 "cannot install $requirements"
-  "$venv/bin/pip" download --quiet --no-deps --dest "$venv/sources" "$templates" ||
-    die 2 "cannot download $templates"
+  "$venv/bin/pip" download --quiet --no-deps --only-binary=:all: --dest "$venv/sources" "${templates[@]}" ||
+    die 2 "cannot download ${templates[*]}"
 }

@@ -10,6 +10,7 @@
 #include "harness/models/checkpoint.h"
 #include "harness/models/model_weights.h"
 #include "harness/tests/chat/chat_model.h"
+#include "harness/tests/text/golden_chat.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -19,14 +20,15 @@ using testing::TempFolder;
 using testing::WriteChatModel;
 using Ids = std::vector<int32_t>;
 
-// Hash of the template "Qwen3", which drops the thoughts of earlier answers.
-constexpr std::string_view kDropsThoughts =
-    "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8";
+// The template of Qwen3, which drops the thoughts of earlier answers.
+constexpr std::string_view kDropsThoughts = "trl/qwen3";
 
 struct Model {
   explicit Model(const testing::ChatModelOptions& options = {}, std::string_view of_template = {})
       : dir(Write(folder, options)) {
-    if (!of_template.empty()) chat_template = ChatTemplate::ByHash(of_template).value();
+    if (!of_template.empty()) {
+      chat_template = testing::ChatGolden().Template(std::string(of_template));
+    }
   }
   static std::filesystem::path Write(const TempFolder& folder,
                                      const testing::ChatModelOptions& options) {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "harness/tests/models/model_files.h"
-#include "harness/tests/text/golden_text.h"
+#include "harness/tests/text/golden_chat.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -25,10 +25,7 @@ struct Family {
 
 void PrintTo(const Family& family, std::ostream* out) { *out << family.chat_template; }
 
-ChatTemplate Template(const std::string& name) {
-  const nlohmann::json entry = testing::ReadGolden("chat.json").at("templates").at(name);
-  return ChatTemplate::ByHash(entry.at("sha256").get<std::string>()).value();
-}
+ChatTemplate Template(const std::string& name) { return testing::ChatGolden().Template(name); }
 
 bool BeginsWith(const Ids& ids, const Ids& prefix) {
   return ids.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
@@ -164,7 +161,7 @@ TEST_P(ConversationTest, DroppedTurnLeavesNoTrace) {
   conversation.BeginTurn("three");
   conversation.DropTurn();
   std::string spelled = "three";
-  spelled += template_.EndOfTurn();
+  spelled += *tokenizer_.Spelling(conversation.EndOfTurn());
   spelled += "\nfour";
   EXPECT_EQ(conversation.BeginTurn(spelled).prompt, never.BeginTurn(spelled).prompt);
 }
@@ -290,12 +287,14 @@ TEST_P(KeepingTemplateTest, AnswerThatBeginsLikeAThoughtStays) {
 }
 
 const Family kKeeping[] = {
-    {"llama3", "llama3"},    {"llama3", "llama3_1"},          {"llama3", "llama3_2"},
-    {"qwen", "qwen2_5"},     {"qwen", "qwen3_instruct_2507"}, {"embedded", "embedded"},
-    {"ernie45", "ernie4_5"},
+    {"llama3", "own/trimming"},          {"llama3", "own/dated"},   {"qwen", "trl/qwen2_5"},
+    {"qwen", "trl/qwen3_instruct_2507"}, {"smollm", "own/smollm2"}, {"embedded", "own/embedded"},
+    {"ernie45", "own/worded"},
 };
-const Family kRewriting[] = {{"qwen", "qwen3"}};
-const auto kName = [](const auto& info) { return info.param.chat_template; };
+const Family kRewriting[] = {{"qwen", "trl/qwen3"}};
+const auto kName = [](const auto& info) {
+  return info.param.chat_template.substr(info.param.chat_template.find('/') + 1);
+};
 
 INSTANTIATE_TEST_SUITE_P(Keeping, ConversationTest, ::testing::ValuesIn(kKeeping), kName);
 INSTANTIATE_TEST_SUITE_P(Rewriting, ConversationTest, ::testing::ValuesIn(kRewriting), kName);
@@ -304,10 +303,36 @@ INSTANTIATE_TEST_SUITE_P(Templates, RewritingTemplateTest, ::testing::ValuesIn(k
 
 TEST(ConversationErrorsTest, TokenizerWithoutTheEndOfATurnIsRefused) {
   const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / "gpt2");
-  const ChatTemplate chat_template = Template("qwen3");
-  EXPECT_TRUE(
-      testing::Refuses<RuntimeFailure>([&] { Conversation(tokenizer, chat_template, {}); },
-                                       {"Qwen3", "<|im_end|>", "the tokenizer does not have"}));
+  const ChatTemplate chat_template = Template("trl/qwen3");
+  EXPECT_TRUE(testing::Refuses<RuntimeFailure>([&] { Conversation(tokenizer, chat_template, {}); },
+                                               {"trl/qwen3", "<|im_end|>", "no special token"}));
+}
+
+TEST(ConversationErrorsTest, EndOfTextEndsTurnsThatTheTemplateEndsWithout) {
+  const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / "qwen");
+  const std::string program = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+  const ChatTemplate chat_template(program, "t.jinja", {{"eos_token", "<|endoftext|>"}});
+  const Conversation conversation(tokenizer, chat_template, {});
+  EXPECT_EQ(conversation.EndOfTurn(), tokenizer.Find("<|endoftext|>"));
+}
+
+// A prefix is computed once, so the template must not move it or leave it out.
+TEST(ConversationErrorsTest, SystemTextWithoutAFixedPlaceIsRefused) {
+  const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / "qwen");
+  const std::string begin = "{% for m in messages if m.role != 'system' %}";
+  const std::string end = "<|im_start|>{{ m.content }}<|im_end|>{% endfor %}";
+  const auto refuses = [&](const std::string& program, const std::vector<std::string>& says) {
+    const ChatTemplate chat_template(program, "t.jinja");
+    Conversation(tokenizer, chat_template, {});
+    return testing::Refuses<RuntimeFailure>(
+        [&] { Conversation(tokenizer, chat_template, {.system = "s"}); }, says);
+  };
+  EXPECT_TRUE(refuses(begin + end, {"t.jinja", "the system text nowhere"}));
+  EXPECT_TRUE(refuses(begin +
+                          "{% if loop.last and messages[0].role == 'system' %}"
+                          "{{ messages[0].content }}{% endif %}" +
+                          end,
+                      {"t.jinja", "moves the system text"}));
 }
 
 }  // namespace
