@@ -42,6 +42,7 @@ struct GenerateFlags {
   bool ignore_eos = false;
   std::filesystem::path json;
   std::filesystem::path logits;
+  std::filesystem::path hidden;
 
   std::vector<Flag> Table() {
     const auto ids_into = [](std::vector<int32_t>& target) {
@@ -76,7 +77,11 @@ struct GenerateFlags {
          {"--json", "FILE", "write the tokens and how they were made", TextInto(json)},
          {"--logits", "FILE",
           "write the logits of each token, little-endian f32 [tokens, vocabulary]",
-          TextInto(logits)}});
+          TextInto(logits)},
+         {"--hidden", "FILE",
+          "write each token's residual stream after the embedding and every layer, little-endian "
+          "f32 [tokens, layers + 1, hidden size]",
+          TextInto(hidden)}});
     return flags;
   }
 
@@ -186,9 +191,12 @@ int GenerateCommand(const CommandLine& line) {
           new_tokens);
 
   RequireDistinct({"--json", flags.json}, {"--logits", flags.logits});
-  std::optional<OutputFile> json_file, logits_file;
+  RequireDistinct({"--json", flags.json}, {"--hidden", flags.hidden});
+  RequireDistinct({"--logits", flags.logits}, {"--hidden", flags.hidden});
+  std::optional<OutputFile> json_file, logits_file, hidden_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   if (!flags.logits.empty()) logits_file.emplace(flags.logits);
+  if (!flags.hidden.empty()) hidden_file.emplace(flags.hidden);
   const LoadedModel model(flags.run.model);
   std::optional<Tokenizer> tokenizer;
   if (prompt_text) {
@@ -233,6 +241,7 @@ int GenerateCommand(const CommandLine& line) {
                 .stop_ids = stops_at_eos ? eos : std::vector<int32_t>{},
                 .force_ids = flags.force_ids,
                 .want_logits = logits_file.has_value(),
+                .want_hidden = hidden_file.has_value(),
                 .on_token = show,
                 .on_prefill = [&](int64_t computed) { progress.Show(computed, prompt_tokens); },
                 .interrupted = InterruptFlag()});
@@ -244,6 +253,11 @@ int GenerateCommand(const CommandLine& line) {
       logits_file->Write(row.data(), static_cast<int64_t>(row.size() * sizeof(float)));
     }
     logits_file->Commit();
+  }
+  if (hidden_file) {
+    hidden_file->Write(result.hidden.data(),
+                       static_cast<int64_t>(result.hidden.size() * sizeof(float)));
+    hidden_file->Commit();
   }
   if (json_file) {
     Json report = Report(flags, model, options, result);

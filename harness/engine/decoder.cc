@@ -433,6 +433,17 @@ void Decoder::ReplaceNewestToken(SequenceId id, int32_t token) {
   }
 }
 
+std::vector<float> Decoder::Hidden() {
+  Require(prepared_.has_value(), "no step is being enqueued");
+  const DType dtype = config_.options.dtype;
+  const int64_t count = prepared_->shape.Tokens() * spec_.hidden_size;
+  std::vector<std::byte> raw(static_cast<size_t>(count * SizeOf(dtype)));
+  backend_->Download(raw.data(), buffers_.x, std::ssize(raw));
+  std::vector<float> values(static_cast<size_t>(count));
+  ConvertElements(dtype, raw.data(), DType::kF32, values.data(), count);
+  return values;
+}
+
 KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
   const Sequence& sequence = scheduler_.Get(id);
   Require(layer >= 0 && layer < spec_.num_layers, "layer is ", layer, "; the model has 0 to ",

@@ -128,6 +128,9 @@ class Decoder {
   std::vector<float> Logits(SequenceId id);
   // Replaces the newest token with `token` before a step takes it as input.
   void ReplaceNewestToken(SequenceId id, int32_t token);
+  // Returns the residual stream of the step that is being enqueued, after the work enqueued so far,
+  // [rows, hidden_size]: decode rows with their padding, then prompt tokens. For observers.
+  std::vector<float> Hidden();
   // Returns the K and V of the sequence in one layer, after the work enqueued so far.
   KvRows ReadKv(SequenceId id, int64_t layer);
 

@@ -1,10 +1,49 @@
 #include "harness/engine/generate.h"
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
 
 #include "harness/engine/scoped_sequence.h"
 
 namespace tokline {
+namespace {
+
+// Collects the residual stream of a decoder that has one sequence.
+class HiddenStates : public OpObserver {
+ public:
+  explicit HiddenStates(Decoder& decoder) : decoder_(decoder) {
+    decoder_.DropGraphs();  // a replayed graph calls no observer
+    decoder_.SetObserver(this);
+  }
+  ~HiddenStates() override { decoder_.SetObserver(nullptr); }
+  HiddenStates(const HiddenStates&) = delete;
+  HiddenStates& operator=(const HiddenStates&) = delete;
+
+  void Begin(StepOp op, std::string_view) override {
+    ends_a_state_ = op == StepOp::kEmbedding || op == StepOp::kDown;
+  }
+  void End() override {
+    if (ends_a_state_) states_.push_back(decoder_.Hidden());
+  }
+  // Appends those of the newest step.
+  void MoveTo(std::vector<float>& tokens) {
+    const int64_t width = decoder_.Spec().hidden_size;
+    for (int64_t at = 0; !states_.empty() && at < std::ssize(states_.front()); at += width) {
+      for (const std::vector<float>& state : states_) {
+        tokens.insert(tokens.end(), state.begin() + at, state.begin() + at + width);
+      }
+    }
+    states_.clear();
+  }
+
+ private:
+  Decoder& decoder_;
+  bool ends_a_state_ = false;
+  std::vector<std::vector<float>> states_;  // each [rows, hidden_size]
+};
+
+}  // namespace
 
 GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
                         const GenerateOptions& options) {
@@ -16,8 +55,11 @@ GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
                                                      .max_new_tokens = options.max_new_tokens,
                                                      .shifted = options.shifted,
                                                      .shifted_after = options.shifted_after}));
-  // Logits can be read, and tokens replaced, only if the host does not work a step ahead.
-  const bool in_step = options.want_logits || !options.force_ids.empty();
+  // Logits can be read, and tokens replaced, only if the host does not work a step ahead, which
+  // would also read a token that ends the text.
+  const bool in_step = options.want_logits || options.want_hidden || !options.force_ids.empty();
+  std::optional<HiddenStates> hidden;
+  if (options.want_hidden) hidden.emplace(decoder);
   const auto take = [&](std::span<const NewToken> tokens) {
     for (const NewToken& token : tokens) {
       if (token.sequence != sequence.id() || result.stopped) continue;
@@ -35,6 +77,7 @@ GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
     const size_t before = result.tokens.size();
     const StepReport step = decoder.Step();
     if (interrupted()) break;
+    if (hidden) hidden->MoveTo(result.hidden);
     computed += step.prefill_tokens;
     if (step.prefill_tokens > 0 && options.on_prefill) options.on_prefill(computed);
     take(step.tokens);

@@ -23,6 +23,7 @@ struct GenerateOptions {
   std::vector<ShiftedSpan> shifted = {};
   int64_t shifted_after = 0;
   bool want_logits = false;
+  bool want_hidden = false;  // drops the decoder's graphs
   // Called with each token of the result, in order. If it returns false, the token is the last.
   std::function<bool(int32_t)> on_token = {};
   // Called after each step of the prefill with the number of prompt tokens computed so far.
@@ -34,7 +35,10 @@ struct GenerateOptions {
 struct GenerateResult {
   std::vector<int32_t> tokens;             // as drawn
   std::vector<std::vector<float>> logits;  // from which each token was drawn, if wanted
-  bool stopped = false;                    // ended by a stop id or by on_token
+  // The residual stream of every token read, after the embedding and after each layer, if wanted:
+  // [tokens, layers + 1, hidden_size].
+  std::vector<float> hidden;
+  bool stopped = false;  // ended by a stop id or by on_token
   bool interrupted = false;
   TokenTimes times;
 };

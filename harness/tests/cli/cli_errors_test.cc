@@ -108,6 +108,9 @@ std::vector<BadUsage> BadUsages() {
        Generate({"--json", "x", "--logits",
                  "../" + std::filesystem::current_path().filename().string() + "/x"}),
        {"--json and --logits both name x"}},
+      {"HiddenAndLogitsOfOneName",
+       Generate({"--hidden", "./x", "--logits", "x"}),
+       {"--logits and --hidden both name"}},
       {"RecordAndJsonOfOneName",
        Bench({"--record", "./x", "--json", "x"}),
        {"--json and --record both name x"}},
@@ -290,7 +293,7 @@ TEST(CliErrorsTest, CudaWithoutADeviceExitsOne) {
 TEST(CliErrorsTest, UnwritableOutputIsFoundBeforeTheWork) {
   TempFolder dir;
   const std::string missing = (dir / "gone" / "out").string();
-  for (const char* flag : {"--json", "--logits"}) {
+  for (const char* flag : {"--json", "--logits", "--hidden"}) {
     const auto result = RunTokline(Generate({flag, missing}));
     EXPECT_TRUE(FailsWith(result, 1, {"cannot write " + missing, "No such file"}));
     EXPECT_EQ(result.out, "");

@@ -62,6 +62,51 @@ void ExpectError(Function&& function, const std::vector<std::string>& parts) {
   }
 }
 
+// From the rows of the embedding to what the final norm and the LM head turn into logits.
+TEST(DecoderTest, HiddenStatesBeginWithTheEmbeddingAndEndInTheLogits) {
+  const ModelSpec& spec = Model().spec;
+  const GoldenCase& one = Cases()[1];
+  const auto view = [](const TensorView& tensor) {
+    std::vector<float> values(static_cast<size_t>(tensor.Rows() * tensor.Columns()));
+    ConvertElements(tensor.dtype, tensor.data, DType::kF32, values.data(), std::ssize(values));
+    return values;
+  };
+  const std::vector<float> embedding = view(Model().weights.embedding),
+                           head = view(Model().weights.lm_head),
+                           norm = view(Model().weights.final_norm);
+  std::vector<int32_t> read = one.prompt;
+  read.insert(read.end(), one.tokens.begin(), one.tokens.begin() + 3);
+  std::vector<float> whole;
+  for (const int64_t budget : {64, 5}) {
+    DecoderOptions options = SmallOptions();
+    options.token_budget = budget;
+    Decoder decoder(Model().spec, Model().weights, options);
+    const GenerateResult result = Generate(
+        decoder, one.prompt, {.max_new_tokens = 4, .want_logits = true, .want_hidden = true});
+    const int64_t width = spec.hidden_size, states = spec.num_layers + 1;
+    ASSERT_EQ(std::ssize(result.hidden), std::ssize(read) * states * width);
+    for (int64_t t = 0; t < std::ssize(read); ++t) {
+      const float* const row = result.hidden.data() + t * states * width;
+      EXPECT_TRUE(std::equal(row, row + width, embedding.begin() + read[t] * width)) << t;
+    }
+    for (int64_t step = 0; step < 4; ++step) {
+      const float* const last =
+          result.hidden.data() + ((std::ssize(one.prompt) + step) * states - 1) * width;
+      double squares = 0;
+      for (int64_t i = 0; i < width; ++i) squares += double{last[i]} * last[i];
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(width) + spec.norm_eps);
+      for (int64_t id = 0; id < spec.vocab_size; ++id) {
+        double logit = 0;
+        for (int64_t i = 0; i < width; ++i)
+          logit += last[i] * scale * norm[i] * head[id * width + i];
+        ASSERT_NEAR(result.logits[step][id], logit, 1e-4) << step << ", " << id;
+      }
+    }
+    if (whole.empty()) whole = result.hidden;
+    EXPECT_EQ(result.hidden, whole) << "budget " << budget;
+  }
+}
+
 TEST(DecoderTest, PrefillInPiecesGivesTheSameText) {
   for (const int64_t budget : {1, 7, 16, 36}) {
     DecoderOptions options = SmallOptions();
