@@ -79,8 +79,8 @@ struct GenerateFlags {
           "write the logits of each token, little-endian f32 [tokens, vocabulary]",
           TextInto(logits)},
          {"--hidden", "FILE",
-          "write each token's residual stream after the embedding and every layer, little-endian "
-          "f32 [tokens, layers + 1, hidden size]",
+          "write each token's residual stream after the embedding, every attention and every MLP, "
+          "little-endian f32 [tokens, 2 * layers + 1, hidden size]",
           TextInto(hidden)}});
     return flags;
   }

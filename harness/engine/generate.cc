@@ -21,7 +21,8 @@ class HiddenStates : public OpObserver {
   HiddenStates& operator=(const HiddenStates&) = delete;
 
   void Begin(StepOp op, std::string_view) override {
-    ends_a_state_ = op == StepOp::kEmbedding || op == StepOp::kDown;
+    ends_a_state_ =
+        op == StepOp::kEmbedding || op == StepOp::kAttentionOutput || op == StepOp::kDown;
   }
   void End() override {
     if (ends_a_state_) states_.push_back(decoder_.Hidden());

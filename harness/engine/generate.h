@@ -35,8 +35,8 @@ struct GenerateOptions {
 struct GenerateResult {
   std::vector<int32_t> tokens;             // as drawn
   std::vector<std::vector<float>> logits;  // from which each token was drawn, if wanted
-  // The residual stream of every token read, after the embedding and after each layer, if wanted:
-  // [tokens, layers + 1, hidden_size].
+  // The residual stream of every token read, after the embedding, each attention and each MLP, if
+  // wanted: [tokens, 2 * layers + 1, hidden_size].
   std::vector<float> hidden;
   bool stopped = false;  // ended by a stop id or by on_token
   bool interrupted = false;

@@ -183,7 +183,7 @@ TEST(CliTest, HiddenStatesAreThoseOfEveryTokenRead) {
   };
   const nlohmann::json config = nlohmann::json::parse(ReadFile(GoldenModel() + "/config.json"));
   const int64_t of_token =
-      (config["num_hidden_layers"].get<int64_t>() + 1) * config["hidden_size"].get<int64_t>();
+      (2 * config["num_hidden_layers"].get<int64_t>() + 1) * config["hidden_size"].get<int64_t>();
   const std::vector<float> fewer = run("2"), more = run("5");
   ASSERT_EQ(std::ssize(fewer), (std::ssize(GoldenPrompt()) + 1) * of_token);
   ASSERT_EQ(std::ssize(more), (std::ssize(GoldenPrompt()) + 4) * of_token);

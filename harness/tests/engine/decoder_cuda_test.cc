@@ -153,6 +153,34 @@ TEST_F(DecoderCudaTest, RepeatedRunsGiveTheSameBits) {
   for (int run = 0; run < 5; ++run) EXPECT_EQ(logits(), first);
 }
 
+// Without graphs, so that racecheck can follow every kernel of a prefill and of decode steps.
+TEST_F(DecoderCudaTest, HiddenStatesAreThoseOfTheCpu) {
+  DecoderOptions cpu_options = Options();
+  cpu_options.device = Device::kCpu;
+  cpu_options.dtype = DType::kF32;
+  const GoldenCase& one = golden_.cases[1];
+  const auto hidden = [&](const DecoderOptions& options) {
+    Decoder decoder(model_->spec, model_->weights, options);
+    return Generate(decoder, one.prompt,
+                    {.max_new_tokens = 4,
+                     .force_ids = {one.tokens.begin(), one.tokens.begin() + 4},
+                     .want_hidden = true})
+        .hidden;
+  };
+  const std::vector<float> expected = hidden(cpu_options), actual = hidden(Options());
+  const int64_t width = model_->spec.hidden_size, states = 2 * model_->spec.num_layers + 1;
+  ASSERT_EQ(std::ssize(expected), (std::ssize(one.prompt) + 3) * states * width);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (int64_t state = 0; state < states; ++state) {
+    testing::RelativeError error;
+    for (int64_t at = state * width; at < std::ssize(expected); at += states * width) {
+      error.Add(std::span(actual).subspan(at, width), std::span(expected).subspan(at, width));
+    }
+    // The logits' error is that of the last state and of the LM head.
+    EXPECT_LE(error.Value(), state == 0 ? 0 : 1.25 * golden_.bf16_relative_l2) << state;
+  }
+}
+
 TEST_F(DecoderCudaTest, KeysAndValuesOfTheFirstLayerAreThoseOfTheCpu) {
   DecoderOptions cpu_options = Options();
   cpu_options.device = Device::kCpu;

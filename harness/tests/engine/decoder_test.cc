@@ -83,7 +83,7 @@ TEST(DecoderTest, HiddenStatesBeginWithTheEmbeddingAndEndInTheLogits) {
     Decoder decoder(Model().spec, Model().weights, options);
     const GenerateResult result = Generate(
         decoder, one.prompt, {.max_new_tokens = 4, .want_logits = true, .want_hidden = true});
-    const int64_t width = spec.hidden_size, states = spec.num_layers + 1;
+    const int64_t width = spec.hidden_size, states = 2 * spec.num_layers + 1;
     ASSERT_EQ(std::ssize(result.hidden), std::ssize(read) * states * width);
     for (int64_t t = 0; t < std::ssize(read); ++t) {
       const float* const row = result.hidden.data() + t * states * width;
