@@ -1,0 +1,88 @@
+"""scripts/maintain/sanitize with programs that stand for a GPU's and for compute-sanitizer: what runs under which tool."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+KERNELS = sorted(path.name for path in (ROOT / "kernels").iterdir() if (path / "README.md").is_file())
+# Finds what a file beside the program holds that is named after the tool.
+SANITIZER = """#!/usr/bin/env bash
+[[ $1 != --version ]] || { echo "Version 1.2.3"; exit; }
+tool=$2
+for program; do [[ $program != */* ]] || break; done
+echo "[  PASSED  ] 2 tests."
+echo "========= ERROR SUMMARY: 0 errors"
+[[ ! -e $program.$tool ]] || { cat "$program.$tool"; exit 9; }
+"""
+
+
+class SanitizeScriptTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.program("path/compute-sanitizer", SANITIZER)
+        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\n")
+        self.program("bin/tokline", "#!/bin/sh\necho 'tokline 0.1.0 (commit 0123abc, with CUDA)'\n")
+        for name in [*KERNELS, "decoder", "decoder_golden", "divergence", "coherence", "backend", "launch_timer",
+                     "independent_timing", "step_profiler", "device_memory", "work_stream"]:
+            self.program(f"bin/{name}_cuda_test", "#!/bin/sh\n")
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def sanitize(self, *arguments, expect):
+        done = subprocess.run(
+            [ROOT / "scripts/maintain/sanitize", "--bin", self.folder / "bin", "--out", self.folder / "out.json",
+             *arguments],
+            env=os.environ | {"PATH": f"{self.folder / 'path'}:{os.environ['PATH']}"},
+            text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return json.loads((self.folder / "out.json").read_text())["runs"]
+
+    def test_kernels_run_under_every_tool_and_the_decoder_under_racecheck(self):
+        self.assertIn("chunk_decode", KERNELS)
+        ran = {}
+        for run in self.sanitize(expect=0):
+            ran.setdefault(run["program"].removesuffix("_cuda_test"), []).append(run["tool"])
+        for kernel in KERNELS:
+            self.assertEqual(sorted(ran.pop(kernel)), ["initcheck", "memcheck", "racecheck", "synccheck"], kernel)
+        self.assertEqual({name: sorted(tools) for name, tools in ran.items()}, {
+            "backend": ["memcheck", "racecheck"], "decoder": ["memcheck", "racecheck"],
+            "decoder_golden": ["memcheck"], "divergence": ["memcheck"]})
+
+    def test_every_filter_names_tests_that_there_are(self):
+        sources = "".join(path.read_text() for path in (ROOT / "harness/tests").rglob("*_cuda_test.cc"))
+        for run in self.sanitize(expect=0):
+            for pattern in run["filter"].lstrip("-").split(":"):
+                for part in filter(None, pattern.split("*")):
+                    self.assertTrue(part in sources or part in ("qwen3_tiny", "llama_biased"), run)
+
+    def test_a_finding_of_any_tool_fails(self):
+        for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
+            mark = self.folder / f"bin/linear_cuda_test.{tool}"
+            mark.touch()
+            runs = self.sanitize("--only", "linear|norm", expect=1)
+            self.assertEqual([run["tool"] for run in runs if run["exit"]], [tool])
+            mark.unlink()
+
+    def test_only_races_within_cublaslt_are_counted_apart(self):
+        found = self.folder / "bin/linear_cuda_test.racecheck"
+        library = "Race reported between Write access at nvjet_tst_64x8\n"
+        for text, exit_code in ((library, 0), (library + "Race reported between Write access at Skinny\n", 1),
+                                (library + "[  FAILED  ] A.B\n", 1), ("Internal Sanitizer Error\n", 1)):
+            found.write_text(text)
+            runs = self.sanitize("--only", "linear", expect=exit_code)
+            race = next(run for run in runs if run["tool"] == "racecheck")
+            self.assertEqual(race["races_in_cublaslt"], text.count("nvjet"))
+
+
+if __name__ == "__main__":
+    unittest.main()
