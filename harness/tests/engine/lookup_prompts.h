@@ -81,7 +81,7 @@ class LookupTask {
     asked.facts = found.begin() - asked.prompt.begin();
     Require(!found.empty() && asked.facts > 0, "the question is not in its prompt");
     asked.answer = tokenizer_.Encode(StrCat(chat ? "" : " ", Fact(name, code)));
-    asked.answer.push_back(tokenizer_.Find(template_.EndOfTurn()).value());
+    asked.answer.push_back(tokenizer_.Find("<|im_end|>").value());
     return asked;
   }
 
