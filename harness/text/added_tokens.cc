@@ -17,19 +17,6 @@ namespace {
 constexpr size_t kMaxTokens = size_t{1} << 16;
 constexpr size_t kMaxContentBytes = 1024;
 
-size_t LastCodePoint(std::string_view text) {
-  size_t at = text.size() - 1;
-  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  return at;
-}
-
-// The Unicode property White_Space.
-bool IsSpace(char32_t c) {
-  return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
-}
-
 // Alphabetic characters, marks, decimal digits, connector punctuation and join controls: what \w
 // matches in Rust's regex crate, which the library uses here.
 bool IsWord(char32_t c) {
@@ -177,12 +164,12 @@ std::vector<AddedTokens::Part> AddedTokens::Split(const Trie& trie, std::string_
     if (token.strip_left) {
       while (begin > done) {
         const std::string_view front = text.substr(done, begin - done);
-        if (!IsSpace(LastOf(front))) break;
+        if (!IsWhiteSpace(LastOf(front))) break;
         begin = done + LastCodePoint(front);
       }
     }
     if (token.strip_right) {
-      while (end < text.size() && IsSpace(FirstOf(text.substr(end)))) {
+      while (end < text.size() && IsWhiteSpace(FirstOf(text.substr(end)))) {
         end += Utf8Length(text[end]);
       }
     }

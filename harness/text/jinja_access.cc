@@ -93,7 +93,7 @@ Value LoopAttribute(const Value& object, const Loop& loop, std::string_view name
       return arguments.positional[static_cast<size_t>(index) % arguments.positional.size()];
     });
   }
-  return Undefined{StrCat("loop.", name)};
+  return Undefined{StrCat("the attribute ", Quoted(name, 40), " of loop")};
 }
 
 }  // namespace
@@ -117,7 +117,8 @@ Value Attribute(Context& context, const Value& object, std::string_view name) {
     return LoopAttribute(object, *loop, name);
   }
   if (method) return *method;
-  return Undefined{StrCat("the attribute ", name, " of a value of type ", object.TypeName())};
+  return Undefined{
+      StrCat("the attribute ", Quoted(name, 40), " of a value of type ", object.TypeName())};
 }
 
 Value Item(Context& context, const Value& object, const Value& index) {

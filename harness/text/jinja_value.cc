@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "harness/platform/printable.h"
 #include "harness/text/utf8.h"
 
 namespace tokline::jinja {
@@ -363,7 +364,7 @@ void Arguments::Finish(size_t most) const {
   if (positional.size() > most) {
     throw Error(positional.size(), " arguments were given; at most ", most, " are allowed");
   }
-  if (!named.empty()) throw Error("the argument ", named[0].first, " is not supported");
+  if (!named.empty()) throw Error("the argument ", Quoted(named[0].first, 40), " is not supported");
 }
 
 MarkedText Repr(const Value& value) { return ReprOf(value, 0); }
@@ -388,11 +389,7 @@ std::vector<size_t> CodePointEnds(std::string_view text) {
   return ends;
 }
 
-bool IsPythonSpace(char32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
-}
+bool IsPythonSpace(char32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x1F); }
 
 std::pair<size_t, size_t> Stripped(std::string_view text, bool left, bool right,
                                    const std::function<bool(char32_t)>& drop) {
@@ -404,8 +401,7 @@ std::pair<size_t, size_t> Stripped(std::string_view text, bool left, bool right,
     begin += length;
   }
   while (right && begin < end) {
-    size_t at = end - 1;
-    while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+    const size_t at = LastCodePoint(text.substr(0, end));
     if (!drop(DecodeUtf8(text.substr(at, end - at)))) break;
     end = at;
   }

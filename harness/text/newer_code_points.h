@@ -5,14 +5,15 @@
 // for every code point.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace tokline {
 
-// The code points that were added to a general category (L, M, N, P, S) in Unicode 15 and 16, as
-// members of a PCRE2 character class. Newer versions of PCRE2 already include them, which does no
-// harm.
-std::string_view NewerMembers(char category);
+// The code points that were added to a general category (L, Ll, Lm, Lo, Lt, Lu, M, N, Nd, Nl, No,
+// P, S) in Unicode 15 and 16, as members of a PCRE2 character class. Newer versions of PCRE2
+// already include them, which does no harm.
+std::string NewerMembers(std::string_view category);
 
 // Whether the library's NFC treats this code point as an ordinary character, which is not reordered
 // and does not compose.

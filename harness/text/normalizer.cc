@@ -50,6 +50,20 @@ std::string ToNfc(std::string_view text) {
   return composed;
 }
 
+std::string WithoutSpace(std::string_view text, bool left, bool right) {
+  while (left && !text.empty()) {
+    const size_t length = Utf8Length(text[0]);
+    if (!IsWhiteSpace(DecodeUtf8(text.substr(0, length)))) break;
+    text.remove_prefix(length);
+  }
+  while (right && !text.empty()) {
+    const size_t last = LastCodePoint(text);
+    if (!IsWhiteSpace(DecodeUtf8(text.substr(last)))) break;
+    text = text.substr(0, last);
+  }
+  return std::string(text);
+}
+
 template <class... Visitors>
 struct Overload : Visitors... {
   using Visitors::operator()...;
@@ -77,12 +91,15 @@ void Normalizer::Add(const JsonNode& node, int depth) {
   } else if (type == "Replace") {
     node.AllowKeys({"type", "pattern", "content"});
     steps_.emplace_back(Replace{Pattern::Read(node.Member("pattern")), node.TextOf("content")});
+  } else if (type == "Strip") {
+    node.AllowKeys({"type", "strip_left", "strip_right"});
+    steps_.emplace_back(Strip{node.FlagOf("strip_left", true), node.FlagOf("strip_right", true)});
   } else if (type == "Sequence") {
     node.AllowKeys({"type", "normalizers"});
     if (depth == kMaxDepth) node.Fail("sequences nest deeper than ", kMaxDepth);
     for (const JsonNode& step : node.Member("normalizers").Items(kMaxSteps)) Add(step, depth + 1);
   } else {
-    type_node.Refuse("supported normalizers: NFC, Prepend, Replace, Sequence");
+    type_node.Refuse("supported normalizers: NFC, Prepend, Replace, Sequence, Strip");
   }
 }
 
@@ -95,6 +112,9 @@ std::string Normalizer::Apply(std::string_view text) const {
                                   },
                                   [&](const Replace& replace) {
                                     return replace.pattern.Replace(current, replace.content);
+                                  },
+                                  [&](const Strip& strip) {
+                                    return WithoutSpace(current, strip.left, strip.right);
                                   }},
                          step);
   }

@@ -14,7 +14,7 @@ namespace tokline {
 class Normalizer {
  public:
   Normalizer() = default;  // changes nothing
-  // Supports NFC, Prepend, Replace, and Sequence of these. Others are refused by name.
+  // Supports NFC, Prepend, Replace, Strip, and Sequence of these. Others are refused by name.
   static Normalizer Read(const JsonNode& node);
 
   bool Empty() const { return steps_.empty(); }
@@ -30,7 +30,11 @@ class Normalizer {
     Pattern pattern;
     std::string content;
   };
-  using Step = std::variant<Nfc, Prepend, Replace>;
+  struct Strip {  // of white space
+    bool left = true;
+    bool right = true;
+  };
+  using Step = std::variant<Nfc, Prepend, Replace, Strip>;
 
   void Add(const JsonNode& node, int depth);
 

@@ -5,9 +5,11 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "harness/platform/printable.h"
 #include "harness/text/newer_code_points.h"
@@ -21,7 +23,8 @@ constexpr uint32_t kMatchLimit = 50'000'000;  // steps per match
 
 // What may follow "(" in a group, besides a plain group: both dialects read these alike.
 constexpr std::string_view kGroups[] = {"?:", "?i:", "?=", "?!", "?<=", "?<!", "?>"};
-constexpr std::string_view kCategories = "LMNPSZ";
+constexpr std::string_view kCategories[] = {"L", "Ll", "Lm", "Lo", "Lt", "Lu", "M",
+                                            "N", "Nd", "Nl", "No", "P",  "S",  "Z"};
 constexpr std::string_view kPlainEscapes = "rntf\\.+*?()[]{}|^$/-'\"#&~ !,:;<=>@_`%";
 
 // Rewrites an Oniguruma expression for PCRE2, or refuses it.
@@ -73,15 +76,22 @@ class Translation {
 
   // \p{L} or \P{L}, plus the members that PCRE2 may not know yet.
   void Property(bool negated) {
-    const std::string_view text = in_.substr(at_, 5);
-    if (text.size() < 5 || text[2] != '{' || text[4] != '}' ||
-        kCategories.find(text[3]) == kCategories.npos) {
-      Refuse(StrCat("a property other than one of the general categories ", kCategories));
+    const std::string_view text = in_.substr(at_ + 2);
+    const size_t end = std::min(text.find('}'), text.size());
+    const std::string_view category =
+        text.starts_with('{') ? text.substr(1, end - 1) : std::string_view();
+    if (std::ranges::find(kCategories, category) == std::end(kCategories)) {
+      Refuse(StrCat("a property other than one of the general categories ", Joined(kCategories)));
     }
     if (negated && in_class_) Refuse("a negated property inside a class");
-    const std::string members = StrCat("\\p{", text[3], "}", NewerMembers(text[3]));
+    // PCRE2 takes all three for each other where case is ignored, Oniguruma does not.
+    const bool cased = category == "Ll" || category == "Lt" || category == "Lu";
+    if (cased && std::ranges::count(ignores_case_, true) > 0) {
+      Refuse(StrCat("\\p{", category, "} in a group that ignores case"));
+    }
+    const std::string members = StrCat("\\p{", category, "}", NewerMembers(category));
     out_ += in_class_ ? members : StrCat(negated ? "[^" : "[", members, "]");
-    at_ += 5;
+    at_ += 2 + end + 1;
   }
 
   void InClass(char c) {
@@ -92,7 +102,14 @@ class Translation {
   }
 
   void OutsideClass(char c) {
-    if (c == '^' || c == '$') Refuse(StrCat("the anchor ", c));
+    if (c == '^') Refuse("the anchor ^");
+    if (c == '$') {  // before each newline, and at the end
+      out_ += "(?m:$)";
+      ++at_;
+      return;
+    }
+    if (c == '(') ignores_case_.push_back(in_.substr(at_ + 1, 3) == "?i:");
+    if (c == ')' && !ignores_case_.empty()) ignores_case_.pop_back();
     if (c == '(' && in_.substr(at_ + 1, 1) == "?") {
       for (const std::string_view group : kGroups) {
         if (in_.substr(at_ + 1, group.size()) == group) return Take(1 + group.size());
@@ -116,6 +133,7 @@ class Translation {
   std::string out_;
   size_t at_ = 0;
   bool in_class_ = false;
+  std::vector<bool> ignores_case_;  // of each open group
 };
 
 struct MatchData {

@@ -3,8 +3,8 @@
 //
 // The dialects differ in places, so each escape and group of an expression is checked: \s becomes
 // White_Space (that of PCRE2 also includes U+180E), categories get the members of newer Unicode
-// versions, and what the two dialects read differently (anchors, \w, \h, scripts, nested classes,
-// {n,m}+) is refused by name.
+// versions, $ becomes Oniguruma's, and what the two dialects read differently (other anchors, \w,
+// \h, scripts, nested classes, {n,m}+) is refused by name.
 #pragma once
 
 #include <cstddef>

@@ -39,6 +39,9 @@ constexpr size_t Utf8Length(char lead) {
 
 char32_t DecodeUtf8(std::string_view code_point);  // for exactly one valid code point
 void AppendUtf8(char32_t code_point, std::string& text);
-size_t CountUtf8(std::string_view text);  // number of code points in valid text
+size_t CountUtf8(std::string_view text);      // number of code points in valid text
+size_t LastCodePoint(std::string_view text);  // where it begins, in valid text that is not empty
+
+bool IsWhiteSpace(char32_t code_point);  // the Unicode property White_Space
 
 }  // namespace tokline

@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import json
 import random
+import sys
 import zipfile
 from pathlib import Path
 from unittest import mock
@@ -130,11 +131,11 @@ def conversations(seed: int, count: int) -> list[list[dict]]:
     return chats[:count]
 
 
-def published(root: Path) -> dict[str, dict]:
+def published() -> dict[str, dict]:
     """Every template of the wheels, with where it comes from."""
     found = {}
     for package, folder in WHEELS.items():
-        wheel = next((root / ".venv-tokenizers" / "sources").glob(f"{package}-*.whl"))
+        wheel = next((Path(sys.prefix) / "sources").glob(f"{package}-*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             for path in sorted(archive.namelist()):
                 name = path.removeprefix(folder).removesuffix(".jinja")
@@ -150,7 +151,7 @@ def chosen(root: Path, everything: bool) -> dict[str, dict]:
                  for name, text in OWN.items()}
     text = json.loads((root / EMBEDDED).read_text(encoding="utf-8"))["chat_template"]
     templates["own/embedded"] = {"source": EMBEDDED, "licence": "Apache-2.0", "template": text}
-    for name, entry in published(root).items():
+    for name, entry in published().items():
         package, short = name.split("/")
         licence = COMMITTED[package].get(short)
         if licence is not None:

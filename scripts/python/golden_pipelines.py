@@ -157,6 +157,52 @@ def piece_decoder(strip: bool) -> dict:
     return {"type": "Sequence", "decoders": steps}
 
 
+def o200k() -> dict:
+    """Llama 4, Mistral's Tekken and Phi-4-mini: words end where capital letters begin."""
+    contraction = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    expression = (rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{contraction}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{contraction}"
+                  r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    vocab, merges = trained_bytes(expression, None, 1100)
+    names = ("<|begin_of_text|>", "<|eot|>")
+    return assembled(vocab, merges, [added(name, True) for name in names], {"ignore_merges": True},
+                     pre_tokenizer=split_then_bytes(expression), post_processor=begin_with(names[0], len(vocab)),
+                     decoder=byte_level(True, True))
+
+
+def deepseek() -> dict:
+    """DeepSeek's models of the Llama family: one Split after another, $, Digits; and a Strip."""
+    expressions = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+$", "[一-龥ࠀ-一가-퟿]+"]
+    steps = [{"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False} for one in expressions]
+    steps += [{"type": "Digits", "individual_digits": False}, byte_level(False, False)]
+    vocab, merges = trained_bytes(expressions[1], None, 1100)
+    return assembled(vocab, merges, [added("<｜end▁of▁sentence｜>", True), added("<｜User｜>", False)], {},
+                     normalizer={"type": "Strip", "strip_left": False, "strip_right": True},
+                     pre_tokenizer={"type": "Sequence", "pretokenizers": steps}, decoder=byte_level(True, True))
+
+
+def gemma() -> dict:
+    """Gemma: a space ends a piece, <bos> before a text, byte fallback."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    vocab, merges = trained_pieces(1400, special + BYTES)
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    names = special + ["<start_of_turn>", "<end_of_turn>"]
+    return assembled(vocab, merges, [added(name, True) for name in names],
+                     {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}, normalizer=REPLACE_SPACES,
+                     pre_tokenizer=split, post_processor=begin_with("<bos>", 2), decoder=piece_decoder(False))
+
+
+def mistral() -> dict:
+    """Mistral's later SentencePiece models: Metaspace before the first piece alone, and no split."""
+    special = ["<unk>", "<s>", "</s>"]
+    vocab, merges = trained_pieces(1400, special + BYTES)
+    pre_tokenizer = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    names = special + ["[INST]", "[/INST]"]
+    return assembled(vocab, merges, [added(name, True) for name in names],
+                     {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}, pre_tokenizer=pre_tokenizer,
+                     post_processor=begin_with("<s>", 1), decoder=piece_decoder(True))
+
+
 def llama2() -> dict:
     """Llama 2: ▁ before each section, <s> before a text, byte fallback."""
     special = ["<unk>", "<s>", "</s>"]
@@ -205,4 +251,5 @@ def embedded() -> dict:
     return json.loads((ROOT / "models" / "qwen3-lookup" / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-PIPELINES = {make.__name__: make for make in (gpt2, llama3, qwen, smollm, llama2, ernie45, metaspace, embedded)}
+PIPELINES = {make.__name__: make for make in (gpt2, llama3, qwen, smollm, o200k, deepseek, gemma, mistral, llama2,
+                                              ernie45, metaspace, embedded)}

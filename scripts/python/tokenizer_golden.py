@@ -23,7 +23,9 @@ BROKEN = 300
 CHATS = 20
 MORE_CHATS = 60
 RANDOM_DECODES = 120
-CATEGORIES = [r"\p{L}", r"\p{M}", r"\p{N}", r"\p{P}", r"\p{S}", r"\p{Z}", r"\s", "(?i:[a-z])"]
+CATEGORIES = [r"\p{L}", r"\p{Ll}", r"\p{Lm}", r"\p{Lo}", r"\p{Lt}", r"\p{Lu}", r"\p{M}", r"\p{N}", r"\p{Nd}", r"\p{Nl}", r"\p{No}", r"\p{P}", r"\p{S}", r"\p{Z}", r"\s", "(?i:[a-z])"]
+EXPRESSIONS = [r"\s+$", r"$", r"a$|\n", r"\s*?$", r"(?:\p{Lu}|\p{Ll})+", r"[\p{Lu}\p{Lo}]\p{Ll}*+", r"\P{L}++", r"(?i:'S|b)",
+               r"[^\p{Nd}\s]{1,2}", r"\s+(?!\S)|\s+", r"(?<=a)\s|(?<!\n)1", r"(?>\s+)B|é?+世"]
 SCALARS = [code_point for code_point in range(0x110000) if not 0xD800 <= code_point < 0xE000]
 NFC_BLOCK = 4096
 
@@ -77,6 +79,15 @@ def members(expression: str) -> list[list[int]]:
     return [[SCALARS[begin], SCALARS[end - 1]] for _, (begin, end) in found]
 
 
+def splits(seed: int) -> list[list]:
+    """[expression, [[pieces of a text], ...]]: how the library splits texts that are full of line ends."""
+    rng = random.Random(seed)
+    texts = ["".join(rng.choice(["a", "B", "é", "世", "1", " ", "\n", "\r\n", "'s", "\u00a0"]) for _ in range(length))
+             for length in range(1, 41)]
+    return [[one, [[piece for piece, _ in pre_tokenizers.Split(Regex(one), "isolated").pre_tokenize_str(text)]
+                   for text in texts]] for one in EXPRESSIONS]
+
+
 def fnv1a(data: bytes) -> int:
     """The 64-bit FNV-1a hash."""
     value = 0xCBF29CE484222325
@@ -111,6 +122,7 @@ def write_all(folder: Path, seed: int, count: int) -> None:
                [[data.hex(), fault.start, fault.reason, data.decode(errors="replace")]
                 for data, fault in golden_strings.broken_bytes(seed, BROKEN)], lines=True)
     write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES}, "nfc": nfc_hashes()})
+    write_json(folder / "splits.json", splits(seed), lines=True)
     write_json(folder / "chat.json", chat)
     write_json(folder / "jinja.json", [golden_jinja.MESSAGES, *golden_jinja.results()], lines=True)
     for name, make in golden_pipelines.PIPELINES.items():

@@ -32,8 +32,9 @@ inline nlohmann::json ReadGolden(const std::string& name) {
 }
 
 inline const std::vector<std::string>& PipelineNames() {
-  static const std::vector<std::string> names{"gpt2",   "llama3",  "qwen",      "smollm",
-                                              "llama2", "ernie45", "metaspace", "embedded"};
+  static const std::vector<std::string> names{"gpt2",   "llama3",   "qwen",      "smollm",
+                                              "o200k",  "deepseek", "gemma",     "mistral",
+                                              "llama2", "ernie45",  "metaspace", "embedded"};
   return names;
 }
 

@@ -99,13 +99,13 @@ TEST(JinjaTest, WhatIsNotSupportedIsNamedWithItsLine) {
       {"\n{{ 1 | wordwrap }}", "line 2: the filter \"wordwrap\" is not supported; supported: abs"},
       {"{{ 1 is escaped }}", "the test \"escaped\" is not supported; supported: boolean"},
       {"{{ cycler(1, 2) }}", "cycler is not supported, or is undefined"},
-      {"{{ 'a'.encode() }}", "the attribute encode of a value of type str is not supported"},
+      {"{{ 'a'.encode() }}", "the attribute \"encode\" of a value of type str is not supported"},
       {"{{ {1: 2} }}", "a text is needed here, not a value of type int"},
       {"{{ 'a %s' % 'b' }}", "str % str is not supported"},
       {"{{ 'abc' | indent(-1) }}", "an indentation is"},
       {"{{ 1.25 | round(1) }}", "round is supported for numbers, to precision 0"},
       {"{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}", "2 arguments were given; at most 1"},
-      {"{{ 'a' | trim(foo=1) }}", "the argument foo is not supported"},
+      {"{{ 'a' | trim(foo=1) }}", "the argument \"foo\" is not supported"},
   };
   for (const auto& [program, message] : kUnsupported) {
     EXPECT_THAT(ErrorOf(program), HasSubstr(message)) << program;
@@ -118,6 +118,9 @@ TEST(JinjaTest, ErrorsTellTheProgramsOwnWordsFromOthers) {
               HasSubstr("t.jinja, line 2: the template says \"roles\\x0amust\""));
   EXPECT_THROW(Render("{{ a.b }}"), RuntimeFailure);
   EXPECT_THAT(ErrorOf("{{ a.b }}"), HasSubstr("a is undefined, and so has no \"b\""));
+  // Names may come from texts, and messages are one line.
+  EXPECT_THAT(ErrorOf("{{ {}['a\nb'].c }}"), HasSubstr("the attribute \"a\\x0ab\" of"));
+  EXPECT_THAT(ErrorOf("{{ 'a'.strip(**{'b\nc': 1}) }}"), HasSubstr("the argument \"b\\x0ac\""));
 }
 
 // Untrusted programs end, in bounded memory.

@@ -105,6 +105,24 @@ TEST(Utf8GoldenTest, FaultsAreFoundAndReplacedAsInPython) {
   }
 }
 
+TEST(PatternGoldenTest, TextsAreSplitAsByTheLibrary) {
+  const nlohmann::json golden = ReadGolden("splits.json");
+  ASSERT_GE(golden.size(), 12u);
+  for (const auto& one : golden) {
+    const auto expression = one.at(0).get<std::string>();
+    const Pattern pattern = Pattern::Regex(expression);
+    for (const auto& wanted : one.at(1)) {
+      std::string text;
+      for (const auto& piece : wanted) text += piece.get<std::string>();
+      std::vector<std::string> pieces;
+      pattern.Cover(text, [&](MatchSpan span) {
+        if (span.begin < span.end) pieces.push_back(text.substr(span.begin, span.end - span.begin));
+      });
+      EXPECT_EQ(nlohmann::json(pieces).dump(), wanted.dump()) << expression;
+    }
+  }
+}
+
 bool IsSurrogate(uint32_t code_point) { return code_point >= 0xD800 && code_point < 0xE000; }
 
 TEST(UnicodeGoldenTest, ExpressionsMatchTheSameCodePoints) {

@@ -185,8 +185,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"j({"normalizer": {"type": "Replace", "pattern": {"Glob": "*"}, "content": ""}})j",
                 "the key \"Glob\""},
         Refusal{R"j({"pre_tokenizer": {"type": "WhitespaceSplit"}})j", "supported pre-tokenizers"},
-        Refusal{R"j({"pre_tokenizer": {"type": "Digits", "individual_digits": true}})j",
-                "supported pre-tokenizers: ByteLevel, Metaspace, Sequence, Split"},
+        Refusal{R"j({"pre_tokenizer": {"type": "Punctuation", "behavior": "Isolated"}})j",
+                "supported pre-tokenizers: ByteLevel, Digits, Metaspace, Sequence, Split"},
         Refusal{R"j({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": "no"}})j",
                 "add_prefix_space is \"no\"; it must be true or false"},
         Refusal{R"j({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
@@ -203,7 +203,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "the escape \"\\w\""},
         Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{Han}"},
           "behavior": "Isolated"}})j",
-                "a property other than one of the general categories LMNPSZ"},
+                "a property other than one of the general categories L, Ll, Lm"},
         Refusal{R"j({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?m:a)"},
           "behavior": "Isolated"
 }
