@@ -1,8 +1,13 @@
 """Compares Tokline's decoder with transformers on one checkpoint, full-size or tiny.
 
   make-model  writes a random-weight checkpoint of a published shape
-  compare     compares logits and greedy tokens of Tokline and of transformers in bf16 with fp32
+  compare     compares logits, greedy tokens and what each half of a layer does, of Tokline and of transformers in
+              bf16, with fp32; states the smallest seeded error that this catches
   tokps       measures the decode tok/s of transformers: eagerly, and compiled with a static cache
+
+All shapes on a GPU, expected to take one to two minutes each (not measured since layers are compared):
+  scripts/maintain/record results/h200 --only parity
+Checkpoints that were made before their logits were peaked must be made anew: remove build/models first.
 """
 
 import argparse
@@ -55,6 +60,10 @@ def parse_arguments():
     compare.add_argument("--max-ratio", type=float, default=1.25,
                          help="largest allowed error, divided by that of transformers in bf16 (default %(default)s)")
 
+    compare.add_argument("--max-layer-ratio", type=float, default=1.1,
+                         help="the same for each attention and MLP alone, from Tokline's own input (default "
+                              "%(default)s)")
+
     speed = commands.add_parser("tokps", help="measure the decode tok/s of transformers at batch 1")
     speed.add_argument("--model", required=True, type=model_directory)
     speed.add_argument("--out", type=pathlib.Path, help="record to write (JSON)")
@@ -99,8 +108,21 @@ def compare(arguments):
          f"{row['top1_agreement']:.3f}", row["greedy_prefix"])
         for case in [*record["cases"], record["total"]]
         for name, row in case["implementations"].items()])
-    print(f"error ratio tokline / transformers bf16: {record['ratio']:.3f}; "
-          f"limit: {record['limit']}: {'pass' if record['pass'] else 'FAIL'}")
+    layers = record["layers"]
+    places = layers["places"]
+    print_table(("after", "tokens", "error of what it adds", "transformers bf16", "ratio"), [
+        (row["after"], row["tokens"], f"{row['tokline']:.2e}", f"{row['transformers_bf16']:.2e}", f"{row['ratio']:.3f}")
+        for row in sorted(places, key=lambda row: -row["ratio"])[:5]])
+    print(f"each half of a layer from its own input; above, the 5 largest ratios of {len(places)}; "
+          f"limit: {layers['limit']}")
+    print_table(("wrong projection", "smallest error caught", "smallest tried", "its least ratio", "after", "tokens"), [
+        (name, f"{100 * row['smallest']:g} %" if row["smallest"] else "none", f"{100 * row['least']['error']:g} %",
+         f"{row['least']['ratio']:.3f}", row["least"]["after"], row["least"]["tokens"])
+        for name, row in layers["caught"].items()])
+    if not record["peaked"]:
+        print(f"top-1 of transformers bf16 is below {logits.LEAST_TOP1}: such weights hide small errors")
+    print(f"error ratio tokline / transformers bf16: {record['ratio']:.3f}, of a layer at most {layers['ratio']:.3f}; "
+          f"limits: {record['limit']}, {layers['limit']}: {'pass' if record['pass'] else 'FAIL'}")
     return 0 if record["pass"] else 1
 
 

@@ -69,7 +69,7 @@ def make(shape, seed, device, out):
         model = transformers.AutoModelForCausalLM.from_config(config)
     model = model.to(torch.bfloat16).to_empty(device=device)
     model.tie_weights()
-    random_checkpoint.fill(model, random_checkpoint.DeviceDraw(seed, device))
+    random_checkpoint.fill(model, random_checkpoint.DeviceDraw(seed, device), random_checkpoint.PEAKED)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = pathlib.Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:

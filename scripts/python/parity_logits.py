@@ -15,8 +15,11 @@ import transformers
 
 import logit_error
 import parity_checkpoint
+import parity_layers
 from tokline.stop import Stop
 
+# Of transformers in bf16 with fp32, on random weights: where it is less, small errors drown in those of bf16.
+LEAST_TOP1 = 0.97
 IMPLEMENTATIONS = ("tokline", "transformers_bf16", "transformers_bf16_eager")
 
 
@@ -43,24 +46,28 @@ def pass_logits(model, prompt, forced):
     return rows.argmax(-1).tolist(), rows
 
 
-def run_tokline(arguments, prompt, logits_file, forced=None, vocab=None):
-    """(tokens, logits or None) of `tokline generate`; logits, by way of a file, if `forced` is given."""
+def run_tokline(arguments, prompt, forced=None, config=None):
+    """(tokens, logits, states) of `tokline generate`; the last two, by way of files, if `forced` is given."""
     def joined(ids):
         return ",".join(map(str, ids))
 
     wanted = arguments.new_tokens
-    more = [] if forced is None else ["--logits", logits_file, "--force-ids", joined(forced)]
-    tokens = parity_checkpoint.tokline_report(
-        arguments.tokline, "generate", "--model", arguments.model, "--prompt-ids", joined(prompt), "--max-new-tokens",
-        wanted, "--ignore-eos", "--device", arguments.device, *more)["tokens"]
-    if len(tokens) != wanted:
-        raise Stop(f"tokline gave {len(tokens)} tokens, not {wanted}")
-    if forced is None:
-        return tokens, None
-    values = torch.frombuffer(bytearray(logits_file.read_bytes()), dtype=torch.float32)
-    if values.numel() != wanted * vocab:
-        raise Stop(f"tokline wrote {values.numel()} logits, not {wanted} x {vocab}")
-    return tokens, values.view(wanted, vocab)
+    with tempfile.TemporaryDirectory() as folder:
+        logits, hidden = pathlib.Path(folder) / "logits.f32", pathlib.Path(folder) / "hidden.f32"
+        more = [] if forced is None else ["--logits", logits, "--hidden", hidden, "--force-ids", joined(forced)]
+        tokens = parity_checkpoint.tokline_report(
+            arguments.tokline, "generate", "--model", arguments.model, "--prompt-ids", joined(prompt),
+            "--max-new-tokens", wanted, "--ignore-eos", "--device", arguments.device, "--dtype", "bf16",
+            *more)["tokens"]
+        if len(tokens) != wanted:
+            raise Stop(f"tokline gave {len(tokens)} tokens, not {wanted}")
+        if forced is None:
+            return tokens, None, None
+        values = torch.frombuffer(bytearray(logits.read_bytes()), dtype=torch.float32)
+        if values.numel() != wanted * config.vocab_size:
+            raise Stop(f"tokline wrote {values.numel()} logits, not {wanted} x {config.vocab_size}")
+        states = parity_layers.read_states(hidden, len(prompt) + wanted - 1, config)
+    return tokens, values.view(wanted, config.vocab_size), states
 
 
 def measures(runs, name):
@@ -96,17 +103,23 @@ def transformers_runs(arguments, model, lengths):
     return runs
 
 
-def add_tokline(arguments, run, vocab):
-    """Adds Tokline's tokens and logits to a run. Returns whether it decodes the same freely and when it is forced, up
-    to the first token that fp32 would not choose: until then both are the same work."""
-    with tempfile.TemporaryDirectory() as folder:
-        file, expected = pathlib.Path(folder) / "tokline.f32", run["tokens"]["fp32"]
-        free, _ = run_tokline(arguments, run["prompt"], file)
-        _, run["logits"]["tokline"] = run_tokline(arguments, run["prompt"], file, expected, vocab)
+def add_tokline(arguments, run, config):
+    """Adds Tokline's tokens, logits and states to a run. Returns whether it decodes the same freely and when it is
+    forced, up to the first token that fp32 would not choose: until then both are the same work."""
+    expected = run["tokens"]["fp32"]
+    free, _, _ = run_tokline(arguments, run["prompt"])
+    _, run["logits"]["tokline"], run["states"] = run_tokline(arguments, run["prompt"], expected, config)
     run["tokens"]["tokline"] = free
     forced = run["logits"]["tokline"].argmax(-1).tolist()
     same = logit_error.common_prefix(forced, expected)
     return free[:same + 1] == forced[:same + 1]
+
+
+def compare_layers(arguments, runs):
+    model = parity_checkpoint.load_bf16(arguments.model, arguments.device, "sdpa")
+    fp32_model = copy.deepcopy(model).float()
+    fp32_model.set_attn_implementation("eager")
+    return parity_layers.compare(fp32_model, model, runs, arguments.max_layer_ratio)
 
 
 def compare(arguments, lengths):
@@ -126,25 +139,33 @@ def compare(arguments, lengths):
     del model
     if arguments.device == "cuda":
         torch.cuda.empty_cache()  # Tokline runs next and needs the memory
-    free_run_agrees = [add_tokline(arguments, run, config.vocab_size) for run in runs]
+    free_run_agrees = [add_tokline(arguments, run, config) for run in runs]
+    tokline_s, start = time.perf_counter() - start, time.perf_counter()
+    layers = compare_layers(arguments, runs)
     total = {name: measures(runs, name) for name in IMPLEMENTATIONS}
     baseline = total["transformers_bf16"]["relative_l2"]
     ratio = total["tokline"]["relative_l2"] / baseline if baseline else float("inf")
+    described = parity_checkpoint.describe(arguments.model, config)
+    top1 = total["transformers_bf16"]["top1_agreement"]
+    peaked = "shape" not in described or top1 >= LEAST_TOP1
     return {
-        "model": parity_checkpoint.describe(arguments.model, config),
+        "model": described,
         "environment": parity_checkpoint.environment(arguments.device),
         "prompt_seed": arguments.seed,
         "prompts_left_out": [length for length in lengths if length not in fitting],
         "new_tokens": arguments.new_tokens,
         "limit": f"ratio <= {arguments.max_ratio}",
         "transformers_s": transformers_s,
-        "tokline_s": time.perf_counter() - start,
+        "tokline_s": tokline_s,
+        "layers_s": time.perf_counter() - start,
         "logit_std": torch.cat([run["logits"]["fp32"] for run in runs]).std().item(),
         "cases": [{"prompt_tokens": len(run["prompt"]),
                    "min_margin_over_std": logit_error.margins_over_std(run["logits"]["fp32"]).min().item(),
                    "implementations": {name: measures([run], name) for name in IMPLEMENTATIONS}} for run in runs],
         "total": {"prompt_tokens": "all", "implementations": total},
         "ratio": ratio,
+        "layers": layers,
+        "peaked": peaked,
         "free_run_agrees": free_run_agrees,
-        "pass": ratio <= arguments.max_ratio and all(free_run_agrees),  # False for NaN
+        "pass": ratio <= arguments.max_ratio and all(free_run_agrees) and layers["pass"] and peaked,  # False for NaN
     }
