@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "harness/measure/random_values.h"
+#include "harness/platform/random_values.h"
 #include "kernels/common/error.h"
 #include "reference/elements.h"
 

@@ -7,10 +7,10 @@
 #include "benches/execution.h"
 #include "benches/shared_matmul.h"
 #include "harness/measure/fingerprint.h"
-#include "harness/measure/random_values.h"
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/device.h"
 #include "harness/platform/device_buffer.h"
+#include "harness/platform/random_values.h"
 
 namespace tokline::bench {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "harness/measure/random_values.h"
+#include "harness/platform/random_values.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "benches/tensors.h"
-#include "harness/measure/random_values.h"
 #include "harness/platform/cuda_handles.h"
+#include "harness/platform/random_values.h"
 #include "kernels/device/cuda_check.h"
 
 namespace tokline::bench {

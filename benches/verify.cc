@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-#include "harness/measure/random_values.h"
+#include "harness/platform/random_values.h"
 #include "kernels/common/error.h"
 #include "reference/elements.h"
 

@@ -29,6 +29,7 @@ struct AblateFlags {
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
     run.AddTo(flags);
+    run.AddWeightsTo(flags);
     flags.insert(
         flags.end(),
         {{"--batch", "N", "batch size (default: 8)", IntegerInto(bench.batch, 1, 4096)},
@@ -281,7 +282,7 @@ int AblateCommand(const CommandLine& line) {
   std::optional<OutputFile> json_file;
   if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
   RunRecord record(flags.record.record);
-  const LoadedModel model(flags.run.model);
+  const LoadedModel model = flags.run.Load();
   RemoveInapplicable(model.spec, flags.run.ChosenDevice(), !flags.only.empty(), entries);
   BenchOptions& bench = flags.bench;
   bench.interrupted = InterruptFlag();

@@ -44,6 +44,7 @@ struct BenchFlags {
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
     run.AddTo(flags);
+    run.AddWeightsTo(flags);
     flags.insert(flags.end(),
                  {{"--batch", "1,8,64", "batch sizes, measured one after another (default: 1,8,64)",
                    [this](auto flag, auto text) { batches = ParseIntegers(flag, text, 1, 4096); }},
@@ -274,7 +275,7 @@ int BenchCommand(const CommandLine& line) {
   std::optional<OutputFile> json_file;
   if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
   RunRecord record(flags.record.record);
-  const LoadedModel model(flags.run.model);
+  const LoadedModel model = flags.run.Load();
   ReportExtraTensors(model);
   flags.bench.interrupted = InterruptFlag();
 

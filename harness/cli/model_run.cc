@@ -76,6 +76,23 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                  [=](auto, auto) { add_ablations("graphs"); }}});
 }
 
+void RunFlags::AddWeightsTo(std::vector<Flag>& flags) {
+  flags.push_back({"--weights", "random[:SEED]",
+                   "draw the weights on the device; the model needs a config.json alone",
+                   [this](auto flag, auto text) {
+                     constexpr std::string_view kRandom = "random";
+                     const std::string_view rest =
+                         text.substr(std::min(text.size(), kRandom.size()));
+                     Require(text.starts_with(kRandom) && (rest.empty() || rest[0] == ':'), flag,
+                             " is ", Quoted(text), "; it must be random or random:SEED");
+                     random_seed = rest.empty() ? 0 : ParseSeed(flag, rest.substr(1));
+                   }});
+}
+
+LoadedModel RunFlags::Load() const {
+  return random_seed ? LoadedModel(model, *random_seed) : LoadedModel(model);
+}
+
 std::string RunFlags::AblationHelp() {
   std::string help = "\nNames for --ablate, and what runs instead:\n";
   size_t width = 0;

@@ -30,7 +30,12 @@ struct RunFlags {
   AblationSet ablate;
   std::string ablated;  // as the user named them, separated by commas
 
+  std::optional<uint64_t> random_seed;  // of --weights random
+
   void AddTo(std::vector<Flag>& flags);
+  // Adds --weights, for commands to which it does not matter what the model says.
+  void AddWeightsTo(std::vector<Flag>& flags);
+  LoadedModel Load() const;
   // The names that --ablate takes, one aligned line per name, to be printed below the flags.
   static std::string AblationHelp();
   Device ChosenDevice() const;

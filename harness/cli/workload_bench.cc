@@ -226,7 +226,7 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   if (!with.record.json.empty()) file.emplace(with.record.json);
   RunRecord record(with.record.record);
   const Workload workload = MakeWorkload(flags.workload);
-  const LoadedModel model(with.run.model);
+  const LoadedModel model = with.run.Load();
   ReportExtraTensors(model);
   RequireFits(workload, model.spec);
   const std::optional<Tokenizer> tokenizer = LoadTokenizer(workload, model);

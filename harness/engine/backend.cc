@@ -7,6 +7,7 @@
 
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/process_memory.h"
+#include "harness/platform/random_values.h"
 #include "kernels/common/error.h"
 #include "reference/reference_ops.h"
 
@@ -84,6 +85,11 @@ class HostBackend : public Backend {
       ConvertMatrix(copy.from, copy.host, copy.row_stride, copy.column_stride, copy.to, copy.device,
                     copy.rows, copy.columns);
     }
+  }
+
+  void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+                   int log2_scale) override {
+    FillRandom(dtype, device, 0, count, seed, log2_scale);
   }
 
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<HostFence>(); }

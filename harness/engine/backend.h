@@ -106,6 +106,9 @@ class Backend {
   virtual void Download(void* host, const void* device, int64_t bytes) = 0;
   // Converts and copies weights through a bounded staging buffer, and returns when it is done.
   virtual void UploadWeights(std::span<const WeightCopy> copies) = 0;
+  // Writes random elements as FillRandom does, and returns when it is done.
+  virtual void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+                           int log2_scale) = 0;
 
   virtual std::unique_ptr<Fence> MakeFence() = 0;
   virtual std::unique_ptr<TimeMark> MakeTimeMark() = 0;

@@ -16,6 +16,7 @@
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/device.h"
+#include "harness/platform/random_values.h"
 #include "kernels/device/cuda_check.h"
 
 namespace tokline {
@@ -202,6 +203,12 @@ class CudaBackend : public Backend {
       for (int i = 0; i < kUploadThreads; ++i) threads.emplace_back(work);
     }
     if (error) std::rethrow_exception(error);
+  }
+
+  void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+                   int log2_scale) override {
+    FillRandomOnDevice(dtype, device, count, seed, log2_scale);
+    Synchronize();
   }
 
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<CudaFence>(stream_); }

@@ -64,10 +64,14 @@ class CopyList {
 
 DeviceWeights::DeviceWeights(const ModelSpec& spec, const ModelWeights& weights, DType dtype,
                              Backend& backend) {
-  Require(static_cast<int64_t>(weights.layers.size()) == spec.num_layers, "weights of ",
+  Require(weights.random_seed || std::ssize(weights.layers) == spec.num_layers, "weights of ",
           weights.layers.size(), " layers for a model of ", spec.num_layers);
   memory_ = backend.Allocate(Bytes(spec, dtype));
   Place(spec, dtype, memory_.data());
+  if (weights.random_seed) {
+    Draw(spec, *weights.random_seed, dtype, backend);
+    return;
+  }
 
   CopyList list(dtype);
   list.Add(embedding_, {&weights.embedding});

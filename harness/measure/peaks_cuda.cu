@@ -13,9 +13,9 @@
 
 #include "harness/measure/launch_timer.h"
 #include "harness/measure/peaks.h"
-#include "harness/measure/random_values.h"
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/device_buffer.h"
+#include "harness/platform/random_values.h"
 #include "kernels/device/launch.cuh"
 
 namespace tokline {

@@ -71,6 +71,12 @@ void RefuseEscape(const std::filesystem::path& dir, const std::string& shard) {
 
 }  // namespace
 
+Checkpoint Checkpoint::WithoutTensors(const std::filesystem::path& dir) {
+  Checkpoint checkpoint;
+  checkpoint.dir_ = dir;
+  return checkpoint;
+}
+
 Checkpoint::Checkpoint(const std::filesystem::path& dir) : dir_(dir) {
   std::error_code error;
   if (!std::filesystem::is_directory(dir, error)) {

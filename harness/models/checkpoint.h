@@ -37,6 +37,8 @@ class Checkpoint {
   // Opens, maps and validates all files, of which it reads only the headers. Throws RuntimeFailure
   // naming the file, the values and what is allowed.
   explicit Checkpoint(const std::filesystem::path& dir);
+  // Names the folder and opens no file: a checkpoint without tensors.
+  static Checkpoint WithoutTensors(const std::filesystem::path& dir);
 
   // Returns null if there is no such tensor. The result lives as long as the checkpoint.
   const CheckpointTensor* Find(std::string_view name) const;
@@ -54,6 +56,7 @@ class Checkpoint {
   void Release(const void* data, int64_t bytes) const;
 
  private:
+  Checkpoint() = default;
   void AddFile(const std::filesystem::path& path);
   void AddShards(const std::filesystem::path& index_path);
   const MappedFile& FileOf(const void* data, int64_t bytes) const;

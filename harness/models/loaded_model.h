@@ -1,6 +1,7 @@
 // A checkpoint with its configuration and its tensors bound to their roles.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -12,8 +13,10 @@ namespace tokline {
 
 struct LoadedModel {
   explicit LoadedModel(const std::filesystem::path& dir);
+  // With random weights: reads config.json, and never a file of weights.
+  LoadedModel(const std::filesystem::path& dir, uint64_t random_seed);
 
-  std::string Name() const;  // see ModelName
+  std::string Name() const;  // see ModelName; random weights are named too
 
   ModelSpec spec;
   Checkpoint checkpoint;

@@ -285,4 +285,26 @@ ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
   return weights;
 }
 
+ModelWeights RandomWeights(const ModelSpec& spec, uint64_t seed) {
+  ModelWeights weights;
+  weights.random_seed = seed;
+  weights.parameters = ParametersOf(spec);
+  weights.bytes = weights.parameters * SizeOf(spec.dtype);
+  return weights;
+}
+
+int64_t ParametersOf(const ModelSpec& spec) {
+  const int64_t hidden = spec.hidden_size, qkv = spec.QSize() + 2 * spec.KvSize();
+  const int64_t norm = spec.norm == NormKind::kLayer ? 2 * hidden : hidden;  // with its bias
+  const auto if_there = [](bool there, int64_t count) { return there ? count : 0; };
+  const int64_t layer = 2 * norm + qkv * hidden + if_there(spec.qkv_bias, qkv) +
+                        if_there(spec.qk_norm, 2 * int64_t{spec.head_dim}) + spec.QSize() * hidden +
+                        if_there(spec.output_bias, hidden) +
+                        (spec.UpRows() + spec.intermediate_size) * hidden +
+                        if_there(spec.mlp_bias, spec.UpRows() + hidden);
+  return (spec.tied_embeddings ? 1 : 2) * spec.vocab_size * hidden + norm +
+         if_there(spec.position == PositionKind::kLearned, spec.max_positions * hidden) +
+         spec.num_layers * layer;
+}
+
 }  // namespace tokline

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,8 @@ struct ModelWeights {
   TensorView final_norm_bias;  // [H], null unless NormKind::kLayer
   TensorView lm_head;          // [vocab_size, H]; the embedding when tied
   std::vector<LayerWeights> layers;
+  // If set, there are no tensors: all weights are drawn from this seed (RandomWeights).
+  std::optional<uint64_t> random_seed;
   int64_t parameters = 0;                  // in the tensors above; a tied LM head counts once
   int64_t bytes = 0;                       // size of the same tensors
   std::vector<std::string> extra_tensors;  // without a role and not a known buffer, sorted
@@ -69,5 +72,11 @@ struct ModelWeights {
 // that are missing. It also throws if the checkpoint has biases or layers that `spec` excludes. The
 // views live as long as the checkpoint.
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
+
+// The weights of a model of which only config.json exists. The decoder draws them on its device.
+ModelWeights RandomWeights(const ModelSpec& spec, uint64_t seed);
+
+// The number of parameters of a model; a tied LM head counts once.
+int64_t ParametersOf(const ModelSpec& spec);
 
 }  // namespace tokline

@@ -84,5 +84,28 @@ INSTANTIATE_TEST_SUITE_P(Commands, CliModelTest,
                          ::testing::Values("generate", "bench", "inspect", "ablate"),
                          [](const auto& info) { return info.param; });
 
+TEST(CliModelTest, RandomWeightsNeedAConfigurationAlone) {
+  TempFolder dir;
+  const std::filesystem::path config =
+      std::filesystem::path(TOKLINE_SOURCE_DIR) / "harness/tests/golden/qwen3_tiny/config.json";
+  std::filesystem::copy_file(config, dir / "config.json");
+  const Args model = {"--device", "cpu", "--model", dir.Path().string(), "--weights", "random:5"};
+  const Args commands[] = {
+      {"bench", "--batch", "2", "--prompt-tokens", "4", "--new-tokens", "4", "--repeats", "1"},
+      {"bench", "--workload", "synthetic:requests=2,prompt=4,new=3,ids=300"},
+      {"ablate", "--only", "fused_mlp", "--repeats", "1", "--prompt-tokens", "4", "--new-tokens",
+       "4"}};
+  for (const Args& command : commands) {
+    const ProgramResult result = RunTokline(With(command, model));
+    EXPECT_EQ(result.exit_code, 0) << command[0] << "\n" << result.err;
+    EXPECT_NE(result.out.find(" of random weights, "), std::string::npos) << result.out;
+  }
+  EXPECT_TRUE(FailsWith(RunTokline(With({"bench", "--weights", "rnd"}, {})), 2,
+                        {"--weights is \"rnd\"; it must be random or random:SEED"}));
+  EXPECT_TRUE(
+      FailsWith(RunTokline({"bench", "--weights", "random:-1"}), 2, {"--weights is \"-1\""}));
+  EXPECT_TRUE(FailsWith(RunTokline({"generate", "--weights", "random"}), 2, {"unknown flag"}));
+}
+
 }  // namespace
 }  // namespace tokline

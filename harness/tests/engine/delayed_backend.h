@@ -63,6 +63,10 @@ class DelayedBackend : public Backend {
     host_->Download(host, device, bytes);
   }
   void UploadWeights(std::span<const WeightCopy> copies) override { host_->UploadWeights(copies); }
+  void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+                   int log2_scale) override {
+    host_->DrawWeights(dtype, device, count, seed, log2_scale);
+  }
   std::unique_ptr<TimeMark> MakeTimeMark() override { return host_->MakeTimeMark(); }
   void Synchronize() override { host_->Synchronize(); }
   std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {

@@ -9,9 +9,9 @@
 #include "harness/measure/launch_timer.h"
 #include "harness/measure/lead_in.h"
 #include "harness/measure/peaks.h"
-#include "harness/measure/random_values.h"
 #include "harness/measure/timing.h"
 #include "harness/platform/cuda_handles.h"
+#include "harness/platform/random_values.h"
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/kernels/cuda_test.h"
 

@@ -27,7 +27,7 @@ for script in test bench "records gate_change"; do
   expect 2 "--cuda is 'maybe'; allowed: auto, system, pypi, off" "${words[@]}" --cuda maybe
   expect 2 "--preset is 'none'; allowed: asan, ci, cpu, cuda" "${words[@]}" --preset=none
   expect 2 "--preset is 'base'; allowed:" "${words[@]}" --preset base
-  expect 2 "--jobs is '0'; allowed: a positive number" "${words[@]}" --jobs 0
+  expect 2 "--jobs is '0'; allowed: 1 to 9999" "${words[@]}" --jobs 0
   expect 2 "--preset needs a value" "${words[@]}" --preset
 done
 expect 0 "Usage: scripts/records VERB" scripts/records --help
@@ -64,6 +64,7 @@ expect 2 "'(' is no regular expression" scripts/peers --beside x --record y --on
 expect 2 "--python is '$scratch/none'; there is no such program" scripts/peers --python "$scratch/none"
 expect 2 "unknown argument '--bogus'; arguments of the bench programs go after --" scripts/records gate_change --bogus
 expect 2 "no *_cuda_test in --bin" scripts/maintain/sanitize --bin "$scratch/nowhere"
+expect 2 "--jobs is '99999999999999999999'; allowed: 1 to 9999" scripts/bench --jobs 99999999999999999999
 expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/bench --device tpu
 expect 2 "--model $scratch has no config.json" scripts/bench --model "$scratch"
 touch "$scratch/file"

@@ -1,4 +1,4 @@
-#include "harness/measure/random_values.h"
+#include "harness/platform/random_values.h"
 
 #include <gtest/gtest.h>
 

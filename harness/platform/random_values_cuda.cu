@@ -2,8 +2,8 @@
 // thread produces the four elements of one hash.
 #include <algorithm>
 
-#include "harness/measure/random_values.h"
 #include "harness/platform/cuda_handles.h"
+#include "harness/platform/random_values.h"
 #include "kernels/device/launch.cuh"
 
 namespace tokline {
