@@ -186,8 +186,8 @@ class Chat {
       text += StrCat(", saved about ", Milliseconds(result.saved_s), " by estimate");
     }
     const auto made = std::ssize(result.tokens);
-    text += StrCat("; first token ", Milliseconds(result.times.FirstTokenS()), ", ", Grouped(made),
-                   " tokens, ", PerSecond(result.times.TokensPerSecond()), " tok/s");
+    text += StrCat("; first token ", Milliseconds(result.times.FirstTokenS()), ", ", Tokens(made),
+                   ", ", PerSecond(result.times.TokensPerSecond()), " tok/s");
     if (result.at_context) {
       text += StrCat("; the context of ", Grouped(decoder_.Options().max_context), " is full");
     } else if (result.interrupted) {
@@ -227,7 +227,7 @@ int ChatCommand(const CommandLine& line) {
   ParseFlags("tokline chat", flags.Table(), line.args);
   Validate(flags.rule);
   Conversation::Options context = ReadContext(flags);
-  const LoadedModel model(flags.run.model);
+  const LoadedModel model = flags.run.Load();
   const ChatTemplate chat_template = LoadTemplate(model);
   const Tokenizer tokenizer = Tokenizer::Load(model.checkpoint.Dir());
   Conversation conversation(tokenizer, chat_template, std::move(context));

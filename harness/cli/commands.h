@@ -25,6 +25,7 @@ int ChatCommand(const CommandLine& line);
 int BenchCommand(const CommandLine& line);
 int AblateCommand(const CommandLine& line);
 int InspectCommand(const CommandLine& line);
+int TokenizeCommand(const CommandLine& line);
 int DivergenceCommand(const CommandLine& line);
 
 // The text that "tokline COMMAND --help" prints below its first line.
@@ -33,6 +34,7 @@ std::string ChatHelp();
 std::string BenchHelp();
 std::string AblateHelp();
 std::string InspectHelp();
+std::string TokenizeHelp();
 std::string DivergenceHelp();
 
 // Runs the command that argv names. Errors become one line on standard error and the exit code

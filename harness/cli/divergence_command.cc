@@ -174,7 +174,7 @@ int DivergenceCommand(const CommandLine& line) {
   Require(flags.prefix.size() <= 1, "only one --prefix or --prefix-ids may be given");
   std::optional<OutputFile> json_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
-  const LoadedModel model(flags.run.model);
+  const LoadedModel model = flags.run.Load();
   RequireShiftable(model.spec);
   const Encoder encoder(model, flags.HasText());
   const std::vector<Request> requests = MakeRequests(flags, encoder, model.spec);

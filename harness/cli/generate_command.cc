@@ -197,7 +197,7 @@ int GenerateCommand(const CommandLine& line) {
   if (!flags.json.empty()) json_file.emplace(flags.json);
   if (!flags.logits.empty()) logits_file.emplace(flags.logits);
   if (!flags.hidden.empty()) hidden_file.emplace(flags.hidden);
-  const LoadedModel model(flags.run.model);
+  const LoadedModel model = flags.run.Load();
   std::optional<Tokenizer> tokenizer;
   if (prompt_text) {
     tokenizer = Tokenizer::Load(model.checkpoint.Dir());
@@ -271,10 +271,16 @@ int GenerateCommand(const CommandLine& line) {
   }
   if (text) {
     const auto made = static_cast<int64_t>(result.tokens.size());
-    PrintStatus(StrCat("[", Grouped(prompt_tokens), " prompt tokens, first token ",
-                       Milliseconds(result.times.FirstTokenS()), ", ", Grouped(made), " tokens, ",
-                       PerSecond(result.times.TokensPerSecond()), " tok/s",
-                       result.interrupted ? ", interrupted]" : "]"));
+    std::string_view ending;
+    if (result.interrupted) {
+      ending = ", interrupted";
+    } else if (!result.stopped) {
+      ending = ", cut short by --max-new-tokens";
+    }
+    PrintStatus(StrCat("[", Grouped(prompt_tokens), " prompt ",
+                       prompt_tokens == 1 ? "token" : "tokens", ", first token ",
+                       Milliseconds(result.times.FirstTokenS()), ", ", Tokens(made), ", ",
+                       PerSecond(result.times.TokensPerSecond()), " tok/s", ending, "]"));
   }
   return result.interrupted ? kInterruptedExit : kSuccess;
 }

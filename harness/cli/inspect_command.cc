@@ -1,4 +1,6 @@
 // tokline inspect: shows what a model is, what its files contain and how much memory a run takes.
+#include <charconv>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -10,6 +12,8 @@
 #include "harness/cli/status_line.h"
 #include "harness/platform/printable.h"
 #include "harness/record/record.h"
+#include "harness/text/chat_template.h"
+#include "harness/text/tokenizer.h"
 #include "kernels/common/error.h"
 #if TOKLINE_HAS_CUDA
 #include "harness/platform/device.h"
@@ -47,6 +51,13 @@ Json RopeScalingJson(const ModelSpec& spec) {
           {"original_positions", spec.rope_scaling->original_positions}};
 }
 
+// The shortest number that is this float: 1e-06 instead of 9.999999974752427e-07.
+double AsWritten(float value) {
+  char text[32] = {};
+  std::to_chars(text, text + sizeof(text) - 1, value);
+  return std::strtod(text, nullptr);
+}
+
 // RoPE settings are included only if the model uses RoPE.
 Json SpecJson(const ModelSpec& spec) {
   Json json = {{"family", spec.family},
@@ -59,7 +70,7 @@ Json SpecJson(const ModelSpec& spec) {
                {"num_kv_heads", spec.num_kv_heads},
                {"head_dim", spec.head_dim},
                {"norm", Name(spec.norm)},
-               {"norm_eps", spec.norm_eps},
+               {"norm_eps", AsWritten(spec.norm_eps)},
                {"position", Name(spec.position)}};
   if (spec.position == PositionKind::kRope) {
     json["rope_pairing"] = Name(spec.rope_pairing);
@@ -75,6 +86,19 @@ Json SpecJson(const ModelSpec& spec) {
   json["dtype"] = Name(spec.dtype);
   json["eos_token_ids"] = spec.eos_token_ids;
   return json;
+}
+
+// "yes", "none", or why generate and chat would refuse it.
+std::string VerdictOf(const std::filesystem::path& dir, bool tokenizer) {
+  std::error_code error;
+  try {
+    if (!tokenizer) return ChatTemplate::Load(dir) ? "yes" : "none";
+    if (!std::filesystem::exists(dir / "tokenizer.json", error)) return "none";
+    Tokenizer::Load(dir);
+    return "yes";
+  } catch (const std::exception& refusal) {
+    return StrCat("refused: ", refusal.what());
+  }
 }
 
 Json TensorsJson(const Checkpoint& checkpoint) {
@@ -113,6 +137,9 @@ std::string Text(const Json& report) {
   line("file_bytes", report["file_bytes"].dump());
   line("weight_bytes", report["weight_bytes"].dump());
   line("kv_bytes_per_token", report["kv_bytes_per_token"].dump());
+  for (const char* key : {"tokenizer", "chat_template"}) {
+    line(key, Printable(report[key].get<std::string>()));
+  }
   const Json& run = report["run"];
   text += StrCat("\nmemory of a run on ", run["device"].get<std::string>(), " in ",
                  run["dtype"].get<std::string>(), ", batch ", run["batch"].dump(), ", context ",
@@ -158,6 +185,8 @@ int InspectCommand(const CommandLine& line) {
   if (!flags.json.empty()) json_file.emplace(flags.json);
   const LoadedModel model(flags.run.model);
   const ModelSpec& spec = model.spec;
+  Require(flags.context <= spec.max_positions, "--context is ", flags.context, "; the model has ",
+          spec.max_positions, " positions");
   const int64_t context = flags.context == 0 ? spec.max_positions : flags.context;
   DecoderOptions options = flags.run.Options(spec, flags.batch, context);
   Require(flags.run.kv.fraction == 0,
@@ -176,6 +205,8 @@ int InspectCommand(const CommandLine& line) {
                        {"file_bytes", model.checkpoint.FileBytes()},
                        {"weight_bytes", model.weights.bytes},
                        {"kv_bytes_per_token", spec.KvBytesPerToken(options.dtype)},
+                       {"tokenizer", VerdictOf(model.checkpoint.Dir(), true)},
+                       {"chat_template", VerdictOf(model.checkpoint.Dir(), false)},
                        {"run",
                         {{"device", Name(options.device)},
                          {"device_present", options.device == Device::kCpu || facts.sm_count > 0},

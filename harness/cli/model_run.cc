@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "harness/cli/status_line.h"
 #include "harness/models/model_location.h"
@@ -62,7 +63,11 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                  [this](auto, auto text) { dtype = ParseDType(text); }},
                 {"--page-size", "N",
                  "tokens per page of the KV cache, a power of two from 16 (default: 256; chat: 64)",
-                 IntegerInto(page_size, 16, int64_t{1} << 20)}});
+                 [this](auto flag, auto text) {
+                   IntegerInto(page_size, 16, int64_t{1} << 20)(flag, text);
+                   Require(std::has_single_bit(static_cast<uint32_t>(page_size)), flag, " is ",
+                           Quoted(text), "; it must be a power of two from 16");
+                 }}});
   kv.AddTo(flags);
   const auto add_ablations = [this](std::string_view names) {
     ablated += StrCat(ablated.empty() ? "" : ",", names);
@@ -90,7 +95,10 @@ void RunFlags::AddWeightsTo(std::vector<Flag>& flags) {
 }
 
 LoadedModel RunFlags::Load() const {
-  return random_seed ? LoadedModel(model, *random_seed) : LoadedModel(model);
+  if (random_seed) return LoadedModel(model, *random_seed);
+  LoadedModel loaded(model);
+  RequireFinite(loaded.checkpoint, loaded.weights);
+  return loaded;
 }
 
 std::string RunFlags::AblationHelp() {

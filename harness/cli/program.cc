@@ -7,6 +7,7 @@
 
 #include "harness/cli/commands.h"
 #include "harness/measure/build_info.h"
+#include "harness/platform/flags.h"
 #include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
@@ -27,6 +28,8 @@ constexpr Command kCommands[] = {
     {"ablate", "measure what each custom or fused op is worth", AblateCommand, AblateHelp},
     {"inspect", "show what a model is and how much memory a run takes", InspectCommand,
      InspectHelp},
+    {"tokenize", "show the token ids of a text or of a chat's first turn", TokenizeCommand,
+     TokenizeHelp},
     {"divergence", "measure what reusing chunks at other positions changes", DivergenceCommand,
      DivergenceHelp},
 };
@@ -68,7 +71,8 @@ int Dispatch(int argc, char** argv) {
   const auto* const command = std::ranges::find(kCommands, first, &Command::name);
   Require(command != std::end(kCommands),
           args.empty() ? "no command" : StrCat("unknown command ", Quoted(first)),
-          "; the commands are ", Joined(kCommands, &Command::name), ", and --help");
+          Suggestion(first, kCommands, &Command::name), "; the commands are ",
+          Joined(kCommands, &Command::name), ", and --help");
   if (std::any_of(args.begin() + 1, args.end(), AsksForHelp)) {
     Print(StrCat("Usage: tokline ", command->name, " [FLAGS]: ", command->summary, "\n",
                  command->help()));
@@ -79,7 +83,7 @@ int Dispatch(int argc, char** argv) {
 
 int Report(std::string message, int code) {
   std::ranges::replace(message, '\n', ' ');
-  std::fprintf(stderr, "tokline: %s\n", message.c_str());
+  std::fprintf(stderr, "tokline: %s\n", Printable(message).c_str());
   return code;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "harness/platform/printable.h"
 #include "harness/platform/standard_streams.h"
 #include "kernels/common/error.h"
 
@@ -23,7 +24,8 @@ std::string Rounded(double value) {
 
 void PrintStatus(std::string_view line) {
   const bool dim = ::isatty(STDERR_FILENO) != 0 && !NoColor();
-  const std::string text = dim ? StrCat("\x1b[2m", line, "\x1b[0m\n") : StrCat(line, "\n");
+  const std::string shown = Printable(line);  // it may contain names of files
+  const std::string text = dim ? StrCat("\x1b[2m", shown, "\x1b[0m\n") : StrCat(shown, "\n");
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
@@ -56,6 +58,10 @@ std::string Grouped(int64_t number) {
     digits.insert(static_cast<size_t>(at), 1, ',');
   }
   return digits;
+}
+
+std::string Tokens(int64_t number) {
+  return StrCat(Grouped(number), number == 1 ? " token" : " tokens");
 }
 
 std::string BytesText(int64_t bytes) {

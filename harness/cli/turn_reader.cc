@@ -11,6 +11,12 @@
 #include "kernels/common/error.h"
 
 namespace tokline {
+namespace {
+
+// More than fills the longest context.
+constexpr size_t kMaxTurnBytes = size_t{4} << 20;
+
+}  // namespace
 
 std::optional<std::string> TurnReader::Next(const std::atomic<bool>* interrupted) {
   // A signal may arrive between checking the flag and waiting, so each wait is short.
@@ -23,6 +29,10 @@ std::optional<std::string> TurnReader::Next(const std::atomic<bool>* interrupted
       return line;
     }
     searched_ = pending_.size();
+    if (pending_.size() > kMaxTurnBytes) {
+      throw RuntimeFailure(
+          StrCat("a turn is longer than the ", kMaxTurnBytes, " bytes that are allowed"));
+    }
     if (at_end_) {
       if (pending_.empty()) return std::nullopt;
       searched_ = 0;

@@ -11,9 +11,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <span>
 
 #include "harness/measure/fingerprint.h"
+#include "harness/platform/json_file.h"
+#include "harness/platform/printable.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -22,7 +25,10 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxRequests = 1'000'000;
-constexpr int64_t kMaxTokens = 1 << 24;  // per prompt or output
+constexpr int64_t kMaxTokens = 1 << 24;                 // per prompt or output
+constexpr int64_t kMaxPromptTokens = int64_t{1} << 28;  // of all requests together
+constexpr size_t kMaxLineBytes = size_t{64} << 20;
+constexpr double kMaxArrivalS = 7 * 24 * 3600;
 
 // random.seed(n) and random.randint of Python 3: a Mersenne Twister seeded by a key of one word,
 // from whose upper bits integers are drawn by rejection.
@@ -151,14 +157,42 @@ std::vector<std::string> StopStringsOf(const Json& object) {
   return stops;
 }
 
+void RequireFewTokens(const std::string& what, int64_t prompt_tokens) {
+  Require(prompt_tokens <= kMaxPromptTokens, "workload: ", what, " has up to ", prompt_tokens,
+          " prompt tokens; at most ", kMaxPromptTokens, " are allowed");
+}
+
+// A run would wait for the last request, in silence.
+void RequireSoon(const std::string& what, double last_arrival_s) {
+  Require(last_arrival_s <= kMaxArrivalS, "workload: the last request of ", what, " arrives after ",
+          last_arrival_s, " s; at most ", kMaxArrivalS, " are allowed");
+}
+
+// As std::getline, for a file that may be endless.
+bool ReadLine(std::istream& in, const std::filesystem::path& file, std::string& line) {
+  line.clear();
+  for (char byte = 0; in.get(byte);) {
+    if (byte == '\n') return true;
+    line.push_back(byte);
+    Require(line.size() <= kMaxLineBytes, file.string(), " has a line of more than the ",
+            kMaxLineBytes, " bytes that are allowed");
+  }
+  return !line.empty();
+}
+
 WorkloadRequest ReadRequest(const std::string& line, int64_t number) {
   const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   Require(object.is_object(), "it is not a JSON object");
+  try {
+    ParseJson(line, "the line");  // refuses keys that occur twice
+  } catch (const RuntimeFailure& error) {
+    throw InvalidArgument(error.what());
+  }
   constexpr std::array<std::string_view, 11> kNames = {
       "prompt_ids", "prompt_tokens", "ids",  "new_tokens", "temperature", "top_k",
       "top_p",      "stop_ids",      "stop", "seed",       "arrival_s"};
   for (const auto& [name, value] : object.items()) {
-    Require(std::ranges::find(kNames, name) != kNames.end(), "unknown name \"", name, "\"");
+    Require(std::ranges::find(kNames, name) != kNames.end(), "unknown name ", Quoted(name));
   }
   WorkloadRequest one;
   Request& request = one.request;
@@ -240,12 +274,14 @@ Workload SyntheticWorkload(std::string_view parts) {
   int64_t requests = 64, ids = 10'000, seed = 0, shared = 0;
   std::pair<int64_t, int64_t> prompt{100, 1024}, fresh{100, 1024};
   double temperature = 0.6, rate = 0;
+  std::set<std::string> given;
   while (!parts.empty()) {
     const std::string part(parts.substr(0, parts.find(',')));
     parts.remove_prefix(std::min(parts.size(), part.size() + 1));
     const size_t equals = part.find('=');
     Require(equals != part.npos, "workload: \"", part, "\" lacks a value; write name=value");
     const std::string name = part.substr(0, equals), value = part.substr(equals + 1);
+    Require(given.insert(name).second, "workload: ", Quoted(name), " is given twice");
     if (name == "requests") {
       requests = ToCount(name, value, 1, kMaxRequests);
     } else if (name == "prompt") {
@@ -270,6 +306,7 @@ Workload SyntheticWorkload(std::string_view parts) {
                                    "temperature and rate"));
     }
   }
+  RequireFewTokens(whole, requests * (shared + prompt.second));
   Workload workload{.name = whole, .requests = {}};
   std::mt19937_64 rng(static_cast<uint64_t>(seed));
   const auto between = [&rng](int64_t low, int64_t high) {
@@ -292,6 +329,7 @@ Workload SyntheticWorkload(std::string_view parts) {
     workload.requests.push_back({.request = std::move(request), .arrival_s = arrival_s});
     if (rate > 0) arrival_s += std::exponential_distribution<double>(rate)(rng);
   }
+  RequireSoon(whole, workload.requests.back().arrival_s);
   return workload;
 }
 
@@ -304,11 +342,16 @@ Workload ReadWorkload(const std::filesystem::path& file) {
   }
   Workload workload{.name = file.filename().string(), .requests = {}};
   std::string line;
-  for (int64_t number = 1; std::getline(in, line); ++number) {
+  int64_t prompt_tokens = 0;
+  for (int64_t number = 1; ReadLine(in, file, line); ++number) {
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
+    Require(std::ssize(workload.requests) < kMaxRequests, file.string(), " has more than the ",
+            kMaxRequests, " requests that are allowed");
     try {
       workload.requests.push_back(ReadRequest(line, number));
       workload.requests.back().line = number;
+      prompt_tokens += std::ssize(workload.requests.back().request.prompt);
+      RequireFewTokens("it", prompt_tokens);
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(StrCat(file.string(), ":", number, ": ", error.what()));
     }
@@ -319,6 +362,7 @@ Workload ReadWorkload(const std::filesystem::path& file) {
   }
   Require(!workload.requests.empty(), file.string(), " has no requests");
   std::ranges::stable_sort(workload.requests, {}, &WorkloadRequest::arrival_s);
+  RequireSoon(file.string(), workload.requests.back().arrival_s);
   return workload;
 }
 

@@ -47,7 +47,9 @@ std::string WhatIsThere(const std::filesystem::path& dir) {
                   "loading one can run code: convert it to safetensors");
   }
   if (const std::string name = FirstWith(kOtherFormats, dir); !name.empty()) {
-    return StrCat("; it has ", Quoted(name), ", of a format that is not supported");
+    return StrCat(
+        "; it has ", Quoted(name), ", of a format that is not supported",
+        name.ends_with(".gguf") ? "; scripts/model --gguf FILE makes a folder of it" : "");
   }
   return "; other checkpoint formats are not supported";
 }

@@ -22,6 +22,8 @@ constexpr size_t kListed = 5;
 constexpr int64_t kMaxRefBytes = 256;
 constexpr std::string_view kNameChars =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+constexpr std::string_view kFromGguf =
+    "scripts/model --gguf FILE makes one of a GGUF file, which is not read itself; ";
 constexpr std::string_view kWhatAModelIs =
     "a folder with config.json and model.safetensors, a name that scripts/model makes, such as "
     "smollm2-135m, or a name in the Hugging Face cache, such as Qwen/Qwen3-0.6B";
@@ -240,7 +242,9 @@ fs::path FindModel(std::string_view model, const HubCache& cache, const fs::path
     return path;
   }
   if (fs::exists(path, error)) {
-    throw RuntimeFailure(StrCat(path.string(), ": not a folder; a model is ", kWhatAModelIs));
+    throw RuntimeFailure(StrCat(path.string(), ": not a folder; ",
+                                path.extension() == ".gguf" ? kFromGguf : "", "a model is ",
+                                kWhatAModelIs));
   }
   const std::optional<Name> name = ParseName(model);
   if (!name) {
@@ -259,7 +263,7 @@ std::string ModelName(const fs::path& dir) {
   if (real.parent_path().filename() == "snapshots") {
     if (const auto name = NameOfRepo(real.parent_path().parent_path())) return name->name;
   }
-  return real.filename().string();
+  return Printable(real.filename().string());
 }
 
 }  // namespace tokline

@@ -2,10 +2,14 @@
 // config.json.
 #include "harness/models/model_weights.h"
 
+#include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "harness/models/family.h"
@@ -26,6 +30,23 @@ std::optional<DType> WeightDType(std::string_view name) {
     if (known == name) return dtype;
   }
   return std::nullopt;
+}
+
+// The number of elements whose exponent is all ones.
+template <typename Bits>
+int64_t NumWithExponent(Bits exponent, const std::byte* data, int64_t count) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    Bits bits;
+    std::memcpy(&bits, data + i * int64_t{sizeof(bits)}, sizeof(bits));
+    found += (bits & exponent) == exponent;
+  }
+  return found;
+}
+
+int64_t NumNotFinite(DType dtype, const std::byte* data, int64_t count) {
+  if (dtype == DType::kF32) return NumWithExponent<uint32_t>(0x7f800000, data, count);
+  return NumWithExponent<uint16_t>(dtype == DType::kBf16 ? 0x7f80 : 0x7c00, data, count);
 }
 
 std::string BiasName(std::string_view matrix) {
@@ -283,6 +304,48 @@ ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
   weights.parameters = binder.Parameters();
   binder.SortExtra(layer_prefix, weights);
   return weights;
+}
+
+void RequireFinite(const Checkpoint& checkpoint, const ModelWeights& weights) {
+  struct Piece {
+    const std::string* name;
+    DType dtype;
+    const std::byte* data;
+    int64_t count;
+  };
+  constexpr int64_t kPieceElements = int64_t{1} << 22;
+  std::vector<Piece> pieces;
+  for (const auto& [name, tensor] : checkpoint.Tensors()) {
+    if (std::ranges::binary_search(weights.extra_tensors, name) ||
+        std::ranges::binary_search(weights.known_buffers, name)) {
+      continue;
+    }
+    checkpoint.Prefetch(tensor.data, tensor.bytes);
+    const DType dtype = WeightDType(tensor.dtype).value();
+    const int64_t count = tensor.bytes / SizeOf(dtype);
+    for (int64_t at = 0; at < count; at += kPieceElements) {
+      pieces.push_back({.name = &name,
+                        .dtype = dtype,
+                        .data = tensor.data + at * SizeOf(dtype),
+                        .count = std::min(kPieceElements, count - at)});
+    }
+  }
+  std::atomic<size_t> next = 0;
+  std::atomic<const Piece*> bad = nullptr;
+  const auto look = [&] {
+    for (size_t i = next++; i < pieces.size() && bad == nullptr; i = next++) {
+      if (NumNotFinite(pieces[i].dtype, pieces[i].data, pieces[i].count) > 0) bad = &pieces[i];
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) threads.emplace_back(look);
+  look();
+  threads.clear();
+  if (const Piece* piece = bad) {
+    throw RuntimeFailure(StrCat(checkpoint.Dir().string(), ": tensor ", Quoted(*piece->name),
+                                " has elements that are NaN or infinite: the model would write ",
+                                "nonsense"));
+  }
 }
 
 ModelWeights RandomWeights(const ModelSpec& spec, uint64_t seed) {

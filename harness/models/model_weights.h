@@ -73,6 +73,10 @@ struct ModelWeights {
 // views live as long as the checkpoint.
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
 
+// Reads every weight, with several threads. Throws RuntimeFailure with the name of a tensor that
+// has elements that are no numbers or infinite.
+void RequireFinite(const Checkpoint& checkpoint, const ModelWeights& weights);
+
 // The weights of a model of which only config.json exists. The decoder draws them on its device.
 ModelWeights RandomWeights(const ModelSpec& spec, uint64_t seed);
 

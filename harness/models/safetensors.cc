@@ -263,11 +263,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
 int64_t SafetensorsHeaderBytes(std::string_view prefix, int64_t file_bytes,
                                const std::string& file) {
-  if (file_bytes < kSafetensorsPrefixBytes ||
+  if (file_bytes <= kSafetensorsPrefixBytes ||
       static_cast<int64_t>(prefix.size()) < kSafetensorsPrefixBytes) {
     throw RuntimeFailure(StrCat(file, ": the file has ", file_bytes,
                                 " bytes; a safetensors file has at least ",
-                                kSafetensorsPrefixBytes));
+                                kSafetensorsPrefixBytes + 1));
   }
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(prefix[i]);

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <optional>
+#include <utility>
 
 #include "harness/platform/printable.h"
 #include "kernels/common/error.h"
@@ -32,7 +34,8 @@ std::set<std::string_view> ParseFlags(std::string_view program, std::span<const 
     const std::string_view name = arg.substr(0, equals);
     const auto flag = std::ranges::find(flags, name, &Flag::name);
     Require(flag != flags.end(), arg.starts_with("--") ? "unknown flag " : "unexpected argument ",
-            Quoted(name), "; ", program, " takes ", Joined(flags, &Flag::name));
+            Quoted(name), Suggestion(name, flags, &Flag::name), "; ", program, " takes ",
+            Joined(flags, &Flag::name));
     Require(seen.insert(flag->name).second || flag->repeats, name, " is given twice");
     std::string_view text;
     if (flag->value.empty()) {
@@ -46,6 +49,29 @@ std::set<std::string_view> ParseFlags(std::string_view program, std::span<const 
     flag->set(flag->name, text);
   }
   return seen;
+}
+
+std::string NearName(std::string_view text, std::span<const std::string_view> names) {
+  size_t least = std::min<size_t>(3, std::max<size_t>(text.size(), 1));
+  std::string_view nearest;
+  for (const std::string_view name : names) {
+    // Levenshtein's distance, row by row.
+    std::vector<size_t> row(name.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 1; i <= text.size(); ++i) {
+      size_t diagonal = std::exchange(row[0], i);
+      for (size_t j = 1; j <= name.size(); ++j) {
+        const size_t replaced = diagonal + (text[i - 1] != name[j - 1]);
+        diagonal = row[j];
+        row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+      }
+    }
+    if (row.back() < least) {
+      least = row.back();
+      nearest = name;
+    }
+  }
+  return nearest.empty() ? "" : StrCat("; did you mean ", nearest, "?");
 }
 
 std::string FlagHelp(std::span<const Flag> flags) {

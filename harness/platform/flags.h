@@ -30,6 +30,15 @@ struct Flag {
 std::set<std::string_view> ParseFlags(std::string_view program, std::span<const Flag> flags,
                                       std::span<const std::string> args);
 
+// "; did you mean X?" if one of the names differs from `text` by one or two characters; or "".
+std::string NearName(std::string_view text, std::span<const std::string_view> names);
+template <typename Range, typename Projection>
+std::string Suggestion(std::string_view text, const Range& range, const Projection& projection) {
+  std::vector<std::string_view> names;
+  for (const auto& item : range) names.push_back(std::invoke(projection, item));
+  return NearName(text, names);
+}
+
 // Formats one aligned line per flag.
 std::string FlagHelp(std::span<const Flag> flags);
 

@@ -11,6 +11,10 @@ namespace tokline {
 // outside ASCII become \xNN.
 std::string Quoted(std::string_view text, size_t max_chars = 120);
 
+// The text with control characters as \xNN, so that no name reaches a terminal as a command. Other
+// bytes stay as they are.
+std::string Printable(std::string_view text);
+
 // Joins the items of a range, or what `projection` makes of them, with commas.
 template <typename Range, typename Projection = std::identity>
 std::string Joined(const Range& range, const Projection& projection = {}) {

@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Commands, CliModelTest,
                          ::testing::Values("generate", "bench", "inspect", "ablate"),
                          [](const auto& info) { return info.param; });
 
-TEST(CliModelTest, RandomWeightsNeedAConfigurationAlone) {
+TEST(RandomWeightsTest, NeedAConfigurationAlone) {
   TempFolder dir;
   const std::filesystem::path config =
       std::filesystem::path(TOKLINE_SOURCE_DIR) / "harness/tests/golden/qwen3_tiny/config.json";
@@ -93,7 +93,7 @@ TEST(CliModelTest, RandomWeightsNeedAConfigurationAlone) {
   const Args commands[] = {
       {"bench", "--batch", "2", "--prompt-tokens", "4", "--new-tokens", "4", "--repeats", "1"},
       {"bench", "--workload", "synthetic:requests=2,prompt=4,new=3,ids=300"},
-      {"ablate", "--only", "fused_mlp", "--repeats", "1", "--prompt-tokens", "4", "--new-tokens",
+      {"ablate", "--only", "fused_mlp", "--rounds", "1", "--prompt-tokens", "4", "--new-tokens",
        "4"}};
   for (const Args& command : commands) {
     const ProgramResult result = RunTokline(With(command, model));

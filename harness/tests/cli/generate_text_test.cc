@@ -73,7 +73,8 @@ TEST(GenerateTextTest, TextGoesInByEachWayAndComesOut) {
   EXPECT_EQ(json["text"], text);
   EXPECT_EQ(json["stop"], nullptr);
   EXPECT_EQ(from_flag.result.out, text + "\n");
-  for (const char* part : {" prompt tokens, first token ", " ms, 60 tokens, ", " tok/s]\n"}) {
+  for (const char* part : {" prompt tokens, first token ", " ms, 60 tokens, ",
+                           " tok/s, cut short by --max-new-tokens]\n"}) {
     EXPECT_NE(from_flag.result.err.find(part), std::string::npos) << from_flag.result.err;
   }
   EXPECT_EQ(RunWithJson(Random({"--prompt-file", dir / "prompt"})).json["tokens"], json["tokens"]);

@@ -53,9 +53,9 @@ inline std::vector<Malformed> MalformedFiles() {
 
   // Size of the file and of the header.
   add("EmptyFile", "", {"the file is empty"});
-  add("OneByte", "x", {"the file has 1 bytes", "at least 8"});
-  add("SevenBytes", good.substr(0, 7), {"the file has 7 bytes", "at least 8"});
-  add("PrefixOnly", good.substr(0, 8), {"allowed are 1 to 0 in a file of 8 bytes"});
+  add("OneByte", "x", {"the file has 1 bytes", "at least 9"});
+  add("SevenBytes", good.substr(0, 7), {"the file has 7 bytes", "at least 9"});
+  add("PrefixOnly", good.substr(0, 8), {"the file has 8 bytes; a safetensors file has at least 9"});
   add("HeaderLengthZero", LengthPrefix(0) + good.substr(8), {"it has 0 bytes"});
   add("HeaderLongerThanFile", LengthPrefix(1000) + good.substr(8), {"it has 1000 bytes"});
   add("HeaderOneByteTooLong", LengthPrefix(good.size() - 7) + good.substr(8), {"truncated"});
