@@ -2,6 +2,7 @@
 // registers one Google Benchmark per row.
 #include <benchmark/benchmark.h>
 
+#include <array>
 #include <cstdio>
 #include <ctime>
 #include <random>
@@ -12,7 +13,9 @@
 #include "benches/execution.h"
 #include "benches/measure_row.h"
 #include "benches/options.h"
+#include "harness/platform/flags.h"
 #include "harness/platform/interrupt.h"
+#include "harness/platform/printable.h"
 #include "harness/platform/standard_streams.h"
 #include "harness/record/record_file.h"
 #include "harness/record/reused_peaks.h"
@@ -290,6 +293,19 @@ void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, S
   }
 }
 
+// Throws InvalidArgument for a format that Google Benchmark does not know; it would end with exit
+// code 0 and without a row.
+void RequireFormat(const std::vector<std::string>& args) {
+  constexpr std::array<std::string_view, 3> kFormats = {"console", "json", "csv"};
+  for (const std::string& arg : args) {
+    const size_t equals = std::min(arg.find('='), arg.size() - 1);
+    const std::string_view flag = std::string_view(arg).substr(0, equals);
+    if (flag == "--benchmark_format" || flag == "--benchmark_out_format") {
+      ParseChoice(flag, std::string_view(arg).substr(equals + 1), kFormats);
+    }
+  }
+}
+
 // Throws InvalidArgument for a malformed filter. Google Benchmark would only print a message and
 // run no row.
 void RequireFilter(std::string filter) {
@@ -311,6 +327,7 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
     Print("");
     return 0;
   }
+  RequireFormat(options.rest);
   std::vector<std::string> rest{argv[0]};
   if (NoColor()) rest.push_back("--benchmark_color=false");
   rest.insert(rest.end(), options.rest.begin(), options.rest.end());
@@ -333,6 +350,7 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   size_t matched = 0;
   try {
     const ConsoleOutput output;
+    const NoDebugWarning no_warning;
     matched = benchmark::RunSpecifiedBenchmarks();
   } catch (...) {
     session.EndRecord(/*interrupted=*/true);
@@ -350,7 +368,7 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
 
 int BenchMain(int argc, char** argv, const BenchProgram& program) {
   const auto fail = [&](const std::exception& error, int code) {
-    std::fprintf(stderr, "bench_%s: %s\n", program.kernel.c_str(), error.what());
+    std::fprintf(stderr, "bench_%s: %s\n", program.kernel.c_str(), Printable(error.what()).c_str());
     return code;
   };
   try {
