@@ -19,4 +19,14 @@ execute_process(
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${CMAKE_COMMAND}" --build "${WORK_DIR}/build" COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${WORK_DIR}/build/consumer" COMMAND_ERROR_IS_FATAL ANY)
+# Who asks for CUDA where there is none is told so in Tokline's words.
+if(NOT HAS_CUDA)
+  execute_process(
+    COMMAND "${CMAKE_COMMAND}" -S "${CONSUMER_DIR}" -B "${WORK_DIR}/cuda" -G "${GENERATOR}"
+      "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix" -DEXPECT_CUDA=ON
+    RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE said)
+  if(code EQUAL 0 OR NOT said MATCHES "installed without CUDA")
+    message(FATAL_ERROR "a consumer that asks for CUDA: exit ${code}, ${said}")
+  endif()
+endif()
 file(REMOVE_RECURSE "${WORK_DIR}")
