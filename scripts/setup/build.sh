@@ -4,7 +4,9 @@ source scripts/setup/venv.sh
 source scripts/setup/packages.sh
 source scripts/setup/cuda.sh
 
-# build_preset BUILD_DIR CMAKE_ARGUMENT...: needs preset, cuda_build, nvcc and jobs.
+# build_preset BUILD_DIR CMAKE_ARGUMENT...: needs preset, cuda_build, nvcc and jobs. Builds `targets` if there are any,
+# otherwise everything.
+targets=()
 build_preset() {
   local build_dir=$1
   shift
@@ -18,6 +20,8 @@ build_preset() {
   local launcher
   if launcher=$(command -v ccache); then
     arguments+=("-DCMAKE_CXX_COMPILER_LAUNCHER=$launcher" "-DCMAKE_CUDA_COMPILER_LAUNCHER=$launcher")
+    # What was compiled in one checkout is not compiled again in another.
+    export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
   fi
   # A folder of another checkout, or of another nvcc, must be configured afresh.
   local cache=$build_dir/CMakeCache.txt
@@ -34,5 +38,5 @@ build_preset() {
     die 1 "configuring failed"
   fi
   say "building with ${jobs:=$(default_jobs)} jobs"
-  cmake --build "$build_dir" --parallel "$jobs" >&2 || die 1 "the build failed"
+  cmake --build "$build_dir" --parallel "$jobs" ${targets:+--target "${targets[@]}"} >&2 || die 1 "the build failed"
 }

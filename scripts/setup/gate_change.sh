@@ -9,7 +9,8 @@ print_help() {
   cat <<'HELP'
 Usage: scripts/records gate_change [options] [-- arguments of the bench programs]
 
-Builds the merge base of --base and --head, and --head, each in its own worktree; runs the tests of --head;
+Builds the merge base of --base and --head, and --head, each in its own worktree; runs the tests of --head (with
+--programs, those of these kernels, and nothing else is built);
 then runs scripts/records gate --ab over the bench programs of both, in interleaved rounds. Your branch and
 your files are not touched; what is not committed is not measured.
 
@@ -132,20 +133,42 @@ exec 9>"$work/lock"
 flock --nonblock 9 || die 2 "another scripts/records gate_change runs in this checkout"
 git worktree prune
 
-# build SIDE COMMIT CMAKE_ARGUMENT...: builds into $work/SIDE.build. For ccache both paths are the same, so what the
-# sides share is compiled once.
+# programs_at COMMIT: those of --programs that the commit has.
+programs_at() {
+  local known
+  known=" $(kernel_names <(git show "$1:CMakeLists.txt") | paste -sd ' ') decoder "
+  for name in ${programs//,/ }; do
+    [[ $known != *" $name "* ]] || echo "$name"
+  done
+}
+
+# targets_of COMMIT TESTS: the targets that are needed; none stands for all. The decoder is tested by everything.
+targets_of() {
+  [[ -n $programs && ! ($2 == ON && ,$programs, == *,decoder,*) ]] || return 0
+  local name
+  for name in $(programs_at "$1"); do
+    if [[ $name == decoder ]]; then echo tokline; else echo "bench_$name"; fi
+    [[ $2 == OFF ]] || echo "${name}_test"
+    [[ $2 == OFF || $cuda_build == OFF ]] || echo "${name}_cuda_test"
+  done
+}
+
+# build SIDE COMMIT CMAKE_ARGUMENT...: builds into build_of SIDE. Both are at the same place of their worktrees, so that
+# ccache compiles once what the sides share.
+build_of() { echo "$work/$1/build/gate"; }
 build() {
   local side=$1 tree=$work/$1 commit=$2
   say "building $side: $(git log -1 --format='%h %s' "$commit")"
   if [[ -e $tree/.git ]]; then
-    git -C "$tree" checkout --quiet --force --detach "$commit" && git -C "$tree" clean -ffdxq
+    git -C "$tree" checkout --quiet --force --detach "$commit" && git -C "$tree" clean -ffdxq -e /build
   else
     rm -rf "$tree"
     git worktree add --quiet --detach "$tree" "$commit"
   fi || die 1 "$tree cannot be made a worktree of $commit"
   (
     cd "$tree"
-    export CCACHE_BASEDIR=$tree CCACHE_NOHASHDIR=1 BUILD_DIR=$work/$side.build
+    export BUILD_DIR
+    BUILD_DIR=$(build_of "$side")
     if [[ -n $build_command ]]; then
       rm -rf "$BUILD_DIR"
       mkdir -p "$BUILD_DIR"
@@ -157,8 +180,10 @@ build() {
 }
 tests=ON
 [[ $no_tests == no ]] || tests=OFF
+[[ -n $build_command ]] || mapfile -t targets < <(targets_of "$head_commit" "$tests")
 build head "$head_commit" "-DTOKLINE_BUILD_TESTS=$tests" ||
   stop 1 "The change does not build" "$work/head.log"
+[[ -n $build_command ]] || mapfile -t targets < <(targets_of "$base_commit" OFF)
 build base "$base_commit" -DTOKLINE_BUILD_TESTS=OFF ||
   stop 3 "The base does not build: there is nothing to compare with" "$work/base.log"
 
@@ -167,7 +192,8 @@ if [[ $no_tests == no ]]; then
   say "running the tests of the change"
   labels=(-L '^gpu$')
   [[ $device == cuda ]] || labels=(-LE '^gpu$')
-  ctest --test-dir "$work/head.build" "${labels[@]}" --output-on-failure --no-tests=error \
+  if ((${#targets[@]})) && [[ ,$programs, != *,decoder,* ]]; then labels+=(-R "^(${programs//,/|})(_cuda)?_test\$"); fi
+  ctest --test-dir "$(build_of head)" "${labels[@]}" --output-on-failure --no-tests=error \
     --parallel "${jobs:=$(default_jobs)}" </dev/null 2>&1 | tee "$work/tests.log" >&2 ||
     stop 1 "A test of the change fails" "$work/tests.log"
 fi
@@ -186,7 +212,7 @@ if [[ -z $model ]]; then
   fi
 fi
 say "measuring both sides, interleaved"
-arguments=(--ab "$work/base.build/bin" "$work/head.build/bin" --device "$device" --keep "$out"
+arguments=(--ab "$(build_of base)/bin" "$(build_of head)/bin" --device "$device" --keep "$out"
   --markdown "$work/gate.md")
 [[ -z $rounds ]] || arguments+=(--rounds "$rounds")
 [[ -z $programs ]] || arguments+=(--programs "$programs")

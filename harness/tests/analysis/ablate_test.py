@@ -156,7 +156,6 @@ class AblateTest(unittest.TestCase):
         self.assertEqual((code, out), (2, ""))
 
     def test_exit_codes(self):
-        self.assertEqual(run_main()[0], 2)
         self.assertEqual(run_main("--model", "M", "--bin", os.path.join(self.folder, "none"))[0], 2)
         self.assertEqual(run_main("--records", "x", "--batch", "1")[0], 2)
         self.assertEqual(run_main("--records", os.path.join(self.folder, "none.jsonl"))[0], 1)

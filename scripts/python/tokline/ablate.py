@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tokline import command, records, statistics, terminal
-from tokline.kernels import ROOT
+from tokline.kernels import DEFAULT_MODEL, ROOT
 from tokline.schema import RULES
 from tokline.stop import Stop
 
@@ -235,15 +235,16 @@ def parse_arguments(argv):
         "prints the op's speed-up alone beside its speed-up in the decoder. Controls, which swap nothing, show how\n"
         "much equal decoders differ.",
         """examples:
-  scripts/records ablate --model models/qwen3-lookup
+  scripts/records ablate
   scripts/records ablate --model ~/qwen3-0.6b --batch 8 --record ablation.jsonl
   scripts/records ablate --model ~/qwen3-0.6b -- --only rmsnorm_qkv,fused_mlp   what follows -- goes to tokline ablate
   scripts/records ablate --records results/h200/ablation.jsonl --format markdown
 
 exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 no ablation in the records,
 130 interrupted.""")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--model", metavar="DIR", help="checkpoint that the decoder runs")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", metavar="DIR", default=str(DEFAULT_MODEL),
+                        help="checkpoint that the decoder runs (default: models/qwen3-lookup of this checkout)")
     source.add_argument("--records", nargs="+", metavar="FILE", help="print what these records say and run nothing")
     parser.add_argument("--batch", metavar="N", help="sequences at a time (default: that of `tokline ablate`)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a device")

@@ -253,6 +253,11 @@ def signed(value, unit="us"):
     return f"{value:+,.{digits}f} {unit}".rstrip()
 
 
+def small(value):
+    """A figure with two significant digits, and never an exponent."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def verdict(result):
     """One sentence: how much slower or faster, and why."""
     change = f"{result.a.tok_s:,.0f} -> {result.b.tok_s:,.0f} tok/s"
@@ -260,7 +265,7 @@ def verdict(result):
         change = f"{result.a.tok_s:.3g} -> {result.b.tok_s:.3g} tok/s"
     if not result.beyond_noise:
         return (f"no difference beyond noise ({change}, {result.percent:+.1f} %; a step {signed(result.change_us)}, "
-                f"noise {result.noise_us:.2g} us)")
+                f"noise {small(result.noise_us)} us)")
     direction = "slower" if result.change_us > 0 else "faster"
     text = f"B is {abs(result.percent):.1f} % {direction} ({change}): "
     if not result.parts:
@@ -285,7 +290,7 @@ def verdict(result):
         text += f", in part made up for by {opposite.label} {signed(opposite.change_us)}"
     blamed = result.blamed
     if blamed.noise_us is not None and abs(blamed.change_us) <= blamed.noise_us:
-        text += f"; uncertain: within the run-to-run noise of that part ({blamed.noise_us:.2g} us)"
+        text += f"; uncertain: within the run-to-run noise of that part ({small(blamed.noise_us)} us)"
     return text
 
 
@@ -294,7 +299,7 @@ def check_sentence(result):
     said = (f"the parts of the profile add up to {signed(result.explained_us)} of {signed(result.change_us)}: "
             f"{signed(result.unexplained_us)} unexplained")
     if not result.adds_up:
-        said = (f"THE PARTS DO NOT ADD UP: {said}; at most {result.may_be_unexplained_us:.2g} us is allowed, "
+        said = (f"THE PARTS DO NOT ADD UP: {said}; at most {small(result.may_be_unexplained_us)} us is allowed, "
                 f"{EXPLAINED_WITHIN_PERCENT:.0f} % of the difference or the noise of the step")
     for name, side in result.open_sides:
         said += (f"; THE PARTS OF {name} ARE NOT ITS STEP: {side.unexplained_percent:+.1f} % of its "
@@ -360,9 +365,9 @@ def table_of(result, block="█"):
         bar = " " * first + block * (last - first)
         rows.append(line(GAPS.get(part.name, part.name), f"{part.a_us:,.1f}", f"{part.b_us:,.1f}",
                          signed(part.change_us, ""), f"{part.tok_s:+,.1f}",
-                         "" if part.noise_us is None else f"{part.noise_us:.2g}", bar))
+                         "" if part.noise_us is None else small(part.noise_us), bar))
     rows.append(line("B", "", f"{result.b.step_us:,.1f}", signed(result.change_us, ""),
-                     f"{result.b.tok_s:,.1f}", f"{result.noise_us:.2g}" if noisy else "", ""))
+                     f"{result.b.tok_s:,.1f}", small(result.noise_us) if noisy else "", ""))
     return header, rows
 
 

@@ -2,14 +2,17 @@
 a traceback looks like a verdict. Standard library only."""
 
 import argparse
+import codecs
 import re
 import signal
+import sys
 import traceback
 
 from tokline import terminal
 from tokline.stop import Stop
 
 FAILED, MISUSE, INTERRUPTED = 1, 2, 130
+_ASCII = {"µ": "u", "×": "x", "→": "->", "±": "+-", "≥": ">=", "≤": "<=", "█": "#", "–": "-", "²": "^2"}
 # Their exit code 1 is a verdict: a failure in them exits with 2.
 OF_VERDICTS = ("scripts/records gate", "scripts/records compare", "scripts/maintain/floors")
 
@@ -41,12 +44,23 @@ def split_arguments(arguments):
     return arguments[:at], arguments[at + 1:]
 
 
+def _in_ascii(error):
+    """What stands for characters that a stream cannot encode."""
+    return "".join(_ASCII.get(char, "?") for char in error.object[error.start:error.end]), error.end
+
+
+codecs.register_error("tokline_ascii", _in_ascii)
+
+
 def ended(program, main):
     """The exit code of main(), also if Ctrl-C, SIGTERM, SIGHUP, a Stop, or an error of the command itself ends it."""
     terminal.program = program
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
             signal.signal(number, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="tokline_ascii")
     failed = MISUSE if program in OF_VERDICTS else FAILED
     try:
         return main()

@@ -13,7 +13,7 @@ class CannotWrite(Stop):
 
 
 class SameFile(Stop):
-    """A result that would overwrite one of its inputs or another result; the message names both."""
+    """A result that would overwrite one of its inputs or another result, or has no file; the message names them."""
     exit_code = 2
 
 
@@ -74,7 +74,9 @@ def check_outputs(outputs, inputs=()):
     for (name, path), (other, its_path) in [*itertools.combinations(written, 2), *itertools.product(written, read)]:
         if _same_file(path, its_path):
             raise SameFile(f"{name} {path} and {other} {its_path} are one file; a result needs a file of its own")
-    for _, path in written:
+    for name, path in written:
+        if path == "-":
+            raise SameFile(f"{name} is '-': it names a file; ./- is one of that name, and /dev/stdout the output")
         require_writable(path)
 
 

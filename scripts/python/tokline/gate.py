@@ -9,20 +9,20 @@ from pathlib import Path
 
 from tokline import command, compare, records, rounds, statistics, terminal, verdicts
 from tokline.files import check_outputs, write_whole
+from tokline.kernels import DEFAULT_MODEL
 from tokline.records import BadRecords
 from tokline.stop import Stop
 from tokline.terminal import count
 
 KEPT = ("a.jsonl", "b.jsonl", "output.log")  # in the folder of --keep
 PASSED, REGRESSED, MISUSE, NOT_COMPARABLE, NOTHING_TO_MEASURE = 0, 1, 2, 3, 77
-DEFAULT_MODEL = Path(__file__).resolve().parents[3] / "models" / "qwen3-lookup"
 
 EPILOG = """\
 examples:
   scripts/records gate --baseline main.jsonl --candidate pr.jsonl
   scripts/records gate --ab build/main/bin build/pr/bin
   scripts/records gate --ab main/bench_linear pr/bench_linear --rounds 10 --keep out -- --benchmark_filter=b1_
-  scripts/records gate --aa build/cuda/bin --out noise.jsonl
+  scripts/records gate --aa build/bench-cuda/bin --out noise.jsonl
   scripts/records gate --baseline main.jsonl --candidate pr.jsonl --noise noise.jsonl
 
 exit codes: 0 same or faster; 1 slower, or worse in another way that is gated; 2 misuse, a file that
@@ -96,6 +96,8 @@ def main(arguments):
     options, bench_arguments = parse_arguments(list(arguments))
     check_files(options)
     if options.ab is None and options.aa is None:
+        if os.path.realpath(options.baseline) == os.path.realpath(options.candidate):
+            terminal.say("--baseline and --candidate are the same: every row is compared with itself")
         return conclude(compare.compare_files(options.baseline, options.candidate, options), options)
     return measure(options, bench_arguments)
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+DEFAULT_MODEL = ROOT / "models" / "qwen3-lookup"
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ from tokline.schema import SCHEMA, VERSION, brief, compiled
 from tokline.stop import Stop
 
 OLDEST_SCHEMA = 1
+_MOST_BYTES_OF_A_LINE = 64 << 20
+_MOST_BYTES = 1 << 30
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 DECODER = "decoder"
 WORKLOAD = "workload"
 # Rows of the decoder as a whole; all others are of one kernel.
@@ -334,21 +338,42 @@ def _no_constant(name):
     raise ValueError(f"{name} is not a number that can be used")
 
 
+def _printable(value):
+    """The value with control characters spelled out in its texts, so that no name reaches a terminal as a command."""
+    if isinstance(value, str):
+        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {_printable(name): _printable(item) for name, item in value.items()}
+    return value
+
+
+def _raw_lines(path, file):
+    """The lines of a file, which may be endless or no text at all."""
+    size = 0
+    while line := file.readline(_MOST_BYTES_OF_A_LINE + 1):
+        size += len(line)
+        if len(line) > _MOST_BYTES_OF_A_LINE or size > _MOST_BYTES:
+            raise BadRecords(f"{path}: holds no records: at most {_MOST_BYTES_OF_A_LINE >> 20} MiB are allowed in a line "
+                             f"and {_MOST_BYTES >> 20} MiB in a file")
+        yield line
+
+
 def _lines(path, warn):
     """Yields (where, object) for each line of a JSON-lines file."""
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            lines = list(_raw_lines(path, file))
     except OSError as error:
         raise BadRecords(f"cannot read {path}: {error.strerror}") from None
-    lines = data.split(b"\n")
-    if not data.strip():
+    if not any(line.strip() for line in lines):
         raise BadRecords(f"{path}: is empty; a record starts with a line of kind 'run'")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        if number == len(lines) > 1:  # no newline after it: it was never acknowledged
+        if number == len(lines) > 1 and not line.endswith(b"\n"):  # it was never acknowledged
             warn(f"{where}: the last line is unfinished, its writer was killed; left out")
             return
         try:
@@ -358,7 +383,7 @@ def _lines(path, warn):
             raise BadRecords(f"{where}: {text}") from None
         if not isinstance(record, dict):
             raise BadRecords(f"{where}: not a JSON object")
-        yield where, record
+        yield where, _printable(record) if b"\\" in line or b"\x7f" in line else record
 
 
 def _lift(record, where):

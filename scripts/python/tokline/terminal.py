@@ -3,12 +3,14 @@
 import contextlib
 import math
 import os
+import re
 import shutil
 import sys
 import unicodedata
 
 from tokline.files import CannotWrite
 
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # but not the newline
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
 
 
@@ -104,6 +106,7 @@ def say(text):
     happens: print() would put it into the result, or fail."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
+            text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
             print(f"{program}: {text}", file=sys.stderr, flush=True)
 
 
