@@ -57,7 +57,7 @@ expect 0 "chunk_decode" scripts/maintain/mutate list
 expect 0 "Usage: scripts/maintain/fuzz" scripts/maintain/fuzz --help
 expect 0 "shard_index" scripts/maintain/fuzz --list
 expect 2 "--runs is 'x'; allowed: a positive number" scripts/maintain/fuzz --runs x
-expect 2 "unknown target 'elf'; allowed: config safetensors" scripts/maintain/fuzz elf
+expect 2 "unknown target 'elf'; allowed: chat_template config safetensors" scripts/maintain/fuzz elf
 expect 77 "no nothing++ with libFuzzer" env CLANGXX=nothing++ scripts/maintain/fuzz --build "$scratch/fuzz"
 expect 2 "the following arguments are required: --beside, --record" scripts/peers
 expect 2 "'(' is no regular expression" scripts/peers --beside x --record y --only '('
