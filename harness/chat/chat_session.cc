@@ -8,6 +8,7 @@
 #include "harness/engine/scoped_sequence.h"
 #include "harness/platform/clock.h"
 #include "harness/scheduler/sequence_pages.h"
+#include "harness/text/stop_strings.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -55,6 +56,7 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
                                const TurnOptions& options) {
   Request request = conversation_.BeginTurn(user);
   TurnResult result;
+  result.prompt = request.prompt;
   result.prompt_tokens = std::ssize(request.prompt);
   request.rule = options.rule;
   request.stop_ids = options.stop_ids;
@@ -74,9 +76,12 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
     throw;
   }
   TextStream stream = tokenizer.Stream({.skip_special = true});
-  const auto show = [&](const std::string& text) {
+  StopStrings stops(options.stops);
+  const auto print = [&](const std::string& text) {
+    result.text += text;
     if (!text.empty() && options.on_text) options.on_text(text);
   };
+  const auto show = [&](const std::string& text) { print(stops.Push(text)); };
   bool finished = false;
   try {
     const ScopedSequence sequence(decoder_, id);
@@ -87,6 +92,10 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
         finished = token.finish != Finish::kNone;
         result.stopped = token.finish == Finish::kStop;
         if (!result.stopped) show(stream.Push(token.token));
+        if (!stops.Found().empty()) {
+          finished = true;
+          return;
+        }
       }
     };
     const auto interrupted = [&options] {
@@ -109,6 +118,7 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
     }
     result.interrupted = !finished && interrupted();
     show(stream.Finish());
+    if (stops.Found().empty()) print(stops.Finish());
   } catch (...) {
     conversation_.DropTurn();
     throw;
@@ -118,8 +128,13 @@ TurnResult ChatSession::Answer(std::string_view user, const Tokenizer& tokenizer
     conversation_.DropTurn();
     return result;
   }
-  conversation_.EndTurn(result.tokens, result.stopped);
-  result.at_context = !result.stopped && std::ssize(result.tokens) == left;
+  result.stop = stops.Found();
+  if (result.stop.empty()) {
+    conversation_.EndTurn(result.tokens, result.stopped);
+  } else {
+    conversation_.EndTurn(result.text);
+  }
+  result.at_context = !result.stopped && result.stop.empty() && std::ssize(result.tokens) == left;
   CountPrefill(result.prompt_tokens - result.reused_tokens, result.times.FirstTokenS());
   result.saved_s = static_cast<double>(result.reused_tokens) / prefill_tokens_per_s_;
   return result;

@@ -20,7 +20,8 @@ using PrefillObserver = std::function<void(int64_t computed, int64_t all)>;
 struct TurnOptions {
   int64_t max_new_tokens = 16;
   SamplingRule rule = {};
-  std::vector<int32_t> stop_ids = {};  // in addition to the template's end of turn
+  std::vector<int32_t> stop_ids = {};   // in addition to the template's end of turn
+  std::vector<std::string> stops = {};  // texts before which the answer ends
   // Ends the answer once it is true. What is drawn from then on is dropped.
   const std::atomic<bool>* interrupted = nullptr;
   std::function<void(std::string_view)> on_text = {};  // gets the answer in whole code points
@@ -29,7 +30,10 @@ struct TurnOptions {
 };
 
 struct TurnResult {
+  std::vector<int32_t> prompt;
   std::vector<int32_t> tokens;  // as drawn
+  std::string text;             // as shown
+  std::string stop;             // the stop text that ended the answer; empty if none did
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // prompt tokens found in the cache and not computed
   TokenTimes times;

@@ -190,6 +190,11 @@ void Conversation::EndTurn(std::span<const int32_t> answer, bool stopped) {
   messages_.push_back({.role = "assistant", .content = std::move(content)});
 }
 
+void Conversation::EndTurn(std::string text) {
+  if (!keeps_answers_) text = CloseThoughts(std::move(text));
+  messages_.push_back({.role = "assistant", .content = std::move(text)});
+}
+
 void Conversation::DropTurn() {
   Require(!messages_.empty() && messages_.back().role == "user", "no turn has begun");
   messages_.pop_back();

@@ -68,6 +68,9 @@ class Conversation {
   // is a stop id, which is not text. If the template drops thoughts, nothing remains of an answer
   // that was cut off inside its thoughts.
   void EndTurn(std::span<const int32_t> answer, bool stopped);
+  // Ends the turn with a text that is not what was drawn, such as one that was cut at a stop text.
+  // The next turn encodes it.
+  void EndTurn(std::string text);
   // Undoes BeginTurn.
   void DropTurn();
   // Forgets all turns.

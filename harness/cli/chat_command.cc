@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "harness/chat/chat_session.h"
 #include "harness/cli/commands.h"
 #include "harness/cli/kv_size.h"
 #include "harness/cli/model_run.h"
+#include "harness/cli/output_file.h"
 #include "harness/cli/sampling_flags.h"
 #include "harness/cli/status_line.h"
 #include "harness/cli/text_input.h"
@@ -18,11 +20,14 @@
 #include "harness/engine/make_decoder.h"
 #include "harness/platform/interrupt.h"
 #include "harness/platform/printable.h"
+#include "harness/text/stop_strings.h"
 #include "harness/text/utf8.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // Only whole pages of a conversation are reused, so smaller pages waste less.
 constexpr int32_t kPageSize = 64;
@@ -34,6 +39,8 @@ struct ChatFlags {
   int64_t context = 0;  // 0 means all positions of the model
   int64_t max_new_tokens = 512;
   bool think = true;
+  std::vector<std::string> stops;
+  std::filesystem::path json;
   SamplingRule rule;
 
   std::vector<Flag> Table() {
@@ -46,7 +53,11 @@ struct ChatFlags {
          IntegerInto(max_new_tokens, 1, INT32_MAX)},
         {"--context", "N", "maximum number of tokens per conversation (default: the model's)",
          IntegerInto(context, 1)},
-        {"--no-think", "", "Qwen3: answer without thoughts", SwitchInto(think, false)}};
+        {"--no-think", "", "Qwen3: answer without thoughts", SwitchInto(think, false)},
+        {"--stop", "TEXT", "end an answer before this text; may be repeated",
+         [this](auto, auto text) { stops.emplace_back(text); }, /*repeats=*/true},
+        {"--json", "FILE", "write the ids and the text of each turn's prompt and answer",
+         TextInto(json)}};
     AddSamplingFlags(rule, flags);
     run.AddTo(flags);
     return flags;
@@ -101,6 +112,9 @@ class Chat {
         tokenizer_(tokenizer),
         options_(options),
         progress_(progress) {}
+
+  // What was said, for --json.
+  const Json& Turns() const { return turns_; }
 
   int Run() {
     const double seconds = session_.ComputePrefix(InterruptFlag(), options_.on_prefill);
@@ -175,6 +189,18 @@ class Chat {
     progress_.Clear();
     if (!result.tokens.empty()) Print("\n");
     PrintStatus(Summary(result));
+    if (!result.tokens.empty()) turns_.push_back(TurnJson(user, result));
+  }
+
+  Json TurnJson(const std::string& user, const TurnResult& result) const {
+    return {{"user", user},
+            {"prompt", result.prompt},
+            {"prompt_text", tokenizer_.Decode(result.prompt)},
+            {"tokens", result.tokens},
+            {"text", result.text},
+            {"stopped", result.stopped},
+            {"stop", result.stop.empty() ? Json(nullptr) : Json(result.stop)},
+            {"reused_tokens", result.reused_tokens}};
   }
 
   std::string Summary(const TurnResult& result) const {
@@ -192,7 +218,7 @@ class Chat {
       text += StrCat("; the context of ", Grouped(decoder_.Options().max_context), " is full");
     } else if (result.interrupted) {
       text += "; interrupted";
-    } else if (!result.stopped) {
+    } else if (!result.stopped && result.stop.empty()) {
       text += StrCat("; cut short by --max-new-tokens ", options_.max_new_tokens);
     }
     return text + "]";
@@ -204,6 +230,7 @@ class Chat {
   const Tokenizer& tokenizer_;
   const TurnOptions& options_;
   PrefillLine& progress_;
+  Json turns_ = Json::array();
   TurnReader reader_;
   const bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
 };
@@ -219,6 +246,7 @@ In a pipe: each line is a turn, and only the answers go to standard output.
 Examples:
   tokline chat --model Qwen3-0.6B --chunk notes.md --chunk code.md
   tokline chat --model Qwen3-0.6B --no-think --temperature 0.7 < questions.txt
+  echo Hello | tokline chat --max-new-tokens 1 --json turns.json    # the ids of a prompt
 )");
 }
 
@@ -226,6 +254,9 @@ int ChatCommand(const CommandLine& line) {
   ChatFlags flags;
   ParseFlags("tokline chat", flags.Table(), line.args);
   Validate(flags.rule);
+  StopStrings{flags.stops};  // refuses what can be no stop text
+  std::optional<OutputFile> json_file;
+  if (!flags.json.empty()) json_file.emplace(flags.json);
   Conversation::Options context = ReadContext(flags);
   const LoadedModel model = flags.run.Load();
   const ChatTemplate chat_template = LoadTemplate(model);
@@ -258,6 +289,7 @@ int ChatCommand(const CommandLine& line) {
       .max_new_tokens = flags.max_new_tokens,
       .rule = flags.rule,
       .stop_ids = model.spec.eos_token_ids,
+      .stops = flags.stops,
       .interrupted = InterruptFlag(),
       .on_text =
           [&progress](std::string_view text) {
@@ -265,7 +297,13 @@ int ChatCommand(const CommandLine& line) {
             Print(text);
           },
       .on_prefill = [&progress](int64_t computed, int64_t all) { progress.Show(computed, all); }};
-  return Chat(conversation, decoder, tokenizer, turns, progress).Run();
+  Chat chat(conversation, decoder, tokenizer, turns, progress);
+  const int exit_code = chat.Run();
+  if (json_file) {
+    json_file->Write(Json{{"model", model.Name()}, {"turns", chat.Turns()}}.dump() + "\n");
+    json_file->Commit();
+  }
+  return exit_code;
 }
 
 }  // namespace tokline

@@ -1,11 +1,13 @@
 // Tests tokline chat in a pipe and on a terminal.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "harness/tests/chat/chat_model.h"
 #include "harness/tests/cli/program_run.h"
 #include "harness/tests/cli/terminal.h"
+#include "harness/text/tokenizer.h"
 #include "harness/text/utf8.h"
 
 namespace tokline {
@@ -108,6 +110,42 @@ TEST_F(ChatCommandTest, EmbeddedModelAnswersFromItsChunksTurnAfterTurn) {
     EXPECT_FALSE(Contains(lines[turn], "cut short")) << lines[turn];
     EXPECT_EQ(Contains(lines[turn], "history "), turn > 1) << lines[turn];
   }
+}
+
+TEST_F(ChatCommandTest, JsonHasTheIdsAndTextsOfEachTurn) {
+  const Args quick = {"--max-new-tokens", "4", "--json", dir_ / "out.json"};
+  const ProgramResult result = RunToklineOn("Hello\n/reset\nAnd now?\n", Chat(quick));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto json = nlohmann::json::parse(std::ifstream(dir_ / "out.json"));
+  ASSERT_EQ(json.at("turns").size(), 2u);
+  const auto& turn = json.at("turns").at(0);
+  EXPECT_EQ(turn.at("user"), "Hello");
+  EXPECT_EQ(turn.at("prompt_text"), "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(turn.at("tokens").size(), 4u);
+  EXPECT_EQ(result.out, turn.at("text").get<std::string>() + "\n" +
+                            json.at("turns").at(1).at("text").get<std::string>() + "\n");
+  const Tokenizer tokenizer = Tokenizer::Load(Model());
+  EXPECT_EQ(turn.at("prompt").get<std::vector<int32_t>>(),
+            tokenizer.Encode(turn.at("prompt_text").get<std::string>(),
+                             {.add_special_tokens = false, .allow_special = true}));
+}
+
+TEST_F(ChatCommandTest, StopTextEndsAnAnswerAndTheNextTurnGoesOnWithoutIt) {
+  WriteFile(dir_ / "notes.md", "The code of amber is 4821.\nThe code of river is 0377.\n");
+  const ProgramResult result = RunToklineOn(
+      "What is the code of river?\nGo on\n",
+      {"chat", "--device", "cpu", "--model", testing::EmbeddedModel().string(), "--chunk",
+       dir_ / "notes.md", "--stop", "r is 03", "--json", dir_ / "out.json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(result.out.starts_with("The code of rive\n")) << result.out;
+  EXPECT_FALSE(Contains(Lines(result.err).at(1), "cut short"));
+  const auto turns = nlohmann::json::parse(std::ifstream(dir_ / "out.json")).at("turns");
+  EXPECT_EQ(turns.at(0).at("text"), "The code of rive");
+  EXPECT_EQ(turns.at(0).at("stop"), "r is 03");
+  EXPECT_TRUE(Contains(turns.at(1).at("prompt_text").get<std::string>(),
+                       "assistant\nThe code of rive<|im_end|>\n<|im_start|>user\nGo on"));
+  EXPECT_TRUE(FailsWith(RunToklineOn("Hello\n", Chat({"--stop", "\xff"})), 2,
+                        {"a stop string is not valid UTF-8"}));
 }
 
 TEST_F(ChatCommandTest, CommandsResetListAndEnd) {
