@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numbers>
 
+#include "kernels/chunk_decode/chunk_decode_cluster_device.cuh"
 #include "kernels/chunk_decode/chunk_decode_device.cuh"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
@@ -14,10 +15,10 @@ namespace {
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
   const auto [num_lanes, cluster_lanes] = plan.grid;
-  Require(
-      num_lanes >= 1 && cluster_lanes >= 1 && cluster_lanes <= 8 && num_lanes % cluster_lanes == 0,
-      "plan.grid has ", num_lanes, " lanes in clusters of ", cluster_lanes,
-      "; there must be some, in whole clusters of 1 to 8");
+  Require(num_lanes >= 1 && cluster_lanes >= 1 && cluster_lanes <= kChunkDecodeMaxClusterLanes &&
+              num_lanes % cluster_lanes == 0,
+          "plan.grid has ", num_lanes, " lanes in clusters of ", cluster_lanes,
+          "; there must be some, in whole clusters of 1 to ", kChunkDecodeMaxClusterLanes);
   Require(
       plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members && plan.seq_partial_indptr,
       "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
@@ -39,8 +40,8 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
   DispatchDType(params.dtype, [&]<DType kDType>() {
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
       using Policy = chunk_decode::Policy<kDType, kHeadDim>;
-      kernel = params.plan.grid.cluster_lanes > 1 ? chunk_decode::Kernel<Policy, false>
-                                                  : chunk_decode::Kernel<Policy, true>;
+      kernel = params.plan.grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy>
+                                                  : chunk_decode::Kernel<Policy>;
     });
   });
   if (params.table.num_seqs == 0) return;

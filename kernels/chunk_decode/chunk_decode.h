@@ -37,6 +37,7 @@ struct ChunkDecodeTask {
   int32_t range_end;
   // 1: the last task of every lane of the cluster is such a task for the same single member, and
   // together they write its output; it may have no ranges. 0: the task makes a state of its own.
+  // Where lanes form clusters, such a task has one member and no ranges, and nothing is partial.
   int32_t clustered;
 };
 
@@ -120,7 +121,9 @@ struct ChunkDecodeParams {
   const float* rope_cos_sin = nullptr;
   int64_t rope_rows = 0;
 
-  ChunkDecodePlanView plan = {};  // CUDA only
+  ChunkDecodePlanView plan = {};  // CUDA only. A dependent launch reads the plan and the table
+                                  // before its predecessor ends, which therefore must not write
+                                  // them.
   void* workspace = nullptr;  // CUDA only, 256 B aligned; its first ChunkDecodeCounterBytes must
                               // be zero before the first launch; every launch leaves them zero
   int64_t workspace_bytes = 0;

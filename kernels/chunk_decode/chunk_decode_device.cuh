@@ -5,13 +5,13 @@
 //   64 rows each warp owns a row tile and takes all tokens.
 // Shared memory: a ring [stage][K | V][64][head_dim], whose 16-byte pieces are XOR-swizzled by row.
 //   At the end of a task the fp32 states of the warps lie in the stage that was read last, while
-//   the other stages fill with the next task's tiles. If the states need more than one stage, or a
-//   cluster merges them, they take the whole ring, which is drained first.
-// Merge: a task that is the only one of its sequence writes the output. The blocks of a cluster
-//   share such a task: one of them adds each row, from the shared memory of all, in lane order.
-//   Otherwise a task writes a partial state, and the last block to arrive at the counter of the
-//   sequence and KV head adds all of them in plan order, so the result does not depend on which
-//   block came last. That block resets the counter.
+//   the other stages fill with the next task's tiles. If the states need more than one stage, they
+//   take the whole ring, which is drained first.
+// Merge: a task that is the only one of its sequence writes the output. Otherwise a task writes a
+//   partial state, and the last block to arrive at the counter of the sequence and KV head adds all
+//   of them in plan order, so the result does not depend on which block came last. That block
+//   resets the counter.
+// Clusters: chunk_decode_cluster_device.cuh has the kernel for grids of clusters.
 // Dependent launch: the plan and the page lists are read before the wait, and the first tile is
 //   prefetched into L2.
 #pragma once
@@ -21,7 +21,6 @@
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 #include "kernels/device/convert.cuh"
-#include "kernels/device/ptx/cluster.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/load.cuh"
@@ -57,7 +56,7 @@ struct Policy {
   static constexpr int kStateStride = kHeadDim + 8;  // floats: keeps fragment stores apart
   static_assert(kStages * kStageBytes == ChunkDecodeSharedBytes(kHeadDim));
   static constexpr int kStateBytes = kWarps * 16 * (kStateStride + 2) * 4;
-  static_assert(2 * kStateBytes <= kStages * kStageBytes);
+  static_assert(kStateBytes <= 2 * kStageBytes);
   // Query rows of a task whose states fit one stage.
   static constexpr int kRowsInStage = kStageBytes / (kWarps * (kStateStride + 2) * 4);
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);
@@ -91,35 +90,50 @@ struct TileCursor {
   }
 };
 
+// The pages of a tile. Ranges begin at multiples of 16, so 16 tokens lie on one page.
+struct TilePages {
+  int32_t ids[kChunkDecodeTileTokens / 16];
+
+  __device__ __forceinline__ TilePages(const Arguments& args, const TileCursor& cursor) {
+    const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
+#pragma unroll
+    for (int i = 0; i < kChunkDecodeTileTokens / 16; ++i) {
+      const int32_t token = cursor.token + i * 16;
+      ids[i] =
+          token < cursor.token_end ? __ldg(pages + args.params.layout.Pages().PageOf(token)) : 0;
+    }
+  }
+};
+
 // Issues the copies of one K and V tile. Rows past the range's end become zeros, so that the
 // contents of dead slots (which may be NaN) never reach the MMA.
 template <typename P>
 __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor& cursor,
-                                         int kv_head, uint32_t stage_address) {
+                                         const TilePages& pages, int kv_head,
+                                         uint32_t stage_address) {
   const PagedKvLayout& layout = args.params.layout;
   constexpr int kRowsAtOnce = P::kThreads / P::kPieces;
-  const int piece = threadIdx.x % P::kPieces;
+  const int first_row = threadIdx.x / P::kPieces, piece = threadIdx.x % P::kPieces;
   const int64_t value_offset = layout.KvStride() * 2;
-  const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
-  int64_t page_ids[P::kTile / 16];  // ranges begin at multiples of 16, so 16 tokens lie on one page
-#pragma unroll
-  for (int i = 0; i < P::kTile / 16; ++i) {
-    const int32_t token = cursor.token + i * 16;
-    page_ids[i] = token < cursor.token_end ? __ldg(pages + layout.Pages().PageOf(token)) : 0;
-  }
+  const int64_t step = layout.RowStride() * kRowsAtOnce * 2;
+  const char* key = nullptr;
 #pragma unroll
   for (int i = 0; i < P::kTile / kRowsAtOnce; ++i) {
-    const int row = i * kRowsAtOnce + threadIdx.x / P::kPieces;
+    const int row = i * kRowsAtOnce + first_row;
     const int32_t token = cursor.token + row;
     const bool valid = token < cursor.token_end;
-    const int64_t page = page_ids[i * kRowsAtOnce / 16];
-    const char* key = static_cast<const char*>(args.params.kv);
-    if (valid) {
-      key += 2 * (layout.KeyOffset(page, kv_head, layout.Pages().RowOf(token)) + piece * 8);
+    if (i * kRowsAtOnce % 16 == 0) {
+      key = static_cast<const char*>(args.params.kv) +
+            2 * (layout.KeyOffset(pages.ids[i * kRowsAtOnce / 16], kv_head,
+                                  layout.Pages().RowOf(token)) +
+                 piece * 8);
+    } else {
+      key += step;
     }
+    const char* from = valid ? key : static_cast<const char*>(args.params.kv);
     const uint32_t to = stage_address + SwizzledOffset<P::kRowBytes>(row, piece);
-    ptx::CpAsync16(to, key, valid);
-    ptx::CpAsync16(to + P::kTileBytes, valid ? key + value_offset : key, valid);
+    ptx::CpAsync16(to, from, valid);
+    ptx::CpAsync16(to + P::kTileBytes, from + value_offset, valid);
   }
 }
 
@@ -144,9 +158,10 @@ __device__ __forceinline__ void PrefetchTile(const Arguments& args, const TileCu
   }
 }
 
-// The A fragments of 16 query rows, rotated by minus their member's shift.
-template <typename P>
-__device__ __forceinline__ void LoadQuery(const Arguments& args, const ChunkDecodeTask& task,
+// The A fragments of 16 query rows, rotated by minus their member's shift. `member_of` gives the
+// task's members by their number.
+template <typename P, typename MemberOf>
+__device__ __forceinline__ void LoadQuery(const Arguments& args, const MemberOf& member_of,
                                           int group, int num_rows, int row_tile, int kv_head,
                                           uint32_t (&query)[P::kSteps][4]) {
   using T = typename P::T;
@@ -159,7 +174,7 @@ __device__ __forceinline__ void LoadQuery(const Arguments& args, const ChunkDeco
       for (int s = 0; s < P::kSteps; ++s) query[s][half] = query[s][half + 2] = 0;
       continue;
     }
-    const ChunkDecodeMember member = args.params.plan.members[task.member_begin + row / group];
+    const ChunkDecodeMember member = member_of(row / group);
     const T* q = static_cast<const T*>(args.params.q) + member.seq * args.params.q_stride +
                  int64_t{kv_head * group + row % group} * P::kHeadDim + (lane % 4) * 2;
 #pragma unroll
@@ -309,7 +324,19 @@ struct RowSlice {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) values[i] += weight * row[i];
   }
-  // To or from this lane's place in a row.
+  // The same from this lane's place in a row, which is aligned to it.
+  __device__ __forceinline__ void AddScaledVector(const float* from, float weight) {
+    if constexpr (kWidth == 4) {
+      const float4 row = *reinterpret_cast<const float4*>(from);
+      const float loaded[kWidth] = {row.x, row.y, row.z, row.w};
+      AddScaled(loaded, weight);
+    } else {
+      const float2 row = *reinterpret_cast<const float2*>(from);
+      const float loaded[kWidth] = {row.x, row.y};
+      AddScaled(loaded, weight);
+    }
+  }
+  // To this lane's place in a row.
   __device__ __forceinline__ void StoreValues(float* to) const {
     if constexpr (kWidth == 4) {
       *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
@@ -424,39 +451,9 @@ __device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, in
     const int at = w * warps.warp_rows + row % 16;
     const float2 state = warps.max_sum[at];
     const float weight = Weight(state.x, slice.row_max);
-    slice.AddScaled(warps.outputs + at * P::kStateStride + lane * RowSlice<P>::kWidth, weight);
+    slice.AddScaledVector(warps.outputs + at * P::kStateStride + lane * RowSlice<P>::kWidth,
+                          weight);
     slice.row_sum += weight * state.y;
-  }
-  return slice;
-}
-
-// Makes a row's state from those of the cluster's blocks, in lane order.
-template <typename P>
-__device__ __forceinline__ RowSlice<P> AddBlocks(const SharedStates<P>& block, int row,
-                                                 int cluster_lanes) {
-  constexpr int kWidth = RowSlice<P>::kWidth;
-  const int lane = threadIdx.x % 32;
-  float2 state{-INFINITY, 0};
-  if (lane < cluster_lanes) {
-    state =
-        ptx::ClusterLoadFloat2(ptx::ClusterAddress(ptx::SharedAddress(block.max_sum + row), lane));
-  }
-  RowSlice<P> slice;
-  slice.row_max = WarpMax(state.x);
-  const float weight = Weight(state.x, slice.row_max);
-  const float sum = weight * state.y;
-  const uint32_t mine = ptx::SharedAddress(block.outputs + row * P::kStateStride + lane * kWidth);
-#pragma unroll 4
-  for (int rank = 0; rank < cluster_lanes; ++rank) {
-    float loaded[kWidth];
-    const uint32_t address = ptx::ClusterAddress(mine, rank);
-    if constexpr (kWidth == 4) {
-      *reinterpret_cast<float4*>(loaded) = ptx::ClusterLoadFloat4(address);
-    } else {
-      *reinterpret_cast<float2*>(loaded) = ptx::ClusterLoadFloat2(address);
-    }
-    slice.AddScaled(loaded, __shfl_sync(0xffffffffu, weight, rank));
-    slice.row_sum += __shfl_sync(0xffffffffu, sum, rank);
   }
   return slice;
 }
@@ -502,48 +499,20 @@ __device__ void MergeCompleted(const Arguments& args, const ChunkDecodeTask& tas
   }
 }
 
-// Adds the states of the cluster's blocks, each row in one of the blocks, and writes the rows.
-template <typename P>
-__device__ void MergeCluster(const Arguments& args, const SharedStates<P>& block, int32_t seq,
-                             int kv_head, int group) {
-  const int cluster_lanes = args.params.plan.grid.cluster_lanes;
-  const int warp = threadIdx.x / 32;
-  ptx::ClusterArrive();
-  ptx::ClusterWait();  // all states are there
-  for (int row = blockIdx.x % cluster_lanes + warp * cluster_lanes; row < group;
-       row += P::kWarps * cluster_lanes) {
-    WriteRow<P>(args, seq, kv_head * group + row, AddBlocks<P>(block, row, cluster_lanes));
-  }
-  ptx::ClusterArrive();
-  ptx::ClusterWait();  // nobody reads this block's memory any more
-}
-
 // Combines the warps' states of a finished task and writes its rows or partial states.
 template <typename P>
 __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
                            int group, OpenMember* members, const SharedStates<P>& warps,
-                           const SharedStates<P>& block, float* scratch) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+                           float* scratch) {
   const int num_rows = task.member_count * group;
-  for (int row = warp; row < num_rows; row += P::kWarps) {
+  for (int row = threadIdx.x / 32; row < num_rows; row += P::kWarps) {
     const RowSlice<P> slice = AddWarps<P>(warps, row, num_rows <= 16);
-    if (task.clustered) {
-      slice.StoreValues(block.outputs + row * P::kStateStride + lane * RowSlice<P>::kWidth);
-      if (lane == 0) block.max_sum[row] = {slice.row_max, slice.row_sum};
-    } else {
-      EndRow<P>(args, members[row / group], kv_head, group, row % group, slice);
-    }
+    EndRow<P>(args, members[row / group], kv_head, group, row % group, slice);
   }
-  if (task.clustered) {
-    MergeCluster<P>(args, block, members[0].seq, kv_head, group);
-  } else {
-    MergeCompleted<P>(args, task, kv_head, group, members, scratch);
-  }
+  MergeCompleted<P>(args, task, kv_head, group, members, scratch);
 }
 
-// kRunsAhead: tiles of the next task are loaded while a task ends. The lanes of clusters have one
-// task each, and their steps are so short that every instruction counts.
-template <typename P, bool kRunsAhead>
+template <typename P>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ OpenMember members[kChunkDecodeMaxRows];
@@ -552,11 +521,7 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
   const int num_kv_heads = args.params.layout.num_kv_heads;
-  // Consecutive lanes of one KV head are a cluster.
-  const int cluster_lanes = plan.grid.cluster_lanes;
-  const int cluster = blockIdx.x / cluster_lanes;
-  const int kv_head = cluster % num_kv_heads;
-  const int lane_of_plan = cluster / num_kv_heads * cluster_lanes + blockIdx.x % cluster_lanes;
+  const int kv_head = blockIdx.x % num_kv_heads, lane_of_plan = blockIdx.x / num_kv_heads;
   const int group = args.params.num_q_heads / num_kv_heads;
   const uint32_t ring = ptx::SharedAddress(shared);
 
@@ -585,7 +550,7 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       next = TileCursor(plan.tasks[++loaded_task], plan.ranges);
     }
     if (!next.Valid()) return false;
-    LoadTile<P>(args, next, kv_head, stage_address(loaded));
+    LoadTile<P>(args, next, TilePages(args, next), kv_head, stage_address(loaded));
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
     ++loaded;
@@ -611,10 +576,11 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       const bool warps_share_rows = num_rows <= 16;
       // Whether the states fit the stage that is read last, so that the others may hold later
       // tiles.
-      const bool fits_stage = kRunsAhead && num_rows <= P::kRowsInStage && !task.clustered;
+      const bool fits_stage = num_rows <= P::kRowsInStage;
       const int32_t last_task = fits_stage ? min(t + 1, task_end - 1) : t;
       uint32_t query[P::kSteps][4];
-      LoadQuery<P>(args, task, group, num_rows, warps_share_rows ? 0 : warp, kv_head, query);
+      const auto member_of = [&](int m) { return plan.members[task.member_begin + m]; };
+      LoadQuery<P>(args, member_of, group, num_rows, warps_share_rows ? 0 : warp, kv_head, query);
       RowState<P> state;
       const bool idle = !warps_share_rows && warp * 16 >= num_rows;
       for (TileCursor tile(task, plan.ranges); tile.Valid(); tile.Advance(plan.ranges)) {
@@ -645,14 +611,13 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       const int read_last = (computed + P::kStages - 1) % P::kStages;
       const SharedStates<P> warps(fits_stage ? shared + read_last * P::kStageBytes : shared,
                                   fits_stage ? num_rows : 16);
-      const SharedStates<P> block(shared + P::kStateBytes, 16);
       state.Store(warps.outputs + warp * warps.warp_rows * P::kStateStride,
                   warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
       __syncthreads();
-      FinishTask<P>(args, task, kv_head, group, members, warps, block, scratch);
+      FinishTask<P>(args, task, kv_head, group, members, warps, scratch);
       __syncthreads();  // states and members are read before the next task overwrites them
       ++t;
-      if (!kRunsAhead || loaded == computed) break;
+      if (loaded == computed) break;
       open_members(plan.tasks[t]);  // the next task, whose first tile is on its way
     }
   }

@@ -21,10 +21,8 @@ namespace {
 constexpr int64_t kAlignment = 256;
 // What a tile of more than 16 query rows takes, in tiles of fewer: see ChunkDecodeTimes.
 constexpr int32_t kWideWeight = 3;
-// The most lanes in a cluster, which every device with clusters can run, and the most tiles per
-// lane of a cluster. More tiles are faster on the whole device, although their states then meet in
-// device memory.
-constexpr int32_t kMaxClusterLanes = 8;
+// The most tiles per lane of a cluster. More tiles are faster on the whole device, although their
+// states then meet in device memory.
 constexpr int32_t kClusterTiles = 4;
 // A segment of up to this many tiles is faster in one block than cut and merged.
 constexpr int32_t kWholeTiles = 4;
@@ -241,7 +239,7 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 
 ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
                                       const PagedKvLayout& layout, const DeviceFacts& device) {
-  int32_t cluster = device.HasClusters() ? kMaxClusterLanes : 1;
+  int32_t cluster = device.HasClusters() ? kChunkDecodeMaxClusterLanes : 1;
   while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > device.sm_count) {
     cluster /= 2;
   }

@@ -10,6 +10,8 @@
 namespace tokline {
 
 inline constexpr int32_t kChunkDecodeStages = 3;
+// The most lanes in a cluster, which every device with clusters can run.
+inline constexpr int32_t kChunkDecodeMaxClusterLanes = 8;
 
 // Dynamic shared memory of a block: the K and V ring.
 constexpr int64_t ChunkDecodeSharedBytes(int32_t head_dim) {

@@ -222,6 +222,30 @@ TEST_F(ChunkDecodeCudaTest, AnySplitMatchesReference) {
   }
 }
 
+// Lanes without tiles, with fewer tiles than the ring has stages and with more; groups that the
+// lanes of a cluster do not divide; sequences without KV in the clusters of others.
+TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
+  if (!QueryDeviceFacts().HasClusters()) GTEST_SKIP() << "needs clusters";
+  const std::vector<int32_t> lengths{1, 700, 0, 65, 1000, 3000, 0};
+  for (int32_t head_dim : {64, 128}) {
+    for (int32_t group : {1, 2, 5, 8, 9, 16}) {
+      DecodeCase decode =
+          MakeDecodeCase(WithLengths({.head_dim = head_dim, .group = group}, lengths));
+      const DecodeResult reference = RunReference(decode);
+      for (int32_t lanes = 2; lanes <= 8; ++lanes) {
+        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", lanes ", lanes));
+        const ChunkDecodeGrid grid{.num_lanes = lanes * 7, .cluster_lanes = lanes};
+        const DecodeResult once = RunCuda(decode, {.grid = grid});
+        EXPECT_TRUE(MatchesReference(once, reference, decode));
+        const DecodeResult chain =
+            RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
+        EXPECT_TRUE(once.out == chain.out);
+        EXPECT_EQ(once.lse, chain.lse);
+      }
+    }
+  }
+}
+
 TEST_F(ChunkDecodeCudaTest, SameInputsGiveTheSameBitsEveryTime) {
   DecodeCase decode = MakeDecodeCase(WithLengths({}, {4000, 70, 640}));
   const DecodeResult first = RunCuda(decode);

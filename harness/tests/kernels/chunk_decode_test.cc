@@ -21,9 +21,18 @@ int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
 }
 
 // Checks that the lanes of a cluster all end, or all do not end, with a clustered task of the same
-// members: its barriers hang otherwise.
+// member: its barriers hang otherwise. Their other tasks are of sequences without KV.
 void CheckClusters(const ChunkDecodePlan& plan) {
   ASSERT_EQ(plan.size.grid.num_lanes % plan.size.grid.cluster_lanes, 0);
+  for (const ChunkDecodeTask& task : plan.Tasks()) {
+    if (plan.size.grid.cluster_lanes == 1) {
+      EXPECT_EQ(task.clustered, 0);
+      continue;
+    }
+    ASSERT_EQ(task.member_count, 1);
+    EXPECT_EQ(plan.Members()[task.member_begin].partial, -1);
+    EXPECT_TRUE(task.clustered || task.range_begin == task.range_end);
+  }
   for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
     const int32_t begin = plan.LaneTaskIndptr()[lane], end = plan.LaneTaskIndptr()[lane + 1];
     for (int32_t t = begin; t + 1 < end; ++t) EXPECT_EQ(plan.Tasks()[t].clustered, 0) << lane;

@@ -1,0 +1,224 @@
+// chunk_decode for few short sequences: the blocks of a cluster share a sequence and KV head.
+//
+// Grid: as in chunk_decode_device.cuh, with the cluster_lanes lanes of a cluster side by side. The
+//   last task of a lane is its share of the cluster's sequence. Steps are so short that every
+//   instruction counts, so there is no code here for anything else.
+// Shared memory: the same ring. Stage 0 has none of the last two tiles, and receives the states of
+//   all blocks of the cluster; the states of this block's warps lie in the other stages.
+// Merge: rank row % cluster_lanes owns a row. Every block, also one without tiles, sends its state
+//   of the row there by st.async, and the owner adds them in the order of the ranks.
+// Barriers: the cluster's barrier says that the blocks' mbarriers are initialised and their stages
+// 0
+//   free. Blocks arrive at it long before they send. The mbarrier of a block completes, once per
+//   launch, when all states of its rows are there.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/chunk_decode/chunk_decode_device.cuh"
+#include "kernels/device/ptx/bulk_copy.cuh"
+#include "kernels/device/ptx/cluster.cuh"
+#include "kernels/device/ptx/mbarrier.cuh"
+
+namespace tokline::chunk_decode {
+
+// A block's place in its cluster, and what the cluster works on.
+struct ClusterPlace {
+  int lanes, rank;
+  int lane_of_plan, kv_head;
+  int group;  // query heads of the KV head, which are the rows
+
+  __device__ __forceinline__ explicit ClusterPlace(const ChunkDecodeParams& params)
+      : lanes(params.plan.grid.cluster_lanes),
+        rank(static_cast<int>(blockIdx.x) % lanes),
+        group(params.num_q_heads / params.layout.num_kv_heads) {
+    const int cluster = static_cast<int>(blockIdx.x) / lanes;
+    kv_head = cluster % params.layout.num_kv_heads;
+    lane_of_plan = cluster / params.layout.num_kv_heads * lanes + rank;
+  }
+  __device__ __forceinline__ int Owner(int row) const { return row % lanes; }
+  __device__ __forceinline__ int OwnedRows() const { return (group + lanes - 1 - rank) / lanes; }
+};
+
+// States that a block receives: of each of its rows, those of all ranks side by side.
+template <typename P>
+struct ReceivedStates {
+  // Rounded up to whole rows of all ranks.
+  static constexpr int kMaxStates = 16 + kChunkDecodeMaxClusterLanes - 1;
+  static constexpr int kBytes = P::kHeadDim * 4 + 8;  // of a state
+  static_assert(kMaxStates * kBytes <= P::kStageBytes);
+
+  float* outputs;    // [kMaxStates][kHeadDim]
+  float2* max_sum;   // [kMaxStates]
+  uint32_t arrived;  // the address of the mbarrier that counts their bytes
+
+  __device__ __forceinline__ ReceivedStates(unsigned char* memory, uint32_t barrier)
+      : outputs(reinterpret_cast<float*>(memory)),
+        max_sum(reinterpret_cast<float2*>(outputs + kMaxStates * P::kHeadDim)),
+        arrived(barrier) {}
+
+  // By one thread, before the cluster's barrier.
+  __device__ __forceinline__ void Expect(const ClusterPlace& place) const {
+    ptx::MbarrierInit(arrived, 1);
+    ptx::FenceMbarrierInit();
+    ptx::MbarrierArriveExpect(arrived, place.OwnedRows() * place.lanes * kBytes);
+  }
+
+  // Sends a row's state to its owner; one warp, after the cluster's barrier.
+  __device__ __forceinline__ void Send(const ClusterPlace& place, int row,
+                                       const RowSlice<P>& slice) const {
+    constexpr int kWidth = RowSlice<P>::kWidth;
+    const int lane = threadIdx.x % 32;
+    const int at = row / place.lanes * place.lanes + place.rank;
+    const int owner = place.Owner(row);
+    const auto remote = [owner](const void* mine) {
+      return ptx::ClusterAddress(ptx::SharedAddress(mine), owner);
+    };
+    const uint32_t barrier = ptx::ClusterAddress(arrived, owner);
+    const uint32_t to = remote(outputs + at * P::kHeadDim + lane * kWidth);
+    if constexpr (kWidth == 4) {
+      ptx::ClusterStoreAsync(
+          to, float4{slice.values[0], slice.values[1], slice.values[2], slice.values[3]}, barrier);
+    } else {
+      ptx::ClusterStoreAsync(to, float2{slice.values[0], slice.values[1]}, barrier);
+    }
+    if (lane == 0) {
+      ptx::ClusterStoreAsync(remote(max_sum + at), float2{slice.row_max, slice.row_sum}, barrier);
+    }
+  }
+
+  // Adds the states of a row that the block owns, in the order of the ranks.
+  __device__ __forceinline__ RowSlice<P> Add(const ClusterPlace& place, int row) const {
+    const int lane = threadIdx.x % 32;
+    const int first = row / place.lanes * place.lanes;
+    float2 states[kChunkDecodeMaxClusterLanes];
+    RowSlice<P> slice;
+#pragma unroll
+    for (int rank = 0; rank < kChunkDecodeMaxClusterLanes; ++rank) {
+      states[rank] = rank < place.lanes ? max_sum[first + rank] : float2{-INFINITY, 0};
+      slice.row_max = fmaxf(slice.row_max, states[rank].x);
+    }
+#pragma unroll
+    for (int rank = 0; rank < kChunkDecodeMaxClusterLanes; ++rank) {
+      if (rank >= place.lanes) break;
+      const float weight = Weight(states[rank].x, slice.row_max);
+      slice.AddScaledVector(outputs + (first + rank) * P::kHeadDim + lane * RowSlice<P>::kWidth,
+                            weight);
+      slice.row_sum += weight * states[rank].y;
+    }
+    return slice;
+  }
+};
+
+// How many tiles a task has.
+__device__ __forceinline__ int CountTiles(const ChunkDecodeTask& task,
+                                          const ChunkDecodeRange* ranges) {
+  int tiles = 0;
+  for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+    tiles += (ranges[r].token_end - ranges[r].token_begin + kChunkDecodeTileTokens - 1) /
+             kChunkDecodeTileTokens;
+  }
+  return tiles;
+}
+
+// Computes the block's share of the cluster's sequence, and writes the rows that the block owns.
+template <typename P>
+__device__ __forceinline__ void DecodeShare(const Arguments& args, const ClusterPlace& place,
+                                            const ChunkDecodeTask& task, unsigned char* shared) {
+  __shared__ uint64_t arrived;
+  const ChunkDecodePlanView& plan = args.params.plan;
+  const int warp = threadIdx.x / 32;
+  const ReceivedStates<P> received(shared, ptx::SharedAddress(&arrived));
+  const ChunkDecodeMember member = plan.members[task.member_begin];
+  TileCursor tile(task, plan.ranges), next = tile;
+  TilePages pages(args, next);  // of the next tile
+  if (threadIdx.x == 0) received.Expect(place);
+  __syncwarp();
+  // Tiles are numbered so that the last one lies in the last stage.
+  const int tiles = CountTiles(task, plan.ranges);
+  const int end = (tiles + P::kStages - 1) / P::kStages * P::kStages, begin = end - tiles;
+  static_assert(P::kStages == 3);  // two tiles leave stage 0 free
+  if (tiles <= 2) ptx::ClusterArrive();
+  // The newest row may not have been written yet; a prefetch does not read it.
+  if (next.Valid()) PrefetchTile<P>(args, next, place.kv_head);
+  ptx::GridDependencyWait();
+
+  uint32_t query[P::kSteps][4];
+  const auto member_of = [&](int) { return member; };
+  LoadQuery<P>(args, member_of, place.group, place.group, 0, place.kv_head, query);
+  const uint32_t ring = ptx::SharedAddress(shared);
+  const auto stage_address = [&](int t) { return ring + t % P::kStages * P::kStageBytes; };
+  const auto load = [&](int t) {
+    LoadTile<P>(args, next, pages, place.kv_head, stage_address(t));
+    ptx::CpAsyncCommit();
+    next.Advance(plan.ranges);
+    if (next.Valid()) pages = TilePages(args, next);
+  };
+#pragma unroll 1
+  for (int t = begin; t < min(begin + 2, end); ++t) load(t);
+  RowState<P> state;
+#pragma unroll 1
+  for (int t = begin; t < end; ++t) {
+    if (t + 1 < end) {
+      ptx::CpAsyncWait<1>();
+    } else {
+      ptx::CpAsyncWait<0>();
+    }
+    __syncthreads();  // the tile is there for all, and the one before is read by all
+    if (tiles > 2 && t == end - 2) ptx::ClusterArrive();
+    if (t + 2 < end) load(t + 2);
+    const int valid = tile.Tokens() - warp * 16;
+    tile.Advance(plan.ranges);
+    if (valid > 0) state.Add(query, stage_address(t), warp * 16, valid, args.scale_log2);
+  }
+  __syncthreads();  // the last tile is read
+
+  const SharedStates<P> warps(shared + P::kStageBytes, place.group);
+  state.Store(warps.outputs + warp * warps.warp_rows * P::kStateStride,
+              warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
+  __syncthreads();
+  // What a peer did before it arrived, its reads of stage 0 too, is done before this block sends.
+  // The bytes of a send complete on the mbarrier with release at cluster scope, so whoever waits
+  // for the mbarrier with acquire sees them. An owner waits, so no block ends while others send to
+  // it, and stage 0 is filled only once, so no state is overwritten.
+  ptx::ClusterWait();
+  for (int row = warp; row < place.group; row += P::kWarps) {
+    received.Send(place, row, AddWarps<P>(warps, row, true));
+  }
+  ptx::MbarrierWaitCluster(received.arrived, 0);
+  for (int row = place.rank + warp * place.lanes; row < place.group;
+       row += P::kWarps * place.lanes) {
+    WriteRow<P>(args, member.seq, place.kv_head * place.group + row, received.Add(place, row));
+  }
+}
+
+template <typename P>
+__global__ void __launch_bounds__(P::kThreads, 2)
+    ClusterKernel(const __grid_constant__ Arguments args) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char shared[];
+  const ChunkDecodePlanView& plan = args.params.plan;
+  const ClusterPlace place(args.params);
+  ptx::GridDependencyLaunch();
+  // The plan and the page lists are uploaded before the step's first kernel, so they may be read
+  // before the wait.
+  const int32_t task_begin = plan.lane_task_indptr[place.lane_of_plan];
+  const int32_t task_end = plan.lane_task_indptr[place.lane_of_plan + 1];
+  ChunkDecodeTask last{};
+  if (task_begin < task_end) last = plan.tasks[task_end - 1];
+  if (last.clustered) {
+    DecodeShare<P>(args, place, last, shared);
+  } else {
+    ptx::GridDependencyWait();
+  }
+  // The other tasks are of sequences without KV.
+  for (int32_t t = task_begin; t < task_end - last.clustered; ++t) {
+    const int32_t seq = plan.members[plan.tasks[t].member_begin].seq;
+    for (int row = threadIdx.x / 32; row < place.group; row += P::kWarps) {
+      WriteRow<P>(args, seq, place.kv_head * place.group + row, RowSlice<P>{});
+    }
+  }
+#endif
+}
+
+}  // namespace tokline::chunk_decode
