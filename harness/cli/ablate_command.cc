@@ -129,10 +129,15 @@ struct MeasuredAblation {
 };
 
 AblationRounds RunInOrder(const AblateRun& run, const Trial& trial, bool with_first) {
-  DecoderOptions ablated = run.options;
+  // What an op of the chain is worth shows only between two decoders that run chains.
+  DecoderOptions options = run.options;
+  if (trial.ablation && trial.ablation != Ablation::kPersistent && NeedsChain(*trial.ablation)) {
+    options.ablate.Add(Ablation::kPersistent);
+  }
+  DecoderOptions ablated = options;
   if (trial.ablation) ablated.ablate.Add(*trial.ablation);
-  Decoder first = MakeDecoder(run.model, with_first ? run.options : ablated);
-  Decoder second = MakeDecoder(run.model, with_first ? ablated : run.options);
+  Decoder first = MakeDecoder(run.model, with_first ? options : ablated);
+  Decoder second = MakeDecoder(run.model, with_first ? ablated : options);
   first.WarmUp();
   second.WarmUp();
   return with_first ? RunAblation(first, second, trial.ops, run.bench)

@@ -46,6 +46,10 @@ constexpr std::array kAblations = {
                   "prefetch",
                   "kernels that do not ask the L2 for the next one's weights",
                   {}},
+    AblationEntry{Ablation::kPersistent,
+                  "persistent",
+                  "a chain of kernels per layer in steps of few tokens",
+                  {}},
 };
 
 }  // namespace
@@ -59,10 +63,15 @@ bool SwapsOnCpu(Ablation ablation) {
     case Ablation::kSkinny:
     case Ablation::kHopper:
     case Ablation::kPrefetch:
+    case Ablation::kPersistent:
       return false;
     default:
       return true;
   }
+}
+
+bool NeedsChain(Ablation ablation) {
+  return ablation != Ablation::kGraphs && ablation != Ablation::kPdl;
 }
 
 AblationSet ParseAblations(std::string_view names) {

@@ -20,6 +20,7 @@ enum class Ablation : uint8_t {
   kHopper,
   kFusedMlp,
   kPrefetch,
+  kPersistent,
 };
 
 struct AblationEntry {
@@ -43,8 +44,12 @@ class AblationSet {
   uint32_t bits_ = 0;
 };
 
+// Whether the ablation concerns the chain of kernels per layer. A decoder with such an ablation
+// runs every step as a chain, and is compared with one that does so too.
+bool NeedsChain(Ablation ablation);
+
 // Whether the ablation swaps anything on the CPU, where there are no graphs, dependent launches,
-// prefetches or variants of a kernel.
+// prefetches, persistent kernels or variants of a kernel.
 bool SwapsOnCpu(Ablation ablation);
 
 // Parses names separated by commas; empty text is the empty set. Throws InvalidArgument, which

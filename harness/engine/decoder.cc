@@ -254,8 +254,9 @@ StepShape Decoder::ShapeOf(const ScheduledStep& scheduled) const {
     int64_t longest = 1;
     for (const StepPart& part : scheduled.decode)
       longest = std::max(longest, part.begin + part.count);
-    shape =
-        config_.DecodeShape(config_.Bucket(static_cast<int32_t>(scheduled.decode.size())), longest);
+    const int32_t bucket = config_.Bucket(static_cast<int32_t>(scheduled.decode.size()));
+    if (RunsAsOneKernel(scheduled, bucket)) return config_.OneKernelShape(bucket);
+    shape = config_.DecodeShape(bucket, longest);
   }
   AttentionShape& prefill = shape.prefill;
   prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};
@@ -272,10 +273,37 @@ StepShape Decoder::ShapeOf(const ScheduledStep& scheduled) const {
   return shape;
 }
 
+std::vector<int32_t> Decoder::DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const {
+  std::vector<int32_t> tiles(static_cast<size_t>(rows));
+  for (const StepPart& part : scheduled.decode) {
+    if (part.sequence == nullptr) continue;
+    int32_t& count = tiles[static_cast<size_t>(part.slot)];
+    part.sequence->pages.ForEachRun(
+        part.begin + part.count,
+        [&count](std::span<const int32_t>, int64_t tokens) { count += DecodeStepTiles(tokens); });
+  }
+  return tiles;
+}
+
+bool Decoder::RunsAsOneKernel(const ScheduledStep& scheduled, int32_t bucket) const {
+  if (!scheduled.prefill.empty() || !config_.RunsAsOneKernel(bucket)) return false;
+  if (forward_.Observer() != nullptr && forward_.Observer()->NeedsChain()) return false;
+  if (DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts).empty()) {
+    return false;
+  }
+  if (!config_.SharesReads()) return true;
+  // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
+  // longer than the launches of a layer in a chain do.
+  constexpr int64_t kWorthBytes = int64_t{32} << 20;
+  const std::vector<SharedRun> shared =
+      SharedRunsOf(scheduled, config_.DecodeShape(bucket, config_.options.max_context));
+  return SharedTokensSaved(shared, config_.group) * KvTokenBytes() / spec_.num_layers < kWorthBytes;
+}
+
 std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
                                              const StepShape& shape) const {
   // A cluster works on one sequence, so it cannot share reads.
-  if (!config_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
+  if (!config_.SharesReads() || shape.one_kernel || shape.decode.grid.cluster_lanes > 1) return {};
   std::vector<std::span<const ChunkId>> chains(scheduled.decode.size());
   for (size_t row = 0; row < chains.size(); ++row) {
     if (scheduled.decode[row].sequence != nullptr)
@@ -291,6 +319,11 @@ Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, Step
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
   WriteRows(scheduled, shape, arrays);
   WritePrefillTable(scheduled, shape, arrays);
+  if (shape.one_kernel) {
+    std::ranges::copy(DecodeStepParts(DecodeTiles(scheduled, shape.decode.num_seqs), config_.layout,
+                                      config_.facts),
+                      arrays.parts);
+  }
   std::vector<SharedRun> shared = SharedRunsOf(scheduled, shape);
   const int64_t decode_pages = WriteDecodeTable(scheduled, shape, arrays, shared);
   const auto plan_attention = [&](AttentionShape& rows, const AttentionArrays& of_rows,
@@ -389,8 +422,9 @@ void Decoder::Run(const StepShape& shape) {
     return;
   }
   const AttentionShape& decode = shape.decode;
-  CapturedStep& captured = *std::ranges::find_if(captured_, [&decode](const CapturedStep& step) {
-    return step.shape.decode.num_seqs == decode.num_seqs && step.shape.decode.grid == decode.grid;
+  CapturedStep& captured = *std::ranges::find_if(captured_, [&](const CapturedStep& step) {
+    return step.shape.decode.num_seqs == decode.num_seqs && step.shape.decode.grid == decode.grid &&
+           step.shape.one_kernel == shape.one_kernel;
   });
   Require(decode.num_tiles == captured.shape.decode.num_tiles, "a step has ", decode.num_tiles,
           " tiles, its graph ", captured.shape.decode.num_tiles);

@@ -177,6 +177,10 @@ class Decoder {
   void Prepare(Turn& turn);
   void MoveTokens(const ScheduledStep& scheduled, Turn& turn);
   StepShape ShapeOf(const ScheduledStep& scheduled) const;
+  // Whether a step of decode rows alone runs as one kernel.
+  bool RunsAsOneKernel(const ScheduledStep& scheduled, int32_t bucket) const;
+  // The tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in padding.
+  std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
   // Returns the runs that several decode rows share and that may be read once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled, const StepShape& shape) const;
   // Writes and uploads the arrays of a step, which may be empty except for padding.

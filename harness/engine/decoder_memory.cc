@@ -5,6 +5,7 @@
 
 #include "harness/engine/carver.h"
 #include "harness/engine/device_weights.h"
+#include "harness/engine/one_kernel_step.h"
 #include "harness/engine/rope_table.h"
 #include "harness/engine/shared_runs.h"
 #include "harness/engine/shifted_copy.h"
@@ -112,10 +113,14 @@ DecoderConfig::DecoderConfig(const ModelSpec& spec, const DecoderOptions& given,
   max_pages = static_cast<int32_t>(DivideUp(options.max_context, options.page_size)) + max_runs - 1;
   if (OnDevice() && facts.sm_count > 0) full_grid = ChunkDecodeFullGrid(layout, facts);
   buckets = DecodeBuckets(options.max_batch);
+  for (const int32_t bucket : buckets) {
+    if (OneKernelRefusal(spec, *this, bucket).empty()) one_kernel_rows = bucket;
+  }
   max_tokens = options.token_budget + options.max_batch;
 
   largest_step = DecodeShape(options.max_batch, options.max_context);
   largest_step.decode.grid = full_grid;
+  largest_step.one_kernel = one_kernel_rows > 0;
   largest_step.prefill = {.num_seqs = options.max_batch,
                           .num_tokens = options.token_budget,
                           .max_pages = int64_t{options.max_batch} * max_pages,
@@ -139,6 +144,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& spec, const DecoderOptions& given,
 StepOpSet DecoderConfig::DecodeOps(const ModelSpec& spec) const {
   const bool split_append = Has(Ablation::kKvAppend),
              gated = spec.mlp == ActivationKind::kGatedSilu;
+  if (RunsAsOneKernel(options.max_batch)) return {StepOp::kDecodeStep, StepOp::kSampling};
   StepOpSet ops{StepOp::kEmbedding, StepOp::kQkv,    StepOp::kAttentionOutput,
                 StepOp::kDown,      StepOp::kLmHead, StepOp::kSampling};
   ops.Add(Has(Ablation::kChunkDecode) ? StepOp::kPagedPrefill : StepOp::kChunkDecode);
@@ -160,6 +166,9 @@ bool Swaps(const ModelSpec& spec, Ablation ablation) {
       return FusesNorms(spec);
     case Ablation::kFusedMlp:
       return FusesMlp(spec);
+    case Ablation::kPersistent:
+      return FusesMlp(spec) && spec.position == PositionKind::kRope && !spec.output_bias &&
+             !spec.mlp_bias;
     case Ablation::kKvAppend:
       return FusesNorms(spec) || spec.qk_norm;
     default:
@@ -174,12 +183,13 @@ int32_t DecoderConfig::Bucket(int32_t rows) const {
 std::vector<StepShape> DecoderConfig::DecodeShapes() const {
   std::vector<StepShape> shapes;
   for (const int32_t bucket : buckets) {
+    if (RunsAsOneKernel(bucket)) shapes.push_back(OneKernelShape(bucket));
     // Less than two tiles, few enough tiles for a cluster, and the longest context.
     for (const int64_t longest : {int64_t{1}, int64_t{128}, options.max_context}) {
       const StepShape shape = DecodeShape(bucket, std::min(longest, options.max_context));
       const auto same = [&shape](const StepShape& other) {
         return other.decode.num_seqs == shape.decode.num_seqs &&
-               other.decode.grid == shape.decode.grid;
+               other.decode.grid == shape.decode.grid && !other.one_kernel;
       };
       if (std::ranges::none_of(shapes, same)) shapes.push_back(shape);
     }
@@ -207,6 +217,13 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest) const {
     shape.decode.more_chunks += bucket * kMaxSharedRuns;
   }
   shape.logit_rows = bucket;
+  return shape;
+}
+
+StepShape DecoderConfig::OneKernelShape(int32_t bucket) const {
+  StepShape shape = DecodeShape(bucket, 1);
+  shape.one_kernel = true;
+  shape.decode.grid = {};
   return shape;
 }
 
@@ -260,6 +277,11 @@ MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderConfig& con
   if (config.full_grid.num_lanes > 0 && config.Has(Ablation::kPagedPrefill)) {
     prefill_workspace = workspace_of(config.largest_step.prefill);
     prefill_workspace.data = carver.TakeBytes(prefill_workspace.bytes);
+  }
+  if (config.one_kernel_rows > 0) {
+    decode_step_workspace_bytes = DecodeStepWorkspaceBytes(
+        StepModelOf(spec, config.options.dtype, nullptr), config.layout, config.facts);
+    decode_step_workspace = carver.TakeBytes(decode_step_workspace_bytes);
   }
   memory.workspace_bytes = carver.Size() - memory.activation_bytes;
 

@@ -50,7 +50,8 @@ struct DecoderConfig {
   bool split_input_norm = false;
   bool split_mlp = false;  // norm, first projection, activation
   bool split_final_norm = false;
-  StepShape largest_step;  // no step's arrays are larger
+  int32_t one_kernel_rows = 0;  // the largest bucket whose steps may run as one kernel
+  StepShape largest_step;       // no step's arrays are larger
   int64_t linear_workspace_bytes = 0;
   int64_t sampling_workspace_bytes = 0;
 
@@ -58,8 +59,13 @@ struct DecoderConfig {
   DecoderConfig(const ModelSpec& spec, const DecoderOptions& options, const DeviceFacts& facts);
 
   int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
-  // The shape of a decode step whose longest context, with the new token, is `longest`.
+  // The shape of a decode step whose longest context, with the new token, is `longest`, as a chain
+  // of kernels.
   StepShape DecodeShape(int32_t bucket, int64_t longest) const;
+  // The same as one kernel.
+  StepShape OneKernelShape(int32_t bucket) const;
+  // Whether a decode step of `bucket` rows can run as one kernel.
+  bool RunsAsOneKernel(int32_t bucket) const { return bucket <= one_kernel_rows; }
   // Every shape that a decode step can have. Each is captured as a graph.
   std::vector<StepShape> DecodeShapes() const;
   bool Has(Ablation ablation) const { return options.ablate.Has(ablation); }
@@ -128,9 +134,11 @@ struct DecoderBuffers {
   std::vector<DecodeWorkspace> decode_workspaces;
   DecodeWorkspace prefill_workspace;  // only for ablation paged_prefill: for any number of
                                       // sequences; its counters must be zeroed before each step
-  float* rope = nullptr;              // [max_context, head_dim / 2] pairs; null without RoPE
-  std::byte* step = nullptr;          // arrays of a step
-  std::byte* kv = nullptr;            // [num_layers] pools
+  std::byte* decode_step_workspace = nullptr;
+  int64_t decode_step_workspace_bytes = 0;
+  float* rope = nullptr;      // [max_context, head_dim / 2] pairs; null without RoPE
+  std::byte* step = nullptr;  // arrays of a step
+  std::byte* kv = nullptr;    // [num_layers] pools
 
  private:
   friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);

@@ -120,6 +120,7 @@ int64_t DeviceWeights::Place(const ModelSpec& spec, DType dtype, std::byte* base
   lm_head_ = spec.tied_embeddings ? embedding_ : take(spec.vocab_size * hidden);
   layers_.resize(static_cast<size_t>(spec.num_layers));
   for (DeviceLayerWeights& layer : layers_) {
+    layer_stride_bytes_ = carver.Size();
     layer.input_norm = take(hidden);
     layer.input_norm_bias = take_if(norm_bias, hidden);
     layer.qkv = take(qkv * hidden);
@@ -134,6 +135,7 @@ int64_t DeviceWeights::Place(const ModelSpec& spec, DType dtype, std::byte* base
     layer.up_bias = take_if(spec.mlp_bias, spec.UpRows());
     layer.down = take(hidden * spec.intermediate_size);
     layer.down_bias = take_if(spec.mlp_bias, hidden);
+    layer_stride_bytes_ = carver.Size() - layer_stride_bytes_;
   }
   return carver.Size();
 }

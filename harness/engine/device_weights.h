@@ -47,6 +47,8 @@ class DeviceWeights {
   const std::byte* final_norm_bias() const { return final_norm_bias_; }  // [H] or null
   const std::byte* lm_head() const { return lm_head_; }  // [vocab_size, H]; may be embedding()
   const std::vector<DeviceLayerWeights>& layers() const { return layers_; }
+  // The distance from a layer's tensors to those of the next layer.
+  int64_t LayerStrideBytes() const { return layer_stride_bytes_; }
 
  private:
   DeviceWeights() = default;
@@ -61,6 +63,7 @@ class DeviceWeights {
   std::byte* final_norm_bias_ = nullptr;
   std::byte* lm_head_ = nullptr;
   std::vector<DeviceLayerWeights> layers_;
+  int64_t layer_stride_bytes_ = 0;
   Memory memory_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "harness/engine/one_kernel_step.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -54,6 +55,10 @@ void ForwardPass::Enqueue(const StepShape& shape) {
   }
 
   first_ = true;
+  if (shape.one_kernel) {
+    OneKernel(shape, arrays);
+    return;
+  }
   Embed(shape, arrays);
   const int64_t pool_bytes = config_.layout.NumElements() * element_bytes_;
   std::byte* kv = buffers_.kv;
@@ -73,6 +78,25 @@ void ForwardPass::Enqueue(const StepShape& shape) {
     kv += pool_bytes;
   }
   if (shape.logit_rows > 0) Logits(shape, arrays);
+}
+
+void ForwardPass::OneKernel(const StepShape& shape, const StepArrays& arrays) {
+  Run(StepOp::kDecodeStep, ops_.decode_step,
+      {.model = StepModelOf(spec_, dtype_, &weights_),
+       .num_tokens = shape.decode.num_tokens,
+       .token_ids = buffers_.sampled,
+       .positions = arrays.positions,
+       .slots = arrays.slots,
+       .table = arrays.decode.Table(shape.decode),
+       .layout = config_.layout,
+       .kv = buffers_.kv,
+       .rope_cos_sin = buffers_.rope,
+       .rope_rows = config_.options.max_context,
+       .logits = buffers_.logits,
+       .parts = arrays.parts,
+       .workspace = buffers_.decode_step_workspace,
+       .workspace_bytes = buffers_.decode_step_workspace_bytes});
+  Sample(shape, arrays);
 }
 
 void ForwardPass::Embed(const StepShape& shape, const StepArrays& arrays) {
@@ -280,6 +304,10 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
   head.norm_weight = config_.split_final_norm ? nullptr : weights_.final_norm();
   head.norm_eps = spec_.norm_eps;
   Run(StepOp::kLmHead, ops_.linear, head);
+  Sample(shape, arrays);
+}
+
+void ForwardPass::Sample(const StepShape& shape, const StepArrays& arrays) {
   Run(StepOp::kSampling, ops_.sampling,
       {.num_rows = shape.logit_rows,
        .vocab_size = spec_.vocab_size,

@@ -28,8 +28,11 @@ class ForwardPass {
 
   // Sets who is told of every op from now on; null for nobody. A replayed graph enqueues no ops.
   void SetObserver(OpObserver* observer) { observer_ = observer; }
+  const OpObserver* Observer() const { return observer_; }
 
  private:
+  // Everything up to the logits in one launch, and sampling.
+  void OneKernel(const StepShape& shape, const StepArrays& arrays);
   void Embed(const StepShape& shape, const StepArrays& arrays);
   // Writes to buffers.normed.
   void Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
@@ -46,6 +49,7 @@ class ForwardPass {
   // The MLP up to its activation, with one kernel for each operation.
   void SplitMlp(const DeviceLayerWeights& layer, int64_t tokens);
   void Logits(const StepShape& shape, const StepArrays& arrays);
+  void Sample(const StepShape& shape, const StepArrays& arrays);
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                       const std::byte* weight, void* out, int64_t out_features) const;
   // Lets the kernel of `params` prefetch the weights of a later `op` into L2, if they leave room

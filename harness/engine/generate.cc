@@ -20,6 +20,7 @@ class HiddenStates : public OpObserver {
   HiddenStates(const HiddenStates&) = delete;
   HiddenStates& operator=(const HiddenStates&) = delete;
 
+  bool NeedsChain() const override { return true; }
   void Begin(StepOp op, std::string_view) override {
     ends_a_state_ =
         op == StepOp::kEmbedding || op == StepOp::kAttentionOutput || op == StepOp::kDown;

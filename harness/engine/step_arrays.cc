@@ -49,6 +49,7 @@ StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
   arrays.slots = carver.Take<int64_t>(shape.Tokens());
   arrays.logit_tokens = carver.Take<int32_t>(shape.logit_rows);
   arrays.rules = carver.Take<SamplingRule>(shape.logit_rows);
+  if (shape.one_kernel) arrays.parts = carver.Take<int32_t>(shape.decode.num_seqs);
   arrays.prefill = PlaceAttention(shape.prefill, carver);
   arrays.decode = PlaceAttention(shape.decode, carver);
   arrays.bytes = carver.Size();
@@ -116,6 +117,7 @@ bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
                    const PagedKvLayout& layout, int32_t num_q_heads, const DeviceFacts& device,
                    std::span<const SharedRun> runs, ChunkSharing sharing) {
   if (shape.num_seqs == 0 || device.sm_count == 0) return false;
+  if (shape.kind == AttentionKind::kChunkDecode && shape.grid.num_lanes == 0) return false;
   if (shape.kind == AttentionKind::kPagedPrefill) {
     const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
                                                    num_q_heads, /*causal=*/true);

@@ -45,7 +45,8 @@ struct AttentionShape {
 struct StepShape {
   AttentionShape decode = {};
   AttentionShape prefill = {};
-  int32_t logit_rows = 0;  // one per slot
+  int32_t logit_rows = 0;   // one per slot
+  bool one_kernel = false;  // runs as decode_step; there is no prefill, and decode has no plan
 
   int64_t Tokens() const { return decode.num_tokens + prefill.num_tokens; }
 };
@@ -71,6 +72,7 @@ struct StepArrays {
   int64_t* slots = nullptr;         // [T] slots in the KV cache; -1: padding
   int32_t* logit_tokens = nullptr;  // [logit_rows] rows of the step; -1: none
   SamplingRule* rules = nullptr;    // [logit_rows]
+  int32_t* parts = nullptr;         // [decode.num_seqs] of the contexts, if the step is one_kernel
   AttentionArrays prefill;
   AttentionArrays decode;
   int64_t bytes = 0;  // size of the block

@@ -9,12 +9,12 @@
 namespace tokline {
 namespace {
 
-constexpr std::array kOps = {
-    StepOp::kEmbedding, StepOp::kInputNorm,   StepOp::kQkv,          StepOp::kHeadNorms,
-    StepOp::kKvAppend,  StepOp::kChunkDecode, StepOp::kPagedPrefill, StepOp::kAttentionOutput,
-    StepOp::kPostNorm,  StepOp::kGateUp,      StepOp::kUp,           StepOp::kActivation,
-    StepOp::kDown,      StepOp::kLastRows,    StepOp::kFinalNorm,    StepOp::kLmHead,
-    StepOp::kSampling};
+constexpr std::array kOps = {StepOp::kDecodeStep,  StepOp::kEmbedding,    StepOp::kInputNorm,
+                             StepOp::kQkv,         StepOp::kHeadNorms,    StepOp::kKvAppend,
+                             StepOp::kChunkDecode, StepOp::kPagedPrefill, StepOp::kAttentionOutput,
+                             StepOp::kPostNorm,    StepOp::kGateUp,       StepOp::kUp,
+                             StepOp::kActivation,  StepOp::kDown,         StepOp::kLastRows,
+                             StepOp::kFinalNorm,   StepOp::kLmHead,       StepOp::kSampling};
 
 }  // namespace
 
@@ -22,6 +22,8 @@ std::span<const StepOp> AllStepOps() { return kOps; }
 
 std::string_view Name(StepOp op) {
   switch (op) {
+    case StepOp::kDecodeStep:
+      return "decode_step";
     case StepOp::kEmbedding:
       return "embedding";
     case StepOp::kInputNorm:

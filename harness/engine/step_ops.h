@@ -14,6 +14,7 @@ namespace tokline {
 // An op is named after its place in the model, so that it keeps its name when another kernel does
 // it. Only attention is named after its kernel.
 enum class StepOp : uint8_t {
+  kDecodeStep,  // all ops except sampling, in steps that run as one kernel
   kEmbedding,
   kInputNorm,  // if it is not part of qkv
   kQkv,
@@ -62,6 +63,8 @@ class OpObserver {
   virtual ~OpObserver() = default;
   // Returns whether the op is to be enqueued at all.
   virtual bool Wants(StepOp) const { return true; }
+  // Whether it looks at what the ops of a layer leave behind, so that steps must be chains of ops.
+  virtual bool NeedsChain() const { return false; }
   // Is called before the op is enqueued. `kernel` names the kernel that does it.
   virtual void Begin(StepOp op, std::string_view kernel) = 0;
   // Is called after the op has been enqueued.

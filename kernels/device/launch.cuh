@@ -15,7 +15,8 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
-  unsigned cluster = 1;  // consecutive blocks in x that form a cluster; needs HasClusters()
+  unsigned cluster = 1;      // consecutive blocks in x that form a cluster; needs HasClusters()
+  bool cooperative = false;  // all blocks are resident at the same time, or the launch fails
 };
 
 // Raises a kernel's limit on dynamic shared memory. Throws InvalidArgument, which states what a
@@ -60,7 +61,7 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
   TOKLINE_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                     cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared));
-  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchAttribute attributes[3]{};
   unsigned num_attributes = 0;
   // Code without griddepcontrol would not wait for its predecessor, so it is launched as usual and
   // starts after the predecessor has ended.
@@ -73,6 +74,11 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {shape.cluster, 1, 1};
+  }
+  if (shape.cooperative) {
+    cudaLaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "kernels/device/convert.cuh"
+#include "kernels/device/copy_ring.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/cluster.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
@@ -54,37 +55,6 @@ struct WgmmaPolicy {
   static constexpr int kXBytes = kPanels * kXPanel;
   static constexpr bool kInRegisters = kTokens <= 16;
   static constexpr int kHeldBlocks = 2;  // blocks of weights that wait in registers
-};
-
-// A stage of a ring and the parity of its use.
-struct RingPosition {
-  int stages;
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void Advance() {
-    if (++stage == stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-// A ring of equal stages that the copy engine fills, with two barriers per stage.
-struct CopyRing {
-  uint32_t data, barriers;  // addresses of the shared window
-  int stages, stage_bytes;
-
-  __device__ __forceinline__ uint32_t Stage(int stage) const { return data + stage * stage_bytes; }
-  __device__ __forceinline__ uint32_t Full(int stage) const { return barriers + 16 * stage; }
-  __device__ __forceinline__ uint32_t Empty(int stage) const { return Full(stage) + 8; }
-
-  __device__ __forceinline__ void Init(int readers) const {
-    for (int stage = 0; stage < stages; ++stage) {
-      ptx::MbarrierInit(Full(stage), 1);
-      ptx::MbarrierInit(Empty(stage), readers);
-    }
-  }
 };
 
 // Where things lie in shared memory.

@@ -74,8 +74,17 @@ class StepProfilerCudaTest : public testing::CudaTest {
   BenchOptions bench_{.batch = 4, .prompt_tokens = 16, .new_tokens = 64};
 };
 
+TEST_F(StepProfilerCudaTest, AStepOfOneKernelIsOneOp) {
+  if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "steps are chains of kernels here";
+  const auto ops = ByName(Profile().profile);
+  EXPECT_EQ(ops.size(), 2u);
+  ASSERT_TRUE(ops.contains("decode_step") && ops.contains("sampling"));
+  EXPECT_EQ(ops.at("decode_step").launches, 1);
+  EXPECT_GT(ops.at("decode_step").us, ops.at("sampling").us);
+}
+
 TEST_F(StepProfilerCudaTest, OpsAndGapsAddUpToTheStep) {
-  const ProfiledSteps profiled = Profile();
+  const ProfiledSteps profiled = Profile({}, ParseAblations("persistent"));
   ExpectMethod(profiled);
   const StepProfile& profile = profiled.profile;
   EXPECT_EQ(profile.steps, profile.method == "cupti" ? 63 : 16);

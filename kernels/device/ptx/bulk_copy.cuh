@@ -22,6 +22,24 @@ __device__ __forceinline__ void MbarrierArriveExpect(uint32_t barrier, uint32_t 
                : "memory");
 }
 
+// A policy for copies of data that is read once: the L2 evicts it first.
+__device__ __forceinline__ uint64_t EvictFirstPolicy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Loads `bytes` contiguous bytes, a multiple of 16; both addresses are 16 B aligned.
+__device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* global,
+                                                 uint32_t bytes, uint32_t barrier,
+                                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // Loads the box at {c0, c1, c2} of the tensor that `map` describes (device/tensor_map.h). Elements
 // outside the tensor arrive as zeros and count towards the bytes.
 __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
@@ -43,14 +61,23 @@ __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* 
       : "memory");
 }
 
-// Stores two floats to the shared memory of a block of the cluster, whose mbarrier at `barrier`
-// counts their 8 bytes. Both addresses are ClusterAddress()es of that block.
+// Stores floats to the shared memory of a block of the cluster, whose mbarrier at `barrier` counts
+// their bytes. Both addresses are ClusterAddress()es of that block.
 __device__ __forceinline__ void ClusterStoreAsync(uint32_t address, float2 value,
                                                   uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
           address),
       "f"(value.x), "f"(value.y), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void ClusterStoreAsync(uint32_t address, float4 value,
+                                                  uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
       : "memory");
 }
 

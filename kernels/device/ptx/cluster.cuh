@@ -1,5 +1,5 @@
-// Thread block clusters (sm_90): a barrier across all their threads, and loads from another block's
-// shared memory. There are no clusters before sm_90, so nothing here may be reached there.
+// Thread block clusters (sm_90): a barrier across all their threads, and addresses in another
+// block's shared memory. There are no clusters before sm_90, so nothing here may be reached there.
 #pragma once
 
 #include <cstdint>
@@ -29,28 +29,6 @@ __device__ __forceinline__ uint32_t ClusterAddress([[maybe_unused]] uint32_t sha
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
 #endif
   return address;
-}
-
-__device__ __forceinline__ float2 ClusterLoadFloat2([[maybe_unused]] uint32_t address) {
-  float2 v{};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(address)
-               : "memory");
-#endif
-  return v;
-}
-
-__device__ __forceinline__ float4 ClusterLoadFloat4([[maybe_unused]] uint32_t address) {
-  float4 v{};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-#endif
-  return v;
 }
 
 }  // namespace tokline::ptx

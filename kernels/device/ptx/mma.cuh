@@ -24,6 +24,13 @@ __device__ __forceinline__ void LdMatrixX4Trans(uint32_t (&r)[4], uint32_t share
                : "memory");
 }
 
+// Transposes an 8x8 matrix of 16-bit elements of which each lane holds two neighbours of a row.
+__device__ __forceinline__ uint32_t Transpose8x8(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // d += a (16x16, row-major) * b (16x8, column-major) in fp32. T is __nv_bfloat16 or __half.
 template <typename T>
 __device__ __forceinline__ void MmaM16N8K16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,

@@ -8,4 +8,9 @@ __device__ __forceinline__ void NamedBarrierSync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Arrives at `barrier` without waiting.
+__device__ __forceinline__ void NamedBarrierArrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 }  // namespace tokline::ptx

@@ -1,0 +1,59 @@
+#include "harness/engine/one_kernel_step.h"
+
+#include <cmath>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+
+DecodeStepModel StepModelOf(const ModelSpec& spec, DType dtype, const DeviceWeights* weights) {
+  DecodeStepModel model{
+      .dtype = dtype,
+      .num_layers = static_cast<int32_t>(spec.num_layers),
+      .num_q_heads = spec.num_q_heads,
+      .vocab_size = spec.vocab_size,
+      .hidden_size = spec.hidden_size,
+      .intermediate_size = spec.intermediate_size,
+      .norm_eps = spec.norm_eps,
+      .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)))};
+  if (weights == nullptr) return model;
+  const DeviceLayerWeights& layer = weights->layers()[0];
+  model.embedding = weights->embedding();
+  model.final_norm = weights->final_norm();
+  model.lm_head = weights->lm_head();
+  model.layer_stride_bytes = weights->LayerStrideBytes();
+  model.input_norm = layer.input_norm;
+  model.qkv = layer.qkv;
+  model.qkv_bias = layer.qkv_bias;
+  model.q_norm = layer.q_norm;
+  model.k_norm = layer.k_norm;
+  model.o = layer.o;
+  model.post_norm = layer.post_norm;
+  model.gate_up = layer.up;
+  model.down = layer.down;
+  return model;
+}
+
+std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config, int64_t tokens) {
+  if (!config.OnDevice()) return "the CPU has no kernels";
+  for (const AblationEntry& entry : AllAblations()) {
+    if (config.Has(entry.ablation) && NeedsChain(entry.ablation)) {
+      return StrCat("ablation ", entry.name);
+    }
+  }
+  if (config.options.delayed && config.options.delayed->op != StepOp::kDecodeStep &&
+      config.options.delayed->op != StepOp::kSampling) {
+    return StrCat("a delay of ", Name(config.options.delayed->op));
+  }
+  if (config.options.sharing == ChunkSharing::kAlways && config.options.reuse) {
+    return "shared contexts are always read once";
+  }
+  if (spec.norm != NormKind::kRms) return "LayerNorm; it takes RMSNorm";
+  if (spec.mlp != ActivationKind::kGatedSilu) return "an MLP without a gate";
+  if (spec.position != PositionKind::kRope) return "learned positions; it takes RoPE";
+  if (spec.output_bias || spec.mlp_bias) return "biases of the output projection or the MLP";
+  return DecodeStepRefusal(StepModelOf(spec, config.options.dtype, nullptr), config.layout, tokens,
+                           config.facts);
+}
+
+}  // namespace tokline

@@ -1,0 +1,67 @@
+// Launches decode_step: one block per SM, all resident.
+#include "kernels/decode_step/decode_step_device.cuh"
+#include "kernels/device/dispatch.h"
+#include "kernels/device/launch.cuh"
+#include "kernels/device/tensor_map.h"
+
+namespace tokline {
+namespace {
+
+// A box is a tile of 16 tokens of one head, in panels of 64 elements. The rows of all heads, pages
+// and layers lie one after another.
+CUtensorMap KvMap(const DecodeStepParams& params) {
+  const auto head_dim = static_cast<uint64_t>(params.layout.head_dim);
+  const auto rows = static_cast<uint64_t>(params.model.num_layers * params.layout.NumElements() /
+                                          params.layout.head_dim);
+  Require(rows <= INT32_MAX, "the KV cache has ", rows, " rows of heads; decode_step takes ",
+          INT32_MAX);
+  return MakeTensorMap<3>(
+      {.dtype = params.model.dtype,
+       .data = params.kv,
+       .sizes = {64, rows, head_dim / 64},
+       .strides = {2 * head_dim, 128},
+       .box = {64, kDecodeStepTileTokens, static_cast<uint32_t>(head_dim / 64)}});
+}
+
+template <DType kDType, int kHeadDim, int kTokens>
+void LaunchFor(const decode_step::Arguments& args, const LaunchOptions& options) {
+  LaunchKernel(&decode_step::DecodeStepKernel<decode_step::Policy<kDType, kHeadDim, kTokens>>,
+               {.grid = dim3(static_cast<unsigned>(args.geometry.blocks)),
+                .block = dim3(decode_step::kThreads),
+                .shared_bytes = static_cast<size_t>(args.geometry.shared_bytes),
+                .cooperative = true},
+               options, args);
+}
+
+}  // namespace
+
+void Launch(const DecodeStepParams& params, const LaunchOptions& options) {
+  Validate(params);
+  if (params.num_tokens == 0) return;
+  const DeviceFacts& device = CurrentDeviceFacts();
+  const std::string refusal =
+      DecodeStepRefusal(params.model, params.layout, params.num_tokens, device);
+  Require(refusal.empty(), "decode_step does not take ", refusal);
+  const int64_t needed = DecodeStepWorkspaceBytes(params.model, params.layout, device);
+  Require(params.workspace != nullptr && params.workspace_bytes >= needed, "workspace_bytes is ",
+          params.workspace_bytes, "; ", needed, " are needed");
+  Require(params.parts != nullptr, "parts must not be null");
+  const decode_step::Arguments args{
+      .params = params,
+      .geometry = DecodeStepGeometryOf(params.model, params.layout, params.num_tokens, device),
+      .kv = KvMap(params)};
+  DispatchDType(params.model.dtype, [&]<DType kDType>() {
+    DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
+      switch (params.num_tokens) {
+        case 1:
+          return LaunchFor<kDType, kHeadDim, 1>(args, options);
+        case 2:
+          return LaunchFor<kDType, kHeadDim, 2>(args, options);
+        default:
+          return LaunchFor<kDType, kHeadDim, kMaxDecodeStepTokens>(args, options);
+      }
+    });
+  });
+}
+
+}  // namespace tokline
