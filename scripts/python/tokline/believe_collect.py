@@ -26,7 +26,7 @@ SHAPES = ROOT / "benches" / "shapes"
 # Keys of a shape whose lists are rows (docs/measuring.md, "Shapes").
 ROW_LISTS = ("tokens", "rows", "pages", "append")
 # Of a shape that is needed more often than it is there, the first of these that it has grows, with those beside it.
-GROWING = (("rows",), ("tokens",), ("len",), ("lens",), ("unique",), ("q_len", "kv_len"), ("q", "kv"))
+GROWING = (("context",), ("rows",), ("tokens",), ("len",), ("lens",), ("unique",), ("q_len", "kv_len"), ("q", "kv"))
 
 
 class CollectError(Stop):
