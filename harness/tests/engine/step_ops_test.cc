@@ -132,9 +132,8 @@ TEST_F(Gpt2StepOpsTest, LayerNormsAndGeluAreKernelsOfTheirOwn) {
                                  "lm_head/linear", "sampling/sampling"));
   for (const AblationEntry& entry : AllAblations()) {
     const bool swaps = Swaps(model_.spec, entry.ablation);
-    EXPECT_EQ(swaps,
-              entry.name != "rmsnorm_qkv" && entry.name != "fused_mlp" &&
-                  entry.name != "kv_append" && entry.name != "persistent")
+    EXPECT_EQ(swaps, entry.name != "rmsnorm_qkv" && entry.name != "fused_mlp" &&
+                         entry.name != "kv_append" && entry.name != "persistent")
         << entry.name;
     if (!swaps) {
       EXPECT_EQ(DecodeOps({.ablate = ParseAblations(entry.name)}), plain) << entry.name;
