@@ -130,8 +130,11 @@ double Decoder::WarmUp() {
   prepared_.reset();
   captured_.clear();
   for (const StepShape& unplanned : config_.DecodeShapes()) {
-    if (!config_.OnDevice()) break;                                            // nothing to prepare
-    const StepShape shape = UploadArrays({}, unplanned, turns_[turn_]).shape;  // only padding
+    if (!config_.OnDevice()) break;  // nothing to prepare
+    const std::vector<int32_t> parts(
+        unplanned.one_kernel ? static_cast<size_t>(unplanned.decode.num_seqs) : 0, 1);
+    const StepShape shape =
+        UploadArrays({}, unplanned, parts, turns_[turn_]).shape;  // only padding
     forward_.Enqueue(shape);  // lets every op choose its algorithms before the capture
     backend_->Synchronize();
     if (config_.Has(Ablation::kGraphs)) continue;
@@ -208,7 +211,12 @@ void Decoder::Prepare(Turn& turn) {
     shifted_copy_.Enqueue(*sequence, scheduler_.Chunks());
   }
   if (scheduled.Empty()) return;
-  prepared_ = UploadArrays(scheduled, ShapeOf(scheduled), turn);
+  const std::vector<int32_t> parts = OneKernelParts(scheduled);
+  prepared_ =
+      UploadArrays(scheduled,
+                   parts.empty() ? ChainShape(scheduled)
+                                 : config_.OneKernelShape(static_cast<int32_t>(parts.size())),
+                   parts, turn);
   turn.draws.clear();
   const auto draw = [&turn](const StepPart& part) {
     if (part.draws) turn.draws.push_back({.id = part.sequence->id, .slot = part.slot});
@@ -248,15 +256,14 @@ std::span<const NewToken> Decoder::Flush() {
   return collected_;
 }
 
-StepShape Decoder::ShapeOf(const ScheduledStep& scheduled) const {
+StepShape Decoder::ChainShape(const ScheduledStep& scheduled) const {
   StepShape shape;
   if (scheduled.decode_rows > 0) {
     int64_t longest = 1;
     for (const StepPart& part : scheduled.decode)
       longest = std::max(longest, part.begin + part.count);
-    const int32_t bucket = config_.Bucket(static_cast<int32_t>(scheduled.decode.size()));
-    if (RunsAsOneKernel(scheduled, bucket)) return config_.OneKernelShape(bucket);
-    shape = config_.DecodeShape(bucket, longest);
+    shape =
+        config_.DecodeShape(config_.Bucket(static_cast<int32_t>(scheduled.decode.size())), longest);
   }
   AttentionShape& prefill = shape.prefill;
   prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};
@@ -285,19 +292,22 @@ std::vector<int32_t> Decoder::DecodeTiles(const ScheduledStep& scheduled, int32_
   return tiles;
 }
 
-bool Decoder::RunsAsOneKernel(const ScheduledStep& scheduled, int32_t bucket) const {
-  if (!scheduled.prefill.empty() || !config_.RunsAsOneKernel(bucket)) return false;
-  if (forward_.Observer() != nullptr && forward_.Observer()->NeedsChain()) return false;
-  if (DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts).empty()) {
-    return false;
-  }
-  if (!config_.SharesReads()) return true;
+std::vector<int32_t> Decoder::OneKernelParts(const ScheduledStep& scheduled) const {
+  if (scheduled.decode_rows == 0 || !scheduled.prefill.empty()) return {};
+  const int32_t bucket = config_.Bucket(static_cast<int32_t>(scheduled.decode.size()));
+  if (!config_.RunsAsOneKernel(bucket)) return {};
+  if (forward_.Observer() != nullptr && forward_.Observer()->NeedsChain()) return {};
+  std::vector<int32_t> parts =
+      DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts);
+  if (parts.empty() || !config_.SharesReads()) return parts;
   // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
   // longer than the launches of a layer in a chain do.
   constexpr int64_t kWorthBytes = int64_t{32} << 20;
   const std::vector<SharedRun> shared =
       SharedRunsOf(scheduled, config_.DecodeShape(bucket, config_.options.max_context));
-  return SharedTokensSaved(shared, config_.group) * KvTokenBytes() / spec_.num_layers < kWorthBytes;
+  const int64_t layer_bytes = KvTokenBytes() / spec_.num_layers;
+  if (SharedTokensSaved(shared, config_.group) * layer_bytes >= kWorthBytes) return {};
+  return parts;
 }
 
 std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
@@ -314,16 +324,12 @@ std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
 }
 
 Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, StepShape shape,
-                                            Turn& turn) {
+                                            std::span<const int32_t> parts, Turn& turn) {
   Require(!turn.pending, "the arrays of a step are rewritten while it is in flight");
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
   WriteRows(scheduled, shape, arrays);
   WritePrefillTable(scheduled, shape, arrays);
-  if (shape.one_kernel) {
-    std::ranges::copy(DecodeStepParts(DecodeTiles(scheduled, shape.decode.num_seqs), config_.layout,
-                                      config_.facts),
-                      arrays.parts);
-  }
+  std::ranges::copy(parts, arrays.parts);
   std::vector<SharedRun> shared = SharedRunsOf(scheduled, shape);
   const int64_t decode_pages = WriteDecodeTable(scheduled, shape, arrays, shared);
   const auto plan_attention = [&](AttentionShape& rows, const AttentionArrays& of_rows,

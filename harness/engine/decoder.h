@@ -176,15 +176,17 @@ class Decoder {
   // Schedules the next step, if there is one, and uploads its arrays.
   void Prepare(Turn& turn);
   void MoveTokens(const ScheduledStep& scheduled, Turn& turn);
-  StepShape ShapeOf(const ScheduledStep& scheduled) const;
-  // Whether a step of decode rows alone runs as one kernel.
-  bool RunsAsOneKernel(const ScheduledStep& scheduled, int32_t bucket) const;
+  StepShape ChainShape(const ScheduledStep& scheduled) const;
+  // How the contexts of a step are cut if it runs as one kernel, one entry per row with padding;
+  // empty if it runs as a chain.
+  std::vector<int32_t> OneKernelParts(const ScheduledStep& scheduled) const;
   // The tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in padding.
   std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
   // Returns the runs that several decode rows share and that may be read once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled, const StepShape& shape) const;
   // Writes and uploads the arrays of a step, which may be empty except for padding.
-  PreparedStep UploadArrays(const ScheduledStep& scheduled, StepShape shape, Turn& turn);
+  PreparedStep UploadArrays(const ScheduledStep& scheduled, StepShape shape,
+                            std::span<const int32_t> parts, Turn& turn);
   void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                  const StepArrays& arrays) const;
   // Sets the chunks of the shared runs. Returns the number of page ids written.

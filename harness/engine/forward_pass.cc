@@ -1,7 +1,6 @@
 #include "harness/engine/forward_pass.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "harness/engine/one_kernel_step.h"
 #include "kernels/common/error.h"
@@ -20,7 +19,7 @@ ForwardPass::ForwardPass(const ModelSpec& spec, const DecoderConfig& config,
       dtype_(config.options.dtype),
       element_bytes_(SizeOf(config.options.dtype)),
       qkv_width_(spec.QSize() + 2 * spec.KvSize()),
-      scale_(static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)))) {}
+      scale_(spec.ScoreScale()) {}
 
 LaunchOptions ForwardPass::Next() {
   const bool dependent = !first_ && !config_.Has(Ablation::kPdl);

@@ -1,21 +1,18 @@
 #include "harness/engine/one_kernel_step.h"
 
-#include <cmath>
-
 #include "kernels/common/error.h"
 
 namespace tokline {
 
 DecodeStepModel StepModelOf(const ModelSpec& spec, DType dtype, const DeviceWeights* weights) {
-  DecodeStepModel model{
-      .dtype = dtype,
-      .num_layers = static_cast<int32_t>(spec.num_layers),
-      .num_q_heads = spec.num_q_heads,
-      .vocab_size = spec.vocab_size,
-      .hidden_size = spec.hidden_size,
-      .intermediate_size = spec.intermediate_size,
-      .norm_eps = spec.norm_eps,
-      .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(spec.head_dim)))};
+  DecodeStepModel model{.dtype = dtype,
+                        .num_layers = static_cast<int32_t>(spec.num_layers),
+                        .num_q_heads = spec.num_q_heads,
+                        .vocab_size = spec.vocab_size,
+                        .hidden_size = spec.hidden_size,
+                        .intermediate_size = spec.intermediate_size,
+                        .norm_eps = spec.norm_eps,
+                        .scale = spec.ScoreScale()};
   if (weights == nullptr) return model;
   const DeviceLayerWeights& layer = weights->layers()[0];
   model.embedding = weights->embedding();

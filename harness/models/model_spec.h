@@ -3,6 +3,7 @@
 // subclasses.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -69,6 +70,10 @@ struct ModelSpec {
   DType dtype = DType::kF32;           // storage type of the checkpoint's weights
   std::vector<int32_t> eos_token_ids;  // sorted; generation_config.json takes precedence
 
+  // The factor of attention scores, 1 / sqrt(head_dim).
+  float ScoreScale() const {
+    return static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim)));
+  }
   int64_t QSize() const { return int64_t{num_q_heads} * head_dim; }
   int64_t KvSize() const { return int64_t{num_kv_heads} * head_dim; }
   // Rows of the MLP's first projection (gate and up together if the MLP is gated).

@@ -7,10 +7,9 @@
 //   all blocks of the cluster; the states of this block's warps lie in the other stages.
 // Merge: rank row % cluster_lanes owns a row. Every block, also one without tiles, sends its state
 //   of the row there by st.async, and the owner adds them in the order of the ranks.
-// Barriers: the cluster's barrier says that the blocks' mbarriers are initialised and their stages
-// 0
-//   free. Blocks arrive at it long before they send. The mbarrier of a block completes, once per
-//   launch, when all states of its rows are there.
+// Barriers: the cluster's barrier says that the blocks' mbarriers are initialised and that their
+//   stages 0 are free. Blocks arrive at it long before they send. The mbarrier of a block
+//   completes, once per launch, when all states of its rows are there.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -77,15 +77,11 @@ struct WarpState {
   __device__ __forceinline__ void Add(const uint32_t (&query)[kSteps][2], uint32_t keys,
                                       uint32_t values, int tokens, float scale_log2, int lane) {
     using T = typename P::T;
-    const auto address = [](uint32_t tile, int row, int segment) {
-      return tile + segment / 8 * (kDecodeStepTileTokens * 128) + row * 128 +
-             (((segment % 8) ^ (row & 7)) << 4);
-    };
     float scores[2][4] = {};
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       uint32_t key[4];
-      ptx::LdMatrixX4(key, address(keys, lane / 8 % 2 * 8 + lane % 8, s * 2 + lane / 16));
+      ptx::LdMatrixX4(key, keys + P::Tile::Offset(lane / 8 % 2 * 8 + lane % 8, s * 2 + lane / 16));
       ptx::MmaM16N8K16<T>(scores[s % 2], key, query[s][0], query[s][1]);
     }
     const int row = lane / 4;
@@ -123,7 +119,8 @@ struct WarpState {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       uint32_t value[4];
-      ptx::LdMatrixX4Trans(value, address(values, lane / 16 * 8 + lane % 8, s * 2 + lane / 8 % 2));
+      ptx::LdMatrixX4Trans(
+          value, values + P::Tile::Offset(lane / 16 * 8 + lane % 8, s * 2 + lane / 8 % 2));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         value[i] &= keep[i / 2];
@@ -238,7 +235,8 @@ class Attention {
     // Rows of queries, then K and V of the step's own token.
 #pragma unroll 1
     for (int i = consumer.warp; i < group_ + (task.appends ? 2 : 0); i += kWarps) {
-      const bool is_query = i<group_, is_value = i> group_;
+      const bool is_query = i < group_;
+      const bool is_value = i > group_;
       const void* const norm =
           is_value ? nullptr : of_layer(is_query ? model.q_norm : model.k_norm);
       const HeadLane<P> head(params_, task.position, lane, norm);
@@ -301,9 +299,7 @@ class Attention {
   __device__ __forceinline__ void StoreRow(uint32_t tile, int row, int from, int lane) const {
     if (lane >= HeadLane<P>::kLanes) return;
     const uint2 words = *reinterpret_cast<const uint2*>(rows_ + from * kRowPitch + 8 * lane);
-    const int segment = lane / 2;
-    const uint32_t to = tile + segment / 8 * (kDecodeStepTileTokens * 128) + row * 128 +
-                        (((segment % 8) ^ (row & 7)) << 4) + lane % 2 * 8;
+    const uint32_t to = tile + P::Tile::Offset(row, lane / 2) + lane % 2 * 8;
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words.x), "r"(words.y)
                  : "memory");
   }

@@ -30,8 +30,7 @@ __device__ __forceinline__ void ListTasks(const Arguments& args, Shared& shared)
     int tiles = 0;
     for (int i = params.table.seq_chunk_indptr[token]; i < params.table.seq_chunk_indptr[token + 1];
          ++i) {
-      const int length = params.table.chunk_lengths[params.table.seq_chunks[i]];
-      tiles += (length + kDecodeStepTileTokens - 1) / kDecodeStepTileTokens;
+      tiles += DecodeStepTiles(params.table.chunk_lengths[params.table.seq_chunks[i]]);
     }
     int begin = block - first_task % blocks;
     if (begin < 0) begin += blocks;
@@ -42,8 +41,8 @@ __device__ __forceinline__ void ListTasks(const Arguments& args, Shared& shared)
       task.part = i / kv_heads;
       task.parts = parts;
       task.first_partial = first_partial + task.kv_head * parts;
-      const int from = static_cast<int>(int64_t{task.part} * tiles / parts);
-      task.tiles = static_cast<int>(int64_t{task.part + 1} * tiles / parts) - from;
+      task.begin = static_cast<int>(int64_t{task.part} * tiles / parts);
+      task.tiles = static_cast<int>(int64_t{task.part + 1} * tiles / parts) - task.begin;
       task.first_tile = list;
       task.slot = params.slots[token];
       task.position = params.positions[token];
@@ -65,19 +64,11 @@ __device__ __forceinline__ void ListTiles(const Arguments& args, const Shared& s
   const int page_tiles = args.params.layout.page_size / kDecodeStepTileTokens;
   for (int t = 0; t < shared.num_tasks; ++t) {
     const Task& task = shared.tasks[t];
-    int all = 0;
     const int begin = table.seq_chunk_indptr[task.token];
-    const int end = table.seq_chunk_indptr[task.token + 1];
-    for (int i = begin; i < end; ++i) {
-      all += (table.chunk_lengths[table.seq_chunks[i]] + kDecodeStepTileTokens - 1) /
-             kDecodeStepTileTokens;
-    }
-    const int first = static_cast<int>(int64_t{task.part} * all / task.parts);
     for (int i = static_cast<int>(threadIdx.x); i < task.tiles; i += kConsumerThreads) {
-      int tile = first + i, listed = begin, chunk = table.seq_chunks[begin];
+      int tile = task.begin + i, listed = begin, chunk = table.seq_chunks[begin];
       while (true) {
-        const int count =
-            (table.chunk_lengths[chunk] + kDecodeStepTileTokens - 1) / kDecodeStepTileTokens;
+        const int count = DecodeStepTiles(table.chunk_lengths[chunk]);
         if (tile < count) break;
         tile -= count;
         chunk = table.seq_chunks[++listed];
@@ -113,8 +104,7 @@ class Worker {
 
   __device__ __forceinline__ Worker(const Arguments& args, Shared& shared, char* memory,
                                     const CopyRing& ring, const uint32_t* tiles)
-      : args_(args),
-        params_(args.params),
+      : params_(args.params),
         model_(args.params.model),
         shared_(shared),
         tokens_(static_cast<int>(args.params.num_tokens)),
@@ -256,7 +246,6 @@ class Worker {
     return residual_;
   }
 
-  const Arguments& args_;
   const DecodeStepParams& params_;
   const DecodeStepModel& model_;
   Shared& shared_;

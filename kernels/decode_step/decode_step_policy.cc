@@ -11,7 +11,6 @@ namespace tokline {
 namespace {
 
 constexpr int32_t kMinPartTiles = 4;  // shorter contexts are not cut: a merge costs more
-constexpr int64_t kStateBytes = 256;
 
 // Features that a block computes at most, in units of two.
 int64_t RowsPerBlock(int64_t features, int64_t blocks) {
@@ -136,11 +135,7 @@ std::vector<int32_t> DecodeStepParts(std::span<const int32_t> tiles, const Paged
 
 int64_t DecodeStepWorkspaceBytes(const DecodeStepModel& model, const PagedKvLayout& layout,
                                  const DeviceFacts& device) {
-  const DecodeStepWords words(model, layout.num_kv_heads, layout.head_dim);
-  const int64_t set = int64_t{kMaxDecodeStepTokens} * words.total +
-                      int64_t{DecodeStepMaxPartials(layout, device.sm_count)} *
-                          RoundUp(DecodeStepPartialWords(model, layout), 4);
-  return kStateBytes + 2 * 4 * model.num_layers * set;
+  return kDecodeStepStateBytes + 2 * 4 * DecodeStepSetWords(model, layout, device.sm_count);
 }
 
 void Validate(const DecodeStepParams& params) {

@@ -71,10 +71,23 @@ constexpr int32_t DecodeStepMaxPartials(const PagedKvLayout& layout, int32_t blo
   const int32_t whole = kMaxDecodeStepTokens * layout.num_kv_heads;
   return blocks > whole ? blocks : whole;
 }
-// Words of a partial state: outputs, then pairs of maximum and sum.
+// Words of a partial state: outputs, then pairs of maximum and sum; whole 16 bytes.
 constexpr int32_t DecodeStepPartialWords(const DecodeStepModel& model,
                                          const PagedKvLayout& layout) {
-  return model.num_q_heads / layout.num_kv_heads * (layout.head_dim + 2);
+  return (model.num_q_heads / layout.num_kv_heads * (layout.head_dim + 2) + 3) / 4 * 4;
+}
+// The workspace is a state and two sets of words. A set holds the words of all tokens and layers,
+// then the partial states of all layers.
+inline constexpr int32_t kDecodeStepStateBytes = 256;
+constexpr int64_t DecodeStepRowWords(const DecodeStepModel& model, const PagedKvLayout& layout) {
+  return int64_t{kMaxDecodeStepTokens} * model.num_layers *
+         DecodeStepWords(model, layout.num_kv_heads, layout.head_dim).total;
+}
+constexpr int64_t DecodeStepSetWords(const DecodeStepModel& model, const PagedKvLayout& layout,
+                                     int32_t blocks) {
+  return DecodeStepRowWords(model, layout) + int64_t{DecodeStepMaxPartials(layout, blocks)} *
+                                                 model.num_layers *
+                                                 DecodeStepPartialWords(model, layout);
 }
 
 }  // namespace tokline

@@ -10,6 +10,7 @@
 #include "kernels/device/copy_ring.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
+#include "kernels/device/swizzle.cuh"
 
 namespace tokline::decode_step {
 
@@ -22,7 +23,7 @@ struct WorkspaceState {
   uint32_t rows[2];
   uint32_t partials[2];
 };
-inline constexpr int kWorkspaceStateBytes = 256;
+static_assert(sizeof(WorkspaceState) <= kDecodeStepStateBytes);
 
 struct Arguments {
   DecodeStepParams params;
@@ -36,6 +37,7 @@ struct Policy {
   static constexpr int kHeadDim = kHeadDimValue;
   static constexpr int kTokens = kTokensValue;                             // at most
   static constexpr int kTileBytes = kDecodeStepTileTokens * kHeadDim * 2;  // of K or of V
+  using Tile = SwizzledPanels<2 * kHeadDim, kDecodeStepTileTokens>;
   static constexpr int kStageTiles = kDecodeStepStageBytes / (2 * kTileBytes);
 };
 
@@ -66,7 +68,7 @@ struct Task {
   int token, kv_head, part, parts;
   int64_t slot, position;
   int first_partial;  // of the sequence and KV head
-  int tiles;          // that this part reads
+  int begin, tiles;   // of the sequence's tiles, those that this part reads
   int first_tile;     // in the block's list
   bool appends;       // its last tile holds the step's own token, whose K and V this step makes
 };
@@ -95,16 +97,14 @@ struct WordArea {
 
   __device__ __forceinline__ WordArea(const Arguments& args, uint32_t set)
       : of(args.params.model, args.params.layout.num_kv_heads, args.params.layout.head_dim),
-        layers(args.params.model.num_layers) {
-    partial_words = (DecodeStepPartialWords(args.params.model, args.params.layout) + 3) / 4 * 4;
-    const int64_t rows = int64_t{kMaxDecodeStepTokens} * layers * of.total;
-    const int64_t all =
-        rows + int64_t{DecodeStepMaxPartials(args.params.layout, args.geometry.blocks)} * layers *
-                   partial_words;
+        layers(args.params.model.num_layers),
+        partial_words(DecodeStepPartialWords(args.params.model, args.params.layout)) {
+    const DecodeStepModel& model = args.params.model;
+    const PagedKvLayout& layout = args.params.layout;
     words = reinterpret_cast<uint32_t*>(static_cast<char*>(args.params.workspace) +
-                                        kWorkspaceStateBytes) +
-            set * all;
-    partials = words + rows;
+                                        kDecodeStepStateBytes) +
+            set * DecodeStepSetWords(model, layout, args.geometry.blocks);
+    partials = words + DecodeStepRowWords(model, layout);
   }
   __device__ __forceinline__ uint32_t* Row(int token, int layer) const {
     return words + (int64_t{token} * layers + layer) * of.total;
