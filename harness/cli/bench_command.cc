@@ -17,6 +17,7 @@
 #include "harness/measure/delay.h"
 #include "harness/measure/nvml.h"
 #include "harness/measure/op_delay.h"
+#include "harness/measure/ops_in_place.h"
 #include "harness/measure/profile_table.h"
 #include "harness/measure/step_profiler.h"
 #include "harness/measure/text_judge.h"
@@ -38,6 +39,7 @@ struct BenchFlags {
   std::optional<int32_t> repeats;
   RecordFlags record;
   std::optional<bool> profile;
+  bool in_place = false;
   std::optional<OpDelay> op_delay;
   WorkloadFlags workload;
 
@@ -59,10 +61,10 @@ struct BenchFlags {
     record.AddTo(flags);
     flags.push_back({"--profile", "on|off",
                      "profile a decode step; on prints it (default: write it without printing)",
-                     [this](auto flag, auto text) {
-                       constexpr std::array<std::string_view, 2> kChoices = {"off", "on"};
-                       profile = ParseChoice(flag, text, kChoices) == 1;
-                     }});
+                     [this](auto flag, auto text) { profile = ParseOnOff(flag, text); }});
+    flags.push_back({"--in-place", "on|off",
+                     "time each op of the step where it runs, beside its profile (default: off)",
+                     [this](auto flag, auto text) { in_place = ParseOnOff(flag, text); }});
     workload.AddTo(flags);
     flags.insert(
         flags.end(),
@@ -83,6 +85,9 @@ struct BenchFlags {
     }
     Require(!of_workload || !profile.value_or(false),
             "--profile on cannot be used with --workload");
+    Require(!of_workload || !in_place, "--in-place on cannot be used with --workload");
+    Require(!in_place || profile.value_or(true),
+            "--in-place on needs the profile that --profile off leaves out");
     std::vector<Flag> flags;
     workload.AddTo(flags);
     for (const Flag& flag : flags) {
@@ -90,7 +95,9 @@ struct BenchFlags {
     }
   }
   // Whether to make profiles: by default only if somebody will see them.
-  bool Profiles() const { return profile.value_or(!record.record.empty() || !record.json.empty()); }
+  bool Profiles() const {
+    return profile.value_or(in_place || !record.record.empty() || !record.json.empty());
+  }
   // The injected delays as written to records.
   Json Injected() const {
     Json injected = nullptr;
@@ -100,6 +107,10 @@ struct BenchFlags {
   }
 
  private:
+  static bool ParseOnOff(std::string_view flag, std::string_view text) {
+    constexpr std::array<std::string_view, 2> kChoices = {"off", "on"};
+    return ParseChoice(flag, text, kChoices) == 1;
+  }
   static double ParseDelay(std::string_view flag, std::string_view text) {
     const double us = ParseReal(flag, text);
     Require(us > 0 && us <= kMaxDelayUs, flag, " is ", Quoted(text),
@@ -147,6 +158,7 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
 
 struct MeasuredBatch {
   BenchResult result;
+  std::vector<OpInPlace> in_place = {};
   DecoderMeasurement measurement;
   Json memory;
 };
@@ -183,6 +195,15 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
   return {.result = std::move(result),
           .measurement = std::move(measurement),
           .memory = std::move(memory)};
+}
+
+std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
+                                                  const DecoderOptions& options,
+                                                  const BenchOptions& bench) {
+  constexpr int kRounds = 40;
+  Decoder decoder = MakeDecoder(model, options);
+  decoder.WarmUp();
+  return TimeOpsInPlace(decoder, bench, kRounds);
 }
 
 std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOptions& options,
@@ -251,6 +272,7 @@ std::string BenchHelp() {
 Examples:
   tokline bench --model DIR --batch 1,8 --record out.jsonl
   tokline bench --model DIR --batch 8 --profile on
+  tokline bench --model DIR --batch 8 --in-place on --record in_place.jsonl
   tokline bench --model DIR --workload nano-vllm --json out.json
   tokline bench --model DIR --workload synthetic:requests=100,prompt=10-500,new=50,rate=20
   tokline bench --model DIR --batch 8 --inject-op-delay down:20 --record slowed.jsonl
@@ -302,6 +324,12 @@ int BenchCommand(const CommandLine& line) {
     if (device == Device::kCpu) break;  // the system allocates pages when they are touched
     RequireRoom(PlanMemory(model.spec, options, backend->facts()), backend->FreeBytes());
   }
+  for (const DecoderOptions& options : decoders) {
+    const DecoderConfig config(model.spec, options, backend->facts());
+    Require(!flags.in_place || !config.RunsAsOneKernel(options.max_batch),
+            "--in-place on times the ops of a chain, but steps of ", options.max_batch,
+            " tokens run as one kernel; --ablate persistent makes them chains");
+  }
   const DType dtype = decoders.front().dtype;
 
   CatchInterrupts();
@@ -335,6 +363,11 @@ int BenchCommand(const CommandLine& line) {
     interrupted = batch.measurement.trouble.interrupted;
     last_memory = batch.memory;
     Print(TableRow(batch.measurement));
+    if (flags.in_place && !interrupted) {
+      const auto times = TimeInPlace(model, decoders[i], benches[i]);
+      interrupted = !times;
+      if (times) batch.in_place = *times;
+    }
     if (flags.Profiles()) {
       unprofiled.push_back(std::move(batch));
     } else {
@@ -348,9 +381,12 @@ int BenchCommand(const CommandLine& line) {
     interrupted = interrupted || InterruptRequested();
     if (!interrupted && !failure && FiguresOf(batch.measurement).refusal.empty()) {
       try {
-        const std::optional<ProfiledSteps> profiled = Profile(model, decoders[i], benches[i]);
-        if (profiled) batch.measurement.profile = profiled->profile;
-        if (profiled && flags.profile) {
+        std::optional<ProfiledSteps> profiled = Profile(model, decoders[i], benches[i]);
+        if (profiled) {
+          AddInPlaceTimes(batch.in_place, profiled->profile);
+          batch.measurement.profile = profiled->profile;
+        }
+        if (profiled && (flags.profile || flags.in_place)) {
           Print(ProfileTable(benches[i].batch, *profiled, batch.result.ms_per_step));
         }
       } catch (...) {

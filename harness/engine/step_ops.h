@@ -63,6 +63,8 @@ class OpObserver {
   virtual ~OpObserver() = default;
   // Returns whether the op is to be enqueued at all.
   virtual bool Wants(StepOp) const { return true; }
+  // Returns whether the kernels before an op may prefetch its weights.
+  virtual bool Prefetches(StepOp op) const { return Wants(op); }
   // Whether it looks at what the ops of a layer leave behind, so that steps must be chains of ops.
   virtual bool NeedsChain() const { return false; }
   // Is called before the op is enqueued. `kernel` names the kernel that does it.

@@ -24,9 +24,15 @@ std::string ProfileTable(int64_t batch, const ProfiledSteps& profiled, double me
   ops.push_back({.op = "unexplained", .us = profile.unexplained_us});
   for (const OpTime& op : ops) {
     const std::string launches = op.launches == 0 ? "" : StrCat(op.launches, " x");
-    std::snprintf(text, sizeof(text), "  %-17s %6s %-14s %9.1f us %5.1f%%\n", op.op.c_str(),
+    std::snprintf(text, sizeof(text), "  %-17s %6s %-14s %9.1f us %5.1f%%", op.op.c_str(),
                   launches.c_str(), op.kernel.c_str(), op.us, 100 * op.us / profile.step_us);
     table += text;
+    if (op.in_place) {
+      std::snprintf(text, sizeof(text), " %9.1f us in place, %+.1f%%", op.in_place->us,
+                    100 * (op.in_place->us / op.us - 1));
+      table += text;
+    }
+    table += '\n';
   }
   return table;
 }

@@ -9,7 +9,8 @@
 namespace tokline {
 
 // One line per op, sorted by time in descending order, then the gaps and what is unexplained; each
-// with its time and its share of the step. `measured_ms` is the duration of the bench's step.
+// with its time, its share of the step, and its time in place if that was measured. `measured_ms`
+// is the duration of the bench's step.
 std::string ProfileTable(int64_t batch, const ProfiledSteps& profiled, double measured_ms);
 
 }  // namespace tokline

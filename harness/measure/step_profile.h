@@ -3,10 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "harness/measure/timing.h"
+
 namespace tokline {
+
+// The time of all launches of an op in a step, as the step waits for them.
+struct InPlaceTime {
+  double us = 0;
+  Interval ci95_us;  // of the median
+};
 
 struct OpTime {
   std::string op;        // op of the forward pass, for example "down"
@@ -14,6 +23,7 @@ struct OpTime {
   int64_t launches = 0;  // launches of the op per step, however many kernels each one has
   // time not covered by an earlier kernel: kernels overlap under dependent launch
   double us = 0;
+  std::optional<InPlaceTime> in_place = {};  // measured without the profile, see ops_in_place.h
 };
 
 // Ops, gaps and the step are measured separately. What is unexplained makes them add up.

@@ -183,6 +183,9 @@ std::vector<BadUsage> BadUsages() {
       {"OnlyEmpty", {"ablate", "--device", "cpu", "--only", ""}, {"--only is empty"}},
       {"AblateEmpty", Generate({"--ablate", ""}), {"--ablate is empty"}},
       {"ProfileNeither", Bench({"--profile", "yes"}), {"--profile is \"yes\"", "off, on"}},
+      {"InPlaceWithoutAProfile",
+       Bench({"--in-place", "on", "--profile", "off"}),
+       {"--in-place on needs the profile"}},
       {"UnknownOpToDelay",
        Bench({"--inject-op-delay", "gate:5"}),
        {"unknown op 'gate'", "gate_up", "lm_head"}},
@@ -346,7 +349,8 @@ TEST(CliErrorsTest, AWorkloadsFiguresAreWholeNumbers) {
 TEST(CliErrorsTest, AFlagThatBenchWouldIgnoreIsRefusedByName) {
   for (const Args& flag :
        {Args{"--batch", "1"}, Args{"--prompt-tokens", "8"}, Args{"--new-tokens", "8"},
-        Args{"--seed", "0"}, Args{"--inject-host-delay", "5"}, Args{"--profile", "on"}}) {
+        Args{"--seed", "0"}, Args{"--inject-host-delay", "5"}, Args{"--profile", "on"},
+        Args{"--in-place", "on"}}) {
     Args args = flag;
     args.insert(args.end(), {"--workload", "nano-vllm"});
     EXPECT_TRUE(

@@ -365,6 +365,20 @@ TEST(CliTest, RecordedBenchSaysWhereAStepsTimeGoes) {
   EXPECT_EQ(output.out.find("host gap"), std::string::npos);  // printed only on request
 }
 
+TEST(CliTest, OpsAreTimedInPlaceWhereAskedFor) {
+  ProgramResult output;
+  const Json profile = BenchRecords({"--in-place", "on"}, &output)[1]["profile"];
+  EXPECT_NE(output.out.find(" us in place, "), std::string::npos) << output.out;
+  int timed = 0;
+  for (const Json& op : profile["ops"]) {
+    timed += op.contains("in_place_us");
+    if (op["op"] == "lm_head") {
+      EXPECT_GT(op["in_place_us"].get<double>(), 0);
+    }
+  }
+  EXPECT_EQ(timed, 7);  // all but the op that begins the step
+}
+
 TEST(CliTest, ProfileIsPrintedWhereAskedForAndLeftOutWhereNot) {
   ProgramResult output;
   EXPECT_TRUE(BenchRecords({"--profile", "off"})[1]["profile"].is_null());

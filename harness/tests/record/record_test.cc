@@ -309,6 +309,12 @@ TEST(DecoderRowTest, CarriesTheProfileOfAStep) {
   EXPECT_EQ(row["profile"]["ops"][0]["op"], "down");
   EXPECT_EQ(row["profile"]["host_gap_us"], 27.0);
   EXPECT_EQ(row["profile"]["unexplained_us"], -2.0);
+  EXPECT_FALSE(row["profile"]["ops"][0].contains("in_place_us"));
+  m.profile->ops[0].in_place = InPlaceTime{.us = 57, .ci95_us = {56, 58}};
+  const Json timed = DecoderRow(m);
+  EXPECT_NO_THROW(ValidateRecord(timed));
+  EXPECT_EQ(timed["profile"]["ops"][0]["in_place_us"], 57.0);
+  EXPECT_EQ(timed["profile"]["ops"][0]["in_place_ci95_us"], Json({56.0, 58.0}));
 }
 
 TEST(DecoderRowTest, AProfileMustAddUp) {
@@ -471,6 +477,7 @@ TEST(RecordDocumentationTest, DescribesEveryField) {
 
   DecoderMeasurement decoder = DecoderOf8();
   decoder.profile = ProfileOf100Us();
+  decoder.profile->ops[0].in_place = InPlaceTime{.us = 57, .ci95_us = {56, 58}};
   AblationMeasurement ablation = AblationOf3Rounds();
   ablation.isolated_us = PairedSamples{.with = {10}, .without = {20}};
   WorkloadMeasurement workload{.origin = kOrigin,

@@ -107,14 +107,14 @@ def markdown(evidence):
     return "\n\n".join([*parts, *filter(None, [withheld(evidence)])])
 
 
-def put_into(path, text):
+def put_between_marks(path, mark, text):
     """Replaces what stands between the two marks."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
-    marked, number = re.subn(r"(<!-- standing -->\n).*?(<!-- /standing -->)",
+    marked, number = re.subn(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)",
                              lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
     if number != 1:
-        raise Stop(f"{path} has {terminal.count(number, 'pair')} of the lines <!-- standing --> and <!-- /standing -->; "
+        raise Stop(f"{path} has {terminal.count(number, 'pair')} of the lines <!-- {mark} --> and <!-- /{mark} -->; "
                    "it must have one")
     write_whole(path, marked)
 
@@ -128,7 +128,7 @@ def main(arguments):
         raise Stop(f"--into: {options.into} is no file")
     text = markdown(Evidence(records.read(options.results, terminal.say)))
     if options.into:
-        put_into(options.into, text)
+        put_between_marks(options.into, "standing", text)
     else:
         print(text)
     return 0

@@ -1,0 +1,48 @@
+"""scripts/records in_place: ops in place stand beside their profile, and those that differ are counted."""
+import functools
+import unittest
+
+from command_case import CommandTest, run_here
+
+run_main = functools.partial(run_here, "in_place")
+
+
+class InPlaceTest(CommandTest):
+    def records(self, ratios, name="in_place.jsonl"):
+        """A file with a decoder's row, whose ops take so many times in place what the profile says."""
+        lines = self.machine.decoder_run()
+        for op in lines[1]["profile"]["ops"]:
+            if op["op"] in ratios:
+                op["in_place_us"] = ratios[op["op"]] * op["us"]
+                op["in_place_ci95_us"] = [0.9 * op["in_place_us"], 1.1 * op["in_place_us"]]
+        return self.write(name, lines)
+
+    def test_ops_that_agree_are_counted(self):
+        code, out, _ = run_main(self.records({"down": 1.08, "qkv": 0.92}))
+        self.assertEqual(code, 0)
+        self.assertEqual(out.splitlines()[0], "Of 2 ops, 2 take within 10 % of what the profile says.")
+        self.assertRegex(out, r"(?m)^\| .* \| `down` \| 28 \| .* \| 1\.08 \|$")
+
+    def test_the_worst_op_that_differs_is_named(self):
+        _, out, _ = run_main(self.records({"down": 1.12, "qkv": 0.7, "gate_up": 1.0}))
+        self.assertRegex(out.splitlines()[0], r"^Of 3 ops, 1 take within 10 % .* The worst is `qkv` at batch 1 of .*, 0\.70 times\.$")
+
+    def test_the_newest_row_of_a_measurement_counts(self):
+        old = self.records({"down": 2.0}, "a.jsonl")
+        new = self.records({"down": 1.0}, "b.jsonl")
+        self.assertIn("Of 1 op, 1 take", run_main(old, new)[1])
+
+    def test_a_page_is_rewritten_between_its_marks(self):
+        page = self.folder / "page.md"
+        page.write_text("before\n<!-- in_place -->\nold\n<!-- /in_place -->\nafter\n")
+        self.assertEqual(run_main(self.records({"down": 1.0}), "--into", page)[0], 0)
+        self.assertRegex(page.read_text(), r"(?s)^before\n<!-- in_place -->\nOf 1 op, .*\n<!-- /in_place -->\nafter\n$")
+
+    def test_records_without_such_times_are_refused(self):
+        code, _, err = run_main(self.records({}))
+        self.assertEqual(code, 1)
+        self.assertIn("tokline bench --in-place on", err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,112 @@
+#include "harness/measure/ops_in_place.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+
+#include "harness/measure/op_delay.h"
+#include "harness/measure/profile_table.h"
+#include "harness/tests/busy_machine.h"
+#include "harness/tests/engine/golden.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+class OpsInPlaceTest : public ::testing::Test {
+ protected:
+  OpsInPlaceTest() : model_(testing::LoadTinyModel()) {}
+
+  std::optional<std::vector<OpInPlace>> Time(std::optional<OpDelay> delay = {}) {
+    Decoder decoder(model_.spec, model_.weights,
+                    {.max_batch = 2, .max_context = 64, .delayed = DelayedBy(delay, Device::kCpu)});
+    auto times = TimeOpsInPlace(decoder, bench_, 3);
+    EXPECT_EQ(decoder.Pages().NumFree(), decoder.Pages().NumPages());
+    EXPECT_FALSE(decoder.HasWork());
+    return times;
+  }
+
+  testing::LoadedModel model_;
+  BenchOptions bench_{.batch = 2, .prompt_tokens = 8, .new_tokens = 12};
+};
+
+TEST_F(OpsInPlaceTest, EveryOpButTheFirstIsTimed) {
+  const std::optional<std::vector<OpInPlace>> times = Time();
+  ASSERT_TRUE(times);
+  std::map<StepOp, OpInPlace> ops;
+  for (const OpInPlace& op : *times) ops[op.op] = op;
+  EXPECT_EQ(ops.size(), 8u);
+  EXPECT_FALSE(ops.at(StepOp::kEmbedding).time);
+  EXPECT_EQ(ops.at(StepOp::kDown).launches, model_.spec.num_layers);
+  EXPECT_EQ(ops.at(StepOp::kLmHead).launches, 1);
+  for (const auto& [op, timed] : ops) {
+    if (op != StepOp::kEmbedding) {
+      EXPECT_TRUE(timed.time) << Name(op);
+    }
+  }
+}
+
+TEST_F(OpsInPlaceTest, AnOpIsTimedAfterItsPredecessorsInAllLayersButTheFirst) {
+  const std::optional<std::vector<OpInPlace>> times = Time();
+  ASSERT_TRUE(times);
+  const auto before = [&](StepOp op) {
+    return std::ranges::find(*times, op, &OpInPlace::op)->before;
+  };
+  EXPECT_EQ(before(StepOp::kQkv), (std::vector{StepOp::kGateUp, StepOp::kDown}));
+  EXPECT_EQ(before(StepOp::kChunkDecode), (std::vector{StepOp::kDown, StepOp::kQkv}));
+  EXPECT_EQ(before(StepOp::kSampling), (std::vector{StepOp::kDown, StepOp::kLmHead}));
+  EXPECT_TRUE(before(StepOp::kEmbedding).empty());
+}
+
+// A delay of an op is found in it, for each of its launches, and in no op beside it.
+TEST_F(OpsInPlaceTest, DelayOfAnOpIsFoundInThatOp) {
+  constexpr double kDelayUs = 2000;
+  for (const StepOp delayed : {StepOp::kQkv, StepOp::kDown, StepOp::kLmHead}) {
+    EXPECT_TRUE(testing::InOneOfTenRuns([&] {
+      const std::optional<std::vector<OpInPlace>> times =
+          Time(OpDelay{.op = delayed, .us = kDelayUs});
+      return times && std::ranges::all_of(*times, [&](const OpInPlace& op) {
+               if (!op.time) return true;
+               const double added = kDelayUs * static_cast<double>(op.launches), us = op.time->us;
+               return op.op == delayed ? us > 0.95 * added && us < 1.5 * added
+                                       : us < 0.5 * kDelayUs;
+             });
+    })) << Name(delayed);
+  }
+}
+
+TEST_F(OpsInPlaceTest, TheProfileShowsTheTimesOfItsOps) {
+  StepProfile profile{.method = "cupti",
+                      .steps = 1,
+                      .step_us = 105,
+                      .ops = {{.op = "down", .kernel = "linear", .launches = 28, .us = 60},
+                              {.op = "embedding", .kernel = "embedding", .launches = 1, .us = 40}},
+                      .host_gap_us = 5};
+  AddInPlaceTimes(
+      {{.op = StepOp::kDown, .launches = 28, .time = InPlaceTime{.us = 57, .ci95_us = {56, 58}}},
+       {.op = StepOp::kEmbedding, .launches = 1}},
+      profile);
+  ASSERT_TRUE(profile.ops[0].in_place);
+  EXPECT_EQ(profile.ops[0].in_place->us, 57);
+  EXPECT_FALSE(profile.ops[1].in_place);
+  const std::string table = ProfileTable(1, {.profile = profile}, 0.1);
+  EXPECT_NE(table.find("60.0 us  57.1%      57.0 us in place, -5.0%\n"), std::string::npos)
+      << table;
+  EXPECT_NE(table.find("40.0 us  38.1%\n"), std::string::npos) << table;
+}
+
+TEST_F(OpsInPlaceTest, InterruptionGivesNoTimes) {
+  std::atomic<bool> interrupted = true;
+  bench_.interrupted = &interrupted;
+  EXPECT_FALSE(Time());
+}
+
+TEST_F(OpsInPlaceTest, TooSmallADecoderIsRefused) {
+  bench_.batch = 3;
+  EXPECT_THROW(Time(), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,89 @@
+"""Holds the time of each op in place against its share of the profile, from records of `tokline bench --in-place on`."""
+
+import os
+from dataclasses import dataclass
+
+from tokline import command, in_place, records, terminal
+from tokline.standing import put_between_marks
+from tokline.stop import Stop
+
+ALLOWED = 0.10  # by how much both may differ
+
+EPILOG = """\
+examples:
+  scripts/records in_place results/h200/in_place.jsonl
+  scripts/records in_place results/h200/in_place.jsonl --into docs/measuring.md    between its lines <!-- in_place -->
+                                                                            and <!-- /in_place -->
+
+exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
+"""
+
+HEADER = ["model", "batch", "op", "launches", "in place, µs a step", "of the step", "profile, µs a step", "of the step",
+          "in place / profile"]
+
+
+@dataclass(frozen=True)
+class TimedOp:
+    """An op that was timed in place, of a row with a profile."""
+    row: dict
+    op: dict
+
+    @property
+    def ratio(self):
+        return self.op["in_place_us"] / self.op["us"]
+
+    @property
+    def differs(self):
+        return abs(self.ratio - 1) > ALLOWED
+
+    def cells(self):
+        step_us = self.row["profile"]["step_us"]
+        cells = [self.row["model"], str(self.row["batch"]), f"`{self.op['op']}`", str(self.op["launches"])]
+        for us in (self.op["in_place_us"], self.op["us"]):
+            cells += [terminal.figure(us), f"{100 * us / step_us:.1f} %"]
+        return [*cells, f"{self.ratio:.2f}"]
+
+
+def timed_ops(runs):
+    """The ops of the newest row of each measurement."""
+    newest = {}
+    for run in runs:
+        for row in run.rows:
+            if row["kernel"] == records.DECODER and row["status"] == "ok" and row["profile"]:
+                if any("in_place_us" in op for op in row["profile"]["ops"]):
+                    newest[records.key(row)] = row
+    return [TimedOp(row, op) for row in newest.values() for op in row["profile"]["ops"]
+            if "in_place_us" in op and op["us"] > 0]
+
+
+def sentence(ops):
+    apart = sorted((op for op in ops if op.differs), key=lambda op: -abs(op.ratio - 1))
+    words = f"Of {terminal.count(len(ops), 'op')}, {len(ops) - len(apart)} take within {100 * ALLOWED:.0f} % of what the profile says"
+    if not apart:
+        return words + "."
+    worst = apart[0]
+    return (f"{words}. The worst is `{worst.op['op']}` at batch {worst.row['batch']} of {worst.row['model']}, "
+            f"{worst.ratio:.2f} times.")
+
+
+def markdown(ops):
+    return "\n".join([sentence(ops), "", *terminal.markdown_table(HEADER, [op.cells() for op in ops],
+                                                                  {1, 3, 4, 5, 6, 7, 8})])
+
+
+def main(arguments):
+    parser = command.parser(in_place.__doc__, EPILOG)
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="record files or folders")
+    parser.add_argument("--into", metavar="FILE", help="a Markdown file to write it into, between two marks")
+    options = parser.parse_args(arguments)
+    if options.into and not os.path.isfile(options.into):
+        raise Stop(f"--into: {options.into} is no file")
+    ops = timed_ops(records.read(options.results, terminal.say))
+    if not ops:
+        raise Stop("no row has ops that were timed in place; tokline bench --in-place on --record FILE times them")
+    text = markdown(ops)
+    if options.into:
+        put_between_marks(options.into, "in_place", text)
+    else:
+        print(text)
+    return 0
