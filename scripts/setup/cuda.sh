@@ -26,7 +26,7 @@ take_gpu() {
 }
 
 # Whether a CUDA test asserts times: it must not run beside another program, nor under a tool that stretches them.
-asserts_times() { [[ ${1##*/} == @(*_timer|*_timing|step_profiler|device_memory|work_stream)_cuda_test ]]; }
+asserts_times() { [[ ${1##*/} == @(*_timer|*_timing|step_profiler|ops_in_place|device_memory|work_stream|cheats)_cuda_test ]]; }
 
 # Prints the path of the system's nvcc; fails if there is none.
 system_nvcc() {

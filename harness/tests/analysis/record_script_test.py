@@ -119,7 +119,7 @@ class RecordScriptTest(unittest.TestCase):
         events = self.folder / "events"
         lasts = f'#!/bin/sh\necho "+ ${{0##*/}}" >>{events}\nsleep 0.4\necho "- ${{0##*/}}" >>{events}\n' + PASSES
         alone = ["independent_timing_cuda_test", "launch_timer_cuda_test", "step_profiler_cuda_test",
-                 "device_memory_cuda_test", "work_stream_cuda_test"]
+                 "ops_in_place_cuda_test", "device_memory_cuda_test", "work_stream_cuda_test", "cheats_cuda_test"]
         together = [f"kernel_{i}_cuda_test" for i in range(7)]
         for name in alone + together:
             self.program(f"bin/{name}", lasts)
