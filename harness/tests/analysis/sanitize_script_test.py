@@ -28,8 +28,9 @@ class SanitizeScriptTest(unittest.TestCase):
         self.program("path/compute-sanitizer", SANITIZER)
         self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\n")
         self.program("bin/tokline", "#!/bin/sh\necho 'tokline 0.1.0 (commit 0123abc, with CUDA)'\n")
-        for name in [*KERNELS, "decoder", "decoder_golden", "divergence", "coherence", "backend", "launch_timer",
-                     "independent_timing", "step_profiler", "device_memory", "work_stream"]:
+        for name in [*KERNELS, "decoder", "decoder_golden", "divergence", "coherence", "trained_model", "backend",
+                     "launch_timer", "independent_timing", "step_profiler", "ops_in_place", "device_memory",
+                     "work_stream", "cheats"]:
             self.program(f"bin/{name}_cuda_test", "#!/bin/sh\n")
 
     def program(self, name, text):
@@ -52,8 +53,9 @@ class SanitizeScriptTest(unittest.TestCase):
         ran = {}
         for run in self.sanitize(expect=0):
             ran.setdefault(run["program"].removesuffix("_cuda_test"), []).append(run["tool"])
+        self.assertEqual(ran["chunk_decode"].count("racecheck"), 3)
         for kernel in KERNELS:
-            self.assertEqual(sorted(ran.pop(kernel)), ["initcheck", "memcheck", "racecheck", "synccheck"], kernel)
+            self.assertEqual(sorted(set(ran.pop(kernel))), ["initcheck", "memcheck", "racecheck", "synccheck"], kernel)
         self.assertEqual({name: sorted(tools) for name, tools in ran.items()}, {
             "backend": ["memcheck", "racecheck"], "decoder": ["memcheck", "racecheck"],
             "decoder_golden": ["memcheck"], "divergence": ["memcheck"]})
@@ -64,6 +66,28 @@ class SanitizeScriptTest(unittest.TestCase):
             for pattern in run["filter"].lstrip("-").split(":"):
                 for part in filter(None, pattern.split("*")):
                     self.assertTrue(part in sources or part in ("qwen3_tiny", "llama_biased"), run)
+
+    def test_the_parts_of_a_program_are_all_of_its_tests(self):
+        filters = [run["filter"] for run in self.sanitize("--only", "chunk_decode", expect=0)
+                   if run["tool"] == "racecheck"]
+        parts = [one for one in filters if not one.startswith("-")]
+        self.assertEqual([one for one in filters if one.startswith("-")], ["-" + ":".join(parts)])
+
+    def test_a_finding_in_one_part_fails(self):
+        self.program("path/compute-sanitizer", SANITIZER.replace(
+            "for program;", '[[ $* != *"=*EveryGroup*"* ]] || exit 9\nfor program;'))
+        runs = self.sanitize("--only", "chunk_decode", expect=1)
+        self.assertEqual([(run["tool"], run["filter"]) for run in runs if run["exit"]], [("racecheck", "*EveryGroup*")])
+
+    def test_what_initcheck_cannot_see_is_excluded_in_one_program_alone(self):
+        self.program("path/compute-sanitizer", SANITIZER.replace("tool=$2", f'tool=$2; echo "$@" >>{self.folder}/calls'))
+        runs = self.sanitize("--only", "linear|norm", expect=0)
+        told = [(run["tool"], run["program"]) for run in runs if run["options"]]
+        self.assertEqual(told, [("initcheck", "linear_cuda_test")])
+        calls = (self.folder / "calls").read_text().splitlines()
+        excluded = [call for call in calls if "--kernel-name-exclude kns=ActivationKernel" in call]
+        self.assertEqual(len(excluded), 1)
+        self.assertRegex(excluded[0], r"^--tool initcheck .*/linear_cuda_test ")
 
     def test_a_finding_of_any_tool_fails(self):
         for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
