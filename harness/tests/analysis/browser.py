@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokline.report.command import chromium
 
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 class NoAnswer(Exception):

@@ -23,10 +23,11 @@ from tokline import records
 from tokline.report.canvas import draw
 from tokline.report.command import chromium
 from tokline.report.evidence import Evidence
+from tokline.report.page import Table
 from tokline.report.wording import command_words
 
 SECTIONS = ["standing", "roofline", "share", "throughput", "workloads", "history", "step", "blame", "ablation", "tables", "machine"]
-PHONE, DESKTOP = 390, 1280
+PHONE, DESKTOP = 390, 1400
 VOID = {"meta", "link", "br", "path", "use"}
 HOSTILE = "<script>alert(1)</script> & <b>"
 
@@ -178,13 +179,35 @@ class ReportTest(ReportCase):
         for name in {line["shape"]["name"] for line in lines if line["kind"] == "row" and "shape" in line}:
             self.says(page.text, name)
         section = re.search(r'<section id="tables">.*?</section>', text, re.DOTALL)[0]
-        tables = re.findall(r"<tbody>.*?</tbody>", section, re.DOTALL)
-        self.assertEqual(len(tables), 11)
-        self.assertEqual(sum(table.count("<tr") for table in tables), rows)
+        self.assertEqual(section.count("<details class=\"table\""), 11)
+        lines = section.count("<tr") - section.count("<thead>") - section.count('<tr class="more"')
+        shapes = len(re.findall(r"<td><details><summary>", section))
+        self.assertEqual(lines - shapes, rows, "the decoder's, and what the shapes of kernels fold out to")
+
+    def test_a_shape_is_one_line_that_folds_out_and_the_worst_comes_first(self):
+        cases = kernel_cases(3, ["linear"])
+        peers = [KernelCase(case.kernel, case.shape, factor * case.us, name, library=(name, "1"))
+                 for case, factors in zip(cases, ((1.5, 2.0), (0.5, 3.0), (0.9, 0.8))) for name, factor in
+                 zip(("quick", "slow"), factors)]
+        text, page, _ = self.report_of(Machine(seed=7).run("bench_x", cases + peers))
+        self.says(page.text, "linear: 3 shapes, 9 rows, a peer is faster on 2 shapes")
+        section = re.search(r'<section id="tables">.*?</section>', text, re.DOTALL)[0]
+        shapes = re.findall(r"<td><details><summary>(.*?)</summary>", section)
+        self.assertEqual(shapes, [dict(case.shape)["name"] for case in (cases[1], cases[2], cases[0])])
+        folded = re.findall(r'<tr class="more">(.*?)</table>', section, re.DOTALL)
+        for fold, order in zip(folded, (("quick", "slow"), ("slow", "quick"), ("quick", "slow"))):
+            self.assertRegex(fold, "(?s)>cuda.*>{} 1: .*>{} 1: ".format(*order))
+        self.assertEqual(len(re.findall('<tr class="behind">', section)), 2)
+
+    def test_a_column_that_says_the_same_in_every_line_is_said_once(self):
+        table = Table(["a", "b", "c", "d"], [["1", "x", "", "3"], ["1", "x", "", "4"]], {1, 3}, title="rows")
+        self.assertEqual((table.header, table.lines, table.numeric, table.title),
+                         (["a", "d"], [["1", "3"], ["1", "4"]], {1}, "rows; b x"))
+        self.assertEqual(Table(["a", "b", "c"], [["1", "x", ""]]).header, ["a", "b"])
 
     def test_refused_and_disturbed_rows_are_said_first_and_shown(self):
         text, page, markdown = self.read(report_of_history())
-        self.says(page.text, "Not all of it stands: 1 refused and 1 disturbed")
+        self.says(page.text, "INCOMPLETE: 1 row refused and 1 row disturbed")
         self.says(page.text, f"output is wrong: {HOSTILE}")
         self.says(page.text, "throttled: power cap")
         self.says(text, '<tr class="refused">')
@@ -194,6 +217,8 @@ class ReportTest(ReportCase):
     def test_rows_that_rested_are_not_called_disturbed_for_the_power_cap(self):
         cases = kernel_cases(6)
         lines = Machine(seed=3).run("bench_x", cases, disturbed={case: "throttled: power cap" for case in cases[:3]})
+        _, page, _ = self.report_of(lines)
+        self.says(page.text, "READ WITH CARE: 3 rows disturbed", "disturbed 3 rows, of ")
         for line in lines:
             if line["kind"] == "row":
                 line["rested"] = line["shape"] == lines[1]["shape"]
@@ -201,7 +226,8 @@ class ReportTest(ReportCase):
         self.assertIn(rested, (1, 2))
         _, page, _ = self.report_of(lines)
         rows = "row" if rested == 1 else "rows"
-        self.says(page.text, f"{rested} {rows} met the power cap although the GPU rested", f"{3 - rested} row")
+        self.says(page.text, f"{rested} {rows} met the power cap although the GPU rested")
+        self.assertRegex(page.text, f"READ WITH CARE: {3 - rested} rows? disturbed .* disturbed {3 - rested} row")
 
     def test_plots_over_commits_leave_out_commits_without_rows_of_their_kind(self):
         machine = Machine(seed=3)
@@ -209,8 +235,8 @@ class ReportTest(ReportCase):
         machine.commit = "b" * 40
         machine.wait(days=1)
         _, page, _ = self.report_of(lines + machine.decoder_run(decoder_cases((2, 8, 32))))
-        self.says(page.text, "The decoder's rows are of one commit, bbbbbbb", "1 commit with kernels' rows",
-                  "tok/s at batch 2 and", "tok/s at batch 32")
+        self.says(page.text, "Decoder: over the batch", "No row of a kernel was measured at more than one commit",
+                  "bf16, batch 2", "bf16, batch 32")
 
     def test_killed_interrupted_and_slowed_runs_are_named(self):
         machine = Machine(seed=3)
@@ -229,7 +255,7 @@ class ReportTest(ReportCase):
         lines[0]["fingerprint"]["gpu"]["before"] |= {"throttled": True, "throttle_reasons": "power cap"}
         lines[-1]["gpu_after"] = lines[0]["fingerprint"]["gpu"]["before"] | {"other_processes": 2}
         _, page, markdown = self.report_of(lines)
-        for words in ("Read with care: 1 throttled and 2 crowded", "throttled before and after a run of bench_x",
+        for words in ("READ WITH CARE: 1 run throttled and 2 runs crowded", "throttled before and after a run of bench_x",
                       "2 other processes on the GPU after", "had MIG on"):
             self.says(page.text, words)
             self.says(markdown, words)
@@ -244,7 +270,7 @@ class ReportTest(ReportCase):
         alike, elsewhere = ("A peer is faster by more than 2 % on 1 of 1 shape; at worst " + times for times in ("1.2", "2."))
         for text in (page.text, markdown):
             self.says(text, "Beside peers of the same NVIDIA H200: " + alike, "of another GPU of the same kind")
-            places = [text.index(words) for words in (alike, elsewhere, "No decoder row")]
+            places = [text.index(words) for words in ("ALL ROWS STAND: 3 verified", alike, elsewhere)]
             self.assertEqual(places, sorted(places))
 
     def test_headline_names_tokens_a_second_and_the_kernel_furthest_from_its_limit(self):
@@ -259,13 +285,13 @@ class ReportTest(ReportCase):
                          and all(line[name] == value for name, value in wanted.items()))
             stretch(other, 50)
         _, page, markdown = self.report_of(lines)
-        rates = {line["batch"]: f"{line['decode_tok_s']:,.0f} tok/s at batch {line['batch']}" for line in lines
-                 if line.get("kernel") == "decoder"}
-        for text in (page.text, markdown):
-            self.says(text, f"decodes {rates[1]} and {rates[64]}")
-            self.says(text, "Furthest from its limit: activation, at 11 % of the")
-            self.says(text, slow["shape"]["name"])
-        self.says(page.text, "All of the 63 rows stand")
+        rates = {line["batch"]: f"{line['decode_tok_s']:,.0f}" for line in lines if line.get("kernel") == "decoder"}
+        for batch in (1, 64):
+            self.says(page.text, f"{rates[batch]} tok/s qwen3-0.6b bf16, batch {batch}")
+            self.assertRegex(markdown, rf"\| qwen3-0.6b \| bf16 \| {batch} .*\| {rates[batch]} \|")
+        self.assertRegex(page.text, r"11 % of the \S+ limit: activation, the furthest")
+        self.assertRegex(markdown, rf"### Furthest from the limit\n(\n.*){{3}}\| activation \| {slow['shape']['name']}")
+        self.says(page.text, "Furthest from its limit: activation, at 11 % of the", "ALL ROWS STAND: 63 verified")
 
     def test_newest_row_stands_and_older_ones_make_the_history(self):
         lines = history(commits=3)
@@ -302,7 +328,7 @@ class ReportTest(ReportCase):
     def test_one_commit_says_that_there_is_no_history(self):
         machine = Machine(seed=8)
         _, page, _ = self.report_of(machine.run("bench_all", kernel_cases(20)) + machine.decoder_run(profile=None))
-        for words in ("there is no history yet", "A history needs the same rows of two commits",
+        for words in ("Decoder: over the batch", "No row of a kernel was measured at more than one commit",
                       "No decoder row has a profile. To make one: tokline bench", "There is one run to look at",
                       "No ablation. To make one: scripts/records ablate"):
             self.says(page.text, words)
@@ -316,9 +342,12 @@ class ReportTest(ReportCase):
             lines[1][name] = None
         text, page, markdown = self.report_of(lines)
         self.assertNotIn("<svg", text)
-        for words in ("every row is the CPU reference", "not known", "tok/s is not known"):
+        for words in ("every row is the CPU reference", "not known", "ALL ROWS STAND: 1 verified"):
             self.says(page.text, words)
-        self.says(markdown, "tok/s is not known")
+        empty = re.search(r'<details class="empty">.*', text, re.DOTALL)[0]
+        self.says(empty, "Not in these records: Beside other libraries, Roofline, How near the limit, Decoder",
+                  "No decoder row with figures")
+        self.assertEqual(re.findall(r'<section id="(\w+)"', text), ["tables", "machine"])
 
     def test_commands_are_those_that_one_can_run_again(self):
         for line, words in (
@@ -373,12 +402,15 @@ class ReportTest(ReportCase):
         ours += machine.decoder_run(batches[:1]) + machine.decoder_run(batches[1:2], [Effect(us=700, op="down")])
         ours += machine.decoder_run(batches[2:])
         _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
-        first = r"Against the baseline: 27 rows of the baseline are missing, of .*?; 1 row of 6 .*? at worst decoder .*? batch 8 .*?\(\+\d"
-        self.assertRegex(page.text, first)
-        self.assertRegex(markdown.splitlines()[2], "^⚠️ " + first)
-        self.assertLess(page.text.index("Against the baseline: 27"), page.text.index("All of the 6 rows stand"))
-        self.assertNotIn('"headline stands"', self.read(self.folder)[0])
-        self.says(page.text, "batch 8")
+        first = ("MISSING: 27 of 33 rows of the baseline, of ", "SLOWER, BUT UNDECIDED since these are single or disturbed "
+                 "runs: 1 of 6 rows; batch 8 −")
+        for text in (page.text, markdown):
+            self.says(text, *first)
+            self.assertRegex(text, r"batch 8 −4\d\.\d % tok/s: down")
+            places = [text.index(words) for words in (*first, "ALL ROWS STAND: 6 verified")]
+            self.assertEqual(places, sorted(places))
+        self.assertRegex(markdown.splitlines()[2], "^⚠️ " + re.escape("**" + first[0]))
+        self.assertEqual(page.ids[0], "blame", "what a difference comes from is the first section")
         for text in (page.text, markdown):
             self.assertRegex(text, r"batch 8, .*? slower \(.*?down`? \+")
         self.assertRegex(markdown, r"\| decoder .*? batch 8 .*?\| undecided")
@@ -402,19 +434,25 @@ class ReportTest(ReportCase):
         write(self.path("base.jsonl"), Machine(seed=1, gpu={"name": "NVIDIA A100"}).run("bench_all", cases))
         text, page, markdown = self.report_of(Machine(seed=2).run("bench_all", cases), "--baseline",
                                               self.path("base.jsonl"))
-        self.says(page.text, "The rows are not held against the baseline's")
+        self.says(page.text, "NOT COMPARED with the baseline: ")
         self.says(markdown, "Not compared")
         self.assertFalse("Rows against the baseline" in text)
 
-    def test_a_peer_that_was_measured_on_another_gpu_is_said_to_have_been(self):
-        case = kernel_cases(3)[0]
-        peer = [KernelCase(case.kernel, case.shape, case.us, implementation="quick", library=("quick", "1"))]
-        ours = Machine(seed=1).run("bench_all", [case])
-        for uuid_hash, says in (("1", True), (ours[0]["fingerprint"]["gpu"]["uuid_hash"], False)):
-            gpu = {**ours[0]["fingerprint"]["gpu"], "uuid_hash": uuid_hash}
-            write(self.path("records.jsonl"), ours + Machine(seed=2, gpu=gpu).run("peers", peer))
-            notes = Evidence(records.read(self.path("records.jsonl"))).notes
-            self.assertIs(any("a peer that was measured on another GPU" in note.words for note in notes), says)
+    def test_verdict_names_the_rows_that_became_slower_and_the_part_to_blame(self):
+        machine = Machine(seed=10, run_noise=0.001)
+        batches = [DecoderCase(batch=batch) for batch in (1, 8)]
+        base, ours = [], []
+        for _ in range(4):
+            base += machine.run("bench_all", kernel_cases(4)) + machine.decoder_run(batches[1:])
+            base += machine.decoder_run(batches[:1], [Effect(us=2000, op="down")])  # it changes by more, for the better
+            ours += machine.run("bench_all", kernel_cases(4)) + machine.decoder_run(batches[:1])
+            ours += machine.decoder_run(batches[1:], [Effect(us=930, op="chunk_decode")])
+        write(self.path("base.jsonl"), base)
+        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        for text in (page.text, markdown):
+            self.assertRegex(text, r"SLOWER: 1 of 6 rows; batch 8 −5\d\.\d % tok/s: chunk_decode")
+        _, page, _ = self.report_of(base, "--baseline", self.path("base.jsonl"))
+        self.says(page.text, "NOT SLOWER than the baseline: 6 rows, 0 of them faster, none missing")
 
     def test_decoder_is_held_against_its_best_peer(self):
         lines = Machine(seed=1).decoder_run([DecoderCase(), DecoderCase(implementation="compiled")],
@@ -556,6 +594,11 @@ PLOTS = """
 """
 HEIGHT = "document.documentElement.scrollHeight"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+OFF_SCREEN = """
+[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)
+  .map(each => each.getAttribute('aria-label'))
+"""
+FOLDED_OUT = "[...document.querySelectorAll('tr.more')].filter(each => each.getBoundingClientRect().height > 0).length"
 BACKGROUND = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
 INK = "getComputedStyle(document.body).color.match(/\\d+/g).map(Number)"
 
@@ -593,8 +636,13 @@ class DrawnTest(ReportCase):
             marked = np.abs(picture - np.array(background) / 255).max(axis=2) > 0.2
             self.assertGreater(marked.mean(), 0.01, f"{label}: is empty")
             self.assertLess(marked.mean(), 0.5, f"{label}: is covered")
+        self.assertEqual(self.browser.evaluate(FOLDED_OUT), 0)
         self.browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
         self.assertEqual(self.browser.evaluate(OVERFLOW), 0, "with all tables open")
+        self.assertEqual(self.browser.evaluate(FOLDED_OUT),
+                         self.browser.evaluate("document.querySelectorAll('td > details').length"))
+        if width == DESKTOP:
+            self.assertEqual(self.browser.evaluate(OFF_SCREEN), [], "tables with a column off the screen")
 
     def test_everything_is_drawn_well_in_both_themes_and_at_both_sizes(self):
         views = [(width, dark) for width in (DESKTOP, PHONE) for dark in (False, True)]
@@ -637,7 +685,7 @@ class DrawnTest(ReportCase):
 
     def test_screenshot_is_a_picture_of_the_page(self):
         self.report_of(Machine(seed=1).decoder_run(), "--screenshot", self.path("report.png"))
-        self.assertEqual(imread(self.path("report.png")).shape[:2], (1600, 1280))
+        self.assertEqual(imread(self.path("report.png")).shape[:2], (1100, 1400))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class WorkloadRowsTest(CommandTest):
         self.run_command("report", path, "-o", page, expect=0)
         text = page.read_text()
         rate = f"{records.read(path)[0].rows[0]['output_tok_s']:,.0f}"
-        for words in ("Workloads: continuous batching", f"writes {rate} tok/s with continuous batching",
+        for words in ("Workloads: continuous batching", f"{rate}</span> <span class=\"unit\">tok/s</span><br><span class=\"of\">nano-vllm",
                       "480, 900, 1,100", "142,827 + 133,966", "700 / 1,100 / 3,000", "yes, regret 0.0004"):
             self.assertIn(words, text)
         self.assertIn('aria-label="Output tokens per second and latencies', text)

@@ -177,23 +177,6 @@ def plain_log(axis, subs=(1.0,), base=10.0):
     axis.set_minor_formatter(NullFormatter())
 
 
-def spread(positions, least, low, high):
-    """Positions moved apart until neighbours are `least` apart, within [low, high], as near as possible."""
-    order = sorted(range(len(positions)), key=lambda i: positions[i])
-    least = min(least, (high - low) / max(1, len(positions) - 1)) if len(positions) > 1 else least
-    moved = [min(max(positions[i], low), high) for i in order]
-    for i in range(1, len(moved)):
-        moved[i] = max(moved[i], moved[i - 1] + least)
-    if moved and moved[-1] > high:
-        moved[-1] = high
-        for i in range(len(moved) - 2, -1, -1):
-            moved[i] = min(moved[i], moved[i + 1] - least)
-    result = [0.0] * len(positions)
-    for i, value in zip(order, moved):
-        result[i] = value
-    return result
-
-
 def place_labels(canvas, axes, anchors, obstacles=(), size=SMALL, **kwargs):
     """Writes (x, y, words) beside their points where there is room, and leaves out the others.
 

@@ -84,7 +84,7 @@ def picture_of(path):
         picture = Path(folder) / "picture.png"
         try:
             subprocess.run([program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                            "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}", "--window-size=1280,1600",
+                            "--hide-scrollbars", "--no-first-run", f"--user-data-dir={folder}", "--window-size=1400,1100",
                             f"--screenshot={picture}", Path(path).resolve().as_uri()],
                            stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
             return picture.read_bytes()

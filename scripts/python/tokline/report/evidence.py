@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tokline import ablate, blame, kernels, records, verdicts
-from tokline.report.wording import commit_label, listed, microseconds, percent
+from tokline.report.wording import change, commit_label, listed, microseconds, percent
 from tokline.statistics import median_interval
 from tokline.terminal import count, figure
 
@@ -135,6 +135,8 @@ class Note:
     kind: str
     words: str
     grave: bool = True
+    number: int = 1  # of the rows or runs that it is about
+    of: str = "run"
 
 
 @dataclass
@@ -300,9 +302,14 @@ class Evidence:
             found += self.headline_batches([entry for entry in entries if entry.ok and entry.row.get("profile")])
         return found[:MAX_WATERFALLS]
 
-    @cached_property
+    @property
     def differences(self):
         """(what is compared, the largest [blame.Difference]): with the baseline, else of the last two commits."""
+        words, found = self._all_differences
+        return words, found[:MAX_WATERFALLS]
+
+    @cached_property
+    def _all_differences(self):
         if self.baseline:
             before, after, words = self.baseline, self._current_runs, "the baseline (A) and these results (B)"
         elif len(self.decoder_commits) > 1:
@@ -316,7 +323,7 @@ class Evidence:
         except blame.NotComparable:
             return words, []
         found = [difference for difference in found if difference.parts]
-        return words, sorted(found, key=lambda difference: -abs(difference.percent))[:MAX_WATERFALLS]
+        return words, sorted(found, key=lambda difference: -abs(difference.percent))
 
     @cached_property
     def comparison(self):
@@ -328,32 +335,62 @@ class Evidence:
         return comparison
 
     @cached_property
-    def against_baseline(self):
-        """What is missing or worse than in the baseline, the worst named: [(what it is about, words)]; [] without a
-        baseline."""
+    def verdict(self):
+        """The first lines of the page: [(whether there is trouble, words)]. Against the baseline what is missing, then
+        what is slower with the worst row of it; and whether all rows stand."""
+        return self._against_baseline() + [self._state()]
+
+    def _against_baseline(self):
         comparison = self.comparison
         if comparison is None:
             return []
         if comparison.refused:
-            return [("trouble", f"Not held against the baseline: {comparison.refused}.")]
+            return [(True, f"NOT COMPARED with the baseline: {comparison.refused}")]
         missing = [row for row in comparison.rows if row.verdict == verdicts.MISSING]
         worse = [row for row in comparison.regressions if row.verdict != verdicts.MISSING]
         unsure = [row for row in comparison.rows
                   if row.verdict in (verdicts.UNDECIDED, verdicts.DISTURBED) and row.ratio > 1]
-        parts = []
+        lines = []
         if missing:
-            kernels_ = listed(dict.fromkeys(row.key.kernel for row in missing))
-            parts.append(f"{count(len(missing), 'row')} of the baseline "
-                         f"{'is' if len(missing) == 1 else 'are'} missing, of {kernels_}")
-        for rows, words in ((worse, "slower or otherwise worse"),
-                            (unsure, "slower by what single or disturbed runs do not decide")):
+            lines.append(f"MISSING: {len(missing)} of {count(comparison.common + len(missing), 'row')} of the baseline, "
+                         f"of {listed(dict.fromkeys(row.key.kernel for row in missing))}")
+        slower = all(row.verdict == verdicts.SLOWER for row in worse)
+        for rows, state in ((worse, "SLOWER" if slower else "WORSE"),
+                            (unsure, "SLOWER, BUT UNDECIDED since these are single or disturbed runs")):
             if rows:
-                worst = max(rows, key=lambda row: row.effect)
-                by = "" if worst.ratio is None else f" ({100 * worst.effect:+.1f} %)"
-                parts.append(f"{count(len(rows), 'row')} of {comparison.common:,} {words}, at worst {worst.key}{by}")
-        if parts:
-            return [("trouble", f"Against the baseline: {'; '.join(parts)}.")]
-        return [("stands", f"Against the baseline: nothing is missing and nothing worse, of {comparison.common:,} rows.")]
+                lines.append(f"{state}: {len(rows)} of {count(comparison.common, 'row')}; "
+                             f"{self._change_words(max(rows, key=lambda row: row.effect))}")
+        if lines:
+            return [(True, words) for words in lines]
+        faster = comparison.counts[verdicts.FASTER]
+        return [(False, f"NOT SLOWER than the baseline: {count(comparison.common, 'row')}, {faster} of them faster, "
+                 "none missing")]
+
+    def _change_words(self, row):
+        """The row, by how much it changed, and of the decoder's the part of a step that is to blame."""
+        key = row.key
+        if key.kernel != records.DECODER:
+            return str(key) + ("" if row.ratio is None else f" {change(row.ratio)} time")
+        models = {entry.row["model"] for entry in self.ours(records.DECODER)}
+        words = f"batch {key.batch}" if len(models) == 1 else f"{key.model} batch {key.batch}"
+        if row.ratio is None:
+            return words
+        label = f"{key.model} batch {key.batch}, {key.prompt_tokens}+{key.new_tokens} tokens, "
+        blamed = next((one.blamed for one in self._all_differences[1] if one.label.startswith(label)), None)
+        return (f"{words} {change(1 / row.ratio)} tok/s"
+                + (f": {blame.GAPS.get(blamed.name, blamed.name)}" if blamed else ""))
+
+    def _state(self):
+        """(whether there is trouble, words): whether all rows stand, in one line."""
+        grave = {}
+        for note in self.notes:
+            if note.grave:
+                grave.setdefault((note.kind, note.of), []).append(note.number)
+        if grave:
+            kinds = listed(f"{count(sum(numbers), of)} {kind}" for (kind, of), numbers in grave.items())
+            return True, ("INCOMPLETE: " if MISSING & {kind for kind, _ in grave} else "READ WITH CARE: ") + kinds
+        undisturbed = "" if any(note.kind == "rested" for note in self.notes) else ", undisturbed"
+        return False, f"ALL ROWS STAND: {len(self.entries):,} verified{undisturbed}, no run cut short"
 
     def _runs_of(self, label):
         return [run for run in self.history_runs if commit_label(run.fingerprint) == label]
@@ -378,23 +415,24 @@ class Evidence:
         """What was refused, disturbed, interrupted, injected or differs between runs."""
         notes = []
         for entry in self.refused:
-            notes.append(Note("refused", f"{entry.kernel} {entry.name}, {entry.how}: {entry.row.get('reason')}"))
+            notes.append(Note("refused", f"{entry.kernel} {entry.name}, {entry.how}: {entry.row.get('reason')}", of="row"))
         current = self._current_runs
         for run in current:
             for line in run.ablations:
                 if line["status"] != "ok":
-                    notes.append(Note("refused", f"ablation of {line['name']}: {line.get('reason')}"))
+                    notes.append(Note("refused", f"ablation of {line['name']}: {line.get('reason')}", of="row"))
         for entry in self.entries:
             if entry.row.get("limit_is_wrong"):
-                notes.append(Note("limit", f"{entry.kernel} {entry.name}, {entry.how}, is right and above its "
-                                  f"{entry.row['limit']} limit ({percent(entry.percent)}): the limit is wrong"))
+                notes.append(Note("above its limit", f"{entry.kernel} {entry.name}, {entry.how}, is right and above its "
+                                  f"{entry.row['limit']} limit ({percent(entry.percent)}): the limit is wrong", of="row"))
         disturbed = {}
         for entry in self.entries:
             if records.is_spoilt(entry.row):
                 disturbed.setdefault(entry.row["disturbed"], []).append(entry)
         for words, entries in disturbed.items():
             kernels = listed(dict.fromkeys(entry.kernel for entry in entries))
-            notes.append(Note("disturbed", f"{count(len(entries), 'row')}, of {kernels}: {words}"))
+            notes.append(Note("disturbed", f"{count(len(entries), 'row')}, of {kernels}: {words}",
+                              number=len(entries), of="row"))
         rested = sum(bool(entry.row.get("disturbed")) and not records.is_spoilt(entry.row) for entry in self.entries)
         if rested:
             notes.append(Note("rested", f"{count(rested, 'row')} met the power cap although the GPU rested between "
@@ -403,15 +441,6 @@ class Evidence:
         if without:
             notes.append(Note("peers", f"{count(without, 'row')} of peers without a figure, mostly work that they "
                               "do not do: the tables say why", grave=False))
-        compared = [(entry, self.peer(entry)) for entry in self.entries
-                    if entry.ok and entry.peer is None and self.peer(entry)]
-        elsewhere = sum(not measured_alike(entry, peer) for entry, peer in compared)
-        if elsewhere:
-            notes.append(Note("peers", f"{count(elsewhere, 'row')} beside a peer that was measured on another GPU, "
-                              "which may be faster or slower itself, or with other rests"))
-        for entry in self.withheld.values():
-            notes.append(Note("peers", f"{entry.kernel} {entry.name} stands beside no peer, since {entry.peer} was "
-                              f"refused as faster than the limit, which may be wrong: {entry.row['reason']}"))
         for run in current:
             what = f"a run of {run.program} ({commit_label(run.fingerprint)}, {run.time})"
             if run.killed:
@@ -421,7 +450,7 @@ class Evidence:
             if run.trimmed:
                 notes.append(Note("trimmed", run.trimmed_words))
             if run.injected is not None:
-                notes.append(Note("injected", f"{what} was slowed on purpose: {json.dumps(run.injected)}"))
+                notes.append(Note("slowed on purpose", f"{what} was slowed on purpose: {json.dumps(run.injected)}"))
             states = {"before": run.gpu.get("before") or {}, "after": (run.end or {}).get("gpu_after") or {}}
             throttled = {when: state["throttle_reasons"] for when, state in states.items() if state.get("throttled")}
             if throttled:
@@ -478,33 +507,14 @@ class Evidence:
         return notes
 
     @cached_property
-    def headline(self):
-        """The sentences at the top: [(what it is about, words)]."""
-        sentences = []
-        for (model, dtype, _, prompt, new), entries in self.decoder_groups.items():
-            rows = self.headline_batches(entries)
-            if rows:
-                rates = listed(f"{entry.row['decode_tok_s']:,.0f} tok/s at batch {entry.row['batch']}"
-                               for entry in rows)
-                sentences.append(("decoder", f"{model} decodes {rates} ({dtype}, {prompt} tokens in, {new} out)."))
-        if not any(about == "decoder" for about, _ in sentences):
-            sentences.append(("decoder", "No decoder row with figures: tok/s is not known."))
+    def workload_names(self):
+        """{id(entry): name}: of several rows of one workload with what tells them apart."""
+        by_name = {}
         for entry in self.ours(records.WORKLOAD):
-            if entry.ok:
-                sentences.append(("workload", f"{entry.row['model']} writes {entry.row['output_tok_s']:,.0f} tok/s with "
-                                  f"continuous batching ({entry.row['dtype']}, {records.shape_label(entry.row['shape'])})."))
-        sentences.append(("limit", self.furthest_sentence))
-        grave = Counter(note.kind for note in self.notes if note.grave)
-        total = count(len(self.entries), "row")
-        if grave:
-            kinds = listed(f"{number} {kind}" for kind, number in grave.items())
-            lead = "Not all of it stands" if MISSING & grave.keys() else "Read with care"
-            sentences.append(("trouble", f"{lead}: {kinds}. The lines below come before the figures."))
-        else:
-            undisturbed = "" if any(note.kind == "rested" for note in self.notes) else "undisturbed, "
-            about = "rows" if any(about == "trouble" for about, _ in self.against_baseline) else "stands"
-            sentences.append((about, f"All of the {total} stand: verified, {undisturbed}no run cut short."))
-        return sentences
+            name, *parts = workload_parts(entry)
+            by_name.setdefault(name, {})[id(entry)] = parts
+        return {entry: ", ".join([name, *(part for part in parts if not all(part in other for other in rows.values()))])
+                for name, rows in by_name.items() for entry, parts in rows.items()}
 
     @cached_property
     def furthest_sentence(self):
@@ -520,6 +530,17 @@ def measured_alike(a, b):
     """Whether two rows are of one GPU and rested, or did not rest, both."""
     return (a.run.gpu.get("uuid_hash") == b.run.gpu.get("uuid_hash")
             and bool(a.row.get("rested")) == bool(b.row.get("rested")))
+
+
+def workload_parts(entry):
+    """The short name of a workload and what else its row says of it: requests that were made up have their
+    parameters for a name."""
+    name, *parts = records.shape_parts(entry.row["shape"])
+    kind, _, parameters = name.partition(":")
+    if parameters and "/" not in name:
+        requests, *others = parameters.split(",")
+        name, parts = f"{kind} {requests}", others + parts
+    return [name, entry.row["model"], *parts]
 
 
 def decoder_group(entry):

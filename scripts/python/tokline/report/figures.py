@@ -253,7 +253,7 @@ def ablation(evidence):
                 if speedup is None:
                     continue
                 value = speedup.ratio
-                colour = GOOD if value >= 1 else BAD
+                colour = MUTED if one.digest.is_control else GOOD if value >= 1 else BAD
                 axes.barh(middle + shift, value - 1, left=1, height=8, linewidth=1.1, edgecolor=colour,
                           facecolor=colour if filled else "none")
                 if speedup.has_interval:
@@ -289,7 +289,7 @@ def workloads(evidence):
             axes.spines["left"].set_visible(False)
             axes.grid(True, axis="x")
             for line, entry in enumerate(rows):
-                canvas.text(left + 12, top + head + step * line + 12, canvas.fitted(entry.name, width - 28),
+                canvas.text(left + 12, top + head + step * line + 12, canvas.fitted(evidence.workload_names[id(entry)], width - 28),
                             va="center", fontsize=SMALL)
                 paint_one(axes, entry, step * line + 30)
             if number == 0:

@@ -1,6 +1,6 @@
 """The report's essence for a comment on a pull request."""
 
-from tokline import blame, compare, standing, verdicts
+from tokline import blame, compare, records, standing, verdicts
 from tokline.report.wording import microseconds, percent
 from tokline.terminal import markdown_table
 
@@ -17,9 +17,9 @@ def render(evidence, title, page_name):
     """A short Markdown text: what matters, tok/s, what changed, the kernels furthest from their limits, trouble."""
     lines = [f"## {escaped(title)}", ""]
     grave = [note for note in evidence.notes if note.grave]
-    lines += [f"{'⚠️ ' if about == 'trouble' else ''}{escaped(words)}  " for about, words in evidence.against_baseline]
+    lines += [f"{'⚠️ ' if trouble else ''}**{escaped(words)}**  " for trouble, words in evidence.verdict]
     lines += [f"{escaped(f'{heading}: {words}')}  " for heading, words, _ in standing.groups(evidence)]
-    lines += [f"{'⚠️ ' if about == 'trouble' else ''}{escaped(words)}  " for about, words in evidence.headline]
+    lines += [escaped(words) for words in filter(None, [standing.withheld(evidence)])]
     lines.append("")
     rates = []
     for (model, dtype, _, prompt, new), entries in evidence.decoder_groups.items():
@@ -32,6 +32,10 @@ def render(evidence, title, page_name):
         lines += ["### Decoder", "", *markdown_table(
             ["model", "dtype", "batch", "tokens in + out", "tok/s", "95 % interval", "of limit"], rates,
             {2, 3, 4, 5, 6}), ""]
+    workloads = [[escaped(evidence.workload_names[id(entry)]), f"{entry.row['output_tok_s']:,.0f}"]
+                 for entry in evidence.ours(records.WORKLOAD) if entry.ok]
+    if workloads:
+        lines += ["### Workloads", "", *markdown_table(["workload", "output tok/s"], workloads, {1}), ""]
     comparison = evidence.comparison
     if comparison is not None:
         lines += ["### Against the baseline", "", escaped(

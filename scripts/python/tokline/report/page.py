@@ -9,23 +9,32 @@ import jinja2
 
 from tokline import ablate, blame, compare, records, standing
 from tokline.report import figures, timelines, waterfalls
-from tokline.report.evidence import LONG_FLOOR_US
+from tokline.report.evidence import LONG_FLOOR_US, measured_alike, workload_parts
 from tokline.report.wording import command_words, commit_label, microseconds, percent, ratio
 from tokline.statistics import median
 from tokline.terminal import count, figure
 
 MAX_COMMANDS = 6
-SHOWN_NOTES = 8  # the others are folded
 
 
 @dataclass
 class Table:
     header: list
-    lines: list  # of cells; if a line has fewer than the header, its last one is as wide as the rest
+    lines: list  # of cells
     numeric: set = field(default_factory=set)  # columns that are aligned to the right
     classes: list = field(default_factory=list)  # of each line
     title: str = ""
     open: bool = False
+    more: list = field(default_factory=list)  # the Table that each line folds out to
+
+    def __post_init__(self):
+        """Columns that say the same in every line are said once, in the title, and empty ones not at all."""
+        said = {column: cells[0] for column, cells in enumerate(zip(*self.lines))
+                if column > 0 and (not any(cells) or len(cells) > 1 and len(set(cells)) == 1)}
+        kept = [column for column in range(len(self.header)) if column not in said]
+        self.title += "".join(f"; {self.header[column]} {cell}" for column, cell in said.items() if cell)
+        self.numeric = {new for new, column in enumerate(kept) if column in self.numeric}
+        self.header, *self.lines = ([line[column] for column in kept] for line in (self.header, *self.lines))
 
 
 @dataclass
@@ -42,10 +51,15 @@ class Section:
     commands: list = field(default_factory=list)
     more_commands: int = 0
 
+    @property
+    def is_empty(self):
+        return not self.drawing and not self.tables
+
 
 def sections(evidence, own_command, progress=lambda words: None):
     """The report's sections, in the order in which a reader needs them."""
-    makers = (beside_peers, roofline, shares, throughput, workloads, history, step, difference, ablation, tables, machine)
+    makers = [beside_peers, tables, roofline, shares, throughput, workloads, step, ablation, history, machine]
+    makers.insert(0 if evidence.baseline else -2, difference)
     made = []
     for number, maker in enumerate(makers, 1):
         progress(f"drawing {number} of {len(makers)}: {maker.__name__}")
@@ -62,24 +76,17 @@ def runs_of(entries):
     return list({id(entry.run): entry.run for entry in entries}.values())
 
 
-def losses(evidence):
-    """The first sentences of the page: where peers are faster."""
-    return [("losses", f"{heading}: {words}") for heading, words, _ in standing.groups(evidence)]
-
-
 def beside_peers(evidence):
     found = standing.groups(evidence)
     section = Section(
-        "standing", "Beside other libraries", "On how many shapes another library is faster, by how much at worst, and "
-        "where. Of ours and of the peers the fastest row of the same work counts.",
+        "standing", "Beside other libraries", "Of ours and of the peers the fastest row of the same work counts. The "
+        "worst shape of each kernel; all shapes are in the tables below.",
         sentences=list(filter(None, [standing.withheld(evidence)])),
         missing="No peer's row is in these records. To measure some: scripts/peers --beside RECORDS --record FILE")
-    for heading, words, of_group in found:
+    for heading, _, of_group in found:
         shown = list(standing.lines(of_group))
         section.tables.append(Table(standing.HEADER, shown, {1, 2, 4, 6, 7},
-                                    ["disturbed" if line[2] != "0" else "" for line in shown], f"{heading}. {words}", True))
-    if found:
-        section.missing = ""
+                                    ["behind" if line[2] != "0" else "" for line in shown], heading, True))
     return section, runs_of([entry for *_, of_group in found for pair in of_group for entry in (pair.ours, pair.peer)])
 
 
@@ -119,17 +126,16 @@ def shares(evidence):
 
 def throughput(evidence):
     drawing = timelines.throughput(evidence)
+    one_commit = len(evidence.decoder_commits) == 1
     entries = [entry for key, found in evidence.history.items() if key.kernel == records.DECODER
                for entry in found.values()]
     section = Section(
-        "throughput", "Decoder: tok/s over commits", "", drawing=drawing,
-        caption="Tokens per second over the whole batch; bands are 95 % confidence intervals of the median. Commits "
+        "throughput", "Decoder: " + ("over the batch" if one_commit else "tok/s over commits"), "", drawing=drawing,
+        caption="A token is as late as a step of the whole batch takes. The limit is the time to read the weights and "
+        "the context once. Results of several commits show tok/s over commits here." if one_commit else
+        "Tokens per second over the whole batch; bands are 95 % confidence intervals of the median. Commits "
         "stand in the order of their first run, a + marks a tree with changes.",
         missing="No decoder row with figures. To make one: tokline bench --model DIR --batch 1,64 --record FILE")
-    if drawing and len(evidence.decoder_commits) == 1:
-        section.sentences = [f"The decoder's rows are of one commit, {evidence.decoder_commits[0]}: there is no "
-                             "history yet, and the points show where it starts. Runs of other commits in the same "
-                             "folder make the lines."]
     for rows in evidence.decoder_groups.values():
         for entry in evidence.headline_batches(rows):
             peer = evidence.peer(entry)
@@ -149,35 +155,36 @@ def workloads(evidence):
         "median (filled), p90 and p99 (hollow), of the repeat with the median time. Warm-up is in no figure.",
         missing="No row of a workload. To make one: tokline bench --model DIR --workload nano-vllm --record FILE")
     if entries:
-        section.tables = [workload_table(entries)]
+        section.tables = [workload_table(evidence, entries)]
     return section, runs_of(entries)
 
 
-def workload_table(entries):
-    header = ["workload", "implementation", "dtype", "requests", "tokens in + out", "output tok/s", "total tok/s",
-              "seconds", "first token ms: p50, p90, p99", "between tokens ms", "KV pages mean / most / all",
-              "preempted", "computed again", "reused", "host share", "host µs a step", "warm-up s", "memory MiB",
-              "verified", "remarks"]
-    lines = []
+def workload_table(evidence, entries):
+    """A line a workload, which folds out to what explains its figures."""
+    header = ["workload", "implementation", "dtype", "requests", "output tok/s", "total tok/s",
+              "first token ms: p50, p90, p99", "between tokens ms", "preempted", "reused", "host share", "verified",
+              "remarks"]
+    rest = ["in full", "tokens in + out", "seconds", "KV pages mean / most / all", "computed again", "host µs a step",
+            "warm-up s", "memory MiB"]
+    lines, more = [], []
     for entry in entries:
-        row = entry.row
-        cells = [entry.name, entry.how, row["dtype"]]
+        row, why = entry.row, [entry.name]
+        cells = [evidence.workload_names[id(entry)], entry.how, row["dtype"], f"{row['shape']['requests']:,}"]
         if entry.ok:
-            cells += [f"{row['shape']['requests']:,}",
-                      f"{row['shape']['prompt_tokens']:,} + {median(row['samples_new_tokens']):,.0f}",
-                      figure(row["output_tok_s"]), figure(row["total_tok_s"]),
-                      f"{figure(row['total_s'])}, of {len(row['samples_s'])}",
+            cells += [figure(row["output_tok_s"]), figure(row["total_tok_s"]),
                       *(", ".join(figure(row[name][percentile]) for percentile in records.PERCENTILES)
                         for name in ("first_token_ms", "between_tokens_ms")),
-                      f"{figure(row['mean_kv_pages'])} / {row['max_kv_pages']:,} / {row['kv_pages']:,}",
-                      f"{row['preemptions']:,}", f"{row['recomputed_tokens']:,}", f"{row['reused_tokens']:,}",
-                      f"{100 * row['host_share']:.1f} %", figure(row["step_host_us"]), figure(row["warm_up_s"]),
-                      figure(row["memory_bytes"] / 2**20), verified_words(entry), remarks(entry)]
-        else:
-            cells.append(remarks(entry))
-        lines.append(cells)
-    return Table(header, lines, set(range(3, 18)), [row_class(entry) for entry in entries],
-                 f"workloads: {table_summary(entries)}", True)
+                      f"{row['preemptions']:,}", f"{row['reused_tokens']:,}", f"{100 * row['host_share']:.1f} %",
+                      verified_words(entry)]
+            why += [f"{row['shape']['prompt_tokens']:,} + {median(row['samples_new_tokens']):,.0f}",
+                    f"{figure(row['total_s'])}, of {len(row['samples_s'])}",
+                    f"{figure(row['mean_kv_pages'])} / {row['max_kv_pages']:,} / {row['kv_pages']:,}",
+                    f"{row['recomputed_tokens']:,}", figure(row["step_host_us"]), figure(row["warm_up_s"]),
+                    figure(row["memory_bytes"] / 2**20)]
+        lines.append(padded(cells, header, remarks(entry)))
+        more.append(Table(rest[:len(why)], [why], set(range(1, len(rest)))))
+    return Table(header, lines, set(range(3, 11)), [row_class(entry) for entry in entries],
+                 f"workloads: {table_summary(entries)}", True, more)
 
 
 def history(evidence):
@@ -185,8 +192,7 @@ def history(evidence):
         "history", "Kernels over commits", "Each row's time relative to the first commit that has it: below 1× is faster.",
         drawing=timelines.kernel_history(evidence),
         caption="Thin: one line a row. Thick: their geometric mean.",
-        missing="A history needs the same rows of two commits or more, and these results have "
-        f"{count(len(evidence.kernel_commits), 'commit')} with kernels' rows on {evidence.device}. scripts/bench --out DIR at each commit, then "
+        missing="No row of a kernel was measured at more than one commit. scripts/bench --out DIR at each commit, then "
         "scripts/records report on the folder that holds them.")
     return section, [run for run in evidence.history_runs
                      if any(row["kernel"] not in records.WHOLE for row in run.rows)]
@@ -316,8 +322,13 @@ def remarks(entry):
     return "; ".join(words)
 
 
+def padded(cells, header, last):
+    """A line of a table whose first cells and whose last one are known."""
+    return cells + [""] * (len(header) - 1 - len(cells)) + [last]
+
+
 def row_class(entry):
-    return "refused" if not entry.ok else "peer" if entry.peer else "disturbed" if remarks(entry) else ""
+    return "peer" if entry.peer else "refused" if not entry.ok else "disturbed" if remarks(entry) else ""
 
 
 def verified_words(entry):
@@ -331,39 +342,69 @@ def verified_words(entry):
     return "yes" if error is None else f"yes, {error:.2f} of bound"
 
 
+class Shape:
+    """The rows of one work: the fastest of ours beside the best peer."""
+    header = ["shape", "dtype", "cache", "device", "ours", "µs", "95 % interval", "best peer", "peer µs", "peer from",
+              "ours / peer", "limit µs", "of limit", "remarks"]
+    numeric = {5, 6, 8, 10, 11, 12}
+
+    def __init__(self, evidence, entries):
+        ours = [entry for entry in entries if not entry.peer]
+        self.first, self.refused = entries[0], [entry for entry in ours if not entry.ok]
+        self.best = min((entry for entry in ours if entry.ok), key=lambda entry: entry.median_us, default=None)
+        held = self.best or self.first
+        self.peer = evidence.peer(held, True) or evidence.peer(held, False)
+        self.ratio = self.best.median_us / self.peer.median_us if self.best and self.peer else None
+        self.is_behind = bool(self.ratio) and self.ratio > standing.MARGIN
+        self.rest = ["a faster peer was refused"] if self.first.work in evidence.withheld else []
+        self.all_rows = all_rows(entries)
+
+    @property
+    def worst_first(self):
+        return -(self.ratio or 0), self.best.percent or 0 if self.best else 0
+
+    @property
+    def cells(self):
+        best, peer, row = self.best, self.peer, self.first.row
+        share = percent(best.percent) if best else ""
+        alike = "same GPU" if self.ratio and measured_alike(best, peer) else "elsewhere"
+        return [self.first.name, row["dtype"], row["cache"], row["device"],
+                *([best.how, figure(best.median_us), interval_words(best)] if best else [""] * 3),
+                *([f"{peer.peer}: {peer.how}", figure(peer.median_us), alike] if peer else [""] * 3), ratio(self.ratio),
+                figure(best.floor_us) if share else "", f"{share} {best.row['limit']}" if share else "",
+                "; ".join(filter(None, map(remarks, [*self.refused, *filter(None, [best])]))) or "; ".join(self.rest)]
+
+
 def kernel_table(evidence, kernel):
+    """A line a shape, which folds out to all of its rows; the one on which a peer is furthest ahead comes first."""
+    works = {}
     entries = [entry for entry in evidence.entries if entry.kernel == kernel]
-    # The rows of one shape together, in the order of the file; peers below ours, fastest first.
-    order = {}
     for entry in entries:
-        order.setdefault(entry.work, len(order))
-    entries.sort(key=lambda entry: (order[entry.work], bool(entry.peer),
-                                    entry.median_us if entry.peer and entry.ok else 0))
-    devices = len({entry.row["device"] for entry in entries}) > 1
-    header = ["shape", "implementation", "dtype", "cache", *(["device"] if devices else []), "median µs",
-              "95 % interval µs", "rate", "% of limit", "verified", "of best peer", "remarks"]
+        works.setdefault(entry.work, []).append(entry)
+    shapes = sorted((Shape(evidence, found) for found in works.values()), key=lambda shape: shape.worst_first)
+    behind = sum(shape.is_behind for shape in shapes)
+    return Table(Shape.header, [shape.cells for shape in shapes], Shape.numeric,
+                 ["refused" if shape.refused else "behind" if shape.is_behind else "" for shape in shapes],
+                 f"{kernel}: {count(len(shapes), 'shape')}, {table_summary(entries)}"
+                 + (f", a peer is faster on {count(behind, 'shape')}" if behind else ""),
+                 any(shape.refused for shape in shapes), [shape.all_rows for shape in shapes])
+
+
+def all_rows(entries):
+    """Ours, then the peers, the fastest first."""
+    entries = sorted(entries, key=lambda entry: (bool(entry.peer), not entry.ok, entry.median_us if entry.ok else 0))
+    header = ["implementation", "µs", "95 % interval", "rate", "of limit", "verified", "remarks"]
     lines = []
     for entry in entries:
-        cells = [entry.name, f"{entry.peer}: {entry.how}" if entry.peer else entry.how, entry.row["dtype"],
-                 entry.row["cache"]]
-        cells += [entry.row["device"]] if devices else []
-        if entry.ok:
-            peer = evidence.peer(entry)
-            share = percent(entry.percent)
-            cells += [figure(entry.median_us), interval_words(entry), entry.rate,
-                      f"{share} {entry.row['limit']}" if share else "", verified_words(entry),
-                      ratio(entry.median_us / peer.median_us) if peer else "", remarks(entry)]
-        else:
-            cells.append(remarks(entry))
-        lines.append(cells)
-    first = 5 if devices else 4
-    return Table(header, lines, {first, first + 1, first + 2, first + 3, first + 5},
-                 [row_class(entry) for entry in entries], f"{kernel}: {table_summary(entries)}",
-                 any(not entry.ok for entry in entries))
+        share = percent(entry.percent) if entry.ok else ""
+        lines.append(padded([f"{entry.peer}: {entry.how}" if entry.peer else entry.how] + (
+            [figure(entry.median_us), interval_words(entry), entry.rate, f"{share} {entry.row['limit']}" if share else "",
+             verified_words(entry)] if entry.ok else []), header, remarks(entry)))
+    return Table(header, lines, {1, 2, 3, 4}, [row_class(entry) for entry in entries])
 
 
 def table_summary(entries):
-    refused = sum(not entry.ok for entry in entries)
+    refused = sum(not entry.ok and not entry.peer for entry in entries)
     return count(len(entries), "row") + (f", {refused} refused" if refused else "")
 
 
@@ -385,24 +426,19 @@ def decoder_table(evidence):
             cells += [figure(row["decode_tok_s"]), f"{figure(low)} to {figure(high)}", figure(row["ms_per_token"]),
                       figure(row["prefill_tok_s"]), f"{share} {row['limit']}" if share else "",
                       f"{100 * row['host_share']:.1f} %" if row.get("host_share") is not None else "",
-                      figure(row["memory_bytes"] / 2**30) if row.get("memory_bytes") else "",
-                      verified_words(entry), remarks(entry)]
-        else:
-            cells.append(remarks(entry))
-        lines.append(cells)
+                      figure(row["memory_bytes"] / 2**30) if row.get("memory_bytes") else "", verified_words(entry)]
+        lines.append(padded(cells, header, remarks(entry)))
     return Table(header, lines, {4, 5, 6, 7, 8, 9, 10, 11, 12}, [row_class(entry) for entry in entries],
                  f"decoder: {table_summary(entries)}", True)
 
 
 def tables(evidence):
-    section = Section("tables", "Every row", "Medians with their 95 % confidence intervals. Of best peer: the median "
-                      "over that of the fastest other library on the same shape; below 1× is faster.",
-                      missing="No rows. To make some: scripts/bench")
+    section = Section("tables", "Every shape", "Our fastest row, the best peer and the limit. A shape folds out to all "
+                      "of its rows, the peers' too. Above 1× in ours / peer the peer is faster, by more than 2 % where "
+                      "the line is marked. A peer from elsewhere ran on another GPU, or with other rests between samples.", missing="No row of a kernel or of the decoder. To make some: scripts/bench")
     if any(entry.kernel == records.DECODER for entry in evidence.entries):
         section.tables.append(decoder_table(evidence))
     section.tables += [kernel_table(evidence, kernel) for kernel in evidence.kernels]
-    if section.tables:
-        section.missing = ""
     return section, runs_of(evidence.entries)
 
 
@@ -471,7 +507,7 @@ def machine(evidence):
     lines.insert(0, ["commits", ", ".join(commits)])
     times = sorted(each.time for each in current)
     lines.insert(1, ["time, UTC", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}"])
-    section.tables.append(Table(["", "of these runs"], lines, title="Fingerprint", open=True))
+    section.tables.append(Table(["", "of these runs"], lines, title="Fingerprint"))
     section.tables.append(Table(
         ["time, UTC", "program", "commit", "rows", "ended", "command"],
         [[each.time, each.program, commit_label(each.fingerprint), str(len(each.rows) + len(each.ablations)),
@@ -489,11 +525,15 @@ def tiles(evidence):
     for (model, dtype, _, _, _), entries in list(evidence.decoder_groups.items())[:2]:
         for entry in evidence.headline_batches(entries):
             made.append((f"{entry.row['decode_tok_s']:,.0f}", "tok/s", f"{model} {dtype}, batch {entry.row['batch']}"))
+    fastest = {}  # of each workload
+    for entry in sorted(filter(lambda entry: entry.ok, evidence.ours(records.WORKLOAD)), key=lambda entry: entry.median_us):
+        fastest.setdefault(workload_parts(entry)[0], entry)
+    for entry in list(fastest.values())[:2]:
+        made.append((f"{entry.row['output_tok_s']:,.0f}", "tok/s", evidence.workload_names[id(entry)]))
     if evidence.furthest:
         entry = evidence.furthest[0]
         made.append((percent(entry.percent).removesuffix(" %"), "%",
                      f"of the {entry.row['limit']} limit: {entry.kernel}, the furthest"))
-    made.append((f"{len(evidence.refused):,}", "refused", f"of {count(len(evidence.entries), 'row')}"))
     return made
 
 
@@ -503,9 +543,11 @@ def render(evidence, title, own_command, generated, progress=lambda words: None)
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True,
                                      lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     commits = evidence.commits
+    peers = sum(bool(entry.peer) for entry in evidence.entries)
     subtitle = [evidence.device or "no device", f"commit {commits[-1]}" if commits else "no commit",
-                count(len(evidence.entries), "row"), f"made {generated}"]
+                count(len(evidence.entries), "row") + (f", {peers:,} of them of peers" if peers else ""), f"made {generated}"]
     return environment.get_template("page.html.j2").render(
         title=title, subtitle=subtitle, style=(folder / "page.css").read_text(encoding="utf-8"),
-        headline=evidence.against_baseline + losses(evidence) + evidence.headline, tiles=tiles(evidence), notes=evidence.notes, shown_notes=SHOWN_NOTES,
+        verdict=evidence.verdict, tiles=tiles(evidence), notes=evidence.notes,
+        peers=[(heading, words) for heading, words, _ in standing.groups(evidence)],
         sections=sections(evidence, own_command, progress))

@@ -5,7 +5,7 @@ import math
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import Affine2D
 
-from tokline.report.canvas import FONT, INK, LIMIT, MUTED, PALETTE, SMALL, draw, kernel_look, plain_log, spread
+from tokline.report.canvas import FONT, LIMIT, MUTED, PALETTE, SMALL, draw, kernel_look, plain_log
 from tokline.report.wording import figure
 from tokline.statistics import geometric_mean
 
@@ -14,7 +14,9 @@ STRIP = 66  # pixels for one batch size over commits
 
 
 def throughput(evidence):
-    """tok/s over commits, one strip per batch size, each on its own scale; with one commit, points on one scale."""
+    """tok/s over commits, one strip per batch size, each on its own scale; with one commit, over the batch."""
+    if len(evidence.decoder_commits) == 1:
+        return over_batch(evidence)
     groups = {}
     for key, entries in evidence.history.items():
         if key.kernel == "decoder" and not next(iter(entries.values())).peer:
@@ -23,10 +25,9 @@ def throughput(evidence):
     panels = [(name, sorted(lines, key=lambda line: line[0])) for name, lines in list(groups.items())[:MAX_PANELS]]
     if not panels:
         return None
-    single = len(evidence.decoder_commits) == 1
 
     def panel_height(lines):
-        return 380 if single else 84 + STRIP * len(lines)
+        return 84 + STRIP * len(lines)
 
     def columns(narrow):
         return 1 if narrow or len(panels) == 1 else 2
@@ -44,12 +45,8 @@ def throughput(evidence):
             words += "" if implementation == "cuda" else f", {implementation}"
             canvas.text(left, top + 12, canvas.fitted(words, cell - 12, FONT), fontweight="bold", va="center")
             canvas.text(left, top + 29, "tok/s over the batch" + (
-                "" if single else "; each strip has its own scale" if canvas.narrow else
+                "; each strip has its own scale" if canvas.narrow else
                 "; each strip has its own scale, of at least ±5 %"), color=MUTED, fontsize=SMALL, va="center")
-            if single:
-                axes = canvas.axes(left + 48, top + 44, cell - 48 - 148, panel_height(lines) - 84)
-                paint_points(axes, evidence.decoder_commits, lines)
-                continue
             for strip, (batch, entries) in enumerate(lines):
                 axes = canvas.axes(left + 52, top + 46 + STRIP * strip, cell - 52 - 104, STRIP - 24)
                 paint_strip(axes, evidence.decoder_commits, batch, entries, PALETTE[strip % len(PALETTE)],
@@ -57,6 +54,56 @@ def throughput(evidence):
 
     return draw("throughput", "Tokens per second of the decoder over commits, by batch size",
                 lambda narrow: sum(row_heights(narrow)), paint)
+
+
+def over_batch(evidence):
+    """tok/s, ms per token and the share of the limit, each over the batch; a line for each model and length."""
+    lines = [(f"{model}, {dtype}, {prompt}+{new} tokens", [entry for entry in entries if entry.ok])
+             for (model, dtype, _, prompt, new), entries in evidence.decoder_groups.items()]
+    lines = [line for line in lines if line[1]][:len(PALETTE)]
+    plots = [("tok/s over the batch", lambda entry: entry.row["decode_tok_s"]),
+             ("ms per token", lambda entry: entry.row["ms_per_token"]), ("% of limit", lambda entry: entry.percent)]
+    plots = [(words, value) for words, value in plots if any(value(entry) for _, found in lines for entry in found)]
+    batches = sorted({entry.row["batch"] for _, entries in lines for entry in entries})
+    ticks = batches[:1]
+    for batch in batches[1:]:  # so far apart that their labels do not touch
+        ticks += [batch] if batch >= ticks[-1] * max(1.5, (batches[-1] / batches[0]) ** 0.125) else []
+
+    def legend_lines(narrow):
+        return math.ceil(len(lines) / (1 if narrow else 3))
+
+    def height(narrow):
+        return 270 * (len(plots) if narrow else 1) + 20 * legend_lines(narrow)
+
+    def paint(canvas):
+        cell = canvas.width if canvas.narrow else canvas.width / len(plots)
+        for number, (words, value) in enumerate(plots):
+            left, top = (0, 270 * number) if canvas.narrow else (cell * number, 0)
+            canvas.text(left, top + 12, words, fontweight="bold", va="center")
+            axes = canvas.axes(left + 42, top + 30, cell - 60, 190)
+            axes.set_xscale("log", base=2)
+            axes.margins(x=0.06)
+            for colour, (label, entries) in zip(PALETTE, lines):
+                points = [(entry.row["batch"], value(entry)) for entry in entries if value(entry)]
+                axes.plot([batch for batch, _ in points], [y for _, y in points], color=colour, linewidth=1.6,
+                          marker="o", markersize=4.5, label=label)
+            if "%" in words:
+                axes.set_ylim(0, 105)
+                axes.axhline(100, color=LIMIT, linewidth=1.2)
+            else:
+                axes.set_yscale("log")
+                low, high = axes.get_ylim()
+                plain_log(axes.yaxis, subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,))
+            axes.xaxis.set_major_locator(FixedLocator(ticks))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda batch, _: f"{batch:g}"))
+            axes.set_xlabel("batch")
+            axes.grid(True)
+        canvas.figure.legend(*axes.get_legend_handles_labels(), loc="lower left", ncol=1 if canvas.narrow else 3,
+                             bbox_to_anchor=(0.0, 0.0), columnspacing=1.2, borderaxespad=0.1)
+
+    return draw("throughput", "Tokens per second, ms per token and share of the limit of the decoder, over the batch",
+                height, paint)
 
 
 def paint_strip(axes, commits, batch, entries, colour, last):
@@ -93,36 +140,6 @@ def offset(axes, up):
     """The transform of pixels from the axes' left edge, `up` pixels above their top."""
     box = axes.get_window_extent()
     return Affine2D().translate(box.x0, box.y1 + up)
-
-
-def paint_points(axes, commits, lines):
-    """All batch sizes at the only commit."""
-    axes.set_yscale("log")
-    labels, rates, everything = [], [], []
-    for number, (batch, entries) in enumerate(lines):
-        (entry,) = entries.values()
-        rate, colour = entry.row["decode_tok_s"], PALETTE[number % len(PALETTE)]
-        axes.plot([0], [rate], color=colour, marker="o", markersize=6)
-        axes.vlines([0], *entry.tok_s_interval, color=colour, linewidth=1.4)
-        labels.append((f"batch {batch}: {figure(rate) if rate < 100 else f'{rate:,.0f}'}", colour))
-        rates.append(rate)
-        everything += entry.tok_s_interval
-    axes.set_ylim(min(everything) / 1.25, max(everything) * 1.25)
-    axes.set_xlim(-0.5, 0.5)
-    plain_log(axes.yaxis, subs=(1.0, 2.0, 5.0))
-    axes.grid(True, axis="y")
-    axes.set_xticks([0], commits)
-    end_labels(axes, labels, rates)
-
-
-def end_labels(axes, labels, heights):
-    """Labels at the right edge, level with the ends of their lines, moved apart if they would touch."""
-    box = axes.get_window_extent()
-    levels = [axes.transData.transform((0, height))[1] for height in heights]
-    for (words, colour), level, moved in zip(labels, levels, spread(levels, 15.5, box.y0, box.y1)):
-        axes.annotate(words, (1, (level - box.y0) / box.height), xycoords="axes fraction", xytext=(12, moved - level),
-                      textcoords="offset points", va="center", ha="left", fontsize=SMALL, color=INK,
-                      arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.4, "shrinkA": 1, "shrinkB": 0})
 
 
 def commit_ticks(axes, commits, room=58):

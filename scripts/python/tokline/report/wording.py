@@ -32,6 +32,11 @@ def ratio(value):
     return "" if value is None else f"{value:.2f}×"
 
 
+def change(ratio):
+    """1.034 is "+3.4 %", 0.9 "−10.0 %"."""
+    return f"{100 * (ratio - 1):+.1f} %".replace("-", "−")
+
+
 def listed(words, last="and"):
     """a, b and c"""
     words = list(words)
