@@ -125,12 +125,13 @@ class FlashAttention3:
         self._operators = torch.ops._vllm_fa3_C
         self.version = version or _vllm_version()
 
-    def forward(self, q, k, v, out, q_indptr, kv_lengths, longest_q, longest_kv, page_table, schedule):
-        """Causal attention over a paged cache. `schedule` is what plan() returned; if it is None, the kernel makes one
-        in each launch."""
+    def forward(self, q, k, v, out, q_indptr, kv_lengths, longest_q, longest_kv, page_table, schedule,
+                kv_indptr=None):
+        """Causal attention over a paged cache, or over keys and values in one piece, of which `kv_indptr` says where
+        each sequence begins. `schedule` is what plan() returned; if it is None, the kernel makes one in each launch."""
         scale = q.shape[-1] ** -0.5
         return self._operators.fwd(
-            q, k, v, None, None, None, out, q_indptr, None, None, None, kv_lengths, longest_q, longest_kv,
+            q, k, v, None, None, None, out, q_indptr, kv_indptr, None, None, kv_lengths, longest_q, longest_kv,
             page_table, None, None, None, None, None, None, None, None, scale, True, -1, -1, 0.0, True,
             schedule, 0, None, 0, None, 1, 0, None)[0]
 

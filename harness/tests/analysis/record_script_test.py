@@ -95,6 +95,14 @@ class RecordScriptTest(unittest.TestCase):
         self.assertNotIn("waiting", words)
         self.assertIn("--record", self.lines("peers.jsonl")[0]["arguments"])
 
+    def test_nano_vllm_stands_beside_the_workloads(self):
+        self.program("python", '#!/usr/bin/env bash\n[[ $1 != -m ]] || exec "${0%/*}/bin/tokline" "$@"\n')
+        self.record("--only", "workloads", "--nano-vllm", self.folder, "--python", self.folder / "python", expect=0)
+        lines = self.lines("workloads.jsonl")
+        self.assertEqual(len(lines), 6)
+        self.assertIn("--record", lines[5]["arguments"])
+        self.assertIn("--nano-vllm needs --python", self.record("--only", "workloads", "--nano-vllm", self.folder, expect=2))
+
     def test_parity_of_each_model_is_kept_when_another_fails(self):
         for name in ("llama-3.2-1b", "qwen2.5-0.5b", "ernie-4.5-0.3b", "gpt2"):
             (self.folder / "models" / name).mkdir(exist_ok=True)

@@ -66,6 +66,29 @@ TEST(WorkloadRowTest, FiguresFollowFromTheRepeats) {
   EXPECT_EQ(row["memory_points"][1]["device_free"], 7);
 }
 
+TEST(WorkloadRowTest, OfAnotherProgramOnlyTheThroughputIsKnown) {
+  Json row = WorkloadRow(WorkloadOf3Repeats());
+  row["library"] = {{"name", "other"}, {"version", "1"}};
+  row["verified"] = {{"new_tokens", true}};
+  row["memory_bytes"] = nullptr;
+  for (const char* name : {"memory", "first_token_ms", "between_tokens_ms", "kv_pages", "steps",
+                           "mean_kv_pages", "decode_read_bytes", "memory_points"}) {
+    row.erase(name);
+  }
+  EXPECT_NO_THROW(ValidateRecord(row));
+  const auto expect_invalid = [&](const char* name, const Json& value) {
+    Json other = row;
+    other[name] = value;
+    EXPECT_THROW(ValidateRecord(other), InvalidArgument) << name;
+  };
+  expect_invalid("output_tok_s", 300.0);
+  expect_invalid("total_s", 1.0);
+  expect_invalid("library", nullptr);  // our own rows have all figures
+  expect_invalid("verified", {{"new_tokens", false}});
+  row.erase("samples_s");
+  EXPECT_THROW(ValidateRecord(row), InvalidArgument);
+}
+
 TEST(WorkloadRowTest, WhatDoesNotStandIsRefusedWithoutFigures) {
   const auto reason_of = [](const std::function<void(WorkloadMeasurement&)>& change) {
     WorkloadMeasurement m = WorkloadOf3Repeats();

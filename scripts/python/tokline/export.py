@@ -103,7 +103,7 @@ def csv_lines(runs):
                 interval = row["ci95_ms" if decoder else "ci95_us"]
                 if interval:
                     values["ci95_low_us"], values["ci95_high_us"] = ((1e3 if decoder else 1) * end for end in interval)
-                for name in _CSV_LATENCIES if row["kernel"] == records.WORKLOAD else ():
+                for name in (name for name in _CSV_LATENCIES if name in row):
                     values |= {f"{name.removesuffix('_ms')}_{percentile}_ms": value
                                for percentile, value in row[name].items()}
             yield [str(value).lower() if isinstance(value := values.get(name), bool) else value for name in columns]

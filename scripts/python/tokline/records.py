@@ -212,7 +212,7 @@ def own_memory_bytes(row):
     """The memory of a row that says how good the program is, or None: of a workload without its KV cache, which takes
     what is free."""
     if row["kernel"] == WORKLOAD:
-        return row["memory_bytes"] - row["memory"]["kv_cache"]
+        return None if row["library"] else row["memory_bytes"] - row["memory"]["kv_cache"]
     return row["memory_bytes"]
 
 
@@ -431,7 +431,7 @@ def _check(record, where):
     if problem:
         raise BadRecords(f"{where}: {record['kind']}{problem[0]} {problem[1]}")
     if record["kind"] == "row":
-        if record["kernel"] == WORKLOAD:
+        if record["kernel"] == WORKLOAD and record["library"] is None:
             _check_sum(where, "memory_bytes", record["memory_bytes"], sum(record["memory"].values()), 0)
         if record["status"] == "ok":
             _check_figures(record, where)
@@ -460,10 +460,11 @@ def _check_figures(row, where):
                  for seconds, new in zip(row["samples_s"], row["samples_new_tokens"])]
         figures |= {"median_us": median, "output_tok_s": 1e6 / median, "total_s": middle(sorted(row["samples_s"])),
                     "total_tok_s": middle(sorted(rates))}
-        for names in ("decode_read_bytes", "decode_unshared_bytes"), ("mean_kv_pages", "max_kv_pages", "kv_pages"):
-            _check_ascending(where, ", ".join(names), [row[name] for name in names])
-        for name in ("first_token_ms", "between_tokens_ms"):
-            _check_ascending(where, name, [row[name][percentile] for percentile in PERCENTILES])
+        if row["library"] is None:  # of another program only the throughput is known
+            for names in ("decode_read_bytes", "decode_unshared_bytes"), ("mean_kv_pages", "max_kv_pages", "kv_pages"):
+                _check_ascending(where, ", ".join(names), [row[name] for name in names])
+            for name in ("first_token_ms", "between_tokens_ms"):
+                _check_ascending(where, name, [row[name][percentile] for percentile in PERCENTILES])
     else:
         cost = row["cost"]
         figures |= {"median_us": median, "gbps": (cost["read_bytes"] + cost["write_bytes"]) / median / 1e3,

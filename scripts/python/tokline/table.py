@@ -81,8 +81,11 @@ def workload_table(rows):
               "host share", "verified"]
     lines = []
     for row in rows:
-        line = [row["model"], shape_label(row["shape"]), row["implementation"], row["dtype"], row["device"]]
-        if row["status"] == "ok":
+        name = ("peer " if row["library"] else "") + row["implementation"]
+        line = [row["model"], shape_label(row["shape"]), name, row["dtype"], row["device"]]
+        if row["status"] == "ok" and row["library"]:
+            line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]), "", "", "", "", "", "", "not judged"]
+        elif row["status"] == "ok":
             pages = row["kv_pages"]
             line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]), latencies(row["first_token_ms"]),
                      latencies(row["between_tokens_ms"]),
