@@ -245,6 +245,9 @@ MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderConfig& con
   mlp = carver.TakeBytes(tokens * spec.intermediate_size * element);
   last = carver.TakeBytes(batch * hidden * element);
   normed = carver.TakeBytes(split_norm ? tokens * hidden * element : 0);
+  x_squares = carver.Take<float>(config.OnDevice() ? std::min(tokens, kMaxSquaresTokens) *
+                                                         DivideUp(hidden, 64) * kLinearSquares
+                                                   : 0);
   gate_up = carver.TakeBytes(split_gate ? tokens * spec.UpRows() * element : 0);
   logits = carver.Take<float>(batch * spec.vocab_size);
   sampled = carver.Take<int32_t>(batch);

@@ -125,6 +125,7 @@ struct DecoderBuffers {
   std::byte* mlp = nullptr;        // [N, I]
   std::byte* last = nullptr;       // [B, H] rows that logits are computed from
   std::byte* normed = nullptr;     // [N, H]; only if a norm is a kernel of its own
+  float* x_squares = nullptr;      // [min(N, kMaxSquaresTokens), H / 64, kLinearSquares] of x
   std::byte* gate_up = nullptr;    // [N, 2 I]; only if a gated MLP is split
   float* logits = nullptr;         // [B, vocab_size]
   int32_t* sampled = nullptr;      // [B] newest token of each slot; the next decode step's input

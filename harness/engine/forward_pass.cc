@@ -54,6 +54,7 @@ void ForwardPass::Enqueue(const StepShape& shape) {
   }
 
   first_ = true;
+  x_squares_ = nullptr;
   if (shape.one_kernel) {
     OneKernel(shape, arrays);
     return;
@@ -65,13 +66,14 @@ void ForwardPass::Enqueue(const StepShape& shape) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const DeviceLayerWeights& layer = layers[i];
     Projections(layer, kv, shape.Tokens(), arrays);
-    Attention(shape.decode, arrays.decode, 0, decode_workspace, kv);
-    Attention(shape.prefill, arrays.prefill, shape.decode.num_tokens, prefill_workspace, kv);
+    Attention(shape.decode, arrays.decode, 0, decode_workspace, kv, true);
+    Attention(shape.prefill, arrays.prefill, shape.decode.num_tokens, prefill_workspace, kv, false);
     LinearParams output = Linear(shape.Tokens(), buffers_.attention, spec_.QSize(), layer.o,
                                  buffers_.x, spec_.hidden_size);
     output.bias = layer.o_bias;
     output.residual = buffers_.x;
     output.residual_stride = spec_.hidden_size;
+    SumSquares(output);
     Run(StepOp::kAttentionOutput, ops_.linear, output);
     Mlp(layer, i + 1 < layers.size() ? layers[i + 1].qkv : nullptr, shape.Tokens());
     kv += pool_bytes;
@@ -157,6 +159,7 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
   } else {
     projection.norm_weight = layer.input_norm;
     projection.norm_eps = spec_.norm_eps;
+    projection.x_squares = x_squares_;
     RmsNormQkvParams params{.projection = projection};
     if (!split_append) params.append = append;
     Run(StepOp::kQkv, ops_.rmsnorm_qkv, params);
@@ -193,7 +196,8 @@ void ForwardPass::AppendWithSeparateNorms(KvAppendParams params) {
 }
 
 void ForwardPass::Attention(const AttentionShape& shape, const AttentionArrays& arrays,
-                            int64_t begin, const DecodeWorkspace* workspace, const std::byte* kv) {
+                            int64_t begin, const DecodeWorkspace* workspace, const std::byte* kv,
+                            bool decodes) {
   if (shape.num_tokens == 0) return;
   const std::byte* q = buffers_.qkv + begin * qkv_width_ * element_bytes_;
   std::byte* out = buffers_.attention + begin * spec_.QSize() * element_bytes_;
@@ -228,7 +232,8 @@ void ForwardPass::Attention(const AttentionShape& shape, const AttentionArrays& 
                            .q_stride = qkv_width_,
                            .kv = kv,
                            .out = out,
-                           .out_stride = spec_.QSize()};
+                           .out_stride = spec_.QSize(),
+                           .only_last_is_new = decodes};
   if (workspace != nullptr) {
     params.plan = DecodeRoomOf(shape).View(arrays.plan);
     params.workspace = workspace->data;
@@ -266,6 +271,7 @@ void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv
     gate_up.gated_silu = true;
     gate_up.norm_weight = layer.post_norm;
     gate_up.norm_eps = spec_.norm_eps;
+    gate_up.x_squares = x_squares_;
     gate_up.bias = layer.up_bias;
     Prefetch(StepOp::kDown, layer.down, hidden * inner, gate_up);
     Run(StepOp::kGateUp, ops_.linear, gate_up);
@@ -274,6 +280,7 @@ void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv
   down.bias = layer.down_bias;
   down.residual = buffers_.x;
   down.residual_stride = hidden;
+  SumSquares(down);
   Prefetch(StepOp::kQkv, next_qkv, qkv_width_ * hidden, down);
   Run(StepOp::kDown, ops_.linear, down);
 }
@@ -327,6 +334,16 @@ void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
   if (bytes > backend_.facts().l2_bytes / 4) return;
   params.prefetch = weight;
   params.prefetch_bytes = bytes;
+}
+
+void ForwardPass::SumSquares(LinearParams& params) {
+  x_squares_ = nullptr;
+  if (params.num_tokens > kMaxSquaresTokens ||
+      LinearPolicy(params, backend_.facts()) != LinearVariant::kWgmma) {
+    return;
+  }
+  params.out_squares = buffers_.x_squares;
+  x_squares_ = buffers_.x_squares;
 }
 
 LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_features,

@@ -41,9 +41,9 @@ class ForwardPass {
                    const StepArrays& arrays);
   void AppendWithSeparateNorms(KvAppendParams params);
   // Attention of the step's rows from `begin` on. `workspace` is chunk_decode's on CUDA, otherwise
-  // null.
+  // null. Rows that decode have one new token each, whereas those of prompts follow each other.
   void Attention(const AttentionShape& shape, const AttentionArrays& arrays, int64_t begin,
-                 const DecodeWorkspace* workspace, const std::byte* kv);
+                 const DecodeWorkspace* workspace, const std::byte* kv, bool decodes);
   // `next_qkv` is the Q/K/V weight of the next layer, or null.
   void Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens);
   // The MLP up to its activation, with one kernel for each operation.
@@ -55,6 +55,8 @@ class ForwardPass {
   // Lets the kernel of `params` prefetch the weights of a later `op` into L2, if they leave room
   // there for everything else and `op` is enqueued.
   void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
+  // Lets the kernel of `params`, which writes x, leave its sums of squares to the next norm.
+  void SumSquares(LinearParams& params);
   bool Wants(StepOp op) const;
   // Enqueues an op, unless the observer skips it.
   template <typename Params>
@@ -72,6 +74,7 @@ class ForwardPass {
   int64_t element_bytes_;
   int64_t qkv_width_;
   float scale_;
+  const float* x_squares_ = nullptr;  // of x as it is, or null
   OpObserver* observer_ = nullptr;
   bool first_ = true;
 };

@@ -129,6 +129,9 @@ struct ChunkDecodeParams {
   int64_t workspace_bytes = 0;
   int64_t max_partials = 0;  // partial states per KV head for which the workspace has room; the
                              // plan has no more
+  // CUDA only: of each sequence, the predecessor writes K and V of the last token at most. A
+  // dependent launch then reads all others before its predecessor ends.
+  bool only_last_is_new = false;
 };
 
 // Whether chunks that several sequences list are read once for all of them.

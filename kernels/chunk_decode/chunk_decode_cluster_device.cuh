@@ -138,23 +138,33 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   const int end = (tiles + P::kStages - 1) / P::kStages * P::kStages, begin = end - tiles;
   static_assert(P::kStages == 3);  // two tiles leave stage 0 free
   if (tiles <= 2) ptx::ClusterArrive();
-  // The newest row may not have been written yet; a prefetch does not read it.
-  if (next.Valid()) PrefetchTile<P>(args, next, place.kv_head);
-  ptx::GridDependencyWait();
 
-  uint32_t query[P::kSteps][4];
-  const auto member_of = [&](int) { return member; };
-  LoadQuery<P>(args, member_of, place.group, place.group, 0, place.kv_head, query);
   const uint32_t ring = ptx::SharedAddress(shared);
   const auto stage_address = [&](int t) { return ring + t % P::kStages * P::kStageBytes; };
-  const auto load = [&](int t) {
-    LoadTile<P>(args, next, pages, place.kv_head, stage_address(t));
+  LateRow<P> late;
+  const auto load = [&](int t, bool early) {
+    const bool leaves_last = early && next.IsLast();
+    if (leaves_last) late = LateRow<P>(args, next, place.kv_head, stage_address(t));
+    LoadTile<P>(args, next, pages, place.kv_head, stage_address(t),
+                leaves_last ? next.token_end - 1 : -1);
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
     if (next.Valid()) pages = TilePages(args, next);
   };
+  uint32_t query[P::kSteps][4];
+  const auto member_of = [&](int) { return member; };
+  const bool early = args.params.only_last_is_new;
+  const int first_end = min(begin + 2, end), wait_at = early ? first_end : begin;
 #pragma unroll 1
-  for (int t = begin; t < min(begin + 2, end); ++t) load(t);
+  for (int t = begin;; ++t) {
+    if (t == wait_at) {
+      ptx::GridDependencyWait();
+      late.Load(args);
+      LoadQuery<P>(args, member_of, place.group, place.group, 0, place.kv_head, query);
+    }
+    if (t == first_end) break;
+    load(t, early);
+  }
   RowState<P> state;
 #pragma unroll 1
   for (int t = begin; t < end; ++t) {
@@ -165,7 +175,7 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     }
     __syncthreads();  // the tile is there for all, and the one before is read by all
     if (tiles > 2 && t == end - 2) ptx::ClusterArrive();
-    if (t + 2 < end) load(t + 2);
+    if (t + 2 < end) load(t + 2, false);
     const int valid = tile.Tokens() - warp * 16;
     tile.Advance(plan.ranges);
     if (valid > 0) state.Add(query, stage_address(t), warp * 16, valid, args.scale_log2);

@@ -12,8 +12,8 @@
 //   of them in plan order, so the result does not depend on which block came last. That block
 //   resets the counter.
 // Clusters: chunk_decode_cluster_device.cuh has the kernel for grids of clusters.
-// Dependent launch: the plan and the page lists are read before the wait, and the first tile is
-//   prefetched into L2.
+// Dependent launch: the plan, the page lists and, with only_last_is_new, the first tiles except
+//   their LateRow are read before the wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -76,6 +76,10 @@ struct TileCursor {
     if (Valid()) Open(ranges);
   }
   __device__ bool Valid() const { return range < range_end; }
+  // Whether the tile is the task's last.
+  __device__ bool IsLast() const {
+    return range + 1 == range_end && token + kChunkDecodeTileTokens >= token_end;
+  }
   // How many tokens the tile has.
   __device__ int32_t Tokens() const { return min(kChunkDecodeTileTokens, token_end - token); }
   __device__ void Open(const ChunkDecodeRange* ranges) {
@@ -106,11 +110,12 @@ struct TilePages {
 };
 
 // Issues the copies of one K and V tile. Rows past the range's end become zeros, so that the
-// contents of dead slots (which may be NaN) never reach the MMA.
+// contents of dead slots (which may be NaN) never reach the MMA. `late` is the token that is left
+// to a LateRow, or -1.
 template <typename P>
 __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor& cursor,
                                          const TilePages& pages, int kv_head,
-                                         uint32_t stage_address) {
+                                         uint32_t stage_address, int32_t late) {
   const PagedKvLayout& layout = args.params.layout;
   constexpr int kRowsAtOnce = P::kThreads / P::kPieces;
   const int first_row = threadIdx.x / P::kPieces, piece = threadIdx.x % P::kPieces;
@@ -130,6 +135,7 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
     } else {
       key += step;
     }
+    if (token == late) continue;
     const char* from = valid ? key : static_cast<const char*>(args.params.kv);
     const uint32_t to = stage_address + SwizzledOffset<P::kRowBytes>(row, piece);
     ptx::CpAsync16(to, from, valid);
@@ -137,26 +143,34 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
   }
 }
 
-// Prefetches the K and V rows of a tile into L2, one line per thread.
+// The last row of a task, whose K and V the kernel before may still write while the rest of the
+// tile is loaded.
 template <typename P>
-__device__ __forceinline__ void PrefetchTile(const Arguments& args, const TileCursor& cursor,
-                                             int kv_head) {
-  constexpr int kLineBytes = 128;
-  constexpr int kRowLines = P::kRowBytes / kLineBytes;
-  const PagedKvLayout& layout = args.params.layout;
-  const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
-#pragma unroll
-  for (int line = threadIdx.x; line < P::kTile * kRowLines; line += P::kThreads) {
-    const int32_t token = cursor.token + line / kRowLines;
-    if (token >= cursor.token_end) return;
-    const int64_t page = __ldg(pages + layout.Pages().PageOf(token));
-    const char* key = static_cast<const char*>(args.params.kv) +
-                      2 * layout.KeyOffset(page, kv_head, layout.Pages().RowOf(token)) +
-                      line % kRowLines * kLineBytes;
-    ptx::PrefetchL2Line(key);
-    ptx::PrefetchL2Line(key + layout.KvStride() * 2);
+struct LateRow {
+  const char* key = nullptr;
+  uint32_t to = 0;
+
+  LateRow() = default;
+  __device__ __forceinline__ LateRow(const Arguments& args, const TileCursor& cursor, int kv_head,
+                                     uint32_t stage_address) {
+    if (threadIdx.x >= P::kPieces) return;
+    const PagedKvLayout& layout = args.params.layout;
+    const int32_t token = cursor.token_end - 1;
+    const int32_t page =
+        __ldg(args.params.table.chunk_pages + cursor.page_begin + layout.Pages().PageOf(token));
+    key = static_cast<const char*>(args.params.kv) +
+          2 * (layout.KeyOffset(page, kv_head, layout.Pages().RowOf(token)) + threadIdx.x * 8);
+    to = stage_address + SwizzledOffset<P::kRowBytes>(cursor.Tokens() - 1, threadIdx.x);
   }
-}
+
+  // Issues the copies, in a group of their own.
+  __device__ __forceinline__ void Load(const Arguments& args) const {
+    if (key == nullptr) return;
+    ptx::CpAsync16(to, key, true);
+    ptx::CpAsync16(to + P::kTileBytes, key + args.params.layout.KvStride() * 2, true);
+    ptx::CpAsyncCommit();
+  }
+};
 
 // The A fragments of 16 query rows, rotated by minus their member's shift. `member_of` gives the
 // task's members by their number.
@@ -544,13 +558,17 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
     members[threadIdx.x] = {member.seq, member.partial,
                             static_cast<uint32_t>(indptr[1] - indptr[0])};
   };
+  LateRow<P> late;
   // Loads the next tile, if the tasks up to `last_task` have one.
-  const auto load_next = [&](int32_t last_task) {
+  const auto load_next = [&](int32_t last_task, bool early) {
     while (!next.Valid() && loaded_task < last_task) {
       next = TileCursor(plan.tasks[++loaded_task], plan.ranges);
     }
     if (!next.Valid()) return false;
-    LoadTile<P>(args, next, TilePages(args, next), kv_head, stage_address(loaded));
+    const bool leaves_last = early && next.IsLast();
+    if (leaves_last) late = LateRow<P>(args, next, kv_head, stage_address(loaded));
+    LoadTile<P>(args, next, TilePages(args, next), kv_head, stage_address(loaded),
+                leaves_last ? next.token_end - 1 : -1);
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
     ++loaded;
@@ -562,13 +580,18 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
     loaded_task = t;
     next = TileCursor(plan.tasks[t], plan.ranges);
     open_members(plan.tasks[t]);
-    if (t == task_begin) {
-      // The newest row may not have been written yet; a prefetch does not read it.
-      if (next.Valid()) PrefetchTile<P>(args, next, kv_head);
-      ptx::GridDependencyWait();
-    }
+    bool waits = t == task_begin;
+    const bool early = waits && args.params.only_last_is_new;
 #pragma unroll 1
-    while (loaded < computed + P::kStages - 1 && load_next(t)) {
+    while (true) {
+      const bool loads = loaded < computed + P::kStages - 1 && next.Valid();
+      if (waits && !(early && loads)) {
+        ptx::GridDependencyWait();
+        late.Load(args);
+        waits = false;
+      }
+      if (!loads) break;
+      load_next(t, early);
     }
     while (true) {
       const ChunkDecodeTask task = plan.tasks[t];
@@ -592,7 +615,7 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
         }
         __syncthreads();  // the tile is there for all, and the stage to refill is read by all
 #pragma unroll 1
-        while (loaded < computed + P::kStages && load_next(last_task)) {
+        while (loaded < computed + P::kStages && load_next(last_task, false)) {
         }
         const int valid = tile.Tokens();
         const uint32_t address = stage_address(computed);

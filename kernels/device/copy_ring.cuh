@@ -32,6 +32,7 @@ struct CopyRing {
   __device__ __forceinline__ uint32_t Empty(int stage) const { return Full(stage) + 8; }
 
   __device__ __forceinline__ void Init(int readers) const {
+#pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
       ptx::MbarrierInit(Full(stage), 1);
       ptx::MbarrierInit(Empty(stage), readers);

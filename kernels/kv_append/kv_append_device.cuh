@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "kernels/device/convert.cuh"
+#include "kernels/device/head_row.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
-#include "kernels/device/reduce.cuh"
 #include "kernels/kv_append/kv_append_policy.h"
 
 namespace tokline {
@@ -25,7 +25,8 @@ struct KvAppendPolicy {
   static constexpr RowOp kOp = kOpValue;
   static constexpr int kRows = kRowsValue;
   static constexpr int kThreads = 128;
-  static constexpr int kLanes = kHeadDim / 8;
+  using Row = HeadRow<T, kHeadDim>;
+  static constexpr int kLanes = Row::kLanes;
   static constexpr int kBlockGroups = kThreads / kLanes;
 };
 
@@ -109,16 +110,13 @@ __device__ __forceinline__ RowTarget<T> TargetOf(const KvAppendParams& params,
   return {pool + layout.ValueOffset(page, group.head, page_row), layout.HeadStride()};
 }
 
-// Loads a lane's 16 bytes of a row. If rows are transformed, x and y come from the row's first
-// half, and z and w are the elements half a row further that RoPE pairs with them.
+// Loads a lane's 16 bytes of a row, as HeadRow has them if rows are transformed.
 template <typename Policy>
 __device__ __forceinline__ uint4 LoadLane(const void* row, int lane) {
   if constexpr (Policy::kOp == RowOp::kCopy) {
     return static_cast<const uint4*>(row)[lane];
   } else {
-    const uint2 first = static_cast<const uint2*>(row)[lane];
-    const uint2 second = static_cast<const uint2*>(row)[lane + Policy::kLanes];
-    return {first.x, first.y, second.x, second.y};
+    return Policy::Row::Load(row, lane);
   }
 }
 
@@ -127,63 +125,8 @@ __device__ __forceinline__ void StoreLane(void* row, int lane, uint4 data) {
   if constexpr (Policy::kOp == RowOp::kCopy) {
     static_cast<uint4*>(row)[lane] = data;
   } else {
-    static_cast<uint2*>(row)[lane] = {data.x, data.y};
-    static_cast<uint2*>(row)[lane + Policy::kLanes] = {data.z, data.w};
+    Policy::Row::Store(row, lane, data);
   }
-}
-
-// A lane's eight elements of a row as floats that T represents exactly.
-template <typename T>
-struct Vector8 {
-  float x[8];
-
-  __device__ __forceinline__ explicit Vector8(uint4 packed) {
-    const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = Unpack2<T>(words[i]);
-      x[2 * i] = pair.x;
-      x[2 * i + 1] = pair.y;
-    }
-  }
-  __device__ __forceinline__ uint4 Pack() const {
-    return {Pack2<T>(x[0], x[1]), Pack2<T>(x[2], x[3]), Pack2<T>(x[4], x[5]), Pack2<T>(x[6], x[7])};
-  }
-};
-
-// All lanes of the warp must call this, whatever their rows are.
-template <typename Policy>
-__device__ __forceinline__ uint4 NormRow(uint4 packed, uint4 weight, float eps, bool enabled) {
-  using T = typename Policy::T;
-  Vector8<T> row(packed);
-  float squares = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) squares += row.x[i] * row.x[i];
-  squares = WarpSum<Policy::kLanes>(squares);
-  if (!enabled) return packed;
-  const float scale = rsqrtf(squares * (1.0f / Policy::kHeadDim) + eps);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) row.x[i] *= scale;
-  // Rounded before it is multiplied by the weight, as the models do; the weight may be near 100.
-  const uint4 rounded = row.Pack();
-  return {Multiply2<T>(rounded.x, weight.x), Multiply2<T>(rounded.y, weight.y),
-          Multiply2<T>(rounded.z, weight.z), Multiply2<T>(rounded.w, weight.w)};
-}
-
-// `table` holds (cos, sin) of the lane's four pairs.
-template <typename Policy>
-__device__ __forceinline__ uint4 RotateRow(uint4 packed, const float4 (&table)[2]) {
-  Vector8<typename Policy::T> row(packed);
-  const float cosine[4] = {table[0].x, table[0].z, table[1].x, table[1].z};
-  const float sine[4] = {table[0].y, table[0].w, table[1].y, table[1].w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float first = row.x[i];
-    const float second = row.x[i + 4];
-    row.x[i] = first * cosine[i] - second * sine[i];
-    row.x[i + 4] = second * cosine[i] + first * sine[i];
-  }
-  return row.Pack();
 }
 
 template <typename Policy>
@@ -204,10 +147,7 @@ __global__ void __launch_bounds__(Policy::kThreads)
   float4 table[2]{};
   if (has_norm && group.norm_weight) weight = LoadLane<Policy>(group.norm_weight, lane);
   if (has_rope && group.Transforms()) {
-    const auto* const pairs = reinterpret_cast<const float4*>(
-        params.rope_cos_sin + int64_t{params.positions[group.token]} * Policy::kHeadDim);
-    table[0] = pairs[2 * lane];
-    table[1] = pairs[2 * lane + 1];
+    Policy::Row::LoadTable(params.rope_cos_sin, params.positions[group.token], lane, table);
   }
 
   // The address of a single row is computed before the wait. With many tokens, where blocks start
@@ -226,8 +166,8 @@ __global__ void __launch_bounds__(Policy::kThreads)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       uint4 row = data[r];
-      if (has_norm) row = NormRow<Policy>(row, weight, params.norm_eps, group.norm_weight);
-      if (has_rope) row = RotateRow<Policy>(row, table);
+      if (has_norm) row = Policy::Row::Norm(row, weight, params.norm_eps, group.norm_weight);
+      if (has_rope) row = Policy::Row::Rotate(row, table);
       if (group.Transforms()) data[r] = row;  // V rows keep their bits, including NaN payloads
     }
   }

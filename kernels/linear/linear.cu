@@ -32,6 +32,7 @@ LinearParams AfterNorm(LinearParams params) {
   params.x = norm.out;
   params.x_stride = norm.out_stride;
   params.norm_weight = nullptr;
+  params.x_squares = nullptr;
   return params;
 }
 
@@ -106,7 +107,7 @@ void Launch(const LinearParams& params, const LaunchOptions& options) {
   if (choice.variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
   const bool norm_apart =
       choice.variant == LinearVariant::kNormThenSkinny ||
-      (choice.variant == LinearVariant::kWgmma && params.norm_weight != nullptr);
+      (choice.variant == LinearVariant::kWgmma && params.norm_weight && !WgmmaNormalises(params));
   const LinearParams rest = norm_apart ? AfterNorm(params) : params;
   if (norm_apart) Launch(NormOf(params), options);
   if (choice.variant == LinearVariant::kWgmma) return LaunchWgmma(rest, choice.wgmma, options);

@@ -13,6 +13,8 @@
 
 namespace tokline {
 
+struct KvAppendParams;
+
 // cuBLASLt behind the suite's own interface: row-major out = x W^T (+ bias) (+ out) with fp32
 // accumulation. It keeps the handle and the algorithm chosen per shape, and must not be used by
 // several host threads at the same time. CUDA builds only.
@@ -61,6 +63,10 @@ enum class LinearVariant : uint8_t {
 
 inline constexpr int64_t kMaxSkinnyTokens = 16;
 inline constexpr int64_t kMaxWgmmaTokens = 128;
+// For each 64 elements of a row, so many sums of squares are kept for the next norm. Which elements
+// a sum has is left open; the norm needs their total.
+inline constexpr int32_t kLinearSquares = 4;
+inline constexpr int64_t kMaxSquaresTokens = 16;
 
 // "auto", "skinny", "norm_then_skinny", "wgmma", "matmul".
 std::string_view Name(LinearVariant variant);
@@ -82,12 +88,25 @@ struct LinearParams {
   int64_t x_stride = 0;               // elements between rows
   const void* norm_weight = nullptr;  // [in_features], 16 B aligned, or null: no norm
   float norm_eps = 0;
+  // fp32 [num_tokens, in_features / 64, rounded up, kLinearSquares], or null: sums of squares of x,
+  // from an earlier kernel's out_squares. With them kWgmma normalises up to kMaxSquaresTokens
+  // tokens itself, without a kernel of its own for the norm. With more tokens, and in all other
+  // variants, they are ignored.
+  const float* x_squares = nullptr;
   const void* weight = nullptr;    // [out_features, in_features], contiguous, 16 B aligned
   const void* bias = nullptr;      // [out_features] ([2 * out_features] when gated) or null
   const void* residual = nullptr;  // [num_tokens, out_features] or null; may be out
   int64_t residual_stride = 0;
   void* out = nullptr;  // [num_tokens, out_features]
   int64_t out_stride = 0;
+  // fp32 [num_tokens, out_features / 64, rounded up, kLinearSquares], or null: where sums of
+  // squares of out go, not the buffer of x_squares. kWgmma only; neither with gated_silu nor with
+  // out_f32.
+  float* out_squares = nullptr;
+  // If not null, rows of out are heads of q, k and v, and QK-norm, RoPE and the append follow as
+  // AppendOf (rmsnorm_qkv.h) joins them, in the same kernel. LinearAppends says where that works.
+  // The k and v columns of out are then not written.
+  const KvAppendParams* append = nullptr;
   // The weights of a later kernel, 16 B aligned, or null. kSkinny prefetches them into L2 while its
   // own weights are in flight. This is a hint, which the reference and all other variants ignore.
   const void* prefetch = nullptr;
@@ -99,6 +118,8 @@ struct LinearParams {
 
 // The variant that runs: the one asked for, or what kAuto selects on this device.
 LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device);
+// Whether `append` can be part of the projection's kernel: kWgmma with at most 64 tokens.
+bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
 // The size suffices for every variant.
 int64_t LinearWorkspaceBytes(const LinearParams& params);
 void Validate(const LinearParams& params);

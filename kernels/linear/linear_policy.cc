@@ -8,6 +8,7 @@
 
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
+#include "kernels/kv_append/kv_append.h"
 
 namespace tokline {
 namespace {
@@ -142,6 +143,11 @@ bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device) {
   return device.HasHopperCode() && params.in_features % 64 == 0 && params.in_features >= 256;
 }
 
+bool WgmmaNormalises(const LinearParams& params) {
+  static_assert(kMaxSquaresTokens <= kWgmmaRegisterTokens);
+  return params.norm_weight && params.x_squares && params.num_tokens <= kMaxSquaresTokens;
+}
+
 WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
   WgmmaPlan plan;
   const int64_t tokens = params.num_tokens;
@@ -153,36 +159,56 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
 
   // Shares of K stay long enough for two copies, and blocks few enough that the next kernel's find
   // room beside them.
-  constexpr int32_t kMinUnits = 2;
+  // So many clusters of 8 as heads need do not find room at once, since the SMs of a GPC are
+  // shared.
+  constexpr int32_t kMinUnits = 2, kMaxCluster = 8, kMaxAppendCluster = 4;
   const int32_t max_blocks = device.sm_count * (in_registers ? 4 : 3) / 2;
-  const int32_t max_splits = params.gated_silu ? 4 : 8;  // gate and up rows are finished together
+  const int32_t cluster_tiles = params.append ? params.append->layout.head_dim / kWgmmaRows : 1;
+  const int32_t max_splits = params.append       ? kMaxAppendCluster / cluster_tiles
+                             : params.gated_silu ? 4
+                                                 : kMaxCluster;
   plan.splits = 1;
   while (plan.splits < max_splits && plan.splits * 2 * kMinUnits <= plan.k_units &&
          tiles * plan.splits * 2 <= max_blocks) {
     plan.splits *= 2;
   }
+  plan.cluster = plan.splits * cluster_tiles;
   plan.grid = tiles * plan.splits;
+  const int32_t pairs = std::max(1, plan.token_tile / 2 / plan.cluster);
+  plan.pairs_log2 = std::countr_zero(static_cast<uint32_t>(pairs));
 
   // x is needed at once and passes quickly; weights take the rest of what lets two blocks, or of a
   // large grid three, share an SM.
   const int64_t block_k = WgmmaBlockK(plan.token_tile);
-  const int64_t blocks = DivideUp(plan.k_units, plan.splits) * kWgmmaSplitK / block_k;
+  const int64_t share_k = DivideUp(plan.k_units, plan.splits) * kWgmmaSplitK;
+  const int64_t blocks = share_k / block_k;
   const int64_t weight_stage = 2 * kWgmmaRows * block_k, x_stage = 2 * plan.token_tile * block_k;
-  const int64_t pieces = kWgmmaRows / 8 * DivideUp(tokens, int64_t{8});
-  plan.partials_bytes = static_cast<int32_t>(pieces * kWgmmaPiece * int64_t{sizeof(float)});
+  // An eighth more than the sums of 8 rows (PartialSums of wgmma_epilogue_device.cuh).
+  const int64_t row_eights = int64_t{plan.cluster} * (kWgmmaRows / 8);
+  plan.partials_bytes = static_cast<int32_t>(row_eights * 9 * 2 * pairs * int64_t{sizeof(float)});
+  if (WgmmaNormalises(params)) {
+    plan.norm_bytes = static_cast<int32_t>(share_k * SizeOf(params.dtype));
+  }
   constexpr int64_t kXBytes = 32 << 10, kAlignment = 1024, kBarrierBytes = 8;
   const int64_t limit = int64_t{plan.grid > 2 * device.sm_count ? 74
                                 : in_registers                  ? 100
                                                                 : 112}
                         << 10;
   const int64_t x_stages = std::clamp<int64_t>(kXBytes / x_stage, 2, blocks);
-  plan.weight_stages = static_cast<int32_t>(std::clamp<int64_t>(
-      (limit - kAlignment - plan.partials_bytes - x_stages * x_stage) / weight_stage, 2, blocks));
+  const int64_t fixed = kAlignment + plan.partials_bytes + plan.norm_bytes;
+  plan.weight_stages = static_cast<int32_t>(
+      std::clamp<int64_t>((limit - fixed - x_stages * x_stage) / weight_stage, 2, blocks));
   plan.x_stages = std::min(static_cast<int32_t>(x_stages), plan.weight_stages);
-  plan.shared_bytes = kAlignment + plan.weight_stages * (weight_stage + 2 * kBarrierBytes) +
-                      plan.x_stages * (x_stage + 2 * kBarrierBytes) + plan.partials_bytes +
-                      kBarrierBytes;
+  plan.shared_bytes = fixed + plan.weight_stages * (weight_stage + 2 * kBarrierBytes) +
+                      plan.x_stages * (x_stage + 2 * kBarrierBytes) + kBarrierBytes;
   return plan;
+}
+
+bool LinearAppends(const LinearParams& params, const DeviceFacts& device) {
+  if (params.append == nullptr || params.num_tokens == 0) return false;
+  const int32_t head_dim = params.append->layout.head_dim;
+  return params.num_tokens <= kWgmmaAppendTokens && (head_dim == 64 || head_dim == 128) &&
+         LinearPolicy(params, device) == LinearVariant::kWgmma;
 }
 
 LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device) {
@@ -273,6 +299,14 @@ void Validate(const LinearParams& params) {
           " B of shared memory that it may take");
   Require(params.variant != LinearVariant::kWgmma || params.num_tokens <= kMaxWgmmaTokens,
           "num_tokens is ", params.num_tokens, "; kWgmma takes at most ", kMaxWgmmaTokens);
+  Require(!params.out_squares || (!params.gated_silu && !params.out_f32),
+          "out_squares goes neither with gated_silu nor with out_f32");
+  Require(!params.out_squares || params.num_tokens <= kMaxSquaresTokens, "num_tokens is ",
+          params.num_tokens, "; with out_squares it is at most ", kMaxSquaresTokens);
+  Require(!params.out_squares || params.out_squares != params.x_squares,
+          "x_squares and out_squares are both ", params.x_squares, "; they must not overlap");
+  Require(!params.append || (!params.gated_silu && !params.out_f32 && !params.residual),
+          "append goes with none of gated_silu, out_f32 and residual");
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
           "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",
@@ -301,8 +335,14 @@ void Validate(const LinearParams& params) {
 void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
   Require(params.dtype == DType::kBf16 || params.dtype == DType::kF16, "dtype is ",
           Name(params.dtype), "; CUDA kernels take bf16 and f16");
-  const bool scratch = variant == LinearVariant::kWgmma ? params.norm_weight != nullptr
-                                                        : variant != LinearVariant::kSkinny;
+  const bool wgmma = variant == LinearVariant::kWgmma;
+  Require(wgmma || !params.out_squares, "out_squares with ", NameInCode(variant),
+          "; kWgmma alone makes them");
+  Require(!params.append || (wgmma && params.num_tokens <= kWgmmaAppendTokens), "append with ",
+          NameInCode(variant), " and num_tokens ", params.num_tokens,
+          "; kWgmma appends with at most ", kWgmmaAppendTokens);
+  const bool scratch =
+      wgmma ? params.norm_weight && !WgmmaNormalises(params) : variant != LinearVariant::kSkinny;
   if (!scratch || params.num_tokens == 0) return;
   Require(variant != LinearVariant::kMatmul || params.matmul != nullptr,
           "matmul is null; kMatmul (num_tokens ", params.num_tokens, ") needs one");

@@ -53,27 +53,30 @@ struct SkinnyPlan {
   int32_t Threads() const { return 32 * splits * groups; }
 };
 
-// kWgmma: a tile of 64 weight rows belongs to a cluster of `splits` blocks, which share its K in
-// units of kWgmmaSplitK.
+// kWgmma: a tile of 64 weight rows belongs to `splits` blocks of a cluster, which share its K in
+// units of kWgmmaSplitK. Each block of the cluster finishes some of the tokens.
 inline constexpr int32_t kWgmmaRows = 64;
 inline constexpr int32_t kWgmmaSplitK = 128;
 inline constexpr int32_t kWgmmaConsumers = 128;                 // threads of the consumer warpgroup
 inline constexpr int32_t kWgmmaThreads = kWgmmaConsumers + 32;  // and the producer warp
-// Floats from one piece of 8 x 8 partial sums to the next, such that pieces start in other banks.
-inline constexpr int32_t kWgmmaPiece = 72;
 // Up to so many tokens it multiplies with mma.sync out of registers, beyond them with wgmma.
 inline constexpr int32_t kWgmmaRegisterTokens = 16;
+// Tokens up to which it appends: with more, rows of a token are not finished by one block.
+inline constexpr int32_t kWgmmaAppendTokens = 64;
 // K per stage: less where x takes more of it.
 constexpr int32_t WgmmaBlockK(int32_t token_tile) { return token_tile <= 64 ? 128 : 64; }
 
 struct WgmmaPlan {
   int32_t token_tile = 0;     // 8, 16, 32, 64 or 128: wgmma's columns
-  int32_t splits = 0;         // blocks per cluster
+  int32_t splits = 0;         // of K: blocks per tile of rows
+  int32_t cluster = 0;        // blocks per cluster: those of a tile, or of a head that is appended
+  int32_t pairs_log2 = 0;     // log2 of the pairs of tokens that a block finishes at most
   int32_t k_units = 0;        // of kWgmmaSplitK
   int32_t weight_stages = 0;  // of the ring of weights
   int32_t x_stages = 0;       // of the ring of x, at most as many
   int32_t partials_bytes = 0;
-  int32_t grid = 0;  // blocks
+  int32_t norm_bytes = 0;  // of the share's norm weight, if the kernel normalises
+  int32_t grid = 0;        // blocks
   int64_t shared_bytes = 0;
 };
 
@@ -81,6 +84,9 @@ struct WgmmaPlan {
 // kWgmmaRegisterTokens. A token's result thus does not depend on how many other tokens are computed
 // with it, on either side of that number.
 WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device);
+
+// Whether kWgmma normalises x itself.
+bool WgmmaNormalises(const LinearParams& params);
 
 // Whether the device and the loaded code have wgmma, and K is whole panels of it.
 bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device);

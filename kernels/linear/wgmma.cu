@@ -39,22 +39,6 @@ CUtensorMap ActivationMap(const LinearParams& params, uint32_t token_tile, uint3
        .box = {64, token_tile, panels}});
 }
 
-template <typename T>
-void (*KernelOf(int32_t token_tile))(WgmmaArgs) {
-  switch (token_tile) {
-    case 8:
-      return &WgmmaLinearKernel<WgmmaPolicy<T, 8>>;
-    case 16:
-      return &WgmmaLinearKernel<WgmmaPolicy<T, 16>>;
-    case 32:
-      return &WgmmaLinearKernel<WgmmaPolicy<T, 32>>;
-    case 64:
-      return &WgmmaLinearKernel<WgmmaPolicy<T, 64>>;
-    default:
-      return &WgmmaLinearKernel<WgmmaPolicy<T, 128>>;
-  }
-}
-
 }  // namespace
 
 void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const LaunchOptions& options) {
@@ -66,10 +50,22 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.grid)),
                           .block = dim3(kWgmmaThreads),
                           .shared_bytes = static_cast<size_t>(plan.shared_bytes),
-                          .cluster = static_cast<unsigned>(plan.splits)};
+                          .cluster = static_cast<unsigned>(plan.cluster)};
   DispatchDType(params.dtype, [&]<DType kDType>() {
     using T = typename DeviceType<kDType>::Type;
-    LaunchKernel(KernelOf<T>(plan.token_tile), shape, options, args);
+    if (params.append != nullptr) {
+      const WgmmaAppendArgs append{args, *params.append};
+      DispatchHeadDim(params.append->layout.head_dim, [&]<int kHeadDim>() {
+        Dispatch<8, 16, 32, 64>("token_tile", plan.token_tile, [&]<int kTokens>() {
+          LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kHeadDim>>, shape, options,
+                       append);
+        });
+      });
+      return;
+    }
+    Dispatch<8, 16, 32, 64, 128>("token_tile", plan.token_tile, [&]<int kTokens>() {
+      LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens>>, shape, options, args);
+    });
   });
 }
 

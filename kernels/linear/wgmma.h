@@ -6,7 +6,8 @@
 
 namespace tokline {
 
-// `params` has no norm_weight: the norm runs before, as a kernel of its own.
+// Normalises x if `params` has a norm_weight, for which it needs x_squares; otherwise the norm has
+// run before, as a kernel of its own.
 void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const LaunchOptions& options);
 
 }  // namespace tokline

@@ -12,7 +12,8 @@
 namespace tokline {
 
 // A projection after RMSNorm to rows of q, k and v. If `append` is given, QK-norm and RoPE follow
-// for q in place, and QK-norm, RoPE and the append to the cache for k and v.
+// for q in place, and QK-norm, RoPE and the append to the cache for k and v, whose columns of out
+// may be left unwritten.
 struct RmsNormQkvParams {
   LinearParams projection = {};  // requires a norm_weight; weight and out hold Q, K, V side by side
   // AppendOf replaces dtype, num_tokens and the tensors q, k and v with those of the projection.

@@ -12,6 +12,8 @@ struct RunOptions {
   int64_t page_offset = 0;  // every page id plus this, in a pool that is larger by as much
   int launches = 1;
   bool dependent = false;
+  // A launch before writes its output as K of the last token. For one sequence and one head.
+  bool writes_last_key = false;
 };
 
 DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
@@ -54,6 +56,18 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   params.workspace = workspace.data();
   params.workspace_bytes = workspace.bytes();
   params.max_partials = plan.num_partials;
+  params.only_last_is_new = run.dependent;
+  if (run.writes_last_key) {
+    const int32_t last = host.chunk_lengths[0] - 1;
+    const int64_t row =
+        params.layout.KeyOffset(pages[static_cast<size_t>(params.layout.Pages().PageOf(last))], 0,
+                                params.layout.Pages().RowOf(last));
+    ChunkDecodeParams before = params;
+    before.out = kv.as<std::byte>() + row * element;
+    kv.CopyFrom(std::vector<char>(static_cast<size_t>(decode.layout.head_dim * element), 0).data(),
+                decode.layout.head_dim * element, row * element);
+    Launch(before, {});
+  }
   for (int i = 0; i < run.launches; ++i) {
     Launch(params, {.stream = nullptr, .dependent = run.dependent});
   }
@@ -241,6 +255,29 @@ TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
             RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
         EXPECT_TRUE(once.out == chain.out);
         EXPECT_EQ(once.lse, chain.lse);
+      }
+    }
+  }
+}
+
+// A dependent launch loads its first tiles while the launch before still writes the last token.
+TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheLastToken) {
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t length : {1, 15, 64, 65, 128, 129, 700}) {
+      DecodeCase decode = MakeDecodeCase(
+          WithLengths({.head_dim = head_dim, .num_kv_heads = 1, .group = 1}, {length}));
+      for (const int32_t lanes : {1, 2, 4}) {
+        if (lanes > 1 && !QueryDeviceFacts().HasClusters()) continue;
+        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", length ", length, ", lanes ", lanes));
+        const ChunkDecodeGrid grid{.num_lanes = lanes, .cluster_lanes = lanes};
+        const DecodeResult plain = RunCuda(decode, {.grid = grid, .writes_last_key = true});
+        EXPECT_NE(plain.lse, RunCuda(decode, {.grid = grid}).lse) << "the last token has no effect";
+        for (int repeat = 0; repeat < 5; ++repeat) {
+          const DecodeResult chain =
+              RunCuda(decode, {.grid = grid, .dependent = true, .writes_last_key = true});
+          EXPECT_TRUE(plain.out == chain.out);
+          EXPECT_EQ(plain.lse, chain.lse);
+        }
       }
     }
   }

@@ -1,4 +1,5 @@
 // Linear on the device: against exact results, against itself with other tokens, and in chains.
+#include <numeric>
 #include <span>
 
 #include "harness/tests/kernels/cuda_test.h"
@@ -395,19 +396,88 @@ TEST_F(LinearCudaTest, FusedNormEqualsRmsNormThenProjection) {
   EXPECT_TRUE(RunOnDevice(c, LinearVariant::kNormThenSkinny) == expected);
 }
 
+// Sums of squares of each 64 elements of a row of `x`, each spread over kLinearSquares values.
+std::vector<float> SquaresOf(const HostTensor& x, int64_t tokens, int64_t width, int64_t stride) {
+  const int64_t count = (width + 63) / 64 * kLinearSquares;
+  std::vector<float> squares(tokens * count);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t i = 0; i < width; ++i) {
+      const double value = x[t * stride + i];
+      squares[t * count + i / 64 * kLinearSquares + i % kLinearSquares] +=
+          static_cast<float>(value * value);
+    }
+  }
+  return squares;
+}
+
+TEST_F(LinearCudaTest, WgmmaNormalisesBySumsOfSquares) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const bool gated : {false, true}) {
+      for (const int64_t tokens : {1, 7, 8, 9, 16}) {
+        // K of whole and of partial units, shares that wrap the rings and that do not.
+        for (const int64_t in : {320, 1024, 4096}) {
+          const LinearCase c({.dtype = dtype,
+                              .tokens = tokens,
+                              .in = in,
+                              .out = 136,
+                              .norm = true,
+                              .gated = gated,
+                              .pad = 8});
+          DeviceCase device(c, LinearVariant::kWgmma);
+          const DeviceBuffer squares(SquaresOf(c.x, tokens, in, c.XStride()));
+          device.params.x_squares = squares.as<float>();
+          device.params.workspace = nullptr;  // nothing else normalises
+          EXPECT_TRUE(c.Check(device.Run()))
+              << tokens << " tokens, in " << in << ", gated " << gated << ", " << Name(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LinearCudaTest, SumsOfSquaresAreThoseOfTheOutput) {
+  for (const int64_t tokens : {1, 2, 5, 8, 9, 16}) {
+    for (const int64_t out : {64, 136, 1000}) {
+      const LinearCase c({.tokens = tokens, .in = 1024, .out = out, .residual = true, .pad = 8});
+      DeviceCase device(c, LinearVariant::kWgmma);
+      const int64_t count = (out + 63) / 64 * kLinearSquares;
+      const DeviceBuffer squares(std::vector<float>(tokens * count, NAN));
+      device.params.out_squares = squares.as<float>();
+      const HostTensor result = device.Run();
+      const std::vector<float> expected = SquaresOf(result, tokens, out, c.OutStride());
+      std::vector<float> actual(expected.size());
+      ASSERT_EQ(cudaMemcpy(actual.data(), squares.data(), squares.bytes(), cudaMemcpyDefault),
+                cudaSuccess);
+      for (size_t i = 0; i < actual.size(); i += kLinearSquares) {
+        const auto total = [i](const std::vector<float>& sums) {
+          return std::accumulate(&sums[i], &sums[i] + kLinearSquares, 0.0);
+        };
+        ASSERT_NEAR(total(actual), total(expected), 0x1p-18 * total(expected))
+            << tokens << " tokens, out " << out << ", sums " << i;
+      }
+    }
+  }
+}
+
 // Each layer reads what the previous one wrote, which reveals a dependent launch that reads too
 // early.
 TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
   const LinearCase c({.tokens = 4, .in = 1024, .out = 1024, .norm = true, .residual = true});
-  const auto chain = [&](LinearVariant variant, bool dependent) {
+  const auto chain = [&](LinearVariant variant, bool dependent, bool by_squares = false) {
     DeviceCase device(c, variant);
     DeviceBuffer ping = ToDevice(c.x), pong = ToDevice(c.x);
+    const std::vector<float> first = SquaresOf(c.x, 4, 1024, c.XStride());
+    const DeviceBuffer squares[] = {DeviceBuffer(first), DeviceBuffer(first)};
     LinearParams params = device.params;
     for (int layer = 0; layer < 40; ++layer) {
       params.x = layer % 2 == 0 ? ping.data() : pong.data();
       params.residual = params.x;
       params.residual_stride = params.x_stride;
       params.out = layer % 2 == 0 ? pong.data() : ping.data();
+      if (by_squares) {
+        params.x_squares = squares[layer % 2].as<float>();
+        params.out_squares = squares[(layer + 1) % 2].as<float>();
+      }
       Launch(params, {.dependent = dependent});
     }
     return ToHost(ping, DType::kBf16);
@@ -419,6 +489,11 @@ TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
     for (int repeat = 0; repeat < 5; ++repeat) {
       EXPECT_TRUE(chain(variant, true) == plain) << Name(variant);
     }
+  }
+  const HostTensor by_squares = chain(LinearVariant::kWgmma, false, true);
+  EXPECT_FALSE(by_squares == c.x);
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    EXPECT_TRUE(chain(LinearVariant::kWgmma, true, true) == by_squares);
   }
 }
 

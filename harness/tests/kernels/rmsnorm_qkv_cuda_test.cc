@@ -1,6 +1,7 @@
 // RMSNorm + QKV on the device: the projection within its bound, the append identical to kv_append.
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/rmsnorm_qkv_case.h"
+#include "kernels/device/current_device.h"
 #include "kernels/kv_append/kv_append.h"
 #include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
 
@@ -67,6 +68,23 @@ class DeviceCase {
 
 class RmsNormQkvCudaTest : public testing::CudaTest {};
 
+// Whether both have the same query columns. Those of k and v need not be written.
+bool SameQueries(const RmsNormQkvCase& c, const Outputs& a, const Outputs& b) {
+  const int64_t stride = c.projection.OutStride();
+  const int64_t columns = int64_t{c.setup.num_q_heads} * c.setup.head_dim;
+  for (int64_t i = 0; i < c.setup.tokens * stride; ++i) {
+    if (i % stride < columns && a.qkv[i] != b.qkv[i]) return false;
+  }
+  return true;
+}
+
+bool Appends(const RmsNormQkvParams& params) {
+  const KvAppendParams append = AppendOf(params.projection, *params.append);
+  LinearParams projection = params.projection;
+  projection.append = &append;
+  return LinearAppends(projection, CurrentDeviceFacts());
+}
+
 constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny,
                                        LinearVariant::kWgmma, LinearVariant::kMatmul};
 
@@ -109,8 +127,37 @@ TEST_F(RmsNormQkvCudaTest, EqualsProjectionThenAppend) {
         EXPECT_TRUE(c.projection.Check(parts.Read().qkv));
         Launch(AppendOf(parts.params.projection, *parts.params.append), {});
         const Outputs a = fused.Read(), b = parts.Read();
-        EXPECT_TRUE(a.qkv == b.qkv) << tokens << " tokens, transform " << transform;
+        EXPECT_TRUE(SameQueries(c, a, b)) << tokens << " tokens, transform " << transform;
         EXPECT_TRUE(a.pool == b.pool) << tokens << " tokens, transform " << transform;
+        EXPECT_FALSE(a.pool == c.append.pool) << "nothing was appended";
+      }
+    }
+  }
+}
+
+// The projection's kernel appends by itself: heads of one and of two tiles, shares of K from 1 to
+// 4, tokens for some and for all blocks of a cluster, all kinds of heads with and without bias.
+TEST_F(RmsNormQkvCudaTest, AppendInsideTheProjectionEqualsKvAppend) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int32_t head_dim : {64, 128}) {
+      for (const int64_t tokens : {1, 2, 5, 8, 16, 17, 31, 32, 50, 64}) {
+        // K is shared alike with and without the append, by 1 to 4 blocks.
+        const int64_t hidden = tokens % 5 == 0 ? 320 : head_dim == 64 ? 1024 : 640;
+        const bool transform = tokens % 3 != 0;
+        RmsNormQkvCase c({.dtype = dtype,
+                          .tokens = tokens,
+                          .hidden = hidden,
+                          .head_dim = head_dim,
+                          .bias = tokens % 2 == 1,
+                          .transform = transform});
+        DeviceCase fused(c, LinearVariant::kWgmma), parts(c, LinearVariant::kWgmma);
+        ASSERT_TRUE(Appends(fused.params));
+        Launch(fused.params, {});
+        Launch(parts.params.projection, {});
+        Launch(AppendOf(parts.params.projection, *parts.params.append), {});
+        const Outputs a = fused.Read(), b = parts.Read();
+        EXPECT_TRUE(SameQueries(c, a, b)) << tokens << " tokens, head_dim " << head_dim;
+        EXPECT_TRUE(a.pool == b.pool) << tokens << " tokens, head_dim " << head_dim;
         EXPECT_FALSE(a.pool == c.append.pool) << "nothing was appended";
       }
     }
@@ -124,7 +171,7 @@ TEST_F(RmsNormQkvCudaTest, DependentLaunchesEqualPlainOnes) {
     Launch(plain.params, {});
     for (int repeat = 0; repeat < 20; ++repeat) Launch(dependent.params, {.dependent = true});
     const Outputs a = plain.Read(), b = dependent.Read();
-    EXPECT_TRUE(a.qkv == b.qkv);
+    EXPECT_TRUE(SameQueries(c, a, b));
     EXPECT_TRUE(a.pool == b.pool);
   }
 }

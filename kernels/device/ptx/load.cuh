@@ -17,13 +17,8 @@ __device__ __forceinline__ uint4 LoadStream16(const void* pointer) {
   return r;
 }
 
-// Prefetches the 128-byte line of `pointer` into L2. This is a hint and reads nothing, so it may be
-// used on data that another kernel is still writing.
-__device__ __forceinline__ void PrefetchL2Line(const void* pointer) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
-}
-
-// Does the same for `bytes` (a multiple of 16) from `pointer` on, which is 16 B aligned. It is a
+// Prefetches `bytes` (a multiple of 16) from `pointer` on, which is 16 B aligned, into L2. This is
+// a hint and reads nothing, so it may be used on data that another kernel is still writing. It is a
 // no-op before sm_90.
 __device__ __forceinline__ void PrefetchL2Bulk([[maybe_unused]] const void* pointer,
                                                [[maybe_unused]] uint32_t bytes) {
