@@ -329,7 +329,8 @@ bool ForwardPass::Wants(StepOp op) const { return observer_ == nullptr || observ
 
 void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
                            LinearParams& params) const {
-  if (weight == nullptr || config_.Has(Ablation::kPrefetch) || !Wants(op)) return;
+  if (weight == nullptr || config_.Has(Ablation::kPrefetch)) return;
+  if (observer_ != nullptr && !observer_->Prefetches(op)) return;
   const int64_t bytes = elements * element_bytes_;
   if (bytes > backend_.facts().l2_bytes / 4) return;
   params.prefetch = weight;

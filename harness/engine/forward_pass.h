@@ -53,7 +53,7 @@ class ForwardPass {
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                       const std::byte* weight, void* out, int64_t out_features) const;
   // Lets the kernel of `params` prefetch the weights of a later `op` into L2, if they leave room
-  // there for everything else and `op` is enqueued.
+  // there for everything else and the observer agrees.
   void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
   // Lets the kernel of `params`, which writes x, leave its sums of squares to the next norm.
   void SumSquares(LinearParams& params);
