@@ -127,6 +127,10 @@ const std::map<std::string, Family>& Families() {
        {"norm",
         {{"kind", "rmsnorm"}, {"tokens", {1}}, {"hidden", 64}},
         {{"kind", kName}, {"tokens", kRows}, {"hidden", kCount}, {"add", kFlag, false}}}},
+      {"all_reduce",
+       {"all_reduce_norm",
+        {{"ranks", 2}, {"tokens", {1}}, {"hidden", 64}},
+        {{"ranks", kCount}, {"tokens", kRows}, {"hidden", kCount}}}},
       {"activation",
        {"activation",
         {{"kind", "gelu_tanh"}, {"tokens", {1}}, {"intermediate", 64}},
@@ -265,6 +269,7 @@ TEST_P(ShapeKeysTest, AShapeThatDoesNotFitIsRefusedSoon) {
     if (key.kind != Kind::kCount) continue;
     shape[key.name] = key.name.starts_with('h') && key.name != "hidden" ? kHeads.most
                       : key.name == "batch"                             ? 16
+                      : key.name == "ranks"                             ? 8
                                                                         : kTokens.most;
   }
   EXPECT_EQ(Run(shape), 1) << shape << "\n" << error_;

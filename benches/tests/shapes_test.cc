@@ -80,7 +80,8 @@ TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
   EXPECT_THAT(message("[]"), HasSubstr("f: must be an object of families"));
   EXPECT_THAT(
       message(R"({"decoed": []})"),
-      HasSubstr("unknown family \"decoed\"; known are activation, append, cascade, decode"));
+      HasSubstr(
+          "unknown family \"decoed\"; known are activation, all_reduce, append, cascade, decode"));
   EXPECT_THAT(message(R"({"decode": {}})"), HasSubstr("decode: must be a list"));
   EXPECT_THAT(message(R"({"decode": [{"hq": 1}]})"),
               HasSubstr("shape 0 must be an object with a name"));

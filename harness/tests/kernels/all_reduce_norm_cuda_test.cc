@@ -1,0 +1,534 @@
+// all_reduce_norm on one device, with all ranks in one grid or on streams of their own, and on
+// several devices.
+#include "kernels/all_reduce_norm/all_reduce_norm.h"
+
+#include <gmock/gmock.h>
+
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "harness/platform/peer_access.h"
+#include "harness/tests/kernels/all_reduce_norm_case.h"
+#include "harness/tests/kernels/cuda_test.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/common/error.h"
+#include "kernels/device/nccl_library.h"
+
+namespace tokline {
+namespace {
+
+using testing::AllReduceCase;
+using testing::AllReduceSetup;
+using ::testing::HasSubstr;
+using testing::HostTensor;
+using testing::ToDevice;
+using testing::ToHost;
+using Variant = AllReduceNormVariant;
+
+constexpr DType kDTypes[] = {DType::kBf16, DType::kF16};
+constexpr Variant kVariants[] = {Variant::kOneShot, Variant::kTwoShot};
+
+// The exchange buffers of a group, each on the device of its rank.
+class Exchange {
+ public:
+  Exchange(int32_t ranks, int64_t max_tokens, int64_t max_hidden, bool own_devices = false) {
+    peers_.world_size = ranks;
+    peers_.bytes = AllReduceNormBufferBytes(ranks, max_tokens, max_hidden);
+    for (int32_t r = 0; r < ranks; ++r) {
+      if (own_devices) TOKLINE_CUDA(cudaSetDevice(r));
+      buffers_.emplace_back(peers_.bytes);
+      EXPECT_EQ(cudaMemset(buffers_.back().data(), 0, static_cast<size_t>(peers_.bytes)),
+                cudaSuccess);
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      peers_.buffers[r] = buffers_.back().data();
+    }
+    if (own_devices) TOKLINE_CUDA(cudaSetDevice(0));
+  }
+
+  PeerBuffers Peers(int32_t rank) const {
+    PeerBuffers peers = peers_;
+    peers.rank = rank;
+    return peers;
+  }
+  DeviceBuffer& Buffer(int32_t rank) { return buffers_[static_cast<size_t>(rank)]; }
+  AllReduceHeader Header(int32_t rank) {
+    AllReduceHeader header{};
+    Buffer(rank).CopyTo(&header, sizeof(header));
+    return header;
+  }
+  void SetHeader(int32_t rank, const AllReduceHeader& header) {
+    Buffer(rank).CopyFrom(&header, sizeof(header));
+  }
+
+ private:
+  PeerBuffers peers_;
+  std::vector<DeviceBuffer> buffers_;
+};
+
+// The tensors of one rank on the current device.
+struct RankTensors {
+  DeviceBuffer partial, residual, weight, residual_out, out;
+
+  RankTensors(const AllReduceCase& c, int32_t rank)
+      : partial(ToDevice(c.partials[static_cast<size_t>(rank)])),
+        residual(ToDevice(c.residual)),
+        weight(ToDevice(c.weight)),
+        residual_out(ToDevice(c.NewOut())),
+        out(ToDevice(c.NewOut())) {}
+
+  AllReduceNormParams Params(const AllReduceCase& c, const PeerBuffers& peers) const {
+    AllReduceNormParams params = c.Params(peers.rank, residual_out.data(), out.data());
+    for (const void*& other : params.partials) other = nullptr;
+    params.partials[peers.rank] = partial.data();
+    if (params.residual) params.residual = residual.data();
+    if (params.weight) params.weight = weight.data();
+    params.peers = peers;
+    return params;
+  }
+  ::testing::AssertionResult Check(const AllReduceCase& c) const {
+    return c.Check(ToHost(residual_out, c.setup.dtype), ToHost(out, c.setup.dtype));
+  }
+};
+
+// All ranks of a case on one device.
+class VirtualRanks {
+ public:
+  VirtualRanks(const AllReduceCase& c, const Exchange& exchange) : case_(c) {
+    for (int32_t r = 0; r < c.setup.ranks; ++r) {
+      tensors_.push_back(std::make_unique<RankTensors>(c, r));
+      params_.push_back(tensors_.back()->Params(c, exchange.Peers(r)));
+    }
+  }
+
+  std::vector<AllReduceNormParams>& params() { return params_; }
+  RankTensors& tensors(int32_t rank) { return *tensors_[static_cast<size_t>(rank)]; }
+  void Launch(const LaunchOptions& options = {}) const { LaunchVirtualRanks(params_, options); }
+  ::testing::AssertionResult Check() const {
+    for (const auto& rank : tensors_) {
+      if (const auto result = rank->Check(case_); !result) return result;
+    }
+    return ::testing::AssertionSuccess();
+  }
+
+ private:
+  const AllReduceCase& case_;
+  std::vector<std::unique_ptr<RankTensors>> tensors_;
+  std::vector<AllReduceNormParams> params_;
+};
+
+class AllReduceNormCudaTest : public testing::CudaTest {
+ protected:
+  static ::testing::AssertionResult RunAndCheck(const AllReduceSetup& setup) {
+    const AllReduceCase c(setup);
+    const Exchange exchange(setup.ranks, setup.tokens, setup.hidden);
+    const VirtualRanks ranks(c, exchange);
+    ranks.Launch();
+    return ranks.Check();
+  }
+};
+
+// Vectors and single elements, one packet a thread and several, rows that end within a packet.
+TEST_F(AllReduceNormCudaTest, EveryHiddenSizeGivesTheExactSum) {
+  for (const DType dtype : kDTypes) {
+    for (const int32_t ranks : {1, 2, 3, 4, 8}) {
+      for (const int64_t hidden : {1, 7, 64, 100, 1023, 1024, 2560, 2561, 4096, 5002, 8190, 8192}) {
+        for (const int64_t pad : {0, 3, 8}) {
+          EXPECT_TRUE(RunAndCheck(
+              {.dtype = dtype, .ranks = ranks, .tokens = 2, .hidden = hidden, .pad = pad}))
+              << "pad " << pad;
+        }
+      }
+    }
+  }
+}
+
+// Fewer rows than blocks, as many, and more, shared evenly by their owners and not.
+TEST_F(AllReduceNormCudaTest, OneToFiveHundredTokensWithBothVariants) {
+  for (const int32_t ranks : {2, 3, 4, 8}) {
+    for (const int64_t tokens : {1, 2, 3, 4, 8, 13, 64, 67, 131, 256, 512}) {
+      for (const Variant variant : kVariants) {
+        if (variant == Variant::kTwoShot && tokens < ranks) continue;
+        EXPECT_TRUE(
+            RunAndCheck({.ranks = ranks, .tokens = tokens, .hidden = 1024, .variant = variant}));
+      }
+    }
+  }
+}
+
+TEST_F(AllReduceNormCudaTest, ResidualAndNormMayBeLeftOut) {
+  for (const Variant variant : kVariants) {
+    for (const bool residual : {false, true}) {
+      for (const bool norm : {false, true}) {
+        EXPECT_TRUE(RunAndCheck({.ranks = 4,
+                                 .tokens = 9,
+                                 .hidden = 2560,
+                                 .residual = residual,
+                                 .norm = norm,
+                                 .variant = variant}));
+      }
+    }
+  }
+}
+
+TEST_F(AllReduceNormCudaTest, ResidualOutMayBeTheResidualOrThePartial) {
+  for (const Variant variant : kVariants) {
+    for (const int64_t hidden : {2560, 8191}) {
+      const AllReduceCase c({.ranks = 4, .tokens = 150, .hidden = hidden, .variant = variant});
+      for (const bool is_residual : {false, true}) {
+        const Exchange exchange(4, 150, hidden);
+        VirtualRanks ranks(c, exchange);
+        for (int32_t r = 0; r < 4; ++r) {
+          const RankTensors& tensors = ranks.tensors(r);
+          ranks.params()[static_cast<size_t>(r)].residual_out =
+              (is_residual ? tensors.residual : tensors.partial).data();
+        }
+        ranks.Launch();
+        for (int32_t r = 0; r < 4; ++r) {
+          const RankTensors& tensors = ranks.tensors(r);
+          EXPECT_TRUE(
+              c.Check(ToHost(is_residual ? tensors.residual : tensors.partial, DType::kBf16),
+                      ToHost(tensors.out, DType::kBf16)))
+              << "residual_out is " << (is_residual ? "residual" : "partial");
+        }
+      }
+    }
+  }
+}
+
+// A graph of many launches of different shapes and variants, replayed with other inputs: a packet
+// of an earlier launch or replay would give an earlier sum.
+TEST_F(AllReduceNormCudaTest, ReplaysOfAGraphSumWhatIsThereNow) {
+  for (const int32_t ranks : {2, 8}) {
+    const Exchange exchange(ranks, 40, 2560);
+    std::vector<AllReduceCase> cases;
+    for (const AllReduceSetup& shape :
+         {AllReduceSetup{.tokens = 1, .hidden = 2560},
+          AllReduceSetup{.tokens = 40, .hidden = 1024, .variant = Variant::kTwoShot},
+          AllReduceSetup{.tokens = 3, .hidden = 999},
+          AllReduceSetup{.tokens = 40, .hidden = 2560, .variant = Variant::kOneShot}}) {
+      cases.emplace_back(shape).setup.ranks = ranks;
+    }
+    std::vector<std::unique_ptr<VirtualRanks>> groups;
+    const UniqueStream stream = MakeStream();
+    UniqueGraphExec graph;
+    for (uint64_t replay = 0; replay < 12; ++replay) {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        AllReduceSetup setup = cases[i].setup;
+        setup.seed = 100 * replay + 10 * i;
+        cases[i] = AllReduceCase(setup);
+        if (replay == 0) groups.push_back(std::make_unique<VirtualRanks>(cases[i], exchange));
+        const HostTensor nan = cases[i].NewOut();
+        for (int32_t r = 0; r < ranks; ++r) {
+          RankTensors& to = groups[i]->tensors(r);
+          const auto copy = [](const HostTensor& from, DeviceBuffer& buffer) {
+            buffer.CopyFrom(from.data(), buffer.bytes());
+          };
+          copy(cases[i].partials[static_cast<size_t>(r)], to.partial);
+          copy(cases[i].residual, to.residual);
+          copy(cases[i].weight, to.weight);
+          copy(nan, to.residual_out);
+          copy(nan, to.out);
+        }
+      }
+      if (replay == 0) {
+        graph = CaptureGraph(stream.get(), [&] {
+          for (int round = 0; round < 15; ++round) {
+            for (const auto& group : groups) {
+              group->Launch({.stream = stream.get(), .dependent = round % 2 == 1});
+            }
+          }
+        });
+      }
+      ASSERT_EQ(cudaGraphLaunch(graph.get(), stream.get()), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+      for (const auto& group : groups) EXPECT_TRUE(group->Check()) << "replay " << replay;
+    }
+    EXPECT_EQ(exchange.Peers(0).world_size, ranks);
+    EXPECT_NO_THROW(RequireAllReduced(exchange.Peers(ranks - 1), stream.get()));
+  }
+}
+
+// Inboxes full of packets whose numbers are those of launches before and after, or half right.
+TEST_F(AllReduceNormCudaTest, PacketsOfOtherLaunchesAreNotTaken) {
+  constexpr uint32_t kLaunch = 1000;
+  for (const Variant variant : kVariants) {
+    for (const uint32_t number : {0u, kLaunch - 2, kLaunch - 1, kLaunch + 1, kLaunch + 2, ~0u}) {
+      for (const bool half : {false, true}) {
+        const AllReduceCase c({.ranks = 4, .tokens = 6, .hidden = 1024, .variant = variant});
+        Exchange exchange(4, 6, 1024);
+        for (int32_t r = 0; r < 4; ++r) {
+          std::vector<uint32_t> words(static_cast<size_t>(exchange.Buffer(r).bytes() / 4));
+          for (size_t i = 0; i < words.size(); i += 4) {
+            words[i] = words[i + 2] = 0x42004200;  // data
+            words[i + 1] = number;
+            words[i + 3] = half ? kLaunch : number;
+          }
+          exchange.Buffer(r).CopyFrom(words.data(), exchange.Buffer(r).bytes());
+          exchange.SetHeader(r, {.launches = kLaunch - 1});
+        }
+        const VirtualRanks ranks(c, exchange);
+        ranks.Launch();
+        EXPECT_TRUE(ranks.Check()) << "stale packets of number " << number << ", half " << half;
+        EXPECT_EQ(exchange.Header(2).launches, kLaunch);
+      }
+    }
+  }
+}
+
+// 0 is left out, because fresh inboxes are full of it, and the inboxes go on taking turns.
+TEST_F(AllReduceNormCudaTest, NumbersOfLaunchesWrap) {
+  const AllReduceCase c({.ranks = 2, .tokens = 5, .hidden = 1024});
+  Exchange exchange(2, 5, 1024);
+  for (int32_t r = 0; r < 2; ++r) exchange.SetHeader(r, {.launches = 0xfffffffd});
+  for (const uint32_t number : {0xfffffffeu, 0xffffffffu, 2u, 3u}) {
+    const VirtualRanks ranks(c, exchange);
+    ranks.Launch();
+    EXPECT_TRUE(ranks.Check()) << "launch " << number;
+    EXPECT_EQ(exchange.Header(0).launches, number);
+    EXPECT_EQ(exchange.Header(1).launches, number);
+  }
+}
+
+// Each rank on a stream of its own. All blocks of 4 ranks with 3 rows are resident at once, as they
+// are far fewer than the SMs of any device; streams that the device runs one after another would
+// show as a rank that gives up.
+TEST_F(AllReduceNormCudaTest, ALateRankIsWaitedFor) {
+  for (const Variant variant : kVariants) {
+    for (int32_t late = 0; late < 3; ++late) {
+      const AllReduceCase c({.ranks = 3, .tokens = 3, .hidden = 2560, .variant = variant});
+      const Exchange exchange(3, 3, 2560);
+      VirtualRanks ranks(c, exchange);
+      std::vector<UniqueStream> streams;
+      for (int32_t r = 0; r < 3; ++r) streams.push_back(MakeStream());
+      const auto launch = [&](int32_t r) {
+        Launch(ranks.params()[static_cast<size_t>(r)], {.stream = streams[r].get()});
+      };
+      for (int32_t r = 0; r < 3; ++r) {
+        if (r != late) launch(r);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      launch(late);
+      for (int32_t r = 0; r < 3; ++r) {
+        EXPECT_NO_THROW(RequireAllReduced(exchange.Peers(r), streams[r].get()));
+      }
+      EXPECT_TRUE(ranks.Check()) << "rank " << late << " is late";
+    }
+  }
+}
+
+std::string ErrorOf(const PeerBuffers& peers) {
+  try {
+    RequireAllReduced(peers, nullptr);
+  } catch (const RuntimeFailure& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST_F(AllReduceNormCudaTest, AMissingRankEndsTheGroupWithAnError) {
+  for (const Variant variant : kVariants) {
+    const AllReduceCase c({.ranks = 3, .tokens = 6, .hidden = 2560, .variant = variant});
+    const Exchange exchange(3, 6, 2560);
+    VirtualRanks ranks(c, exchange);
+    for (AllReduceNormParams& params : ranks.params()) params.time_limit_ms = 50;
+    EXPECT_EQ(ErrorOf(exchange.Peers(0)), "nothing was thrown");
+    Launch(ranks.params()[0], {});
+    EXPECT_THAT(ErrorOf(exchange.Peers(0)),
+                HasSubstr("rank 0 gave up its all-reduce number 1: rank "));
+    EXPECT_THAT(ErrorOf(exchange.Peers(1)), HasSubstr("rank 1 ended its all-reduces: rank 0"));
+    // Later launches do not wait, neither here nor at the peers.
+    for (AllReduceNormParams& params : ranks.params()) params.time_limit_ms = 60'000;
+    const auto begin = std::chrono::steady_clock::now();
+    for (int32_t r = 0; r < 2; ++r) Launch(ranks.params()[static_cast<size_t>(r)], {});
+    EXPECT_THAT(ErrorOf(exchange.Peers(2)), HasSubstr("rank 2 ended its all-reduces: rank 0"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  }
+}
+
+// Reveals a dependent launch that reads too early.
+TEST_F(AllReduceNormCudaTest, DependentChainEqualsPlainChain) {
+  const AllReduceCase c({.ranks = 2, .tokens = 40, .hidden = 2048, .norm = false});
+  const auto chain = [&](bool dependent) {
+    const Exchange exchange(2, 40, 2048);
+    VirtualRanks ranks(c, exchange);
+    for (int32_t r = 0; r < 2; ++r) {
+      AllReduceNormParams& params = ranks.params()[static_cast<size_t>(r)];
+      params.residual_out = ranks.tensors(r).residual.data();
+      params.residual = params.residual_out;
+    }
+    for (int layer = 0; layer < 30; ++layer) ranks.Launch({.dependent = dependent});
+    return ToHost(ranks.tensors(1).residual, DType::kBf16);
+  };
+  const HostTensor plain = chain(false);
+  for (int repeat = 0; repeat < 3; ++repeat) EXPECT_TRUE(chain(true) == plain);
+}
+
+TEST_F(AllReduceNormCudaTest, WhatIsNotSupportedIsRefused) {
+  EXPECT_THROW(Launch(AllReduceNormParams{.dtype = DType::kF32, .hidden_size = 8}, {}),
+               InvalidArgument);
+  const AllReduceCase c({.ranks = 3});
+  const Exchange exchange(3, 1, 64);
+  VirtualRanks ranks(c, exchange);
+  EXPECT_THROW(LaunchVirtualRanks({}, {}), InvalidArgument);
+  EXPECT_THROW(LaunchVirtualRanks(std::span(ranks.params()).first(2), {}), InvalidArgument);
+  std::swap(ranks.params()[0], ranks.params()[1]);
+  EXPECT_THROW(ranks.Launch(), InvalidArgument);
+}
+
+TEST_F(AllReduceNormCudaTest, NoTokensLaunchNothing) {
+  EXPECT_NO_THROW(Launch(AllReduceNormParams{.hidden_size = 8}, {}));
+}
+
+// One device a rank, one host thread and one stream each.
+class AllReduceNormPeersCudaTest : public testing::CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    devices_ = std::min(CudaDeviceCount(), static_cast<int>(kMaxRanks));
+    if (devices_ < 2) GTEST_SKIP() << "needs two GPUs; this process sees " << devices_;
+    EnablePeerAccess(devices_);
+  }
+  void TearDown() override {
+    if (devices_ >= 2) {
+      for (int d = 0; d < devices_; ++d) {
+        EXPECT_EQ(cudaSetDevice(d), cudaSuccess);
+        EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      }
+      EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+    }
+    CudaTest::TearDown();
+  }
+
+  // Runs work(rank) on a thread for each rank, whose current device is that of the rank.
+  static void OnEveryRank(int32_t ranks, const std::function<void(int32_t)>& work) {
+    std::vector<std::jthread> threads;
+    for (int32_t r = 0; r < ranks; ++r) {
+      threads.emplace_back([&work, r] {
+        ASSERT_EQ(cudaSetDevice(r), cudaSuccess);
+        work(r);
+      });
+    }
+  }
+
+  int devices_ = 0;
+};
+
+TEST_F(AllReduceNormPeersCudaTest, EveryShapeGivesTheExactSumOnEveryDevice) {
+  for (int32_t ranks = 2; ranks <= devices_; ranks *= 2) {
+    const Exchange exchange(ranks, 512, 8192, true);
+    for (const DType dtype : kDTypes) {
+      for (const Variant variant : {Variant::kAuto, Variant::kTwoShot}) {
+        for (const int64_t hidden : {1024, 2560, 4096, 5003, 8192}) {
+          for (const int64_t tokens : {1, 8, 64, 512}) {
+            if (variant == Variant::kTwoShot && tokens < ranks) continue;
+            if (tokens == 512 && hidden > 2560 && dtype == DType::kF16) continue;
+            const AllReduceCase c({.dtype = dtype,
+                                   .ranks = ranks,
+                                   .tokens = tokens,
+                                   .hidden = hidden,
+                                   .variant = variant});
+            std::barrier allocated(ranks);
+            OnEveryRank(ranks, [&](int32_t r) {
+              const RankTensors tensors(c, r);
+              const UniqueStream stream = MakeStream();
+              allocated.arrive_and_wait();  // an allocation may wait for kernels of other devices
+              Launch(tensors.Params(c, exchange.Peers(r)), {.stream = stream.get()});
+              EXPECT_NO_THROW(RequireAllReduced(exchange.Peers(r), stream.get()));
+              EXPECT_TRUE(tensors.Check(c)) << "rank " << r;
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
+// Hundreds of launches in graphs that the ranks replay at their own pace.
+TEST_F(AllReduceNormPeersCudaTest, GraphsOfManyRoundsGiveTheExactSum) {
+  for (const bool dependent : {false, true}) {
+    const Exchange exchange(devices_, 64, 4096, true);
+    const AllReduceSetup shape{.ranks = devices_};
+    std::vector<AllReduceCase> cases;
+    for (const auto& [tokens, hidden, variant] :
+         {std::tuple{1, 2560, Variant::kAuto}, std::tuple{64, 4096, Variant::kTwoShot},
+          std::tuple{8, 4096, Variant::kOneShot}}) {
+      AllReduceSetup setup = shape;
+      setup.tokens = tokens;
+      setup.hidden = hidden;
+      setup.variant = variant;
+      cases.emplace_back(setup);
+    }
+    std::barrier allocated(devices_);
+    OnEveryRank(devices_, [&](int32_t r) {
+      const UniqueStream stream = MakeStream();
+      std::vector<std::unique_ptr<RankTensors>> tensors;
+      for (const AllReduceCase& c : cases) tensors.push_back(std::make_unique<RankTensors>(c, r));
+      const UniqueGraphExec graph = CaptureGraph(stream.get(), [&] {
+        for (int round = 0; round < 50; ++round) {
+          for (size_t i = 0; i < cases.size(); ++i) {
+            Launch(tensors[i]->Params(cases[i], exchange.Peers(r)),
+                   {.stream = stream.get(), .dependent = dependent && round + i > 0});
+          }
+        }
+      });
+      allocated.arrive_and_wait();  // an allocation may wait for kernels of other devices
+      for (int replay = 0; replay < 20; ++replay) {
+        if (replay % 3 == r % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        EXPECT_EQ(cudaGraphLaunch(graph.get(), stream.get()), cudaSuccess);
+      }
+      EXPECT_NO_THROW(RequireAllReduced(exchange.Peers(r), stream.get()));
+      for (size_t i = 0; i < cases.size(); ++i) EXPECT_TRUE(tensors[i]->Check(cases[i]));
+    });
+  }
+}
+
+// Where NCCL is there. Of small integers all sums are exact, in whatever order NCCL adds.
+TEST_F(AllReduceNormPeersCudaTest, NcclGivesTheSameSums) {
+  std::vector<UniqueNcclComm> communicators;
+  try {
+    communicators = MakeNcclComms(2);
+  } catch (const RuntimeFailure& error) {
+    GTEST_SKIP() << error.what();
+  }
+  AllReduceCase c({.ranks = 2, .tokens = 5, .hidden = 2560});
+  for (int32_t r = 0; r < 2; ++r) {
+    const HostTensor integers = testing::IntegerTensor(DType::kBf16, 5 * 2560, 7 + r, -40, 40);
+    for (int64_t i = 0; i < integers.size(); ++i) c.partials[r].Set(i, integers[i]);
+  }
+  const HostTensor integers = testing::IntegerTensor(DType::kBf16, 5 * 2560, 9, -40, 40);
+  for (int64_t i = 0; i < integers.size(); ++i) c.residual.Set(i, integers[i]);
+  for (const bool in_place : {false, true}) {
+    std::barrier allocated(2);
+    OnEveryRank(2, [&](int32_t r) {
+      const RankTensors tensors(c, r);
+      const UniqueStream stream = MakeStream();
+      AllReduceNormParams params = tensors.Params(c, {.world_size = 2, .rank = r});
+      if (in_place) params.residual_out = tensors.residual.data();
+      allocated.arrive_and_wait();
+      LaunchOverNccl(params, communicators[r].get(), {.stream = stream.get()});
+      const DeviceBuffer& sums = in_place ? tensors.residual : tensors.residual_out;
+      EXPECT_TRUE(c.Check(ToHost(sums, DType::kBf16), ToHost(tensors.out, DType::kBf16)))
+          << "rank " << r << ", in place " << in_place;
+    });
+  }
+}
+
+TEST_F(AllReduceNormPeersCudaTest, AMissingRankEndsTheOthersWithAnError) {
+  const Exchange exchange(2, 1, 2560, true);
+  const AllReduceCase c({.ranks = 2, .hidden = 2560});
+  const RankTensors tensors(c, 0);
+  AllReduceNormParams params = tensors.Params(c, exchange.Peers(0));
+  params.time_limit_ms = 50;
+  Launch(params, {});
+  EXPECT_THAT(ErrorOf(exchange.Peers(0)), HasSubstr("rank 1 of 2 did not send in time"));
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  EXPECT_THAT(ErrorOf(exchange.Peers(1)), HasSubstr("rank 0 gave up"));
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,262 @@
+// all_reduce_norm without a device: validation, cost, plan, buffers, and the reference.
+#include "reference/all_reduce_norm.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+
+#include "harness/tests/kernels/all_reduce_norm_case.h"
+#include "harness/tests/kernels/devices.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/common/error.h"
+
+namespace tokline {
+namespace {
+
+using testing::AllReduceCase;
+using testing::Devices;
+using ::testing::HasSubstr;
+using testing::HostTensor;
+using Params = AllReduceNormParams;
+using Variant = AllReduceNormVariant;
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+
+// Params of this shape with addresses that must not be followed.
+Params Shape(int32_t ranks, int64_t tokens, int64_t hidden, Variant variant = Variant::kAuto) {
+  const auto address = [](int64_t n) { return reinterpret_cast<void*>(n << 20); };
+  Params params{
+      .variant = variant,
+      .num_tokens = tokens,
+      .hidden_size = hidden,
+      .eps = 1e-6f,
+      .partials = {address(1)},
+      .partial_stride = hidden,
+      .residual = address(2),
+      .residual_stride = hidden,
+      .weight = address(3),
+      .residual_out = address(4),
+      .residual_out_stride = hidden,
+      .out = address(5),
+      .out_stride = hidden,
+      .peers = {.world_size = ranks, .bytes = AllReduceNormBufferBytes(ranks, tokens, hidden)}};
+  for (int32_t r = 0; r < ranks; ++r) params.peers.buffers[r] = address(10 + r);
+  return params;
+}
+
+// The message with which a valid problem of 3 ranks is refused after `change`.
+std::string RefusalOf(const std::function<void(Params&)>& change) {
+  Params params = Shape(3, 4, 64);
+  Validate(params);
+  ValidateBuffers(params);
+  change(params);
+  try {
+    Validate(params);
+    ValidateBuffers(params);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(AllReduceNormTest, ValidateStatesWhatIsWrong) {
+  const auto refused = [](const std::function<void(Params&)>& change, const char* says) {
+    EXPECT_THAT(RefusalOf(change), HasSubstr(says));
+  };
+  refused([](Params& p) { p.num_tokens = -3; }, "num_tokens is -3");
+  refused([](Params& p) { p.hidden_size = 0; }, "hidden_size is 0");
+  refused([](Params& p) { p.eps = -1; }, "eps is -1");
+  refused([](Params& p) { p.time_limit_ms = 0; }, "time_limit_ms is 0");
+  refused([](Params& p) { p.peers.world_size = 9; }, "world_size is 9; it must be 1 to 8");
+  refused([](Params& p) { p.peers.world_size = 0; }, "world_size is 0");
+  refused([](Params& p) { p.peers.rank = 3; }, "rank is 3; it must be 0 to 2");
+  refused([](Params& p) { p.peers.rank = -1; }, "rank is -1");
+  refused([](Params& p) { p.partials[0] = nullptr; }, "must not be null");
+  refused([](Params& p) { p.residual_out = nullptr; }, "must not be null");
+  refused([](Params& p) { p.weight = nullptr; }, "the norm needs both");
+  refused([](Params& p) { p.out = nullptr; }, "the norm needs both");
+  refused([](Params& p) { p.out = p.residual_out; }, "out must be none of");
+  refused([](Params& p) { p.partial_stride = 63; }, "partial_stride is 63");
+  refused([](Params& p) { p.residual_stride = 63; }, "residual_stride is 63");
+  refused([](Params& p) { p.residual_out_stride = 0; }, "residual_out_stride is 0");
+  refused([](Params& p) { p.out_stride = 1; }, "out_stride is 1");
+  refused(
+      [](Params& p) {
+        p.residual_out = const_cast<void*>(p.residual);
+        p.residual_out_stride = 72;
+      },
+      "residual and residual_out are one tensor, but have strides 64 and 72");
+  refused(
+      [](Params& p) {
+        p.variant = Variant::kTwoShot;
+        p.num_tokens = 2;
+      },
+      "two_shot needs a row for each of 3 ranks; num_tokens is 2");
+}
+
+TEST(AllReduceNormTest, ValidateStatesWhatIsWrongWithTheBuffers) {
+  EXPECT_THAT(RefusalOf([](Params& p) { p.peers.buffers[2] = nullptr; }), HasSubstr("buffers[2]"));
+  EXPECT_THAT(RefusalOf([](Params& p) {
+                p.peers.buffers[1] = static_cast<char*>(p.peers.buffers[1]) + 16;
+              }),
+              HasSubstr("a multiple of 256"));
+  EXPECT_THAT(RefusalOf([](Params& p) { p.peers.bytes = 0; }), HasSubstr("buffers of 0 bytes"));
+  EXPECT_THAT(RefusalOf([](Params& p) { p.num_tokens = 5; }),
+              HasSubstr("5 x 64 with one_shot and 3 ranks takes 240"));
+}
+
+TEST(AllReduceNormTest, BuffersHoldTheShapesThatTheyWereMadeFor) {
+  for (int32_t ranks = 1; ranks <= kMaxRanks; ++ranks) {
+    for (const int64_t most : {1, 8, 64, 513}) {
+      for (const int64_t hidden : {1, 64, 2560, 8191}) {
+        const int64_t bytes = AllReduceNormBufferBytes(ranks, most, hidden);
+        for (const int64_t tokens : {int64_t{1}, most / 2, most}) {
+          for (const Variant variant : {Variant::kAuto, Variant::kOneShot, Variant::kTwoShot}) {
+            if (variant == Variant::kTwoShot && tokens < ranks) continue;
+            Params params = Shape(ranks, tokens, hidden, variant);
+            params.peers.bytes = bytes;
+            EXPECT_NO_THROW(ValidateBuffers(params)) << ranks << " ranks, " << tokens;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AllReduceNormTest, CostMatchesBruteForceCount) {
+  for (const bool residual : {false, true}) {
+    for (const bool norm : {false, true}) {
+      const AllReduceCase c(
+          {.ranks = 4, .tokens = 3, .hidden = 5, .residual = residual, .norm = norm});
+      double reads = 0, writes = 0, flops = 0;
+      for (int t = 0; t < 3; ++t) {
+        for (int i = 0; i < 5; ++i) {
+          reads += 2 + (residual ? 2 : 0) + (norm && t == 0 ? 2 : 0);
+          writes += norm ? 4 : 2;
+          flops += 3 + (residual ? 1 : 0) + (norm ? 4 : 0);
+        }
+      }
+      const Cost cost = CostOf(c.Params(0, nullptr, nullptr));
+      EXPECT_EQ(cost.read_bytes, reads);
+      EXPECT_EQ(cost.write_bytes, writes);
+      EXPECT_EQ(cost.flops, flops);
+    }
+  }
+  EXPECT_EQ(CostOf(Params{.hidden_size = 8}).Bytes(), 0);
+  // Of 8 rows a rank owns 2: it gets 3 partials of each, and the sums of the other 6.
+  EXPECT_EQ(LinkBytesOf(Shape(4, 8, 10)), (3 * 2 + 6) * 10 * 2);
+  EXPECT_EQ(LinkBytesOf(Shape(1, 8, 10)), 0);
+}
+
+TEST(AllReduceNormTest, PlanTakesTwoShotWhereItSavesBytes) {
+  const DeviceFacts& device = testing::kH200;
+  const auto variant = [&](int32_t ranks, int64_t tokens) {
+    return PlanAllReduceNorm(Shape(ranks, tokens, 4096), device).variant;
+  };
+  EXPECT_EQ(variant(2, 512), Variant::kOneShot);
+  EXPECT_EQ(variant(4, 64), Variant::kOneShot);
+  EXPECT_EQ(variant(4, 65), Variant::kTwoShot);
+  EXPECT_EQ(variant(8, 32), Variant::kOneShot);
+  EXPECT_EQ(variant(8, 33), Variant::kTwoShot);
+  // A wide row is one row still: nobody else could own any.
+  EXPECT_EQ(PlanAllReduceNorm(Shape(8, 4, 1 << 20), device).variant, Variant::kOneShot);
+}
+
+TEST(AllReduceNormTest, PlanTakesVectorsOnlyWhereEveryRowIsAligned) {
+  const auto vectors = [](const std::function<void(Params&)>& change) {
+    Params params = Shape(2, 2, 64);
+    change(params);
+    return PlanAllReduceNorm(params, testing::kH200).vectors;
+  };
+  EXPECT_TRUE(vectors([](Params&) {}));
+  EXPECT_TRUE(vectors([](Params& p) { p.out_stride = 68; }));
+  EXPECT_FALSE(vectors([](Params& p) { p.out_stride = 66; }));
+  EXPECT_FALSE(vectors([](Params& p) { p.hidden_size = 63; }));
+  EXPECT_FALSE(vectors([](Params& p) { p.residual = static_cast<const char*>(p.residual) + 2; }));
+  EXPECT_FALSE(vectors([](Params& p) { p.weight = static_cast<const char*>(p.weight) + 4; }));
+}
+
+// Blocks wait for blocks of other ranks, so all of them must be resident: an SM may run just one.
+TEST(AllReduceNormTest, PlansAreResidentOnEveryDevice) {
+  for (const testing::NamedDevice& device : Devices()) {
+    for (const int32_t ranks : {1, 2, 8}) {
+      for (const int64_t tokens : {1, 7, 512, 100'000}) {
+        for (const int64_t hidden : {1, 64, 2560, 8192, 100'000}) {
+          const AllReduceNormPlan plan =
+              PlanAllReduceNorm(Shape(ranks, tokens, hidden), device.facts, ranks);
+          EXPECT_GE(plan.blocks, 1);
+          EXPECT_LE(plan.blocks, tokens);
+          EXPECT_LE(plan.blocks * ranks, device.facts.sm_count);
+          EXPECT_GE(plan.threads, 32);
+          EXPECT_LE(plan.threads, 1024);
+          EXPECT_EQ(plan.threads % 32, 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(AllReduceNormReferenceTest, EveryRankGetsTheSumAndItsNorm) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int32_t ranks : {1, 2, 3, 4, 8}) {
+      for (const bool residual : {false, true}) {
+        for (const bool norm : {false, true}) {
+          AllReduceCase c({.dtype = dtype,
+                           .ranks = ranks,
+                           .tokens = 3,
+                           .hidden = 100,
+                           .pad = 3,
+                           .residual = residual,
+                           .norm = norm});
+          // Integers, whose sums are exact in fp32 and in double alike.
+          for (HostTensor& partial : c.partials) {
+            for (int64_t i = 0; i < partial.size(); ++i) {
+              if (!std::isnan(partial[i])) partial.Set(i, std::round(8 * partial[i]));
+            }
+          }
+          for (int64_t i = 0; i < c.residual.size(); ++i) {
+            if (!std::isnan(c.residual[i])) c.residual.Set(i, std::round(8 * c.residual[i]));
+          }
+          for (int32_t rank = 0; rank < ranks; ++rank) {
+            HostTensor residual_out = c.NewOut(), out = c.NewOut();
+            AllReduceNormReference(c.Params(rank, residual_out.data(), out.data()));
+            EXPECT_TRUE(c.Check(residual_out, out));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Against sums in double, the contract's sums in fp32 are off by the fp32 roundings alone.
+TEST(AllReduceNormReferenceTest, SumsInFp32AreWithinTheirRoundings) {
+  for (const DType dtype : kDTypes) {
+    const AllReduceCase c({.dtype = dtype, .ranks = 8, .tokens = 4, .hidden = 500});
+    HostTensor residual_out = c.NewOut(), out = c.NewOut();
+    AllReduceNormReference(c.Params(0, residual_out.data(), out.data()));
+    for (int64_t i = 0; i < 4 * 500; ++i) {
+      double magnitude = std::abs(c.residual[i]);
+      for (const HostTensor& partial : c.partials) magnitude += std::abs(partial[i]);
+      const double expected = residual_out[i];
+      EXPECT_NEAR(c.SumAt(i), expected,
+                  2 * testing::HalfUlp(dtype, expected) + 8 * 0x1p-24 * magnitude)
+          << Name(dtype) << ", index " << i;
+    }
+  }
+}
+
+TEST(AllReduceNormReferenceTest, APartialThatIsMissingIsNamed) {
+  const AllReduceCase c({.ranks = 3});
+  HostTensor residual_out = c.NewOut(), out = c.NewOut();
+  Params params = c.Params(0, residual_out.data(), out.data());
+  params.partials[2] = nullptr;
+  try {
+    AllReduceNormReference(params);
+    ADD_FAILURE() << "accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("partials[2] is null"));
+  }
+}
+
+}  // namespace
+}  // namespace tokline

@@ -1,0 +1,117 @@
+// Dispatches all_reduce_norm by dtype, ranks and variant.
+#include "kernels/all_reduce_norm/all_reduce_norm.h"
+
+#include "kernels/all_reduce_norm/all_reduce_norm_device.cuh"
+#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/device/current_device.h"
+#include "kernels/device/dispatch.h"
+#include "kernels/device/launch.cuh"
+#include "kernels/device/nccl_library.h"
+#include "kernels/norm/norm.h"
+
+namespace tokline {
+namespace {
+
+template <int kRanksInGrid>
+void LaunchRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions& options) {
+  const AllReduceNormParams& first = ranks.front();
+  AllReduceNormArguments<kRanksInGrid> args{.ranks = {}, .vectors = true};
+  AllReduceNormPlan plan;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    args.ranks[i] = ranks[i];
+    plan = PlanAllReduceNorm(ranks[i], CurrentDeviceFacts(), static_cast<int32_t>(ranks.size()));
+    args.vectors = args.vectors && plan.vectors;
+  }
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(ranks.size())),
+      .block = dim3(static_cast<unsigned>(plan.threads)),
+      .cooperative = kRanksInGrid > 1};
+  const int unrolled = first.peers.world_size <= 2 ? 2 : kMaxRanks;
+  DispatchDType(first.dtype, [&]<DType kDType>() {
+    if (first.num_tokens == 0) return;
+    using T = typename DeviceType<kDType>::Type;
+    Dispatch<2, kMaxRanks>("unrolled ranks", unrolled, [&]<int kMaxWorld>() {
+      Dispatch<AllReduceNormVariant::kOneShot, AllReduceNormVariant::kTwoShot>(
+          "variant", plan.variant, [&]<AllReduceNormVariant kVariant>() {
+            LaunchKernel(
+                AllReduceNormKernel<AllReduceNormPolicy<T, kMaxWorld, kVariant, kRanksInGrid>>,
+                shape, options, args);
+          });
+    });
+  });
+}
+
+}  // namespace
+
+void Launch(const AllReduceNormParams& params, const LaunchOptions& options) {
+  Validate(params);
+  ValidateBuffers(params);
+  LaunchRanks<1>({&params, 1}, options);
+}
+
+void LaunchVirtualRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions& options) {
+  Require(!ranks.empty(), "there are no ranks");
+  const AllReduceNormParams& first = ranks.front();
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const AllReduceNormParams& rank = ranks[i];
+    Validate(rank);
+    ValidateBuffers(rank);
+    Require(
+        rank.peers.world_size == std::ssize(ranks) && rank.peers.rank == static_cast<int32_t>(i),
+        "ranks[", i, "] is rank ", rank.peers.rank, " of ", rank.peers.world_size,
+        "; it must be rank ", i, " of ", ranks.size());
+    Require(rank.dtype == first.dtype && rank.variant == first.variant &&
+                rank.num_tokens == first.num_tokens && rank.hidden_size == first.hidden_size,
+            "ranks[", i, "] and ranks[0] differ in dtype, variant or shape");
+  }
+  LaunchRanks<kMaxRanks>(ranks, options);
+}
+
+void RequireAllReduced(const PeerBuffers& peers, CUstream_st* stream) {
+  AllReduceHeader header{};
+  TOKLINE_CUDA(cudaMemcpyAsync(&header, peers.buffers[peers.rank], sizeof(header),
+                               cudaMemcpyDeviceToHost, stream));
+  TOKLINE_CUDA(cudaStreamSynchronize(stream));
+  if (header.gave_up != 0) {
+    throw RuntimeFailure(StrCat("rank ", peers.rank, " gave up its all-reduce number ",
+                                header.missing_launch, ": rank ", header.missing_rank, " of ",
+                                peers.world_size, " did not send in time"));
+  }
+  if (header.peer_failed != 0) {
+    throw RuntimeFailure(StrCat("rank ", peers.rank, " ended its all-reduces: rank ",
+                                header.peer_failed - 1, " gave up"));
+  }
+}
+
+void LaunchOverNccl(const AllReduceNormParams& params, ncclComm* communicator,
+                    const LaunchOptions& options) {
+  Validate(params);
+  if (params.num_tokens == 0) return;
+  const int64_t hidden = params.hidden_size;
+  Require(params.residual != nullptr && params.weight != nullptr,
+          "over NCCL, residual and weight must not be null");
+  Require(params.num_tokens == 1 ||
+              (params.partial_stride == hidden && params.residual_out_stride == hidden),
+          "over NCCL, partial_stride and residual_out_stride must be hidden_size, ", hidden,
+          "; they are ", params.partial_stride, " and ", params.residual_out_stride);
+  const void* const partial = params.partials[params.peers.rank];
+  void* const sum =
+      params.residual_out == params.residual ? const_cast<void*>(partial) : params.residual_out;
+  NcclSum(params.dtype, partial, sum, params.num_tokens * hidden, communicator, options.stream);
+  Launch(NormParams{.dtype = params.dtype,
+                    .num_tokens = params.num_tokens,
+                    .hidden_size = hidden,
+                    .eps = params.eps,
+                    .x = sum,
+                    .x_stride = hidden,
+                    .add = params.residual,
+                    .add_stride = params.residual_stride,
+                    .weight = params.weight,
+                    .residual_out = params.residual_out,
+                    .residual_out_stride = params.residual_out_stride,
+                    .out = params.out,
+                    .out_stride = params.out_stride},
+         {.stream = options.stream, .dependent = options.dependent});
+}
+
+}  // namespace tokline

@@ -1,0 +1,108 @@
+// The sum of the partial activations of several ranks, a residual, and RMSNorm, in one kernel that
+// writes into the memory of its peers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/common/cost.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/launch_options.h"
+
+struct ncclComm;
+
+namespace tokline {
+
+inline constexpr int32_t kMaxRanks = 8;
+
+// The exchange buffers of a group of ranks as one rank sees them. It does not matter how the
+// addresses came about: one process that drives several devices enables peer access and passes the
+// pointers of cudaMalloc; processes of their own pass what cudaIpcOpenMemHandle returns.
+//
+// Every rank allocates AllReduceNormBufferBytes() bytes, and all of them are zeroed before the
+// first launch of any rank. From then on they belong to the kernel. Nobody resets them between
+// launches, so that a captured graph can be replayed. Packets carry the number of the launch, of 32
+// bits: a packet of 2^32 launches ago that was not overwritten since would be taken for a new one.
+struct PeerBuffers {
+  int32_t world_size = 1;         // 1 to kMaxRanks
+  int32_t rank = 0;               // this rank
+  int64_t bytes = 0;              // of each buffer; the same on all ranks
+  void* buffers[kMaxRanks] = {};  // [world_size], 256 B aligned, accessible from this rank's device
+};
+
+enum class AllReduceNormVariant : uint8_t {
+  kAuto,     // PlanAllReduceNorm decides by ranks and bytes
+  kOneShot,  // every rank sends its partial to all others, and each sums for itself: one hop
+  kTwoShot,  // a row is summed by the rank that owns it, which sends the sum to the others: two
+             // hops, and 2 (N - 1) / N instead of N - 1 times the bytes
+};
+
+// "auto", "one_shot", "two_shot".
+std::string_view Name(AllReduceNormVariant variant);
+
+// s = round(partial of rank 0 + partial of rank 1 + ... + residual), added in this order in fp32
+//   with one rounding, and stored to residual_out;
+// out = round(round(s / sqrt(mean(s^2) + eps)) * weight), as norm.h defines it.
+// The order does not depend on the variant or on the rank, so that all ranks have the same bits.
+// All ranks must launch the same sequence of dtypes, shapes and variants, and hold the same
+// residual. A rank with two_shot reads the residual of its own rows only.
+struct AllReduceNormParams {
+  DType dtype = DType::kBf16;
+  AllReduceNormVariant variant = AllReduceNormVariant::kAuto;
+  int64_t num_tokens = 0;
+  int64_t hidden_size = 0;  // any; 8 B vectors are used if all rows are 8 B aligned and multiples
+                            // of 8 B
+  float eps = 0;
+  // The ranks' partials, [num_tokens, hidden_size] each. CUDA reads that of this rank only, the
+  // reference reads all.
+  const void* partials[kMaxRanks] = {};
+  int64_t partial_stride = 0;      // elements between rows
+  const void* residual = nullptr;  // [num_tokens, hidden_size] or null: nothing is added
+  int64_t residual_stride = 0;
+  const void* weight = nullptr;  // [hidden_size], or null: no norm
+  void* residual_out =
+      nullptr;  // [num_tokens, hidden_size]; may be residual or this rank's partial
+  int64_t residual_out_stride = 0;
+  void* out = nullptr;  // [num_tokens, hidden_size]; null without weight
+  int64_t out_stride = 0;
+  PeerBuffers peers = {};
+  // How long a launch waits for the packets of its peers, at least. After that it gives up, tells
+  // its peers, and leaves outputs that are not specified; so do all later launches of the group, at
+  // once.
+  int64_t time_limit_ms = 10'000;
+};
+
+// Enough for every shape of at most `max_tokens` rows of `max_hidden` elements, and any variant.
+int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
+
+// Validate does not look at the buffers of `peers`, which the reference does not use;
+// ValidateBuffers does. Launch calls both.
+void Validate(const AllReduceNormParams& params);
+void ValidateBuffers(const AllReduceNormParams& params);
+// The memory of the rank's own device. LinkBytesOf counts what crosses its links.
+Cost CostOf(const AllReduceNormParams& params);
+// The bytes that a rank has to receive at least, with one owner a row: 2 (N - 1) / N partials.
+double LinkBytesOf(const AllReduceNormParams& params);
+
+// Launches this rank's part. The launches of all ranks must be able to run at the same time.
+void Launch(const AllReduceNormParams& params, const LaunchOptions& options);
+
+// Launches all ranks of a group on the current device, in one cooperative grid whose blocks are all
+// resident: `ranks[i]` is rank i. For tests and measurements without a second device.
+void LaunchVirtualRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions& options);
+
+// Throws RuntimeFailure, which says for whom, if this rank or a peer has given up since the buffers
+// were zeroed. Waits for the work on the stream. CUDA builds only.
+void RequireAllReduced(const PeerBuffers& peers, CUstream_st* stream);
+
+// The same operation where the ranks have no access to each other's memory: ncclAllReduce, then
+// norm. NCCL chooses the order of the sum, which is rounded once more, before the residual is
+// added. It is written to residual_out or, if that is the residual, over this rank's partial; both
+// must be contiguous. Residual and weight are required. CUDA builds only. Throws RuntimeFailure if
+// NCCL is missing, and CudaError if it fails.
+void LaunchOverNccl(const AllReduceNormParams& params, ncclComm* communicator,
+                    const LaunchOptions& options);
+
+}  // namespace tokline

@@ -1,0 +1,371 @@
+// The exchange of packets between ranks, the sum of their partials, and RMSNorm.
+//
+// Grid: x: blocks that take every gridDim.x-th row; y: the rank, where one grid runs all of them. A
+// thread keeps to the same elements of a row, four at a time: one packet.
+// Packets: two times (two elements, number of the launch), each of which is one atomic word of 64
+// bits. So a packet is its own flag, and neither fences nor resets are needed. The number selects
+// one of two inboxes: a rank sends for launch n only after its launch n - 1 has ended, for which
+// all peers must have sent, and they send only after their launches n - 2 have ended. So nobody
+// reads an inbox any more when its next packets arrive.
+// Progress: all blocks are resident, and each sends before it waits. In two_shot the sums wait for
+// partials only.
+// Shared memory: the sums of the warps, for two rows in turn. Barriers: one after the partials were
+// sent, one a row.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/device/convert.cuh"
+#include "kernels/device/ptx/global_timer.cuh"
+#include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/relaxed_system.cuh"
+#include "kernels/device/reduce.cuh"
+
+namespace tokline {
+
+template <typename T, int kMaxWorldSize, AllReduceNormVariant kOneOrTwoShot, int kRanksInGrid>
+struct AllReduceNormPolicy {
+  using Type = T;
+  static constexpr int kMaxWorld = kMaxWorldSize;  // loops over ranks are unrolled to it
+  static constexpr bool kTwoShot = kOneOrTwoShot == AllReduceNormVariant::kTwoShot;
+  static constexpr int kRanks = kRanksInGrid;
+};
+
+template <int kRanks>
+struct AllReduceNormArguments {
+  AllReduceNormParams ranks[kRanks];
+  bool vectors;
+};
+
+// Four neighbouring elements of a row, packed.
+using Quad = uint2;
+
+template <typename T>
+__device__ __forceinline__ float4 Unpack(Quad quad) {
+  const float2 low = Unpack2<T>(quad.x), high = Unpack2<T>(quad.y);
+  return {low.x, low.y, high.x, high.y};
+}
+
+template <typename T>
+__device__ __forceinline__ Quad Pack(float4 v) {
+  return {Pack2<T>(v.x, v.y), Pack2<T>(v.z, v.w)};
+}
+
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+// The rows of a tensor, in quads. Without vectors the last quad of a row may be cut off: what lies
+// beyond it reads as 0 and is not written.
+template <typename T>
+class QuadRows {
+ public:
+  __device__ __forceinline__ QuadRows(const void* data, int64_t stride, int32_t width, bool vectors)
+      : data_(static_cast<T*>(const_cast<void*>(data))),
+        stride_(stride),
+        width_(width),
+        vectors_(vectors) {}
+
+  __device__ __forceinline__ explicit operator bool() const { return data_ != nullptr; }
+
+  // The tensors may be one, so all loads are plain.
+  __device__ __forceinline__ Quad Load(int64_t row, int32_t i) const {
+    const T* at = data_ + row * stride_ + 4 * i;
+    if (vectors_) return *reinterpret_cast<const Quad*>(at);
+    T elements[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) elements[e] = 4 * i + e < width_ ? at[e] : FromFloat<T>(0);
+    Quad quad;
+    memcpy(&quad, elements, sizeof(quad));
+    return quad;
+  }
+
+  __device__ __forceinline__ void Store(int64_t row, int32_t i, Quad quad) const {
+    T* at = data_ + row * stride_ + 4 * i;
+    if (vectors_) {
+      *reinterpret_cast<Quad*>(at) = quad;
+      return;
+    }
+    T elements[4];
+    memcpy(elements, &quad, sizeof(quad));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (4 * i + e < width_) at[e] = elements[e];
+    }
+  }
+
+ private:
+  T* data_;
+  int64_t stride_;
+  int32_t width_;
+  bool vectors_;
+};
+
+// This launch's inboxes on all ranks.
+template <int kMaxWorld>
+class PacketExchange {
+ public:
+  __device__ __forceinline__ PacketExchange(const PeerBuffers& peers, int64_t time_limit_ms)
+      : peers_(peers), time_limit_ns_(static_cast<uint64_t>(time_limit_ms) * 1'000'000) {
+    const ulonglong2 head = ptx::LoadRelaxedSystem16(Header());
+    launch_ = static_cast<uint32_t>(head.x) + 1;
+    // Fresh buffers are full of zeros, so there is no launch 0; 2 keeps the inboxes taking turns.
+    if (launch_ == 0) launch_ = 2;
+    failed_ = head.y != 0;
+    inbox_ = kAllReduceHeaderBytes +
+             (launch_ & 1) * ((peers.bytes - kAllReduceHeaderBytes) / 2 / kAllReducePacketBytes) *
+                 kAllReducePacketBytes;
+  }
+
+  // The last block to call this counts the launch. All threads of all blocks call it once, after
+  // the constructor.
+  __device__ __forceinline__ void CountLaunch() const {
+    __syncthreads();  // all threads have read the header
+    if (threadIdx.x != 0) return;
+    AllReduceHeader* const header = Header();
+    if (atomicInc(&header->arrivals, gridDim.x - 1) == gridDim.x - 1) header->launches = launch_;
+  }
+
+  __device__ __forceinline__ void Send(int rank, int64_t packet, Quad quad) const {
+    const uint64_t launch = static_cast<uint64_t>(launch_) << 32;
+    ptx::StoreRelaxedSystem16(Packet(rank, packet), {launch | quad.x, launch | quad.y});
+  }
+
+  __device__ __forceinline__ void SendToPeers(int64_t packet, Quad quad) const {
+#pragma unroll
+    for (int distance = 1; distance < kMaxWorld; ++distance) {
+      if (distance >= peers_.world_size) break;
+      // The ranks begin with different peers, so that they do not all send to the same one.
+      const int to = peers_.rank + distance;
+      Send(to < peers_.world_size ? to : to - peers_.world_size, packet, quad);
+    }
+  }
+
+  // Waits for a packet that `source` sends.
+  __device__ __forceinline__ Quad Receive(int source, int64_t packet) {
+    const char* const at = Packet(peers_.rank, packet);
+    return Wait(source, at, ptx::LoadRelaxedSystem16(at));
+  }
+
+  // The sum over all ranks, in their order. That of rank r is packet(r) of the inbox, and `own`
+  // here.
+  template <typename T, typename PacketOf>
+  __device__ __forceinline__ float4 Sum(Quad own, const PacketOf& packet) {
+    ulonglong2 got[kMaxWorld];
+#pragma unroll
+    for (int r = 0; r < kMaxWorld; ++r) {
+      if (IsPeer(r)) got[r] = ptx::LoadRelaxedSystem16(Packet(peers_.rank, packet(r)));
+    }
+    float4 sum;
+#pragma unroll
+    for (int r = 0; r < kMaxWorld; ++r) {
+      if (r >= peers_.world_size) break;
+      const Quad part = IsPeer(r) ? Wait(r, Packet(peers_.rank, packet(r)), got[r]) : own;
+      sum = r == 0 ? Unpack<T>(part) : sum + Unpack<T>(part);
+    }
+    return sum;
+  }
+
+ private:
+  __device__ __forceinline__ AllReduceHeader* Header() const {
+    return static_cast<AllReduceHeader*>(peers_.buffers[peers_.rank]);
+  }
+  __device__ __forceinline__ char* Packet(int rank, int64_t packet) const {
+    return static_cast<char*>(peers_.buffers[rank]) + inbox_ + packet * kAllReducePacketBytes;
+  }
+  __device__ __forceinline__ bool IsPeer(int rank) const {
+    return rank < peers_.world_size && rank != peers_.rank;
+  }
+
+  __device__ __forceinline__ bool IsOfThisLaunch(ulonglong2 packet) const {
+    return packet.x >> 32 == launch_ && packet.y >> 32 == launch_;
+  }
+
+  __device__ __forceinline__ Quad Wait(int source, const char* at, ulonglong2 packet) {
+    constexpr int kPollsBetweenLooks = 256;
+    uint64_t deadline = 0;
+    int polls = 0;
+    while (!IsOfThisLaunch(packet) && !failed_) {
+      if (++polls % kPollsBetweenLooks == 0) {
+        const uint64_t now = ptx::GlobalTimerNs();
+        if (deadline == 0) deadline = now + time_limit_ns_;
+        failed_ = HasFailed(peers_, now >= deadline, source, launch_);
+      }
+      packet = ptx::LoadRelaxedSystem16(at);
+    }
+    return {static_cast<uint32_t>(packet.x), static_cast<uint32_t>(packet.y)};
+  }
+
+  // Whether this rank or a peer has given up. If not and it is `late`, the rank gives up now.
+  // Static and not inlined, so that the exchange stays in registers.
+  static __device__ __noinline__ bool HasFailed(const PeerBuffers& peers, bool late, int source,
+                                                uint32_t launch) {
+    auto* const header = static_cast<AllReduceHeader*>(peers.buffers[peers.rank]);
+    if (ptx::LoadRelaxedSystem16(header).y != 0) return true;
+    if (!late) return false;
+    if (atomicCAS(&header->gave_up, 0u, 1u) == 0) {
+      header->missing_rank = static_cast<uint32_t>(source);
+      header->missing_launch = launch;
+      for (int rank = 0; rank < peers.world_size; ++rank) {
+        if (rank == peers.rank) continue;
+        auto* const peer = static_cast<AllReduceHeader*>(peers.buffers[rank]);
+        ptx::StoreRelaxedSystem4(&peer->peer_failed, static_cast<uint32_t>(peers.rank) + 1);
+      }
+    }
+    return true;
+  }
+
+  const PeerBuffers& peers_;
+  uint64_t time_limit_ns_;
+  int64_t inbox_;  // offset in bytes
+  uint32_t launch_;
+  bool failed_;
+};
+
+// Sums over the block; every thread gets the sum. Successive calls use `sums` in turn, so that one
+// barrier a call is enough.
+__device__ __forceinline__ float BlockSum(float x, float (&sums)[32]) {
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  x = WarpSum(x);
+  if (lane == 0) sums[warp] = x;
+  __syncthreads();
+  return WarpSum(lane < blockDim.x / 32 ? sums[lane] : 0.0f);
+}
+
+template <typename Policy>
+class AllReduceNormRows {
+ public:
+  using T = typename Policy::Type;
+  using Sums = float[2][32];
+
+  __device__ __forceinline__ AllReduceNormRows(const AllReduceNormParams& params, bool vectors,
+                                               Sums& sums)
+      : params_(params),
+        width_(static_cast<int32_t>(params.hidden_size)),
+        quads_((width_ + 3) / 4),
+        partial_(params.partials[params.peers.rank], params.partial_stride, width_, vectors),
+        residual_(params.residual, params.residual_stride, width_, vectors),
+        weight_(params.weight, 0, width_, vectors),
+        residual_out_(params.residual_out, params.residual_out_stride, width_, vectors),
+        out_(params.out, params.out_stride, width_, vectors),
+        sums_(sums) {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    if (weight_ && thread < quads_) first_weight_ = weight_.Load(0, thread);
+  }
+
+  __device__ __forceinline__ void OneShot(PacketExchange<Policy::kMaxWorld>& exchange) {
+    for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
+      const int64_t first = (params_.peers.rank * params_.num_tokens + row) * quads_;
+      ForQuads([&](int32_t i) { exchange.SendToPeers(first + i, partial_.Load(row, i)); });
+    }
+    exchange.CountLaunch();
+    for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
+      Finish(row, [&](int32_t i) {
+        return SumOf(exchange, row, i,
+                     [&](int r) { return (r * params_.num_tokens + row) * quads_ + i; });
+      });
+    }
+  }
+
+  // Row r belongs to rank r % world_size, which keeps it as its row r / world_size.
+  __device__ __forceinline__ void TwoShot(PacketExchange<Policy::kMaxWorld>& exchange) {
+    const int32_t world = params_.peers.world_size, rank = params_.peers.rank;
+    const int64_t owned = (params_.num_tokens + world - 1) / world;
+    const auto sum_packet = [&](int64_t row) { return (world * owned + row) * quads_; };
+    for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
+      const auto owner = static_cast<int32_t>(row % world);
+      const int64_t first = (rank * owned + row / world) * quads_;
+      if (owner == rank) continue;
+      ForQuads([&](int32_t i) { exchange.Send(owner, first + i, partial_.Load(row, i)); });
+    }
+    exchange.CountLaunch();
+    for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
+      if (row % world != rank) continue;
+      Finish(row, [&](int32_t i) {
+        const Quad sum =
+            SumOf(exchange, row, i, [&](int r) { return (r * owned + row / world) * quads_ + i; });
+        exchange.SendToPeers(sum_packet(row) + i, sum);
+        return sum;
+      });
+    }
+    for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
+      const auto owner = static_cast<int>(row % world);
+      if (owner == rank) continue;
+      Finish(row, [&](int32_t i) { return exchange.Receive(owner, sum_packet(row) + i); });
+    }
+  }
+
+ private:
+  // Calls work(i) for this thread's quads of a row.
+  template <typename Work>
+  __device__ __forceinline__ void ForQuads(const Work& work) const {
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < quads_; i += blockDim.x) work(i);
+  }
+
+  // The rounded sum of all partials and the residual. Own operands are loaded before the wait.
+  template <typename PacketOf>
+  __device__ __forceinline__ Quad SumOf(PacketExchange<Policy::kMaxWorld>& exchange, int64_t row,
+                                        int32_t i, const PacketOf& packet) const {
+    const Quad own = partial_.Load(row, i);
+    Quad residual{};
+    if (residual_) residual = residual_.Load(row, i);
+    float4 sum = exchange.template Sum<T>(own, packet);
+    if (residual_) sum = sum + Unpack<T>(residual);
+    return Pack<T>(sum);
+  }
+
+  // Stores the row of sums that sum(i) returns and, with a weight, its norm.
+  template <typename SumAt>
+  __device__ __forceinline__ void Finish(int64_t row, const SumAt& sum) {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    Quad first{};
+    float squares = 0;
+    ForQuads([&](int32_t i) {
+      const Quad s = sum(i);
+      residual_out_.Store(row, i, s);
+      if (i == thread) first = s;
+      const float4 v = Unpack<T>(s);
+      squares = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, squares))));
+    });
+    if (!weight_) return;
+    const float total = BlockSum(squares, sums_[turn_]);
+    turn_ ^= 1;
+    const float scale = rsqrtf(total / static_cast<float>(width_) + params_.eps);
+    ForQuads([&](int32_t i) {
+      const bool is_first = i == thread;
+      const float4 s = Unpack<T>(is_first ? first : residual_out_.Load(row, i));
+      const float4 w = Unpack<T>(is_first ? first_weight_ : weight_.Load(0, i));
+      out_.Store(row, i,
+                 Pack<T>({Round<T>(s.x * scale) * w.x, Round<T>(s.y * scale) * w.y,
+                          Round<T>(s.z * scale) * w.z, Round<T>(s.w * scale) * w.w}));
+    });
+  }
+
+  const AllReduceNormParams& params_;
+  int32_t width_;
+  int32_t quads_;
+  QuadRows<T> partial_, residual_, weight_, residual_out_, out_;
+  Sums& sums_;
+  int turn_ = 0;
+  Quad first_weight_{};
+};
+
+template <typename Policy>
+__global__ void __launch_bounds__(1024)
+    AllReduceNormKernel(const __grid_constant__ AllReduceNormArguments<Policy::kRanks> args) {
+  __shared__ typename AllReduceNormRows<Policy>::Sums sums;
+  ptx::GridDependencyLaunch();
+  const AllReduceNormParams& params = args.ranks[Policy::kRanks == 1 ? 0 : blockIdx.y];
+  AllReduceNormRows<Policy> rows(params, args.vectors, sums);
+  ptx::GridDependencyWait();
+  PacketExchange<Policy::kMaxWorld> exchange(params.peers, params.time_limit_ms);
+  if constexpr (Policy::kTwoShot) {
+    rows.TwoShot(exchange);
+  } else {
+    rows.OneShot(exchange);
+  }
+}
+
+}  // namespace tokline
