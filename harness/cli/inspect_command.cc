@@ -10,6 +10,7 @@
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/status_line.h"
+#include "harness/engine/one_kernel_step.h"
 #include "harness/platform/printable.h"
 #include "harness/record/record.h"
 #include "harness/text/chat_template.h"
@@ -141,6 +142,7 @@ std::string Text(const Json& report) {
     line(key, Printable(report[key].get<std::string>()));
   }
   const Json& run = report["run"];
+  line("decode_steps", run["decode_steps"].get<std::string>());
   text += StrCat("\nmemory of a run on ", run["device"].get<std::string>(), " in ",
                  run["dtype"].get<std::string>(), ", batch ", run["batch"].dump(), ", context ",
                  run["context"].dump(), "\n");
@@ -213,6 +215,7 @@ int InspectCommand(const CommandLine& line) {
                          {"dtype", Name(options.dtype)},
                          {"batch", flags.batch},
                          {"context", context},
+                         {"decode_steps", StepPathText(spec, DecoderConfig(spec, options, facts))},
                          {"memory_bytes", std::move(uses)},
                          {"host_bytes",
                           {{"mapped_files", model.checkpoint.FileBytes()},

@@ -53,4 +53,20 @@ std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config,
                            config.facts);
 }
 
+std::string StepPathText(const ModelSpec& spec, const DecoderConfig& config) {
+  if (!config.OnDevice()) return "references, one op at a time";
+  if (config.facts.sm_count == 0) return "unknown without a CUDA device";
+  std::string text = "a chain of kernels";
+  if (config.one_kernel_rows > 0) {
+    text = StrCat("one kernel up to batch ", config.one_kernel_rows);
+    if (config.RunsAsOneKernel(config.options.max_batch)) return text;
+    text += ", a chain of kernels beyond";
+  }
+  for (const int32_t bucket : config.buckets) {
+    if (config.RunsAsOneKernel(bucket)) continue;
+    return StrCat(text, " (", OneKernelRefusal(spec, config, bucket), ")");
+  }
+  return text;
+}
+
 }  // namespace tokline

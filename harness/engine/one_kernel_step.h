@@ -16,4 +16,7 @@ DecodeStepModel StepModelOf(const ModelSpec& spec, DType dtype, const DeviceWeig
 // one kernel.
 std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config, int64_t tokens);
 
+// Says in words which decode steps of a decoder run as one kernel, and why the others do not.
+std::string StepPathText(const ModelSpec& spec, const DecoderConfig& config);
+
 }  // namespace tokline
