@@ -74,6 +74,8 @@ function(tokline_add_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE tokline_build_options ${arg_LIBS} tokline_test_support
     GTest::gmock)
+  # Tests are compiled for every build and run once: -O1 compiles in two thirds of the time.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_compile_definitions(${name} PRIVATE
     TOKLINE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     TOKLINE_PROGRAM="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/tokline")
