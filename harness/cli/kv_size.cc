@@ -3,6 +3,7 @@
 #include "harness/cli/kv_size.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "harness/cli/model_run.h"
 #include "harness/engine/make_decoder.h"

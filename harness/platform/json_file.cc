@@ -1,5 +1,6 @@
 #include "harness/platform/json_file.h"
 
+#include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
 
@@ -9,7 +10,7 @@
 
 namespace tokline {
 
-std::string JsonErrorText(const nlohmann::json::exception& error) {
+std::string JsonErrorText(const std::exception& error) {
   std::string_view text = error.what();
   if (const size_t prefix = text.find("] "); prefix != text.npos) text.remove_prefix(prefix + 2);
   const std::string quoted = Quoted(text, 240);

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -27,6 +28,6 @@ nlohmann::json ReadJsonFile(const std::filesystem::path& path);
 void RefuseNul(std::string_view text, const std::string& file);
 
 // The parser's error message on one line, without the prefix that the library adds.
-std::string JsonErrorText(const nlohmann::json::exception& error);
+std::string JsonErrorText(const std::exception& error);
 
 }  // namespace tokline

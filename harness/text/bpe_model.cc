@@ -3,6 +3,7 @@
 #include "harness/text/bpe_model.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "harness/platform/printable.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "harness/platform/json_file.h"
 #include "harness/platform/json_node.h"

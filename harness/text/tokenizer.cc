@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "harness/platform/json_file.h"
