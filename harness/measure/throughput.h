@@ -45,7 +45,7 @@ struct BenchResult {
   // The first and the last sequence of the batch in the last sample, for verification.
   std::vector<BenchText> texts;
 
-  // From the sample with the median time; 0 without samples.
+  // Each is the median over the samples; 0 without samples.
   double prefill_tokens_per_s = 0;
   double decode_tokens_per_s = 0;
   double ms_per_step = 0;  // per decode step, that is per token of each sequence

@@ -1,4 +1,5 @@
-// Address computation for a paged KV cache. Kernels and references compute addresses only here.
+// Address computation for a paged KV cache. Kernels and references compute addresses only here,
+// except decode_step, whose tensor copies count rows of heads.
 #pragma once
 
 #include <bit>

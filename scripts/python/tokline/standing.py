@@ -92,7 +92,7 @@ def groups(evidence):
     """[(heading, sentence, pairs)]: peers that were measured as ours were, and the others. Empty where there is no
     peer."""
     headings = {True: f"Beside peers of the same {evidence.device}",
-                False: "Beside peers of another GPU of the same kind, or with other rests between samples"}
+                False: "Beside peers of another GPU of the same kind, or with other pauses between samples"}
     found = [(headings[alike], pairs(evidence, alike)) for alike in (True, False)]
     return [(heading, sentence(of_group), of_group) for heading, of_group in found if of_group]
 
