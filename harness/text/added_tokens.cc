@@ -2,13 +2,12 @@
 // does.
 #include "harness/text/added_tokens.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "harness/platform/printable.h"
+#include "harness/text/pattern.h"
 #include "harness/text/utf8.h"
 
 namespace tokline {
@@ -17,31 +16,20 @@ namespace {
 constexpr size_t kMaxTokens = size_t{1} << 16;
 constexpr size_t kMaxContentBytes = 1024;
 
-// Alphabetic characters, marks, decimal digits, connector punctuation and join controls: what \w
-// matches in Rust's regex crate, which the library uses here.
-bool IsWord(char32_t c) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:  // joiners, and circled and squared letters, which are symbols but alphabetic
-      return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
-             (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
-             (c >= 0x1F170 && c <= 0x1F189);
-  }
+// Whether the text holds one code point that \w matches in Rust's regex crate, which the library
+// uses here: alphabetic characters, marks, decimal digits, connector punctuation and join controls.
+// Circled and squared letters are symbols but alphabetic.
+bool IsWord(std::string_view code_point) {
+  static const Pattern word = Pattern::Regex(
+      "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}_\u203F\u2040\u2054\uFE33\uFE34\uFE4D-\uFE4F\uFF3F\u200C\u200D"
+      "\u24B6-\u24E9\U0001F130-\U0001F149\U0001F150-\U0001F169\U0001F170-\U0001F189]");
+  bool matched = false;
+  word.Cover(code_point, [&](MatchSpan span) { matched = span.matched; });
+  return matched;
 }
 
-char32_t LastOf(std::string_view text) { return DecodeUtf8(text.substr(LastCodePoint(text))); }
-char32_t FirstOf(std::string_view text) { return DecodeUtf8(text.substr(0, Utf8Length(text[0]))); }
+std::string_view LastOf(std::string_view text) { return text.substr(LastCodePoint(text)); }
+std::string_view FirstOf(std::string_view text) { return text.substr(0, Utf8Length(text[0])); }
 
 bool StandsAlone(std::string_view text, size_t begin, size_t end) {
   return (begin == 0 || !IsWord(LastOf(text.substr(0, begin)))) &&
@@ -164,12 +152,12 @@ std::vector<AddedTokens::Part> AddedTokens::Split(const Trie& trie, std::string_
     if (token.strip_left) {
       while (begin > done) {
         const std::string_view front = text.substr(done, begin - done);
-        if (!IsWhiteSpace(LastOf(front))) break;
+        if (!IsWhiteSpace(DecodeUtf8(LastOf(front)))) break;
         begin = done + LastCodePoint(front);
       }
     }
     if (token.strip_right) {
-      while (end < text.size() && IsWhiteSpace(FirstOf(text.substr(end)))) {
+      while (end < text.size() && IsWhiteSpace(DecodeUtf8(FirstOf(text.substr(end))))) {
         end += Utf8Length(text[end]);
       }
     }

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 import golden_chat
 import golden_jinja
@@ -79,6 +79,20 @@ def members(expression: str) -> list[list[int]]:
     return [[SCALARS[begin], SCALARS[end - 1]] for _, (begin, end) in found]
 
 
+def word_characters() -> list[list[int]]:
+    """The code points below U+20000 after which an added token is not one of its own, as ranges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_tokens([AddedToken("fox", single_word=True, normalized=False)])
+    ranges = []
+    for code_point in (scalar for scalar in SCALARS if scalar < 0x20000):
+        if not tokenizer.encode(chr(code_point) + "fox").ids:
+            if ranges and ranges[-1][1] == code_point - 1:
+                ranges[-1][1] = code_point
+            else:
+                ranges.append([code_point, code_point])
+    return ranges
+
+
 def splits(seed: int) -> list[list]:
     """[expression, [[pieces of a text], ...]]: how the library splits texts that are full of line ends."""
     rng = random.Random(seed)
@@ -121,7 +135,8 @@ def write_all(folder: Path, seed: int, count: int) -> None:
     write_json(folder / "broken.json",
                [[data.hex(), fault.start, fault.reason, data.decode(errors="replace")]
                 for data, fault in golden_strings.broken_bytes(seed, BROKEN)], lines=True)
-    write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES}, "nfc": nfc_hashes()})
+    write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES},
+                                        "word": word_characters(), "nfc": nfc_hashes()})
     write_json(folder / "splits.json", splits(seed), lines=True)
     write_json(folder / "chat.json", chat)
     write_json(folder / "jinja.json", [golden_jinja.MESSAGES, *golden_jinja.results()], lines=True)

@@ -126,7 +126,9 @@ TEST(PatternGoldenTest, TextsAreSplitAsByTheLibrary) {
 bool IsSurrogate(uint32_t code_point) { return code_point >= 0xD800 && code_point < 0xE000; }
 
 TEST(UnicodeGoldenTest, ExpressionsMatchTheSameCodePoints) {
-  for (const auto& [expression, ranges] : ReadGolden("unicode.json").at("members").items()) {
+  const nlohmann::json golden = ReadGolden("unicode.json");
+  ASSERT_GE(golden.at("members").size(), 16u);
+  for (const auto& [expression, ranges] : golden.at("members").items()) {
     std::set<uint32_t> wanted;
     for (const auto& range : ranges) {
       for (auto c = range.at(0).get<uint32_t>(); c <= range.at(1).get<uint32_t>(); ++c) {
@@ -151,6 +153,23 @@ TEST(UnicodeGoldenTest, ExpressionsMatchTheSameCodePoints) {
         << ListText(std::vector<uint32_t>(
                different.begin(),
                different.begin() + std::min<ptrdiff_t>(std::ssize(different), 9)));
+  }
+}
+
+TEST(UnicodeGoldenTest, AddedTokensStandAloneAfterTheSameCodePoints) {
+  const Tokenizer tokenizer = Tokenizer::Load(TextGoldenFolder() / "metaspace");
+  const std::vector<int32_t> fox = tokenizer.Encode("fox");  // which stands alone, or is no token
+  ASSERT_FALSE(fox.empty());
+  const nlohmann::json ranges = ReadGolden("unicode.json").at("word");
+  ASSERT_GT(ranges.size(), 500u);
+  size_t next = 0;
+  for (uint32_t c = 0; c < 0x20000; ++c) {
+    if (IsSurrogate(c)) continue;
+    while (next < ranges.size() && ranges[next].at(1).get<uint32_t>() < c) ++next;
+    const bool is_word = next < ranges.size() && ranges[next].at(0).get<uint32_t>() <= c;
+    std::string text;
+    AppendUtf8(c, text);
+    EXPECT_EQ(tokenizer.Encode(text + "fox").back() == fox.back(), !is_word) << std::hex << c;
   }
 }
 
