@@ -1,7 +1,12 @@
 // Parses the command line of a bench program and prints its help.
 #include "benches/options.h"
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <regex>
 
 #include "harness/measure/timing.h"
 #include "harness/platform/flags.h"
@@ -12,8 +17,13 @@ namespace tokline::bench {
 namespace {
 
 constexpr int kMaxSamples = 10000;
+constexpr int kMaxRepetitions = 1000000;
 constexpr std::array<std::string_view, 3> kDevices = {"auto", "cpu", "cuda"};
 constexpr std::array<std::string_view, 2> kDTypes = {"bf16", "fp16"};
+
+constexpr std::array<std::string_view, 4> kFormats = {"table", "markdown", "csv", "json"};
+constexpr std::array<std::string_view, 3> kOutFormats = {"json", "console", "csv"};
+constexpr std::array<std::string_view, 2> kTruths = {"true", "false"};
 
 FlagSetter NumberInto(double& target, double least, double most) {
   return [=, &target](std::string_view flag, std::string_view text) {
@@ -23,7 +33,35 @@ FlagSetter NumberInto(double& target, double least, double most) {
   };
 }
 
+// Throws InvalidArgument for a malformed filter, with which Google Benchmark would run no row.
+void RequireFilter(std::string_view flag, std::string_view filter) {
+  try {
+    // A leading '-' negates the filter.
+    const std::regex expression(std::string(filter.substr(filter.starts_with('-') ? 1 : 0)),
+                                std::regex::extended);
+  } catch (const std::regex_error& error) {
+    throw InvalidArgument(StrCat(flag, " is ", Quoted(filter),
+                                 ", which is not a regular expression: ", error.what()));
+  }
+}
+
+// Throws RuntimeFailure; Google Benchmark would end the program in the middle.
+void RequireWritable(std::string_view flag, std::string_view path) {
+  if (std::ofstream(std::string(path), std::ios::app)) return;
+  throw RuntimeFailure(StrCat(flag, ": cannot write ", Quoted(path), ": ", std::strerror(errno)));
+}
+
 std::vector<Flag> Table(Options& options) {
+  // Checks the value and hands the flag on.
+  const auto handed_on = [&options](FlagSetter check) -> FlagSetter {
+    return [&options, check = std::move(check)](std::string_view flag, std::string_view text) {
+      check(flag, text);
+      options.of_google_benchmark.push_back(StrCat(flag, "=", text));
+    };
+  };
+  const auto one_of = [](std::span<const std::string_view> choices) -> FlagSetter {
+    return [choices](auto flag, auto text) { ParseChoice(flag, text, choices); };
+  };
   std::vector<Flag> flags = {
       {"--device", "auto|cpu|cuda",
        "auto: cuda if there is a device, otherwise the CPU reference on small shapes (default)",
@@ -52,9 +90,23 @@ std::vector<Flag> Table(Options& options) {
       {"--verify-only", "", "compare with the reference without timing or recording",
        SwitchInto(options.verify_only)},
       {"--record", "FILE", "append machine-readable rows (JSON lines)", TextInto(options.record)},
+      {"--format", "table|markdown|csv|json", "how the results are printed (default: table)",
+       [&options](auto flag, auto text) {
+         options.format = static_cast<TableFormat>(ParseChoice(flag, text, kFormats));
+       }},
       {"--inject-slowdown", "PERCENT",
        "make every row slower, to test the tools; the record says so",
        NumberInto(options.slowdown_percent, 0.1, 100)},
+      {"--benchmark_filter", "REGEX",
+       "run the rows whose names match; with a leading '-', the others", handed_on(RequireFilter)},
+      {"--benchmark_list_tests", "true|false", "print the names of the rows, and run none",
+       handed_on(one_of(kTruths))},
+      {"--benchmark_repetitions", "N", "measure each row N times",
+       handed_on([](auto flag, auto text) { ParseInteger(flag, text, 1, kMaxRepetitions); })},
+      {"--benchmark_out", "FILE", "write the medians as Google Benchmark does, too",
+       handed_on(RequireWritable)},
+      {"--benchmark_out_format", "json|console|csv", "what it writes there (default: json)",
+       handed_on(one_of(kOutFormats))},
       {"--help", "", "print this", SwitchInto(options.help)},
       {"-h", "", "same as --help", SwitchInto(options.help)}};
   for (Flag& flag : flags) flag.repeats = true;  // a user's flag replaces one of scripts/bench
@@ -63,14 +115,18 @@ std::vector<Flag> Table(Options& options) {
 
 }  // namespace
 
-Options ParseOptions(const std::vector<std::string>& args) {
+Options ParseOptions(std::vector<std::string> args) {
   Options options;
-  std::vector<std::string> own;
-  for (const std::string& arg : args) {
-    const bool is_own = !arg.starts_with("--benchmark_") && arg.substr(0, arg.find('=')) != "--v";
-    (is_own ? own : options.rest).push_back(arg);
+  const std::vector<Flag> flags = Table(options);
+  for (std::string& arg : args) {
+    const std::string name = arg.substr(0, arg.find('='));
+    if (arg == "--benchmark_list_tests") arg += "=true";
+    Require(!name.starts_with("--benchmark_") || std::ranges::count(flags, name, &Flag::name) > 0,
+            name,
+            " does nothing here, since the program itself measures and prints: see --precision, "
+            "--max-seconds, --samples and --format");
   }
-  ParseFlags("a bench program", Table(options), own);
+  ParseFlags("a bench program", flags, args);
   return options;
 }
 
@@ -84,8 +140,6 @@ Times one kernel on each shape, verifies its output, and audits it on fresh inpu
           )",
                 program, R"( --benchmark_filter=plain --precision 0.2 --max-seconds 2
 Exit code: 0 all rows measured and verified, 1 failure, 2 usage, 130 interrupted.
-
-Google Benchmark's own flags:
 )");
 }
 

@@ -1,9 +1,10 @@
-// The command line of a bench program, apart from Google Benchmark's own flags.
+// The command line of a bench program.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "benches/result_table.h"
 #include "harness/measure/stopping_rule.h"
 #include "kernels/common/dtype.h"
 
@@ -18,14 +19,14 @@ struct Options {
   std::string peaks;            // a record file whose peaks are reused; "": they are measured
   double slowdown_percent = 0;  // injected into every row
   bool verify_only = false;
+  TableFormat format = TableFormat::kText;
   bool help = false;
-  std::vector<std::string> rest;  // arguments for Google Benchmark
+  std::vector<std::string> of_google_benchmark;  // arguments that it gets
 };
 
 // Accepts --flag VALUE and --flag=VALUE. Throws InvalidArgument that names the flag, its value and
-// what is allowed. Arguments that begin with --benchmark_ or --v go to `rest`; all others are
-// errors.
-Options ParseOptions(const std::vector<std::string>& args);
+// what is allowed.
+Options ParseOptions(std::vector<std::string> args);
 
 // Help on the flags above, for a program of this name.
 std::string OptionsHelp(const std::string& program);

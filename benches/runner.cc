@@ -1,18 +1,19 @@
 // The main function of every bench program: reads flags and shapes, chooses the device, and
 // registers one Google Benchmark per row.
 #include <benchmark/benchmark.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
-#include <array>
 #include <cstdio>
 #include <ctime>
 #include <random>
-#include <regex>
+#include <sstream>
 
 #include "benches/bench_case.h"
-#include "benches/console_output.h"
 #include "benches/execution.h"
 #include "benches/measure_row.h"
 #include "benches/options.h"
+#include "benches/result_table.h"
 #include "harness/platform/flags.h"
 #include "harness/platform/interrupt.h"
 #include "harness/platform/printable.h"
@@ -32,9 +33,39 @@ constexpr int kFailureExit = 1;
 
 // A row is measured by one benchmark: a case, and how its launches are chained.
 struct Row {
+  std::string name;
   const CaseSpec* spec;
   std::string implementation;
   std::string chain;
+};
+
+// "b1_s1024_h16-8, tokens 8, append"
+std::string ShapeLabel(const CaseSpec& spec) {
+  std::string label = spec.shape["name"].get<std::string>() + ", ";
+  for (const char c : spec.variant) label += c == '/' ? ", " : std::string(1, c == ':' ? ' ' : c);
+  return label;
+}
+
+// The columns of the terminal that is this standard stream; 0 if it is none.
+size_t TerminalColumns(int stream) {
+  winsize size{};
+  return ::isatty(stream) != 0 && ::ioctl(stream, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+// The program prints its own table; of Google Benchmark's output only the list of rows is wanted.
+class ListReporter : public benchmark::BenchmarkReporter {
+ public:
+  ListReporter() {
+    SetOutputStream(&list_);
+    SetErrorStream(&errors_);
+  }
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>&) override {}
+  std::string List() const { return list_.str(); }
+
+ private:
+  std::ostringstream list_;
+  std::ostringstream errors_;  // a filter without rows, which is reported elsewhere
 };
 
 class Session {
@@ -72,6 +103,7 @@ class Session {
                         .chain = row.chain};
     try {
       Start();
+      ShowStatus(StrCat("row ", results_.size() + 1, ": ", row.name));
       m.limits = {.peaks = peaks_, .datasheet = datasheet_};
       MeasureRow(Prepare(*row.spec), *execution_,
                  {.dependent = row.chain == "dependent",
@@ -84,11 +116,14 @@ class Session {
       m.trouble.failure = error.what();
       prepared_.reset();
     }
-    if (options_.verify_only) {
-      FinishVerifyOnly(m, state);
-    } else {
-      Finish(m, state);
-    }
+    ShowStatus("");
+    Finish(std::move(m), ShapeLabel(*row.spec), state);
+  }
+
+  // Prints what was measured, however the run ended.
+  void PrintTable() const {
+    const bool colours = ::isatty(STDOUT_FILENO) != 0 && !NoColor();
+    Print(TableOf(results_, options_.format, TerminalColumns(STDOUT_FILENO), colours));
   }
 
   // Appends the last line of the record, for complete and interrupted runs alike.
@@ -97,7 +132,7 @@ class Session {
     if (!writer_ || !started_) return;
     RunEnd end{.run_id = run_id_,
                .interrupted = interrupted,
-               .rows = rows_,
+               .rows = std::ssize(results_),
                .refused = refused_,
                .gpu_after = {}};
     if (gpu_) end.gpu_after = ReadGpuState(gpu_->pci_bus_id);
@@ -107,6 +142,7 @@ class Session {
   // Called after the last row. Returns the exit code.
   int End() {
     EndRecord(InterruptRequested());
+    PrintTable();
     if (InterruptRequested()) {
       std::fprintf(stderr, "%s: interrupted; the record has what was measured before and says so\n",
                    Program().c_str());
@@ -114,7 +150,7 @@ class Session {
     }
     if (refused_ > 0) {
       std::fprintf(stderr, "%s: %lld of %lld rows failed or were refused\n", Program().c_str(),
-                   static_cast<long long>(refused_), static_cast<long long>(rows_));
+                   static_cast<long long>(refused_), static_cast<long long>(results_.size()));
       return kFailureExit;
     }
     return 0;
@@ -176,39 +212,27 @@ class Session {
     return *prepared_;
   }
 
-  // Counts the row. Returns true if there is a reason to refuse it.
-  bool Refuses(const std::string& reason, benchmark::State& state) {
-    ++rows_;
-    if (reason.empty()) return false;
-    ++refused_;
-    state.SkipWithError(reason.c_str());
-    return true;
+  // Shows what is being measured, on a terminal only; "" removes it.
+  static void ShowStatus(const std::string& text) {
+    const size_t columns = TerminalColumns(STDERR_FILENO);
+    if (columns == 0) return;
+    const std::string line = "\r\x1b[K" + Printable(text).substr(0, columns - 1);
+    std::fwrite(line.data(), 1, line.size(), stderr);
   }
 
-  void Finish(const KernelMeasurement& m, benchmark::State& state) {
-    const KernelFigures figures = FiguresOf(m);
+  void Finish(KernelMeasurement m, std::string shape, benchmark::State& state) {
     if (writer_) writer_->Append(KernelRow(m));
-    if (Refuses(figures.refusal, state)) return;
-    for ([[maybe_unused]] auto _ : state) state.SetIterationTime(figures.us.median * 1e-6);
-    state.counters["GB/s"] = figures.gbps;
-    state.counters["TFLOP/s"] = figures.tflops;
-    state.counters["mad_us"] = figures.us.mad;
-    std::string label = m.cache + " verified";
-    if (figures.shares.floor) {
-      state.counters["%limit"] = *figures.shares.percent_of_measured_peak;
-      label = "limit:" + figures.shares.floor->limit + " " + label;
-      if (figures.shares.limit_is_wrong) label += ", above its limit, which is wrong";
+    const Result& result =
+        results_.emplace_back(std::move(m), std::move(shape), !options_.verify_only);
+    if (!result.figures.refusal.empty()) {
+      ++refused_;
+      state.SkipWithError(result.note.c_str());
+      return;
     }
-    if (m.samples.rested) label += ", rested";
-    if (!m.trouble.disturbed.empty()) label += ", " + m.trouble.disturbed;
-    state.SetLabel(label);
-  }
-
-  void FinishVerifyOnly(const KernelMeasurement& m, benchmark::State& state) {
-    if (Refuses(m.trouble.failure, state)) return;
-    for ([[maybe_unused]] auto _ : state) state.SetIterationTime(0);
-    state.counters["error/bound"] = m.verified.max_error_over_bound;
-    state.SetLabel("verified, not timed");
+    for ([[maybe_unused]] auto _ : state) state.SetIterationTime(1e-6 * result.figures.us.median);
+    state.counters["GB/s"] = result.figures.gbps;
+    state.counters["TFLOP/s"] = result.figures.tflops;
+    state.SetLabel(result.verdict);
   }
 
   const BenchProgram& program_;
@@ -226,7 +250,7 @@ class Session {
   std::optional<Datasheet> datasheet_;
   std::optional<PreparedCase> prepared_;
   const CaseSpec* prepared_spec_ = nullptr;
-  int64_t rows_ = 0;
+  std::vector<Result> results_;
   int64_t refused_ = 0;
 };
 
@@ -278,12 +302,11 @@ void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, S
   if (cuda && device->HasDependentLaunch()) chains.push_back("dependent");
   for (const CaseSpec& spec : cases) {
     for (const std::string& chain : chains) {
-      const Row row{.spec = &spec,
-                    .implementation = cuda ? spec.implementation : "reference",
-                    .chain = chain};
+      const std::string implementation = cuda ? spec.implementation : "reference";
       std::string name = program.kernel + "/" + spec.shape["name"].get<std::string>() + "/" +
-                         spec.variant + "/" + row.implementation;
+                         spec.variant + "/" + implementation;
       if (cuda) name += "/" + chain;
+      const Row row{name, &spec, implementation, chain};
       benchmark::RegisterBenchmark(
           name.c_str(), [&session, row](benchmark::State& state) { session.RunRow(row, state); })
           ->UseManualTime()
@@ -293,51 +316,18 @@ void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, S
   }
 }
 
-// Throws InvalidArgument for a format that Google Benchmark does not know; it would end with exit
-// code 0 and without a row.
-void RequireFormat(const std::vector<std::string>& args) {
-  constexpr std::array<std::string_view, 3> kFormats = {"console", "json", "csv"};
-  for (const std::string& arg : args) {
-    const size_t equals = std::min(arg.find('='), arg.size() - 1);
-    const std::string_view flag = std::string_view(arg).substr(0, equals);
-    if (flag == "--benchmark_format" || flag == "--benchmark_out_format") {
-      ParseChoice(flag, std::string_view(arg).substr(equals + 1), kFormats);
-    }
-  }
-}
-
-// Throws InvalidArgument for a malformed filter. Google Benchmark would only print a message and
-// run no row.
-void RequireFilter(std::string filter) {
-  const std::string given = filter;
-  if (filter.starts_with('-')) filter.erase(0, 1);  // a leading '-' negates the filter
-  try {
-    const std::regex expression(filter, std::regex::extended);
-  } catch (const std::regex_error& error) {
-    throw InvalidArgument(StrCat("--benchmark_filter is '", given,
-                                 "', which is not a regular expression: ", error.what()));
-  }
-}
-
 int RunProgram(int argc, char** argv, const BenchProgram& program) {
   const Options options = ParseOptions({argv + 1, argv + argc});
   if (options.help) {
     Print(OptionsHelp("bench_" + program.kernel));
-    benchmark::PrintDefaultHelp();
-    Print("");
     return 0;
   }
-  RequireFormat(options.rest);
-  std::vector<std::string> rest{argv[0]};
-  if (NoColor()) rest.push_back("--benchmark_color=false");
-  rest.insert(rest.end(), options.rest.begin(), options.rest.end());
-  std::vector<char*> rest_pointers;
-  for (std::string& arg : rest) rest_pointers.push_back(arg.data());
-  int rest_count = static_cast<int>(rest_pointers.size());
-  rest_pointers.push_back(nullptr);
-  benchmark::Initialize(&rest_count, rest_pointers.data());
-  Require(rest_count <= 1, "unknown argument '", rest_pointers[1], "'; --help lists all flags");
-  RequireFilter(benchmark::GetBenchmarkFilter());
+  std::vector<std::string> handed_on = options.of_google_benchmark;
+  std::vector<char*> pointers{argv[0]};
+  for (std::string& arg : handed_on) pointers.push_back(arg.data());
+  int count = static_cast<int>(pointers.size());
+  pointers.push_back(nullptr);
+  benchmark::Initialize(&count, pointers.data());
 
   CatchInterrupts();
   std::unique_ptr<Execution> execution = ChooseExecution(options);
@@ -347,16 +337,17 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   Session session(program, options, std::move(execution), argc, argv);
   const std::vector<CaseSpec> cases = MakeCases(program, shapes, session.context());
   Register(program, cases, session);
+  ListReporter reporter;
   size_t matched = 0;
   try {
-    const ConsoleOutput output;
-    const NoDebugWarning no_warning;
-    matched = benchmark::RunSpecifiedBenchmarks();
+    matched = benchmark::RunSpecifiedBenchmarks(&reporter);
   } catch (...) {
+    session.PrintTable();
     session.EndRecord(/*interrupted=*/true);
     throw;
   }
   benchmark::Shutdown();
+  Print(reporter.List());
   if (matched == 0) {
     throw RuntimeFailure("the filter matches none of the " + std::to_string(cases.size()) +
                          " cases");

@@ -12,6 +12,7 @@
 #include "harness/engine/generate.h"
 #include "harness/engine/make_decoder.h"
 #include "harness/platform/interrupt.h"
+#include "harness/platform/printable.h"
 #include "harness/text/stop_strings.h"
 #include "harness/text/tokenizer.h"
 #include "harness/text/utf8.h"

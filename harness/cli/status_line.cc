@@ -52,14 +52,6 @@ void PrefillLine::Clear() {
   begin_.reset();
 }
 
-std::string Grouped(int64_t number) {
-  std::string digits = std::to_string(number);
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<size_t>(at), 1, ',');
-  }
-  return digits;
-}
-
 std::string Tokens(int64_t number) {
   return StrCat(Grouped(number), number == 1 ? " token" : " tokens");
 }

@@ -33,7 +33,6 @@ class PrefillLine {
   bool shown_ = false;
 };
 
-std::string Grouped(int64_t number);       // "1,234"; `number` must not be negative
 std::string Tokens(int64_t number);        // "1 token", "1,234 tokens"
 std::string BytesText(int64_t bytes);      // "1,234.5 MiB"; KiB if less than 1 MiB
 std::string Milliseconds(double seconds);  // "8.4 ms", "120 ms"

@@ -34,4 +34,12 @@ std::string Quoted(std::string_view text, size_t max_chars) {
   return quoted;
 }
 
+std::string Grouped(int64_t number) {
+  std::string digits = std::to_string(number);
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<size_t>(at), 1, ',');
+  }
+  return digits;
+}
+
 }  // namespace tokline

@@ -1,6 +1,7 @@
 // Formats text and lists for one-line messages.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,8 @@ std::string Quoted(std::string_view text, size_t max_chars = 120);
 // The text with control characters as \xNN, so that no name reaches a terminal as a command. Other
 // bytes stay as they are.
 std::string Printable(std::string_view text);
+
+std::string Grouped(int64_t number);  // "1,234"; `number` must not be negative
 
 // Joins the items of a range, or what `projection` makes of them, with commas.
 template <typename Range, typename Projection = std::identity>

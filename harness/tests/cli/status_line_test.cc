@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "harness/platform/printable.h"
+
 namespace tokline {
 namespace {
 
