@@ -25,7 +25,11 @@ MORE_CHATS = 60
 RANDOM_DECODES = 120
 CATEGORIES = [r"\p{L}", r"\p{Ll}", r"\p{Lm}", r"\p{Lo}", r"\p{Lt}", r"\p{Lu}", r"\p{M}", r"\p{N}", r"\p{Nd}", r"\p{Nl}", r"\p{No}", r"\p{P}", r"\p{S}", r"\p{Z}", r"\s", "(?i:[a-z])"]
 EXPRESSIONS = [r"\s+$", r"$", r"a$|\n", r"\s*?$", r"(?:\p{Lu}|\p{Ll})+", r"[\p{Lu}\p{Lo}]\p{Ll}*+", r"\P{L}++", r"(?i:'S|b)",
-               r"[^\p{Nd}\s]{1,2}", r"\s+(?!\S)|\s+", r"(?<=a)\s|(?<!\n)1", r"(?>\s+)B|é?+世"]
+               r"[^\p{Nd}\s]{1,2}", r"\s+(?!\S)|\s+", r"(?<=a)\s|(?<!\n)1", r"(?>\s+)B|é?+世",
+              # Mistral's Tekken
+              r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+              r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+              r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
 SCALARS = [code_point for code_point in range(0x110000) if not 0xD800 <= code_point < 0xE000]
 NFC_BLOCK = 4096
 

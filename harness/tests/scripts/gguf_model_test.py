@@ -205,6 +205,22 @@ class GgufModelTest(unittest.TestCase):
                          "{{ messages[0].content }}\n")
         self.assertEqual(json.loads((self.scratch / "llama_biased" / "config.json").read_text())["eos_token_id"], [2])
 
+    def test_words_are_split_as_by_the_golden_tokenizers(self):
+        golden = ROOT / "harness" / "tests" / "text" / "golden"
+        for name, folder in (("gpt-2", "gpt2"), ("smollm", "smollm"), ("llama-bpe", "llama3"), ("qwen2", "qwen")):
+            wanted = json.loads((golden / folder / "tokenizer.json").read_text())
+            made = [dict(part) for part in tokenizer.WORDS[name].pre_tokenizers]
+            steps = wanted["pre_tokenizer"].get("pretokenizers", [wanted["pre_tokenizer"]])
+            for part in steps:  # what the files leave out is the default
+                if part["type"] == "ByteLevel":
+                    part.setdefault("use_regex", True)
+            for part in made + steps:
+                part.pop("trim_offsets", None)
+            self.assertEqual(made, steps, name)
+            self.assertEqual(tokenizer.WORDS[name].normalizer, wanted["normalizer"], name)
+        expressions = [one[0] for one in json.loads((golden / "splits.json").read_text())]
+        self.assertIn(tokenizer.TEKKEN, expressions)
+
     def test_what_is_made_is_not_made_again_unless_it_changes(self):
         folder = self.make("qwen3_tiny")
         command = [sys.executable, "-m", "gguf_model.arguments", "--gguf", str(self.scratch / "qwen3_tiny.gguf"), "--out",

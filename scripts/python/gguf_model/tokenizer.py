@@ -10,6 +10,9 @@ SPACE = "▁"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+          r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
 class TokenType(IntEnum):
@@ -45,6 +48,7 @@ WORDS = {
     "smollm": Words(({"type": "Digits", "individual_digits": True}, byte_level(True))),
     "llama-bpe": Words(split(LLAMA3), ignore_merges=True, begin=True),
     "qwen2": Words(split(QWEN2), normalizer={"type": "NFC"}),
+    "tekken": Words(split(TEKKEN), ignore_merges=True, begin=True),
     "deepseek-r1-qwen": Words(split(QWEN2), normalizer={"type": "NFC"}, begin=True),
 }
 
