@@ -1,4 +1,5 @@
-// tokline bench: measures tokens per second for each batch size.
+// tokline bench: measures tokens per second and latencies for each combination of batch, prompt
+// length, new tokens and depth.
 #include <array>
 #include <cstdio>
 #include <exception>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "harness/cli/commands.h"
+#include "harness/cli/latency_text.h"
 #include "harness/cli/memory_text.h"
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
@@ -35,6 +37,9 @@ namespace {
 struct BenchFlags {
   RunFlags run;
   std::vector<int64_t> batches = {1, 8, 64};
+  std::vector<int64_t> prompts = {BenchOptions().prompt_tokens};
+  std::vector<int64_t> new_tokens = {BenchOptions().new_tokens};
+  std::vector<int64_t> depths = {BenchOptions().depth};
   BenchOptions bench;
   std::optional<int32_t> repeats;
   RecordFlags record;
@@ -47,17 +52,20 @@ struct BenchFlags {
     std::vector<Flag> flags;
     run.AddTo(flags);
     run.AddWeightsTo(flags);
-    flags.insert(flags.end(),
-                 {{"--batch", "1,8,64", "batch sizes, measured one after another (default: 1,8,64)",
-                   [this](auto flag, auto text) { batches = ParseIntegers(flag, text, 1, 4096); }},
-                  {"--prompt-tokens", "N", "prompt tokens per sequence (default: 128)",
-                   IntegerInto(bench.prompt_tokens, 1, INT32_MAX)},
-                  {"--new-tokens", "N", "new tokens per sequence, at least 2 (default: 128)",
-                   IntegerInto(bench.new_tokens, 2, INT32_MAX)},
-                  {"--repeats", "N",
-                   "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 on cpu)",
-                   IntegerInto(repeats, 1, 1000)},
-                  {"--seed", "N", "seed of the prompts (default: 0)", SeedInto(bench.seed)}});
+    flags.insert(
+        flags.end(),
+        {{"--batch", "1,8,64", "batch sizes (default: 1,8,64)", IntegersInto(batches, 1, 4096)},
+         {"--prompt-tokens", "N,...", "prompt tokens per sequence (default: 128)",
+          IntegersInto(prompts, 1, INT32_MAX)},
+         {"--new-tokens", "N,...", "new tokens per sequence, at least 2 (default: 128)",
+          IntegersInto(new_tokens, 2, INT32_MAX)},
+         {"--depth", "N,...",
+          "tokens per sequence that are in the KV cache before the prompt (default: 0)",
+          IntegersInto(depths, 0, INT32_MAX)},
+         {"--repeats", "N",
+          "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 on cpu)",
+          IntegerInto(repeats, 1, 1000)},
+         {"--seed", "N", "seed of the prompts (default: 0)", SeedInto(bench.seed)}});
     record.AddTo(flags);
     flags.push_back({"--profile", "on|off",
                      "profile a decode step; on prints it (default: write it without printing)",
@@ -79,8 +87,8 @@ struct BenchFlags {
   // Throws InvalidArgument for a flag that would be ignored.
   void RequireApplicable(const std::set<std::string_view>& given) {
     const bool of_workload = !workload.workload.empty();
-    for (const char* flag :
-         {"--batch", "--prompt-tokens", "--new-tokens", "--seed", "--inject-host-delay"}) {
+    for (const char* flag : {"--batch", "--prompt-tokens", "--new-tokens", "--depth", "--seed",
+                             "--inject-host-delay"}) {
       Require(!of_workload || !given.contains(flag), flag, " cannot be used with --workload");
     }
     Require(!of_workload || !profile.value_or(false),
@@ -93,6 +101,33 @@ struct BenchFlags {
     for (const Flag& flag : flags) {
       Require(of_workload || !given.contains(flag.name), flag.name, " needs --workload");
     }
+  }
+  // Returns every combination, with the batch sizes of one shape after one another.
+  std::vector<BenchOptions> Sweep() const {
+    constexpr size_t kMaxRows = 1000;
+    // of a row; the times of all of them are kept
+    constexpr int64_t kMaxTimes = int64_t{1} << 26;
+    const size_t rows = batches.size() * prompts.size() * new_tokens.size() * depths.size();
+    Require(rows <= kMaxRows, "--batch, --prompt-tokens, --new-tokens and --depth have ", rows,
+            " combinations; at most ", kMaxRows, " are allowed");
+    std::vector<BenchOptions> sweep;
+    for (const int64_t prompt : prompts) {
+      for (const int64_t fresh : new_tokens) {
+        for (const int64_t depth : depths) {
+          for (const int64_t batch : batches) {
+            Require(batch * fresh * bench.repeats <= kMaxTimes, bench.repeats, " repeats of batch ",
+                    batch, " with ", fresh, " new tokens have ", batch * fresh * bench.repeats,
+                    " tokens to time; at most ", kMaxTimes, " are allowed");
+            sweep.push_back(bench);
+            sweep.back().batch = static_cast<int32_t>(batch);
+            sweep.back().depth = depth;
+            sweep.back().prompt_tokens = prompt;
+            sweep.back().new_tokens = fresh;
+          }
+        }
+      }
+    }
+    return sweep;
   }
   // Whether to make profiles: by default only if somebody will see them.
   bool Profiles() const {
@@ -107,6 +142,9 @@ struct BenchFlags {
   }
 
  private:
+  static FlagSetter IntegersInto(std::vector<int64_t>& target, int64_t least, int64_t most) {
+    return [=, &target](auto flag, auto text) { target = ParseIntegers(flag, text, least, most); };
+  }
   static bool ParseOnOff(std::string_view flag, std::string_view text) {
     constexpr std::array<std::string_view, 2> kChoices = {"off", "on"};
     return ParseChoice(flag, text, kChoices) == 1;
@@ -142,10 +180,11 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
       .model = model.Name(),
       .cache = CacheLabel(step, header.fingerprint),
       .shape = {.batch = bench.batch,
+                .depth = bench.depth,
                 .prompt_tokens = bench.prompt_tokens,
                 .new_tokens = bench.new_tokens},
       .cost = step,
-      .samples = {.host_share = result.host_share},
+      .samples = {.host_share = result.host_share, .latencies = result.latencies},
       .limits = {.peaks = header.peaks, .datasheet = header.datasheet},
       .trouble = {.interrupted = result.interrupted}};
   for (const BenchSample& sample : result.samples) {
@@ -221,10 +260,16 @@ Json ResultJson(const BenchResult& result, const Json& row) {
                        {"decode_host_s", sample.decode_host_s}});
   }
   return {{"batch", result.options.batch},
+          {"depth", result.options.depth},
+          {"prompt_tokens", result.options.prompt_tokens},
+          {"new_tokens", result.options.new_tokens},
           {"prefill_tok_s", result.prefill_tokens_per_s},
           {"decode_tok_s", result.decode_tokens_per_s},
           {"ms_per_token", result.ms_per_step},
           {"host_share", result.host_share},
+          {"first_token_ms", row.value("first_token_ms", Json(nullptr))},
+          {"between_tokens_ms", row.value("between_tokens_ms", Json(nullptr))},
+          {"end_to_end_ms", row.value("end_to_end_ms", Json(nullptr))},
           {"graphs", result.graphs},
           {"warm_up_s", result.warm_up_s},
           {"status", row["status"]},
@@ -238,27 +283,51 @@ Json ResultJson(const BenchResult& result, const Json& row) {
           {"samples", std::move(samples)}};
 }
 
-constexpr char kTableHeader[] =
-    " batch  prefill tok/s   decode tok/s ms per token   of limit  host share  verified\n";
+constexpr char kShapeHeader[] = "batch  depth prompt   new";
+constexpr char kTableHeader[] = " prefill tok/s decode tok/s ms/token   of limit   host\n";
+
+std::string ShapeCells(const BatchShape& shape) {
+  const auto count = [](int64_t value) { return static_cast<long long>(value); };
+  char text[100];
+  std::snprintf(text, sizeof(text), "%5lld %6lld %6lld %5lld", count(shape.batch),
+                count(shape.depth), count(shape.prompt_tokens), count(shape.new_tokens));
+  return text;
+}
 
 // A refused result has a reason instead of figures.
 std::string TableRow(const DecoderMeasurement& measurement) {
   const DecoderFigures figures = FiguresOf(measurement);
-  const auto batch = static_cast<int>(measurement.shape.batch);
-  char text[160];
-  if (!figures.refusal.empty()) {
-    std::snprintf(text, sizeof(text), "%6d  refused: ", batch);
-    return StrCat(text, figures.refusal, "\n");
-  }
+  const std::string shape = ShapeCells(measurement.shape);
+  if (!figures.refusal.empty()) return StrCat(shape, " refused: ", figures.refusal, "\n");
   char share[32] = "-";
   if (figures.shares.floor) {
     std::snprintf(share, sizeof(share), "%.0f%% %s", *figures.shares.percent_of_measured_peak,
                   figures.shares.floor->limit.c_str());
   }
-  std::snprintf(text, sizeof(text), "%6d %14.1f %14.1f %12.4f %10s %10.1f%% %9s\n", batch,
-                figures.prefill_tok_s, figures.decode_tok_s, figures.step_ms.median, share,
-                100 * measurement.samples.host_share, "yes");
-  return text;
+  char text[160];
+  std::snprintf(text, sizeof(text), " %13.1f %12.1f %8.4f %10s %5.1f%%\n", figures.prefill_tok_s,
+                figures.decode_tok_s, figures.step_ms.median, share,
+                100 * measurement.samples.host_share);
+  return shape + text;
+}
+
+// Three lines for each result that stands, or nothing if none does.
+std::string LatencyTable(std::span<const DecoderMeasurement> measurements) {
+  std::string table;
+  bool all_stated = true;
+  for (const DecoderMeasurement& one : measurements) {
+    if (!FiguresOf(one).refusal.empty()) continue;
+    const LatencyFigures& latencies = one.samples.latencies;
+    const std::string shape = ShapeCells(one.shape);
+    table += StrCat(shape, "  first token    ", LatencyCells(latencies.first_token_s), "\n");
+    const std::string blank(shape.size(), ' ');
+    table += StrCat(blank, "  between tokens ", LatencyCells(latencies.between_tokens_s), "\n");
+    table += StrCat(blank, "  end to end     ", LatencyCells(latencies.end_to_end_s), "\n");
+    all_stated = all_stated && latencies.first_token_s->p99 && latencies.between_tokens_s->p99;
+  }
+  if (table.empty()) return "";
+  return StrCat("\n", kShapeHeader, "  latency in ms  ", kLatencyHeader, "\n", table,
+                all_stated ? "" : kTooFew);
 }
 
 }  // namespace
@@ -294,24 +363,21 @@ int BenchCommand(const CommandLine& line) {
                              .op_delay = flags.op_delay,
                              .injected = flags.Injected()});
   }
+  flags.bench.interrupted = InterruptFlag();
+  const std::vector<BenchOptions> benches = flags.Sweep();
   std::optional<OutputFile> json_file;
   if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
   RunRecord record(flags.record.record);
   const LoadedModel model = flags.run.Load();
   ReportExtraTensors(model);
-  flags.bench.interrupted = InterruptFlag();
 
   // Check everything before anything runs.
-  std::vector<BenchOptions> benches;
   std::vector<DecoderOptions> decoders;
-  for (const int64_t batch : flags.batches) {
-    BenchOptions bench = flags.bench;
-    bench.batch = static_cast<int32_t>(batch);
+  for (const BenchOptions& bench : benches) {
     const int64_t context = BenchContextTokens(bench, DecoderOptions().token_budget);
-    Require(context <= model.spec.max_positions, "batch ", batch, " with ", bench.prompt_tokens,
-            " prompt tokens and ", bench.new_tokens, " new tokens needs ", context,
-            " positions; the model has ", model.spec.max_positions);
-    benches.push_back(bench);
+    Require(context <= model.spec.max_positions, "batch ", bench.batch, " with a depth of ",
+            bench.depth, ", ", bench.prompt_tokens, " prompt tokens and ", bench.new_tokens,
+            " new tokens needs ", context, " positions; the model has ", model.spec.max_positions);
     decoders.push_back(flags.run.Options(model.spec, bench.batch, context));
     decoders.back().delayed = DelayedBy(flags.op_delay, decoders.back().device);
     DecoderConfig(model.spec, decoders.back(), {});
@@ -338,10 +404,9 @@ int BenchCommand(const CommandLine& line) {
   record.Start(header);
   const std::string device_name = DeviceName(device, header.fingerprint);
   const std::string implementation = flags.run.Implementation();
-  Print(StrCat(model.Name(), ", ", Name(dtype), ", ", implementation, " on ", device_name, ", ",
-               flags.bench.prompt_tokens, " prompt and ", flags.bench.new_tokens, " new tokens\n",
+  Print(StrCat(model.Name(), ", ", Name(dtype), ", ", implementation, " on ", device_name, "\n",
                header.injected.is_null() ? "" : StrCat("injected: ", header.injected.dump(), "\n"),
-               kTableHeader));
+               kShapeHeader, kTableHeader));
 
   Json rows = Json::array();
   const auto add = [&](const MeasuredBatch& batch) {
@@ -354,6 +419,7 @@ int BenchCommand(const CommandLine& line) {
   // Make profiles only after all timing is done, so that no trace runs during or before a
   // measurement.
   std::vector<MeasuredBatch> unprofiled;
+  std::vector<DecoderMeasurement> measured;
   bool interrupted = false;
   Json last_memory;
   for (size_t i = 0; i < benches.size() && !interrupted; ++i) {
@@ -363,6 +429,7 @@ int BenchCommand(const CommandLine& line) {
     interrupted = batch.measurement.trouble.interrupted;
     last_memory = batch.memory;
     Print(TableRow(batch.measurement));
+    measured.push_back(batch.measurement);
     if (flags.in_place && !interrupted) {
       const auto times = TimeInPlace(model, decoders[i], benches[i]);
       interrupted = !times;
@@ -374,7 +441,8 @@ int BenchCommand(const CommandLine& line) {
       add(batch);
     }
   }
-  Print(StrCat("memory of the last batch: ", MemoryText(last_memory), "\n"));
+  Print(
+      StrCat(LatencyTable(measured), "memory of the last batch: ", MemoryText(last_memory), "\n"));
   std::exception_ptr failure;  // failure of a profile; earlier measurements are kept
   for (size_t i = 0; i < unprofiled.size(); ++i) {
     MeasuredBatch& batch = unprofiled[i];
@@ -387,7 +455,7 @@ int BenchCommand(const CommandLine& line) {
           batch.measurement.profile = profiled->profile;
         }
         if (profiled && (flags.profile || flags.in_place)) {
-          Print(ProfileTable(benches[i].batch, *profiled, batch.result.ms_per_step));
+          Print(ProfileTable(benches[i], *profiled, batch.result.ms_per_step));
         }
       } catch (...) {
         failure = std::current_exception();
@@ -402,8 +470,6 @@ int BenchCommand(const CommandLine& line) {
                           {"device", device_name},
                           {"implementation", implementation},
                           {"dtype", Name(dtype)},
-                          {"prompt_tokens", flags.bench.prompt_tokens},
-                          {"new_tokens", flags.bench.new_tokens},
                           {"seed", flags.bench.seed},
                           {"interrupted", interrupted},
                           {"rows", std::move(rows)}}

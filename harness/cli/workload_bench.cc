@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "harness/cli/latency_text.h"
 #include "harness/cli/memory_text.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/status_line.h"
@@ -165,6 +166,7 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
   const ServingFigures& serving = m.serving;
   const auto count = [](int64_t value) { return static_cast<long long>(value); };
   const auto pages = static_cast<double>(serving.kv_pages.all);
+  const auto& [first, between, end] = serving.latencies;
   char text[1400];
   std::snprintf(
       text, sizeof(text),
@@ -173,8 +175,10 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
       "time              %12.3f s for %lld requests, %lld prompt and %lld new tokens, median of "
       "%zu\n"
       "warm-up           %12.3f s, not counted\n"
-      "first token       %12.1f ms median, %.1f p90, %.1f p99\n"
-      "between tokens    %12.2f ms median, %.2f p90, %.2f p99\n"
+      "latency in ms        %s\n"
+      "first token          %s\n"
+      "between tokens       %s\n"
+      "end to end           %s\n"
       "KV cache          %11.1f%% mean, %.1f%% at most, of %lld pages\n"
       "preemptions       %12lld   %lld tokens computed again\n"
       "reused            %12lld   tokens\n"
@@ -184,10 +188,8 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
       "verified          %12lld   tokens, mean regret %.4f\n",
       figures.output_tok_s, figures.total_tok_s, figures.total_s,
       m.shape["requests"].get<long long>(), m.shape["prompt_tokens"].get<long long>(),
-      count(m.samples[0].new_tokens), m.samples.size(), m.warm_up_s,
-      1e3 * serving.first_token_s.median, 1e3 * serving.first_token_s.p90,
-      1e3 * serving.first_token_s.p99, 1e3 * serving.between_tokens_s.median,
-      1e3 * serving.between_tokens_s.p90, 1e3 * serving.between_tokens_s.p99,
+      count(m.samples[0].new_tokens), m.samples.size(), m.warm_up_s, kLatencyHeader,
+      LatencyCells(first).c_str(), LatencyCells(between).c_str(), LatencyCells(end).c_str(),
       100 * serving.kv_pages.mean / pages, 100 * static_cast<double>(serving.kv_pages.most) / pages,
       count(serving.kv_pages.all), count(serving.tokens.preemptions),
       count(serving.tokens.recomputed), count(serving.tokens.reused),
@@ -195,7 +197,7 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
       1e-6 * static_cast<double>(serving.decode_reads.unshared), 100 * serving.host.share,
       serving.host.step_us, count(serving.steps.all), count(serving.steps.graphs),
       count(m.judged.tokens), m.judged.mean_regret);
-  return text;
+  return text + std::string(first->p99 && between && between->p99 ? "" : kTooFew);
 }
 
 }  // namespace

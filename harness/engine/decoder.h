@@ -104,6 +104,10 @@ class Decoder {
   // Evicts all K and V that are neither used by a sequence nor pinned.
   void EvictIdle() { scheduler_.EvictIdle(); }
 
+  // From now on, no step computes prompt tokens from position `tokens` on, until the limit changes;
+  // INT64_MAX limits nothing. Steps must not be asked for when nothing else is left to compute.
+  void LimitPrompts(int64_t tokens) { scheduler_.LimitPrompts(tokens); }
+
   // Whether Step() would enqueue a step now, or once tokens in flight are known.
   bool HasWork() const { return prepared_.has_value() || scheduler_.HasWork(); }
   // Throws InvalidArgument and enqueues nothing if held sequences leave no pages for the others.

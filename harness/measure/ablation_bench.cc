@@ -39,7 +39,8 @@ class OpsAlone {
 
   // Returns false if it was interrupted.
   bool Prepare() {
-    if (!run_.Prefill() || !run_.Decode((bench_.new_tokens - 1) / 2)) return false;
+    if (!run_.FillDepth() || !run_.Prefill() || !run_.Decode((bench_.new_tokens - 1) / 2))
+      return false;
     step_ = decoder_.NextStep(all_);
     ops_ = decoder_.NextStep(only_);
     TimeOnce();
@@ -87,12 +88,14 @@ AblationRounds RunAblation(Decoder& with, Decoder& without, StepOpSet ops,
   AblationRounds rounds;
   std::mt19937_64 rng(bench.seed);
   const auto repeat = [&](Decoder& decoder, AblationSide& side, uint64_t seed, bool counted) {
-    const auto sample = TimeRepeat(decoder, bench, seed, &side.texts);
-    if (sample && counted) {
-      side.decode_ms.push_back(1e3 * sample->decode_s / static_cast<double>(bench.new_tokens - 1));
-      side.prefill_ms.push_back(1e3 * sample->prefill_s);
-    }
-    return sample.has_value();
+    auto run = TimeRepeat(decoder, bench, seed);
+    if (!run) return false;
+    side.texts = std::move(run->texts);
+    if (!counted) return true;
+    side.decode_ms.push_back(1e3 * run->sample.decode_s /
+                             static_cast<double>(bench.new_tokens - 1));
+    side.prefill_ms.push_back(1e3 * run->sample.prefill_s);
+    return true;
   };
   for (int32_t round = 0; round <= bench.repeats && !rounds.interrupted; ++round) {
     const uint64_t seed = bench.seed + static_cast<uint64_t>(round);

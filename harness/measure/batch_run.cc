@@ -4,6 +4,7 @@
 #include <random>
 
 #include "harness/measure/delay.h"
+#include "kernels/common/rounding.h"
 
 namespace tokline {
 
@@ -16,7 +17,7 @@ BatchRun::BatchRun(Decoder& decoder, const BenchOptions& options, uint64_t seed)
   std::mt19937_64 rng(seed);
   std::uniform_int_distribution<int32_t> token(0,
                                                static_cast<int32_t>(decoder.Spec().vocab_size - 1));
-  std::vector<int32_t> prompt(static_cast<size_t>(options.prompt_tokens));
+  std::vector<int32_t> prompt(static_cast<size_t>(options.depth + options.prompt_tokens));
   for (int32_t i = 0; i < options.batch; ++i) {
     std::ranges::generate(prompt, [&] { return token(rng); });
     ids_.push_back(decoder.AddSequence(prompt, SamplingRule{}, max_new_tokens));
@@ -29,10 +30,20 @@ BatchRun::BatchRun(Decoder& decoder, const BenchOptions& options, uint64_t seed)
 }
 
 BatchRun::~BatchRun() {
+  decoder_.LimitPrompts(INT64_MAX);
   for (const SequenceId id : ids_) decoder_.RemoveSequence(id);
 }
 
+bool BatchRun::FillDepth() {
+  decoder_.LimitPrompts(options_.depth);
+  return Steps(DivideUp(options_.batch * options_.depth, decoder_.Options().token_budget), 0);
+}
+
 bool BatchRun::Prefill() {
+  const auto batch = static_cast<size_t>(options_.batch);
+  latencies_.Reserve(batch, batch * static_cast<size_t>(options_.new_tokens - 1));
+  decoder_.LimitPrompts(INT64_MAX);
+  times_.assign(batch, TokenTimes(Clock::now()));
   return Steps(PrefillSteps(options_, decoder_.Options().token_budget), 0);
 }
 
@@ -55,7 +66,14 @@ bool BatchRun::Steps(int64_t count, double host_delay_us) {
 }
 
 void BatchRun::Keep(std::span<const NewToken> tokens) {
+  const auto now = Clock::now();
   for (const NewToken& token : tokens) {
+    TokenTimes& times = times_[static_cast<size_t>(token.sequence - ids_.front())];
+    // A sequence whose prefill ended early goes on until the whole batch has all of its tokens.
+    if (times.Tokens() < options_.new_tokens) {
+      latencies_.Add(times, now);
+      if (times.Tokens() == options_.new_tokens) latencies_.End(times);
+    }
     for (size_t i = 0; i < kept_.size(); ++i) {
       if (token.sequence == kept_[i]) texts_[i].tokens.push_back(token.token);
     }

@@ -43,9 +43,10 @@ KlSummary SummarizeKl(std::span<const double> kl) {
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
     return {.mean = kNan, .p90 = kNan, .max = kNan};
   }
+  const double max = *std::ranges::max_element(kl);
   return {.mean = std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size()),
-          .p90 = PercentilesOf({kl.begin(), kl.end()}).p90,
-          .max = *std::ranges::max_element(kl)};
+          .p90 = PercentilesOf({kl.begin(), kl.end()})->p90.value_or(max),
+          .max = max};
 }
 
 Divergence MeasureDivergence(Decoder& decoder, const Request& request,

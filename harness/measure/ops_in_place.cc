@@ -121,7 +121,8 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
                                                      int rounds) {
   Require(rounds >= 1, "rounds is ", rounds, "; it must be >= 1");
   BatchRun run(decoder, bench, bench.seed);
-  if (!run.Prefill() || !run.Decode((bench.new_tokens - 1) / 2)) return std::nullopt;
+  if (!run.FillDepth() || !run.Prefill() || !run.Decode((bench.new_tokens - 1) / 2))
+    return std::nullopt;
   LaunchOrder listed;
   decoder.NextStep(listed)->Enqueue();
   decoder.GetBackend().Synchronize();

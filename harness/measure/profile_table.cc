@@ -8,14 +8,17 @@
 
 namespace tokline {
 
-std::string ProfileTable(int64_t batch, const ProfiledSteps& profiled, double measured_ms) {
+std::string ProfileTable(const BenchOptions& bench, const ProfiledSteps& profiled,
+                         double measured_ms) {
   const StepProfile& profile = profiled.profile;
   char text[200];
   std::snprintf(text, sizeof(text),
-                "\nbatch %lld: a decode step of %.1f us (%s, mean of %lld; %.1f us in the bench)\n",
-                static_cast<long long>(batch), profile.step_us, profile.method.c_str(),
-                static_cast<long long>(profile.steps), 1e3 * measured_ms);
-  std::string table = text;
+                ": a decode step of %.1f us (%s, mean of %lld; %.1f us in the bench)\n",
+                profile.step_us, profile.method.c_str(), static_cast<long long>(profile.steps),
+                1e3 * measured_ms);
+  std::string table = StrCat("\nbatch ", bench.batch);
+  if (bench.depth > 0) table += StrCat(", depth ", bench.depth);
+  table += StrCat(", ", bench.prompt_tokens, "+", bench.new_tokens, " tokens", text);
   if (!profiled.note.empty()) table += StrCat("  no trace of the kernels: ", profiled.note, "\n");
   std::vector<OpTime> ops = profile.ops;
   std::ranges::stable_sort(ops, std::ranges::greater(), &OpTime::us);

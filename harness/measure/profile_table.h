@@ -1,16 +1,17 @@
 // Formats the profile of a decode step for people to read.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "harness/measure/step_profiler.h"
+#include "harness/measure/throughput.h"
 
 namespace tokline {
 
 // One line per op, sorted by time in descending order, then the gaps and what is unexplained; each
 // with its time, its share of the step, and its time in place if that was measured. `measured_ms`
 // is the duration of the bench's step.
-std::string ProfileTable(int64_t batch, const ProfiledSteps& profiled, double measured_ms);
+std::string ProfileTable(const BenchOptions& bench, const ProfiledSteps& profiled,
+                         double measured_ms);
 
 }  // namespace tokline

@@ -3,13 +3,12 @@
 
 #include <cstdint>
 
-#include "harness/measure/timing.h"
+#include "harness/measure/token_latencies.h"
 
 namespace tokline {
 
 struct ServingFigures {
-  Percentiles first_token_s;  // since the request's arrival
-  Percentiles between_tokens_s;
+  LatencyFigures latencies{};  // since the requests' arrival
   struct {
     double share = 0;    // share of the run's time in which the host worked instead of waiting
     double step_us = 0;  // the host's working time per step

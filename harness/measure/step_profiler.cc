@@ -115,7 +115,7 @@ template <typename BeginWindow>
 std::optional<double> TimeWindow(Decoder& decoder, const BenchOptions& options,
                                  const Window& window, const BeginWindow& begin_window) {
   BatchRun run(decoder, options, options.seed);
-  if (!run.Prefill() || !run.Decode(window.before)) return std::nullopt;
+  if (!run.FillDepth() || !run.Prefill() || !run.Decode(window.before)) return std::nullopt;
   begin_window();
   const auto begin = Clock::now();
   if (!run.Decode(window.steps)) return std::nullopt;

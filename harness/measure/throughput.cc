@@ -16,12 +16,14 @@ int64_t PrefillSteps(const BenchOptions& options, int64_t token_budget) {
 }
 
 int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget) {
-  return options.prompt_tokens + options.new_tokens + PrefillSteps(options, token_budget);
+  return options.depth + options.prompt_tokens + options.new_tokens +
+         PrefillSteps(options, token_budget);
 }
 
 void RequireFits(const Decoder& decoder, const BenchOptions& options) {
   Require(options.batch >= 1 && options.batch <= decoder.Options().max_batch, "batch is ",
           options.batch, "; the decoder takes 1 to ", decoder.Options().max_batch);
+  Require(options.depth >= 0, "depth is ", options.depth, "; it must be >= 0");
   Require(options.prompt_tokens >= 1, "prompt_tokens is ", options.prompt_tokens,
           "; it must be >= 1");
   Require(options.new_tokens >= 2, "new_tokens is ", options.new_tokens, "; it must be >= 2");
@@ -33,10 +35,10 @@ void RequireFits(const Decoder& decoder, const BenchOptions& options) {
 Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
                     const BenchOptions& options) {
   const auto batch = static_cast<double>(options.batch);
-  // The prefill produces the first new token; step i of the new_tokens - 1 finds prompt + i tokens
-  // in the cache and appends one per sequence.
-  const double cached =
-      static_cast<double>(options.prompt_tokens) + static_cast<double>(options.new_tokens - 2) / 2;
+  // The prefill produces the first new token; step i of the new_tokens - 1 finds depth + prompt + i
+  // tokens in the cache and appends one per sequence.
+  const double cached = static_cast<double>(options.depth + options.prompt_tokens) +
+                        static_cast<double>(options.new_tokens - 2) / 2;
   const auto table = static_cast<double>(spec.vocab_size * spec.hidden_size);
   const double element = SizeOf(dtype);
   const auto kv_bytes = static_cast<double>(spec.KvBytesPerToken(dtype));
@@ -62,9 +64,10 @@ Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
   return cost;
 }
 
-std::optional<BenchSample> TimeRepeat(Decoder& decoder, const BenchOptions& options, uint64_t seed,
-                                      std::vector<BenchText>* texts) {
+std::optional<BenchRepeat> TimeRepeat(Decoder& decoder, const BenchOptions& options,
+                                      uint64_t seed) {
   BatchRun run(decoder, options, seed);
+  if (!run.FillDepth()) return std::nullopt;
   BenchSample sample;
   const auto prefill_begin = Clock::now();
   if (!run.Prefill()) return std::nullopt;
@@ -74,8 +77,7 @@ std::optional<BenchSample> TimeRepeat(Decoder& decoder, const BenchOptions& opti
   if (!run.Decode(options.new_tokens - 1)) return std::nullopt;
   sample.decode_s = SecondsSince(decode_begin);
   sample.decode_host_s = sample.decode_s - (decoder.Times().wait_s - waited_s);
-  if (texts != nullptr) *texts = run.TakeTexts();
-  return sample;
+  return BenchRepeat{.sample = sample, .texts = run.TakeTexts(), .latencies = run.TakeLatencies()};
 }
 
 BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
@@ -86,18 +88,22 @@ BenchResult RunBench(Decoder& decoder, const BenchOptions& options) {
   const auto warm_up_begin = Clock::now();
   decoder.WarmUp();
   const int64_t graph_steps = decoder.GraphSteps();
-  result.interrupted = !TimeRepeat(decoder, options, options.seed, nullptr).has_value();
+  result.interrupted = !TimeRepeat(decoder, options, options.seed).has_value();
   result.graphs = decoder.GraphSteps() > graph_steps;
   result.warm_up_s = SecondsSince(warm_up_begin);
+  TokenLatencies latencies;
   for (int32_t i = 0; i < options.repeats && !result.interrupted; ++i) {
     const uint64_t seed = options.seed + 1 + static_cast<uint64_t>(i);
-    if (const auto sample = TimeRepeat(decoder, options, seed, &result.texts)) {
-      result.samples.push_back(*sample);
+    if (auto repeat = TimeRepeat(decoder, options, seed)) {
+      result.samples.push_back(repeat->sample);
+      result.texts = std::move(repeat->texts);
+      latencies.Append(repeat->latencies);
     } else {
       result.interrupted = true;
     }
   }
   if (result.samples.empty()) return result;
+  result.latencies = std::move(latencies).Figures();
 
   const auto median = [&](auto&& value) {
     std::vector<double> values;

@@ -7,12 +7,15 @@
 #include <vector>
 
 #include "harness/engine/decoder.h"
+#include "harness/measure/token_latencies.h"
 #include "kernels/common/cost.h"
 
 namespace tokline {
 
 struct BenchOptions {
   int32_t batch = 1;
+  // tokens of each sequence that are in the KV cache before its prompt is measured
+  int64_t depth = 0;
   int64_t prompt_tokens = 128;
   // at least 2, because the prefill produces the first
   int64_t new_tokens = 128;
@@ -22,8 +25,9 @@ struct BenchOptions {
   const std::atomic<bool>* interrupted = nullptr;  // ends the bench after the current step
 };
 
-// One repeat, in wall-clock seconds. Prefill ends when every sequence has its first token; decode
-// consists of the new_tokens - 1 steps of the full batch after that.
+// One repeat, in wall-clock seconds. Prefill begins when the depth is in the KV cache, and ends
+// when every sequence has its first token; decode consists of the new_tokens - 1 steps of the full
+// batch after that.
 struct BenchSample {
   double prefill_s = 0;
   double decode_s = 0;
@@ -44,6 +48,7 @@ struct BenchResult {
   bool graphs = false;       // whether decode steps ran as graphs
   // The first and the last sequence of the batch in the last sample, for verification.
   std::vector<BenchText> texts;
+  LatencyFigures latencies{};  // of all sequences in all samples, from the beginning of the prefill
 
   // Each is the median over the samples; 0 without samples.
   double prefill_tokens_per_s = 0;
@@ -52,7 +57,13 @@ struct BenchResult {
   double host_share = 0;   // the host's working share of the decode step
 };
 
-// The number of steps until every sequence has its first token.
+struct BenchRepeat {
+  BenchSample sample;
+  std::vector<BenchText> texts;  // of the first and the last sequence; the depth is in the prompt
+  TokenLatencies latencies;
+};
+
+// The number of steps of the prefill, until every sequence has its first token.
 int64_t PrefillSteps(const BenchOptions& options, int64_t token_budget);
 
 // The context length that the decoder must allow. It exceeds the prompt and the new tokens because
@@ -69,10 +80,9 @@ Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
 // Throws InvalidArgument if the decoder is too small for the batch or an option is not allowed.
 void RequireFits(const Decoder& decoder, const BenchOptions& options);
 
-// Runs one repeat with prompts drawn from this seed. Returns nothing if it was interrupted, in
-// which case `texts` is left unchanged. The decoder must have no sequences.
-std::optional<BenchSample> TimeRepeat(Decoder& decoder, const BenchOptions& options, uint64_t seed,
-                                      std::vector<BenchText>* texts);
+// Runs one repeat with prompts drawn from this seed. Returns nothing if it was interrupted. The
+// decoder must have no sequences.
+std::optional<BenchRepeat> TimeRepeat(Decoder& decoder, const BenchOptions& options, uint64_t seed);
 
 // The decoder must have no sequences. Throws InvalidArgument if it is too small for the batch.
 BenchResult RunBench(Decoder& decoder, const BenchOptions& options);

@@ -48,14 +48,19 @@ Interval MedianInterval(std::span<const double> samples) {
   return {.low = sorted[rank], .high = sorted[sorted.size() - 1 - rank]};
 }
 
-Percentiles PercentilesOf(std::vector<double> values) {
-  if (values.empty()) return {};
+std::optional<Percentiles> PercentilesOf(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
   std::ranges::sort(values);
-  const auto at = [&values](double share) {
-    const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(values.size())));
-    return values[std::max<size_t>(rank, 1) - 1];
+  const size_t count = values.size();
+  // Whole numbers, since 0.9 * 10 must not exceed 9.
+  const auto index = [count](size_t percent) { return (percent * count + 99) / 100 - 1; };
+  const auto below_the_largest = [&](size_t percent) {
+    return index(percent) + 1 < count ? std::optional(values[index(percent)]) : std::nullopt;
   };
-  return {.median = at(0.5), .p90 = at(0.9), .p99 = at(0.99)};
+  return Percentiles{.count = static_cast<int64_t>(count),
+                     .median = values[index(50)],
+                     .p90 = below_the_largest(90),
+                     .p99 = below_the_largest(99)};
 }
 
 }  // namespace tokline

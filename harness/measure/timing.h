@@ -1,6 +1,8 @@
 // Statistics of timing samples.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,13 +33,15 @@ struct Interval {
 // there are no samples.
 Interval MedianInterval(std::span<const double> samples);
 
+// By nearest rank, so each percentile is a value that occurred.
 struct Percentiles {
+  int64_t count = 0;  // number of values
   double median = 0;
-  double p90 = 0;
-  double p99 = 0;
+  // Empty for fewer than 10 and 100 values, of which it would be the largest.
+  std::optional<double> p90{}, p99{};
 };
 
-// By nearest rank, so each percentile is a value that occurred. All are 0 if there are no values.
-Percentiles PercentilesOf(std::vector<double> values);
+// Returns nothing if there are no values.
+std::optional<Percentiles> PercentilesOf(std::vector<double> values);
 
 }  // namespace tokline

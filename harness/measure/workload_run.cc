@@ -19,13 +19,8 @@ namespace {
 class TokenLog {
  public:
   explicit TokenLog(const Workload& workload) : workload_(workload) {
-    // Filled in advance, so that the run never touches one of their memory pages for the first
-    // time.
-    first_s_.assign(workload.requests.size(), 0);
-    between_s_.assign(static_cast<size_t>(workload.NewTokens()), 0);
-    first_s_.clear();
-    between_s_.clear();
     const size_t count = workload.requests.size();
+    latencies_.Reserve(count, static_cast<size_t>(workload.NewTokens()));
     for (const size_t index : {size_t{0}, count / 3, count - count / 3 - 1, count - 1}) {
       kept_.try_emplace(index);
     }
@@ -39,14 +34,15 @@ class TokenLog {
   bool Take(const NewToken& token, Clock::time_point now) {
     const auto found = progress_.find(token.sequence);
     Progress& one = found->second;
-    const double seconds = one.times.Add(now);
-    (one.times.Tokens() == 1 ? first_s_ : between_s_).push_back(seconds);
+    latencies_.Add(one.times, now);
     if (const auto kept = kept_.find(one.index); kept != kept_.end()) {
       kept->second.push_back(token.token);
     }
     const bool ended = token.finish != Finish::kNone || (one.stops && one.stops(token.token));
-    if (ended) progress_.erase(found);
-    return ended;
+    if (!ended) return false;
+    latencies_.End(one.times);
+    progress_.erase(found);
+    return true;
   }
   // Returns the requests that have not ended.
   std::vector<SequenceId> Unfinished() const {
@@ -54,8 +50,7 @@ class TokenLog {
     for (const auto& [id, one] : progress_) ids.push_back(id);
     return ids;
   }
-  Percentiles FirstTokens() { return PercentilesOf(std::move(first_s_)); }
-  Percentiles BetweenTokens() { return PercentilesOf(std::move(between_s_)); }
+  LatencyFigures Latencies() { return std::move(latencies_).Figures(); }
   std::vector<BenchText> Texts() const {
     std::vector<BenchText> texts;
     for (const auto& [index, tokens] : kept_) {
@@ -74,7 +69,7 @@ class TokenLog {
 
   const Workload& workload_;
   std::unordered_map<SequenceId, Progress> progress_;
-  std::vector<double> first_s_, between_s_;
+  TokenLatencies latencies_;
   std::map<size_t, std::vector<int32_t>> kept_;  // tokens by index of the request
 };
 
@@ -194,8 +189,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
   serving.host = {.share = host_s / result.total_s, .step_us = 1e6 * host_s / steps};
   result.output_tokens_per_s = TokenRate(result.new_tokens, result.total_s);
   result.total_tokens_per_s = TokenRate(result.new_tokens + result.prompt_tokens, result.total_s);
-  serving.first_token_s = log.FirstTokens();
-  serving.between_tokens_s = log.BetweenTokens();
+  serving.latencies = log.Latencies();
   result.texts = log.Texts();
   return result;
 }

@@ -135,8 +135,21 @@ Json JudgedJson(const JudgedTexts& judged) {
   return {{"tokens", judged.tokens}, {"mean_regret", judged.mean_regret}};
 }
 
-Json MillisecondsJson(const Percentiles& seconds) {
-  return {{"median", 1e3 * seconds.median}, {"p90", 1e3 * seconds.p90}, {"p99", 1e3 * seconds.p99}};
+Json MillisecondsJson(const std::optional<Percentiles>& seconds) {
+  if (!seconds) return nullptr;
+  const auto ms = [](std::optional<double> value) {
+    return value ? Json(1e3 * *value) : Json(nullptr);
+  };
+  return {{"count", seconds->count},
+          {"median", ms(seconds->median)},
+          {"p90", ms(seconds->p90)},
+          {"p99", ms(seconds->p99)}};
+}
+
+Json ToJson(const LatencyFigures& latencies) {
+  return {{"first_token_ms", MillisecondsJson(latencies.first_token_s)},
+          {"between_tokens_ms", MillisecondsJson(latencies.between_tokens_s)},
+          {"end_to_end_ms", MillisecondsJson(latencies.end_to_end_s)}};
 }
 
 Json ToJson(const Cost& cost) {
@@ -259,6 +272,7 @@ Json DecoderRow(const DecoderMeasurement& m) {
   row.update(Json{{"model", m.model},
                   {"cache", m.cache},
                   {"batch", m.shape.batch},
+                  {"depth", m.shape.depth},
                   {"prompt_tokens", m.shape.prompt_tokens},
                   {"new_tokens", m.shape.new_tokens},
                   {"verified", JudgedJson(m.judged)},
@@ -274,6 +288,7 @@ Json DecoderRow(const DecoderMeasurement& m) {
                   {"ci95_ms", ToJson(MedianInterval(m.samples.step_ms))},
                   {"host_share", m.samples.host_share},
                   {"profile", m.profile ? ToJson(*m.profile) : Json(nullptr)}});
+  row.update(ToJson(m.samples.latencies));
   row.update(ToJson(figures.shares));
   return row;
 }
@@ -343,8 +358,6 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
                   {"mad_us", figures.us.mad},
                   {"ci95_us", ToJson(MedianInterval(figures.us_per_token))},
                   {"warm_up_s", m.warm_up_s},
-                  {"first_token_ms", MillisecondsJson(s.first_token_s)},
-                  {"between_tokens_ms", MillisecondsJson(s.between_tokens_s)},
                   {"host_share", s.host.share},
                   {"step_host_us", s.host.step_us},
                   {"steps", s.steps.all},
@@ -358,6 +371,7 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
                   {"mean_kv_pages", s.kv_pages.mean},
                   {"max_kv_pages", s.kv_pages.most},
                   {"memory_points", Json::array()}});
+  row.update(ToJson(s.latencies));
   for (const WorkloadSample& sample : m.samples) {
     row["samples_s"].push_back(sample.total_s);
     row["samples_new_tokens"].push_back(sample.new_tokens);

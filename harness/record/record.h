@@ -17,6 +17,7 @@
 #include "harness/measure/serving_figures.h"
 #include "harness/measure/step_profile.h"
 #include "harness/measure/timing.h"
+#include "harness/measure/token_latencies.h"
 #include "harness/record/schema.h"
 #include "kernels/common/cost.h"
 #include "tokline_rules.h"
@@ -99,6 +100,7 @@ struct KernelMeasurement {
 // The batch of a decoder; the token counts are per sequence.
 struct BatchShape {
   int64_t batch = 0;
+  int64_t depth = 0;  // tokens in the KV cache before the prompt
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;
 };
@@ -115,6 +117,7 @@ struct DecoderSamples {
   // of one decode step, the mean over a repeat's steps; one value per repeat
   std::vector<double> step_ms{};
   double host_share = 0;  // of a decode step, in [0, 1]
+  LatencyFigures latencies{};
 };
 
 struct DecoderMeasurement {

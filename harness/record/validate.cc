@@ -60,6 +60,25 @@ void RequirePairs(const Json& row, const char* one, const char* other) {
           " and ", row[other].size(), " of ", other, "; each round or repeat gives one of each");
 }
 
+// Checks the latencies that the row has: percentiles ascend, and one is stated exactly where there
+// are enough latencies for it.
+void RequireLatencies(const Json& row) {
+  for (const char* name : {"first_token_ms", "between_tokens_ms", "end_to_end_ms"}) {
+    const Json latency = row.value(name, Json(nullptr));
+    if (latency.is_null()) continue;
+    Numbers stated = {latency["median"]};
+    for (const auto& [percentile, least] : {std::pair("p90", 10), std::pair("p99", 100)}) {
+      const bool is_stated = !latency[percentile].is_null();
+      if (is_stated) stated.push_back(latency[percentile]);
+      Require(!latency.contains("count") || is_stated == (latency["count"] >= least), "row.", name,
+              ".", percentile, " is ", Brief(latency[percentile]), " of ",
+              Brief(latency.value("count", Json(nullptr))), " latencies; it is stated of ", least,
+              " and more");
+    }
+    RequireAscending(name, stated, "percentiles");
+  }
+}
+
 void ValidateKernel(const Json& row) {
   const double median = RequireSpread(row, "median_us", "us", row["samples_us"]);
   const Json& cost = row["cost"];
@@ -76,6 +95,7 @@ void ValidateDecoder(const Json& row) {
   RequireFigures(row, {{"decode_tok_s", 1e3 * batch / step_ms},
                        {"prefill_tok_s", batch * prompt_tokens / prefill_s}});
   RequireShare(row, 1e3 * step_ms);
+  RequireLatencies(row);
   const Json& profile = row["profile"];
   if (profile.is_null()) return;
   double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>() +
@@ -100,10 +120,7 @@ void ValidateWorkload(const Json& row) {
                        {"total_s", Median(seconds)},
                        {"total_tok_s", Median(tokens_per_s)}});
   if (!row["library"].is_null()) return;  // only the throughput of another program is known
-  for (const char* name : {"first_token_ms", "between_tokens_ms"}) {
-    const Json& latency = row[name];
-    RequireAscending(name, {latency["median"], latency["p90"], latency["p99"]}, "percentiles");
-  }
+  RequireLatencies(row);
   RequireAscending("decode_read_bytes", {row["decode_read_bytes"], row["decode_unshared_bytes"]},
                    "it and decode_unshared_bytes");
   RequireAscending("mean_kv_pages", {row["mean_kv_pages"], row["max_kv_pages"], row["kv_pages"]},

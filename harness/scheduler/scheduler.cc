@@ -235,8 +235,8 @@ void Scheduler::SchedulePrefill(Sequence& sequence, int64_t& budget) {
   AdoptSealed(sequence);
   SkipShifted(sequence);
   const int64_t begin = sequence.in_cache;
-  const int64_t count = std::min(UntilShifted(sequence, begin), budget);
-  if (count == 0) return;
+  const int64_t count = std::min({UntilShifted(sequence, begin), budget, prompt_limit_ - begin});
+  if (count <= 0) return;
   const bool writes = begin >= sequence.sealed;
   if (writes) {
     const int64_t missing = MissingPages(sequence, begin + count);

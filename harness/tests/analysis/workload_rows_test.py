@@ -61,9 +61,25 @@ class WorkloadRowsTest(CommandTest):
         self.refuses("a round or a repeat gives one of each", samples_new_tokens=[NEW_TOKENS])
         self.refuses("memory_bytes is 5, but its parts", memory_bytes=5)
         self.refuses("does not ascend", first_token_ms={"median": 5.0, "p90": 3.0, "p99": 9.0})
+        self.refuses("first_token_ms.p99 is 9.0 of 99 latencies; it is stated of 100",
+                     first_token_ms={"count": 99, "median": 5.0, "p90": 7.0, "p99": 9.0})
+        self.refuses("end_to_end_ms.p90 is null of 10 latencies",
+                     end_to_end_ms={"count": 10, "median": 5.0, "p90": None, "p99": None})
         self.refuses("no field 'hash'", shape={"name": "x"})
         self.refuses("row.median_us is .*; it must be absent", status="refused", reason="interrupted")
         self.refuses("kv_pages is 0", kv_pages=0)
+
+    def test_older_rows_and_those_of_few_requests_are_read_and_shown(self):
+        few = {"count": 5, "median": 480.0, "p90": None, "p99": None}
+        row = workload_run(self.machine, first_token_ms=few, between_tokens_ms=None)
+        del row[1]["end_to_end_ms"]
+        path = self.write("few.jsonl", row)
+        shown = subprocess.run([*TABLE, path], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(shown, r" 480, -, - +23 / 37 %")
+        page = self.folder / "few.html"
+        self.run_command("report", path, "-o", page, expect=0)
+        self.assertIn("480, -, -", page.read_text())
+        self.run_command("export", path, "--format", "csv", expect=0)
 
     def test_gate_sees_slower_throughput(self):
         said = self.gate(self.rounds("b.jsonl", 5, us=54.0), expect=1)

@@ -47,6 +47,18 @@ std::vector<BadUsage> BadUsages() {
       {"UnknownFlag", Generate({"--beam", "4"}), {"unknown flag \"--beam\"", "--prompt-ids"}},
       {"MistypedFlag", Generate({"--tempertaure", "1"}), {"did you mean --temperature?"}},
       {"MistypedCommand", {"benhc"}, {"unknown command \"benhc\"; did you mean bench?"}},
+      {"NegativeDepth", Bench({"--depth", "0,-1"}), {"--depth has \"-1\"", "from 0"}},
+      {"NoPromptTokens",
+       Bench({"--prompt-tokens", "8,0"}),
+       {"--prompt-tokens has \"0\"", "from 1"}},
+      {"DeeperThanTheModel",
+       Bench({"--depth", "4000", "--batch", "1"}),
+       {"batch 1 with a depth of 4000, 128 prompt tokens and 128 new tokens needs 4257 positions",
+        "the model has 4096"}},
+      {"MoreTokensThanCanBeTimed",
+       Bench({"--new-tokens", "100000", "--batch", "4096"}),
+       {"5 repeats of batch 4096 with 100000 new tokens have 2048000000 tokens to time",
+        "at most 67108864"}},
       {"UnknownFlagOfBench", Bench({"--prompt-ids", "1"}), {"unknown flag", "tokline bench takes"}},
       {"StrayArgument", Generate({"4"}), {"unexpected argument \"4\""}},
       {"FlagTwice", Generate({"--seed", "1", "--seed", "2"}), {"--seed is given twice"}},
@@ -205,7 +217,7 @@ std::vector<BadUsage> BadUsages() {
       {"KvFractionForAblate",
        {"ablate", "--device", "cpu", "--kv-fraction", "0.5"},
        {"--kv-fraction is 0.5", "several decoders"}},
-      {"OneNewToken", Bench({"--new-tokens", "1"}), {"--new-tokens is \"1\"", "from 2"}},
+      {"OneNewToken", Bench({"--new-tokens", "1"}), {"--new-tokens has \"1\"", "from 2"}},
       {"BenchBeyondPositions",
        Bench({"--prompt-tokens", "4000", "--new-tokens", "97"}),
        {"4000 prompt tokens", "the model has 4096"}},
@@ -349,8 +361,8 @@ TEST(CliErrorsTest, AWorkloadsFiguresAreWholeNumbers) {
 TEST(CliErrorsTest, AFlagThatBenchWouldIgnoreIsRefusedByName) {
   for (const Args& flag :
        {Args{"--batch", "1"}, Args{"--prompt-tokens", "8"}, Args{"--new-tokens", "8"},
-        Args{"--seed", "0"}, Args{"--inject-host-delay", "5"}, Args{"--profile", "on"},
-        Args{"--in-place", "on"}}) {
+        Args{"--depth", "5"}, Args{"--seed", "0"}, Args{"--inject-host-delay", "5"},
+        Args{"--profile", "on"}, Args{"--in-place", "on"}}) {
     Args args = flag;
     args.insert(args.end(), {"--workload", "nano-vllm"});
     EXPECT_TRUE(

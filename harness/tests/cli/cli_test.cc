@@ -335,6 +335,31 @@ TEST(CliTest, BenchMeasuresEveryBatchAndRecordsIt) {
   }
 }
 
+TEST(CliTest, BenchSweepsEveryCombinationAndSaysOfHowManyAPercentileIs) {
+  TempFolder dir;
+  const ProgramResult result = RunTokline(
+      {"bench", "--device", "cpu", "--batch", "1,3", "--prompt-tokens", "8,5", "--new-tokens", "4",
+       "--depth", "0,9", "--repeats", "4", "--record", dir / "record.jsonl"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> records = ReadRecords(dir / "record.jsonl");
+  ASSERT_EQ(records.size(), 2u + 8);
+  std::vector<std::vector<int>> shapes;
+  for (int i = 1; i <= 8; ++i) {
+    const Json& row = records[i];
+    shapes.push_back({row["prompt_tokens"], row["depth"], row["batch"]});
+    const int sequences = 4 * row["batch"].get<int>();
+    EXPECT_EQ(row["first_token_ms"]["count"], sequences);
+    EXPECT_EQ(row["between_tokens_ms"]["count"], 3 * sequences);
+    EXPECT_EQ(row["end_to_end_ms"]["p90"].is_null(), sequences < 10) << row;
+    EXPECT_TRUE(row["end_to_end_ms"]["p99"].is_null());
+  }
+  EXPECT_EQ(
+      shapes,
+      (std::vector<std::vector<int>>{
+          {8, 0, 1}, {8, 0, 3}, {8, 9, 1}, {8, 9, 3}, {5, 0, 1}, {5, 0, 3}, {5, 9, 1}, {5, 9, 3}}));
+  EXPECT_NE(result.out.find("p90 is stated of 10 and more"), std::string::npos) << result.out;
+}
+
 // Runs a small bench on the CPU and returns its records.
 std::vector<Json> BenchRecords(const Args& more, ProgramResult* output = nullptr) {
   TempFolder dir;
@@ -383,7 +408,7 @@ TEST(CliTest, ProfileIsPrintedWhereAskedForAndLeftOutWhereNot) {
   ProgramResult output;
   EXPECT_TRUE(BenchRecords({"--profile", "off"})[1]["profile"].is_null());
   EXPECT_FALSE(BenchRecords({"--profile", "on"}, &output)[1]["profile"].is_null());
-  for (const char* part : {"batch 2: a decode step of", "lm_head", "host gap"}) {
+  for (const char* part : {"batch 2, 8+6 tokens: a decode step of", "lm_head", "host gap"}) {
     EXPECT_NE(output.out.find(part), std::string::npos) << part;
   }
 }

@@ -109,23 +109,59 @@ TEST_P(TokenTimesTest, BenchCountsTheSame) {
     EXPECT_NEAR(result.decode_tokens_per_s, kRate, kError);
     EXPECT_NEAR(result.prefill_tokens_per_s, kPromptTokens / kPrefillS, kError);
     EXPECT_NEAR(result.ms_per_step, 1e3 * kDecodeS, 1e3 * kError);
+    const double last_s = kPrefillS + static_cast<double>(tokens - 1) * kDecodeS;
+    EXPECT_NEAR(result.latencies.first_token_s->median, kPrefillS, kError);
+    EXPECT_NEAR(result.latencies.between_tokens_s->median, kDecodeS, kError);
+    EXPECT_EQ(result.latencies.between_tokens_s->count, 2 * (tokens - 1));
+    EXPECT_NEAR(result.latencies.end_to_end_s->median, last_s, kError);
   }
+}
+
+// The depth takes three steps of its own, and the prefill of the batch two, after the first of
+// which one sequence decodes while the other one waits.
+TEST_P(TokenTimesTest, BenchBeginsItsTimesAfterTheDepth) {
+  constexpr int kSteps = 3 + 2 + 4;
+  Decoder decoder(model_.spec, model_.weights,
+                  {.max_batch = 2, .max_context = 256, .page_size = 16, .token_budget = 6},
+                  std::make_unique<DelayedBackend>(GetParam(), [](int step) {
+                    return step % kSteps < 3 ? 7.0 : step % kSteps < 5 ? kPrefillS : kDecodeS;
+                  }));
+  const BenchResult result = RunBench(
+      decoder,
+      {.batch = 2, .depth = 9, .prompt_tokens = kPromptTokens, .new_tokens = 5, .repeats = 10});
+  for (const BenchSample& sample : result.samples) {
+    EXPECT_NEAR(sample.prefill_s, 2 * kPrefillS, kError);
+    EXPECT_NEAR(sample.decode_s, 4 * kDecodeS, kError);
+  }
+  const auto& [first, between, end] = result.latencies;
+  EXPECT_EQ(first->count, 20);
+  EXPECT_NEAR(first->median, kPrefillS, kError);
+  EXPECT_NEAR(first->p90.value(), 2 * kPrefillS, kError);
+  EXPECT_FALSE(first->p99.has_value());
+  EXPECT_EQ(between->count, 2 * 4 * 10);
+  EXPECT_NEAR(between->median, kDecodeS, kError);
+  EXPECT_NEAR(end->median, 2 * kPrefillS + 3 * kDecodeS, kError);
+  EXPECT_NEAR(end->p90.value(), 2 * kPrefillS + 4 * kDecodeS, kError);
 }
 
 TEST_P(TokenTimesTest, WorkloadsCountTheSame) {
   constexpr int64_t kTokens = 5;
   Decoder decoder = MakeDecoder(kTokens);
-  Workload workload{.name = "two"};
-  for (int i = 0; i < 2; ++i) {  // the decoder runs one after the other
+  Workload workload{.name = "twenty"};
+  for (int i = 0; i < 20; ++i) {  // the decoder runs one after the other
     workload.requests.push_back({.request = {.prompt = prompt_, .max_new_tokens = kTokens}});
   }
   const WorkloadResult result = RunWorkload(decoder, workload);
   const double request_s = kPrefillS + (kTokens - 1) * kDecodeS;
-  EXPECT_NEAR(result.serving.first_token_s.median, kPrefillS, kError);
-  EXPECT_NEAR(result.serving.first_token_s.p99, request_s + kPrefillS, kError);
-  EXPECT_NEAR(result.serving.between_tokens_s.median, kDecodeS, kError);
-  EXPECT_NEAR(result.serving.between_tokens_s.p99, kDecodeS, kError);
-  EXPECT_NEAR(result.total_s, 2 * request_s, kError);
+  const auto& [first, between, end] = result.serving.latencies;
+  EXPECT_EQ(first->count, 20);
+  EXPECT_NEAR(first->median, 9 * request_s + kPrefillS, kError);
+  EXPECT_NEAR(first->p90.value(), 17 * request_s + kPrefillS, kError);
+  EXPECT_EQ(between->count, 20 * (kTokens - 1));
+  EXPECT_NEAR(between->median, kDecodeS, kError);
+  EXPECT_NEAR(between->p90.value(), kDecodeS, kError);
+  EXPECT_NEAR(end->median, 10 * request_s, kError);
+  EXPECT_NEAR(result.total_s, 20 * request_s, kError);
   EXPECT_NEAR(result.output_tokens_per_s, kTokens / request_s, kError);
 }
 

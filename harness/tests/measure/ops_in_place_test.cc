@@ -91,7 +91,7 @@ TEST_F(OpsInPlaceTest, TheProfileShowsTheTimesOfItsOps) {
   ASSERT_TRUE(profile.ops[0].in_place);
   EXPECT_EQ(profile.ops[0].in_place->us, 57);
   EXPECT_FALSE(profile.ops[1].in_place);
-  const std::string table = ProfileTable(1, {.profile = profile}, 0.1);
+  const std::string table = ProfileTable({}, {.profile = profile}, 0.1);
   EXPECT_NE(table.find("60.0 us  57.1%      57.0 us in place, -5.0%\n"), std::string::npos)
       << table;
   EXPECT_NE(table.find("40.0 us  38.1%\n"), std::string::npos) << table;

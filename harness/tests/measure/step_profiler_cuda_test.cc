@@ -187,11 +187,10 @@ TEST_F(StepProfilerCudaTest, DecoderWritesTheSameTextsAfterAProfile) {
     if (profiled) ProfileSteps(*decoder, bench_);
     decoder->WarmUp();
     const int64_t graph_steps = decoder->GraphSteps();
-    std::vector<BenchText> texts;
-    EXPECT_TRUE(TimeRepeat(*decoder, bench_, 7, &texts));
+    const BenchRepeat run = TimeRepeat(*decoder, bench_, 7).value();
     EXPECT_EQ(decoder->GraphSteps() - graph_steps, bench_.new_tokens - 1);
     std::vector<std::vector<int32_t>> tokens;
-    for (const BenchText& text : texts) tokens.push_back(text.tokens);
+    for (const BenchText& text : run.texts) tokens.push_back(text.tokens);
     return tokens;
   };
   EXPECT_EQ(texts(true), texts(false));
@@ -201,9 +200,7 @@ TEST_F(StepProfilerCudaTest, DelayChangesNoResult) {
   const auto tokens = [&](std::optional<OpDelay> delay) {
     const std::unique_ptr<Decoder> decoder = MakeDecoder(delay);
     decoder->WarmUp();
-    std::vector<BenchText> texts;
-    EXPECT_TRUE(TimeRepeat(*decoder, bench_, 3, &texts));
-    return texts.at(0).tokens;
+    return TimeRepeat(*decoder, bench_, 3).value().texts.at(0).tokens;
   };
   EXPECT_EQ(tokens(OpDelay{.op = StepOp::kAttentionOutput, .us = 50}), tokens({}));
 }

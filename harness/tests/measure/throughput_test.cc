@@ -62,10 +62,11 @@ TEST_F(ThroughputTest, DecodeStepCostCountsEveryWeightOnceAndTheContextOfEachSte
       weights += elements;
       if (tensor.shape.size() == 2 && !rows) matrix_elements += elements;
     }
+    options_.depth = 50;
     double read = 0, written = 0, flops = 0;
     const double steps = 4, kv_row = 2.0 * spec.num_layers * spec.num_kv_heads * spec.head_dim;
     for (int step = 0; step < steps; ++step) {
-      const double cached = 20 + step;
+      const double cached = 50 + 20 + step;
       read += (weights + 3 * cached * kv_row) * element;
       written += 3 * kv_row * element;
       flops += 3 * (2 * matrix_elements +
@@ -76,6 +77,28 @@ TEST_F(ThroughputTest, DecodeStepCostCountsEveryWeightOnceAndTheContextOfEachSte
     EXPECT_DOUBLE_EQ(cost.write_bytes, written / steps) << name;
     EXPECT_DOUBLE_EQ(cost.flops, flops / steps) << name;
   }
+}
+
+// The K and V of a depth are those of the tokens before the prompt.
+TEST_F(ThroughputTest, TextAfterADepthIsThatOfTheWholePrompt) {
+  const int64_t budget = 25;
+  const auto texts = [&](int64_t depth, int64_t prompt_tokens) {
+    options_.depth = depth;
+    options_.prompt_tokens = prompt_tokens;
+    Decoder decoder(model_.spec, model_.weights,
+                    {.max_batch = 3,
+                     .max_context = BenchContextTokens(options_, budget),
+                     .page_size = 16,
+                     .token_budget = budget});
+    std::vector<std::vector<int32_t>> tokens;
+    const BenchRepeat run = TimeRepeat(decoder, options_, 3).value();
+    for (const BenchText& text : run.texts) {
+      EXPECT_EQ(std::ssize(text.prompt), 43);
+      tokens.push_back(text.tokens);
+    }
+    return tokens;
+  };
+  EXPECT_EQ(texts(23, 20), texts(0, 43));
 }
 
 TEST_F(ThroughputTest, InterruptionEndsTheBenchAndIsMarked) {

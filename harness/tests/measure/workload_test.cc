@@ -156,11 +156,19 @@ TEST_F(WorkloadTest, BadLinesAreNamedWithTheirNumberAndReason) {
 }
 
 TEST_F(WorkloadTest, PercentilesAreFiguresThatOccurred) {
-  const Percentiles percentiles = PercentilesOf({5, 1, 2, 3, 4, 6, 7, 8, 9, 10});
-  EXPECT_EQ(percentiles.median, 5);
-  EXPECT_EQ(percentiles.p90, 9);
-  EXPECT_EQ(percentiles.p99, 10);
-  EXPECT_EQ(PercentilesOf({}).p99, 0);
+  std::vector<double> values = {5, 1, 2, 3, 4, 6, 7, 8, 9, 10};
+  const Percentiles ten = *PercentilesOf(values);
+  EXPECT_EQ(ten.count, 10);
+  EXPECT_EQ(ten.median, 5);
+  EXPECT_EQ(ten.p90, 9);
+  EXPECT_FALSE(ten.p99.has_value());
+  EXPECT_FALSE(PercentilesOf({1, 2, 3, 4, 5, 6, 7, 8, 9})->p90.has_value());
+  for (int value = 11; value < 100; ++value) values.push_back(value);
+  EXPECT_FALSE(PercentilesOf(values)->p99.has_value());
+  values.push_back(100);
+  EXPECT_EQ(PercentilesOf(values)->p99, 99);
+  EXPECT_EQ(PercentilesOf({7})->median, 7);
+  EXPECT_FALSE(PercentilesOf({}).has_value());
 }
 
 TEST_F(WorkloadTest, RunCountsEveryTokenAndLeavesNothingBehind) {
@@ -173,8 +181,12 @@ TEST_F(WorkloadTest, RunCountsEveryTokenAndLeavesNothingBehind) {
   EXPECT_EQ(result.new_tokens, workload.NewTokens());
   EXPECT_GT(result.output_tokens_per_s, 0);
   EXPECT_GT(result.total_tokens_per_s, result.output_tokens_per_s);
-  EXPECT_LE(result.serving.first_token_s.median, result.serving.first_token_s.p99);
-  EXPECT_GT(result.serving.between_tokens_s.median, 0);
+  const auto& [first, between, end] = result.serving.latencies;
+  EXPECT_EQ(first->count, 12);
+  EXPECT_EQ(between->count, result.new_tokens - 12);
+  EXPECT_EQ(end->count, 12);
+  EXPECT_LE(first->median, first->p90.value());
+  EXPECT_GT(between->median, 0);
   EXPECT_LE(result.serving.kv_pages.most, 10);
   EXPECT_GT(result.serving.kv_pages.mean, 0);
   EXPECT_GT(result.serving.host.share, 0);

@@ -40,8 +40,9 @@ WorkloadMeasurement WorkloadOf3Repeats() {
   for (const double seconds : {2.0, 1.0, 4.0}) {
     m.samples.push_back({.total_s = seconds, .prompt_tokens = 600, .new_tokens = 400});
   }
-  m.serving.first_token_s = {.median = 0.1, .p90 = 0.2, .p99 = 0.3};
-  m.serving.between_tokens_s = {.median = 0.01, .p90 = 0.02, .p99 = 0.03};
+  m.serving.latencies = {
+      .first_token_s = Percentiles{.count = 12, .median = 0.1, .p90 = 0.2},
+      .between_tokens_s = Percentiles{.count = 388, .median = 0.01, .p90 = 0.02, .p99 = 0.03}};
   m.serving.host.share = 0.1;
   m.serving.steps.all = 500;
   m.serving.kv_pages = {.all = 9, .mean = 4.5, .most = 8};
@@ -61,6 +62,9 @@ TEST(WorkloadRowTest, FiguresFollowFromTheRepeats) {
   EXPECT_DOUBLE_EQ(row["mad_us"], 2500);
   EXPECT_EQ(row["ci95_us"], Json({2500.0, 10000.0}));
   EXPECT_DOUBLE_EQ(row["first_token_ms"]["p90"], 200);
+  EXPECT_TRUE(row["first_token_ms"]["p99"].is_null());
+  EXPECT_DOUBLE_EQ(row["between_tokens_ms"]["p99"], 30);
+  EXPECT_TRUE(row["end_to_end_ms"].is_null());
   EXPECT_EQ(row["memory_bytes"], 176);
   EXPECT_TRUE(row["memory_points"][0]["device_free"].is_null());
   EXPECT_EQ(row["memory_points"][1]["device_free"], 7);
@@ -138,8 +142,12 @@ TEST(WorkloadRowTest, RowsThatDoNotFollowAreRefusedOnReading) {
   EXPECT_THAT(set("max_kv_pages", 10), HasSubstr("must ascend"));
   EXPECT_THAT(set("preemptions", -1), HasSubstr("row.preemptions"));
   EXPECT_THAT(set("memory_points", {{{"requests", 1}}}), HasSubstr("host_resident"));
-  EXPECT_THAT(message([](Json& row) { row["first_token_ms"]["p90"] = 900; }),
+  EXPECT_THAT(message([](Json& row) { row["between_tokens_ms"]["p90"] = 900; }),
               HasSubstr("must ascend"));
+  EXPECT_THAT(message([](Json& row) { row["first_token_ms"]["p99"] = 900; }),
+              HasSubstr("row.first_token_ms.p99 is 900 of 12 latencies; it is stated of 100"));
+  EXPECT_THAT(message([](Json& row) { row["first_token_ms"]["p90"] = nullptr; }),
+              HasSubstr("row.first_token_ms.p90 is null of 12 latencies; it is stated of 10"));
   EXPECT_THAT(message([](Json& row) { row["shape"].erase("hash"); }), HasSubstr("'hash'"));
   EXPECT_THAT(message([](Json& row) { row["shape"]["max_batch"] = 0; }), HasSubstr("max_batch"));
   EXPECT_THAT(message([](Json& row) { row["shape"]["sharing"] = "auto"; }), HasSubstr("sharing"));

@@ -97,6 +97,30 @@ TEST(SchedulerTest, PrefillSharesAStepWithDecodeWithinTheBudget) {
   EXPECT_EQ(step->prefill[0].count, 5);
 }
 
+TEST(SchedulerTest, PromptsWaitAtTheirLimitAndGoOnWithoutIt) {
+  SchedulerOptions options = SmallOptions();
+  options.token_budget = 5;
+  Scheduler scheduler(options);
+  scheduler.LimitPrompts(3);
+  scheduler.Submit(Prompt(7, 2));
+  scheduler.Submit(Prompt(3, 2));
+  const ScheduledStep* step = &scheduler.NextStep();
+  ASSERT_EQ(step->prefill.size(), 2u);
+  EXPECT_EQ(step->prefill[0].count, 3);
+  EXPECT_FALSE(step->prefill[0].draws);
+  EXPECT_EQ(step->prefill[1].count, 2);
+  step = &scheduler.NextStep();
+  ASSERT_EQ(step->prefill.size(), 1u);  // of the second, which is as long as the limit
+  EXPECT_EQ(step->prefill[0].begin, 2);
+  EXPECT_TRUE(step->prefill[0].draws);
+  scheduler.LimitPrompts(INT64_MAX);
+  step = &scheduler.NextStep();
+  ASSERT_EQ(step->prefill.size(), 1u);
+  EXPECT_EQ(step->prefill[0].begin, 3);
+  EXPECT_EQ(step->prefill[0].count, 4);
+  EXPECT_TRUE(step->prefill[0].draws);
+}
+
 TEST(SchedulerTest, YoungestIsPreemptedAndComesBackWithItsTokens) {
   SchedulerOptions options = SmallOptions();
   options.num_pages = 5;

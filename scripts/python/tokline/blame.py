@@ -204,7 +204,7 @@ def without_implementation(rows):
     regrouped = {}
     for group in rows.values():
         row = group[0]
-        work = (row["model"], row["batch"], row["prompt_tokens"], row["new_tokens"])
+        work = (row["model"], row["batch"], records.lengths(row))
         if work in regrouped:
             raise NotComparable("one side has several implementations of decoder rows that the other lacks: "
                                 f"{row['model']} batch {row['batch']}")
@@ -237,7 +237,7 @@ def differences(runs_a, runs_b, batch=None, across=False, run_to_run_percent=RUN
 def row_label(a, b):
     def both(field_name):
         return a[field_name] if a[field_name] == b[field_name] else f"{a[field_name]} -> {b[field_name]}"
-    return (f"{a['model']} batch {a['batch']}, {a['prompt_tokens']}+{a['new_tokens']} tokens, "
+    return (f"{a['model']} batch {a['batch']}, {records.lengths(a)} tokens, "
             f"{both('implementation')} {both('dtype')} on {both('device')}")
 
 

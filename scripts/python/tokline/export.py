@@ -15,13 +15,12 @@ FORMATS = ("google-benchmark", "csv", "otava")
 # The columns of the CSV form.
 _CSV_RUN = ("time_utc", "commit", "dirty", "run_id", "program", "injected")
 _CSV_ROW = ("kernel", "implementation", "library", "library_version", "dtype", "device", "model", "batch",
-            "prompt_tokens", "new_tokens", "shape", "cache", "chain", "status", "reason", "interrupted", "disturbed")
+            "prompt_tokens", "new_tokens", "depth", "shape", "cache", "chain", "status", "reason", "interrupted", "disturbed")
 _CSV_FIGURES = ("samples", "median_us", "mad_us", "ci95_low_us", "ci95_high_us", "fresh_us", "gbps", "tflops",
                 "decode_tok_s", "prefill_tok_s", "limit", "floor_us", "percent_of_measured_peak",
                 "percent_of_datasheet_peak", "memory_bytes", "samples_us", "total_s", "output_tok_s", "total_tok_s",
                 "warm_up_s", "host_share", "kv_pages", "mean_kv_pages", "max_kv_pages", "preemptions",
                 "recomputed_tokens", "reused_tokens", "decode_read_bytes", "decode_unshared_bytes")
-_CSV_LATENCIES = ("first_token_ms", "between_tokens_ms")  # three columns each
 
 
 class NotOneSeries(Stop):
@@ -84,7 +83,7 @@ def google_benchmark(runs):
 
 def csv_lines(runs):
     """A header and one line per row, in microseconds; what a row does not have is empty."""
-    latencies = [f"{name.removesuffix('_ms')}_{percentile}_ms" for name in _CSV_LATENCIES
+    latencies = [f"{name.removesuffix('_ms')}_{percentile}_ms" for name in records.LATENCIES
                  for percentile in records.PERCENTILES]
     columns = [*_CSV_RUN, *_CSV_ROW, *_CSV_FIGURES, *latencies]
     yield columns
@@ -103,7 +102,7 @@ def csv_lines(runs):
                 interval = row["ci95_ms" if decoder else "ci95_us"]
                 if interval:
                     values["ci95_low_us"], values["ci95_high_us"] = ((1e3 if decoder else 1) * end for end in interval)
-                for name in (name for name in _CSV_LATENCIES if name in row):
+                for name in (name for name in records.LATENCIES if row.get(name)):
                     values |= {f"{name.removesuffix('_ms')}_{percentile}_ms": value
                                for percentile, value in row[name].items()}
             yield [str(value).lower() if isinstance(value := values.get(name), bool) else value for name in columns]

@@ -41,6 +41,9 @@ _MERGED = {"rmsnorm": ("norm", "rmsnorm"), "layernorm": ("norm", "layernorm"),
 ABOVE_LIMIT = "above the roofline"
 
 PERCENTILES = ("median", "p90", "p99")
+# How many latencies a percentile is stated of at least.
+_LEAST_OF = {"p90": 10, "p99": 100}
+LATENCIES = ("first_token_ms", "between_tokens_ms", "end_to_end_ms")
 
 
 class BadRecords(Stop):
@@ -60,6 +63,7 @@ class RowKey(NamedTuple):
     batch: int
     prompt_tokens: int
     new_tokens: int
+    depth: int = 0
 
     def anywhere(self):
         """The same work on whatever device."""
@@ -69,7 +73,7 @@ class RowKey(NamedTuple):
     def label(self):
         """`str()` without kernel: what tells the rows of one kernel apart."""
         if self.kernel == DECODER:
-            parts = [self.model, f"batch {self.batch}", f"{self.prompt_tokens}+{self.new_tokens} tokens"]
+            parts = [self.model, f"batch {self.batch}", f"{lengths(self._asdict())} tokens"]
         else:
             parts = [self.model] if self.model else []
             parts += shape_parts(json.loads(self.shape))
@@ -143,6 +147,11 @@ class Run:
                                  f"({self.time}) were removed from its file, {self.trimmed['refused']} of them refused")
 
 
+def lengths(row):
+    """The tokens in and out of a decoder's row: "128+64", or "128+64 at depth 4096"."""
+    return f"{row['prompt_tokens']}+{row['new_tokens']}" + (f" at depth {row['depth']}" if row.get("depth") else "")
+
+
 def shape_parts(shape):
     """A shape's name in its file, and the words that tell rows of one name apart."""
     parts = [str(shape["name"])]
@@ -163,7 +172,8 @@ def key(row):
     return RowKey(row["kernel"], row["implementation"], row["dtype"], row["device"],
                   "" if decoder else json.dumps(row["shape"], sort_keys=True), "" if whole else row["cache"],
                   "" if whole else row["chain"], row["model"] if whole else "", row["batch"] if decoder else 0,
-                  row["prompt_tokens"] if decoder else 0, row["new_tokens"] if decoder else 0)
+                  row["prompt_tokens"] if decoder else 0, row["new_tokens"] if decoder else 0,
+                  row.get("depth", 0) if decoder else 0)
 
 
 def samples_us(row):
@@ -463,12 +473,12 @@ def _check_figures(row, where):
         if row["library"] is None:  # of another program only the throughput is known
             for names in ("decode_read_bytes", "decode_unshared_bytes"), ("mean_kv_pages", "max_kv_pages", "kv_pages"):
                 _check_ascending(where, ", ".join(names), [row[name] for name in names])
-            for name in ("first_token_ms", "between_tokens_ms"):
-                _check_ascending(where, name, [row[name][percentile] for percentile in PERCENTILES])
     else:
         cost = row["cost"]
         figures |= {"median_us": median, "gbps": (cost["read_bytes"] + cost["write_bytes"]) / median / 1e3,
                     "tflops": cost["flops"] / median / 1e6}
+    for name in LATENCIES:
+        _check_latencies(where, name, row.get(name))
     if row.get("limit"):
         figures["percent_of_measured_peak"] = 100 * row["floor_us"] / median_us(row)
     for name, value in figures.items():
@@ -492,6 +502,17 @@ def _check_sum(where, name, stated, total, part):
 def _check_ascending(where, name, values):
     if values != sorted(values):
         raise BadRecords(f"{where}: row.{name} does not ascend: {brief(values)}")
+
+
+def _check_latencies(where, name, latencies):
+    if latencies is None:
+        return
+    _check_ascending(where, name, [latencies[each] for each in PERCENTILES if latencies[each] is not None])
+    for percentile, least in _LEAST_OF.items():
+        number = latencies.get("count")
+        if number is not None and (latencies[percentile] is not None) != (number >= least):
+            raise BadRecords(f"{where}: row.{name}.{percentile} is {brief(latencies[percentile])} of {number} latencies; "
+                             f"it is stated of {least} and more")
 
 
 def _check_pairs(lists, where):

@@ -60,45 +60,48 @@ def kernel_table(rows):
 
 
 def decoder_table(rows):
-    header = ["model", "implementation", "dtype", "device", "batch", "prompt", "new", "prefill tok/s",
-              "decode tok/s", "ms a token", "% of limit", "host share", "verified"]
+    header = ["model", "implementation", "dtype", "device", "batch", "tokens", "prefill tok/s", "decode tok/s",
+              "ms a token", "% of limit", "host share", "first token ms (p50, p90, p99)", "between tokens ms",
+              "end to end ms", "verified"]
     lines = []
     for row in rows:
-        line = [row["model"], row["implementation"], row["dtype"], row["device"], str(row["batch"])]
+        line = [row["model"], row["implementation"], row["dtype"], row["device"], str(row["batch"]),
+                records.lengths(row)]
         if row["status"] == "ok":
-            line += [str(row["prompt_tokens"]), str(row["new_tokens"]), figure(row["prefill_tok_s"]),
-                     figure(row["decode_tok_s"]), figure(row["ms_per_token"]), share(row),
-                     f"{100 * row['host_share']:.1f} %" if "host_share" in row else "", "yes"]
+            line += [figure(row["prefill_tok_s"]), figure(row["decode_tok_s"]), figure(row["ms_per_token"]), share(row),
+                     f"{100 * row['host_share']:.1f} %" if "host_share" in row else "",
+                     *(latencies(row.get(name)) for name in records.LATENCIES), "yes"]
         else:
-            line += ["", "", "refused", "", "", "", "", "no"]
+            line += ["refused", *[""] * 7, "no"]
         lines.append(line)
     return header, lines
 
 
 def workload_table(rows):
     header = ["model", "workload", "implementation", "dtype", "device", "output tok/s", "total tok/s",
-              "first token ms (p50, p90, p99)", "between tokens ms", "KV mean / most", "preempted", "reused",
-              "host share", "verified"]
+              "first token ms (p50, p90, p99)", "between tokens ms", "end to end ms", "KV mean / most", "preempted",
+              "reused", "host share", "verified"]
     lines = []
     for row in rows:
         name = ("peer " if row["library"] else "") + row["implementation"]
         line = [row["model"], shape_label(row["shape"]), name, row["dtype"], row["device"]]
         if row["status"] == "ok" and row["library"]:
-            line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]), "", "", "", "", "", "", "not judged"]
+            line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]), *[""] * 7, "not judged"]
         elif row["status"] == "ok":
             pages = row["kv_pages"]
-            line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]), latencies(row["first_token_ms"]),
-                     latencies(row["between_tokens_ms"]),
+            line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]),
+                     *(latencies(row.get(name)) for name in records.LATENCIES),
                      f"{100 * row['mean_kv_pages'] / pages:.0f} / {100 * row['max_kv_pages'] / pages:.0f} %",
                      f"{row['preemptions']:,}", f"{row['reused_tokens']:,}", f"{100 * row['host_share']:.1f} %", "yes"]
         else:
-            line += ["refused", "", "", "", "", "", "", "", "no"]
+            line += ["refused", *[""] * 8, "no"]
         lines.append(line)
     return header, lines
 
 
 def latencies(percentiles):
-    return ", ".join(figure(percentiles[name]) for name in records.PERCENTILES)
+    """The three percentiles, "-" where there are too few latencies for one; "" where there are none."""
+    return ", ".join(figure(percentiles[name]) or "-" for name in records.PERCENTILES) if percentiles else ""
 
 
 def peaks_table(runs):

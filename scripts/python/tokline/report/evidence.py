@@ -73,7 +73,7 @@ class Entry:
         """The row without its kernel: `b1_s4096_h16-8, page 64`."""
         if self.kernel == records.DECODER:
             row = self.row
-            return f"{row['model']}, batch {row['batch']}, {row['prompt_tokens']}+{row['new_tokens']} tokens"
+            return f"{row['model']}, batch {row['batch']}, {records.lengths(row)} tokens"
         if self.kernel == records.WORKLOAD:
             return f"{self.row['model']}, {records.shape_label(self.row['shape'])}"
         return records.shape_label(self.row["shape"])
@@ -99,8 +99,7 @@ class Entry:
         """What a peer's row has in common with ours."""
         row = self.row
         if self.kernel == records.DECODER:
-            return (self.kernel, row["model"], row["dtype"], row["device"], row["batch"], row["prompt_tokens"],
-                    row["new_tokens"])
+            return (self.kernel, row["model"], row["dtype"], row["device"], row["batch"], records.lengths(row))
         shape = json.dumps(row["shape"], sort_keys=True)
         return self.kernel, row.get("model"), shape, row["dtype"], row["device"], row.get("cache")
 
@@ -233,7 +232,7 @@ class Evidence:
 
     @cached_property
     def decoder_groups(self):
-        """Rows of the decoder that make one plot: {(model, dtype, implementation, prompt, new): [Entry]}."""
+        """Rows of the decoder that make one plot: {(model, dtype, implementation, lengths): [Entry]}."""
         groups = {}
         for entry in sorted(self.ours(records.DECODER), key=lambda entry: entry.row["batch"]):
             groups.setdefault(decoder_group(entry), []).append(entry)
@@ -375,7 +374,7 @@ class Evidence:
         words = f"batch {key.batch}" if len(models) == 1 else f"{key.model} batch {key.batch}"
         if row.ratio is None:
             return words
-        label = f"{key.model} batch {key.batch}, {key.prompt_tokens}+{key.new_tokens} tokens, "
+        label = f"{key.model} batch {key.batch}, {records.lengths(key._asdict())} tokens, "
         blamed = next((one.blamed for one in self._all_differences[1] if one.label.startswith(label)), None)
         return (f"{words} {change(1 / row.ratio)} tok/s"
                 + (f": {blame.GAPS.get(blamed.name, blamed.name)}" if blamed else ""))
@@ -545,4 +544,4 @@ def workload_parts(entry):
 
 def decoder_group(entry):
     row = entry.row
-    return row["model"], row["dtype"], row["implementation"], row["prompt_tokens"], row["new_tokens"]
+    return row["model"], row["dtype"], row["implementation"], records.lengths(row)

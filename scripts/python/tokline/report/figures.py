@@ -317,8 +317,10 @@ def paint_rate(axes, entry, y):
 
 
 def paint_latency(axes, latency, y):
-    median, p90, p99 = (latency[name] for name in records.PERCENTILES)
-    axes.plot([median, p99], [y] * 2, color=GOOD, linewidth=1.1)
+    if not latency:  # requests for one token each have nothing between tokens
+        return
+    median, *above = (latency[name] for name in records.PERCENTILES if latency[name] is not None)
+    axes.plot([median, *above], [y] * (1 + len(above)), color=GOOD, linewidth=1.1)
     axes.plot([median], [y], color=GOOD, marker="o", markersize=7)
-    axes.plot([p90, p99], [y] * 2, color=GOOD, marker="o", markersize=6, markerfacecolor=SURFACE, linestyle="none")
+    axes.plot(above, [y] * len(above), color=GOOD, marker="o", markersize=6, markerfacecolor=SURFACE, linestyle="none")
     beside(axes, y, figure(median))

@@ -22,15 +22,15 @@ def render(evidence, title, page_name):
     lines += [escaped(words) for words in filter(None, [standing.withheld(evidence)])]
     lines.append("")
     rates = []
-    for (model, dtype, _, prompt, new), entries in evidence.decoder_groups.items():
+    for (model, dtype, _, lengths), entries in evidence.decoder_groups.items():
         for entry in evidence.headline_batches(entries):
             low, high = entry.tok_s_interval
-            rates.append([escaped(model), dtype, str(entry.row["batch"]), f"{prompt} + {new}",
+            rates.append([escaped(model), dtype, str(entry.row["batch"]), lengths,
                           f"{entry.row['decode_tok_s']:,.0f}", f"{low:,.0f} to {high:,.0f}",
                           percent(entry.percent)])
     if rates:
         lines += ["### Decoder", "", *markdown_table(
-            ["model", "dtype", "batch", "tokens in + out", "tok/s", "95 % interval", "of limit"], rates,
+            ["model", "dtype", "batch", "in + out", "tok/s", "95 % interval", "of limit"], rates,
             {2, 3, 4, 5, 6}), ""]
     workloads = [[escaped(evidence.workload_names[id(entry)]), f"{entry.row['output_tok_s']:,.0f}"]
                  for entry in evidence.ours(records.WORKLOAD) if entry.ok]

@@ -12,6 +12,7 @@ from tokline.report import figures, timelines, waterfalls
 from tokline.report.evidence import LONG_FLOOR_US, measured_alike, workload_parts
 from tokline.report.wording import command_words, commit_label, microseconds, percent, ratio
 from tokline.statistics import median
+from tokline.table import latencies
 from tokline.terminal import count, figure
 
 MAX_COMMANDS = 6
@@ -136,6 +137,7 @@ def throughput(evidence):
         "Tokens per second over the whole batch; bands are 95 % confidence intervals of the median. Commits "
         "stand in the order of their first run, a + marks a tree with changes.",
         missing="No decoder row with figures. To make one: tokline bench --model DIR --batch 1,64 --record FILE")
+    section.tables = [latency_table(evidence)] if any(entry.row.get("first_token_ms") for entry in entries) else []
     for rows in evidence.decoder_groups.values():
         for entry in evidence.headline_batches(rows):
             peer = evidence.peer(entry)
@@ -144,6 +146,20 @@ def throughput(evidence):
                     f"{entry.name}: Tokline {entry.row['decode_tok_s']:,.0f} tok/s, the best peer, {peer.peer}, "
                     f"{peer.row['decode_tok_s']:,.0f}: {ratio(peer.median_us / entry.median_us)} its speed.")
     return section, runs_of(entries)
+
+
+def latency_table(evidence):
+    """How long the sequences of each row of the decoder waited."""
+    entries = [entry for rows in evidence.decoder_groups.values() for entry in rows
+               if entry.ok and entry.row.get("first_token_ms")]
+    header = ["tokens in + out", "model", "implementation", "dtype", "batch", "first token ms: p50, p90, p99",
+              "between tokens ms", "end to end ms", "sequences", "tokens after the first"]
+    lines = [[records.lengths(entry.row), entry.row["model"], entry.how, entry.row["dtype"], str(entry.row["batch"]),
+              *(latencies(entry.row[name]) for name in records.LATENCIES),
+              *(f"{entry.row[name]['count']:,}" for name in ("first_token_ms", "between_tokens_ms"))]
+             for entry in entries]
+    return Table(header, lines, set(range(4, len(header))), title=f"latencies: {count(len(entries), 'row')}; a - says "
+                 f"that there are too few for a percentile", open=True)
 
 
 def workloads(evidence):
@@ -162,8 +178,8 @@ def workloads(evidence):
 def workload_table(evidence, entries):
     """A line a workload, which folds out to what explains its figures."""
     header = ["workload", "implementation", "dtype", "requests", "output tok/s", "total tok/s",
-              "first token ms: p50, p90, p99", "between tokens ms", "preempted", "reused", "host share", "verified",
-              "remarks"]
+              "first token ms: p50, p90, p99", "between tokens ms", "end to end ms", "preempted", "reused",
+              "host share", "verified", "remarks"]
     rest = ["in full", "tokens in + out", "seconds", "KV pages mean / most / all", "computed again", "host µs a step",
             "warm-up s", "memory MiB"]
     lines, more = [], []
@@ -172,8 +188,7 @@ def workload_table(evidence, entries):
         cells = [evidence.workload_names[id(entry)], entry.how, row["dtype"], f"{row['shape']['requests']:,}"]
         if entry.ok:
             cells += [figure(row["output_tok_s"]), figure(row["total_tok_s"]),
-                      *(", ".join(figure(row[name][percentile]) for percentile in records.PERCENTILES)
-                        for name in ("first_token_ms", "between_tokens_ms")),
+                      *(latencies(row.get(name)) for name in records.LATENCIES),
                       f"{row['preemptions']:,}", f"{row['reused_tokens']:,}", f"{100 * row['host_share']:.1f} %",
                       verified_words(entry)]
             why += [f"{row['shape']['prompt_tokens']:,} + {median(row['samples_new_tokens']):,.0f}",
@@ -183,7 +198,7 @@ def workload_table(evidence, entries):
                     figure(row["memory_bytes"] / 2**20)]
         lines.append(padded(cells, header, remarks(entry)))
         more.append(Table(rest[:len(why)], [why], set(range(1, len(rest)))))
-    return Table(header, lines, set(range(3, 11)), [row_class(entry) for entry in entries],
+    return Table(header, lines, set(range(3, 12)), [row_class(entry) for entry in entries],
                  f"workloads: {table_summary(entries)}", True, more)
 
 
@@ -419,7 +434,7 @@ def decoder_table(evidence):
     for entry in entries:
         row = entry.row
         cells = [row["model"], f"{entry.peer}: {entry.how}" if entry.peer else entry.how, row["dtype"],
-                 row["device"], str(row["batch"]), f"{row['prompt_tokens']} + {row['new_tokens']}"]
+                 row["device"], str(row["batch"]), records.lengths(row)]
         if entry.ok:
             low, high = entry.tok_s_interval
             share = percent(entry.percent)
@@ -522,9 +537,12 @@ def machine(evidence):
 def tiles(evidence):
     """The few large figures at the top: (figure, unit, what it is)."""
     made = []
-    for (model, dtype, _, _, _), entries in list(evidence.decoder_groups.items())[:2]:
+    groups = list(evidence.decoder_groups.items())[:2]
+    alike = len({key[:2] for key, _ in groups}) < len(groups)
+    for (model, dtype, _, lengths), entries in groups:
         for entry in evidence.headline_batches(entries):
-            made.append((f"{entry.row['decode_tok_s']:,.0f}", "tok/s", f"{model} {dtype}, batch {entry.row['batch']}"))
+            made.append((f"{entry.row['decode_tok_s']:,.0f}", "tok/s", f"{model} {dtype}, batch {entry.row['batch']}"
+                         + (f", {lengths} tokens" if alike else "")))
     fastest = {}  # of each workload
     for entry in sorted(filter(lambda entry: entry.ok, evidence.ours(records.WORKLOAD)), key=lambda entry: entry.median_us):
         fastest.setdefault(workload_parts(entry)[0], entry)

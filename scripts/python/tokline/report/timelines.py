@@ -5,6 +5,7 @@ import math
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import Affine2D
 
+from tokline.records import lengths
 from tokline.report.canvas import FONT, LIMIT, MUTED, PALETTE, SMALL, draw, kernel_look, plain_log
 from tokline.report.wording import figure
 from tokline.statistics import geometric_mean
@@ -20,7 +21,7 @@ def throughput(evidence):
     groups = {}
     for key, entries in evidence.history.items():
         if key.kernel == "decoder" and not next(iter(entries.values())).peer:
-            groups.setdefault((key.model, key.dtype, key.implementation, key.prompt_tokens, key.new_tokens),
+            groups.setdefault((key.model, key.dtype, key.implementation, lengths(key._asdict())),
                               []).append((key.batch, entries))
     panels = [(name, sorted(lines, key=lambda line: line[0])) for name, lines in list(groups.items())[:MAX_PANELS]]
     if not panels:
@@ -39,9 +40,9 @@ def throughput(evidence):
     def paint(canvas):
         cell = canvas.width / columns(canvas.narrow)
         tops = [sum(row_heights(canvas.narrow)[:row]) for row in range(len(panels))]
-        for number, ((model, dtype, implementation, prompt, new), lines) in enumerate(panels):
+        for number, ((model, dtype, implementation, tokens), lines) in enumerate(panels):
             left, top = cell * (number % columns(canvas.narrow)), tops[number // columns(canvas.narrow)]
-            words = f"{model}, {dtype}, {prompt}+{new} tokens"
+            words = f"{model}, {dtype}, {tokens} tokens"
             words += "" if implementation == "cuda" else f", {implementation}"
             canvas.text(left, top + 12, canvas.fitted(words, cell - 12, FONT), fontweight="bold", va="center")
             canvas.text(left, top + 29, "tok/s over the batch" + (
@@ -58,8 +59,8 @@ def throughput(evidence):
 
 def over_batch(evidence):
     """tok/s, ms per token and the share of the limit, each over the batch; a line for each model and length."""
-    lines = [(f"{model}, {dtype}, {prompt}+{new} tokens", [entry for entry in entries if entry.ok])
-             for (model, dtype, _, prompt, new), entries in evidence.decoder_groups.items()]
+    lines = [(f"{model}, {dtype}, {tokens} tokens", [entry for entry in entries if entry.ok])
+             for (model, dtype, _, tokens), entries in evidence.decoder_groups.items()]
     lines = [line for line in lines if line[1]][:len(PALETTE)]
     plots = [("tok/s over the batch", lambda entry: entry.row["decode_tok_s"]),
              ("ms per token", lambda entry: entry.row["ms_per_token"]), ("% of limit", lambda entry: entry.percent)]
