@@ -207,7 +207,7 @@ struct SpeedUps {
   std::optional<SpeedUp> alone;
 };
 
-constexpr char kTableHeader[] =
+constexpr char kAblationHeader[] =
     " op               alone   decode  prefill  (time without it over time with it)\n";
 
 // The largest differences seen between decoders with the same ops.
@@ -312,7 +312,7 @@ int AblateCommand(const CommandLine& line) {
                bench.prompt_tokens, " prompt and ", bench.new_tokens, " new tokens, ",
                bench.repeats, " rounds",
                flags.run.ablated.empty() ? "" : ", all without " + flags.run.ablated, "\n",
-               kTableHeader));
+               kAblationHeader));
   const AblateRun run{.model = model, .options = options, .bench = bench, .judge = judge};
   Json results = Json::array();
   bool interrupted = false;

@@ -44,7 +44,7 @@ bool IsRevision(std::string_view text) {
   }
 }
 
-struct Name {
+struct HubName {
   std::string organisation;  // empty if not given
   std::string name;
   std::string revision;  // empty if not given
@@ -52,8 +52,8 @@ struct Name {
   std::string Id() const { return organisation.empty() ? name : organisation + "/" + name; }
 };
 
-std::optional<Name> ParseName(std::string_view text) {
-  Name parsed;
+std::optional<HubName> ParseName(std::string_view text) {
+  HubName parsed;
   if (const size_t at = text.find('@'); at != text.npos) {
     parsed.revision = text.substr(at + 1);
     if (!IsRevision(parsed.revision)) return std::nullopt;
@@ -70,11 +70,11 @@ std::optional<Name> ParseName(std::string_view text) {
 }
 
 // Parses a folder name such as "models--Qwen--Qwen3-0.6B" or "models--gpt2".
-std::optional<Name> NameOfRepo(const fs::path& repo) {
+std::optional<HubName> NameOfRepo(const fs::path& repo) {
   const std::string folder = repo.filename().string();
   if (!folder.starts_with(kRepoPrefix)) return std::nullopt;
   std::string_view rest = std::string_view(folder).substr(kRepoPrefix.size());
-  Name parsed;
+  HubName parsed;
   if (const size_t at = rest.find(kSeparator); at != rest.npos) {
     parsed.organisation = rest.substr(0, at);
     rest.remove_prefix(at + kSeparator.size());
@@ -173,12 +173,12 @@ std::string WhatIsCached(const HubCache& cache, const std::vector<std::string>& 
                                                         : "which does not exist");
 }
 
-fs::path FindCached(const Name& wanted, std::string_view text, const HubCache& cache,
+fs::path FindCached(const HubName& wanted, std::string_view text, const HubCache& cache,
                     const fs::path& made) {
   std::vector<std::string> ids, matches;
   std::vector<fs::path> repos;
   for (const std::string& folder : EntriesOf(cache.folder)) {
-    const std::optional<Name> name = NameOfRepo(folder);
+    const std::optional<HubName> name = NameOfRepo(folder);
     if (!name) continue;
     ids.push_back(name->Id());
     if (name->Id() == wanted.Id()) {
@@ -236,7 +236,7 @@ fs::path FindModel(std::string_view model, const HubCache& cache, const fs::path
   if (fs::is_directory(path, error)) {
     if (!fs::exists(path / "config.json", error) && fs::is_directory(path / "snapshots", error)) {
       const fs::path repo = fs::canonical(path);
-      const std::optional<Name> name = NameOfRepo(repo);
+      const std::optional<HubName> name = NameOfRepo(repo);
       return SnapshotOf(repo, name ? name->Id() : repo.filename().string(), {});
     }
     return path;
@@ -246,7 +246,7 @@ fs::path FindModel(std::string_view model, const HubCache& cache, const fs::path
                                 path.extension() == ".gguf" ? kFromGguf : "", "a model is ",
                                 kWhatAModelIs));
   }
-  const std::optional<Name> name = ParseName(model);
+  const std::optional<HubName> name = ParseName(model);
   if (!name) {
     throw RuntimeFailure(
         StrCat(path.string(), ": not a folder, nor can it be a name; a model is ", kWhatAModelIs));

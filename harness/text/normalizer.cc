@@ -9,13 +9,11 @@
 #include <memory>
 
 #include "harness/text/newer_code_points.h"
+#include "harness/text/sequence_steps.h"
 #include "harness/text/utf8.h"
 
 namespace tokline {
 namespace {
-
-constexpr int kMaxSteps = 64;
-constexpr int kMaxDepth = 4;
 
 // Appends the NFC of a section that utf8proc and the library normalize in the same way.
 void AppendComposed(std::string_view section, std::string& text) {
@@ -95,9 +93,7 @@ void Normalizer::Add(const JsonNode& node, int depth) {
     node.AllowKeys({"type", "strip_left", "strip_right"});
     steps_.emplace_back(Strip{node.FlagOf("strip_left", true), node.FlagOf("strip_right", true)});
   } else if (type == "Sequence") {
-    node.AllowKeys({"type", "normalizers"});
-    if (depth == kMaxDepth) node.Fail("sequences nest deeper than ", kMaxDepth);
-    for (const JsonNode& step : node.Member("normalizers").Items(kMaxSteps)) Add(step, depth + 1);
+    for (const JsonNode& step : SequenceSteps(node, "normalizers", depth)) Add(step, depth + 1);
   } else {
     type_node.Refuse("supported normalizers: NFC, Prepend, Replace, Sequence, Strip");
   }

@@ -2,13 +2,9 @@
 
 #include <limits>
 
+#include "harness/text/sequence_steps.h"
+
 namespace tokline {
-namespace {
-
-constexpr int kMaxSteps = 64;
-constexpr int kMaxDepth = 4;
-
-}  // namespace
 
 PostProcessor PostProcessor::Read(const JsonNode& node, const BpeModel& model,
                                   const AddedTokens& added) {
@@ -25,11 +21,8 @@ void PostProcessor::Add(const JsonNode& node, const Context& context, int depth)
     node.AllowKeys({"type", "single", "pair", "special_tokens"});
     AddTemplate(node, context);
   } else if (type.Text() == "Sequence") {
-    node.AllowKeys({"type", "processors"});
-    if (depth == kMaxDepth) node.Fail("sequences nest deeper than ", kMaxDepth);
-    for (const JsonNode& step : node.Member("processors").Items(kMaxSteps)) {
+    for (const JsonNode& step : SequenceSteps(node, "processors", depth))
       Add(step, context, depth + 1);
-    }
   } else {
     type.Refuse("supported post-processors: ByteLevel, Sequence, TemplateProcessing");
   }
@@ -39,7 +32,7 @@ void PostProcessor::AddTemplate(const JsonNode& node, const Context& context) {
   std::vector<int32_t> before;
   std::vector<int32_t> after;
   bool seen_text = false;
-  for (const JsonNode& item : node.Member("single").Items(kMaxSteps)) {
+  for (const JsonNode& item : node.Member("single").Items(kMaxPipelineSteps)) {
     item.AllowKeys({"SpecialToken", "Sequence"});
     if (const std::optional<JsonNode> text = item.Find("Sequence")) {
       text->AllowKeys({"id", "type_id"});
@@ -53,7 +46,7 @@ void PostProcessor::AddTemplate(const JsonNode& node, const Context& context) {
     token.AllowKeys({"id", "type_id"});
     const JsonNode entry = node.Member("special_tokens").Member(token.TextOf("id"));
     entry.AllowKeys({"id", "ids", "tokens"});
-    for (const JsonNode& id_node : entry.Member("ids").Items(kMaxSteps)) {
+    for (const JsonNode& id_node : entry.Member("ids").Items(kMaxPipelineSteps)) {
       const auto id =
           static_cast<int32_t>(id_node.Integer(0, std::numeric_limits<int32_t>::max() - 1));
       if (context.model.Token(id) == nullptr && context.added.Find(id) == nullptr) {

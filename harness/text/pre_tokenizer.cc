@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "harness/text/sequence_steps.h"
 #include "harness/text/utf8.h"
 
 namespace tokline {
 namespace {
-
-constexpr int kMaxSteps = 64;
-constexpr int kMaxDepth = 4;
 
 // GPT-2's expression, which the ByteLevel pre-tokenizer uses with use_regex.
 constexpr std::string_view kByteLevelExpression =
@@ -63,11 +61,7 @@ void PreTokenizer::Add(const JsonNode& node, int depth) {
   } else if (type == "Metaspace") {
     AddMetaspace(node);
   } else if (type == "Sequence") {
-    node.AllowKeys({"type", "pretokenizers"});
-    if (depth == kMaxDepth) node.Fail("sequences nest deeper than ", kMaxDepth);
-    for (const JsonNode& step : node.Member("pretokenizers").Items(kMaxSteps)) {
-      Add(step, depth + 1);
-    }
+    for (const JsonNode& step : SequenceSteps(node, "pretokenizers", depth)) Add(step, depth + 1);
   } else {
     type_node.Refuse("supported pre-tokenizers: ByteLevel, Digits, Metaspace, Sequence, Split");
   }

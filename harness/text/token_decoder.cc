@@ -5,13 +5,11 @@
 #include <charconv>
 
 #include "harness/text/byte_alphabet.h"
+#include "harness/text/sequence_steps.h"
 #include "harness/text/utf8.h"
 
 namespace tokline {
 namespace {
-
-constexpr int kMaxSteps = 64;
-constexpr int kMaxDepth = 4;
 
 // Parses a byte token such as "<0x0A>".
 std::optional<char> ByteOf(std::string_view token) {
@@ -71,9 +69,7 @@ void TokenDecoder::Add(const JsonNode& node, int depth) {
       steps_.emplace_back(Metaspace{RequireCharacter(node.Member("replacement")), !never});
     }
   } else if (type == "Sequence") {
-    node.AllowKeys({"type", "decoders"});
-    if (depth == kMaxDepth) node.Fail("sequences nest deeper than ", kMaxDepth);
-    for (const JsonNode& step : node.Member("decoders").Items(kMaxSteps)) Add(step, depth + 1);
+    for (const JsonNode& step : SequenceSteps(node, "decoders", depth)) Add(step, depth + 1);
   } else {
     type_node.Refuse(
         "supported decoders: ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip");

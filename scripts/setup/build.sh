@@ -7,6 +7,8 @@ source scripts/setup/cuda.sh
 # build_preset BUILD_DIR CMAKE_ARGUMENT...: needs preset, cuda_build, nvcc and jobs. Builds `targets` if there are any,
 # otherwise everything.
 targets=()
+# Halves the time of a first build. Without it, a change compiles less, and ccache serves other checkouts too.
+several_files_at_once=-DCMAKE_UNITY_BUILD=ON
 build_preset() {
   local build_dir=$1
   shift
