@@ -172,17 +172,18 @@ std::string CacheLabel(const Cost& step, const Fingerprint& fingerprint) {
 }
 
 DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& header,
-                                 const LoadedModel& model, DType dtype) {
+                                 const LoadedModel& model, const DecoderOptions& options) {
   const BenchOptions& bench = result.options;
-  const Cost step = DecodeStepCost(model.spec, model.weights.parameters, dtype, bench);
+  const Cost step = DecodeStepCost(model.spec, model.weights.parameters, options.dtype, bench);
   DecoderMeasurement measurement{
-      .origin = {.run_id = header.run_id, .dtype = std::string(Name(dtype))},
+      .origin = {.run_id = header.run_id, .dtype = std::string(Name(options.dtype))},
       .model = model.Name(),
       .cache = CacheLabel(step, header.fingerprint),
       .shape = {.batch = bench.batch,
                 .depth = bench.depth,
                 .prompt_tokens = bench.prompt_tokens,
                 .new_tokens = bench.new_tokens},
+      .page_size = options.page_size,
       .cost = step,
       .samples = {.host_share = result.host_share, .latencies = result.latencies},
       .limits = {.peaks = header.peaks, .datasheet = header.datasheet},
@@ -223,7 +224,7 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
     }
     memory = watch.Report(decoder);
   }
-  DecoderMeasurement measurement = MeasurementOf(result, header, model, options.dtype);
+  DecoderMeasurement measurement = MeasurementOf(result, header, model, options);
   measurement.trouble.disturbed = disturbed;
   measurement.memory_bytes = memory_bytes;
   if (!result.interrupted) {

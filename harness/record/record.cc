@@ -275,6 +275,7 @@ Json DecoderRow(const DecoderMeasurement& m) {
                   {"depth", m.shape.depth},
                   {"prompt_tokens", m.shape.prompt_tokens},
                   {"new_tokens", m.shape.new_tokens},
+                  {"page_size", m.page_size},
                   {"verified", JudgedJson(m.judged)},
                   {"cost", ToJson(m.cost)},
                   {"memory_bytes", OrNull(m.memory_bytes)}});

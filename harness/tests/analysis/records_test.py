@@ -234,6 +234,11 @@ class KeyTest(unittest.TestCase):
         self.assertEqual(records.key(row), records.key(other))
         for name, value in (("cache", "warm"), ("chain", "dependent"), ("dtype", "fp16"), ("implementation", "v2")):
             self.assertNotEqual(records.key(row), records.key(row | {name: value}))
+        row = synthetic.Machine().decoder_run()[1]
+        self.assertEqual(records.key(row), records.key(row | {"page_size": 256}))
+        for name, value in (("depth", 64), ("page_size", 64)):
+            self.assertNotEqual(records.key(row), records.key(row | {name: value}))
+            self.assertNotEqual(str(records.key(row)), str(records.key(row | {name: value})))
 
     def test_keys_sort(self):
         rows = synthetic.Machine().run("x", synthetic.kernel_cases(50))[1:-1]

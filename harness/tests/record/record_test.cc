@@ -262,6 +262,7 @@ DecoderMeasurement DecoderOf8() {
       .model = "qwen3",
       .cache = "cold",
       .shape = {.batch = 8, .prompt_tokens = 128, .new_tokens = 64},
+      .page_size = 64,
       .cost = {.read_bytes = 1e9, .write_bytes = 1e6, .flops = 1e10},
       .samples = {.prefill_s = {0.02, 0.01, 0.04}, .step_ms = {1.0, 1.5, 1.25}, .host_share = 0.05},
       .judged = {.tokens = 64, .mean_regret = 0.01},

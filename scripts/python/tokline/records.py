@@ -43,6 +43,7 @@ ABOVE_LIMIT = "above the roofline"
 PERCENTILES = ("median", "p90", "p99")
 # How many latencies a percentile is stated of at least.
 _LEAST_OF = {"p90": 10, "p99": 100}
+DEFAULT_PAGE_SIZE = 256  # of a decoder, also where a record does not say
 LATENCIES = ("first_token_ms", "between_tokens_ms", "end_to_end_ms")
 
 
@@ -64,6 +65,7 @@ class RowKey(NamedTuple):
     prompt_tokens: int
     new_tokens: int
     depth: int = 0
+    page_size: int = 0
 
     def anywhere(self):
         """The same work on whatever device."""
@@ -148,8 +150,10 @@ class Run:
 
 
 def lengths(row):
-    """The tokens in and out of a decoder's row: "128+64", or "128+64 at depth 4096"."""
-    return f"{row['prompt_tokens']}+{row['new_tokens']}" + (f" at depth {row['depth']}" if row.get("depth") else "")
+    """The tokens in and out of a decoder's row: "128+64", or "128+64 at depth 4096, page 64"."""
+    page_size = row.get("page_size", DEFAULT_PAGE_SIZE)
+    return (f"{row['prompt_tokens']}+{row['new_tokens']}" + (f" at depth {row['depth']}" if row.get("depth") else "")
+            + (f", page {page_size}" if page_size != DEFAULT_PAGE_SIZE else ""))
 
 
 def shape_parts(shape):
@@ -173,7 +177,7 @@ def key(row):
                   "" if decoder else json.dumps(row["shape"], sort_keys=True), "" if whole else row["cache"],
                   "" if whole else row["chain"], row["model"] if whole else "", row["batch"] if decoder else 0,
                   row["prompt_tokens"] if decoder else 0, row["new_tokens"] if decoder else 0,
-                  row.get("depth", 0) if decoder else 0)
+                  row.get("depth", 0) if decoder else 0, row.get("page_size", DEFAULT_PAGE_SIZE) if decoder else 0)
 
 
 def samples_us(row):
