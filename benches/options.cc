@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kMaxSamples = 10000;
 constexpr int kMaxRepetitions = 1000000;
+constexpr int kMaxGpu = 63;
 constexpr std::array<std::string_view, 3> kDevices = {"auto", "cpu", "cuda"};
 constexpr std::array<std::string_view, 2> kDTypes = {"bf16", "fp16"};
 
@@ -63,13 +64,19 @@ std::vector<Flag> Table(Options& options) {
     return [choices](auto flag, auto text) { ParseChoice(flag, text, choices); };
   };
   std::vector<Flag> flags = {
-      {"--device", "auto|cpu|cuda",
-       "auto: cuda if there is a device, otherwise the CPU reference on small shapes (default)",
+      {"--device", "auto|cpu|cuda|N",
+       "N: a GPU by its number; cuda: GPU 0; auto: cuda if there is a device, otherwise the CPU "
+       "reference on small shapes (default)",
        [&options](auto flag, auto text) {
-         options.device = kDevices[ParseChoice(flag, text, kDevices)];
+         const bool is_number = text.find_first_not_of("0123456789") == text.npos;
+         options.gpu = is_number ? static_cast<int>(ParseInteger(flag, text, 0, kMaxGpu)) : 0;
+         options.device = is_number ? "cuda" : kDevices[ParseChoice(flag, text, kDevices)];
        }},
       {"--shapes", "FILE", "JSON shapes instead of the default ones (docs/measuring.md)",
        TextInto(options.shapes)},
+      {"--axis", "KEY=VALUES",
+       "instead of shapes, an axis of a product: batch=1,8,64, len=1024:65536:x2, len=100:500:+100",
+       [&options](auto, auto text) { options.axes.emplace_back(text); }},
       {"--dtype", "bf16|fp16", "storage type (default: bf16)",
        [&options](auto flag, auto text) {
          options.dtype = ParseChoice(flag, text, kDTypes) == 0 ? DType::kBf16 : DType::kF16;
@@ -127,16 +134,20 @@ Options ParseOptions(std::vector<std::string> args) {
             "--max-seconds, --samples and --format");
   }
   ParseFlags("a bench program", flags, args);
+  Require(options.axes.empty() || options.shapes.empty(),
+          "--axis and --shapes both say which shapes run; only one of them may be given");
   return options;
 }
 
-std::string OptionsHelp(const std::string& program) {
+std::string OptionsHelp(const std::string& program, const std::string& axes) {
   Options defaults;
   return StrCat("usage: ", program, R"( [flags]
 
 Times one kernel on each shape, verifies its output, and audits it on fresh inputs while it is timed.
 )",
-                FlagHelp(Table(defaults)), "Examples: ", program, R"( --record out.jsonl
+                FlagHelp(Table(defaults)), "Axes, with what they are unless given:\n  ", axes,
+                "\nExamples: ", program,
+                R"( --record out.jsonl
           )",
                 program, R"( --benchmark_filter=plain --precision 0.2 --max-seconds 2
 Exit code: 0 all rows measured and verified, 1 failure, 2 usage, 130 interrupted.

@@ -11,9 +11,11 @@
 namespace tokline::bench {
 
 struct Options {
-  std::string device = "auto";  // "auto", "cpu" or "cuda"
-  std::string shapes;           // a file; "": the default shapes
-  std::string record;           // a file; "": none
+  std::string device = "auto";    // "auto", "cpu" or "cuda"
+  int gpu = 0;                    // its number, for "cuda"
+  std::string shapes;             // a file; "": the default shapes
+  std::vector<std::string> axes;  // "KEY=VALUES", instead of shapes
+  std::string record;             // a file; "": none
   DType dtype = DType::kBf16;
   StoppingRule rule{};
   std::string peaks;            // a record file whose peaks are reused; "": they are measured
@@ -28,7 +30,7 @@ struct Options {
 // what is allowed.
 Options ParseOptions(std::vector<std::string> args);
 
-// Help on the flags above, for a program of this name.
-std::string OptionsHelp(const std::string& program);
+// Help on the flags above, for a program of this name and axes.
+std::string OptionsHelp(const std::string& program, const std::string& axes);
 
 }  // namespace tokline::bench

@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 
+#include "benches/axes.h"
 #include "benches/bench_case.h"
 #include "benches/execution.h"
 #include "benches/measure_row.h"
@@ -258,6 +259,7 @@ std::unique_ptr<Execution> ChooseExecution(const Options& options) {
   if (options.device == "cpu") return MakeHostExecution();
 #if TOKLINE_HAS_CUDA
   if (options.device == "cuda" || CudaDeviceCount() > 0) {
+    UseCudaDevice(options.gpu);
     RequireUsableCudaDevice();
     return MakeDeviceExecution();
   }
@@ -319,7 +321,7 @@ void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, S
 int RunProgram(int argc, char** argv, const BenchProgram& program) {
   const Options options = ParseOptions({argv + 1, argv + argc});
   if (options.help) {
-    Print(OptionsHelp("bench_" + program.kernel));
+    Print(OptionsHelp("bench_" + program.kernel, AxesHelp(program.families, "\n  ")));
     return 0;
   }
   std::vector<std::string> handed_on = options.of_google_benchmark;
@@ -332,8 +334,9 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   CatchInterrupts();
   std::unique_ptr<Execution> execution = ChooseExecution(options);
   const bool cuda = execution->Context(options.dtype).device.has_value();
-  const ShapeFile shapes =
-      options.shapes.empty() ? DefaultShapes(program.kernel, cuda) : ReadShapeFile(options.shapes);
+  const ShapeFile shapes = !options.axes.empty()     ? ShapesOfAxes(program.families, options.axes)
+                           : !options.shapes.empty() ? ReadShapeFile(options.shapes)
+                                                     : DefaultShapes(program.kernel, cuda);
   Session session(program, options, std::move(execution), argc, argv);
   const std::vector<CaseSpec> cases = MakeCases(program, shapes, session.context());
   Register(program, cases, session);

@@ -100,6 +100,10 @@ const std::set<std::string>& KnownFamilies();
 // benches/shapes/<kernel>.json (on a device) and benches/shapes/cpu/<kernel>.json.
 ShapeFile DefaultShapes(const std::string& kernel, bool cuda);
 
+// One shape per family, benches/shapes/axes.json: every key that may be an axis, with its default.
+// A list makes a row per value, and a default that is the name of another key is that key's value.
+const nlohmann::ordered_json& AxisDefaults();
+
 // Lengths for a record: {"batch": n, KEY: l} when all are equal, else {KEY + "s": [...]}.
 void DescribeLengths(nlohmann::ordered_json& shape, const std::string& key,
                      const std::vector<int64_t>& lengths);

@@ -148,6 +148,8 @@ TEST_F(BenchProgramTest, DeviceCudaWithoutADeviceFails) {
   EXPECT_EQ(Run({"--device", "cuda", "--record", Record()}), 1);
   EXPECT_THAT(output_, HasSubstr("CUDA"));
   EXPECT_FALSE(fs::exists(Record()));
+  EXPECT_EQ(Run({"--device=1"}), 1);
+  EXPECT_THAT(output_, HasSubstr("CUDA"));
 }
 
 TEST_F(BenchProgramTest, AFilterThatMatchesNothingFails) {
@@ -176,6 +178,9 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
                "--format is \"xml\"; it must be one of table, markdown, csv, json");
   expect_usage({"extra"}, "unexpected argument \"extra\"");
   expect_usage({"--device", "tpu"}, "--device is \"tpu\"; it must be one of auto, cpu, cuda");
+  expect_usage({"--device=-1"}, "--device is \"-1\"; it must be one of auto, cpu, cuda");
+  expect_usage({"--device=99999999999999999999"}, "it must be an integer from 0 to 63");
+  expect_usage({"--axis=tokens=1", "--shapes=x"}, "--axis and --shapes both say which shapes run");
   expect_usage({"--dtype=int8"}, "--dtype is \"int8\"; it must be one of bf16, fp16");
   expect_usage({"--samples", "3"}, "--samples is \"3\"; it must be an integer from 15 to 10000");
   expect_usage({"--precision", "0"}, "--precision is \"0\"; it must be a number in [0.01, 100]");

@@ -193,11 +193,23 @@ class ShapeKeysTest : public ::testing::TestWithParam<std::string> {
   }
   const Family& Of() const { return Families().at(GetParam()); }
 
-  // Runs the program on the shape with 20 s of CPU time and 2 GiB of memory. Returns the exit code,
-  // or minus the signal; stores standard error.
   int Run(Json shape) {
     shape["name"] = "it";
     testing::WriteFile(folder_ / "shapes.json", Json{{GetParam(), {shape}}}.dump());
+    return RunWith({"--shapes", folder_ / "shapes.json"});
+  }
+  int RunAxes(const std::vector<std::string>& axes) {
+    std::vector<std::string> args;
+    for (const std::string& axis : axes) args.push_back("--axis=" + axis);
+    return RunWith(args);
+  }
+  // Runs the program with 20 s of CPU time and 2 GiB of memory. Returns the exit code, or minus the
+  // signal; stores standard error.
+  int RunWith(std::vector<std::string> args) {
+    args.insert(args.begin(), {program_, "--device=cpu", "--verify-only"});
+    std::vector<char*> pointers;
+    for (std::string& arg : args) pointers.push_back(arg.data());
+    pointers.push_back(nullptr);
     const pid_t child = ::fork();
     if (child == 0) {
       const rlimit cpu{.rlim_cur = 20, .rlim_max = 20};
@@ -207,8 +219,7 @@ class ShapeKeysTest : public ::testing::TestWithParam<std::string> {
       const int null = ::open("/dev/null", O_WRONLY);
       ::dup2(null, 1);
       ::dup2(::open((folder_ / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
-      ::execl(program_.c_str(), program_.c_str(), "--device=cpu", "--verify-only", "--shapes",
-              (folder_ / "shapes.json").c_str(), nullptr);
+      ::execv(program_.c_str(), pointers.data());
       ::_exit(127);
     }
     int status = 0;
@@ -257,6 +268,31 @@ TEST_P(ShapeKeysTest, RequiredKeysAndNoOthersAreNeeded) {
   Json shape = Of().shape;
   shape["un\x1bknown"] = 1;
   ExpectRefusal(shape, "unknown key");
+}
+
+TEST_P(ShapeKeysTest, EveryAxisRunsAndTakesNoBadValue) {
+  const Json& axes = AxisDefaults().at(GetParam());
+  std::vector<std::string> small;
+  for (const Key& key : Of().keys) {
+    if (!axes.contains(key.name)) continue;  // lists of lengths, for which there are short forms
+    const Json& value = Of().shape.contains(key.name) ? Of().shape[key.name] : axes[key.name];
+    const std::string text = value.is_array() ? value[0].dump() : value.dump();
+    small.push_back(key.name + "=" + (value.is_string() ? value.get<std::string>() : text));
+  }
+  for (const auto& [key, value] : axes.items()) {
+    if (key.find("len") != key.npos && !Of().shape.contains(key)) small.push_back(key + "=16");
+    if (key == "batch" && !Of().shape.contains(key)) small.push_back("batch=2");
+    const std::string sign = key == "temperature" ? "-" : "";  // may be large
+    for (const std::string& bad : std::vector<std::string>{"x", "", "-1", "\xff", sign + "1e18",
+                                                           sign + "1000000000000000000000"}) {
+      std::vector<std::string> given = {key + "=" + bad};
+      if (GetParam() == "cascade" && key != "shared") given.push_back("shared=9");
+      EXPECT_EQ(RunAxes(given), 2) << given[0] << "\n" << error_;
+      EXPECT_EQ(std::ranges::count(error_, '\n'), 1) << error_;
+      EXPECT_THAT(error_, AllOf(HasSubstr("--axis: " + GetParam() + ": "), HasSubstr(key)));
+    }
+  }
+  EXPECT_EQ(RunAxes(small), 0) << Joined(small) << "\n" << error_;
 }
 
 // Each number is allowed, but nobody has so much memory.

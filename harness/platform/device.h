@@ -22,6 +22,10 @@ DeviceFacts QueryDeviceFacts();
 
 std::string CudaDeviceName();
 
+// Makes the device of this number the current one of this thread. Throws RuntimeFailure if there
+// are devices, but none of this number.
+void UseCudaDevice(int device);
+
 // Throws RuntimeFailure with the reason unless there is a driver and a device that can run the
 // suite.
 void RequireUsableCudaDevice();

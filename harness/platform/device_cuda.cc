@@ -26,6 +26,16 @@ std::string CudaDeviceName() {
   return properties.name;
 }
 
+void UseCudaDevice(int device) {
+  const int count = CudaDeviceCount();
+  if (count == 0) return;
+  if (device >= count) {
+    throw RuntimeFailure(
+        StrCat("there is no CUDA device ", device, "; the last one is ", count - 1));
+  }
+  TOKLINE_CUDA(cudaSetDevice(device));
+}
+
 void RequireUsableCudaDevice() {
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
