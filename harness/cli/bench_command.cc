@@ -65,7 +65,8 @@ struct BenchFlags {
          {"--repeats", "N",
           "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 on cpu)",
           IntegerInto(repeats, 1, 1000)},
-         {"--seed", "N", "seed of the prompts (default: 0)", SeedInto(bench.seed)}});
+         {"--seed", "N", "seed of the prompts, or of the arrivals of --rates (default: 0)",
+          SeedInto(bench.seed)}});
     record.AddTo(flags);
     flags.push_back({"--profile", "on|off",
                      "profile a decode step; on prints it (default: write it without printing)",
@@ -89,6 +90,7 @@ struct BenchFlags {
     const bool of_workload = !workload.workload.empty();
     for (const char* flag : {"--batch", "--prompt-tokens", "--new-tokens", "--depth", "--seed",
                              "--inject-host-delay"}) {
+      if (flag == std::string_view("--seed") && !workload.rates.empty()) continue;
       Require(!of_workload || !given.contains(flag), flag, " cannot be used with --workload");
     }
     Require(!of_workload || !profile.value_or(false),
@@ -343,7 +345,9 @@ Examples:
   tokline bench --model DIR --batch 1,8 --record out.jsonl
   tokline bench --model DIR --batch 8 --profile on
   tokline bench --model DIR --batch 8 --in-place on --record in_place.jsonl
+  tokline bench --model DIR --prompt-tokens 128,1024 --depth 0,4096 --batch 1,8
   tokline bench --model DIR --workload nano-vllm --json out.json
+  tokline bench --model DIR --workload sharegpt.json --rates 1,2,4,inf --slo ttft=200,itl=20
   tokline bench --model DIR --workload synthetic:requests=100,prompt=10-500,new=50,rate=20
   tokline bench --model DIR --batch 8 --inject-op-delay down:20 --record slowed.jsonl
 
@@ -361,6 +365,7 @@ int BenchCommand(const CommandLine& line) {
                             {.run = flags.run,
                              .record = flags.record,
                              .repeats = flags.repeats,
+                             .seed = flags.bench.seed,
                              .op_delay = flags.op_delay,
                              .injected = flags.Injected()});
   }

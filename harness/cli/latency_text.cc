@@ -3,9 +3,7 @@
 #include <cstdio>
 
 namespace tokline {
-namespace {
 
-// Three digits and more, without an exponent.
 std::string Milliseconds(std::optional<double> seconds) {
   if (!seconds) return "-";
   const double ms = 1e3 * *seconds;
@@ -14,8 +12,6 @@ std::string Milliseconds(std::optional<double> seconds) {
   std::snprintf(text, sizeof(text), "%.*f", decimals, ms);
   return text;
 }
-
-}  // namespace
 
 std::string LatencyCells(const std::optional<Percentiles>& seconds) {
   const Percentiles all = seconds.value_or(Percentiles{});

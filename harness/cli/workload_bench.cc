@@ -4,19 +4,24 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
+#include <limits>
 #include <optional>
 
 #include "harness/cli/latency_text.h"
 #include "harness/cli/memory_text.h"
 #include "harness/cli/output_file.h"
+#include "harness/cli/rate_table.h"
 #include "harness/cli/status_line.h"
 #include "harness/engine/make_decoder.h"
+#include "harness/measure/conversations.h"
 #include "harness/measure/nvml.h"
 #include "harness/measure/text_judge.h"
 #include "harness/measure/workload.h"
 #include "harness/measure/workload_run.h"
 #include "harness/platform/interrupt.h"
+#include "harness/platform/printable.h"
 #include "harness/record/memory_report.h"
 #include "harness/text/stop_strings.h"
 #include "harness/text/tokenizer.h"
@@ -51,16 +56,44 @@ void RequireFits(const Workload& workload, const ModelSpec& spec) {
   }
 }
 
-// Loads the model's tokenizer if the workload needs one.
-std::optional<Tokenizer> LoadTokenizer(const Workload& workload, const LoadedModel& model) {
-  if (!workload.HasStopStrings()) return std::nullopt;
+// Loads the model's tokenizer, which the workload needs for its `texts`.
+Tokenizer LoadTokenizer(const std::string& workload, const char* texts, const LoadedModel& model) {
   const std::filesystem::path file = model.checkpoint.Dir() / "tokenizer.json";
   if (!std::filesystem::exists(file)) {
-    throw RuntimeFailure(StrCat("the workload ", workload.name,
-                                " has stop strings, which need the model's tokenizer; there is no ",
-                                file.string()));
+    throw RuntimeFailure(StrCat("the workload ", workload, " has ", texts,
+                                ", which need the model's tokenizer; there is no ", file.string()));
   }
   return Tokenizer::Load(file);
+}
+
+// A workload, and what it was made with.
+struct LoadedWorkload {
+  Workload workload;
+  std::optional<Tokenizer> tokenizer{};               // if the workload has texts
+  std::optional<ConversationCounts> conversations{};  // if it was made of them
+};
+
+LoadedWorkload LoadWorkload(const WorkloadFlags& flags, const LoadedModel& model) {
+  LoadedWorkload loaded;
+  if (HasConversations(flags.workload)) {
+    ConversationLimits limits{.max_context = model.spec.max_positions};
+    limits.requests = flags.requests.value_or(limits.requests);
+    loaded.tokenizer = LoadTokenizer(flags.workload, "conversations", model);
+    loaded.workload = ReadConversations(
+        flags.workload,
+        [&](std::string_view text, bool is_prompt) {
+          return loaded.tokenizer->Encode(text, {.add_special_tokens = is_prompt});
+        },
+        limits, loaded.conversations.emplace());
+    return loaded;
+  }
+  Require(!flags.requests, "--requests needs a file of conversations; ", Quoted(flags.workload),
+          " is none");
+  loaded.workload = MakeWorkload(flags.workload);
+  if (loaded.workload.HasStopStrings()) {
+    loaded.tokenizer = LoadTokenizer(loaded.workload.name, "stop strings", model);
+  }
+  return loaded;
 }
 
 // Detects stop strings in the same way as `tokline generate`.
@@ -70,6 +103,19 @@ StopReader ReadUntil(const Tokenizer& tokenizer, std::span<const std::string> st
     found.Push(text.Push(token));
     return !found.Found().empty();
   };
+}
+
+Json ToJson(const ConversationCounts& counts) {
+  return {{"read", counts.read},
+          {"unanswered", counts.unanswered},
+          {"empty", counts.empty},
+          {"too_long", counts.too_long}};
+}
+
+// A whole number without a point, so that labels are short.
+Json RateJson(double rate) {
+  if (std::isinf(rate)) return "inf";
+  return rate == std::floor(rate) ? Json(static_cast<int64_t>(rate)) : Json(rate);
 }
 
 Json ShapeOf(const Workload& workload, const WorkloadFlags& flags, const KvSize& kv,
@@ -103,6 +149,10 @@ void TakeFigures(std::vector<WorkloadResult>& results, WorkloadMeasurement& meas
   const auto middle = results.begin() + static_cast<int64_t>((results.size() - 1) / 2);
   std::ranges::nth_element(results, middle, {}, &WorkloadResult::total_s);
   measurement.serving = middle->serving;
+  if (!measurement.promise) return;
+  measurement.promise->good_requests = std::ranges::count_if(
+      middle->waits,
+      [&](const RequestLatency& wait) { return measurement.promise->bound.IsMetBy(wait); });
 }
 
 // Measures the workload, runs each disturbed repeat once more, and has some of the texts judged.
@@ -161,6 +211,57 @@ std::string GrowthText(const std::vector<MemoryPoint>& points) {
   return text;
 }
 
+// "inf" or a number of requests per second.
+double ParseRate(std::string_view flag, std::string_view text) {
+  constexpr double kLeast = 1e-6, kMost = 1e6;
+  if (text == "inf") return std::numeric_limits<double>::infinity();
+  const double rate = ParseReal(flag, text);
+  Require(rate >= kLeast && rate <= kMost, flag, " has ", Quoted(text), "; a rate is ", kLeast,
+          " to ", kMost, " requests per second, or inf");
+  return rate;
+}
+
+// Calls `take` with each part of a list that commas separate.
+void ForEachPart(std::string_view text, const auto& take) {
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    take(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+std::vector<double> ParseRates(std::string_view flag, std::string_view text) {
+  constexpr size_t kMost = 100;
+  std::vector<double> rates;
+  ForEachPart(text, [&](std::string_view part) {
+    const double rate = ParseRate(flag, part);
+    Require(std::ranges::find(rates, rate) == rates.end(), flag, " has ", Quoted(part), " twice");
+    rates.push_back(rate);
+  });
+  Require(rates.size() <= kMost, flag, " has ", rates.size(), " rates; at most ", kMost,
+          " are allowed");
+  return rates;
+}
+
+// "ttft=200,itl=20", in milliseconds; either may be absent.
+LatencyBound ParseLatencyBound(std::string_view flag, std::string_view text) {
+  constexpr double kMostMs = 1e9;
+  LatencyBound bound;
+  ForEachPart(text, [&](std::string_view part) {
+    const size_t equals = part.find('=');
+    const std::string_view name = part.substr(0, equals);
+    Require(equals != part.npos && (name == "ttft" || name == "itl"), flag, " has ", Quoted(part),
+            "; it takes ttft=MS, itl=MS or both");
+    std::optional<double>& target = name == "ttft" ? bound.first_token_s : bound.mean_between_s;
+    Require(!target, flag, " has ", name, " twice");
+    const double ms = ParseReal(flag, part.substr(equals + 1));
+    Require(ms > 0 && ms <= kMostMs, flag, " has ", Quoted(part),
+            "; a latency is more than 0 and at most ", kMostMs, " ms");
+    target = 1e-3 * ms;
+  });
+  return bound;
+}
+
 // The figures of a row that stands, as lines to read.
 std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& figures) {
   const ServingFigures& serving = m.serving;
@@ -172,8 +273,7 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
       text, sizeof(text),
       "output tok/s      %12.1f\n"
       "total tok/s       %12.1f   prompt and output\n"
-      "time              %12.3f s for %lld requests, %lld prompt and %lld new tokens, median of "
-      "%zu\n"
+      "time              %12.3f s, median of %zu: %lld requests, %lld + %lld tokens\n"
       "warm-up           %12.3f s, not counted\n"
       "latency in ms        %s\n"
       "first token          %s\n"
@@ -186,18 +286,25 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
       "host              %11.1f%% of the time, %.0f us per step\n"
       "steps             %12lld   %lld as graphs\n"
       "verified          %12lld   tokens, mean regret %.4f\n",
-      figures.output_tok_s, figures.total_tok_s, figures.total_s,
+      figures.output_tok_s, figures.total_tok_s, figures.total_s, m.samples.size(),
       m.shape["requests"].get<long long>(), m.shape["prompt_tokens"].get<long long>(),
-      count(m.samples[0].new_tokens), m.samples.size(), m.warm_up_s, kLatencyHeader,
-      LatencyCells(first).c_str(), LatencyCells(between).c_str(), LatencyCells(end).c_str(),
-      100 * serving.kv_pages.mean / pages, 100 * static_cast<double>(serving.kv_pages.most) / pages,
-      count(serving.kv_pages.all), count(serving.tokens.preemptions),
-      count(serving.tokens.recomputed), count(serving.tokens.reused),
-      1e-6 * static_cast<double>(serving.decode_reads.bytes),
+      count(m.samples[0].new_tokens), m.warm_up_s, kLatencyHeader, LatencyCells(first).c_str(),
+      LatencyCells(between).c_str(), LatencyCells(end).c_str(), 100 * serving.kv_pages.mean / pages,
+      100 * static_cast<double>(serving.kv_pages.most) / pages, count(serving.kv_pages.all),
+      count(serving.tokens.preemptions), count(serving.tokens.recomputed),
+      count(serving.tokens.reused), 1e-6 * static_cast<double>(serving.decode_reads.bytes),
       1e-6 * static_cast<double>(serving.decode_reads.unshared), 100 * serving.host.share,
       serving.host.step_us, count(serving.steps.all), count(serving.steps.graphs),
       count(m.judged.tokens), m.judged.mean_regret);
-  return text + std::string(first->p99 && between && between->p99 ? "" : kTooFew);
+  std::string lines = text;
+  if (m.promise) {
+    std::snprintf(text, sizeof(text),
+                  "goodput           %12.3f requests per second; %lld of %lld met the bound\n",
+                  *figures.goodput_req_s, count(m.promise->good_requests),
+                  m.shape["requests"].get<long long>());
+    lines += text;
+  }
+  return lines + (first->p99 && between && between->p99 ? "" : kTooFew);
 }
 
 }  // namespace
@@ -206,9 +313,11 @@ void WorkloadFlags::AddTo(std::vector<Flag>& flags) {
   flags.insert(
       flags.end(),
       {{"--workload", "WHAT",
-        "measure requests with continuous batching: nano-vllm, synthetic:PARTS or a JSON lines "
-        "file",
+        "measure requests with continuous batching: nano-vllm, synthetic:PARTS, a JSON lines "
+        "file or a ShareGPT file",
         TextInto(workload)},
+       {"--requests", "N", "with a ShareGPT file: conversations to take at most (default: 256)",
+        IntegerInto(requests, 1, kMaxRequests)},
        {"--max-batch", "N", "with --workload: requests that run at a time (default: 256)",
         IntegerInto(max_batch, 1, 4096)},
        {"--token-budget", "N", "with --workload: prompt tokens per step (default: 8192)",
@@ -219,7 +328,13 @@ void WorkloadFlags::AddTo(std::vector<Flag>& flags) {
         "with --reuse: read shared prefixes once per decode step (default: auto, if it pays)",
         [this](auto flag, auto text) {
           sharing = static_cast<ChunkSharing>(ParseChoice(flag, text, kSharingNames));
-        }}});
+        }},
+       {"--rates", "R,...,inf",
+        "with --workload: run it at each of these requests per second, which arrive at random",
+        [this](auto flag, auto text) { rates = ParseRates(flag, text); }},
+       {"--slo", "ttft=MS,itl=MS",
+        "with --workload: count requests whose first token and mean time between tokens meet both",
+        [this](auto flag, auto text) { slo = ParseLatencyBound(flag, text); }}});
 }
 
 int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const WorkloadRun& with) {
@@ -227,11 +342,14 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   std::optional<OutputFile> file;
   if (!with.record.json.empty()) file.emplace(with.record.json);
   RunRecord record(with.record.record);
-  const Workload workload = MakeWorkload(flags.workload);
   const LoadedModel model = with.run.Load();
   ReportExtraTensors(model);
+  LoadedWorkload loaded = LoadWorkload(flags, model);
+  Workload& workload = loaded.workload;
   RequireFits(workload, model.spec);
-  const std::optional<Tokenizer> tokenizer = LoadTokenizer(workload, model);
+  Require(flags.rates.empty() || !workload.HasArrivals(),
+          "--rates would replace the arrivals that ", workload.name, " states");
+  if (!flags.rates.empty()) workload.SetRate(std::ranges::min(flags.rates), with.seed);
   const auto batch = static_cast<int32_t>(
       std::min<int64_t>(flags.max_batch, static_cast<int64_t>(workload.requests.size())));
   DecoderOptions options = with.run.Options(model.spec, batch, workload.MaxContext());
@@ -248,40 +366,68 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   header.injected = with.injected;
   record.Start(header);
   const std::string device_name = DeviceName(options.device, header.fingerprint);
-  WorkloadMeasurement measurement{.origin = {.run_id = header.run_id,
-                                             .implementation = with.run.Implementation(),
-                                             .dtype = std::string(Name(options.dtype)),
-                                             .device = device_name},
-                                  .model = model.Name(),
-                                  .shape = ShapeOf(workload, flags, with.run.kv, options)};
-  Print(
-      StrCat(model.Name(), ", ", Name(options.dtype), ", ", measurement.origin.implementation,
-             " on ", device_name, ", workload ", workload.name, ": ", workload.requests.size(),
-             " requests, at most ", batch, " at a time\n",
-             header.injected.is_null() ? "" : StrCat("injected: ", header.injected.dump(), "\n")));
-  Json memory;
+  const WorkloadMeasurement unmeasured{
+      .origin = {.run_id = header.run_id,
+                 .implementation = with.run.Implementation(),
+                 .dtype = std::string(Name(options.dtype)),
+                 .device = device_name},
+      .model = model.Name(),
+      .conversations = loaded.conversations ? ToJson(*loaded.conversations) : Json(nullptr)};
+  Print(StrCat(
+      model.Name(), ", ", Name(options.dtype), ", ", unmeasured.origin.implementation, " on ",
+      device_name, "\nworkload ", workload.name, ": ", workload.requests.size(),
+      " requests, at most ", batch, " at a time\n",
+      loaded.conversations ? loaded.conversations->Text(std::ssize(workload.requests)) + "\n" : "",
+      header.injected.is_null() ? "" : StrCat("injected: ", header.injected.dump(), "\n"),
+      flags.rates.empty() ? "" : kRateHeader));
   const auto make_stop_reader = [&](std::span<const std::string> stops) {
-    return ReadUntil(*tokenizer, stops);
+    return ReadUntil(*loaded.tokenizer, stops);
   };
-  Measure(model, options, workload, make_stop_reader,
-          with.repeats.value_or(options.device == Device::kCuda ? 3 : 1), header.fingerprint,
-          measurement, memory);
-  const Json row = WorkloadRow(measurement);
-  const WorkloadFigures figures = FiguresOf(measurement);
-  const bool stands = figures.refusal.empty();
-  Print(stands ? WorkloadText(measurement, figures) : StrCat("refused: ", figures.refusal, "\n"));
-  Print(StrCat("memory            ", MemoryText(memory), "\n"));
-  if (stands) Print(StrCat("growth            ", GrowthText(measurement.memory_points), "\n"));
-  record.Add(row, stands);
-  record.Finish(measurement.trouble.interrupted);
+  const auto measure = [&](std::optional<double> rate, Json& memory) {
+    WorkloadMeasurement measurement = unmeasured;
+    if (rate) workload.SetRate(*rate, with.seed);
+    measurement.shape = ShapeOf(workload, flags, with.run.kv, options);
+    if (rate) measurement.shape["rate"] = RateJson(*rate);
+    if (flags.slo) measurement.promise.emplace().bound = *flags.slo;
+    Measure(model, options, workload, make_stop_reader,
+            with.repeats.value_or(options.device == Device::kCuda ? 3 : 1), header.fingerprint,
+            measurement, memory);
+    return measurement;
+  };
+  Json reports = Json::array(), memory;
+  std::vector<WorkloadMeasurement> measured;
+  const size_t count = std::max<size_t>(1, flags.rates.size());
+  for (size_t i = 0; i < count && (i == 0 || !InterruptRequested()); ++i) {
+    const auto rate = flags.rates.empty() ? std::nullopt : std::optional(flags.rates[i]);
+    const WorkloadMeasurement& one = measured.emplace_back(measure(rate, memory));
+    const WorkloadFigures figures = FiguresOf(one);
+    if (rate) {
+      Print(RateLine(*rate, one));
+    } else {
+      Print(figures.refusal.empty() ? WorkloadText(one, figures)
+                                    : StrCat("refused: ", figures.refusal, "\n"));
+    }
+    reports.push_back(WorkloadRow(one));
+    record.Add(reports.back(), figures.refusal.empty());
+    reports.back()["memory_report"] = memory;
+  }
+  Print(StrCat(BestRate(flags.rates, measured), "memory            ", MemoryText(memory), "\n"));
+  if (flags.rates.empty() && record.Refused() == 0) {
+    Print(StrCat("growth            ", GrowthText(measured[0].memory_points), "\n"));
+  }
+  const bool interrupted = measured.size() < count || measured.back().trouble.interrupted;
+  record.Finish(interrupted);
   if (file) {
-    Json report = row;
-    report["memory_report"] = std::move(memory);
-    file->Write(report.dump() + "\n");
+    file->Write((flags.rates.empty() ? reports[0] : Json{{"rows", reports}}).dump() + "\n");
     file->Commit();
   }
-  if (measurement.trouble.interrupted) return kInterruptedExit;
-  if (!stands) throw RuntimeFailure(StrCat("the row was refused: ", figures.refusal));
+  if (interrupted) return kInterruptedExit;
+  if (record.Refused() > 0 && flags.rates.empty()) {
+    throw RuntimeFailure(StrCat("the row was refused: ", FiguresOf(measured[0]).refusal));
+  }
+  if (record.Refused() > 0) {
+    throw RuntimeFailure(StrCat(record.Refused(), " of ", count, " rows were refused"));
+  }
   return kSuccess;
 }
 

@@ -34,6 +34,10 @@ class TokenTimes {
   // From the first token to the newest. Work after the newest token does not count.
   double DecodeS() const { return tokens_ > 0 ? SecondsBetween(first_, newest_) : 0; }
   double EndToEndS() const { return SecondsBetween(begin_, newest_); }
+  // The mean time between tokens; 0 if there are fewer than two.
+  double MeanBetweenS() const {
+    return tokens_ > 1 ? DecodeS() / static_cast<double>(tokens_ - 1) : 0;
+  }
   // The tokens after the first, in the time that they took; 0 if there are fewer than two tokens.
   double TokensPerSecond() const { return TokenRate(tokens_ - 1, DecodeS()); }
 

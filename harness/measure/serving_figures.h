@@ -2,10 +2,28 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "harness/measure/token_latencies.h"
 
 namespace tokline {
+
+// How long a request waited.
+struct RequestLatency {
+  double first_token_s = 0;   // since its arrival
+  double mean_between_s = 0;  // between its tokens; 0 for a request of one token
+};
+
+// What a service promises; what is empty is not promised.
+struct LatencyBound {
+  std::optional<double> first_token_s{};
+  std::optional<double> mean_between_s{};
+
+  bool IsMetBy(const RequestLatency& latency) const {
+    return latency.first_token_s <= first_token_s.value_or(latency.first_token_s) &&
+           latency.mean_between_s <= mean_between_s.value_or(latency.mean_between_s);
+  }
+};
 
 struct ServingFigures {
   LatencyFigures latencies{};  // since the requests' arrival

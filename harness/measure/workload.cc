@@ -24,7 +24,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxRequests = 1'000'000;
 constexpr int64_t kMaxTokens = 1 << 24;                 // per prompt or output
 constexpr int64_t kMaxPromptTokens = int64_t{1} << 28;  // of all requests together
 constexpr size_t kMaxLineBytes = size_t{64} << 20;
@@ -157,11 +156,6 @@ std::vector<std::string> StopStringsOf(const Json& object) {
   return stops;
 }
 
-void RequireFewTokens(const std::string& what, int64_t prompt_tokens) {
-  Require(prompt_tokens <= kMaxPromptTokens, "workload: ", what, " has up to ", prompt_tokens,
-          " prompt tokens; at most ", kMaxPromptTokens, " are allowed");
-}
-
 // A run would wait for the last request, in silence.
 void RequireSoon(const std::string& what, double last_arrival_s) {
   Require(last_arrival_s <= kMaxArrivalS, "workload: the last request of ", what, " arrives after ",
@@ -219,6 +213,11 @@ WorkloadRequest ReadRequest(const std::string& line, int64_t number) {
 
 }  // namespace
 
+void RequireFewTokens(const std::string& what, int64_t prompt_tokens) {
+  Require(prompt_tokens <= kMaxPromptTokens, "workload: ", what, " has up to ", prompt_tokens,
+          " prompt tokens; at most ", kMaxPromptTokens, " are allowed");
+}
+
 int64_t Workload::PromptTokens() const {
   int64_t tokens = 0;
   for (const WorkloadRequest& one : requests) {
@@ -244,6 +243,22 @@ int64_t Workload::MaxContext() const {
 std::string Workload::Where(size_t i) const {
   const int64_t line = requests[i].line;
   return line > 0 ? StrCat(name, ":", line) : StrCat("request ", i + 1, " of ", name);
+}
+
+bool Workload::HasArrivals() const {
+  return std::ranges::any_of(requests,
+                             [](const WorkloadRequest& one) { return one.arrival_s > 0; });
+}
+
+void Workload::SetRate(double rate, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::exponential_distribution<double> gap(1);
+  double arrival = 0;  // at a rate of 1
+  for (WorkloadRequest& one : requests) {
+    one.arrival_s = arrival / rate;
+    arrival += gap(rng);
+  }
+  RequireSoon(StrCat(name, " at a rate of ", rate), requests.back().arrival_s);
 }
 
 bool Workload::HasStopStrings() const {

@@ -11,6 +11,8 @@
 
 namespace tokline {
 
+inline constexpr int64_t kMaxRequests = 1'000'000;  // of a workload
+
 struct WorkloadRequest {
   Request request;
   double arrival_s = 0;                // after the start of the run
@@ -31,9 +33,17 @@ struct Workload {
   int64_t NewTokens() const;   // maximum
   int64_t MaxContext() const;  // of the longest request
   bool HasStopStrings() const;
+  bool HasArrivals() const;  // whether its requests do not all arrive at once
+  // Lets requests arrive at random times, on average `rate` per second, and the first one at once;
+  // infinity lets all arrive at once. The gaps of one seed are the same for every rate, but for
+  // their scale. Throws InvalidArgument if the last request would arrive too late.
+  void SetRate(double rate, uint64_t seed);
   // How an error refers to request `i`: "FILE:LINE", or its number if there is no file.
   std::string Where(size_t i) const;
 };
+
+// Throws InvalidArgument that names `what` if it has more prompt tokens than a workload may have.
+void RequireFewTokens(const std::string& what, int64_t prompt_tokens);
 
 // Reproduces the benchmark of nano-vllm number by number: 256 requests from Python's generator with
 // seed 0, prompts and outputs of 100 to 1,024 tokens, ids up to 10,000, temperature 0.6, without

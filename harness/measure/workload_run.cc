@@ -21,6 +21,7 @@ class TokenLog {
   explicit TokenLog(const Workload& workload) : workload_(workload) {
     const size_t count = workload.requests.size();
     latencies_.Reserve(count, static_cast<size_t>(workload.NewTokens()));
+    waits_.reserve(count);
     for (const size_t index : {size_t{0}, count / 3, count - count / 3 - 1, count - 1}) {
       kept_.try_emplace(index);
     }
@@ -41,6 +42,8 @@ class TokenLog {
     const bool ended = token.finish != Finish::kNone || (one.stops && one.stops(token.token));
     if (!ended) return false;
     latencies_.End(one.times);
+    waits_.push_back(
+        {.first_token_s = one.times.FirstTokenS(), .mean_between_s = one.times.MeanBetweenS()});
     progress_.erase(found);
     return true;
   }
@@ -50,6 +53,7 @@ class TokenLog {
     for (const auto& [id, one] : progress_) ids.push_back(id);
     return ids;
   }
+  std::vector<RequestLatency> Waits() { return std::move(waits_); }
   LatencyFigures Latencies() { return std::move(latencies_).Figures(); }
   std::vector<BenchText> Texts() const {
     std::vector<BenchText> texts;
@@ -70,6 +74,7 @@ class TokenLog {
   const Workload& workload_;
   std::unordered_map<SequenceId, Progress> progress_;
   TokenLatencies latencies_;
+  std::vector<RequestLatency> waits_;
   std::map<size_t, std::vector<int32_t>> kept_;  // tokens by index of the request
 };
 
@@ -190,6 +195,7 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
   result.output_tokens_per_s = TokenRate(result.new_tokens, result.total_s);
   result.total_tokens_per_s = TokenRate(result.new_tokens + result.prompt_tokens, result.total_s);
   serving.latencies = log.Latencies();
+  result.waits = log.Waits();
   result.texts = log.Texts();
   return result;
 }

@@ -25,8 +25,9 @@ struct WorkloadResult {
   double output_tokens_per_s = 0;
   double total_tokens_per_s = 0;  // prompt and output tokens
   ServingFigures serving;
-  std::vector<MemoryPoint> memory;  // after each tenth of the requests
-  std::vector<BenchText> texts;     // of some requests, for verification
+  std::vector<RequestLatency> waits;  // of the requests that have ended, in the order of their ends
+  std::vector<MemoryPoint> memory;    // after each tenth of the requests
+  std::vector<BenchText> texts;       // of some requests, for verification
   bool interrupted = false;
 };
 

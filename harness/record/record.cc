@@ -337,6 +337,9 @@ WorkloadFigures FiguresOf(const WorkloadMeasurement& m) {
   figures.total_s = Median(seconds);
   figures.output_tok_s = 1e6 / figures.us.median;
   figures.total_tok_s = Median(tokens_per_s);
+  if (m.promise) {
+    figures.goodput_req_s = static_cast<double>(m.promise->good_requests) / figures.total_s;
+  }
   return figures;
 }
 
@@ -348,6 +351,7 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
                   {"verified", JudgedJson(m.judged)},
                   {"memory_bytes", m.memory.Total()},
                   {"memory", ToJson(m.memory)}});
+  if (!m.conversations.is_null()) row["conversations"] = m.conversations;
   if (!figures.refusal.empty()) return row;
   const ServingFigures& s = m.serving;
   row.update(Json{{"samples_s", Json::array()},
@@ -373,6 +377,15 @@ Json WorkloadRow(const WorkloadMeasurement& m) {
                   {"max_kv_pages", s.kv_pages.most},
                   {"memory_points", Json::array()}});
   row.update(ToJson(s.latencies));
+  if (m.promise) {
+    const auto ms = [](std::optional<double> seconds) {
+      return seconds ? Json(1e3 * *seconds) : Json(nullptr);
+    };
+    row["slo"] = {{"first_token_ms", ms(m.promise->bound.first_token_s)},
+                  {"mean_between_ms", ms(m.promise->bound.mean_between_s)}};
+    row["good_requests"] = m.promise->good_requests;
+    row["goodput_req_s"] = *figures.goodput_req_s;
+  }
   for (const WorkloadSample& sample : m.samples) {
     row["samples_s"].push_back(sample.total_s);
     row["samples_new_tokens"].push_back(sample.new_tokens);

@@ -150,10 +150,16 @@ struct WorkloadSample {
 struct WorkloadMeasurement {
   RowOrigin origin{};
   std::string model{};
-  Json shape{};  // of the requests, and how they were run
+  Json shape{};                  // of the requests, and how they were run
+  Json conversations = nullptr;  // what became of those that the requests were made of
   std::vector<WorkloadSample> samples{};
   double warm_up_s = 0;
   ServingFigures serving{};  // from the sample with the median time
+  struct Promise {
+    LatencyBound bound{};
+    int64_t good_requests = 0;  // that met the bound, in the sample with the median time
+  };
+  std::optional<Promise> promise{};
   MemoryPlan memory{};
   // At the start, after the warm-up, and after each tenth of each repeat's requests.
   std::vector<MemoryPoint> memory_points{};
@@ -219,6 +225,7 @@ struct WorkloadFigures {
   double total_s = 0;
   double output_tok_s = 0;
   double total_tok_s = 0;
+  std::optional<double> goodput_req_s{};  // requests per second that met the bound, if there is one
 };
 
 // Refuses a row that failed, was interrupted, is unverified, has no samples (a kernel's row: fewer

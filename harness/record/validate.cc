@@ -121,6 +121,11 @@ void ValidateWorkload(const Json& row) {
                        {"total_tok_s", Median(tokens_per_s)}});
   if (!row["library"].is_null()) return;  // only the throughput of another program is known
   RequireLatencies(row);
+  if (row.contains("slo")) {
+    RequireAscending("good_requests", {row["good_requests"], row["shape"]["requests"]},
+                     "it and the number of requests");
+    RequireFigures(row, {{"goodput_req_s", row["good_requests"].get<double>() / Median(seconds)}});
+  }
   RequireAscending("decode_read_bytes", {row["decode_read_bytes"], row["decode_unshared_bytes"]},
                    "it and decode_unshared_bytes");
   RequireAscending("mean_kv_pages", {row["mean_kv_pages"], row["max_kv_pages"], row["kv_pages"]},

@@ -18,6 +18,7 @@ from browser import Browser
 from command_case import run_here
 from matplotlib.image import imread
 from synthetic import START, DecoderCase, Effect, KernelCase, Machine, decoder_cases, kernel_cases, write
+from synthetic_workload import rate_sweep
 
 from tokline import records
 from tokline.report.canvas import draw
@@ -658,6 +659,11 @@ class DrawnTest(ReportCase):
             machine.wait(days=1)
         self.report_of(lines)
         self.check(self.path("report.html"), 6)
+
+    def test_a_sweep_of_rates_is_drawn_well(self):
+        machine = Machine(seed=14)
+        self.report_of(rate_sweep(machine) + rate_sweep(machine, implementation="cuda, without graphs"))
+        self.check(self.path("report.html"), 1)
 
     def test_one_commit_is_drawn_well(self):
         machine = Machine(seed=13)

@@ -75,7 +75,21 @@ def workload_run(machine, us=50.0, repeats=3, **changes):
         "memory_points": [],
     }
     row |= changes
+    if "good_requests" in row:
+        row["goodput_req_s"] = row["good_requests"] / row["total_s"]
     end = {
         "schema": 2, "kind": "end", "run_id": header["run_id"], "interrupted": False, "rows": 1,
         "refused": int(row["status"] != "ok"), "gpu_after": header["fingerprint"]["gpu"]["before"],}
     return [header, row, end]
+
+
+def rate_sweep(machine, rates=(0.5, 1, 2, 4, "inf"), **changes):
+    """The records of a workload at several rates: the faster requests come, the longer they wait."""
+    lines = []
+    for number, rate in enumerate(rates):
+        shape = workload_run(machine)[1]["shape"] | {"rate": rate, "hash": f"{number:016x}"}
+        waits = {"count": REQUESTS, "median": 40.0 * 3**number, "p90": 60.0 * 3**number, "p99": 90.0 * 3**number}
+        lines += workload_run(machine, 400.0 / 2**number, shape=shape, first_token_ms=waits, **changes,
+                              slo={"first_token_ms": 200.0, "mean_between_ms": 20.0},
+                              good_requests=(256, 250, 200, 90, 12)[number])
+    return lines

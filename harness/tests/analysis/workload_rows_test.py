@@ -9,7 +9,7 @@ from pathlib import Path
 
 import synthetic
 from command_case import CommandTest
-from synthetic_workload import NEW_TOKENS, workload_run
+from synthetic_workload import NEW_TOKENS, rate_sweep, workload_run
 from tokline import records
 from tokline.records import BadRecords
 from tokline.report.evidence import Evidence
@@ -63,6 +63,9 @@ class WorkloadRowsTest(CommandTest):
         self.refuses("does not ascend", first_token_ms={"median": 5.0, "p90": 3.0, "p99": 9.0})
         self.refuses("first_token_ms.p99 is 9.0 of 99 latencies; it is stated of 100",
                      first_token_ms={"count": 99, "median": 5.0, "p90": 7.0, "p99": 9.0})
+        self.refuses("good_requests, shape.requests does not ascend", good_requests=257,
+                     slo={"first_token_ms": 200.0, "mean_between_ms": None})
+        self.refuses("has no field 'good_requests'", slo={"first_token_ms": 200.0, "mean_between_ms": None})
         self.refuses("end_to_end_ms.p90 is null of 10 latencies",
                      end_to_end_ms={"count": 10, "median": 5.0, "p90": None, "p99": None})
         self.refuses("no field 'hash'", shape={"name": "x"})
@@ -80,6 +83,25 @@ class WorkloadRowsTest(CommandTest):
         self.run_command("report", path, "-o", page, expect=0)
         self.assertIn("480, -, -", page.read_text())
         self.run_command("export", path, "--format", "csv", expect=0)
+
+    def test_rates_of_one_workload_are_rows_that_the_report_draws_together(self):
+        path = self.write("sweep.jsonl", rate_sweep(self.machine))
+        rows = [row for run in records.read(path) for row in run.rows]
+        self.assertEqual(str(records.key(rows[0])), "workload qwen3-0.6b nano-vllm page 256 batch 256 rate 0.5 cuda bf16")
+        ((name, entries),) = Evidence(records.read(path)).rate_sweeps.items()
+        self.assertEqual(name, "qwen3-0.6b, bf16, cuda, nano-vllm, page 256, batch 256")
+        self.assertEqual([entry.row["shape"]["rate"] for entry in entries], [0.5, 1, 2, 4, "inf"])
+        page = self.folder / "sweep.html"
+        self.run_command("report", path, "-o", page, expect=0)
+        text = page.read_text()
+        best = max(rows, key=lambda row: row["goodput_req_s"])
+        for words in ("Workloads over the request rate", 'aria-label="Output tokens per second, latencies and goodput',
+                      f"at most {best['goodput_req_s']:.1f} requests per second met 200 ms to the first token and 20.0 ms "
+                      f"between tokens, where {best['shape']['rate']:g} arrived."):
+            self.assertIn(words, text)
+        self.assertNotIn('aria-label="Output tokens per second and latencies', text)
+        one = self.write("one.jsonl", rate_sweep(self.machine, rates=(2,)))
+        self.assertEqual(Evidence(records.read(one)).rate_sweeps, {})
 
     def test_gate_sees_slower_throughput(self):
         said = self.gate(self.rounds("b.jsonl", 5, us=54.0), expect=1)

@@ -369,7 +369,8 @@ TEST(CliErrorsTest, AFlagThatBenchWouldIgnoreIsRefusedByName) {
         FailsWith(RunTokline(Bench(args)), 2, {flag[0], " cannot be used with --workload"}));
   }
   for (const Args& flag : {Args{"--max-batch", "1"}, Args{"--token-budget", "8"}, Args{"--reuse"},
-                           Args{"--sharing", "auto"}}) {
+                           Args{"--sharing", "auto"}, Args{"--requests", "3"}, Args{"--rates", "1"},
+                           Args{"--slo", "ttft=1"}}) {
     EXPECT_TRUE(FailsWith(RunTokline(Bench(flag)), 2, {flag[0] + " needs --workload"}));
   }
 }

@@ -221,6 +221,85 @@ TEST(CliWorkloadTest, StopStringEndsARequestWhereGenerateEndsItsText) {
   }
 }
 
+TEST(CliWorkloadTest, ConversationsAreRunAtTheirLengthsAndTheirFilterIsSaid) {
+  TempFolder dir;
+  const auto turns = [](const char* question, const char* answer) {
+    return Json{{"conversations",
+                 {{{"from", "human"}, {"value", question}}, {{"from", "gpt"}, {"value", answer}}}}};
+  };
+  std::ofstream(dir / "chats.json")
+      << Json{turns("The code of amber is 4821.", "What is the code?"), turns("", "a"),
+              turns("What is it?", "The code of amber is 4821.")};
+  const Recorded all = RunWorkload(dir / "chats.json", {});
+  ASSERT_EQ(all.result.exit_code, 0) << all.result.err;
+  EXPECT_THAT(all.result.out, HasSubstr("3 conversations read: 2 taken, 0 without an answer, "
+                                        "1 empty, 0 too long\n"));
+  EXPECT_EQ(all.row()["conversations"],
+            Json({{"read", 3}, {"unanswered", 0}, {"empty", 1}, {"too_long", 0}}));
+  EXPECT_EQ(all.row()["shape"]["requests"], 2);
+  EXPECT_EQ(all.row()["samples_new_tokens"][0], all.row()["shape"]["new_tokens"]);
+  const Recorded one = RunWorkload(dir / "chats.json", {"--requests", "1"});
+  EXPECT_EQ(one.row()["conversations"]["read"], 1);
+  EXPECT_EQ(one.row()["end_to_end_ms"]["count"], 1);
+  for (const auto& [text, field] : {std::pair("The code of amber is 4821.", "prompt_tokens"),
+                                    std::pair("What is the code?", "new_tokens")}) {
+    RunTokline({"generate", "--device", "cpu", "--prompt", text, "--max-new-tokens", "1", "--json",
+                dir / "ids.json"});
+    EXPECT_EQ(one.row()["shape"][field], Json::parse(ReadFile(dir / "ids.json"))["prompt"].size());
+  }
+
+  const std::string model = std::string(TOKLINE_SOURCE_DIR) + "/harness/tests/golden/qwen3_tiny";
+  EXPECT_TRUE(FailsWith(RunWorkload(dir / "chats.json", {"--model", model}).result, 1,
+                        {"chats.json has conversations, which need the model's tokenizer"}));
+  EXPECT_TRUE(FailsWith(RunWorkload(kSmall, {"--requests", "1"}).result, 2,
+                        {"--requests needs a file of conversations", kSmall}));
+  std::ofstream(dir / "chats.json") << R"([{"conversations": [{"from": "human"}]}])";
+  EXPECT_TRUE(FailsWith(RunWorkload(dir / "chats.json", {}).result, 2,
+                        {"conversation 1: a turn has no text \"value\""}));
+}
+
+TEST(CliWorkloadTest, EveryRateIsARowWithTheGoodputOfItsBound) {
+  TempFolder dir;
+  const Recorded recorded = RunWorkload(
+      kSmall, {"--rates", "500,inf", "--slo", "ttft=100000", "--json", dir / "out.json"});
+  ASSERT_EQ(recorded.result.exit_code, 0) << recorded.result.err;
+  ASSERT_EQ(recorded.records.size(), 4u);
+  EXPECT_EQ(recorded.records[1]["shape"]["rate"], 500);
+  EXPECT_EQ(recorded.records[2]["shape"]["rate"], "inf");
+  EXPECT_NE(recorded.records[1]["shape"]["hash"], recorded.records[2]["shape"]["hash"]);
+  for (int i : {1, 2}) {
+    const Json& row = recorded.records[i];
+    EXPECT_EQ(row["good_requests"], 12);
+    EXPECT_DOUBLE_EQ(row["goodput_req_s"].get<double>(), 12 / row["total_s"].get<double>());
+  }
+  EXPECT_THAT(recorded.result.out, HasSubstr("most goodput: "));
+  EXPECT_EQ(Json::parse(ReadFile(dir / "out.json"))["rows"].size(), 2u);
+  const Recorded again = RunWorkload(kSmall, {"--rates", "500", "--slo", "ttft=0.0001,itl=5"});
+  EXPECT_EQ(again.row()["shape"], recorded.row()["shape"]);
+  EXPECT_EQ(again.row()["good_requests"], 0);
+  EXPECT_THAT(again.result.out, HasSubstr("no request met the bound at any rate"));
+  const Recorded other = RunWorkload(kSmall, {"--rates", "500", "--seed", "1"});
+  EXPECT_NE(other.row()["shape"]["hash"], recorded.row()["shape"]["hash"]);
+  EXPECT_FALSE(other.row().contains("slo"));
+}
+
+TEST(CliWorkloadTest, RatesAndBoundsThatMakeNoSenseAreRefused) {
+  const auto refused = [](const Args& more, const Args& words) {
+    return FailsWith(RunWorkload(kSmall, more).result, 2, words);
+  };
+  EXPECT_TRUE(refused({"--rates", "1,0"}, {"--rates has \"0\"", "1e-06 to 1e+06", "or inf"}));
+  EXPECT_TRUE(refused({"--rates", "1,x"}, {"--rates is \"x\""}));
+  EXPECT_TRUE(refused({"--rates", "2,2.0"}, {"--rates has \"2.0\" twice"}));
+  EXPECT_TRUE(refused({"--rates", "1,"}, {"--rates is \"\""}));
+  EXPECT_TRUE(refused({"--rates", "0.000001"}, {"at a rate of 1e-06", "604800 are allowed"}));
+  EXPECT_TRUE(refused({"--slo", "ttft=200,p99=3"}, {"--slo has \"p99=3\"", "ttft=MS, itl=MS"}));
+  EXPECT_TRUE(refused({"--slo", "itl=0"}, {"--slo has \"itl=0\"", "more than 0"}));
+  EXPECT_TRUE(refused({"--slo", "itl=1,itl=2"}, {"--slo has itl twice"}));
+  EXPECT_TRUE(refused({"--seed", "1"}, {"--seed cannot be used with --workload"}));
+  EXPECT_TRUE(FailsWith(RunWorkload("synthetic:requests=2,ids=300,rate=5", {"--rates", "1"}).result,
+                        2, {"--rates would replace the arrivals that synthetic:requests=2"}));
+}
+
 TEST(CliWorkloadTest, StopStringsNeedATokenizer) {
   TempFolder dir;
   std::ofstream(dir / "stop.jsonl")

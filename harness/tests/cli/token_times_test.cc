@@ -162,6 +162,16 @@ TEST_P(TokenTimesTest, WorkloadsCountTheSame) {
   EXPECT_NEAR(between->p90.value(), kDecodeS, kError);
   EXPECT_NEAR(end->median, 10 * request_s, kError);
   EXPECT_NEAR(result.total_s, 20 * request_s, kError);
+  const auto good = [&](const LatencyBound& bound) {
+    return std::ranges::count_if(result.waits,
+                                 [&](const auto& wait) { return bound.IsMetBy(wait); });
+  };
+  const double third_s = 2 * request_s + kPrefillS;
+  EXPECT_EQ(good({}), 20);
+  EXPECT_EQ(good({.first_token_s = third_s + kError}), 3);
+  EXPECT_EQ(good({.first_token_s = third_s - kError}), 2);
+  EXPECT_EQ(good({.mean_between_s = kDecodeS + kError}), 20);
+  EXPECT_EQ(good({.first_token_s = third_s + kError, .mean_between_s = kDecodeS - kError}), 0);
   EXPECT_NEAR(result.output_tokens_per_s, kTokens / request_s, kError);
 }
 

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -153,6 +155,33 @@ TEST_F(WorkloadTest, BadLinesAreNamedWithTheirNumberAndReason) {
   EXPECT_THAT(message(stop + "\"\xff\"}"), HasSubstr("jsonl:2: it is not a JSON object"));
   EXPECT_THAT(MessageOf([&] { ReadWorkload(Write("\n")); }), HasSubstr("has no requests"));
   EXPECT_THAT(MessageOf([&] { ReadWorkload("/no/such/file"); }), HasSubstr("/no/such/file"));
+}
+
+TEST_F(WorkloadTest, ArrivalsAtARateAreThoseOfItsSeedInItsScale) {
+  Workload workload = SyntheticWorkload("requests=4000,prompt=1,new=1");
+  EXPECT_FALSE(workload.HasArrivals());
+  const auto arrivals = [&](double rate, uint64_t seed) {
+    workload.SetRate(rate, seed);
+    std::vector<double> each;
+    for (const WorkloadRequest& one : workload.requests) each.push_back(one.arrival_s);
+    return each;
+  };
+  const std::vector<double> slow = arrivals(8, 5), fast = arrivals(16, 5);
+  EXPECT_TRUE(workload.HasArrivals());
+  EXPECT_TRUE(std::ranges::is_sorted(slow));
+  EXPECT_EQ(slow[0], 0);
+  EXPECT_NEAR(slow.back(), 4000 / 8.0, 4 * std::sqrt(4000.0) / 8);
+  int short_gaps = 0;  // than the mean: of exponential ones, 1 - 1/e
+  for (size_t i = 1; i < slow.size(); ++i) {
+    EXPECT_NEAR(slow[i], 2 * fast[i], 1e-9);
+    short_gaps += slow[i] - slow[i - 1] < 1 / 8.0;
+  }
+  EXPECT_NEAR(short_gaps / 4000.0, 1 - std::exp(-1.0), 0.04);
+  EXPECT_NE(arrivals(8, 6), slow);
+  arrivals(std::numeric_limits<double>::infinity(), 5);
+  EXPECT_FALSE(workload.HasArrivals());
+  EXPECT_THAT(MessageOf([&] { workload.SetRate(1e-6, 5); }),
+              HasSubstr("at a rate of 1e-06 arrives after"));
 }
 
 TEST_F(WorkloadTest, PercentilesAreFiguresThatOccurred) {

@@ -70,6 +70,34 @@ TEST(WorkloadRowTest, FiguresFollowFromTheRepeats) {
   EXPECT_EQ(row["memory_points"][1]["device_free"], 7);
 }
 
+TEST(WorkloadRowTest, GoodputFollowsFromTheRequestsThatMetTheBound) {
+  WorkloadMeasurement m = WorkloadOf3Repeats();
+  EXPECT_FALSE(WorkloadRow(m).contains("slo"));
+  m.promise = {.bound = {.first_token_s = 0.2}, .good_requests = 3};
+  Json row = WorkloadRow(m);
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["slo"], Json({{"first_token_ms", 200.0}, {"mean_between_ms", nullptr}}));
+  EXPECT_DOUBLE_EQ(row["goodput_req_s"], 3 / 2.0);
+  const auto expect_invalid = [&](const char* name, const Json& value) {
+    Json other = row;
+    other[name] = value;
+    EXPECT_THROW(ValidateRecord(other), InvalidArgument) << name;
+  };
+  expect_invalid("goodput_req_s", 2.0);
+  expect_invalid("good_requests", 13);
+  row.erase("good_requests");
+  EXPECT_THROW(ValidateRecord(row), InvalidArgument);
+  row = WorkloadRow(m);
+  for (const Json& rate : {Json(0.5), Json("inf")}) {
+    row["shape"]["rate"] = rate;
+    EXPECT_NO_THROW(ValidateRecord(row)) << rate;
+  }
+  for (const Json& rate : {Json(0), Json("fast"), Json(nullptr)}) {
+    row["shape"]["rate"] = rate;
+    EXPECT_THROW(ValidateRecord(row), InvalidArgument) << rate;
+  }
+}
+
 TEST(WorkloadRowTest, OfAnotherProgramOnlyTheThroughputIsKnown) {
   Json row = WorkloadRow(WorkloadOf3Repeats());
   row["library"] = {{"name", "other"}, {"version", "1"}};

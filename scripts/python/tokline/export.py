@@ -20,7 +20,8 @@ _CSV_FIGURES = ("samples", "median_us", "mad_us", "ci95_low_us", "ci95_high_us",
                 "decode_tok_s", "prefill_tok_s", "limit", "floor_us", "percent_of_measured_peak",
                 "percent_of_datasheet_peak", "memory_bytes", "samples_us", "total_s", "output_tok_s", "total_tok_s",
                 "warm_up_s", "host_share", "kv_pages", "mean_kv_pages", "max_kv_pages", "preemptions",
-                "recomputed_tokens", "reused_tokens", "decode_read_bytes", "decode_unshared_bytes")
+                "recomputed_tokens", "reused_tokens", "decode_read_bytes", "decode_unshared_bytes",
+                "good_requests", "goodput_req_s")
 
 
 class NotOneSeries(Stop):

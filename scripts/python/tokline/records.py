@@ -22,7 +22,8 @@ WORKLOAD = "workload"
 WHOLE = (DECODER, WORKLOAD)
 
 # Dimensions that tell rows of one shape name apart, and the word before them in a label.
-_LABEL_KEYS = {"page_size": "page", "tokens": "tokens", "rows": "rows", "max_batch": "batch", "sharing": "sharing"}
+_LABEL_KEYS = {"page_size": "page", "tokens": "tokens", "rows": "rows", "max_batch": "batch", "sharing": "sharing",
+               "rate": "rate"}
 _LABEL_FLAGS = ("append", "reuse")
 # What a run may differ in and still be compared: when and of what it was, not on what.
 _NOT_IDENTITY = {"time_utc", "command_line", "commit", "dirty", "gpu", "gpu_before"}
@@ -481,6 +482,9 @@ def _check_figures(row, where):
         cost = row["cost"]
         figures |= {"median_us": median, "gbps": (cost["read_bytes"] + cost["write_bytes"]) / median / 1e3,
                     "tflops": cost["flops"] / median / 1e6}
+    if "slo" in row:
+        figures["goodput_req_s"] = row["good_requests"] / row["total_s"]
+        _check_ascending(where, "good_requests, shape.requests", [row["good_requests"], row["shape"]["requests"]])
     for name in LATENCIES:
         _check_latencies(where, name, row.get(name))
     if row.get("limit"):

@@ -78,23 +78,24 @@ def decoder_table(rows):
 
 
 def workload_table(rows):
-    header = ["model", "workload", "implementation", "dtype", "device", "output tok/s", "total tok/s",
-              "first token ms (p50, p90, p99)", "between tokens ms", "end to end ms", "KV mean / most", "preempted",
+    header = ["model", "workload", "implementation", "dtype", "device", "output tok/s", "total tok/s", "requests/s",
+              "goodput/s", "first token ms (p50, p90, p99)", "between tokens ms", "end to end ms", "KV mean / most", "preempted",
               "reused", "host share", "verified"]
     lines = []
     for row in rows:
         name = ("peer " if row["library"] else "") + row["implementation"]
         line = [row["model"], shape_label(row["shape"]), name, row["dtype"], row["device"]]
         if row["status"] == "ok" and row["library"]:
-            line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]), *[""] * 7, "not judged"]
+            line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]), *[""] * 9, "not judged"]
         elif row["status"] == "ok":
             pages = row["kv_pages"]
             line += [figure(row["output_tok_s"]), figure(row["total_tok_s"]),
+                     figure(row["shape"]["requests"] / row["total_s"]), figure(row.get("goodput_req_s")),
                      *(latencies(row.get(name)) for name in records.LATENCIES),
                      f"{100 * row['mean_kv_pages'] / pages:.0f} / {100 * row['max_kv_pages'] / pages:.0f} %",
                      f"{row['preemptions']:,}", f"{row['reused_tokens']:,}", f"{100 * row['host_share']:.1f} %", "yes"]
         else:
-            line += ["refused", *[""] * 8, "no"]
+            line += ["refused", *[""] * 10, "no"]
         lines.append(line)
     return header, lines
 

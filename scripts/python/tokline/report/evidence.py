@@ -516,6 +516,19 @@ class Evidence:
                 for name, rows in by_name.items() for entry, parts in rows.items()}
 
     @cached_property
+    def rate_sweeps(self):
+        """{name: [Entry]}: rows of one workload that differ by their request rate, slowest first."""
+        sweeps = {}
+        for entry in self.ours(records.WORKLOAD):
+            shape = entry.row["shape"]
+            if entry.ok and "rate" in shape:
+                rest = {name: value for name, value in shape.items() if name not in ("rate", "hash")}
+                name = f"{entry.row['model']}, {entry.row['dtype']}, {entry.how}, {records.shape_label(rest)}"
+                sweeps.setdefault(name, []).append(entry)
+        return {name: sorted(entries, key=lambda entry: float(entry.row["shape"]["rate"]))
+                for name, entries in sweeps.items() if len(entries) > 1}
+
+    @cached_property
     def furthest_sentence(self):
         if not self.furthest:
             return "How far a kernel is from its limit is not known: no cold row with measured peaks."

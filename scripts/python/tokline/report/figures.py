@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from tokline import records
-from tokline.report.canvas import (BAD, GOOD, GRID, INK, LIMIT, MUTED, SMALL, SURFACE, draw, kernel_look,
-                                   place_labels, plain_log)
+from tokline.report.canvas import (BAD, FONT, GOOD, GRID, INK, LIMIT, MUTED, PALETTE, SMALL, SURFACE, draw,
+                                   kernel_look, place_labels, plain_log)
 from tokline.report.evidence import LONG_FLOOR_US
 from tokline.report.wording import compact, figure, microseconds, percent, ratio
 
@@ -266,7 +266,8 @@ def ablation(evidence):
 
 def workloads(evidence):
     """Three plots with one line per workload: output tok/s, and how long requests waited for tokens."""
-    rows = [entry for entry in evidence.ours(records.WORKLOAD) if entry.ok]
+    swept = {id(entry) for entries in evidence.rate_sweeps.values() for entry in entries}
+    rows = [entry for entry in evidence.ours(records.WORKLOAD) if entry.ok and id(entry) not in swept]
     if not rows:
         return None
     plots = (("output tok/s", paint_rate), ("ms to the first token", lambda axes, entry, y: paint_latency(
@@ -303,6 +304,59 @@ def workloads(evidence):
                 plain_log(axes.xaxis, subs=(1.0, 2.0, 5.0) if high / low < 50 else (1.0,))
 
     return draw("workloads", "Output tokens per second and latencies of each workload", height, paint)
+
+
+def rates(evidence):
+    """What a service does as requests come faster: throughput, latencies and goodput over the rate."""
+    sweeps = list(evidence.rate_sweeps.items())[:len(PALETTE)]
+    if not sweeps:
+        return None
+    places = sorted({float(entry.row["shape"]["rate"]) for _, entries in sweeps for entry in entries})
+    plots = [("output tok/s", [("", lambda row: row["output_tok_s"])])]
+    plots += [(words, [("median", lambda row, name=name: (row[name] or {}).get("median")),
+                       ("p99", lambda row, name=name: (row[name] or {}).get("p99"))])
+              for words, name in (("ms to the first token", "first_token_ms"), ("ms between tokens", "between_tokens_ms"))]
+    if any("slo" in entry.row for _, entries in sweeps for entry in entries):
+        plots.append(("requests per second that met their bound", [("", lambda row: row.get("goodput_req_s"))]))
+    cell_height, foot = 250, 22
+
+    def columns(narrow):
+        return 1 if narrow else 2
+
+    def height(narrow):
+        return cell_height * math.ceil(len(plots) / columns(narrow)) + foot * (1 + len(sweeps))
+
+    def paint(canvas):
+        cell = canvas.width / columns(canvas.narrow)
+        for number, (words, lines) in enumerate(plots):
+            left, top = cell * (number % columns(canvas.narrow)), cell_height * (number // columns(canvas.narrow))
+            canvas.text(left, top + 12, words, fontweight="bold", va="center")
+            axes = canvas.axes(left + 46, top + 30, cell - 66, cell_height - 84)
+            for colour, (_, entries) in zip(PALETTE, sweeps):
+                for style, (_, value) in zip(("-", "--"), lines):
+                    points = [(places.index(float(entry.row["shape"]["rate"])), value(entry.row)) for entry in entries]
+                    points = [point for point in points if point[1] is not None]
+                    axes.plot([x for x, _ in points], [y for _, y in points], color=colour, linewidth=1.6, linestyle=style,
+                              marker="o", markersize=4.5)
+            axes.set_xticks(range(len(places)), ["∞" if math.isinf(rate) else compact(rate) for rate in places])
+            axes.margins(x=0.06)
+            if len(lines) > 1:
+                axes.set_yscale("log")
+                low, high = axes.get_ylim()
+                plain_log(axes.yaxis, subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,))
+            else:
+                axes.set_ylim(bottom=0)
+                axes.yaxis.set_major_locator(MaxNLocator(5))
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+            axes.set_xlabel("requests that arrive per second")
+            axes.grid(True)
+        handles = [Line2D([], [], color=colour, linewidth=1.6, label=canvas.fitted(name, canvas.width - 50, FONT))
+                   for colour, (name, _) in zip(PALETTE, sweeps)]
+        handles.append(Line2D([], [], color=MUTED, linewidth=1.6, linestyle="--", label="dashed: p99, where it is known"))
+        canvas.figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.0), borderaxespad=0.1)
+
+    return draw("rates", "Output tokens per second, latencies and goodput of workloads over the rate of requests", height,
+                paint)
 
 
 def beside(axes, y, words):

@@ -10,7 +10,7 @@ import jinja2
 from tokline import ablate, blame, compare, records, standing
 from tokline.report import figures, timelines, waterfalls
 from tokline.report.evidence import LONG_FLOOR_US, measured_alike, workload_parts
-from tokline.report.wording import command_words, commit_label, microseconds, percent, ratio
+from tokline.report.wording import command_words, commit_label, listed, microseconds, percent, ratio
 from tokline.statistics import median
 from tokline.table import latencies
 from tokline.terminal import count, figure
@@ -59,7 +59,7 @@ class Section:
 
 def sections(evidence, own_command, progress=lambda words: None):
     """The report's sections, in the order in which a reader needs them."""
-    makers = [beside_peers, tables, roofline, shares, throughput, workloads, step, ablation, history, machine]
+    makers = [beside_peers, tables, roofline, shares, throughput, workloads, rates, step, ablation, history, machine]
     makers.insert(0 if evidence.baseline else -2, difference)
     made = []
     for number, maker in enumerate(makers, 1):
@@ -175,10 +175,36 @@ def workloads(evidence):
     return section, runs_of(entries)
 
 
+def rates(evidence):
+    section = Section(
+        "rates", "Workloads over the request rate", "The same requests, arriving at random, ever faster; at ∞ all arrive "
+        "at once.", drawing=figures.rates(evidence),
+        caption="Requests that wait for others are late, so the first token shows best where a service is full. Goodput "
+        "counts the requests whose first token and mean time between tokens met the bound that was asked for.",
+        missing="No workload was run at several rates. To do so: tokline bench --model DIR --workload FILE --rates "
+        "1,2,4,inf --slo ttft=200,itl=20 --record FILE")
+    entries = []
+    for name, found in evidence.rate_sweeps.items():
+        entries += found
+        good = [entry for entry in found if entry.row.get("goodput_req_s")]
+        if good:
+            best = max(good, key=lambda entry: entry.row["goodput_req_s"])
+            row, rate = best.row, best.row["shape"]["rate"]
+            section.sentences.append(
+                f"{name}: at most {figure(row['goodput_req_s'])} requests per second met {bound_words(row['slo'])}, "
+                + ("where all arrived at once." if rate == "inf" else f"where {rate:g} arrived."))
+    return section, runs_of(entries)
+
+
+def bound_words(slo):
+    return listed(f"{figure(slo[name])} ms {words}" for name, words in (
+        ("first_token_ms", "to the first token"), ("mean_between_ms", "between tokens")) if slo[name] is not None)
+
+
 def workload_table(evidence, entries):
     """A line a workload, which folds out to what explains its figures."""
-    header = ["workload", "implementation", "dtype", "requests", "output tok/s", "total tok/s",
-              "first token ms: p50, p90, p99", "between tokens ms", "end to end ms", "preempted", "reused",
+    header = ["workload", "implementation", "dtype", "requests", "output tok/s", "total tok/s", "requests/s",
+              "goodput/s", "first token ms: p50, p90, p99", "between tokens ms", "end to end ms", "preempted", "reused",
               "host share", "verified", "remarks"]
     rest = ["in full", "tokens in + out", "seconds", "KV pages mean / most / all", "computed again", "host µs a step",
             "warm-up s", "memory MiB"]
@@ -188,6 +214,7 @@ def workload_table(evidence, entries):
         cells = [evidence.workload_names[id(entry)], entry.how, row["dtype"], f"{row['shape']['requests']:,}"]
         if entry.ok:
             cells += [figure(row["output_tok_s"]), figure(row["total_tok_s"]),
+                      figure(row["shape"]["requests"] / row["total_s"]), figure(row.get("goodput_req_s")),
                       *(latencies(row.get(name)) for name in records.LATENCIES),
                       f"{row['preemptions']:,}", f"{row['reused_tokens']:,}", f"{100 * row['host_share']:.1f} %",
                       verified_words(entry)]
@@ -198,7 +225,7 @@ def workload_table(evidence, entries):
                     figure(row["memory_bytes"] / 2**20)]
         lines.append(padded(cells, header, remarks(entry)))
         more.append(Table(rest[:len(why)], [why], set(range(1, len(rest)))))
-    return Table(header, lines, set(range(3, 12)), [row_class(entry) for entry in entries],
+    return Table(header, lines, set(range(3, 14)), [row_class(entry) for entry in entries],
                  f"workloads: {table_summary(entries)}", True, more)
 
 
