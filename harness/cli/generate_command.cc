@@ -278,10 +278,13 @@ int GenerateCommand(const CommandLine& line) {
     } else if (!result.stopped) {
       ending = ", cut short by --max-new-tokens";
     }
-    PrintStatus(StrCat("[", Grouped(prompt_tokens), " prompt ",
-                       prompt_tokens == 1 ? "token" : "tokens", ", first token ",
-                       Milliseconds(result.times.FirstTokenS()), ", ", Tokens(made), ", ",
-                       PerSecond(result.times.TokensPerSecond()), " tok/s", ending, "]"));
+    const std::string prompt =
+        StrCat("[", Grouped(prompt_tokens), " prompt ", prompt_tokens == 1 ? "token" : "tokens");
+    PrintStatus(made == 0
+                    ? prompt + ", interrupted before the first token]"
+                    : StrCat(prompt, ", first token ", Milliseconds(result.times.FirstTokenS()),
+                             ", ", Tokens(made), ", ", PerSecond(result.times.TokensPerSecond()),
+                             " tok/s", ending, "]"));
   }
   return result.interrupted ? kInterruptedExit : kSuccess;
 }

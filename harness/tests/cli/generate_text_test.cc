@@ -5,6 +5,7 @@
 
 #include "harness/tests/chat/chat_model.h"
 #include "harness/tests/cli/program_run.h"
+#include "harness/tests/cli/terminal.h"
 #include "harness/text/tokenizer.h"
 #include "harness/text/utf8.h"
 #include "kernels/common/error.h"
@@ -21,6 +22,7 @@ using testing::ReadFile;
 using testing::RunTokline;
 using testing::RunToklineOn;
 using testing::TempFolder;
+using testing::Terminal;
 using testing::With;
 using testing::WriteChatModel;
 using testing::WriteFile;
@@ -180,6 +182,21 @@ TEST(GenerateTextTest, InterruptedStreamIsWholeTextAndExits130) {
   EXPECT_EQ(json["interrupted"], true);
   EXPECT_EQ(result.out, json["text"].get<std::string>() + "\n");
   EXPECT_NE(result.err.find(", interrupted]"), std::string::npos);
+}
+
+TEST(GenerateTextTest, AnInterruptedPrefillHasNoTimeOfAFirstToken) {
+  TempFolder dir;
+  std::string prompt;
+  for (int i = 0; i < 10'000; ++i) prompt += "one ";
+  WriteFile(dir / "prompt.txt", prompt);
+  Terminal terminal;
+  Program generate(Generate({"--prompt-file", dir / "prompt.txt"}),
+                   testing::ProgramStreams{.err = terminal.Path()});
+  ASSERT_NE(terminal.ReadTo(" prompt tokens, about "), "");
+  generate.Signal(SIGINT);
+  EXPECT_EQ(generate.Wait().exit_code, 130);
+  const std::string said = terminal.ReadTo("first token");
+  EXPECT_TRUE(said.ends_with(" prompt tokens, interrupted before the first token")) << said;
 }
 
 TEST(GenerateTextTest, ClosedOutputIsAFailureThatLeavesNothingBehind) {
