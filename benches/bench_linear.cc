@@ -100,7 +100,12 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                      .residual = shape.Flag("residual"),
                      .out_f32 = shape.Flag("out_f32")};
   for (const int64_t tokens : shape.Ints("tokens")) {
-    for (const LinearVariant variant : LinearVariantsOf(tokens, linear.norm, context)) {
+    const LinearParams projection{.gated_silu = linear.gated,
+                                  .num_tokens = tokens,
+                                  .in_features = linear.in,
+                                  .out_features = linear.out,
+                                  .norm_weight = linear.norm ? &kSomeNorm : nullptr};
+    for (const LinearVariant variant : LinearVariantsOf(projection, context)) {
       linear.tokens = tokens;
       linear.variant = variant;
       CaseSpec& spec = cases.emplace_back();

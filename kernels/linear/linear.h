@@ -118,6 +118,8 @@ struct LinearParams {
 
 // The variant that runs: the one asked for, or what kAuto selects on this device.
 LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device);
+// Whether the device can run these tokens, features and norm with the variant asked for.
+bool LinearRuns(const LinearParams& params, const DeviceFacts& device);
 // Whether `append` can be part of the projection's kernel: kWgmma with at most 64 tokens.
 bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
 // The size suffices for every variant.

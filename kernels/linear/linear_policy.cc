@@ -232,6 +232,25 @@ LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device
              : LinearVariant::kSkinny;
 }
 
+bool LinearRuns(const LinearParams& params, const DeviceFacts& device) {
+  LinearParams skinny = params;
+  switch (params.variant) {
+    case LinearVariant::kAuto:
+    case LinearVariant::kMatmul:
+      return true;
+    case LinearVariant::kWgmma:
+      return params.num_tokens <= kMaxWgmmaTokens && WgmmaRuns(params, device);
+    case LinearVariant::kNormThenSkinny:
+      if (params.norm_weight == nullptr) return false;
+      skinny.norm_weight = nullptr;
+      break;
+    case LinearVariant::kSkinny:
+      break;
+  }
+  return params.num_tokens <= kMaxSkinnyTokens && SkinnyFits(params) &&
+         PlanSkinny(skinny, device).shared_bytes <= device.shared_bytes_per_block;
+}
+
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
   LinearChoice choice{.variant = LinearPolicy(params, device)};
   if (choice.variant == LinearVariant::kMatmul || params.num_tokens == 0) return choice;
