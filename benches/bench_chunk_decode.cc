@@ -10,8 +10,6 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int32_t kHeadDim = 128;
-
 class DecodeCase : public KernelCase<ChunkDecodeParams> {
  public:
   DecodeCase(PagedBatch batch, int32_t num_q_heads, const CaseContext& context)
@@ -88,7 +86,7 @@ class DecodeCase : public KernelCase<ChunkDecodeParams> {
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
   const auto [hq, hk] = shape.QueryAndKvHeads();
-  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim, kHeadDims));
+  PagedKvLayout layout = shape.Layout();
   nlohmann::ordered_json described{{"name", shape.name()}};
   std::vector<int64_t> chunk_lengths;
   std::vector<std::vector<int32_t>> seq_chunks;
@@ -106,16 +104,17 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     }
     DescribeLengths(described, "len", chunk_lengths);
   }
-  described.update({{"hq", hq}, {"hk", hk}, {"head_dim", head_dim}});
+  described.update({{"hq", hq}, {"hk", hk}});
+  DescribeLayout(described, layout);
   for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
+    layout.page_size = static_cast<int32_t>(page_size);
     CaseSpec& spec = cases.emplace_back();
     spec.shape = described;
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
-    spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
-      return std::make_unique<DecodeCase>(
-          ShuffledBatch(hk, head_dim, static_cast<int32_t>(page_size), chunk_lengths, seq_chunks),
-          hq, context);
+    spec.make = [=, hq = hq](const CaseContext& context) -> std::unique_ptr<BenchCase> {
+      return std::make_unique<DecodeCase>(ShuffledBatch(layout, chunk_lengths, seq_chunks), hq,
+                                          context);
     };
   }
 }

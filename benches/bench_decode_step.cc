@@ -11,6 +11,7 @@ namespace tokline::bench {
 namespace {
 
 constexpr int32_t kPageSize = 256;
+constexpr Range kContexts = {1, 131072};
 
 // An error in one layer goes through all later ones. In simulations of 2 to 36 layers of the
 // benches' random values, in which units in the last place of weights, K and V flip as roundings
@@ -43,9 +44,7 @@ class StepCase final : public BenchCase {
  public:
   StepCase(const StepShape& shape, const CaseContext& context)
       : shape_(shape),
-        batch_(ShuffledBatch(shape.layout.num_kv_heads, shape.layout.head_dim,
-                             shape.layout.page_size,
-                             std::vector<int64_t>(shape.ids.size(), shape.context))) {
+        batch_(ShuffledBatch(shape.layout, std::vector<int64_t>(shape.ids.size(), shape.context))) {
     shape_.model.dtype = context.dtype;
     const DecodeStepModel& model = shape_.model;
     const int32_t head_dim = batch_.layout.head_dim;
@@ -193,7 +192,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                  .head_dim = static_cast<int32_t>(shape.IntOr("head_dim", 128, kHeadDims))};
   step.qk_norm = shape.Flag("qk_norm");
   const DecodeStepModel& model = step.model;
-  const std::vector<int64_t> contexts = shape.Ints("context");
+  const std::vector<int64_t> contexts = shape.Ints("context", kContexts);
   for (const int64_t tokens : shape.Ints("tokens", {1, kMaxDecodeStepTokens})) {
     if (context.device) {
       if (!context.device->HasHopperCode()) return;  // the decoder runs a chain of kernels there

@@ -10,7 +10,6 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int32_t kHeadDim = 128;
 constexpr float kNormEps = 1e-6f;
 
 class AppendCase : public KernelCase<KvAppendParams> {
@@ -98,14 +97,14 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
   const bool one = shape.Flag("one");
   const auto hq = static_cast<int32_t>(shape.IntOr("hq", 0, {0, kHeads.most}));
   if (hq > 0) shape.QueryAndKvHeads();  // refuses numbers that do not go together
-  PagedKvLayout layout{
-      .num_kv_heads = static_cast<int32_t>(shape.Int("hk", kHeads)),
-      .head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim, kHeadDims)),
-  };
-  nlohmann::ordered_json described{{"name", shape.name()},          {"tokens", tokens},
-                                   {"sequences", one ? 1 : tokens}, {"hq", hq},
-                                   {"hk", layout.num_kv_heads},     {"head_dim", layout.head_dim},
-                                   {"qk_norm_rope", hq > 0}};
+  PagedKvLayout layout = shape.Layout();
+  nlohmann::ordered_json described{{"name", shape.name()},
+                                   {"tokens", tokens},
+                                   {"sequences", one ? 1 : tokens},
+                                   {"hq", hq},
+                                   {"hk", layout.num_kv_heads}};
+  DescribeLayout(described, layout);
+  described["qk_norm_rope"] = hq > 0;
   for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
     layout.page_size = static_cast<int32_t>(page_size);
     CaseSpec& spec = cases.emplace_back();

@@ -7,8 +7,6 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int32_t kHeadDim = 128;
-
 class GatherCase : public KernelCase<PagedGatherParams> {
  public:
   GatherCase(PagedBatch batch, const CaseContext& context)
@@ -66,20 +64,20 @@ class GatherCase : public KernelCase<PagedGatherParams> {
 };
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
-  const auto hk = static_cast<int32_t>(shape.Int("hk", kHeads));
-  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim, kHeadDims));
+  PagedKvLayout layout = shape.Layout();
   const std::vector<int64_t> lengths = shape.Lengths("lens", "len");
   nlohmann::ordered_json described{{"name", shape.name()}};
   DescribeLengths(described, "len", lengths);
-  described.update({{"hk", hk}, {"head_dim", head_dim}});
+  described["hk"] = layout.num_kv_heads;
+  DescribeLayout(described, layout);
   for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
+    layout.page_size = static_cast<int32_t>(page_size);
     CaseSpec& spec = cases.emplace_back();
     spec.shape = described;
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
-      return std::make_unique<GatherCase>(
-          ShuffledBatch(hk, head_dim, static_cast<int32_t>(page_size), lengths), context);
+      return std::make_unique<GatherCase>(ShuffledBatch(layout, lengths), context);
     };
   }
 }

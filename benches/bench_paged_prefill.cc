@@ -9,8 +9,6 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int32_t kHeadDim = 128;
-
 class PrefillCase : public KernelCase<PagedPrefillParams> {
  public:
   // `new_tokens` is the number of new tokens of each sequence, which are the last of its context.
@@ -102,7 +100,7 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
   const auto [hq, hk] = shape.QueryAndKvHeads();
-  const auto head_dim = static_cast<int32_t>(shape.IntOr("head_dim", kHeadDim, kHeadDims));
+  PagedKvLayout layout = shape.Layout();
   const std::vector<int64_t> new_tokens = shape.Lengths("q", "q_len");
   const std::vector<int64_t> contexts = shape.Lengths("kv", "kv_len");
   if (new_tokens.size() != contexts.size()) {
@@ -117,16 +115,18 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
   nlohmann::ordered_json described{{"name", shape.name()}};
   DescribeLengths(described, "q_len", new_tokens);
   DescribeLengths(described, "kv_len", contexts);
-  described.update({{"hq", hq}, {"hk", hk}, {"head_dim", head_dim}, {"causal", true}});
+  described.update({{"hq", hq}, {"hk", hk}});
+  DescribeLayout(described, layout);
+  described["causal"] = true;
   for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
+    layout.page_size = static_cast<int32_t>(page_size);
     CaseSpec& spec = cases.emplace_back();
     spec.shape = described;
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
-    spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
-      return std::make_unique<PrefillCase>(
-          ShuffledBatch(hk, head_dim, static_cast<int32_t>(page_size), contexts), new_tokens, hq,
-          context);
+    spec.make = [=, hq = hq](const CaseContext& context) -> std::unique_ptr<BenchCase> {
+      return std::make_unique<PrefillCase>(ShuffledBatch(layout, contexts), new_tokens, hq,
+                                           context);
     };
   }
 }

@@ -22,6 +22,7 @@ class HostExecution : public Execution {
     Require(bytes <= free, "the case takes ", bytes, " bytes; ", free, " are free");
     return {.buffer_sets = 1, .cache = "cpu"};
   }
+  int64_t SweepBytes() const override { return 64 << 20; }
   std::unique_ptr<Memory> MakeMemory() const override { return MakeHostMemory(); }
   void Run(const BenchCase& bench_case, const TensorStore& store, int count, bool) const override {
     for (int copy = 0; copy < count; ++copy) bench_case.RunReference(store.Set(copy));

@@ -30,6 +30,8 @@ class Execution {
   virtual CaseContext Context(DType dtype) const = 0;
   // Throws RuntimeFailure with the needed and the free bytes if not even one set fits.
   virtual Placement Place(const Cost& cost, const TensorList& tensors) const = 0;
+  // The most bytes that a case of a sweep may take.
+  virtual int64_t SweepBytes() const = 0;
   virtual std::unique_ptr<Memory> MakeMemory() const = 0;
   // Runs the case once on each of the sets [0, count) and waits.
   virtual void Run(const BenchCase& bench_case, const TensorStore& store, int count,

@@ -43,6 +43,8 @@ class DeviceExecution : public Execution {
     }
     return PlaceInL2(cost.Bytes(), tensors.RotatingBytes(), facts_.l2_bytes, room);
   }
+  // The other half is for further buffer sets, and for peers that run beside the sweep's record.
+  int64_t SweepBytes() const override { return identity_.memory_bytes / 2; }
   std::unique_ptr<Memory> MakeMemory() const override { return MakeDeviceMemory(); }
   void Run(const BenchCase& bench_case, const TensorStore& store, int count,
            bool dependent) const override {

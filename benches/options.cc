@@ -77,6 +77,9 @@ std::vector<Flag> Table(Options& options) {
       {"--axis", "KEY=VALUES",
        "instead of shapes, an axis of a product: batch=1,8,64, len=1024:65536:x2, len=100:500:+100",
        [&options](auto, auto text) { options.axes.emplace_back(text); }},
+      {"--sweep", "N", "N shapes drawn from a seed instead (docs/measuring.md)",
+       IntegerInto(options.sweep, 1, 10000)},
+      {"--seed", "S", "the seed of --sweep (default: 0)", SeedInto(options.seed)},
       {"--dtype", "bf16|fp16", "storage type (default: bf16)",
        [&options](auto flag, auto text) {
          options.dtype = ParseChoice(flag, text, kDTypes) == 0 ? DType::kBf16 : DType::kF16;
@@ -133,9 +136,12 @@ Options ParseOptions(std::vector<std::string> args) {
             " does nothing here, since the program itself measures and prints: see --precision, "
             "--max-seconds, --samples and --format");
   }
-  ParseFlags("a bench program", flags, args);
+  const std::set<std::string_view> given = ParseFlags("a bench program", flags, args);
   Require(options.axes.empty() || options.shapes.empty(),
           "--axis and --shapes both say which shapes run; only one of them may be given");
+  Require(options.sweep == 0 || (options.shapes.empty() && options.axes.empty()),
+          "--sweep draws shapes; neither --shapes nor --axis may be given with it");
+  Require(options.sweep > 0 || !given.contains("--seed"), "--seed is given without --sweep");
   return options;
 }
 

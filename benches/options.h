@@ -15,6 +15,8 @@ struct Options {
   int gpu = 0;                    // its number, for "cuda"
   std::string shapes;             // a file; "": the default shapes
   std::vector<std::string> axes;  // "KEY=VALUES", instead of shapes
+  int64_t sweep = 0;              // shapes to draw instead; 0: none
+  uint64_t seed = 0;              // of the sweep
   std::string record;             // a file; "": none
   DType dtype = DType::kBf16;
   StoppingRule rule{};

@@ -7,6 +7,9 @@
 #include <random>
 #include <unordered_map>
 
+#include "harness/platform/process_memory.h"
+#include "kernels/common/error.h"
+
 namespace tokline::bench {
 
 int64_t PagedBatch::SequenceLength(int64_t seq) const {
@@ -26,17 +29,14 @@ ChunkTable PagedBatch::Table() const {
   return table;
 }
 
-PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
-                         const std::vector<int64_t>& chunk_lengths,
+PagedBatch ShuffledBatch(const PagedKvLayout& pageless, const std::vector<int64_t>& chunk_lengths,
                          std::vector<std::vector<int32_t>> seq_chunks) {
-  int64_t num_pages = 0;
-  for (const int64_t length : chunk_lengths) num_pages += (length + page_size - 1) / page_size;
-  PagedBatch batch{.layout = {.num_pages = num_pages,
-                              .num_kv_heads = num_kv_heads,
-                              .page_size = page_size,
-                              .head_dim = head_dim},
-                   .seq_chunks = std::move(seq_chunks)};
-  const std::vector<int32_t> pages = ShuffledIds(num_pages);
+  const int32_t page_size = pageless.page_size;
+  PagedBatch batch{.layout = pageless, .seq_chunks = std::move(seq_chunks)};
+  for (const int64_t length : chunk_lengths) {
+    batch.layout.num_pages += (length + page_size - 1) / page_size;
+  }
+  const std::vector<int32_t> pages = ShuffledIds(batch.layout.num_pages);
   auto next = pages.begin();
   for (const int64_t length : chunk_lengths) {
     const auto end = next + (length + page_size - 1) / page_size;
@@ -47,11 +47,10 @@ PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_si
   return batch;
 }
 
-PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
-                         const std::vector<int64_t>& lengths) {
+PagedBatch ShuffledBatch(const PagedKvLayout& pageless, const std::vector<int64_t>& lengths) {
   std::vector<std::vector<int32_t>> seq_chunks;
   for (size_t i = 0; i < lengths.size(); ++i) seq_chunks.push_back({static_cast<int32_t>(i)});
-  return ShuffledBatch(num_kv_heads, head_dim, page_size, lengths, std::move(seq_chunks));
+  return ShuffledBatch(pageless, lengths, std::move(seq_chunks));
 }
 
 PagedSample SamplePrefixes(const PagedBatch& whole, const std::vector<Prefix>& prefixes,
@@ -88,16 +87,18 @@ PagedSample SamplePrefixes(const PagedBatch& whole, const std::vector<Prefix>& p
 
 std::vector<int64_t> PoolRowsOf(const PagedKvLayout& whole, const std::vector<int64_t>& pages,
                                 const std::vector<int64_t>& kv_heads) {
-  std::vector<int64_t> rows;
-  rows.reserve(pages.size() * 2 * kv_heads.size() * static_cast<size_t>(whole.page_size));
-  for (const int64_t page : pages) {
-    for (const bool value : {false, true}) {
-      for (const int64_t head : kv_heads) {
-        const auto h = static_cast<int32_t>(head);
-        const int64_t offset = value ? whole.ValueOffset(page, h, 0) : whole.KeyOffset(page, h, 0);
-        for (int32_t row = 0; row < whole.page_size; ++row) {
-          rows.push_back(offset / whole.head_dim + row);
-        }
+  PagedKvLayout part = whole;
+  part.num_pages = static_cast<int64_t>(pages.size());
+  part.num_kv_heads = static_cast<int32_t>(kv_heads.size());
+  std::vector<int64_t> rows(static_cast<size_t>(part.NumElements() / part.head_dim));
+  for (int64_t p = 0; p < part.num_pages; ++p) {
+    const int64_t page = pages[static_cast<size_t>(p)];
+    for (int32_t h = 0; h < part.num_kv_heads; ++h) {
+      const auto head = static_cast<int32_t>(kv_heads[static_cast<size_t>(h)]);
+      for (int32_t row = 0; row < part.page_size; ++row) {
+        const auto at = [&](int64_t offset) { return static_cast<size_t>(offset / part.head_dim); };
+        rows[at(part.KeyOffset(p, h, row))] = whole.KeyOffset(page, head, row) / part.head_dim;
+        rows[at(part.ValueOffset(p, h, row))] = whole.ValueOffset(page, head, row) / part.head_dim;
       }
     }
   }
@@ -144,6 +145,9 @@ std::vector<int32_t> ShuffledIds(int64_t n) {
 
 std::vector<float> RopeTable(int64_t rows, int32_t head_dim) {
   constexpr double kBase = 1e6;
+  const int64_t bytes = rows * head_dim * int64_t{sizeof(float)};
+  Require(bytes <= AvailableHostBytes(), "the table of RoPE angles takes ", bytes, " bytes; ",
+          AvailableHostBytes(), " are free");
   std::vector<float> table;
   table.reserve(static_cast<size_t>(rows * head_dim));
   for (int64_t row = 0; row < rows; ++row) {

@@ -11,7 +11,7 @@
 
 namespace tokline::bench {
 
-// The layout is HND: its rows, in order, are (page, K or V, head, position in the page).
+// Sequences over a pool. Its rows are those of head_dim elements, in the order of the layout.
 struct PagedBatch {
   PagedKvLayout layout{};
   std::vector<std::vector<int32_t>> chunk_pages{};
@@ -24,14 +24,13 @@ struct PagedBatch {
   ChunkTable Table() const;
 };
 
-// Chunks of these lengths on pages that are shuffled over a pool of exactly the needed size.
-PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
-                         const std::vector<int64_t>& chunk_lengths,
+// Chunks of these lengths on pages that are shuffled over a pool of exactly the needed size, in
+// this layout.
+PagedBatch ShuffledBatch(const PagedKvLayout& pageless, const std::vector<int64_t>& chunk_lengths,
                          std::vector<std::vector<int32_t>> seq_chunks);
 
 // One chunk per sequence.
-PagedBatch ShuffledBatch(int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
-                         const std::vector<int64_t>& lengths);
+PagedBatch ShuffledBatch(const PagedKvLayout& pageless, const std::vector<int64_t>& lengths);
 
 // The first `length` tokens of sequence `seq`.
 struct Prefix {

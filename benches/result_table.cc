@@ -50,6 +50,7 @@ struct Column {
 const std::vector<Column>& Columns() {
   static const std::vector<Column> columns = {
       {"shape", [](const Result& r) { return Printable(r.shape); }},
+      {"dtype", [](const Result& r) { return r.m.origin.dtype; }, false, true},
       {"variant", Variant, false, true},
       {"cache", [](const Result& r) { return r.m.cache == "cpu" ? std::string() : r.m.cache; },
        false, true},
@@ -98,7 +99,7 @@ size_t Width(std::string_view text) {
 struct Sheet {
   explicit Sheet(const std::vector<Result>& results) {
     const KernelMeasurement& first = results.front().m;
-    title = StrCat(first.kernel, " on ", first.origin.device, ", ", first.origin.dtype);
+    title = StrCat(first.kernel, " on ", first.origin.device);
     lines.resize(results.size());
     for (const Column& column : Columns()) {
       std::vector<std::string> cells;

@@ -15,6 +15,7 @@
 #include "benches/measure_row.h"
 #include "benches/options.h"
 #include "benches/result_table.h"
+#include "benches/sweep.h"
 #include "harness/platform/flags.h"
 #include "harness/platform/interrupt.h"
 #include "harness/platform/printable.h"
@@ -69,6 +70,11 @@ class ListReporter : public benchmark::BenchmarkReporter {
   std::ostringstream errors_;  // a filter without rows, which is reported elsewhere
 };
 
+std::unique_ptr<BenchCase> MakeCase(const CaseSpec& spec, CaseContext context) {
+  context.dtype = spec.dtype;
+  return spec.make(context);
+}
+
 class Session {
  public:
   Session(const BenchProgram& program, const Options& options, std::unique_ptr<Execution> execution,
@@ -96,7 +102,7 @@ class Session {
     }
     KernelMeasurement m{.origin = {.run_id = run_id_,
                                    .implementation = row.implementation,
-                                   .dtype = std::string(Name(options_.dtype)),
+                                   .dtype = std::string(Name(row.spec->dtype)),
                                    .device = execution_->DeviceName()},
                         .kernel = program_.kernel,
                         .shape = row.spec->shape,
@@ -208,7 +214,7 @@ class Session {
   PreparedCase& Prepare(const CaseSpec& spec) {
     if (prepared_ && prepared_spec_ == &spec) return *prepared_;
     prepared_.reset();  // frees its memory first
-    prepared_.emplace(spec.make(context_), *execution_);
+    prepared_.emplace(MakeCase(spec, context_), *execution_);
     prepared_spec_ = &spec;
     return *prepared_;
   }
@@ -275,6 +281,16 @@ std::unique_ptr<Execution> ChooseExecution(const Options& options) {
   return MakeHostExecution();
 }
 
+void AddCases(const BenchProgram& program, ShapeReader reader, const CaseContext& context,
+              std::vector<CaseSpec>& cases) {
+  const size_t first = cases.size();
+  const DType dtype =
+      reader.Has("dtype") ? reader.OneOf("dtype", {DType::kBf16, DType::kF16}) : context.dtype;
+  program.add_cases(reader, context, cases);
+  reader.Finish();
+  for (size_t i = first; i < cases.size(); ++i) cases[i].dtype = dtype;
+}
+
 std::vector<CaseSpec> MakeCases(const BenchProgram& program, const ShapeFile& shapes,
                                 const CaseContext& context) {
   std::vector<CaseSpec> cases;
@@ -282,9 +298,7 @@ std::vector<CaseSpec> MakeCases(const BenchProgram& program, const ShapeFile& sh
     const auto list = shapes.families.find(family);
     if (list == shapes.families.end()) continue;
     for (const auto& shape : *list) {
-      ShapeReader reader(shapes.name, family, shape);
-      program.add_cases(reader, context, cases);
-      reader.Finish();
+      AddCases(program, ShapeReader(shapes.name, family, shape), context, cases);
     }
   }
   std::string wanted;
@@ -294,6 +308,39 @@ std::vector<CaseSpec> MakeCases(const BenchProgram& program, const ShapeFile& sh
   Require(!cases.empty(), shapes.name, ": no shapes of family ", wanted, " for bench_",
           program.kernel);
   return cases;
+}
+
+// Draws shapes until enough fit this device, and says how many did not.
+ShapeFile DrawShapes(const BenchProgram& program, const Options& options,
+                     const Execution& execution) {
+  const CaseContext context = execution.Context(options.dtype);
+  const SweepRanges& ranges = context.device ? kDeviceSweep : kCpuSweep;
+  const int64_t most_bytes = execution.SweepBytes();
+  const auto refusal = [&](const std::string& family, const Json& shape) -> std::string {
+    std::vector<CaseSpec> cases;
+    try {
+      AddCases(program, ShapeReader("sweep", family, shape), context, cases);
+    } catch (const InvalidArgument&) {
+      return "that the kernel does not take";
+    }
+    for (const CaseSpec& spec : cases) {
+      const std::unique_ptr<BenchCase> made = MakeCase(spec, context);
+      const TensorList& tensors = made->tensors();
+      if (tensors.RotatingBytes() + tensors.SharedBytes() > most_bytes) {
+        return StrCat("of more than ", most_bytes, " bytes");
+      }
+      if (made->GetCost().flops > ranges.max_flops) {
+        return StrCat("of more than ", ranges.max_flops, " operations");
+      }
+    }
+    return "";
+  };
+  Sweep sweep = DrawSweep(program.kernel, options.sweep, options.seed, ranges, refusal);
+  for (const auto& [reason, draws] : sweep.redrawn) {
+    std::fprintf(stderr, "sweep: %lld shapes %s were drawn again\n", static_cast<long long>(draws),
+                 reason.c_str());
+  }
+  return std::move(sweep.shapes);
 }
 
 void Register(const BenchProgram& program, const std::vector<CaseSpec>& cases, Session& session) {
@@ -334,7 +381,8 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   CatchInterrupts();
   std::unique_ptr<Execution> execution = ChooseExecution(options);
   const bool cuda = execution->Context(options.dtype).device.has_value();
-  const ShapeFile shapes = !options.axes.empty()     ? ShapesOfAxes(program.families, options.axes)
+  const ShapeFile shapes = options.sweep > 0         ? DrawShapes(program, options, *execution)
+                           : !options.axes.empty()   ? ShapesOfAxes(program.families, options.axes)
                            : !options.shapes.empty() ? ReadShapeFile(options.shapes)
                                                      : DefaultShapes(program.kernel, cuda);
   Session session(program, options, std::move(execution), argc, argv);

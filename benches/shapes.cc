@@ -100,6 +100,12 @@ ShapeReader::Heads ShapeReader::QueryAndKvHeads() {
   return heads;
 }
 
+PagedKvLayout ShapeReader::Layout() {
+  return {.num_kv_heads = static_cast<int32_t>(Int("hk", kHeads)),
+          .head_dim = static_cast<int32_t>(IntOr("head_dim", 128, kHeadDims)),
+          .order = Has("order") ? OneOf("order", {KvOrder::kHnd, KvOrder::kNhd}) : KvOrder::kHnd};
+}
+
 double ShapeReader::NumberOr(const std::string& key, double fallback) {
   if (!Has(key)) return fallback;
   const Json& value = At(key);
@@ -182,6 +188,11 @@ ShapeFile ParseShapes(const std::string& name, std::string_view json) {
     }
   }
   return shapes;
+}
+
+void DescribeLayout(Json& shape, const PagedKvLayout& layout) {
+  shape["head_dim"] = layout.head_dim;
+  if (layout.order != KvOrder::kHnd) shape["order"] = Name(layout.order);
 }
 
 void DescribeLengths(Json& shape, const std::string& key, const std::vector<int64_t>& lengths) {

@@ -12,6 +12,11 @@
 #include <vector>
 
 #include "harness/platform/printable.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline {
+constexpr std::string_view Name(KvOrder order) { return order == KvOrder::kHnd ? "hnd" : "nhd"; }
+}  // namespace tokline
 
 namespace tokline::bench {
 
@@ -51,6 +56,8 @@ class ShapeReader {
     int32_t hq, hk;
   };
   Heads QueryAndKvHeads();
+  // The layout of 'hk', 'head_dim' (128 if missing) and 'order' (hnd if missing), without pages.
+  PagedKvLayout Layout();
   double NumberOr(const std::string& key, double fallback);
   // Returns the one of `values` whose Name() is the key's value.
   template <typename Enum>
@@ -107,5 +114,8 @@ const nlohmann::ordered_json& AxisDefaults();
 // Lengths for a record: {"batch": n, KEY: l} when all are equal, else {KEY + "s": [...]}.
 void DescribeLengths(nlohmann::ordered_json& shape, const std::string& key,
                      const std::vector<int64_t>& lengths);
+
+// The head dimension, and the order of pages that are not HND.
+void DescribeLayout(nlohmann::ordered_json& shape, const PagedKvLayout& layout);
 
 }  // namespace tokline::bench

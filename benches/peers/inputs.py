@@ -9,7 +9,7 @@ from peers.measure import WRONG
 
 NORM_EPS = 1e-6
 SPREAD = 2.0  # random values are uniform in (-SPREAD, SPREAD)
-EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
+EPSILON = {"bf16": 2.0**-7, "f16": 2.0**-10}
 ULPS = 4
 STEPS = 2  # of operations that are several kernels, which round one after the other
 MIN_LOG2_SCALE = -6

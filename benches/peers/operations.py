@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, torch, libraries, row, l2_bytes, workspaces):
         self.torch, self.libraries, self.row = torch, libraries, row
         self.shape, self.sets = row["shape"], row["buffer_sets"]
-        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[row["dtype"]]
+        self.dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[row["dtype"]]
         self._l2_bytes, self._workspaces = l2_bytes, workspaces
         self._layout = self._inputs = None
 

@@ -187,6 +187,10 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
   expect_usage({"--max-seconds=-1"}, "--max-seconds is \"-1\"");
   expect_usage({"--inject-slowdown=nan"}, "--inject-slowdown is \"nan\"");
   expect_usage({"--peaks="}, "--peaks is empty");
+  expect_usage({"--sweep=0"}, "--sweep is \"0\"; it must be an integer from 1 to 10000");
+  expect_usage({"--sweep=1", "--shapes=f"},
+               "--sweep draws shapes; neither --shapes nor --axis may be given with it");
+  expect_usage({"--seed=1"}, "--seed is given without --sweep");
   expect_usage({"--record"}, "--record needs a value");
   expect_usage({"--benchmark_filter=["},
                "--benchmark_filter is \"[\", which is not a regular expression");
@@ -234,6 +238,25 @@ TEST_F(BenchProgramTest, ShapesOfAFileAreRun) {
   ASSERT_EQ(records.size(), 4u);
   EXPECT_EQ(records[2]["shape"].dump(),
             R"({"name":"mine","kind":"gated_silu","tokens":3,"intermediate":64})");
+}
+
+TEST_F(BenchProgramTest, ASweepRunsTheSameShapesOfASeedAgain) {
+  std::vector<std::string> shapes;
+  for (int run = 0; run < 2; ++run) {
+    fs::remove(Record());
+    ASSERT_EQ(Run({"--device=cpu", "--sweep=5", "--seed=3", "--samples=15", "--record", Record()}),
+              0)
+        << output_;
+    const std::vector<Json> records = ReadRecords(Record());
+    ASSERT_EQ(records.size(), 7u);
+    for (size_t i = 1; i < 6; ++i) {
+      EXPECT_EQ(records[i]["shape"]["name"], "sweep:3:" + std::to_string(i - 1));
+      EXPECT_EQ(records[i]["status"], "ok");
+      shapes.push_back(records[i]["shape"].dump() + records[i]["dtype"].get<std::string>());
+    }
+  }
+  EXPECT_TRUE(std::equal(shapes.begin(), shapes.begin() + 5, shapes.begin() + 5));
+  EXPECT_THAT(shapes, ::testing::Contains(HasSubstr("}f16")));
 }
 
 TEST_F(BenchProgramTest, AShapeThatTheKernelCannotRunFailsByName) {

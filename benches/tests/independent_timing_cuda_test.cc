@@ -188,11 +188,13 @@ TimedRow SamplingRow(int64_t rows, int64_t vocab) {
   return row;
 }
 
+constexpr PagedKvLayout kPageless{.num_kv_heads = 8, .head_dim = 128};
+
 TimedRow ChunkDecodeRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) {
   TimedRow row{.kernel = "chunk_decode",
                .shape = StrCat("b", num_seqs, "_s", length, "_h", num_q_heads, "-8")};
   const PagedBatch batch =
-      ShuffledBatch(8, 128, 256, std::vector<int64_t>(static_cast<size_t>(num_seqs), length));
+      ShuffledBatch(kPageless, std::vector<int64_t>(static_cast<size_t>(num_seqs), length));
   const int q = row.tensors.Random(kDType, num_seqs * num_q_heads, 128);
   const int kv = row.tensors.Random(kDType, batch.PoolRows(), 128);
   const int out = row.tensors.Output(kDType, num_seqs * num_q_heads, 128, SumTolerance(kDType));
@@ -230,7 +232,7 @@ TimedRow ChunkDecodeRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) {
 TimedRow PagedGatherRow(int64_t num_seqs, int64_t length) {
   TimedRow row{.kernel = "paged_gather", .shape = StrCat("b", num_seqs, "_s", length, "_h8")};
   const std::vector<int64_t> lengths(static_cast<size_t>(num_seqs), length);
-  const PagedBatch batch = ShuffledBatch(8, 128, 256, lengths);
+  const PagedBatch batch = ShuffledBatch(kPageless, lengths);
   const int64_t tokens = num_seqs * length;
   const int kv = row.tensors.Random(kDType, batch.PoolRows(), 128);
   const int k_out = row.tensors.Output(kDType, tokens * 8, 128, kExact);
@@ -256,7 +258,7 @@ TimedRow PagedPrefillRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) 
   TimedRow row{.kernel = "paged_prefill",
                .shape = StrCat("b", num_seqs, "_s", length, "_h", num_q_heads, "-8")};
   const std::vector<int64_t> lengths(static_cast<size_t>(num_seqs), length);
-  const PagedBatch batch = ShuffledBatch(8, 128, 256, lengths);
+  const PagedBatch batch = ShuffledBatch(kPageless, lengths);
   const int64_t tokens = num_seqs * length;
   const int q = row.tensors.Random(kDType, tokens * num_q_heads, 128);
   const int kv = row.tensors.Random(kDType, batch.PoolRows(), 128);

@@ -60,6 +60,16 @@ std::vector<Result> OfEachKind() {
           Changed([](auto& m) { m.trouble.failure = "unverified before timing: [3]\x1b"; }, "µ")};
 }
 
+TEST(ResultTableTest, TypesThatDifferHaveAColumn) {
+  EXPECT_EQ(TableOf({Changed([](auto&) {}), Changed([](auto& m) { m.origin.dtype = "f16"; })},
+                    TableFormat::kText, 0, false),
+            R"(norm on GPU, cuda, cold
+shape         dtype  median µs   ± %  % of limit       rate  verdict
+b1, tokens 1  bf16         250  0.00     89 read  4.00 TB/s  ok
+b1, tokens 1  f16          250  0.00     89 read  4.00 TB/s  ok
+)");
+}
+
 TEST(ResultTableTest, TextIsAlignedAndSaysWhatEachFigureIsWorth) {
   EXPECT_EQ(TableOf(OfEachKind(), TableFormat::kText, 0, false),
             R"(norm on GPU, bf16

@@ -86,6 +86,7 @@ class SimulatedExecution : public Execution {
   std::string DeviceName() const override { return "simulated"; }
   CaseContext Context(DType dtype) const override;
   Placement Place(const Cost& cost, const TensorList& tensors) const override;
+  int64_t SweepBytes() const override { return 64 << 20; }
   std::unique_ptr<Memory> MakeMemory() const override;
   void Run(const BenchCase& bench_case, const TensorStore& store, int count,
            bool dependent) const override;

@@ -266,18 +266,24 @@ TEST(PlaceInL2Test, ALargePoolOfWhichALaunchTouchesLittleIsWarm) {
   EXPECT_EQ(PlaceInL2(8192, 1 << 20, kL2, int64_t{1} << 40).cache, "warm");
 }
 
-TEST(PagedSampleTest, PoolRowsAreThoseOfTheSampledPagesAndHeads) {
-  const PagedBatch whole = ShuffledBatch(/*num_kv_heads=*/3, /*head_dim=*/64, /*page_size=*/16,
-                                         std::vector<int64_t>{40, 16, 5});
-  const PagedSample sample = SamplePrefixes(whole, {{0, 20}, {2, 5}}, {1});
+class PagedSampleOrderTest : public ::testing::TestWithParam<KvOrder> {};
+INSTANTIATE_TEST_SUITE_P(Orders, PagedSampleOrderTest,
+                         ::testing::Values(KvOrder::kHnd, KvOrder::kNhd),
+                         [](const auto& suite) { return std::string(Name(suite.param)); });
+
+TEST_P(PagedSampleOrderTest, PoolRowsAreThoseOfTheSampledPagesAndHeads) {
+  const PagedBatch whole =
+      ShuffledBatch({.num_kv_heads = 3, .page_size = 16, .head_dim = 64, .order = GetParam()},
+                    std::vector<int64_t>{40, 16, 5});
+  const PagedSample sample = SamplePrefixes(whole, {{0, 20}, {2, 5}}, {0, 2});
   ASSERT_EQ(sample.batch.NumSeqs(), 2);
   EXPECT_EQ(sample.batch.SequenceLength(0), 20);
   EXPECT_EQ(sample.batch.layout.num_pages, 3);
   ASSERT_EQ(static_cast<int64_t>(sample.pool_rows.size()), sample.batch.PoolRows());
   const PagedKvLayout& small = sample.batch.layout;
   const auto expect_same_row = [&](int64_t page, int64_t small_page, int32_t row) {
-    const auto at = static_cast<size_t>(small.ValueOffset(small_page, 0, row) / small.head_dim);
-    EXPECT_EQ(sample.pool_rows[at], whole.layout.ValueOffset(page, 1, row) / 64);
+    const auto at = static_cast<size_t>(small.ValueOffset(small_page, 1, row) / small.head_dim);
+    EXPECT_EQ(sample.pool_rows[at], whole.layout.ValueOffset(page, 2, row) / 64);
   };
   expect_same_row(whole.chunk_pages[0][1], sample.batch.chunk_pages[0][1], 3);
   expect_same_row(whole.chunk_pages[2][0], sample.batch.chunk_pages[1][0], 4);
@@ -285,7 +291,8 @@ TEST(PagedSampleTest, PoolRowsAreThoseOfTheSampledPagesAndHeads) {
 }
 
 TEST(PagedSampleTest, PrefixesThatSharePagesShareThemInTheSample) {
-  const PagedBatch whole = ShuffledBatch(1, 64, 16, {32, 16, 16}, {{0, 1}, {0, 2}});
+  const PagedBatch whole = ShuffledBatch({.num_kv_heads = 1, .page_size = 16, .head_dim = 64},
+                                         {32, 16, 16}, {{0, 1}, {0, 2}});
   const PagedSample sample = SamplePrefixes(whole, {{0, 48}, {1, 48}}, {0});
   EXPECT_EQ(sample.batch.layout.num_pages, 4);
   EXPECT_EQ(sample.batch.SequenceLength(1), 48);

@@ -15,7 +15,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benches"))
 
-from peers import measure, operations, rows, shapes  # noqa: E402
+from peers import inputs, measure, operations, rows, shapes  # noqa: E402
 from tokline import records  # noqa: E402
 from tokline.command import ended  # noqa: E402
 from tokline.stop import Stop  # noqa: E402
@@ -239,6 +239,17 @@ class MeasureTest(unittest.TestCase):
         measure.require_cold(80, 4e6, L2_BYTES)
         with self.assertRaisesRegex(measure.Unsupported, "would not be cold: 2 buffer sets"):
             measure.require_cold(2, 4e6, L2_BYTES)
+
+
+class DrawnRowsTest(unittest.TestCase):
+    def test_rows_of_either_type_and_order_of_pages_have_inputs(self):
+        torch = types.SimpleNamespace(bfloat16="bfloat16", float16="float16")
+        for dtype, name in (("bf16", "bfloat16"), ("f16", "float16")):
+            bench = operations.Bench(torch, {}, {"shape": RAGGED, "dtype": dtype, "buffer_sets": 2}, L2_BYTES, {})
+            self.assertEqual(bench.dtype, name)
+            self.assertIn(dtype, inputs.EPSILON)
+        nhd = shapes.attention_batch("chunk_decode", RAGGED | {"order": "nhd"})
+        self.assertEqual(nhd, shapes.attention_batch("chunk_decode", RAGGED))  # each library has a layout of its own
 
 
 class AttemptsTest(unittest.TestCase):
