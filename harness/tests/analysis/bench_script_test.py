@@ -52,6 +52,9 @@ if "--record" in sys.argv and "--verify-only" not in sys.argv and NAME != "tokli
     sys.path.insert(0, {str(ROOT / "harness/tests/analysis")!r})
     import synthetic
     lines = synthetic.Machine(seed=sum(kernel.encode())).run(NAME, synthetic.kernel_cases(3, (kernel,)))
+    if "--sweep" in sys.argv:
+        for number, line in enumerate(lines[1:-1]):
+            line["shape"]["name"] = f"sweep:7:{{number}}"
     synthetic.write(sys.argv[sys.argv.index("--record") + 1], lines)
 if f"--hang-{{kernel}}" in sys.argv:
     import time
@@ -150,6 +153,14 @@ class BenchScriptTest(ScratchRepository):
         output, records = self.bench(expect=0)
         self.assertEqual(output.count("measured by"), 4)
         self.assertEqual(records, ["jsonl"])
+
+    def test_a_sweep_is_summed_up_and_leaves_the_decoder_out(self):
+        output, records = self.bench("--sweep=3", "--seed", "7", expect=0)
+        self.assertEqual((output.count("measured by"), records), (3, ["jsonl"]))
+        self.assertIn("9 drawn shapes verified, 0 rows refused", output)
+        self.assertIn("--sweep: decoder not run", output)
+        output, _ = self.bench("--sweep=3", "--only=alpha,decoder", expect=0)
+        self.assertEqual(output.count("measured by"), 2)
 
     def test_a_usage_error_ends_it_at_the_first_program(self):
         output, records = self.bench("--bogus", expect=2)

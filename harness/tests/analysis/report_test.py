@@ -346,7 +346,8 @@ class ReportTest(ReportCase):
         for words in ("every row is the CPU reference", "not known", "ALL ROWS STAND: 1 verified"):
             self.says(page.text, words)
         empty = re.search(r'<details class="empty">.*', text, re.DOTALL)[0]
-        self.says(empty, "Not in these records: Beside other libraries, Roofline, How near the limit, Decoder",
+        self.says(empty, "Not in these records: Beside other libraries, Roofline, How near the limit, "
+                  "Shapes that nobody chose, Decoder",
                   "No decoder row with figures")
         self.assertEqual(re.findall(r'<section id="(\w+)"', text), ["tables", "machine"])
 

@@ -3,6 +3,7 @@ a traceback looks like a verdict. Standard library only."""
 
 import argparse
 import codecs
+import math
 import re
 import signal
 import sys
@@ -28,6 +29,17 @@ def positive(text):
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"is '{text}'; it must be a whole number of at least 1")
     return int(text)
+
+
+def positive_number(text):
+    """The type of an argument that is a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"is '{text}'; it must be a number above 0")
+    return number
 
 
 def regular_expression(text):

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tokline.files import jsonl_below
@@ -155,6 +155,18 @@ def lengths(row):
     page_size = row.get("page_size", DEFAULT_PAGE_SIZE)
     return (f"{row['prompt_tokens']}+{row['new_tokens']}" + (f" at depth {row['depth']}" if row.get("depth") else "")
             + (f", page {page_size}" if page_size != DEFAULT_PAGE_SIZE else ""))
+
+
+def is_swept(row):
+    """Whether a row's shape was drawn by --sweep."""
+    return row["kernel"] not in WHOLE and row["shape"]["name"].startswith("sweep:")
+
+
+def parted(runs):
+    """(runs with the rows of shapes that somebody chose, runs with those that were drawn)"""
+    chosen = [replace(run, rows=[row for row in run.rows if not is_swept(row)]) for run in runs]
+    swept = [replace(run, rows=[row for row in run.rows if is_swept(row)], ablations=[]) for run in runs]
+    return chosen, [run for run in swept if run.rows]
 
 
 def shape_parts(shape):

@@ -126,7 +126,7 @@ def main(arguments):
     options = parser.parse_args(arguments)
     if options.into and not os.path.isfile(options.into):
         raise Stop(f"--into: {options.into} is no file")
-    text = markdown(Evidence(records.read(options.results, terminal.say)))
+    text = markdown(Evidence(records.parted(records.read(options.results, terminal.say))[0]))
     if options.into:
         put_between_marks(options.into, "standing", text)
     else:

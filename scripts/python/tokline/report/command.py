@@ -58,7 +58,8 @@ def make(options, progress):
     baseline = records.read(options.baseline, terminal.say) if options.baseline else []
     if not any(run.rows or run.ablations for run in runs):
         raise Stop(f"no row in {' '.join(options.results)}: the runs were cut short before their first row")
-    evidence = Evidence(runs, baseline)
+    chosen, swept = records.parted(runs)
+    evidence = Evidence(chosen, records.parted(baseline)[0], swept)
     generated = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     html = page.render(evidence, options.title, own_command(options), generated, progress.show)
     write_whole(options.output, html)

@@ -143,6 +143,7 @@ class Evidence:
     """The runs, and the choices that all parts of the report share."""
     runs: list
     baseline: list = field(default_factory=list)
+    swept: list = field(default_factory=list)  # runs with the rows of drawn shapes alone
 
     def __post_init__(self):
         # Of rows with one key the newest stands; one that was slowed on purpose only where there is no other.

@@ -201,6 +201,48 @@ def peer_percent(evidence, entry):
     return 100 * entry.floor_us / peer.median_us if peer else None
 
 
+def sweep(found):
+    """One plot per kernel of drawn shapes: time over floor, over the bytes or the operations of a launch."""
+    if not found:
+        return None
+    step = 190
+
+    def columns(narrow):
+        return 1 if narrow else 3
+
+    def height(narrow):
+        return step * math.ceil(len(found) / columns(narrow)) + 10
+
+    def paint(canvas):
+        width, titles = canvas.width / columns(canvas.narrow), {}
+        for number, (kernel, points) in enumerate(found.items()):
+            row, column = divmod(number, columns(canvas.narrow))
+            axes = canvas.axes(column * width + 40, row * step + 30, width - 56, step - 80)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            by_operations = 2 * sum(point.is_matmul for point in points) > len(points)
+            xs = [max(1.0, point.entry.row["cost"]["flops"] if by_operations else point.entry.bytes)
+                  for point in points]
+            colour, marker = kernel_look(kernel)
+            axes.scatter(xs, [point.ratio for point in points], s=24, marker=marker, color=colour, edgecolor=SURFACE,
+                         linewidth=0.4, gid=f"sweep_{kernel}", zorder=4)
+            axes.axhline(1, color=LIMIT, linewidth=1.4)
+            axes.set_ylim(0.9, 1.15 * max(2.0, *(point.ratio for point in points)))
+            plain_log(axes.xaxis)
+            axes.xaxis.get_major_locator().set_params(numticks=5)
+            plain_log(axes.yaxis, subs=(1.0, 2.0, 5.0))
+            axes.grid(True, axis="y")
+            axes.set_xlabel("operations" if by_operations else "bytes")
+            axes.set_title(f"{kernel}, time / floor")
+            titles[f"sweep_{kernel}"] = [
+                f"{point.name}: {microseconds(point.entry.median_us)}, {ratio(point.ratio)} its floor"
+                for point in points]
+        return titles
+
+    return draw("sweep", "Time over floor of drawn shapes, over what a launch moves or computes, per kernel", height,
+                paint)
+
+
 def ablation(evidence):
     """Speed-up alone beside speed-up in the decoder, one pair per line."""
     found = evidence.ablations

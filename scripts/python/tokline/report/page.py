@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jinja2
 
-from tokline import ablate, blame, compare, records, standing
+from tokline import ablate, blame, compare, records, standing, sweep
 from tokline.report import figures, timelines, waterfalls
-from tokline.report.evidence import LONG_FLOOR_US, measured_alike, workload_parts
+from tokline.report.evidence import LONG_FLOOR_US, Evidence, measured_alike, workload_parts
 from tokline.report.wording import command_words, commit_label, listed, microseconds, percent, ratio
 from tokline.statistics import median
 from tokline.table import latencies
@@ -59,7 +59,7 @@ class Section:
 
 def sections(evidence, own_command, progress=lambda words: None):
     """The report's sections, in the order in which a reader needs them."""
-    makers = [beside_peers, tables, roofline, shares, throughput, workloads, rates, step, ablation, history, machine]
+    makers = [beside_peers, tables, roofline, shares, sweeps, throughput, workloads, rates, step, ablation, history, machine]
     makers.insert(0 if evidence.baseline else -2, difference)
     made = []
     for number, maker in enumerate(makers, 1):
@@ -123,6 +123,30 @@ def shares(evidence):
         if peer:
             section.sentences.append(f"The best peer there, {peer.peer}, takes {microseconds(peer.median_us)}.")
     return section, runs_of(shown + [peer for peer in map(evidence.peer, shown) if peer])
+
+
+def sweeps(evidence):
+    """Drawn shapes, apart from those that somebody chose."""
+    drawn = Evidence(evidence.swept)
+    found = sweep.points(drawn)
+    section = Section(
+        "sweep", "Shapes that nobody chose", "Drawn from a seed. The floor is a launch and the time of the compulsory "
+        "bytes or operations at the measured rates.", drawing=figures.sweep(found),
+        caption="One point a shape: the time of its fastest row over its floor. A kernel that matrix products limit "
+        "on most shapes is shown over its operations, others over their bytes. A pointer over a point names its shape.",
+        missing="No row of a sweep with measured peaks. On a machine with a GPU: scripts/bench --sweep 200 --seed 1")
+    refused = [entry for entry in drawn.ours() if not entry.ok]
+    if found:
+        section.tables = [
+            Table(sweep.HEADER, list(sweep.lines(found)), set(range(1, 8)), title="Time over floor", open=True),
+            Table(sweep.WORST_HEADER, list(sweep.worst_lines(found)), {3, 4, 5}, title="The worst shapes")]
+    if refused:
+        section.tables.append(Table(
+            ["kernel", "shape", "by", "reason"],
+            [[entry.kernel, entry.name, entry.how, entry.row["reason"]] for entry in refused],
+            classes=["refused"] * len(refused), title=f"{count(len(refused), 'row')} refused", open=True))
+    section.sentences = [f"{heading}: {words}" for heading, words, _ in standing.groups(drawn)]
+    return section, runs_of(drawn.entries)
 
 
 def throughput(evidence):
