@@ -337,8 +337,8 @@ ShapeFile DrawShapes(const BenchProgram& program, const Options& options,
   };
   Sweep sweep = DrawSweep(program.kernel, options.sweep, options.seed, ranges, refusal);
   for (const auto& [reason, draws] : sweep.redrawn) {
-    std::fprintf(stderr, "sweep: %lld shapes %s were drawn again\n", static_cast<long long>(draws),
-                 reason.c_str());
+    std::fprintf(stderr, "drawn again: %lld %s %s\n", static_cast<long long>(draws),
+                 draws == 1 ? "shape" : "shapes", reason.c_str());
   }
   return std::move(sweep.shapes);
 }

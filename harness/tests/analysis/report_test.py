@@ -347,7 +347,7 @@ class ReportTest(ReportCase):
             self.says(page.text, words)
         empty = re.search(r'<details class="empty">.*', text, re.DOTALL)[0]
         self.says(empty, "Not in these records: Beside other libraries, Roofline, How near the limit, "
-                  "Shapes that nobody chose, Decoder",
+                  "Shapes that nobody chose, What the cost models miss, Decoder",
                   "No decoder row with figures")
         self.assertEqual(re.findall(r'<section id="(\w+)"', text), ["tables", "machine"])
 
@@ -671,6 +671,15 @@ class DrawnTest(ReportCase):
         self.report_of(machine.run("bench_all", kernel_cases(40))
                        + machine.decoder_run(decoder_cases((1, 2, 4, 64, 65))))
         self.check(self.path("report.html"), 4)
+
+    def test_drawn_shapes_are_drawn_well(self):
+        machine = Machine(seed=14)
+        dimensions = (("batch", 256), ("q_lens", (1, 8192)), ("kv_lens", (1, 131072)), ("hq", 512), ("hk", 32),
+                      ("head_dim", 128), ("order", "nhd"), ("causal", True), ("page_size", 256))
+        cases = [KernelCase(case.kernel, (("name", f"sweep:18446744073709551615:{number}"), *dimensions), case.us)
+                 for number, case in enumerate(kernel_cases(120))]
+        self.report_of(machine.run("bench_all", kernel_cases(40)) + machine.run("bench_sweep", cases))
+        self.check(self.path("report.html"), 3)
 
     def test_recorded_run_of_a_gpu_is_drawn_well(self):
         root = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))

@@ -1,4 +1,4 @@
-"""python -m tokline COMMAND ARGUMENT...: what scripts/records COMMAND and scripts/maintain/believe run. A command's
+"""python -m tokline COMMAND ARGUMENT...: what scripts/records COMMAND and some of scripts/maintain run. A command's
 main() takes the arguments and returns its exit code."""
 
 import importlib
@@ -6,12 +6,13 @@ import sys
 
 from tokline.command import ended
 
+PROGRAMS = {"believe": "scripts/maintain/believe", "cost_model": "scripts/maintain/fit_cost_models"}
 MODULES = {"report": "report.command"}  # the others are named like their commands
 
 
 def run(command, arguments):
     """Runs a command and returns its exit code."""
-    program = "scripts/maintain/believe" if command == "believe" else f"scripts/records {command}"
+    program = PROGRAMS.get(command, f"scripts/records {command}")
     # The import can be interrupted too.
     return ended(program, lambda: importlib.import_module(f"tokline.{MODULES.get(command, command)}").main(arguments))
 

@@ -95,11 +95,11 @@ def worst(found):
 
 def worst_lines(found):
     for point in worst(found):
-        yield [point.entry.kernel, point.name, point.entry.how, microseconds(point.entry.median_us),
-               microseconds(point.floor_us), f"{point.ratio:.2f}"]
+        yield [point.entry.kernel, point.entry.how, microseconds(point.entry.median_us), microseconds(point.floor_us),
+               f"{point.ratio:.2f}", point.name]
 
 
-WORST_HEADER = ["kernel", "shape", "by", "time", "floor", "time / floor"]
+WORST_HEADER = ["kernel", "by", "time", "floor", "time / floor", "shape"]
 
 
 def summary(evidence, launch_us=None):
@@ -119,7 +119,7 @@ def summary(evidence, launch_us=None):
     yield from ("  " + line for line in terminal.text_table(HEADER, list(lines(found)), right=range(1, len(HEADER))))
     yield ""
     yield f"the worst {len(worst(found))}"
-    yield from ("  " + line for line in terminal.text_table(WORST_HEADER, list(worst_lines(found)), right={3, 4, 5}))
+    yield from ("  " + line for line in terminal.text_table(WORST_HEADER, list(worst_lines(found)), right={2, 3, 4}))
     for heading, words, of_group in standing.groups(evidence):
         mean = geometric_mean([pair.ratio for pair in of_group])
         yield ""

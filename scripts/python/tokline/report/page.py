@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from tokline import ablate, blame, compare, records, standing, sweep
+from tokline import ablate, blame, compare, cost_model, records, standing, sweep
 from tokline.report import figures, timelines, waterfalls
 from tokline.report.evidence import LONG_FLOOR_US, Evidence, measured_alike, workload_parts
 from tokline.report.wording import command_words, commit_label, listed, microseconds, percent, ratio
@@ -59,7 +59,8 @@ class Section:
 
 def sections(evidence, own_command, progress=lambda words: None):
     """The report's sections, in the order in which a reader needs them."""
-    makers = [beside_peers, tables, roofline, shares, sweeps, throughput, workloads, rates, step, ablation, history, machine]
+    makers = [beside_peers, tables, roofline, shares, sweeps, cost_models, throughput, workloads, rates, step, ablation,
+              history, machine]
     makers.insert(0 if evidence.baseline else -2, difference)
     made = []
     for number, maker in enumerate(makers, 1):
@@ -139,7 +140,7 @@ def sweeps(evidence):
     if found:
         section.tables = [
             Table(sweep.HEADER, list(sweep.lines(found)), set(range(1, 8)), title="Time over floor", open=True),
-            Table(sweep.WORST_HEADER, list(sweep.worst_lines(found)), {3, 4, 5}, title="The worst shapes")]
+            Table(sweep.WORST_HEADER, list(sweep.worst_lines(found)), {2, 3, 4}, title="The worst shapes")]
     if refused:
         section.tables.append(Table(
             ["kernel", "shape", "by", "reason"],
@@ -147,6 +148,27 @@ def sweeps(evidence):
             classes=["refused"] * len(refused), title=f"{count(len(refused), 'row')} refused", open=True))
     section.sentences = [f"{heading}: {words}" for heading, words, _ in standing.groups(drawn)]
     return section, runs_of(drawn.entries)
+
+
+def cost_models(evidence):
+    """Rows that take another time than their kernel's cost model says."""
+    found = sweep.points(evidence)
+    for kernel, points in sweep.points(Evidence(evidence.swept)).items():
+        found[kernel] = found.get(kernel, []) + points
+    pairs = cost_model.ratios(found, {kernel: cost_model.of_kernel(kernel) for kernel in found})
+    far = cost_model.missed(pairs)
+    section = Section(
+        "model", "What the cost models miss", "Each kernel's README has a formula for its time. A shape that takes "
+        "much longer is one that the kernel's policy may not know.",
+        missing="No row is of the device that the cost models were fitted on.")
+    if pairs:
+        section.sentences = [f"Of {count(len(pairs), 'shape')}, {len(far)} miss their prediction by more than 25 %."]
+        section.tables = [Table(
+            ["kernel", "by", "time", "floor", "time / prediction", "shape"],
+            [[point.entry.kernel, point.entry.how, microseconds(point.entry.median_us),
+              microseconds(point.entry.floor_us), ratio(off), point.name] for point, off in far],
+            {2, 3, 4}, title=count(len(far), "shape"), open=True)]
+    return section, runs_of([point.entry for point, _ in far])
 
 
 def throughput(evidence):
