@@ -85,12 +85,12 @@ void Conversation::MakePrefix() {
   head_ = text.substr(0, place);
   const bool parted = !options_.system.empty() && !options_.context.empty();
   head.push_back({options_.system + (parted ? "\n\n" : "")});
-  prefix_ = Encode(head);
+  prefix_ = EncodeAfter({}, head);
   const auto size = [this] { return static_cast<int64_t>(prefix_.size()); };
   spans_.push_back({.name = "system", .begin = 0, .end = size()});
   for (const ContextPiece& piece : options_.context) {
     const TextPart part{StrCat(piece.name, ":\n", piece.text, "\n\n")};
-    const std::vector<int32_t> ids = Encode({&part, 1});
+    const std::vector<int32_t> ids = EncodeAfter({}, {&part, 1});
     const int64_t begin = size();
     prefix_.insert(prefix_.end(), ids.begin(), ids.end());
     spans_.push_back({.name = piece.name, .begin = begin, .end = size()});
@@ -115,8 +115,13 @@ bool Conversation::ProbeTemplate() const {
   return JoinText(RenderTurns(messages, true)).starts_with(asked + answer);
 }
 
-std::vector<int32_t> Conversation::Encode(std::span<const TextPart> parts) const {
-  return tokenizer_.Encode(parts, {.add_special_tokens = false});
+std::vector<int32_t> Conversation::EncodeAfter(std::span<const int32_t> before,
+                                               std::span<const TextPart> parts) const {
+  if (before.empty()) before = prefix_;
+  const TextBefore what = before.empty()                      ? TextBefore::kNothing
+                          : tokenizer_.IsAdded(before.back()) ? TextBefore::kAddedToken
+                                                              : TextBefore::kText;
+  return tokenizer_.Encode(parts, {.add_special_tokens = false, .before = what});
 }
 
 std::vector<TextPart> Conversation::RenderTurns(std::span<const ChatMessage> messages,
@@ -152,11 +157,14 @@ Request Conversation::BeginTurn(std::string_view user) {
   // because a template may later remove it from the history.
   const std::vector<TextPart> rest = PartsFrom(parts, at);
   const size_t asked = JoinText(RenderTurns(messages_, false)).size();
-  std::vector<int32_t> whole = Encode(rest);
+  const std::span<const int32_t> before =
+      kept > 0 ? std::span<const int32_t>(segments_.back().ids) : std::span<const int32_t>();
+  std::vector<int32_t> whole = EncodeAfter(before, rest);
   if (asked > at && asked < text.size()) {
     Segment question{.text = text.substr(at, asked - at),
-                     .ids = Encode(PartsBefore(rest, asked - at))};
-    Segment opening{.text = text.substr(asked), .ids = Encode(PartsFrom(rest, asked - at))};
+                     .ids = EncodeAfter(before, PartsBefore(rest, asked - at))};
+    Segment opening{.text = text.substr(asked),
+                    .ids = EncodeAfter(question.ids, PartsFrom(rest, asked - at))};
     std::vector<int32_t> both = question.ids;
     both.insert(both.end(), opening.ids.begin(), opening.ids.end());
     if (both == whole) {

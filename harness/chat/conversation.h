@@ -89,7 +89,9 @@ class Conversation {
   std::vector<TextPart> RenderTurns(std::span<const ChatMessage> messages, bool prompt) const;
   void MakePrefix();
   bool ProbeTemplate() const;
-  std::vector<int32_t> Encode(std::span<const TextPart> parts) const;
+  // Encodes parts of a prompt that stand after these ids and, before them, after the prefix.
+  std::vector<int32_t> EncodeAfter(std::span<const int32_t> before,
+                                   std::span<const TextPart> parts) const;
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& template_;

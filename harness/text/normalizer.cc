@@ -99,20 +99,20 @@ void Normalizer::Add(const JsonNode& node, int depth) {
   }
 }
 
-std::string Normalizer::Apply(std::string_view text) const {
+std::string Normalizer::Apply(std::string_view text, bool prepend) const {
   std::string current(text);
   for (const Step& step : steps_) {
-    current = std::visit(Overload{[&](const Nfc&) { return ToNfc(current); },
-                                  [&](const Prepend& prepend) {
-                                    return current.empty() ? current : prepend.text + current;
-                                  },
-                                  [&](const Replace& replace) {
-                                    return replace.pattern.Replace(current, replace.content);
-                                  },
-                                  [&](const Strip& strip) {
-                                    return WithoutSpace(current, strip.left, strip.right);
-                                  }},
-                         step);
+    current = std::visit(
+        Overload{
+            [&](const Nfc&) { return ToNfc(current); },
+            [&](const Prepend& prefix) {
+              return current.empty() || !prepend ? current : prefix.text + current;
+            },
+            [&](const Replace& replace) {
+              return replace.pattern.Replace(current, replace.content);
+            },
+            [&](const Strip& strip) { return WithoutSpace(current, strip.left, strip.right); }},
+        step);
   }
   return current;
 }

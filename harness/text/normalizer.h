@@ -18,8 +18,8 @@ class Normalizer {
   static Normalizer Read(const JsonNode& node);
 
   bool Empty() const { return steps_.empty(); }
-  // `text` must be valid UTF-8.
-  std::string Apply(std::string_view text) const;
+  // `text` must be valid UTF-8. Without `prepend`, Prepend does nothing.
+  std::string Apply(std::string_view text, bool prepend = true) const;
 
  private:
   struct Nfc {};

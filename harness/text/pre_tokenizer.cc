@@ -94,7 +94,9 @@ void PreTokenizer::AddMetaspace(const JsonNode& node) {
 void PreTokenizer::Apply(const SplitAt& split, TextPiece piece, std::vector<TextPiece>& out) {
   const auto add = [&](size_t begin, size_t end) {
     if (begin == end) return;
-    out.push_back({piece.text.substr(begin, end - begin), piece.starts_text && begin == 0});
+    out.push_back({.text = piece.text.substr(begin, end - begin),
+                   .starts_text = piece.starts_text && begin == 0,
+                   .goes_on = piece.goes_on && begin == 0});
   };
   if (split.behavior == Behavior::kIsolated || split.behavior == Behavior::kRemoved) {
     split.pattern.Cover(piece.text, [&](MatchSpan span) {
@@ -143,7 +145,7 @@ std::vector<TextPiece> PreTokenizer::Split(TextPiece text, std::deque<std::strin
     for (TextPiece& piece : pieces) {
       if (const auto* prefix = std::get_if<Prefix>(&step)) {
         if (piece.text.starts_with(prefix->text)) continue;
-        if (prefix->only_first && !piece.starts_text) continue;
+        if (piece.goes_on || (prefix->only_first && !piece.starts_text)) continue;
         piece.text = made.emplace_back(prefix->text).append(piece.text);
       } else {
         std::string& replaced = made.emplace_back();

@@ -20,6 +20,7 @@ namespace tokline {
 struct TextPiece {
   std::string_view text;
   bool starts_text = false;  // whether it begins the whole input
+  bool goes_on = false;      // whether it continues a text and therefore gets no prefix
 };
 
 class PreTokenizer {

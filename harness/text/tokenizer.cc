@@ -21,7 +21,7 @@ namespace tokline {
 struct Tokenizer::Impl {
   explicit Impl(const JsonNode& root);
 
-  void EncodeText(std::string_view text, const std::vector<PlainRange>& plain,
+  void EncodeText(std::string_view text, const std::vector<PlainRange>& plain, TextBefore before,
                   std::vector<int32_t>& ids) const;
   void EncodePieces(TextPiece text, WordCache* cache, std::vector<int32_t>& ids) const;
 
@@ -85,7 +85,7 @@ void Tokenizer::Impl::EncodePieces(TextPiece text, WordCache* word_cache,
 }
 
 void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainRange>& plain,
-                                 std::vector<int32_t>& ids) const {
+                                 TextBefore before, std::vector<int32_t>& ids) const {
   const bool all_plain = plain.size() == 1 && plain[0].begin == 0 && plain[0].end == text.size();
   if (!normalizer.Empty() && added.HasNormalizedSpecial() && !plain.empty() && !all_plain) {
     throw RuntimeFailure(
@@ -100,8 +100,9 @@ void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainR
       continue;
     }
     const std::string_view raw = text.substr(outer.begin, outer.end - outer.begin);
+    const bool goes_on = outer.begin == 0 && before == TextBefore::kText;
     std::string changed;
-    if (!normalizer.Empty()) changed = normalizer.Apply(raw);
+    if (!normalizer.Empty()) changed = normalizer.Apply(raw, /*prepend=*/!goes_on);
     const std::string_view section = normalizer.Empty() ? raw : std::string_view(changed);
     std::vector<PlainRange> section_plain;
     if (all_plain) {
@@ -118,8 +119,10 @@ void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainR
         ids.push_back(inner.token->id);
         continue;
       }
-      EncodePieces({section.substr(inner.begin, inner.end - inner.begin),
-                    outer.begin == 0 && inner.begin == 0},
+      const bool first = outer.begin == 0 && inner.begin == 0;
+      EncodePieces({.text = section.substr(inner.begin, inner.end - inner.begin),
+                    .starts_text = first && before == TextBefore::kNothing,
+                    .goes_on = first && goes_on},
                    word_cache, ids);
     }
   }
@@ -167,7 +170,7 @@ std::vector<int32_t> Tokenizer::Encode(std::span<const TextPart> parts,
   }
   std::vector<int32_t> ids;
   if (options.add_special_tokens) ids = impl_->post_processor.Before();
-  impl_->EncodeText(text, plain, ids);
+  impl_->EncodeText(text, plain, options.before, ids);
   if (options.add_special_tokens) {
     const std::vector<int32_t>& after = impl_->post_processor.After();
     ids.insert(ids.end(), after.begin(), after.end());
@@ -202,6 +205,8 @@ bool Tokenizer::IsSpecial(int32_t id) const {
   const AddedToken* added = impl_->added.Find(id);
   return added != nullptr && added->special;
 }
+
+bool Tokenizer::IsAdded(int32_t id) const { return impl_->added.Find(id) != nullptr; }
 
 int32_t Tokenizer::MaxId() const { return impl_->added.MaxId(); }
 

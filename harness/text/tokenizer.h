@@ -16,10 +16,15 @@
 
 namespace tokline {
 
+// What stands before a text, which is then a part of a longer one. Some tokenizers put a prefix,
+// such as a space, before a whole text, or also before what follows an added token.
+enum class TextBefore { kNothing, kAddedToken, kText };
+
 struct EncodeOptions {
   bool add_special_tokens = true;  // add what the post-processor puts around a text
   bool allow_special = false;      // treat special tokens that are spelled in the text as tokens
   InvalidUtf8 invalid_utf8 = InvalidUtf8::kRefuse;
+  TextBefore before = TextBefore::kNothing;
 };
 
 // A part of a text of which only some parts may spell special tokens: the markup of a chat template
@@ -67,6 +72,8 @@ class Tokenizer {
   // Returns the token's spelling in the file, or nothing if the id has no token.
   std::optional<std::string_view> Spelling(int32_t id) const;
   bool IsSpecial(int32_t id) const;
+  // Whether the token is one of the file's added tokens, at which texts are split.
+  bool IsAdded(int32_t id) const;
   int32_t MaxId() const;
 
  private:

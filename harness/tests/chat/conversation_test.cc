@@ -301,6 +301,39 @@ INSTANTIATE_TEST_SUITE_P(Rewriting, ConversationTest, ::testing::ValuesIn(kRewri
 INSTANTIATE_TEST_SUITE_P(Templates, KeepingTemplateTest, ::testing::ValuesIn(kKeeping), kName);
 INSTANTIATE_TEST_SUITE_P(Templates, RewritingTemplateTest, ::testing::ValuesIn(kRewriting), kName);
 
+// Prepend and Metaspace put a space before a text, Prepend also after an added token. A turn that
+// is encoded on its own must have it only where the whole prompt has it.
+TEST(ConversationPrefixTest, ATurnGetsAPrefixWhereTheWholePromptHasOne) {
+  const std::string after_text =
+      "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+  const std::string after_token =
+      "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+      "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}";
+  for (const std::string name : {"llama2", "metaspace", "mistral"}) {
+    const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / name);
+    for (const std::string& program : {after_text, after_token}) {
+      const ChatTemplate chat_template(program, "t.jinja", {{"eos_token", "</s>"}});
+      const auto whole = [&](const std::vector<ChatMessage>& messages) {
+        return tokenizer.Encode(chat_template.Render(messages, {}), {.add_special_tokens = false});
+      };
+      Conversation conversation(tokenizer, chat_template, {});
+      std::vector<ChatMessage> messages = {{"user", "one two"}};
+      const Ids asked = conversation.BeginTurn("one two").prompt;
+      EXPECT_EQ(asked, whole(messages)) << name << program;
+      messages.push_back({"assistant", "three"});
+      const Ids answered = whole(messages);
+      ASSERT_TRUE(BeginsWith(answered, asked)) << name << program;
+      if (program == after_token) {
+        conversation.EndTurn(std::span(answered).subspan(asked.size()), true);
+      } else {  // the answer is encoded with what follows
+        conversation.EndTurn(std::string("three"));
+      }
+      messages.push_back({"user", "four"});
+      EXPECT_EQ(conversation.BeginTurn("four").prompt, whole(messages)) << name << program;
+    }
+  }
+}
+
 TEST(ConversationErrorsTest, TokenizerWithoutTheEndOfATurnIsRefused) {
   const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / "gpt2");
   const ChatTemplate chat_template = Template("trl/qwen3");
