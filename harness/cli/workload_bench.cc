@@ -411,7 +411,9 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
     record.Add(reports.back(), figures.refusal.empty());
     reports.back()["memory_report"] = memory;
   }
-  Print(StrCat(BestRate(flags.rates, measured), "memory            ", MemoryText(memory), "\n"));
+  const bool too_few = !flags.rates.empty() && workload.requests.size() < 100;
+  Print(StrCat(too_few ? kTooFew : "", BestRate(flags.rates, measured), "memory            ",
+               MemoryText(memory), "\n"));
   if (flags.rates.empty() && record.Refused() == 0) {
     Print(StrCat("growth            ", GrowthText(measured[0].memory_points), "\n"));
   }
