@@ -151,8 +151,8 @@ class Session {
     EndRecord(InterruptRequested());
     PrintTable();
     if (InterruptRequested()) {
-      std::fprintf(stderr, "%s: interrupted; the record has what was measured before and says so\n",
-                   Program().c_str());
+      std::fprintf(stderr, "%s: interrupted%s\n", Program().c_str(),
+                   writer_ ? "; the record has what was measured before and says so" : "");
       return kInterruptedExit;
     }
     if (refused_ > 0) {

@@ -47,7 +47,8 @@ if "--shapes" in sys.argv and kernel not in pathlib.Path(sys.argv[sys.argv.index
     sys.exit(2)
 if "--benchmark_list_tests=true" in sys.argv:
     sys.exit(0)
-print("measured by " + NAME)
+print("measured by " + NAME, file=sys.stderr)
+print("table of " + NAME)
 if "--record" in sys.argv and "--verify-only" not in sys.argv and NAME != "tokline":
     sys.path.insert(0, {str(ROOT / "harness/tests/analysis")!r})
     import synthetic
@@ -58,10 +59,12 @@ if "--record" in sys.argv and "--verify-only" not in sys.argv and NAME != "tokli
     synthetic.write(sys.argv[sys.argv.index("--record") + 1], lines)
 if f"--hang-{{kernel}}" in sys.argv:
     import time
-    print("hanging", flush=True)
+    print("hanging", file=sys.stderr, flush=True)
     time.sleep(60)
 sys.exit(f"--fail-{{kernel}}" in sys.argv)
 """
+
+KEPT = r"rows measured until then: 3 of alpha, 3 of beta: \S+\.interrupted\.jsonl\n"
 
 
 class BenchScriptTest(ScratchRepository):
@@ -125,7 +128,7 @@ class BenchScriptTest(ScratchRepository):
                 os.kill(process.pid, number)
                 output = process.stdout.read()
                 self.assertEqual(process.wait(20), code, output)
-                self.assertRegex(output, rf"{words}; measured until then: \S+\.interrupted\.jsonl\n")
+                self.assertRegex(output, rf"{words}; {KEPT}")
                 self.assertEqual(self.rows_kept(), ["alpha"] * 3 + ["beta"] * 3)
                 shutil.rmtree(self.out)
 
@@ -146,13 +149,19 @@ class BenchScriptTest(ScratchRepository):
             code, output = self.script("bench", "--no-install", "--cuda", "off", "--device", "cpu", "--out", self.out,
                                        "--bogus")
         self.assertEqual(code, 2)
-        self.assertRegex(output, r"an earlier run was killed; measured until then: \S+\.interrupted\.jsonl\n")
+        self.assertRegex(output, f"an earlier run was killed; {KEPT}")
         self.assertEqual(self.rows_kept(), ["alpha"] * 3 + ["beta"] * 3)
 
     def test_all_programs_run_and_leave_one_record(self):
         output, records = self.bench(expect=0)
         self.assertEqual(output.count("measured by"), 4)
         self.assertEqual(records, ["jsonl"])
+        self.assertNotIn("table of", output)  # the figures are in the tables at the end
+        self.assertEqual(output.count("median µs"), 1)
+
+    def test_what_was_only_verified_is_shown_by_the_programs(self):
+        output, records = self.bench("--verify-only", expect=0)
+        self.assertEqual((output.count("table of bench_"), records), (3, []))
 
     def test_a_sweep_is_summed_up_and_leaves_the_decoder_out(self):
         output, records = self.bench("--sweep=3", "--seed", "7", expect=0)
@@ -170,7 +179,7 @@ class BenchScriptTest(ScratchRepository):
     def test_what_was_measured_before_a_usage_error_is_kept(self):
         output, records = self.bench("--bogus-for-beta", expect=2)
         self.assertEqual((output.count("measured by"), records), (1, ["interrupted.jsonl"]))
-        self.assertRegex(output, r"bench_beta does not take its arguments; measured until then: \S+.interrupted.jsonl")
+        self.assertRegex(output, r"bench_beta does not take its arguments; rows measured until then: 3 of alpha: \S+")
 
     def test_a_filter_may_be_of_rows_of_one_kernel(self):
         output, records = self.bench("--benchmark_filter=beta", expect=0)
@@ -181,7 +190,7 @@ class BenchScriptTest(ScratchRepository):
     def test_a_filter_that_matches_nothing_at_all_is_misuse(self):
         output, records = self.bench("--benchmark_filter=zzz", expect=2)
         self.assertEqual((output.count("measured by"), records), (0, []))
-        self.assertIn("bench: --shapes and --benchmark_filter leave no row of any program\n", output)
+        self.assertIn("bench: --shapes, --axis and --benchmark_filter leave no row of any program\n", output)
 
     def test_shapes_may_be_of_some_kernels_and_paths_are_those_of_the_caller(self):
         here = self.folder / "elsewhere"
@@ -219,8 +228,11 @@ class BenchScriptTest(ScratchRepository):
     def test_nothing_to_do_is_said_before_anything_is_built(self):
         for arguments, words in (
             (("--only", "decoder", "--verify-only"), "--verify-only compares kernels with references"),
+            (("--device", "one"), "--device is 'one'; allowed: cpu, cuda, or the number of a GPU"),
+            (("--device", "1"), "--device is 1; CUDA_VISIBLE_DEVICES is '3'"),
             (("--only", ","), "--only ',' names nothing; allowed: alpha beta gamma decoder"),):
-            output, _ = self.bench(*arguments, expect=2)
+            with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "3"}):
+                output, _ = self.bench(*arguments, expect=2)
             self.assertIn(words, output)
             self.assertEqual(len(output.splitlines()), 1)
 

@@ -1,4 +1,4 @@
-"""Prints the tables of recorded runs: one a kernel, of the decoder and of workloads, and what was not run.
+"""Prints the tables of recorded runs: of kernels, of the decoder and of workloads, and what was not run.
 Standard library only."""
 import collections
 import json
@@ -7,6 +7,10 @@ from tokline import kernels, records
 from tokline.command import parser
 from tokline.records import shape_label
 from tokline.terminal import colour_wanted, count, figure, markdown_table, say, text_table, write_out
+
+
+# The columns of figures that are aligned to the right in text.
+RIGHT = {"median µs", "± %", "rate", "% of limit", "of best peer"}
 
 
 def rate(row):
@@ -22,6 +26,12 @@ def share(row):
     return "" if percent is None else f"{percent:.0f} % {row['limit']}{wrong}"
 
 
+def spread(row):
+    """Half of the median's 95 % interval, in percent of it."""
+    low, high = row["ci95_us"]
+    return f"{50 * (high - low) / row['median_us']:.2f}"
+
+
 def name_of(row):
     name = ("peer " if row["library"] else "") + row["implementation"]
     return name + (", dependent" if row["chain"] == "dependent" else "")
@@ -29,7 +39,7 @@ def name_of(row):
 
 def kernel_table(rows):
     """Rows of one kernel, each shape's peers below it, fastest first."""
-    header = ["shape", "implementation", "dtype", "cache", "median µs", "rate", "% of limit", "verified"]
+    header = ["shape", "implementation", "dtype", "cache", "median µs", "± %", "rate", "% of limit", "verified"]
     has_peers = any(row["library"] for row in rows)
     if has_peers:
         header.append("of best peer")
@@ -48,15 +58,25 @@ def kernel_table(rows):
             line = [shape_label(row["shape"]), name_of(row), row["dtype"], row["cache"]]
             ratio = ""
             if row["status"] == "ok":
-                line += [figure(row["median_us"]), rate(row), share(row), "yes"]
+                line += [figure(row["median_us"]), spread(row), rate(row), share(row), "yes"]
                 if row["dtype"] in withheld:
                     ratio = "a faster one was refused"
                 elif row["dtype"] in best:
                     ratio = f"{row['median_us'] / best[row['dtype']]:.2f}x"
             else:
-                line += ["refused", "", "", "no"]
+                line += ["refused", "", "", "", "no"]
             lines.append(line + ([ratio] if has_peers else []))
     return header, lines
+
+
+def one_table(tables):
+    """The tables of kernels as one, each kernel's name above its rows."""
+    header = max((header for _, (header, _) in tables), key=len, default=[])
+    lines = []
+    for name, (_, rows) in tables:
+        lines.append([name])
+        lines += [["  " + shape, *rest] for shape, *rest in rows]
+    return header, [line + [""] * (len(header) - len(line)) for line in lines]
 
 
 def decoder_table(rows):
@@ -127,7 +147,8 @@ def render(title, header, lines, markdown):
         yield from markdown_table(header, lines)
     else:
         yield title
-        for line in text_table(header, lines, wanted=colour_wanted()):
+        right = {i for i, name in enumerate(header) if name in RIGHT}
+        for line in text_table(header, lines, right=right, wanted=colour_wanted()):
             yield "  " + line
     yield ""
 
@@ -189,7 +210,7 @@ def notes(runs, rows, replaced):
 
 def main(argv):
     parsed = parser(
-        "Prints the tables of recorded runs: one per kernel, of the decoder and of workloads, and what was not run.",
+        "Prints the tables of recorded runs: of kernels, of the decoder and of workloads, and what was not run.",
         "example: scripts/records table build/results/*.jsonl --markdown. Rows that scripts/peers wrote stand beside "
         "ours.\nExit codes: 0, 1 for a file that cannot be used or written, 2 for misuse, 130 interrupted.")
     parsed.add_argument("records", nargs="+", metavar="RECORDS.jsonl", help="written by --record")
@@ -202,6 +223,8 @@ def main(argv):
         by_kernel.setdefault(row["kernel"], []).append(row)
     tables = [(name, kernel_table(by_kernel[name]))
               for name in sorted(by_kernel.keys() - set(records.WHOLE), key=kernels.order)]
+    if not arguments.markdown:
+        tables = [("kernels", one_table(tables))]
     tables += [(title, table(by_kernel[name])) for title, table, name in
                (("decoder", decoder_table, records.DECODER), ("workloads", workload_table, records.WORKLOAD))
                if name in by_kernel]

@@ -1,0 +1,41 @@
+"""scripts/records table: the kernels' rows stand in one table, each median with its interval."""
+
+import json
+import re
+import unittest
+from pathlib import Path
+
+import synthetic
+from command_case import CommandTest
+
+
+class TableTest(CommandTest):
+    def setUp(self):
+        super().setUp()
+        self.path = self.write(
+            "run.jsonl", self.machine.run("bench_x", synthetic.kernel_cases(12, ("norm", "chunk_decode"))))
+        self.rows = [row for row in map(json.loads, Path(self.path).read_text().splitlines()) if row["kind"] == "row"]
+
+    def shown(self, *arguments):
+        return self.run_command("table", self.path, *arguments, expect=0).stdout.splitlines()
+
+    def test_kernels_stand_above_their_rows_in_one_table(self):
+        lines = self.shown()
+        self.assertEqual(lines[0], "kernels")
+        names = [line for line in lines if re.fullmatch("  [a-z_]+", line)]
+        self.assertEqual(names, ["  chunk_decode", "  norm"])
+        rows = [line for line in lines if line.startswith("    b")]
+        self.assertEqual(len(rows), len(self.rows))
+        end = lines[1].index("median µs") + len("median µs")
+        for line in rows:  # figures end where their title ends
+            self.assertRegex(line[:end], r" [\d.,]+$")
+            self.assertEqual(line[end:end + 2], "  ")
+
+    def test_each_median_has_half_of_its_interval(self):
+        expected = [f"{50 * (row['ci95_us'][1] - row['ci95_us'][0]) / row['median_us']:.2f}" for row in self.rows]
+        spreads = [line.split(" | ")[5] for line in self.shown("--markdown") if line.startswith("| b")]
+        self.assertEqual(sorted(spreads), sorted(expected))
+
+
+if __name__ == "__main__":
+    unittest.main()
