@@ -10,8 +10,11 @@ namespace tokline {
 void EnablePeerAccess(int32_t count) {
   const int there = CudaDeviceCount();
   Require(count >= 1 && count <= there, count, " GPUs were asked for; this process sees ", there);
-  int before = 0;
-  TOKLINE_CUDA(cudaGetDevice(&before));
+  struct CurrentDevice {
+    int device = 0;
+    ~CurrentDevice() { cudaSetDevice(device); }
+  } before;
+  TOKLINE_CUDA(cudaGetDevice(&before.device));
   for (int from = 0; from < count; ++from) {
     TOKLINE_CUDA(cudaSetDevice(from));
     for (int to = 0; to < count; ++to) {
@@ -19,7 +22,6 @@ void EnablePeerAccess(int32_t count) {
       int can = 0;
       TOKLINE_CUDA(cudaDeviceCanAccessPeer(&can, from, to));
       if (can == 0) {
-        cudaSetDevice(before);
         throw RuntimeFailure(StrCat("GPU ", from, " cannot access the memory of GPU ", to));
       }
       const cudaError_t code = cudaDeviceEnablePeerAccess(to, 0);
@@ -30,7 +32,6 @@ void EnablePeerAccess(int32_t count) {
       }
     }
   }
-  TOKLINE_CUDA(cudaSetDevice(before));
 }
 
 }  // namespace tokline

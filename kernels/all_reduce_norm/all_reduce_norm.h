@@ -25,6 +25,14 @@ inline constexpr int32_t kMaxRanks = 8;
 // first launch of any rank. From then on they belong to the kernel. Nobody resets them between
 // launches, so that a captured graph can be replayed. Packets carry the number of the launch, of 32
 // bits: a packet of 2^32 launches ago that was not overwritten since would be taken for a new one.
+//
+// The launches of a rank on the buffers follow one another: one stream at a time. The kernel has to
+// be loaded on the devices of all ranks before any rank launches it, because loading may wait for
+// kernels that run, and those wait for the rank that loads. CUDA_MODULE_LOADING=EAGER does that.
+//
+// Once a rank has given up, all later launches of the group return at once, until the buffers of
+// all ranks are zeroed again, while no rank's stream has work. So outputs are good only if
+// RequireAllReduced, called after their launch, has not thrown.
 struct PeerBuffers {
   int32_t world_size = 1;         // 1 to kMaxRanks
   int32_t rank = 0;               // this rank

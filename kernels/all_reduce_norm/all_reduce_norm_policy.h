@@ -17,7 +17,7 @@ struct AllReduceHeader {
   uint32_t arrivals;     // blocks of the current launch that have read `launches`
   uint32_t gave_up;      // 1: this rank has waited for too long
   uint32_t peer_failed;  // 1 + the rank of a peer that has given up; 0: none
-  // Set before gave_up: what was not there.
+  // What was not there. Valid once the launch that gave up has ended.
   uint32_t missing_rank;
   uint32_t missing_launch;
 };
