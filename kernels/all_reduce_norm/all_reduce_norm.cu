@@ -26,11 +26,12 @@ void LaunchRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions
       .grid = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(ranks.size())),
       .block = dim3(static_cast<unsigned>(plan.threads)),
       .cooperative = kRanksInGrid > 1};
-  const int unrolled = first.peers.world_size <= 2 ? 2 : kMaxRanks;
+  const int32_t world = first.peers.world_size;
+  const int unrolled = world <= 2 ? 2 : world <= 4 ? 4 : kMaxRanks;
   DispatchDType(first.dtype, [&]<DType kDType>() {
     if (first.num_tokens == 0) return;
     using T = typename DeviceType<kDType>::Type;
-    Dispatch<2, kMaxRanks>("unrolled ranks", unrolled, [&]<int kMaxWorld>() {
+    Dispatch<2, 4, kMaxRanks>("unrolled ranks", unrolled, [&]<int kMaxWorld>() {
       Dispatch<AllReduceNormVariant::kOneShot, AllReduceNormVariant::kTwoShot>(
           "variant", plan.variant, [&]<AllReduceNormVariant kVariant>() {
             LaunchKernel(

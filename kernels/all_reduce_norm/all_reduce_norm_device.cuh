@@ -85,7 +85,8 @@ class QuadRows {
   __device__ __forceinline__ void Store(int64_t row, int32_t i, Quad quad) const {
     T* at = data_ + row * stride_ + 4 * i;
     if (vectors_) {
-      *reinterpret_cast<Quad*>(at) = quad;
+      // Of a Quad the compiler makes two stores.
+      *reinterpret_cast<uint64_t*>(at) = static_cast<uint64_t>(quad.y) << 32 | quad.x;
       return;
     }
     T elements[4];
@@ -336,10 +337,9 @@ class AllReduceNormRows {
     ForQuads([&](int32_t i) {
       const bool is_first = i == thread;
       const float4 s = Unpack<T>(is_first ? first : residual_out_.Load(row, i));
-      const float4 w = Unpack<T>(is_first ? first_weight_ : weight_.Load(0, i));
-      out_.Store(row, i,
-                 Pack<T>({Round<T>(s.x * scale) * w.x, Round<T>(s.y * scale) * w.y,
-                          Round<T>(s.z * scale) * w.z, Round<T>(s.w * scale) * w.w}));
+      const Quad n = Pack<T>({s.x * scale, s.y * scale, s.z * scale, s.w * scale});
+      const Quad w = is_first ? first_weight_ : weight_.Load(0, i);
+      out_.Store(row, i, {Multiply2<T>(n.x, w.x), Multiply2<T>(n.y, w.y)});
     });
   }
 
