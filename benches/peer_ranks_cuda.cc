@@ -10,8 +10,10 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "benches/peer_ranks.h"
@@ -32,6 +34,7 @@ constexpr DType kDType = DType::kBf16;
 constexpr float kNormEps = 1e-6f;
 constexpr int kLaunches = 200;  // in a graph
 constexpr int kDefaultReplays = 25;
+constexpr int kWarmUpReplays = 200;  // an idle GPU takes a while to raise its clock
 
 struct Shape {
   int64_t tokens, hidden;
@@ -41,7 +44,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 2560}, {1, 4096}, {8, 4096}, {64, 4096}, {256, 4096}};
 
 enum class Way { kOneShotPlain, kOneShot, kTwoShot, kNccl };
-constexpr Way kWays[] = {Way::kOneShotPlain, Way::kOneShot, Way::kTwoShot, Way::kNccl};
+constexpr Way kOurWays[] = {Way::kOneShotPlain, Way::kOneShot, Way::kTwoShot};
 
 const char* NameOf(Way way) {
   switch (way) {
@@ -65,35 +68,54 @@ Bytes Random(int64_t elements, uint64_t seed) {
   return bytes;
 }
 
-// The inputs of all ranks, and what each of them must get.
+// The launches of a graph take two sets of partials in turn, two launches each, and each set has
+// outputs of its own. So a packet that was left in an inbox, which is that of the launch before the
+// last, has other data than the one that is waited for.
+constexpr int kSets = 2, kLaunchesOfASet = 2;
+static_assert(kLaunches % (kSets * kLaunchesOfASet) == 0);
+
+// The partials of all ranks, and what each rank must get.
+struct Set {
+  std::vector<Bytes> partials;
+  Bytes sum, out;
+};
+
 struct Problem {
   Problem(const Shape& of, int32_t ranks)
-      : shape(of),
-        residual(Random(of.Elements(), 1)),
-        weight(Random(of.hidden, 2)),
-        sum(residual.size()),
-        out(residual.size()) {
-    AllReduceNormParams params{.dtype = kDType,
-                               .num_tokens = of.tokens,
-                               .hidden_size = of.hidden,
-                               .eps = kNormEps,
-                               .partial_stride = of.hidden,
-                               .residual = residual.data(),
-                               .residual_stride = of.hidden,
-                               .weight = weight.data(),
-                               .residual_out = sum.data(),
-                               .residual_out_stride = of.hidden,
-                               .out = out.data(),
-                               .out_stride = of.hidden,
-                               .peers = {.world_size = ranks}};
-    for (int32_t r = 0; r < ranks; ++r) partials.push_back(Random(of.Elements(), 3 + r));
-    for (int32_t r = 0; r < ranks; ++r) params.partials[r] = partials[r].data();
-    AllReduceNormReference(params);
+      : shape(of), residual(Random(of.Elements(), 1)), weight(Random(of.hidden, 2)) {
+    uint64_t seed = 3;
+    for (Set& set : sets) {
+      set.sum = set.out = Bytes(residual.size());
+      AllReduceNormParams params{.dtype = kDType,
+                                 .num_tokens = of.tokens,
+                                 .hidden_size = of.hidden,
+                                 .eps = kNormEps,
+                                 .partial_stride = of.hidden,
+                                 .residual = residual.data(),
+                                 .residual_stride = of.hidden,
+                                 .weight = weight.data(),
+                                 .residual_out = set.sum.data(),
+                                 .residual_out_stride = of.hidden,
+                                 .out = set.out.data(),
+                                 .out_stride = of.hidden,
+                                 .peers = {.world_size = ranks}};
+      for (int32_t r = 0; r < ranks; ++r) set.partials.push_back(Random(of.Elements(), seed++));
+      for (int32_t r = 0; r < ranks; ++r) params.partials[r] = set.partials[r].data();
+      AllReduceNormReference(params);
+    }
   }
 
   Shape shape;
-  std::vector<Bytes> partials;
-  Bytes residual, weight, sum, out;
+  Bytes residual, weight;
+  Set sets[kSets];
+};
+
+// What a GPU keeps from shape to shape. Members are made while it is the current device.
+struct Gpu {
+  PeerBuffers peers;
+  DeviceBuffer buffer;
+  UniqueStream stream;
+  UniqueNcclComm communicator;
 };
 
 // Throws RuntimeFailure unless every element is within `units` of 2^-7 of itself, or of the root
@@ -119,84 +141,88 @@ void Compare(const Bytes& expected, const DeviceBuffer& device, double units, co
 // One GPU's part of a problem. Made and used by the GPU's thread.
 class Rank {
  public:
-  Rank(const Problem& problem, const PeerBuffers& peers, ncclComm* communicator)
-      : problem_(problem),
-        peers_(peers),
-        communicator_(communicator),
-        partial_(problem.partials[static_cast<size_t>(peers.rank)]),
-        residual_(problem.residual),
-        weight_(problem.weight),
-        sum_(problem.shape.Bytes()),
-        out_(problem.shape.Bytes()) {}
-
-  bool Takes(Way way) const {
-    if (way == Way::kNccl) return communicator_ != nullptr;
-    return way != Way::kTwoShot || problem_.shape.tokens >= peers_.world_size;
+  Rank(const Problem& problem, const Gpu& gpu)
+      : problem_(problem), gpu_(gpu), residual_(problem.residual), weight_(problem.weight) {
+    for (const Set& set : problem.sets) {
+      partials_.emplace_back(set.partials[static_cast<size_t>(gpu.peers.rank)]);
+      sums_.emplace_back(problem.shape.Bytes());
+      outs_.emplace_back(problem.shape.Bytes());
+    }
   }
 
-  void Launch(Way way, bool first) const {
+  void Launch(Way way, int launches) const {
     const Shape& shape = problem_.shape;
-    AllReduceNormParams params{.dtype = kDType,
-                               .variant = way == Way::kTwoShot ? AllReduceNormVariant::kTwoShot
-                                                               : AllReduceNormVariant::kOneShot,
-                               .num_tokens = shape.tokens,
-                               .hidden_size = shape.hidden,
-                               .eps = kNormEps,
-                               .partial_stride = shape.hidden,
-                               .residual = residual_.data(),
-                               .residual_stride = shape.hidden,
-                               .weight = weight_.data(),
-                               .residual_out = sum_.data(),
-                               .residual_out_stride = shape.hidden,
-                               .out = out_.data(),
-                               .out_stride = shape.hidden,
-                               .peers = peers_};
-    params.partials[peers_.rank] = partial_.data();
-    const LaunchOptions options{.stream = stream_.get(),
-                                .dependent = way != Way::kOneShotPlain && !first};
-    if (way == Way::kNccl) {
-      LaunchOverNccl(params, communicator_, options);
-    } else {
-      tokline::Launch(params, options);
+    for (int i = 0; i < launches; ++i) {
+      const auto set = static_cast<size_t>(i / kLaunchesOfASet % kSets);
+      AllReduceNormParams params{.dtype = kDType,
+                                 .variant = way == Way::kTwoShot ? AllReduceNormVariant::kTwoShot
+                                                                 : AllReduceNormVariant::kOneShot,
+                                 .num_tokens = shape.tokens,
+                                 .hidden_size = shape.hidden,
+                                 .eps = kNormEps,
+                                 .partial_stride = shape.hidden,
+                                 .residual = residual_.data(),
+                                 .residual_stride = shape.hidden,
+                                 .weight = weight_.data(),
+                                 .residual_out = sums_[set].data(),
+                                 .residual_out_stride = shape.hidden,
+                                 .out = outs_[set].data(),
+                                 .out_stride = shape.hidden,
+                                 .peers = gpu_.peers};
+      params.partials[gpu_.peers.rank] = partials_[set].data();
+      const LaunchOptions options{.stream = gpu_.stream.get(),
+                                  .dependent = way != Way::kOneShotPlain && i > 0};
+      if (way == Way::kNccl) {
+        LaunchOverNccl(params, gpu_.communicator.get(), options);
+      } else {
+        tokline::Launch(params, options);
+      }
     }
   }
 
   void Poison() const {
-    for (const DeviceBuffer* buffer : {&sum_, &out_}) {
-      TOKLINE_CUDA(cudaMemsetAsync(buffer->data(), 0xff, static_cast<size_t>(buffer->bytes()),
-                                   stream_.get()));
+    for (const std::vector<DeviceBuffer>* buffers : {&sums_, &outs_}) {
+      for (const DeviceBuffer& buffer : *buffers) {
+        TOKLINE_CUDA(cudaMemsetAsync(buffer.data(), 0xff, static_cast<size_t>(buffer.bytes()),
+                                     gpu_.stream.get()));
+      }
     }
-    TOKLINE_CUDA(cudaStreamSynchronize(stream_.get()));
+    TOKLINE_CUDA(cudaDeviceSynchronize());  // the uploads of the inputs too
   }
 
   void Check(Way way) const {
-    TOKLINE_CUDA(cudaStreamSynchronize(stream_.get()));
-    if (way != Way::kNccl) RequireAllReduced(peers_, stream_.get());
-    Compare(problem_.sum, sum_, way == Way::kNccl ? 2 : 1, "residual_out");
-    Compare(problem_.out, out_, way == Way::kNccl ? 8 : 4, "out");
+    TOKLINE_CUDA(cudaStreamSynchronize(gpu_.stream.get()));
+    if (way != Way::kNccl) RequireAllReduced(gpu_.peers, gpu_.stream.get());
+    for (size_t set = 0; set < kSets; ++set) {
+      Compare(problem_.sets[set].sum, sums_[set], way == Way::kNccl ? 2 : 1, "residual_out");
+      Compare(problem_.sets[set].out, outs_[set], way == Way::kNccl ? 8 : 4, "out");
+    }
   }
 
   UniqueGraphExec Capture(Way way) const {
-    return CaptureGraph(stream_.get(), [&] {
-      for (int i = 0; i < kLaunches; ++i) Launch(way, i == 0);
-    });
+    UniqueGraphExec graph = CaptureGraph(
+        gpu_.stream.get(), [&] { Launch(way, kLaunches); }, kLaunches);
+    TOKLINE_CUDA(cudaGraphUpload(graph.get(), gpu_.stream.get()));
+    TOKLINE_CUDA(cudaStreamSynchronize(gpu_.stream.get()));
+    return graph;
   }
 
-  // Microseconds per launch of one replay.
+  // Microseconds per launch of one replay, which is queued behind another: otherwise the time that
+  // the host takes to queue it would count.
   double Replay(const UniqueGraphExec& graph) const {
-    TOKLINE_CUDA(cudaEventRecord(begin_.get(), stream_.get()));
-    TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream_.get()));
-    TOKLINE_CUDA(cudaEventRecord(end_.get(), stream_.get()));
-    TOKLINE_CUDA(cudaStreamSynchronize(stream_.get()));
+    TOKLINE_CUDA(cudaGraphLaunch(graph.get(), gpu_.stream.get()));
+    TOKLINE_CUDA(cudaEventRecord(begin_.get(), gpu_.stream.get()));
+    TOKLINE_CUDA(cudaGraphLaunch(graph.get(), gpu_.stream.get()));
+    TOKLINE_CUDA(cudaEventRecord(end_.get(), gpu_.stream.get()));
+    TOKLINE_CUDA(cudaStreamSynchronize(gpu_.stream.get()));
     return ElapsedUs(begin_, end_) / kLaunches;
   }
 
  private:
   const Problem& problem_;
-  PeerBuffers peers_;
-  ncclComm* communicator_;
-  DeviceBuffer partial_, residual_, weight_, sum_, out_;
-  UniqueStream stream_ = MakeStream();
+  const Gpu& gpu_;
+  DeviceBuffer residual_, weight_;
+  std::vector<DeviceBuffer> partials_, sums_, outs_;
   UniqueEvent begin_ = MakeTimingEvent(), end_ = MakeTimingEvent();
 };
 
@@ -248,97 +274,111 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Prints a row for each way.
-void MeasureShape(const Shape& shape, int32_t ranks, int replays,
-                  const std::vector<PeerBuffers>& peers,
-                  const std::vector<UniqueNcclComm>& communicators) {
+// Prints a row for each way. `best` is the least median of all ways so far, or 0.
+void MeasureShape(const Shape& shape, std::span<const Way> ways, int replays,
+                  const std::vector<Gpu>& gpus, double& best) {
+  const auto ranks = static_cast<int32_t>(gpus.size());
   const Problem problem(shape, ranks);
-  std::vector<std::vector<std::vector<double>>> us(
-      std::size(kWays), std::vector<std::vector<double>>(static_cast<size_t>(ranks)));
-  Group(ranks).Run([&](int32_t r, const std::function<void()>& meet) {
-    const Rank rank(problem, peers[static_cast<size_t>(r)],
-                    communicators.empty() ? nullptr : communicators[static_cast<size_t>(r)].get());
-    for (size_t w = 0; w < std::size(kWays); ++w) {
-      const Way way = kWays[w];
-      if (!rank.Takes(way)) continue;
+  for (const Way way : ways) {
+    if (way == Way::kTwoShot && shape.tokens < ranks) continue;
+    std::vector<std::vector<double>> us(gpus.size());
+    Group(ranks).Run([&](int32_t r, const std::function<void()>& meet) {
+      const Rank rank(problem, gpus[static_cast<size_t>(r)]);
       rank.Poison();
       meet();  // nobody allocates or waits for a device any more
-      rank.Launch(way, true);
+      rank.Launch(way, kSets * kLaunchesOfASet);
       rank.Check(way);
       const UniqueGraphExec graph = rank.Capture(way);
-      for (int i = -2; i < replays; ++i) {
+      for (int i = -kWarmUpReplays; i < replays; ++i) {
         if (i == 0) rank.Poison();
         meet();
         const double sample = rank.Replay(graph);
-        if (i >= 0) us[w][static_cast<size_t>(r)].push_back(sample);
+        if (i >= 0) us[static_cast<size_t>(r)].push_back(sample);
       }
       rank.Check(way);
       meet();
-    }
-  });
-  std::optional<double> best;
-  for (size_t w = 0; w < std::size(kWays); ++w) {
-    if (us[w][0].empty()) continue;
-    std::vector<double> samples;
-    for (size_t i = 0; i < us[w][0].size(); ++i) {
-      double sample = us[w][0][i];
-      for (const std::vector<double>& rank : us[w]) sample = std::min(sample, rank[i]);
-      samples.push_back(sample);
+    });
+    std::vector<double> samples = us[0];
+    for (const std::vector<double>& rank : us) {
+      for (size_t i = 0; i < samples.size(); ++i) samples[i] = std::min(samples[i], rank[i]);
     }
     const double median = Median(samples);
     std::printf("%4lld x %-6lld %-30s %8.2f %8.2f", static_cast<long long>(shape.tokens),
-                static_cast<long long>(shape.hidden), NameOf(kWays[w]), median,
+                static_cast<long long>(shape.hidden), NameOf(way), median,
                 std::ranges::min(samples));
-    if (kWays[w] != Way::kNccl) {
-      best = std::min(best.value_or(median), median);
-    } else if (best) {
-      std::printf("   %.2f times ours", median / *best);
+    if (way == Way::kNccl) {
+      std::printf("   %.2f times ours", median / best);
+    } else {
+      best = best == 0 ? median : std::min(best, median);
     }
     std::printf("\n");
     std::fflush(stdout);
   }
 }
 
+// NCCL's version, or nothing, with a warning, where it cannot be loaded.
+std::optional<std::string> FindNccl() {
+  // Sums inside the switches (NVLink multicast) are another way, which is not compared.
+  ::setenv("NCCL_NVLS_ENABLE", "0", 1);
+  try {
+    return NcclVersion();
+  } catch (const CudaError&) {
+    throw;
+  } catch (const RuntimeFailure& error) {
+    std::fprintf(stderr, "warning: NOT COMPARED WITH NCCL: %s\n", error.what());
+    return std::nullopt;
+  }
+}
+
 int Measure(int32_t ranks, int replays) {
   EnablePeerAccess(ranks);
-  std::string nccl;
-  std::vector<UniqueNcclComm> communicators;
-  try {
-    // Sums inside the switches (NVLink multicast) are another way, which is not compared.
-    ::setenv("NCCL_NVLS_ENABLE", "0", 1);
-    nccl = "NCCL " + NcclVersion() + " without NVLink multicast";
-    communicators = MakeNcclComms(ranks);
-  } catch (const RuntimeFailure& error) {
-    nccl = std::string("no NCCL: ") + error.what();
-  }
-  std::vector<DeviceBuffer> buffers;
   PeerBuffers group{.world_size = ranks};
   for (const Shape& shape : kShapes) {
     group.bytes =
         std::max(group.bytes, AllReduceNormBufferBytes(ranks, shape.tokens, shape.hidden));
   }
+  std::vector<Gpu> gpus(static_cast<size_t>(ranks));
   for (int32_t r = 0; r < ranks; ++r) {
     TOKLINE_CUDA(cudaSetDevice(r));
-    buffers.emplace_back(group.bytes);
-    TOKLINE_CUDA(cudaMemset(buffers.back().data(), 0, static_cast<size_t>(group.bytes)));
+    Gpu& gpu = gpus[static_cast<size_t>(r)];
+    gpu.buffer = DeviceBuffer(group.bytes);
+    gpu.stream = MakeStream();
+    TOKLINE_CUDA(cudaMemset(gpu.buffer.data(), 0, static_cast<size_t>(group.bytes)));
     TOKLINE_CUDA(cudaDeviceSynchronize());
-    group.buffers[r] = buffers.back().data();
+    group.buffers[r] = gpu.buffer.data();
   }
   TOKLINE_CUDA(cudaSetDevice(0));
-  std::vector<PeerBuffers> peers(static_cast<size_t>(ranks), group);
-  for (int32_t r = 0; r < ranks; ++r) peers[static_cast<size_t>(r)].rank = r;
-  std::printf("all_reduce_norm on %d x %s, %s, bf16, warm; %s\n", ranks, CudaDeviceName().c_str(),
-              "one process with peer access", nccl.c_str());
+  for (int32_t r = 0; r < ranks; ++r) {
+    gpus[static_cast<size_t>(r)].peers = group;
+    gpus[static_cast<size_t>(r)].peers.rank = r;
+  }
+  std::printf("all_reduce_norm on %d x %s, one process with peer access, bf16, warm\n", ranks,
+              CudaDeviceName().c_str());
   std::printf("us per launch in a graph of %d, over %d replays; outputs verified\n\n", kLaunches,
               replays);
   std::printf("%-13s %-30s %8s %8s\n", "shape", "way", "median", "least");
-  for (const Shape& shape : kShapes) MeasureShape(shape, ranks, replays, peers, communicators);
+  double best[std::size(kShapes)] = {};
+  for (size_t i = 0; i < std::size(kShapes); ++i) {
+    MeasureShape(kShapes[i], kOurWays, replays, gpus, best[i]);
+  }
+  // NCCL comes last: whatever happens to it, our rows are there.
+  const std::optional<std::string> nccl = FindNccl();
+  if (!nccl) return 0;
+  std::printf("\nNCCL %s without NVLink multicast\n", nccl->c_str());
+  std::vector<UniqueNcclComm> communicators = MakeNcclComms(ranks);
+  for (size_t r = 0; r < gpus.size(); ++r) gpus[r].communicator = std::move(communicators[r]);
+  for (size_t i = 0; i < std::size(kShapes); ++i) {
+    MeasureShape(kShapes[i], {{Way::kNccl}}, replays, gpus, best[i]);
+  }
   return 0;
 }
 
 }  // namespace
 
 int PeerRanksMain(int argc, char** argv) {
+  // A kernel that is loaded when it is first launched may wait for those that run, which wait for
+  // it.
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const auto number = [](const char* text) {
     char* end = nullptr;
     const long value = std::strtol(text, &end, 10);
