@@ -228,6 +228,7 @@ class BenchScriptTest(ScratchRepository):
     def test_nothing_to_do_is_said_before_anything_is_built(self):
         for arguments, words in (
             (("--only", "decoder", "--verify-only"), "--verify-only compares kernels with references"),
+            (("--format=csv",), "--format: the table at the end has one; see scripts/records table --markdown"),
             (("--device", "one"), "--device is 'one'; allowed: cpu, cuda, or the number of a GPU"),
             (("--device", "1"), "--device is 1; CUDA_VISIBLE_DEVICES is '3'"),
             (("--only", ","), "--only ',' names nothing; allowed: alpha beta gamma decoder"),):
