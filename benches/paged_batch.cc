@@ -145,8 +145,9 @@ std::vector<int32_t> ShuffledIds(int64_t n) {
 
 std::vector<float> RopeTable(int64_t rows, int32_t head_dim) {
   constexpr double kBase = 1e6;
-  const int64_t bytes = rows * head_dim * int64_t{sizeof(float)};
-  Require(bytes <= AvailableHostBytes(), "the table of RoPE angles takes ", bytes, " bytes; ",
+  // A case holds a copy beside this one.
+  const int64_t bytes = 2 * rows * head_dim * int64_t{sizeof(float)};
+  Require(bytes <= AvailableHostBytes(), "the tables of RoPE angles take ", bytes, " bytes; ",
           AvailableHostBytes(), " are free");
   std::vector<float> table;
   table.reserve(static_cast<size_t>(rows * head_dim));
