@@ -10,7 +10,7 @@
 namespace tokline {
 namespace {
 
-std::string Rounded(double value) {
+std::string PerSecondText(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.*f", value < 10 ? 3 : value < 1000 ? 1 : 0, value);
   return text;
@@ -35,13 +35,13 @@ std::string RateLine(double rate, const WorkloadMeasurement& m) {
   };
   std::string goodput = "-", met = "-";
   if (m.promise) {
-    goodput = Rounded(*figures.goodput_req_s);
+    goodput = PerSecondText(*figures.goodput_req_s);
     std::snprintf(text, sizeof(text), "%.1f%%",
                   100 * static_cast<double>(m.promise->good_requests) / requests);
     met = text;
   }
   std::snprintf(text, sizeof(text), "%6s %7s %12.1f %8s %8s %8s %8s %9s %6s\n",
-                RateText(rate).c_str(), Rounded(requests / figures.total_s).c_str(),
+                RateText(rate).c_str(), PerSecondText(requests / figures.total_s).c_str(),
                 figures.output_tok_s, p50(first).c_str(),
                 Milliseconds(first.value_or(none).p99).c_str(), p50(between).c_str(),
                 Milliseconds(between.value_or(none).p99).c_str(), goodput.c_str(), met.c_str());
@@ -57,7 +57,7 @@ std::string BestRate(std::span<const double> rates,
   }
   if (!best) return "";
   if (*goodput(*best) == 0) return "no request met the bound at any rate\n";
-  return StrCat("most goodput: ", Rounded(*goodput(*best)), " requests per second, at rate ",
+  return StrCat("most goodput: ", PerSecondText(*goodput(*best)), " requests per second, at rate ",
                 RateText(rates[*best]), "\n");
 }
 
