@@ -10,7 +10,7 @@ void EmbeddingReference(const EmbeddingParams& params) {
   Validate(params);
   const int64_t row_bytes = params.hidden_size * SizeOf(params.dtype);
   for (int64_t t = 0; t < params.num_tokens; ++t) {
-    const int64_t id = params.token_ids[t];
+    const int64_t id = params.token_ids[t] - params.first_id;
     char* out = static_cast<char*>(params.out) + t * row_bytes;
     const int64_t position = params.position_table ? params.positions[t] : 0;
     const bool placed =

@@ -17,6 +17,7 @@ void LaunchSum(const EmbeddingParams& params, const LaunchShape& shape, int64_t 
                               .table = static_cast<const uint4*>(params.table),
                               .position_table = static_cast<const uint4*>(params.position_table),
                               .out = static_cast<uint4*>(params.out),
+                              .first_id = params.first_id,
                               .vocab_size = params.vocab_size,
                               .num_positions = params.num_positions,
                               .vectors = vectors};
@@ -40,7 +41,7 @@ void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
   if (params.position_table != nullptr) return LaunchSum(params, shape, vectors, options);
   LaunchKernel(EmbeddingKernel, shape, options, params.token_ids,
                static_cast<const uint4*>(params.table), static_cast<uint4*>(params.out),
-               params.vocab_size, vectors);
+               params.first_id, params.vocab_size, vectors);
 }
 
 }  // namespace tokline

@@ -16,13 +16,13 @@ inline constexpr int kEmbeddingThreads = 128;
 
 // `vectors` is the number of 16-byte vectors per row.
 __global__ void __launch_bounds__(kEmbeddingThreads)
-    EmbeddingKernel(const int32_t* token_ids, const uint4* table, uint4* out, int64_t vocab_size,
-                    int64_t vectors) {
+    EmbeddingKernel(const int32_t* token_ids, const uint4* table, uint4* out, int64_t first_id,
+                    int64_t vocab_size, int64_t vectors) {
   constexpr int kUnroll = 4;
   ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
   const int64_t token = blockIdx.x;
-  const int64_t id = token_ids[token];
+  const int64_t id = token_ids[token] - first_id;
   const bool known = id >= 0 && id < vocab_size;
   const uint4* const source = table + (known ? id : 0) * vectors;
   uint4* const target = out + token * vectors;
@@ -47,7 +47,7 @@ struct EmbeddingSumArgs {
   const uint4* table;
   const uint4* position_table;
   uint4* out;
-  int64_t vocab_size, num_positions;
+  int64_t first_id, vocab_size, num_positions;
   int64_t vectors;  // 16-byte vectors per row
 };
 
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
   ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
   const int64_t token = blockIdx.x;
-  const int64_t id = args.token_ids[token], position = args.positions[token];
+  const int64_t id = args.token_ids[token] - args.first_id, position = args.positions[token];
   const bool known =
       id >= 0 && id < args.vocab_size && position >= 0 && position < args.num_positions;
   const uint4* const words = args.table + (known ? id : 0) * args.vectors;

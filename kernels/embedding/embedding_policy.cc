@@ -23,6 +23,9 @@ void Validate(const EmbeddingParams& params) {
   Require(params.vocab_size >= 0 && params.vocab_size <= std::numeric_limits<int32_t>::max(),
           "vocab_size is ", params.vocab_size, "; it must be 0 to ",
           std::numeric_limits<int32_t>::max());
+  Require(params.first_id >= 0 && params.first_id <= std::numeric_limits<int32_t>::max(),
+          "first_id is ", params.first_id, "; it must be 0 to ",
+          std::numeric_limits<int32_t>::max());
   Require(params.num_positions >= 0 && params.num_positions <= std::numeric_limits<int32_t>::max(),
           "num_positions is ", params.num_positions, "; it must be 0 to ",
           std::numeric_limits<int32_t>::max());

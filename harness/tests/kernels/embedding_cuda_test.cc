@@ -18,19 +18,21 @@ void ExpectMatchesReference(DType dtype, int64_t num_tokens, int64_t vocab_size,
                             int64_t hidden_size) {
   SCOPED_TRACE(StrCat(Name(dtype), " tokens ", num_tokens, " hidden_size ", hidden_size));
   const HostTensor table = testing::RandomTensor(dtype, vocab_size * hidden_size, 1);
+  constexpr int32_t kFirstId = 40;
   std::mt19937_64 rng(2);
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < num_tokens; ++t) {
-    ids.push_back(static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab_size)));
+    ids.push_back(kFirstId + static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab_size)));
   }
   if (num_tokens > 3) {  // outside the vocabulary
-    ids[1] = -1;
-    ids[2] = static_cast<int32_t>(vocab_size);
+    ids[1] = kFirstId - 1;
+    ids[2] = kFirstId + static_cast<int32_t>(vocab_size);
   }
   EmbeddingParams params{.dtype = dtype,
                          .num_tokens = num_tokens,
                          .vocab_size = vocab_size,
-                         .hidden_size = hidden_size};
+                         .hidden_size = hidden_size,
+                         .first_id = kFirstId};
   // A guard row after the output must keep its NaN.
   HostTensor expected(dtype, (num_tokens + 1) * hidden_size);
   expected.FillNan();
@@ -60,7 +62,7 @@ TEST_F(EmbeddingCudaTest, RowsAreBitwise) {
 
 // Sums are rounded once, so they too must equal the reference bit by bit.
 TEST_F(EmbeddingCudaTest, RowsWithPositionsAreBitwise) {
-  constexpr int64_t kVocab = 97, kPositions = 41;
+  constexpr int64_t kVocab = 97, kPositions = 41, kFirstId = 40;
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const int64_t hidden_size : {8, 768, 1600, 5120}) {
       for (const int64_t tokens : {1, 5, 300}) {
@@ -69,10 +71,11 @@ TEST_F(EmbeddingCudaTest, RowsWithPositionsAreBitwise) {
         const HostTensor places = testing::RandomTensor(dtype, kPositions * hidden_size, 2);
         std::vector<int32_t> ids, positions;
         for (int64_t t = 0; t < tokens; ++t) {  // some lie outside either table
-          ids.push_back(static_cast<int32_t>(t * 31 % (kVocab + 2) - 1));
+          ids.push_back(static_cast<int32_t>(kFirstId + t * 31 % (kVocab + 2) - 1));
           positions.push_back(static_cast<int32_t>(t * 17 % (kPositions + 2) - 1));
         }
-        ids[0] = positions[0] = 7;
+        ids[0] = static_cast<int32_t>(kFirstId + 7);
+        positions[0] = 7;
         HostTensor expected(dtype, (tokens + 1) * hidden_size);
         expected.FillNan();  // the guard row keeps it
         const DeviceBuffer out = testing::ToDevice(expected), device_ids(ids);
@@ -83,6 +86,7 @@ TEST_F(EmbeddingCudaTest, RowsWithPositionsAreBitwise) {
                                .num_tokens = tokens,
                                .vocab_size = kVocab,
                                .hidden_size = hidden_size,
+                               .first_id = kFirstId,
                                .token_ids = ids.data(),
                                .table = table.data(),
                                .num_positions = kPositions,

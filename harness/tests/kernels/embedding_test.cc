@@ -17,20 +17,24 @@ class EmbeddingDTypeTest : public ::testing::TestWithParam<DType> {};
 TEST_P(EmbeddingDTypeTest, RowsAreCopiedAndUnknownIdsGiveZeros) {
   const HostTensor table = testing::IntegerTensor(GetParam(), 11 * 24, 1, -100, 100);
   const std::vector<int32_t> ids = {10, 0, -1, 10, 11, 3, INT32_MIN};
-  HostTensor out(GetParam(), static_cast<int64_t>(ids.size()) * 24);
-  out.FillNan();
-  EmbeddingReference({.dtype = GetParam(),
-                      .num_tokens = static_cast<int64_t>(ids.size()),
-                      .vocab_size = 11,
-                      .hidden_size = 24,
-                      .token_ids = ids.data(),
-                      .table = table.data(),
-                      .out = out.data()});
-  for (size_t t = 0; t < ids.size(); ++t) {
-    for (int64_t i = 0; i < 24; ++i) {
-      const bool known = ids[t] >= 0 && ids[t] < 11;
-      EXPECT_EQ(out[static_cast<int64_t>(t) * 24 + i], known ? table[ids[t] * 24 + i] : 0)
-          << "id " << ids[t];
+  for (const int32_t first_id : {0, 5}) {
+    HostTensor out(GetParam(), static_cast<int64_t>(ids.size()) * 24);
+    out.FillNan();
+    EmbeddingReference({.dtype = GetParam(),
+                        .num_tokens = static_cast<int64_t>(ids.size()),
+                        .vocab_size = 11,
+                        .hidden_size = 24,
+                        .first_id = first_id,
+                        .token_ids = ids.data(),
+                        .table = table.data(),
+                        .out = out.data()});
+    for (size_t t = 0; t < ids.size(); ++t) {
+      const int64_t row = int64_t{ids[t]} - first_id;
+      for (int64_t i = 0; i < 24; ++i) {
+        const bool known = row >= 0 && row < 11;
+        EXPECT_EQ(out[static_cast<int64_t>(t) * 24 + i], known ? table[row * 24 + i] : 0)
+            << "id " << ids[t] << ", the first is " << first_id;
+      }
     }
   }
 }
@@ -122,6 +126,7 @@ TEST(EmbeddingTest, InvalidParamsAreRefusedWithTheirValues) {
   ExpectRejected([](auto& p) { p.num_tokens = -1; }, "num_tokens is -1");
   ExpectRejected([](auto& p) { p.vocab_size = -3; }, "vocab_size is -3");
   ExpectRejected([](auto& p) { p.vocab_size = int64_t{1} << 31; }, "vocab_size is 2147483648");
+  ExpectRejected([](auto& p) { p.first_id = -1; }, "first_id is -1");
   ExpectRejected([](auto& p) { p.hidden_size = 12; }, "hidden_size is 12");  // not a multiple of a
                                                                              // vector
   ExpectRejected([](auto& p) { p.hidden_size = 0; }, "hidden_size is 0");
