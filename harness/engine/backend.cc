@@ -1,13 +1,13 @@
 // Implements the host backend and selects the backend of a device.
 #include "harness/engine/backend.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/process_memory.h"
-#include "harness/platform/random_values.h"
 #include "kernels/common/error.h"
 #include "reference/reference_ops.h"
 
@@ -35,6 +35,8 @@ class HostTimeMark : public TimeMark {
 // Every call does its work before it returns, so there is nothing to wait for.
 class HostBackend : public Backend {
  public:
+  explicit HostBackend(const RankPlace& place) : place_(place) {}
+
   Device device() const override { return Device::kCpu; }
   bool asynchronous() const override { return false; }
   const Ops& ops() const override { return ops_; }
@@ -87,9 +89,32 @@ class HostBackend : public Backend {
     }
   }
 
-  void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+  void DrawWeights(DType dtype, void* device, const RandomPieces& pieces, uint64_t seed,
                    int log2_scale) override {
-    FillRandom(dtype, device, 0, count, seed, log2_scale);
+    FillRandom(dtype, device, pieces, seed, log2_scale);
+  }
+
+  // Each rank reads the partials of all where they are. Nobody goes on before all have read them.
+  void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
+    const int32_t rank = place_.rank;
+    const RankGroup::Brought partials =
+        place_.group->Meet(rank, const_cast<void*>(params.partials[rank]));
+    params.peers = {.world_size = place_.Ranks(), .rank = rank};
+    std::ranges::copy(partials, params.partials);
+    ops_.all_reduce_norm(params, options);
+    place_.group->Meet(rank, nullptr);
+  }
+  void GatherColumns(const ColumnGather& gather) override {
+    const int32_t rank = place_.rank;
+    const RankGroup::Brought matrices = place_.group->Meet(rank, gather.matrix);
+    for (int32_t peer = 0; peer < place_.Ranks(); ++peer) {
+      auto* const matrix = static_cast<float*>(matrices[static_cast<size_t>(peer)]);
+      for (int64_t row = 0; row < gather.rows && peer != rank; ++row) {
+        const int64_t at = row * gather.stride + gather.begin;
+        std::copy_n(gather.matrix + at, gather.columns, matrix + at);
+      }
+    }
+    place_.group->Meet(rank, nullptr);
   }
 
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<HostFence>(); }
@@ -99,18 +124,21 @@ class HostBackend : public Backend {
   int64_t CapturedKernels() const override { return 0; }
 
  private:
+  RankPlace place_;
   Ops ops_ = MakeReferenceOps();
   DeviceFacts facts_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeHostBackend() { return std::make_unique<HostBackend>(); }
+std::unique_ptr<Backend> MakeHostBackend(const RankPlace& place) {
+  return std::make_unique<HostBackend>(place);
+}
 
-std::unique_ptr<Backend> MakeBackend(Device device) {
-  if (device == Device::kCpu) return MakeHostBackend();
+std::unique_ptr<Backend> MakeBackend(Device device, const RankPlace& place) {
+  if (device == Device::kCpu) return MakeHostBackend(place);
 #if TOKLINE_HAS_CUDA
-  return MakeCudaBackend();
+  return MakeCudaBackend(place);
 #else
   throw RuntimeFailure("device cuda: this build has no CUDA (configured with TOKLINE_CUDA=OFF)");
 #endif

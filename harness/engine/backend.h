@@ -10,6 +10,8 @@
 #include <span>
 #include <string_view>
 
+#include "harness/engine/rank_group.h"
+#include "harness/platform/random_values.h"
 #include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
 #include "kernels/kernel_list.h"
@@ -76,6 +78,17 @@ struct WeightCopy {
   DType to = DType::kF32;
 };
 
+// Float columns that each rank has computed for itself in a matrix of the same shape.
+struct ColumnGather {
+  float* matrix = nullptr;  // [rows, stride], this rank's
+  int64_t rows = 0;
+  int64_t stride = 0;
+  int64_t begin = 0;  // this rank's columns
+  int64_t columns = 0;
+};
+
+constexpr std::string_view KernelName(const ColumnGather&) { return "peer_copy"; }
+
 // A backend performs all work in the order in which it is enqueued.
 class Backend {
  public:
@@ -107,9 +120,17 @@ class Backend {
   // Converts and copies weights through a bounded staging buffer, and returns when it is done.
   virtual void UploadWeights(std::span<const WeightCopy> copies) = 0;
   // Writes random elements as FillRandom does, and returns when it is done.
-  virtual void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+  virtual void DrawWeights(DType dtype, void* device, const RandomPieces& pieces, uint64_t seed,
                            int log2_scale) = 0;
 
+  // All ranks of a group enqueue the same of these. AllReduceNorm fills in the ranks' buffers, and
+  // partials except this rank's. The columns of all ranks are gathered into the matrices of all;
+  // between two gathers there must be an AllReduceNorm, which tells that the matrix may be
+  // overwritten.
+  virtual void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) = 0;
+  virtual void GatherColumns(const ColumnGather& gather) = 0;
+
+  // Waiting for a fence throws RuntimeFailure if a rank was missing in the work before it.
   virtual std::unique_ptr<Fence> MakeFence() = 0;
   virtual std::unique_ptr<TimeMark> MakeTimeMark() = 0;
   virtual void Synchronize() = 0;
@@ -120,9 +141,11 @@ class Backend {
   virtual int64_t CapturedKernels() const = 0;
 };
 
-// Throws RuntimeFailure if the device is missing, too old, or not supported by this build.
-std::unique_ptr<Backend> MakeBackend(Device device);
-std::unique_ptr<Backend> MakeHostBackend();
-std::unique_ptr<Backend> MakeCudaBackend();  // CUDA builds only
+// Throws RuntimeFailure if the device is missing, too old, or not supported by this build. The
+// backends of a group are made at the same time, each on the thread of its rank, and rank r gets
+// CUDA's device r.
+std::unique_ptr<Backend> MakeBackend(Device device, const RankPlace& place = {});
+std::unique_ptr<Backend> MakeHostBackend(const RankPlace& place = {});
+std::unique_ptr<Backend> MakeCudaBackend(const RankPlace& place = {});  // CUDA builds only
 
 }  // namespace tokline

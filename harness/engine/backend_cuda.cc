@@ -1,4 +1,4 @@
-// The CUDA backend. All work goes to the one stream of the process. A few threads upload weights,
+// The CUDA backend. All work goes to the one stream of its device. A few threads upload weights,
 // each with its own stream and two pinned buffers, so that reading the checkpoint overlaps with the
 // copies over the bus.
 #include <cuda_runtime_api.h>
@@ -16,8 +16,9 @@
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/device.h"
-#include "harness/platform/random_values.h"
+#include "harness/platform/peer_access.h"
 #include "kernels/device/cuda_check.h"
+#include "kernels/device/nccl_library.h"
 
 namespace tokline {
 namespace {
@@ -89,6 +90,31 @@ Memory AllocatePinned(int64_t bytes) {
   return {data, bytes, [](void* p) { LogIfFailed(cudaFreeHost(p), "cudaFreeHost"); }};
 }
 
+// The fence of a rank, which also looks at whether the sums before it were complete.
+class RankFence : public CudaFence {
+ public:
+  RankFence(cudaStream_t stream, const PeerBuffers& peers)
+      : CudaFence(stream), stream_(stream), peers_(peers), header_(AllocatePinned(kHeaderBytes)) {
+    std::memset(header_.data(), 0, kHeaderBytes);
+  }
+  void Record() override {
+    TOKLINE_CUDA(cudaMemcpyAsync(header_.data(), peers_.buffers[peers_.rank], kHeaderBytes,
+                                 cudaMemcpyDeviceToHost, stream_));
+    CudaFence::Record();
+  }
+  void Wait() override {
+    CudaFence::Wait();
+    RequireAllReduced(peers_, *reinterpret_cast<const AllReduceHeader*>(header_.data()));
+  }
+
+ private:
+  static constexpr size_t kHeaderBytes = sizeof(AllReduceHeader);
+
+  cudaStream_t stream_;
+  const PeerBuffers& peers_;
+  Memory header_;
+};
+
 // Cuts a copy into pieces that fit a staging buffer. A piece is whole rows or a part of one row.
 void AddPieces(const WeightCopy& copy, std::vector<WeightCopy>& pieces) {
   const int64_t room = kUploadPieceBytes / SizeOf(copy.to);
@@ -133,6 +159,10 @@ void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next)
 
 class CudaBackend : public Backend {
  public:
+  explicit CudaBackend(const RankPlace& place) : place_(place) {
+    if (place.group != nullptr) Join();
+  }
+
   Device device() const override { return Device::kCuda; }
   bool asynchronous() const override { return true; }
   const Ops& ops() const override { return ops_; }
@@ -187,11 +217,14 @@ class CudaBackend : public Backend {
   void UploadWeights(std::span<const WeightCopy> copies) override {
     std::vector<WeightCopy> pieces;
     for (const WeightCopy& copy : copies) AddPieces(copy, pieces);
+    int device = 0;  // which is not the current one of a new thread
+    TOKLINE_CUDA(cudaGetDevice(&device));
     std::atomic<size_t> next = 0;
     std::mutex mutex;
     std::exception_ptr error;
     const auto work = [&] {
       try {
+        TOKLINE_CUDA(cudaSetDevice(device));
         UploadPieces(pieces, next);
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -205,13 +238,48 @@ class CudaBackend : public Backend {
     if (error) std::rethrow_exception(error);
   }
 
-  void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+  void DrawWeights(DType dtype, void* device, const RandomPieces& pieces, uint64_t seed,
                    int log2_scale) override {
-    FillRandomOnDevice(dtype, device, count, seed, log2_scale);
+    FillRandomOnDevice(dtype, device, pieces, seed, log2_scale);
     Synchronize();
   }
 
-  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<CudaFence>(stream_); }
+  void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
+    params.peers = peers_;
+    params.time_limit_ms = place_.group->Limits().limit.count();
+    if (communicator_ != nullptr) return LaunchOverNccl(params, communicator_, options);
+    for (int64_t begin = 0; begin < params.num_tokens; begin += place_.max_rows) {
+      const int64_t rows = std::min(place_.max_rows, params.num_tokens - begin);
+      Launch(RowsOf(params, begin, rows), options);
+    }
+  }
+
+  // A rank writes its columns to all others. A sum of nothing tells each that all have arrived.
+  void GatherColumns(const ColumnGather& gather) override {
+    const RankGroup::Brought matrices = place_.group->Meet(place_.rank, gather.matrix);
+    const auto pitch = static_cast<size_t>(gather.stride) * sizeof(float);
+    for (int32_t peer = 0; peer < place_.Ranks(); ++peer) {
+      if (peer == place_.rank) continue;
+      auto* const matrix = static_cast<float*>(matrices[static_cast<size_t>(peer)]);
+      TOKLINE_CUDA(cudaMemcpy2DAsync(matrix + gather.begin, pitch, gather.matrix + gather.begin,
+                                     pitch, static_cast<size_t>(gather.columns) * sizeof(float),
+                                     static_cast<size_t>(gather.rows), cudaMemcpyDefault, stream_));
+    }
+    AllReduceNormParams nothing{.num_tokens = 1,
+                                .hidden_size = kNothing,
+                                .partial_stride = kNothing,
+                                .residual_out = nothing_.data(),
+                                .residual_out_stride = kNothing};
+    nothing.partials[place_.rank] = nothing_.data();
+    AllReduceNorm(nothing, {.stream = stream_, .dependent = false});
+  }
+
+  std::unique_ptr<Fence> MakeFence() override {
+    if (place_.group == nullptr || communicator_ != nullptr) {
+      return std::make_unique<CudaFence>(stream_);
+    }
+    return std::make_unique<RankFence>(stream_, peers_);
+  }
   std::unique_ptr<TimeMark> MakeTimeMark() override {
     return std::make_unique<CudaTimeMark>(stream_);
   }
@@ -256,17 +324,58 @@ class CudaBackend : public Backend {
   }
 
  private:
+  static constexpr int64_t kNothing = 8;  // elements
+
+  // Exchanges the addresses of the ranks' buffers or, where one device cannot access the memory of
+  // another, makes NCCL's communicators.
+  void Join() {
+    const int32_t ranks = place_.Ranks();
+    if (place_.rank == 0) {
+      try {
+        EnablePeerAccess(ranks);
+      } catch (const CudaError&) {
+        throw;
+      } catch (const RuntimeFailure&) {
+        communicators_ = MakeNcclComms(ranks);
+        TOKLINE_CUDA(cudaSetDevice(0));
+      }
+    }
+    nothing_ = Allocate(kNothing * SizeOf(DType::kBf16));
+    const auto* const communicators = static_cast<std::vector<UniqueNcclComm>*>(
+        place_.group->Meet(place_.rank, &communicators_)[0]);
+    peers_ = {.world_size = ranks, .rank = place_.rank};
+    if (!communicators->empty()) {
+      communicator_ = communicators->at(static_cast<size_t>(place_.rank)).get();
+      return;
+    }
+    exchange_ = Allocate(AllReduceNormBufferBytes(ranks, place_.max_rows, place_.hidden_size));
+    peers_.bytes = exchange_.bytes();
+    std::ranges::copy(place_.group->Meet(place_.rank, exchange_.data()), peers_.buffers);
+  }
+
+  RankPlace place_;
   Ops ops_ = MakeCudaOps();
   DeviceFacts facts_ = QueryDeviceFacts();
   cudaStream_t stream_ = WorkStream();
   Matmul matmul_;
+  PeerBuffers peers_;
+  Memory exchange_;  // peers_.buffers of this rank
+  Memory nothing_;
+  std::vector<UniqueNcclComm> communicators_;  // of all ranks, if this is rank 0
+  ncclComm* communicator_ = nullptr;           // null: the ranks exchange sums by peer access
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeCudaBackend() {
+std::unique_ptr<Backend> MakeCudaBackend(const RankPlace& place) {
+  if (place.group != nullptr) {
+    const int devices = CudaDeviceCount();
+    Require(place.Ranks() <= devices, place.Ranks(), " ranks need as many GPUs; this process sees ",
+            devices);
+    TOKLINE_CUDA(cudaSetDevice(place.rank));
+  }
   RequireUsableCudaDevice();
-  return std::make_unique<CudaBackend>();
+  return std::make_unique<CudaBackend>(place);
 }
 
 }  // namespace tokline

@@ -3,7 +3,7 @@
 #include "harness/engine/decoder.h"
 
 #include <algorithm>
-#include <functional>
+#include <tuple>
 #include <utility>
 
 #include "harness/engine/convert_elements.h"
@@ -26,34 +26,53 @@ class TimedScope {
   Clock::time_point begin_ = Clock::now();
 };
 
-class ObservedScope {
+// A step of every rank, all of which are enqueued at the same time. Their observers live as long.
+class GroupGraph : public WorkGraph {
  public:
-  ObservedScope(ForwardPass& forward, OpObserver& observer) : forward_(forward) {
-    forward_.SetObserver(&observer);
+  explicit GroupGraph(RankGroup& group, const OpObserver& leader)
+      : group_(group), follower_(leader), graphs_(static_cast<size_t>(group.Size())) {}
+  void Enqueue() override {
+    group_.Run([this](int32_t rank) { graphs_[static_cast<size_t>(rank)]->Enqueue(); });
   }
-  ~ObservedScope() { forward_.SetObserver(nullptr); }
-  ObservedScope(const ObservedScope&) = delete;
-  ObservedScope& operator=(const ObservedScope&) = delete;
+  FollowingObserver& Follower() { return follower_; }
+  void Set(int32_t rank, std::unique_ptr<WorkGraph> graph) {
+    graphs_[static_cast<size_t>(rank)] = std::move(graph);
+  }
 
  private:
-  ForwardPass& forward_;
+  RankGroup& group_;
+  FollowingObserver follower_;
+  std::vector<std::unique_ptr<WorkGraph>> graphs_;
 };
 
-// Stands in for a graph on the host, which has no graphs: enqueues the work again each time.
-class HostGraph : public WorkGraph {
- public:
-  explicit HostGraph(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
-  void Enqueue() override { enqueue_(); }
+RankGroup::Options GroupOf(const ModelSpec& spec, const DecoderOptions& options) {
+  PlanShard(spec, options.ranks, 0);  // throws if the model cannot be divided like this
+  return {.ranks = options.ranks, .limit = options.rank_limit, .on_hang = options.on_hang};
+}
 
- private:
-  std::function<void()> enqueue_;
-};
-
-std::unique_ptr<Backend> MakeBackendWithRoom(const ModelSpec& spec, const DecoderOptions& options) {
-  std::unique_ptr<Backend> backend = MakeBackend(options.device);
-  if (options.device == Device::kCpu) return backend;  // pages are backed only when touched
-  RequireRoom(PlanMemory(spec, options, backend->facts()), backend->FreeBytes());
-  return backend;
+std::vector<std::unique_ptr<DecoderRank>> MakeRanks(const ModelSpec& spec,
+                                                    const ModelWeights& weights,
+                                                    const DecoderOptions& options, RankGroup& group,
+                                                    const BackendMaker& make_backend) {
+  constexpr int64_t kMaxSumRows = 512;
+  std::vector<std::unique_ptr<DecoderRank>> ranks(static_cast<size_t>(group.Size()));
+  group.RunApart([&](int32_t rank) {
+    const RankPlace place{.group = group.Size() > 1 ? &group : nullptr,
+                          .rank = rank,
+                          .max_rows = std::max<int64_t>(options.max_batch, kMaxSumRows),
+                          .hidden_size = spec.hidden_size};
+    ranks[static_cast<size_t>(rank)] =
+        std::make_unique<DecoderRank>(spec, weights, options, rank, make_backend(place));
+  });
+  for (const auto& rank : ranks) {
+    const auto kind = [](const DeviceFacts& facts) {
+      return std::tuple(facts.sm_count, facts.compute_major, facts.compute_minor, facts.l2_bytes);
+    };
+    Require(kind(rank->config.facts) == kind(ranks[0]->config.facts), "the device of rank ",
+            rank->config.shard.rank, " is of another kind than that of rank 0; a step is planned ",
+            "once for all");
+  }
+  return ranks;
 }
 
 SchedulerOptions ScheduleOf(const DecoderConfig& config) {
@@ -93,25 +112,21 @@ void RequireVocabulary(int32_t token, int64_t vocab_size, const char* what) {
 }  // namespace
 
 Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options)
-    : Decoder(spec, weights, options, MakeBackendWithRoom(spec, options)) {}
+    : Decoder(spec, weights, options,
+              [&options](const RankPlace& place) { return MakeBackend(options.device, place); }) {}
 
 Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options,
-                 std::unique_ptr<Backend> backend)
+                 const BackendMaker& make_backend)
     : spec_(spec),
-      backend_(std::move(backend)),
-      config_(spec, options, backend_->facts()),
-      weights_(spec, weights, config_.options.dtype, *backend_),
-      buffers_(spec, config_, *backend_),
-      forward_(spec_, config_, weights_, buffers_, *backend_),
-      scheduler_(ScheduleOf(config_)),
-      shifted_copy_(spec_, config_, buffers_, *backend_) {
+      group_(GroupOf(spec, options)),
+      ranks_(MakeRanks(spec, weights, options, group_, make_backend)),
+      backend_(*ranks_[0]->backend),
+      config_(ranks_[0]->config),
+      buffers_(ranks_[0]->buffers),
+      scheduler_(ScheduleOf(config_)) {
   const auto batch = static_cast<size_t>(config_.options.max_batch);
-  const int64_t token_bytes = config_.options.max_batch * int64_t{sizeof(int32_t)};
   for (Turn& turn : turns_) {
-    turn.arrays = backend_->AllocateStaging(PlaceStep(config_.largest_step, nullptr).bytes);
-    turn.tokens = backend_->AllocateStaging(token_bytes);
-    turn.moved = backend_->AllocateStaging(token_bytes);
-    turn.fence = backend_->MakeFence();
+    turn.arrays = backend_.AllocateStaging(PlaceStep(config_.largest_step, nullptr).bytes);
     turn.draws.reserve(batch);
   }
   collected_.reserve(batch);
@@ -121,29 +136,39 @@ int64_t Decoder::KvTokenBytes() const {
   return 2 * spec_.num_layers * spec_.KvSize() * SizeOf(config_.options.dtype);
 }
 
-MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, config_.options, backend_->facts()); }
+MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, config_.options, config_.facts); }
 
 double Decoder::WarmUp() {
   const auto begin = Clock::now();
   Require(scheduler_.NumSequences() == 0, "a decoder is warmed up before it has sequences");
   Flush();
   prepared_.reset();
-  captured_.clear();
+  DropGraphs();
   for (const StepShape& unplanned : config_.DecodeShapes()) {
     if (!config_.OnDevice()) break;  // nothing to prepare
     const std::vector<int32_t> parts(
         unplanned.one_kernel ? static_cast<size_t>(unplanned.decode.num_seqs) : 0, 1);
-    const StepShape shape =
-        UploadArrays({}, unplanned, parts, turns_[turn_]).shape;  // only padding
-    forward_.Enqueue(shape);  // lets every op choose its algorithms before the capture
-    backend_->Synchronize();
-    if (config_.Has(Ablation::kGraphs)) continue;
-    captured_.push_back(
-        {.shape = shape, .graph = backend_->Capture([&] { forward_.Enqueue(shape); })});
-    captured_.back().graph->Enqueue();
-    backend_->Synchronize();
+    Turn& turn = turns_[turn_];
+    const PreparedStep step = WriteArrays({}, unplanned, parts, turn);  // only padding
+    ForRanks([&](DecoderRank& rank) {
+      rank.UploadArrays(turn.arrays.data(), step.array_bytes);
+      rank.CaptureStep(step.shape);
+    });
   }
   return SecondsSince(begin);
+}
+
+void Decoder::SetObserver(OpObserver* observer) {
+  for (const auto& rank : ranks_) rank->forward.SetObserver(nullptr);
+  follower_.reset();
+  if (observer == nullptr) return;
+  follower_.emplace(*observer);
+  for (const auto& rank : ranks_) rank->forward.SetObserver(&*follower_);
+  ranks_[0]->forward.SetObserver(observer);
+}
+
+void Decoder::DropGraphs() {
+  for (const auto& rank : ranks_) rank->captured.clear();
 }
 
 SequenceId Decoder::Submit(Request request) {
@@ -177,46 +202,52 @@ StepReport Decoder::Step() {
   const TimedScope timed(times_.total_s);
   StepReport report;
   collected_.clear();
-  Turn& current = turns_[turn_];
-  Turn& previous = turns_[1 - turn_];
-  if (!prepared_) Prepare(current);
+  const int current = turn_, previous = 1 - turn_;
+  if (!prepared_) Prepare(turns_[current]);
   if (prepared_) {
-    Run(prepared_->shape);
+    const StepShape& shape = prepared_->shape;
+    ForRanks([&](DecoderRank& rank) { rank.RunStep(shape, current); });
+    if (shape.prefill.num_tokens == 0) {
+      ++(ranks_[0]->captured.empty() ? plain_steps_ : graph_steps_);
+    }
     report.prefill_tokens = prepared_->shape.prefill.num_tokens;
     report.decode_rows = prepared_->decode_rows;
     reads_.tokens += prepared_->reads.tokens;
     reads_.unshared_tokens += prepared_->reads.unshared_tokens;
-    const int64_t token_bytes = prepared_->shape.logit_rows * int64_t{sizeof(int32_t)};
     prepared_.reset();
-    backend_->CopyToHost(current.tokens.data(), buffers_.sampled, token_bytes);
-    current.fence->Record();
-    current.pending = true;
-    turn_ = 1 - turn_;
+    turns_[current].pending = true;
+    turn_ = previous;
   } else if (scheduler_.HasWork()) {
-    Require(previous.pending, "the KV cache is full: ", scheduler_.Pages().NumFree(), " of ",
-            scheduler_.Pages().NumPages(), " pages are free, sequences that are held after their ",
+    Require(turns_[previous].pending, "the KV cache is full: ", scheduler_.Pages().NumFree(),
+            " of ", scheduler_.Pages().NumPages(),
+            " pages are free, sequences that are held after their ",
             "end have others, and none of the ", scheduler_.NumRunning() + scheduler_.NumWaiting(),
             " unfinished sequences can continue");
   }
   Collect(previous);
-  if (!backend_->asynchronous()) Collect(current);
+  if (!backend_.asynchronous()) Collect(current);
   report.tokens = collected_;
   return report;
 }
 
 void Decoder::Prepare(Turn& turn) {
   const ScheduledStep& scheduled = scheduler_.NextStep();
-  MoveTokens(scheduled, turn);
-  for (const Sequence* sequence : scheduled.shifted) {
-    shifted_copy_.Enqueue(*sequence, scheduler_.Chunks());
+  if (!scheduled.Empty()) {
+    const std::vector<int32_t> parts = OneKernelParts(scheduled);
+    prepared_ =
+        WriteArrays(scheduled,
+                    parts.empty() ? ChainShape(scheduled)
+                                  : config_.OneKernelShape(static_cast<int32_t>(parts.size())),
+                    parts, turn);
   }
-  if (scheduled.Empty()) return;
-  const std::vector<int32_t> parts = OneKernelParts(scheduled);
-  prepared_ =
-      UploadArrays(scheduled,
-                   parts.empty() ? ChainShape(scheduled)
-                                 : config_.OneKernelShape(static_cast<int32_t>(parts.size())),
-                   parts, turn);
+  ForRanks([&](DecoderRank& rank) {
+    rank.MoveTokens(scheduled.moves, turn_);
+    for (const Sequence* sequence : scheduled.shifted) {
+      rank.shifted_copy.Enqueue(*sequence, scheduler_.Chunks());
+    }
+    if (prepared_) rank.UploadArrays(turn.arrays.data(), prepared_->array_bytes);
+  });
+  if (!prepared_) return;
   turn.draws.clear();
   const auto draw = [&turn](const StepPart& part) {
     if (part.draws) turn.draws.push_back({.id = part.sequence->id, .slot = part.slot});
@@ -225,34 +256,22 @@ void Decoder::Prepare(Turn& turn) {
   for (const StepPart& part : scheduled.prefill) draw(part);
 }
 
-// Copies by way of host memory. The host does not wait, because the copies are ordered like all
-// work.
-void Decoder::MoveTokens(const ScheduledStep& scheduled, Turn& turn) {
-  constexpr int64_t kBytes = sizeof(int32_t);
-  std::byte* moved = turn.moved.data();
-  for (const SlotMove& move : scheduled.moves) {
-    backend_->CopyToHost(moved, buffers_.sampled + move.from, kBytes);
-    backend_->CopyToDevice(buffers_.sampled + move.to, moved, kBytes);
-    moved += kBytes;
-  }
-}
-
 std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
   if (!prepared_) Prepare(turns_[turn_]);
   Require(prepared_.has_value(), "there is no work for another step");
-  const auto enqueue = [this, shape = prepared_->shape, &observer] {
-    const ObservedScope observed(forward_, observer);
-    forward_.Enqueue(shape);
-  };
-  backend_->Synchronize();
-  if (config_.OnDevice()) return backend_->Capture(enqueue);
-  return std::make_unique<HostGraph>(enqueue);
+  auto step = std::make_unique<GroupGraph>(group_, observer);
+  ForRanks([&](DecoderRank& rank) {
+    const int32_t index = rank.config.shard.rank;
+    OpObserver& follower = step->Follower();
+    step->Set(index, rank.ObservedStep(prepared_->shape, index == 0 ? observer : follower));
+  });
+  return step;
 }
 
 std::span<const NewToken> Decoder::Flush() {
   const TimedScope timed(times_.total_s);
   collected_.clear();
-  Collect(turns_[1 - turn_]);
+  Collect(1 - turn_);
   return collected_;
 }
 
@@ -296,7 +315,8 @@ std::vector<int32_t> Decoder::OneKernelParts(const ScheduledStep& scheduled) con
   if (scheduled.decode_rows == 0 || !scheduled.prefill.empty()) return {};
   const int32_t bucket = config_.Bucket(static_cast<int32_t>(scheduled.decode.size()));
   if (!config_.RunsAsOneKernel(bucket)) return {};
-  if (forward_.Observer() != nullptr && forward_.Observer()->NeedsChain()) return {};
+  const OpObserver* const observer = ranks_[0]->forward.Observer();
+  if (observer != nullptr && observer->NeedsChain()) return {};
   std::vector<int32_t> parts =
       DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts);
   if (parts.empty() || !config_.SharesReads()) return parts;
@@ -323,8 +343,8 @@ std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
                             config_.options.sharing);
 }
 
-Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, StepShape shape,
-                                            std::span<const int32_t> parts, Turn& turn) {
+Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepShape shape,
+                                           std::span<const int32_t> parts, Turn& turn) {
   Require(!turn.pending, "the arrays of a step are rewritten while it is in flight");
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
   WriteRows(scheduled, shape, arrays);
@@ -334,12 +354,15 @@ Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, Step
   const int64_t decode_pages = WriteDecodeTable(scheduled, shape, arrays, shared);
   const auto plan_attention = [&](AttentionShape& rows, const AttentionArrays& of_rows,
                                   std::span<const SharedRun> runs) {
-    return PlanAttention(rows, of_rows, config_.layout, spec_.num_q_heads, backend_->facts(), runs,
-                         config_.options.sharing);
+    return PlanAttention(rows, of_rows, config_.layout, config_.shard.local.num_q_heads,
+                         config_.facts, runs, config_.options.sharing);
   };
   plan_attention(shape.prefill, arrays.prefill, {});
   const bool reads_once = plan_attention(shape.decode, arrays.decode, shared);
-  PreparedStep step{.shape = shape, .decode_rows = scheduled.decode_rows, .reads = {}};
+  PreparedStep step{.shape = shape,
+                    .array_bytes = arrays.bytes,
+                    .decode_rows = scheduled.decode_rows,
+                    .reads = {}};
   for (const StepPart& part : scheduled.decode)
     step.reads.unshared_tokens += part.begin + part.count;
   step.reads.tokens = step.reads.unshared_tokens;
@@ -348,12 +371,10 @@ Decoder::PreparedStep Decoder::UploadArrays(const ScheduledStep& scheduled, Step
   }
   // The pages of the decode rows come last, with room for the longest contexts. Only the part that
   // is used is copied.
-  int64_t bytes = arrays.bytes;
   if (shape.decode.num_seqs > 0) {
-    bytes = reinterpret_cast<std::byte*>(arrays.decode.chunk_pages) - turn.arrays.data() +
-            decode_pages * int64_t{sizeof(int32_t)};
+    step.array_bytes = reinterpret_cast<std::byte*>(arrays.decode.chunk_pages) -
+                       turn.arrays.data() + decode_pages * int64_t{sizeof(int32_t)};
   }
-  backend_->CopyToDevice(buffers_.step, turn.arrays.data(), bytes);
   return step;
 }
 
@@ -417,39 +438,33 @@ void Decoder::WritePrefillTable(const ScheduledStep& scheduled, const StepShape&
   }
 }
 
-void Decoder::Run(const StepShape& shape) {
-  if (shape.prefill.num_tokens > 0) {
-    forward_.Enqueue(shape);
-    return;
-  }
-  if (captured_.empty()) {
-    forward_.Enqueue(shape);
-    ++plain_steps_;
-    return;
-  }
-  const AttentionShape& decode = shape.decode;
-  CapturedStep& captured = *std::ranges::find_if(captured_, [&](const CapturedStep& step) {
-    return step.shape.decode.num_seqs == decode.num_seqs && step.shape.decode.grid == decode.grid &&
-           step.shape.one_kernel == shape.one_kernel;
-  });
-  Require(decode.num_tiles == captured.shape.decode.num_tiles, "a step has ", decode.num_tiles,
-          " tiles, its graph ", captured.shape.decode.num_tiles);
-  captured.graph->Enqueue();
-  ++graph_steps_;
-}
-
-void Decoder::Collect(Turn& turn) {
+void Decoder::Collect(int index) {
+  Turn& turn = turns_[index];
   if (!turn.pending) return;
   {
     const TimedScope timed(times_.wait_s);
-    turn.fence->Wait();
+    for (const auto& rank : ranks_) rank->turns[index].fence->Wait();
   }
   turn.pending = false;
-  const auto* tokens = reinterpret_cast<const int32_t*>(turn.tokens.data());
+  RequireSameDraws(index);
+  const std::span<const int32_t> tokens = ranks_[0]->turns[index].Tokens();
   for (const Turn::Draw& draw : turn.draws) {
-    const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, tokens[draw.slot]);
-    if (finish) {
-      collected_.push_back({.sequence = draw.id, .token = tokens[draw.slot], .finish = *finish});
+    const int32_t token = tokens[static_cast<size_t>(draw.slot)];
+    const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, token);
+    if (finish) collected_.push_back({.sequence = draw.id, .token = token, .finish = *finish});
+  }
+}
+
+// All ranks have the same logits and draw alike; otherwise their next steps would differ.
+void Decoder::RequireSameDraws(int index) const {
+  for (const auto& rank : ranks_) {
+    for (const Turn::Draw& draw : turns_[index].draws) {
+      const auto slot = static_cast<size_t>(draw.slot);
+      const int32_t here = rank->turns[index].Tokens()[slot];
+      const int32_t first = ranks_[0]->turns[index].Tokens()[slot];
+      if (here == first) continue;
+      throw RuntimeFailure(StrCat("rank ", rank->config.shard.rank, " of ", ranks_.size(),
+                                  " drew token ", here, " where rank 0 drew ", first));
     }
   }
 }
@@ -459,8 +474,8 @@ std::vector<float> Decoder::Logits(SequenceId id) {
   Require(sequence.last_draw > 0 && sequence.last_draw == scheduler_.Counts().steps, "sequence ",
           id, " has no logits of the newest step");
   std::vector<float> logits(static_cast<size_t>(spec_.vocab_size));
-  backend_->Download(logits.data(), buffers_.logits + sequence.draw_slot * spec_.vocab_size,
-                     spec_.vocab_size * int64_t{sizeof(float)});
+  backend_.Download(logits.data(), buffers_.logits + sequence.draw_slot * spec_.vocab_size,
+                    spec_.vocab_size * int64_t{sizeof(float)});
   return logits;
 }
 
@@ -469,7 +484,9 @@ void Decoder::ReplaceNewestToken(SequenceId id, int32_t token) {
   scheduler_.ReplaceNewest(id, token);
   const Sequence& sequence = scheduler_.Get(id);
   if (sequence.on_device) {
-    backend_->Upload(buffers_.sampled + sequence.slot, &token, sizeof(token));
+    ForRanks([&](DecoderRank& rank) {
+      rank.backend->Upload(rank.buffers.sampled + sequence.slot, &token, sizeof(token));
+    });
   }
 }
 
@@ -478,7 +495,7 @@ std::vector<float> Decoder::Hidden() {
   const DType dtype = config_.options.dtype;
   const int64_t count = prepared_->shape.Tokens() * spec_.hidden_size;
   std::vector<std::byte> raw(static_cast<size_t>(count * SizeOf(dtype)));
-  backend_->Download(raw.data(), buffers_.x, std::ssize(raw));
+  backend_.Download(raw.data(), buffers_.x, std::ssize(raw));
   std::vector<float> values(static_cast<size_t>(count));
   ConvertElements(dtype, raw.data(), DType::kF32, values.data(), count);
   return values;
@@ -493,16 +510,16 @@ KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
   const StepShape step{.prefill = shape};
   const int64_t step_bytes = PlaceStep(step, nullptr).bytes;
   const DType dtype = config_.options.dtype;
-  const int64_t count = sequence.in_cache * spec_.KvSize();
+  const int64_t count = sequence.in_cache * config_.shard.local.KvSize();
   const int64_t tensor_bytes = count * SizeOf(dtype);
-  tokline::Memory host = backend_->AllocateStaging(step_bytes);
-  tokline::Memory table = backend_->Allocate(step_bytes);
-  tokline::Memory k = backend_->Allocate(tensor_bytes), v = backend_->Allocate(tensor_bytes);
+  tokline::Memory host = backend_.AllocateStaging(step_bytes);
+  tokline::Memory table = backend_.Allocate(step_bytes);
+  tokline::Memory k = backend_.Allocate(tensor_bytes), v = backend_.Allocate(tensor_bytes);
   TableWriter writer(shape, PlaceStep(step, host.data()).prefill);
   AddRuns(writer, sequence.pages, sequence.in_cache, sequence.in_cache);
-  backend_->Upload(table.data(), host.data(), step_bytes);
+  backend_.Upload(table.data(), host.data(), step_bytes);
   const AttentionArrays arrays = PlaceStep(step, table.data()).prefill;
-  backend_->ops().paged_gather(
+  backend_.ops().paged_gather(
       {.dtype = dtype,
        .layout = config_.layout,
        .table = arrays.Table(shape),
@@ -511,10 +528,10 @@ KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {
        .kv = buffers_.kv + layer * config_.layout.NumElements() * SizeOf(dtype),
        .k_out = k.data(),
        .v_out = v.data()},
-      {.stream = backend_->stream(), .dependent = false});
+      {.stream = backend_.stream(), .dependent = false});
   const auto download = [&](const tokline::Memory& from) {
     std::vector<std::byte> raw(static_cast<size_t>(tensor_bytes));
-    backend_->Download(raw.data(), from.data(), tensor_bytes);
+    backend_.Download(raw.data(), from.data(), tensor_bytes);
     std::vector<float> values(static_cast<size_t>(count));
     ConvertElements(dtype, raw.data(), DType::kF32, values.data(), count);
     return values;

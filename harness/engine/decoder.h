@@ -8,9 +8,13 @@
 // a slot, which is its row in a step. Steps are padded to a few batch sizes, and WarmUp() captures
 // a graph for each. On CUDA, the last bits of a sequence's logits depend on its batch, because the
 // batch determines how sums are split over the device.
+//
+// The model may be divided among several ranks (DecoderOptions::ranks). A step is planned once, and
+// all of them run it; what rank 0 draws is what Step() returns.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,10 +22,9 @@
 
 #include "harness/engine/backend.h"
 #include "harness/engine/decoder_memory.h"
-#include "harness/engine/device_weights.h"
-#include "harness/engine/forward_pass.h"
+#include "harness/engine/decoder_rank.h"
+#include "harness/engine/rank_group.h"
 #include "harness/engine/shared_runs.h"
-#include "harness/engine/shifted_copy.h"
 #include "harness/engine/step_ops.h"
 #include "harness/models/model_spec.h"
 #include "harness/models/model_weights.h"
@@ -64,17 +67,20 @@ struct KvRows {
   std::vector<float> v;
 };
 
-// Not thread-safe. All CUDA decoders of a process share one stream (WorkStream() says why), so only
-// one of them may work at a time, even if they belong to different threads.
+// Makes the backend of a rank, on the rank's thread.
+using BackendMaker = std::function<std::unique_ptr<Backend>(const RankPlace&)>;
+
+// Not thread-safe. All CUDA decoders of a process share one stream per device (WorkStream() says
+// why), so only one of them may work at a time, even if they belong to different threads.
 class Decoder {
  public:
   // Copies the weights to the device; the checkpoint and `weights` are not needed afterwards.
   // Throws InvalidArgument for options that are not allowed, and RuntimeFailure with the needed and
   // the free bytes if device memory does not suffice.
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options);
-  // Same, on a backend of this device.
+  // Same, on such backends, which must be of the device that the options name.
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options,
-          std::unique_ptr<Backend> backend);
+          const BackendMaker& make_backend);
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
@@ -115,17 +121,18 @@ class Decoder {
   // Waits for the tokens in flight and returns them. The result is valid until the next call.
   std::span<const NewToken> Flush();
 
-  // Calls the observer for every op that later steps enqueue; null removes it. A step that runs as
-  // a graph enqueues no ops.
-  void SetObserver(OpObserver* observer) { forward_.SetObserver(observer); }
+  // Calls the observer for every op that later steps enqueue on rank 0; null removes it. A step
+  // that runs as a graph enqueues no ops. The other ranks skip the same ops, so that with several
+  // of them what an observer wants must depend on the op alone.
+  void SetObserver(OpObserver* observer);
   // Returns the step that Step() would enqueue next, without the ops that the observer skips. It
   // may run any number of times: it writes what the step writes, but does not advance the
   // sequences. The observer is called while a graph is captured, and on the host at each run. The
   // result is valid until the next call of Step(). There must be work.
   std::unique_ptr<WorkGraph> NextStep(OpObserver& observer);
   // Makes later steps launch every kernel, as before WarmUp().
-  void DropGraphs() { captured_.clear(); }
-  Backend& GetBackend() { return *backend_; }
+  void DropGraphs();
+  Backend& GetBackend() { return backend_; }  // of rank 0
 
   // Returns the logits from which the newest token of a sequence was drawn, [vocab_size]. The
   // newest step must have produced them. Waits for that step.
@@ -135,7 +142,8 @@ class Decoder {
   // Returns the residual stream of the step that is being enqueued, after the work enqueued so far,
   // [rows, hidden_size]: decode rows with their padding, then prompt tokens. For observers.
   std::vector<float> Hidden();
-  // Returns the K and V of the sequence in one layer, after the work enqueued so far.
+  // Returns the K and V of the sequence in one layer, of the heads of rank 0, after the work
+  // enqueued so far.
   KvRows ReadKv(SequenceId id, int64_t layer);
 
   const ModelSpec& Spec() const { return spec_; }
@@ -152,12 +160,10 @@ class Decoder {
   int64_t PlainSteps() const { return plain_steps_; }
 
  private:
-  // The host memory of a step. It is rewritten only after its fence has been waited for.
+  // The host memory of a step. It is rewritten only after the fences of all ranks have been waited
+  // for.
   struct Turn {
     tokline::Memory arrays;
-    tokline::Memory tokens;
-    tokline::Memory moved;  // newest tokens that move to another slot
-    std::unique_ptr<Fence> fence;
     bool pending = false;
     struct Draw {
       SequenceId id;
@@ -165,21 +171,21 @@ class Decoder {
     };
     std::vector<Draw> draws;
   };
-  struct CapturedStep {
-    StepShape shape;
-    std::unique_ptr<WorkGraph> graph;
-  };
-
-  // A step whose arrays are on the device.
+  // A step whose arrays are written.
   struct PreparedStep {
     StepShape shape;
+    int64_t array_bytes = 0;  // that are used
     int32_t decode_rows = 0;  // without padding
     DecodeReads reads;
   };
 
+  // Calls work(rank) for every rank, all at the same time.
+  template <typename Work>
+  void ForRanks(const Work& work) {
+    group_.Run([&](int32_t rank) { work(*ranks_[static_cast<size_t>(rank)]); });
+  }
   // Schedules the next step, if there is one, and uploads its arrays.
   void Prepare(Turn& turn);
-  void MoveTokens(const ScheduledStep& scheduled, Turn& turn);
   StepShape ChainShape(const ScheduledStep& scheduled) const;
   // How the contexts of a step are cut if it runs as one kernel, one entry per row with padding;
   // empty if it runs as a chain.
@@ -188,9 +194,9 @@ class Decoder {
   std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
   // Returns the runs that several decode rows share and that may be read once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled, const StepShape& shape) const;
-  // Writes and uploads the arrays of a step, which may be empty except for padding.
-  PreparedStep UploadArrays(const ScheduledStep& scheduled, StepShape shape,
-                            std::span<const int32_t> parts, Turn& turn);
+  // Writes the arrays of a step, which may be empty except for padding.
+  PreparedStep WriteArrays(const ScheduledStep& scheduled, StepShape shape,
+                           std::span<const int32_t> parts, Turn& turn);
   void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                  const StepArrays& arrays) const;
   // Sets the chunks of the shared runs. Returns the number of page ids written.
@@ -198,22 +204,22 @@ class Decoder {
                            const StepArrays& arrays, std::span<SharedRun> shared) const;
   void WritePrefillTable(const ScheduledStep& scheduled, const StepShape& shape,
                          const StepArrays& arrays) const;
-  void Run(const StepShape& shape);
-  void Collect(Turn& turn);
+  void Collect(int turn);
+  void RequireSameDraws(int turn) const;
 
   ModelSpec spec_;
-  std::unique_ptr<Backend> backend_;
-  DecoderConfig config_;
-  DeviceWeights weights_;
-  DecoderBuffers buffers_;
-  ForwardPass forward_;
+  RankGroup group_;
+  std::vector<std::unique_ptr<DecoderRank>> ranks_;
+  // Those of rank 0:
+  Backend& backend_;
+  const DecoderConfig& config_;
+  const DecoderBuffers& buffers_;
+  std::optional<FollowingObserver> follower_;  // observes the other ranks, if rank 0 is observed
   Scheduler scheduler_;
-  ShiftedCopy shifted_copy_;
   Turn turns_[2];
   int turn_ = 0;  // index of the turn that the next step uses; the other may be in flight
   std::optional<PreparedStep> prepared_;
   std::vector<NewToken> collected_;
-  std::vector<CapturedStep> captured_;  // one per config_.DecodeShapes(), or empty
   HostTimes times_;
   DecodeReads reads_;
   int64_t graph_steps_ = 0;

@@ -94,9 +94,12 @@ void RequireHas(StepOpSet ops, StepOp delayed) {
 
 }  // namespace
 
-DecoderConfig::DecoderConfig(const ModelSpec& spec, const DecoderOptions& given,
-                             const DeviceFacts& device_facts)
-    : options(Resolve(spec, given)), facts(device_facts) {
+DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given,
+                             const DeviceFacts& device_facts, int32_t rank)
+    : options(Resolve(whole, given)),
+      shard(PlanShard(whole, options.ranks, rank)),
+      facts(device_facts) {
+  const ModelSpec& spec = shard.local;
   layout = {.num_pages = options.kv_pages,
             .num_kv_heads = spec.num_kv_heads,
             .page_size = options.page_size,
@@ -136,12 +139,13 @@ DecoderConfig::DecoderConfig(const ModelSpec& spec, const DecoderOptions& given,
   }
   if (OnDevice()) {
     linear_workspace_bytes = LinearWorkspace(spec, options.dtype, max_tokens, options.max_batch);
-    sampling_workspace_bytes = SamplingWorkspaceBytes(options.max_batch, spec.vocab_size);
+    sampling_workspace_bytes = SamplingWorkspaceBytes(options.max_batch, whole.vocab_size);
   }
-  if (options.delayed) RequireHas(DecodeOps(spec), options.delayed->op);
+  if (options.delayed) RequireHas(DecodeOps(), options.delayed->op);
 }
 
-StepOpSet DecoderConfig::DecodeOps(const ModelSpec& spec) const {
+StepOpSet DecoderConfig::DecodeOps() const {
+  const ModelSpec& spec = shard.local;
   const bool split_append = Has(Ablation::kKvAppend),
              gated = spec.mlp == ActivationKind::kGatedSilu;
   if (RunsAsOneKernel(options.max_batch)) return {StepOp::kDecodeStep, StepOp::kSampling};
@@ -151,12 +155,16 @@ StepOpSet DecoderConfig::DecodeOps(const ModelSpec& spec) const {
   ops.Add(gated ? StepOp::kGateUp : StepOp::kUp);
   if (split_input_norm) ops.Add(StepOp::kInputNorm);
   if (split_append && spec.qk_norm) ops.Add(StepOp::kHeadNorms);
-  if (split_input_norm || split_append) ops.Add(StepOp::kKvAppend);
+  if (split_input_norm || split_append || Divided()) ops.Add(StepOp::kKvAppend);
   if (split_mlp) {
     ops.Add(StepOp::kPostNorm);
     ops.Add(StepOp::kActivation);
   }
   if (split_final_norm) ops.Add(StepOp::kFinalNorm);
+  if (Divided()) {
+    ops.Add(StepOp::kAllReduce);
+    ops.Add(StepOp::kGatherLogits);
+  }
   return ops;
 }
 
@@ -227,17 +235,19 @@ StepShape DecoderConfig::OneKernelShape(int32_t bucket) const {
   return shape;
 }
 
-MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderConfig& config,
-                                 std::byte* base) {
+MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
+  const ModelSpec& spec = config.shard.local;
   const int64_t element = SizeOf(config.options.dtype);
   const int64_t tokens = config.max_tokens, batch = config.options.max_batch;
   const int64_t q = spec.QSize(), kv_size = spec.KvSize(), hidden = spec.hidden_size;
-  const bool split_norm = config.split_input_norm || config.split_mlp || config.split_final_norm;
+  const bool split_norm =
+      config.split_input_norm || config.split_mlp || config.split_final_norm || config.Divided();
   const bool split_gate = config.split_mlp && spec.mlp == ActivationKind::kGatedSilu;
   Carver carver(base);
   MemoryPlan memory;
 
   x = carver.TakeBytes(tokens * hidden * element);
+  partial = carver.TakeBytes(config.Divided() ? tokens * hidden * element : 0);
   qkv_bytes = tokens * (q + 2 * kv_size) * element;
   if (config.options.reuse) qkv_bytes = std::max(qkv_bytes, ShiftedCopyBytes(config, 1));
   qkv = carver.TakeBytes(qkv_bytes);
@@ -249,7 +259,7 @@ MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderConfig& con
                                                          DivideUp(hidden, 64) * kLinearSquares
                                                    : 0);
   gate_up = carver.TakeBytes(split_gate ? tokens * spec.UpRows() * element : 0);
-  logits = carver.Take<float>(batch * spec.vocab_size);
+  logits = carver.Take<float>(batch * config.shard.whole.vocab_size);
   sampled = carver.Take<int32_t>(batch);
   memory.activation_bytes = carver.Size();
 
@@ -302,12 +312,12 @@ MemoryPlan DecoderBuffers::Place(const ModelSpec& spec, const DecoderConfig& con
   return memory;
 }
 
-DecoderBuffers::DecoderBuffers(const ModelSpec& spec, const DecoderConfig& config,
-                               Backend& backend) {
-  MemoryPlan memory = Place(spec, config, nullptr);
+DecoderBuffers::DecoderBuffers(const DecoderConfig& config, Backend& backend) {
+  MemoryPlan memory = Place(config, nullptr);
   memory_ = backend.Allocate(memory.Total());
-  Place(spec, config, memory_.data());
+  Place(config, memory_.data());
   if (rope == nullptr) return;
+  const ModelSpec& spec = config.shard.local;
   const std::vector<float> table =
       MakeRopeTable(config.options.max_context, spec.head_dim, spec.rope_theta, spec.rope_scaling);
   backend.Upload(rope, table.data(), static_cast<int64_t>(table.size() * sizeof(float)));
@@ -316,8 +326,8 @@ DecoderBuffers::DecoderBuffers(const ModelSpec& spec, const DecoderConfig& confi
 MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
                       const DeviceFacts& facts) {
   const DecoderConfig config(spec, options, facts);
-  MemoryPlan memory = DecoderBuffers().Place(spec, config, nullptr);
-  memory.weight_bytes = DeviceWeights::Bytes(spec, options.dtype);
+  MemoryPlan memory = DecoderBuffers().Place(config, nullptr);
+  memory.weight_bytes = DeviceWeights::Bytes(config.shard.local, options.dtype);
   return memory;
 }
 

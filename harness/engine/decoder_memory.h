@@ -1,9 +1,12 @@
 // Which buffers a decoder needs, how large they are, and where they lie.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "harness/engine/ablation.h"
@@ -11,6 +14,7 @@
 #include "harness/engine/step_arrays.h"
 #include "harness/engine/step_ops.h"
 #include "harness/models/model_spec.h"
+#include "harness/models/sharding.h"
 #include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/paged_kv_layout.h"
@@ -19,6 +23,10 @@ namespace tokline {
 
 struct DecoderOptions {
   Device device = Device::kCpu;
+  // Among how many ranks the model is divided: as many devices, or threads on the CPU.
+  int32_t ranks = 1;
+  std::chrono::milliseconds rank_limit{60'000};  // how far a rank may fall behind the others
+  std::function<void(const std::string&)> on_hang = {};  // as in RankGroup::Options
   DType dtype = DType::kF32;    // of weights, activations and KV; CUDA takes bf16 and f16
   int32_t max_batch = 1;        // sequences that run at a time
   int64_t max_context = 0;      // tokens per sequence, prompt and new; 0: what the model allows
@@ -33,9 +41,10 @@ struct DecoderOptions {
   std::optional<DelayedOp> delayed = {};  // to test the tools
 };
 
-// The checked options with all defaults filled in, and what follows from them.
+// The checked options with all defaults filled in, and what follows from them for a rank.
 struct DecoderConfig {
   DecoderOptions options;
+  ShardPlan shard;            // whose local model all sizes are of, except those of logits
   PagedKvLayout layout;       // of one layer; includes the scratch page if there is one
   int32_t group = 1;          // query heads per KV head
   int32_t max_runs = 1;       // per sequence; see SequencePages
@@ -56,7 +65,8 @@ struct DecoderConfig {
   int64_t sampling_workspace_bytes = 0;
 
   // Throws InvalidArgument, which states values and limits.
-  DecoderConfig(const ModelSpec& spec, const DecoderOptions& options, const DeviceFacts& facts);
+  DecoderConfig(const ModelSpec& whole, const DecoderOptions& options, const DeviceFacts& facts,
+                int32_t rank = 0);
 
   int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
   // The shape of a decode step whose longest context, with the new token, is `longest`, as a chain
@@ -69,8 +79,9 @@ struct DecoderConfig {
   // Every shape that a decode step can have. Each is captured as a graph.
   std::vector<StepShape> DecodeShapes() const;
   bool Has(Ablation ablation) const { return options.ablate.Has(ablation); }
+  bool Divided() const { return shard.world_size > 1; }  // among several ranks
   // Of a decode step.
-  StepOpSet DecodeOps(const ModelSpec& spec) const;
+  StepOpSet DecodeOps() const;
   bool OnDevice() const { return options.device == Device::kCuda; }
   bool SharesReads() const {
     return options.reuse && options.sharing != ChunkSharing::kNever && !Has(Ablation::kChunkDecode);
@@ -81,7 +92,7 @@ struct DecoderConfig {
 // the work for this model anyway.
 bool Swaps(const ModelSpec& spec, Ablation ablation);
 
-// Bytes that a decoder allocates on its device and on the host.
+// Bytes that a decoder allocates on its device, or on that of each rank, and on the host.
 struct MemoryPlan {
   int64_t weight_bytes = 0;
   int64_t kv_bytes = 0;
@@ -96,6 +107,7 @@ struct MemoryPlan {
   }
 };
 
+// The plan of rank 0, which the others have too, except that parts may differ by a few rows.
 // Without a device at hand `facts` may be all 0; the workspace of chunk_decode is then left out.
 MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
                       const DeviceFacts& facts);
@@ -116,18 +128,19 @@ struct DecodeWorkspace {
 // All buffers except weights. N = max_tokens, B = max_batch; elements of options.dtype unless
 // typed.
 struct DecoderBuffers {
-  DecoderBuffers(const ModelSpec& spec, const DecoderConfig& config, Backend& backend);
+  DecoderBuffers(const DecoderConfig& config, Backend& backend);
 
-  std::byte* x = nullptr;    // [N, H] residual stream
+  std::byte* x = nullptr;        // [N, H] residual stream
+  std::byte* partial = nullptr;  // [N, H] what this rank adds to it; only if there are several
   std::byte* qkv = nullptr;  // [N, Q + 2 K], or more, since ShiftedCopy works here between steps
   int64_t qkv_bytes = 0;
   std::byte* attention = nullptr;  // [N, Q]
   std::byte* mlp = nullptr;        // [N, I]
   std::byte* last = nullptr;       // [B, H] rows that logits are computed from
-  std::byte* normed = nullptr;     // [N, H]; only if a norm is a kernel of its own
+  std::byte* normed = nullptr;     // [N, H]; only if a norm is no part of a projection
   float* x_squares = nullptr;      // [min(N, kMaxSquaresTokens), H / 64, kLinearSquares] of x
   std::byte* gate_up = nullptr;    // [N, 2 I]; only if a gated MLP is split
-  float* logits = nullptr;         // [B, vocab_size]
+  float* logits = nullptr;         // [B, vocab_size] of the whole model
   int32_t* sampled = nullptr;      // [B] newest token of each slot; the next decode step's input
   std::byte* linear_workspace = nullptr;
   std::byte* sampling_workspace = nullptr;
@@ -145,7 +158,7 @@ struct DecoderBuffers {
   friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);
   DecoderBuffers() = default;
   // Places all buffers from `base` on. If `base` is null, it only measures.
-  MemoryPlan Place(const ModelSpec& spec, const DecoderConfig& config, std::byte* base);
+  MemoryPlan Place(const DecoderConfig& config, std::byte* base);
 
   Memory memory_;
 };

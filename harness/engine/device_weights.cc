@@ -62,17 +62,19 @@ class CopyList {
 
 }  // namespace
 
-DeviceWeights::DeviceWeights(const ModelSpec& spec, const ModelWeights& weights, DType dtype,
+DeviceWeights::DeviceWeights(const ShardPlan& shard, const ModelWeights& whole, DType dtype,
                              Backend& backend) {
-  Require(weights.random_seed || std::ssize(weights.layers) == spec.num_layers, "weights of ",
-          weights.layers.size(), " layers for a model of ", spec.num_layers);
+  const ModelSpec& spec = shard.local;
+  Require(whole.random_seed || std::ssize(whole.layers) == spec.num_layers, "weights of ",
+          whole.layers.size(), " layers for a model of ", spec.num_layers);
   memory_ = backend.Allocate(Bytes(spec, dtype));
   Place(spec, dtype, memory_.data());
-  if (weights.random_seed) {
-    Draw(spec, *weights.random_seed, dtype, backend);
+  if (whole.random_seed) {
+    Draw(shard, *whole.random_seed, dtype, backend);
     return;
   }
 
+  const ModelWeights weights = ShardWeights(whole, shard);
   CopyList list(dtype);
   list.Add(embedding_, {&weights.embedding});
   list.Add(positions_, {&weights.positions});

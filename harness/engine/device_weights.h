@@ -1,8 +1,8 @@
-// A model's weights on the device: converted to one dtype, in one block of memory, with Q, K and V
-// fused, and gate and up fused. Every matrix is [outputs, inputs]. RoPE always pairs element i of a
-// head with element i + head_dim / 2. If the model pairs neighbours, each head's rows of Q and K
-// are reordered (even rows, then odd rows). Scores stay the same, because both factors of each
-// product are permuted alike.
+// A rank's part of a model's weights on its device: converted to one dtype, in one block of memory,
+// with Q, K and V fused, and gate and up fused. Every matrix is [outputs, inputs]. RoPE always
+// pairs element i of a head with element i + head_dim / 2. If the model pairs neighbours, each
+// head's rows of Q and K are reordered (even rows, then odd rows). Scores stay the same, because
+// both factors of each product are permuted alike.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,13 @@
 #include "harness/engine/backend.h"
 #include "harness/models/model_spec.h"
 #include "harness/models/model_weights.h"
+#include "harness/models/sharding.h"
 #include "kernels/common/dtype.h"
 
 namespace tokline {
 
 // All tensors are contiguous and 256 B aligned, and null if the model lacks them. H, I, Q and K are
-// as in model_weights.h.
+// as in model_weights.h, of the rank's model.
 struct DeviceLayerWeights {
   std::byte* input_norm = nullptr;       // [H]
   std::byte* input_norm_bias = nullptr;  // [H]
@@ -36,7 +37,8 @@ struct DeviceLayerWeights {
 
 class DeviceWeights {
  public:
-  DeviceWeights(const ModelSpec& spec, const ModelWeights& weights, DType dtype, Backend& backend);
+  // Holds the rank's part of `weights`, which are those of the whole model.
+  DeviceWeights(const ShardPlan& shard, const ModelWeights& weights, DType dtype, Backend& backend);
 
   // Returns the size of the block of memory.
   static int64_t Bytes(const ModelSpec& spec, DType dtype);
@@ -52,8 +54,9 @@ class DeviceWeights {
 
  private:
   DeviceWeights() = default;
-  // Draws all weights, such that logits are as peaked as those of a trained model.
-  void Draw(const ModelSpec& spec, uint64_t seed, DType dtype, Backend& backend);
+  // Draws the rank's part of all weights, such that logits are as peaked as those of a trained
+  // model.
+  void Draw(const ShardPlan& shard, uint64_t seed, DType dtype, Backend& backend);
   // Places all tensors from `base` on and returns the size. With a null base it only measures.
   int64_t Place(const ModelSpec& spec, DType dtype, std::byte* base);
 

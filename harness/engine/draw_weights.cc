@@ -7,6 +7,7 @@
 // probability near 0 if s is much below sqrt(2 ln V), and near 1 far above it.
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <vector>
 
 #include "harness/engine/convert_elements.h"
@@ -30,17 +31,39 @@ int Log2Scale(int64_t inputs) {
   return std::clamp(static_cast<int>(std::lround(wanted)), kMinLog2Scale, kMaxLog2Scale);
 }
 
+// The elements of a matrix, whose rows begin at row `begin` of a sequence, that a rank holds.
+RandomPieces PiecesOf(const TensorShard& shard, int64_t begin, int64_t columns) {
+  RandomPieces pieces{.first = (begin + shard.rows.begin) * columns + shard.columns.begin,
+                      .pieces = shard.rows.count,
+                      .length = shard.columns.count,
+                      .stride = columns};
+  if (shard.columns.count == columns) pieces = {pieces.first, 1, pieces.Count(), 0};
+  return pieces;
+}
+
 }  // namespace
 
-void DeviceWeights::Draw(const ModelSpec& spec, uint64_t seed, DType dtype, Backend& backend) {
+void DeviceWeights::Draw(const ShardPlan& shard, uint64_t seed, DType dtype, Backend& backend) {
+  struct Part {  // of a tensor, above the next part
+    int64_t rows = 0;
+    TensorSharding sharding;
+  };
   uint64_t tensor = 0;
-  const auto draw = [&](std::byte* to, int64_t rows, int64_t inputs, int log2_scale) {
+  const auto draw = [&](std::byte* to, std::initializer_list<Part> parts, int64_t inputs,
+                        int log2_scale) {
     if (to == nullptr) return;
-    backend.DrawWeights(dtype, to, rows * inputs, RandomBits(seed, tensor++), log2_scale);
+    const uint64_t tensor_seed = RandomBits(seed, tensor++);
+    int64_t begin = 0;
+    for (const Part& part : parts) {
+      if (part.rows == 0) continue;
+      const RandomPieces pieces =
+          PiecesOf(ShardOf(shard, part.sharding, part.rows, inputs), begin, inputs);
+      backend.DrawWeights(dtype, to, pieces, tensor_seed, log2_scale);
+      to += pieces.Count() * SizeOf(dtype);
+      begin += part.rows;
+    }
   };
-  const auto draw_matrix = [&](std::byte* to, int64_t rows, int64_t inputs) {
-    draw(to, rows, inputs, Log2Scale(inputs));
-  };
+  const auto rows_of = [](auto which, int64_t rows) { return Part{rows, ShardingOf(which)}; };
   const auto set_norm = [&](std::byte* to, int64_t size, double value) {
     if (to == nullptr) return;
     const std::vector<float> values(static_cast<size_t>(size), static_cast<float>(value));
@@ -48,11 +71,16 @@ void DeviceWeights::Draw(const ModelSpec& spec, uint64_t seed, DType dtype, Back
     ConvertElements(DType::kF32, values.data(), dtype, converted.data(), size);
     backend.Upload(to, converted.data(), std::ssize(converted));
   };
-  const int64_t hidden = spec.hidden_size;
+  const ModelSpec& spec = shard.whole;
+  const int64_t hidden = spec.hidden_size, inner = spec.intermediate_size;
+  const int64_t q = spec.QSize(), kv = spec.KvSize();
+  const bool gated = spec.mlp == ActivationKind::kGatedSilu;
   // Small, so that what the layers add outweighs the token itself.
-  draw(embedding_, spec.vocab_size, hidden, kMinLog2Scale);
-  draw(positions_, spec.max_positions, hidden, kMinLog2Scale);
-  if (lm_head_ != embedding_) draw_matrix(lm_head_, spec.vocab_size, hidden);
+  draw(embedding_, {rows_of(&ModelWeights::embedding, spec.vocab_size)}, hidden, kMinLog2Scale);
+  draw(positions_, {rows_of(&ModelWeights::positions, spec.max_positions)}, hidden, kMinLog2Scale);
+  if (lm_head_ != embedding_) {
+    draw(lm_head_, {rows_of(&ModelWeights::lm_head, spec.vocab_size)}, hidden, Log2Scale(hidden));
+  }
   const double head = StandardDeviation(lm_head_ == embedding_ ? kMinLog2Scale : Log2Scale(hidden));
   const double logits =
       kLogitScale *
@@ -60,13 +88,18 @@ void DeviceWeights::Draw(const ModelSpec& spec, uint64_t seed, DType dtype, Back
   set_norm(final_norm_, hidden, logits / (head * std::sqrt(static_cast<double>(hidden))));
   for (const DeviceLayerWeights& layer : layers_) {
     set_norm(layer.input_norm, hidden, 1);
-    draw_matrix(layer.qkv, spec.QSize() + 2 * spec.KvSize(), hidden);
+    draw(layer.qkv,
+         {rows_of(&LayerWeights::q, q), rows_of(&LayerWeights::k, kv),
+          rows_of(&LayerWeights::v, kv)},
+         hidden, Log2Scale(hidden));
     set_norm(layer.q_norm, spec.head_dim, 1);
     set_norm(layer.k_norm, spec.head_dim, 1);
-    draw_matrix(layer.o, hidden, spec.QSize());
+    draw(layer.o, {rows_of(&LayerWeights::o, hidden)}, q, Log2Scale(q));
     set_norm(layer.post_norm, hidden, 1);
-    draw_matrix(layer.up, spec.UpRows(), hidden);
-    draw_matrix(layer.down, hidden, spec.intermediate_size);
+    draw(layer.up,
+         {rows_of(&LayerWeights::gate, gated ? inner : 0), rows_of(&LayerWeights::up, inner)},
+         hidden, Log2Scale(hidden));
+    draw(layer.down, {rows_of(&LayerWeights::down, hidden)}, inner, Log2Scale(inner));
   }
 }
 

@@ -7,19 +7,18 @@
 
 namespace tokline {
 
-ForwardPass::ForwardPass(const ModelSpec& spec, const DecoderConfig& config,
-                         const DeviceWeights& weights, const DecoderBuffers& buffers,
-                         Backend& backend)
-    : spec_(spec),
-      config_(config),
+ForwardPass::ForwardPass(const DecoderConfig& config, const DeviceWeights& weights,
+                         const DecoderBuffers& buffers, Backend& backend)
+    : config_(config),
+      spec_(config.shard.local),
       weights_(weights),
       buffers_(buffers),
       backend_(backend),
       ops_(backend.ops()),
       dtype_(config.options.dtype),
       element_bytes_(SizeOf(config.options.dtype)),
-      qkv_width_(spec.QSize() + 2 * spec.KvSize()),
-      scale_(spec.ScoreScale()) {}
+      qkv_width_(spec_.QSize() + 2 * spec_.KvSize()),
+      scale_(spec_.ScoreScale()) {}
 
 LaunchOptions ForwardPass::Next() {
   const bool dependent = !first_ && !config_.Has(Ablation::kPdl);
@@ -29,6 +28,11 @@ LaunchOptions ForwardPass::Next() {
 
 template <typename Params>
 void ForwardPass::Run(StepOp op, Op<Params> launch, const std::type_identity_t<Params>& params) {
+  RunWith<Params>(launch, op, params);
+}
+
+template <typename Params, typename Launch>
+void ForwardPass::RunWith(const Launch& launch, StepOp op, const Params& params) {
   if (!Wants(op)) return;
   if (observer_ != nullptr) observer_->Begin(op, KernelName(params));
   launch(params, Next());
@@ -55,6 +59,7 @@ void ForwardPass::Enqueue(const StepShape& shape) {
 
   first_ = true;
   x_squares_ = nullptr;
+  normed_ = nullptr;
   if (shape.one_kernel) {
     OneKernel(shape, arrays);
     return;
@@ -71,11 +76,8 @@ void ForwardPass::Enqueue(const StepShape& shape) {
     LinearParams output = Linear(shape.Tokens(), buffers_.attention, spec_.QSize(), layer.o,
                                  buffers_.x, spec_.hidden_size);
     output.bias = layer.o_bias;
-    output.residual = buffers_.x;
-    output.residual_stride = spec_.hidden_size;
-    SumSquares(output);
-    Run(StepOp::kAttentionOutput, ops_.linear, output);
-    Mlp(layer, i + 1 < layers.size() ? layers[i + 1].qkv : nullptr, shape.Tokens());
+    AddToStream(StepOp::kAttentionOutput, output, config_.split_mlp ? nullptr : layer.post_norm);
+    Mlp(layer, i + 1 < layers.size() ? &layers[i + 1] : nullptr, shape.Tokens());
     kv += pool_bytes;
   }
   if (shape.logit_rows > 0) Logits(shape, arrays);
@@ -105,18 +107,24 @@ void ForwardPass::Embed(const StepShape& shape, const StepArrays& arrays) {
                          .num_tokens = shape.decode.num_tokens,
                          .vocab_size = spec_.vocab_size,
                          .hidden_size = spec_.hidden_size,
+                         .first_id = config_.shard.vocabulary.begin,
                          .token_ids = buffers_.sampled,
                          .table = weights_.embedding(),
                          .num_positions = weights_.positions() ? spec_.max_positions : 0,
                          .positions = arrays.positions,
                          .position_table = weights_.positions(),
-                         .out = buffers_.x};
+                         .out = config_.Divided() ? buffers_.partial : buffers_.x};
   if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
-  params.out = buffers_.x + params.num_tokens * spec_.hidden_size * element_bytes_;
+  params.out =
+      static_cast<std::byte*>(params.out) + params.num_tokens * spec_.hidden_size * element_bytes_;
   params.positions += params.num_tokens;
   params.num_tokens = shape.prefill.num_tokens;
   params.token_ids = arrays.prefill_ids;
   if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
+  if (config_.Divided()) {
+    AllReduce(shape.Tokens(), nullptr,
+              config_.split_input_norm ? nullptr : weights_.layers()[0].input_norm);
+  }
 }
 
 void ForwardPass::Norm(StepOp op, int64_t tokens, const std::byte* x, const std::byte* weight,
@@ -156,6 +164,9 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
     Norm(StepOp::kInputNorm, tokens, buffers_.x, layer.input_norm, layer.input_norm_bias);
     projection.x = buffers_.normed;
     Run(StepOp::kQkv, ops_.linear, projection);
+  } else if (normed_ != nullptr) {
+    projection.x = normed_;
+    Run(StepOp::kQkv, ops_.linear, projection);
   } else {
     projection.norm_weight = layer.input_norm;
     projection.norm_eps = spec_.norm_eps;
@@ -166,7 +177,7 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
   }
   if (split_append) {
     AppendWithSeparateNorms(append);
-  } else if (config_.split_input_norm) {
+  } else if (config_.split_input_norm || normed_ != nullptr) {
     Run(StepOp::kKvAppend, ops_.kv_append, append);
   }
 }
@@ -262,27 +273,64 @@ void ForwardPass::SplitMlp(const DeviceLayerWeights& layer, int64_t tokens) {
        .out_stride = inner});
 }
 
-void ForwardPass::Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens) {
+void ForwardPass::Mlp(const DeviceLayerWeights& layer, const DeviceLayerWeights* next,
+                      int64_t tokens) {
   const int64_t hidden = spec_.hidden_size, inner = spec_.intermediate_size;
   if (config_.split_mlp) {
     SplitMlp(layer, tokens);
   } else {
     LinearParams gate_up = Linear(tokens, buffers_.x, hidden, layer.up, buffers_.mlp, inner);
     gate_up.gated_silu = true;
-    gate_up.norm_weight = layer.post_norm;
-    gate_up.norm_eps = spec_.norm_eps;
-    gate_up.x_squares = x_squares_;
+    if (normed_ != nullptr) {
+      gate_up.x = normed_;
+    } else {
+      gate_up.norm_weight = layer.post_norm;
+      gate_up.norm_eps = spec_.norm_eps;
+      gate_up.x_squares = x_squares_;
+    }
     gate_up.bias = layer.up_bias;
     Prefetch(StepOp::kDown, layer.down, hidden * inner, gate_up);
     Run(StepOp::kGateUp, ops_.linear, gate_up);
   }
   LinearParams down = Linear(tokens, buffers_.mlp, inner, layer.down, buffers_.x, hidden);
   down.bias = layer.down_bias;
-  down.residual = buffers_.x;
-  down.residual_stride = hidden;
-  SumSquares(down);
-  Prefetch(StepOp::kQkv, next_qkv, qkv_width_ * hidden, down);
-  Run(StepOp::kDown, ops_.linear, down);
+  if (next != nullptr) Prefetch(StepOp::kQkv, next->qkv, qkv_width_ * hidden, down);
+  AddToStream(StepOp::kDown, down,
+              next == nullptr || config_.split_input_norm ? nullptr : next->input_norm);
+}
+
+void ForwardPass::AddToStream(StepOp op, LinearParams params, const std::byte* next_norm) {
+  if (config_.Divided()) {
+    params.out = buffers_.partial;
+    Run(op, ops_.linear, params);
+    AllReduce(params.num_tokens, buffers_.x, next_norm);
+    return;
+  }
+  params.residual = buffers_.x;
+  params.residual_stride = spec_.hidden_size;
+  SumSquares(params);
+  Run(op, ops_.linear, params);
+}
+
+void ForwardPass::AllReduce(int64_t tokens, const std::byte* residual, const std::byte* next_norm) {
+  const int64_t hidden = spec_.hidden_size;
+  normed_ = next_norm == nullptr ? nullptr : buffers_.normed;
+  AllReduceNormParams params{.dtype = dtype_,
+                             .num_tokens = tokens,
+                             .hidden_size = hidden,
+                             .eps = spec_.norm_eps,
+                             .partial_stride = hidden,
+                             .residual = residual,
+                             .residual_stride = hidden,
+                             .weight = next_norm,
+                             .residual_out = buffers_.x,
+                             .residual_out_stride = hidden,
+                             .out = next_norm == nullptr ? nullptr : buffers_.normed,
+                             .out_stride = hidden};
+  params.partials[config_.shard.rank] = buffers_.partial;
+  RunWith([this](const AllReduceNormParams& sum,
+                 const LaunchOptions& options) { backend_.AllReduceNorm(sum, options); },
+          StepOp::kAllReduce, params);
 }
 
 void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
@@ -304,21 +352,34 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
          weights_.final_norm_bias());
     rows = buffers_.normed;
   }
+  const ShardRange& vocabulary = config_.shard.vocabulary;
   LinearParams head = Linear(shape.logit_rows, rows, spec_.hidden_size, weights_.lm_head(),
-                             buffers_.logits, spec_.vocab_size);
+                             buffers_.logits + vocabulary.begin, vocabulary.count);
+  head.out_stride = config_.shard.whole.vocab_size;
   head.out_f32 = true;
   head.norm_weight = config_.split_final_norm ? nullptr : weights_.final_norm();
   head.norm_eps = spec_.norm_eps;
   Run(StepOp::kLmHead, ops_.linear, head);
+  if (config_.Divided()) {
+    RunWith([this](const ColumnGather& gather,
+                   const LaunchOptions&) { backend_.GatherColumns(gather); },
+            StepOp::kGatherLogits,
+            ColumnGather{.matrix = buffers_.logits,
+                         .rows = shape.logit_rows,
+                         .stride = config_.shard.whole.vocab_size,
+                         .begin = vocabulary.begin,
+                         .columns = vocabulary.count});
+    first_ = true;  // a kernel cannot start before a copy has ended
+  }
   Sample(shape, arrays);
 }
 
 void ForwardPass::Sample(const StepShape& shape, const StepArrays& arrays) {
   Run(StepOp::kSampling, ops_.sampling,
       {.num_rows = shape.logit_rows,
-       .vocab_size = spec_.vocab_size,
+       .vocab_size = config_.shard.whole.vocab_size,
        .logits = buffers_.logits,
-       .logits_stride = spec_.vocab_size,
+       .logits_stride = config_.shard.whole.vocab_size,
        .rules = arrays.rules,
        .tokens = buffers_.sampled,
        .workspace = buffers_.sampling_workspace,

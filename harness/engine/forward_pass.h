@@ -1,5 +1,8 @@
 // One forward pass over a ragged batch, from token ids to sampled tokens. It is written once,
 // against the table of ops, and thus runs with references and with kernels.
+//
+// Several ranks enqueue the same ops, each with its part of the model. What a rank adds to the
+// residual stream is then summed over all, and the sum comes with the norm that follows it.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +20,7 @@ namespace tokline {
 // Its constructor arguments must outlive it.
 class ForwardPass {
  public:
-  ForwardPass(const ModelSpec& spec, const DecoderConfig& config, const DeviceWeights& weights,
+  ForwardPass(const DecoderConfig& config, const DeviceWeights& weights,
               const DecoderBuffers& buffers, Backend& backend);
 
   // Enqueues the step whose arrays are on the device, laid out by PlaceStep(shape, buffers.step),
@@ -44,10 +47,15 @@ class ForwardPass {
   // null. Rows that decode have one new token each, whereas those of prompts follow each other.
   void Attention(const AttentionShape& shape, const AttentionArrays& arrays, int64_t begin,
                  const DecodeWorkspace* workspace, const std::byte* kv, bool decodes);
-  // `next_qkv` is the Q/K/V weight of the next layer, or null.
-  void Mlp(const DeviceLayerWeights& layer, const std::byte* next_qkv, int64_t tokens);
+  // `next` is the next layer, or null.
+  void Mlp(const DeviceLayerWeights& layer, const DeviceLayerWeights* next, int64_t tokens);
   // The MLP up to its activation, with one kernel for each operation.
   void SplitMlp(const DeviceLayerWeights& layer, int64_t tokens);
+  // Adds the output of a projection to x. `next_norm` is the weight of the RMSNorm of what follows,
+  // or null if that is an op of its own.
+  void AddToStream(StepOp op, LinearParams params, const std::byte* next_norm);
+  // x = the sum of all ranks' partial + residual, which may be null.
+  void AllReduce(int64_t tokens, const std::byte* residual, const std::byte* next_norm);
   void Logits(const StepShape& shape, const StepArrays& arrays);
   void Sample(const StepShape& shape, const StepArrays& arrays);
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
@@ -61,11 +69,13 @@ class ForwardPass {
   // Enqueues an op, unless the observer skips it.
   template <typename Params>
   void Run(StepOp op, Op<Params> launch, const std::type_identity_t<Params>& params);
+  template <typename Params, typename Launch>
+  void RunWith(const Launch& launch, StepOp op, const Params& params);
   // Every kernel of a pass except the first may start before its predecessor ends.
   LaunchOptions Next();
 
-  const ModelSpec& spec_;
   const DecoderConfig& config_;
+  const ModelSpec& spec_;  // the model of this rank
   const DeviceWeights& weights_;
   const DecoderBuffers& buffers_;
   Backend& backend_;
@@ -74,7 +84,8 @@ class ForwardPass {
   int64_t element_bytes_;
   int64_t qkv_width_;
   float scale_;
-  const float* x_squares_ = nullptr;  // of x as it is, or null
+  const float* x_squares_ = nullptr;   // of x as it is, or null
+  const std::byte* normed_ = nullptr;  // x after the norm of what follows, if it came with a sum
   OpObserver* observer_ = nullptr;
   bool first_ = true;
 };

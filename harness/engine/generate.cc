@@ -23,7 +23,9 @@ class HiddenStates : public OpObserver {
   bool NeedsChain() const override { return true; }
   void Begin(StepOp op, std::string_view) override {
     ends_a_state_ =
-        op == StepOp::kEmbedding || op == StepOp::kAttentionOutput || op == StepOp::kDown;
+        decoder_.Options().ranks > 1
+            ? op == StepOp::kAllReduce
+            : op == StepOp::kEmbedding || op == StepOp::kAttentionOutput || op == StepOp::kDown;
   }
   void End() override {
     if (ends_a_state_) states_.push_back(decoder_.Hidden());

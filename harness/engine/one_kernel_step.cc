@@ -33,6 +33,7 @@ DecodeStepModel StepModelOf(const ModelSpec& spec, DType dtype, const DeviceWeig
 
 std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config, int64_t tokens) {
   if (!config.OnDevice()) return "the CPU has no kernels";
+  if (config.Divided()) return StrCat("a model divided among ", config.options.ranks, " ranks");
   for (const AblationEntry& entry : AllAblations()) {
     if (config.Has(entry.ablation) && NeedsChain(entry.ablation)) {
       return StrCat("ablation ", entry.name);

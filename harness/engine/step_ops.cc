@@ -9,12 +9,12 @@
 namespace tokline {
 namespace {
 
-constexpr std::array kOps = {StepOp::kDecodeStep,  StepOp::kEmbedding,    StepOp::kInputNorm,
-                             StepOp::kQkv,         StepOp::kHeadNorms,    StepOp::kKvAppend,
-                             StepOp::kChunkDecode, StepOp::kPagedPrefill, StepOp::kAttentionOutput,
-                             StepOp::kPostNorm,    StepOp::kGateUp,       StepOp::kUp,
-                             StepOp::kActivation,  StepOp::kDown,         StepOp::kLastRows,
-                             StepOp::kFinalNorm,   StepOp::kLmHead,       StepOp::kSampling};
+constexpr std::array kOps = {
+    StepOp::kDecodeStep,      StepOp::kEmbedding, StepOp::kInputNorm,    StepOp::kQkv,
+    StepOp::kHeadNorms,       StepOp::kKvAppend,  StepOp::kChunkDecode,  StepOp::kPagedPrefill,
+    StepOp::kAttentionOutput, StepOp::kPostNorm,  StepOp::kGateUp,       StepOp::kUp,
+    StepOp::kActivation,      StepOp::kDown,      StepOp::kAllReduce,    StepOp::kLastRows,
+    StepOp::kFinalNorm,       StepOp::kLmHead,    StepOp::kGatherLogits, StepOp::kSampling};
 
 }  // namespace
 
@@ -50,12 +50,16 @@ std::string_view Name(StepOp op) {
       return "activation";
     case StepOp::kDown:
       return "down";
+    case StepOp::kAllReduce:
+      return "all_reduce";
     case StepOp::kLastRows:
       return "last_rows";
     case StepOp::kFinalNorm:
       return "final_norm";
     case StepOp::kLmHead:
       return "lm_head";
+    case StepOp::kGatherLogits:
+      return "gather_logits";
     case StepOp::kSampling:
       return "sampling";
   }

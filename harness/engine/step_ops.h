@@ -28,9 +28,11 @@ enum class StepOp : uint8_t {
   kUp,          // instead of gate_up if the MLP has no gate
   kActivation,  // if it is not part of gate_up
   kDown,
+  kAllReduce,  // after embedding, attention_output and down, if there are several ranks
   kLastRows,   // collects the rows of prompts from which logits are computed
   kFinalNorm,  // if it is not part of lm_head
   kLmHead,
+  kGatherLogits,  // if there are several ranks
   kSampling,
 };
 
@@ -71,6 +73,20 @@ class OpObserver {
   virtual void Begin(StepOp op, std::string_view kernel) = 0;
   // Is called after the op has been enqueued.
   virtual void End() = 0;
+};
+
+// Skips the same ops as another observer, and observes nothing.
+class FollowingObserver : public OpObserver {
+ public:
+  explicit FollowingObserver(const OpObserver& leader) : leader_(leader) {}
+  bool Wants(StepOp op) const override { return leader_.Wants(op); }
+  bool Prefetches(StepOp op) const override { return leader_.Prefetches(op); }
+  bool NeedsChain() const override { return leader_.NeedsChain(); }
+  void Begin(StepOp, std::string_view) override {}
+  void End() override {}
+
+ private:
+  const OpObserver& leader_;
 };
 
 // An op that is slowed down on purpose, to test the tools that must find it.

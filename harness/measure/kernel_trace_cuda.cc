@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <filesystem>
@@ -103,6 +104,9 @@ class Cupti {
   }
 
   void Start() {
+    int device = 0;
+    TOKLINE_CUDA(cudaGetDevice(&device));
+    device_ = static_cast<uint32_t>(device);
     Discard();
     Check(enable_(kKindConcurrentKernel), "cuptiActivityEnable");
   }
@@ -172,6 +176,7 @@ class Cupti {
     while ((result = next_(buffer, valid_bytes, &record)) == kSuccess) {
       if (record->kind != kKindConcurrentKernel) continue;
       const auto* kernel = reinterpret_cast<const KernelRecord*>(record);
+      if (kernel->device != device_) continue;  // of another rank
       kernels_.push_back({.begin_ns = static_cast<int64_t>(kernel->start),
                           .end_ns = static_cast<int64_t>(kernel->end),
                           .name = kernel->name == nullptr ? "" : kernel->name});
@@ -189,6 +194,7 @@ class Cupti {
   int (*dropped_)(CUctx_st*, uint32_t, size_t*) = nullptr;
   int (*result_text_)(int, const char**) = nullptr;
   std::mutex mutex_;
+  std::atomic<uint32_t> device_ = 0;  // that is traced
   std::vector<TracedKernel> kernels_;
   bool lost_ = false;
 };

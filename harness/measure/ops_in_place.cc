@@ -120,6 +120,8 @@ class TimedSurroundings {
 std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const BenchOptions& bench,
                                                      int rounds) {
   Require(rounds >= 1, "rounds is ", rounds, "; it must be >= 1");
+  Require(decoder.Options().ranks == 1, "the ops of ", decoder.Options().ranks,
+          " ranks cannot be timed in place: the sums among them cannot be left out; allowed: 1");
   BatchRun run(decoder, bench, bench.seed);
   if (!run.FillDepth() || !run.Prefill() || !run.Decode((bench.new_tokens - 1) / 2))
     return std::nullopt;

@@ -13,19 +13,25 @@ namespace {
 
 constexpr size_t kJudgedTokens = 64;  // per text
 
-DecoderOptions PlainOptions(DecoderOptions options) {
+DecoderOptions PlainOptions(const ModelSpec& spec, DecoderOptions options) {
   options.max_batch = 1;
   options.kv_pages = 0;
   options.reuse = false;
   options.delayed.reset();
   for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
-  return options;
+  if (options.ranks == 1) return options;
+  // A single rank, which shares no mistake in how a model is divided, judges if there is room.
+  DecoderOptions one_rank = options;
+  one_rank.ranks = 1;
+  const std::unique_ptr<Backend> backend = MakeBackend(options.device);
+  const int64_t needed = PlanMemory(spec, one_rank, backend->facts()).Total();
+  return needed <= backend->FreeBytes() ? one_rank : options;
 }
 
 }  // namespace
 
 TextJudge::TextJudge(const LoadedModel& model, DecoderOptions options)
-    : plain_(MakeDecoder(model, PlainOptions(options))) {}
+    : plain_(MakeDecoder(model, PlainOptions(model.spec, options))) {}
 
 Judgement TextJudge::Judge(std::span<const BenchText> texts, const std::atomic<bool>* interrupted) {
   std::vector<std::vector<float>> logits;

@@ -135,7 +135,7 @@ ShardPlan PlanShard(const ModelSpec& spec, int32_t world_size, int32_t rank) {
           " neurons in an MLP and ", spec.vocab_size, " tokens cannot be divided among ",
           world_size, " ranks; allowed: ", AllowedText(spec));
   Require(rank >= 0 && rank < world_size, "rank is ", rank, "; it must be 0 to ", world_size - 1);
-  ShardPlan plan{.world_size = world_size, .rank = rank, .local = spec};
+  ShardPlan plan{.world_size = world_size, .rank = rank, .whole = spec, .local = spec};
   plan.q_heads = PartOf(spec.num_q_heads, 1, world_size, rank);
   if (spec.num_kv_heads >= world_size) {
     plan.kv_heads = PartOf(spec.num_kv_heads, 1, world_size, rank);
@@ -153,6 +153,13 @@ ShardPlan PlanShard(const ModelSpec& spec, int32_t world_size, int32_t rank) {
 
 std::span<const LayerTensorSharding> LayerShardings() { return kLayerShardings; }
 std::span<const ModelTensorSharding> ModelShardings() { return kModelShardings; }
+
+TensorSharding ShardingOf(TensorView LayerWeights::*tensor) {
+  return std::ranges::find(kLayerShardings, tensor, &LayerTensorSharding::tensor)->sharding;
+}
+TensorSharding ShardingOf(TensorView ModelWeights::*tensor) {
+  return std::ranges::find(kModelShardings, tensor, &ModelTensorSharding::tensor)->sharding;
+}
 
 TensorShard ShardOf(const ShardPlan& plan, const TensorSharding& sharding, int64_t rows,
                     int64_t columns) {

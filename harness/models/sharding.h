@@ -38,7 +38,8 @@ struct ShardPlan {
   ShardRange kv_heads = {};
   ShardRange intermediate = {};  // neurons of the MLP, in units of 8
   ShardRange vocabulary = {};    // token ids, in units of 8 except at the end
-  ModelSpec local = {};          // the model that this rank runs
+  ModelSpec whole = {};
+  ModelSpec local = {};  // the model that this rank runs
 };
 
 // Throws InvalidArgument, which lists the numbers of ranks that are allowed, if the heads cannot be
@@ -81,6 +82,10 @@ struct ModelTensorSharding {
 // Every tensor of a layer, and every tensor outside the layers.
 std::span<const LayerTensorSharding> LayerShardings();
 std::span<const ModelTensorSharding> ModelShardings();
+
+// By what a tensor is divided.
+TensorSharding ShardingOf(TensorView LayerWeights::*tensor);
+TensorSharding ShardingOf(TensorView ModelWeights::*tensor);
 
 struct TensorShard {
   ShardRange rows;

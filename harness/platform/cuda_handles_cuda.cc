@@ -1,5 +1,8 @@
 #include "harness/platform/cuda_handles.h"
 
+#include <map>
+#include <mutex>
+
 namespace tokline {
 
 UniqueStream MakeStream() {
@@ -9,7 +12,13 @@ UniqueStream MakeStream() {
 }
 
 cudaStream_t WorkStream() {
-  static const cudaStream_t stream = MakeStream().release();
+  static std::mutex mutex;
+  static std::map<int, cudaStream_t> streams;
+  int device = 0;
+  TOKLINE_CUDA(cudaGetDevice(&device));
+  const std::lock_guard lock(mutex);
+  cudaStream_t& stream = streams[device];
+  if (stream == nullptr) stream = MakeStream().release();
   return stream;
 }
 

@@ -27,4 +27,20 @@ void FillRandom(DType dtype, void* out, int64_t first, int64_t count, uint64_t s
   }
 }
 
+void Validate(const RandomPieces& pieces) {
+  const bool aligned = pieces.first % kValuesPerHash == 0 && pieces.stride % kValuesPerHash == 0 &&
+                       (pieces.pieces <= 1 || pieces.length % kValuesPerHash == 0);
+  Require(pieces.first >= 0 && pieces.pieces >= 0 && pieces.length >= 0 && aligned, pieces.pieces,
+          " pieces of ", pieces.length, " elements, ", pieces.stride, " apart, from ", pieces.first,
+          "; all must be multiples of ", kValuesPerHash);
+}
+
+void FillRandom(DType dtype, void* out, const RandomPieces& pieces, uint64_t seed, int log2_scale) {
+  Validate(pieces);
+  for (int64_t i = 0; i < pieces.pieces; ++i) {
+    FillRandom(dtype, static_cast<char*>(out) + i * pieces.length * SizeOf(dtype),
+               pieces.first + i * pieces.stride, pieces.length, seed, log2_scale);
+  }
+}
+
 }  // namespace tokline

@@ -70,8 +70,28 @@ TOKLINE_HOST_DEVICE constexpr uint64_t LowBitsSeed(uint64_t seed) { return ~seed
 void FillRandom(DType dtype, void* out, int64_t first, int64_t count, uint64_t seed,
                 int log2_scale);
 
-// Writes the same sequence to device memory, starting at element 0; returns as soon as the work is
-// queued on WorkStream(). CUDA builds only.
-void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed, int log2_scale);
+// Pieces of a sequence, such as some rows or columns of a matrix.
+struct RandomPieces {
+  int64_t first = 0;  // element, a multiple of kValuesPerHash
+  int64_t pieces = 1;
+  int64_t length = 0;  // of each, a multiple of kValuesPerHash unless there is one
+  int64_t stride = 0;  // from piece to piece, a multiple of kValuesPerHash
+
+  int64_t Count() const { return pieces * length; }
+};
+
+// Throws InvalidArgument for other values.
+void Validate(const RandomPieces& pieces);
+
+// Writes the pieces one after another.
+void FillRandom(DType dtype, void* out, const RandomPieces& pieces, uint64_t seed, int log2_scale);
+// The same in device memory; returns as soon as the work is queued on WorkStream(). CUDA builds
+// only.
+void FillRandomOnDevice(DType dtype, void* out, const RandomPieces& pieces, uint64_t seed,
+                        int log2_scale);
+inline void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed,
+                               int log2_scale) {
+  FillRandomOnDevice(dtype, out, {.length = count}, seed, log2_scale);
+}
 
 }  // namespace tokline

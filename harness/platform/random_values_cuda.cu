@@ -9,13 +9,19 @@
 namespace tokline {
 namespace {
 
-__global__ void FillRandomKernel(DType dtype, void* out, int64_t count, uint64_t seed,
+__global__ void FillRandomKernel(DType dtype, void* out, RandomPieces pieces, uint64_t seed,
                                  int log2_scale) {
+  const int64_t count = pieces.pieces * pieces.length;
+  const int64_t groups_per_piece = pieces.length / kValuesPerHash;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t group = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
        group * kValuesPerHash < count; group += stride) {
-    const uint64_t hash = RandomBits(seed, static_cast<uint64_t>(group));
-    const uint64_t low_hash = RandomBits(LowBitsSeed(seed), static_cast<uint64_t>(group));
+    // A single piece may end within a group.
+    const int64_t piece = pieces.pieces > 1 ? group / groups_per_piece : 0;
+    const auto source = static_cast<uint64_t>(
+        (pieces.first + piece * pieces.stride) / kValuesPerHash + group - piece * groups_per_piece);
+    const uint64_t hash = RandomBits(seed, source);
+    const uint64_t low_hash = RandomBits(LowBitsSeed(seed), source);
     for (int j = 0; j < kValuesPerHash; ++j) {
       const int64_t i = group * kValuesPerHash + j;
       if (i >= count) break;
@@ -32,9 +38,12 @@ __global__ void FillRandomKernel(DType dtype, void* out, int64_t count, uint64_t
 
 }  // namespace
 
-void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed, int log2_scale) {
+void FillRandomOnDevice(DType dtype, void* out, const RandomPieces& pieces, uint64_t seed,
+                        int log2_scale) {
+  Validate(pieces);
   Require(log2_scale >= kMinLog2Scale && log2_scale <= kMaxLog2Scale, "log2_scale is ", log2_scale,
           "; it must be in [", kMinLog2Scale, ", ", kMaxLog2Scale, "]");
+  const int64_t count = pieces.Count();
   if (count == 0) return;
   constexpr int64_t kThreads = 256;
   const int64_t groups = (count + kValuesPerHash - 1) / kValuesPerHash;
@@ -42,7 +51,7 @@ void FillRandomOnDevice(DType dtype, void* out, int64_t count, uint64_t seed, in
   LaunchKernel(
       FillRandomKernel,
       {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(static_cast<unsigned>(kThreads))},
-      {.stream = WorkStream()}, dtype, out, count, seed, log2_scale);
+      {.stream = WorkStream()}, dtype, out, pieces, seed, log2_scale);
 }
 
 }  // namespace tokline

@@ -22,7 +22,9 @@ Json MemoryWatch::Report(Decoder& decoder) const {
   Json planned = ToJson(plan);
   planned["staging"] = plan.staging_bytes;
   const bool on_device = decoder.GetBackend().device() == Device::kCuda;
-  const int64_t total = plan.Total() + (on_device ? 0 : plan.staging_bytes);
+  // The host holds what all ranks need, and a device what one needs.
+  const int64_t total =
+      on_device ? plan.Total() : decoder.Options().ranks * (plan.Total() + plan.staging_bytes);
   const int64_t measured = TakenNow(decoder.GetBackend()) - before_;
   const ProcessMemory host = ReadProcessMemory();
   return {{"planned", std::move(planned)},  {"planned_total", total},

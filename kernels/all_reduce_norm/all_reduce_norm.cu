@@ -73,15 +73,7 @@ void RequireAllReduced(const PeerBuffers& peers, CUstream_st* stream) {
   TOKLINE_CUDA(cudaMemcpyAsync(&header, peers.buffers[peers.rank], sizeof(header),
                                cudaMemcpyDeviceToHost, stream));
   TOKLINE_CUDA(cudaStreamSynchronize(stream));
-  if (header.gave_up != 0) {
-    throw RuntimeFailure(StrCat("rank ", peers.rank, " gave up its all-reduce number ",
-                                header.missing_launch, ": rank ", header.missing_rank, " of ",
-                                peers.world_size, " did not send in time"));
-  }
-  if (header.peer_failed != 0) {
-    throw RuntimeFailure(StrCat("rank ", peers.rank, " ended its all-reduces: rank ",
-                                header.peer_failed - 1, " gave up"));
-  }
+  RequireAllReduced(peers, header);
 }
 
 void LaunchOverNccl(const AllReduceNormParams& params, ncclComm* communicator,
@@ -89,8 +81,8 @@ void LaunchOverNccl(const AllReduceNormParams& params, ncclComm* communicator,
   Validate(params);
   if (params.num_tokens == 0) return;
   const int64_t hidden = params.hidden_size;
-  Require(params.residual != nullptr && params.weight != nullptr,
-          "over NCCL, residual and weight must not be null");
+  Require(params.residual == nullptr || params.weight != nullptr,
+          "over NCCL, a residual is added with the norm, but weight is null");
   Require(params.num_tokens == 1 ||
               (params.partial_stride == hidden && params.residual_out_stride == hidden),
           "over NCCL, partial_stride and residual_out_stride must be hidden_size, ", hidden,
@@ -99,6 +91,7 @@ void LaunchOverNccl(const AllReduceNormParams& params, ncclComm* communicator,
   void* const sum =
       params.residual_out == params.residual ? const_cast<void*>(partial) : params.residual_out;
   NcclSum(params.dtype, partial, sum, params.num_tokens * hidden, communicator, options.stream);
+  if (params.weight == nullptr) return;
   Launch(NormParams{.dtype = params.dtype,
                     .num_tokens = params.num_tokens,
                     .hidden_size = hidden,
@@ -108,7 +101,7 @@ void LaunchOverNccl(const AllReduceNormParams& params, ncclComm* communicator,
                     .add = params.residual,
                     .add_stride = params.residual_stride,
                     .weight = params.weight,
-                    .residual_out = params.residual_out,
+                    .residual_out = params.residual ? params.residual_out : nullptr,
                     .residual_out_stride = params.residual_out_stride,
                     .out = params.out,
                     .out_stride = params.out_stride},

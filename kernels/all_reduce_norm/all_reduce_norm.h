@@ -40,6 +40,17 @@ struct PeerBuffers {
   void* buffers[kMaxRanks] = {};  // [world_size], 256 B aligned, accessible from this rank's device
 };
 
+// The head of an exchange buffer.
+struct AllReduceHeader {
+  uint32_t launches;     // finished launches
+  uint32_t arrivals;     // blocks of the current launch that have read `launches`
+  uint32_t gave_up;      // 1: this rank has waited for too long
+  uint32_t peer_failed;  // 1 + the rank of a peer that has given up; 0: none
+  // What was not there. Valid once the launch that gave up has ended.
+  uint32_t missing_rank;
+  uint32_t missing_launch;
+};
+
 enum class AllReduceNormVariant : uint8_t {
   kAuto,     // PlanAllReduceNorm decides by ranks and bytes
   kOneShot,  // every rank sends its partial to all others, and each sums for itself: one hop
@@ -82,6 +93,9 @@ struct AllReduceNormParams {
   int64_t time_limit_ms = 10'000;
 };
 
+// Rows [begin, begin + count) of a launch as a launch of their own.
+AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int64_t count);
+
 // Enough for every shape of at most `max_tokens` rows of `max_hidden` elements, and any variant.
 int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
 
@@ -101,15 +115,17 @@ void Launch(const AllReduceNormParams& params, const LaunchOptions& options);
 // resident: `ranks[i]` is rank i. For tests and measurements without a second device.
 void LaunchVirtualRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions& options);
 
-// Throws RuntimeFailure, which says for whom, if this rank or a peer has given up since the buffers
-// were zeroed. Waits for the work on the stream. CUDA builds only.
+// Throws RuntimeFailure, which says for whom, if this rank or a peer had given up, since the
+// buffers were zeroed, when the header was read from the buffer of this rank.
+void RequireAllReduced(const PeerBuffers& peers, const AllReduceHeader& header);
+// Reads the header after the work on the stream. CUDA builds only.
 void RequireAllReduced(const PeerBuffers& peers, CUstream_st* stream);
 
 // The same operation where the ranks have no access to each other's memory: ncclAllReduce, then
 // norm. NCCL chooses the order of the sum, which is rounded once more, before the residual is
 // added. It is written to residual_out or, if that is the residual, over this rank's partial; both
-// must be contiguous. Residual and weight are required. CUDA builds only. Throws RuntimeFailure if
-// NCCL is missing, and CudaError if it fails.
+// must be contiguous. A residual requires a weight. CUDA builds only. Throws RuntimeFailure if NCCL
+// is missing, and CudaError if it fails.
 void LaunchOverNccl(const AllReduceNormParams& params, ncclComm* communicator,
                     const LaunchOptions& options);
 

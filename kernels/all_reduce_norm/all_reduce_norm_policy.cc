@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <type_traits>
 
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
@@ -72,6 +74,21 @@ int64_t AllReduceInboxPackets(AllReduceNormVariant variant, int32_t world_size, 
 
 int64_t AllReduceInboxCapacity(int64_t buffer_bytes) {
   return std::max<int64_t>(0, buffer_bytes - kAllReduceHeaderBytes) / 2 / kAllReducePacketBytes;
+}
+
+AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int64_t count) {
+  AllReduceNormParams rows = params;
+  rows.num_tokens = count;
+  const auto from = [&](auto& tensor, int64_t stride) {
+    using Byte = std::conditional_t<std::is_same_v<decltype(tensor), const void*&>, const std::byte,
+                                    std::byte>;
+    if (tensor) tensor = static_cast<Byte*>(tensor) + begin * stride * SizeOf(params.dtype);
+  };
+  for (const void*& partial : rows.partials) from(partial, params.partial_stride);
+  from(rows.residual, params.residual_stride);
+  from(rows.residual_out, params.residual_out_stride);
+  from(rows.out, params.out_stride);
+  return rows;
 }
 
 int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden) {
@@ -150,6 +167,18 @@ void ValidateBuffers(const AllReduceNormParams& params) {
           AllReduceInboxCapacity(peers.bytes), " packets of a launch; ", params.num_tokens, " x ",
           params.hidden_size, " with ", Name(variant), " and ", peers.world_size, " ranks takes ",
           needed);
+}
+
+void RequireAllReduced(const PeerBuffers& peers, const AllReduceHeader& header) {
+  if (header.gave_up != 0) {
+    throw RuntimeFailure(StrCat("rank ", peers.rank, " gave up its all-reduce number ",
+                                header.missing_launch, ": rank ", header.missing_rank, " of ",
+                                peers.world_size, " did not send in time"));
+  }
+  if (header.peer_failed != 0) {
+    throw RuntimeFailure(StrCat("rank ", peers.rank, " ended its all-reduces: rank ",
+                                header.peer_failed - 1, " gave up"));
+  }
 }
 
 Cost CostOf(const AllReduceNormParams& params) {

@@ -11,16 +11,7 @@ namespace tokline {
 inline constexpr int64_t kAllReducePacketBytes = 16;
 inline constexpr int64_t kAllReducePacketElements = 4;
 
-// The head of an exchange buffer. The packets follow at kAllReduceHeaderBytes.
-struct AllReduceHeader {
-  uint32_t launches;     // finished launches
-  uint32_t arrivals;     // blocks of the current launch that have read `launches`
-  uint32_t gave_up;      // 1: this rank has waited for too long
-  uint32_t peer_failed;  // 1 + the rank of a peer that has given up; 0: none
-  // What was not there. Valid once the launch that gave up has ended.
-  uint32_t missing_rank;
-  uint32_t missing_launch;
-};
+// The packets of an exchange buffer follow its header at this offset.
 inline constexpr int64_t kAllReduceHeaderBytes = 256;
 
 struct AllReduceNormPlan {

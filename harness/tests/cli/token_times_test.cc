@@ -17,7 +17,7 @@
 namespace tokline {
 namespace {
 
-using testing::DelayedBackend;
+using testing::Delayed;
 using ::testing::DoubleNear;
 using testing::FakeClock;
 using ::testing::Pointwise;
@@ -34,7 +34,7 @@ class TokenTimesTest : public ::testing::TestWithParam<bool> {
   // Every run draws `new_tokens`, so each prefill step is followed by new_tokens - 1 decode steps.
   Decoder MakeDecoder(const ModelSpec& spec, const ModelWeights& weights, int64_t new_tokens) {
     return Decoder(spec, weights, {.max_context = 256, .page_size = 16},
-                   std::make_unique<DelayedBackend>(GetParam(), [new_tokens](int step) {
+                   Delayed(GetParam(), [new_tokens](int step) {
                      return step % new_tokens == 0 ? kPrefillS : kDecodeS;
                    }));
   }
@@ -123,7 +123,7 @@ TEST_P(TokenTimesTest, BenchBeginsItsTimesAfterTheDepth) {
   constexpr int kSteps = 3 + 2 + 4;
   Decoder decoder(model_.spec, model_.weights,
                   {.max_batch = 2, .max_context = 256, .page_size = 16, .token_budget = 6},
-                  std::make_unique<DelayedBackend>(GetParam(), [](int step) {
+                  Delayed(GetParam(), [](int step) {
                     return step % kSteps < 3 ? 7.0 : step % kSteps < 5 ? kPrefillS : kDecodeS;
                   }));
   const BenchResult result = RunBench(
@@ -183,7 +183,7 @@ TEST_P(TokenTimesTest, AnInterruptDuringThePrefillEndsWithoutAToken) {
     const double begin_s = FakeClock::NowS();
     Decoder decoder(model_.spec, model_.weights,
                     {.max_context = 256, .page_size = 16, .token_budget = kPromptTokens / 3},
-                    std::make_unique<DelayedBackend>(GetParam(), [&](int step) {
+                    Delayed(GetParam(), [&](int step) {
                       interrupted = step >= interrupted_step;
                       return kPrefillS;
                     }));
@@ -203,7 +203,7 @@ TEST_P(TokenTimesTest, AnInterruptDuringThePrefillEndsWithoutAToken) {
 TEST_P(TokenTimesTest, ThePrefillReportsHowFarItIs) {
   Decoder decoder(model_.spec, model_.weights,
                   {.max_context = 256, .page_size = 16, .token_budget = 4},
-                  std::make_unique<DelayedBackend>(GetParam(), [](int) { return kPrefillS; }));
+                  Delayed(GetParam(), [](int) { return kPrefillS; }));
   std::vector<int64_t> computed;
   GenerateOptions options{.max_new_tokens = 3};
   options.on_prefill = [&](int64_t tokens) { computed.push_back(tokens); };

@@ -128,6 +128,14 @@ TEST(CoherenceScheduleTest, SharedReadsAnswerRight) {
   }
 }
 
+TEST(CoherenceScheduleTest, RanksAnswerRight) {
+  DecoderOptions options = Alone();
+  options.ranks = 2;
+  options.reuse = true;
+  options.sharing = ChunkSharing::kAlways;
+  Gate().Check({.length = kLength, .count = 6}, options);
+}
+
 TEST(CoherenceScheduleTest, EveryAblationAnswersRight) {
   for (const AblationEntry& entry : AllAblations()) {
     SCOPED_TRACE(entry.name);

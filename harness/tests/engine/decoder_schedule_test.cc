@@ -80,7 +80,7 @@ class DecoderScheduleTest : public ::testing::TestWithParam<bool> {
  protected:
   static Decoder MakeDecoder(const DecoderOptions& options) {
     return Decoder(Model().spec, Model().weights, options,
-                   std::make_unique<testing::DelayedBackend>(GetParam(), [](int) { return 0; }));
+                   testing::Delayed(GetParam(), [](int) { return 0; }));
   }
   static std::vector<Ended> TextsOf(const DecoderOptions& options,
                                     SchedulerCounts* counts = nullptr) {

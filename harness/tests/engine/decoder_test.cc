@@ -230,7 +230,7 @@ TEST(DecoderTest, AllAblationsTogetherGiveTheGoldenText) {
 // On an asynchronous backend, which works while the host goes on.
 Decoder MakeAsynchronous() {
   return Decoder(Model().spec, Model().weights, SmallOptions(),
-                 std::make_unique<testing::DelayedBackend>(true, [](int) { return 0; }));
+                 testing::Delayed(true, [](int) { return 0; }));
 }
 
 TEST(DecoderTest, StepHandsOutItsOwnTokensIfTheyAreThere) {

@@ -1,4 +1,5 @@
-// A clock that only a test moves, and a backend whose steps take the time that a test says.
+// A clock that only a test moves, and backends that differ from the host's as a test says, such as
+// in the time that their steps take.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "harness/engine/backend.h"
+#include "harness/engine/decoder.h"
 #include "harness/platform/clock.h"
 
 namespace tokline::testing {
@@ -31,16 +33,12 @@ class FakeClock {
   inline static Clock::time_point now_ = {};
 };
 
-// Computes as the host does. By the fake clock, step i (the work before the i-th fence) takes
-// `step_s(i)`: while the host goes on, or before the call returns.
-class DelayedBackend : public Backend {
+// Does what the host's backend does. Tests override what they want to differ.
+class ForwardingBackend : public Backend {
  public:
-  DelayedBackend(bool asynchronous, std::function<double(int)> step_s)
-      : asynchronous_(asynchronous), step_s_(std::move(step_s)) {}
+  explicit ForwardingBackend(const RankPlace& place = {}) : host_(MakeHostBackend(place)) {}
 
-  bool asynchronous() const override { return asynchronous_; }
-  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<DelayedFence>(*this); }
-
+  bool asynchronous() const override { return host_->asynchronous(); }
   Device device() const override { return host_->device(); }
   const Ops& ops() const override { return host_->ops(); }
   const DeviceFacts& facts() const override { return host_->facts(); }
@@ -63,9 +61,9 @@ class DelayedBackend : public Backend {
     host_->Download(host, device, bytes);
   }
   void UploadWeights(std::span<const WeightCopy> copies) override { host_->UploadWeights(copies); }
-  void DrawWeights(DType dtype, void* device, int64_t count, uint64_t seed,
+  void DrawWeights(DType dtype, void* device, const RandomPieces& pieces, uint64_t seed,
                    int log2_scale) override {
-    host_->DrawWeights(dtype, device, count, seed, log2_scale);
+    host_->DrawWeights(dtype, device, pieces, seed, log2_scale);
   }
   std::unique_ptr<TimeMark> MakeTimeMark() override { return host_->MakeTimeMark(); }
   void Synchronize() override { host_->Synchronize(); }
@@ -73,6 +71,25 @@ class DelayedBackend : public Backend {
     return host_->Capture(enqueue);
   }
   int64_t CapturedKernels() const override { return host_->CapturedKernels(); }
+  void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
+    host_->AllReduceNorm(params, options);
+  }
+  void GatherColumns(const ColumnGather& gather) override { host_->GatherColumns(gather); }
+  std::unique_ptr<Fence> MakeFence() override { return host_->MakeFence(); }
+
+ private:
+  std::unique_ptr<Backend> host_;
+};
+
+// Computes as the host does. By the fake clock, step i (the work before the i-th fence) takes
+// `step_s(i)`: while the host goes on, or before the call returns.
+class DelayedBackend : public ForwardingBackend {
+ public:
+  DelayedBackend(bool asynchronous, std::function<double(int)> step_s)
+      : asynchronous_(asynchronous), step_s_(std::move(step_s)) {}
+
+  bool asynchronous() const override { return asynchronous_; }
+  std::unique_ptr<Fence> MakeFence() override { return std::make_unique<DelayedFence>(*this); }
 
  private:
   class DelayedFence : public Fence {
@@ -95,11 +112,14 @@ class DelayedBackend : public Backend {
     return done_;
   }
 
-  std::unique_ptr<Backend> host_ = MakeHostBackend();
   bool asynchronous_;
   std::function<double(int)> step_s_;
   int steps_ = 0;
   Clock::time_point done_;  // when all work enqueued so far is done
 };
+
+inline BackendMaker Delayed(bool asynchronous, std::function<double(int)> step_s) {
+  return [=](const RankPlace&) { return std::make_unique<DelayedBackend>(asynchronous, step_s); };
+}
 
 }  // namespace tokline::testing

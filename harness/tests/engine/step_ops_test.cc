@@ -59,15 +59,15 @@ class StepOpsTest : public ::testing::Test {
   }
 
   // Expects that the plan names the ops that are enqueued, for many sets of ablations.
-  void ExpectPlanKnowsTheOps() {
+  void ExpectPlanKnowsTheOps(int32_t ranks = 1) {
     for (uint32_t bits = 0; bits < (1u << AllAblations().size()); bits += 3) {
-      DecoderOptions options;
+      DecoderOptions options{.ranks = ranks};
       for (const AblationEntry& entry : AllAblations()) {
         if ((bits >> static_cast<int>(entry.ablation)) & 1u) options.ablate.Add(entry.ablation);
       }
       std::set<std::string> enqueued, planned;
       for (const std::string& op : DecodeOps(options)) enqueued.insert(op.substr(0, op.find('/')));
-      const StepOpSet ops = DecoderConfig(model_.spec, options, {}).DecodeOps(model_.spec);
+      const StepOpSet ops = DecoderConfig(model_.spec, options, {}).DecodeOps();
       for (const StepOp op : AllStepOps()) {
         if (ops.Has(op)) planned.insert(std::string(Name(op)));
       }
@@ -110,6 +110,16 @@ TEST_F(StepOpsTest, DecodeStepNamesEveryOpInItsOrder) {
   EXPECT_EQ(ended_, 8);
 }
 
+TEST_F(StepOpsTest, RanksAddTheirSumsWhichComeWithTheNorms) {
+  EXPECT_THAT(DecodeOps({.ranks = 2}),
+              ElementsAre("embedding/embedding", "all_reduce/all_reduce_norm", "qkv/linear",
+                          "kv_append/kv_append", "chunk_decode/chunk_decode",
+                          "attention_output/linear", "all_reduce/all_reduce_norm", "gate_up/linear",
+                          "down/linear", "all_reduce/all_reduce_norm", "lm_head/linear",
+                          "gather_logits/peer_copy", "sampling/sampling"));
+  EXPECT_EQ(ended_, 13);
+}
+
 TEST_F(StepOpsTest, PlainCounterpartsKeepTheNameOfTheirPlace) {
   EXPECT_THAT(
       DecodeOps({.ablate = ParseAblations("rmsnorm_qkv,fused_mlp,chunk_decode")}),
@@ -121,7 +131,11 @@ TEST_F(StepOpsTest, PlainCounterpartsKeepTheNameOfTheirPlace) {
 
 TEST_F(StepOpsTest, PlanKnowsTheOpsThatTheForwardPassEnqueues) { ExpectPlanKnowsTheOps(); }
 
+TEST_F(StepOpsTest, PlanKnowsTheOpsOfRanks) { ExpectPlanKnowsTheOps(2); }
+
 TEST_F(Gpt2StepOpsTest, PlanKnowsTheOpsThatTheForwardPassEnqueues) { ExpectPlanKnowsTheOps(); }
+
+TEST_F(Gpt2StepOpsTest, PlanKnowsTheOpsOfRanks) { ExpectPlanKnowsTheOps(2); }
 
 TEST_F(Gpt2StepOpsTest, LayerNormsAndGeluAreKernelsOfTheirOwn) {
   const auto plain = DecodeOps({});
@@ -143,11 +157,11 @@ TEST_F(Gpt2StepOpsTest, LayerNormsAndGeluAreKernelsOfTheirOwn) {
 
 // The ops that are timed alone include every op that one of the two decoders lacks.
 TEST_F(StepOpsTest, AblationsNameTheOpsThatTheyChange) {
-  const StepOpSet whole = DecoderConfig(model_.spec, {}, {}).DecodeOps(model_.spec);
+  const StepOpSet whole = DecoderConfig(model_.spec, {}, {}).DecodeOps();
   for (const AblationEntry& entry : AllAblations()) {
     DecoderOptions options;
     options.ablate.Add(entry.ablation);
-    const StepOpSet ablated = DecoderConfig(model_.spec, options, {}).DecodeOps(model_.spec);
+    const StepOpSet ablated = DecoderConfig(model_.spec, options, {}).DecodeOps();
     for (const StepOp op : AllStepOps()) {
       EXPECT_TRUE(whole.Has(op) == ablated.Has(op) || entry.ops.Has(op))
           << entry.name << " " << Name(op);

@@ -44,6 +44,35 @@ Params Shape(int32_t ranks, int64_t tokens, int64_t hidden, Variant variant = Va
   return params;
 }
 
+TEST(AllReduceNormTest, PiecesOfRowsGiveWhatTheWholeGives) {
+  for (const bool residual : {true, false}) {
+    const AllReduceCase c(
+        {.ranks = 3, .tokens = 5, .hidden = 24, .pad = 8, .residual = residual, .norm = residual});
+    testing::HostTensor sum = c.NewOut(), out = c.NewOut();
+    const Params whole = c.Params(1, sum.data(), out.data());
+    for (const int64_t begin : {0, 2, 4}) {
+      AllReduceNormReference(RowsOf(whole, begin, std::min<int64_t>(2, 5 - begin)));
+    }
+    EXPECT_TRUE(c.Check(sum, out));
+  }
+}
+
+TEST(AllReduceNormTest, AHeaderThatTellsOfAMissingRankIsAnError) {
+  const PeerBuffers peers{.world_size = 3, .rank = 1};
+  const auto said = [&](const AllReduceHeader& header) -> std::string {
+    try {
+      RequireAllReduced(peers, header);
+    } catch (const RuntimeFailure& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(said({.launches = 9}), "");
+  EXPECT_EQ(said({.gave_up = 1, .missing_rank = 2, .missing_launch = 7}),
+            "rank 1 gave up its all-reduce number 7: rank 2 of 3 did not send in time");
+  EXPECT_EQ(said({.peer_failed = 3}), "rank 1 ended its all-reduces: rank 2 gave up");
+}
+
 // The message with which a valid problem of 3 ranks is refused after `change`.
 std::string RefusalOf(const std::function<void(Params&)>& change) {
   Params params = Shape(3, 4, 64);

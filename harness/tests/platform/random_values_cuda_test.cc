@@ -21,5 +21,18 @@ TEST_F(RandomValuesCudaTest, DeviceAndHostMakeTheSameElements) {
   }
 }
 
+TEST_F(RandomValuesCudaTest, PiecesOfASequenceToo) {
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    for (const RandomPieces& pieces :
+         {RandomPieces{.first = 8, .length = 1003}, RandomPieces{16, 700, 24, 4096}}) {
+      DeviceBuffer device(pieces.Count() * SizeOf(dtype));
+      FillRandomOnDevice(dtype, device.data(), pieces, /*seed=*/17, /*log2_scale=*/-2);
+      testing::HostTensor host(dtype, pieces.Count());
+      FillRandom(dtype, host.data(), pieces, /*seed=*/17, /*log2_scale=*/-2);
+      EXPECT_TRUE(testing::ToHost(device, dtype) == host) << Name(dtype) << " " << pieces.pieces;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tokline

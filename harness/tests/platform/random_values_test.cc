@@ -32,6 +32,20 @@ TEST_P(RandomValuesTest, AnElementDependsOnSeedAndIndexAlone) {
   EXPECT_NE(all, Filled(dtype, 0, 100, 4));
 }
 
+TEST_P(RandomValuesTest, PiecesAreThoseOfTheSequence) {
+  const DType dtype = GetParam();
+  const auto size = static_cast<size_t>(SizeOf(dtype));
+  const std::vector<unsigned char> all = Filled(dtype, 0, 100, 3);
+  std::vector<unsigned char> pieces(3 * 8 * size), expected;
+  FillRandom(dtype, pieces.data(), {.first = 4, .pieces = 3, .length = 8, .stride = 24}, 3, 0);
+  for (const size_t first : {4, 28, 52}) {
+    const auto begin = all.begin() + static_cast<int64_t>(first * size);
+    expected.insert(expected.end(), begin, begin + static_cast<int64_t>(8 * size));
+  }
+  EXPECT_EQ(pieces, expected);
+  EXPECT_THROW(FillRandom(dtype, pieces.data(), {.first = 2, .length = 4}, 3, 0), InvalidArgument);
+}
+
 TEST_P(RandomValuesTest, ValuesAreUniformInTheStatedRange) {
   const DType dtype = GetParam();
   constexpr int64_t kCount = 200000;

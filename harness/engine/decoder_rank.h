@@ -1,0 +1,63 @@
+// One rank of a decoder: its device, its part of the model and of the KV cache, and the steps that
+// run there. It does as the decoder says, which alone plans, and all ranks are told the same.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "harness/engine/backend.h"
+#include "harness/engine/decoder_memory.h"
+#include "harness/engine/device_weights.h"
+#include "harness/engine/forward_pass.h"
+#include "harness/engine/shifted_copy.h"
+#include "harness/models/model_weights.h"
+#include "harness/scheduler/scheduler.h"
+
+namespace tokline {
+
+struct DecoderRank {
+  // Uploads or draws this rank's part of the weights of the whole model.
+  DecoderRank(const ModelSpec& whole, const ModelWeights& weights, const DecoderOptions& options,
+              int32_t rank, std::unique_ptr<Backend> backend);
+  DecoderRank(const DecoderRank&) = delete;
+  DecoderRank& operator=(const DecoderRank&) = delete;
+
+  // All of these only enqueue work. `arrays` must not change until the fence of the turn has been
+  // waited for.
+  void MoveTokens(std::span<const SlotMove> moves, int turn);
+  void UploadArrays(const std::byte* arrays, int64_t bytes);
+  void RunStep(const StepShape& shape, int turn);
+  // Captures steps of this shape, whose arrays are on the device, after running one. The host has
+  // no graphs.
+  void CaptureStep(const StepShape& shape);
+  // The step whose arrays are on the device, with an observer for its ops.
+  std::unique_ptr<WorkGraph> ObservedStep(const StepShape& shape, OpObserver& observer);
+
+  std::unique_ptr<Backend> backend;
+  DecoderConfig config;
+  DeviceWeights weights;
+  DecoderBuffers buffers;
+  ForwardPass forward;
+  ShiftedCopy shifted_copy;
+  // The host memory of a step that each rank has for itself.
+  struct Turn {
+    Memory tokens;  // what was drawn
+    Memory moved;   // newest tokens that move to another slot
+    std::unique_ptr<Fence> fence;
+
+    std::span<const int32_t> Tokens() const {
+      return {reinterpret_cast<const int32_t*>(tokens.data()),
+              static_cast<size_t>(tokens.bytes()) / sizeof(int32_t)};
+    }
+  };
+  Turn turns[2];
+  struct CapturedStep {
+    StepShape shape;
+    std::unique_ptr<WorkGraph> graph;
+  };
+  std::vector<CapturedStep> captured;  // one per config.DecodeShapes(), or empty
+};
+
+}  // namespace tokline
