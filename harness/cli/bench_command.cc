@@ -1,5 +1,6 @@
 // tokline bench: measures tokens per second and latencies for each combination of batch, prompt
 // length, new tokens and depth.
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <exception>
@@ -36,6 +37,7 @@ namespace {
 
 struct BenchFlags {
   RunFlags run;
+  std::vector<int64_t> ranks = {1};
   std::vector<int64_t> batches = {1, 8, 64};
   std::vector<int64_t> prompts = {BenchOptions().prompt_tokens};
   std::vector<int64_t> new_tokens = {BenchOptions().new_tokens};
@@ -54,7 +56,13 @@ struct BenchFlags {
     run.AddWeightsTo(flags);
     flags.insert(
         flags.end(),
-        {{"--batch", "1,8,64", "batch sizes (default: 1,8,64)", IntegersInto(batches, 1, 4096)},
+        {{"--tp", "N,...",
+          "divide the model among N ranks: as many GPUs, or threads on the CPU (default: 1)",
+          [this](auto flag, auto text) {
+            IntegersInto(ranks, 1, kMaxRanks)(flag, text);
+            if (std::ranges::max(ranks) > 1) LoadKernelsAtStart();
+          }},
+         {"--batch", "1,8,64", "batch sizes (default: 1,8,64)", IntegersInto(batches, 1, 4096)},
          {"--prompt-tokens", "N,...", "prompt tokens per sequence (default: 128)",
           IntegersInto(prompts, 1, INT32_MAX)},
          {"--new-tokens", "N,...", "new tokens per sequence, at least 2 (default: 128)",
@@ -96,6 +104,10 @@ struct BenchFlags {
     Require(!of_workload || !profile.value_or(false),
             "--profile on cannot be used with --workload");
     Require(!of_workload || !in_place, "--in-place on cannot be used with --workload");
+    Require(!of_workload || ranks.size() == 1, "--tp has ", ranks.size(),
+            " numbers of ranks; with --workload it takes one");
+    Require(!in_place || ranks == std::vector<int64_t>{1},
+            "--in-place on takes ops out of the step, which several ranks cannot; it needs --tp 1");
     Require(!in_place || profile.value_or(true),
             "--in-place on needs the profile that --profile off leaves out");
     std::vector<Flag> flags;
@@ -130,6 +142,12 @@ struct BenchFlags {
       }
     }
     return sweep;
+  }
+  // The flags of a run on this number of ranks.
+  RunFlags OnRanks(int64_t number) const {
+    RunFlags on = run;
+    on.ranks = static_cast<int32_t>(number);
+    return on;
   }
   // Whether to make profiles: by default only if somebody will see them.
   bool Profiles() const {
@@ -176,7 +194,10 @@ std::string CacheLabel(const Cost& step, const Fingerprint& fingerprint) {
 DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& header,
                                  const LoadedModel& model, const DecoderOptions& options) {
   const BenchOptions& bench = result.options;
-  const Cost step = DecodeStepCost(model.spec, model.weights.parameters, options.dtype, bench);
+  const ShardPlan shard = PlanShard(model.spec, options.ranks, 0);
+  const int64_t parameters =
+      options.ranks == 1 ? model.weights.parameters : ParametersOf(shard.local);
+  const Cost step = DecodeStepCost(shard.local, parameters, options.dtype, bench);
   DecoderMeasurement measurement{
       .origin = {.run_id = header.run_id, .dtype = std::string(Name(options.dtype))},
       .model = model.Name(),
@@ -186,7 +207,9 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
                 .prompt_tokens = bench.prompt_tokens,
                 .new_tokens = bench.new_tokens},
       .page_size = options.page_size,
+      .ranks = options.ranks,
       .cost = step,
+      .link_bytes = options.ranks == 1 ? 0 : DecodeStepLinkBytes(shard, options.dtype, bench),
       .samples = {.host_share = result.host_share, .latencies = result.latencies},
       .limits = {.peaks = header.peaks, .datasheet = header.datasheet},
       .trouble = {.interrupted = result.interrupted}};
@@ -255,14 +278,15 @@ std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOpti
 }
 
 // Combines the row's figures with those that only the result has.
-Json ResultJson(const BenchResult& result, const Json& row) {
+Json ResultJson(const BenchResult& result, const Json& row, int32_t ranks) {
   Json samples = Json::array();
   for (const BenchSample& sample : result.samples) {
     samples.push_back({{"prefill_s", sample.prefill_s},
                        {"decode_s", sample.decode_s},
                        {"decode_host_s", sample.decode_host_s}});
   }
-  return {{"batch", result.options.batch},
+  return {{"ranks", ranks},
+          {"batch", result.options.batch},
           {"depth", result.options.depth},
           {"prompt_tokens", result.options.prompt_tokens},
           {"new_tokens", result.options.new_tokens},
@@ -322,6 +346,7 @@ std::string LatencyTable(std::span<const DecoderMeasurement> measurements) {
     if (!FiguresOf(one).refusal.empty()) continue;
     const LatencyFigures& latencies = one.samples.latencies;
     const std::string shape = ShapeCells(one.shape);
+    if (one.ranks != measurements.front().ranks) table += StrCat("with ", one.ranks, " ranks\n");
     table += StrCat(shape, "  first token    ", LatencyCells(latencies.first_token_s), "\n");
     const std::string blank(shape.size(), ' ');
     table += StrCat(blank, "  between tokens ", LatencyCells(latencies.between_tokens_s), "\n");
@@ -331,6 +356,25 @@ std::string LatencyTable(std::span<const DecoderMeasurement> measurements) {
   if (table.empty()) return "";
   return StrCat("\n", kShapeHeader, "  latency in ms  ", kLatencyHeader, "\n", table,
                 all_stated ? "" : kTooFew);
+}
+
+// What more ranks are worth. Each number of ranks has the same `shapes` shapes.
+std::string SpeedUpTable(std::span<const DecoderMeasurement> measured, size_t shapes) {
+  std::string table;
+  for (size_t i = shapes; i < measured.size(); ++i) {
+    const DecoderMeasurement &few = measured[i % shapes], &many = measured[i];
+    const DecoderFigures before = FiguresOf(few), after = FiguresOf(many);
+    if (!before.refusal.empty() || !after.refusal.empty()) continue;
+    const double decode = after.decode_tok_s / before.decode_tok_s;
+    const double prefill = after.prefill_tok_s / before.prefill_tok_s;
+    const double more = static_cast<double>(many.ranks) / few.ranks;
+    char text[160];
+    std::snprintf(text, sizeof(text), " %6d %7.2fx %10.0f%% %8.2fx %10.0f%%\n", many.ranks, decode,
+                  100 * decode / more, prefill, 100 * prefill / more);
+    table += ShapeCells(many.shape) + text;
+  }
+  if (table.empty()) return "";
+  return StrCat("\n", kShapeHeader, "  ranks  decode  efficiency  prefill  efficiency\n", table);
 }
 
 }  // namespace
@@ -346,6 +390,7 @@ Examples:
   tokline bench --model DIR --batch 8 --profile on
   tokline bench --model DIR --batch 8 --in-place on --record in_place.jsonl
   tokline bench --model DIR --prompt-tokens 128,1024 --depth 0,4096 --batch 1,8
+  tokline bench --model DIR --tp 1,2 --batch 1,8,64
   tokline bench --model DIR --workload nano-vllm --json out.json
   tokline bench --model DIR --workload sharegpt.json --rates 1,2,4,inf --slo ttft=200,itl=20
   tokline bench --model DIR --workload synthetic:requests=100,prompt=10-500,new=50,rate=20
@@ -362,7 +407,7 @@ int BenchCommand(const CommandLine& line) {
   RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
   if (!flags.workload.workload.empty()) {
     return RunWorkloadBench(line, flags.workload,
-                            {.run = flags.run,
+                            {.run = flags.OnRanks(flags.ranks.front()),
                              .record = flags.record,
                              .repeats = flags.repeats,
                              .seed = flags.bench.seed,
@@ -370,7 +415,7 @@ int BenchCommand(const CommandLine& line) {
                              .injected = flags.Injected()});
   }
   flags.bench.interrupted = InterruptFlag();
-  const std::vector<BenchOptions> benches = flags.Sweep();
+  const std::vector<BenchOptions> sweep = flags.Sweep();
   std::optional<OutputFile> json_file;
   if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
   RunRecord record(flags.record.record);
@@ -378,13 +423,16 @@ int BenchCommand(const CommandLine& line) {
   ReportExtraTensors(model);
 
   // Check everything before anything runs.
+  std::vector<BenchOptions> benches;
   std::vector<DecoderOptions> decoders;
-  for (const BenchOptions& bench : benches) {
+  for (size_t i = 0; i < flags.ranks.size() * sweep.size(); ++i) {
+    const BenchOptions& bench = benches.emplace_back(sweep[i % sweep.size()]);
     const int64_t context = BenchContextTokens(bench, DecoderOptions().token_budget);
     Require(context <= model.spec.max_positions, "batch ", bench.batch, " with a depth of ",
             bench.depth, ", ", bench.prompt_tokens, " prompt tokens and ", bench.new_tokens,
             " new tokens needs ", context, " positions; the model has ", model.spec.max_positions);
-    decoders.push_back(flags.run.Options(model.spec, bench.batch, context));
+    decoders.push_back(
+        flags.OnRanks(flags.ranks[i / sweep.size()]).Options(model.spec, bench.batch, context));
     decoders.back().delayed = DelayedBy(flags.op_delay, decoders.back().device);
     DecoderConfig(model.spec, decoders.back(), {});
     SizeKvForBatch(flags.run.kv, model, decoders.back());
@@ -405,11 +453,12 @@ int BenchCommand(const CommandLine& line) {
   const DType dtype = decoders.front().dtype;
 
   CatchInterrupts();
-  RunHeader header = MakeRunHeader(line, "tokline bench", device, flags.record);
+  RunHeader header = MakeRunHeader(line, "tokline bench", device, flags.record,
+                                   static_cast<int32_t>(std::ranges::max(flags.ranks)));
   header.injected = flags.Injected();
   record.Start(header);
   const std::string device_name = DeviceName(device, header.fingerprint);
-  const std::string implementation = flags.run.Implementation();
+  const std::string implementation = flags.OnRanks(flags.ranks.front()).Implementation();
   Print(StrCat(model.Name(), ", ", Name(dtype), ", ", implementation, " on ", device_name, "\n",
                header.injected.is_null() ? "" : StrCat("injected: ", header.injected.dump(), "\n"),
                kShapeHeader, kTableHeader));
@@ -418,7 +467,7 @@ int BenchCommand(const CommandLine& line) {
   const auto add = [&](const MeasuredBatch& batch) {
     const Json row = DecoderRow(batch.measurement);
     const bool stands = FiguresOf(batch.measurement).refusal.empty();
-    rows.push_back(ResultJson(batch.result, row));
+    rows.push_back(ResultJson(batch.result, row, batch.measurement.ranks));
     rows.back()["memory"] = batch.memory;
     record.Add(row, stands);
   };
@@ -429,8 +478,10 @@ int BenchCommand(const CommandLine& line) {
   bool interrupted = false;
   Json last_memory;
   for (size_t i = 0; i < benches.size() && !interrupted; ++i) {
+    const int32_t ranks = decoders[i].ranks;
+    if (i > 0 && ranks != decoders[i - 1].ranks) Print(StrCat("with ", ranks, " ranks\n"));
     MeasuredBatch batch = MeasureBatch(model, decoders[i], benches[i], header);
-    batch.measurement.origin.implementation = implementation;
+    batch.measurement.origin.implementation = flags.OnRanks(ranks).Implementation();
     batch.measurement.origin.device = device_name;
     interrupted = batch.measurement.trouble.interrupted;
     last_memory = batch.memory;
@@ -447,8 +498,8 @@ int BenchCommand(const CommandLine& line) {
       add(batch);
     }
   }
-  Print(
-      StrCat(LatencyTable(measured), "memory of the last batch: ", MemoryText(last_memory), "\n"));
+  Print(StrCat(LatencyTable(measured), SpeedUpTable(measured, sweep.size()),
+               "memory of the last batch: ", MemoryText(last_memory), "\n"));
   std::exception_ptr failure;  // failure of a profile; earlier measurements are kept
   for (size_t i = 0; i < unprofiled.size(); ++i) {
     MeasuredBatch& batch = unprofiled[i];

@@ -60,6 +60,7 @@ struct ChatFlags {
          TextInto(json)}};
     AddSamplingFlags(rule, flags);
     run.AddTo(flags);
+    run.AddRanksTo(flags);
     return flags;
   }
 };

@@ -58,6 +58,7 @@ struct DivergenceFlags {
         {"--max-new-tokens", "N", "maximum number of tokens per answer (default: 64)",
          IntegerInto(max_new_tokens, 1, INT32_MAX)}};
     run.AddTo(flags);
+    run.AddRanksTo(flags);
     flags.push_back({"--json", "FILE", "write every token's divergence", TextInto(json)});
     return flags;
   }

@@ -69,6 +69,7 @@ struct GenerateFlags {
          "maximum number of tokens to generate (default: 256 with text, 16 with ids)",
          IntegerInto(max_new_tokens, 1, kMaxId)}};
     run.AddTo(flags);
+    run.AddRanksTo(flags);
     AddSamplingFlags(rule, flags);
     flags.insert(
         flags.end(),

@@ -32,6 +32,7 @@ struct InspectFlags {
   std::vector<Flag> Table() {
     std::vector<Flag> flags;
     run.AddTo(flags);
+    run.AddRanksTo(flags);
     flags.insert(flags.end(),
                  {{"--batch", "N", "batch size for the memory of a run (default: 1)",
                    IntegerInto(batch, 1, 4096)},

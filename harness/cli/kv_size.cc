@@ -18,7 +18,8 @@ namespace {
 constexpr double kDefaultFraction = 0.9;
 
 int64_t PageBytes(const LoadedModel& model, const DecoderOptions& options) {
-  return model.spec.KvBytesPerToken(options.dtype) * options.page_size;
+  const ShardPlan shard = PlanShard(model.spec, options.ranks, 0);  // each rank has as much
+  return shard.local.KvBytesPerToken(options.dtype) * options.page_size;
 }
 
 DecoderOptions WithOnePage(DecoderOptions options) {
@@ -55,7 +56,7 @@ void KvSize::AddTo(std::vector<Flag>& flags) {
   flags.insert(flags.end(),
                {{"--kv-pages", "N", "size of the KV cache in pages (default: what the run needs)",
                  IntegerInto(pages, 1, INT32_MAX / 2)},
-                {"--kv-bytes", "N[K|M|G]", "size of the KV cache in bytes",
+                {"--kv-bytes", "N[K|M|G]", "size of the KV cache in bytes, of each rank",
                  [this](auto flag, auto text) { bytes = ParseBytes(flag, text); }},
                 {"--kv-fraction", "X",
                  "size of the KV cache as a share of what is free after weights and warm-up",
@@ -77,11 +78,13 @@ int64_t FreeForKv(const LoadedModel& model, const DecoderOptions& options) {
   const DecoderOptions one_page = WithOnePage(options);
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
   const MemoryPlan plan = PlanMemory(model.spec, one_page, backend->facts());
-  const int64_t planned = backend->FreeBytes() - (plan.Total() - plan.kv_bytes);
+  // Ranks on the CPU share its memory.
+  const int64_t sharers = options.device == Device::kCpu ? options.ranks : 1;
+  const int64_t planned = backend->FreeBytes() / sharers - (plan.Total() - plan.kv_bytes);
   if (planned <= 0) return 0;
   Decoder decoder = MakeDecoder(model, one_page);
   decoder.WarmUp();
-  return std::min(planned, backend->FreeBytes() + plan.kv_bytes);
+  return std::min(planned, backend->FreeBytes() / sharers + plan.kv_bytes);
 }
 
 void ApplyKvSize(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 
+#include "harness/cli/commands.h"
 #include "harness/cli/status_line.h"
 #include "harness/models/model_location.h"
 #include "harness/platform/printable.h"
@@ -32,6 +35,12 @@ DType ParseDType(std::string_view text) {
   std::array<std::string_view, kDTypes.size()> names;
   for (size_t i = 0; i < names.size(); ++i) names[i] = Name(kDTypes[i]);
   return kDTypes[ParseChoice("--dtype", text, names)];
+}
+
+// For a rank that hangs. It uses what would have to be destroyed, so nothing is.
+void EndProcess(const std::string& line) {
+  std::fprintf(stderr, "tokline: %s\n", line.c_str());
+  std::_Exit(kFailure);
 }
 
 }  // namespace
@@ -81,6 +90,18 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                  [=](auto, auto) { add_ablations("graphs"); }}});
 }
 
+void RunFlags::AddRanksTo(std::vector<Flag>& flags) {
+  flags.push_back(
+      {"--tp", "N",
+       "divide the model among N ranks: as many GPUs, or threads on the CPU (default: 1)",
+       [this](auto flag, auto text) {
+         IntegerInto(ranks, 1, kMaxRanks)(flag, text);
+         if (ranks > 1) LoadKernelsAtStart();
+       }});
+}
+
+void LoadKernelsAtStart() { ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0); }
+
 void RunFlags::AddWeightsTo(std::vector<Flag>& flags) {
   flags.push_back({"--weights", "random[:SEED]",
                    "draw the weights on the device; the model needs a config.json alone",
@@ -120,6 +141,7 @@ Device RunFlags::ChosenDevice() const {
 
 std::string RunFlags::Implementation() const {
   return StrCat(ChosenDevice() == Device::kCuda ? "cuda" : "reference",
+                ranks == 1 ? "" : StrCat(" with ", ranks, " ranks"),
                 ablated.empty() ? "" : " without " + ablated);
 }
 
@@ -127,6 +149,8 @@ DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
                                  int64_t max_context) const {
   DecoderOptions options;
   options.device = ChosenDevice();
+  options.ranks = ranks;
+  options.on_hang = EndProcess;
   if (dtype) {
     options.dtype = *dtype;
   } else if (options.device == Device::kCuda) {

@@ -31,15 +31,19 @@ struct RunFlags {
   std::string ablated;  // as the user named them, separated by commas
 
   std::optional<uint64_t> random_seed;  // of --weights random
+  int32_t ranks = DecoderOptions().ranks;
 
   void AddTo(std::vector<Flag>& flags);
+  // Adds --tp.
+  void AddRanksTo(std::vector<Flag>& flags);
   // Adds --weights, for commands to which it does not matter what the model says.
   void AddWeightsTo(std::vector<Flag>& flags);
   LoadedModel Load() const;
   // The names that --ablate takes, one aligned line per name, to be printed below the flags.
   static std::string AblationHelp();
   Device ChosenDevice() const;
-  // The implementation's name in record rows: "cuda" or "reference", and what was ablated.
+  // The implementation's name in record rows: "cuda" or "reference", on how many ranks if there are
+  // several, and what was ablated.
   std::string Implementation() const;
   // Options for max_batch sequences of max_context tokens. kv_size.h applies the KV cache's size.
   DecoderOptions Options(const ModelSpec& spec, int32_t max_batch, int64_t max_context) const;
@@ -47,6 +51,10 @@ struct RunFlags {
   // are short, so that an interrupt is noticed soon and progress can be shown.
   DecoderOptions InteractiveOptions(const ModelSpec& spec, int64_t max_context) const;
 };
+
+// Has CUDA load all kernels when it starts, which must be later. Kernels of several ranks wait for
+// each other, and one that is loaded while they do may wait for them.
+void LoadKernelsAtStart();
 
 // Prints one line to standard error if the checkpoint has tensors that the model does not use.
 void ReportExtraTensors(const LoadedModel& model);

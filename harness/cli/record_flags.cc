@@ -25,13 +25,14 @@ void RecordFlags::RequirePeaksOf(Device device) const {
 }
 
 RunHeader MakeRunHeader(const CommandLine& line, std::string program, Device device,
-                        const RecordFlags& flags) {
+                        const RecordFlags& flags, int32_t ranks) {
   flags.RequirePeaksOf(device);
-  RunHeader header{.run_id = NewRunId(),
-                   .program = std::move(program),
-                   .fingerprint = TakeFingerprint(line.argc, line.argv, device == Device::kCuda),
-                   .peaks = std::nullopt,
-                   .datasheet = std::nullopt};
+  RunHeader header{
+      .run_id = NewRunId(),
+      .program = std::move(program),
+      .fingerprint = TakeFingerprint(line.argc, line.argv, device == Device::kCuda, ranks),
+      .peaks = std::nullopt,
+      .datasheet = std::nullopt};
   if (!header.fingerprint.gpu) return header;
   header.datasheet = DatasheetOf(header.fingerprint.gpu->name);
   if (!flags.peaks.empty()) {

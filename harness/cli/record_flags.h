@@ -26,6 +26,6 @@ struct RecordFlags {
 // Makes the header of a run of `program` ("tokline bench"). On CUDA it contains the peaks, measured
 // or taken from the given file.
 RunHeader MakeRunHeader(const CommandLine& line, std::string program, Device device,
-                        const RecordFlags& flags);
+                        const RecordFlags& flags, int32_t ranks = 1);
 
 }  // namespace tokline

@@ -362,7 +362,8 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   SizeKvForWorkload(with.run.kv, model, options);
 
   CatchInterrupts();
-  RunHeader header = MakeRunHeader(line, "tokline bench", options.device, with.record);
+  RunHeader header =
+      MakeRunHeader(line, "tokline bench", options.device, with.record, options.ranks);
   header.injected = with.injected;
   record.Start(header);
   const std::string device_name = DeviceName(options.device, header.fingerprint);

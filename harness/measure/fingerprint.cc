@@ -50,7 +50,8 @@ std::string OsName() {
 
 }  // namespace
 
-Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda) {
+Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda,
+                            [[maybe_unused]] int32_t ranks) {
   Fingerprint print{
       .time_utc = UtcNow(),
       .command_line = {argv, argv + argc},
@@ -65,6 +66,7 @@ Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda) {
   if (cuda) {
     print.gpu = IdentifyGpu();
     print.gpu_before = ReadGpuState(print.gpu->pci_bus_id);
+    if (ranks > 1) print.group = IdentifyGpus(ranks);
   }
 #endif
   return print;

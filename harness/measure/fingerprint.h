@@ -23,8 +23,16 @@ struct GpuIdentity {
   std::string cuda_runtime;  // the version that the program was linked with
   std::string cublaslt;      // the version of the loaded library, or ""
   std::optional<uint32_t> max_sm_clock_mhz{};
-  std::optional<bool> mig{};  // whether the GPU is divided into instances
-  std::optional<bool> mps{};  // whether this process shares the GPU through an MPS server
+  std::optional<bool> mig{};          // whether the GPU is divided into instances
+  std::optional<bool> mps{};          // whether this process shares the GPU through an MPS server
+  std::optional<uint32_t> nvlinks{};  // that are active
+};
+
+// The GPUs of a run on several ranks, in their order.
+struct GpuGroup {
+  std::vector<GpuIdentity> gpus;
+  std::vector<std::string> without_peer_access;  // pairs, such as "0-1"
+  std::string nccl;                              // the version that can be loaded, or ""
 };
 
 // Does not tell who ran it or where: no host name, user or path except those in the command line.
@@ -38,13 +46,15 @@ struct Fingerprint {
   std::string os;
   std::optional<GpuIdentity> gpu;  // none for a run on the CPU
   GpuState gpu_before;
+  std::optional<GpuGroup> group{};  // of a run on several GPUs
 };
 
-// `cuda` adds the current CUDA device, which must exist.
-Fingerprint TakeFingerprint(int argc, char** argv, bool cuda);
+// `cuda` adds the current CUDA device, which must exist, and all of several `ranks`.
+Fingerprint TakeFingerprint(int argc, char** argv, bool cuda, int32_t ranks = 1);
 
 // CUDA builds only.
 GpuIdentity IdentifyGpu();
+GpuGroup IdentifyGpus(int32_t count);
 
 // Hashes the bytes with FNV-1a into 16 hexadecimal digits.
 std::string HashText(const std::string& bytes);

@@ -3,6 +3,7 @@
 
 #include "harness/measure/fingerprint.h"
 #include "kernels/device/cuda_check.h"
+#include "kernels/device/nccl_library.h"
 
 namespace tokline {
 namespace {
@@ -55,7 +56,30 @@ GpuIdentity IdentifyGpu() {
           .cublaslt = CublasLtVersion(),
           .max_sm_clock_mhz = setup.max_sm_clock_mhz,
           .mig = setup.mig,
-          .mps = UsesMps(device)};
+          .mps = UsesMps(device),
+          .nvlinks = setup.nvlinks};
+}
+
+GpuGroup IdentifyGpus(int32_t count) {
+  int before = 0;
+  TOKLINE_CUDA(cudaGetDevice(&before));
+  GpuGroup group;
+  for (int from = 0; from < count; ++from) {
+    TOKLINE_CUDA(cudaSetDevice(from));
+    group.gpus.push_back(IdentifyGpu());
+    for (int to = 0; to < from; ++to) {
+      int there = 0, back = 0;
+      TOKLINE_CUDA(cudaDeviceCanAccessPeer(&there, from, to));
+      TOKLINE_CUDA(cudaDeviceCanAccessPeer(&back, to, from));
+      if (there == 0 || back == 0) group.without_peer_access.push_back(StrCat(to, "-", from));
+    }
+  }
+  TOKLINE_CUDA(cudaSetDevice(before));
+  try {
+    group.nccl = NcclVersion();
+  } catch (const RuntimeFailure&) {  // only needed where there is no peer access
+  }
+  return group;
 }
 
 }  // namespace tokline

@@ -52,6 +52,7 @@ class Nvml {
   int (*clock)(NvmlDevice, int, unsigned*) = nullptr;
   int (*max_clock)(NvmlDevice, int, unsigned*) = nullptr;
   int (*mig_mode)(NvmlDevice, unsigned* current, unsigned* pending) = nullptr;
+  int (*nvlink_state)(NvmlDevice, unsigned link, unsigned* active) = nullptr;
   int (*power_limit)(NvmlDevice, unsigned*) = nullptr;
   int (*power_usage)(NvmlDevice, unsigned*) = nullptr;
   int (*temperature)(NvmlDevice, int, unsigned*) = nullptr;
@@ -68,6 +69,7 @@ class Nvml {
     Load(clock, "nvmlDeviceGetClockInfo");
     Load(max_clock, "nvmlDeviceGetMaxClockInfo");
     Load(mig_mode, "nvmlDeviceGetMigMode");
+    Load(nvlink_state, "nvmlDeviceGetNvLinkState");
     Load(power_limit, "nvmlDeviceGetEnforcedPowerLimit");
     Load(power_usage, "nvmlDeviceGetPowerUsage");
     Load(temperature, "nvmlDeviceGetTemperature");
@@ -170,6 +172,12 @@ GpuSetup ReadGpuSetup(const std::string& pci_bus_id) {
     const int code = nvml->mig_mode(device, &current, &pending);
     if (code == kSuccess) setup.mig = current != 0;
     if (code == kNotSupported) setup.mig = false;
+  }
+  constexpr unsigned kMostLinks = 18;  // NVML_NVLINK_MAX_LINKS
+  for (unsigned link = 0; link < kMostLinks; ++link) {
+    if (nvml->Call(nvml->nvlink_state, device, link, &value)) {
+      setup.nvlinks = setup.nvlinks.value_or(0) + (value != 0 ? 1 : 0);
+    }
   }
   return setup;
 }

@@ -26,6 +26,7 @@ GpuState ReadGpuState(const std::string& pci_bus_id);
 struct GpuSetup {
   std::optional<uint32_t> max_sm_clock_mhz;
   std::optional<bool> mig;  // divided into instances; also false where the GPU does not support it
+  std::optional<uint32_t> nvlinks;  // that are active
 };
 GpuSetup ReadGpuSetup(const std::string& pci_bus_id);
 

@@ -20,6 +20,16 @@ int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget) {
          PrefillSteps(options, token_budget);
 }
 
+double DecodeStepLinkBytes(const ShardPlan& shard, DType dtype, const BenchOptions& options) {
+  const double sum = LinkBytesOf({.dtype = dtype,
+                                  .num_tokens = options.batch,
+                                  .hidden_size = shard.whole.hidden_size,
+                                  .peers = {.world_size = shard.world_size}});
+  const auto sums = static_cast<double>(2 * shard.whole.num_layers + 1);
+  const auto logits = static_cast<double>(shard.whole.vocab_size - shard.local.vocab_size);
+  return sums * sum + options.batch * logits * sizeof(float);
+}
+
 void RequireFits(const Decoder& decoder, const BenchOptions& options) {
   Require(options.batch >= 1 && options.batch <= decoder.Options().max_batch, "batch is ",
           options.batch, "; the decoder takes 1 to ", decoder.Options().max_batch);

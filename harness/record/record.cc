@@ -83,6 +83,16 @@ Json ToJson(const Fingerprint& print) {
                    {"mps", OrNull(print.gpu->mps)},
                    {"before", ToJson(print.gpu_before)}};
   }
+  if (print.group) {
+    Json gpus = Json::array();
+    for (const GpuIdentity& gpu : print.group->gpus) {
+      gpus.push_back(
+          {{"name", gpu.name}, {"uuid_hash", gpu.uuid_hash}, {"nvlinks", OrNull(gpu.nvlinks)}});
+    }
+    json["group"] = {{"gpus", std::move(gpus)},
+                     {"without_peer_access", print.group->without_peer_access},
+                     {"nccl", OrNull(print.group->nccl)}};
+  }
   return json;
 }
 
@@ -279,6 +289,7 @@ Json DecoderRow(const DecoderMeasurement& m) {
                   {"verified", JudgedJson(m.judged)},
                   {"cost", ToJson(m.cost)},
                   {"memory_bytes", OrNull(m.memory_bytes)}});
+  if (m.ranks > 1) row.update(Json{{"ranks", m.ranks}, {"link_bytes", m.link_bytes}});
   if (!figures.refusal.empty()) return row;
   row.update(Json{{"samples_prefill_s", m.samples.prefill_s},
                   {"samples_ms", m.samples.step_ms},

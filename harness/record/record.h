@@ -125,8 +125,10 @@ struct DecoderMeasurement {
   std::string model{};
   std::string cache{};  // of a decode step: "cold" if the step moves more data than the L2 can keep
   BatchShape shape{};
-  int64_t page_size = 0;                  // tokens per page of the KV cache
-  Cost cost{};                            // of the average decode step
+  int64_t page_size = 0;  // tokens per page of the KV cache
+  int32_t ranks = 1;
+  Cost cost{};                            // of the average decode step, on each rank
+  double link_bytes = 0;                  // that each rank receives in it
   std::optional<int64_t> memory_bytes{};  // device memory that the run used
   DecoderSamples samples{};
   JudgedTexts judged{};

@@ -462,6 +462,24 @@ TEST(RunHeaderTest, SaysWhatWasInjectedAndWhosePeaksItUses) {
   EXPECT_EQ(run["fingerprint"]["gpu"]["max_sm_clock_mhz"], 1980);
 }
 
+TEST(RunHeaderTest, NamesTheGpusOfAllRanks) {
+  RunHeader header = HeaderOfAGpu();
+  EXPECT_FALSE(ToJson(header)["fingerprint"].contains("group"));
+  GpuIdentity other = *header.fingerprint.gpu;
+  other.uuid_hash = "4567";
+  other.nvlinks = 18;
+  header.fingerprint.group = GpuGroup{
+      .gpus = {*header.fingerprint.gpu, other}, .without_peer_access = {"0-1"}, .nccl = "2.28.9"};
+  const Json run = ToJson(header);
+  EXPECT_NO_THROW(ValidateRecord(run));
+  const Json& group = run["fingerprint"]["group"];
+  EXPECT_TRUE(group["gpus"][0]["nvlinks"].is_null());
+  EXPECT_EQ(group["gpus"][1]["uuid_hash"], "4567");
+  EXPECT_EQ(group["gpus"][1]["nvlinks"], 18);
+  EXPECT_EQ(group["without_peer_access"][0], "0-1");
+  EXPECT_EQ(group["nccl"], "2.28.9");
+}
+
 // The schema describes every key of the records.
 TEST(RecordDocumentationTest, DescribesEveryField) {
   std::set<std::string> described;
@@ -477,6 +495,7 @@ TEST(RecordDocumentationTest, DescribesEveryField) {
   collect(RecordSchema().Root());
 
   DecoderMeasurement decoder = DecoderOf8();
+  decoder.ranks = 2;
   decoder.profile = ProfileOf100Us();
   decoder.profile->ops[0].in_place = InPlaceTime{.us = 57, .ci95_us = {56, 58}};
   AblationMeasurement ablation = AblationOf3Rounds();
@@ -488,6 +507,7 @@ TEST(RecordDocumentationTest, DescribesEveryField) {
                                .judged = {.tokens = 1}};
   RunHeader header = HeaderOfAGpu();
   header.datasheet = Datasheet{4800, 989};
+  header.fingerprint.group = GpuGroup{.gpus = {*header.fingerprint.gpu}};
   const std::function<void(const Json&)> expect_described = [&](const Json& value) {
     if (value.is_array() && !value.empty()) return expect_described(value[0]);
     if (!value.is_object()) return;
