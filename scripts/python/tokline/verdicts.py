@@ -420,13 +420,13 @@ def _decide(pending, rules):
         effect = max(row.ratio, 1 / row.ratio) - 1
         if effect <= row.needed or abs(row.b_us - row.a_us) <= absolute:
             continue
-        if row.p > rules.alpha:
-            if least * len(pending) > rules.alpha:
-                row.verdict = UNDECIDED
-                row.notes.append("too few samples for the U test; measure in rounds")
-            continue
         if disturbed:
             row.verdict = DISTURBED
+            continue
+        if row.p > rules.alpha:
+            few = least * len(pending) > rules.alpha
+            row.verdict = UNDECIDED
+            row.notes.append(f"{'too few samples for the U test' if few else 'the samples overlap'}; measure in rounds")
             continue
         if not row.knows_noise and effect <= rules.known_run_percent / 100:
             row.verdict = UNDECIDED

@@ -249,29 +249,30 @@ def bound_words(slo):
 
 def workload_table(evidence, entries):
     """A line a workload, which folds out to what explains its figures."""
-    header = ["workload", "implementation", "dtype", "requests", "output tok/s", "total tok/s", "requests/s",
-              "goodput/s", "first token ms: p50, p90, p99", "between tokens ms", "end to end ms", "preempted", "reused",
-              "host share", "verified", "remarks"]
-    rest = ["in full", "tokens in + out", "seconds", "KV pages mean / most / all", "computed again", "host µs a step",
+    good = any(entry.row.get("goodput_req_s") for entry in entries)
+    header = ["workload", "implementation", "dtype", "requests", "output tok/s", *(["goodput/s"] if good else []),
+              "first token ms: p50, p90, p99", "between tokens ms", "end to end ms", "preempted", "reused", "host share",
+              "verified", "remarks"]
+    rest = ["in full", "tokens in + out", "total tok/s", "requests/s", "seconds", "KV pages mean / most / all", "computed again", "host µs a step",
             "warm-up s", "memory MiB"]
     lines, more = [], []
     for entry in entries:
         row, why = entry.row, [entry.name]
         cells = [evidence.workload_names[id(entry)], entry.how, row["dtype"], f"{row['shape']['requests']:,}"]
         if entry.ok:
-            cells += [figure(row["output_tok_s"]), figure(row["total_tok_s"]),
-                      figure(row["shape"]["requests"] / row["total_s"]), figure(row.get("goodput_req_s")),
+            cells += [figure(row["output_tok_s"]), *([figure(row.get("goodput_req_s"))] if good else []),
                       *(latencies(row.get(name)) for name in records.LATENCIES),
                       f"{row['preemptions']:,}", f"{row['reused_tokens']:,}", f"{100 * row['host_share']:.1f} %",
                       verified_words(entry)]
             why += [f"{row['shape']['prompt_tokens']:,} + {median(row['samples_new_tokens']):,.0f}",
+                    figure(row["total_tok_s"]), figure(row["shape"]["requests"] / row["total_s"]),
                     f"{figure(row['total_s'])}, of {len(row['samples_s'])}",
                     f"{figure(row['mean_kv_pages'])} / {row['max_kv_pages']:,} / {row['kv_pages']:,}",
                     f"{row['recomputed_tokens']:,}", figure(row["step_host_us"]), figure(row["warm_up_s"]),
                     figure(row["memory_bytes"] / 2**20)]
         lines.append(padded(cells, header, remarks(entry)))
         more.append(Table(rest[:len(why)], [why], set(range(1, len(rest)))))
-    return Table(header, lines, set(range(3, 14)), [row_class(entry) for entry in entries],
+    return Table(header, lines, set(range(3, len(header) - 2)), [row_class(entry) for entry in entries],
                  f"workloads: {table_summary(entries)}", True, more)
 
 
