@@ -69,6 +69,14 @@ class PowerTest(unittest.TestCase):
         self.assertLessEqual(found["slower"] + found["faster"], 10)
         self.assertEqual(counts(rows=300, rounds=1, effects=[Effect(20)])["slower"], 300)
 
+    def test_a_large_effect_of_samples_that_overlap_is_undecided_and_not_the_same(self):
+        a, b = experiment(rows=1, rounds=1)
+        for runs, samples in ((a, [10.0, 10.1, 10.2, 30.0, 31.0]), (b, [9.9, 10.3, 25.0, 25.1, 25.2])):
+            runs[0].rows[0].update(samples_us=samples, median_us=samples[2], mad_us=0.2)
+        row = verdicts.compare(a, b).rows[0]
+        self.assertGreater(row.ratio, 2)
+        self.assertEqual((row.verdict, row.notes), ("undecided", ["the samples overlap; measure in rounds"]))
+
     def test_what_single_runs_of_equal_programs_differ_by_is_undecided_without_rounds(self):
         for percent in (8, -8):
             for rounds in (1, 2):
