@@ -264,8 +264,8 @@ def judgement(comparison):
         more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
         return REGRESSED, f"gate: worse: {'; '.join(reasons[:3])}{more}."
     if comparison.undecided:
-        rows = count(len(comparison.undecided), "row")
-        return NOT_COMPARABLE, (f"gate: undecided: {rows} differ by more than counts, but by no more than single runs of "
-                                "equal programs do, or on too few samples to tell; measure in rounds: scripts/records "
-                                "gate --ab BIN_A BIN_B, or give --noise FILE.")
+        rows = count(len(comparison.undecided), "row differs", "rows differ")
+        return NOT_COMPARABLE, (f"gate: undecided: {rows} by more than counts, but by no more than single runs of equal "
+                                "programs do, or on samples that are too few or overlap; measure in rounds: "
+                                "scripts/records gate --ab BIN_A BIN_B, or give --noise FILE.")
     return PASSED, "gate: same or faster."
