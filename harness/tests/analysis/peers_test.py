@@ -292,7 +292,8 @@ class AttemptsTest(unittest.TestCase):
                 self.assertEqual(can_run, not alone, rows.label(row))
                 seen.add(row["kernel"])
         self.assertEqual(seen, set(operations.PEERS))
-        self.assertEqual(without_peers, set())
+        # No library has a whole step, and bench_all_reduce_norm measures NCCL itself, beside its own ranks.
+        self.assertEqual(without_peers, {"decode_step", "all_reduce_norm"})
 
 
 class RowsTest(unittest.TestCase):

