@@ -31,7 +31,7 @@ function(tokline_add_library target)
     # A *_cuda.cc names what it uses of a library of NVIDIA in its own unnamed namespace. A generated file
     # must stay an object of its own: a program that brings another one in its place links that one instead.
     set(alone ${arg_SOURCES})
-    list(FILTER alone INCLUDE REGEX "_cuda\\.cc$|^${PROJECT_BINARY_DIR}/")
+    list(FILTER alone INCLUDE REGEX "(_cuda|/generated/.*)\\.cc$")
     set_source_files_properties(${alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     set(scope PUBLIC)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tokline_build_options>)
