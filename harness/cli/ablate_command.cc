@@ -9,6 +9,7 @@
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/record_flags.h"
+#include "harness/cli/status_line.h"
 #include "harness/engine/make_decoder.h"
 #include "harness/measure/ablation_bench.h"
 #include "harness/measure/speed_up.h"
@@ -318,8 +319,15 @@ int AblateCommand(const CommandLine& line) {
   bool interrupted = false;
   Controls controls;
   const std::vector<Trial> trials = TrialsOf(entries);
-  for (const Trial& trial : trials) {
+  ProgressLine progress;
+  for (size_t i = 0; i < trials.size(); ++i) {
+    const Trial& trial = trials[i];
+    constexpr int64_t kDecoders = 4;  // with the op and without it, made in either order
+    bench.on_step =
+        progress.Steps(options.device, kDecoders * (bench.repeats + 1) * RepeatTokens(bench),
+                       StrCat("tokens of trial ", i + 1, " of ", trials.size()));
     const MeasuredAblation measured = Measure(run, trial);
+    progress.Clear();
     const AblationMeasurement measurement = MeasurementOf(measured, trial, run, header);
     const Json row = AblationRow(measurement);
     const std::string refusal = WhyRefused(measurement);

@@ -15,6 +15,7 @@
 #include "harness/cli/model_run.h"
 #include "harness/cli/output_file.h"
 #include "harness/cli/record_flags.h"
+#include "harness/cli/status_line.h"
 #include "harness/cli/workload_bench.h"
 #include "harness/engine/make_decoder.h"
 #include "harness/measure/delay.h"
@@ -477,10 +478,15 @@ int BenchCommand(const CommandLine& line) {
   std::vector<DecoderMeasurement> measured;
   bool interrupted = false;
   Json last_memory;
+  ProgressLine progress;
   for (size_t i = 0; i < benches.size() && !interrupted; ++i) {
     const int32_t ranks = decoders[i].ranks;
     if (i > 0 && ranks != decoders[i - 1].ranks) Print(StrCat("with ", ranks, " ranks\n"));
+    benches[i].on_step = progress.Steps(device, (benches[i].repeats + 1) * RepeatTokens(benches[i]),
+                                        StrCat("tokens of row ", i + 1, " of ", benches.size()));
     MeasuredBatch batch = MeasureBatch(model, decoders[i], benches[i], header);
+    benches[i].on_step = {};
+    progress.Clear();
     batch.measurement.origin.implementation = flags.OnRanks(ranks).Implementation();
     batch.measurement.origin.device = device_name;
     interrupted = batch.measurement.trouble.interrupted;

@@ -106,7 +106,7 @@ std::string ReusedParts(const Conversation& conversation, int64_t reused) {
 class Chat {
  public:
   Chat(Conversation& conversation, Decoder& decoder, const Tokenizer& tokenizer,
-       const TurnOptions& options, PrefillLine& progress)
+       const TurnOptions& options, ProgressLine& progress)
       : conversation_(conversation),
         decoder_(decoder),
         session_(conversation, decoder),
@@ -230,7 +230,7 @@ class Chat {
   ChatSession session_;
   const Tokenizer& tokenizer_;
   const TurnOptions& options_;
-  PrefillLine& progress_;
+  ProgressLine& progress_;
   Json turns_ = Json::array();
   TurnReader reader_;
   const bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
@@ -285,7 +285,7 @@ int ChatCommand(const CommandLine& line) {
   CatchInterrupts();
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
-  PrefillLine progress;
+  ProgressLine progress;
   const TurnOptions turns{
       .max_new_tokens = flags.max_new_tokens,
       .rule = flags.rule,

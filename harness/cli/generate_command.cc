@@ -226,7 +226,7 @@ int GenerateCommand(const CommandLine& line) {
   const std::vector<int32_t>& eos = model.spec.eos_token_ids;
   const bool stops_at_eos = !flags.ignore_eos && forced == 0;
   bool first = true;
-  PrefillLine progress;
+  ProgressLine progress;
   const auto show = [&](int32_t token) {
     progress.Clear();
     if (!text) {

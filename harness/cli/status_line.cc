@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -29,24 +30,43 @@ void PrintStatus(std::string_view line) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-void PrefillLine::Show(int64_t computed, int64_t all) {
-  if (!begin_) {
-    begin_ = Clock::now();
+void ProgressLine::Show(int64_t computed, int64_t all, std::string_view what) {
+  constexpr double kOftenS = 0.1;
+  const auto now = Clock::now();
+  const bool first = !begin_;
+  if (first) {
+    begin_ = now;
     before_ = computed;
-    return;
   }
-  const double seconds = SecondsSince(*begin_);
-  if (::isatty(STDERR_FILENO) == 0 || seconds < 1 || computed <= before_) return;
-  const double left =
-      seconds * static_cast<double>(all - computed) / static_cast<double>(computed - before_);
-  const std::string text =
-      StrCat("\r\x1b[K[computed ", Grouped(computed), " of ", Grouped(all),
-             " prompt tokens, about ", Grouped(std::llround(std::ceil(left))), " s left]");
+  const double seconds = SecondsBetween(*begin_, now);
+  const bool too_soon =
+      first ? computed > 0 : seconds < 1 || SecondsBetween(newest_, now) < kOftenS;
+  if (too_soon || ::isatty(STDERR_FILENO) == 0) return;
+  newest_ = now;
+  std::string text =
+      StrCat("\r\x1b[K[computed ", Grouped(computed), " of ", Grouped(all), " ", what);
+  if (computed > before_) {
+    const double left = seconds * static_cast<double>(std::max<int64_t>(0, all - computed)) /
+                        static_cast<double>(computed - before_);
+    const bool minutes = left > 120;
+    text += StrCat(", about ", Grouped(std::llround(std::ceil(minutes ? left / 60 : left))),
+                   minutes ? " min" : " s", " left");
+  }
+  text += "]";
   std::fwrite(text.data(), 1, text.size(), stderr);
   shown_ = true;
 }
 
-void PrefillLine::Clear() {
+std::function<void(int64_t)> ProgressLine::Steps(Device device, int64_t all, std::string what) {
+  if (device != Device::kCpu) return {};
+  Clear();
+  Show(0, all, what);
+  return [this, all, what = std::move(what), computed = int64_t{0}](int64_t tokens) mutable {
+    Show(computed += tokens, all, what);
+  };
+}
+
+void ProgressLine::Clear() {
   if (shown_) std::fputs("\r\x1b[K", stderr);
   shown_ = false;
   begin_.reset();

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "harness/engine/backend.h"
 #include "harness/platform/clock.h"
 
 namespace tokline {
@@ -13,23 +15,27 @@ namespace tokline {
 // Prints the line to standard error, dimmed on a terminal that may have colours.
 void PrintStatus(std::string_view line);
 
-// A line on standard error that says how far the prefill is. It appears on a terminal only, once
-// the prefill takes longer than a second.
-class PrefillLine {
+// A line on standard error that says how far a run is, and about how long it still takes. It
+// appears on a terminal only; the first to say how long after a second.
+class ProgressLine {
  public:
-  PrefillLine() = default;
-  ~PrefillLine() { Clear(); }
-  PrefillLine(const PrefillLine&) = delete;
-  PrefillLine& operator=(const PrefillLine&) = delete;
+  ProgressLine() = default;
+  ~ProgressLine() { Clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // Call it after each step of a prefill, with the tokens computed so far and those to compute.
-  void Show(int64_t computed, int64_t all);
-  // Removes the line. The next call of Show() begins another prefill.
+  // Call it after each step, with how many are computed so far and how many there are to compute.
+  void Show(int64_t computed, int64_t all, std::string_view what = "prompt tokens");
+  // Returns what takes the number of tokens of each step of a run on this device. It shows them on
+  // the CPU alone: where the speed is measured, the host has no time for that.
+  std::function<void(int64_t)> Steps(Device device, int64_t all, std::string what);
+  // Removes the line. The next call of Show() begins another run.
   void Clear();
 
  private:
   std::optional<Clock::time_point> begin_;  // of the first Show()
-  int64_t before_ = 0;                      // tokens computed by then
+  Clock::time_point newest_;                // when the line was written
+  int64_t before_ = 0;                      // computed by the first Show()
   bool shown_ = false;
 };
 

@@ -172,7 +172,11 @@ void Measure(const LoadedModel& model, const DecoderOptions& options, const Work
       constexpr int kAttempts = 2;
       for (int attempt = 0; attempt < kAttempts; ++attempt) {
         const GpuState before = StateOf(fingerprint);
-        WorkloadResult result = RunWorkload(decoder, workload, InterruptFlag(), make_stop_reader);
+        ProgressLine progress;
+        WorkloadResult result = RunWorkload(
+            decoder, workload, InterruptFlag(), make_stop_reader,
+            progress.Steps(options.device, workload.PromptTokens() + workload.NewTokens(),
+                           StrCat("tokens of repeat ", repeat + 1, " of ", repeats)));
         const std::string disturbed = Disturbance(before, StateOf(fingerprint));
         if (result.interrupted) break;
         if (!disturbed.empty() && attempt + 1 < kAttempts) continue;

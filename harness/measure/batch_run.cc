@@ -58,7 +58,9 @@ std::vector<BenchText> BatchRun::TakeTexts() {
 bool BatchRun::Steps(int64_t count, double host_delay_us) {
   for (int64_t i = 0; i < count; ++i) {
     if (options_.interrupted != nullptr && options_.interrupted->load()) return false;
-    Keep(decoder_.Step().tokens);
+    const StepReport step = decoder_.Step();
+    Keep(step.tokens);
+    if (options_.on_step) options_.on_step(step.prefill_tokens + step.decode_rows);
     if (host_delay_us > 0) DelayHost({.us = host_delay_us});
   }
   Keep(decoder_.Flush());

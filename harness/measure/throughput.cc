@@ -15,6 +15,10 @@ int64_t PrefillSteps(const BenchOptions& options, int64_t token_budget) {
   return DivideUp(options.batch * options.prompt_tokens, token_budget);
 }
 
+int64_t RepeatTokens(const BenchOptions& options) {
+  return options.batch * (options.depth + options.prompt_tokens + options.new_tokens - 1);
+}
+
 int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget) {
   return options.depth + options.prompt_tokens + options.new_tokens +
          PrefillSteps(options, token_budget);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct BenchOptions {
   uint64_t seed = 0;                               // of the prompts
   double host_delay_us = 0;                        // after each decode step, to test the tools
   const std::atomic<bool>* interrupted = nullptr;  // ends the bench after the current step
+  std::function<void(int64_t)> on_step = {};       // takes the number of tokens of each step
 };
 
 // One repeat, in wall-clock seconds. Prefill begins when the depth is in the KV cache, and ends
@@ -65,6 +67,9 @@ struct BenchRepeat {
 
 // The number of steps of the prefill, until every sequence has its first token.
 int64_t PrefillSteps(const BenchOptions& options, int64_t token_budget);
+
+// The tokens that a repeat computes.
+int64_t RepeatTokens(const BenchOptions& options);
 
 // The context length that the decoder must allow. It exceeds the prompt and the new tokens because
 // sequences that finish their prefill early keep decoding until the last prefill ends.

@@ -119,7 +119,8 @@ double WarmUp(Decoder& decoder, const Workload& workload, const std::atomic<bool
 
 WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
                            const std::atomic<bool>* interrupted,
-                           const MakeStopReader& make_stop_reader) {
+                           const MakeStopReader& make_stop_reader,
+                           const std::function<void(int64_t)>& on_step) {
   Require(make_stop_reader || !workload.HasStopStrings(), "the workload ", workload.name,
           " has stop strings, which need a reader of its texts");
   WorkloadResult result;
@@ -164,7 +165,9 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
       idle_s += wait_s;
       continue;
     }
-    take(decoder.Step().tokens);
+    const StepReport step = decoder.Step();
+    take(step.tokens);
+    if (on_step) on_step(step.prefill_tokens + step.decode_rows);
     const int64_t in_use = decoder.Pages().NumPages() - decoder.Pages().NumFree() -
                            decoder.Schedule().Chunks().IdlePages();
     page_steps += static_cast<double>(in_use);

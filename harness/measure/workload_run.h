@@ -47,8 +47,10 @@ using MakeStopReader = std::function<StopReader(std::span<const std::string> sto
 
 // The decoder must have no sequences; the run starts with no K and V to reuse. Throws as WarmUp
 // does, and InvalidArgument if the workload has stop strings but there is no `make_stop_reader`.
+// `on_step` takes the number of tokens of each step.
 WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
                            const std::atomic<bool>* interrupted = nullptr,
-                           const MakeStopReader& make_stop_reader = {});
+                           const MakeStopReader& make_stop_reader = {},
+                           const std::function<void(int64_t)>& on_step = {});
 
 }  // namespace tokline

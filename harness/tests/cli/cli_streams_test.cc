@@ -3,6 +3,8 @@
 
 #include "harness/record/record_file.h"
 #include "harness/tests/cli/program_run.h"
+#include "harness/tests/cli/terminal.h"
+#include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
@@ -16,6 +18,7 @@ using testing::ProgramStreams;
 using testing::ReadFile;
 using testing::RunTokline;
 using testing::TempFolder;
+using testing::Terminal;
 using testing::With;
 
 Args Generate(const Args& more) {
@@ -94,6 +97,25 @@ TEST(CliStreamsTest, ARunIntoABrokenPipeEndsItsRecordAsInterrupted) {
   ::close(ends[1]);
   EXPECT_TRUE(FailsWith(result, 1, {"standard output", "Broken pipe"}));
   ExpectHeaderAndInterruptedEnd(dir / "record.jsonl");
+}
+
+TEST(CliStreamsTest, ALongRunSaysOnATerminalHowFarItIs) {
+  const Args shape = {"--batch", "1", "--prompt-tokens", "4", "--new-tokens", "500"};
+  const std::pair<Args, std::string> runs[] = {
+      {With({"bench", "--repeats", "999"}, shape), "503,000 tokens of row 1 of 1"},
+      {With({"ablate", "--rounds", "99", "--only", "fused_mlp"}, shape),
+       "201,200 tokens of trial 1 of 5"},
+      {{"bench", "--workload", "synthetic:requests=10000,prompt=4,new=46,ids=300"},
+       "500,000 tokens of repeat 1 of 1"}};
+  for (const auto& [args, what] : runs) {
+    Terminal terminal;
+    Program program(With(args, {"--device", "cpu"}), ProgramStreams{.err = terminal.Path()});
+    const std::string said = terminal.ReadTo(" left]");
+    program.Signal(SIGINT);
+    EXPECT_EQ(program.Wait().exit_code, 130);
+    EXPECT_TRUE(said.starts_with(StrCat("\r\x1b[K[computed 0 of ", what, "]"))) << said;
+    EXPECT_NE(said.find(StrCat(" of ", what, ", about ")), said.npos) << said;
+  }
 }
 
 }  // namespace
