@@ -2,7 +2,9 @@
 import functools
 import json
 import os
+import re
 import stat
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -154,6 +156,26 @@ class AblateTest(unittest.TestCase):
         program = self.program("sys.stderr.write('no such model'); sys.exit(2)")
         code, out, err = run_main("--model", "M", "--bin", program)
         self.assertEqual((code, out), (2, ""))
+
+    def test_what_was_measured_is_kept_and_named_whatever_ends_it(self):
+        with open(self.record(("down", 5, None)), encoding="utf-8") as file:
+            line = file.read()
+        program = self.program(f"""
+            import os, signal, time
+            signal.signal(signal.SIGINT, lambda *_: (open(record, "a").write({line!r}), sys.exit(130)))
+            if "hang" in sys.argv:
+                os.kill(os.getppid(), signal.SIGHUP)
+                time.sleep(60)
+            open(record, "a").write({line!r})
+        """)
+        for more, out, code in ((["--", "hang"], os.devnull, 130), ([], "/dev/full", 1)):
+            with self.subTest(out), open(out, "w", encoding="utf-8") as stream:
+                done = subprocess.run([sys.executable, "-m", "tokline", "ablate", "--bin", program, *more], text=True,
+                                      stdout=stream, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": self.folder})
+                self.assertEqual(done.returncode, code, done.stderr)
+                kept = re.search(r"what was measured is in (\S+)\n", done.stderr)[1]
+                with open(os.path.join(kept, "ablation.jsonl"), encoding="utf-8") as file:
+                    self.assertEqual(file.read(), line)
 
     def test_exit_codes(self):
         self.assertEqual(run_main("--model", "M", "--bin", os.path.join(self.folder, "none"))[0], 2)

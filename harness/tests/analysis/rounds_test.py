@@ -1,6 +1,7 @@
 """scripts/records gate --ab and --aa: two builds in turn, what fails there, and what is kept."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -46,9 +47,9 @@ class RoundsTest(CommandTest):
         path.write_text(PROGRAM)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    def ab(self, *arguments, expect, rounds=3):
-        return self.run_command(
-            "gate", "--ab", self.folder / "a", self.folder / "b", "--rounds", rounds, *arguments, expect=expect)
+    def ab(self, *arguments, expect, rounds=3, **environment):
+        return self.run_command("gate", "--ab", self.folder / "a", self.folder / "b", "--rounds", rounds, *arguments,
+                                expect=expect, **environment)
 
     def calls(self, side):
         return [line for line in (self.folder / side / "calls").read_text().splitlines() if "--help" not in line]
@@ -236,6 +237,14 @@ class RoundsTest(CommandTest):
                 self.assertEqual(process.returncode, 130, error)
                 self.assertRegex(error, "interrupted in round 2 of 3, after [23] runs of 6; what was measured is in")
                 self.assertIn('"kind": "end"', (keep / "a.jsonl").read_text())
+
+    def test_what_was_measured_is_kept_and_named_where_the_verdict_cannot_be_written(self):
+        for side in "ab":
+            self.build(side, ["linear"])
+        done = self.ab("--device", "cpu", "--json", "/dev/full", expect=2, TMPDIR=str(self.folder))
+        kept = re.search(r"what was measured is in (\S+)\n.*cannot write /dev/full", done.stderr)[1]
+        for side in "ab":
+            self.assertEqual(Path(kept, f"{side}.jsonl").read_text().count('"kind": "run"'), 3)
 
     def test_aa_measures_the_noise_for_single_runs(self):
         self.build("a", ["linear"], rounds=6)

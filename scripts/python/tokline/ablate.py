@@ -3,13 +3,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tokline import command, records, statistics, terminal
+from tokline import command, records, rounds, statistics, terminal
 from tokline.kernels import DEFAULT_MODEL, ROOT
 from tokline.schema import RULES
 from tokline.stop import Stop
@@ -223,10 +222,15 @@ def run_program(program, arguments, record):
         if getattr(arguments, flag) is not None:
             words += [f"--{flag}", getattr(arguments, flag)]
     shown = sys.stderr if sys.stderr.isatty() else subprocess.PIPE
-    done = subprocess.run(words + arguments.more, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown)
-    if done.returncode and done.stderr:
-        sys.stderr.write(done.stderr.decode(errors="replace"))
-    return done.returncode
+    with subprocess.Popen(words + arguments.more, stdin=subprocess.DEVNULL, stdout=shown, stderr=shown) as process:
+        try:
+            said = process.communicate()[1]
+        except KeyboardInterrupt:
+            rounds.end(process)
+            raise
+    if process.returncode and said:
+        sys.stderr.write(said.decode(errors="replace"))
+    return process.returncode
 
 
 def parse_arguments(argv):
@@ -249,7 +253,7 @@ exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 n
     parser.add_argument("--batch", metavar="N", help="sequences at a time (default: that of `tokline ablate`)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a device")
     parser.add_argument("--bin", metavar="PATH", help="the tokline program (default: the newest build/*/bin/tokline)")
-    parser.add_argument("--record", metavar="FILE", help="append the record to this file (default: not kept)")
+    parser.add_argument("--record", metavar="FILE", help="append the record to this file (default: kept only if something fails)")
     parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
     argv, more = command.split_arguments(argv)
     arguments = parser.parse_args(argv)
@@ -261,24 +265,24 @@ exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 n
     return arguments
 
 
-def measure(arguments):
-    """Runs the program. Returns its exit code, and the Runs that it recorded."""
+def measure(arguments, folder):
+    """Runs the program, whose record is in the folder unless it has a file. Returns its exit code, and the Runs that it
+    recorded."""
     program = arguments.bin or find_program()
     if program is None:
         raise Stop("no build/*/bin/tokline; scripts/bench builds it, or name it with --bin PATH", 2)
     if not is_program(program):
         raise Stop(f"--bin {program} is no program; scripts/bench builds build/*/bin/tokline", 2)
-    with tempfile.TemporaryDirectory() as folder:
-        record = arguments.record or os.path.join(folder, "ablation.jsonl")
-        before = {run.run_id for run in read_if_there(record)}
-        try:
-            code = run_program(program, arguments, record)
-        except OSError as error:
-            raise Stop(f"cannot run {program}: {error.strerror}") from None
-        runs = [run for run in read_if_there(record) if run.run_id not in before]
-        if not runs and not code:
-            terminal.say(f"{program} wrote no record")
-        return code if runs else code or 1, runs
+    record = arguments.record or os.path.join(folder, "ablation.jsonl")
+    before = {run.run_id for run in read_if_there(record)}
+    try:
+        code = run_program(program, arguments, record)
+    except OSError as error:
+        raise Stop(f"cannot run {program}: {error.strerror}") from None
+    runs = [run for run in read_if_there(record) if run.run_id not in before]
+    if not runs and not code:
+        terminal.say(f"{program} wrote no record")
+    return code if runs else code or 1, runs
 
 
 def read_if_there(path):
@@ -288,7 +292,14 @@ def read_if_there(path):
 
 def main(argv):
     arguments = parse_arguments(argv)
-    code, runs = (0, records.read(arguments.records, terminal.say)) if arguments.records else measure(arguments)
+    if arguments.records:
+        return show(0, records.read(arguments.records, terminal.say), arguments.format)
+    with rounds.scratch("tokline-ablate.") as folder:
+        return show(*measure(arguments, folder), arguments.format)
+
+
+def show(code, runs, form):
+    """Prints what the runs say. Returns the exit code."""
     results = [result for run in runs for _, result in digests(run)]
     if not results:
         if not code:
@@ -297,8 +308,8 @@ def main(argv):
     for run in runs:
         if run.injected:
             terminal.say(f"injected on purpose: {json.dumps(run.injected)}")
-    if arguments.format == "json":
+    if form == "json":
         terminal.write_out(json.dumps({"schema": 1, "ablations": [as_json(result) for result in results]}, indent=1))
     else:
-        terminal.write_out(render(results, arguments.format == "markdown", terminal.colour_wanted()))
+        terminal.write_out(render(results, form == "markdown", terminal.colour_wanted()))
     return code

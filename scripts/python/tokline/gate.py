@@ -1,9 +1,9 @@
 """scripts/records gate: fails if something became slower or otherwise worse."""
 
+import contextlib
 import json
 import os
 import shlex
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def main(arguments):
     if options.ab is None and options.aa is None:
         if os.path.realpath(options.baseline) == os.path.realpath(options.candidate):
             terminal.say("--baseline and --candidate are the same: every row is compared with itself")
-        return conclude(compare.compare_files(options.baseline, options.candidate, options), options)
+        return conclude(compare.compare_files(options.baseline, options.candidate, options), (), options)
     return measure(options, bench_arguments)
 
 
@@ -107,18 +107,8 @@ def measure(options, bench_arguments):
     plan = plan_of(options, bench_arguments)
     if plan.device == "cuda" and not rounds.gpu_present():
         raise Stop("no CUDA device: nothing to measure here; --device cpu times the references", NOTHING_TO_MEASURE)
-    folder = results_folder(options.keep)
-    done = False
-    try:
-        comparison, closing = run_rounds(plan, folder, options)
-        done = True
-    except rounds.Misuse:
-        done = True  # there is nothing worth keeping
-        raise
-    finally:
-        if done and options.keep is None:
-            shutil.rmtree(folder)
-    return conclude(comparison, options, closing)
+    with results_folder(options.keep) as folder:
+        return conclude(*run_rounds(plan, folder, options), options)
 
 
 def plan_of(options, bench_arguments):
@@ -174,8 +164,9 @@ def device_of(options, bench_arguments):
 
 
 def results_folder(keep):
+    """The folder of the records, to be used in `with`."""
     if keep is None:
-        return Path(tempfile.mkdtemp(prefix="tokline-gate."))
+        return rounds.scratch("tokline-gate.")
     folder = Path(keep)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +177,7 @@ def results_folder(keep):
     for side in rounds.SIDES:
         if (folder / f"{side}.jsonl").exists():
             raise Stop(f"--keep {keep}: has {side}.jsonl of another experiment; name a new folder", MISUSE)
-    return folder
+    return contextlib.nullcontext(folder)
 
 
 def run_rounds(plan, folder, options):
@@ -237,7 +228,7 @@ def noise_sentence(comparison, runs):
             f"the median row, {100 * spreads[worst]:.2f} % in {worst}.")
 
 
-def conclude(comparison, options, closing=()):
+def conclude(comparison, closing, options):
     """Prints the result. Returns the exit code."""
     code, words = judgement(comparison)
     texts = {form: compare.render(comparison, form, options.all, [*closing, words] if form != "json" else ())

@@ -1,13 +1,17 @@
 """Runs the programs of two builds in turn, in rounds of shuffled order, and records what they measure."""
 
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokline import terminal
 from tokline.stop import Stop
 from tokline.terminal import count
 
@@ -23,6 +27,33 @@ class Misuse(Stop):
 class Interrupted(Stop):
     """Ctrl-C, or a program that was interrupted. The message says what was measured until then."""
     exit_code = 130
+
+
+@contextlib.contextmanager
+def scratch(prefix):
+    """A folder for records that nobody asked to keep. If something fails after they were measured, it stays and is
+    named."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    except BaseException as error:
+        if isinstance(error, Misuse) or not any(folder.glob("*.jsonl")):
+            shutil.rmtree(folder)
+        elif not isinstance(error, Interrupted):  # which names the files
+            terminal.say(f"what was measured is in {folder}")
+        raise
+    shutil.rmtree(folder)
+
+
+def end(process):
+    """Ends a program that measures, so that it completes its record. The terminal's Ctrl-C reached it too; a signal to
+    this process alone did not."""
+    try:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 @dataclass
@@ -177,7 +208,7 @@ class Experiment:
         try:
             output = process.communicate()[0].decode("utf-8", "replace")
         except KeyboardInterrupt:
-            self._end(process)
+            end(process)
             raise
         with open(self._log, "a", encoding="utf-8") as log:
             log.write(f"== round {number}, side {side.upper()}: {' '.join(command)}\n{output}"
@@ -204,16 +235,6 @@ class Experiment:
         if number == 1 and empty == set(SIDES):
             self._silent.add(name)
             self._say(f"{name} measured nothing on either side; it is left out of the other rounds")
-
-    def _end(self, process):
-        """The terminal's Ctrl-C reached the program too, which writes its end; a signal to this process alone did
-        not."""
-        try:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
 
     def _lines(self, side):
         return self.files[side].read_bytes().count(b"\n") if self.files[side].exists() else 0
