@@ -9,9 +9,8 @@ say() { printf '[%4ds] %s\n' "$SECONDS" "$*" >&2; }
 
 # die CODE LINE...
 die() {
-  local code=$1
-  shift
-  printf '%s\n' "$program: $1" "${@:2}" >&2
+  local code=$1 lines=("$program: $2" "${@:3}")
+  printf '%s\n' "${lines[@]//$'\e'/\\x1b}" >&2
   exit "$code"
 }
 

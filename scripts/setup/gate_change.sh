@@ -54,7 +54,7 @@ out=${out:+$(from_here "$out")} out=${out:-build/gate_change}
   die 2 "unknown argument '${unknown[0]}'; arguments of the bench programs go after --"
 
 [[ $device =~ ^(cpu|cuda)$ ]] || die 2 "--device is '$device'; allowed: cpu, cuda"
-[[ $rounds =~ ^([1-9][0-9]*)?$ ]] || die 2 "--rounds is '$rounds'; allowed: a positive number"
+[[ $rounds =~ ^([1-9][0-9]{0,4})?$ ]] || die 2 "--rounds is '$rounds'; allowed: 1 to 99999"
 if [[ $device == cuda && ($cuda == off || $preset == cpu || $preset == asan) ]]; then
   die 2 "--cuda $cuda and --preset '$preset' contradict --device cuda"
 fi

@@ -26,13 +26,15 @@ ESCAPE = "\033[31m"
 
 @dataclasses.dataclass
 class Case:
-    """`command` may name files of the folder as {folder}; `says` must be found in the last line."""
+    """`command` may name files of the folder as {folder}; `says` must be found in the last line of standard error, and
+    `shows` on standard output."""
     name: str
     command: list
     code: int
     says: str
     stdin: str = "/dev/null"
     lines: int = 1  # on standard error
+    shows: str = "^"
     env: dict = dataclasses.field(default_factory=dict)
     shell: str = ""  # feeds standard input
 
@@ -44,6 +46,9 @@ def tokline(*arguments):
 def bench(*arguments):
     return tokline("bench", "--device", "cpu", *arguments)
 
+
+SCRIPTS = sorted(str(path.relative_to(ROOT / "scripts")) for folder in ("scripts", "scripts/maintain")
+                 for path in (ROOT / folder).iterdir() if path.is_file())
 
 CASES = [
     # Weights, files and formats.
@@ -67,6 +72,7 @@ CASES = [
          r"the last request of .* arrives after .* s; at most 604800 are allowed"),
     Case("a part given twice", bench("--workload", "synthetic:requests=3,requests=4"), 2, r'"requests" is given twice'),
     Case("a key given twice", bench("--workload", "{folder}/twice.jsonl"), 2, r'twice.jsonl:1: .*"new_tokens" occurs twice'),
+    Case("an unknown part in quotes", bench("--workload", "synthetic:'x'=3"), 2, r"""unknown part "'x'";"""),
     Case("too many prompt tokens", bench("--workload", "synthetic:requests=1000000,prompt=1000000"), 2,
          r"prompt tokens; at most 268435456 are allowed"),
     # Flags.
@@ -86,6 +92,15 @@ CASES = [
     Case("a page on standard output", [*PYTHON, "report", "{folder}/run.jsonl", "-o", "-"], 2, r"-o is '-': it names a file"),
     Case("a file gated against itself", [*PYTHON, "gate", "--baseline", "{folder}/run.jsonl", "--candidate",
                                          "{folder}/run.jsonl"], 0, r"every row is compared with itself"),
+    Case("rounds beyond counting", [*PYTHON, "gate", "--ab", "/bin/true", "/bin/true", "--rounds", "9" * 20], 2,
+         r"--rounds: is '9+'; it must be a whole number from 1 to 99999; see --help"),
+    Case("noise without an exponent", [*PYTHON, "blame", "{folder}/decoder.jsonl", "{folder}/decoder.jsonl", "--noise",
+                                       "40"], 0, "^", lines=0, shows=r"no difference beyond noise .*, noise \d{3} us\)"),
+    Case("an ablation without a model", [*PYTHON, "ablate", "--bin", BIN / "tokline", "--device", "cpu", "--batch", "1",
+                                         "--", "--rounds", "1", "--prompt-tokens", "4", "--new-tokens", "2", "--only",
+                                         "fused_mlp"], 0, "^", lines=0, shows="qwen3-lookup batch 1, "),
+    Case("an unknown option with an escape", [*PYTHON, "table", "x", f"--{ESCAPE}"], 2, r"arguments: --\\x1b\[31m; see"),
+    Case("an argument of a script with an escape", [ROOT / "scripts/test", "--cuda", ESCAPE], 2, r"is '\\x1b\[31m'; all"),
     Case("a report with the backend of a notebook",
          [*PYTHON, "report", "{folder}/run.jsonl", "-o", "{folder}/report.html"], 0, "^", lines=0,
          env={"MPLBACKEND": "module://matplotlib_inline.backend_inline"}),
@@ -95,6 +110,8 @@ CASES = [
          env={"PYTHONIOENCODING": "ascii"}),
     Case("a record whose names have escapes", [*PYTHON, "table", "{folder}/escape.jsonl"], 0, "^", lines=None),
     Case("jobs beyond counting", [ROOT / "scripts/bench", "--jobs", "9" * 20], 2, r"--jobs is '9+'; allowed: 1 to 9999"),
+    *(Case(f"a link to {name}", ["{folder}/links/" + name.replace("/", " "), "--help"], 0, "^", lines=0, shows="(?i)usage: ")
+      for name in SCRIPTS),
     Case("an unknown option of the benches", [ROOT / "scripts/bench", "--bogus=1"], 2, r"unknown argument '--bogus=1'"),
 ]
 
@@ -112,6 +129,10 @@ class EndingsTest(unittest.TestCase):
             if "shape" in line:
                 line["shape"]["name"] = ESCAPE + line["shape"]["name"]
         synthetic.write(cls.folder / "escape.jsonl", lines)
+        synthetic.write(cls.folder / "decoder.jsonl", machine.decoder_run())
+        (cls.folder / "links").mkdir()
+        for name in SCRIPTS:
+            (cls.folder / "links" / name.replace("/", " ")).symlink_to(ROOT / "scripts" / name)
         (cls.folder / "twice.jsonl").write_text('{"prompt_tokens": 4, "new_tokens": 2, "new_tokens": 3}\n')
         (cls.folder / "cascade.json").write_text(json.dumps({"cascade": [
             {"name": "a", "batch": 2000000000, "shared": 16, "unique": 16, "hq": 4, "hk": 2}]}))
@@ -164,6 +185,13 @@ class EndingsTest(unittest.TestCase):
                 self.assertLess(seconds, MOST_SECONDS)
                 self.assertLess(mib, MOST_MIB)  # of the largest case until now
                 self.assertNotIn("Traceback", err)
+                self.assertRegex(out, case.shows)
+                self.assertNotRegex(err, r"""(["'])\1\w|\w(["'])\2""")  # quotes that are doubled
+
+    def test_the_pages_name_builds_that_are_made(self):
+        pages = "".join(page.read_text(encoding="utf-8") for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+        made = {"bench-cpu", "bench-cuda", "ci", *re.findall(r" -B build/(\w+)", pages)}  # by scripts, and as pages say
+        self.assertEqual(set(re.findall(r"build/([\w-]+)/bin", pages)) - made, set())
 
     def test_the_programs_are_there(self):
         if not os.access(BIN / "tokline", os.X_OK):

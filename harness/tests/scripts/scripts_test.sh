@@ -38,7 +38,7 @@ expect 0 "Usage: scripts/format" scripts/format --help
 expect 2 "unknown argument 'x'" scripts/format --check x
 expect 2 "--only names 'nothing'; allowed:" scripts/bench --only nothing
 expect 2 "--device is 'tpu'; allowed: cpu, cuda" scripts/records gate_change --device tpu
-expect 2 "--rounds is '0'; allowed: a positive number" scripts/records gate_change --rounds 0
+expect 2 "--rounds is '0'; allowed: 1 to 99999" scripts/records gate_change --rounds 0
 expect 2 "--cuda off and --preset '' contradict --device cuda" scripts/records gate_change --cuda off
 expect 0 "Usage: scripts/maintain/record" scripts/maintain/record --help
 expect 2 "one folder is needed" scripts/maintain/record

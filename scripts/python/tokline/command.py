@@ -13,21 +13,28 @@ from tokline import terminal
 from tokline.stop import Stop
 
 FAILED, MISUSE, INTERRUPTED = 1, 2, 130
+MOST_TO_DO = 99_999
 _ASCII = {"µ": "u", "×": "x", "→": "->", "±": "+-", "≥": ">=", "≤": "<=", "█": "#", "–": "-", "²": "^2"}
 # Their exit code 1 is a verdict: a failure in them exits with 2.
 OF_VERDICTS = ("scripts/records gate", "scripts/records compare", "scripts/maintain/floors")
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        """One line, without the usage."""
+        self.exit(MISUSE, terminal.printable(f"{self.prog}: error: {message}; see --help") + "\n")
+
+
 def parser(description, epilog, **options):
     """An argparse parser that keeps the lines of its texts."""
-    return argparse.ArgumentParser(prog=terminal.program, description=description, epilog=epilog,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+    return _Parser(prog=terminal.program, description=description, epilog=epilog,
+                   formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 
 def positive(text):
-    """The type of an argument that is a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is '{text}'; it must be a whole number of at least 1")
+    """The type of an argument that is a number of things to do."""
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_TO_DO:
+        raise argparse.ArgumentTypeError(f"is '{text}'; it must be a whole number from 1 to {MOST_TO_DO}")
     return int(text)
 
 

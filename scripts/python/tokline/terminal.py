@@ -14,6 +14,11 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # but not the newline
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
 
 
+def printable(text):
+    """The text with its control characters spelled out."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def colour_wanted(stream=None):
     """Whether the stream is a terminal that wants colour: NO_COLOR and TERM=dumb are respected."""
     stream = stream or sys.stdout
@@ -106,8 +111,7 @@ def say(text):
     happens: print() would put it into the result, or fail."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
-            print(f"{program}: {text}", file=sys.stderr, flush=True)
+            print(f"{program}: {printable(str(text))}", file=sys.stderr, flush=True)
 
 
 def drop(stream):
