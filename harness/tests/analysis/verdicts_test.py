@@ -82,6 +82,13 @@ class PowerTest(unittest.TestCase):
             for rounds in (1, 2):
                 self.assertEqual(counts(rows=100, rounds=rounds, effects=[Effect(percent)])["undecided"], 100)
 
+    def test_single_runs_on_shared_cores_differ_by_up_to_a_factor_of_two(self):
+        for percent, verdict in ((90, "undecided"), (-47, "undecided"), (110, "slower")):
+            a, b = experiment(rows=100, rounds=1, effects=[Effect(percent)])
+            for row in (row for run in a + b for row in run.rows):
+                row["device"] = "cpu"
+            self.assertEqual(verdicts.compare(a, b).counts[verdict], 100)
+
     def test_interval_covers_the_effect(self):
         compared = verdicts.compare(*experiment(rows=300, effects=[Effect(4)]))
         covered = sum(row.interval[0] <= 1.04 <= row.interval[1] for row in compared.rows)

@@ -35,7 +35,8 @@ class Rules:
     kernel_us: float = 0.01  # nor does a smaller difference, for a launch or a token of a workload,
     decoder_us: float = 1.0  # or for a decode step
     single_run_percent: float = 3.0  # the A/A floor if nothing is known about the noise between runs;
-    known_run_percent: float = 15.0  # a larger effect is then undecided up to what single runs have differed by
+    known_run_percent: float = 15.0  # a larger effect is then undecided up to what single runs have differed by,
+    known_cpu_run_percent: float = 100.0  # on a GPU and on CPU cores
     floor_alpha: float = 0.002  # how often the noise of equal programs may exceed the A/A floor, on one side
     memory_percent: float = 1.0  # memory grew if it did so by more than this
     memory_bytes: int = 1 << 20  # and by more than this
@@ -428,9 +429,10 @@ def _decide(pending, rules):
             row.verdict = UNDECIDED
             row.notes.append(f"{'too few samples for the U test' if few else 'the samples overlap'}; measure in rounds")
             continue
-        if not row.knows_noise and effect <= rules.known_run_percent / 100:
+        known = rules.known_cpu_run_percent if row.key.device == "cpu" else rules.known_run_percent
+        if not row.knows_noise and effect <= known / 100:
             row.verdict = UNDECIDED
-            row.notes.append(f"single runs of equal programs differ by up to {rules.known_run_percent:g} %")
+            row.notes.append(f"single runs of equal programs differ by up to {known:g} %")
             continue
         row.verdict = SLOWER if is_slower else FASTER
         if is_slower:
