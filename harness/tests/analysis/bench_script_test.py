@@ -228,6 +228,7 @@ class BenchScriptTest(ScratchRepository):
     def test_nothing_to_do_is_said_before_anything_is_built(self):
         for arguments, words in (
             (("--only", "decoder", "--verify-only"), "--verify-only compares kernels with references"),
+            (("--benchmark_out=x",), "--benchmark_out: every program would write the same file"),
             (("--format=csv",), "--format: the table at the end has one; see scripts/records table --markdown"),
             (("--device", "one"), "--device is 'one'; allowed: cpu, cuda, or the number of a GPU"),
             (("--device", "1"), "--device is 1; CUDA_VISIBLE_DEVICES is '3'"),

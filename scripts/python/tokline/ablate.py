@@ -253,7 +253,8 @@ exit codes: 0 done, 1 the program failed or a file cannot be used, 2 misuse, 3 n
     parser.add_argument("--batch", metavar="N", help="sequences at a time (default: that of `tokline ablate`)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a device")
     parser.add_argument("--bin", metavar="PATH", help="the tokline program (default: the newest build/*/bin/tokline)")
-    parser.add_argument("--record", metavar="FILE", help="append the record to this file (default: kept only if something fails)")
+    parser.add_argument("--record", metavar="FILE",
+                        help="append the record to this file (default: kept only if something fails)")
     parser.add_argument("--format", choices=["text", "markdown", "json"], default="text")
     argv, more = command.split_arguments(argv)
     arguments = parser.parse_args(argv)
