@@ -38,7 +38,7 @@ namespace {
 
 struct BenchFlags {
   RunFlags run;
-  std::vector<int64_t> ranks = {1};
+  std::vector<int64_t> ranks = {DefaultRanks()};
   std::vector<int64_t> batches = {1, 8, 64};
   std::vector<int64_t> prompts = {BenchOptions().prompt_tokens};
   std::vector<int64_t> new_tokens = {BenchOptions().new_tokens};
@@ -55,13 +55,13 @@ struct BenchFlags {
     std::vector<Flag> flags;
     run.AddTo(flags);
     run.AddWeightsTo(flags);
+    run.AddRankLimitTo(flags);
     flags.insert(
         flags.end(),
-        {{"--tp", "N,...",
-          "divide the model among N ranks: as many GPUs, or threads on the CPU (default: 1)",
+        {{"--tp", "N,...", kRanksHelp,
           [this](auto flag, auto text) {
-            IntegersInto(ranks, 1, kMaxRanks)(flag, text);
-            if (std::ranges::max(ranks) > 1) LoadKernelsAtStart();
+            ranks = ParseIntegers(flag, text, 1, kMaxRanks);
+            TakeRanks(flag, ranks);
           }},
          {"--batch", "1,8,64", "batch sizes (default: 1,8,64)", IntegersInto(batches, 1, 4096)},
          {"--prompt-tokens", "N,...", "prompt tokens per sequence (default: 128)",

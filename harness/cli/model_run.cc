@@ -10,12 +10,11 @@
 
 #include "harness/cli/commands.h"
 #include "harness/cli/status_line.h"
+#include "harness/engine/process_group.h"
 #include "harness/models/model_location.h"
+#include "harness/platform/device.h"
 #include "harness/platform/printable.h"
 #include "kernels/common/error.h"
-#if TOKLINE_HAS_CUDA
-#include "harness/platform/device.h"
-#endif
 
 namespace tokline {
 namespace {
@@ -90,17 +89,37 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                  [=](auto, auto) { add_ablations("graphs"); }}});
 }
 
-void RunFlags::AddRanksTo(std::vector<Flag>& flags) {
-  flags.push_back(
-      {"--tp", "N",
-       "divide the model among N ranks: as many GPUs, or threads on the CPU (default: 1)",
-       [this](auto flag, auto text) {
-         IntegerInto(ranks, 1, kMaxRanks)(flag, text);
-         if (ranks > 1) LoadKernelsAtStart();
-       }});
+int32_t DefaultRanks() {
+  const ProcessGroup* const processes = ProcessGroup::Get();
+  return processes == nullptr ? 1 : processes->Size();
 }
 
-void LoadKernelsAtStart() { ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0); }
+void TakeRanks(std::string_view flag, std::span<const int64_t> numbers) {
+  const ProcessGroup* const processes = ProcessGroup::Get();
+  for (const int64_t number : numbers) {
+    Require(processes == nullptr || number == processes->Size(), flag, " has ", number,
+            "; mpirun has started ", DefaultRanks(), " processes, each of which is a rank");
+    if (number > 1) LoadKernelsAtStart();
+  }
+}
+
+void RunFlags::AddRanksTo(std::vector<Flag>& flags) {
+  ranks = DefaultRanks();
+  flags.push_back({"--tp", "N", kRanksHelp, [this](auto flag, auto text) {
+                     ranks = static_cast<int32_t>(ParseInteger(flag, text, 1, kMaxRanks));
+                     TakeRanks(flag, {{ranks}});
+                   }});
+  AddRankLimitTo(flags);
+}
+
+void RunFlags::AddRankLimitTo(std::vector<Flag>& flags) {
+  flags.push_back({"--rank-limit", "S",
+                   "end when a rank has kept the others waiting for S seconds (default: 60)",
+                   [this](auto flag, auto text) {
+                     constexpr int64_t kDay = 86'400;
+                     rank_limit = std::chrono::seconds(ParseInteger(flag, text, 1, kDay));
+                   }});
+}
 
 void RunFlags::AddWeightsTo(std::vector<Flag>& flags) {
   flags.push_back({"--weights", "random[:SEED]",
@@ -140,9 +159,10 @@ Device RunFlags::ChosenDevice() const {
 }
 
 std::string RunFlags::Implementation() const {
-  return StrCat(ChosenDevice() == Device::kCuda ? "cuda" : "reference",
-                ranks == 1 ? "" : StrCat(" with ", ranks, " ranks"),
-                ablated.empty() ? "" : " without " + ablated);
+  return StrCat(
+      ChosenDevice() == Device::kCuda ? "cuda" : "reference",
+      ranks == 1 ? "" : StrCat(" with ", ranks, ProcessGroup::Get() ? " processes" : " ranks"),
+      ablated.empty() ? "" : " without " + ablated);
 }
 
 DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
@@ -150,6 +170,8 @@ DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
   DecoderOptions options;
   options.device = ChosenDevice();
   options.ranks = ranks;
+  options.processes = ProcessGroup::Get();
+  options.rank_limit = rank_limit;
   options.on_hang = EndProcess;
   if (dtype) {
     options.dtype = *dtype;

@@ -1,10 +1,13 @@
 // The flags that several commands share: the model, and where and how it runs.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "harness/cli/kv_size.h"
@@ -32,10 +35,13 @@ struct RunFlags {
 
   std::optional<uint64_t> random_seed;  // of --weights random
   int32_t ranks = DecoderOptions().ranks;
+  std::chrono::milliseconds rank_limit = DecoderOptions().rank_limit;
 
   void AddTo(std::vector<Flag>& flags);
-  // Adds --tp.
+  // Adds --tp and --rank-limit.
   void AddRanksTo(std::vector<Flag>& flags);
+  // Adds --rank-limit, for a command whose --tp is its own.
+  void AddRankLimitTo(std::vector<Flag>& flags);
   // Adds --weights, for commands to which it does not matter what the model says.
   void AddWeightsTo(std::vector<Flag>& flags);
   LoadedModel Load() const;
@@ -52,9 +58,13 @@ struct RunFlags {
   DecoderOptions InteractiveOptions(const ModelSpec& spec, int64_t max_context) const;
 };
 
-// Has CUDA load all kernels when it starts, which must be later. Kernels of several ranks wait for
-// each other, and one that is loaded while they do may wait for them.
-void LoadKernelsAtStart();
+inline constexpr std::string_view kRanksHelp =
+    "divide the model among N ranks: as many GPUs, or threads on the CPU (default: 1, or the "
+    "processes of mpirun)";
+// The number of ranks if --tp is not given.
+int32_t DefaultRanks();
+// Checks the values of --tp and prepares CUDA for them.
+void TakeRanks(std::string_view flag, std::span<const int64_t> numbers);
 
 // Prints one line to standard error if the checkpoint has tensors that the model does not use.
 void ReportExtraTensors(const LoadedModel& model);

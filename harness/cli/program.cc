@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <new>
 
 #include "harness/cli/commands.h"
+#include "harness/engine/rank_server.h"
 #include "harness/measure/build_info.h"
 #include "harness/platform/flags.h"
 #include "harness/platform/printable.h"
@@ -81,18 +83,46 @@ int Dispatch(int argc, char** argv) {
   return command->run({.args = std::span(args).subspan(1), .argc = argc, .argv = argv});
 }
 
-int Report(std::string message, int code) {
+void PrintError(std::string message) {
   std::ranges::replace(message, '\n', ' ');
   std::fprintf(stderr, "tokline: %s\n", Printable(message).c_str());
+}
+
+int Report(const std::string& message, int code) {
+  if (ProcessGroup* const processes = ProcessGroup::Get()) processes->Abandon(message, code);
+  PrintError(message);
+  return code;
+}
+
+// What the processes of mpirun have to be alike in.
+std::string ProgramText(int argc, char** argv) {
+  std::string text = Version();
+  for (int i = 1; i < argc; ++i) text += StrCat(argv[i], "\n");
+  return text;
+}
+
+// Runs the command on rank 0, whose ranks the others serve.
+int RunAmongProcesses(ProcessGroup* processes, int argc, char** argv) {
+  if (processes == nullptr) return Dispatch(argc, argv);
+  int code = kSuccess;
+  if (processes->Rank() == 0) {
+    processes->RequireAlike();
+    code = Dispatch(argc, argv);
+  } else {
+    ServeRank(*processes);
+  }
+  processes->Leave();
   return code;
 }
 
 }  // namespace
 
 int RunProgram(int argc, char** argv) {
+  std::unique_ptr<ProcessGroup> processes;  // outlives what ends it
   try {
     PrepareStandardStreams();
-    return Dispatch(argc, argv);
+    processes = ProcessGroup::Join(ProgramText(argc, argv), PrintError);
+    return RunAmongProcesses(processes.get(), argc, argv);
   } catch (const InvalidArgument& error) {
     return Report(error.what(), kUsage);
   } catch (const std::bad_alloc&) {

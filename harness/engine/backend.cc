@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/process_memory.h"
@@ -94,27 +95,33 @@ class HostBackend : public Backend {
     FillRandom(dtype, device, pieces, seed, log2_scale);
   }
 
-  // Each rank reads the partials of all where they are. Nobody goes on before all have read them.
   void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
     const int32_t rank = place_.rank;
-    const RankGroup::Brought partials =
-        place_.group->Meet(rank, const_cast<void*>(params.partials[rank]));
+    const int64_t bytes = params.num_tokens * params.partial_stride * SizeOf(params.dtype);
+    const std::byte* const partials = Gathered(params.partials[rank], bytes);
     params.peers = {.world_size = place_.Ranks(), .rank = rank};
-    std::ranges::copy(partials, params.partials);
+    for (int32_t from = 0; from < place_.Ranks(); ++from) {
+      params.partials[from] = partials + from * bytes;
+    }
     ops_.all_reduce_norm(params, options);
-    place_.group->Meet(rank, nullptr);
   }
+  // Exchanges dense blocks, all of which are as large as the largest.
   void GatherColumns(const ColumnGather& gather) override {
-    const int32_t rank = place_.rank;
-    const RankGroup::Brought matrices = place_.group->Meet(rank, gather.matrix);
-    for (int32_t peer = 0; peer < place_.Ranks(); ++peer) {
-      auto* const matrix = static_cast<float*>(matrices[static_cast<size_t>(peer)]);
-      for (int64_t row = 0; row < gather.rows && peer != rank; ++row) {
-        const int64_t at = row * gather.stride + gather.begin;
-        std::copy_n(gather.matrix + at, gather.columns, matrix + at);
+    const auto parts = place_.Gather(gather);
+    const int64_t widest = std::ranges::max(parts, {}, &ColumnGather::columns).columns;
+    std::vector<float> block(static_cast<size_t>(gather.rows * widest));
+    for (int64_t row = 0; row < gather.rows; ++row) {
+      std::copy_n(gather.matrix + row * gather.stride + gather.begin, gather.columns,
+                  block.data() + row * widest);
+    }
+    const auto* from = reinterpret_cast<const float*>(
+        Gathered(block.data(), std::ssize(block) * int64_t{sizeof(float)}));
+    for (int32_t rank = 0; rank < place_.Ranks(); ++rank) {
+      const ColumnGather& part = parts[static_cast<size_t>(rank)];
+      for (int64_t row = 0; row < gather.rows; ++row, from += widest) {
+        std::copy_n(from, part.columns, gather.matrix + row * gather.stride + part.begin);
       }
     }
-    place_.group->Meet(rank, nullptr);
   }
 
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<HostFence>(); }
@@ -124,7 +131,15 @@ class HostBackend : public Backend {
   int64_t CapturedKernels() const override { return 0; }
 
  private:
+  // What the ranks have brought, one after another. Valid until the next call.
+  const std::byte* Gathered(const void* mine, int64_t bytes) {
+    gathered_.resize(static_cast<size_t>(place_.Ranks() * bytes));
+    place_.link->AllGather(place_.rank, mine, bytes, gathered_.data());
+    return gathered_.data();
+  }
+
   RankPlace place_;
+  std::vector<std::byte> gathered_;
   Ops ops_ = MakeReferenceOps();
   DeviceFacts facts_;
 };

@@ -10,7 +10,7 @@
 #include <span>
 #include <string_view>
 
-#include "harness/engine/rank_group.h"
+#include "harness/engine/rank_link.h"
 #include "harness/platform/random_values.h"
 #include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
@@ -142,8 +142,7 @@ class Backend {
 };
 
 // Throws RuntimeFailure if the device is missing, too old, or not supported by this build. The
-// backends of a group are made at the same time, each on the thread of its rank, and rank r gets
-// CUDA's device r.
+// backends of a group are made at the same time, each on the thread or in the process of its rank.
 std::unique_ptr<Backend> MakeBackend(Device device, const RankPlace& place = {});
 std::unique_ptr<Backend> MakeHostBackend(const RankPlace& place = {});
 std::unique_ptr<Backend> MakeCudaBackend(const RankPlace& place = {});  // CUDA builds only

@@ -160,7 +160,7 @@ void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next)
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(const RankPlace& place) : place_(place) {
-    if (place.group != nullptr) Join();
+    if (place.link != nullptr) Join();
   }
 
   Device device() const override { return Device::kCuda; }
@@ -246,7 +246,7 @@ class CudaBackend : public Backend {
 
   void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
     params.peers = peers_;
-    params.time_limit_ms = place_.group->Limits().limit.count();
+    params.time_limit_ms = place_.link->Limit().count();
     if (communicator_ != nullptr) return LaunchOverNccl(params, communicator_, options);
     for (int64_t begin = 0; begin < params.num_tokens; begin += place_.max_rows) {
       const int64_t rows = std::min(place_.max_rows, params.num_tokens - begin);
@@ -256,11 +256,12 @@ class CudaBackend : public Backend {
 
   // A rank writes its columns to all others. A sum of nothing tells each that all have arrived.
   void GatherColumns(const ColumnGather& gather) override {
-    const RankGroup::Brought matrices = place_.group->Meet(place_.rank, gather.matrix);
+    if (place_.own_process) return SumColumns(gather);
+    const auto matrices = place_.Gather(gather.matrix);
     const auto pitch = static_cast<size_t>(gather.stride) * sizeof(float);
     for (int32_t peer = 0; peer < place_.Ranks(); ++peer) {
       if (peer == place_.rank) continue;
-      auto* const matrix = static_cast<float*>(matrices[static_cast<size_t>(peer)]);
+      float* const matrix = matrices[static_cast<size_t>(peer)];
       TOKLINE_CUDA(cudaMemcpy2DAsync(matrix + gather.begin, pitch, gather.matrix + gather.begin,
                                      pitch, static_cast<size_t>(gather.columns) * sizeof(float),
                                      static_cast<size_t>(gather.rows), cudaMemcpyDefault, stream_));
@@ -275,7 +276,7 @@ class CudaBackend : public Backend {
   }
 
   std::unique_ptr<Fence> MakeFence() override {
-    if (place_.group == nullptr || communicator_ != nullptr) {
+    if (place_.link == nullptr || communicator_ != nullptr) {
       return std::make_unique<CudaFence>(stream_);
     }
     return std::make_unique<RankFence>(stream_, peers_);
@@ -326,10 +327,17 @@ class CudaBackend : public Backend {
  private:
   static constexpr int64_t kNothing = 8;  // elements
 
-  // Exchanges the addresses of the ranks' buffers or, where one device cannot access the memory of
-  // another, makes NCCL's communicators.
+  // Exchanges the addresses of the ranks' buffers. Makes NCCL's communicators instead where one
+  // device cannot access the memory of another, and where the ranks are processes.
   void Join() {
     const int32_t ranks = place_.Ranks();
+    peers_ = {.world_size = ranks, .rank = place_.rank};
+    if (place_.own_process) {
+      const NcclId id = place_.Gather(place_.rank == 0 ? NewNcclId() : NcclId())[0];
+      communicators_.push_back(JoinNccl(id, ranks, place_.rank));
+      communicator_ = communicators_.front().get();
+      return;
+    }
     if (place_.rank == 0) {
       try {
         EnablePeerAccess(ranks);
@@ -341,16 +349,28 @@ class CudaBackend : public Backend {
       }
     }
     nothing_ = Allocate(kNothing * SizeOf(DType::kBf16));
-    const auto* const communicators = static_cast<std::vector<UniqueNcclComm>*>(
-        place_.group->Meet(place_.rank, &communicators_)[0]);
-    peers_ = {.world_size = ranks, .rank = place_.rank};
+    const std::vector<UniqueNcclComm>* const communicators = place_.Gather(&communicators_)[0];
     if (!communicators->empty()) {
       communicator_ = communicators->at(static_cast<size_t>(place_.rank)).get();
       return;
     }
     exchange_ = Allocate(AllReduceNormBufferBytes(ranks, place_.max_rows, place_.hidden_size));
     peers_.bytes = exchange_.bytes();
-    std::ranges::copy(place_.group->Meet(place_.rank, exchange_.data()), peers_.buffers);
+    std::ranges::copy(place_.Gather<void*>(exchange_.data()), peers_.buffers);
+  }
+  // The sum with the zeros that the others have in the place of a rank's columns.
+  void SumColumns(const ColumnGather& gather) {
+    const int64_t end = gather.begin + gather.columns;
+    const auto zero = [&](int64_t begin, int64_t columns) {
+      if (columns == 0) return;
+      TOKLINE_CUDA(cudaMemset2DAsync(
+          gather.matrix + begin, static_cast<size_t>(gather.stride) * sizeof(float), 0,
+          static_cast<size_t>(columns) * sizeof(float), static_cast<size_t>(gather.rows), stream_));
+    };
+    zero(0, gather.begin);
+    zero(end, gather.stride - end);
+    NcclSum(DType::kF32, gather.matrix, gather.matrix, gather.rows * gather.stride, communicator_,
+            stream_);
   }
 
   RankPlace place_;
@@ -361,18 +381,19 @@ class CudaBackend : public Backend {
   PeerBuffers peers_;
   Memory exchange_;  // peers_.buffers of this rank
   Memory nothing_;
-  std::vector<UniqueNcclComm> communicators_;  // of all ranks, if this is rank 0
+  std::vector<UniqueNcclComm> communicators_;  // those that this rank has made
   ncclComm* communicator_ = nullptr;           // null: the ranks exchange sums by peer access
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> MakeCudaBackend(const RankPlace& place) {
-  if (place.group != nullptr) {
+  if (place.link != nullptr) {
     const int devices = CudaDeviceCount();
-    Require(place.Ranks() <= devices, place.Ranks(), " ranks need as many GPUs; this process sees ",
-            devices);
-    TOKLINE_CUDA(cudaSetDevice(place.rank));
+    if (devices > 0) RequireKernelsLoadedAtStart();
+    Require(place.device < devices, place.Ranks(), " ranks need a GPU each, and rank ", place.rank,
+            " is number ", place.device + 1, " on its host; its process sees ", devices);
+    TOKLINE_CUDA(cudaSetDevice(place.device));
   }
   RequireUsableCudaDevice();
   return std::make_unique<CudaBackend>(place);

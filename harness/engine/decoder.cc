@@ -3,11 +3,13 @@
 #include "harness/engine/decoder.h"
 
 #include <algorithm>
-#include <tuple>
+#include <deque>
+#include <functional>
 #include <utility>
 
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/clock.h"
+#include "harness/platform/device.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -26,52 +28,52 @@ class TimedScope {
   Clock::time_point begin_ = Clock::now();
 };
 
-// A step of every rank, all of which are enqueued at the same time. Their observers live as long.
+// A step of every rank, all of which enqueue it at the same time.
 class GroupGraph : public WorkGraph {
  public:
-  explicit GroupGraph(RankGroup& group, const OpObserver& leader)
-      : group_(group), follower_(leader), graphs_(static_cast<size_t>(group.Size())) {}
-  void Enqueue() override {
-    group_.Run([this](int32_t rank) { graphs_[static_cast<size_t>(rank)]->Enqueue(); });
+  // `tell` gives an order to all ranks.
+  GroupGraph(std::function<void(const RankOrder&)> tell, RankOrder order)
+      : tell_(std::move(tell)), graph_(order.graph) {
+    tell_(order);
   }
-  FollowingObserver& Follower() { return follower_; }
-  void Set(int32_t rank, std::unique_ptr<WorkGraph> graph) {
-    graphs_[static_cast<size_t>(rank)] = std::move(graph);
+  ~GroupGraph() override {
+    try {
+      tell_({.kind = RankOrderKind::kDropGraph, .graph = graph_});
+    } catch (const std::exception&) {  // a rank has failed, which ends the decoder
+    }
   }
+  GroupGraph(const GroupGraph&) = delete;
+  GroupGraph& operator=(const GroupGraph&) = delete;
+  void Enqueue() override { tell_({.kind = RankOrderKind::kRunGraph, .graph = graph_}); }
 
  private:
-  RankGroup& group_;
-  FollowingObserver follower_;
-  std::vector<std::unique_ptr<WorkGraph>> graphs_;
+  std::function<void(const RankOrder&)> tell_;
+  int64_t graph_;
 };
 
 RankGroup::Options GroupOf(const ModelSpec& spec, const DecoderOptions& options) {
   PlanShard(spec, options.ranks, 0);  // throws if the model cannot be divided like this
-  return {.ranks = options.ranks, .limit = options.rank_limit, .on_hang = options.on_hang};
+  if (options.ranks > 1 && options.device == Device::kCuda) LoadKernelsAtStart();
+  return {.ranks = options.Processes() == nullptr ? options.ranks : 1,
+          .limit = options.rank_limit,
+          .on_hang = options.on_hang};
 }
 
 std::vector<std::unique_ptr<DecoderRank>> MakeRanks(const ModelSpec& spec,
                                                     const ModelWeights& weights,
                                                     const DecoderOptions& options, RankGroup& group,
                                                     const BackendMaker& make_backend) {
-  constexpr int64_t kMaxSumRows = 512;
   std::vector<std::unique_ptr<DecoderRank>> ranks(static_cast<size_t>(group.Size()));
   group.RunApart([&](int32_t rank) {
-    const RankPlace place{.group = group.Size() > 1 ? &group : nullptr,
-                          .rank = rank,
-                          .max_rows = std::max<int64_t>(options.max_batch, kMaxSumRows),
-                          .hidden_size = spec.hidden_size};
+    const RankPlace place = PlaceOf(spec, options, &group, rank);
     ranks[static_cast<size_t>(rank)] =
         std::make_unique<DecoderRank>(spec, weights, options, rank, make_backend(place));
   });
+  const DeviceFacts& first = ranks[0]->config.facts;
   for (const auto& rank : ranks) {
-    const auto kind = [](const DeviceFacts& facts) {
-      return std::tuple(facts.sm_count, facts.compute_major, facts.compute_minor, facts.l2_bytes);
-    };
-    Require(kind(rank->config.facts) == kind(ranks[0]->config.facts), "the device of rank ",
-            rank->config.shard.rank, " is of another kind than that of rank 0; a step is planned ",
-            "once for all");
+    RequireSameKind(first, rank->config.facts, rank->config.shard.rank);
   }
+  if (ProcessGroup* const processes = options.Processes()) RequireSameKinds(*processes, first);
   return ranks;
 }
 
@@ -116,13 +118,14 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const Decod
               [&options](const RankPlace& place) { return MakeBackend(options.device, place); }) {}
 
 Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options,
-                 const BackendMaker& make_backend)
+                 const BackendMaker& make_backend, std::unique_ptr<RemoteRanks> remote)
     : spec_(spec),
       group_(GroupOf(spec, options)),
       ranks_(MakeRanks(spec, weights, options, group_, make_backend)),
       backend_(*ranks_[0]->backend),
       config_(ranks_[0]->config),
       buffers_(ranks_[0]->buffers),
+      remote_(std::move(remote)),
       scheduler_(ScheduleOf(config_)) {
   const auto batch = static_cast<size_t>(config_.options.max_batch);
   for (Turn& turn : turns_) {
@@ -138,6 +141,16 @@ int64_t Decoder::KvTokenBytes() const {
 
 MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, config_.options, config_.facts); }
 
+void Decoder::Tell(std::span<const RankOrder> orders) {
+  if (orders.empty()) return;
+  if (remote_) {
+    for (const RankOrder& order : orders) remote_->Tell(order);
+  }
+  group_.Run([&](int32_t rank) {
+    for (const RankOrder& order : orders) ranks_[static_cast<size_t>(rank)]->Obey(order);
+  });
+}
+
 double Decoder::WarmUp() {
   const auto begin = Clock::now();
   Require(scheduler_.NumSequences() == 0, "a decoder is warmed up before it has sequences");
@@ -150,26 +163,21 @@ double Decoder::WarmUp() {
         unplanned.one_kernel ? static_cast<size_t>(unplanned.decode.num_seqs) : 0, 1);
     Turn& turn = turns_[turn_];
     const PreparedStep step = WriteArrays({}, unplanned, parts, turn);  // only padding
-    ForRanks([&](DecoderRank& rank) {
-      rank.UploadArrays(turn.arrays.data(), step.array_bytes);
-      rank.CaptureStep(step.shape);
-    });
+    Tell({{.kind = RankOrderKind::kUpload,
+           .payload = turn.arrays.data(),
+           .payload_bytes = step.array_bytes},
+          {.kind = RankOrderKind::kCapture, .shape = step.shape}});
   }
   return SecondsSince(begin);
 }
 
 void Decoder::SetObserver(OpObserver* observer) {
-  for (const auto& rank : ranks_) rank->forward.SetObserver(nullptr);
-  follower_.reset();
-  if (observer == nullptr) return;
-  follower_.emplace(*observer);
-  for (const auto& rank : ranks_) rank->forward.SetObserver(&*follower_);
-  ranks_[0]->forward.SetObserver(observer);
+  RankOrder order{.kind = RankOrderKind::kObserve, .leader = observer};
+  if (observer != nullptr) order.observer = OpChoice::Of(*observer);
+  Tell({order});
 }
 
-void Decoder::DropGraphs() {
-  for (const auto& rank : ranks_) rank->captured.clear();
-}
+void Decoder::DropGraphs() { Tell({{.kind = RankOrderKind::kDropGraphs}}); }
 
 SequenceId Decoder::Submit(Request request) {
   for (const int32_t token : request.prompt) {
@@ -206,7 +214,7 @@ StepReport Decoder::Step() {
   if (!prepared_) Prepare(turns_[current]);
   if (prepared_) {
     const StepShape& shape = prepared_->shape;
-    ForRanks([&](DecoderRank& rank) { rank.RunStep(shape, current); });
+    Tell({{.kind = RankOrderKind::kRun, .turn = current, .shape = shape}});
     if (shape.prefill.num_tokens == 0) {
       ++(ranks_[0]->captured.empty() ? plain_steps_ : graph_steps_);
     }
@@ -240,13 +248,26 @@ void Decoder::Prepare(Turn& turn) {
                                   : config_.OneKernelShape(static_cast<int32_t>(parts.size())),
                     parts, turn);
   }
-  ForRanks([&](DecoderRank& rank) {
-    rank.MoveTokens(scheduled.moves, turn_);
-    for (const Sequence* sequence : scheduled.shifted) {
-      rank.shifted_copy.Enqueue(*sequence, scheduler_.Chunks());
+  std::vector<RankOrder> orders;
+  if (!scheduled.moves.empty()) {
+    orders.push_back(RankOrder{.kind = RankOrderKind::kMove, .turn = turn_}.With(scheduled.moves));
+  }
+  std::deque<ShiftedCopy::Block> blocks;
+  for (const Sequence* sequence : scheduled.shifted) {
+    for (auto& block : ranks_[0]->shifted_copy.Plan(*sequence, scheduler_.Chunks())) {
+      orders.push_back(RankOrder{
+          .kind = RankOrderKind::kCopyShifted, .pages = block.pages, .tokens = block.tokens}
+                           .With(block.tables));
+      blocks.push_back(std::move(block));  // its bytes stay where they are
     }
-    if (prepared_) rank.UploadArrays(turn.arrays.data(), prepared_->array_bytes);
-  });
+  }
+  if (prepared_) {
+    orders.push_back({.kind = RankOrderKind::kUpload,
+                      .turn = turn_,
+                      .payload = turn.arrays.data(),
+                      .payload_bytes = prepared_->array_bytes});
+  }
+  Tell(orders);
   if (!prepared_) return;
   turn.draws.clear();
   const auto draw = [&turn](const StepPart& part) {
@@ -259,13 +280,12 @@ void Decoder::Prepare(Turn& turn) {
 std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
   if (!prepared_) Prepare(turns_[turn_]);
   Require(prepared_.has_value(), "there is no work for another step");
-  auto step = std::make_unique<GroupGraph>(group_, observer);
-  ForRanks([&](DecoderRank& rank) {
-    const int32_t index = rank.config.shard.rank;
-    OpObserver& follower = step->Follower();
-    step->Set(index, rank.ObservedStep(prepared_->shape, index == 0 ? observer : follower));
-  });
-  return step;
+  return std::make_unique<GroupGraph>([this](const RankOrder& order) { Tell({order}); },
+                                      RankOrder{.kind = RankOrderKind::kMakeGraph,
+                                                .shape = prepared_->shape,
+                                                .graph = ++graphs_made_,
+                                                .observer = OpChoice::Of(observer),
+                                                .leader = &observer});
 }
 
 std::span<const NewToken> Decoder::Flush() {
@@ -446,26 +466,20 @@ void Decoder::Collect(int index) {
     for (const auto& rank : ranks_) rank->turns[index].fence->Wait();
   }
   turn.pending = false;
-  RequireSameDraws(index);
   const std::span<const int32_t> tokens = ranks_[0]->turns[index].Tokens();
+  std::vector<RankOrder::Draw> draws;
   for (const Turn::Draw& draw : turn.draws) {
-    const int32_t token = tokens[static_cast<size_t>(draw.slot)];
-    const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, token);
-    if (finish) collected_.push_back({.sequence = draw.id, .token = token, .finish = *finish});
+    draws.push_back({.slot = draw.slot, .token = tokens[static_cast<size_t>(draw.slot)]});
   }
-}
-
-// All ranks have the same logits and draw alike; otherwise their next steps would differ.
-void Decoder::RequireSameDraws(int index) const {
-  for (const auto& rank : ranks_) {
-    for (const Turn::Draw& draw : turns_[index].draws) {
-      const auto slot = static_cast<size_t>(draw.slot);
-      const int32_t here = rank->turns[index].Tokens()[slot];
-      const int32_t first = ranks_[0]->turns[index].Tokens()[slot];
-      if (here == first) continue;
-      throw RuntimeFailure(StrCat("rank ", rank->config.shard.rank, " of ", ranks_.size(),
-                                  " drew token ", here, " where rank 0 drew ", first));
-    }
+  for (const auto& rank : ranks_) rank->RequireDraws(index, draws);
+  if (remote_) {
+    remote_->Tell(RankOrder{.kind = RankOrderKind::kCollect, .turn = index}.With(draws));
+  }
+  for (size_t i = 0; i < draws.size(); ++i) {
+    const int32_t token = draws[i].token;
+    const SequenceId id = turn.draws[i].id;
+    const std::optional<Finish> finish = scheduler_.TakeToken(id, token);
+    if (finish) collected_.push_back({.sequence = id, .token = token, .finish = *finish});
   }
 }
 
@@ -484,9 +498,8 @@ void Decoder::ReplaceNewestToken(SequenceId id, int32_t token) {
   scheduler_.ReplaceNewest(id, token);
   const Sequence& sequence = scheduler_.Get(id);
   if (sequence.on_device) {
-    ForRanks([&](DecoderRank& rank) {
-      rank.backend->Upload(rank.buffers.sampled + sequence.slot, &token, sizeof(token));
-    });
+    Tell({RankOrder{.kind = RankOrderKind::kReplaceNewest, .slot = sequence.slot}.With(
+        std::span(&token, 1))});
   }
 }
 

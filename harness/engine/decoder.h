@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,8 @@
 #include "harness/engine/decoder_memory.h"
 #include "harness/engine/decoder_rank.h"
 #include "harness/engine/rank_group.h"
+#include "harness/engine/rank_order.h"
+#include "harness/engine/rank_server.h"
 #include "harness/engine/shared_runs.h"
 #include "harness/engine/step_ops.h"
 #include "harness/models/model_spec.h"
@@ -78,9 +81,10 @@ class Decoder {
   // Throws InvalidArgument for options that are not allowed, and RuntimeFailure with the needed and
   // the free bytes if device memory does not suffice.
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options);
-  // Same, on such backends, which must be of the device that the options name.
+  // Same, on such backends, which must be of the device that the options name, and with the ranks
+  // of other processes if the options name them (MakeDecoder).
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options,
-          const BackendMaker& make_backend);
+          const BackendMaker& make_backend, std::unique_ptr<RemoteRanks> remote = nullptr);
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
@@ -179,11 +183,9 @@ class Decoder {
     DecodeReads reads;
   };
 
-  // Calls work(rank) for every rank, all at the same time.
-  template <typename Work>
-  void ForRanks(const Work& work) {
-    group_.Run([&](int32_t rank) { work(*ranks_[static_cast<size_t>(rank)]); });
-  }
+  // Has every rank obey these, all at the same time.
+  void Tell(std::span<const RankOrder> orders);
+  void Tell(std::initializer_list<RankOrder> orders) { Tell(std::span(orders)); }
   // Schedules the next step, if there is one, and uploads its arrays.
   void Prepare(Turn& turn);
   StepShape ChainShape(const ScheduledStep& scheduled) const;
@@ -205,7 +207,6 @@ class Decoder {
   void WritePrefillTable(const ScheduledStep& scheduled, const StepShape& shape,
                          const StepArrays& arrays) const;
   void Collect(int turn);
-  void RequireSameDraws(int turn) const;
 
   ModelSpec spec_;
   RankGroup group_;
@@ -214,7 +215,7 @@ class Decoder {
   Backend& backend_;
   const DecoderConfig& config_;
   const DecoderBuffers& buffers_;
-  std::optional<FollowingObserver> follower_;  // observes the other ranks, if rank 0 is observed
+  std::unique_ptr<RemoteRanks> remote_;
   Scheduler scheduler_;
   Turn turns_[2];
   int turn_ = 0;  // index of the turn that the next step uses; the other may be in flight
@@ -224,6 +225,7 @@ class Decoder {
   DecodeReads reads_;
   int64_t graph_steps_ = 0;
   int64_t plain_steps_ = 0;
+  int64_t graphs_made_ = 0;  // by NextStep
 };
 
 }  // namespace tokline

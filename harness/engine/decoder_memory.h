@@ -21,10 +21,15 @@
 
 namespace tokline {
 
+class ProcessGroup;
+
 struct DecoderOptions {
   Device device = Device::kCpu;
   // Among how many ranks the model is divided: as many devices, or threads on the CPU.
   int32_t ranks = 1;
+  // If set and there are several ranks, they are these processes, of which this is rank 0.
+  // Otherwise they are threads.
+  ProcessGroup* processes = nullptr;
   std::chrono::milliseconds rank_limit{60'000};  // how far a rank may fall behind the others
   std::function<void(const std::string&)> on_hang = {};  // as in RankGroup::Options
   DType dtype = DType::kF32;    // of weights, activations and KV; CUDA takes bf16 and f16
@@ -39,6 +44,9 @@ struct DecoderOptions {
   int64_t pinned_pages = 0;  // at most so many may be pinned; sequences do not rely on them
   AblationSet ablate = {};
   std::optional<DelayedOp> delayed = {};  // to test the tools
+
+  // The ranks, if they are processes.
+  ProcessGroup* Processes() const { return ranks > 1 ? processes : nullptr; }
 };
 
 // The checked options with all defaults filled in, and what follows from them for a rank.

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <tuple>
 #include <utility>
 
+#include "harness/engine/process_group.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -43,6 +45,31 @@ std::unique_ptr<Backend> WithRoom(const ModelSpec& whole, const DecoderOptions& 
 
 }  // namespace
 
+RankPlace PlaceOf(const ModelSpec& spec, const DecoderOptions& options, RankGroup* threads,
+                  int32_t thread) {
+  constexpr int64_t kMaxSumRows = 512;
+  RankPlace place{.max_rows = std::max<int64_t>(options.max_batch, kMaxSumRows),
+                  .hidden_size = spec.hidden_size};
+  if (ProcessGroup* const processes = options.Processes()) {
+    place.link = processes;
+    place.rank = processes->Rank();
+    place.device = processes->RankOnHost();
+    place.own_process = true;
+  } else if (threads->Size() > 1) {
+    place.link = threads;
+    place.rank = place.device = thread;
+  }
+  return place;
+}
+
+void RequireSameKind(const DeviceFacts& first, const DeviceFacts& facts, int32_t rank) {
+  const auto kind = [](const DeviceFacts& of) {
+    return std::tuple(of.sm_count, of.compute_major, of.compute_minor, of.l2_bytes);
+  };
+  Require(kind(facts) == kind(first), "the device of rank ", rank,
+          " is of another kind than that of rank 0; a step is planned once for all");
+}
+
 DecoderRank::DecoderRank(const ModelSpec& whole, const ModelWeights& whole_weights,
                          const DecoderOptions& options, int32_t rank, std::unique_ptr<Backend> with)
     : backend(WithRoom(whole, options, std::move(with))),
@@ -59,6 +86,55 @@ DecoderRank::DecoderRank(const ModelSpec& whole, const ModelWeights& whole_weigh
   }
 }
 
+void DecoderRank::Obey(const RankOrder& order) {
+  // Rank 0 observes for all.
+  const auto observer = [&](std::optional<FollowingObserver>& follower) -> OpObserver* {
+    if (config.shard.rank == 0) return order.leader;
+    return &follower.emplace(order.observer);
+  };
+  switch (order.kind) {
+    case RankOrderKind::kMove:
+      return MoveTokens(order.Items<SlotMove>(), order.turn);
+    case RankOrderKind::kCopyShifted:
+      return shifted_copy.Enqueue(order.pages, order.tokens, order.Items<std::byte>());
+    case RankOrderKind::kUpload:
+      return backend->CopyToDevice(buffers.step, order.payload, order.payload_bytes);
+    case RankOrderKind::kRun:
+      return RunStep(order.shape, order.turn);
+    case RankOrderKind::kCollect:
+      turns[order.turn].fence->Wait();
+      return RequireDraws(order.turn, order.Items<RankOrder::Draw>());
+    case RankOrderKind::kCapture:
+      return CaptureStep(order.shape);
+    case RankOrderKind::kDropGraphs:
+      return captured.clear();
+    case RankOrderKind::kObserve:
+      return forward.SetObserver(order.leader == nullptr ? nullptr : observer(follower_));
+    case RankOrderKind::kMakeGraph: {
+      ObservedGraph& made = graphs_[order.graph];
+      made.graph = ObservedStep(order.shape, *observer(made.follower));
+      return;
+    }
+    case RankOrderKind::kRunGraph:
+      return graphs_.at(order.graph).graph->Enqueue();
+    case RankOrderKind::kDropGraph:
+      graphs_.erase(order.graph);
+      return;
+    case RankOrderKind::kReplaceNewest:
+      return backend->Upload(buffers.sampled + order.slot, order.payload, order.payload_bytes);
+  }
+}
+
+// All ranks have the same logits and draw alike; otherwise their next steps would differ.
+void DecoderRank::RequireDraws(int turn, std::span<const RankOrder::Draw> draws) const {
+  for (const RankOrder::Draw& draw : draws) {
+    const int32_t here = turns[turn].Tokens()[static_cast<size_t>(draw.slot)];
+    if (here == draw.token) continue;
+    throw RuntimeFailure(StrCat("rank ", config.shard.rank, " of ", config.options.ranks,
+                                " drew token ", here, " where rank 0 drew ", draw.token));
+  }
+}
+
 // Copies by way of host memory. The host does not wait, because the copies are ordered like all
 // work.
 void DecoderRank::MoveTokens(std::span<const SlotMove> moves, int turn) {
@@ -69,10 +145,6 @@ void DecoderRank::MoveTokens(std::span<const SlotMove> moves, int turn) {
     backend->CopyToDevice(buffers.sampled + move.to, moved, kBytes);
     moved += kBytes;
   }
-}
-
-void DecoderRank::UploadArrays(const std::byte* arrays, int64_t bytes) {
-  backend->CopyToDevice(buffers.step, arrays, bytes);
 }
 
 void DecoderRank::RunStep(const StepShape& shape, int turn) {

@@ -1,9 +1,11 @@
 // One rank of a decoder: its device, its part of the model and of the KV cache, and the steps that
-// run there. It does as the decoder says, which alone plans, and all ranks are told the same.
+// run there. It obeys the orders of the decoder, which alone plans, and all ranks get the same.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,11 +13,21 @@
 #include "harness/engine/decoder_memory.h"
 #include "harness/engine/device_weights.h"
 #include "harness/engine/forward_pass.h"
+#include "harness/engine/rank_group.h"
+#include "harness/engine/rank_order.h"
 #include "harness/engine/shifted_copy.h"
 #include "harness/models/model_weights.h"
 #include "harness/scheduler/scheduler.h"
 
 namespace tokline {
+
+// Where a rank stands: in the group of processes that the options name, or else as a thread of this
+// number.
+RankPlace PlaceOf(const ModelSpec& spec, const DecoderOptions& options, RankGroup* threads,
+                  int32_t thread);
+
+// Throws InvalidArgument, which names the rank, unless its device is of the kind of the first one.
+void RequireSameKind(const DeviceFacts& first, const DeviceFacts& facts, int32_t rank);
 
 struct DecoderRank {
   // Uploads or draws this rank's part of the weights of the whole model.
@@ -24,16 +36,10 @@ struct DecoderRank {
   DecoderRank(const DecoderRank&) = delete;
   DecoderRank& operator=(const DecoderRank&) = delete;
 
-  // All of these only enqueue work. `arrays` must not change until the fence of the turn has been
-  // waited for.
-  void MoveTokens(std::span<const SlotMove> moves, int turn);
-  void UploadArrays(const std::byte* arrays, int64_t bytes);
-  void RunStep(const StepShape& shape, int turn);
-  // Captures steps of this shape, whose arrays are on the device, after running one. The host has
-  // no graphs.
-  void CaptureStep(const StepShape& shape);
-  // The step whose arrays are on the device, with an observer for its ops.
-  std::unique_ptr<WorkGraph> ObservedStep(const StepShape& shape, OpObserver& observer);
+  // See RankOrderKind.
+  void Obey(const RankOrder& order);
+  // Throws RuntimeFailure unless the step of the turn, which must be done, has drawn these.
+  void RequireDraws(int turn, std::span<const RankOrder::Draw> draws) const;
 
   std::unique_ptr<Backend> backend;
   DecoderConfig config;
@@ -58,6 +64,22 @@ struct DecoderRank {
     std::unique_ptr<WorkGraph> graph;
   };
   std::vector<CapturedStep> captured;  // one per config.DecodeShapes(), or empty
+
+ private:
+  void MoveTokens(std::span<const SlotMove> moves, int turn);
+  void RunStep(const StepShape& shape, int turn);
+  // Captures steps of this shape, whose arrays are on the device, after running one. The host has
+  // no graphs.
+  void CaptureStep(const StepShape& shape);
+  // The step whose arrays are on the device, with an observer for its ops.
+  std::unique_ptr<WorkGraph> ObservedStep(const StepShape& shape, OpObserver& observer);
+
+  struct ObservedGraph {
+    std::optional<FollowingObserver> follower;  // unless this is rank 0
+    std::unique_ptr<WorkGraph> graph;
+  };
+  std::map<int64_t, ObservedGraph> graphs_;
+  std::optional<FollowingObserver> follower_;
 };
 
 }  // namespace tokline

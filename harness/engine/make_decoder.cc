@@ -1,5 +1,7 @@
 #include "harness/engine/make_decoder.h"
 
+#include "kernels/common/error.h"
+
 namespace tokline {
 namespace {
 
@@ -25,7 +27,21 @@ class ResidentCheckpoint {
 
 Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
   const ResidentCheckpoint resident(model.checkpoint);
-  return Decoder(model.spec, model.weights, options);
+  std::unique_ptr<RemoteRanks> remote;
+  if (ProcessGroup* const processes = options.Processes()) {
+    DecoderConfig(model.spec, options, {});  // throws here what would otherwise be thrown by all
+    Require(options.ranks == processes->Size(), "the model is to be divided among ", options.ranks,
+            " ranks; mpirun has started ", processes->Size());
+    Require(options.device == Device::kCpu || model.spec.norm == NormKind::kRms,
+            "a model of family ", model.spec.family,
+            " has layer norms; the GPUs of several processes sum over NCCL, which "
+            "needs RMS norms");
+    remote = std::make_unique<RemoteRanks>(*processes, model, options);
+  }
+  const auto make_backend = [&](const RankPlace& place) {
+    return MakeBackend(options.device, place);
+  };
+  return Decoder(model.spec, model.weights, options, make_backend, std::move(remote));
 }
 
 }  // namespace tokline

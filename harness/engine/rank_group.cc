@@ -1,5 +1,6 @@
 #include "harness/engine/rank_group.h"
 
+#include <cstring>
 #include <utility>
 
 #include "kernels/common/error.h"
@@ -70,7 +71,7 @@ void RankGroup::Serve(int32_t rank) {
   }
 }
 
-RankGroup::Brought RankGroup::Meet(int32_t rank, void* brought) {
+RankGroup::Brought RankGroup::Meet(int32_t rank, const void* brought) {
   std::unique_lock lock(mutex_);
   const uint64_t meeting = meetings_;
   Brought& all_brought = brought_[meeting % 2];
@@ -87,6 +88,15 @@ RankGroup::Brought RankGroup::Meet(int32_t rank, void* brought) {
   }
   if (meetings_ == meeting) throw Left();
   return all_brought;
+}
+
+void RankGroup::AllGather(int32_t rank, const void* mine, int64_t bytes, void* all) {
+  const Brought brought = Meet(rank, mine);
+  for (int32_t from = 0; from < Size(); ++from) {
+    std::memcpy(static_cast<std::byte*>(all) + from * bytes, brought[static_cast<size_t>(from)],
+                static_cast<size_t>(bytes));
+  }
+  Meet(rank, nullptr);
 }
 
 void RankGroup::Fail(std::exception_ptr failure) {

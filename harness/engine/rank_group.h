@@ -17,11 +17,11 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/all_reduce_norm/all_reduce_norm.h"
+#include "harness/engine/rank_link.h"
 
 namespace tokline {
 
-class RankGroup {
+class RankGroup : public RankLink {
  public:
   struct Options {
     int32_t ranks = 1;  // 1 to kMaxRanks
@@ -32,12 +32,12 @@ class RankGroup {
   };
 
   explicit RankGroup(Options options);
-  ~RankGroup();
+  ~RankGroup() override;
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
-  int32_t Size() const { return options_.ranks; }
-  const Options& Limits() const { return options_; }
+  int32_t Size() const override { return options_.ranks; }
+  std::chrono::milliseconds Limit() const override { return options_.limit; }
 
   // Calls work(rank) for every rank on its thread, and returns when all have returned. A single
   // rank works on the caller's thread. Throws RuntimeFailure, which names the rank, if one fails;
@@ -55,10 +55,12 @@ class RankGroup {
     RunOnThreads(work, false);
   }
 
-  using Brought = std::array<void*, kMaxRanks>;
+  using Brought = std::array<const void*, kMaxRanks>;
   // Is called by every rank within the same Run. Waits until all have come and returns what each
   // has brought.
-  Brought Meet(int32_t rank, void* brought);
+  Brought Meet(int32_t rank, const void* brought);
+  // Within the same Run. No rank leaves before all have read.
+  void AllGather(int32_t rank, const void* mine, int64_t bytes, void* all) override;
 
  private:
   struct Left {};  // thrown to end a rank after another one has failed
@@ -82,17 +84,6 @@ class RankGroup {
   // Of the next meeting and of the last, from which slow ranks may still have to read.
   Brought brought_[2] = {};
   std::vector<std::jthread> threads_;
-};
-
-// Where a rank stands in its group, as its backend needs to know it.
-struct RankPlace {
-  RankGroup* group = nullptr;  // null: there is a single rank
-  int32_t rank = 0;
-  // The largest sum that is made at once; larger ones are made in pieces of so many rows.
-  int64_t max_rows = 0;
-  int64_t hidden_size = 0;
-
-  int32_t Ranks() const { return group == nullptr ? 1 : group->Size(); }
 };
 
 }  // namespace tokline

@@ -40,6 +40,29 @@ struct Room {
   int64_t bytes = 0;
 };
 
+// A block before its tables are laid out.
+struct Batch {
+  std::vector<int32_t> pages;
+  std::vector<int32_t> lengths;    // [pages] number of tokens in each page
+  std::vector<int32_t> positions;  // [tokens] number of positions that each key is rotated by
+  std::vector<int64_t> slots;      // [tokens] target in the KV cache; -1: not copied
+};
+
+ShiftedCopy::Block BlockOf(const DecoderConfig& config, const Batch& batch) {
+  ShiftedCopy::Block block{.pages = std::ssize(batch.pages), .tokens = std::ssize(batch.slots)};
+  block.tables.resize(static_cast<size_t>(Room(config, block.pages, nullptr).table_bytes));
+  const Room host(config, block.pages, block.tables.data());
+  host.ends[0] = host.ends[2] = 0;
+  host.ends[1] = static_cast<int32_t>(block.pages);
+  host.ends[3] = static_cast<int32_t>(block.tokens);
+  std::iota(host.numbers, host.numbers + block.pages + 1, 0);
+  std::ranges::copy(batch.pages, host.pages);
+  std::ranges::copy(batch.lengths, host.lengths);
+  std::ranges::copy(batch.positions, host.positions);
+  std::ranges::copy(batch.slots, host.slots);
+  return block;
+}
+
 }  // namespace
 
 void RequireShiftable(const ModelSpec& spec) {
@@ -55,10 +78,16 @@ ShiftedCopy::ShiftedCopy(const ModelSpec& spec, const DecoderConfig& config,
                          const DecoderBuffers& buffers, Backend& backend)
     : spec_(spec), config_(config), buffers_(buffers), backend_(backend) {}
 
-void ShiftedCopy::Enqueue(const Sequence& sequence, const ChunkRegistry& chunks) {
+std::vector<ShiftedCopy::Block> ShiftedCopy::Plan(const Sequence& sequence,
+                                                  const ChunkRegistry& chunks) const {
   const Request& request = sequence.request;
   const int64_t page_size = config_.layout.page_size;
+  std::vector<Block> blocks;
   Batch batch;
+  const auto end_block = [&] {
+    blocks.push_back(BlockOf(config_, batch));
+    batch = {};
+  };
   for (size_t i = 0; i < request.shifted.size(); ++i) {
     const int64_t shift = request.shifted[i].begin - request.shifted_after;
     int64_t position = 0;  // position in the source
@@ -79,28 +108,17 @@ void ShiftedCopy::Enqueue(const Sequence& sequence, const ChunkRegistry& chunks)
                                                              : sequence.pages.SlotOf(from + shift));
         }
         const auto pages = static_cast<int64_t>(batch.pages.size());
-        if (ShiftedCopyBytes(config_, pages + 1) > buffers_.qkv_bytes) Run(batch);
+        if (ShiftedCopyBytes(config_, pages + 1) > buffers_.qkv_bytes) end_block();
       }
     }
   }
-  if (!batch.pages.empty()) Run(batch);
+  if (!batch.pages.empty()) end_block();
+  return blocks;
 }
 
-void ShiftedCopy::Run(Batch& batch) {
-  const auto pages = static_cast<int64_t>(batch.pages.size());
-  const auto tokens = static_cast<int64_t>(batch.slots.size());
-  std::vector<std::byte> block(static_cast<size_t>(Room(config_, pages, nullptr).table_bytes));
-  const Room host(config_, pages, block.data());
-  host.ends[0] = host.ends[2] = 0;
-  host.ends[1] = static_cast<int32_t>(pages);
-  host.ends[3] = static_cast<int32_t>(tokens);
-  std::iota(host.numbers, host.numbers + pages + 1, 0);
-  std::ranges::copy(batch.pages, host.pages);
-  std::ranges::copy(batch.lengths, host.lengths);
-  std::ranges::copy(batch.positions, host.positions);
-  std::ranges::copy(batch.slots, host.slots);
+void ShiftedCopy::Enqueue(int64_t pages, int64_t tokens, std::span<const std::byte> tables) {
   const Room room(config_, pages, buffers_.qkv);
-  backend_.Upload(buffers_.qkv, block.data(), host.table_bytes);
+  backend_.Upload(buffers_.qkv, tables.data(), std::ssize(tables));
 
   const DType dtype = config_.options.dtype;
   const LaunchOptions launch{.stream = backend_.stream(), .dependent = false};
@@ -136,7 +154,6 @@ void ShiftedCopy::Run(Batch& batch) {
                              launch);
     kv += config_.layout.NumElements() * SizeOf(dtype);
   }
-  batch = {};
 }
 
 }  // namespace tokline

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "harness/engine/backend.h"
@@ -30,19 +31,19 @@ class ShiftedCopy {
   ShiftedCopy(const ModelSpec& spec, const DecoderConfig& config, const DecoderBuffers& buffers,
               Backend& backend);
 
-  // Copies all shifted spans of a sequence from its sources. Waits for all work enqueued before.
-  void Enqueue(const Sequence& sequence, const ChunkRegistry& chunks);
+  // Pages that are copied together, and where their rows go, as all ranks are told.
+  struct Block {
+    int64_t pages = 0;
+    int64_t tokens = 0;
+    std::vector<std::byte> tables;
+  };
+  // All shifted spans of a sequence, from its sources.
+  std::vector<Block> Plan(const Sequence& sequence, const ChunkRegistry& chunks) const;
+  // Copies a block, whose tables are those of `pages` and `tokens`. Waits for all work enqueued
+  // before.
+  void Enqueue(int64_t pages, int64_t tokens, std::span<const std::byte> tables);
 
  private:
-  // Pages that are copied together, and where their rows go.
-  struct Batch {
-    std::vector<int32_t> pages;
-    std::vector<int32_t> lengths;    // [pages] number of tokens in each page
-    std::vector<int32_t> positions;  // [tokens] number of positions that each key is rotated by
-    std::vector<int64_t> slots;      // [tokens] target in the KV cache; -1: not copied
-  };
-  void Run(Batch& batch);
-
   const ModelSpec& spec_;
   const DecoderConfig& config_;
   const DecoderBuffers& buffers_;

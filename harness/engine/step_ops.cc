@@ -66,6 +66,15 @@ std::string_view Name(StepOp op) {
   return "unknown";
 }
 
+OpChoice OpChoice::Of(const OpObserver& observer) {
+  OpChoice choice{.wanted = {}, .prefetched = {}, .needs_chain = observer.NeedsChain()};
+  for (const StepOp op : kOps) {
+    if (observer.Wants(op)) choice.wanted.Add(op);
+    if (observer.Prefetches(op)) choice.prefetched.Add(op);
+  }
+  return choice;
+}
+
 StepOp ParseStepOp(std::string_view name) {
   const auto found = std::ranges::find(kOps, name, [](StepOp op) { return Name(op); });
   if (found != kOps.end()) return *found;

@@ -75,18 +75,27 @@ class OpObserver {
   virtual void End() = 0;
 };
 
-// Skips the same ops as another observer, and observes nothing.
+// What an observer wants, if that depends on the op alone.
+struct OpChoice {
+  StepOpSet wanted;
+  StepOpSet prefetched;
+  bool needs_chain = false;
+
+  static OpChoice Of(const OpObserver& observer);
+};
+
+// Skips the ops that another observer does not want, and observes nothing.
 class FollowingObserver : public OpObserver {
  public:
-  explicit FollowingObserver(const OpObserver& leader) : leader_(leader) {}
-  bool Wants(StepOp op) const override { return leader_.Wants(op); }
-  bool Prefetches(StepOp op) const override { return leader_.Prefetches(op); }
-  bool NeedsChain() const override { return leader_.NeedsChain(); }
+  explicit FollowingObserver(const OpChoice& choice) : choice_(choice) {}
+  bool Wants(StepOp op) const override { return choice_.wanted.Has(op); }
+  bool Prefetches(StepOp op) const override { return choice_.prefetched.Has(op); }
+  bool NeedsChain() const override { return choice_.needs_chain; }
   void Begin(StepOp, std::string_view) override {}
   void End() override {}
 
  private:
-  const OpObserver& leader_;
+  OpChoice choice_;
 };
 
 // An op that is slowed down on purpose, to test the tools that must find it.

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "harness/engine/process_group.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -50,8 +51,14 @@ std::string OsName() {
 
 }  // namespace
 
-Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda,
-                            [[maybe_unused]] int32_t ranks) {
+Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda, int32_t ranks) {
+  [[maybe_unused]] int32_t ranks_here = ranks;
+  std::vector<std::string> hosts;
+  if (const ProcessGroup* const processes = ProcessGroup::Get(); processes && ranks > 1) {
+    for (const std::string& host : processes->Hosts()) hosts.push_back(HashText(host));
+    ranks_here = static_cast<int32_t>(std::ranges::count(hosts, hosts.front()));
+    if (ranks_here == ranks) hosts.clear();
+  }
   Fingerprint print{
       .time_utc = UtcNow(),
       .command_line = {argv, argv + argc},
@@ -61,12 +68,13 @@ Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda,
       .cpu_governor = FirstLine("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
       .os = OsName(),
       .gpu = std::nullopt,
-      .gpu_before = {}};
+      .gpu_before = {},
+      .hosts = std::move(hosts)};
 #if TOKLINE_HAS_CUDA
   if (cuda) {
     print.gpu = IdentifyGpu();
     print.gpu_before = ReadGpuState(print.gpu->pci_bus_id);
-    if (ranks > 1) print.group = IdentifyGpus(ranks);
+    if (ranks > 1) print.group = IdentifyGpus(ranks_here);
   }
 #endif
   return print;

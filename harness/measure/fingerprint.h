@@ -28,7 +28,7 @@ struct GpuIdentity {
   std::optional<uint32_t> nvlinks{};  // that are active
 };
 
-// The GPUs of a run on several ranks, in their order.
+// The GPUs of a run on several ranks, in their order; with several hosts, those of the first one.
 struct GpuGroup {
   std::vector<GpuIdentity> gpus;
   std::vector<std::string> without_peer_access;  // pairs, such as "0-1"
@@ -47,6 +47,8 @@ struct Fingerprint {
   std::optional<GpuIdentity> gpu;  // none for a run on the CPU
   GpuState gpu_before;
   std::optional<GpuGroup> group{};  // of a run on several GPUs
+  // By rank: tells hosts apart without identifying them. Empty unless there are several.
+  std::vector<std::string> hosts{};
 };
 
 // `cuda` adds the current CUDA device, which must exist, and all of several `ranks`.

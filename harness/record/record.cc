@@ -83,6 +83,7 @@ Json ToJson(const Fingerprint& print) {
                    {"mps", OrNull(print.gpu->mps)},
                    {"before", ToJson(print.gpu_before)}};
   }
+  if (!print.hosts.empty()) json["hosts"] = print.hosts;
   if (print.group) {
     Json gpus = Json::array();
     for (const GpuIdentity& gpu : print.group->gpus) {

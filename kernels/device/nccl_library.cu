@@ -18,6 +18,8 @@ struct Nccl {
   const char* (*error_string)(Result) = nullptr;
   Result (*version)(int*) = nullptr;
   Result (*init_all)(ncclComm**, int, const int*) = nullptr;
+  Result (*new_id)(NcclId*) = nullptr;
+  Result (*init_rank)(ncclComm**, int, NcclId, int) = nullptr;
   Result (*destroy)(ncclComm*) = nullptr;
   Result (*all_reduce)(const void*, void*, size_t, int, int, ncclComm*, CUstream_st*) = nullptr;
 
@@ -40,6 +42,8 @@ struct Nccl {
     Load(library, error_string, "ncclGetErrorString");
     Load(library, version, "ncclGetVersion");
     Load(library, init_all, "ncclCommInitAll");
+    Load(library, new_id, "ncclGetUniqueId");
+    Load(library, init_rank, "ncclCommInitRank");
     Load(library, destroy, "ncclCommDestroy");
     Load(library, all_reduce, "ncclAllReduce");
   }
@@ -83,6 +87,20 @@ std::vector<UniqueNcclComm> MakeNcclComms(int32_t ranks) {
   std::vector<UniqueNcclComm> owned;
   for (ncclComm* communicator : bare) owned.emplace_back(communicator);
   return owned;
+}
+
+NcclId NewNcclId() {
+  const Nccl& nccl = Nccl::Get();
+  NcclId id;
+  nccl.Check(nccl.new_id(&id), "ncclGetUniqueId");
+  return id;
+}
+
+UniqueNcclComm JoinNccl(const NcclId& id, int32_t ranks, int32_t rank) {
+  const Nccl& nccl = Nccl::Get();
+  ncclComm* communicator = nullptr;
+  nccl.Check(nccl.init_rank(&communicator, ranks, id, rank), "ncclCommInitRank");
+  return UniqueNcclComm(communicator);
 }
 
 void NcclSum(DType dtype, const void* x, void* out, int64_t count, ncclComm* communicator,

@@ -25,6 +25,14 @@ std::string NcclVersion();
 // Communicators of this process's devices 0 to `ranks` - 1, one each.
 std::vector<UniqueNcclComm> MakeNcclComms(int32_t ranks);
 
+// What the processes of a group have to agree on.
+struct NcclId {
+  char bytes[128] = {};
+};
+NcclId NewNcclId();
+// The communicator of the current device, in a group of `ranks` processes, all of which call it.
+UniqueNcclComm JoinNccl(const NcclId& id, int32_t ranks, int32_t rank);
+
 // Enqueues out = sum over the ranks of x, `count` elements; out may be x.
 void NcclSum(DType dtype, const void* x, void* out, int64_t count, ncclComm* communicator,
              CUstream_st* stream);

@@ -45,9 +45,10 @@ class Program {
  public:
   explicit Program(const std::vector<std::string>& args, const std::string& out_path = {})
       : Program(args, ProgramStreams{.out = out_path}) {}
-  Program(const std::vector<std::string>& args, const ProgramStreams& streams)
+  Program(const std::vector<std::string>& args, const ProgramStreams& streams,
+          const char* program = TOKLINE_PROGRAM)  // is searched for in PATH
       : out_path_(streams.out.empty() ? (scratch_ / "out").string() : streams.out) {
-    std::vector<char*> argv = {const_cast<char*>(TOKLINE_PROGRAM)};
+    std::vector<char*> argv = {const_cast<char*>(program)};
     for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
     argv.push_back(nullptr);
     const std::string err_path = streams.err.empty() ? (scratch_ / "err").string() : streams.err;
@@ -62,7 +63,7 @@ class Program {
       ::dup2(out, 1);
       ::dup2(err, 2);
       for (const int file : streams.closed) ::close(file);
-      ::execv(argv[0], argv.data());
+      ::execvp(argv[0], argv.data());
       ::_exit(126);
     }
   }
@@ -88,6 +89,7 @@ class Program {
     return false;
   }
   void Signal(int number) const { ::kill(pid_, number); }
+  pid_t Pid() const { return pid_; }
   ProgramResult Wait() {
     int status = 0;
     ::waitpid(pid_, &status, 0);

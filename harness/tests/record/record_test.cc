@@ -478,6 +478,11 @@ TEST(RunHeaderTest, NamesTheGpusOfAllRanks) {
   EXPECT_EQ(group["gpus"][1]["nvlinks"], 18);
   EXPECT_EQ(group["without_peer_access"][0], "0-1");
   EXPECT_EQ(group["nccl"], "2.28.9");
+  EXPECT_FALSE(run["fingerprint"].contains("hosts"));
+  header.fingerprint.hosts = {"89ab", "cdef"};
+  const Json of_hosts = ToJson(header);
+  EXPECT_NO_THROW(ValidateRecord(of_hosts));
+  EXPECT_EQ(of_hosts["fingerprint"]["hosts"], Json({"89ab", "cdef"}));
 }
 
 // The schema describes every key of the records.

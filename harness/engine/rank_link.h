@@ -1,0 +1,46 @@
+// Where the ranks of a model meet to exchange what their hosts know, and where a rank stands among
+// them. The ranks are threads of a process (RankGroup) or processes (ProcessGroup).
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/all_reduce_norm/all_reduce_norm.h"
+
+namespace tokline {
+
+class RankLink {
+ public:
+  virtual ~RankLink() = default;
+  virtual int32_t Size() const = 0;
+  // How far a rank may fall behind the others.
+  virtual std::chrono::milliseconds Limit() const = 0;
+  // Is called by every rank with the same number of bytes. Waits until all have come, and writes
+  // what each has brought to `all`, in the order of the ranks.
+  virtual void AllGather(int32_t rank, const void* mine, int64_t bytes, void* all) = 0;
+};
+
+// Where a rank stands in its group, as its backend needs to know it.
+struct RankPlace {
+  RankLink* link = nullptr;  // null: there is a single rank
+  int32_t rank = 0;
+  int32_t device = 0;        // of CUDA
+  bool own_process = false;  // the other ranks are not in this process
+  // The largest sum that is made at once; larger ones are made in pieces of so many rows.
+  int64_t max_rows = 0;
+  int64_t hidden_size = 0;
+
+  int32_t Ranks() const { return link == nullptr ? 1 : link->Size(); }
+  // What every rank has brought.
+  template <typename Value>
+  std::array<Value, kMaxRanks> Gather(const Value& mine) const {
+    std::array<Value, kMaxRanks> all{};
+    link->AllGather(rank, &mine, sizeof(mine), all.data());
+    return all;
+  }
+};
+
+}  // namespace tokline
