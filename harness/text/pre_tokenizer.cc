@@ -15,6 +15,9 @@ namespace {
 constexpr std::string_view kByteLevelExpression =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+// Digits takes Unicode 17, where the library's expressions have 16.
+constexpr std::string_view kDigitsExpression = "[\\p{N}\U00011DE0-\U00011DE9\U00016FF4-\U00016FF6]";
+
 }  // namespace
 
 PreTokenizer PreTokenizer::Read(const JsonNode& node) {
@@ -55,9 +58,9 @@ void PreTokenizer::Add(const JsonNode& node, int depth) {
                                 node.FlagOf("invert", false)});
   } else if (type == "Digits") {
     node.AllowKeys({"type", "individual_digits"});
-    steps_.emplace_back(SplitAt{Pattern::Regex(R"(\p{N})"), node.FlagOf("individual_digits", false)
-                                                                ? Behavior::kIsolated
-                                                                : Behavior::kContiguous});
+    steps_.emplace_back(SplitAt{
+        Pattern::Regex(kDigitsExpression),
+        node.FlagOf("individual_digits", false) ? Behavior::kIsolated : Behavior::kContiguous});
   } else if (type == "Metaspace") {
     AddMetaspace(node);
   } else if (type == "Sequence") {

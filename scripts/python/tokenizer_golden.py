@@ -83,6 +83,14 @@ def members(expression: str) -> list[list[int]]:
     return [[SCALARS[begin], SCALARS[end - 1]] for _, (begin, end) in found]
 
 
+def digits() -> list[list[int]]:
+    """The code points that the pre-tokenizer Digits takes for digits, as ranges."""
+    is_digit = pre_tokenizers.Digits(individual_digits=True)
+    found = pre_tokenizers.Digits(individual_digits=False).pre_tokenize_str("".join(map(chr, SCALARS)))
+    return [[SCALARS[begin], SCALARS[end - 1]] for piece, (begin, end) in found
+            if len(is_digit.pre_tokenize_str("a" + piece[0])) > 1]
+
+
 def word_characters() -> list[list[int]]:
     """The code points below U+20000 after which an added token is not one of its own, as ranges."""
     tokenizer = Tokenizer(models.BPE())
@@ -139,7 +147,7 @@ def write_all(folder: Path, seed: int, count: int) -> None:
     write_json(folder / "broken.json",
                [[data.hex(), fault.start, fault.reason, data.decode(errors="replace")]
                 for data, fault in golden_strings.broken_bytes(seed, BROKEN)], lines=True)
-    write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES},
+    write_json(folder / "unicode.json", {"members": {name: members(name) for name in CATEGORIES}, "digits": digits(),
                                         "word": word_characters(), "nfc": nfc_hashes()})
     write_json(folder / "splits.json", splits(seed), lines=True)
     write_json(folder / "chat.json", chat)

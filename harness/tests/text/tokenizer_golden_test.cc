@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <deque>
+#include <functional>
 #include <set>
 
 #include "harness/platform/json_node.h"
@@ -10,6 +12,7 @@
 #include "harness/tests/text/golden_text.h"
 #include "harness/text/normalizer.h"
 #include "harness/text/pattern.h"
+#include "harness/text/pre_tokenizer.h"
 #include "harness/text/tokenizer.h"
 #include "harness/text/utf8.h"
 
@@ -125,35 +128,50 @@ TEST(PatternGoldenTest, TextsAreSplitAsByTheLibrary) {
 
 bool IsSurrogate(uint32_t code_point) { return code_point >= 0xD800 && code_point < 0xE000; }
 
+// Expects `holds` of the code points in these ranges and of no others.
+void ExpectSame(const std::string& what, const nlohmann::json& ranges,
+                const std::function<bool(const std::string&)>& holds) {
+  std::set<uint32_t> wanted, found;
+  for (const auto& range : ranges) {
+    for (auto c = range.at(0).get<uint32_t>(); c <= range.at(1).get<uint32_t>(); ++c) {
+      if (!IsSurrogate(c)) wanted.insert(c);
+    }
+  }
+  for (uint32_t c = 0; c < 0x110000; ++c) {
+    if (IsSurrogate(c)) continue;
+    std::string text;
+    AppendUtf8(c, text);
+    if (holds(text)) found.insert(c);
+  }
+  std::vector<uint32_t> different;
+  std::ranges::set_symmetric_difference(wanted, found, std::back_inserter(different));
+  EXPECT_TRUE(different.empty())
+      << what << ": " << different.size() << " code points differ, the first "
+      << ListText(std::vector<uint32_t>(
+             different.begin(), different.begin() + std::min<ptrdiff_t>(std::ssize(different), 9)));
+}
+
 TEST(UnicodeGoldenTest, ExpressionsMatchTheSameCodePoints) {
   const nlohmann::json golden = ReadGolden("unicode.json");
   ASSERT_GE(golden.at("members").size(), 16u);
   for (const auto& [expression, ranges] : golden.at("members").items()) {
-    std::set<uint32_t> wanted;
-    for (const auto& range : ranges) {
-      for (auto c = range.at(0).get<uint32_t>(); c <= range.at(1).get<uint32_t>(); ++c) {
-        if (!IsSurrogate(c)) wanted.insert(c);
-      }
-    }
     const Pattern pattern = Pattern::Regex(expression);
-    std::set<uint32_t> matched;
-    for (uint32_t c = 0; c < 0x110000; ++c) {
-      if (IsSurrogate(c)) continue;
-      std::string text;
-      AppendUtf8(c, text);
-      pattern.Cover(text, [&, c](MatchSpan span) {
-        if (span.matched) matched.insert(c);
-      });
-    }
-    std::vector<uint32_t> different;
-    std::set_symmetric_difference(wanted.begin(), wanted.end(), matched.begin(), matched.end(),
-                                  std::back_inserter(different));
-    EXPECT_TRUE(different.empty())
-        << expression << ": " << different.size() << " code points differ, the first "
-        << ListText(std::vector<uint32_t>(
-               different.begin(),
-               different.begin() + std::min<ptrdiff_t>(std::ssize(different), 9)));
+    ExpectSame(expression, ranges, [&](const std::string& text) {
+      bool matches = false;
+      pattern.Cover(text, [&](MatchSpan span) { matches = matches || span.matched; });
+      return matches;
+    });
   }
+}
+
+TEST(UnicodeGoldenTest, DigitsAreTheSameCodePoints) {
+  const nlohmann::json spec = {{"type", "Digits"}, {"individual_digits", true}};
+  const PreTokenizer digits = PreTokenizer::Read(JsonNode(spec, "spec"));
+  ExpectSame("Digits", ReadGolden("unicode.json").at("digits"), [&](const std::string& text) {
+    const std::string after = "a" + text;
+    std::deque<std::string> made;
+    return digits.Split({.text = after}, made).size() > 1;
+  });
 }
 
 TEST(UnicodeGoldenTest, AddedTokensStandAloneAfterTheSameCodePoints) {
