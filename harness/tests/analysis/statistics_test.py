@@ -71,6 +71,12 @@ class UTest(unittest.TestCase):
     def test_equal_samples_are_no_evidence(self):
         self.assertEqual(statistics.u_test([2.0] * 15, [2.0] * 15), (1.0, 1.0))
 
+    def test_a_round_of_many_samples_does_not_decide_alone(self):
+        random = np.random.default_rng(6)
+        pairs = [(random.normal(1, 0.01, 15), random.normal(1.2, 0.01, 15)) for _ in range(4)]
+        disturbed = (random.normal(1.3, 0.1, 1035), random.normal(1.2, 0.01, 15))
+        self.assertLess(statistics.stratified_u_test(pairs + [disturbed])[0], 1e-6)
+
     def test_drift_between_rounds_does_not_hide_a_difference_within_them(self):
         random = np.random.default_rng(5)
         pairs = [(random.normal(level, 0.02, 15), random.normal(level + 0.03, 0.02, 15)) for level in (1, 2, 3, 4, 5)]

@@ -77,6 +77,22 @@ class PowerTest(unittest.TestCase):
         self.assertGreater(row.ratio, 2)
         self.assertEqual((row.verdict, row.notes), ("undecided", ["the samples overlap; measure in rounds"]))
 
+    def test_a_large_effect_of_a_row_that_varies_as_much_is_undecided_and_not_the_same(self):
+        a, b = experiment(rows=1)
+        for runs, factors in ((a, (1, 1.4, 1, 1.3, 1.1)), (b, (1.2, 1.3, 1.5, 1.5, 1.2))):
+            for run, factor in zip(runs, factors):
+                row = run.rows[0]
+                row.update(samples_us=[factor * value for value in row["samples_us"]], median_us=factor * row["median_us"])
+        row = verdicts.compare(a, b).rows[0]
+        self.assertGreater(row.needed, row.effect)
+        self.assertEqual(row.verdict, "undecided")
+        self.assertIn("measure in more rounds", row.notes[0])
+        for run in b:  # a small effect of such a row is the same, and the row is told
+            run.rows[0].update({name: a[b.index(run)].rows[0][name] for name in ("samples_us", "median_us")})
+        comparison = verdicts.compare(a, b)
+        self.assertEqual([row.verdict for row in comparison.rows], ["same"])
+        self.assertEqual(comparison.blind, comparison.rows)
+
     def test_what_single_runs_of_equal_programs_differ_by_is_undecided_without_rounds(self):
         for percent in (8, -8):
             for rounds in (1, 2):

@@ -256,7 +256,14 @@ def judgement(comparison):
         return REGRESSED, f"gate: worse: {'; '.join(reasons[:3])}{more}."
     if comparison.undecided:
         rows = count(len(comparison.undecided), "row differs", "rows differ")
-        return NOT_COMPARABLE, (f"gate: undecided: {rows} by more than counts, but by no more than single runs of equal "
-                                "programs do, or on samples that are too few or overlap; measure in rounds: "
-                                "scripts/records gate --ab BIN_A BIN_B, or give --noise FILE.")
-    return PASSED, "gate: same or faster."
+        in_rounds = all(row.rounds > 1 for row in comparison.undecided)
+        advice = ("--rounds 10, on a quieter machine" if in_rounds else
+                  "measure in rounds: scripts/records gate --ab BIN_A BIN_B, or give --noise FILE")
+        return NOT_COMPARABLE, (f"gate: undecided: {rows}, but by no more than equal programs may, or on samples that are "
+                                f"too few or overlap (see the table); {advice}.")
+    words = "gate: same or faster."
+    if comparison.blind:
+        worst = max(comparison.blind, key=lambda row: row.needed)
+        words += (f" {count(len(comparison.blind), 'row varies', 'rows vary')} too much to show a change of "
+                  f"{comparison.rules.noisy_percent:g} %, at worst {worst.key} (counts from {100 * worst.needed:.0f} %).")
+    return PASSED, words

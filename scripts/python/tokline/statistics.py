@@ -73,24 +73,35 @@ def u_test(a, b):
 
 
 def stratified_u_test(pairs):
-    """One-sided p values (that b is not larger than a, that it is not smaller) within each round: the U of all rounds
-    added up (van Elteren's test with equal weights), normal approximation, corrected for continuity."""
-    moments = [u_moments(a, b) for a, b in pairs]
-    excess = sum(u - mean for u, mean, _ in moments)
-    variance = sum(part for _, _, part in moments)
+    """One-sided p values (that b is not larger than a, that it is not smaller) within each round: van Elteren's test,
+    in which no round decides alone because it has many samples; normal approximation, corrected for continuity."""
+    excess = variance = 0.0
+    for a, b in pairs:
+        u, mean, part = u_moments(a, b)
+        weight = _weight(len(a), len(b))
+        excess += weight * (u - mean)
+        variance += weight**2 * part
     if variance == 0:  # every sample is the same
         return 1.0, 1.0
-    scale = math.sqrt(2 * variance)
-    return 0.5 * math.erfc((excess - 0.5) / scale), 0.5 * math.erfc((-excess - 0.5) / scale)
+    step = max(_weight(len(a), len(b)) for a, b in pairs) / 2
+    return _normal_tail(excess - step, variance), _normal_tail(-excess - step, variance)
+
+
+def _weight(a_count, b_count):
+    """Of a round with these counts of samples, in van Elteren's test."""
+    return 1 / (a_count + b_count + 1)
+
+
+def _normal_tail(excess, variance):
+    return 0.5 * math.erfc(excess / math.sqrt(2 * variance))
 
 
 def smallest_p(counts):
     """The least p that samples of these (a, b) counts can give in u_test or stratified_u_test."""
     if len(counts) == 1 and min(counts[0]) <= 8:
         return 1 / math.comb(sum(counts[0]), counts[0][0])
-    excess = sum(n * m / 2 for n, m in counts) - 0.5
-    variance = sum(n * m * (n + m + 1) / 12 for n, m in counts)
-    return 0.5 * math.erfc(excess / math.sqrt(2 * variance))
+    apart = [(np.arange(n), n + np.arange(m)) for n, m in counts]
+    return stratified_u_test(apart)[0]
 
 
 def holm(p_values):

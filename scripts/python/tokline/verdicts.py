@@ -37,6 +37,7 @@ class Rules:
     single_run_percent: float = 3.0  # the A/A floor if nothing is known about the noise between runs;
     known_run_percent: float = 15.0  # a larger effect is then undecided up to what single runs have differed by,
     known_cpu_run_percent: float = 100.0  # on a GPU and on CPU cores
+    noisy_percent: float = 10.0  # a larger effect is never "the same", however much the row varies
     floor_alpha: float = 0.002  # how often the noise of equal programs may exceed the A/A floor, on one side
     memory_percent: float = 1.0  # memory grew if it did so by more than this
     memory_bytes: int = 1 << 20  # and by more than this
@@ -100,6 +101,12 @@ class Comparison:
     @property
     def undecided(self):
         return [row for row in self.rows if row.verdict == UNDECIDED]
+
+    @property
+    def blind(self):
+        """Rows that are called the same, but vary too much to show an effect of noisy_percent."""
+        least = self.rules.noisy_percent / 100
+        return [row for row in self.rows if row.verdict == SAME and row.needed is not None and row.needed > least]
 
     @property
     def counts(self):
@@ -409,6 +416,9 @@ def _interval(effect, logs, paired, samples):
     return statistics.ratio_interval(*(np.concatenate(side) for side in samples))
 
 
+_MORE = ("measure in rounds", "measure in more rounds")
+
+
 def _decide(pending, rules):
     """Sets the verdicts on time: by the U test of all rows together, and the sizes of effect and difference."""
     slower = statistics.holm([tests[0] for _, *tests in pending])
@@ -419,7 +429,12 @@ def _decide(pending, rules):
         row.verdict, row.p = SAME, float(p_slower if is_slower else p_faster)
         absolute = rules.decoder_us if row.key.kernel == records.DECODER else rules.kernel_us
         effect = max(row.ratio, 1 / row.ratio) - 1
-        if effect <= row.needed or abs(row.b_us - row.a_us) <= absolute:
+        if abs(row.b_us - row.a_us) <= absolute:
+            continue
+        if effect <= row.needed:
+            if effect > rules.noisy_percent / 100:
+                row.verdict = UNDECIDED
+                row.notes.append(f"the row varies too much to show less than {100 * row.needed:.0f} %; {_MORE[row.rounds > 1]}")
             continue
         if disturbed:
             row.verdict = DISTURBED
@@ -427,7 +442,7 @@ def _decide(pending, rules):
         if row.p > rules.alpha:
             few = least * len(pending) > rules.alpha
             row.verdict = UNDECIDED
-            row.notes.append(f"{'too few samples for the U test' if few else 'the samples overlap'}; measure in rounds")
+            row.notes.append(f"{'too few samples for the U test' if few else 'the samples overlap'}; {_MORE[row.rounds > 1]}")
             continue
         known = rules.known_cpu_run_percent if row.key.device == "cpu" else rules.known_run_percent
         if not row.knows_noise and effect <= known / 100:
