@@ -23,6 +23,7 @@ echo "$name $*" >>"$here/calls"
 if [[ $* == *--unknown* ]]; then echo "$name: unknown argument" >&2; exit 2; fi
 record=""
 while (($#)); do [[ $1 != --record ]] || record=$2; shift; done
+[[ ! -e $record ]] || { echo "$name: the record has rows of other runs" >&2; exit 2; }
 number=$(cat "$here/$name.count" 2>/dev/null || echo 0)
 echo $((number + 1)) >"$here/$name.count"
 if [[ -f $here/$name.$number.sh ]]; then source "$here/$name.$number.sh"; fi
@@ -109,7 +110,7 @@ class RoundsTest(CommandTest):
         for side in "ab":
             self.build(side, ["linear"])
         self.ab("--", "--device=cpu", "--samples", "20", expect=0)
-        self.assertRegex(self.calls("a")[0], "^bench_linear --samples 20 --device cpu --record .*a.jsonl$")
+        self.assertRegex(self.calls("a")[0], "^bench_linear --samples 20 --device cpu --record .*/run.jsonl$")
         self.ab("--device", "cpu", "--", "--unknown", expect=2)
         self.assertRegex(
             self.ab("--", "--record", "x", expect=2).stderr, "--record is set by scripts/records gate itself")

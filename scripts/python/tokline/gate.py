@@ -1,6 +1,7 @@
 """scripts/records gate: fails if something became slower or otherwise worse."""
 
 import contextlib
+import filecmp
 import json
 import os
 import shlex
@@ -183,6 +184,10 @@ def results_folder(keep):
 def run_rounds(plan, folder, options):
     """The Comparison of all rounds, and sentences on how it was made."""
     terminal.say(f"{count(len(plan.names), 'program')}, {count(plan.rounds, 'round')}, order by --seed {plan.seed}")
+    same = [name for name in plan.names if options.ab
+            and filecmp.cmp(*(plan.programs[side][name] for side in rounds.SIDES), shallow=False)]
+    if same:
+        terminal.say(f"the same file on both sides: {', '.join(same)}")
     experiment = rounds.Experiment(plan, folder, terminal.Progress(), terminal.say)
     experiment.run()
     missing = [side.upper() for side, path in experiment.files.items() if not path.exists()]

@@ -151,6 +151,9 @@ class Experiment:
         self._plan, self._progress, self._say = plan, progress, say
         self.files = {side: Path(folder) / f"{side}.jsonl" for side in SIDES}
         self._log = Path(folder) / "output.log"
+        # Each run starts with an empty record of one name. Programs read their record first, and what a program has
+        # read before it measures decides where its operands lie: on a CPU that was worth 7 %.
+        self._record = Path(folder) / "run.jsonl"
         self._takes_peaks = {}
         self._order = list(plan.order())
         self._done = 0
@@ -185,7 +188,7 @@ class Experiment:
         base, arguments = [str(self._plan.programs[side][name])], self._plan.bench_arguments
         if name == DECODER_PROGRAM:
             base, arguments = [*base, "bench"], ["--model", self._plan.model, *self._plan.decoder_arguments]
-        command = [*base, *arguments, "--device", self._plan.device, "--record", str(self.files[side])]
+        command = [*base, *arguments, "--device", self._plan.device, "--record", str(self._record)]
         if peaks and self._plan.device == "cuda" and self._knows_peaks(base):
             command += ["--peaks", str(peaks)]
         return command
@@ -198,7 +201,6 @@ class Experiment:
         return self._takes_peaks[base[0]]
 
     def _run_one(self, number, name, side, peaks_of_round):
-        before = self._lines(side)
         try:
             command = self._command(name, side, peaks_of_round.get(number))
             process = subprocess.Popen(
@@ -209,15 +211,15 @@ class Experiment:
             output = process.communicate()[0].decode("utf-8", "replace")
         except KeyboardInterrupt:
             end(process)
+            self._keep(side)
             raise
-        with open(self._log, "a", encoding="utf-8") as log:
-            log.write(f"== round {number}, side {side.upper()}: {' '.join(command)}\n{output}"
-                      f"== exit code {process.returncode}\n")
+        written = self._keep(side)  # a header, rows, and an end that a killed program lacks
+        self._append(self._log, f"== round {number}, side {side.upper()}: {' '.join(command)}\n{output}"
+                     f"== exit code {process.returncode}\n".encode())
         if process.returncode == 130:
             raise KeyboardInterrupt
         if process.returncode == 2:
             raise Misuse(f"{name} ({side.upper()}) does not take its arguments: {_last_line(output)}")
-        written = self._lines(side) - before  # a header, rows, and an end that a killed program lacks
         all_peaks = name != DECODER_PROGRAM or self._plan.names == [DECODER_PROGRAM]
         if process.returncode == 0 and written and all_peaks:
             peaks_of_round.setdefault(number, self.files[side])
@@ -236,14 +238,29 @@ class Experiment:
             self._silent.add(name)
             self._say(f"{name} measured nothing on either side; it is left out of the other rounds")
 
-    def _lines(self, side):
-        return self.files[side].read_bytes().count(b"\n") if self.files[side].exists() else 0
+    def _keep(self, side):
+        """Moves what the run recorded to its side's file. Returns how many lines that are."""
+        if not self._record.exists():
+            return 0
+        recorded = self._record.read_bytes()
+        self._record.unlink()
+        self._append(self.files[side], recorded)
+        return recorded.count(b"\n")
+
+    def _append(self, path, what):
+        try:
+            with open(path, "ab") as file:
+                file.write(what)
+        except OSError as error:
+            raise Stop(f"{path}: cannot be written: {error.strerror}{self._where()}") from None
 
     def _measured(self, number):
-        kept = [str(path) for path in self.files.values() if path.exists()]
-        where = f"; what was measured is in {' and '.join(kept)}" if kept else "; nothing was measured"
         return (f"interrupted in round {number} of {self._plan.rounds}, after {count(self._done, 'run')} of "
-                f"{len(self._order)}{where}")
+                f"{len(self._order)}{self._where()}")
+
+    def _where(self):
+        kept = [str(path) for path in self.files.values() if path.exists()]
+        return f"; what was measured is in {' and '.join(kept)}" if kept else "; nothing was measured"
 
 
 def _last_line(output):
