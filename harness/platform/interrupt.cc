@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <string_view>
 
@@ -11,13 +12,25 @@ namespace {
 // They are lock-free, so a signal handler may set them.
 std::atomic<bool> g_requested = false;
 std::atomic<int> g_signal = 0;
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
+std::atomic<int64_t> g_requested_ms = 0;
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free &&
+              std::atomic<int64_t>::is_always_lock_free);
+
+int64_t NowMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 void Request(int signal_number) {
+  // The terminal's Ctrl-C reaches a program and the script that runs it, which passes it on.
+  constexpr int64_t kOneRequestMs = 500;
   if (!g_requested.exchange(true)) {
+    g_requested_ms = NowMs();
     g_signal = signal_number;
     return;
   }
+  if (NowMs() - g_requested_ms < kOneRequestMs) return;
   constexpr std::string_view kText = "\n[ended at once by a second interrupt]\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
   std::signal(signal_number, SIG_DFL);

@@ -5,8 +5,8 @@
 
 namespace tokline {
 
-// From this call on, the first SIGINT, SIGTERM or SIGHUP sets a flag. A second one ends the process
-// at once, and says so on standard error.
+// From this call on, the first SIGINT, SIGTERM or SIGHUP sets a flag. A second one, half a second
+// later or more, ends the process at once, and says so on standard error.
 void CatchInterrupts();
 
 bool InterruptRequested();

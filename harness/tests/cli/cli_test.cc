@@ -445,6 +445,7 @@ TEST(CliTest, InterruptedBenchEndsCleanlyAndSaysSo) {
                  dir / "record.jsonl"});
   ASSERT_TRUE(bench.WaitForOutput("batch"));
   bench.Signal(SIGINT);
+  bench.Signal(SIGTERM);  // the script that runs it, which had the same Ctrl-C, passes it on
   const ProgramResult result = bench.Wait();
   EXPECT_EQ(result.exit_code, 130) << result.err;
   EXPECT_NE(result.out.find("interrupted"), std::string::npos);
