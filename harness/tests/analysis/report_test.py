@@ -464,6 +464,25 @@ class ReportTest(ReportCase):
         self.assertRegex(page.text, r"Tokline 1,2\d\d tok/s, the best peer, transformers 5\.17, 6\d\d: "
                                     r"1\.9\d× its speed")
 
+    def test_ranks_are_held_against_the_fewest_and_say_what_they_exchange(self):
+        machine = Machine(seed=3, sample_noise=0, run_noise=0)
+        lines = machine.decoder_run([DecoderCase(batch=8)])
+        lines += machine.decoder_run([DecoderCase(batch=8, implementation="cuda with 2 ranks"),
+                                      DecoderCase(batch=64, implementation="cuda with 4 processes")], [Effect(-40)])
+        whole, two, four = (line for line in lines if line["kind"] == "row")
+        for row, ranks in (two, 2), (four, 4):
+            row.update(ranks=ranks, link_bytes=1e6)
+            _, sums, gather, *_ = row["profile"]["ops"]
+            sums["op"], gather["op"] = "all_reduce", "gather_logits"
+        times = two["decode_tok_s"] / whole["decode_tok_s"]
+        exchange = [op["us"] / two["profile"]["step_us"] for op in two["profile"]["ops"][1:3]]
+        text = self.report_of(lines)[1].text
+        self.says(text, "ranks: 3 rows; model qwen3-0.6b", f"{times:.2f}× {50 * times:.0f} %", "1.00× 50 % "
+                  + " ".join(f"{100 * share:.0f} %" for share in exchange), "batch 8, 2 ranks", "4 processes")
+        self.assertEqual(text.count("1.00× "), 1)  # 4 ranks have nothing to be held against
+        page = self.report_of(Machine(seed=3).decoder_run([DecoderCase()]))[1]
+        self.says(page.text[page.text.index("Not in these records"):], "Decoder: more ranks")
+
     def test_commands_can_be_pasted(self):
         _, page, _ = self.read(report_of_history())
         self.says(page.text, "bench --shapes 'my shapes.json' '--filter=b(1|8)'")

@@ -1,6 +1,7 @@
 """What a report shows: which rows stand for what, chosen from the runs. Nothing here draws or writes."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -83,6 +84,15 @@ class Entry:
         """Implementation, and whether launches overlap."""
         dependent = self.row.get("chain") == "dependent"
         return self.row["implementation"] + (", dependent" if dependent else "")
+
+    @property
+    def ranks(self):
+        return self.row.get("ranks", 1)
+
+    @property
+    def undivided(self):
+        """The implementation without its ranks."""
+        return re.sub(r" with \d+ (ranks|processes)\b", "", self.row["implementation"])
 
     @property
     def rate(self):
@@ -238,6 +248,15 @@ class Evidence:
         for entry in sorted(self.ours(records.DECODER), key=lambda entry: entry.row["batch"]):
             groups.setdefault(decoder_group(entry), []).append(entry)
         return groups
+
+    @cached_property
+    def rank_groups(self):
+        """Decoder rows that differ by their ranks alone, the fewest ranks first; where there are several numbers, or
+        one above 1."""
+        groups = {}
+        for entry in sorted((entry for entry in self.ours(records.DECODER) if entry.ok), key=lambda entry: entry.ranks):
+            groups.setdefault((entry.work, entry.undivided), []).append(entry)
+        return [found for found in groups.values() if found[-1].ranks > 1]
 
     def headline_batches(self, entries):
         """The rows of batch 1 and 64; where one is missing, of the smallest or the largest batch."""

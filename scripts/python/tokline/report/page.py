@@ -59,8 +59,8 @@ class Section:
 
 def sections(evidence, own_command, progress=lambda words: None):
     """The report's sections, in the order in which a reader needs them."""
-    makers = [beside_peers, tables, roofline, shares, sweeps, cost_models, throughput, workloads, rates, step, ablation,
-              history, machine]
+    makers = [beside_peers, tables, roofline, shares, sweeps, cost_models, throughput, ranks, workloads, rates,
+              step, ablation, history, machine]
     makers.insert(0 if evidence.baseline else -2, difference)
     made = []
     for number, maker in enumerate(makers, 1):
@@ -208,6 +208,40 @@ def latency_table(evidence):
                  f"that there are too few for a percentile", open=True)
 
 
+def ranks(evidence):
+    section = Section(
+        "ranks", "Decoder: more ranks", "What dividing the model is worth: the speed over that of the fewest ranks, and "
+        "per rank. Sums and the gathering of logits are what the ranks exchange; waiting for a slower rank counts there.",
+        missing="No decoder row has several ranks. To make some: tokline bench --model DIR --tp 1,2 --record FILE")
+    groups = evidence.rank_groups
+    if groups:
+        section.tables = [Table(
+            ["tokens in + out", "model", "implementation", "dtype", "batch", "ranks", "decode tok/s", "speed-up",
+             "efficiency", "prefill tok/s", "speed-up", "efficiency", "sums, of a step", "gather, of a step"],
+            [rank_cells(entry, found[0]) for found in groups for entry in found], set(range(4, 14)),
+            title=f"ranks: {count(sum(map(len, groups)), 'row')}", open=True)]
+    return section, runs_of([entry for found in groups for entry in found])
+
+
+def rank_words(entry):
+    return f", {entry.ranks} ranks" if entry.ranks > 1 else ""
+
+
+def rank_cells(entry, fewest):
+    row = entry.row
+    cells = [records.lengths(row), row["model"], entry.undivided, row["dtype"], str(row["batch"]),
+             f"{entry.ranks}{' processes' if 'processes' in entry.how else ''}"]
+    for name in ("decode_tok_s", "prefill_tok_s"):
+        times = row[name] / fewest.row[name]
+        cells += [figure(row[name]), *([ratio(times), percent(100 * times * fewest.ranks / entry.ranks)]
+                                       if entry is not fewest else ["", ""])]
+    profile = row.get("profile")
+    for op in ("all_reduce", "gather_logits"):
+        us = sum(one["us"] for one in profile["ops"] if one["op"] == op) if profile else 0
+        cells.append(percent(100 * us / profile["step_us"]) if us else "")
+    return cells
+
+
 def workloads(evidence):
     entries = evidence.ours(records.WORKLOAD)
     section = Section(
@@ -316,7 +350,7 @@ def profile_table(entries):
         ops.setdefault("step", {})[id(entry)] = profile["step_us"]
     last = [name for name in ("device gap", "host gap", "unexplained", "step") if name in ops]
     names = [name for name in ops if name not in last] + last
-    return Table(["µs", *(f"{entry.row['model']}, batch {entry.row['batch']}" for entry in entries)],
+    return Table(["µs", *(f"{entry.row['model']}, batch {entry.row['batch']}{rank_words(entry)}" for entry in entries)],
                  [[name, *(figure(ops[name].get(id(entry))) for entry in entries)] for name in names],
                  set(range(1, len(entries) + 1)), title=count(len(entries), "profile"))
 
@@ -616,7 +650,7 @@ def tiles(evidence):
     for (model, dtype, _, lengths), entries in groups:
         for entry in evidence.headline_batches(entries):
             made.append((f"{entry.row['decode_tok_s']:,.0f}", "tok/s", f"{model} {dtype}, batch {entry.row['batch']}"
-                         + (f", {lengths} tokens" if alike else "")))
+                         + (f", {lengths} tokens" if alike else "") + rank_words(entry)))
     fastest = {}  # of each workload
     for entry in sorted(filter(lambda entry: entry.ok, evidence.ours(records.WORKLOAD)), key=lambda entry: entry.median_us):
         fastest.setdefault(workload_parts(entry)[0], entry)
