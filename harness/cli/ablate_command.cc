@@ -46,11 +46,18 @@ struct AblateFlags {
             only = text;
             ParseAblations(text);
           }},
-         {"--seed", "N", "seed of the prompts and the order (default: 0)", SeedInto(bench.seed)}});
+         {"--seed", "N", "seed of the prompts and the order (default: 0)", SeedInto(bench.seed)},
+         {"--tp", "1", "ranks; more than one cannot be compared",
+          [](auto flag, auto text) { RequireOneRank(ParseInteger(flag, text, 1, kMaxRanks)); }}});
     record.AddTo(flags);
     return flags;
   }
 
+  // The records of ablations do not tell ranks apart.
+  static void RequireOneRank(int64_t ranks) {
+    Require(ranks == 1, "ablate takes 1 rank, not ", ranks, "; tokline bench --tp ", ranks,
+            " with and without --ablate NAME shows what an op is worth to several");
+  }
   // Returns the ablations to run, in a fixed order. Throws InvalidArgument if one is requested that
   // --ablate already removes from both decoders.
   std::vector<AblationEntry> Entries() const {
@@ -283,6 +290,7 @@ Exit codes: 0 every ablation was measured and verified, 1 failure, 2 usage, 130 
 int AblateCommand(const CommandLine& line) {
   AblateFlags flags;
   ParseFlags("tokline ablate", flags.Table(), line.args);
+  AblateFlags::RequireOneRank(DefaultRanks());
   RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
   std::vector<AblationEntry> entries = flags.Entries();
   std::optional<OutputFile> json_file;

@@ -191,6 +191,7 @@ TEST_F(CliProcessesTest, MistakesAreReportedOnce) {
   EXPECT_TRUE(FailsWith(refusal(3, {"generate"}), 2, {"among 3 ranks; allowed: 1, 2, 4"}));
   EXPECT_TRUE(FailsWith(refusal(2, {"bench", "--tp", "1,2"}), 2,
                         {"--tp has 1; mpirun has started 2 processes"}));
+  EXPECT_TRUE(FailsWith(refusal(2, {"ablate"}), 2, {"ablate takes 1 rank, not 2"}));
   EXPECT_TRUE(FailsWith(refusal(9, {"generate"}), 2, {"has started 9 processes; at most 8"}));
 }
 

@@ -93,6 +93,7 @@ TEST(CliRanksTest, WhatCannotBeDividedIsRefusedInOneLine) {
   EXPECT_THAT(refusal({"bench", "--tp", "1,2", "--workload", "nano-vllm"}),
               HasSubstr("with --workload it takes one"));
   EXPECT_THAT(refusal({"bench", "--tp", "2", "--in-place", "on"}), HasSubstr("it needs --tp 1"));
+  EXPECT_THAT(refusal({"ablate", "--tp", "2"}), HasSubstr("ablate takes 1 rank, not 2"));
 }
 
 }  // namespace
