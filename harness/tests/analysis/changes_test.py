@@ -29,8 +29,9 @@ class ChangesTest(CommandTest):
         before = self.write("a.jsonl", self.old.run("bench_x", self.cases))
         now = self.write("b.jsonl", self.new.run("bench_x", [*self.cases, case("fresh")], self.effects))
         lines = self.changes(before, now)
-        self.assertRegex(lines[0], r"^Of 4 rows that were measured before, 1 became slower or wrong by more than the noise, "
-                         r"at worst linear lost .* \(\+(19|20)\.\d %\); 1 became faster; 2 did neither. 1 row had no earlier")
+        self.assertRegex(lines[0], r"^Of 4 rows that were measured before, 1 became slower or wrong and 1 faster; 0 differ .* "
+                         r"2 did not change. The largest loss is linear lost .* \(\+(19|20)\.\d %, slower\). "
+                         r"1 row had no earlier")
         rows = self.rows(lines)
         self.assertEqual([row[0].split()[1] for row in rows], ["lost", "won"])
         self.assertEqual(rows[0][5:], ["aaaaaaa -> bbbbbbb", "the same", "slower"])
@@ -52,7 +53,10 @@ class ChangesTest(CommandTest):
         before = self.write("a.jsonl", self.old.run("bench_x", self.cases) + self.old.decoder_run([DecoderCase()]))
         now = self.write("b.jsonl", elsewhere.run("bench_x", self.cases, refused={self.cases[2]: "unverified: wrong"})
                          + elsewhere.decoder_run([DecoderCase()], [Effect(us=60, op="down")]))
-        wrong, decoder = self.rows(self.changes(before, now))
+        lines = self.changes(before, now)
+        self.assertIn("1 became slower or wrong and 0 faster; 1 differ by more than the noise, but undecided (1 slower)",
+                      lines[0])
+        wrong, decoder = self.rows(lines)
         self.assertEqual(wrong[6:], ["another", "unverified; refused in 1 of 1 run: unverified: wrong"])
         self.assertEqual((decoder[0].split()[0], decoder[7].split(":")[0]), ("decoder", "undecided"))
 

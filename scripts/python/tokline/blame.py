@@ -303,7 +303,8 @@ def check_sentence(result):
                 f"{EXPLAINED_WITHIN_PERCENT:.0f} % of the difference or the noise of the step")
     for name, side in result.open_sides:
         said += (f"; THE PARTS OF {name} ARE NOT ITS STEP: {side.unexplained_percent:+.1f} % of its "
-                 f"{side.step_us:,.1f} us are unexplained, at most {EXPLAINED_WITHIN_PERCENT:.0f} % is allowed")
+                 f"{side.step_us:,.1f} us without the profiler are unexplained, at most {EXPLAINED_WITHIN_PERCENT:.0f} % is "
+                 "allowed; measure again on a quiet machine")
     return said
 
 

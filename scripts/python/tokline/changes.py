@@ -59,11 +59,14 @@ def is_loss(row):
 
 
 def sentence(judged, listed, now):
-    losses = sum(map(is_loss, listed))
+    decided = [row for row in listed if row.verdict in (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED)]
+    open_rows = [row for row in listed if row not in decided]
+    losses = sum(map(is_loss, decided))
     slowest = next((row for row in listed if row.ratio is not None and is_loss(row)), None)
-    worst = f", at worst {slowest.key} ({percent(slowest.ratio)})" if slowest else ""
-    return (f"Of {count(len(judged), 'row')} that were measured before, {losses:,} became slower or wrong by more than the "
-            f"noise{worst}; {len(listed) - losses:,} became faster; {len(judged) - len(listed):,} did neither. "
+    worst = f" The largest loss is {slowest.key} ({percent(slowest.ratio)}, {slowest.verdict})." if slowest else ""
+    return (f"Of {count(len(judged), 'row')} that were measured before, {losses:,} became slower or wrong and "
+            f"{len(decided) - losses:,} faster; {len(open_rows):,} differ by more than the noise, but undecided "
+            f"({sum(map(is_loss, open_rows)):,} slower); {len(judged) - len(listed):,} did not change.{worst} "
             f"{count(len(now) - len(judged), 'row')} had no earlier record.")
 
 

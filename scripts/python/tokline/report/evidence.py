@@ -330,7 +330,7 @@ class Evidence:
     @cached_property
     def _all_differences(self):
         if self.baseline:
-            before, after, words = self.baseline, self._current_runs, "the baseline (A) and these results (B)"
+            before, after, words = self.baseline, self._candidate_runs, "the baseline (A) and these results (B)"
         elif len(self.decoder_commits) > 1:
             a, b = self.decoder_commits[-2:]
             before, after = self._runs_of(a), self._runs_of(b)
@@ -349,7 +349,7 @@ class Evidence:
         """Every row against the baseline's, as scripts/records compare does it; None without a baseline."""
         if not self.baseline:
             return None
-        comparison = verdicts.compare(self.baseline, self._current_runs)
+        comparison = verdicts.compare(self.baseline, self._candidate_runs)
         comparison.rows.sort(key=lambda row: row.verdict == verdicts.NEW)  # they are no news of what there was
         return comparison
 
@@ -374,11 +374,11 @@ class Evidence:
             lines.append(f"MISSING: {len(missing)} of {count(comparison.common + len(missing), 'row')} of the baseline, "
                          f"of {listed(dict.fromkeys(row.key.kernel for row in missing))}")
         slower = all(row.verdict == verdicts.SLOWER for row in worse)
-        for rows, state in ((worse, "SLOWER" if slower else "WORSE"),
-                            (unsure, "SLOWER, BUT UNDECIDED since these are single or disturbed runs")):
+        for rows, state in ((worse, "SLOWER" if slower else "WORSE"), (unsure, "SLOWER, BUT UNDECIDED")):
             if rows:
-                lines.append(f"{state}: {len(rows)} of {count(comparison.common, 'row')}; "
-                             f"{self._change_words(max(rows, key=lambda row: row.effect))}")
+                worst = max(rows, key=lambda row: row.effect)
+                why = f" ({worst.notes[-1]})" if rows is unsure else ""
+                lines.append(f"{state}: {len(rows)} of {count(comparison.common, 'row')}; {self._change_words(worst)}{why}")
         if lines:
             return [(True, words) for words in lines]
         faster = comparison.counts[verdicts.FASTER]
@@ -486,10 +486,23 @@ class Evidence:
 
     @cached_property
     def _current_runs(self):
-        """The runs whose rows stand, and those that came after them: what older runs suffered has passed."""
+        """The runs whose rows stand, and those that ended early and that no later run of their program makes up for:
+        what other runs suffered has passed."""
         stand = {id(entry.run) for entry in self.entries}
         newest = max(run.time for run in self.runs)
-        return [run for run in self.runs if id(run) in stand or run.ablations or run.time == newest]
+        complete = {}
+        for run in self.runs:
+            if not (run.killed or run.interrupted):
+                complete[run.program] = max(run.time, complete.get(run.program, run.time))
+        return [run for run in self.runs if id(run) in stand or run.ablations or run.time == newest
+                or (run.killed or run.interrupted) and run.time > complete.get(run.program, "")]
+
+    @cached_property
+    def _candidate_runs(self):
+        """What a baseline is compared with: the current runs, and as further rounds the runs of the same program and
+        commit in the same file."""
+        current = {(run.path, run.program, commit_label(run.fingerprint)) for run in self._current_runs}
+        return [run for run in self.runs if (run.path, run.program, commit_label(run.fingerprint)) in current]
 
     def _mild_notes(self):
         notes = []
@@ -507,10 +520,10 @@ class Evidence:
                               "fast: no GPU was measured", grave=False))
         newest = max(self.runs, key=lambda run: run.time)
         current = self._current_runs
-        older = sum(commit_label(entry.run.fingerprint) != commit_label(newest.fingerprint) for entry in self.entries)
-        if older:
-            notes.append(Note("older", f"{count(older, 'row')} of {len(self.entries):,} were not measured again at "
-                              f"the newest commit, {commit_label(newest.fingerprint)}", grave=False))
+        labels = Counter(commit_label(entry.run.fingerprint) for entry in self.entries)
+        if len(labels) > 1:
+            parts = [f"{count(rows, 'row')} of {label}" for label, rows in labels.most_common()]
+            notes.append(Note("several commits", listed(parts), grave=False))
         differing = Counter(words for run in current for words in records.comparable(newest, run))
         for words, runs in differing.items():
             notes.append(Note("machines differ", f"{words} ({count(runs, 'run')} of {len(current)})", grave=False))

@@ -62,7 +62,8 @@ def step_waterfall(evidence):
             lines.append((label + launches, at, at + us, colour, f"{figure(us)} µs · {percent(100 * us / step)}"))
             at += us
         panels.append((f"{entry.row['model']}, batch {entry.row['batch']}: {figure(step)} µs a step",
-                       f"by {profile['method']}, mean of {profile['steps']} steps", lines))
+                       f"by {profile['method']}, mean of {profile['steps']} steps, whose profiling costs time too: "
+                       f"{figure(1e3 * entry.row['ms_per_token'])} µs without", lines))
     if not panels:
         return None
     return stacked("step", "A decode step split into its kernels and gaps", panels, "µs from the start of the step",
