@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -122,7 +123,15 @@ ShapeFile ShapesOfAxes(const std::vector<std::string>& families,
     // Bytes that are not UTF-8 are replaced.
     return ParseShapes("--axis", file.dump(-1, ' ', false, Json::error_handler_t::replace));
   }
-  const std::string keys = Joined(axes, [](const Axis& axis) { return Quoted(axis.key); });
+  // Those that no family has; if each is in some family, all of them.
+  std::vector<Axis> unknown;
+  std::ranges::copy_if(axes, std::back_inserter(unknown), [&](const Axis& axis) {
+    return std::ranges::none_of(families, [&](const std::string& family) {
+      return AxisDefaults().value(family, Json::object()).contains(axis.key);
+    });
+  });
+  const std::string keys =
+      Joined(unknown.empty() ? axes : unknown, [](const Axis& axis) { return Quoted(axis.key); });
   throw InvalidArgument(StrCat("--axis: no shapes of family ", Joined(families), " have ", keys,
                                "; the axes are ", AxesHelp(families, "; ")));
 }

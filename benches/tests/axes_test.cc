@@ -74,6 +74,7 @@ TEST(AxesTest, BadAxesAreRefusedWithWhatIsAllowed) {
        "batch=1 len=4096 hq=32 hk=8 head_dim=128 pages=256; cascade: batch=64"},
       {{"len=1", "shared=2"}, "have \"len\", \"shared\"; the axes are"},
       {{"name=x"}, "have \"name\""},
+      {{"foo=1", "len=1"}, "have \"foo\"; the axes are"},  // len is one
       {{"\x1b=1"}, "have \"\\x1b\""},
       {{"len=1:2"}, "--axis: \"1:2\" is no range; ranges are BEGIN:END:xFACTOR"},
       {{"len=0:8:x2"}, "\"0:8:x2\" is no range"},

@@ -80,8 +80,11 @@ def main() -> int:
             f"{published.megabytes[wanted.dtype]} MB in {wanted.folder}")
     try:
         make(wanted)
-    except (Refused, OSError) as error:
+    except Refused as error:
         say(f"scripts/model: {error}")
+        return 1
+    except OSError as error:
+        say(f"scripts/model: {error.filename or wanted.folder}: {error.strerror or error}")
         return 1
     print(wanted.folder)
     return 0

@@ -197,6 +197,8 @@ def run_rounds(plan, folder, options):
                    REGRESSED if missing == ["B"] else NOT_COMPARABLE)
     options.across_builds = True
     comparison = compare.compare_files(*experiment.files.values(), options)
+    if plan.rounds < 3:
+        comparison.notes.append(f"{count(plan.rounds, 'round')}: the intervals lack the noise between runs, which takes 3")
     comparison.faults += crashes(experiment, plan)
     comparison.faults += [f"{name} is missing in B" for name in plan.only_on("a")]
     comparison.notes += [f"{name} is new in B: not compared" for name in plan.only_on("b")]
