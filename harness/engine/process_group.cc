@@ -215,19 +215,17 @@ class MpiGroup : public ProcessGroup {
   }
 
   [[noreturn]] void Abandon(const std::string& line, int code) override {
-    if (rank_ == 0) {
-      Speak(line);
-      EndAll(code);
+    if (rank_ != 0 && Failure().empty()) {
+      {
+        const std::lock_guard lock(mpi_);
+        MPI_Request request = call_.no_request;
+        call_.isend(line.data(), Count(std::ssize(line)), call_.byte, 0, kFailed, call_.world,
+                    &request);
+      }
+      std::this_thread::sleep_for(limit_.load());  // rank 0 ends all, unless it hangs
     }
-    {
-      const std::lock_guard lock(mpi_);
-      MPI_Request request = call_.no_request;
-      call_.isend(line.data(), Count(std::ssize(line)), call_.byte, 0, kFailed, call_.world,
-                  &request);
-    }
-    std::this_thread::sleep_for(limit_.load());  // rank 0 ends all, unless it hangs
-    print_(line);
-    ::_exit(EXIT_FAILURE);
+    Speak(line);
+    EndAll(code);
   }
 
  private:
