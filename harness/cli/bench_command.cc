@@ -332,10 +332,13 @@ std::string TableRow(const DecoderMeasurement& measurement) {
     std::snprintf(share, sizeof(share), "%.0f%% %s", *figures.shares.percent_of_measured_peak,
                   figures.shares.floor->limit.c_str());
   }
+  char host[16] = "-";  // on the CPU the host is the device
+  if (measurement.origin.device != "cpu") {
+    std::snprintf(host, sizeof(host), "%.1f%%", 100 * measurement.samples.host_share);
+  }
   char text[160];
-  std::snprintf(text, sizeof(text), " %13.1f %12.1f %8.4f %10s %5.1f%%\n", figures.prefill_tok_s,
-                figures.decode_tok_s, figures.step_ms.median, share,
-                100 * measurement.samples.host_share);
+  std::snprintf(text, sizeof(text), " %13.1f %12.1f %8.4f %10s %6s\n", figures.prefill_tok_s,
+                figures.decode_tok_s, figures.step_ms.median, share, host);
   return shape + text;
 }
 
