@@ -42,12 +42,13 @@ parse_arguments() {
       passed_through+=("${@:2}")
       break
     elif [[ $1 == --* && " ${own_flags[*]} " == *" $name "* ]]; then
+      [[ $1 != *=* ]] || die 2 "--$name takes no value"
       printf -v "${name//-/_}" yes
     elif [[ $1 == --* && " preset cuda jobs ${own_options[*]} " == *" $name "* ]]; then
       if [[ $1 == *=* ]]; then
         printf -v "${name//-/_}" '%s' "${1#*=}"
       else
-        (($# >= 2)) || die 2 "$1 needs a value"
+        (($# >= 2)) && [[ $2 != --* ]] || die 2 "$1 needs a value"
         printf -v "${name//-/_}" '%s' "$2"
         shift
       fi
@@ -70,6 +71,22 @@ parse_arguments() {
       die 2 "--preset is '$preset'; allowed: asan, ci, cpu, cuda, or one of CMakeUserPresets.json"
     fi
   fi
+}
+
+# require_known NAMES WHERE: ends with a line if passed_through has an option that is none of NAMES, or a word that
+# follows no option, before hours of work would show it.
+require_known() {
+  local argument before=""
+  for argument in "${passed_through[@]}"; do
+    if [[ $argument == --* || ($argument == -* && $before != --*) ]]; then
+      [[ " $1 " == *" ${argument%%=*} "* || $argument =~ ^-j[0-9]+$ ]] ||
+        die 2 "unknown argument '$argument'; --help lists those of this script, and $2"
+    else
+      [[ $before == -* ]] || die 2 "unexpected argument '$argument'; --help lists those of this script, and $2"
+    fi
+    before=$argument
+    [[ $argument != *=* && ! $argument =~ ^-j[0-9] ]] || before=""
+  done
 }
 
 # kernel_names FILE: the kernels that the add_kernel() lines of a root CMakeLists.txt name.

@@ -215,8 +215,11 @@ class BenchScriptTest(ScratchRepository):
         options.parent.mkdir()
         self.addCleanup(shutil.rmtree, options.parent)
         shutil.copy(ROOT / "benches/options.cc", options)
-        output, _ = self.bench("--bogus=1", expect=2)
-        self.assertRegex(output, r"^bench: unknown argument '--bogus=1'; .*\n$")
+        for arguments, words in ((("--bogus=1",), "unknown argument '--bogus=1'; "), (("x",), "unexpected argument 'x'; "),
+                                 (("--samples", "15", "x"), "unexpected argument 'x'; "),
+                                 (("--samples=15", "x"), "unexpected argument 'x'; ")):
+            output, _ = self.bench(*arguments, expect=2)
+            self.assertRegex(output, rf"^bench: {words}.*\n$")
         for known in ("--samples=15", "--dtype", "--max-seconds", "--benchmark_filter=beta"):
             output, _ = self.bench(known, expect=0)
 
@@ -228,6 +231,8 @@ class BenchScriptTest(ScratchRepository):
     def test_nothing_to_do_is_said_before_anything_is_built(self):
         for arguments, words in (
             (("--only", "decoder", "--verify-only"), "--verify-only compares kernels with references"),
+            (("--sweep=x",), "--sweep is 'x'; allowed: 1 to 10000"), (("--verify-only=1",), "--verify-only takes no value"),
+            (("--only", "--verify-only"), "--only needs a value"), (("--shapes", "."), "there is no such file"),
             (("--benchmark_out=x",), "--benchmark_out: every program would write the same file"),
             (("--format=csv",), "--format: the table at the end has one; see scripts/records table --markdown"),
             (("--device", "one"), "--device is 'one'; allowed: cpu, cuda, or the number of a GPU"),

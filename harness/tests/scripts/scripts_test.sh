@@ -100,6 +100,9 @@ expect 0 "passed yes, retried ''" run_flaky once yes
 expect 0 "passed no, retried ''" run_flaky never yes
 expect 1 "No such file" cat "$scratch/summary"
 expect 0 "--retry" scripts/test --help
+expect 2 "unknown argument '--bogus'" scripts/test --bogus
+expect 2 "unexpected argument 'norm_test'" scripts/test -j2 norm_test
+expect 2 "--out /proc: the folder cannot be written" scripts/bench --out /proc
 expect 2 "--retried $scratch/file/x: the file cannot be written" scripts/test --retried "$scratch/file/x"
 
 # The scripts that read records: their help, bad options, and no colour in a pipe.
