@@ -39,10 +39,10 @@ def parse(arguments):
                         help="shapes whose 'kernel name page tokens' matches, as the progress lines show them")
     parser.add_argument("--peers", default=",".join(LIBRARIES), metavar="LIST",
                         help=f"some of {', '.join(LIBRARIES)} (default: all)")
-    parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS",
+    parser.add_argument("--time-limit", type=command.positive_number, default=600, metavar="SECONDS",
                         help="no row is begun later: the run is then marked as unfinished; 600 by default: most of "
                         "it are rests")
-    parser.add_argument("--row-time", type=float, default=0.05, metavar="SECONDS",
+    parser.add_argument("--row-time", type=command.positive_number, default=0.05, metavar="SECONDS",
                         help="how long a row is sampled while the median's interval is wide (default: 0.05)")
     parser.add_argument("--compile", action="store_true",
                         help="let FlashInfer compile missing modules, which takes minutes and needs nvcc")

@@ -1,10 +1,11 @@
 """The arguments of scripts/maintain/golden, tokenizer_golden, trained_golden and train_tiny. They are checked before
 anything is installed, so this needs the standard library only."""
 
-import argparse
 import math
 import sys
 from pathlib import Path
+
+from tokline import command, terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT_GOLDEN = ROOT / "harness" / "tests" / "text" / "golden"
@@ -13,8 +14,8 @@ MODEL_FILES = {"config.json", "generation_config.json", "model.safetensors", "to
 
 
 def new_parser(name, description, epilog):
-    return argparse.ArgumentParser(prog=f"scripts/maintain/{name}", description=description, epilog=epilog,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    terminal.program = f"scripts/maintain/{name}"
+    return command.parser(description, epilog)
 
 
 def golden(argv=None):

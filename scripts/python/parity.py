@@ -18,7 +18,7 @@ import pathlib
 import sys
 
 from tokline import terminal
-from tokline.command import MISUSE, ended, positive
+from tokline.command import MISUSE, ended, parser as command_parser, positive
 from tokline.files import CannotWrite, require_writable, write_whole
 from tokline.stop import Stop
 
@@ -40,8 +40,7 @@ def executable(text):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        prog="scripts/maintain/parity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, None)
     commands = parser.add_subparsers(dest="command", required=True)
 
     make = commands.add_parser("make-model", help="write a random-weight checkpoint")
