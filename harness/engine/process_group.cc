@@ -383,6 +383,7 @@ class MpiGroup : public ProcessGroup {
   // Mpirun ends those that do not hear of it.
   [[noreturn]] void EndAll(int code) {
     SendToOthers(kEnd, &code, sizeof(code));
+    const std::lock_guard lock(mpi_);
     call_.abort(call_.world, code);
     ::_exit(code);
   }
