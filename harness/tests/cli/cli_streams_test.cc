@@ -118,5 +118,18 @@ TEST(CliStreamsTest, ALongRunSaysOnATerminalHowFarItIs) {
   }
 }
 
+// The first step takes seconds, after which the first interrupt would end the run. An interrupt
+// soon after the first is the same one, passed on by a script.
+TEST(CliStreamsTest, ASecondInterruptEndsAtOnceWithALine) {
+  Program bench({"bench", "--device", "cpu", "--batch", "4", "--prompt-tokens", "2000"});
+  ASSERT_TRUE(bench.WaitForOutput("decode tok/s"));
+  bench.Signal(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  bench.Signal(SIGINT);
+  const ProgramResult result = bench.Wait();
+  EXPECT_EQ(result.exit_code, -SIGINT);
+  EXPECT_EQ(result.err, "\n[ended at once by a second interrupt]\n");
+}
+
 }  // namespace
 }  // namespace tokline
