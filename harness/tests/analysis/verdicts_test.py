@@ -111,6 +111,14 @@ class PowerTest(unittest.TestCase):
         self.assertGreaterEqual(covered, 0.91 * 300)
         self.assertLessEqual(covered, 0.99 * 300)
 
+    def test_interval_holds_the_ratio_where_runs_that_lie_apart_have_other_numbers_of_samples(self):
+        a, b = experiment(rows=50, rounds=2, run_noise=0.1)
+        for row in a[0].rows:
+            row["samples_us"] = row["samples_us"][:5]
+        for row in verdicts.compare(a, b[:1]).rows:
+            self.assertLessEqual(row.interval[0], row.ratio)
+            self.assertGreaterEqual(row.interval[1], row.ratio)
+
     def test_only_the_slowed_kernel_is_blamed(self):
         compared = verdicts.compare(*experiment(rows=230, effects=[Effect(5, kernel="linear")]))
         self.assertEqual({row.key.kernel for row in compared.regressions}, {"linear"})

@@ -413,7 +413,9 @@ def _interval(effect, logs, paired, samples):
     if sum(counts) >= _ENOUGH_MEDIANS and min(counts) > 1:
         half = floor_factor(*counts, paired, 0, 0.025) * spread(logs)
         return math.exp(effect - half), math.exp(effect + half)
-    return statistics.ratio_interval(*(np.concatenate(side) for side in samples))
+    # The samples of each run around its own median: runs of one side may lie far apart.
+    low, high = statistics.ratio_interval(*(np.concatenate([run / np.median(run) for run in side]) for side in samples))
+    return low * math.exp(effect), high * math.exp(effect)
 
 
 _MORE = ("measure in rounds", "measure in more rounds")
