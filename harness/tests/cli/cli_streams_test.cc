@@ -118,11 +118,13 @@ TEST(CliStreamsTest, ALongRunSaysOnATerminalHowFarItIs) {
   }
 }
 
-// The first step takes seconds, after which the first interrupt would end the run. An interrupt
-// soon after the first is the same one, passed on by a script.
+// A step takes two seconds, after which the first interrupt would end the run. An interrupt soon
+// after the first is the same one, passed on by a script.
 TEST(CliStreamsTest, ASecondInterruptEndsAtOnceWithALine) {
-  Program bench({"bench", "--device", "cpu", "--batch", "4", "--prompt-tokens", "2000"});
+  Program bench({"bench", "--device", "cpu", "--batch", "1", "--prompt-tokens", "4", "--new-tokens",
+                 "4", "--inject-op-delay", "down:1000000"});
   ASSERT_TRUE(bench.WaitForOutput("decode tok/s"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
   bench.Signal(SIGINT);
   std::this_thread::sleep_for(std::chrono::milliseconds(600));
   bench.Signal(SIGINT);
