@@ -3,7 +3,6 @@
 #include "harness/engine/decoder.h"
 
 #include <algorithm>
-#include <deque>
 #include <functional>
 #include <utility>
 
@@ -252,13 +251,13 @@ void Decoder::Prepare(Turn& turn) {
   if (!scheduled.moves.empty()) {
     orders.push_back(RankOrder{.kind = RankOrderKind::kMove, .turn = turn_}.With(scheduled.moves));
   }
-  std::deque<ShiftedCopy::Block> blocks;
+  std::vector<ShiftedCopy::Block> blocks;
   for (const Sequence* sequence : scheduled.shifted) {
     for (auto& block : ranks_[0]->shifted_copy.Plan(*sequence, scheduler_.Chunks())) {
       orders.push_back(RankOrder{
           .kind = RankOrderKind::kCopyShifted, .pages = block.pages, .tokens = block.tokens}
                            .With(block.tables));
-      blocks.push_back(std::move(block));  // its bytes stay where they are
+      blocks.push_back(std::move(block));  // its tables stay where they are
     }
   }
   if (prepared_) {
@@ -467,19 +466,20 @@ void Decoder::Collect(int index) {
   }
   turn.pending = false;
   const std::span<const int32_t> tokens = ranks_[0]->turns[index].Tokens();
-  std::vector<RankOrder::Draw> draws;
+  if (config_.options.ranks > 1) {
+    std::vector<RankOrder::Draw> draws;
+    for (const Turn::Draw& draw : turn.draws) {
+      draws.push_back({.slot = draw.slot, .token = tokens[static_cast<size_t>(draw.slot)]});
+    }
+    for (const auto& rank : ranks_) rank->RequireDraws(index, draws);
+    if (remote_) {
+      remote_->Tell(RankOrder{.kind = RankOrderKind::kCollect, .turn = index}.With(draws));
+    }
+  }
   for (const Turn::Draw& draw : turn.draws) {
-    draws.push_back({.slot = draw.slot, .token = tokens[static_cast<size_t>(draw.slot)]});
-  }
-  for (const auto& rank : ranks_) rank->RequireDraws(index, draws);
-  if (remote_) {
-    remote_->Tell(RankOrder{.kind = RankOrderKind::kCollect, .turn = index}.With(draws));
-  }
-  for (size_t i = 0; i < draws.size(); ++i) {
-    const int32_t token = draws[i].token;
-    const SequenceId id = turn.draws[i].id;
-    const std::optional<Finish> finish = scheduler_.TakeToken(id, token);
-    if (finish) collected_.push_back({.sequence = id, .token = token, .finish = *finish});
+    const int32_t token = tokens[static_cast<size_t>(draw.slot)];
+    const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, token);
+    if (finish) collected_.push_back({.sequence = draw.id, .token = token, .finish = *finish});
   }
 }
 
