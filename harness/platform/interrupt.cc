@@ -12,7 +12,7 @@ namespace {
 // They are lock-free, so a signal handler may set them.
 std::atomic<bool> g_requested = false;
 std::atomic<int> g_signal = 0;
-std::atomic<int64_t> g_requested_ms = 0;
+std::atomic<int64_t> g_requested_ms = 0;  // when the flag was set, or 0
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free &&
               std::atomic<int64_t>::is_always_lock_free);
 
@@ -25,12 +25,14 @@ int64_t NowMs() {
 void Request(int signal_number) {
   // The terminal's Ctrl-C reaches a program and the script that runs it, which passes it on.
   constexpr int64_t kOneRequestMs = 500;
-  if (!g_requested.exchange(true)) {
-    g_requested_ms = NowMs();
+  // The time comes first, so that a signal that another thread gets meanwhile finds it.
+  int64_t first = 0;
+  if (g_requested_ms.compare_exchange_strong(first, NowMs())) {
     g_signal = signal_number;
+    g_requested = true;
     return;
   }
-  if (NowMs() - g_requested_ms < kOneRequestMs) return;
+  if (NowMs() - first < kOneRequestMs) return;
   constexpr std::string_view kText = "\n[ended at once by a second interrupt]\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
   std::signal(signal_number, SIG_DFL);
@@ -52,6 +54,7 @@ int InterruptSignal() { return g_signal; }
 void RearmInterrupts() {
   g_requested = false;
   g_signal = 0;
+  g_requested_ms = 0;
   CatchInterrupts();
 }
 
