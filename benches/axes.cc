@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -124,9 +123,9 @@ ShapeFile ShapesOfAxes(const std::vector<std::string>& families,
     return ParseShapes("--axis", file.dump(-1, ' ', false, Json::error_handler_t::replace));
   }
   // Those that no family has; if each is in some family, all of them.
-  std::vector<Axis> unknown;
-  std::ranges::copy_if(axes, std::back_inserter(unknown), [&](const Axis& axis) {
-    return std::ranges::none_of(families, [&](const std::string& family) {
+  std::vector<Axis> unknown = axes;
+  std::erase_if(unknown, [&](const Axis& axis) {
+    return std::ranges::any_of(families, [&](const std::string& family) {
       return AxisDefaults().value(family, Json::object()).contains(axis.key);
     });
   });
