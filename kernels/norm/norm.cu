@@ -3,6 +3,7 @@
 
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
+#include "kernels/norm/held_rms_device.cuh"
 #include "kernels/norm/norm_device.cuh"
 #include "kernels/norm/norm_policy.h"
 
@@ -17,6 +18,15 @@ void Launch(const NormParams& params, const LaunchOptions& options) {
   DispatchDType(params.dtype, [&]<DType kDType>() {
     if (params.num_tokens == 0) return;
     using T = typename DeviceType<kDType>::Type;
+    if (plan.held > 0) {
+      Dispatch<1, 4>("held", plan.held, [&]<int kHeld>() {
+        Dispatch<32, 128, 512>("threads_per_row", plan.threads_per_row, [&]<int kThreads>() {
+          LaunchKernel(HeldRmsNormKernel<HeldRmsPolicy<T, kThreads, kHeld>>, shape, options,
+                       params);
+        });
+      });
+      return;
+    }
     Dispatch<NormKind::kRms, NormKind::kLayer>("kind", params.kind, [&]<NormKind kKind>() {
       Dispatch<8, 1>("width", plan.width, [&]<int kWidth>() {
         Dispatch<32, 256>("threads_per_row", plan.threads_per_row, [&]<int kThreads>() {

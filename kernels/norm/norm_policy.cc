@@ -39,18 +39,25 @@ void RequireStride(const NormParams& params, int64_t stride, const char* name) {
 
 NormPlan PlanNorm(const NormParams& params) {
   constexpr int32_t kWarp = 32, kBlock = 256;
-  constexpr int32_t kWarpRowsPerBlock = 4;
-  // With few rows the latency of one row matters, so a warp takes a row only if one access per lane
-  // covers it. With many rows a warp avoids the block's barriers, as long as one batch covers a
-  // row.
+  constexpr int32_t kHeldThreads[] = {kWarp, 128, 512};
+  // With few rows the latency of one row matters, so a row gets as many threads as it has accesses.
+  // With many rows a thread has up to four accesses: a warp then takes rows without a barrier.
   constexpr int64_t kFewRows = 512;
-  constexpr int64_t kBatch = 4;
+  constexpr int32_t kBatch = 4;
   NormPlan plan;
   plan.width = TakesVectors(params) ? static_cast<int32_t>(kVectorBytes / SizeOf(params.dtype)) : 1;
-  const int64_t warp_accesses = params.num_tokens < kFewRows ? 1 : kBatch;
-  const bool warp_per_row = params.hidden_size <= kWarp * warp_accesses * plan.width;
-  plan.threads_per_row = warp_per_row ? kWarp : kBlock;
-  plan.rows_per_block = warp_per_row ? kWarpRowsPerBlock : 1;
+  const int64_t accesses = DivideUp(params.hidden_size, plan.width);
+  const int32_t few = params.num_tokens < kFewRows ? 1 : kBatch;
+  plan.threads_per_row = accesses <= kWarp * few ? kWarp : kBlock;
+  const bool vectors = params.kind == NormKind::kRms && plan.width == 8;
+  for (const int32_t held : {few, kBatch}) {
+    for (const int32_t threads : kHeldThreads) {
+      if (!vectors || plan.held != 0 || accesses > int64_t{threads} * held) continue;
+      plan.held = held;
+      plan.threads_per_row = threads;
+    }
+  }
+  plan.rows_per_block = plan.threads_per_row == kWarp ? kNormWarpRowsPerBlock : 1;
   plan.blocks = DivideUp(params.num_tokens, plan.rows_per_block);
   return plan;
 }

@@ -7,9 +7,14 @@
 
 namespace tokline {
 
+// Rows of a block where a warp has a row.
+inline constexpr int32_t kNormWarpRowsPerBlock = 4;
+
 struct NormPlan {
   int32_t width = 1;             // elements per access: 8 (16 bytes) or 1
-  int32_t threads_per_row = 32;  // 32: one warp per row; 256: one block per row
+  int32_t held = 0;              // accesses that a thread holds in registers: 1 or 4 if the row
+                                 // fits (kRms), or 0: it is read twice
+  int32_t threads_per_row = 32;  // 32: one warp per row; 128, 256 or 512: one block per row
   int32_t rows_per_block = 1;
   int64_t blocks = 0;
 };
