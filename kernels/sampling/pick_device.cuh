@@ -3,8 +3,10 @@
 // Grid: one block per row. Greedy rows compare the chunks' best logits. Rows with only a
 //   temperature draw a chunk by its mass and read only that chunk. For top-k or top-p the maxima of
 //   the groups of 32 give a bound below which nothing can be kept; the few groups that reach it are
-//   loaded into shared memory, where all selection happens. If they do not suffice (large k, a flat
-//   top-p), the same selection runs over the whole row, which is in L2.
+//   loaded into shared memory. If at most 512 of their logits reach the bound, which is usual, each
+//   is compared with all others; otherwise a selection by rounds finds what is kept. If the groups
+//   do not suffice (large k, a flat top-p), the same selection runs over the whole row, which is in
+//   L2.
 // Barriers: the whole block calls every function below that takes the storage, and each starts with
 //   a barrier. Branches that contain barriers depend on values that all threads share.
 // Dependent launch: everything is read after the wait.
@@ -21,6 +23,7 @@ inline constexpr int kMaxCandidateGroups = 192;
 inline constexpr int kMaxCandidates = kMaxCandidateGroups * kSamplingGroup;
 inline constexpr int kCandidatesAThread = kMaxCandidates / kPickThreads;
 static_assert(kMaxCandidates % kPickThreads == 0);
+inline constexpr int kMaxCompared = 512;
 static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread holds one chunk");
 static_assert(kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
 
@@ -68,6 +71,21 @@ struct PickStorage {
   uint64_t residual;  // position of the draw within the chunk's mass
 };
 
+// Candidates that are compared with one another, in the order of their ids. They lie where the bins
+// of a selection are otherwise.
+struct Compared {
+  uint64_t* masses;  // [kMaxCompared]
+  float* values;     // [kMaxCompared], then as many -inf as fill a vector
+  int32_t* ids;      // [kMaxCompared]
+
+  __device__ __forceinline__ explicit Compared(PickStorage& storage)
+      : masses(storage.select.bins),
+        values(reinterpret_cast<float*>(masses + kMaxCompared)),
+        ids(reinterpret_cast<int32_t*>(values + kMaxCompared + 4)) {
+    static_assert(kMaxCompared * 16 + 16 <= sizeof(storage.select.bins));
+  }
+};
+
 // One row's rule and what derives from it; uniform across the block.
 struct RowContext {
   RowSource row;
@@ -113,6 +131,31 @@ __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& cont
   }
   __syncthreads();
   return size;
+}
+
+// Moves the candidates that are not -inf to `compared`. Returns how many there are, or -1 if there
+// are too many.
+__device__ int32_t CompactCandidates(PickStorage& storage, int32_t size, const Compared& compared) {
+  const int32_t first = threadIdx.x * kCandidatesAThread;
+  uint64_t mine = 0;
+#pragma unroll
+  for (int i = 0; i < kCandidatesAThread; ++i) {
+    mine += first + i < size && storage.candidates[first + i] != -INFINITY;
+  }
+  uint64_t position, count;
+  PickScan(storage.select.cub.scan).ExclusiveSum(mine, position, count);
+  if (count > kMaxCompared) return -1;
+#pragma unroll
+  for (int i = 0; i < kCandidatesAThread; ++i) {
+    const int32_t at = first + i;
+    if (at >= size || storage.candidates[at] == -INFINITY) continue;
+    compared.values[position] = storage.candidates[at];
+    compared.ids[position++] =
+        storage.groups[at / kSamplingGroup] * kSamplingGroup + at % kSamplingGroup;
+  }
+  if (threadIdx.x < 4) compared.values[count + threadIdx.x] = -INFINITY;
+  __syncthreads();
+  return static_cast<int32_t>(count);
 }
 
 // The mass of a chunk, which the first kernel stored, relative to the row's largest logit.
@@ -262,6 +305,53 @@ __device__ uint64_t ChunkMassesFrom(PickStorage& storage, const RowContext& cont
   return own < context.num_chunks ? masses[own] : 0;
 }
 
+// Applies top-k and top-p to the first `count` of `compared`, which hold everything at or above a
+// bound, and draws. Returns false if they are `partial` and have too little mass for top-p.
+__device__ bool SampleCompared(PickStorage& storage, const RowContext& context, int32_t count,
+                               const Compared& compared, bool partial) {
+  const SamplingRule& rule = context.rule;
+  const bool top_k = rule.top_k > 0 && rule.top_k < context.row.vocab_size;
+  const int32_t own = threadIdx.x;
+  const bool exists = own < count;
+  const float value = exists ? compared.values[own] : -INFINITY;
+  int32_t larger = 0, equal_before = 0;
+  if (exists) {
+    for (int32_t j = 0; j < count; j += 4) {
+      const float4 others = *reinterpret_cast<const float4*>(compared.values + j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float other = Component(others, i);
+        larger += other > value;
+        equal_before += other == value && j + i < own;
+      }
+    }
+  }
+  // The mass of all that are larger: a prefix of the masses in descending order.
+  const uint64_t mass = exists ? context.mass_of(value) : 0;
+  if (exists) compared.masses[larger + equal_before] = mass;
+  __syncthreads();
+  uint64_t before, all;
+  PickScan(storage.select.cub.scan).ExclusiveSum(exists ? compared.masses[own] : 0, before, all);
+  if (exists) compared.masses[own] = before;
+  bool kept = exists && (!top_k || larger < rule.top_k);
+  const int32_t num_kept = __syncthreads_count(kept);
+  const uint64_t above = exists ? compared.masses[larger] : 0;
+  const uint64_t of_kept = num_kept < count ? compared.masses[num_kept] : all;
+  if (rule.top_p < 1) {
+    const uint64_t total = top_k ? of_kept : RowMass(storage, context);
+    const uint64_t target = Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
+    if (of_kept < target && partial && !top_k) return false;
+    kept = kept && above < target;
+  }
+  const uint64_t kept_mass = kept ? mass : 0;
+  __syncthreads();
+  uint64_t kept_before, total;
+  PickScan(storage.select.cub.scan).ExclusiveSum(kept_mass, kept_before, total);
+  const uint64_t draw = __umul64hi(DrawBits(rule.seed, rule.offset), total);
+  if (kept_before <= draw && draw < kept_before + kept_mass) *context.token = compared.ids[own];
+  return true;
+}
+
 // Applies top-k and top-p to the candidates and draws. Returns false if the candidates do not
 // suffice.
 __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context) {
@@ -274,6 +364,9 @@ __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context
                                           context.lowest, wanted, kMaxCandidateGroups);
   const int32_t size = GatherCandidates(storage, context, bound.threshold);
   if (size < 0) return false;
+  const Compared compared(storage);
+  const int32_t count = CompactCandidates(storage, size, compared);
+  if (count >= 0) return SampleCompared(storage, context, count, compared, bound.reached);
   float threshold = bound.threshold;
   const ArraySource candidates{storage.candidates, size};
   if (!ApplyRule(storage, context, candidates, bound.reached, threshold)) return false;
