@@ -1,6 +1,6 @@
 // libFuzzer target: a safetensors file. Whatever is accepted is consistent; all else is refused.
 // Sources: harness/models safetensors
-// Sources: harness/platform json_file mapped_file printable
+// Sources: harness/platform json_file json_node mapped_file printable
 #include <cstdint>
 #include <string_view>
 

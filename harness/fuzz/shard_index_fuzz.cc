@@ -1,6 +1,6 @@
 // libFuzzer target: a model.safetensors.index.json. Accepted shard names stay in its folder.
 // Sources: harness/models shard_index
-// Sources: harness/platform json_file mapped_file printable
+// Sources: harness/platform json_file json_node mapped_file printable
 #include <cstdint>
 #include <string_view>
 
