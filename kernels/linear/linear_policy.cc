@@ -183,22 +183,27 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
   const int64_t share_k = DivideUp(plan.k_units, plan.splits) * kWgmmaSplitK;
   const int64_t blocks = share_k / block_k;
   const int64_t weight_stage = 2 * kWgmmaRows * block_k, x_stage = 2 * plan.token_tile * block_k;
-  // An eighth more than the sums of 8 rows (PartialSums of wgmma_epilogue_device.cuh).
-  const int64_t row_eights = int64_t{plan.cluster} * (kWgmmaRows / 8);
-  plan.partials_bytes = static_cast<int32_t>(row_eights * 9 * 2 * pairs * int64_t{sizeof(float)});
+  plan.partials_bytes = plan.cluster * (kWgmmaRows / 8) * WgmmaSumsOfEight(2 * pairs) *
+                        static_cast<int32_t>(sizeof(float));
   if (WgmmaNormalises(params)) {
     plan.norm_bytes = static_cast<int32_t>(share_k * SizeOf(params.dtype));
   }
   constexpr int64_t kXBytes = 32 << 10, kAlignment = 1024, kBarrierBytes = 8;
-  const int64_t limit = int64_t{plan.grid > 2 * device.sm_count ? 74
-                                : in_registers                  ? 100
-                                                                : 112}
-                        << 10;
-  const int64_t x_stages = std::clamp<int64_t>(kXBytes / x_stage, 2, blocks);
+  const bool large = plan.grid > 2 * device.sm_count;
+  const int64_t limit = int64_t{large ? 74 : in_registers ? 100 : 112} << 10;
   const int64_t fixed = kAlignment + plan.partials_bytes + plan.norm_bytes;
-  plan.weight_stages = static_cast<int32_t>(
-      std::clamp<int64_t>((limit - fixed - x_stages * x_stage) / weight_stage, 2, blocks));
-  plan.x_stages = std::min(static_cast<int32_t>(x_stages), plan.weight_stages);
+  const int64_t max_x_stages = std::clamp<int64_t>(kXBytes / x_stage, 2, blocks);
+  // In a large grid, stages whose weights are held are filled again before the wait, so that fewer
+  // do. In a small one, whose blocks all find room, that only delays the first products.
+  const int64_t held = large ? WgmmaHeldBlocks(plan.token_tile) : 0;
+  const auto x_stages = [&](int64_t stages) { return std::min(stages + held, max_x_stages); };
+  const auto ring_bytes = [&](int64_t stages) {
+    return stages * weight_stage + x_stages(stages) * x_stage;
+  };
+  int64_t stages = std::min<int64_t>(2, blocks);
+  while (stages < blocks - held && fixed + ring_bytes(stages + 1) <= limit) ++stages;
+  plan.weight_stages = static_cast<int32_t>(stages);
+  plan.x_stages = static_cast<int32_t>(x_stages(stages));
   plan.shared_bytes = fixed + plan.weight_stages * (weight_stage + 2 * kBarrierBytes) +
                       plan.x_stages * (x_stage + 2 * kBarrierBytes) + kBarrierBytes;
   return plan;

@@ -21,7 +21,8 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
                                                    {8, int64_t{24} << 20},
                                                    {16, int64_t{16} << 20}};
 // The same for the wgmma kernel, which is asked first, where the device and the code have it.
-inline constexpr FewTokensRange kWgmmaRanges[] = {{32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
+inline constexpr FewTokensRange kWgmmaRanges[] = {
+    {8, INT64_MAX}, {16, int64_t{128} << 20}, {32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.
 inline constexpr int64_t kNormApartTokens = 3;
@@ -63,6 +64,14 @@ inline constexpr int32_t kWgmmaThreads = kWgmmaConsumers + 32;  // and the produ
 inline constexpr int32_t kWgmmaRegisterTokens = 16;
 // Tokens up to which it appends: with more, rows of a token are not finished by one block.
 inline constexpr int32_t kWgmmaAppendTokens = 64;
+// Blocks of K whose weights wait for x in registers.
+constexpr int32_t WgmmaHeldBlocks(int32_t token_tile) {
+  return token_tile <= kWgmmaRegisterTokens ? 2 : 0;
+}
+// Floats from a row of sums of `tokens` tokens to the next, such that four rows begin in different
+// banks, and from 8 rows to the next 8, such that neighbouring eights do too.
+constexpr int32_t WgmmaSumsPitch(int32_t tokens) { return tokens <= 8 ? tokens : tokens + 8; }
+constexpr int32_t WgmmaSumsOfEight(int32_t tokens) { return 8 * WgmmaSumsPitch(tokens) + tokens; }
 // K per stage: less where x takes more of it.
 constexpr int32_t WgmmaBlockK(int32_t token_tile) { return token_tile <= 64 ? 128 : 64; }
 
@@ -73,7 +82,7 @@ struct WgmmaPlan {
   int32_t pairs_log2 = 0;     // log2 of the pairs of tokens that a block finishes at most
   int32_t k_units = 0;        // of kWgmmaSplitK
   int32_t weight_stages = 0;  // of the ring of weights
-  int32_t x_stages = 0;       // of the ring of x, at most as many
+  int32_t x_stages = 0;       // of the ring of x, at most as many, held blocks counted
   int32_t partials_bytes = 0;
   int32_t norm_bytes = 0;  // of the share's norm weight, if the kernel normalises
   int32_t grid = 0;        // blocks

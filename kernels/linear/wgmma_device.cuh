@@ -13,7 +13,8 @@
 //   first weights are also loaded into registers. In a chain of these kernels the weights stream
 //   without a pause.
 // Products: with up to 16 tokens mma.sync, whose weights wait for x in registers; with more, wgmma.
-// Merge: each block sends the sums of a token to the block of the cluster that finishes this token.
+// Merge: each block sends the sums of a token to the block of the cluster that finishes this token,
+//   by stores, or with 64 tokens or more and two blocks by a bulk copy.
 #pragma once
 
 #include <cstdint>
@@ -56,23 +57,32 @@ __device__ __forceinline__ void ProduceWgmma(const WgmmaArgs& args, const WgmmaS
   };
   // More copies in flight gain no bandwidth, but make everybody else's loads slow (README.md).
   constexpr int kInFlight = 2;
-  for (int block = 0; block < min(blocks, weight.stages); ++block) {
-    if (block >= kInFlight) ptx::MbarrierWait(weight.Full(block - kInFlight), 0);
-    load_weight(block, block);
+  // The consumers take their first blocks into registers before they wait.
+  const int early = min(blocks, weight.stages + Policy::kHeldBlocks);
+  RingPosition weight_at{weight.stages}, arrived{weight.stages}, x_at{x.stages};
+  for (int block = 0; block < early; ++block) {
+    if (block >= kInFlight) {
+      ptx::MbarrierWait(weight.Full(arrived.stage), arrived.phase);
+      arrived.Advance();
+    }
+    if (block >= weight.stages) {
+      ptx::MbarrierWait(weight.Empty(weight_at.stage), weight_at.phase ^ 1);
+    }
+    load_weight(block, weight_at.stage);
+    weight_at.Advance();
   }
   ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
   for (int block = 0; block < min(blocks, x.stages); ++block) load_x(block, block);
-  RingPosition weight_at{weight.stages}, x_at{x.stages};
-  for (int read = 0; read < blocks - min(weight.stages, x.stages); ++read) {
+  for (int read = 0; read < blocks - min(early, x.stages); ++read) {
     if (read + x.stages < blocks) {
       ptx::MbarrierWait(x.Empty(x_at.stage), x_at.phase);
       load_x(read + x.stages, x_at.stage);
       x_at.Advance();
     }
-    if (read + weight.stages < blocks) {
-      ptx::MbarrierWait(weight.Empty(weight_at.stage), weight_at.phase);
-      load_weight(read + weight.stages, weight_at.stage);
+    if (read + early < blocks) {
+      ptx::MbarrierWait(weight.Empty(weight_at.stage), weight_at.phase ^ 1);
+      load_weight(read + early, weight_at.stage);
       weight_at.Advance();
     }
   }
@@ -250,7 +260,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, Policy::kMinBlocks)
     shared.x.Init(kWgmmaConsumers / 32);
     ptx::MbarrierInit(shared.arrived, 1);
     ptx::FenceMbarrierInit();
-    ptx::MbarrierArriveExpect(shared.arrived, layout.ArrivingBytes(args.plan.splits));
+    ptx::MbarrierArriveExpect(shared.arrived, ArrivingBytes<Policy>(args.plan, layout));
   }
   __syncthreads();
   if (merges) ptx::ClusterArrive();  // sums may be sent to this block
@@ -271,14 +281,18 @@ __global__ void __launch_bounds__(kWgmmaThreads, Policy::kMinBlocks)
     MultiplyByWgmma<Policy>(share, shared, epilogue, sums);
   }
   if (merges) ptx::ClusterWait();
-  SendSums<Policy>(args, share, layout, shared, sums);
-  if (layout.num_tokens == 0) return;
-  if (merges) {
-    ptx::MbarrierWaitCluster(shared.arrived, 0);
+  const bool copies = CopiesSums<Policy>(args.plan);
+  if (copies) {
+    CopySums<Policy>(args, share, layout, shared, sums);
   } else {
-    ptx::NamedBarrierSync(1, kWgmmaConsumers);
+    SendSums<Policy>(args, share, layout, shared, sums);
   }
-  epilogue.Finish(shared.template Pointer<const float>(shared.partials));
+  const bool finishes = layout.num_tokens > 0;
+  if (finishes && merges) ptx::MbarrierWaitCluster(shared.arrived, 0);
+  if (!merges) ptx::NamedBarrierSync(1, kWgmmaConsumers);
+  if (copies) ptx::ClusterArrive();
+  if (finishes) epilogue.Finish(shared.template Pointer<const float>(shared.partials));
+  if (copies) ptx::ClusterWait();  // a copy out of this block's shared memory has arrived
 #endif
 }
 

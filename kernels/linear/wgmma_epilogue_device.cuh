@@ -15,8 +15,7 @@ namespace tokline {
 
 // Sums on their way to the block of the cluster that finishes their tokens. A block finishes all
 // rows of the cluster for 2^plan.pairs_log2 pairs of neighbouring tokens. Its sums lie as [split of
-// K] [8 rows][row][token], where 8 rows take an eighth more than they need, so that they begin in
-// different banks.
+// K] [8 rows][row][token], with the distances of WgmmaSumsOfEight and WgmmaSumsPitch.
 struct PartialSums {
   int pairs_log2;
   int row_eights;   // of the cluster
@@ -32,15 +31,29 @@ struct PartialSums {
   // How many tokens a block finishes at most.
   __device__ __forceinline__ int Tokens() const { return 2 << pairs_log2; }
   // In floats.
-  __device__ __forceinline__ int Eight() const { return 9 * Tokens(); }
+  __device__ __forceinline__ int Pitch() const { return WgmmaSumsPitch(Tokens()); }
+  __device__ __forceinline__ int Eight() const { return WgmmaSumsOfEight(Tokens()); }
   __device__ __forceinline__ int At(int split, int row, int token) const {
-    return (split * row_eights + row / 8) * Eight() + row % 8 * Tokens() + token;
+    return (split * row_eights + row / 8) * Eight() + row % 8 * Pitch() + token;
   }
-  // Bytes that arrive at the block: pairs of tokens come whole.
-  __device__ __forceinline__ int ArrivingBytes(int splits) const {
-    return (num_tokens + 1) / 2 * 8 * row_eights * 8 * splits;
-  }
+  // Bytes of a tile's sums for the tokens of one block.
+  __device__ __forceinline__ int SliceBytes() const { return 4 * kWgmmaRows / 8 * Eight(); }
 };
+
+// Whether two blocks exchange their sums by bulk copies. Stores, by which more blocks do, take
+// twice as long there, and copies take longer than stores with more blocks (README.md).
+template <typename Policy>
+__device__ __forceinline__ bool CopiesSums(const WgmmaPlan& plan) {
+  return Policy::kTokens >= 64 && plan.cluster == 2;
+}
+
+// Bytes that arrive at the block: the other's slice, or pairs of tokens from every block of the
+// cluster, itself included.
+template <typename Policy>
+__device__ __forceinline__ int ArrivingBytes(const WgmmaPlan& plan, const PartialSums& layout) {
+  return CopiesSums<Policy>(plan) ? layout.SliceBytes()
+                                  : (layout.num_tokens + 1) / 2 * 8 * kWgmmaRows * plan.cluster;
+}
 
 // Hands the block's sums to the blocks that finish them.
 template <typename Policy>
@@ -67,6 +80,37 @@ __device__ __forceinline__ void SendSums(const WgmmaArgs& args, const WgmmaShare
         *shared.template Pointer<float2>(at) = value;
       }
     }
+  }
+}
+
+// The same between two blocks: the sums for the other are laid out where the ring was, and one bulk
+// copy takes them there.
+template <typename Policy>
+__device__ __forceinline__ void CopySums(const WgmmaArgs& args, const WgmmaShare& share,
+                                         const PartialSums& layout,
+                                         const WgmmaShared<Policy>& shared,
+                                         const float (&sums)[Policy::kTokens / 2]) {
+  const int lane = threadIdx.x % 32, other = share.rank ^ 1;
+  const uint32_t own = shared.partials + 4 * layout.At(share.split, share.first_row, 0);
+  const uint32_t ring = shared.weight.data;
+  ptx::NamedBarrierSync(1, kWgmmaConsumers);  // all have read the ring
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = threadIdx.x / 32 * 16 + half * 8 + lane / 4;
+#pragma unroll
+    for (int piece = 0; piece < Policy::kTokens / 8; ++piece) {
+      const int pair = piece * 4 + lane % 4, to = pair >> layout.pairs_log2;
+      const uint32_t at = (to == other ? ring : own) +
+                          4 * layout.At(0, row, 2 * (pair - (to << layout.pairs_log2)));
+      *shared.template Pointer<float2>(at) = {sums[piece * 4 + half * 2],
+                                              sums[piece * 4 + half * 2 + 1]};
+    }
+  }
+  ptx::FenceProxyAsyncShared();
+  ptx::NamedBarrierSync(1, kWgmmaConsumers);
+  if (threadIdx.x == 0 && other << (layout.pairs_log2 + 1) < args.params.num_tokens) {
+    ptx::BulkCopyToCluster(ptx::ClusterAddress(own, other), ring, layout.SliceBytes(),
+                           ptx::ClusterAddress(shared.arrived, other));
   }
 }
 
@@ -157,7 +201,7 @@ class WgmmaEpilogue {
   // The sums of kColumns rows of a token over the cluster.
   __device__ __forceinline__ void Add(const float* at, float (&sums)[kColumns]) const {
     constexpr int kMaxSplits = 8;
-    const int stride = layout_.At(1, 0, 0), next_row = layout_.Tokens();
+    const int stride = layout_.At(1, 0, 0), next_row = layout_.Pitch();
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) sums[i] = at[i * next_row];
     if constexpr (kColumns == 1) {

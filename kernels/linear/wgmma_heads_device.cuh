@@ -29,7 +29,8 @@ class HeadEpilogue {
                                            : append_.k_norm_weight;
     has_norm_ = weight != nullptr;
     if (has_norm_) norm_weight_ = Row::Load(weight, Lane());
-    next_ = Locate(Group());
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) next_[i] = Locate(Group() + i * kGroups);
   }
 
   __device__ __forceinline__ void LoadFirst() {}
@@ -38,8 +39,10 @@ class HeadEpilogue {
 #pragma unroll 1
     for (int token = Group(); token / kWarpGroups * kWarpGroups < layout_.num_tokens;
          token += kGroups) {
-      const Place place = next_;
-      next_ = Locate(token + kGroups);
+      const Place place = next_[0];
+#pragma unroll
+      for (int i = 1; i < kPlaces; ++i) next_[i - 1] = next_[i];
+      next_[kPlaces - 1] = Locate(token + kPlaces * kGroups);
       FinishRow(token, place, partials);
     }
   }
@@ -49,6 +52,8 @@ class HeadEpilogue {
   using Row = HeadRow<T, Policy::kHeadDim>;
   static constexpr int kLanes = Row::kLanes;
   static constexpr int kGroups = kWgmmaConsumers / kLanes, kWarpGroups = 32 / kLanes;
+  // Rows that a thread has located before it needs them: all of them in clusters of four.
+  static constexpr int kPlaces = Policy::kTokens == 64 ? 2 : 1;
 
   __device__ __forceinline__ int Lane() const { return threadIdx.x % kLanes; }
   __device__ __forceinline__ int Group() const { return threadIdx.x / kLanes; }
@@ -82,7 +87,7 @@ class HeadEpilogue {
 
   // The lane's elements of the projection, rounded.
   __device__ __forceinline__ uint4 Project(int token, const float* partials) const {
-    const int stride = layout_.At(1, 0, 0), next_row = layout_.Tokens();
+    const int stride = layout_.At(1, 0, 0), next_row = layout_.Pitch();
     const int rows[2] = {Lane() * 4, Policy::kHeadDim / 2 + Lane() * 4};
     const float* const halves[2] = {partials + layout_.At(0, rows[0], token),
                                     partials + layout_.At(0, rows[1], token)};
@@ -117,7 +122,7 @@ class HeadEpilogue {
   const bool is_query_, is_value_;
   bool has_norm_ = false;
   uint4 norm_weight_ = {};
-  Place next_;
+  Place next_[kPlaces];
 };
 
 }  // namespace tokline

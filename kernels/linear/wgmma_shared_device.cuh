@@ -36,8 +36,8 @@ struct WgmmaPolicy {
   static constexpr int kWeightPanel = kWgmmaRows * 128, kXPanel = kTokens * 128;  // bytes
   static constexpr int kWeightBytes = kPanels * kWeightPanel;
   static constexpr int kXBytes = kPanels * kXPanel;
-  static constexpr bool kInRegisters = kTokens <= 16;
-  static constexpr int kHeldBlocks = 2;  // blocks of weights that wait in registers
+  static constexpr bool kInRegisters = kTokens <= kWgmmaRegisterTokens;
+  static constexpr int kHeldBlocks = WgmmaHeldBlocks(kTokens);
   static constexpr int kMinBlocks = kTokens == 8 ? (kHeadDim ? 3 : 4) : kTokens == 16 ? 3 : 2;
 };
 

@@ -209,6 +209,28 @@ TEST_F(LinearCudaTest, WgmmaGatedTilesArePartialAndSplit) {
   }
 }
 
+// K that ends within a stage, shares that are not equal, rings that wrap, a last tile of few rows,
+// and blocks that finish no token.
+TEST_F(LinearCudaTest, WgmmaUnevenSharesAreBitwiseExact) {
+  for (const int64_t tokens : {17, 31, 33, 63, 64, 65, 100, 128}) {
+    for (const int64_t in : {768, 832, 896}) {
+      for (const int64_t out : {128, 200, 1000}) {
+        const LinearCase c(
+            {.tokens = tokens, .in = in, .out = out, .bias = true, .integers = true});
+        EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c))
+            << "tokens " << tokens << ", in " << in << ", out " << out;
+      }
+      for (const int64_t out : {40, 104, 232}) {
+        const LinearCase c({.tokens = tokens, .in = in, .out = out, .gated = true, .bias = true});
+        EXPECT_TRUE(c.Check(RunOnDevice(c, LinearVariant::kWgmma)))
+            << "tokens " << tokens << ", in " << in << ", gated out " << out;
+      }
+    }
+    const LinearCase c({.tokens = tokens, .in = 2624, .out = 4096, .integers = true});
+    EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c)) << "tokens " << tokens;
+  }
+}
+
 // So many tiles that each block's rings have two stages.
 TEST_F(LinearCudaTest, WgmmaRingsOfLargeGridsWrap) {
   for (const int64_t tokens : {1, 16, 17, 64, 128}) {
@@ -488,6 +510,31 @@ TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
     EXPECT_FALSE(plain == c.x);
     for (int repeat = 0; repeat < 5; ++repeat) {
       EXPECT_TRUE(chain(variant, true) == plain) << Name(variant);
+    }
+  }
+  // Weights that do not fit the ring.
+  for (const int64_t tokens : {4, 16, 33, 64, 128}) {
+    for (const int64_t width : {1024, 4096}) {
+      const LinearCase wide(
+          {.tokens = tokens, .in = width, .out = width, .norm = false, .residual = true});
+      const auto run = [&](bool dependent) {
+        DeviceCase device(wide, LinearVariant::kWgmma);
+        DeviceBuffer ping = ToDevice(wide.x), pong = ToDevice(wide.x);
+        LinearParams params = device.params;
+        for (int layer = 0; layer < 10; ++layer) {
+          params.x = layer % 2 == 0 ? ping.data() : pong.data();
+          params.residual = params.x;
+          params.residual_stride = params.x_stride;
+          params.out = layer % 2 == 0 ? pong.data() : ping.data();
+          Launch(params, {.dependent = dependent});
+        }
+        return ToHost(ping, DType::kBf16);
+      };
+      const HostTensor plain = run(false);
+      EXPECT_FALSE(plain == wide.x);
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        EXPECT_TRUE(run(true) == plain) << "tokens " << tokens << ", width " << width;
+      }
     }
   }
   const HostTensor by_squares = chain(LinearVariant::kWgmma, false, true);

@@ -248,8 +248,11 @@ TEST(LinearTest, WgmmaPlansFitAndShareKWhateverTheTokens) {
           EXPECT_LE(plan.splits, gated ? 4 : 8);
           EXPECT_GE(plan.k_units, 2 * plan.splits);  // two copies per block at least
           EXPECT_GE(int64_t{plan.k_units} * kWgmmaSplitK, in);
-          EXPECT_LE(plan.x_stages, plan.weight_stages);
+          EXPECT_LE(plan.x_stages, plan.weight_stages + WgmmaHeldBlocks(plan.token_tile));
           EXPECT_GE(plan.x_stages, 2);
+          // Sums for the blocks of the cluster lie where the rings were.
+          EXPECT_GE(plan.shared_bytes - plan.partials_bytes, plan.partials_bytes / plan.splits);
+          EXPECT_EQ(plan.grid % plan.cluster, 0);
           int32_t& known = splits[tokens > kWgmmaRegisterTokens];
           if (known == 0) known = plan.splits;
           EXPECT_EQ(plan.splits, known) << tokens;

@@ -40,6 +40,17 @@ __device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* gl
       : "memory");
 }
 
+// Copies `bytes` contiguous bytes, a multiple of 16, to the shared memory of a block of the
+// cluster. Both other addresses are ClusterAddress()es of that block; all are 16 B aligned.
+__device__ __forceinline__ void BulkCopyToCluster(uint32_t to, uint32_t from, uint32_t bytes,
+                                                  uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Loads the box at {c0, c1, c2} of the tensor that `map` describes (device/tensor_map.h). Elements
 // outside the tensor arrive as zeros and count towards the bytes.
 __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
