@@ -27,10 +27,16 @@ struct ChunkDecodeRange {
   int32_t token_end;
 };
 
+struct ChunkDecodeMember {
+  int32_t seq;
+  int32_t shift;    // position shift of the task's KV for this sequence
+  int32_t partial;  // where the partial state goes; -1: the task is the sequence's only one
+};
+
 // Attention of some sequences (its members) over some ranges, for one KV head, by one block. At
 // most kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
 inline constexpr int32_t kChunkDecodeMaxRows = 64;
-struct ChunkDecodeTask {
+struct alignas(16) ChunkDecodeTask {
   int32_t member_begin;  // into the plan's members
   int32_t member_count;
   int32_t range_begin;  // into the plan's ranges
@@ -39,12 +45,10 @@ struct ChunkDecodeTask {
   // together they write its output; it may have no ranges. 0: the task makes a state of its own.
   // Where lanes form clusters, such a task has one member and no ranges, and nothing is partial.
   int32_t clustered;
-};
-
-struct ChunkDecodeMember {
-  int32_t seq;
-  int32_t shift;    // position shift of the task's KV for this sequence
-  int32_t partial;  // where the partial state goes; -1: the task is the sequence's only one
+  // Copies of what most tasks have alone, so that a block begins without loading it.
+  ChunkDecodeRange first_range;    // if there is one
+  ChunkDecodeMember first_member;  // if there is one
+  int32_t first_states;            // partial states of its sequence
 };
 
 // A lane is one block per KV head. cluster_lanes consecutive lanes form a cluster, which merges the

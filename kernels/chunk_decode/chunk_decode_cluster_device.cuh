@@ -112,11 +112,13 @@ struct ReceivedStates {
 // How many tiles a task has.
 __device__ __forceinline__ int CountTiles(const ChunkDecodeTask& task,
                                           const ChunkDecodeRange* ranges) {
-  int tiles = 0;
-  for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-    tiles += (ranges[r].token_end - ranges[r].token_begin + kChunkDecodeTileTokens - 1) /
-             kChunkDecodeTileTokens;
-  }
+  const auto tiles_of = [](const ChunkDecodeRange& range) {
+    return (range.token_end - range.token_begin + kChunkDecodeTileTokens - 1) /
+           kChunkDecodeTileTokens;
+  };
+  if (task.range_begin == task.range_end) return 0;
+  int tiles = tiles_of(task.first_range);
+  for (int32_t r = task.range_begin + 1; r < task.range_end; ++r) tiles += tiles_of(ranges[r]);
   return tiles;
 }
 
@@ -128,8 +130,7 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
   const ReceivedStates<P> received(shared, ptx::SharedAddress(&arrived));
-  const ChunkDecodeMember member = plan.members[task.member_begin];
-  TileCursor tile(task, plan.ranges), next = tile;
+  TileCursor tile(task), next = tile;
   TilePages pages(args, next);  // of the next tile
   if (threadIdx.x == 0) received.Expect(place);
   __syncwarp();
@@ -151,8 +152,7 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     next.Advance(plan.ranges);
     if (next.Valid()) pages = TilePages(args, next);
   };
-  uint32_t query[P::kSteps][4];
-  const auto member_of = [&](int) { return member; };
+  Query<P> query;
   const bool early = args.params.only_last_is_new;
   const int first_end = min(begin + 2, end), wait_at = early ? first_end : begin;
 #pragma unroll 1
@@ -160,7 +160,8 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     if (t == wait_at) {
       ptx::GridDependencyWait();
       late.Load(args);
-      LoadQuery<P>(args, member_of, place.group, place.group, 0, place.kv_head, query);
+      query.Load(args, task, place.group, 0, place.kv_head);
+      query.Rotate(args, task, place.group, 0);
     }
     if (t == first_end) break;
     load(t, early);
@@ -197,7 +198,8 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   ptx::MbarrierWaitCluster(received.arrived, 0);
   for (int row = place.rank + warp * place.lanes; row < place.group;
        row += P::kWarps * place.lanes) {
-    WriteRow<P>(args, member.seq, place.kv_head * place.group + row, received.Add(place, row));
+    WriteRow<P>(args, task.first_member.seq, place.kv_head * place.group + row,
+                received.Add(place, row));
   }
 }
 
@@ -222,7 +224,7 @@ __global__ void __launch_bounds__(P::kThreads, 2)
   }
   // The other tasks are of sequences without KV.
   for (int32_t t = task_begin; t < task_end - last.clustered; ++t) {
-    const int32_t seq = plan.members[plan.tasks[t].member_begin].seq;
+    const int32_t seq = plan.tasks[t].first_member.seq;
     for (int row = threadIdx.x / 32; row < place.group; row += P::kWarps) {
       WriteRow<P>(args, seq, place.kv_head * place.group + row, RowSlice<P>{});
     }

@@ -12,6 +12,7 @@
 //   of them in plan order, so the result does not depend on which block came last. That block
 //   resets the counter.
 // Clusters: chunk_decode_cluster_device.cuh has the kernel for grids of clusters.
+// Next: a block keeps its tasks, and looks up the pages of the next tile while a tile is computed.
 // Dependent launch: the plan, the page lists and, with only_last_is_new, the first tiles except
 //   their LateRow are read before the wait.
 #pragma once
@@ -62,6 +63,12 @@ struct Policy {
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);
 };
 
+// A member of a task by its number.
+__device__ __forceinline__ ChunkDecodeMember Member(const Arguments& args,
+                                                    const ChunkDecodeTask& task, int m) {
+  return m == 0 ? task.first_member : args.params.plan.members[task.member_begin + m];
+}
+
 // Walks the tiles of a task.
 struct TileCursor {
   int32_t range = 0;
@@ -71,10 +78,12 @@ struct TileCursor {
   int32_t token_end = 0;
 
   TileCursor() = default;
-  __device__ TileCursor(const ChunkDecodeTask& task, const ChunkDecodeRange* ranges)
-      : range(task.range_begin), range_end(task.range_end) {
-    if (Valid()) Open(ranges);
-  }
+  __device__ explicit TileCursor(const ChunkDecodeTask& task)
+      : range(task.range_begin),
+        range_end(task.range_end),
+        page_begin(task.first_range.page_begin),
+        token(task.first_range.token_begin),
+        token_end(task.first_range.token_end) {}
   __device__ bool Valid() const { return range < range_end; }
   // Whether the tile is the task's last.
   __device__ bool IsLast() const {
@@ -82,22 +91,21 @@ struct TileCursor {
   }
   // How many tokens the tile has.
   __device__ int32_t Tokens() const { return min(kChunkDecodeTileTokens, token_end - token); }
-  __device__ void Open(const ChunkDecodeRange* ranges) {
+  __device__ void Advance(const ChunkDecodeRange* ranges) {
+    token += kChunkDecodeTileTokens;
+    if (token < token_end || ++range == range_end) return;
     const ChunkDecodeRange opened = ranges[range];
     page_begin = opened.page_begin;
     token = opened.token_begin;
     token_end = opened.token_end;
   }
-  __device__ void Advance(const ChunkDecodeRange* ranges) {
-    token += kChunkDecodeTileTokens;
-    if (token >= token_end && ++range < range_end) Open(ranges);
-  }
 };
 
 // The pages of a tile. Ranges begin at multiples of 16, so 16 tokens lie on one page.
 struct TilePages {
-  int32_t ids[kChunkDecodeTileTokens / 16];
+  int32_t ids[kChunkDecodeTileTokens / 16] = {};
 
+  TilePages() = default;
   __device__ __forceinline__ TilePages(const Arguments& args, const TileCursor& cursor) {
     const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
 #pragma unroll
@@ -172,52 +180,74 @@ struct LateRow {
   }
 };
 
-// The A fragments of 16 query rows, rotated by minus their member's shift. `member_of` gives the
-// task's members by their number.
-template <typename P, typename MemberOf>
-__device__ __forceinline__ void LoadQuery(const Arguments& args, const MemberOf& member_of,
-                                          int group, int num_rows, int row_tile, int kv_head,
-                                          uint32_t (&query)[P::kSteps][4]) {
-  using T = typename P::T;
-  const int lane = threadIdx.x % 32;
+// The A fragments of 16 query rows of a task. Rows past the task's repeat its last row, so that no
+// lane waits for the loads of others; what they make is not stored.
+template <typename P>
+struct Query {
+  uint32_t words[P::kSteps][4];
+
+  static __device__ __forceinline__ int Row(const ChunkDecodeTask& task, int group, int row_tile,
+                                            int half) {
+    const int row = row_tile * 16 + half * 8 + static_cast<int>(threadIdx.x % 32 / 4);
+    return min(row, task.member_count * group - 1);
+  }
+
+  __device__ __forceinline__ void Load(const Arguments& args, const ChunkDecodeTask& task,
+                                       int group, int row_tile, int kv_head) {
+    using T = typename P::T;
+    const bool one_half = task.member_count * group <= 8;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_tile * 16 + half * 8 + lane / 4;
-    if (row >= num_rows) {
+    for (int half = 0; half < 2; ++half) {
+      if (half == 1 && one_half) {
 #pragma unroll
-      for (int s = 0; s < P::kSteps; ++s) query[s][half] = query[s][half + 2] = 0;
-      continue;
-    }
-    const ChunkDecodeMember member = member_of(row / group);
-    const T* q = static_cast<const T*>(args.params.q) + member.seq * args.params.q_stride +
-                 int64_t{kv_head * group + row % group} * P::kHeadDim + (lane % 4) * 2;
+        for (int s = 0; s < P::kSteps; ++s) {
+          words[s][1] = words[s][0];
+          words[s][3] = words[s][2];
+        }
+        break;
+      }
+      const int row = Row(task, group, row_tile, half);
+      const int32_t seq = Member(args, task, row / group).seq;
+      const T* q = static_cast<const T*>(args.params.q) + seq * args.params.q_stride +
+                   int64_t{kv_head * group + row % group} * P::kHeadDim + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int s = 0; s < P::kSteps; ++s) {
-      query[s][half] = *reinterpret_cast<const uint32_t*>(q + s * 16);
-      query[s][half + 2] = *reinterpret_cast<const uint32_t*>(q + s * 16 + 8);
-    }
-    if (member.shift == 0) continue;
-    // Fragment (step, half of the step) holds dims s * 16 + h * 8 + 2t and the next one. The same
-    // thread holds their RoPE partners, which are head_dim / 2 further.
-    const float2* angles = reinterpret_cast<const float2*>(args.params.rope_cos_sin) +
-                           int64_t{abs(member.shift)} * (P::kHeadDim / 2) + (lane % 4) * 2;
-    const float sign = member.shift > 0 ? -1.0f : 1.0f;
-#pragma unroll
-    for (int s = 0; s < P::kSteps / 2; ++s) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        uint32_t& low = query[s][half + 2 * h];
-        uint32_t& high = query[s + P::kSteps / 2][half + 2 * h];
-        const float2 a = Unpack2<T>(low), b = Unpack2<T>(high);
-        const float2 first = angles[s * 16 + h * 8], second = angles[s * 16 + h * 8 + 1];
-        low =
-            Pack2<T>(a.x * first.x - b.x * sign * first.y, a.y * second.x - b.y * sign * second.y);
-        high =
-            Pack2<T>(b.x * first.x + a.x * sign * first.y, b.y * second.x + a.y * sign * second.y);
+      for (int s = 0; s < P::kSteps; ++s) {
+        words[s][half] = *reinterpret_cast<const uint32_t*>(q + s * 16);
+        words[s][half + 2] = *reinterpret_cast<const uint32_t*>(q + s * 16 + 8);
       }
     }
   }
-}
+
+  // Rotates each row by minus its member's shift.
+  __device__ __forceinline__ void Rotate(const Arguments& args, const ChunkDecodeTask& task,
+                                         int group, int row_tile) {
+    using T = typename P::T;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t shift = Member(args, task, Row(task, group, row_tile, half) / group).shift;
+      if (shift == 0) continue;
+      // Fragment (step, half of the step) holds dims s * 16 + h * 8 + 2t and the next one. The same
+      // thread holds their RoPE partners, which are head_dim / 2 further.
+      const float2* angles = reinterpret_cast<const float2*>(args.params.rope_cos_sin) +
+                             int64_t{abs(shift)} * (P::kHeadDim / 2) + threadIdx.x % 4 * 2;
+      const float sign = shift > 0 ? -1.0f : 1.0f;
+#pragma unroll
+      for (int s = 0; s < P::kSteps / 2; ++s) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          uint32_t& low = words[s][half + 2 * h];
+          uint32_t& high = words[s + P::kSteps / 2][half + 2 * h];
+          const float2 a = Unpack2<T>(low), b = Unpack2<T>(high);
+          const float2 first = angles[s * 16 + h * 8], second = angles[s * 16 + h * 8 + 1];
+          low = Pack2<T>(a.x * first.x - b.x * sign * first.y,
+                         a.y * second.x - b.y * sign * second.y);
+          high = Pack2<T>(b.x * first.x + a.x * sign * first.y,
+                          b.y * second.x + a.y * sign * second.y);
+        }
+      }
+    }
+  }
+};
 
 // Online softmax of one warp over 16 rows: row lane/4 in [0], row lane/4 + 8 in [1].
 template <typename P>
@@ -227,8 +257,8 @@ struct RowState {
   float output[P::kHeadDim / 8][4] = {};
 
   // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count.
-  __device__ __forceinline__ void Add(const uint32_t (&query)[P::kSteps][4], uint32_t stage_address,
-                                      int first_row, int valid, float scale_log2) {
+  __device__ __forceinline__ void Add(const Query<P>& query, uint32_t stage_address, int first_row,
+                                      int valid, float scale_log2) {
     using T = typename P::T;
     const int lane = threadIdx.x % 32;
     float scores[2][4] = {};
@@ -240,8 +270,8 @@ struct RowState {
         uint32_t keys[4];
         ptx::LdMatrixX4(keys,
                         stage_address + SwizzledOffset<P::kRowBytes>(row, s * 2 + (lane / 8) % 2));
-        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[0] : scores[0], query[s], keys[0], keys[1]);
-        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[1] : scores[1], query[s], keys[2], keys[3]);
+        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[0] : scores[0], query.words[s], keys[0], keys[1]);
+        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[1] : scores[1], query.words[s], keys[2], keys[3]);
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -528,10 +558,12 @@ __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, i
 
 template <typename P>
 __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
+  // The lane's first tasks, so that a task begins without a load.
+  constexpr int kTasks = 40;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ OpenMember members[kChunkDecodeMaxRows];
-  __shared__ float scratch[P::kWarps * (P::kHeadDim + 1)];
-  static_assert(sizeof(members) + sizeof(scratch) <= kChunkDecodeStaticSharedBytes);
+  __shared__ ChunkDecodeTask tasks[kTasks];
+  static_assert(sizeof(members) + sizeof(tasks) <= kChunkDecodeStaticSharedBytes);
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
   const int num_kv_heads = args.params.layout.num_kv_heads;
@@ -544,76 +576,92 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
   // before the wait.
   const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
   const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
+  if (task_begin == task_end) return;
+  constexpr int kUnits = sizeof(ChunkDecodeTask) / 16;
+  static_assert(kTasks * kUnits <= P::kThreads);
+  if (threadIdx.x < min(kTasks, task_end - task_begin) * kUnits) {
+    const auto* const from = reinterpret_cast<const uint4*>(plan.tasks + task_begin);
+    ptx::CpAsync16(ptx::SharedAddress(tasks) + threadIdx.x * 16, from + threadIdx.x, true);
+  }
+  ptx::CpAsyncCommit();
+  bool has_tasks = false;  // a tile, which was loaded after them, is there for all
+  const auto task_of = [&](int32_t t) {
+    const int index = t - task_begin;
+    return has_tasks && index < kTasks ? tasks[index] : plan.tasks[t];
+  };
   // Tile number n of the lane lies in stage n % kStages. Tiles are loaded ahead of the one that is
   // computed, and beyond the end of a task if its states leave room for them.
   int loaded = 0, computed = 0;
-  int32_t loaded_task = task_begin;
-  TileCursor next;
+  ChunkDecodeTask task = plan.tasks[task_begin];  // that is computed
+  int32_t next_task = task_begin;                 // that the next tile to load belongs to
+  TileCursor next(task);
+  TilePages pages;  // of the next tile
+  // Finds the pages of the next tile, which may be a later task's, before they are needed.
+  const auto find_next = [&] {
+    while (!next.Valid() && next_task + 1 < task_end) next = TileCursor(task_of(++next_task));
+    if (next.Valid()) pages = TilePages(args, next);
+  };
+  find_next();
   const auto stage_address = [&](int tile) { return ring + tile % P::kStages * P::kStageBytes; };
   // Stores what the end of a task needs to know about its members.
-  const auto open_members = [&](const ChunkDecodeTask& task) {
+  const auto open_members = [&] {
     if (threadIdx.x >= task.member_count) return;
-    const ChunkDecodeMember member = plan.members[task.member_begin + threadIdx.x];
-    const int32_t* indptr = plan.seq_partial_indptr + member.seq;
-    members[threadIdx.x] = {member.seq, member.partial,
-                            static_cast<uint32_t>(indptr[1] - indptr[0])};
+    const ChunkDecodeMember member = Member(args, task, threadIdx.x);
+    const int32_t* const indptr = plan.seq_partial_indptr + member.seq;
+    const int32_t states = threadIdx.x == 0 ? task.first_states : indptr[1] - indptr[0];
+    members[threadIdx.x] = {member.seq, member.partial, static_cast<uint32_t>(states)};
   };
   LateRow<P> late;
   // Loads the next tile, if the tasks up to `last_task` have one.
   const auto load_next = [&](int32_t last_task, bool early) {
-    while (!next.Valid() && loaded_task < last_task) {
-      next = TileCursor(plan.tasks[++loaded_task], plan.ranges);
-    }
-    if (!next.Valid()) return false;
+    if (!next.Valid() || next_task > last_task) return false;
     const bool leaves_last = early && next.IsLast();
     if (leaves_last) late = LateRow<P>(args, next, kv_head, stage_address(loaded));
-    LoadTile<P>(args, next, TilePages(args, next), kv_head, stage_address(loaded),
+    LoadTile<P>(args, next, pages, kv_head, stage_address(loaded),
                 leaves_last ? next.token_end - 1 : -1);
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
+    find_next();
     ++loaded;
     return true;
   };
-
   for (int32_t t = task_begin; t < task_end;) {
     // The ring is empty here.
-    loaded_task = t;
-    next = TileCursor(plan.tasks[t], plan.ranges);
-    open_members(plan.tasks[t]);
-    bool waits = t == task_begin;
-    const bool early = waits && args.params.only_last_is_new;
-#pragma unroll 1
-    while (true) {
-      const bool loads = loaded < computed + P::kStages - 1 && next.Valid();
-      if (waits && !(early && loads)) {
-        ptx::GridDependencyWait();
-        late.Load(args);
-        waits = false;
-      }
-      if (!loads) break;
-      load_next(t, early);
+    const bool first = t == task_begin, early = first && args.params.only_last_is_new;
+    if (first && !early) ptx::GridDependencyWait();
+    // A third tile on its way gains where blocks have one task, and loses where they have more.
+    const int ahead = task_end - task_begin == 1 ? P::kStages : P::kStages - 1;
+    while (loaded < computed + ahead && load_next(t, early)) {
     }
+    if (first) {
+      if (early) ptx::GridDependencyWait();
+      late.Load(args);
+    }
+    open_members();
     while (true) {
-      const ChunkDecodeTask task = plan.tasks[t];
       const int num_rows = task.member_count * group;
       const bool warps_share_rows = num_rows <= 16;
       // Whether the states fit the stage that is read last, so that the others may hold later
       // tiles.
       const bool fits_stage = num_rows <= P::kRowsInStage;
-      const int32_t last_task = fits_stage ? min(t + 1, task_end - 1) : t;
-      uint32_t query[P::kSteps][4];
-      const auto member_of = [&](int m) { return plan.members[task.member_begin + m]; };
-      LoadQuery<P>(args, member_of, group, num_rows, warps_share_rows ? 0 : warp, kv_head, query);
+      const int32_t last_task = fits_stage ? t + 1 : t;
+      const int row_tile = warps_share_rows ? 0 : warp;
+      Query<P> query;
+      query.Load(args, task, group, row_tile, kv_head);
+      query.Rotate(args, task, group, row_tile);
       RowState<P> state;
       const bool idle = !warps_share_rows && warp * 16 >= num_rows;
-      for (TileCursor tile(task, plan.ranges); tile.Valid(); tile.Advance(plan.ranges)) {
-        static_assert(P::kStages == 3);  // at most one tile is on its way behind this one
-        if (loaded - computed > 1) {
+      for (TileCursor tile(task); tile.Valid(); tile.Advance(plan.ranges)) {
+        static_assert(P::kStages == 3);  // at most two tiles are on their way behind this one
+        if (loaded - computed > 2) {
+          ptx::CpAsyncWait<2>();
+        } else if (loaded - computed > 1) {
           ptx::CpAsyncWait<1>();
         } else {
           ptx::CpAsyncWait<0>();
         }
         __syncthreads();  // the tile is there for all, and the stage to refill is read by all
+        has_tasks = true;
 #pragma unroll 1
         while (loaded < computed + P::kStages && load_next(last_task, false)) {
         }
@@ -637,11 +685,13 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
       state.Store(warps.outputs + warp * warps.warp_rows * P::kStateStride,
                   warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
       __syncthreads();
-      FinishTask<P>(args, task, kv_head, group, members, warps, scratch);
+      // Partial states are merged when those of this task have been read.
+      FinishTask<P>(args, task, kv_head, group, members, warps, warps.outputs);
       __syncthreads();  // states and members are read before the next task overwrites them
-      ++t;
+      if (++t == task_end) return;
+      task = task_of(t);
       if (loaded == computed) break;
-      open_members(plan.tasks[t]);  // the next task, whose first tile is on its way
+      open_members();  // of the next task, whose first tile is on its way
     }
   }
 }

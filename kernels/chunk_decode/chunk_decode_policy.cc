@@ -400,7 +400,10 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
                            .member_count = 0,
                            .range_begin = static_cast<int32_t>(plan.ranges.size()),
                            .range_end = 0,
-                           .clustered = 0};
+                           .clustered = 0,
+                           .first_range = {},
+                           .first_member = {},
+                           .first_states = 0};
   };
   ChunkDecodeTask first_of_cluster{};
   int32_t empty_seq = 0;  // sequences with no KV are handed out evenly too
@@ -434,6 +437,14 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
       first_of_cluster = plan.tasks.back();
     }
     plan.lane_task_indptr.push_back(static_cast<int32_t>(plan.tasks.size()));
+  }
+  for (ChunkDecodeTask& task : plan.tasks) {
+    if (task.range_begin < task.range_end) {
+      task.first_range = plan.ranges[static_cast<size_t>(task.range_begin)];
+    }
+    task.first_member = plan.members[static_cast<size_t>(task.member_begin)];
+    const int32_t* const indptr = plan.seq_partial_indptr.data() + task.first_member.seq;
+    task.first_states = indptr[1] - indptr[0];
   }
   return plan.Pack();
 }

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "harness/tests/kernels/chunk_decode_case.h"
 #include "harness/tests/kernels/cuda_test.h"
 
@@ -16,6 +18,10 @@ struct RunOptions {
   bool writes_last_key = false;
 };
 
+// Whether runs that name no grid take the one without clusters, which few short sequences would
+// not get.
+bool takes_full_grid = false;
+
 DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   DecodeResult result{HostTensor(decode.options.dtype, decode.q.size()),
                       std::vector<float>(static_cast<size_t>(decode.Rows()), NAN)};
@@ -24,9 +30,12 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   const ChunkTableView host = params.table;
   Validate(host, decode.layout);
   const auto runs = SharedRunsOfTable(host, decode.options.group, run.sharing);
+  const ChunkDecodeGrid grid = run.grid.num_lanes == 0 && takes_full_grid
+                                   ? ChunkDecodeFullGrid(decode.layout, QueryDeviceFacts())
+                                   : run.grid;
   const ChunkDecodePlan plan =
       PlanChunkDecode(host, decode.layout, decode.num_q_heads, QueryDeviceFacts(),
-                      {.runs = runs, .sharing = run.sharing, .grid = run.grid});
+                      {.runs = runs, .sharing = run.sharing, .grid = grid});
   const DeviceBuffer plan_block(plan.block);
   std::vector<int32_t> pages(host.chunk_pages,
                              host.chunk_pages + host.chunk_page_indptr[host.num_chunks]);
@@ -81,13 +90,26 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
 
 using ChunkDecodeCudaTest = CudaTest;
 
+// With the grid that the policy chooses, and with the full grid.
+class ChunkDecodeGridCudaTest : public CudaTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    takes_full_grid = GetParam();
+    CudaTest::SetUp();
+  }
+  void TearDown() override { takes_full_grid = false; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Grids, ChunkDecodeGridCudaTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Full" : "Chosen"; });
+
 void ExpectMatches(const DecodeCaseOptions& options, const RunOptions& run = {}) {
   DecodeCase decode = MakeDecodeCase(options);
   const DecodeResult actual = RunCuda(decode, run);
   EXPECT_TRUE(MatchesReference(actual, RunReference(decode), decode, !options.shifts.empty()));
 }
 
-TEST_F(ChunkDecodeCudaTest, EveryGroupSizeDtypeAndHeadDimMatchesReference) {
+TEST_P(ChunkDecodeGridCudaTest, EveryGroupSizeDtypeAndHeadDimMatchesReference) {
   for (DType dtype : {DType::kBf16, DType::kF16}) {
     for (int32_t head_dim : {64, 128}) {
       for (int32_t group = 1; group <= 16; ++group) {
@@ -103,7 +125,7 @@ TEST_F(ChunkDecodeCudaTest, EveryGroupSizeDtypeAndHeadDimMatchesReference) {
   }
 }
 
-TEST_F(ChunkDecodeCudaTest, RaggedLastPageMatchesReference) {
+TEST_P(ChunkDecodeGridCudaTest, RaggedLastPageMatchesReference) {
   DecodeCaseOptions options;
   for (int32_t page_size : {16, 32, 64, 128, 256}) {
     for (KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
@@ -115,7 +137,7 @@ TEST_F(ChunkDecodeCudaTest, RaggedLastPageMatchesReference) {
   }
 }
 
-TEST_F(ChunkDecodeCudaTest, EmptySequencesGiveZeroAndMinusInfinity) {
+TEST_P(ChunkDecodeGridCudaTest, EmptySequencesGiveZeroAndMinusInfinity) {
   DecodeCase decode = MakeDecodeCase(WithLengths({}, {0, 40, 0, 0}));
   const DecodeResult result = RunCuda(decode);
   for (int32_t seq : {0, 2, 3}) {
@@ -127,7 +149,7 @@ TEST_F(ChunkDecodeCudaTest, EmptySequencesGiveZeroAndMinusInfinity) {
   EXPECT_TRUE(MatchesReference(result, RunReference(decode), decode));
 }
 
-TEST_F(ChunkDecodeCudaTest, BatchOfOnlyEmptySequences) {
+TEST_P(ChunkDecodeGridCudaTest, BatchOfOnlyEmptySequences) {
   DecodeCaseOptions options;
   options.chunk_lengths = {0};
   options.sequences = {{}, {0}};
@@ -138,7 +160,7 @@ TEST_F(ChunkDecodeCudaTest, BatchOfOnlyEmptySequences) {
 
 // Scores so far apart that the softmax is one-hot: the output is one V row, bit by bit. Finds a
 // wrong page, slot, head or stride.
-TEST_F(ChunkDecodeCudaTest, NeedleIsCopiedBitwise) {
+TEST_P(ChunkDecodeGridCudaTest, NeedleIsCopiedBitwise) {
   for (KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
     for (int32_t page_size : {16, 64}) {
       DecodeCaseOptions options;
@@ -179,7 +201,7 @@ TEST_F(ChunkDecodeCudaTest, NeedleIsCopiedBitwise) {
   }
 }
 
-TEST_F(ChunkDecodeCudaTest, UniformScoresGiveTheMeanBitwise) {
+TEST_P(ChunkDecodeGridCudaTest, UniformScoresGiveTheMeanBitwise) {
   DecodeCase decode = MakeDecodeCase(WithLengths({}, {64, 1024, 2}));
   decode.q = HostTensor(DType::kBf16, decode.q.size());
   std::mt19937_64 rng(5);
@@ -190,7 +212,7 @@ TEST_F(ChunkDecodeCudaTest, UniformScoresGiveTheMeanBitwise) {
 }
 
 // All scores are -46,341: what stands for a masked column must lie below any score there is.
-TEST_F(ChunkDecodeCudaTest, HugeNegativeScoresLeaveOnlyLiveTokens) {
+TEST_P(ChunkDecodeGridCudaTest, HugeNegativeScoresLeaveOnlyLiveTokens) {
   DecodeCase decode = MakeDecodeCase(WithLengths({}, {5, 70, 1}));
   for (int64_t i = 0; i < decode.q.size(); ++i) decode.q.Set(i, -64);
   ForEachToken(decode, [&](int32_t, int32_t, int64_t page, int32_t row) {
@@ -202,7 +224,7 @@ TEST_F(ChunkDecodeCudaTest, HugeNegativeScoresLeaveOnlyLiveTokens) {
   EXPECT_TRUE(MatchesReference(RunCuda(decode), RunReference(decode), decode));
 }
 
-TEST_F(ChunkDecodeCudaTest, PagePermutationChangesNothing) {
+TEST_P(ChunkDecodeGridCudaTest, PagePermutationChangesNothing) {
   DecodeCaseOptions options = WithLengths({}, {500, 90, 3});
   DecodeCase a = MakeDecodeCase(options);
   options.page_seed = 99;
@@ -212,7 +234,7 @@ TEST_F(ChunkDecodeCudaTest, PagePermutationChangesNothing) {
   EXPECT_EQ(x.lse, y.lse);
 }
 
-TEST_F(ChunkDecodeCudaTest, DeadSlotsChangeNothing) {
+TEST_P(ChunkDecodeGridCudaTest, DeadSlotsChangeNothing) {
   DecodeCaseOptions options = WithLengths({}, {500, 90, 3});
   DecodeCase a = MakeDecodeCase(options);
   options.nan_in_dead_slots = false;  // zeros there instead
@@ -232,6 +254,19 @@ TEST_F(ChunkDecodeCudaTest, AnySplitMatchesReference) {
         SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", lanes ", lanes));
         ExpectMatches(options, {.grid = {.num_lanes = lanes}});
       }
+    }
+  }
+}
+
+// More tasks in a lane than its block keeps, without KV or of up to four tiles.
+TEST_F(ChunkDecodeCudaTest, ManyShortTasksOfALaneMatchReference) {
+  std::vector<int32_t> lengths;
+  for (int32_t i = 0; i < 100; ++i) lengths.push_back(std::array{1, 64, 0, 65, 130, 200}[i % 6]);
+  for (const int32_t lanes : {1, 2, 9}) {
+    for (const bool dependent : {false, true}) {
+      SCOPED_TRACE(StrCat(lanes, " lanes, dependent ", dependent));
+      ExpectMatches(WithLengths({}, lengths),
+                    {.grid = {.num_lanes = lanes}, .launches = 2, .dependent = dependent});
     }
   }
 }
@@ -263,7 +298,7 @@ TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
 // A dependent launch loads its first tiles while the launch before still writes the last token.
 TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheLastToken) {
   for (const int32_t head_dim : {64, 128}) {
-    for (const int32_t length : {1, 15, 64, 65, 128, 129, 700}) {
+    for (const int32_t length : {1, 15, 64, 65, 128, 129, 192, 193, 700}) {
       DecodeCase decode = MakeDecodeCase(
           WithLengths({.head_dim = head_dim, .num_kv_heads = 1, .group = 1}, {length}));
       for (const int32_t lanes : {1, 2, 4}) {
@@ -283,7 +318,20 @@ TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheLastToken) {
   }
 }
 
-TEST_F(ChunkDecodeCudaTest, SameInputsGiveTheSameBitsEveryTime) {
+// Whatever lies before a sequence in its lane.
+TEST_F(ChunkDecodeCudaTest, EqualSequencesInALaneHaveEqualBits) {
+  DecodeCaseOptions options;
+  options.chunk_lengths = {80};
+  options.sequences = {{0}, {0}, {0}};
+  DecodeCase decode = MakeDecodeCase(options);
+  const int64_t row = int64_t{decode.num_q_heads} * decode.layout.head_dim;
+  for (int64_t i = row; i < 3 * row; ++i) decode.q.Set(i, decode.q[i % row]);
+  const DecodeResult result =
+      RunCuda(decode, {.sharing = ChunkSharing::kNever, .grid = {.num_lanes = 1}});
+  for (int64_t i = row; i < 3 * row; ++i) ASSERT_EQ(result.out[i], result.out[i % row]) << i;
+}
+
+TEST_P(ChunkDecodeGridCudaTest, SameInputsGiveTheSameBitsEveryTime) {
   DecodeCase decode = MakeDecodeCase(WithLengths({}, {4000, 70, 640}));
   const DecodeResult first = RunCuda(decode);
   for (int i = 0; i < 20; ++i) {
@@ -334,7 +382,7 @@ TEST_F(ChunkDecodeCudaTest, ShiftedChunksMatchReference) {
   }
 }
 
-TEST_F(ChunkDecodeCudaTest, LongContextMatchesReference) {
+TEST_P(ChunkDecodeGridCudaTest, LongContextMatchesReference) {
   DecodeCaseOptions options;
   options.num_kv_heads = 1;
   options.group = 2;
@@ -344,7 +392,7 @@ TEST_F(ChunkDecodeCudaTest, LongContextMatchesReference) {
 }
 
 // Offsets past 2^31 elements and 4 GiB: a 32-bit offset reads the wrong page or faults.
-TEST_F(ChunkDecodeCudaTest, PagesPast4GiBAreFound) {
+TEST_P(ChunkDecodeGridCudaTest, PagesPast4GiBAreFound) {
   DecodeCaseOptions options;
   options.num_kv_heads = 8;
   options.page_size = 256;
