@@ -81,6 +81,15 @@ function(tokline_add_test name)
     GTest::gmock)
   # Tests are compiled for every build and run once: -O1 compiles in two thirds of the time.
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(CMAKE_UNITY_BUILD)  # parse once what most tests include; the first one's are those of all
+    get_property(first GLOBAL PROPERTY TOKLINE_FIRST_TEST)
+    if(first)
+      target_precompile_headers(${name} REUSE_FROM ${first})
+    else()
+      target_precompile_headers(${name} PRIVATE <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp>)
+      set_property(GLOBAL PROPERTY TOKLINE_FIRST_TEST ${name})
+    endif()
+  endif()
   target_compile_definitions(${name} PRIVATE
     TOKLINE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
     TOKLINE_PROGRAM="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/tokline")
