@@ -39,9 +39,9 @@ class SanitizeScriptTest(unittest.TestCase):
         path.write_text(text)
         path.chmod(0o755)
 
-    def sanitize(self, *arguments, expect):
+    def sanitize(self, *arguments, expect, command=()):
         done = subprocess.run(
-            [ROOT / "scripts/maintain/sanitize", "--bin", self.folder / "bin", "--out", self.folder / "out.json",
+            [*command, ROOT / "scripts/maintain/sanitize", "--bin", self.folder / "bin", "--out", self.folder / "out.json",
              *arguments],
             env=os.environ | {"PATH": f"{self.folder / 'path'}:{os.environ['PATH']}"},
             text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
@@ -79,6 +79,19 @@ class SanitizeScriptTest(unittest.TestCase):
             "for program;", '[[ $* != *"=*EveryGroup*"* ]] || exit 9\nfor program;'))
         runs = self.sanitize("--only", "chunk_decode", expect=1)
         self.assertEqual([(run["tool"], run["filter"]) for run in runs if run["exit"]], [("racecheck", "*EveryGroup*")])
+
+    def test_an_ended_script_keeps_its_runs_and_leaves_none_behind(self):
+        self.program("path/compute-sanitizer", SANITIZER.replace(
+            "for program;", f'[[ $* != *linear* ]] || {{ echo $$ >>{self.folder}/pids; exec sleep 60; }}\nfor program;'))
+        with self.assertRaises(AssertionError):  # ended by the limit
+            self.sanitize("--only", "^(linear|norm)_", expect=0, command=["timeout", "3"])
+        kept = [json.loads(line)["program"] for line in (self.folder / "out.json.unfinished").read_text().splitlines()]
+        self.assertEqual(set(kept), {"norm_cuda_test"})
+        for pid in (self.folder / "pids").read_text().split():
+            self.assertFalse(Path("/proc", pid).exists())
+        self.program("path/compute-sanitizer", SANITIZER)
+        self.sanitize("--only", "^(linear|norm)_", expect=0)
+        self.assertFalse((self.folder / "out.json.unfinished").exists())
 
     def test_what_initcheck_cannot_see_is_excluded_in_one_program_alone(self):
         self.program("path/compute-sanitizer", SANITIZER.replace("tool=$2", f'tool=$2; echo "$@" >>{self.folder}/calls'))
