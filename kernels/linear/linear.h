@@ -56,7 +56,7 @@ enum class LinearVariant : uint8_t {
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
   kNormThenSkinny,  // RMSNorm kernel, then kSkinny with everything except the norm
   kWgmma,   // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose
-            // weights stream through shared memory; in_features a multiple of 64, at least 256; at
+            // weights stream through shared memory; in_features a multiple of 64, 256 to 65,536; at
             // most kMaxWgmmaTokens tokens
   kMatmul,  // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
 };

@@ -140,7 +140,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
 }
 
 bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device) {
-  return device.HasHopperCode() && params.in_features % 64 == 0 && params.in_features >= 256;
+  return device.HasHopperCode() && params.in_features % 64 == 0 && params.in_features >= 256 &&
+         params.in_features <= kMaxWgmmaFeatures;
 }
 
 bool WgmmaNormalises(const LinearParams& params) {
@@ -263,7 +264,7 @@ LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
     Require(WgmmaRuns(params, device), "kWgmma with in_features ", params.in_features,
             " on compute capability ", device.compute_major, ".", device.compute_minor,
             " and code for ", device.code_architecture / 10, ".", device.code_architecture % 10,
-            "; it needs a multiple of 64, at least 256, and code for sm_90a");
+            "; it needs a multiple of 64, 256 to ", kMaxWgmmaFeatures, ", and code for sm_90a");
     choice.wgmma = PlanWgmma(params, device);
     return choice;
   }

@@ -62,6 +62,8 @@ inline constexpr int32_t kWgmmaConsumers = 128;                 // threads of th
 inline constexpr int32_t kWgmmaThreads = kWgmmaConsumers + 32;  // and the producer warp
 // Up to so many tokens it multiplies with mma.sync out of registers, beyond them with wgmma.
 inline constexpr int32_t kWgmmaRegisterTokens = 16;
+// Up to so large a K the norm weight of a share fits beside two stages.
+inline constexpr int64_t kMaxWgmmaFeatures = 65536;
 // Tokens up to which it appends: with more, rows of a token are not finished by one block.
 inline constexpr int32_t kWgmmaAppendTokens = 64;
 // Blocks of K whose weights wait for x in registers.
@@ -97,7 +99,7 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device);
 // Whether kWgmma normalises x itself.
 bool WgmmaNormalises(const LinearParams& params);
 
-// Whether the device and the loaded code have wgmma, and K is whole panels of it.
+// Whether the device and the loaded code have wgmma, and K is whole panels of it and not too large.
 bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device);
 
 // Splits depend only on the weight's shape and the device, so within kSkinny a token's result does

@@ -64,7 +64,7 @@ struct ArraySource {
 };
 
 struct PickStorage {
-  SelectStorage select;
+  alignas(16) SelectStorage select;
   float candidates[kMaxCandidates];
   int32_t groups[kMaxCandidateGroups];
   int32_t chunk;      // the drawn chunk

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <map>
 #include <set>
@@ -80,6 +81,18 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     const bool makes_state = !task.clustered || LaneOf(plan, i) % plan.size.grid.cluster_lanes == 0;
     ASSERT_GE(task.member_count, 1);
     ASSERT_LE(task.member_count * group, kChunkDecodeMaxRows);
+    const auto fields = [](const ChunkDecodeMember& m) {
+      return std::array{m.seq, m.shift, m.partial};
+    };
+    const ChunkDecodeMember& first = plan.Members()[task.member_begin];
+    ASSERT_EQ(fields(task.first_member), fields(first));
+    ASSERT_EQ(task.first_states,
+              plan.SeqPartialIndptr()[first.seq + 1] - plan.SeqPartialIndptr()[first.seq]);
+    if (task.range_begin < task.range_end) {
+      const ChunkDecodeRange &range = plan.Ranges()[task.range_begin], &copy = task.first_range;
+      ASSERT_EQ((std::array{range.page_begin, range.token_begin, range.token_end}),
+                (std::array{copy.page_begin, copy.token_begin, copy.token_end}));
+    }
     for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
       const ChunkDecodeMember& member = plan.Members()[m];
       states[static_cast<size_t>(member.seq)] += makes_state;

@@ -457,6 +457,40 @@ TEST_F(LinearCudaTest, WgmmaNormalisesBySumsOfSquares) {
   }
 }
 
+// gate_up and down of an MLP whose grid is large: stages are filled again before x exists.
+TEST_F(LinearCudaTest, LargeGatedGridsNormaliseAndChain) {
+  for (const int64_t tokens : {1, 8, 13}) {
+    const LinearCase up({.tokens = tokens, .in = 2560, .out = 9728, .norm = true, .gated = true});
+    const LinearCase down({.tokens = tokens, .in = 9728, .out = 2560, .residual = true});
+    const std::vector<float> sums = SquaresOf(up.x, tokens, 2560, up.XStride());
+    const DeviceBuffer squares(sums), next_squares(std::vector<float>(sums.size(), NAN));
+    DeviceCase first(up, LinearVariant::kWgmma), second(down, LinearVariant::kWgmma);
+    first.params.x_squares = squares.as<float>();
+    first.params.workspace = nullptr;  // nothing else normalises
+    EXPECT_TRUE(up.Check(first.Run())) << tokens;
+    const auto run = [&](bool dependent) {
+      const DeviceBuffer x = ToDevice(up.x);
+      for (int round = 0; round < 4; ++round) {
+        LinearParams params = first.params;
+        params.x = x.data();
+        if (round > 0) params.x_squares = next_squares.as<float>();
+        Launch(params, {.dependent = dependent});
+        LinearParams back = second.params;
+        back.x = params.out;
+        back.x_stride = params.out_stride;
+        back.residual = back.out = x.data();
+        back.residual_stride = back.out_stride = params.x_stride;
+        back.out_squares = next_squares.as<float>();
+        Launch(back, {.dependent = dependent});
+      }
+      return ToHost(x, DType::kBf16);
+    };
+    const HostTensor plain = run(false);
+    EXPECT_FALSE(plain == up.x);
+    for (int repeat = 0; repeat < 3; ++repeat) EXPECT_TRUE(run(true) == plain) << tokens;
+  }
+}
+
 TEST_F(LinearCudaTest, SumsOfSquaresAreThoseOfTheOutput) {
   for (const int64_t tokens : {1, 2, 5, 8, 9, 16}) {
     for (const int64_t out : {64, 136, 1000}) {

@@ -210,8 +210,10 @@ TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
       const auto runs = [&] { return LinearPolicy(params, device.facts) == LinearVariant::kWgmma; };
       EXPECT_EQ(runs(), hopper) << device.name << " with code for "
                                 << device.facts.code_architecture;
-      params.in_features = 1000;  // not whole panels of 64
-      EXPECT_FALSE(runs()) << device.name << " with code for " << device.facts.code_architecture;
+      for (const int64_t in : {1000, 192, 65'600}) {  // not whole panels of 64, too few, too many
+        params.in_features = in;
+        EXPECT_FALSE(runs()) << device.name << ", in_features " << in;
+      }
       params.in_features = 1024;
       params.out_features += 1;
       if (range.tokens == std::ranges::max(kWgmmaRanges, {}, &FewTokensRange::tokens).tokens) {
@@ -229,6 +231,21 @@ TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
                     HasSubstr("code for sm_90a"));
       }
     }
+  }
+}
+
+TEST(LinearTest, WgmmaPlansFitWithTheLargestNormWeight) {
+  const float norm = 1;
+  for (const int64_t out : {64, 20'000}) {
+    const WgmmaPlan plan = PlanWgmma({.gated_silu = true,
+                                      .num_tokens = 8,
+                                      .in_features = kMaxWgmmaFeatures,
+                                      .out_features = out,
+                                      .norm_weight = &norm,
+                                      .x_squares = &norm},
+                                     testing::kH200);
+    EXPECT_LE(plan.shared_bytes, testing::kH200.shared_bytes_per_block) << out;
+    EXPECT_GE(plan.norm_bytes, kMaxWgmmaFeatures / plan.splits * 2);
   }
 }
 
