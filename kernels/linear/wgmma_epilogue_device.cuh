@@ -40,8 +40,8 @@ struct PartialSums {
   __device__ __forceinline__ int SliceBytes() const { return 4 * kWgmmaRows / 8 * Eight(); }
 };
 
-// Whether two blocks exchange their sums by bulk copies. Stores, by which more blocks do, take
-// twice as long there, and copies take longer than stores with more blocks (README.md).
+// Whether two blocks exchange the sums of many tokens by bulk copies. Stores take twice as long
+// there; with fewer tokens or more blocks copies take longer (README.md).
 template <typename Policy>
 __device__ __forceinline__ bool CopiesSums(const WgmmaPlan& plan) {
   return Policy::kTokens >= 64 && plan.cluster == 2;

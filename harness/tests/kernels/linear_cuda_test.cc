@@ -518,14 +518,15 @@ TEST_F(LinearCudaTest, SumsOfSquaresAreThoseOfTheOutput) {
 // Each layer reads what the previous one wrote, which reveals a dependent launch that reads too
 // early.
 TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
-  const LinearCase c({.tokens = 4, .in = 1024, .out = 1024, .norm = true, .residual = true});
-  const auto chain = [&](LinearVariant variant, bool dependent, bool by_squares = false) {
+  const auto chain = [](const LinearCase& c, int layers, LinearVariant variant, bool dependent,
+                        bool by_squares = false) {
     DeviceCase device(c, variant);
     DeviceBuffer ping = ToDevice(c.x), pong = ToDevice(c.x);
-    const std::vector<float> first = SquaresOf(c.x, 4, 1024, c.XStride());
+    const std::vector<float> first =
+        SquaresOf(c.x, device.params.num_tokens, device.params.in_features, c.XStride());
     const DeviceBuffer squares[] = {DeviceBuffer(first), DeviceBuffer(first)};
     LinearParams params = device.params;
-    for (int layer = 0; layer < 40; ++layer) {
+    for (int layer = 0; layer < layers; ++layer) {
       params.x = layer % 2 == 0 ? ping.data() : pong.data();
       params.residual = params.x;
       params.residual_stride = params.x_stride;
@@ -538,43 +539,31 @@ TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
     }
     return ToHost(ping, DType::kBf16);
   };
+  const LinearCase c({.tokens = 4, .in = 1024, .out = 1024, .norm = true, .residual = true});
   for (const LinearVariant variant :
        {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kWgmma}) {
-    const HostTensor plain = chain(variant, false);
+    const HostTensor plain = chain(c, 40, variant, false);
     EXPECT_FALSE(plain == c.x);
     for (int repeat = 0; repeat < 5; ++repeat) {
-      EXPECT_TRUE(chain(variant, true) == plain) << Name(variant);
+      EXPECT_TRUE(chain(c, 40, variant, true) == plain) << Name(variant);
     }
   }
   // Weights that do not fit the ring.
   for (const int64_t tokens : {4, 16, 33, 64, 128}) {
     for (const int64_t width : {1024, 4096}) {
-      const LinearCase wide(
-          {.tokens = tokens, .in = width, .out = width, .norm = false, .residual = true});
-      const auto run = [&](bool dependent) {
-        DeviceCase device(wide, LinearVariant::kWgmma);
-        DeviceBuffer ping = ToDevice(wide.x), pong = ToDevice(wide.x);
-        LinearParams params = device.params;
-        for (int layer = 0; layer < 10; ++layer) {
-          params.x = layer % 2 == 0 ? ping.data() : pong.data();
-          params.residual = params.x;
-          params.residual_stride = params.x_stride;
-          params.out = layer % 2 == 0 ? pong.data() : ping.data();
-          Launch(params, {.dependent = dependent});
-        }
-        return ToHost(ping, DType::kBf16);
-      };
-      const HostTensor plain = run(false);
+      const LinearCase wide({.tokens = tokens, .in = width, .out = width, .residual = true});
+      const HostTensor plain = chain(wide, 10, LinearVariant::kWgmma, false);
       EXPECT_FALSE(plain == wide.x);
       for (int repeat = 0; repeat < 5; ++repeat) {
-        EXPECT_TRUE(run(true) == plain) << "tokens " << tokens << ", width " << width;
+        EXPECT_TRUE(chain(wide, 10, LinearVariant::kWgmma, true) == plain)
+            << "tokens " << tokens << ", width " << width;
       }
     }
   }
-  const HostTensor by_squares = chain(LinearVariant::kWgmma, false, true);
+  const HostTensor by_squares = chain(c, 40, LinearVariant::kWgmma, false, true);
   EXPECT_FALSE(by_squares == c.x);
   for (int repeat = 0; repeat < 5; ++repeat) {
-    EXPECT_TRUE(chain(LinearVariant::kWgmma, true, true) == by_squares);
+    EXPECT_TRUE(chain(c, 40, LinearVariant::kWgmma, true, true) == by_squares);
   }
 }
 
