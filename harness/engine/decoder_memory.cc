@@ -106,10 +106,10 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
             .head_dim = spec.head_dim,
             .order = KvOrder::kHnd};
   group = static_cast<int32_t>(spec.num_q_heads / spec.num_kv_heads);
-  split_input_norm = !FusesNorms(spec) || Has(Ablation::kRmsNormQkv);
-  split_mlp = !FusesMlp(spec) || Has(Ablation::kFusedMlp);
+  split_input_norm = !FusesNorms(spec) || Ablates(Ablation::kRmsNormQkv);
+  split_mlp = !FusesMlp(spec) || Ablates(Ablation::kFusedMlp);
   split_final_norm = !FusesNorms(spec);
-  if (Has(Ablation::kChunkDecode)) scratch_page = static_cast<int32_t>(layout.num_pages++);
+  if (Ablates(Ablation::kChunkDecode)) scratch_page = static_cast<int32_t>(layout.num_pages++);
   Validate(layout);
   if (options.reuse) max_runs = kReuseRuns;
   // Each run except the last may leave room on its last page.
@@ -128,7 +128,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
                           .num_tokens = options.token_budget,
                           .max_pages = int64_t{options.max_batch} * max_pages,
                           .more_chunks = options.max_batch * (max_runs - 1)};
-  if (Has(Ablation::kPagedPrefill)) {
+  if (Ablates(Ablation::kPagedPrefill)) {
     largest_step.prefill.kind = AttentionKind::kChunkDecode;
     largest_step.prefill.num_seqs = static_cast<int32_t>(options.token_budget);
     largest_step.prefill.max_pages = options.token_budget * max_pages;
@@ -146,12 +146,12 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
 
 StepOpSet DecoderConfig::DecodeOps() const {
   const ModelSpec& spec = shard.local;
-  const bool split_append = Has(Ablation::kKvAppend),
+  const bool split_append = Ablates(Ablation::kKvAppend),
              gated = spec.mlp == ActivationKind::kGatedSilu;
   if (RunsAsOneKernel(options.max_batch)) return {StepOp::kDecodeStep, StepOp::kSampling};
   StepOpSet ops{StepOp::kEmbedding, StepOp::kQkv,    StepOp::kAttentionOutput,
                 StepOp::kDown,      StepOp::kLmHead, StepOp::kSampling};
-  ops.Add(Has(Ablation::kChunkDecode) ? StepOp::kPagedPrefill : StepOp::kChunkDecode);
+  ops.Add(Ablates(Ablation::kChunkDecode) ? StepOp::kPagedPrefill : StepOp::kChunkDecode);
   ops.Add(gated ? StepOp::kGateUp : StepOp::kUp);
   if (split_input_norm) ops.Add(StepOp::kInputNorm);
   if (split_append && spec.qk_norm) ops.Add(StepOp::kHeadNorms);
@@ -207,13 +207,13 @@ std::vector<StepShape> DecoderConfig::DecodeShapes() const {
 
 StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest) const {
   StepShape shape;
-  shape.decode = {.kind = Has(Ablation::kChunkDecode) ? AttentionKind::kPagedPrefill
-                                                      : AttentionKind::kChunkDecode,
+  shape.decode = {.kind = Ablates(Ablation::kChunkDecode) ? AttentionKind::kPagedPrefill
+                                                          : AttentionKind::kChunkDecode,
                   .num_seqs = bucket,
                   .num_tokens = bucket,
                   .max_pages = int64_t{bucket} * max_pages,
                   .more_chunks = bucket * (max_runs - 1)};
-  if (full_grid.num_lanes > 0 && !Has(Ablation::kChunkDecode)) {
+  if (full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode)) {
     const bool always_shares = SharesReads() && options.sharing == ChunkSharing::kAlways;
     shape.decode.grid = always_shares  // clusters share nothing
                             ? full_grid
@@ -273,7 +273,7 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
     return workspace;
   };
   decode_workspaces.clear();
-  if (config.full_grid.num_lanes > 0 && !config.Has(Ablation::kChunkDecode)) {
+  if (config.full_grid.num_lanes > 0 && !config.Ablates(Ablation::kChunkDecode)) {
     const auto counters = [&](int32_t num_seqs) {
       return ChunkDecodeCounterBytes(num_seqs, config.layout);
     };
@@ -287,7 +287,7 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
       decode_workspaces.back().data = largest + (before_states - counters(bucket));
     }
   }
-  if (config.full_grid.num_lanes > 0 && config.Has(Ablation::kPagedPrefill)) {
+  if (config.full_grid.num_lanes > 0 && config.Ablates(Ablation::kPagedPrefill)) {
     prefill_workspace = workspace_of(config.largest_step.prefill);
     prefill_workspace.data = carver.TakeBytes(prefill_workspace.bytes);
   }

@@ -86,13 +86,14 @@ struct DecoderConfig {
   bool RunsAsOneKernel(int32_t bucket) const { return bucket <= one_kernel_rows; }
   // Every shape that a decode step can have. Each is captured as a graph.
   std::vector<StepShape> DecodeShapes() const;
-  bool Has(Ablation ablation) const { return options.ablate.Has(ablation); }
+  bool Ablates(Ablation ablation) const { return options.ablate.Has(ablation); }
   bool Divided() const { return shard.world_size > 1; }  // among several ranks
   // Of a decode step.
   StepOpSet DecodeOps() const;
   bool OnDevice() const { return options.device == Device::kCuda; }
   bool SharesReads() const {
-    return options.reuse && options.sharing != ChunkSharing::kNever && !Has(Ablation::kChunkDecode);
+    return options.reuse && options.sharing != ChunkSharing::kNever &&
+           !Ablates(Ablation::kChunkDecode);
   }
 };
 

@@ -168,7 +168,7 @@ void DecoderRank::RunStep(const StepShape& shape, int turn) {
 void DecoderRank::CaptureStep(const StepShape& shape) {
   forward.Enqueue(shape);  // lets every op choose its algorithms before the capture
   backend->Synchronize();
-  if (config.Has(Ablation::kGraphs)) return;
+  if (config.Ablates(Ablation::kGraphs)) return;
   captured.push_back({.shape = shape, .graph = backend->Capture([&] { forward.Enqueue(shape); })});
   captured.back().graph->Enqueue();
   backend->Synchronize();

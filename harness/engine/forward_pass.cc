@@ -21,7 +21,7 @@ ForwardPass::ForwardPass(const DecoderConfig& config, const DeviceWeights& weigh
       scale_(spec_.ScoreScale()) {}
 
 LaunchOptions ForwardPass::Next() {
-  const bool dependent = !first_ && !config_.Has(Ablation::kPdl);
+  const bool dependent = !first_ && !config_.Ablates(Ablation::kPdl);
   first_ = false;
   return {.stream = backend_.stream(), .dependent = dependent};
 }
@@ -159,7 +159,7 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
                             .positions = arrays.positions,
                             .rope_cos_sin = buffers_.rope,
                             .rope_rows = buffers_.rope ? config_.options.max_context : 0});
-  const bool split_append = config_.Has(Ablation::kKvAppend);
+  const bool split_append = config_.Ablates(Ablation::kKvAppend);
   if (config_.split_input_norm) {
     Norm(StepOp::kInputNorm, tokens, buffers_.x, layer.input_norm, layer.input_norm_bias);
     projection.x = buffers_.normed;
@@ -227,8 +227,8 @@ void ForwardPass::Attention(const AttentionShape& shape, const AttentionArrays& 
          .kv = kv,
          .out = out,
          .out_stride = spec_.QSize(),
-         .variant = config_.Has(Ablation::kHopper) ? PagedPrefillVariant::kPortable
-                                                   : PagedPrefillVariant::kAuto,
+         .variant = config_.Ablates(Ablation::kHopper) ? PagedPrefillVariant::kPortable
+                                                       : PagedPrefillVariant::kAuto,
          .tile_tokens = shape.tile_tokens,
          .num_tiles = shape.num_tiles,
          .tiles = arrays.tiles});
@@ -390,7 +390,7 @@ bool ForwardPass::Wants(StepOp op) const { return observer_ == nullptr || observ
 
 void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
                            LinearParams& params) const {
-  if (weight == nullptr || config_.Has(Ablation::kPrefetch)) return;
+  if (weight == nullptr || config_.Ablates(Ablation::kPrefetch)) return;
   if (observer_ != nullptr && !observer_->Prefetches(op)) return;
   const int64_t bytes = elements * element_bytes_;
   if (bytes > backend_.facts().l2_bytes / 4) return;
@@ -410,19 +410,20 @@ void ForwardPass::SumSquares(LinearParams& params) {
 
 LinearParams ForwardPass::Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                                  const std::byte* weight, void* out, int64_t out_features) const {
-  return {.dtype = dtype_,
-          .variant = config_.Has(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto,
-          .num_tokens = tokens,
-          .in_features = in_features,
-          .out_features = out_features,
-          .x = x,
-          .x_stride = in_features,
-          .weight = weight,
-          .out = out,
-          .out_stride = out_features,
-          .matmul = backend_.matmul(),
-          .workspace = buffers_.linear_workspace,
-          .workspace_bytes = config_.linear_workspace_bytes};
+  return {
+      .dtype = dtype_,
+      .variant = config_.Ablates(Ablation::kSkinny) ? LinearVariant::kMatmul : LinearVariant::kAuto,
+      .num_tokens = tokens,
+      .in_features = in_features,
+      .out_features = out_features,
+      .x = x,
+      .x_stride = in_features,
+      .weight = weight,
+      .out = out,
+      .out_stride = out_features,
+      .matmul = backend_.matmul(),
+      .workspace = buffers_.linear_workspace,
+      .workspace_bytes = config_.linear_workspace_bytes};
 }
 
 }  // namespace tokline

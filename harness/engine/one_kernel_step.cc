@@ -35,7 +35,7 @@ std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config,
   if (!config.OnDevice()) return "the CPU has no kernels";
   if (config.Divided()) return StrCat("a model divided among ", config.options.ranks, " ranks");
   for (const AblationEntry& entry : AllAblations()) {
-    if (config.Has(entry.ablation) && NeedsChain(entry.ablation)) {
+    if (config.Ablates(entry.ablation) && NeedsChain(entry.ablation)) {
       return StrCat("ablation ", entry.name);
     }
   }
