@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "harness/cli/model_run.h"
+#include "harness/engine/decoder_memory.h"
 #include "harness/engine/make_decoder.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"

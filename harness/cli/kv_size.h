@@ -5,7 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
 
-#include "harness/engine/decoder_memory.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/platform/flags.h"
 
 namespace tokline {

@@ -12,7 +12,7 @@
 
 #include "harness/cli/kv_size.h"
 #include "harness/engine/ablation.h"
-#include "harness/engine/decoder_memory.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/models/loaded_model.h"
 #include "harness/platform/flags.h"
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "harness/engine/backend.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/engine/decoder_memory.h"
 #include "harness/engine/decoder_rank.h"
 #include "harness/engine/rank_group.h"

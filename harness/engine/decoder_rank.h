@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "harness/engine/backend.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/engine/decoder_memory.h"
 #include "harness/engine/device_weights.h"
 #include "harness/engine/forward_pass.h"

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "harness/engine/backend.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/engine/decoder_memory.h"
 #include "harness/engine/device_weights.h"
 #include "harness/engine/step_arrays.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "harness/engine/decoder_memory.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/engine/device_weights.h"
 #include "kernels/decode_step/decode_step.h"
 

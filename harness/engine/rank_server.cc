@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "harness/engine/decoder_memory.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/engine/decoder_rank.h"
 #include "harness/platform/device.h"
 #include "kernels/common/error.h"

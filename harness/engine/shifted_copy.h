@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "harness/engine/backend.h"
+#include "harness/engine/decoder_config.h"
 #include "harness/engine/decoder_memory.h"
 #include "harness/models/model_spec.h"
 #include "harness/scheduler/chunk_registry.h"

@@ -1,0 +1,103 @@
+// What is asked of a decoder, and what follows from it: sizes, buckets, and which ops a step has.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/engine/ablation.h"
+#include "harness/engine/backend.h"
+#include "harness/engine/step_arrays.h"
+#include "harness/engine/step_ops.h"
+#include "harness/models/model_spec.h"
+#include "harness/models/sharding.h"
+#include "kernels/common/device_facts.h"
+#include "kernels/common/dtype.h"
+#include "kernels/common/paged_kv_layout.h"
+
+namespace tokline {
+
+class ProcessGroup;
+
+struct DecoderOptions {
+  Device device = Device::kCpu;
+  // Among how many ranks the model is divided: as many devices, or threads on the CPU.
+  int32_t ranks = 1;
+  // If set and there are several ranks, they are these processes, of which this is rank 0.
+  // Otherwise they are threads.
+  ProcessGroup* processes = nullptr;
+  std::chrono::milliseconds rank_limit{60'000};  // how far a rank may fall behind the others
+  std::function<void(const std::string&)> on_hang = {};  // as in RankGroup::Options
+  DType dtype = DType::kF32;    // of weights, activations and KV; CUDA takes bf16 and f16
+  int32_t max_batch = 1;        // sequences that run at a time
+  int64_t max_context = 0;      // tokens per sequence, prompt and new; 0: what the model allows
+  int64_t kv_pages = 0;         // 0: enough for max_batch sequences of max_context
+  int32_t page_size = 256;      // tokens
+  int64_t token_budget = 8192;  // prompt tokens per step; longer prompts take several steps
+  bool reuse = false;           // K and V of prompts that begin with the same tokens
+  // With reuse: whether decode steps read what their sequences share only once.
+  ChunkSharing sharing = ChunkSharing::kWhenItPays;
+  int64_t pinned_pages = 0;  // at most so many may be pinned; sequences do not rely on them
+  AblationSet ablate = {};
+  std::optional<DelayedOp> delayed = {};  // to test the tools
+
+  // The ranks, if they are processes.
+  ProcessGroup* Processes() const { return ranks > 1 ? processes : nullptr; }
+};
+
+// The checked options with all defaults filled in, and what follows from them for a rank.
+struct DecoderConfig {
+  DecoderOptions options;
+  ShardPlan shard;            // whose local model all sizes are of, except those of logits
+  PagedKvLayout layout;       // of one layer; includes the scratch page if there is one
+  int32_t group = 1;          // query heads per KV head
+  int32_t max_runs = 1;       // per sequence; see SequencePages
+  int32_t max_pages = 0;      // per sequence
+  int32_t scratch_page = -1;  // stays zero; padding rows read it when paged_prefill decodes
+  DeviceFacts facts;
+  ChunkDecodeGrid full_grid;     // of chunk_decode; has no lanes on the host
+  std::vector<int32_t> buckets;  // numbers of decode rows that steps are padded to, ascending
+  int64_t max_tokens = 0;        // per step
+  // These have kernels of their own, because an ablation asks for it or because no fused op does
+  // what the model needs.
+  bool split_input_norm = false;
+  bool split_mlp = false;  // norm, first projection, activation
+  bool split_final_norm = false;
+  int32_t one_kernel_rows = 0;  // the largest bucket whose steps may run as one kernel
+  StepShape largest_step;       // no step's arrays are larger
+  int64_t linear_workspace_bytes = 0;
+  int64_t sampling_workspace_bytes = 0;
+
+  // Throws InvalidArgument, which states values and limits.
+  DecoderConfig(const ModelSpec& whole, const DecoderOptions& options, const DeviceFacts& facts,
+                int32_t rank = 0);
+
+  int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
+  // The shape of a decode step whose longest context, with the new token, is `longest`, as a chain
+  // of kernels.
+  StepShape DecodeShape(int32_t bucket, int64_t longest) const;
+  // The same as one kernel.
+  StepShape OneKernelShape(int32_t bucket) const;
+  // Whether a decode step of `bucket` rows can run as one kernel.
+  bool RunsAsOneKernel(int32_t bucket) const { return bucket <= one_kernel_rows; }
+  // Every shape that a decode step can have. Each is captured as a graph.
+  std::vector<StepShape> DecodeShapes() const;
+  bool Ablates(Ablation ablation) const { return options.ablate.Has(ablation); }
+  bool Divided() const { return shard.world_size > 1; }  // among several ranks
+  // Of a decode step.
+  StepOpSet DecodeOps() const;
+  bool OnDevice() const { return options.device == Device::kCuda; }
+  bool SharesReads() const {
+    return options.reuse && options.sharing != ChunkSharing::kNever &&
+           !Ablates(Ablation::kChunkDecode);
+  }
+};
+
+// Whether the ablation swaps anything in a decoder of this model. It does not if no fused op does
+// the work for this model anyway.
+bool Swaps(const ModelSpec& spec, Ablation ablation);
+
+}  // namespace tokline
