@@ -238,7 +238,7 @@ StepReport Decoder::Step() {
 }
 
 void Decoder::Prepare(Turn& turn) {
-  const ScheduledStep& scheduled = scheduler_.NextStep();
+  const ScheduledStep& scheduled = scheduler_.ScheduleStep();
   if (!scheduled.Empty()) {
     const std::vector<int32_t> parts = OneKernelParts(scheduled);
     prepared_ =
@@ -276,7 +276,7 @@ void Decoder::Prepare(Turn& turn) {
   for (const StepPart& part : scheduled.prefill) draw(part);
 }
 
-std::unique_ptr<WorkGraph> Decoder::NextStep(OpObserver& observer) {
+std::unique_ptr<WorkGraph> Decoder::CaptureNextStep(OpObserver& observer) {
   if (!prepared_) Prepare(turns_[turn_]);
   Require(prepared_.has_value(), "there is no work for another step");
   return std::make_unique<GroupGraph>([this](const RankOrder& order) { Tell({order}); },

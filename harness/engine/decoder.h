@@ -134,7 +134,7 @@ class Decoder {
   // may run any number of times: it writes what the step writes, but does not advance the
   // sequences. The observer is called while a graph is captured, and on the host at each run. The
   // result is valid until the next call of Step(). There must be work.
-  std::unique_ptr<WorkGraph> NextStep(OpObserver& observer);
+  std::unique_ptr<WorkGraph> CaptureNextStep(OpObserver& observer);
   // Makes later steps launch every kernel, as before WarmUp().
   void DropGraphs();
   Backend& GetBackend() { return backend_; }  // of rank 0
@@ -226,7 +226,7 @@ class Decoder {
   DecodeReads reads_;
   int64_t graph_steps_ = 0;
   int64_t plain_steps_ = 0;
-  int64_t graphs_made_ = 0;  // by NextStep
+  int64_t graphs_made_ = 0;  // by CaptureNextStep
 };
 
 }  // namespace tokline

@@ -41,8 +41,8 @@ class OpsAlone {
   bool Prepare() {
     if (!run_.FillDepth() || !run_.Prefill() || !run_.Decode((bench_.new_tokens - 1) / 2))
       return false;
-    step_ = decoder_.NextStep(all_);
-    ops_ = decoder_.NextStep(only_);
+    step_ = decoder_.CaptureNextStep(all_);
+    ops_ = decoder_.CaptureNextStep(only_);
     TimeOnce();
     return true;
   }

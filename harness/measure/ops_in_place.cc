@@ -1,4 +1,4 @@
-// Observers of NextStep() choose which ops the two graphs of an op have.
+// Observers of CaptureNextStep() choose which ops the two graphs of an op have.
 #include "harness/measure/ops_in_place.h"
 
 #include <algorithm>
@@ -93,7 +93,7 @@ class TimedSurroundings {
   TimedSurroundings(Decoder& decoder, const std::vector<StepOp>& before, StepOp op, bool with)
       : backend_(decoder.GetBackend()),
         observer_(backend_, before, op, with),
-        graph_(decoder.NextStep(observer_)),
+        graph_(decoder.CaptureNextStep(observer_)),
         begin_(backend_.MakeTimeMark()),
         end_(backend_.MakeTimeMark()) {}
 
@@ -126,11 +126,11 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
   if (!run.FillDepth() || !run.Prefill() || !run.Decode((bench.new_tokens - 1) / 2))
     return std::nullopt;
   LaunchOrder listed;
-  decoder.NextStep(listed)->Enqueue();
+  decoder.CaptureNextStep(listed)->Enqueue();
   decoder.GetBackend().Synchronize();
   const std::vector<StepOp> order = listed.Ops();
   EveryOp every;
-  const std::unique_ptr<WorkGraph> whole_step = decoder.NextStep(every);
+  const std::unique_ptr<WorkGraph> whole_step = decoder.CaptureNextStep(every);
 
   std::vector<OpInPlace> found;
   for (const StepOp op : AllStepOps()) {

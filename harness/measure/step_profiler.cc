@@ -181,7 +181,7 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
   decoder.WarmUp();
   KernelCount count(decoder.GetBackend());
   const auto count_kernels = [&] {
-    const std::unique_ptr<WorkGraph> captured = decoder.NextStep(count);
+    const std::unique_ptr<WorkGraph> captured = decoder.CaptureNextStep(count);
     trace.Take();  // discards the kernels before the steps
   };
   if (!TimeWindow(decoder, options, window, count_kernels)) return std::nullopt;

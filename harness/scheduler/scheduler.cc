@@ -140,7 +140,7 @@ void Scheduler::Preempt(Sequence& sequence) {
   waiting_.PushOldest(sequence);
 }
 
-const ScheduledStep& Scheduler::NextStep() {
+const ScheduledStep& Scheduler::ScheduleStep() {
   step_.moves.clear();
   step_.shifted.clear();
   step_.decode.clear();

@@ -99,7 +99,7 @@ class Scheduler {
   // Schedules the next step, which the caller must run: the state of the sequences assumes it. The
   // step is empty if there is nothing to do, or nothing until tokens in flight are known or held
   // sequences are removed.
-  const ScheduledStep& NextStep();
+  const ScheduledStep& ScheduleStep();
   // Takes the token that the oldest step in flight drew for a sequence. Returns nothing if the
   // sequence no longer exists.
   std::optional<Finish> TakeToken(SequenceId id, int32_t token);
@@ -110,7 +110,7 @@ class Scheduler {
   // the default, limits nothing.
   void LimitPrompts(int64_t tokens) { prompt_limit_ = tokens; }
 
-  // Whether NextStep has something to do now or later.
+  // Whether ScheduleStep has something to do now or later.
   bool HasWork() const { return waiting_.count > 0 || running_.count > retiring_; }
 
   struct Pinned {

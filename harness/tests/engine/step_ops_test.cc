@@ -186,7 +186,7 @@ TEST_F(StepOpsTest, DelayOfAnOpThatTheStepLacksIsRefusedWithThoseItHas) {
   }
 }
 
-TEST_F(StepOpsTest, NextStepLeavesTheSequencesWhereTheyAre) {
+TEST_F(StepOpsTest, CapturingAStepLeavesTheSequencesWhereTheyAre) {
   const StepOpSet all(AllStepOps());
   const auto text = [&](bool look_ahead) {
     Decoder decoder(model_.spec, model_.weights, {.max_batch = 2, .max_context = 64});
@@ -197,7 +197,7 @@ TEST_F(StepOpsTest, NextStepLeavesTheSequencesWhereTheyAre) {
     };
     while (decoder.HasWork()) {
       Listing skip_all(all);
-      if (look_ahead) decoder.NextStep(skip_all)->Enqueue();
+      if (look_ahead) decoder.CaptureNextStep(skip_all)->Enqueue();
       take(decoder.Step().tokens);
     }
     take(decoder.Flush());

@@ -271,7 +271,7 @@ class SchedulerModel {
       for (const int32_t page : PagesOf(id)) sealed_before[static_cast<size_t>(page)] = true;
     }
     const bool expects_work = scheduler_.HasWork();
-    const ScheduledStep& step = scheduler_.NextStep();
+    const ScheduledStep& step = scheduler_.ScheduleStep();
     MeetSources();
     Expect(step.Empty() || expects_work, "a step without work");
     if (evictions != scheduler_.Chunks().Evictions()) {

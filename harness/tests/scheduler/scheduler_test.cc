@@ -33,7 +33,7 @@ Request Prompt(int64_t length, int64_t new_tokens, int32_t first = 0) {
 // Schedules a step and takes a token of each draw at once.
 void RunStep(Scheduler& scheduler, int32_t token = 7) {
   std::vector<SequenceId> draws;
-  const ScheduledStep& step = scheduler.NextStep();
+  const ScheduledStep& step = scheduler.ScheduleStep();
   for (const StepPart& part : step.decode) {
     if (part.sequence != nullptr) draws.push_back(part.sequence->id);
   }
@@ -82,12 +82,12 @@ TEST(SchedulerTest, PrefillSharesAStepWithDecodeWithinTheBudget) {
   Scheduler scheduler(options);
   const SequenceId first = scheduler.Submit(Prompt(3, 9));
   const SequenceId second = scheduler.Submit(Prompt(9, 9));
-  const ScheduledStep* step = &scheduler.NextStep();
+  const ScheduledStep* step = &scheduler.ScheduleStep();
   ASSERT_EQ(step->prefill.size(), 2u);
   EXPECT_TRUE(step->prefill[0].draws);
   EXPECT_EQ(step->prefill[1].count, 2);
   EXPECT_FALSE(step->prefill[1].draws);
-  step = &scheduler.NextStep();  // before the token is known
+  step = &scheduler.ScheduleStep();  // before the token is known
   ASSERT_EQ(step->decode_rows, 1);
   EXPECT_EQ(step->decode[0].sequence->id, first);
   EXPECT_EQ(step->decode[0].begin, 3);
@@ -104,17 +104,17 @@ TEST(SchedulerTest, PromptsWaitAtTheirLimitAndGoOnWithoutIt) {
   scheduler.LimitPrompts(3);
   scheduler.Submit(Prompt(7, 2));
   scheduler.Submit(Prompt(3, 2));
-  const ScheduledStep* step = &scheduler.NextStep();
+  const ScheduledStep* step = &scheduler.ScheduleStep();
   ASSERT_EQ(step->prefill.size(), 2u);
   EXPECT_EQ(step->prefill[0].count, 3);
   EXPECT_FALSE(step->prefill[0].draws);
   EXPECT_EQ(step->prefill[1].count, 2);
-  step = &scheduler.NextStep();
+  step = &scheduler.ScheduleStep();
   ASSERT_EQ(step->prefill.size(), 1u);  // of the second, which is as long as the limit
   EXPECT_EQ(step->prefill[0].begin, 2);
   EXPECT_TRUE(step->prefill[0].draws);
   scheduler.LimitPrompts(INT64_MAX);
-  step = &scheduler.NextStep();
+  step = &scheduler.ScheduleStep();
   ASSERT_EQ(step->prefill.size(), 1u);
   EXPECT_EQ(step->prefill[0].begin, 3);
   EXPECT_EQ(step->prefill[0].count, 4);
@@ -135,7 +135,7 @@ TEST(SchedulerTest, YoungestIsPreemptedAndComesBackWithItsTokens) {
   const int64_t known = preempted.Known();
   EXPECT_GT(known, 8);
   while (scheduler.Has(old)) RunStep(scheduler);
-  const ScheduledStep& step = scheduler.NextStep();
+  const ScheduledStep& step = scheduler.ScheduleStep();
   ASSERT_EQ(step.prefill.size(), 1u);
   EXPECT_EQ(step.prefill[0].sequence->id, young);
   EXPECT_EQ(step.prefill[0].count, known);
@@ -163,7 +163,7 @@ TEST(SchedulerTest, SecondPromptReadsTheChunksOfTheFirstEvenInTheSameStep) {
   Scheduler scheduler(options);
   scheduler.Submit(Prompt(10, 4));
   scheduler.Submit(Prompt(11, 4));
-  const ScheduledStep& step = scheduler.NextStep();
+  const ScheduledStep& step = scheduler.ScheduleStep();
   ASSERT_EQ(step.prefill.size(), 2u);
   EXPECT_EQ(step.prefill[1].begin, 8);
   EXPECT_EQ(step.prefill[1].count, 3);
@@ -183,7 +183,7 @@ TEST(SchedulerTest, ChunkThatAnotherSealsMeanwhileIsNotComputedAgain) {
   const SequenceId id = scheduler.Submit(same);
   RunStep(scheduler, 90);
   EXPECT_EQ(scheduler.Get(id).in_cache, 9);
-  const ScheduledStep& step = scheduler.NextStep();
+  const ScheduledStep& step = scheduler.ScheduleStep();
   ASSERT_EQ(step.prefill.size(), 1u);
   EXPECT_EQ(step.prefill[0].sequence->id, id);
   EXPECT_EQ(step.prefill[0].begin, 12);
@@ -197,7 +197,7 @@ TEST(SchedulerTest, PromptThatIsWhollyThereRunsItsLastTokenWithoutWriting) {
   scheduler.Submit(Prompt(8, 1));
   RunStep(scheduler);
   scheduler.Submit(Prompt(8, 4));
-  const ScheduledStep& step = scheduler.NextStep();
+  const ScheduledStep& step = scheduler.ScheduleStep();
   ASSERT_EQ(step.prefill.size(), 1u);
   EXPECT_EQ(step.prefill[0].begin, 7);
   EXPECT_EQ(step.prefill[0].count, 1);
@@ -217,7 +217,7 @@ TEST(SchedulerTest, CutLetsAnotherPromptShareWhatEndsWithinAPage) {
   Request second = Prompt(6, 3);
   second.prompt.insert(second.prompt.end(), {90, 91});
   scheduler.Submit(second);
-  const ScheduledStep& step = scheduler.NextStep();
+  const ScheduledStep& step = scheduler.ScheduleStep();
   ASSERT_EQ(step.prefill.size(), 1u);
   EXPECT_EQ(step.prefill[0].begin, 6);
   EXPECT_EQ(step.prefill[0].sequence->pages.NumRuns(), 2);
@@ -240,7 +240,7 @@ TEST(SchedulerTest, KeptTurnIsFoundByTheNextOne) {
   Request next = Prompt(5, 2);
   next.prompt.insert(next.prompt.end(), {20, 21, 99, 40, 41});
   scheduler.Submit(next);
-  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 7);  // everything that was fed
+  EXPECT_EQ(scheduler.ScheduleStep().prefill[0].begin, 7);  // everything that was fed
 }
 
 TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
@@ -260,7 +260,7 @@ TEST(SchedulerTest, PinnedPrefixStaysAndTooMuchIsRefused) {
   EXPECT_EQ(scheduler.Chunks().PinnedPages(), 2);
   scheduler.Remove(1);
   scheduler.Submit(Prompt(12, 1));
-  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 8);
+  EXPECT_EQ(scheduler.ScheduleStep().prefill[0].begin, 8);
   scheduler.Unpin(pinned);
   EXPECT_EQ(scheduler.Chunks().PinnedPages(), 0);
 }
@@ -326,7 +326,7 @@ TEST(SchedulerTest, NobodyComputesForARequestThatIsGone) {
   options.reuse = true;
   Scheduler scheduler(options);
   const SequenceId shifted = scheduler.Submit(ShiftedPrompt());
-  scheduler.NextStep();
+  scheduler.ScheduleStep();
   EXPECT_EQ(scheduler.NumSources(), 2);
   scheduler.Remove(shifted);
   EXPECT_EQ(scheduler.NumSequences(), 0);
@@ -345,7 +345,7 @@ TEST(SchedulerTest, TextBeforeAShiftedSpanIsSharedUpToTheSpan) {
   for (int step = 0; step < 10 && scheduler.Has(id); ++step) RunStep(scheduler);
   EXPECT_FALSE(scheduler.Has(id));
   scheduler.Submit(Prompt(20, 1));
-  EXPECT_EQ(scheduler.NextStep().prefill[0].begin, 8);
+  EXPECT_EQ(scheduler.ScheduleStep().prefill[0].begin, 8);
 }
 
 TEST(SchedulerTest, SequencesMoveDownWhenOthersLeave) {
@@ -353,7 +353,7 @@ TEST(SchedulerTest, SequencesMoveDownWhenOthersLeave) {
   for (int i = 0; i < 3; ++i) scheduler.Submit(Prompt(2, 8));
   RunStep(scheduler);
   scheduler.Remove(0);
-  const ScheduledStep& step = scheduler.NextStep();
+  const ScheduledStep& step = scheduler.ScheduleStep();
   ASSERT_EQ(step.moves.size(), 1u);
   EXPECT_EQ(step.moves[0].from, 2);
   EXPECT_EQ(step.moves[0].to, 0);
@@ -367,8 +367,8 @@ TEST(SchedulerTest, StopTokenEndsASequenceAndDropsTheTokenAhead) {
   Request request = Prompt(2, 8);
   request.stop_ids = {5};
   const SequenceId id = scheduler.Submit(request);
-  scheduler.NextStep();
-  EXPECT_EQ(scheduler.NextStep().decode_rows, 1);
+  scheduler.ScheduleStep();
+  EXPECT_EQ(scheduler.ScheduleStep().decode_rows, 1);
   EXPECT_EQ(scheduler.TakeToken(id, 5), Finish::kStop);
   EXPECT_EQ(scheduler.TakeToken(id, 6), std::nullopt);
   EXPECT_EQ(scheduler.Pages().NumFree(), 8);
