@@ -270,7 +270,7 @@ void Decoder::Prepare(Turn& turn) {
   if (!prepared_) return;
   turn.draws.clear();
   const auto draw = [&turn](const StepPart& part) {
-    if (part.draws) turn.draws.push_back({.id = part.sequence->id, .slot = part.slot});
+    if (part.draws) turn.draws.push_back({.id = part.sequence->id, .seat = part.seat});
   };
   for (const StepPart& part : scheduled.decode) draw(part);
   for (const StepPart& part : scheduled.prefill) draw(part);
@@ -313,7 +313,7 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled) const {
     } else {  // every token is a separate sequence
       for (int64_t i = 0; i < part.count; ++i) AddRoom(prefill, pages, part.begin + i + 1);
     }
-    if (part.draws) shape.logit_rows = std::max(shape.logit_rows, part.slot + 1);
+    if (part.draws) shape.logit_rows = std::max(shape.logit_rows, part.seat + 1);
   }
   return shape;
 }
@@ -322,7 +322,7 @@ std::vector<int32_t> Decoder::DecodeTiles(const ScheduledStep& scheduled, int32_
   std::vector<int32_t> tiles(static_cast<size_t>(rows));
   for (const StepPart& part : scheduled.decode) {
     if (part.sequence == nullptr) continue;
-    int32_t& count = tiles[static_cast<size_t>(part.slot)];
+    int32_t& count = tiles[static_cast<size_t>(part.seat)];
     part.sequence->pages.ForEachRun(
         part.begin + part.count,
         [&count](std::span<const int32_t>, int64_t tokens) { count += DecodeStepTiles(tokens); });
@@ -410,12 +410,12 @@ void Decoder::WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
       arrays.slots[row + i] = part.writes ? sequence.pages.SlotOf(part.begin + i) : -1;
     }
     if (!part.draws) return;
-    arrays.logit_tokens[part.slot] = static_cast<int32_t>(row + part.count - 1);
-    arrays.rules[part.slot] = sequence.request.rule;
-    arrays.rules[part.slot].offset = static_cast<uint64_t>(part.begin + part.count);
+    arrays.logit_tokens[part.seat] = static_cast<int32_t>(row + part.count - 1);
+    arrays.rules[part.seat] = sequence.request.rule;
+    arrays.rules[part.seat].offset = static_cast<uint64_t>(part.begin + part.count);
   };
   for (const StepPart& part : scheduled.decode) {
-    if (part.sequence != nullptr) write(part.slot, part);
+    if (part.sequence != nullptr) write(part.seat, part);
   }
   int64_t row = shape.decode.num_tokens;
   int32_t* ids = arrays.prefill_ids;
@@ -469,7 +469,7 @@ void Decoder::Collect(int index) {
   if (config_.options.ranks > 1) {
     std::vector<RankOrder::Draw> draws;
     for (const Turn::Draw& draw : turn.draws) {
-      draws.push_back({.slot = draw.slot, .token = tokens[static_cast<size_t>(draw.slot)]});
+      draws.push_back({.seat = draw.seat, .token = tokens[static_cast<size_t>(draw.seat)]});
     }
     for (const auto& rank : ranks_) rank->RequireDraws(index, draws);
     if (remote_) {
@@ -477,7 +477,7 @@ void Decoder::Collect(int index) {
     }
   }
   for (const Turn::Draw& draw : turn.draws) {
-    const int32_t token = tokens[static_cast<size_t>(draw.slot)];
+    const int32_t token = tokens[static_cast<size_t>(draw.seat)];
     const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, token);
     if (finish) collected_.push_back({.sequence = draw.id, .token = token, .finish = *finish});
   }
@@ -488,7 +488,7 @@ std::vector<float> Decoder::Logits(SequenceId id) {
   Require(sequence.last_draw > 0 && sequence.last_draw == scheduler_.Counts().steps, "sequence ",
           id, " has no logits of the newest step");
   std::vector<float> logits(static_cast<size_t>(spec_.vocab_size));
-  backend_.Download(logits.data(), buffers_.logits + sequence.draw_slot * spec_.vocab_size,
+  backend_.Download(logits.data(), buffers_.logits + sequence.draw_seat * spec_.vocab_size,
                     spec_.vocab_size * int64_t{sizeof(float)});
   return logits;
 }
@@ -498,7 +498,7 @@ void Decoder::ReplaceNewestToken(SequenceId id, int32_t token) {
   scheduler_.ReplaceNewest(id, token);
   const Sequence& sequence = scheduler_.Get(id);
   if (sequence.on_device) {
-    Tell({RankOrder{.kind = RankOrderKind::kReplaceNewest, .slot = sequence.slot}.With(
+    Tell({RankOrder{.kind = RankOrderKind::kReplaceNewest, .seat = sequence.seat}.With(
         std::span(&token, 1))});
   }
 }

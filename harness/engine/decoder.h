@@ -5,7 +5,7 @@
 // next step reads them, so the host works one step ahead of an asynchronous backend: Step()
 // enqueues a step and returns the tokens of the previous one. On a synchronous backend it returns
 // those of the step itself, since nothing is gained by holding them back. Each running sequence has
-// a slot, which is its row in a step. Steps are padded to a few batch sizes, and WarmUp() captures
+// a seat, which is its row in a step. Steps are padded to a few batch sizes, and WarmUp() captures
 // a graph for each. On CUDA, the last bits of a sequence's logits depend on its batch, because the
 // batch determines how sums are split over the device.
 //
@@ -172,7 +172,7 @@ class Decoder {
     bool pending = false;
     struct Draw {
       SequenceId id;
-      int32_t slot;
+      int32_t seat;
     };
     std::vector<Draw> draws;
   };

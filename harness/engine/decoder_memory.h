@@ -61,7 +61,7 @@ struct DecoderBuffers {
   float* x_squares = nullptr;      // [min(N, kMaxSquaresTokens), H / 64, kLinearSquares] of x
   std::byte* gate_up = nullptr;    // [N, 2 I]; only if a gated MLP is split
   float* logits = nullptr;         // [B, vocab_size] of the whole model
-  int32_t* sampled = nullptr;      // [B] newest token of each slot; the next decode step's input
+  int32_t* sampled = nullptr;      // [B] newest token of each seat; the next decode step's input
   std::byte* linear_workspace = nullptr;
   std::byte* sampling_workspace = nullptr;
   // One per bucket. All have their partial states at the same place and their counters before it.

@@ -94,7 +94,7 @@ void DecoderRank::Obey(const RankOrder& order) {
   };
   switch (order.kind) {
     case RankOrderKind::kMove:
-      return MoveTokens(order.Items<SlotMove>(), order.turn);
+      return MoveTokens(order.Items<SeatMove>(), order.turn);
     case RankOrderKind::kCopyShifted:
       return shifted_copy.Enqueue(order.pages, order.tokens, order.Items<std::byte>());
     case RankOrderKind::kUpload:
@@ -121,14 +121,14 @@ void DecoderRank::Obey(const RankOrder& order) {
       graphs_.erase(order.graph);
       return;
     case RankOrderKind::kReplaceNewest:
-      return backend->Upload(buffers.sampled + order.slot, order.payload, order.payload_bytes);
+      return backend->Upload(buffers.sampled + order.seat, order.payload, order.payload_bytes);
   }
 }
 
 // All ranks have the same logits and draw alike; otherwise their next steps would differ.
 void DecoderRank::RequireDraws(int turn, std::span<const RankOrder::Draw> draws) const {
   for (const RankOrder::Draw& draw : draws) {
-    const int32_t here = turns[turn].Tokens()[static_cast<size_t>(draw.slot)];
+    const int32_t here = turns[turn].Tokens()[static_cast<size_t>(draw.seat)];
     if (here == draw.token) continue;
     throw RuntimeFailure(StrCat("rank ", config.shard.rank, " of ", config.options.ranks,
                                 " drew token ", here, " where rank 0 drew ", draw.token));
@@ -137,10 +137,10 @@ void DecoderRank::RequireDraws(int turn, std::span<const RankOrder::Draw> draws)
 
 // Copies by way of host memory. The host does not wait, because the copies are ordered like all
 // work.
-void DecoderRank::MoveTokens(std::span<const SlotMove> moves, int turn) {
+void DecoderRank::MoveTokens(std::span<const SeatMove> moves, int turn) {
   constexpr int64_t kBytes = sizeof(int32_t);
   std::byte* moved = turns[turn].moved.data();
-  for (const SlotMove& move : moves) {
+  for (const SeatMove& move : moves) {
     backend->CopyToHost(moved, buffers.sampled + move.from, kBytes);
     backend->CopyToDevice(buffers.sampled + move.to, moved, kBytes);
     moved += kBytes;

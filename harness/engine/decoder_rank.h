@@ -51,7 +51,7 @@ struct DecoderRank {
   // The host memory of a step that each rank has for itself.
   struct Turn {
     Memory tokens;  // what was drawn
-    Memory moved;   // newest tokens that move to another slot
+    Memory moved;   // newest tokens that move to another seat
     std::unique_ptr<Fence> fence;
 
     std::span<const int32_t> Tokens() const {
@@ -67,7 +67,7 @@ struct DecoderRank {
   std::vector<CapturedStep> captured;  // one per config.DecodeShapes(), or empty
 
  private:
-  void MoveTokens(std::span<const SlotMove> moves, int turn);
+  void MoveTokens(std::span<const SeatMove> moves, int turn);
   void RunStep(const StepShape& shape, int turn);
   // Captures steps of this shape, whose arrays are on the device, after running one. The host has
   // no graphs.

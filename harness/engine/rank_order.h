@@ -14,7 +14,7 @@ namespace tokline {
 
 // None of these waits for the work that it enqueues, except where it says so.
 enum class RankOrderKind : uint8_t {
-  kMove,         // SlotMove[]: the newest tokens move to other slots
+  kMove,         // SeatMove[]: the newest tokens move to other seats
   kCopyShifted,  // a block of ShiftedCopy, of `pages` and `tokens`
   kUpload,       // the arrays of a step; they must not change until the turn has been collected
   kRun,          // the step of `shape` whose arrays are on the device
@@ -25,13 +25,13 @@ enum class RankOrderKind : uint8_t {
   kMakeGraph,    // the step of `shape` as a graph of its own, named `graph`, with an observer
   kRunGraph,     // enqueues it
   kDropGraph,    // destroys it
-  kReplaceNewest,  // int32_t: the newest token of the slot `slot`; waits
+  kReplaceNewest,  // int32_t: the newest token of the seat `seat`; waits
 };
 
 struct RankOrder {
   RankOrderKind kind = RankOrderKind::kMove;
   int32_t turn = 0;
-  int32_t slot = 0;
+  int32_t seat = 0;
   int64_t pages = 0;
   int64_t tokens = 0;
   StepShape shape = {};
@@ -43,7 +43,7 @@ struct RankOrder {
 
   // A token that a step has drawn.
   struct Draw {
-    int32_t slot;
+    int32_t seat;
     int32_t token;
   };
 

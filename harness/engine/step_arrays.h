@@ -40,12 +40,12 @@ struct AttentionShape {
   int32_t MaxChunks() const { return num_seqs + more_chunks; }
 };
 
-// A step has one row per slot with a token to decode (a slot that does not decode is a padding
+// A step has one row per seat with a token to decode (a seat that does not decode is a padding
 // row), followed by the new tokens of sequences that prefill.
 struct StepShape {
   AttentionShape decode = {};
   AttentionShape prefill = {};
-  int32_t logit_rows = 0;   // one per slot
+  int32_t logit_rows = 0;   // one per seat
   bool one_kernel = false;  // runs as decode_step; there is no prefill, and decode has no plan
 
   int64_t Tokens() const { return decode.num_tokens + prefill.num_tokens; }

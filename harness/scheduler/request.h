@@ -64,13 +64,13 @@ struct Sequence {
   int64_t in_cache = 0;    // number of tokens whose K and V the steps scheduled so far write
   int64_t lost = 0;        // the largest in_cache at which the sequence was preempted
   int64_t last_draw = 0;   // number of the step that drew the newest token; 0: none
-  int32_t draw_slot = -1;  // the slot of the sequence in that step
+  int32_t draw_seat = -1;  // the seat of the sequence in that step
   Finish finish = Finish::kNone;
 
   enum class Place : uint8_t { kWaiting, kRunning, kHeld };
   Place place = Place::kWaiting;
-  int32_t slot = -1;       // its row in every step while it is kRunning
-  bool on_device = false;  // its newest token is in its slot, where the next step reads it
+  int32_t seat = -1;       // its row in every step while it is kRunning
+  bool on_device = false;  // its newest token is in its seat, where the next step reads it
   // Replaces a drawn token that the host has not seen yet. Drawn tokens are numbered from 1.
   struct Replacement {
     int64_t number;

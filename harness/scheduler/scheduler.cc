@@ -22,7 +22,7 @@ Scheduler::Scheduler(const SchedulerOptions& options)
           "max_pinned_pages is ", options.max_pinned_pages, "; it must be 0 to ",
           options.num_pages);
   const auto batch = static_cast<size_t>(options.max_batch);
-  slots_.assign(batch, nullptr);
+  seats_.assign(batch, nullptr);
   step_.moves.reserve(batch);
   step_.decode.reserve(batch);
   step_.prefill.reserve(batch);
@@ -110,8 +110,8 @@ void Scheduler::Remove(SequenceId id) {
 void Scheduler::LeaveBatch(Sequence& sequence) {
   if (sequence.AllDrawn()) --retiring_;
   running_.Unlink(sequence);
-  slots_[static_cast<size_t>(sequence.slot)] = nullptr;
-  sequence.slot = -1;
+  seats_[static_cast<size_t>(sequence.seat)] = nullptr;
+  sequence.seat = -1;
   sequence.on_device = false;
   sequence.place = Sequence::Place::kHeld;
 }
@@ -174,7 +174,7 @@ const ScheduledStep& Scheduler::ScheduleStep() {
   return step_;
 }
 
-// A sequence that has drawn its last token needs no slot. Its pages are kept if they may be sealed
+// A sequence that has drawn its last token needs no seat. Its pages are kept if they may be sealed
 // once the token is known, or if the caller may still read them.
 void Scheduler::Retire() {
   for (Sequence* sequence = running_.oldest; sequence != nullptr && retiring_ > 0;) {
@@ -214,7 +214,7 @@ void Scheduler::ScheduleDecode(Sequence& sequence) {
   const int64_t tokens = sequence.in_cache + 1;
   const int64_t missing = MissingPages(sequence, tokens);
   if (missing > 0 && !MakeRoom(missing, sequence)) {
-    // This step overwrites its slot, so the token will come from the host later.
+    // This step overwrites its seat, so the token will come from the host later.
     sequence.on_device = false;
     stalled_ = true;
     ++counts_.stalls;
@@ -307,9 +307,9 @@ bool Scheduler::AdmitOldest(int32_t growing) {
   waiting_.Unlink(sequence);
   running_.PushNewest(sequence);
   sequence.place = Sequence::Place::kRunning;
-  while (slots_[static_cast<size_t>(first_hole_)] != nullptr) ++first_hole_;
-  sequence.slot = first_hole_;
-  slots_[static_cast<size_t>(first_hole_)] = &sequence;
+  while (seats_[static_cast<size_t>(first_hole_)] != nullptr) ++first_hole_;
+  sequence.seat = first_hole_;
+  seats_[static_cast<size_t>(first_hole_)] = &sequence;
   return true;
 }
 
@@ -334,16 +334,16 @@ void Scheduler::LayOut(Sequence& sequence, int64_t matched) {
   sequence.pages.Cut(matched, sequence.cuts);
 }
 
-// The rows of a step are slots, so running sequences move to the lowest ones.
+// The rows of a step are seats, so running sequences move to the lowest ones.
 void Scheduler::Compact() {
   int32_t from = options_.max_batch;
   for (int32_t to = first_hole_; to < running_.count; ++to) {
-    if (slots_[static_cast<size_t>(to)] != nullptr) continue;
+    if (seats_[static_cast<size_t>(to)] != nullptr) continue;
     do --from;
-    while (slots_[static_cast<size_t>(from)] == nullptr);
-    Sequence& sequence = *std::exchange(slots_[static_cast<size_t>(from)], nullptr);
-    slots_[static_cast<size_t>(to)] = &sequence;
-    sequence.slot = to;
+    while (seats_[static_cast<size_t>(from)] == nullptr);
+    Sequence& sequence = *std::exchange(seats_[static_cast<size_t>(from)], nullptr);
+    seats_[static_cast<size_t>(to)] = &sequence;
+    sequence.seat = to;
     if (sequence.on_device) step_.moves.push_back({.from = from, .to = to});
   }
 }
@@ -352,19 +352,19 @@ void Scheduler::FinishStep() {
   step_.decode_rows = static_cast<int32_t>(decoding_.size());
   if (!step_.Empty()) ++counts_.steps;
   const auto finish = [this](StepPart& part) {
-    part.slot = part.sequence->slot;
+    part.seat = part.sequence->seat;
     if (!part.draws) return;
-    Sequence& sequence = *slots_[static_cast<size_t>(part.slot)];
+    Sequence& sequence = *seats_[static_cast<size_t>(part.seat)];
     sequence.last_draw = counts_.steps;
-    sequence.draw_slot = part.slot;
+    sequence.draw_seat = part.seat;
     if (sequence.AllDrawn()) ++retiring_;
   };
   for (StepPart& part : step_.prefill) finish(part);
   for (StepPart& part : decoding_) {
     finish(part);
-    const auto slot = static_cast<size_t>(part.slot);
-    if (slot >= step_.decode.size()) step_.decode.resize(slot + 1);
-    step_.decode[slot] = part;
+    const auto seat = static_cast<size_t>(part.seat);
+    if (seat >= step_.decode.size()) step_.decode.resize(seat + 1);
+    step_.decode[seat] = part;
   }
 }
 

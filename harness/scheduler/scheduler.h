@@ -8,7 +8,7 @@
 // because a request that exceeds the cache on its own is refused when it is submitted.
 //
 // The device works one step behind the host. A step is scheduled before the tokens of the previous
-// step are known on the host; until then they are only in the sequences' slots on the device. The
+// step are known on the host; until then they are only in the sequences' seats on the device. The
 // caller reports them later with TakeToken.
 #pragma once
 
@@ -40,28 +40,28 @@ struct SchedulerOptions {
 
 // Consecutive tokens of a sequence that a step computes.
 struct StepPart {
-  const Sequence* sequence = nullptr;  // null: the slot is padding
+  const Sequence* sequence = nullptr;  // null: the seat is padding
   int64_t begin = 0;
   int64_t count = 0;
-  int32_t slot = -1;   // the sequence's slot
+  int32_t seat = -1;   // the sequence's seat
   bool draws = false;  // whether a token is drawn after the last one
   // False if the K and V are already in a shared chunk. The token is then computed only to draw.
   bool writes = true;
 };
 
-struct SlotMove {
+struct SeatMove {
   int32_t from = 0;
   int32_t to = 0;
 };
 
 // Valid until the next call to the scheduler.
 struct ScheduledStep {
-  // First, newest tokens move from slot to slot. No slot occurs twice.
-  std::vector<SlotMove> moves = {};
+  // First, newest tokens move from seat to seat. No seat occurs twice.
+  std::vector<SeatMove> moves = {};
   // Then the K and V of the shifted spans of these sequences are copied from their sources, which
   // earlier steps have written.
   std::vector<const Sequence*> shifted = {};
-  // One part per slot, with one token that is in the slot on the device.
+  // One part per seat, with one token that is in the seat on the device.
   std::vector<StepPart> decode = {};
   // Parts with tokens that the host knows, oldest sequence first.
   std::vector<StepPart> prefill = {};
@@ -198,14 +198,14 @@ class Scheduler {
   List running_ = {};
   List waiting_ = {};
   int32_t retiring_ = 0;          // running sequences that have drawn their last token
-  std::vector<Sequence*> slots_;  // [max_batch]
+  std::vector<Sequence*> seats_;  // [max_batch]
   SequenceId next_id_ = 0;
   int64_t prompt_limit_ = INT64_MAX;
   int32_t num_sources_ = 0;  // sequences that are sources
   // The state of the step that is being scheduled:
   bool stalled_ = false;     // whether a sequence found no page
   int64_t made_before_ = 0;  // number of chunks made before this step
-  int32_t first_hole_ = 0;   // all slots before it are taken
+  int32_t first_hole_ = 0;   // all seats before it are taken
   ScheduledStep step_;
   std::vector<StepPart> decoding_;             // the step's decode rows, oldest sequence first
   std::vector<ChunkId> match_;                 // a member only to save allocations

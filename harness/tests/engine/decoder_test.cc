@@ -149,7 +149,7 @@ TEST(DecoderTest, SequencesThatComeAndGoKeepTheirTexts) {
       alive[id].text = {one.tokens.begin(), one.tokens.begin() + count};
     }
     if (!alive.empty() && rng() % 17 == 0) {
-      const SequenceId id = alive.begin()->first;  // in the lowest slot, which becomes a hole
+      const SequenceId id = alive.begin()->first;  // in the lowest seat, which becomes a hole
       decoder.RemoveSequence(id);
       alive.erase(id);
       ++aborted;
@@ -195,7 +195,7 @@ TEST(DecoderTest, EveryAblationGivesTheSameLogits) {
     std::vector<SequenceId> ids;
     ids.push_back(decoder.AddSequence(Cases()[0].prompt, {}, 40));
     decoder.Step();
-    decoder.RemoveSequence(ids[0]);  // slot 0 is free until the next sequence takes it
+    decoder.RemoveSequence(ids[0]);  // seat 0 is free until the next sequence takes it
     ids.assign(1, decoder.AddSequence(Cases()[1].prompt, {}, 40));
     ids.push_back(decoder.AddSequence(Cases()[3].prompt, {}, 40));
     ids.push_back(decoder.AddSequence(Cases()[2].prompt, {}, 40));

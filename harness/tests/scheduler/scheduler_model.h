@@ -127,7 +127,7 @@ class SchedulerModel {
   };
   struct Draw {
     SequenceId id;
-    int32_t slot;
+    int32_t seat;
     int32_t token;
   };
 
@@ -236,7 +236,7 @@ class SchedulerModel {
     text.chain.pop_back();
     text.chain.push_back(model::Chain(text.chain.back(), token));
     text.replaced = true;
-    if (sequence.slot >= 0) sampled_[static_cast<size_t>(sequence.slot)] = token;
+    if (sequence.seat >= 0) sampled_[static_cast<size_t>(sequence.seat)] = token;
     ++counts_.replaced;
   }
 
@@ -291,7 +291,7 @@ class SchedulerModel {
 
   void Run(const ScheduledStep& step, const std::vector<bool>& sealed_before) {
     const std::vector<int32_t> before = sampled_;
-    for (const SlotMove& move : step.moves) {
+    for (const SeatMove& move : step.moves) {
       sampled_[static_cast<size_t>(move.to)] = before[static_cast<size_t>(move.from)];
       ++counts_.moves;
     }
@@ -299,18 +299,18 @@ class SchedulerModel {
     const std::vector<int32_t> newest = sampled_;
     int32_t rows = static_cast<int32_t>(step.decode.size());
     for (const StepPart& part : step.prefill) {
-      if (part.draws) rows = std::max(rows, part.slot + 1);
+      if (part.draws) rows = std::max(rows, part.seat + 1);
     }
     for (int32_t row = 0; row < rows; ++row) sampled_[static_cast<size_t>(row)] = -1;
     int32_t decode_rows = 0;
     int64_t prefill_tokens = 0;
-    for (size_t slot = 0; slot < step.decode.size(); ++slot) {
-      const StepPart& part = step.decode[slot];
+    for (size_t seat = 0; seat < step.decode.size(); ++seat) {
+      const StepPart& part = step.decode[seat];
       if (part.sequence == nullptr) continue;
-      Expect(part.slot == static_cast<int32_t>(slot), "a decode row is not its slot");
+      Expect(part.seat == static_cast<int32_t>(seat), "a decode row is not its seat");
       Expect(part.count == 1 && part.draws && part.writes, "a decode row that is none");
       ++decode_rows;
-      RunPart(part, sealed_before, &newest[slot]);
+      RunPart(part, sealed_before, &newest[seat]);
     }
     SequenceId last = -1;
     for (const StepPart& part : step.prefill) {
@@ -328,7 +328,7 @@ class SchedulerModel {
     const auto found = texts_.find(sequence.id);
     Expect(found != texts_.end(), "a step runs a sequence that is gone");
     Text& text = found->second;
-    Expect(part.count >= 1 && part.slot >= 0 && part.slot < options_.max_batch, "a bad part");
+    Expect(part.count >= 1 && part.seat >= 0 && part.seat < options_.max_batch, "a bad part");
     for (int64_t position = part.begin; position < part.begin + part.count; ++position) {
       const auto at = static_cast<size_t>(position);
       Expect(at < text.tokens.size(), "a token runs that was never drawn");
@@ -354,8 +354,8 @@ class SchedulerModel {
     const int32_t token = model::Sampled(text.chain.back(), text.request.rule.seed, end);
     text.tokens.push_back(token);
     text.chain.push_back(model::Chain(text.chain.back(), token));
-    sampled_[static_cast<size_t>(part.slot)] = token;
-    draws_.push_back({sequence.id, part.slot, token});
+    sampled_[static_cast<size_t>(part.seat)] = token;
+    draws_.push_back({sequence.id, part.seat, token});
   }
 
   void CopySources(const Sequence& sequence, const std::vector<bool>& sealed_before) {
@@ -409,11 +409,11 @@ class SchedulerModel {
   void CheckScheduled(const ScheduledStep& step) {
     std::vector<bool> taken(static_cast<size_t>(options_.max_batch), false);
     for (const Sequence* s = scheduler_.OldestRunning(); s != nullptr; s = s->newer) {
-      Expect(s->slot >= 0 && s->slot < scheduler_.NumRunning(), "slot ", s->slot, " of ",
+      Expect(s->seat >= 0 && s->seat < scheduler_.NumRunning(), "seat ", s->seat, " of ",
              scheduler_.NumRunning(), " running sequences");
-      taken[static_cast<size_t>(s->slot)] = true;
+      taken[static_cast<size_t>(s->seat)] = true;
     }
-    Expect(std::ranges::count(taken, true) == scheduler_.NumRunning(), "a slot has two sequences");
+    Expect(std::ranges::count(taken, true) == scheduler_.NumRunning(), "a seat has two sequences");
     // The oldest sequence is in every step, unless held sequences have its pages.
     const Sequence* oldest = scheduler_.OldestRunning();
     bool held = false;
@@ -517,7 +517,7 @@ class SchedulerModel {
       Expect(s.in_cache < static_cast<int64_t>(text.tokens.size()) + 1, "too much in the cache");
       Expect(s.sealed <= s.Known(), "unknown tokens are sealed");
       Expect(s.sealed <= s.Exact(), "what is not exact is sealed");
-      Expect((s.place == Sequence::Place::kRunning) == (s.slot >= 0), "a slot without use");
+      Expect((s.place == Sequence::Place::kRunning) == (s.seat >= 0), "a seat without use");
       if (text.ended) ReadContext(s, text, s.in_cache);
       if (s.place == Sequence::Place::kWaiting) {
         Expect(s.pages.NumPages() == 0 && s.in_cache == 0 && s.chunks.empty() && s.sources.empty(),
