@@ -269,11 +269,11 @@ void Decoder::Prepare(Turn& turn) {
   Tell(orders);
   if (!prepared_) return;
   turn.draws.clear();
-  const auto draw = [&turn](const StepPart& part) {
-    if (part.draws) turn.draws.push_back({.id = part.sequence->id, .seat = part.seat});
+  const auto draw = [&turn](const StepSlice& slice) {
+    if (slice.draws) turn.draws.push_back({.id = slice.sequence->id, .seat = slice.seat});
   };
-  for (const StepPart& part : scheduled.decode) draw(part);
-  for (const StepPart& part : scheduled.prefill) draw(part);
+  for (const StepSlice& slice : scheduled.decode) draw(slice);
+  for (const StepSlice& slice : scheduled.prefill) draw(slice);
 }
 
 std::unique_ptr<WorkGraph> Decoder::CaptureNextStep(OpObserver& observer) {
@@ -298,33 +298,33 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled) const {
   StepShape shape;
   if (scheduled.decode_rows > 0) {
     int64_t longest = 1;
-    for (const StepPart& part : scheduled.decode)
-      longest = std::max(longest, part.begin + part.count);
+    for (const StepSlice& slice : scheduled.decode)
+      longest = std::max(longest, slice.begin + slice.count);
     shape =
         config_.DecodeShape(config_.Bucket(static_cast<int32_t>(scheduled.decode.size())), longest);
   }
   AttentionShape& prefill = shape.prefill;
   prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};
-  for (const StepPart& part : scheduled.prefill) {
-    prefill.num_tokens += part.count;
-    const SequencePages& pages = part.sequence->pages;
+  for (const StepSlice& slice : scheduled.prefill) {
+    prefill.num_tokens += slice.count;
+    const SequencePages& pages = slice.sequence->pages;
     if (prefill.kind == AttentionKind::kPagedPrefill) {
-      AddRoom(prefill, pages, part.begin + part.count);
+      AddRoom(prefill, pages, slice.begin + slice.count);
     } else {  // every token is a separate sequence
-      for (int64_t i = 0; i < part.count; ++i) AddRoom(prefill, pages, part.begin + i + 1);
+      for (int64_t i = 0; i < slice.count; ++i) AddRoom(prefill, pages, slice.begin + i + 1);
     }
-    if (part.draws) shape.logit_rows = std::max(shape.logit_rows, part.seat + 1);
+    if (slice.draws) shape.logit_rows = std::max(shape.logit_rows, slice.seat + 1);
   }
   return shape;
 }
 
 std::vector<int32_t> Decoder::DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const {
   std::vector<int32_t> tiles(static_cast<size_t>(rows));
-  for (const StepPart& part : scheduled.decode) {
-    if (part.sequence == nullptr) continue;
-    int32_t& count = tiles[static_cast<size_t>(part.seat)];
-    part.sequence->pages.ForEachRun(
-        part.begin + part.count,
+  for (const StepSlice& slice : scheduled.decode) {
+    if (slice.sequence == nullptr) continue;
+    int32_t& count = tiles[static_cast<size_t>(slice.seat)];
+    slice.sequence->pages.ForEachRun(
+        slice.begin + slice.count,
         [&count](std::span<const int32_t>, int64_t tokens) { count += DecodeStepTiles(tokens); });
   }
   return tiles;
@@ -382,8 +382,8 @@ Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepS
                     .array_bytes = arrays.bytes,
                     .decode_rows = scheduled.decode_rows,
                     .reads = {}};
-  for (const StepPart& part : scheduled.decode)
-    step.reads.unshared_tokens += part.begin + part.count;
+  for (const StepSlice& slice : scheduled.decode)
+    step.reads.unshared_tokens += slice.begin + slice.count;
   step.reads.tokens = step.reads.unshared_tokens;
   if (reads_once || !config_.OnDevice()) {
     step.reads.tokens -= SharedTokensSaved(shared, config_.group);
@@ -403,26 +403,26 @@ void Decoder::WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
   std::fill_n(arrays.rules, shape.logit_rows, SamplingRule{});
   std::fill_n(arrays.positions, shape.decode.num_tokens, 0);  // stays in padding rows
   std::fill_n(arrays.slots, shape.decode.num_tokens, -1);
-  const auto write = [&arrays](int64_t row, const StepPart& part) {
-    const Sequence& sequence = *part.sequence;
-    for (int64_t i = 0; i < part.count; ++i) {
-      arrays.positions[row + i] = static_cast<int32_t>(part.begin + i);
-      arrays.slots[row + i] = part.writes ? sequence.pages.SlotOf(part.begin + i) : -1;
+  const auto write = [&arrays](int64_t row, const StepSlice& slice) {
+    const Sequence& sequence = *slice.sequence;
+    for (int64_t i = 0; i < slice.count; ++i) {
+      arrays.positions[row + i] = static_cast<int32_t>(slice.begin + i);
+      arrays.slots[row + i] = slice.writes ? sequence.pages.SlotOf(slice.begin + i) : -1;
     }
-    if (!part.draws) return;
-    arrays.logit_tokens[part.seat] = static_cast<int32_t>(row + part.count - 1);
-    arrays.rules[part.seat] = sequence.request.rule;
-    arrays.rules[part.seat].offset = static_cast<uint64_t>(part.begin + part.count);
+    if (!slice.draws) return;
+    arrays.logit_tokens[slice.seat] = static_cast<int32_t>(row + slice.count - 1);
+    arrays.rules[slice.seat] = sequence.request.rule;
+    arrays.rules[slice.seat].offset = static_cast<uint64_t>(slice.begin + slice.count);
   };
-  for (const StepPart& part : scheduled.decode) {
-    if (part.sequence != nullptr) write(part.seat, part);
+  for (const StepSlice& slice : scheduled.decode) {
+    if (slice.sequence != nullptr) write(slice.seat, slice);
   }
   int64_t row = shape.decode.num_tokens;
   int32_t* ids = arrays.prefill_ids;
-  for (const StepPart& part : scheduled.prefill) {
-    ids = std::copy_n(part.sequence->tokens.begin() + part.begin, part.count, ids);
-    write(row, part);
-    row += part.count;
+  for (const StepSlice& slice : scheduled.prefill) {
+    ids = std::copy_n(slice.sequence->tokens.begin() + slice.begin, slice.count, ids);
+    write(row, slice);
+    row += slice.count;
   }
 }
 
@@ -447,12 +447,12 @@ int64_t Decoder::WriteDecodeTable(const ScheduledStep& scheduled, const StepShap
 void Decoder::WritePrefillTable(const ScheduledStep& scheduled, const StepShape& shape,
                                 const StepArrays& arrays) const {
   TableWriter table(shape.prefill, arrays.prefill);
-  for (const StepPart& part : scheduled.prefill) {
-    const SequencePages& pages = part.sequence->pages;
+  for (const StepSlice& slice : scheduled.prefill) {
+    const SequencePages& pages = slice.sequence->pages;
     if (shape.prefill.kind == AttentionKind::kPagedPrefill) {
-      AddRuns(table, pages, part.begin + part.count, part.count);
+      AddRuns(table, pages, slice.begin + slice.count, slice.count);
     } else {
-      for (int64_t i = 0; i < part.count; ++i) AddRuns(table, pages, part.begin + i + 1, 1);
+      for (int64_t i = 0; i < slice.count; ++i) AddRuns(table, pages, slice.begin + i + 1, 1);
     }
   }
 }

@@ -351,20 +351,20 @@ void Scheduler::Compact() {
 void Scheduler::FinishStep() {
   step_.decode_rows = static_cast<int32_t>(decoding_.size());
   if (!step_.Empty()) ++counts_.steps;
-  const auto finish = [this](StepPart& part) {
-    part.seat = part.sequence->seat;
-    if (!part.draws) return;
-    Sequence& sequence = *seats_[static_cast<size_t>(part.seat)];
+  const auto finish = [this](StepSlice& slice) {
+    slice.seat = slice.sequence->seat;
+    if (!slice.draws) return;
+    Sequence& sequence = *seats_[static_cast<size_t>(slice.seat)];
     sequence.last_draw = counts_.steps;
-    sequence.draw_seat = part.seat;
+    sequence.draw_seat = slice.seat;
     if (sequence.AllDrawn()) ++retiring_;
   };
-  for (StepPart& part : step_.prefill) finish(part);
-  for (StepPart& part : decoding_) {
-    finish(part);
-    const auto seat = static_cast<size_t>(part.seat);
+  for (StepSlice& slice : step_.prefill) finish(slice);
+  for (StepSlice& slice : decoding_) {
+    finish(slice);
+    const auto seat = static_cast<size_t>(slice.seat);
     if (seat >= step_.decode.size()) step_.decode.resize(seat + 1);
-    step_.decode[seat] = part;
+    step_.decode[seat] = slice;
   }
 }
 

@@ -39,7 +39,7 @@ struct SchedulerOptions {
 };
 
 // Consecutive tokens of a sequence that a step computes.
-struct StepPart {
+struct StepSlice {
   const Sequence* sequence = nullptr;  // null: the seat is padding
   int64_t begin = 0;
   int64_t count = 0;
@@ -61,11 +61,11 @@ struct ScheduledStep {
   // Then the K and V of the shifted spans of these sequences are copied from their sources, which
   // earlier steps have written.
   std::vector<const Sequence*> shifted = {};
-  // One part per seat, with one token that is in the seat on the device.
-  std::vector<StepPart> decode = {};
-  // Parts with tokens that the host knows, oldest sequence first.
-  std::vector<StepPart> prefill = {};
-  int32_t decode_rows = 0;  // the parts of `decode` that are not padding
+  // One slice per seat, with one token that is in the seat on the device.
+  std::vector<StepSlice> decode = {};
+  // Slices with tokens that the host knows, oldest sequence first.
+  std::vector<StepSlice> prefill = {};
+  int32_t decode_rows = 0;  // the slices of `decode` that are not padding
 
   bool Empty() const { return decode_rows == 0 && prefill.empty(); }
 };
@@ -207,7 +207,7 @@ class Scheduler {
   int64_t made_before_ = 0;  // number of chunks made before this step
   int32_t first_hole_ = 0;   // all seats before it are taken
   ScheduledStep step_;
-  std::vector<StepPart> decoding_;             // the step's decode rows, oldest sequence first
+  std::vector<StepSlice> decoding_;            // the step's decode rows, oldest sequence first
   std::vector<ChunkId> match_;                 // a member only to save allocations
   std::vector<std::vector<ChunkId>> sources_;  // for the sequence that is being admitted
   SchedulerCounts counts_;

@@ -298,38 +298,39 @@ class SchedulerModel {
     for (const Sequence* sequence : step.shifted) CopySources(*sequence, sealed_before);
     const std::vector<int32_t> newest = sampled_;
     int32_t rows = static_cast<int32_t>(step.decode.size());
-    for (const StepPart& part : step.prefill) {
-      if (part.draws) rows = std::max(rows, part.seat + 1);
+    for (const StepSlice& slice : step.prefill) {
+      if (slice.draws) rows = std::max(rows, slice.seat + 1);
     }
     for (int32_t row = 0; row < rows; ++row) sampled_[static_cast<size_t>(row)] = -1;
     int32_t decode_rows = 0;
     int64_t prefill_tokens = 0;
     for (size_t seat = 0; seat < step.decode.size(); ++seat) {
-      const StepPart& part = step.decode[seat];
-      if (part.sequence == nullptr) continue;
-      Expect(part.seat == static_cast<int32_t>(seat), "a decode row is not its seat");
-      Expect(part.count == 1 && part.draws && part.writes, "a decode row that is none");
+      const StepSlice& slice = step.decode[seat];
+      if (slice.sequence == nullptr) continue;
+      Expect(slice.seat == static_cast<int32_t>(seat), "a decode row is not its seat");
+      Expect(slice.count == 1 && slice.draws && slice.writes, "a decode row that is none");
       ++decode_rows;
-      RunPart(part, sealed_before, &newest[seat]);
+      RunSlice(slice, sealed_before, &newest[seat]);
     }
     SequenceId last = -1;
-    for (const StepPart& part : step.prefill) {
-      Expect(part.sequence->awaited_by || part.sequence->id > last, "prefill is not by age");
-      if (!part.sequence->awaited_by) last = part.sequence->id;
-      prefill_tokens += part.count;
-      RunPart(part, sealed_before, nullptr);
+    for (const StepSlice& slice : step.prefill) {
+      Expect(slice.sequence->awaited_by || slice.sequence->id > last, "prefill is not by age");
+      if (!slice.sequence->awaited_by) last = slice.sequence->id;
+      prefill_tokens += slice.count;
+      RunSlice(slice, sealed_before, nullptr);
     }
     Expect(decode_rows == step.decode_rows && prefill_tokens <= options_.token_budget,
            "the step's sums are wrong");
   }
 
-  void RunPart(const StepPart& part, const std::vector<bool>& sealed_before, const int32_t* fed) {
-    const Sequence& sequence = *part.sequence;
+  void RunSlice(const StepSlice& slice, const std::vector<bool>& sealed_before,
+                const int32_t* fed) {
+    const Sequence& sequence = *slice.sequence;
     const auto found = texts_.find(sequence.id);
     Expect(found != texts_.end(), "a step runs a sequence that is gone");
     Text& text = found->second;
-    Expect(part.count >= 1 && part.seat >= 0 && part.seat < options_.max_batch, "a bad part");
-    for (int64_t position = part.begin; position < part.begin + part.count; ++position) {
+    Expect(slice.count >= 1 && slice.seat >= 0 && slice.seat < options_.max_batch, "a bad slice");
+    for (int64_t position = slice.begin; position < slice.begin + slice.count; ++position) {
       const auto at = static_cast<size_t>(position);
       Expect(at < text.tokens.size(), "a token runs that was never drawn");
       const int32_t token = fed != nullptr ? *fed : sequence.tokens[at];
@@ -337,25 +338,25 @@ class SchedulerModel {
              position, " in place of ", text.tokens[at]);
       const auto slot = static_cast<size_t>(sequence.pages.SlotOf(position));
       const uint64_t before = position == 0 ? 1 : ReadContext(sequence, text, position);
-      if (part.writes) {
+      if (slice.writes) {
         Expect(!sealed_before[slot / static_cast<size_t>(options_.page_size)],
                "a sealed chunk is written");
         kv_[slot] = model::Chain(before, token);
       }
       Expect(kv_[slot] == text.chain[at], "wrong K and V at position ", position);
     }
-    if (!part.writes) ++counts_.rewritten_last;
-    const int64_t end = part.begin + part.count;
+    if (!slice.writes) ++counts_.rewritten_last;
+    const int64_t end = slice.begin + slice.count;
     // Counts the tokens that had been in the cache before. Decode rows never have been.
-    recomputed_tokens_ += std::max<int64_t>(0, std::min(end, text.most_in_cache) - part.begin);
-    Expect(part.draws == (end == static_cast<int64_t>(text.tokens.size())),
-           "a part draws before its sequence's end, or not there");
-    if (!part.draws) return;
+    recomputed_tokens_ += std::max<int64_t>(0, std::min(end, text.most_in_cache) - slice.begin);
+    Expect(slice.draws == (end == static_cast<int64_t>(text.tokens.size())),
+           "a slice draws before its sequence's end, or not there");
+    if (!slice.draws) return;
     const int32_t token = model::Sampled(text.chain.back(), text.request.rule.seed, end);
     text.tokens.push_back(token);
     text.chain.push_back(model::Chain(text.chain.back(), token));
-    sampled_[static_cast<size_t>(part.seat)] = token;
-    draws_.push_back({sequence.id, part.seat, token});
+    sampled_[static_cast<size_t>(slice.seat)] = token;
+    draws_.push_back({sequence.id, slice.seat, token});
   }
 
   void CopySources(const Sequence& sequence, const std::vector<bool>& sealed_before) {
@@ -426,7 +427,7 @@ class SchedulerModel {
       Expect(waiting == nullptr || waiting->InFlight() > 0, "nobody is admitted to an empty batch");
       return;
     }
-    const auto is_oldest = [&](const StepPart& part) { return part.sequence == oldest; };
+    const auto is_oldest = [&](const StepSlice& slice) { return slice.sequence == oldest; };
     Expect(
         std::ranges::any_of(step.decode, is_oldest) || std::ranges::any_of(step.prefill, is_oldest),
         "the oldest sequence sits a step out");

@@ -34,11 +34,11 @@ Request Prompt(int64_t length, int64_t new_tokens, int32_t first = 0) {
 void RunStep(Scheduler& scheduler, int32_t token = 7) {
   std::vector<SequenceId> draws;
   const ScheduledStep& step = scheduler.ScheduleStep();
-  for (const StepPart& part : step.decode) {
-    if (part.sequence != nullptr) draws.push_back(part.sequence->id);
+  for (const StepSlice& slice : step.decode) {
+    if (slice.sequence != nullptr) draws.push_back(slice.sequence->id);
   }
-  for (const StepPart& part : step.prefill) {
-    if (part.draws) draws.push_back(part.sequence->id);
+  for (const StepSlice& slice : step.prefill) {
+    if (slice.draws) draws.push_back(slice.sequence->id);
   }
   for (const SequenceId id : draws) scheduler.TakeToken(id, token);
 }
