@@ -1,153 +1,33 @@
-"""scripts/records report on records of a simulated machine: what the page says, and what Chromium draws of it."""
+"""scripts/records report on records of a simulated machine: what the page says, and what is refused."""
 import datetime
-import functools
-import glob
-import html.parser
-import io
 import json
 import os
 import re
-import tempfile
 import time
 import unittest
 import xml.etree.ElementTree as xml
 from unittest import mock
 
-import numpy as np
-from browser import Browser
-from command_case import run_here
-from matplotlib.image import imread
+from report_case import HOSTILE, ReportCase, history, report_of_history, run_main
 from synthetic import START, DecoderCase, Effect, KernelCase, Machine, decoder_cases, kernel_cases, write
-from synthetic_workload import rate_sweep
 
 from tokline import records
 from tokline.report.canvas import draw
-from tokline.report.command import chromium
 from tokline.report.evidence import Evidence
 from tokline.report.page import Table
 from tokline.report.wording import command_words
 
 SECTIONS = ["standing", "roofline", "share", "throughput", "workloads", "history", "step", "blame", "ablation", "tables", "machine"]
-PHONE, DESKTOP = 390, 1400
-VOID = {"meta", "link", "br", "path", "use"}
-HOSTILE = "<script>alert(1)</script> & <b>"
 
 
-def run_main(*arguments):
-    """(exit code, stderr)."""
-    code, out, err = run_here("report", *arguments)
-    assert out == "" or "--help" in arguments, out
-    return code, err
-
-
-def history(commits=5, rows=60):
-    """Runs of several commits; the last has peers, ablations, a refused and a disturbed row, a slower `down`."""
-    machine = Machine(seed=2, run_noise=0.002)
-    cases = kernel_cases(rows)
-    lines = []
-    for number in range(commits):
-        machine.commit = f"{number + 1:x}c0ffee{number:033d}"
-        last = number == commits - 1
-        peers = [KernelCase(case.kernel, case.shape, 0.9 * case.us, implementation="flashinfer-tc",
-                            library=("flashinfer", "0.7.2")) for case in cases if case.cache == "cold"
-                 and case.chain == "plain"][:20]
-        slower = [Effect(-4 * number, kernel="linear")]
-        lines += machine.run("bench_all", cases + (peers if last else []), slower,
-                             refused={cases[0]: "output is wrong: " + HOSTILE} if last else None,
-                             disturbed={cases[1]: "throttled: power cap"} if last else None)
-        lines += machine.decoder_run(decoder_cases((1, 8, 64)) + decoder_cases((1, 64), "qwen3-4b"),
-                                     [Effect(us=60, op="down")] if last else ())
-        machine.wait(days=1)
-    header = machine.header("tokline ablate")
-    lines.append(header)
-    for batch in (1, 64):
-        case = DecoderCase(batch=batch)
-        lines += [machine.ablation(header, case, "rmsnorm_qkv", "rmsnorm + linear", 8, (10, 19)),
-                  machine.ablation(header, case, "chunk_decode", "gather + attention", 30, (10, 31)),
-                  machine.ablation(header, case, "fused_down", "linear + add", -5, (10, 13)),
-                  machine.ablation(header, case, "sampling", "the reference's order", 2, None)]
-    lines.append({"schema": 2, "kind": "end", "run_id": header["run_id"], "interrupted": False, "rows": 8, "refused": 0,
-                  "gpu_after": None})
-    for line in lines:
-        if line["kind"] == "run":
-            line["fingerprint"]["command_line"] = ["bench", "--shapes", "my shapes.json", "--filter=b(1|8)"]
-    return lines
-
-
-@functools.cache
-def report_of_history():
-    """The folder of the report of history(): its page is report.html, its Markdown report.md."""
-    folder = tempfile.TemporaryDirectory()
-    unittest.addModuleCleanup(folder.cleanup)
-    records_path, page_path, markdown_path = (os.path.join(folder.name, name) for name in (
-        "records.jsonl", "report.html", "report.md"))
-    write(records_path, history())
-    code, err = run_main(records_path, "-o", page_path, "--markdown", markdown_path, "--title", "Title & more")
-    assert (code, err) == (0, ""), err
-    return folder.name
-
-
-class Page(html.parser.HTMLParser):
-    """What a test asks of a page; fails on elements that are not closed in order."""
-    def __init__(self, text):
-        super().__init__()
-        self.stack, self.ids, self.tags, self.addresses, self.words = [], [], set(), [], []
-        self.feed(text)
-        assert not self.stack, f"not closed: {self.stack}"
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.add(tag)
-        values = dict(attributes)
-        self.ids += [values["id"]] if "id" in values else []
-        self.addresses += [values[name] for name in ("src", "href", "xlink:href") if name in values]
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.handle_starttag(tag, attributes)
-        if tag not in VOID:
-            self.stack.pop()
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.stack.pop() == tag, f"</{tag}> closes something else"
-
-    def handle_data(self, data):
-        if "style" not in self.stack:
-            self.words.append(data)
-
-    @property
-    def text(self):
-        return re.sub(r"\s+", " ", " ".join(self.words))
-
-
-class ReportCase(unittest.TestCase):
-    def says(self, text, *phrases):
-        for phrase in phrases:
-            self.assertTrue(phrase in text, f"not said: {phrase}")
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def read(self, folder):
-        """The page's text, its Page, and its Markdown."""
-        with open(os.path.join(folder, "report.html"), encoding="utf-8") as file:
-            text = file.read()
-        with open(os.path.join(folder, "report.md"), encoding="utf-8") as file:
-            return text, Page(text), file.read()
-
-    def report_of(self, lines, *more):
-        """The page's text, its Page, and its Markdown."""
-        write(self.path("records.jsonl"), lines)
-        code, err = run_main(self.path("records.jsonl"), "-o", self.path("report.html"), "--markdown",
-                             self.path("report.md"), *more)
-        self.assertEqual((code, err), (0, ""))
-        return self.read(self.folder)
+def stretch(row, factor):
+    """Makes a row slower, with all figures that follow."""
+    row["samples_us"] = [sample * factor for sample in row["samples_us"]]
+    row["ci95_us"] = [bound * factor for bound in row["ci95_us"]]
+    for name in ("median_us", "mad_us", "fresh_us"):
+        row[name] *= factor
+    for name in ("gbps", "tflops", "percent_of_measured_peak", "percent_of_datasheet_peak"):
+        row[name] /= factor
 
 
 class ReportTest(ReportCase):
@@ -587,162 +467,6 @@ class MisuseTest(ReportCase):
         with open(self.path("report.html"), encoding="utf-8") as file:
             self.assertEqual(file.read(), "the old one")
         self.assertEqual(sorted(os.listdir(self.folder)), ["records.jsonl", "report.html"])
-
-
-def holds_records(path):
-    with open(path, encoding="utf-8") as file:
-        return '"kind"' in file.readline()
-
-
-def stretch(row, factor):
-    """Makes a row slower, with all figures that follow."""
-    row["samples_us"] = [sample * factor for sample in row["samples_us"]]
-    row["ci95_us"] = [bound * factor for bound in row["ci95_us"]]
-    for name in ("median_us", "mad_us", "fresh_us"):
-        row[name] *= factor
-    for name in ("gbps", "tflops", "percent_of_measured_peak", "percent_of_datasheet_peak"):
-        row[name] /= factor
-
-
-# Of each visible plot: pairs of texts that lie on one another, and texts that leave their plot. A box is as high as
-# a line; what of it is ink is less, so a little is allowed.
-FAULTS = """
-(() => {
-  const faults = [];
-  for (const svg of document.querySelectorAll('svg')) {
-    const frame = svg.getBoundingClientRect();
-    if (frame.width === 0) continue;
-    const texts = [...svg.querySelectorAll('text')].filter(text => text.textContent.trim())
-      .map(text => [text.textContent.trim(), text.getBoundingClientRect()]);
-    for (const [words, box] of texts)
-      if (box.left < frame.left - 1.5 || box.right > frame.right + 1.5 || box.top < frame.top - 1.5
-          || box.bottom > frame.bottom + 1.5)
-        faults.push(`${svg.getAttribute('aria-label')}: "${words}" leaves the plot`);
-    texts.forEach(([words, a], i) => {
-      for (const [others, b] of texts.slice(i + 1)) {
-        const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-        const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-        if (across > 1 && down > 4)
-          faults.push(`${svg.getAttribute('aria-label')}: "${words}" lies on "${others}"`);
-      }
-    });
-  }
-  return faults;
-})()
-"""
-PLOTS = """
-[...document.querySelectorAll('svg')].map(svg => [svg.getAttribute('aria-label'), svg.getBoundingClientRect()])
-  .filter(([_, box]) => box.width > 0)
-  .map(([label, box]) => [label, box.left + scrollX, box.top + scrollY, box.width, box.height])
-"""
-HEIGHT = "document.documentElement.scrollHeight"
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-OFF_SCREEN = """
-[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)
-  .map(each => each.getAttribute('aria-label'))
-"""
-FOLDED_OUT = "[...document.querySelectorAll('tr.more')].filter(each => each.getBoundingClientRect().height > 0).length"
-BACKGROUND = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
-INK = "getComputedStyle(document.body).color.match(/\\d+/g).map(Number)"
-
-
-@unittest.skipUnless(chromium(), "no Chromium: nothing was drawn, so nothing is known of how the report looks")
-class DrawnTest(ReportCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.browser = Browser().__enter__()
-        cls.addClassCleanup(cls.browser.__exit__)
-
-    def check(self, path, plots, views=((DESKTOP, False), (PHONE, True))):
-        """In each view: a width, and whether the theme is dark."""
-        for width, dark in views:
-            with self.subTest(width=width, dark=dark):
-                self.browser.requests.clear()
-                self.browser.open(path, width, 900, dark)
-                self.check_view(path, plots, width, dark)
-
-    def check_view(self, path, plots, width, dark):
-        self.assertEqual([address for address in self.browser.requests if not address.startswith("data:")],
-                         ["file://" + os.path.realpath(path)])
-        self.assertEqual(self.browser.evaluate(OVERFLOW), 0)
-        self.assertEqual(self.browser.evaluate(FAULTS), [])
-        background, ink = self.browser.evaluate(BACKGROUND)[:3], self.browser.evaluate(INK)[:3]
-        self.assertTrue(max(background) < 48 and min(ink) > 200 if dark else
-                        min(background) > 240 and max(ink) < 64, (background, ink))
-        found = self.browser.evaluate(PLOTS)
-        self.assertEqual(len(found), plots)
-        page = imread(io.BytesIO(self.browser.screenshot((0, 0, width, self.browser.evaluate(HEIGHT)))))[..., :3]
-        for label, *box in found:
-            self.assertGreater(box[2], 0.8 * min(width - 40, 860), label)
-            left, top, right, bottom = map(round, (box[0], box[1], box[0] + box[2], box[1] + box[3]))
-            picture = page[top:bottom, left:right]
-            marked = np.abs(picture - np.array(background) / 255).max(axis=2) > 0.2
-            self.assertGreater(marked.mean(), 0.01, f"{label}: is empty")
-            self.assertLess(marked.mean(), 0.5, f"{label}: is covered")
-        self.assertEqual(self.browser.evaluate(FOLDED_OUT), 0)
-        self.browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-        self.assertEqual(self.browser.evaluate(OVERFLOW), 0, "with all tables open")
-        self.assertEqual(self.browser.evaluate(FOLDED_OUT),
-                         self.browser.evaluate("document.querySelectorAll('td > details').length"))
-        if width == DESKTOP:
-            self.assertEqual(self.browser.evaluate(OFF_SCREEN), [], "tables with a column off the screen")
-
-    def test_everything_is_drawn_well_in_both_themes_and_at_both_sizes(self):
-        views = [(width, dark) for width in (DESKTOP, PHONE) for dark in (False, True)]
-        self.check(os.path.join(report_of_history(), "report.html"), 7, views)
-
-    def test_many_commits_and_rows_are_drawn_well(self):
-        machine = Machine(seed=12, sample_noise=0.01, run_noise=0.03)
-        lines = []
-        for number in range(16):
-            machine.commit = f"{number * 7919 % 65536:04x}{number:036x}"
-            lines += machine.run("bench_all", kernel_cases(230 if number == 15 else 30))
-            lines += machine.decoder_run(decoder_cases((1, 2, 4, 8, 16, 32, 64, 128)))
-            machine.wait(days=1)
-        self.report_of(lines)
-        self.check(self.path("report.html"), 6)
-
-    def test_a_sweep_of_rates_is_drawn_well(self):
-        machine = Machine(seed=14)
-        self.report_of(rate_sweep(machine) + rate_sweep(machine, implementation="cuda, without graphs"))
-        self.check(self.path("report.html"), 1)
-
-    def test_one_commit_is_drawn_well(self):
-        machine = Machine(seed=13)
-        self.report_of(machine.run("bench_all", kernel_cases(40))
-                       + machine.decoder_run(decoder_cases((1, 2, 4, 64, 65))))
-        self.check(self.path("report.html"), 4)
-
-    def test_drawn_shapes_are_drawn_well(self):
-        machine = Machine(seed=14)
-        dimensions = (("batch", 256), ("q_lens", (1, 8192)), ("kv_lens", (1, 131072)), ("hq", 512), ("hk", 32),
-                      ("head_dim", 128), ("order", "nhd"), ("causal", True), ("page_size", 256))
-        cases = [KernelCase(case.kernel, (("name", f"sweep:18446744073709551615:{number}"), *dimensions), case.us)
-                 for number, case in enumerate(kernel_cases(120))]
-        self.report_of(machine.run("bench_all", kernel_cases(40)) + machine.run("bench_sweep", cases))
-        self.check(self.path("report.html"), 3)
-
-    def test_recorded_run_of_a_gpu_is_drawn_well(self):
-        root = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
-        recorded = [path for path in glob.glob(os.path.join(root, "results/*/*.jsonl")) if holds_records(path)]
-        self.assertTrue(recorded)
-        code, err = run_main(*recorded, "-o", self.path("report.html"))
-        self.assertEqual(code, 0, err)
-        with open(self.path("report.html"), encoding="utf-8") as file:
-            self.check(self.path("report.html"), len(re.findall(r'<svg class="wide"', file.read())))
-
-    def test_check_finds_overlap_overflow_and_text_that_leaves_its_plot(self):
-        with open(self.path("bad.html"), "w", encoding="utf-8") as file:
-            file.write('<!DOCTYPE html><meta name="viewport" content="width=device-width"><svg width="900" height="60" '
-                       'aria-label="bad"><text x="10" y="30">one</text><text x="14" y="32">two</text>'
-                       '<text x="890" y="30">outside</text></svg>')
-        self.browser.open(self.path("bad.html"), PHONE, 844, False)
-        self.assertGreater(self.browser.evaluate(OVERFLOW), 0)
-        self.assertEqual(self.browser.evaluate(FAULTS), ['bad: "outside" leaves the plot', 'bad: "one" lies on "two"'])
-
-    def test_screenshot_is_a_picture_of_the_page(self):
-        self.report_of(Machine(seed=1).decoder_run(), "--screenshot", self.path("report.png"))
-        self.assertEqual(imread(self.path("report.png")).shape[:2], (1100, 1400))
 
 
 if __name__ == "__main__":
