@@ -196,18 +196,19 @@ Json ValuesOf(const Result& r) {
   const bool has_limit = r.has_figures && shares.floor;
   Json values{{"kernel", r.m.kernel}, {"device", r.m.origin.device}, {"dtype", r.m.origin.dtype}};
   values.update(r.m.shape);
-  values.update({{"implementation", r.m.origin.implementation},
-                 {"chain", r.m.chain},
-                 {"cache", r.m.cache},
-                 {"median_us", number(r.figures.us.median)},
-                 {"ci95_percent", number(r.ci95_percent)},
-                 {"limit", has_limit ? Json(shares.floor->limit) : Json()},
-                 {"percent_of_limit", has_limit ? Json(*shares.percent_of_measured_peak) : Json()},
-                 {"gbps", number(r.figures.gbps)},
-                 {"tflops", number(r.figures.tflops)},
-                 {"max_error_over_bound", r.m.verified.max_error_over_bound},
-                 {"verdict", r.verdict},
-                 {"note", r.note}});
+  values.update(
+      {{"implementation", r.m.origin.implementation},
+       {"chain", r.m.chain},
+       {"cache", r.m.cache},
+       {"median_us", number(r.figures.us.median)},
+       {"ci95_percent", number(r.ci95_percent)},
+       {"limit", has_limit ? Json(shares.floor->limit) : Json()},
+       {"percent_of_measured_peak", has_limit ? Json(*shares.percent_of_measured_peak) : Json()},
+       {"gbps", number(r.figures.gbps)},
+       {"tflops", number(r.figures.tflops)},
+       {"max_error_over_bound", r.m.verified.max_error_over_bound},
+       {"verdict", r.verdict},
+       {"note", r.note}});
   return values;
 }
 
