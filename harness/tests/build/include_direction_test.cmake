@@ -82,14 +82,14 @@ function(expect_private file included)
 endfunction()
 foreach(file IN ITEMS kernels/other/other.cu kernels/toy_more/toy_more_policy.cc reference/toy.cc
     harness/engine/a.cc harness/measure/a.cc harness/tests/engine/a_test.cc
-    harness/tests/kernels/toy_more_test.cc benches/bench_toy.cc)
+    harness/tests/kernels/toys_test.cc benches/bench_toy.cc)
   expect_private(${file} kernels/toy/toy_policy.h)
   expect_allowed(${file} kernels/toy/toy.h)
 endforeach()
 expect_private(kernels/other/other.cu kernels/toy/toy_device.cuh)
 expect_private(reference/sampling.cc kernels/sampling/sampling_policy.h)
 foreach(file IN ITEMS kernels/toy/toy.cu harness/tests/kernels/toy_test.cc
-    harness/tests/kernels/toy_cuda_test.cc)
+    harness/tests/kernels/toy_more_test.cc harness/tests/kernels/toy_cuda_test.cc)
   expect_allowed(${file} kernels/toy/toy_policy.h)
 endforeach()
 expect_allowed(reference/sampling.cc kernels/sampling/philox.h)

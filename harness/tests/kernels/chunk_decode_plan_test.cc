@@ -1,0 +1,441 @@
+// How the contexts of a step are cut among lanes.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "harness/tests/kernels/chunk_decode_case.h"
+#include "harness/tests/kernels/devices.h"
+#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_sharing.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline::testing {
+namespace {
+
+constexpr DeviceFacts kDevice = testing::kH200;
+
+int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
+  const auto next = std::ranges::upper_bound(plan.LaneTaskIndptr(), static_cast<int32_t>(task));
+  return static_cast<int32_t>(next - plan.LaneTaskIndptr().begin()) - 1;
+}
+
+// Checks that the lanes of a cluster all end, or all do not end, with a clustered task of the same
+// member: its barriers hang otherwise. Their other tasks are of sequences without KV.
+void CheckClusters(const ChunkDecodePlan& plan) {
+  ASSERT_EQ(plan.size.grid.num_lanes % plan.size.grid.cluster_lanes, 0);
+  for (const ChunkDecodeTask& task : plan.Tasks()) {
+    if (plan.size.grid.cluster_lanes == 1) {
+      EXPECT_EQ(task.clustered, 0);
+      continue;
+    }
+    ASSERT_EQ(task.member_count, 1);
+    EXPECT_EQ(plan.Members()[task.member_begin].partial, -1);
+    EXPECT_TRUE(task.clustered || task.range_begin == task.range_end);
+  }
+  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
+    const int32_t begin = plan.LaneTaskIndptr()[lane], end = plan.LaneTaskIndptr()[lane + 1];
+    for (int32_t t = begin; t + 1 < end; ++t) EXPECT_EQ(plan.Tasks()[t].clustered, 0) << lane;
+    const int32_t first = lane / plan.size.grid.cluster_lanes * plan.size.grid.cluster_lanes;
+    const int32_t first_end = plan.LaneTaskIndptr()[first + 1];
+    const auto last_task = [&](int32_t from, int32_t to) {
+      return from < to && plan.Tasks()[to - 1].clustered ? &plan.Tasks()[to - 1] : nullptr;
+    };
+    const ChunkDecodeTask* mine = last_task(begin, end);
+    const ChunkDecodeTask* leader = last_task(plan.LaneTaskIndptr()[first], first_end);
+    ASSERT_EQ(mine == nullptr, leader == nullptr) << "lane " << lane;
+    if (mine == nullptr) continue;
+    ASSERT_EQ(mine->member_count, leader->member_count);
+    for (int32_t m = 0; m < mine->member_count; ++m) {
+      const ChunkDecodeMember& a = plan.Members()[mine->member_begin + m];
+      const ChunkDecodeMember& b = plan.Members()[leader->member_begin + m];
+      EXPECT_TRUE(a.seq == b.seq && a.shift == b.shift && a.partial == b.partial) << lane;
+    }
+  }
+}
+
+// Checks that a plan reads every (sequence, listed chunk, token) exactly once, with the right
+// shift, in tasks that the kernel can run, and that partial states add up.
+void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t num_q_heads,
+               const ChunkDecodePlan& plan) {
+  using Key = std::tuple<int32_t, int32_t, int32_t, int32_t>;  // seq, page_begin, token, shift
+  std::map<Key, int> expected, actual;
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
+      const int32_t chunk = table.seq_chunks[i];
+      for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
+        ++expected[{s, table.chunk_page_indptr[chunk], t, table.seq_shifts[i]}];
+      }
+    }
+  }
+  std::map<int32_t, std::vector<int32_t>> partials;  // by sequence
+  std::vector<int> states(static_cast<size_t>(table.num_seqs), 0);
+  ASSERT_EQ(plan.LaneTaskIndptr().size(), static_cast<size_t>(plan.size.grid.num_lanes) + 1);
+  ASSERT_EQ(plan.LaneTaskIndptr().back(), static_cast<int32_t>(plan.Tasks().size()));
+  const int32_t group = num_q_heads / layout.num_kv_heads;
+  CheckClusters(plan);
+  for (size_t i = 0; i < plan.Tasks().size(); ++i) {
+    const ChunkDecodeTask& task = plan.Tasks()[i];
+    // The tasks of a cluster make one state.
+    const bool makes_state = !task.clustered || LaneOf(plan, i) % plan.size.grid.cluster_lanes == 0;
+    ASSERT_GE(task.member_count, 1);
+    ASSERT_LE(task.member_count * group, kChunkDecodeMaxRows);
+    const auto fields = [](const ChunkDecodeMember& m) {
+      return std::array{m.seq, m.shift, m.partial};
+    };
+    const ChunkDecodeMember& first = plan.Members()[task.member_begin];
+    ASSERT_EQ(fields(task.first_member), fields(first));
+    ASSERT_EQ(task.first_states,
+              plan.SeqPartialIndptr()[first.seq + 1] - plan.SeqPartialIndptr()[first.seq]);
+    if (task.range_begin < task.range_end) {
+      const ChunkDecodeRange &range = plan.Ranges()[task.range_begin], &copy = task.first_range;
+      ASSERT_EQ((std::array{range.page_begin, range.token_begin, range.token_end}),
+                (std::array{copy.page_begin, copy.token_begin, copy.token_end}));
+    }
+    for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
+      const ChunkDecodeMember& member = plan.Members()[m];
+      states[static_cast<size_t>(member.seq)] += makes_state;
+      if (member.partial >= 0 && makes_state) partials[member.seq].push_back(member.partial);
+      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+        const ChunkDecodeRange& range = plan.Ranges()[r];
+        ASSERT_EQ(range.token_begin % kChunkDecodeTileTokens, 0);
+        ASSERT_LT(range.token_begin, range.token_end);
+        for (int32_t t = range.token_begin; t < range.token_end; ++t) {
+          ++actual[{member.seq, range.page_begin, t, member.shift}];
+        }
+      }
+    }
+  }
+  EXPECT_EQ(actual, expected);
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    ASSERT_GE(states[s], 1) << "sequence " << s << " is written by no task";
+    auto& list = partials[s];
+    std::sort(list.begin(), list.end());
+    if (states[s] == 1) {
+      EXPECT_TRUE(list.empty());
+      EXPECT_EQ(plan.SeqPartialIndptr()[s], plan.SeqPartialIndptr()[s + 1]);
+      continue;
+    }
+    std::vector<int32_t> all(static_cast<size_t>(states[s]));
+    std::iota(all.begin(), all.end(), plan.SeqPartialIndptr()[s]);
+    EXPECT_EQ(list, all) << "sequence " << s;
+    EXPECT_EQ(plan.SeqPartialIndptr()[s + 1] - plan.SeqPartialIndptr()[s], states[s]);
+  }
+  EXPECT_EQ(plan.num_partials, plan.SeqPartialIndptr().back());
+}
+
+TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
+  std::mt19937_64 rng(7);
+  for (int round = 0; round < 200; ++round) {
+    DecodeCaseOptions options;
+    options.num_kv_heads = 1 + static_cast<int32_t>(rng() % 8);
+    options.group = 1 + static_cast<int32_t>(rng() % 16);
+    options.page_size = 16 << rng() % 5;
+    const int32_t num_chunks = 1 + static_cast<int32_t>(rng() % 6);
+    for (int32_t c = 0; c < num_chunks; ++c) {
+      options.chunk_lengths.push_back(static_cast<int32_t>(rng() % 4 == 0 ? 0 : rng() % 700));
+    }
+    const size_t num_seqs = rng() % 9;
+    for (size_t s = 0; s < num_seqs; ++s) {
+      std::vector<int32_t> chunks, shifts;
+      for (size_t i = rng() % 4; i > 0; --i) {
+        chunks.push_back(static_cast<int32_t>(rng() % num_chunks));
+        shifts.push_back(static_cast<int32_t>(rng() % 3) - 1);
+      }
+      options.sequences.push_back(chunks);
+      options.shifts.push_back(shifts);
+    }
+    ChunkTable table;
+    PagedKvLayout layout{.num_pages = 10000,
+                         .num_kv_heads = options.num_kv_heads,
+                         .page_size = options.page_size,
+                         .head_dim = 64};
+    int32_t page = 0;
+    for (int32_t length : options.chunk_lengths) {
+      std::vector<int32_t> pages((length + options.page_size - 1) / options.page_size);
+      std::iota(pages.begin(), pages.end(), page);
+      page += static_cast<int32_t>(pages.size());
+      table.AddChunk(pages, length);
+    }
+    for (size_t s = 0; s < num_seqs; ++s)
+      table.AddSequence(options.sequences[s], options.shifts[s]);
+    Validate(table.View(), layout);
+    const auto runs = SharedRunsOfTable(table.View(), options.group, ChunkSharing::kAlways);
+    for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        SCOPED_TRACE(StrCat("round ", round, " sharing ", static_cast<int>(sharing)));
+        const ChunkDecodePlan plan =
+            PlanChunkDecode(table.View(), layout, options.num_kv_heads * options.group, kDevice,
+                            {.runs = runs,
+                             .sharing = sharing,
+                             .grid = {.num_lanes = static_cast<int32_t>(rng() % 40)}});
+        CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
+        if (HasFatalFailure() || HasNonfatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
+  ChunkTable table;
+  const PagedKvLayout layout{
+      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  std::mt19937_64 rng(3);
+  std::vector<int32_t> pages(16, 0);
+  for (int32_t s = 0; s < 128; ++s) {
+    const int32_t chunk = table.AddChunk(pages, 100 + static_cast<int32_t>(rng() % 3900));
+    table.AddSequence({&chunk, 1});
+  }
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 16, kDevice);
+  EXPECT_EQ(plan.size.grid.num_lanes, 2 * 132 / 8);
+  int64_t least = INT64_MAX, most = 0;
+  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
+    int64_t tiles = 0;
+    for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
+      for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
+        tiles += (plan.Ranges()[r].token_end - plan.Ranges()[r].token_begin + 63) / 64;
+      }
+    }
+    least = std::min(least, tiles);
+    most = std::max(most, tiles);
+  }
+  EXPECT_LE(most - least, 1);
+  EXPECT_LE(plan.num_partials, 128 + plan.size.grid.num_lanes);
+}
+
+TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
+  const PagedKvLayout layout{
+      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const auto plan_of = [&](const std::vector<int32_t>& lengths, const DeviceFacts& device) {
+    ChunkTable table;
+    for (const int32_t length : lengths) {
+      const std::vector<int32_t> pages(static_cast<size_t>((length + 255) / 256), 0);
+      const int32_t chunk = table.AddChunk(pages, length);
+      table.AddSequence({&chunk, 1});
+    }
+    return PlanChunkDecode(table.View(), layout, 16, device);
+  };
+  const auto longest_lane = [](const ChunkDecodePlan& plan) {
+    int32_t longest = 0;
+    for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
+      int32_t tiles = 0;
+      for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
+        for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
+          tiles += (plan.Ranges()[r].token_end - plan.Ranges()[r].token_begin + 63) / 64;
+        }
+      }
+      longest = std::max(longest, tiles);
+    }
+    return longest;
+  };
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, kDevice);
+  EXPECT_EQ(full, (ChunkDecodeGrid{.num_lanes = 33, .cluster_lanes = 1}));
+  struct Expected {
+    std::vector<int32_t> lengths;
+    ChunkDecodeGrid grid;
+    int32_t longest_lane;
+  };
+  for (const Expected& expected :
+       std::vector<Expected>{{{64}, full, 1},  // one tile: nothing to share
+                             {{65}, {8, 8}, 1},
+                             {{300}, {8, 8}, 1},
+                             {{2048}, {8, 8}, 4},
+                             {{2049}, full, 1},
+                             {{192, 1000}, {16, 8}, 2},
+                             {{192, 192, 100, 64}, {16, 4}, 1},
+                             {{192, 192, 0, 64, 256, 1, 512, 200}, {16, 2}, 4},
+                             {{192, 192, 0, 64, 256, 1, 513, 200}, full, 4},
+                             {std::vector<int32_t>(17, 300), full, 3}}) {
+    const ChunkDecodePlan plan = plan_of(expected.lengths, kDevice);
+    EXPECT_EQ(plan.size.grid, expected.grid)
+        << expected.lengths.size() << " of " << expected.lengths[0];
+    EXPECT_EQ(longest_lane(plan), expected.longest_lane) << expected.lengths[0];
+    EXPECT_TRUE(plan.size.grid.cluster_lanes == 1 || plan.num_partials == 0);
+  }
+  // A lane each, uncut, although there are more tiles than lanes.
+  std::vector<int32_t> ragged(30, 200);
+  for (const size_t i : {6, 8, 9, 10, 11, 26}) ragged[i] = 50;
+  EXPECT_EQ(plan_of(ragged, kDevice).num_partials, 0);
+  EXPECT_EQ(longest_lane(plan_of(ragged, kDevice)), 4);
+  EXPECT_EQ(plan_of(std::vector<int32_t>(20, 200), kDevice).num_partials, 0);
+  EXPECT_GT(plan_of(std::vector<int32_t>(20, 300), kDevice).num_partials, 0);
+}
+
+TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
+  bool any_cluster = false;
+  for (const NamedDevice& device : Devices()) {
+    for (const int32_t head_dim : {64, 128}) {
+      EXPECT_LE(ChunkDecodeBlockBytes(head_dim), device.facts.shared_bytes_per_block)
+          << ::testing::PrintToString(device) << ", head_dim " << head_dim;
+    }
+    for (const int32_t num_kv_heads : {1, 2, 8, 32}) {
+      for (const std::vector<int32_t>& lengths : std::vector<std::vector<int32_t>>{
+               {300}, {2048}, {5, 1000}, {0}, {192, 192, 0, 64}, std::vector<int32_t>(40, 700)}) {
+        const PagedKvLayout layout{
+            .num_pages = 64, .num_kv_heads = num_kv_heads, .page_size = 64, .head_dim = 128};
+        ChunkTable table;
+        for (const int32_t length : lengths) {
+          const std::vector<int32_t> pages(static_cast<size_t>((length + 63) / 64), 0);
+          const int32_t chunk = table.AddChunk(pages, length);
+          table.AddSequence({&chunk, 1});
+        }
+        const ChunkDecodePlan plan =
+            PlanChunkDecode(table.View(), layout, 2 * num_kv_heads, device.facts);
+        SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", ", num_kv_heads, " KV heads, ",
+                            lengths.size(), " of ", lengths[0]));
+        CheckPlan(table.View(), layout, 2 * num_kv_heads, plan);
+        CheckClusters(plan);
+        EXPECT_LE(plan.num_partials, std::ssize(lengths) + plan.size.grid.num_lanes);
+        if (plan.size.grid.cluster_lanes == 1) continue;
+        any_cluster = true;
+        EXPECT_GE(device.facts.compute_major, 9);
+        EXPECT_GE(device.facts.code_architecture, 90) << "its code has no cluster instructions";
+        // Every cluster runs at once: its blocks meet at barriers.
+        EXPECT_LE(int64_t{plan.size.grid.num_lanes} * num_kv_heads, device.facts.sm_count);
+      }
+    }
+  }
+  EXPECT_TRUE(any_cluster);
+}
+
+TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
+  const PagedKvLayout layout{.num_pages = 8, .num_kv_heads = 2, .page_size = 64, .head_dim = 128};
+  ChunkTable table;
+  const std::vector<int32_t> pages{0, 1};
+  const int32_t chunk = table.AddChunk(pages, 100);
+  table.AddSequence({&chunk, 1});
+  DeviceFacts facts = kDevice;
+  facts.code_architecture = 80;  // as PTX of compute_80 on an H200
+  facts.code_is_sm90a = false;
+  const ChunkDecodePlanOptions options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
+  EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, options));
+  try {
+    PlanChunkDecode(table.View(), layout, 4, facts, options);
+    FAIL() << "clusters were planned for code without them";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "grid has clusters of 8 lanes; they need compute capability 9.0 and code compiled "
+                 "for it, here 9.0 and code for 8.0");
+  }
+}
+
+TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {
+  const PagedKvLayout layout{
+      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const std::vector<int32_t> pages(32, 0);
+  // Of 33 lanes: 2 to a sequence, 1 to a sequence, a lane to 4 of them; 20 leave no even number.
+  for (const auto& [num_seqs, partials] :
+       std::vector<std::pair<int32_t, int32_t>>{{16, 32}, {32, 0}, {128, 0}, {20, 52}}) {
+    ChunkTable table;
+    for (int32_t s = 0; s < num_seqs; ++s) {
+      const int32_t chunk = table.AddChunk(pages, 8192);
+      table.AddSequence({&chunk, 1});
+    }
+    EXPECT_EQ(PlanChunkDecode(table.View(), layout, 64, kDevice).num_partials, partials)
+        << num_seqs;
+  }
+}
+
+TEST(ChunkDecodePlanTest, ClustersTakeOneSegmentASequence) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  const std::vector<int32_t> pages{0, 1};
+  const std::vector<int32_t> chunks{table.AddChunk(pages, 300), table.AddChunk(pages, 200)};
+  table.AddSequence(chunks);
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid.cluster_lanes, 8);
+  const std::vector<int32_t> shifts{0, 5};
+  table.AddSequence(chunks, shifts);
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid,
+            ChunkDecodeFullGrid(layout, kDevice));
+  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
+                               {.grid = {.num_lanes = 16, .cluster_lanes = 8}}),
+               InvalidArgument);
+  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
+                               {.grid = {.num_lanes = 9, .cluster_lanes = 8}}),
+               InvalidArgument);
+}
+
+TEST(ChunkDecodePlanTest, ClustersShareNothing) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 2, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  const int32_t shared = table.AddChunk(std::vector<int32_t>{0}, 200);
+  for (int32_t s = 0; s < 2; ++s) {
+    const int32_t own = table.AddChunk(std::vector<int32_t>{1 + s}, 50);
+    table.AddSequence(std::vector<int32_t>{shared, own});
+  }
+  for (int i = 0; i < 2; ++i) table.AddSequence({});
+  const ChunkDecodeGrid clusters{.num_lanes = 32, .cluster_lanes = 8};
+  const auto plan_of = [&](int32_t num_q_heads, const ChunkDecodeGrid& grid) {
+    const auto runs = SharedRunsOfTable(table.View(), num_q_heads / 2, ChunkSharing::kAlways);
+    EXPECT_EQ(runs.size(), 1u);
+    const ChunkDecodePlan plan =
+        PlanChunkDecode(table.View(), layout, num_q_heads, kDevice,
+                        {.runs = runs, .sharing = ChunkSharing::kAlways, .grid = grid});
+    CheckPlan(table.View(), layout, num_q_heads, plan);
+    return plan;
+  };
+  EXPECT_TRUE(plan_of(16, {}).reads_once);
+  EXPECT_EQ(plan_of(16, {}).size.grid, ChunkDecodeFullGrid(layout, kDevice));
+  EXPECT_FALSE(plan_of(16, clusters).reads_once);
+  // With 16 heads per group a tile of rows holds one member: both would read the chunk in any case.
+  EXPECT_FALSE(plan_of(32, {}).reads_once);
+  EXPECT_EQ(plan_of(32, {}).size.grid, clusters);
+  EXPECT_FALSE(plan_of(32, ChunkDecodeFullGrid(layout, kDevice)).reads_once);
+}
+
+TEST(ChunkDecodePlanTest, PlanIsCopiedIntoALargerRoomAndRefusedByASmallerOne) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  for (const int32_t length : {3000, 0, 77, 5000, 900}) {
+    const std::vector<int32_t> pages(static_cast<size_t>(DivideUp(length, 256)), 0);
+    const int32_t chunk = table.AddChunk(pages, length);
+    table.AddSequence({&chunk, 1});
+  }
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 16, kDevice);
+  ASSERT_EQ(std::ssize(plan.block), plan.size.Bytes());
+  ChunkDecodePlanRoom room = plan.size;
+  room.tasks += 100;
+  room.ranges += 7;
+  room.members += 300;
+  room.num_seqs += 90;
+  constexpr std::byte kGarbage{0xab};
+  std::vector<std::byte> block(static_cast<size_t>(room.Bytes()) + 4096, kGarbage);
+  plan.CopyTo(room, block.data());
+  EXPECT_TRUE(std::all_of(block.begin() + room.Bytes(), block.end(),
+                          [](std::byte b) { return b == kGarbage; }));
+  const ChunkDecodePlanView copy = room.View(block.data());
+  const auto same = [](const auto& array, const auto* copied) {
+    return std::memcmp(array.data(), copied, array.size_bytes()) == 0;
+  };
+  EXPECT_EQ(copy.grid, plan.size.grid);
+  EXPECT_TRUE(same(plan.LaneTaskIndptr(), copy.lane_task_indptr));
+  EXPECT_TRUE(same(plan.Tasks(), copy.tasks));
+  EXPECT_TRUE(same(plan.Ranges(), copy.ranges));
+  EXPECT_TRUE(same(plan.Members(), copy.members));
+  EXPECT_TRUE(same(plan.SeqPartialIndptr(), copy.seq_partial_indptr));
+  for (int64_t ChunkDecodePlanRoom::*count :
+       {&ChunkDecodePlanRoom::num_seqs, &ChunkDecodePlanRoom::tasks, &ChunkDecodePlanRoom::ranges,
+        &ChunkDecodePlanRoom::members}) {
+    ChunkDecodePlanRoom small = plan.size;
+    EXPECT_NO_THROW(plan.CopyTo(small, block.data()));
+    --(small.*count);
+    EXPECT_THROW(plan.CopyTo(small, block.data()), InvalidArgument);
+  }
+  room = plan.size;
+  --room.tasks;
+  try {
+    plan.CopyTo(room, block.data());
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    const auto tasks = [](int64_t count) { return StrCat(count, " tasks"); };
+    EXPECT_NE(std::string(error.what()).find(tasks(plan.size.tasks)), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find(tasks(room.tasks)), std::string::npos);
+  }
+  room = plan.size;
+  ++room.grid.num_lanes;
+  EXPECT_THROW(plan.CopyTo(room, block.data()), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tokline::testing

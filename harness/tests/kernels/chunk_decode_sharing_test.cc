@@ -1,0 +1,214 @@
+// When chunks that several sequences list are read once.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "harness/tests/kernels/devices.h"
+#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_sharing.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline::testing {
+namespace {
+
+TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
+  ChunkTable table;
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const std::vector<int32_t> pages{0, 1, 2, 3};
+  const int32_t shared = table.AddChunk(pages, 1024);
+  for (int32_t s = 0; s < 32; ++s) {
+    const std::vector<int32_t> own_pages{4 + s};
+    const std::vector<int32_t> chunks{shared, table.AddChunk(own_pages, 128)};
+    table.AddSequence(chunks);
+  }
+  const auto tokens_read = [](const ChunkDecodePlan& plan) {
+    int64_t tokens = 0;
+    for (const ChunkDecodeRange& range : plan.Ranges())
+      tokens += range.token_end - range.token_begin;
+    return tokens;
+  };
+  // 4 heads per group: 16 members fill 64 rows, so 32 members read the chunk twice.
+  const auto runs = SharedRunsOfTable(table.View(), 4);
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 32, kH200, {.runs = runs});
+  EXPECT_TRUE(plan.reads_once);
+  EXPECT_EQ(tokens_read(plan), 2 * 1024 + 32 * 128);
+  EXPECT_EQ(SharedTokensSaved(runs, 4), 30 * 1024);
+  for (const ChunkDecodePlan& alone :
+       {PlanChunkDecode(table.View(), layout, 32, kH200),
+        PlanChunkDecode(table.View(), layout, 32, kH200,
+                        {.runs = runs, .sharing = ChunkSharing::kNever})}) {
+    EXPECT_FALSE(alone.reads_once);
+    EXPECT_EQ(tokens_read(alone), 32 * (1024 + 128));
+  }
+  // Where a plan that reads once has no room, the same table is read alone.
+  ChunkDecodePlanRoom room = plan.size;
+  --room.members;
+  room.ranges = 1000;
+  EXPECT_FALSE(PlanChunkDecode(table.View(), layout, 32, kH200,
+                               {.runs = runs, .grid = room.grid, .room = &room})
+                   .reads_once);
+}
+
+// FNV-1a over every number of a plan.
+void AddToHash(const ChunkDecodePlan& plan, uint64_t& hash) {
+  const auto add = [&hash](int64_t value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 1099511628211ull;
+  };
+  for (const int32_t value : {static_cast<int32_t>(plan.size.num_seqs), plan.size.grid.num_lanes,
+                              plan.size.grid.cluster_lanes, plan.num_partials}) {
+    add(value);
+  }
+  for (const int32_t value : plan.LaneTaskIndptr()) add(value);
+  for (const ChunkDecodeTask& task : plan.Tasks()) {
+    for (const int32_t value :
+         {task.member_begin, task.member_count, task.range_begin, task.range_end, task.clustered}) {
+      add(value);
+    }
+  }
+  for (const ChunkDecodeRange& range : plan.Ranges()) {
+    for (const int32_t value : {range.page_begin, range.token_begin, range.token_end}) add(value);
+  }
+  for (const ChunkDecodeMember& member : plan.Members()) {
+    for (const int32_t value : {member.seq, member.shift, member.partial}) add(value);
+  }
+  for (const int32_t value : plan.SeqPartialIndptr()) add(value);
+}
+
+// Of what was measured before chunks could be shared in a decoder, nothing may change.
+TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
+  auto pick = [rng = std::mt19937_64(11)](uint64_t below) mutable {
+    return static_cast<int32_t>(rng() % below);
+  };
+  uint64_t hash = 1469598103934665603ull;
+  for (int round = 0; round < 400; ++round) {
+    PagedKvLayout layout{.num_pages = 100000};
+    layout.num_kv_heads = 1 << pick(5);
+    layout.page_size = 16 << pick(5);
+    layout.head_dim = pick(2) != 0 ? 128 : 64;
+    const int32_t num_q_heads = layout.num_kv_heads * (1 + pick(16));
+    const int32_t num_seqs = pick(round % 4 == 0 ? 200 : 12);
+    const int32_t equal = pick(3) == 0 ? 1 + pick(3000) : 0;
+    ChunkTable table;
+    for (int32_t s = 0; s < num_seqs; ++s) {
+      std::vector<int32_t> chunks;
+      const int32_t count = equal > 0 ? 1 : pick(4);
+      for (int32_t i = 0; i < count; ++i) {
+        const int32_t length = equal > 0 ? equal : pick(5) == 0 ? 0 : pick(1500);
+        const std::vector<int32_t> pages(
+            static_cast<size_t>((length + layout.page_size - 1) / layout.page_size), s);
+        chunks.push_back(table.AddChunk(pages, length));
+      }
+      table.AddSequence(chunks);
+    }
+    const auto runs = SharedRunsOfTable(table.View(), num_q_heads / layout.num_kv_heads);
+    for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kWhenItPays}) {
+      for (const ChunkDecodeGrid& grid : {ChunkDecodeGrid{}, ChunkDecodeFullGrid(layout, kH200)}) {
+        AddToHash(PlanChunkDecode(table.View(), layout, num_q_heads, kH200,
+                                  {.runs = runs, .sharing = sharing, .grid = grid}),
+                  hash);
+      }
+    }
+  }
+  EXPECT_EQ(hash, 10074577647383744685ull);
+}
+
+// Sequences whose contexts begin with chunks of whole tiles that form a tree, as prompts branch.
+ChunkTable RandomTree(std::mt19937_64& rng, int32_t page_size) {
+  const auto upto = [&rng](int32_t n) { return 1 + static_cast<int32_t>(rng() % n); };
+  const int32_t num_seqs = 1 + upto(64), depth = upto(4), branches = upto(3), tiles = upto(64);
+  ChunkTable table;
+  const auto add_chunk = [&](int32_t length) {
+    return table.AddChunk(std::vector<int32_t>(static_cast<size_t>(DivideUp(length, page_size)), 0),
+                          length);
+  };
+  std::map<std::vector<int32_t>, int32_t> chunk_after;  // by the branches taken
+  for (int32_t s = 0; s < num_seqs; ++s) {
+    std::vector<int32_t> taken, chunks;
+    for (int32_t level = 0; level < depth; ++level) {
+      taken.push_back(upto(4) == 1 ? upto(branches) : 0);
+      const auto [at, is_new] = chunk_after.try_emplace(taken, 0);
+      if (is_new) at->second = add_chunk(64 * upto(tiles));
+      chunks.push_back(at->second);
+    }
+    chunks.push_back(add_chunk(upto(3 * page_size)));
+    table.AddSequence(chunks);
+  }
+  return table;
+}
+
+// By the model's own figures: reading once, if it is chosen, ends before reading alone, where all
+// that others have read comes from the L2.
+TEST(ChunkDecodePlanTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
+  constexpr ChunkDecodeTimes kTimes;
+  std::mt19937_64 rng(7);
+  int chosen = 0, left = 0;
+  for (int round = 0; round < 800; ++round) {
+    const PagedKvLayout layout{.num_pages = 1 << 16,
+                               .num_kv_heads = 1 << rng() % 5,
+                               .page_size = 16 << 2 * (rng() % 3),
+                               .head_dim = 128};
+    const int32_t group = 1 + static_cast<int32_t>(rng() % 16);
+    const ChunkTable tree = RandomTree(rng, layout.page_size);
+    const ChunkTableView table = tree.View();
+    const auto runs = SharedRunsOfTable(table, group);
+    const ChunkDecodeGrid grid = ChunkDecodeFullGrid(layout, kH200);
+    const auto plan_of = [&](ChunkSharing sharing) {
+      return PlanChunkDecode(table, layout, layout.num_kv_heads * group, kH200,
+                             {.runs = runs, .sharing = sharing, .grid = grid});
+    };
+    const ChunkDecodePlan plan = plan_of(ChunkSharing::kWhenItPays);
+    left += !plan.reads_once && !runs.empty();
+    if (!plan.reads_once) continue;
+    ++chosen;
+    // Listings of a run beyond the first find it in the L2.
+    double tiles = 0, cached = 0;
+    std::vector<bool> in_run(static_cast<size_t>(table.num_chunks), false), listed = in_run;
+    for (const SharedRun& run : runs) {
+      for (const int32_t chunk : run.chunks) in_run[static_cast<size_t>(chunk)] = true;
+    }
+    for (int32_t i = 0; i < table.seq_chunk_indptr[table.num_seqs]; ++i) {
+      const auto chunk = static_cast<size_t>(table.seq_chunks[i]);
+      const auto count = static_cast<double>(DivideUp(table.chunk_lengths[chunk], 64));
+      tiles += count;
+      if (in_run[chunk] && listed[chunk]) cached += count;
+      listed[chunk] = true;
+    }
+    const double tile_us =
+        kTimes.memory_tile_us + (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached / tiles;
+    EXPECT_LT(EstimateUs(plan, group, kTimes.memory_tile_us) + kTimes.least_gain_us,
+              EstimateUs(plan_of(ChunkSharing::kNever), group, tile_us))
+        << round;
+  }
+  EXPECT_GE(chosen, 60);
+  EXPECT_GE(left, 20);
+}
+
+TEST(ChunkDecodePlanTest, LongRunsOfManyAreSharedAndRowsPackedByTheirTime) {
+  EXPECT_TRUE(SharingPays(64, 256, 4));
+  EXPECT_TRUE(SharingPays(2, 8, 2));
+  EXPECT_FALSE(SharingPays(2, 2, 2));
+  EXPECT_FALSE(SharingPays(1, 1000, 2));
+  EXPECT_FALSE(SharingPays(3, 1000, 16));  // one tile of rows each, whoever reads
+  for (int32_t group = 1; group <= 16; ++group) {
+    for (int32_t members = 1; members <= 200; ++members) {
+      int32_t parts = 0;
+      for (int32_t left = members; left > 0; ++parts) {
+        const int32_t part = SharedPartMembers(left, group);
+        ASSERT_GE(part, 1);
+        ASSERT_LE(part * group, kChunkDecodeMaxRows);
+        left -= part;
+      }
+      ASSERT_EQ(parts, NumSharedParts(members, group));
+      for (int64_t tiles : {1, 3, 10, 100}) {  // what pays once pays for longer
+        ASSERT_LE(SharingPays(members, tiles, group), SharingPays(members, tiles + 1, group));
+      }
+    }
+  }
+  EXPECT_EQ(NumSharedParts(24, 2), 3);  // of 16 rows
+  EXPECT_EQ(NumSharedParts(25, 2), 1);  // of 50
+  EXPECT_EQ(NumSharedParts(32, 4), 2);  // of 64
+}
+
+}  // namespace
+}  // namespace tokline::testing
