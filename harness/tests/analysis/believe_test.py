@@ -29,11 +29,11 @@ class InFolder(unittest.TestCase):
 
     benches = ()  # that must be there
 
-    def report(self, *more):
+    def report(self):
         """The checks of the folder's report by id, and the page."""
         with mock.patch.object(believe_report, "kernel_names", return_value=self.benches):
             code, page, err = run_main("report", self.folder / "out", "--without-tool-times", "--json",
-                                       self.folder / "b.json", *more)
+                                       self.folder / "b.json")
         self.assertEqual(code, 0, err)
         checks = json.loads((self.folder / "b.json").read_text())["checks"]
         return {check["id"]: check for check in checks}, page
@@ -410,16 +410,16 @@ class ReportTest(InFolder):
         self.assertEqual(code, 1)
         self.assertIn("says of no delay", err)
 
-    def written(self, name, text):
-        (self.folder / "out").mkdir(exist_ok=True)
-        path = self.folder / name
+    def leave(self, name, text):
+        """As a test leaves it that `collect` runs."""
+        path = self.folder / "out" / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        return path
 
-    def cheats(self, **results):
+    def leave_cheats(self, name, results):
         cases = [{"name": name, "result": "SKIPPED" if result == "skipped" else "COMPLETED",
                   **({"failures": [{}]} if result == "failed" else {})} for name, result in results.items()]
-        return self.written("cheats.json", json.dumps({"testsuites": [{"testsuite": cases}]}))
+        self.leave(name, json.dumps({"testsuites": [{"testsuite": cases}]}))
 
     def test_cheats_count_when_all_are_refused(self):
         names = [f"Cheat{number}" for number in range(believe_report.ALL_CHEATS)]
@@ -430,34 +430,34 @@ class ReportTest(InFolder):
                              ({name: "passed" for name in names} | {"AnHonestRowStands": "passed"}, True),
                              ({name: "passed" for name in names} | {"AnHonestRowStands": "failed"}, False),
                              ({name: "passed" for name in names[1:]} | {"AnHonestRowStands": "passed"}, False)):
-            self.assertIs(self.report("--cheats", self.cheats(**results))[0]["cheats"]["met"], met, results)
+            self.leave_cheats("cheats_test.json", results)
+            self.assertIs(self.report()[0]["cheats"]["met"], met, results)
 
     def test_cheat_that_one_program_skips_may_be_refused_by_the_other(self):
-        text = '<testsuites><testsuite><testcase name="A" result="skipped"/></testsuite></testsuites>'
-        xml = self.written("cheats.xml", text)
-        check = self.report("--cheats", xml, self.cheats(A="passed"))[0]["cheats"]
-        self.assertEqual(check["details"]["tests"], {"A": "passed"})
+        self.leave_cheats("cheats_cuda_test.json", {"A": "skipped", "B": "passed"})
+        self.leave_cheats("cheats_test.json", {"A": "passed", "B": "skipped"})
+        self.assertEqual(self.report()[0]["cheats"]["details"]["tests"], {"A": "passed", "B": "passed"})
 
     def test_timing_is_held_against_two_percent(self):
         for ratio, met in ((1.019, True), (0.975, False)):
-            path = self.written("t.jsonl", json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10 * ratio,
-                                                       "independent_us": 10, "ratio": ratio}) + "\n")
-            self.assertIs(self.report("--timing", path)[0]["timing"]["met"], met)
+            self.leave("independent_timing.jsonl", json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10 * ratio,
+                                                               "independent_us": 10, "ratio": ratio}) + "\n")
+            self.assertIs(self.report()[0]["timing"]["met"], met)
 
     def test_the_independent_timer_must_find_the_slowdown_that_was_put_in(self):
         for slowed, met in ((12.0, True), (13.6, False)):
             line = {"kernel": "linear", "shape": "x", "suite_us": 11.2, "independent_us": 11.2}
-            path = self.written("t.jsonl", json.dumps(line | {"slowdown_percent": 12.5, "slowed_percent": slowed}) + "\n")
-            checks = self.report("--timing", path)[0]
+            self.leave("independent_timing.jsonl",
+                       json.dumps(line | {"slowdown_percent": 12.5, "slowed_percent": slowed}) + "\n")
+            checks = self.report()[0]
             self.assertEqual((checks["timing"]["met"], checks["slowed_timing"]["met"]), (True, met))
 
     def test_results_of_tests_are_found_beside_the_runs(self):
         self.decoder("base")
-        (self.folder / "out" / "tests").mkdir()
-        self.written("out/tests/independent_timing.jsonl",
-                     json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10, "independent_us": 10}) + "\n")
-        self.written("out/tests/store_kill_test.txt",
-                     "10000 kills of 8 writers at once, 9 lines acknowledged, 0 lost, 0 unreadable files")
+        self.leave("independent_timing.jsonl",
+                   json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10, "independent_us": 10}) + "\n")
+        self.leave("store_kill_test.txt",
+                   "10000 kills of 8 writers at once, 9 lines acknowledged, 0 lost, 0 unreadable files")
         checks, page = self.report()
         self.assertEqual((checks["timing"]["met"], checks["store"]["met"]), (True, True))
         self.assertIn("Collected on NVIDIA H200", page)
@@ -466,13 +466,16 @@ class ReportTest(InFolder):
         line = "{} kills of {} writers at once, 90000 lines acknowledged, {} lost, {} unreadable files, 9 lines torn"
         for figures, met in (((10000, 8, 0, 0), True), ((10000, 8, 1, 0), False), ((10000, 8, 0, 1), False),
                              ((320, 8, 0, 0), False), ((10000, 4, 0, 0), False)):
-            path = self.written("s.txt", line.format(*figures))
-            self.assertIs(self.report("--store", path)[0]["store"]["met"], met, figures)
+            self.leave("store_kill_test.txt", line.format(*figures))
+            self.assertIs(self.report()[0]["store"]["met"], met, figures)
 
     def test_results_that_are_none_are_refused(self):
-        bad = self.written("bad", "nothing of it")
-        for flag in ("--store", "--timing", "--cheats"):
-            self.assertEqual(run_main("report", self.folder / "out", flag, bad)[0], 1, flag)
+        for name in ("store_kill_test.txt", "independent_timing.jsonl", "cheats_test.json"):
+            self.leave(name, "nothing of it")
+            code, _, err = run_main("report", self.folder / "out")
+            self.assertEqual(code, 1, name)
+            self.assertIn(name, err)
+            (self.folder / "out" / "tests" / name).unlink()
 
     def test_repeated_rows_are_a_record(self):
         self.sides(Machine(seed=3))

@@ -78,7 +78,7 @@ A folder that was begun is continued: what it has is not run again. Exit codes: 
         description="Lets scripts/records gate and blame judge the collected runs, and compares what they say with "
                     "what was done.",
         epilog="""\
-Results of tests are also found in DIR/tests. Rows of several folders are judged separately and counted together.
+Rows of several folders are judged separately and counted together.
 The file of a program that was cut short is named and left out, together with the other side of its round; a file
 that is no record ends the report.
 Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 nothing was collected,
@@ -89,11 +89,6 @@ Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 noth
                         help="instead of folders: figures that --json wrote, held against what is asked for now")
     report.add_argument("-o", "--output", type=Path, metavar="FILE.md", help="default: standard output")
     report.add_argument("--json", type=Path, metavar="FILE.json", help="the same figures for programs")
-    report.add_argument("--timing", nargs="+", default=[], type=Path, metavar="FILE.jsonl",
-                        help="independent timings: kernel, shape, suite_us, independent_us")
-    report.add_argument("--cheats", nargs="+", default=[], type=Path, metavar="FILE",
-                        help="results of the cheats tests: --gtest_output=json or xml")
-    report.add_argument("--store", type=Path, metavar="FILE.txt", help="what store_kill_test printed")
     report.add_argument("--without-tool-times", action="store_true",
                         help="do not time scripts/records gate and scripts/records report on this machine")
     arguments = parser.parse_args(argv)
@@ -126,14 +121,11 @@ def run_report(arguments):
     from tokline import believe_report
     check_outputs([("-o", arguments.output), ("--json", arguments.json)],
                   [*(("DIR", path) for path in arguments.folders),
-                   *(("--timing", path) for path in arguments.timing),
-                   *(("--cheats", path) for path in arguments.cheats), ("--store", arguments.store),
                    *(("DIR", path) for path in believe_report.found_in(arguments.folders, "*"))])
     if arguments.again:
         checks, context = believe_report.judged_again(arguments.again)
     else:
-        checks, context = believe_report.judge(arguments.folders, arguments.timing, arguments.cheats, arguments.store,
-                                               not arguments.without_tool_times, say)
+        checks, context = believe_report.judge(arguments.folders, not arguments.without_tool_times, say)
     if all(check.met is None for check in checks):
         say(f"nothing was collected in {', '.join(str(folder) for folder in arguments.folders)}")
         return 3

@@ -6,7 +6,6 @@ import re
 import subprocess
 import tempfile
 import time
-import xml.etree.ElementTree as xml_tree
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -324,18 +323,14 @@ def check_sums(trials):
 # ---- results of tests ----
 
 def gtest_results(path):
-    """{name of a test: "passed", "failed" or "skipped"} of --gtest_output=json or xml."""
+    """{name of a test: "passed", "failed" or "skipped"} of --gtest_output=json."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if text.lstrip().startswith("<"):
-            cases = [(case.get("name"), case.get("result") == "skipped" or case.find("skipped") is not None,
-                      case.find("failure") is not None) for case in xml_tree.fromstring(text).iter("testcase")]
-        else:
-            cases = [(case["name"], case.get("result") == "SKIPPED", bool(case.get("failures")))
-                     for suite in json.loads(text)["testsuites"] for case in suite["testsuite"]]
-    except (OSError, ValueError, KeyError, xml_tree.ParseError) as error:
+        cases = [case for suite in json.loads(path.read_text(encoding="utf-8"))["testsuites"]
+                 for case in suite["testsuite"]]
+        return {case["name"]: "skipped" if case.get("result") == "SKIPPED" else
+                "failed" if case.get("failures") else "passed" for case in cases}
+    except (OSError, ValueError, KeyError) as error:
         raise BadRecords(f"{path}: no result of --gtest_output: {error}") from None
-    return {name: "skipped" if skipped else "failed" if failed else "passed" for name, skipped, failed in cases}
 
 
 def check_cheats(paths):
@@ -402,33 +397,24 @@ def check_timing(paths):
     return [check, slowed_check]
 
 
-def check_store(path):
+def check_store(paths):
     check = Check("store", "the store, its writers killed at random moments",
                   f"{STORE_KILLS:,} kills, {STORE_WRITERS} writers at once: no acknowledged line lost, no unreadable "
                   "file", f"`TOKLINE_STORE_KILLS={STORE_KILLS} store_kill_test`")
-    if path is None:
+    if not paths:
         return check
+    pattern = r"(\d+) kills of (\d+) writers at once, (\d+) lines acknowledged, (\d+) lost, (\d+) unreadable"
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadRecords(f"cannot read {path}: {error.strerror}") from None
-    figures = parse_store(text)
-    if figures is None:
-        raise BadRecords(f"{path}: not what store_kill_test prints")
-    check.details = figures
-    check.measured = (f"{figures['kills']:,} kills of {figures['writers']} writers at once: "
-                      f"{figures['acknowledged']:,} lines acknowledged, {figures['lost']} lost, "
-                      f"{figures['unreadable']} unreadable files")
-    check.met = (figures["kills"] >= STORE_KILLS and figures["writers"] >= STORE_WRITERS
-                 and figures["lost"] == figures["unreadable"] == 0)
+        figures = re.search(pattern, paths[0].read_text(encoding="utf-8")).groups()
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadRecords(f"{paths[0]}: not what store_kill_test prints: {error!r}") from None
+    kills, writers, acknowledged, lost, unreadable = map(int, figures)
+    check.details = {"kills": kills, "writers": writers, "acknowledged": acknowledged, "lost": lost,
+                     "unreadable": unreadable}
+    check.measured = (f"{kills:,} kills of {writers} writers at once: {acknowledged:,} lines acknowledged, {lost} lost, "
+                      f"{unreadable} unreadable files")
+    check.met = kills >= STORE_KILLS and writers >= STORE_WRITERS and lost == unreadable == 0
     return check
-
-
-def parse_store(text):
-    found = re.search(r"(\d+) kills of (\d+) writers at once, (\d+) lines acknowledged, (\d+) lost, "
-                      r"(\d+) unreadable", text)
-    names = ("kills", "writers", "acknowledged", "lost", "unreadable")
-    return dict(zip(names, map(int, found.groups()))) if found else None
 
 
 # ---- overhead ----
@@ -526,18 +512,16 @@ def machine_of(folders, jobs):
     return machine
 
 
-def found_in(folders, *patterns):
-    return [path for folder in folders for pattern in patterns for path in sorted((folder / "tests").glob(pattern))]
+def found_in(folders, pattern):
+    """What the tests left that `collect` ran."""
+    return [path for folder in folders for path in sorted((folder / "tests").glob(pattern))]
 
 
-def judge(folders, timing=(), cheats=(), store=None, tool_times=True, say=lambda text: None):
+def judge(folders, tool_times=True, say=lambda text: None):
     """([Check], what to say of the machine). Raises BadRecords for what cannot be read."""
     for folder in folders:
         if not folder.is_dir():
             raise BadRecords(f"{folder} is no folder; scripts/maintain/believe collect --out makes one")
-    timing = list(timing) or found_in(folders, "*timing*.jsonl")
-    cheats = list(cheats) or found_in(folders, "cheats*.json", "cheats*.xml")
-    stores = [store] if store else found_in(folders, "store_kill*.txt")
     progress, jobs = terminal.Progress(), Jobs(say)
     progress.show("the gate's verdicts")
     checks = [check_false_alarms(folders, jobs)]
@@ -554,7 +538,8 @@ def judge(folders, timing=(), cheats=(), store=None, tool_times=True, say=lambda
         check_blame("blame_aa", "the decoder against itself: nothing is blamed", equal, MIN_EQUAL_TRIALS,
                     "`scripts/maintain/believe collect --only host`", "without blame"),
         *check_sums(delayed),
-        check_cheats(cheats), *check_timing(timing), check_store(stores[0] if stores else None),
+        check_cheats(found_in(folders, "cheats*.json")), *check_timing(found_in(folders, "*timing*.jsonl")),
+        check_store(found_in(folders, "store_kill*.txt")),
         check_full_run(folders)]
     progress.show("the tools' own time")
     checks += check_tools(folders, tool_times, jobs)
