@@ -187,8 +187,7 @@ class Compiler:
 def build_mutants(arguments, mutations, options, languages):
     """Makes a folder with unmutated/ and a folder for each mutation, which have their test programs."""
     out_dir = Path(arguments.out_dir).resolve()
-    build_dir = Path(arguments.build_dir).resolve() if arguments.build_dir else out_dir / "build"
-    programs = out_dir / "programs"
+    build_dir, programs = out_dir / "build", out_dir / "programs"
     shutil.rmtree(programs, ignore_errors=True)
     programs.mkdir(parents=True)
     tests = programs_of(mutations)
@@ -472,7 +471,6 @@ def main():
     on_cpu = add("cpu", cpu, "compile and run the mutants that have CPU tests; needs no nvcc")
     for command in (on_cpu, add("build", build, "compile those that have CUDA tests, for sm_90a; needs nvcc")):
         command.add_argument("out_dir", metavar="OUT_DIR", help="where the programs go")
-        command.add_argument("--build-dir", metavar="DIR", help="folder of the unmutated build. Default: OUT_DIR/build")
         command.add_argument("--jobs", type=positive, default=2, metavar="N", help="parallel compilers. Default: 2")
     on_gpu = add("run", run, "run the CUDA tests of all mutants; needs a GPU and no compiler")
     on_gpu.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")

@@ -56,12 +56,6 @@ def parse_arguments():
     compare.add_argument("--new-tokens", type=positive, default=64)
     compare.add_argument("--prompt-tokens", default="1,37,300", help="lengths of the prompts (default %(default)s)")
     compare.add_argument("--seed", type=int, default=11, help="seed of the prompts")
-    compare.add_argument("--max-ratio", type=float, default=1.25,
-                         help="largest allowed error, divided by that of transformers in bf16 (default %(default)s)")
-
-    compare.add_argument("--max-layer-ratio", type=float, default=1.1,
-                         help="the same for each attention and MLP alone, from Tokline's own input (default "
-                              "%(default)s)")
 
     speed = commands.add_parser("tokps", help="measure the decode tok/s of transformers at batch 1")
     speed.add_argument("--model", required=True, type=model_directory)
