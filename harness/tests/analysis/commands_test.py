@@ -99,7 +99,8 @@ class CommandsTest(CommandTest):
         os.link(b, hard)
         noise = self.write("noise.jsonl", self.machine.run("bench_x", self.cases))
         html, here = self.folder / "r.html", self.folder / "." / ".." / self.folder.name / "b.jsonl"
-        cheats = self.folder / "cheats.json"
+        cheats = self.folder / "tests" / "cheats_test.json"
+        cheats.parent.mkdir()
         cheats.write_text("{}")
         gate = ("gate", "--baseline", a, "--candidate", b)
         for names, *words in (
@@ -113,7 +114,7 @@ class CommandsTest(CommandTest):
             (("--json", "--noise"), *gate, "--noise", noise, "--json", noise),
             (("--out", "--aa"), "gate", "--aa", b, "--out", b),
             (("--json", "--keep's"), "gate", "--ab", a, b, "--keep", "k", "--json", "k/b.jsonl"),
-            (("--json", "--cheats"), "believe", "report", self.folder, "--cheats", cheats, "--json", cheats),
+            (("--json", "DIR"), "believe", "report", self.folder, "--json", cheats),
             (("-o", "DIR"), "believe", "report", self.folder, "-o", a)):
             with self.subTest(list(map(str, words))):
                 self.refuses_one_file(names, *words)
