@@ -502,7 +502,8 @@ class RealProgramsTest(InFolder):
                                 "--max-seconds 0.05")
         self.assertEqual(code, 0, err)
         checks, _ = self.report()
-        self.assertEqual(checks["aa"]["details"]["comparisons"], 2)
+        equal = checks["aa"]["details"]  # on a busy machine a row may be undecided
+        self.assertEqual(equal["comparisons"] + len(equal["not_counted"]), 2)
         self.assertEqual(checks["slowdown_10"]["details"]["comparisons"], 2)
 
     def test_decoder_can_be_delayed_and_blamed(self):

@@ -156,6 +156,7 @@ def check_false_alarms(folders, jobs):
     silent = [row for row in rows if not row.regressions
               and (row.ratio is None or row.verdict in (verdicts.UNDECIDED, verdicts.DISTURBED))]
     rows = [row for row in rows if row not in silent]
+    check.details = {"comparisons": len(rows), "not_counted": [f"{row.key}: {row.verdict}" for row in silent]}
     if not rows:
         return check
     alarms = [row for row in rows if row.regressions or row.verdict in (verdicts.SLOWER, verdicts.FASTER)]
@@ -172,14 +173,12 @@ def check_false_alarms(folders, jobs):
         check.measured += f"; {len(silent)} disturbed or undecided rows are not counted"
     check.met = len(groups) >= MIN_AA_ROWS and most <= MOST_FALSE_ALARMS and not too_few(numbers)
     effects = sorted(abs(row.ratio - 1) for row in rows if row.ratio is not None)
-    check.details = {"comparisons": len(rows), "false_alarms": len(alarms), "distinct": len(groups),
-                     "most_false_alarms": most,
-                     "misses": [row_in_words(row) + "".join(f"; {words}" for words in row.regressions)
-                                for row in alarms],
-                     "not_counted": [f"{row.key}: {row.verdict}" for row in silent],
-                     "median_effect_percent": 100 * statistics.median(effects) if effects else None,
-                     "largest_effect_percent": 100 * effects[-1] if effects else None,
-                     "rows_a_kernel": dict(numbers)}
+    check.details |= {"false_alarms": len(alarms), "distinct": len(groups), "most_false_alarms": most,
+                       "misses": [row_in_words(row) + "".join(f"; {words}" for words in row.regressions)
+                                  for row in alarms],
+                       "median_effect_percent": 100 * statistics.median(effects) if effects else None,
+                       "largest_effect_percent": 100 * effects[-1] if effects else None,
+                       "rows_a_kernel": dict(numbers)}
     return check
 
 
@@ -411,8 +410,8 @@ def check_store(paths):
     kills, writers, acknowledged, lost, unreadable = map(int, figures)
     check.details = {"kills": kills, "writers": writers, "acknowledged": acknowledged, "lost": lost,
                      "unreadable": unreadable}
-    check.measured = (f"{kills:,} kills of {writers} writers at once: {acknowledged:,} lines acknowledged, {lost} lost, "
-                      f"{unreadable} unreadable files")
+    check.measured = (f"{kills:,} kills of {writers} writers at once: {acknowledged:,} lines acknowledged, "
+                      f"{lost} lost, {unreadable} unreadable files")
     check.met = kills >= STORE_KILLS and writers >= STORE_WRITERS and lost == unreadable == 0
     return check
 
