@@ -77,16 +77,14 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                            Quoted(text), "; it must be a power of two from 16");
                  }}});
   kv.AddTo(flags);
-  const auto add_ablations = [this](std::string_view names) {
-    ablated += StrCat(ablated.empty() ? "" : ",", names);
-    ablate = ParseAblations(ablated);
-  };
-  flags.insert(flags.end(),
-               {{"--ablate", "NAME",
-                 "replace ops by their plain counterparts; repeat it, or separate names by commas",
-                 [=](auto, auto text) { add_ablations(text); }, /*repeats=*/true},
-                {"--no-graphs", "", "same as --ablate graphs",
-                 [=](auto, auto) { add_ablations("graphs"); }}});
+  flags.push_back(
+      {"--ablate", "NAME",
+       "replace ops by their plain counterparts; repeat it, or separate names by commas",
+       [this](auto, auto names) {
+         ablated += StrCat(ablated.empty() ? "" : ",", names);
+         ablate = ParseAblations(ablated);
+       },
+       /*repeats=*/true});
 }
 
 int32_t DefaultRanks() {

@@ -63,7 +63,7 @@ std::vector<BadUsage> BadUsages() {
       {"StrayArgument", Generate({"4"}), {"unexpected argument \"4\""}},
       {"FlagTwice", Generate({"--seed", "1", "--seed", "2"}), {"--seed is given twice"}},
       {"ValueMissing", Generate({"--seed"}), {"--seed needs a value: --seed N"}},
-      {"SwitchWithValue", Generate({"--no-graphs=1"}), {"--no-graphs takes no value"}},
+      {"SwitchWithValue", Generate({"--ignore-eos=1"}), {"--ignore-eos takes no value"}},
       {"PromptMissing",
        {"generate", "--model", std::string(TOKLINE_SOURCE_DIR) + "/harness/tests/golden/gpt2_tiny"},
        {"no prompt", "--prompt, --prompt-file and --prompt-ids"}},

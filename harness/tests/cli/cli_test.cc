@@ -156,7 +156,7 @@ TEST(CliTest, GenerateAsksTheEmbeddedModelWhereNoneIsNamed) {
 TEST(CliTest, AblationsDoNotChangeTheTokens) {
   const nlohmann::json report =
       Generate({"--prompt-ids", Joined(GoldenPrompt()), "--max-new-tokens", "8", "--ablate",
-                "chunk_decode", "--ablate=fused_mlp,kv_append", "--no-graphs"});
+                "chunk_decode", "--ablate=fused_mlp,kv_append", "--ablate", "graphs"});
   EXPECT_EQ(report["tokens"].get<Ids>(), GoldenTokens(8));
   EXPECT_EQ(report["ablated"], "chunk_decode,fused_mlp,kv_append,graphs");
 }

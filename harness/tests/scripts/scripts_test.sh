@@ -63,7 +63,9 @@ expect 2 "the following arguments are required: --beside, --record" scripts/peer
 expect 2 "'(' is no regular expression" scripts/peers --beside x --record y --only '('
 expect 2 "--python is '$scratch/none'; there is no such program" scripts/peers --python "$scratch/none"
 expect 2 "--python is '/bin/false'; it is no Python" scripts/peers --python /bin/false
-expect 2 "--time-limit: is 'nan'; it must be a number above 0" scripts/peers --beside x --record y --time-limit nan
+for bad in nan inf 0 x; do
+  expect 2 "--time-limit: is '$bad'; it must be a number above 0" scripts/peers --beside x --record y --time-limit $bad
+done
 expect 2 "unknown argument '--bogus'; arguments of the bench programs go after --" scripts/records gate_change --bogus
 expect 2 "no *_cuda_test in --bin" scripts/maintain/sanitize --bin "$scratch/nowhere"
 expect 2 "--jobs is '99999999999999999999'; allowed: 1 to 9999" scripts/bench --jobs 99999999999999999999
