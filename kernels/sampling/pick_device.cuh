@@ -19,10 +19,11 @@
 
 namespace tokline {
 
-inline constexpr int kMaxCandidateGroups = 192;
+inline constexpr int kMaxCandidateGroups = 512;
 inline constexpr int kMaxCandidates = kMaxCandidateGroups * kSamplingGroup;
-inline constexpr int kCandidatesAThread = kMaxCandidates / kPickThreads;
-static_assert(kMaxCandidates % kPickThreads == 0);
+// top-p alone looks at the candidates of at least so many groups. A bound that leaves no more than
+// kEnoughGroups is not made narrower.
+inline constexpr int kTopPGroups = 96, kEnoughGroups = 192;
 inline constexpr int kMaxCompared = 512;
 static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread holds one chunk");
 static_assert(kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
@@ -133,22 +134,23 @@ __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& cont
   return size;
 }
 
+// Candidates of a thread, which are neighbours.
+__device__ __forceinline__ int32_t CandidatesOfThread(int32_t size) {
+  return (size + kPickThreads - 1) / kPickThreads;
+}
+
 // Moves the candidates that are not -inf to `compared`. Returns how many there are, or -1 if there
 // are too many.
 __device__ int32_t CompactCandidates(PickStorage& storage, int32_t size, const Compared& compared) {
-  const int32_t first = threadIdx.x * kCandidatesAThread;
+  const int32_t first = static_cast<int32_t>(threadIdx.x) * CandidatesOfThread(size);
+  const int32_t end = min(first + CandidatesOfThread(size), size);
   uint64_t mine = 0;
-#pragma unroll
-  for (int i = 0; i < kCandidatesAThread; ++i) {
-    mine += first + i < size && storage.candidates[first + i] != -INFINITY;
-  }
+  for (int32_t at = first; at < end; ++at) mine += storage.candidates[at] != -INFINITY;
   uint64_t position, count;
   PickScan(storage.select.cub.scan).ExclusiveSum(mine, position, count);
   if (count > kMaxCompared) return -1;
-#pragma unroll
-  for (int i = 0; i < kCandidatesAThread; ++i) {
-    const int32_t at = first + i;
-    if (at >= size || storage.candidates[at] == -INFINITY) continue;
+  for (int32_t at = first; at < end; ++at) {
+    if (storage.candidates[at] == -INFINITY) continue;
     compared.values[position] = storage.candidates[at];
     compared.ids[position++] =
         storage.groups[at / kSamplingGroup] * kSamplingGroup + at % kSamplingGroup;
@@ -219,22 +221,26 @@ __device__ __forceinline__ void WriteWherePassed(const uint64_t (&mass)[kItems],
 // Draws among the candidates at or above `threshold`, in the order of their ids.
 __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, int32_t size,
                               float threshold) {
-  const int32_t first = threadIdx.x * kCandidatesAThread;
-  uint64_t mass[kCandidatesAThread], sum = 0;
-#pragma unroll
-  for (int i = 0; i < kCandidatesAThread; ++i) {
-    const float value = first + i < size ? storage.candidates[first + i] : -INFINITY;
-    mass[i] = value >= threshold ? context.mass_of(value) : 0;
-    sum += mass[i];
-  }
+  const int32_t first = static_cast<int32_t>(threadIdx.x) * CandidatesOfThread(size);
+  const int32_t end = min(first + CandidatesOfThread(size), size);
+  const auto mass_at = [&](int32_t at) {
+    const float value = storage.candidates[at];
+    return value >= threshold ? context.mass_of(value) : 0;
+  };
+  uint64_t sum = 0;
+  for (int32_t at = first; at < end; ++at) sum += mass_at(at);
   __syncthreads();
   uint64_t before, total;
   PickScan(storage.select.cub.scan).ExclusiveSum(sum, before, total);
   const uint64_t draw = __umul64hi(DrawBits(context.rule.seed, context.rule.offset), total);
-  WriteWherePassed(mass, before, draw, context.token, [&](int i) {
-    const int32_t at = first + i;
-    return storage.groups[at / kSamplingGroup] * kSamplingGroup + at % kSamplingGroup;
-  });
+  if (draw < before || draw >= before + sum) return;
+  for (int32_t at = first; at < end; ++at) {  // of one thread alone
+    const uint64_t mass[] = {mass_at(at)};
+    WriteWherePassed(mass, before, draw, context.token, [&](int) {
+      return storage.groups[at / kSamplingGroup] * kSamplingGroup + at % kSamplingGroup;
+    });
+    before += mass[0];
+  }
 }
 
 // Draws a chunk by `chunk_mass` (this thread's chunk), then one of its tokens among the logits at
@@ -358,10 +364,10 @@ __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context
   const int32_t top_k = context.rule.top_k < context.row.vocab_size ? context.rule.top_k : 0;
   if (top_k > kMaxCandidateGroups) return false;
   // k groups whose maxima reach a bound contain at least k logits that do, so any such bound works.
-  const uint64_t wanted = top_k > 0 ? top_k : kMaxCandidateGroups / 2;
+  const uint64_t wanted = top_k > 0 ? top_k : kTopPGroups;
   const ArraySource maxima{context.group_maxima, context.num_groups};
   const Selection bound = SelectThreshold(storage.select, maxima, One(), context.highest,
-                                          context.lowest, wanted, kMaxCandidateGroups);
+                                          context.lowest, wanted, Max64()(wanted, kEnoughGroups));
   const int32_t size = GatherCandidates(storage, context, bound.threshold);
   if (size < 0) return false;
   const Compared compared(storage);
@@ -377,7 +383,8 @@ __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context
 __global__ void __launch_bounds__(kPickThreads)
     PickKernel(const __grid_constant__ SamplingParams params,
                const __grid_constant__ SamplingPlan plan) {
-  __shared__ PickStorage storage;
+  extern __shared__ uint4 memory[];
+  PickStorage& storage = *reinterpret_cast<PickStorage*>(memory);
   ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
 

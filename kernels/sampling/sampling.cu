@@ -18,8 +18,10 @@ void Launch(const SamplingParams& params, const LaunchOptions& options) {
                 .block = dim3(kChunkScanThreads)},
                options, params, plan);
   // The second kernel waits for the first, so it may always be launched before the first one ends.
-  LaunchKernel(PickKernel, {.grid = dim3(rows), .block = dim3(kPickThreads)},
-               {.stream = options.stream, .dependent = true}, params, plan);
+  LaunchKernel(
+      PickKernel,
+      {.grid = dim3(rows), .block = dim3(kPickThreads), .shared_bytes = sizeof(PickStorage)},
+      {.stream = options.stream, .dependent = true}, params, plan);
 }
 
 }  // namespace tokline

@@ -98,6 +98,8 @@ std::vector<SamplingRule> MixedRules() {
                                      {.temperature = 0.3f, .top_p = 0.95f},
                                      {.temperature = 1, .top_k = 192},
                                      {.temperature = 1, .top_k = 193},
+                                     {.temperature = 0.8f, .top_k = 512, .top_p = 0.9f},
+                                     {.temperature = 1, .top_k = 513},
                                      {.temperature = 2, .top_k = 5000, .top_p = 0.5f},
                                      {.temperature = 1, .top_k = 1},
                                      {.temperature = 1, .top_p = 1e-7f},
