@@ -36,12 +36,15 @@ void ValidatePlan(const ChunkDecodeParams& params) {
 
 void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
   Validate(params);
+  const bool bundled = ChunkDecodeBundles(params.plan.grid, params.table.num_seqs,
+                                          params.num_q_heads / params.layout.num_kv_heads);
   void (*kernel)(chunk_decode::Arguments) = nullptr;
   DispatchDType(params.dtype, [&]<DType kDType>() {
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
       using Policy = chunk_decode::Policy<kDType, kHeadDim>;
       kernel = params.plan.grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy>
-                                                  : chunk_decode::Kernel<Policy>;
+               : bundled                          ? chunk_decode::Kernel<Policy, true>
+                                                  : chunk_decode::Kernel<Policy, false>;
     });
   });
   if (params.table.num_seqs == 0) return;

@@ -10,7 +10,8 @@
 // Merge: a task that is the only one of its sequence writes the output. Otherwise a task writes a
 //   partial state, and the last block to arrive at the counter of the sequence and KV head adds all
 //   of them in plan order, so the result does not depend on which block came last. That block
-//   resets the counter.
+//   resets the counter. Many states are first added in bundles, each by the last block to arrive
+//   there.
 // Clusters: chunk_decode_cluster_device.cuh has the kernel for grids of clusters.
 // Next: a block keeps its tasks, and looks up the pages of the next tile while a tile is computed.
 // Dependent launch: the plan, the page lists and, with only_last_is_new, the first tiles except
@@ -356,6 +357,10 @@ struct SharedStates {
         warp_rows(rows_of_warp) {}
 };
 
+__device__ __forceinline__ float Weight(float row_max, float best) {
+  return row_max == -INFINITY ? 0.0f : ptx::Exp2(row_max - best);
+}
+
 // The state of one row, spread over a warp: this lane's head_dim / 32 values, not normalised.
 template <typename P>
 struct RowSlice {
@@ -380,6 +385,14 @@ struct RowSlice {
       AddScaled(loaded, weight);
     }
   }
+  // Relates the state to the maximum `best`, which is not less than its own.
+  __device__ __forceinline__ void Rescale(float best) {
+    const float weight = Weight(row_max, best);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] *= weight;
+    row_sum *= weight;
+    row_max = best;
+  }
   // To this lane's place in a row.
   __device__ __forceinline__ void StoreValues(float* to) const {
     if constexpr (kWidth == 4) {
@@ -389,6 +402,17 @@ struct RowSlice {
     }
   }
 };
+
+// This lane's values of a row in the workspace, which other blocks have written.
+template <typename P>
+__device__ __forceinline__ void LoadSlice(float (&values)[RowSlice<P>::kWidth], const float* row) {
+  const float* const from = row + threadIdx.x % 32 * RowSlice<P>::kWidth;
+  if constexpr (RowSlice<P>::kWidth == 4) {
+    *reinterpret_cast<float4*>(values) = __ldcg(reinterpret_cast<const float4*>(from));
+  } else {
+    *reinterpret_cast<float2*>(values) = __ldcg(reinterpret_cast<const float2*>(from));
+  }
+}
 
 // Writes a finished row: the output normalised, and the natural log-sum-exp.
 template <typename P>
@@ -411,64 +435,14 @@ __device__ __forceinline__ void WriteRow(const Arguments& args, int64_t seq, int
   }
 }
 
-__device__ __forceinline__ float Weight(float row_max, float best) {
-  return row_max == -INFINITY ? 0.0f : ptx::Exp2(row_max - best);
-}
+// Partial states that a block adds: number i of `count` is partial begin + i * partials / count.
+struct StateRange {
+  int32_t begin, partials, count;
 
-// Adds the partial states of one sequence, in order, and writes its rows.
-template <typename P>
-__device__ void MergePartials(const Arguments& args, int32_t seq, int kv_head, int group,
-                              float* scratch) {
-  constexpr int kWidth = RowSlice<P>::kWidth;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int num_kv_heads = args.params.layout.num_kv_heads;
-  const int32_t begin = args.params.plan.seq_partial_indptr[seq];
-  const int32_t end = args.params.plan.seq_partial_indptr[seq + 1];
-  for (int row = 0; row < group; ++row) {
-    const auto index = [&](int32_t partial) {
-      return (int64_t{partial} * num_kv_heads + kv_head) * group + row;
-    };
-    float best = -INFINITY;
-    for (int32_t p = begin + lane; p < end; p += 32) {
-      best = fmaxf(best, __ldcg(&args.max_sum[index(p)]).x);
-    }
-    best = WarpMax(best);
-    // Each warp adds every fourth state; the four sums are then added in warp order.
-    RowSlice<P> slice;
-    float sum = 0;
-#pragma unroll 4
-    for (int32_t p = begin + warp; p < end; p += P::kWarps) {
-      const float2 state = __ldcg(&args.max_sum[index(p)]);
-      const float* from = args.outputs + index(p) * P::kHeadDim + lane * kWidth;
-      float loaded[kWidth];
-      if constexpr (kWidth == 4) {
-        *reinterpret_cast<float4*>(loaded) = __ldcg(reinterpret_cast<const float4*>(from));
-      } else {
-        *reinterpret_cast<float2*>(loaded) = __ldcg(reinterpret_cast<const float2*>(from));
-      }
-      const float weight = Weight(state.x, best);
-      slice.AddScaled(loaded, weight);
-      sum += weight * state.y;
-    }
-    __syncthreads();  // the row before is read
-    float* mine = scratch + warp * (P::kHeadDim + 1);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) mine[lane * kWidth + i] = slice.values[i];
-    if (lane == 0) mine[P::kHeadDim] = sum;
-    __syncthreads();
-    if (warp == row % P::kWarps) {
-      RowSlice<P> total;
-      total.row_max = best;
-#pragma unroll
-      for (int w = 0; w < P::kWarps; ++w) {
-        const float* from = scratch + w * (P::kHeadDim + 1);
-        total.AddScaled(from + lane * kWidth, 1.0f);
-        total.row_sum += from[P::kHeadDim];
-      }
-      WriteRow<P>(args, seq, kv_head * group + row, total);
-    }
+  __device__ __forceinline__ int32_t operator[](int32_t i) const {
+    return begin + i * partials / count;
   }
-}
+};
 
 // A member of the current task, with what the end of the task needs to know. It is read at the
 // start of the task.
@@ -502,62 +476,191 @@ __device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, in
   return slice;
 }
 
-// Writes a finished row, or its partial state.
+// Writes a row's partial state.
 template <typename P>
-__device__ __forceinline__ void EndRow(const Arguments& args, const OpenMember& member, int kv_head,
-                                       int group, int head, const RowSlice<P>& slice) {
-  if (member.partial < 0) {
-    WriteRow<P>(args, member.seq, kv_head * group + head, slice);
-    return;
-  }
+__device__ __forceinline__ void StoreState(const Arguments& args, int32_t partial, int kv_head,
+                                           int group, int head, const RowSlice<P>& slice) {
   const int lane = threadIdx.x % 32;
   const int64_t index =
-      (int64_t{member.partial} * args.params.layout.num_kv_heads + kv_head) * group + head;
+      (int64_t{partial} * args.params.layout.num_kv_heads + kv_head) * group + head;
   slice.StoreValues(args.outputs + index * P::kHeadDim + lane * RowSlice<P>::kWidth);
   if (lane == 0) args.max_sum[index] = {slice.row_max, slice.row_sum};
 }
 
-// Publishes the partial states of a task, then merges the sequences that this block completes.
+// Adds the states of a range, in order, and writes the rows of `seq`, or if that is negative the
+// state of all in place of the first. A warp takes every fourth row, or with fewer rows than warps
+// a share of the states.
 template <typename P>
-__device__ void MergeCompleted(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
-                               int group, OpenMember* members, float* scratch) {
-  if (task.member_count == 1 && members[0].partial < 0) return;
+__device__ __forceinline__ void AddStates(const Arguments& args, const StateRange& range,
+                                          int32_t seq, int kv_head, int group, float* scratch) {
+  constexpr int kWidth = RowSlice<P>::kWidth;
+  constexpr int kAtOnce = 8;  // loads in flight
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int sharing = group >= 3 ? 1 : P::kWarps / group;  // warps that share a row
+  const int share = warp % sharing;
+  for (int row = warp / sharing; row < group; row += P::kWarps / sharing) {
+    const auto index = [&](int32_t i) {
+      return (int64_t{range[i]} * args.params.layout.num_kv_heads + kv_head) * group + row;
+    };
+    RowSlice<P> sum;
+    for (int first = share; first < range.count; first += 32 * sharing) {
+      // Each lane weighs one of the next 32 states, which all lanes then add.
+      const int own = first + lane * sharing;
+      const float2 state =
+          own < range.count ? __ldcg(&args.max_sum[index(own)]) : float2{-INFINITY, 0};
+      const float best = fmaxf(sum.row_max, WarpMax(state.x));
+      sum.Rescale(best);
+      const float weight = Weight(state.x, best);
+      sum.row_sum += WarpSum<32>(weight * state.y);
+      const int count = min(32, (range.count - first + sharing - 1) / sharing);
+#pragma unroll 1
+      for (int i = 0; i < count; i += kAtOnce) {
+        float loaded[kAtOnce][kWidth];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float* const from =
+              args.outputs + index(first + min(i + j, count - 1) * sharing) * P::kHeadDim;
+          LoadSlice<P>(loaded[j], from);
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float scale = __shfl_sync(0xffffffffu, weight, (i + j) % 32);
+          if (i + j < count) sum.AddScaled(loaded[j], scale);
+        }
+      }
+    }
+    if (sharing > 1) {  // every warp has one row, so all come here
+      float* const mine = scratch + warp * P::kStateStride;
+      sum.StoreValues(mine + lane * kWidth);
+      if (lane == 0) {
+        mine[P::kHeadDim] = sum.row_max;
+        mine[P::kHeadDim + 1] = sum.row_sum;
+      }
+      __syncthreads();
+      for (int w = 1; share == 0 && w < sharing; ++w) {
+        const float* const other = mine + w * P::kStateStride;
+        const float best = fmaxf(sum.row_max, other[P::kHeadDim]);
+        sum.Rescale(best);
+        const float weight = Weight(other[P::kHeadDim], best);
+        sum.AddScaledVector(other + lane * kWidth, weight);
+        sum.row_sum += weight * other[P::kHeadDim + 1];
+      }
+      __syncthreads();  // the next call may write there
+    }
+    if (share > 0) continue;
+    if (seq >= 0) {
+      WriteRow<P>(args, seq, kv_head * group + row, sum);
+    } else {
+      StoreState<P>(args, range.begin, kv_head, group, row, sum);
+    }
+  }
+}
+
+// How the states of a member's sequence are added: at once, or in bundles of about equal size whose
+// sums are then added, each by the last block to arrive. One block alone would take 6 us per row
+// for 264 states.
+struct Bundles {
+  int32_t begin, states;  // partials of the sequence
+  int32_t count, own;     // bundles, and which one the member's state belongs to
+
+  template <typename P, bool kBundled>
+  static __device__ __forceinline__ Bundles Of(const Arguments& args, const OpenMember& member,
+                                               int group) {
+    const int32_t begin = args.params.plan.seq_partial_indptr[member.seq];
+    const auto states = static_cast<int32_t>(member.states);
+    if constexpr (!kBundled) return {begin, states, 1, 0};
+    const int rows_of_warp = (group + P::kWarps - 1) / P::kWarps;
+    const int32_t count = states * rows_of_warp <= kChunkDecodeStatesAtOnce
+                              ? 1
+                              : min(kChunkDecodeBundles, (states + kLeast - 1) / kLeast);
+    return {begin, states, count, ((member.partial - begin + 1) * count - 1) / states};
+  }
+  __device__ __forceinline__ int32_t First(int32_t bundle) const { return bundle * states / count; }
+  __device__ __forceinline__ int32_t Size(int32_t bundle) const {
+    return First(bundle + 1) - First(bundle);
+  }
+  // The states of the member's bundle.
+  __device__ __forceinline__ StateRange Own() const {
+    return {begin + First(own), Size(own), Size(own)};
+  }
+  // The sums of all bundles, which lie where the first state of each was.
+  __device__ __forceinline__ StateRange Sums() const { return {begin, states, count}; }
+
+  static constexpr int32_t kLeast = 8;
+};
+
+// Counts an arrival. The last of `expected` leaves the counter ready for the next launch.
+__device__ __forceinline__ bool IsLast(uint32_t* counter, int32_t expected) {
+  const bool last = atomicAdd(counter, 1u) == static_cast<uint32_t>(expected) - 1;
+  if (last) *counter = 0;
+  return last;
+}
+
+// Publishes the partial states of a task, then adds those that this block completes.
+template <typename P, bool kBundled>
+__device__ void MergeCompleted(const Arguments& args, int member_count, int kv_head, int group,
+                               OpenMember* members, float* scratch) {
+  // The first counts bundles that are complete, the others the states of each.
+  const auto counters_of = [&](const OpenMember& member) {
+    return args.counters + (int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head) *
+                               (1 + kChunkDecodeBundles);
+  };
   __threadfence();
   __syncthreads();
-  if (threadIdx.x < task.member_count) {
+  if (threadIdx.x < member_count) {
     const OpenMember member = members[threadIdx.x];
-    bool complete = false;
+    bool last = false;
     if (member.partial >= 0) {
-      uint32_t* counter =
-          args.counters + int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head;
-      complete = atomicAdd(counter, 1u) == member.states - 1;
-      if (complete) *counter = 0;
+      const Bundles bundles = Bundles::Of<P, kBundled>(args, member, group);
+      last = IsLast(counters_of(member) + 1 + bundles.own, bundles.Size(bundles.own));
     }
-    if (!complete) members[threadIdx.x].states = 0;
+    if (!last) members[threadIdx.x].states = 0;
   }
   __syncthreads();
-  for (int m = 0; m < task.member_count; ++m) {
-    if (members[m].states == 0) continue;
-    __threadfence();
-    MergePartials<P>(args, members[m].seq, kv_head, group, scratch);
+  for (int m = 0; m < member_count; ++m) {
+    const OpenMember member = members[m];
+    if (member.states == 0) continue;
+    const Bundles bundles = Bundles::Of<P, kBundled>(args, member, group);
+    StateRange range = bundles.Own();
+    bool all = bundles.count == 1;
+    while (members[m].states > 0) {
+      __threadfence();
+      AddStates<P>(args, range, all ? member.seq : -1, kv_head, group, scratch);
+      if (!kBundled || all) break;
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0 && !IsLast(counters_of(member), bundles.count)) members[m].states = 0;
+      __syncthreads();
+      range = bundles.Sums();
+      all = true;
+    }
   }
 }
 
 // Combines the warps' states of a finished task and writes its rows or partial states.
-template <typename P>
+template <typename P, bool kBundled>
 __device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
                            int group, OpenMember* members, const SharedStates<P>& warps,
                            float* scratch) {
   const int num_rows = task.member_count * group;
   for (int row = threadIdx.x / 32; row < num_rows; row += P::kWarps) {
     const RowSlice<P> slice = AddWarps<P>(warps, row, num_rows <= 16);
-    EndRow<P>(args, members[row / group], kv_head, group, row % group, slice);
+    const OpenMember& member = members[row / group];
+    if (member.partial < 0) {
+      WriteRow<P>(args, member.seq, kv_head * group + row % group, slice);
+    } else {
+      StoreState<P>(args, member.partial, kv_head, group, row % group, slice);
+    }
   }
-  MergeCompleted<P>(args, task, kv_head, group, members, scratch);
+  if (task.member_count == 1 && members[0].partial < 0) return;
+  MergeCompleted<P, kBundled>(args, task.member_count, kv_head, group, members, scratch);
 }
 
-template <typename P>
-__global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__ Arguments args) {
+// kBundled: sequences may have so many partial states that they are added in bundles. Other
+// launches need not fetch that code.
+template <typename P, bool kBundled>
+__global__ void __launch_bounds__(P::kThreads, ChunkDecodeBlocksPerSm(P::kHeadDim))
+    Kernel(const __grid_constant__ Arguments args) {
   // The lane's first tasks, so that a task begins without a load.
   constexpr int kTasks = 40;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -686,7 +789,7 @@ __global__ void __launch_bounds__(P::kThreads, 2) Kernel(const __grid_constant__
                   warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
       __syncthreads();
       // Partial states are merged when those of this task have been read.
-      FinishTask<P>(args, task, kv_head, group, members, warps, warps.outputs);
+      FinishTask<P, kBundled>(args, task, kv_head, group, members, warps, warps.outputs);
       __syncthreads();  // states and members are read before the next task overwrites them
       if (++t == task_end) return;
       task = task_of(t);

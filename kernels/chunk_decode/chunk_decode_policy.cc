@@ -231,7 +231,8 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
   const int64_t block_bytes = ChunkDecodeBlockBytes(layout.head_dim) + kReservedBytes;
-  const int64_t blocks_per_sm = std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1, 2);
+  const int64_t blocks_per_sm = std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1,
+                                                    ChunkDecodeBlocksPerSm(layout.head_dim));
   return {.num_lanes = static_cast<int32_t>(
               std::max<int64_t>(1, device.sm_count * blocks_per_sm / layout.num_kv_heads)),
           .cluster_lanes = 1};
@@ -497,7 +498,8 @@ ChunkDecodeWorkspace ChunkDecodeWorkspaceLayout(int32_t num_seqs, int64_t max_pa
 }
 
 int64_t ChunkDecodeCounterBytes(int32_t num_seqs, const PagedKvLayout& layout) {
-  return RoundUp(int64_t{num_seqs} * layout.num_kv_heads * int64_t{sizeof(uint32_t)}, kAlignment);
+  const int64_t counters = int64_t{num_seqs} * layout.num_kv_heads * (1 + kChunkDecodeBundles);
+  return RoundUp(counters * int64_t{sizeof(uint32_t)}, kAlignment);
 }
 
 int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_t num_q_heads,

@@ -24,9 +24,22 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
+// Blocks that share an SM, where it has room: as many bytes are in flight with either head_dim.
+constexpr int32_t ChunkDecodeBlocksPerSm(int32_t head_dim) { return head_dim == 64 ? 4 : 2; }
+
+// Up to so many partial states, times the rows that a warp adds, a block adds a sequence's states
+// alone. More are first added in bundles, at most so many, and then their sums.
+inline constexpr int32_t kChunkDecodeStatesAtOnce = 64, kChunkDecodeBundles = 16;
+
+// Whether sequences have so many partial states on average if they share all lanes.
+constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs, int32_t group) {
+  return grid.cluster_lanes == 1 &&
+         int64_t{grid.num_lanes} * ((group + 3) / 4) > int64_t{num_seqs} * kChunkDecodeStatesAtOnce;
+}
+
 // Where the parts of the workspace begin, in bytes.
 struct ChunkDecodeWorkspace {
-  int64_t counters = 0;  // uint32 [num_seqs, num_kv_heads]: partials that have arrived
+  int64_t counters = 0;  // uint32 [num_seqs, num_kv_heads, 1 + kChunkDecodeBundles]: arrivals
   int64_t max_sum = 0;   // float2 [max_partials, num_kv_heads, group]: base-2 row max, row sum
   int64_t outputs = 0;   // float [max_partials, num_kv_heads, group, head_dim], not normalised
   int64_t bytes = 0;

@@ -271,6 +271,19 @@ TEST_F(ChunkDecodeCudaTest, ManyShortTasksOfALaneMatchReference) {
   }
 }
 
+// Sequences with 2 to 300 partial states, which are added at once or in bundles, by warps that
+// share a row or have several.
+TEST_F(ChunkDecodeCudaTest, ManyPartialStatesMatchReference) {
+  for (int32_t head_dim : {64, 128}) {
+    for (int32_t group : {1, 2, 3, 4, 5, 9, 16}) {
+      SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group));
+      const DecodeCaseOptions options{.head_dim = head_dim, .group = group, .page_size = 64};
+      ExpectMatches(WithLengths(options, {19'200, 1'000, 64, 0, 130}),
+                    {.grid = {.num_lanes = 320}, .launches = 3, .dependent = true});
+    }
+  }
+}
+
 // Lanes without tiles, with fewer tiles than the ring has stages and with more; groups that the
 // lanes of a cluster do not divide; sequences without KV in the clusters of others.
 TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {

