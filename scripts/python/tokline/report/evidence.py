@@ -269,8 +269,8 @@ class Evidence:
 
     @cached_property
     def commits(self):
-        """Labels of the commits that the runs on the report's device are of, in order of their first run."""
-        return list(dict.fromkeys(commit_label(run.fingerprint) for run in self.history_runs))
+        """Labels of the commits that our runs on the report's device are of, in order of their first run."""
+        return list(dict.fromkeys(commit_label(run.fingerprint) for run in self.history_runs if run.program != "peers"))
 
     @cached_property
     def decoder_commits(self):

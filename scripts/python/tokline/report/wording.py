@@ -8,7 +8,7 @@ from tokline.terminal import figure
 
 def compact(value):
     """A number as the ticks of an axis show it: 0.01, 1, 200, 5k, 20k, 1M."""
-    for limit, unit in ((1e6, "M"), (1e3, "k")):
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:g}{unit}"
     return f"{value:g}"
