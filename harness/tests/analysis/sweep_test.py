@@ -58,6 +58,15 @@ class SweepTest(CommandTest):
             self.assertIn("1 drawn shape verified", out)
             self.assertRegex(out, r"linear +1 +1\.50")
 
+    def test_another_launch_makes_another_floor(self):
+        lines = self.drawn("linear", [2.0])  # 100 us, of which 50 are the floor
+        _, out, _ = self.sweep(lines, "--launch-us", "10.7")
+        self.assertRegex(out, r"linear +1 +1\.67")
+        for bad in ("0", "-1", "x", "inf"):
+            code, _, error = self.sweep(lines, "--launch-us", bad)
+            self.assertEqual(code, 2)
+            self.assertIn(f"is '{bad}'; it must be a number above 0", error)
+
     def test_refused_rows_are_named(self):
         case = drawn_case("norm", 0, 10.0)
         _, out, _ = self.sweep(self.machine.run("bench_norm", [case], refused={case: "unverified before: x"}))

@@ -16,6 +16,7 @@ EPILOG = """\
 examples:
   scripts/bench --sweep 200 --seed 1 --out build/sweep && scripts/records sweep build/sweep
   scripts/records sweep build/sweep peers.jsonl       and how the same shapes do beside peers
+  scripts/records sweep build/sweep --launch-us 1.5   a floor with another launch than the measured one
 
 The floor of a shape is a launch and the time that its bytes or operations take at the measured rate; the launch is
 an empty kernel in a graph, measured in the same run. Of rows of the same shape the fastest of ours counts.
@@ -54,11 +55,11 @@ def dimensions(shape):
     return " ".join(words)
 
 
-def points(evidence):
+def points(evidence, launch_us=None):
     """{kernel: [Point]} of the shapes with a floor, worst first."""
     best = {}
     for entry in evidence.ours():
-        launch = (entry.run.header["peaks"] or {}).get("graph_node_us")
+        launch = launch_us if launch_us is not None else (entry.run.header["peaks"] or {}).get("graph_node_us")
         if not entry.ok or not entry.row.get("limit") or not launch:
             continue
         known = best.get(entry.work)
@@ -101,9 +102,9 @@ def worst_lines(found):
 WORST_HEADER = ["kernel", "by", "time", "floor", "time / floor", "shape"]
 
 
-def summary(evidence):
+def summary(evidence, launch_us=None):
     """The lines of the summary."""
-    found = points(evidence)
+    found = points(evidence, launch_us)
     rows = evidence.ours()
     verified = {entry.work for entry in rows if entry.ok}
     refused = [entry for entry in rows if not entry.ok]
@@ -128,9 +129,11 @@ def summary(evidence):
 def main(arguments):
     parser = command.parser(sweep.__doc__, EPILOG)
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="record files or folders")
+    parser.add_argument("--launch-us", type=command.positive_number, metavar="US",
+                        help="the launch of the floor (default: the measured node of a graph)")
     options = parser.parse_args(arguments)
     swept = records.parted(records.read(options.results, terminal.say))[1]
     if not swept:
         raise Stop(f"no row of a sweep in {' '.join(options.results)}; scripts/bench --sweep N --seed S makes some")
-    terminal.write_out("\n".join(summary(Evidence(swept))))
+    terminal.write_out("\n".join(summary(Evidence(swept), options.launch_us)))
     return 0
