@@ -73,7 +73,7 @@ struct PickStorage {
 };
 
 // The least that a block may have on the devices that are supported: 99 KB, on 8.6, 8.9 and 12.0.
-static_assert(sizeof(PickStorage) <= 99 << 10);
+static_assert(sizeof(PickStorage) <= 99 << 10 && alignof(PickStorage) <= 16);
 
 // Candidates that are compared with one another, in the order of their ids. They lie where the bins
 // of a selection are otherwise.

@@ -337,6 +337,27 @@ TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {
   }
 }
 
+// What the CUDA test of many states relies on, and where the kernel for bundles is taken.
+TEST(ChunkDecodePlanTest, ManyStatesAreAddedInBundles) {
+  const DecodeCase decode = MakeDecodeCase(WithLengths({.page_size = 64}, kManyStatesLengths));
+  const ChunkDecodePlan plan =
+      PlanChunkDecode(decode.table.View(), decode.layout, decode.num_q_heads, kDevice,
+                      {.grid = {.num_lanes = kManyStatesLanes}});
+  std::vector<int32_t> states;
+  for (size_t s = 0; s + 1 < plan.SeqPartialIndptr().size(); ++s) {
+    states.push_back(plan.SeqPartialIndptr()[s + 1] - plan.SeqPartialIndptr()[s]);
+  }
+  EXPECT_EQ(states, (std::vector<int32_t>{300, 120, 65, 33, 17, 0, 0, 0}));
+  for (const int32_t group : {1, 2, 3, 4, 5, 9, 16}) {
+    EXPECT_TRUE(ChunkDecodeBundles({.num_lanes = kManyStatesLanes, .cluster_lanes = 1}, 8, group));
+    EXPECT_FALSE(ChunkDecodeBundles({.num_lanes = 60, .cluster_lanes = 1}, 8, group)) << group;
+  }
+  EXPECT_FALSE(ChunkDecodeBundles({.num_lanes = 64, .cluster_lanes = 1}, 1, 4));
+  EXPECT_TRUE(ChunkDecodeBundles({.num_lanes = 65, .cluster_lanes = 1}, 1, 4));
+  EXPECT_TRUE(ChunkDecodeBundles({.num_lanes = 64, .cluster_lanes = 1}, 1, 5));
+  EXPECT_FALSE(ChunkDecodeBundles({.num_lanes = 800, .cluster_lanes = 8}, 1, 5));
+}
+
 TEST(ChunkDecodePlanTest, ClustersTakeOneSegmentASequence) {
   const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
   ChunkTable table;
