@@ -115,9 +115,13 @@ def digest(mutation, text):
 
 
 def source_of(mutation):
-    """The one source that is compiled again: only a kernel's .cu sees its headers."""
+    """The one source that is compiled again. A kernel's headers are seen by its .cu; those that kernels share are
+    compiled into the kernel whose tests are named first."""
     path = Path(mutation["file"])
-    return str(path if path.suffix in (".cc", ".cu") else path.parent / (path.parent.name + ".cu"))
+    if path.suffix in (".cc", ".cu"):
+        return str(path)
+    kernel = mutation["tests"][0].removesuffix("_cuda_test") if path.parent.name == "device" else path.parent.name
+    return str(path.parent.parent / kernel / (kernel + ".cu"))
 
 
 def needs_gpu(test):
