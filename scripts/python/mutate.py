@@ -114,14 +114,27 @@ def digest(mutation, text):
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def included(file, found=None):
+    """The project's files that a source includes, itself first, as paths below ROOT."""
+    found = {} if found is None else found
+    if file not in found and (ROOT / file).is_file():
+        found[file] = None
+        for name in re.findall(r'^#include "([^"]+)"', (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE):
+            included(name, found)
+    return found
+
+
 def source_of(mutation):
-    """The one source that is compiled again. A kernel's headers are seen by its .cu; those that kernels share are
-    compiled into the kernel whose tests are named first."""
+    """The one source that is compiled again: of a header, the .cu of its kernel that includes it, or if kernels share
+    it, that of a kernel whose tests are named."""
     path = Path(mutation["file"])
     if path.suffix in (".cc", ".cu"):
         return str(path)
-    kernel = mutation["tests"][0].removesuffix("_cuda_test") if path.parent.name == "device" else path.parent.name
-    return str(path.parent.parent / kernel / (kernel + ".cu"))
+    for kernel in [path.parent.name, *(test.removesuffix("_cuda_test") for test in mutation["tests"])]:
+        for source in sorted((ROOT / path.parent.parent / kernel).glob("*.cu")):
+            if str(path) in included(str(source.relative_to(ROOT))):
+                return str(source.relative_to(ROOT))
+    raise Stop(f"mutation {mutation['name']}: no .cu of its kernel or its tests' includes {path}")
 
 
 def needs_gpu(test):
