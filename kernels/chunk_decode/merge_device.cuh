@@ -1,0 +1,329 @@
+// The end of a task: the states of its warps become the state of each row. A task that is the only
+// one of its sequence writes the output. Otherwise a task writes a partial state, and the last
+// block to arrive at the counter of the sequence and KV head adds all of them in plan order, so the
+// result does not depend on which block came last. That block resets the counter. Many states are
+// first added in bundles, each by the last block to arrive there.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/chunk_decode/arguments_device.cuh"
+#include "kernels/device/convert.cuh"
+#include "kernels/device/ptx/math.cuh"
+#include "kernels/device/reduce.cuh"
+
+namespace tokline::chunk_decode {
+
+// States in shared memory: outputs [kWarps * warp_rows][kStateStride], then (max, sum) of each.
+template <typename P>
+struct SharedStates {
+  float* outputs;
+  float2* max_sum;
+  int warp_rows;
+
+  __device__ SharedStates(unsigned char* memory, int rows_of_warp)
+      : outputs(reinterpret_cast<float*>(memory)),
+        max_sum(reinterpret_cast<float2*>(outputs + P::kWarps * rows_of_warp * P::kStateStride)),
+        warp_rows(rows_of_warp) {}
+};
+
+__device__ __forceinline__ float Weight(float row_max, float best) {
+  return row_max == -INFINITY ? 0.0f : ptx::Exp2(row_max - best);
+}
+
+// The state of one row, spread over a warp: this lane's head_dim / 32 values, not normalised.
+template <typename P>
+struct RowSlice {
+  static constexpr int kWidth = P::kHeadDim / 32;
+  float values[kWidth] = {};
+  float row_max = -INFINITY;
+  float row_sum = 0;
+
+  __device__ __forceinline__ void AddScaled(const float* row, float weight) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] += weight * row[i];
+  }
+  // The same from this lane's place in a row, which is aligned to it.
+  __device__ __forceinline__ void AddScaledVector(const float* from, float weight) {
+    if constexpr (kWidth == 4) {
+      const float4 row = *reinterpret_cast<const float4*>(from);
+      const float loaded[kWidth] = {row.x, row.y, row.z, row.w};
+      AddScaled(loaded, weight);
+    } else {
+      const float2 row = *reinterpret_cast<const float2*>(from);
+      const float loaded[kWidth] = {row.x, row.y};
+      AddScaled(loaded, weight);
+    }
+  }
+  // Relates the state to the maximum `best`, which is not less than its own.
+  __device__ __forceinline__ void Rescale(float best) {
+    const float weight = Weight(row_max, best);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] *= weight;
+    row_sum *= weight;
+    row_max = best;
+  }
+  // To this lane's place in a row.
+  __device__ __forceinline__ void StoreValues(float* to) const {
+    if constexpr (kWidth == 4) {
+      *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
+    } else {
+      *reinterpret_cast<float2*>(to) = {values[0], values[1]};
+    }
+  }
+};
+
+// This lane's values of a row in the workspace, which other blocks have written.
+template <typename P>
+__device__ __forceinline__ void LoadSlice(float (&values)[RowSlice<P>::kWidth], const float* row) {
+  const float* const from = row + threadIdx.x % 32 * RowSlice<P>::kWidth;
+  if constexpr (RowSlice<P>::kWidth == 4) {
+    *reinterpret_cast<float4*>(values) = __ldcg(reinterpret_cast<const float4*>(from));
+  } else {
+    *reinterpret_cast<float2*>(values) = __ldcg(reinterpret_cast<const float2*>(from));
+  }
+}
+
+// Writes a finished row: the output normalised, and the natural log-sum-exp.
+template <typename P>
+__device__ __forceinline__ void WriteRow(const Arguments& args, int64_t seq, int q_head,
+                                         const RowSlice<P>& slice) {
+  using T = typename P::T;
+  constexpr float kLn2 = 0.693147180559945309f;
+  const int lane = threadIdx.x % 32;
+  const float inverse = slice.row_sum == 0 ? 0.0f : 1.0f / slice.row_sum;
+  T* out = static_cast<T*>(args.params.out) + seq * args.params.out_stride +
+           int64_t{q_head} * P::kHeadDim + lane * RowSlice<P>::kWidth;
+#pragma unroll
+  for (int i = 0; i < RowSlice<P>::kWidth; i += 2) {
+    *reinterpret_cast<uint32_t*>(out + i) =
+        Pack2<T>(slice.values[i] * inverse, slice.values[i + 1] * inverse);
+  }
+  if (args.params.lse_ln && lane == 0) {
+    args.params.lse_ln[seq * args.params.num_q_heads + q_head] =
+        slice.row_sum == 0 ? -INFINITY : (slice.row_max + log2f(slice.row_sum)) * kLn2;
+  }
+}
+
+// Partial states that a block adds: number i of `count` is partial begin + i * partials / count.
+struct StateRange {
+  int32_t begin, partials, count;
+
+  __device__ __forceinline__ int32_t operator[](int32_t i) const {
+    return begin + i * partials / count;
+  }
+};
+
+// A member of the current task, with what the end of the task needs to know. It is read at the
+// start of the task.
+struct OpenMember {
+  int32_t seq;
+  int32_t partial;  // -1: the task is the sequence's only one
+  uint32_t
+      states;  // partial states of the sequence; 0 once this block has found that others follow
+};
+
+// Makes a row's state from the states of all warps, if each took a share of the tokens, or from
+// that of the warp that owns the row.
+template <typename P>
+__device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, int row,
+                                                bool warps_share_rows) {
+  const int lane = threadIdx.x % 32;
+  const int first = warps_share_rows ? 0 : row / 16;
+  const int last = warps_share_rows ? P::kWarps - 1 : first;
+  RowSlice<P> slice;
+  for (int w = first; w <= last; ++w) {
+    slice.row_max = fmaxf(slice.row_max, warps.max_sum[w * warps.warp_rows + row % 16].x);
+  }
+  for (int w = first; w <= last; ++w) {
+    const int at = w * warps.warp_rows + row % 16;
+    const float2 state = warps.max_sum[at];
+    const float weight = Weight(state.x, slice.row_max);
+    slice.AddScaledVector(warps.outputs + at * P::kStateStride + lane * RowSlice<P>::kWidth,
+                          weight);
+    slice.row_sum += weight * state.y;
+  }
+  return slice;
+}
+
+// Writes a row's partial state.
+template <typename P>
+__device__ __forceinline__ void StoreState(const Arguments& args, int32_t partial, int kv_head,
+                                           int group, int head, const RowSlice<P>& slice) {
+  const int lane = threadIdx.x % 32;
+  const int64_t index =
+      (int64_t{partial} * args.params.layout.num_kv_heads + kv_head) * group + head;
+  slice.StoreValues(args.outputs + index * P::kHeadDim + lane * RowSlice<P>::kWidth);
+  if (lane == 0) args.max_sum[index] = {slice.row_max, slice.row_sum};
+}
+
+// Adds the states of a range, in order, and writes the rows of `seq`, or if that is negative the
+// state of all in place of the first. A warp takes every fourth row, or with fewer rows than warps
+// a share of the states.
+template <typename P>
+__device__ __forceinline__ void AddStates(const Arguments& args, const StateRange& range,
+                                          int32_t seq, int kv_head, int group, float* scratch) {
+  constexpr int kWidth = RowSlice<P>::kWidth;
+  constexpr int kAtOnce = 8;  // loads in flight
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int sharing = group >= 3 ? 1 : P::kWarps / group;  // warps that share a row
+  const int share = warp % sharing;
+  for (int row = warp / sharing; row < group; row += P::kWarps / sharing) {
+    const auto index = [&](int32_t i) {
+      return (int64_t{range[i]} * args.params.layout.num_kv_heads + kv_head) * group + row;
+    };
+    RowSlice<P> sum;
+    for (int first = share; first < range.count; first += 32 * sharing) {
+      // Each lane weighs one of the next 32 states, which all lanes then add.
+      const int own = first + lane * sharing;
+      const float2 state =
+          own < range.count ? __ldcg(&args.max_sum[index(own)]) : float2{-INFINITY, 0};
+      const float best = fmaxf(sum.row_max, WarpMax(state.x));
+      sum.Rescale(best);
+      const float weight = Weight(state.x, best);
+      sum.row_sum += WarpSum<32>(weight * state.y);
+      const int count = min(32, (range.count - first + sharing - 1) / sharing);
+#pragma unroll 1
+      for (int i = 0; i < count; i += kAtOnce) {
+        float loaded[kAtOnce][kWidth];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float* const from =
+              args.outputs + index(first + min(i + j, count - 1) * sharing) * P::kHeadDim;
+          LoadSlice<P>(loaded[j], from);
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float scale = __shfl_sync(0xffffffffu, weight, (i + j) % 32);
+          if (i + j < count) sum.AddScaled(loaded[j], scale);
+        }
+      }
+    }
+    if (sharing > 1) {  // every warp has one row, so all come here
+      float* const mine = scratch + warp * P::kStateStride;
+      sum.StoreValues(mine + lane * kWidth);
+      if (lane == 0) {
+        mine[P::kHeadDim] = sum.row_max;
+        mine[P::kHeadDim + 1] = sum.row_sum;
+      }
+      __syncthreads();
+      for (int w = 1; share == 0 && w < sharing; ++w) {
+        const float* const other = mine + w * P::kStateStride;
+        const float best = fmaxf(sum.row_max, other[P::kHeadDim]);
+        sum.Rescale(best);
+        const float weight = Weight(other[P::kHeadDim], best);
+        sum.AddScaledVector(other + lane * kWidth, weight);
+        sum.row_sum += weight * other[P::kHeadDim + 1];
+      }
+      __syncthreads();  // the next call may write there
+    }
+    if (share > 0) continue;
+    if (seq >= 0) {
+      WriteRow<P>(args, seq, kv_head * group + row, sum);
+    } else {
+      StoreState<P>(args, range.begin, kv_head, group, row, sum);
+    }
+  }
+}
+
+// How the states of a member's sequence are added: at once, or in bundles of about equal size whose
+// sums are then added, each by the last block to arrive. One block alone would take 6 us per row
+// for 264 states.
+struct Bundles {
+  int32_t begin, states;  // partials of the sequence
+  int32_t count, own;     // bundles, and which one the member's state belongs to
+
+  template <typename P, bool kBundled>
+  static __device__ __forceinline__ Bundles Of(const Arguments& args, const OpenMember& member,
+                                               int group) {
+    const int32_t begin = args.params.plan.seq_partial_indptr[member.seq];
+    const auto states = static_cast<int32_t>(member.states);
+    if constexpr (!kBundled) return {begin, states, 1, 0};
+    const int rows_of_warp = (group + P::kWarps - 1) / P::kWarps;
+    const int32_t count = states * rows_of_warp <= kChunkDecodeStatesAtOnce
+                              ? 1
+                              : min(kChunkDecodeBundles, (states + kLeast - 1) / kLeast);
+    return {begin, states, count, ((member.partial - begin + 1) * count - 1) / states};
+  }
+  __device__ __forceinline__ int32_t First(int32_t bundle) const { return bundle * states / count; }
+  __device__ __forceinline__ int32_t Size(int32_t bundle) const {
+    return First(bundle + 1) - First(bundle);
+  }
+  // The states of the member's bundle.
+  __device__ __forceinline__ StateRange Own() const {
+    return {begin + First(own), Size(own), Size(own)};
+  }
+  // The sums of all bundles, which lie where the first state of each was.
+  __device__ __forceinline__ StateRange Sums() const { return {begin, states, count}; }
+
+  static constexpr int32_t kLeast = 8;
+};
+
+// Counts an arrival. The last of `expected` leaves the counter ready for the next launch.
+__device__ __forceinline__ bool IsLast(uint32_t* counter, int32_t expected) {
+  const bool last = atomicAdd(counter, 1u) == static_cast<uint32_t>(expected) - 1;
+  if (last) *counter = 0;
+  return last;
+}
+
+// Publishes the partial states of a task, then adds those that this block completes.
+template <typename P, bool kBundled>
+__device__ void MergeCompleted(const Arguments& args, int member_count, int kv_head, int group,
+                               OpenMember* members, float* scratch) {
+  // The first counts bundles that are complete, the others the states of each.
+  const auto counters_of = [&](const OpenMember& member) {
+    return args.counters + (int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head) *
+                               (1 + kChunkDecodeBundles);
+  };
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x < member_count) {
+    const OpenMember member = members[threadIdx.x];
+    bool last = false;
+    if (member.partial >= 0) {
+      const Bundles bundles = Bundles::Of<P, kBundled>(args, member, group);
+      last = IsLast(counters_of(member) + 1 + bundles.own, bundles.Size(bundles.own));
+    }
+    if (!last) members[threadIdx.x].states = 0;
+  }
+  __syncthreads();
+  for (int m = 0; m < member_count; ++m) {
+    const OpenMember member = members[m];
+    if (member.states == 0) continue;
+    const Bundles bundles = Bundles::Of<P, kBundled>(args, member, group);
+    StateRange range = bundles.Own();
+    bool all = bundles.count == 1;
+    while (members[m].states > 0) {
+      __threadfence();
+      AddStates<P>(args, range, all ? member.seq : -1, kv_head, group, scratch);
+      if (!kBundled || all) break;
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0 && !IsLast(counters_of(member), bundles.count)) members[m].states = 0;
+      __syncthreads();
+      range = bundles.Sums();
+      all = true;
+    }
+  }
+}
+
+// Combines the warps' states of a finished task and writes its rows or partial states.
+template <typename P, bool kBundled>
+__device__ void FinishTask(const Arguments& args, const ChunkDecodeTask& task, int kv_head,
+                           int group, OpenMember* members, const SharedStates<P>& warps,
+                           float* scratch) {
+  const int num_rows = task.member_count * group;
+  for (int row = threadIdx.x / 32; row < num_rows; row += P::kWarps) {
+    const RowSlice<P> slice = AddWarps<P>(warps, row, num_rows <= 16);
+    const OpenMember& member = members[row / group];
+    if (member.partial < 0) {
+      WriteRow<P>(args, member.seq, kv_head * group + row % group, slice);
+    } else {
+      StoreState<P>(args, member.partial, kv_head, group, row % group, slice);
+    }
+  }
+  if (task.member_count == 1 && members[0].partial < 0) return;
+  MergeCompleted<P, kBundled>(args, task.member_count, kv_head, group, members, scratch);
+}
+
+}  // namespace tokline::chunk_decode
