@@ -152,7 +152,7 @@ TEST_F(CheatsCudaTest, WorkOnAnotherStreamBesideAnEmptyKernel) {
   const auto cheat = [&]() -> Launcher {
     return [&](const ActivationParams& p, const LaunchOptions& options) {
       Launch(p, {.stream = side.get()});
-      SpinCycles(0, options.stream);
+      Spin(0, options.stream);
     };
   };
   EXPECT_THAT(Reason(cheat),
@@ -186,7 +186,7 @@ TEST_F(CheatsCudaTest, RememberedOutputs) {
       if (++*launches <= 2) {
         Launch(p, options);
       } else {
-        SpinCycles(0, options.stream);
+        Spin(0, options.stream);
       }
     };
   };

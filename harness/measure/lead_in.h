@@ -12,11 +12,6 @@ namespace tokline {
 // microsecond. Always waits for the preceding kernel.
 void Spin(double us, CUstream_st* stream);
 
-// Keeps one thread busy for so many cycles of the processor's clock. Unlike Spin, it ends at no
-// step of the wall clock, so that what runs between two of these is not rounded to that clock's
-// steps. Always waits for the preceding kernel.
-void SpinCycles(int64_t cycles, CUstream_st* stream);
-
 // Reads the whole buffer, so that the L2 writes back and evicts what it held. `bytes` must be a
 // multiple of 16 and at least 16; the values in the buffer do not matter.
 void Sweep(const void* buffer, int64_t bytes, CUstream_st* stream);

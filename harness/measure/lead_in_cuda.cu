@@ -1,4 +1,4 @@
-// Spin and SpinCycles poll a clock with one thread. Sweep is a grid-stride loop of 16-byte loads.
+// Spin polls a clock with one thread. Sweep is a grid-stride loop of 16-byte loads.
 #include "harness/measure/lead_in.h"
 
 #include <algorithm>
@@ -12,11 +12,6 @@ namespace {
 __global__ void SpinKernel(uint64_t ns) {
   const uint64_t begin = ptx::GlobalTimerNs();
   while (ptx::GlobalTimerNs() - begin < ns) continue;
-}
-
-__global__ void SpinCyclesKernel(int64_t cycles) {
-  const int64_t begin = clock64();
-  while (clock64() - begin < cycles) continue;
 }
 
 // `write` is always false, but the compiler cannot know this and therefore keeps the loads.
@@ -36,10 +31,6 @@ void Spin(double us, CUstream_st* stream) {
   Require(us >= 0 && us <= 1e6, "us is ", us, "; a spin must last between 0 and 1e6");
   LaunchKernel(SpinKernel, {.grid = dim3(1), .block = dim3(1)}, {.stream = stream},
                static_cast<uint64_t>(us * 1e3));
-}
-
-void SpinCycles(int64_t cycles, CUstream_st* stream) {
-  LaunchKernel(SpinCyclesKernel, {.grid = dim3(1), .block = dim3(1)}, {.stream = stream}, cycles);
 }
 
 void Sweep(const void* buffer, int64_t bytes, CUstream_st* stream) {

@@ -16,18 +16,19 @@ namespace tokline {
 struct OpInPlace {
   StepOp op = StepOp::kEmbedding;
   int64_t launches = 0;                  // in a step
-  std::vector<StepOp> before = {};       // the ops that it was timed after, in their order
   std::optional<InPlaceTime> time = {};  // of all of them; none for the op that begins the step
 };
 
-// Times the decode step in the middle of a repeat of the bench, without a trace. An op's time is
-// that of two graphs' difference. One has the op and the two ops before it, from every layer; the
-// other lacks the op. Both prefetch what the step prefetches. Each group of ops begins when the
-// device is idle, and both graphs run directly after a whole step, so that the caches are as the
-// decoder leaves them. The time therefore runs from the end of the op's predecessor to its own end,
-// as in a profile. What it cannot contain is that the op's successor already loads its weights
-// meanwhile. The figure is the median of `rounds` pairs. The op that begins a step has no
-// predecessor, so that its start could not be told from that of the graph.
+// Times the ops of the decode step in the middle of a repeat of the bench, without a trace, by its
+// prefixes: graphs of its first launch, of its first two, and so on until the whole step. A launch
+// takes the difference between the prefix that ends with it and the one before, and an op the sum
+// over its launches. The time therefore runs from the end of the op's predecessor to its own end,
+// as in a profile, and the times of all ops add up to the step. Everything before the op is the
+// step's own: its kernels, their dependences, what they prefetch, the caches. What a prefix cannot
+// contain is that the successor of its last op already loads its weights meanwhile. Each prefix
+// runs directly after a whole step. The figure is the median of `rounds` rounds over all prefixes.
+// The op that begins a step has no predecessor, so that its start could not be told from that of
+// the graph.
 //
 // The decoder must be warmed up, run chains of ops, and have no sequences. Returns nothing if it
 // was interrupted. Throws InvalidArgument if the decoder is too small for the batch.

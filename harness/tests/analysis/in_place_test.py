@@ -8,9 +8,11 @@ run_main = functools.partial(run_here, "in_place")
 
 
 class InPlaceTest(CommandTest):
-    def records(self, ratios, name="in_place.jsonl"):
-        """A file with a decoder's row, whose ops take so many times in place what the profile says."""
+    def records(self, ratios, name="in_place.jsonl", traced_us=0.0):
+        """A file with a decoder's row, whose ops take so many times in place what the profile says; tracing adds traced_us."""
         lines = self.machine.decoder_run()
+        lines[1]["profile"]["step_us"] -= traced_us
+        lines[1]["profile"]["unexplained_us"] -= traced_us
         for op in lines[1]["profile"]["ops"]:
             if op["op"] in ratios:
                 op["in_place_us"] = ratios[op["op"]] * op["us"]
@@ -20,17 +22,22 @@ class InPlaceTest(CommandTest):
     def test_ops_that_agree_are_counted(self):
         code, out, _ = run_main(self.records({"down": 1.08, "qkv": 0.92}))
         self.assertEqual(code, 0)
-        self.assertEqual(out.splitlines()[0], "Of 2 ops, 2 take within 10 % of what the profile says.")
+        self.assertEqual(out.splitlines()[0], "Of 2 ops, 2 have a share of the step within 10 % of what the profile says.")
         self.assertRegex(out, r"(?m)^\| .* \| `down` \| 28 \| .* \| 1\.08 \|$")
 
     def test_the_worst_op_that_differs_is_named(self):
         _, out, _ = run_main(self.records({"down": 1.12, "qkv": 0.7, "gate_up": 1.0}))
-        self.assertRegex(out.splitlines()[0], r"^Of 3 ops, 1 take within 10 % .* The worst is `qkv` at batch 1 of .*, 0\.70 times\.$")
+        self.assertRegex(out.splitlines()[0], r"^Of 3 ops, 1 have a share of the step within 10 % .* The worst is `qkv` at batch 1 of .*, 0\.70 times\.$")
+
+    def test_shares_of_a_traced_step_count_what_tracing_adds(self):
+        step_us = self.machine.decoder_run()[1]["profile"]["step_us"]
+        file = self.records({"down": 1.0}, traced_us=0.2 * step_us)
+        self.assertRegex(run_main(file)[1], r"(?m)^\| .* \| `down` \| .* \| 1\.25 \|$")
 
     def test_the_newest_row_of_a_measurement_counts(self):
         old = self.records({"down": 2.0}, "a.jsonl")
         new = self.records({"down": 1.0}, "b.jsonl")
-        self.assertIn("Of 1 op, 1 take", run_main(old, new)[1])
+        self.assertIn("Of 1 op, 1 have a share", run_main(old, new)[1])
 
     def test_a_page_is_rewritten_between_its_marks(self):
         page = self.folder / "page.md"

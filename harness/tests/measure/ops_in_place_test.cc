@@ -48,18 +48,6 @@ TEST_F(OpsInPlaceTest, EveryOpButTheFirstIsTimed) {
   }
 }
 
-TEST_F(OpsInPlaceTest, AnOpIsTimedAfterItsPredecessorsInAllLayersButTheFirst) {
-  const std::optional<std::vector<OpInPlace>> times = Time();
-  ASSERT_TRUE(times);
-  const auto before = [&](StepOp op) {
-    return std::ranges::find(*times, op, &OpInPlace::op)->before;
-  };
-  EXPECT_EQ(before(StepOp::kQkv), (std::vector{StepOp::kGateUp, StepOp::kDown}));
-  EXPECT_EQ(before(StepOp::kChunkDecode), (std::vector{StepOp::kDown, StepOp::kQkv}));
-  EXPECT_EQ(before(StepOp::kSampling), (std::vector{StepOp::kDown, StepOp::kLmHead}));
-  EXPECT_TRUE(before(StepOp::kEmbedding).empty());
-}
-
 // A delay of an op is found in it, for each of its launches, and in no op beside it.
 TEST_F(OpsInPlaceTest, DelayOfAnOpIsFoundInThatOp) {
   constexpr double kDelayUs = 2000;
