@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <thread>
+#include <vector>
 
 #include "harness/platform/random_values.h"
 #include "kernels/common/error.h"
@@ -17,11 +19,11 @@ int64_t Mapped(const std::vector<int64_t>& map, int64_t i) {
   return map.empty() ? i : map[static_cast<size_t>(i)];
 }
 
-// Generates the sampled part of a random tensor from the seed of the whole tensor.
-void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const TensorMap& map,
-                 uint64_t seed, unsigned char* out) {
+// Generates rows [begin, end) of the sampled part of a random tensor from the seed of the whole.
+void FillSampledRows(const TensorSpec& sampled, const TensorSpec& whole, const TensorMap& map,
+                     uint64_t seed, int64_t begin, int64_t end, unsigned char* out) {
   const int64_t row_bytes = sampled.cols * SizeOf(sampled.dtype);
-  for (int64_t row = 0; row < sampled.rows; ++row) {
+  for (int64_t row = begin; row < end; ++row) {
     const int64_t first = Mapped(map.rows, row) * whole.cols;
     unsigned char* to = out + row * row_bytes;
     if (map.cols.empty()) {
@@ -33,6 +35,22 @@ void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const Tenso
                  seed, whole.log2_scale);
     }
   }
+}
+
+// Generates all rows, those of large tensors, such as the weights of all layers, on all threads.
+void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const TensorMap& map,
+                 uint64_t seed, unsigned char* out) {
+  constexpr int64_t kBytesPerThread = 16 << 20;
+  const int64_t most = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t threads = std::clamp<int64_t>(sampled.Bytes() / kBytesPerThread, 1, most);
+  const int64_t rows = (sampled.rows + threads - 1) / threads;
+  std::vector<std::jthread> running;
+  for (int64_t begin = rows; begin < sampled.rows; begin += rows) {
+    running.emplace_back([&, begin] {
+      FillSampledRows(sampled, whole, map, seed, begin, std::min(begin + rows, sampled.rows), out);
+    });
+  }
+  FillSampledRows(sampled, whole, map, seed, 0, std::min(rows, sampled.rows), out);
 }
 
 // Reads the sampled part of an output of the whole problem. Rows that are close together are read

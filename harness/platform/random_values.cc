@@ -4,27 +4,49 @@
 
 namespace tokline {
 
+namespace {
+
+// Stores elements [first, first + count). `group` returns the function from an element's place in
+// its group to its bit pattern, of the group with this number.
+template <typename Bits, typename Group>
+void FillGroups(void* out, int64_t first, int64_t count, const Group& group) {
+  auto* to = static_cast<Bits*>(out);
+  for (int64_t i = 0; i < count;) {
+    const uint64_t index = static_cast<uint64_t>(first + i);
+    const auto element = group(index / kValuesPerHash);
+    const auto begin = static_cast<int>(index % kValuesPerHash);
+    if (begin == 0 && count - i >= kValuesPerHash) {
+      for (int k = 0; k < kValuesPerHash; ++k) to[i + k] = element(k);
+      i += kValuesPerHash;
+    } else {
+      for (int k = begin; k < kValuesPerHash && i < count; ++k) to[i++] = element(k);
+    }
+  }
+}
+
+uint32_t Bits16(uint64_t hash, int place) {
+  return static_cast<uint32_t>(hash >> (16 * place)) & 0xffffu;
+}
+
+}  // namespace
+
 void FillRandom(DType dtype, void* out, int64_t first, int64_t count, uint64_t seed,
                 int log2_scale) {
   Require(log2_scale >= kMinLog2Scale && log2_scale <= kMaxLog2Scale, "log2_scale is ", log2_scale,
           "; it must be in [", kMinLog2Scale, ", ", kMaxLog2Scale, "]");
-  uint64_t hash = 0;
-  uint64_t low_hash = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint64_t index = static_cast<uint64_t>(first + i);
-    const auto shift = static_cast<int>(16 * (index % kValuesPerHash));
-    if (i == 0 || shift == 0) {
-      hash = RandomBits(seed, index / kValuesPerHash);
-      if (dtype == DType::kF32) low_hash = RandomBits(LowBitsSeed(seed), index / kValuesPerHash);
-    }
-    const auto bits = static_cast<uint32_t>(hash >> shift) & 0xffffu;
-    if (dtype == DType::kF32) {
-      const auto low = static_cast<uint32_t>(low_hash >> shift) & 0xffffu;
-      static_cast<uint32_t*>(out)[i] = RandomElement32(bits, low, log2_scale);
-    } else {
-      static_cast<uint16_t*>(out)[i] = RandomElement16(dtype, bits, log2_scale);
-    }
+  if (dtype == DType::kF32) {
+    return FillGroups<uint32_t>(out, first, count, [=](uint64_t group) {
+      return [=, hash = RandomBits(seed, group),
+              low = RandomBits(LowBitsSeed(seed), group)](int place) {
+        return RandomElement32(Bits16(hash, place), Bits16(low, place), log2_scale);
+      };
+    });
   }
+  FillGroups<uint16_t>(out, first, count, [=](uint64_t group) {
+    return [=, hash = RandomBits(seed, group)](int place) {
+      return RandomElement16(dtype, Bits16(hash, place), log2_scale);
+    };
+  });
 }
 
 void Validate(const RandomPieces& pieces) {
