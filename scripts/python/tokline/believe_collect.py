@@ -23,6 +23,9 @@ GUESSED_SECONDS = {"bench": 5.0, "decoder": 4.0, "overhead": 8.0, "test": 60.0}
 PEAKS_LAST_SECONDS = 3000  # a program takes over peaks that are at most an hour old
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ROOT / "benches" / "shapes"
+# Kernels whose outputs take the CPU minutes to verify on the default shapes of a GPU. The tools judge rows of small
+# shapes in the same way.
+SLOW_TO_VERIFY = ("decode_step",)
 # Keys of a shape whose lists are rows (docs/measuring.md, "Shapes").
 ROW_LISTS = ("tokens", "rows", "pages", "append")
 # Of a shape that is needed more often than it is there, the first of these that it has grows, with those beside it.
@@ -206,9 +209,9 @@ def grown(entry, times):
                     else entry[name] + more for name in names}
 
 
-def listed_rows(plan, kernel):
-    """The names of the rows that the program would run with its default shapes."""
-    argv = [str(plan.bin_dir / f"bench_{kernel}"), "--device", plan.device, "--benchmark_list_tests=true"]
+def listed_rows(plan, kernel, *more):
+    """The names of the rows that the program would run, with its default shapes unless `more` says otherwise."""
+    argv = [str(plan.bin_dir / f"bench_{kernel}"), "--device", plan.device, "--benchmark_list_tests=true", *more]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -224,9 +227,9 @@ def shapes_for(plan, kernel):
     path = plan.out / "shapes" / f"{kernel}.json"
     if path.exists():
         return path
-    rows = listed_rows(plan, kernel)
-    on_gpu = any("/dependent" in name for name in rows)
-    source = SHAPES / ("" if on_gpu else "cpu") / f"{kernel}.json"
+    on_gpu = any("/dependent" in name for name in listed_rows(plan, kernel))
+    source = SHAPES / ("" if on_gpu and kernel not in SLOW_TO_VERIFY else "cpu") / f"{kernel}.json"
+    rows = listed_rows(plan, kernel, "--shapes", str(source))
     try:
         units = units_of(json.loads(source.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
