@@ -170,6 +170,7 @@ class Compiler:
     def compile(self, mutation):
         """The object file of the mutated source."""
         overlay = self.work_dir / "overlay" / mutation["name"]
+        shutil.rmtree(overlay, ignore_errors=True)  # what the mutation was before may have named another file
         mutated = overlay / mutation["file"]
         mutated.parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
