@@ -24,8 +24,8 @@ examples:
   scripts/peers --beside kernels.jsonl --record peers.jsonl --only chunk_decode --peers flashinfer,fa3
   PYTHONPATH=/opt/libs scripts/peers --python python3 --beside kernels.jsonl --record peers.jsonl
 
-exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured, the time
-limit was reached or a file cannot be used, 2 misuse, 77 no GPU, 130 interrupted.
+exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured, a module of
+FlashInfer is not compiled, the time limit was reached or a file cannot be used, 2 misuse, 77 no GPU, 130 interrupted.
 """
 
 
@@ -79,10 +79,14 @@ def plan(runs, options):
     return work
 
 
+def uncompiled(error):
+    """The module of FlashInfer that an error says is not compiled, or ""."""
+    return getattr(getattr(error, "spec", None), "name", "")
+
+
 def error_text(error):
     """A library's error in one line."""
-    module = getattr(getattr(error, "spec", None), "name", "")  # FlashInfer has one if it may not compile
-    if module:
+    if module := uncompiled(error):
         return f"FlashInfer's module {module} is not compiled; --compile or peers.prebuild does that"
     words = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -97,6 +101,7 @@ class Session:
         self.say = progress.say if progress else lambda words: None
         self.clock, self.begin = clock, clock()
         self.measured = self.refused = 0
+        self.uncompiled = {}  # modules of FlashInfer, and of how many rows each was missed
         self._workspaces = {}
 
     def run(self, suite_run, work):
@@ -142,6 +147,8 @@ class Session:
         except Unsupported as error:
             return Measurement(failure=f"not supported: {error}")
         except Exception as error:  # whatever a library throws
+            if module := uncompiled(error):
+                self.uncompiled[module] = self.uncompiled.get(module, 0) + 1
             return Measurement(failure=error_text(error))
 
     def tell(self, suite_row, row):
@@ -150,6 +157,15 @@ class Session:
         what = f"{row['median_us']:.2f} us" if ok else f"refused: {row['reason']}"
         chain = ", dependent" if row["chain"] == "dependent" else ""
         self.say(f"{rows.label(suite_row)}, {row['implementation']}{chain}: {what}")
+
+    def end(self):
+        """Says what was measured. Returns the exit code."""
+        self.say(f"{self.measured} rows measured, {self.refused} refused")
+        if self.uncompiled:
+            raise Stop(f"{terminal.count(sum(self.uncompiled.values()), 'row')} refused, since modules of FlashInfer are not "
+                       f"compiled: {', '.join(self.uncompiled)}; --compile compiles them, and so does peers.prebuild those "
+                       "of the default shapes")
+        return 0 if self.measured else command.FAILED
 
 
 def main(arguments):
@@ -187,8 +203,7 @@ def main(arguments):
         raise Stop(f"cannot write {options.record}: {error.strerror or error}") from None
     except KeyboardInterrupt:
         raise Stop("interrupted; what was measured until then is recorded as such", command.INTERRUPTED) from None
-    progress.say(f"{session.measured} rows measured, {session.refused} refused")
-    return 0 if session.measured else command.FAILED
+    return session.end()
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def _contiguous_only(kernel, lower_right):
     return unless
 
 
-def _xqa_unless(shape):
+def xqa_unless(shape):
     sizes = (16, 32, 64, 128)
     return "" if shape["page_size"] in sizes else f"page_size is {shape['page_size']}; it takes 16, 32, 64 and 128"
 
@@ -430,7 +430,7 @@ PEERS = {
         Peer("flashinfer", "flashinfer-tc", BOTH, "hnd", _flashinfer_decode(True, "fa2")),
         Peer("flashinfer", "flashinfer-cuda", BOTH, "hnd", _flashinfer_decode(False, "")),
         Peer("flashinfer", "flashinfer-fa3", PLAIN, "hnd", _flashinfer_decode(True, "fa3")),
-        Peer("flashinfer", "flashinfer-xqa", BOTH, "hnd", _flashinfer_xqa, unless=_xqa_unless),
+        Peer("flashinfer", "flashinfer-xqa", BOTH, "hnd", _flashinfer_xqa, unless=xqa_unless),
         Peer("fa3", "fa3-planned", PLAIN, "nhd", _fa3(True)),
         Peer("fa3", "fa3", PLAIN, "nhd", _fa3(False)),
         Peer("cudnn", "cudnn-contiguous", PLAIN, "contiguous", _sdpa("CUDNN_ATTENTION"),

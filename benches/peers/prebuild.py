@@ -3,18 +3,27 @@ nothing is compiled while rows are measured. Needs nvcc and no GPU.
 
 usage: python -m peers.prebuild [FOLDER]      FOLDER: another copy of the package, for a machine without nvcc
 """
+import json
 import os
 import pathlib
 import shutil
 import sys
 
+from peers.operations import xqa_unless
+
 HEAD_DIM = 128
-XQA_PAGE_SIZE = 64
-XQA_GROUPS = (2, 4, 8)
+DECODE_SHAPES = pathlib.Path(__file__).resolve().parents[1] / "shapes" / "chunk_decode.json"
+
+
+def xqa_variants():
+    """(page size, query heads per KV head) of the default shapes that XQA takes: each needs a module of its own."""
+    shapes = [shape for group in json.loads(DECODE_SHAPES.read_text(encoding="utf-8")).values() for shape in group]
+    return sorted({(page_size, shape["hq"] // shape["hk"]) for shape in shapes for page_size in shape["pages"]
+                   if not xqa_unless({"page_size": page_size})})
 
 
 def modules():
-    """What operations.py runs: bf16, head_dim 128."""
+    """What operations.py runs on the default shapes: bf16, head_dim 128."""
     import torch
     from flashinfer import jit
     from flashinfer.jit.activation import gen_act_and_mul_module
@@ -32,8 +41,8 @@ def modules():
     yield gen_norm_module()
     yield gen_cascade_module()
     yield jit.gen_batch_decode_module(*types, *heads, *plain)
-    for group in XQA_GROUPS:
-        yield gen_xqa_module(bf16, bf16, XQA_PAGE_SIZE, HEAD_DIM, group, False, bf16)
+    for page_size, group in xqa_variants():
+        yield gen_xqa_module(bf16, bf16, page_size, HEAD_DIM, group, False, bf16)
     yield gen_sampling_module()
     yield gen_topk_module()
     yield _gen_batch_prefill_primary_module("fa2", *types, *heads, *plain, False)

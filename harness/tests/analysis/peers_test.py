@@ -15,7 +15,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benches"))
 
-from peers import inputs, measure, operations, rows, shapes  # noqa: E402
+from peers import inputs, measure, operations, prebuild, rows, shapes  # noqa: E402
 from tokline import records  # noqa: E402
 from tokline.command import ended  # noqa: E402
 from tokline.stop import Stop  # noqa: E402
@@ -295,6 +295,13 @@ class AttemptsTest(unittest.TestCase):
         # No library has a whole step, and bench_all_reduce_norm measures NCCL itself, beside its own ranks.
         self.assertEqual(without_peers, {"decode_step", "all_reduce_norm"})
 
+    def test_every_recorded_shape_that_xqa_takes_has_a_module_in_the_prebuild(self):
+        recorded = [row["shape"] for run in records.read(ROOT / "results" / "h200" / "kernels.jsonl") for row in run.rows
+                    if row["kernel"] == "chunk_decode"]
+        needed = {(shape["page_size"], shape["hq"] // shape["hk"]) for shape in recorded
+                  if not operations.xqa_unless(shape)}
+        self.assertEqual(set(prebuild.xqa_variants()), needed)
+
 
 class RowsTest(unittest.TestCase):
     def setUp(self):
@@ -321,7 +328,7 @@ class RowsTest(unittest.TestCase):
                 for run, chosen in program.plan(records.read([suite]), options)]
         record = rows.RecordFile(out)
         self.addCleanup(record.close)
-        session = program.Session(torch, device or FakeDevice(), libraries, missing or {}, options, record,
+        self.done = session = program.Session(torch, device or FakeDevice(), libraries, missing or {}, options, record,
                                   ["scripts/peers"], clock=clock)
         kernels = {kernel: lambda *_: None for kernel in operations.INPUTS}
         with mock.patch.dict(operations.INPUTS, kernels):
@@ -357,13 +364,22 @@ class RowsTest(unittest.TestCase):
                     FakeSubject(sets=80, us=4004096 / 4800e3 / 1.021)] + [FakeSubject(sets=80) for _ in range(20)]
         run, = self.session(suite, subjects)
         self.assertEqual(run.rows[0]["reason"], "RuntimeError: no kernel for this")
-        uncompiled = RuntimeError("a paragraph")
-        uncompiled.spec = types.SimpleNamespace(name="topk")
-        self.assertIn("FlashInfer's module topk is not compiled", program.error_text(uncompiled))
         self.assertIn("unverified: before timing yes, after timing no", run.rows[1]["reason"])
         self.assertRegex(run.rows[2]["reason"], "above the roofline: .* us is 102.1 % of what the datasheet allows")
         self.assertEqual([row["status"] for row in run.rows[3:]], ["ok"] * (len(run.rows) - 3))
         self.assertEqual(run.end["refused"], 3)
+
+    def test_a_module_that_is_not_compiled_is_named_at_the_end_and_fails(self):
+        suite = suite_records(self.folder / "suite.jsonl")
+        uncompiled = RuntimeError("a paragraph")
+        uncompiled.spec = types.SimpleNamespace(name="topk")
+        run, = self.session(suite, [uncompiled, uncompiled] + [FakeSubject(sets=80) for _ in range(20)])
+        self.assertIn("FlashInfer's module topk is not compiled", run.rows[0]["reason"])
+        self.assertEqual(run.rows[-1]["status"], "ok")
+        with self.assertRaisesRegex(Stop, "^2 rows refused, since modules of FlashInfer are not compiled: topk;"):
+            self.done.end()
+        self.session(suite, [FakeSubject(sets=80) for _ in range(20)])
+        self.assertEqual(self.done.end(), 0)
 
     def test_a_right_row_above_the_peak_has_the_peak_measured_again_and_stands(self):
         suite = suite_records(self.folder / "suite.jsonl")
