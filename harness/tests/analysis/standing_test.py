@@ -1,4 +1,5 @@
 """scripts/records standing: losses are counted and come first, and no row of another GPU is mixed in."""
+import datetime
 import functools
 import json
 import os
@@ -6,7 +7,7 @@ import tempfile
 import unittest
 
 from command_case import run_here
-from synthetic import KernelCase, Machine, kernel_cases, write
+from synthetic import START, KernelCase, Machine, kernel_cases, write
 
 run_main = functools.partial(run_here, "standing")
 
@@ -55,6 +56,28 @@ class StandingTest(unittest.TestCase):
         out = run_main(path)[1].splitlines()
         self.assertRegex(out[0], r"faster by more than 2 % on 3 of 3 shapes; at worst 1\.1\d times")
         self.assertRegex("\n".join(out), r"\n\*\*Beside peers of another GPU .* on 1 of 1 shape; at worst [12]\.\d\d times")
+
+    def refused_later(self, **verified):
+        """Records of which a newer run refuses the peer's row on the first shape, of three that were faster."""
+        path = self.records([0.5, 0.9, 0.9])
+        later = Machine(seed=4, start=START + datetime.timedelta(days=1))
+        peer = KernelCase(self.cases[0].kernel, self.cases[0].shape, 1.0, implementation="quick", library=("quick", "1"))
+        lines = later.run("peers", [peer], refused={peer: "a reason"})
+        lines[1]["verified"] = {"before": False, "after": False, "audits": 0} | verified
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        return path
+
+    def test_a_peer_that_was_not_measured_replaces_no_figure(self):
+        path = self.refused_later(max_error_over_bound=0.0)
+        self.assertRegex(run_main(path)[1], r"^\*\*Beside .* faster by more than 2 % on 3 of 3 shapes; at worst (1\.9|2\.0)\d times")
+        self.assertIn("1 other rows of the same measurements", run_here("table", path)[1])
+        self.assertNotIn("a reason", run_here("table", path)[1])
+
+    def test_a_peer_whose_output_was_found_wrong_replaces_its_figure(self):
+        path = self.refused_later(max_error_over_bound=3.0)
+        self.assertRegex(run_main(path)[1], r"on 2 of 2 shapes; at worst 1\.[01]\d times")
+        self.assertIn("a reason", run_here("table", path)[1])
 
     def test_a_page_is_rewritten_between_its_marks_alone(self):
         page = os.path.join(self.folder, "page.md")

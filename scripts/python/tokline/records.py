@@ -230,6 +230,14 @@ def may_be_faster(row):
     return row["status"] == "refused" and (row["reason"] or "").startswith(ABOVE_LIMIT)
 
 
+def is_unmeasured(row):
+    """Whether a peer's row was refused before anything was compared: it says nothing of how fast the peer is, and a row
+    that does stands, however old."""
+    verified = row["verified"]
+    return (row["library"] is not None and row["status"] == "refused" and not verified.get("before")
+            and verified.get("max_error_over_bound") == 0)
+
+
 def kernel_now(name):
     """The kernel that does the work of one of an older record."""
     return _MERGED.get(name, (name, None))[0]

@@ -154,10 +154,13 @@ def render(title, header, lines, markdown):
 
 
 def newest(rows):
-    """The last row of each measurement, in order of the first; and how many it replaced."""
+    """The last row of each measurement, in order of the first; and how many others there are. Of a peer's rows one that
+    was not measured replaces none."""
     latest = {}
     for row in rows:
-        latest[records.key(row)._replace(cache="")] = row
+        key = records.key(row)._replace(cache="")
+        if key not in latest or not records.is_unmeasured(row):
+            latest[key] = row
     return list(latest.values()), len(rows) - len(latest)
 
 
@@ -205,7 +208,7 @@ def notes(runs, rows, replaced):
             if state.get("other_processes"):
                 yield f"{state['other_processes']} other processes on the GPU {when} {run.program}"
     if replaced:
-        yield f"{replaced} older rows of the same measurements are not shown"
+        yield f"{replaced} other rows of the same measurements are not shown"
 
 
 def main(argv):

@@ -156,10 +156,12 @@ class Evidence:
     swept: list = field(default_factory=list)  # runs with the rows of drawn shapes alone
 
     def __post_init__(self):
-        # Of rows with one key the newest stands; one that was slowed on purpose only where there is no other.
+        # Of rows with one key the newest stands; one that was slowed on purpose, or of a peer that was not measured, only
+        # where there is no other.
         newest, self.replaced = {}, []
         for entry in sorted((Entry(run, row) for run in self.runs for row in run.rows),
-                            key=lambda entry: (entry.run.injected is None, entry.run.time)):
+                            key=lambda entry: (not records.is_unmeasured(entry.row), entry.run.injected is None,
+                                               entry.run.time)):
             key = records.key(entry.row)
             if key in newest:
                 self.replaced.append(newest[key])
@@ -533,7 +535,7 @@ class Evidence:
                               "no commit holds (marked +)", grave=False))
         if self.replaced:
             refused = sum(not entry.ok for entry in self.replaced)
-            notes.append(Note("replaced", f"{count(len(self.replaced), 'older row')} of the same measurements "
+            notes.append(Note("replaced", f"{count(len(self.replaced), 'other row')} of the same measurements "
                               + (f"({refused} of them refused) " if refused else "")
                               + "stand in the plots over commits only", grave=False))
         return notes
