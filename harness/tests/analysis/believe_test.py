@@ -1,4 +1,5 @@
 """scripts/maintain/believe: collecting with simulated and with real programs, and what is made of it."""
+import datetime
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from command_case import run_here
-from synthetic import DecoderCase, Effect, KernelCase, Machine, kernel_cases, write
+from synthetic import START, DecoderCase, Effect, KernelCase, Machine, kernel_cases, write
 
 from tokline import believe_collect, believe_report, blame, records
 from tokline.believe_collect import ROOT
@@ -236,6 +237,61 @@ class ReportTest(InFolder):
         self.assertIs(checks["slowdown_5"]["met"], False)
         self.assertIn("not collected: activation", page)
 
+    def test_a_kernel_of_which_too_few_are_caught_is_not_made_up_for_by_others(self):
+        machine = Machine(seed=9, run_noise=0.0005)
+        cases = [KernelCase(kernel, (("name", f"s{number}"),), 10.0) for kernel in ("linear", "norm", "sampling")
+                 for number in range(20)]
+        missed = [Effect(3, shape=r"s\d$|s1[0-7]"), Effect(3, kernel="linear", shape="s1[89]"),
+                  Effect(3, kernel="sampling", shape="s1[89]")]
+        for side, effects in (("a", []), ("slow3", missed)):
+            folder = self.folder / "out" / "benches" / side
+            folder.mkdir(parents=True)
+            for number in range(3):
+                write(folder / f"all.round{number}.jsonl", machine.run("bench_all", cases, effects))
+        check = self.report()[0]["slowdown_3"]
+        self.assertIn("58 of 60 (96.7 %) caught", check["measured"])
+        self.assertIn("least of norm: 18 of 20", check["measured"])
+        self.assertIs(check["met"], False)
+        stored = json.loads((self.folder / "b.json").read_text())
+        next(each for each in stored["checks"] if each["id"] == "slowdown_3")["met"] = True
+        (self.folder / "b.json").write_text(json.dumps(stored))
+        run_main("report", "--again", self.folder / "b.json", "--json", self.folder / "again.json")
+        again = {each["id"]: each for each in json.loads((self.folder / "again.json").read_text())["checks"]}
+        self.assertIs(again["slowdown_3"]["met"], False)
+
+    def test_runs_of_two_gpus_in_one_folder_are_not_pooled(self):
+        names = [f"s{number}" for number in range(300)]
+        self.equal_sides(names)
+        path = self.folder / "out" / "benches" / "again" / "linear.round1.jsonl"
+        path.write_text(path.read_text().replace("00d1ce5eed5eed00", "0the0the0the0the"))
+        check = self.report()[0]["aa"]
+        self.assertIn("0 of 300 (0.0 %) distinct rows false", check["measured"])
+        self.assertRegex(check["measured"], "the gate refuses runs of one folder, which differ in .*0the0the0the0the")
+        self.assertIs(check["met"], False)
+
+    def test_a_collection_that_missed_is_listed_by_the_one_that_replaces_it(self):
+        self.equal_sides(["s1"])  # too few rows
+        missed = json.loads((self.folder / "b.json").read_text())
+        for days in (1, 2):
+            later = Machine(seed=11 + days, start=START + datetime.timedelta(days=days))
+            for side in ("a", "again"):
+                folder = self.folder / f"after{days}" / "benches" / side
+                folder.mkdir(parents=True)
+                write(folder / "linear.round0.jsonl",
+                      later.run("bench_linear", [KernelCase("linear", (("name", "s1"),), 10.0)]))
+        report = ("report", self.folder / "after1", "--without-tool-times", "--json", self.folder / "b.json")
+        code, page, err = run_main(*report)
+        self.assertEqual((code, page), (2, ""))
+        self.assertRegex(err, "b.json is of a collection of 2026-01-01, commit a{12}, that missed 1 check; --because TEXT must")
+        self.assertEqual(json.loads((self.folder / "b.json").read_text()), missed)
+        code, page, err = run_main(*report, "--because", "rows were too few")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(page, r"\| 2026-01-01 \| a{12} \| equal programs .*fewer than 20 .* \| rows were too few \|")
+        self.assertEqual(run_main(*report)[1], page, "the same collection again")
+        self.assertEqual(run_main("report", "--again", self.folder / "b.json")[1], page)
+        page = run_main("report", self.folder / "after2", *report[2:], "--because", "still too few")[1]
+        self.assertRegex(page, r"rows were too few \|\n\| 2026-01-02 \| .* \| still too few \|\n")
+
     def equal_sides(self, names, effects=()):
         machine = Machine(seed=8, run_noise=0.0005)
         cases = [KernelCase("linear", (("name", name),), 10.0) for name in names]
@@ -269,13 +325,16 @@ class ReportTest(InFolder):
         self.sides(Machine(seed=1, run_noise=0.001), again=[], slow5=[Effect(5)])
         checks, _ = self.report()
         stored = json.loads((self.folder / "b.json").read_text())
+        stored["checks"] = [check for check in stored["checks"] if check["id"] != "store"]
         for check in stored["checks"]:
             if check["id"] in ("aa", "slowdown_5"):
                 check |= {"must": "at least 200 comparisons", "met": True}
+                del check["details"]["distinct"]
         (self.folder / "old.json").write_text(json.dumps(stored))
         code, page, err = run_main("report", "--again", self.folder / "old.json", "--json", self.folder / "b.json")
         self.assertEqual(code, 0, err)
         again = {check["id"]: check for check in json.loads((self.folder / "b.json").read_text())["checks"]}
+        self.assertEqual((again["store"]["met"], again["store"]["measured"]), (None, "not measured"))
         for name in ("aa", "slowdown_5"):
             self.assertEqual((again[name]["met"], again[name]["must"]), (False, checks[name]["must"]))
             self.assertIn("distinct is not recorded", again[name]["measured"])
@@ -285,7 +344,8 @@ class ReportTest(InFolder):
 
     def test_runs_of_another_commit_are_named(self):
         self.sides(Machine(seed=1, run_noise=0.001), again=[])
-        path = self.folder / "out" / "benches" / "a" / "linear.round2.jsonl"
+        self.assertIs(self.report()[0]["one_commit"]["met"], True)
+        path = self.folder / "out" / "benches" / "again" / "linear.round2.jsonl"
         other = "f" * 40
         text = path.read_text(encoding="utf-8")
         commit = json.loads(text.splitlines()[0])["fingerprint"]["commit"]
@@ -293,8 +353,9 @@ class ReportTest(InFolder):
         overhead = self.folder / "out" / "overhead"
         overhead.mkdir()
         (overhead / "norm.jsonl").write_text(text.replace(commit, "e" * 40), encoding="utf-8")
-        page = self.report()[1]
+        checks, page = self.report()
         self.assertIn(f"Commit {other[:12]}: bench_linear.", page)
+        self.assertEqual((checks["one_commit"]["measured"], checks["one_commit"]["met"]), ("2 commits", False))
         self.assertNotIn("e" * 12, page, "the default run is judged by its time alone")
 
     def test_rows_of_which_the_gate_says_nothing_are_no_comparisons(self):
@@ -345,7 +406,7 @@ class ReportTest(InFolder):
                               f"{cut}", page)
                 judged = json.loads((self.folder / "b.json").read_text())
                 self.assertEqual(judged["left_out"], [str(cut)])
-                aa = judged["checks"][0]["details"]
+                aa = judged["checks"][1]["details"]
                 self.assertEqual((aa["comparisons"], aa["false_alarms"]), (len(cases), 0))
                 self.assertLess(aa["largest_effect_percent"], 5)
                 cut.write_bytes(whole)

@@ -21,7 +21,7 @@ def parse_arguments(argv):
         "`collect` runs where the programs run and needs only Python; `report` judges.", """examples:
   scripts/maintain/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe --dry-run
   scripts/maintain/believe collect --bin build/bench-cuda/bin --model ~/qwen3-0.6b --out believe
-  scripts/maintain/believe report believe -o docs/believability.md --json believability.json
+  scripts/maintain/believe report believe -o docs/believability.md --json results/h200/believability.json
 Each command has its own --help.
 
 Exit codes: 0 done, 1 something failed or a file cannot be used, 2 misuse, 3 stopped by --time-limit, or
@@ -89,6 +89,9 @@ Exit codes: 0 written, 1 a file that cannot be used or written, 2 misuse, 3 noth
                         help="instead of folders: figures that --json wrote, held against what is asked for now")
     report.add_argument("-o", "--output", type=Path, metavar="FILE.md", help="default: standard output")
     report.add_argument("--json", type=Path, metavar="FILE.json", help="the same figures for programs")
+    report.add_argument("--because", metavar="TEXT",
+                        help="why programs were collected again; needed where --json holds another collection that "
+                             "missed a check, and shown on the page with what it missed")
     report.add_argument("--without-tool-times", action="store_true",
                         help="do not time scripts/records gate and scripts/records report on this machine")
     arguments = parser.parse_args(argv)
@@ -129,6 +132,8 @@ def run_report(arguments):
     if all(check.met is None for check in checks):
         say(f"nothing was collected in {', '.join(str(folder) for folder in arguments.folders)}")
         return 3
+    if arguments.json and not arguments.again:
+        context["replaced"] = believe_report.replaced_by(context["machine"], arguments.json, arguments.because)
     write(arguments.output, believe_report.markdown(checks, context))
     if arguments.json:
         write(arguments.json, believe_report.as_json(checks, context))

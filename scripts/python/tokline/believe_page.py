@@ -116,6 +116,14 @@ def parts(checks):
     return "## By part of a decode step\n" + table(["delayed", "blamed on it"], lines) + "\n" if lines else ""
 
 
+def replaced(collections):
+    """Of every collection that a newer one replaced what it missed, and why it was repeated."""
+    lines = [[(each["time_utc"] or "")[:10], (each["commit"] or "")[:12], cell("; ".join(each["missed"]) or "nothing"),
+              cell(each["because"] or "")] for each in collections]
+    return ("## Collections that this one replaces\n" + table(["of", "commit", "missed", "repeated because"], lines) + "\n"
+            if lines else "")
+
+
 def page(checks, context):
     lines = [[cell(check.check), cell(check.must), cell(check.measured), check.verdict, check.reproduce]
              for check in checks]
@@ -131,7 +139,8 @@ def page(checks, context):
                                least=rules.least_percent)
     blocks = [INTRODUCTION, machine_words(context["machine"]) + summary(checks) + noise + left_out,
               table(["check", "must", "measured", "met", "how to repeat it"], lines) + "\n",
-              misses(checks), kernels(checks), parts(checks), meanings,
+              misses(checks), replaced(context["replaced"]), kernels(checks), parts(checks), meanings,
               "## Repeating it\n```\nscripts/maintain/believe collect --bin build/bench-cuda/bin --model DIR --out believe\n"
-              "scripts/maintain/believe report believe -o docs/believability.md\n```\n"]
+              "scripts/maintain/believe report believe -o docs/believability.md --json results/h200/believability.json\n"
+              "```\n"]
     return "\n".join(block for block in blocks if block)

@@ -14,9 +14,11 @@ from scipy.special import betaincinv
 
 from tokline import blame, records, statistics, terminal, verdicts
 from tokline.believe_collect import ROOT, SLOWDOWNS
+from tokline.command import MISUSE
 from tokline.kernels import names as kernel_names
 from tokline.records import BadRecords
 from tokline.schema import RULES, VERSION
+from tokline.stop import Stop
 
 # What each check must show. The shares are of comparisons or trials.
 MIN_AA_ROWS = 300  # without a false alarm, the true share is then at most 1 %
@@ -41,7 +43,12 @@ AA_MUST = (f"at least {MIN_AA_ROWS} distinct rows, {MIN_ROWS_A_KERNEL} a kernel;
 def slowdown_must(percent):
     least = LEAST_CAUGHT[percent]
     return (f"at least {MIN_ROWS_A_KERNEL} distinct rows a kernel, caught "
-            + ("always" if least == 1 else f">= {100 * least:.0f} %"))
+            + ("always" if least == 1 else f">= {100 * least:.0f} % of each kernel's"))
+
+
+def each_kernel_is_caught(percent, kernels):
+    """Whether of each of a slowdown's `kernels`, as the details have them, as many rows as must be were caught."""
+    return all(group["caught"] >= LEAST_CAUGHT[percent] * group["comparisons"] for group in kernels.values())
 
 
 @dataclass
@@ -112,6 +119,12 @@ def bench_comparisons(folders, side, jobs):
     return comparisons
 
 
+def apart(comparisons):
+    """What is said of runs of one folder that the gate would not compare; "" where there are none."""
+    differences = sorted({words for comparison in comparisons for words in comparison.differences})
+    return f"; the gate refuses runs of one folder, which differ in {'; '.join(differences)}" if differences else ""
+
+
 def judged_rows(comparisons):
     return [row for comparison in comparisons for row in comparison.rows if row.ratio is not None]
 
@@ -168,10 +181,11 @@ def check_false_alarms(folders, jobs):
     numbers = a_kernel(groups)
     check.measured = (f"{share(false, len(groups))} distinct rows false, of {len(rows):,} comparisons: {slower} called "
                       f"slower, {faster} faster, {len(alarms) - slower - faster} otherwise worse; the true share is at "
-                      f"most {100 * most:.2f} % (Clopper-Pearson, one-sided 95 %){too_few(numbers)}")
+                      f"most {100 * most:.2f} % (Clopper-Pearson, one-sided 95 %){too_few(numbers)}{apart(comparisons)}")
     if silent:
         check.measured += f"; {len(silent)} disturbed or undecided rows are not counted"
-    check.met = len(groups) >= MIN_AA_ROWS and most <= MOST_FALSE_ALARMS and not too_few(numbers)
+    check.met = (len(groups) >= MIN_AA_ROWS and most <= MOST_FALSE_ALARMS and not too_few(numbers)
+                 and not apart(comparisons))
     effects = sorted(abs(row.ratio - 1) for row in rows if row.ratio is not None)
     check.details |= {"false_alarms": len(alarms), "distinct": len(groups), "most_false_alarms": most,
                        "misses": [row_in_words(row) + "".join(f"; {words}" for words in row.regressions)
@@ -183,10 +197,10 @@ def check_false_alarms(folders, jobs):
 
 
 def check_slowdown(folders, percent, jobs):
-    least = LEAST_CAUGHT[percent]
     check = Check(f"slowdown_{percent}", f"every kernel made {percent} % slower",
                   slowdown_must(percent), "`scripts/maintain/believe collect --only slowdowns`")
-    rows = judged_rows(bench_comparisons(folders, f"slow{percent}", jobs))
+    comparisons = bench_comparisons(folders, f"slow{percent}", jobs)
+    rows = judged_rows(comparisons)
     if not rows:
         return check
     kernels = {}
@@ -203,14 +217,15 @@ def check_slowdown(folders, percent, jobs):
     check.measured = f"{share(total, number)} caught, {own:,} of them slowed by launches of their own, the others by a spin"
     if caught[worst] < len(kernels[worst]):
         check.measured += f"; least of {worst}: {caught[worst]} of {len(kernels[worst])}"
-    check.measured += few
-    check.met = not few and total >= least * number
+    check.measured += few + apart(comparisons)
     check.details = {"comparisons": len(rows), "caught": total, "distinct": number, "by_launches": own,
                      "kernels": {name: {"comparisons": len(groups), "caught": caught[name],
                                         "median_percent": 100 * (statistics.median(
                                             [row.ratio for group in groups for row in group]) - 1)}
                                  for name, groups in sorted(kernels.items())},
                      "misses": [row_in_words(row) for row in rows if row.verdict != verdicts.SLOWER]}
+    check.met = (not few and not apart(comparisons)
+                 and each_kernel_is_caught(percent, check.details["kernels"]))
     return check
 
 
@@ -492,10 +507,10 @@ def repeated(source, count):
 
 def machine_of(folders, jobs):
     """What the collected runs say of where they ran; {} without runs. `other_commits`: programs by commit, of runs
-    of another than the first."""
+    of another than the first. `dirty`: whether any run is."""
     machine = {}
-    paths = [path for folder, part in itertools.product(folders, ("benches/a", "decoder"))
-             for path in sorted((folder / part).rglob("*.jsonl"))]
+    paths = [path for folder, runs in itertools.product(folders, ("benches/*/*.jsonl", "decoder/*/*.jsonl"))
+             for path in sorted(folder.glob(runs))]
     if not paths:  # the default run is judged by its time alone, and named only where there is nothing else
         paths = [path for folder in folders for path in sorted((folder / "overhead").rglob("*.jsonl"))]
     for path in paths:
@@ -506,9 +521,23 @@ def machine_of(folders, jobs):
                 "gpu": run.gpu.get("name", "none: CPU references"), "driver": run.gpu.get("driver"),
                 "cuda_runtime": run.gpu.get("cuda_runtime"), "cpu": run.fingerprint.get("cpu"), "commit": run.commit,
                 "dirty": run.fingerprint.get("dirty"), "time_utc": run.time, "other_commits": {}}
+            if run.fingerprint.get("dirty") == "true":
+                machine["dirty"] = "true"
     if machine:
         machine["other_commits"] = {commit: sorted(found) for commit, found in machine["other_commits"].items()}
     return machine
+
+
+def check_one_commit(machine):
+    check = Check("one_commit", "the programs that were collected", "of one commit, without changes",
+                  "`scripts/maintain/believe collect`, into one new folder")
+    if machine:
+        others = machine["other_commits"]
+        check.measured = (f"{len(others) + 1} commits" if others else "one commit") + (
+            ", with changes" if machine["dirty"] == "true" else "")
+        check.met = not others and machine["dirty"] != "true"
+        check.details = {"misses": [f"{commit[:12]}: {', '.join(programs)}" for commit, programs in others.items()]}
+    return check
 
 
 def found_in(folders, pattern):
@@ -523,7 +552,8 @@ def judge(folders, tool_times=True, say=lambda text: None):
             raise BadRecords(f"{folder} is no folder; scripts/maintain/believe collect --out makes one")
     progress, jobs = terminal.Progress(), Jobs(say)
     progress.show("the gate's verdicts")
-    checks = [check_false_alarms(folders, jobs)]
+    machine = machine_of(folders, jobs)
+    checks = [check_one_commit(machine), check_false_alarms(folders, jobs)]
     checks += [check_slowdown(folders, percent, jobs) for percent in SLOWDOWNS]
     progress.show("the blame's verdicts")
     delayed, equal = trials_of(folders, jobs)
@@ -543,37 +573,70 @@ def judge(folders, tool_times=True, say=lambda text: None):
     progress.show("the tools' own time")
     checks += check_tools(folders, tool_times, jobs)
     progress.clear()
-    return checks, {"machine": machine_of(folders, jobs), "rules": verdicts.Rules(), "left_out": jobs.left_out}
+    return checks, {"machine": machine, "rules": verdicts.Rules(), "left_out": jobs.left_out, "replaced": []}
 
 
-def judged_again(path):
-    """([Check], context) of the figures that as_json() wrote. Where they do not say how many rows are distinct, that is
-    not known, and the check is not met."""
+def stored_in(path):
+    """([Check], context) that as_json() wrote."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         checks = [Check(*(entry[name] for name in ("id", "check", "must", "reproduce", "measured", "met", "details")))
                   for entry in stored["checks"]]
-        context = {"machine": stored["machine"], "rules": verdicts.Rules(**stored["rules"]), "left_out": stored["left_out"]}
+        return checks, {"machine": stored["machine"], "rules": verdicts.Rules(**stored["rules"]),
+                        "left_out": stored["left_out"], "replaced": stored.get("replaced", [])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadRecords(f"{path}: not what --json wrote: {error!r}") from None
+
+
+NOT_RECORDED = "; how many of these rows are distinct is not recorded"
+
+
+def judged_again(path):
+    """([Check], context) of what as_json() wrote, held against what is asked for now: a check that was not made then is
+    not measured. Where it is not said how many rows are distinct, that is not known, and the check is not met."""
+    checks, context = stored_in(path)
     for check in checks:
-        if check.id == "aa" or check.id.startswith("slowdown_"):
-            stated = check.details.get("rows_a_kernel") or {
-                name: group["comparisons"] for name, group in check.details.get("kernels", {}).items()}
-            numbers = Counter()
-            for name, number in stated.items():
-                numbers[records.kernel_now(name)] += number
-            asked = AA_MUST if check.id == "aa" else slowdown_must(int(check.id.partition("_")[2]))
-            if check.met is None or check.must == asked:
-                continue
-            check.must, check.met = asked, False
-            check.measured += "; how many of these rows are distinct is not recorded" + too_few(numbers)
-    return checks, context
+        if check.met is None or check.id != "aa" and not check.id.startswith("slowdown_"):
+            continue
+        kernels = check.details.get("kernels", {})
+        if check.id == "aa":
+            check.must = AA_MUST
+        else:
+            percent = int(check.id.partition("_")[2])
+            check.must = slowdown_must(percent)
+            check.met = check.met and each_kernel_is_caught(percent, kernels)
+        if "distinct" not in check.details:
+            check.met = False
+            if NOT_RECORDED not in check.measured:
+                numbers = Counter()
+                for name, number in (check.details.get("rows_a_kernel")
+                                     or {name: group["comparisons"] for name, group in kernels.items()}).items():
+                    numbers[records.kernel_now(name)] += number
+                check.measured += NOT_RECORDED + too_few(numbers)
+    known = {check.id: check for check in [*judge([], tool_times=False)[0], check_one_commit(context["machine"]), *checks]}
+    return list(known.values()), context
+
+
+def replaced_by(machine, path, because):
+    """What `path`, if it is there, and what it replaced, say of collections that the one on `machine` replaces. Raises
+    Stop where one missed a check and nobody says why it was repeated."""
+    if not path.exists():
+        return []
+    checks, context = stored_in(path)
+    old = context["machine"]
+    if old.get("time_utc") == machine.get("time_utc") and old.get("commit") == machine.get("commit"):
+        return context["replaced"]
+    missed = [f"{check.check}: {check.measured}" for check in checks if check.met is False]
+    if missed and not because:
+        raise Stop(f"{path} is of a collection of {old['time_utc'][:10]}, commit {old['commit'][:12]}, that missed "
+                   f"{terminal.count(len(missed), 'check')}; --because TEXT must say why it was repeated", MISUSE)
+    return [*context["replaced"], {"time_utc": old.get("time_utc"), "commit": old.get("commit"), "missed": missed,
+                                   "because": because}]
 
 
 def as_json(checks, context):
     return json.dumps({"schema": 1, "kind": "believability", "machine": context["machine"],
-                       "rules": vars(context["rules"]), "left_out": context["left_out"],
+                       "rules": vars(context["rules"]), "left_out": context["left_out"], "replaced": context["replaced"],
                        "checks": [{"id": check.id, "check": check.check, "must": check.must,
                                    "measured": check.measured, "met": check.met, "reproduce": check.reproduce,
                                    "details": check.details} for check in checks]}, indent=1) + "\n"
