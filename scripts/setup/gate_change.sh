@@ -20,9 +20,10 @@ your files are not touched; what is not committed is not measured.
   --programs NAMES
                   comma-separated: bench programs without `bench_`, and `decoder`. Default: all.
   --model DIR     the checkpoint that the decoder runs: a folder, or a name in the Hugging Face cache.
-                  Default: with a GPU build/models/qwen3-0.6b, random weights that are made once and
-                  kept; on the CPU, or where python3 has no torch to make them, models/qwen3-lookup,
-                  the embedded one of 1.2 MB.
+                  Default: with a GPU qwen3-0.6b in $TOKLINE_MODELS, else in build/models: random
+                  weights, made once and kept, which takes a python3 with torch and transformers. On
+                  the CPU, or where they cannot be made, which the verdict then begins with,
+                  models/qwen3-lookup, the embedded one of 1.2 MB.
   --rounds N      how often each program of each side runs. Default: that of scripts/records gate.
   --out DIR       where the results go. Default: build/gate_change.
   --no-tests      do not run the tests of --head.
@@ -198,16 +199,19 @@ if [[ $no_tests == no ]]; then
     stop 1 "A test of the change fails" "$work/tests.log"
 fi
 
+# make_real_model DIR: in another place first, so that a folder that is there is whole.
+make_real_model() {
+  rm -rf "$1.partial" && scripts/maintain/parity make-model --shape qwen3-0.6b --out "$1.partial" && mv "$1.partial" "$1"
+}
+but=""
 if [[ -z $model ]]; then
   model=models/qwen3-lookup
   if [[ $device == cuda && (-z $programs || ,$programs, == *,decoder,*) ]]; then
-    real=build/models/qwen3-0.6b
-    # In another place first: a folder that is there is whole.
-    if [[ -f $real/config.json ]] || { rm -rf "$real.partial" &&
-      scripts/maintain/parity make-model --shape qwen3-0.6b --out "$real.partial" >&2 && mv "$real.partial" "$real"; }; then
+    real=${TOKLINE_MODELS:-build/models}/qwen3-0.6b
+    if [[ -f $real/config.json ]] || make_real_model "$real" 2>&1 | tee "$work/model.log" >&2; then
       model=$real
     else
-      say "no model of real size: the decoder runs $model, whose steps are mostly launches"
+      but=", but the decoder ran a model of 1.2 MB, since $real is not there and cannot be made: $(tail -n 1 "$work/model.log")"
     fi
   fi
 fi
@@ -233,6 +237,7 @@ case $code in
   77) words="Nothing to measure" ;;
   *) exit "$code" ;;
 esac
+words+=$but
 [[ -s $work/gate.md ]] || stop "$code" "$words" "$work/gate.log"
 {
   verdict "$words"

@@ -105,13 +105,16 @@ class GateChangeTest(ScratchRepository):
         (path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: simulated'\n")
         (path / "nvidia-smi").chmod(0o755)
         parity = self.tree / "scripts/maintain/parity"
-        for made, text in ((0, "exit 1"), (1, 'mkdir -p "$5"; echo {} >"$5/config.json"'), (1, "exit 1")):
+        kept = self.folder / "kept"
+        for made, text in ((0, "echo no torch >&2; exit 1"), (1, 'mkdir -p "$5"; echo {} >"$5/config.json"'), (1, "exit 1")):
             parity.write_text(f'#!/bin/bash\necho "making: $*"\n{text}\n')
-            with mock.patch.dict(os.environ, {"PATH": f"{path}:{os.environ['PATH']}"}):
-                code, output, _ = self.gate("real", "--no-tests", device="cuda")
+            with mock.patch.dict(os.environ, {"PATH": f"{path}:{os.environ['PATH']}", "TOKLINE_MODELS": str(kept)}):
+                code, output, verdict = self.gate("real", "--no-tests", device="cuda")
             self.assertEqual(code, 0, output)
-            self.assertEqual("no model of real size" in output, not made, output)
-            self.assertEqual((self.tree / "build/models/qwen3-0.6b/config.json").exists(), bool(made))
+            but = "" if made else (f", but the decoder ran a model of 1.2 MB, since {kept}/qwen3-0.6b is not there and "
+                                   "cannot be made: no torch")
+            self.assertEqual(verdict.splitlines()[0], f"## Same or faster{but}")
+            self.assertEqual((kept / "qwen3-0.6b/config.json").exists(), bool(made))
         self.assertNotIn("making:", output, "what is there is kept")
 
     def gate(self, head, *arguments, device="cpu", rounds=3):
