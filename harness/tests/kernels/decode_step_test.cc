@@ -614,6 +614,12 @@ TEST(DecodeStepExactTest, FindsOneMissingTokenAndOneMissingWord) {
     const StepModel mlp = testing::ExactModel(shape, ExactPart::kMlp);
     const StepResult right = RunReference(mlp, step);
     EXPECT_TRUE(EqualsExactly(right, mlp, step));
+    wrong = right;
+    step.ForSlot(step.slots[0], [&](int64_t at) {
+      const double unit = 2 * testing::HalfUlp(dtype, wrong.kv[at]);
+      if (step.IsValue(at)) wrong.kv.Set(at, wrong.kv[at] + 2 * unit);
+    });
+    EXPECT_FALSE(EqualsExactly(wrong, mlp, step)) << "each value is off by two units";
     for (int64_t word = 0; word < shape.inner / 2; ++word) {
       StepModel missing = mlp;
       missing.SetEach(mlp.down, [&](int64_t row, int64_t col) {
