@@ -122,6 +122,21 @@ class SanitizeScriptTest(unittest.TestCase):
             race = next(run for run in runs if run["tool"] == "racecheck")
             self.assertEqual(race["races_in_cublaslt"], text.count("nvjet"))
 
+    def test_only_copies_into_decode_steps_ring_against_its_readers_are_counted_apart(self):
+        found = self.folder / "bin/decode_step_cuda_test.racecheck"
+        copy = "========= Error: Race reported between Write access at tokline::ptx::BulkCopyToShared(unsigned int)+0x2 in a:39\n"
+        read = ("=========     and Read access at tokline::ptx::LdMatrixX4(unsigned int (&)[4], unsigned int)+0xe1 in b:16\n"
+                "=========     and Read access at tokline::decode_step::WarpState<tokline::decode_step::Policy<(int)4>>::Add("
+                "const unsigned int (&)[4][2])::[lambda(int) (instance 1)]::operator ()(int) const+0xe1 in b:16\n"
+                "=========     and Read access at tokline::decode_step::LoadShared16(unsigned int)+0x11 in c:54 [9 hazards]\n")
+        other = "=========     and Read access at tokline::decode_step::TakePacket(unsigned int)+0x11 in d:7 [9 hazards]\n"
+        for text, exit_code in ((copy + read, 0), (copy + other + 1000 * read, 1), (copy + read.replace("Read", "Write"), 1),
+                                (copy.replace("Bulk", "Other") + read, 1)):
+            found.write_text(text)
+            runs = self.sanitize("--only", "decode_step", expect=exit_code)
+            race = next(run for run in runs if run["tool"] == "racecheck")
+            self.assertEqual(race["ring_releases"], 1 - exit_code)
+
 
 if __name__ == "__main__":
     unittest.main()
