@@ -118,7 +118,7 @@ class Session:
                 for attempt in tried:
                     if self.clock() - self.begin > self.options.time_limit:
                         raise Stop(f"the time limit of {self.options.time_limit:g} s was reached; the run is marked as "
-                                   "unfinished, and rows that were not begun have no line")
+                                   "unfinished, and rows that were not begun have no line" + self.lacking("; "))
                     result = self.attempt(bench, attempt, bool(suite_row.get("rested")))
                     if rows.shows_a_wrong_limit(suite_row, result, peaks, datasheet):
                         peaks = self.device.peaks_again(peaks)
@@ -158,13 +158,19 @@ class Session:
         chain = ", dependent" if row["chain"] == "dependent" else ""
         self.say(f"{rows.label(suite_row)}, {row['implementation']}{chain}: {what}")
 
+    def lacking(self, before=""):
+        """What is said of rows that need modules of FlashInfer which are not compiled; "" where there are none."""
+        if not self.uncompiled:
+            return ""
+        return (f"{before}{terminal.count(sum(self.uncompiled.values()), 'row')} refused, since modules of FlashInfer are not "
+                f"compiled: {', '.join(self.uncompiled)}; --compile compiles them, and so does peers.prebuild those of the "
+                "default shapes")
+
     def end(self):
         """Says what was measured. Returns the exit code."""
         self.say(f"{self.measured} rows measured, {self.refused} refused")
         if self.uncompiled:
-            raise Stop(f"{terminal.count(sum(self.uncompiled.values()), 'row')} refused, since modules of FlashInfer are not "
-                       f"compiled: {', '.join(self.uncompiled)}; --compile compiles them, and so does peers.prebuild those "
-                       "of the default shapes")
+            raise Stop(self.lacking())
         return 0 if self.measured else command.FAILED
 
 

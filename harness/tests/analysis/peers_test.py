@@ -378,6 +378,8 @@ class RowsTest(unittest.TestCase):
         self.assertEqual(run.rows[-1]["status"], "ok")
         with self.assertRaisesRegex(Stop, "^2 rows refused, since modules of FlashInfer are not compiled: topk;"):
             self.done.end()
+        with self.assertRaisesRegex(Stop, "^the time limit of 1 s was reached; .*; 1 row refused, since modules"):
+            self.session(suite, [uncompiled, uncompiled], time_limit=1, clock=iter((0, 0, 9)).__next__)
         self.session(suite, [FakeSubject(sets=80) for _ in range(20)])
         self.assertEqual(self.done.end(), 0)
 
