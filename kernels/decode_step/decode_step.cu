@@ -23,16 +23,6 @@ CUtensorMap KvMap(const DecodeStepParams& params) {
        .box = {64, kDecodeStepTileTokens, static_cast<uint32_t>(head_dim / 64)}});
 }
 
-template <DType kDType, int kHeadDim, int kTokens>
-void LaunchFor(const decode_step::Arguments& args, const LaunchOptions& options) {
-  LaunchKernel(&decode_step::DecodeStepKernel<decode_step::Policy<kDType, kHeadDim, kTokens>>,
-               {.grid = dim3(static_cast<unsigned>(args.geometry.blocks)),
-                .block = dim3(decode_step::kThreads),
-                .shared_bytes = static_cast<size_t>(args.geometry.shared_bytes),
-                .cooperative = true},
-               options, args);
-}
-
 }  // namespace
 
 void Launch(const DecodeStepParams& params, const LaunchOptions& options) {
@@ -50,16 +40,17 @@ void Launch(const DecodeStepParams& params, const LaunchOptions& options) {
       .params = params,
       .geometry = DecodeStepGeometryOf(params.model, params.layout, params.num_tokens, device),
       .kv = KvMap(params)};
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(args.geometry.blocks)),
+                          .block = dim3(decode_step::kThreads),
+                          .shared_bytes = static_cast<size_t>(args.geometry.shared_bytes),
+                          .cooperative = true};
+  const int rows = params.num_tokens <= 2 ? params.num_tokens : kMaxDecodeStepTokens;
   DispatchDType(params.model.dtype, [&]<DType kDType>() {
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
-      switch (params.num_tokens) {
-        case 1:
-          return LaunchFor<kDType, kHeadDim, 1>(args, options);
-        case 2:
-          return LaunchFor<kDType, kHeadDim, 2>(args, options);
-        default:
-          return LaunchFor<kDType, kHeadDim, kMaxDecodeStepTokens>(args, options);
-      }
+      Dispatch<1, 2, kMaxDecodeStepTokens>("rows", rows, [&]<int kRows>() {
+        LaunchKernel(&decode_step::DecodeStepKernel<decode_step::Policy<kDType, kHeadDim, kRows>>,
+                     shape, options, args);
+      });
     });
   });
 }
