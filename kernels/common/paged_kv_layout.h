@@ -1,5 +1,4 @@
-// Address computation for a paged KV cache. Kernels and references compute addresses only here,
-// except decode_step, whose tensor copies count rows of heads.
+// Address computation for a paged KV cache. Kernels and references compute addresses only here.
 #pragma once
 
 #include <bit>
@@ -68,6 +67,12 @@ struct PagedKvLayout {
   }
   TOKLINE_HOST_DEVICE constexpr int64_t ValueOffset(int64_t page, int32_t head, int32_t row) const {
     return KeyOffset(page, head, row) + KvStride();
+  }
+  // The row of kHnd that tensor copies count in units of head_dim: of K if `value` is 0, of V if it
+  // is 1.
+  TOKLINE_HOST_DEVICE constexpr int64_t HeadRow(int64_t page, int32_t value, int32_t head,
+                                                int32_t row) const {
+    return ((page * 2 + value) * num_kv_heads + head) * page_size + row;
   }
   TOKLINE_HOST_DEVICE constexpr int64_t NumElements() const { return num_pages * PageStride(); }
   TOKLINE_HOST_DEVICE constexpr int64_t NumSlots() const { return num_pages * page_size; }

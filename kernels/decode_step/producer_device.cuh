@@ -107,11 +107,8 @@ class Producer {
       if (lane_ < 2 * count) {
         const uint32_t row =
             tiles[task.first_tile + first + lane_ / 2] >> 5 << 4;  // counted in rows of a head
-        const int64_t page = pages.PageOf(row);
-        const int64_t at =
-            layer_row +
-            ((page * 2 + lane_ % 2) * layout.num_kv_heads + task.kv_head) * layout.page_size +
-            pages.RowOf(row);
+        const int64_t at = layer_row + layout.HeadRow(pages.PageOf(row), lane_ % 2, task.kv_head,
+                                                      pages.RowOf(row));
         ptx::TensorCopyToShared(ring_.Stage(position_.stage) + lane_ * P::kTileBytes, &args_.kv, 0,
                                 static_cast<int32_t>(at), 0, ring_.Full(position_.stage));
       }
