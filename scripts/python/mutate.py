@@ -331,20 +331,18 @@ def run_mutant(program, timeout):
 
 
 def run_mutants(programs, mutations, unmutated, jobs):
-    """{mutation: {test program: which of its tests caught it}}"""
+    """Yields each mutation, a test program, and which of its tests caught it."""
     work = [(m["name"], test) for m in mutations for test in m["tests"] if test in unmutated]
 
     def one(item):
         name, test = item
         return run_mutant(programs / name / test, max(60, 4 * unmutated[test]["seconds"]))
 
-    results = {}
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for (name, test), result in zip(work, pool.map(one, work)):
-            results.setdefault(name, {})[test] = result
             tests = ", ".join(f"{t} {how}" for t, how in result["caught_by"].items())
             print(f"{name}: {tests or 'SURVIVED ' + test} ({result['seconds']} s)", flush=True)
-    return results
+            yield name, test, result
 
 
 def gpu_name():
@@ -369,12 +367,17 @@ def record_text(record):
 
 
 def run_and_record(programs, mutations, revised, gpu, jobs, out):
+    """Writes OUT when all have run; until then, what has is in OUT.unfinished."""
     unmutated = run_unmutated(programs, programs_of(mutations), jobs)
-    results = run_mutants(programs, mutations, unmutated, jobs)
-    record = {"schema": SCHEMA, "revision": revised, "gpu": gpu, "unmutated": unmutated,
-              "mutations": [{"name": m["name"], "digest": m["digest"], "results": results[m["name"]]}
-                            for m in mutations if m["name"] in results]}
-    write_whole(out, record_text(record))
+    unfinished = out.with_name(out.name + ".unfinished")
+    results = {}
+    for name, test, result in run_mutants(programs, mutations, unmutated, jobs):
+        results.setdefault(name, {})[test] = result
+        record = {"schema": SCHEMA, "revision": revised, "gpu": gpu, "unmutated": unmutated,
+                  "mutations": [{"name": m["name"], "digest": m["digest"], "results": results[m["name"]]}
+                                for m in mutations if m["name"] in results]}
+        write_whole(unfinished, record_text(record))
+    unfinished.replace(out)
     survivors = [(name, test) for name, tests in results.items() for test, result in tests.items()
                  if not result["caught_by"]]
     for name, test in survivors:

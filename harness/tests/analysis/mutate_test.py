@@ -233,6 +233,24 @@ class MutateTest(unittest.TestCase):
             with self.assertRaisesRegex(Stop, "host_cuda_test skipped all of their tests: no CUDA device"):
                 mutate.run_and_record(self.root, mutations[1:], {}, "gpu", 1, out)
 
+    def test_an_interrupted_run_keeps_what_it_has_beside_the_record_before(self):
+        def run_tests(program, *_):
+            if program.parent.name == "second":
+                raise KeyboardInterrupt
+            failed = ["A.B"] if program.parent.name == "first" else []
+            return {"code": 1 if failed else 0, "failed": failed, "skipped": [], "started": 1, "unended": [],
+                    "output": "", "seconds": 0.1}
+
+        mutations = [{"name": name, "digest": name, "tests": ["a_cuda_test"]} for name in ("first", "second")]
+        out = self.root / "run.json"
+        out.write_text("the record before")
+        with mock.patch.object(mutate, "run_tests", run_tests), contextlib.redirect_stdout(io.StringIO()):
+            with self.assertRaises(KeyboardInterrupt):
+                mutate.run_and_record(self.root, mutations, {}, "gpu", 1, out)
+        self.assertEqual(out.read_text(), "the record before")
+        kept = json.loads((self.root / "run.json.unfinished").read_text())
+        self.assertEqual([m["name"] for m in kept["mutations"]], ["first"])
+
     @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
     def test_cpu_runs_the_cpu_tests_of_each_mutant_and_leaves_those_of_a_gpu(self):
         (self.root / "CMakeLists.txt").write_text(CMAKE)
