@@ -10,7 +10,7 @@
 // Progress: all blocks are resident, and each sends before it waits. In two_shot the sums wait for
 // partials only.
 // Shared memory: the sums of the warps, for two rows in turn. Barriers: one after the partials were
-// sent, one a row.
+// sent, one per row.
 #pragma once
 
 #include <cstdint>

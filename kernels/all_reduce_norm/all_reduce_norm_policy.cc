@@ -30,7 +30,7 @@ bool TakesVectors(const AllReduceNormParams& params) {
 // With two ranks one_shot sends no more than two_shot. With more ranks two_shot pays once its
 // second hop costs less than the bytes that it saves. The sizes are those at which vLLM's custom
 // all-reduce changes over. Its bytes are all data, and half of ours are numbers, so two_shot should
-// pay from smaller sizes on: with 380 GB/s and 1.4 us a hop from about 170 KB with 4 ranks, and
+// pay from smaller sizes on: with 380 GB/s and 1.4 us per hop from about 170 KB with 4 ranks, and
 // from 50 KB with 8. That is an estimate; nothing was measured.
 AllReduceNormVariant VariantOf(const AllReduceNormParams& params) {
   if (params.variant != AllReduceNormVariant::kAuto) return params.variant;

@@ -1,4 +1,4 @@
-// Dispatch and launch of chunk_decode: one block a lane and KV head.
+// Dispatch and launch of chunk_decode: one block per lane and KV head.
 #include "kernels/chunk_decode/chunk_decode.h"
 
 #include <algorithm>

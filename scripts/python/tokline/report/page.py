@@ -314,7 +314,7 @@ def history(evidence):
     section = Section(
         "history", "Kernels over commits", "Each row's time relative to the first commit that has it: below 1× is faster.",
         drawing=timelines.kernel_history(evidence),
-        caption="Thin: one line a row. Thick: their geometric mean.",
+        caption="Thin: one line per row. Thick: their geometric mean.",
         missing="No row of a kernel was measured at more than one commit. scripts/bench --out DIR at each commit, then "
         "scripts/records report on the folder that holds them.")
     return section, [run for run in evidence.history_runs
