@@ -1,3 +1,4 @@
+// Times all_reduce_norm on several GPUs beside NCCL, one thread per GPU, and checks the sums.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Runs the references of all ops of a step, layer by layer, over host memory.
 #include "reference/decode_step.h"
 
 #include <vector>

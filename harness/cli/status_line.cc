@@ -1,3 +1,4 @@
+// Writes status lines, redraws the progress line in place, and rounds the numbers in both.
 #include "harness/cli/status_line.h"
 
 #include <unistd.h>

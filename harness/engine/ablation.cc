@@ -1,3 +1,4 @@
+// Holds the table of ablations: names, what each swaps, and on which device it can.
 #include "harness/engine/ablation.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Carves the buffers of a decoder out of one block of memory, and refuses what does not fit.
 #include "harness/engine/decoder_memory.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Obeys the orders of the decoder on one device: copies, steps, and captures of steps.
 #include "harness/engine/decoder_rank.h"
 
 #include <algorithm>

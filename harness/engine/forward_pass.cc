@@ -1,3 +1,4 @@
+// Enqueues the ops of a step in order, each with its parameters, fused or separate by ablation.
 #include "harness/engine/forward_pass.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Runs a decoder with one sequence until it ends, and collects what it generates.
 #include "harness/engine/generate.h"
 
 #include <algorithm>

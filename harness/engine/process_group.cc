@@ -1,3 +1,4 @@
+// Calls MPI, which is loaded at run time, from two threads that take turns.
 #include "harness/engine/process_group.h"
 
 #include <unistd.h>

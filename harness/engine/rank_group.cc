@@ -1,3 +1,4 @@
+// Runs the ranks of one process as threads, which meet within a time limit.
 #include "harness/engine/rank_group.h"
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// Sends orders between processes as flat messages, and serves them on the other ranks.
 #include "harness/engine/rank_server.h"
 
 #include <array>

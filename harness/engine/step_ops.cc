@@ -1,3 +1,4 @@
+// Holds the table of ops: their names and their order in a step.
 #include "harness/engine/step_ops.h"
 
 #include <algorithm>

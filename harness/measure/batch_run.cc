@@ -1,3 +1,4 @@
+// Schedules random prompts on a decoder and advances them phase by phase.
 #include "harness/measure/batch_run.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Asks the CUDA runtime what identifies the GPUs of a record.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 

@@ -1,3 +1,4 @@
+// Sweeps over sorted intervals and gives each instant to the kernel that began first.
 #include "harness/measure/step_partition.h"
 
 #include <algorithm>

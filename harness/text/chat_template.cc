@@ -1,3 +1,4 @@
+// Loads the template and special tokens of a checkpoint, and renders conversations with them.
 #include "harness/text/chat_template.h"
 
 #include <algorithm>

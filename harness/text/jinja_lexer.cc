@@ -1,3 +1,4 @@
+// Scans a Jinja program once, from tag to tag, and trims the text between them.
 #include "harness/text/jinja_lexer.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Compares the modelled times of shared and of separate reads, from measured constants.
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
 
 #include <algorithm>

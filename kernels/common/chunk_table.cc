@@ -1,3 +1,4 @@
+// Builds chunk tables and checks them against a layout.
 #include "kernels/common/chunk_table.h"
 
 #include "kernels/common/error.h"

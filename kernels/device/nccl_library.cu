@@ -1,3 +1,4 @@
+// Declares the part of NCCL that is used and finds it in the library with dlopen.
 #include "kernels/device/nccl_library.h"
 
 #include <dlfcn.h>
