@@ -227,9 +227,11 @@ def shapes_for(plan, kernel):
     path = plan.out / "shapes" / f"{kernel}.json"
     if path.exists():
         return path
-    on_gpu = any("/dependent" in name for name in listed_rows(plan, kernel))
+    rows = listed_rows(plan, kernel)
+    on_gpu = any("/dependent" in name for name in rows)
     source = SHAPES / ("" if on_gpu and kernel not in SLOW_TO_VERIFY else "cpu") / f"{kernel}.json"
-    rows = listed_rows(plan, kernel, "--shapes", str(source))
+    if on_gpu and kernel in SLOW_TO_VERIFY:
+        rows = listed_rows(plan, kernel, "--shapes", str(source))
     try:
         units = units_of(json.loads(source.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
