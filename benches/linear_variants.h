@@ -14,8 +14,9 @@ inline std::vector<LinearVariant> LinearVariantsOf(LinearParams params,
                                                    const CaseContext& context) {
   if (!context.device) return {LinearVariant::kMatmul};
   std::vector<LinearVariant> variants;
-  for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny,
-                                      LinearVariant::kWgmma, LinearVariant::kMatmul}) {
+  for (const LinearVariant variant :
+       {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kWgmma,
+        LinearVariant::kTile, LinearVariant::kMatmul}) {
     params.variant = variant;
     if (LinearRuns(params, *context.device)) variants.push_back(variant);
   }

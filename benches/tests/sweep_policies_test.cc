@@ -124,7 +124,7 @@ void ExpectLinearFits(LinearParams params) {
   for (const NamedDevice& device : Devices()) {
     for (const LinearVariant variant :
          {LinearVariant::kAuto, LinearVariant::kSkinny, LinearVariant::kNormThenSkinny,
-          LinearVariant::kWgmma, LinearVariant::kMatmul}) {
+          LinearVariant::kWgmma, LinearVariant::kTile, LinearVariant::kMatmul}) {
       params.variant = variant;
       SCOPED_TRACE(StrCat(Name(variant), " on ", ::testing::PrintToString(device)));
       const auto plan = [&] {
@@ -141,6 +141,12 @@ void ExpectLinearFits(LinearParams params) {
         EXPECT_GE(choice.wgmma.weight_stages, 1);
         EXPECT_LE(choice.wgmma.cluster, 8);
         EXPECT_EQ(choice.wgmma.grid % choice.wgmma.cluster, 0);
+      } else if (choice.variant == LinearVariant::kTile) {
+        EXPECT_LE(choice.tile.shared_bytes, device.facts.shared_bytes_per_block);
+        EXPECT_GE(choice.tile.stages, 1);
+        EXPECT_LE(choice.tile.splits, std::min(4, choice.tile.k_blocks));
+        EXPECT_GE(int64_t{choice.tile.tiles} * choice.tile.rows,
+                  params.out_features * (params.gated_silu ? 2 : 1));
       } else if (choice.variant != LinearVariant::kMatmul) {
         EXPECT_LE(choice.skinny.shared_bytes, device.facts.shared_bytes_per_block);
         EXPECT_LE(choice.skinny.Threads(), 32 * kSkinnyMaxWarps);

@@ -1,5 +1,5 @@
-// Dispatches Linear to the skinny kernel, to RMSNorm followed by it, or to RMSNorm, cuBLASLt and
-// the activation in turn.
+// Dispatches Linear to one of its kernels, behind RMSNorm where that is a kernel of its own, or to
+// RMSNorm, cuBLASLt and the activation in turn.
 #include "kernels/activation/activation.h"
 #include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"
@@ -7,6 +7,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
 #include "kernels/linear/skinny_device.cuh"
+#include "kernels/linear/tile.h"
 #include "kernels/linear/wgmma.h"
 #include "kernels/norm/norm.h"
 
@@ -107,10 +108,12 @@ void Launch(const LinearParams& params, const LaunchOptions& options) {
   if (choice.variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
   const bool norm_apart =
       choice.variant == LinearVariant::kNormThenSkinny ||
+      (choice.variant == LinearVariant::kTile && params.norm_weight) ||
       (choice.variant == LinearVariant::kWgmma && params.norm_weight && !WgmmaNormalises(params));
   const LinearParams rest = norm_apart ? AfterNorm(params) : params;
   if (norm_apart) Launch(NormOf(params), options);
   if (choice.variant == LinearVariant::kWgmma) return LaunchWgmma(rest, choice.wgmma, options);
+  if (choice.variant == LinearVariant::kTile) return LaunchTile(rest, choice.tile, options);
   LaunchSkinny(rest, choice.skinny, options);
 }
 

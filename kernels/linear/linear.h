@@ -55,20 +55,23 @@ enum class LinearVariant : uint8_t {
   kAuto,    // LinearPolicy decides by tokens, weight bytes, and whether there is a norm
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
   kNormThenSkinny,  // RMSNorm kernel, then kSkinny with everything except the norm
-  kWgmma,   // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose
-            // weights stream through shared memory; in_features a multiple of 64, 256 to 65,536; at
-            // most kMaxWgmmaTokens tokens
+  kWgmma,  // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose
+           // weights stream through shared memory; in_features a multiple of 64, 256 to 65,536; at
+           // most kMaxWgmmaTokens tokens
+  kTile,   // hand-written for sm_90a, for more tokens: the same, in as few tiles as fill the device
+           // once; in_features as for kWgmma; at most kMaxTileTokens tokens
   kMatmul,  // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
 };
 
 inline constexpr int64_t kMaxSkinnyTokens = 16;
-inline constexpr int64_t kMaxWgmmaTokens = 128;
+inline constexpr int64_t kMaxWgmmaTokens = 64;
+inline constexpr int64_t kMaxTileTokens = 128;
 // For each 64 elements of a row, so many sums of squares are kept for the next norm. Which elements
 // a sum has is left open; the norm needs their total.
 inline constexpr int32_t kLinearSquares = 4;
 inline constexpr int64_t kMaxSquaresTokens = 16;
 
-// "auto", "skinny", "norm_then_skinny", "wgmma", "matmul".
+// "auto", "skinny", "norm_then_skinny", "wgmma", "tile", "matmul".
 std::string_view Name(LinearVariant variant);
 
 // n = x, or RMSNorm(x, norm_weight) as norm.h defines it.

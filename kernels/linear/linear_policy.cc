@@ -63,6 +63,8 @@ const char* NameInCode(LinearVariant variant) {
       return "kNormThenSkinny";
     case LinearVariant::kWgmma:
       return "kWgmma";
+    case LinearVariant::kTile:
+      return "kTile";
     case LinearVariant::kMatmul:
       return "kMatmul";
   }
@@ -81,6 +83,8 @@ std::string_view Name(LinearVariant variant) {
       return "norm_then_skinny";
     case LinearVariant::kWgmma:
       return "wgmma";
+    case LinearVariant::kTile:
+      return "tile";
     case LinearVariant::kMatmul:
       return "matmul";
   }
@@ -180,7 +184,7 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
 
   // x is needed at once and passes quickly; weights take the rest of what lets two blocks, or of a
   // large grid three, share an SM.
-  const int64_t block_k = WgmmaBlockK(plan.token_tile);
+  const int64_t block_k = kWgmmaBlockK;
   const int64_t share_k = DivideUp(plan.k_units, plan.splits) * kWgmmaSplitK;
   const int64_t blocks = share_k / block_k;
   const int64_t weight_stage = 2 * kWgmmaRows * block_k, x_stage = 2 * plan.token_tile * block_k;
@@ -227,8 +231,15 @@ LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device
   const auto in_range = [&](const FewTokensRange& range) {
     return params.num_tokens <= range.tokens && weight_bytes <= range.weight_bytes;
   };
-  if (std::ranges::any_of(kWgmmaRanges, in_range) && WgmmaRuns(params, device)) {
-    return LinearVariant::kWgmma;
+  if (WgmmaRuns(params, device)) {
+    const auto tile_from = [&](int64_t tokens) {
+      return params.num_tokens >= tokens && params.num_tokens <= kMaxTileTokens;
+    };
+    if (params.gated_silu && tile_from(kTileGatedTokens)) return LinearVariant::kTile;
+    if (std::ranges::any_of(kWgmmaRanges, in_range)) return LinearVariant::kWgmma;
+    if (tile_from(kTileTokens) && (params.gated_silu || weight_bytes <= kTileWeightBytes)) {
+      return LinearVariant::kTile;
+    }
   }
   if (!std::ranges::any_of(kSkinnyRanges, in_range) || !SkinnyFits(params)) {
     return LinearVariant::kMatmul;
@@ -246,6 +257,8 @@ bool LinearRuns(const LinearParams& params, const DeviceFacts& device) {
       return true;
     case LinearVariant::kWgmma:
       return params.num_tokens <= kMaxWgmmaTokens && WgmmaRuns(params, device);
+    case LinearVariant::kTile:
+      return params.num_tokens <= kMaxTileTokens && WgmmaRuns(params, device);
     case LinearVariant::kNormThenSkinny:
       if (params.norm_weight == nullptr) return false;
       skinny.norm_weight = nullptr;
@@ -260,12 +273,14 @@ bool LinearRuns(const LinearParams& params, const DeviceFacts& device) {
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
   LinearChoice choice{.variant = LinearPolicy(params, device)};
   if (choice.variant == LinearVariant::kMatmul || params.num_tokens == 0) return choice;
-  if (choice.variant == LinearVariant::kWgmma) {
-    Require(WgmmaRuns(params, device), "kWgmma with in_features ", params.in_features,
-            " on compute capability ", device.compute_major, ".", device.compute_minor,
-            " and code for ", device.code_architecture / 10, ".", device.code_architecture % 10,
-            "; it needs a multiple of 64, 256 to ", kMaxWgmmaFeatures, ", and code for sm_90a");
-    choice.wgmma = PlanWgmma(params, device);
+  if (choice.variant == LinearVariant::kWgmma || choice.variant == LinearVariant::kTile) {
+    Require(WgmmaRuns(params, device), NameInCode(choice.variant), " with in_features ",
+            params.in_features, " on compute capability ", device.compute_major, ".",
+            device.compute_minor, " and code for ", device.code_architecture / 10, ".",
+            device.code_architecture % 10, "; it needs a multiple of 64, 256 to ",
+            kMaxWgmmaFeatures, ", and code for sm_90a");
+    if (choice.variant == LinearVariant::kWgmma) choice.wgmma = PlanWgmma(params, device);
+    if (choice.variant == LinearVariant::kTile) choice.tile = PlanTile(params, device);
     return choice;
   }
   LinearParams skinny = params;
@@ -324,6 +339,8 @@ void Validate(const LinearParams& params) {
           " B of shared memory that it may take");
   Require(params.variant != LinearVariant::kWgmma || params.num_tokens <= kMaxWgmmaTokens,
           "num_tokens is ", params.num_tokens, "; kWgmma takes at most ", kMaxWgmmaTokens);
+  Require(params.variant != LinearVariant::kTile || params.num_tokens <= kMaxTileTokens,
+          "num_tokens is ", params.num_tokens, "; kTile takes at most ", kMaxTileTokens);
   Require(!params.out_squares || (!params.gated_silu && !params.out_f32),
           "out_squares goes neither with gated_silu nor with out_f32");
   Require(!params.out_squares || params.num_tokens <= kMaxSquaresTokens, "num_tokens is ",
@@ -366,8 +383,9 @@ void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
   Require(!params.append || (wgmma && params.num_tokens <= kWgmmaAppendTokens), "append with ",
           NameInCode(variant), " and num_tokens ", params.num_tokens,
           "; kWgmma appends with at most ", kWgmmaAppendTokens);
-  const bool scratch =
-      wgmma ? params.norm_weight && !WgmmaNormalises(params) : variant != LinearVariant::kSkinny;
+  const bool scratch = wgmma ? params.norm_weight && !WgmmaNormalises(params)
+                       : variant == LinearVariant::kTile ? params.norm_weight != nullptr
+                                                         : variant != LinearVariant::kSkinny;
   if (!scratch || params.num_tokens == 0) return;
   Require(variant != LinearVariant::kMatmul || params.matmul != nullptr,
           "matmul is null; kMatmul (num_tokens ", params.num_tokens, ") needs one");

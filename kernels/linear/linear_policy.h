@@ -6,6 +6,7 @@
 
 #include "kernels/common/device_facts.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/tile_policy.h"
 
 namespace tokline {
 
@@ -23,6 +24,10 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
 // The same for the wgmma kernel, which is asked first, where the device and the code have it.
 inline constexpr FewTokensRange kWgmmaRanges[] = {
     {8, INT64_MAX}, {16, int64_t{128} << 20}, {32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
+// kTile is asked next, from so many tokens on, where the weight is no larger or gated_silu is set.
+// With gated_silu it is asked before kWgmma from kTileGatedTokens on.
+inline constexpr int64_t kTileTokens = 17, kTileGatedTokens = 33;
+inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.
 inline constexpr int64_t kNormApartTokens = 3;
@@ -74,11 +79,10 @@ constexpr int32_t WgmmaHeldBlocks(int32_t token_tile) {
 // banks, and from 8 rows to the next 8, such that neighbouring eights do too.
 constexpr int32_t WgmmaSumsPitch(int32_t tokens) { return tokens <= 8 ? tokens : tokens + 8; }
 constexpr int32_t WgmmaSumsOfEight(int32_t tokens) { return 8 * WgmmaSumsPitch(tokens) + tokens; }
-// K per stage: less where x takes more of it.
-constexpr int32_t WgmmaBlockK(int32_t token_tile) { return token_tile <= 64 ? 128 : 64; }
+inline constexpr int32_t kWgmmaBlockK = 128;  // K per stage
 
 struct WgmmaPlan {
-  int32_t token_tile = 0;     // 8, 16, 32, 64 or 128: wgmma's columns
+  int32_t token_tile = 0;     // 8, 16, 32 or 64: wgmma's columns
   int32_t splits = 0;         // of K: blocks per tile of rows
   int32_t cluster = 0;        // blocks per cluster: those of a tile, or of a head that is appended
   int32_t pairs_log2 = 0;     // log2 of the pairs of tokens that a block finishes at most
@@ -116,6 +120,7 @@ struct LinearChoice {
   LinearVariant variant = LinearVariant::kAuto;
   SkinnyPlan skinny = {};  // kSkinny and kNormThenSkinny
   WgmmaPlan wgmma = {};    // kWgmma
+  TilePlan tile = {};      // kTile
 };
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device);
 

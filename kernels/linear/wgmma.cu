@@ -42,7 +42,7 @@ CUtensorMap ActivationMap(const LinearParams& params, uint32_t token_tile, uint3
 }  // namespace
 
 void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const LaunchOptions& options) {
-  const auto panels = static_cast<uint32_t>(WgmmaBlockK(plan.token_tile) / 64);
+  const auto panels = static_cast<uint32_t>(kWgmmaBlockK / 64);
   const WgmmaArgs args{.params = params,
                        .plan = plan,
                        .weight = WeightMap(params, panels),
@@ -63,7 +63,7 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
       });
       return;
     }
-    Dispatch<8, 16, 32, 64, 128>("token_tile", plan.token_tile, [&]<int kTokens>() {
+    Dispatch<8, 16, 32, 64>("token_tile", plan.token_tile, [&]<int kTokens>() {
       LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens>>, shape, options, args);
     });
   });

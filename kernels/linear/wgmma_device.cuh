@@ -14,7 +14,7 @@
 //   without a pause.
 // Products: with up to 16 tokens mma.sync, whose weights wait for x in registers; with more, wgmma.
 // Merge: each block sends the sums of a token to the block of the cluster that finishes this token,
-//   by stores, or with 64 tokens or more and two blocks by a bulk copy.
+//   by stores, or with 64 tokens and two blocks by a bulk copy.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ struct WgmmaPolicy {
   using Args = std::conditional_t<kHeadDimValue != 0, WgmmaAppendArgs, WgmmaArgs>;
   static constexpr int kHeadDim = kHeadDimValue;
   static constexpr int kTokens = kTokensValue;
-  static constexpr int kBlockK = WgmmaBlockK(kTokens);
+  static constexpr int kBlockK = kWgmmaBlockK;
   static constexpr int kPanels = kBlockK / 64;
   static constexpr int kWeightPanel = kWgmmaRows * 128, kXPanel = kTokens * 128;  // bytes
   static constexpr int kWeightBytes = kPanels * kWeightPanel;

@@ -7,6 +7,7 @@
 #include "kernels/activation/activation.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
+#include "kernels/linear/tile.h"
 #include "kernels/norm/norm.h"
 #include "reference/linear.h"
 
@@ -20,10 +21,10 @@ using testing::ToDevice;
 using testing::ToHost;
 
 constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kWgmma,
-                                       LinearVariant::kMatmul};
-constexpr LinearVariant kVariantsWithNorm[] = {LinearVariant::kSkinny,
-                                               LinearVariant::kNormThenSkinny,
-                                               LinearVariant::kWgmma, LinearVariant::kMatmul};
+                                       LinearVariant::kTile, LinearVariant::kMatmul};
+constexpr LinearVariant kVariantsWithNorm[] = {
+    LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kWgmma,
+    LinearVariant::kTile, LinearVariant::kMatmul};
 
 std::span<const LinearVariant> VariantsOf(const LinearSetup& setup) {
   if (setup.norm) return kVariantsWithNorm;
@@ -32,6 +33,7 @@ std::span<const LinearVariant> VariantsOf(const LinearSetup& setup) {
 
 int64_t MaxTokens(LinearVariant variant) {
   if (variant == LinearVariant::kWgmma) return kMaxWgmmaTokens;
+  if (variant == LinearVariant::kTile) return kMaxTileTokens;
   return variant == LinearVariant::kMatmul ? INT32_MAX : kMaxSkinnyTokens;
 }
 
@@ -61,7 +63,14 @@ class DeviceCase {
 
   HostTensor Run() {
     Launch(params, {});
+    return Result();
+  }
+  HostTensor Result() const {
     return ToHost(params.out == residual_.data() ? residual_ : out_, case_.OutType());
+  }
+  void Poison() {
+    out_ = ToDevice(case_.NewOut());
+    params.out = out_.data();
   }
 
   LinearParams params;
@@ -139,7 +148,8 @@ TEST_F(LinearCudaTest, IntegersAreBitwiseExact) {
   for (const LinearVariant variant : kVariants) {
     for (const int64_t tokens : {1, 8, 9, 16}) {
       for (const int64_t in : {8, 24, 32, 40, 136, 1000, 2048}) {
-        if (variant == LinearVariant::kWgmma && in % 256 != 0) continue;
+        const bool hopper = variant == LinearVariant::kWgmma || variant == LinearVariant::kTile;
+        if (hopper && in % 256 != 0) continue;
         const LinearCase c(
             {.tokens = tokens, .in = in, .out = 200, .bias = true, .integers = true, .pad = 8});
         // The sums are exact in fp32, so that a single rounding remains.
@@ -164,7 +174,7 @@ TEST_F(LinearCudaTest, OwnKernelsRoundBeforeTheyAddTheResidual) {
 // Long enough for several uses of every stage, in shares that are not equal, with a last tile of
 // few rows.
 TEST_F(LinearCudaTest, WgmmaRingsWrapAndSharesDiffer) {
-  for (const int64_t tokens : {1, 8, 9, 16, 17, 32, 33, 64, 65, 128}) {
+  for (const int64_t tokens : {1, 8, 9, 16, 17, 32, 33, 64}) {
     for (const int64_t in : {256, 320, 2624, 9728}) {
       const LinearCase c({.tokens = tokens, .in = in, .out = 200, .bias = true, .integers = true});
       EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c))
@@ -176,7 +186,7 @@ TEST_F(LinearCudaTest, WgmmaRingsWrapAndSharesDiffer) {
 // Outputs that are no multiples of eight, or not aligned, are stored one by one.
 TEST_F(LinearCudaTest, WgmmaStoresWhatVectorsDoNotFit) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    for (const int64_t tokens : {17, 40, 128}) {
+    for (const int64_t tokens : {17, 40, 64}) {
       for (const int64_t out : {1, 7, 137, 200}) {
         for (const LinearSetup& form :
              {LinearSetup{}, LinearSetup{.residual = true}, LinearSetup{.out_f32 = true}}) {
@@ -198,7 +208,7 @@ TEST_F(LinearCudaTest, WgmmaStoresWhatVectorsDoNotFit) {
 
 // Splits of 4, shares that are not equal, and a last tile of few rows.
 TEST_F(LinearCudaTest, WgmmaGatedTilesArePartialAndSplit) {
-  for (const int64_t tokens : {1, 16, 17, 128}) {
+  for (const int64_t tokens : {1, 16, 17, 64}) {
     for (const int64_t in : {1024, 2624}) {
       for (const int64_t out : {8, 136, 200}) {
         const LinearCase c({.tokens = tokens, .in = in, .out = out, .gated = true, .bias = true});
@@ -212,7 +222,7 @@ TEST_F(LinearCudaTest, WgmmaGatedTilesArePartialAndSplit) {
 // K that ends within a stage, shares that are not equal, rings that wrap, a last tile of few rows,
 // and blocks that finish no token.
 TEST_F(LinearCudaTest, WgmmaUnevenSharesAreBitwiseExact) {
-  for (const int64_t tokens : {17, 31, 33, 63, 64, 65, 100, 128}) {
+  for (const int64_t tokens : {17, 31, 33, 63, 64}) {
     for (const int64_t in : {768, 832, 896}) {
       for (const int64_t out : {128, 200, 1000}) {
         const LinearCase c(
@@ -233,9 +243,45 @@ TEST_F(LinearCudaTest, WgmmaUnevenSharesAreBitwiseExact) {
 
 // So many tiles that each block's rings have two stages.
 TEST_F(LinearCudaTest, WgmmaRingsOfLargeGridsWrap) {
-  for (const int64_t tokens : {1, 16, 17, 64, 128}) {
+  for (const int64_t tokens : {1, 16, 17, 64}) {
     const LinearCase c({.tokens = tokens, .in = 1024, .out = 17'000, .integers = true});
     EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c)) << tokens;
+  }
+}
+
+// Rings that wrap and that do not, shares that are not equal, a last tile of few rows, and outputs
+// that are no multiples of eight.
+TEST_F(LinearCudaTest, EveryTileAndSplitIsBitwiseExact) {
+  const auto check = [](const LinearCase& c, const auto& columns_of, const auto& is_right) {
+    DeviceCase device(c, LinearVariant::kTile);
+    for (const int32_t columns : columns_of) {
+      for (const int32_t splits : {1, 2, 4}) {
+        const TilePlan plan = TileOf(device.params, columns, splits);
+        if (plan.k_blocks < splits) continue;
+        LaunchTile(device.params, plan, {});
+        EXPECT_TRUE(is_right(device.Result()))
+            << "tokens " << device.params.num_tokens << ", in " << device.params.in_features
+            << ", out " << device.params.out_features << ", columns " << columns << ", splits "
+            << splits;
+        device.Poison();
+      }
+    }
+  };
+  const auto check_all = [&](const LinearCase& c, int64_t tokens, const auto& is_right) {
+    if (tokens <= 64) return check(c, kTileColumns64, is_right);
+    check(c, kTileColumns128, is_right);
+  };
+  for (const int64_t tokens : {1, 33, 64, 65, 128}) {
+    for (const int64_t in : {256, 320, 1600}) {
+      for (const int64_t out : {200, 357}) {
+        const LinearCase c(
+            {.tokens = tokens, .in = in, .out = out, .bias = true, .integers = true});
+        const HostTensor expected = Reference(c);
+        check_all(c, tokens, [&](const HostTensor& out) { return out == expected; });
+      }
+      const LinearCase gated({.tokens = tokens, .in = in, .out = 232, .gated = true, .bias = true});
+      check_all(gated, tokens, [&](const HostTensor& out) { return bool{gated.Check(out)}; });
+    }
   }
 }
 
@@ -307,7 +353,8 @@ TEST_F(LinearCudaTest, Fp16SumOfSquaresMayExceedFp16) {
 TEST_F(LinearCudaTest, ResidualMayBeOut) {
   for (const auto& [variant, tokens] :
        {std::pair(LinearVariant::kSkinny, 6), std::pair(LinearVariant::kWgmma, 6),
-        std::pair(LinearVariant::kWgmma, 33), std::pair(LinearVariant::kMatmul, 6)}) {
+        std::pair(LinearVariant::kWgmma, 33), std::pair(LinearVariant::kTile, 33),
+        std::pair(LinearVariant::kMatmul, 6)}) {
     const LinearCase c({.tokens = tokens, .in = 512, .out = 320, .residual = true, .pad = 8});
     DeviceCase apart(c, variant), in_place(c, variant);
     in_place.params.out = const_cast<void*>(in_place.params.residual);
@@ -368,7 +415,9 @@ TEST_F(LinearCudaTest, ResultsOfOwnKernelsDoNotDependOnTheOtherTokens) {
     for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kWgmma}) {
       check(variant, gated, 16, {1, 2, 3, 4, 5, 8, 9, 13});
     }
-    check(LinearVariant::kWgmma, gated, 128, {17, 32, 33, 64, 65, 100});
+    check(LinearVariant::kWgmma, gated, 64, {17, 32, 33, 63});
+    check(LinearVariant::kTile, gated, 64, {1, 17, 33, 63});
+    check(LinearVariant::kTile, gated, 128, {65, 100, 127});
   }
 }
 
@@ -552,11 +601,14 @@ TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
   for (const int64_t tokens : {4, 16, 33, 64, 128}) {
     for (const int64_t width : {1024, 4096}) {
       const LinearCase wide({.tokens = tokens, .in = width, .out = width, .residual = true});
-      const HostTensor plain = chain(wide, 10, LinearVariant::kWgmma, false);
-      EXPECT_FALSE(plain == wide.x);
-      for (int repeat = 0; repeat < 5; ++repeat) {
-        EXPECT_TRUE(chain(wide, 10, LinearVariant::kWgmma, true) == plain)
-            << "tokens " << tokens << ", width " << width;
+      for (const LinearVariant variant : {LinearVariant::kWgmma, LinearVariant::kTile}) {
+        if (tokens > MaxTokens(variant)) continue;
+        const HostTensor plain = chain(wide, 10, variant, false);
+        EXPECT_FALSE(plain == wide.x);
+        for (int repeat = 0; repeat < 5; ++repeat) {
+          EXPECT_TRUE(chain(wide, 10, variant, true) == plain)
+              << Name(variant) << ", tokens " << tokens << ", width " << width;
+        }
       }
     }
   }

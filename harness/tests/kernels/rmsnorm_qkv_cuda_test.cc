@@ -86,7 +86,8 @@ bool Appends(const RmsNormQkvParams& params) {
 }
 
 constexpr LinearVariant kVariants[] = {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny,
-                                       LinearVariant::kWgmma, LinearVariant::kMatmul};
+                                       LinearVariant::kWgmma, LinearVariant::kTile,
+                                       LinearVariant::kMatmul};
 
 TEST_F(RmsNormQkvCudaTest, ProjectionIsWithinItsBound) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {

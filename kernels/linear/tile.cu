@@ -1,0 +1,62 @@
+// Makes the tensor maps of Linear's kTile and launches it for the plan's tile.
+#include "kernels/linear/tile.h"
+
+#include "kernels/device/dispatch.h"
+#include "kernels/device/launch.cuh"
+#include "kernels/device/tensor_map.h"
+#include "kernels/linear/tile_device.cuh"
+
+namespace tokline {
+namespace {
+
+// Boxes of a tile, or if gated of the gate or up rows of half a warpgroup; zeros beyond the last
+// row.
+CUtensorMap WeightMap(const LinearParams& params, const TilePlan& plan) {
+  const auto k = static_cast<uint64_t>(params.in_features);
+  const auto rows = static_cast<uint64_t>(params.out_features) * (params.gated_silu ? 2 : 1);
+  const int32_t box_rows = params.gated_silu ? plan.Columns() / 2 : plan.rows;
+  return MakeTensorMap<3>({.dtype = params.dtype,
+                           .data = params.weight,
+                           .sizes = {64, rows, k / 64},
+                           .strides = {2 * k, 128},
+                           .box = {64, static_cast<uint32_t>(box_rows), 1}});
+}
+
+CUtensorMap ActivationMap(const LinearParams& params, const TilePlan& plan) {
+  return MakeTensorMap<3>(
+      {.dtype = params.dtype,
+       .data = params.x,
+       .sizes = {64, static_cast<uint64_t>(params.num_tokens),
+                 static_cast<uint64_t>(params.in_features) / 64},
+       .strides = {2 * static_cast<uint64_t>(params.num_tokens == 1 ? params.in_features
+                                                                    : params.x_stride),
+                   128},
+       .box = {64, static_cast<uint32_t>(plan.token_tile), 1}});
+}
+
+}  // namespace
+
+void LaunchTile(const LinearParams& params, const TilePlan& plan, const LaunchOptions& options) {
+  const TileArgs args{.params = params,
+                      .plan = plan,
+                      .weight = WeightMap(params, plan),
+                      .x = ActivationMap(params, plan)};
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.Grid())),
+                          .block = dim3(kTileThreads),
+                          .shared_bytes = static_cast<size_t>(plan.shared_bytes),
+                          .cluster = static_cast<unsigned>(plan.splits)};
+  DispatchDType(params.dtype, [&]<DType kDType>() {
+    using T = typename DeviceType<kDType>::Type;
+    if (plan.token_tile == 64) {
+      Dispatch<16, 32, 48, 64, 80>("columns", plan.Columns(), [&]<int kColumns>() {
+        LaunchKernel(&TileLinearKernel<TilePolicy<T, 64, kColumns>>, shape, options, args);
+      });
+    } else {
+      Dispatch<32, 48, 64, 80, 96, 128, 160>("columns", plan.Columns(), [&]<int kColumns>() {
+        LaunchKernel(&TileLinearKernel<TilePolicy<T, 128, kColumns>>, shape, options, args);
+      });
+    }
+  });
+}
+
+}  // namespace tokline

@@ -1,0 +1,344 @@
+// Linear for 33 to 128 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
+//
+// Grid: a tile of weight rows belongs to a cluster of `splits` blocks, each of which multiplies its
+//   share of K. The plan makes as many blocks as SMs: with so many tokens a block's x is as many
+//   bytes as its weights, so few large tiles beat many small ones, and a second wave costs as much
+//   as the first.
+// Block: two warpgroups, which share the weight rows (64 tokens) or the tokens (128), and a
+//   producer warp whose first lane issues copies.
+// Shared memory: a ring whose stages hold 64 k of the tile's weights and of all tokens, with the
+//   128-byte swizzle. The sums lie there when the ring has been read.
+// Dependent launch: the first weights are on their way before the wait.
+// Merge: every block lays its sums out in its own shared memory. After the cluster's barrier each
+//   finishes some of the tokens, and reads their sums from all blocks in the order of the splits.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/device/convert.cuh"
+#include "kernels/device/copy_ring.cuh"
+#include "kernels/device/ptx/bulk_copy.cuh"
+#include "kernels/device/ptx/cluster.cuh"
+#include "kernels/device/ptx/cp_async.cuh"
+#include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/mbarrier.cuh"
+#include "kernels/device/ptx/named_barrier.cuh"
+#include "kernels/device/ptx/wgmma.cuh"
+#include "kernels/device/ptx/wgmma_shared.cuh"
+#include "kernels/device/silu.cuh"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/tile_policy.h"
+
+namespace tokline {
+
+// Maps: `weight` {64, rows, K / 64} with boxes of kRows rows, or if gated kPiece; `x` {64, tokens,
+// K / 64}.
+struct TileArgs {
+  LinearParams params;
+  TilePlan plan;
+  CUtensorMap weight, x;
+};
+
+template <typename T, int kTokensValue, int kColumnsValue>
+struct TilePolicy {
+  using Type = T;
+  static constexpr int kTokens = kTokensValue;
+  static constexpr int kColumns = kColumnsValue;  // of a warpgroup's wgmma
+  static constexpr int kRows = kTokens == 64 ? 2 * kColumns : kColumns;
+  // With gated_silu, pieces of gate rows and of their up rows take turns, so that a warpgroup has
+  // both.
+  static constexpr int kPiece = kColumns / 2, kPieces = kRows / kPiece;
+  static constexpr int kConsumers = 128 * kTileConsumerGroups;
+  static constexpr int kRowBytes = 2 * kTileBlockK;
+  static constexpr int kWeightBytes = kRows * kRowBytes, kXBytes = kTokens * kRowBytes;
+  static constexpr int kPitch = kRows + kTileSumsPadding;  // floats between tokens' sums
+};
+
+// A block's part of the work.
+struct TileShare {
+  int rank, tile;
+  int first_block, blocks;  // of K
+
+  __device__ __forceinline__ explicit TileShare(const TilePlan& plan)
+      : rank(static_cast<int>(blockIdx.x) % plan.splits),
+        tile(static_cast<int>(blockIdx.x) / plan.splits),
+        first_block(rank * plan.k_blocks / plan.splits),
+        blocks((rank + 1) * plan.k_blocks / plan.splits - first_block) {}
+};
+
+// The producer's only active lane.
+template <typename Policy>
+__device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShare& share,
+                                            const CopyRing& ring) {
+  const auto load_weight = [&](int block, int stage) {
+    ptx::MbarrierArriveExpect(ring.Full(stage), Policy::kWeightBytes + Policy::kXBytes);
+    if (!args.params.gated_silu) {
+      ptx::TensorCopyToShared(ring.Stage(stage), &args.weight, 0, share.tile * Policy::kRows,
+                              share.first_block + block, ring.Full(stage));
+      return;
+    }
+#pragma unroll
+    for (int piece = 0; piece < Policy::kPieces; ++piece) {
+      int row = share.tile * (Policy::kRows / 2) + piece / 2 * Policy::kPiece;
+      if (piece % 2 == 1) row += static_cast<int>(args.params.out_features);
+      ptx::TensorCopyToShared(ring.Stage(stage) + piece * Policy::kPiece * Policy::kRowBytes,
+                              &args.weight, 0, row, share.first_block + block, ring.Full(stage));
+    }
+  };
+  const auto load_x = [&](int block, int stage) {
+    ptx::TensorCopyToShared(ring.Stage(stage) + Policy::kWeightBytes, &args.x, 0, 0,
+                            share.first_block + block, ring.Full(stage));
+  };
+  const int early = min(share.blocks, ring.stages);
+  for (int block = 0; block < early; ++block) load_weight(block, block);
+  ptx::GridDependencyLaunch();
+  ptx::GridDependencyWait();
+  for (int block = 0; block < early; ++block) load_x(block, block);
+  RingPosition at{ring.stages};
+  for (int block = early; block < share.blocks; ++block) {
+    ptx::MbarrierWait(ring.Empty(at.stage), at.phase);
+    load_weight(block, at.stage);
+    load_x(block, at.stage);
+    at.Advance();
+  }
+}
+
+// The warpgroup's sums over the block's share of K, which lie as in ptx/wgmma.cuh with tokens as
+// rows and weight rows as columns.
+template <typename Policy>
+__device__ __forceinline__ void MultiplyTile(const TileShare& share, const CopyRing& ring,
+                                             float (&sums)[Policy::kColumns / 2]) {
+  const int group = threadIdx.x / 128;
+  const int first_token = Policy::kTokens == 64 ? 0 : group * 64;
+  const int first_row = Policy::kTokens == 64 ? group * Policy::kColumns : 0;
+  RingPosition at{ring.stages};
+  int read = 0;  // the stage of the block before
+#pragma unroll 1
+  for (int block = 0; block < share.blocks; ++block) {
+    ptx::MbarrierWait(ring.Full(at.stage), at.phase);
+    const uint32_t stage = ring.Stage(at.stage);
+    const uint64_t x =
+        ptx::WgmmaDescriptor(stage + Policy::kWeightBytes + first_token * Policy::kRowBytes);
+    const uint64_t weight = ptx::WgmmaDescriptor(stage + first_row * Policy::kRowBytes);
+    ptx::PinRegisters(sums);
+    ptx::WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kTileBlockK / 16; ++step) {
+      ptx::WgmmaK16<typename Policy::Type>(sums, x + step * (32 >> 4), weight + step * (32 >> 4),
+                                           (block | step) != 0);
+    }
+    ptx::WgmmaCommit();
+    ptx::WgmmaWait<1>();  // the block before has been read
+    if (block > 0 && threadIdx.x % 128 == 0) ptx::MbarrierArrive(ring.Empty(read));
+    read = at.stage;
+    at.Advance();
+  }
+  ptx::WgmmaWait<0>();
+  ptx::PinRegisters(sums);
+}
+
+// Lays the sums out as [token][weight row] in the block's shared memory.
+template <typename Policy>
+__device__ __forceinline__ void StoreTileSums(const float (&sums)[Policy::kColumns / 2],
+                                              float* to) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int first_token = Policy::kTokens == 64 ? 0 : group * 64;
+  const int first_row = Policy::kTokens == 64 ? group * Policy::kColumns : 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* const row = to + (first_token + warp * 16 + half * 8 + lane / 4) * Policy::kPitch +
+                       first_row + lane % 4 * 2;
+#pragma unroll
+    for (int eight = 0; eight < Policy::kColumns / 8; ++eight) {
+      *reinterpret_cast<float2*>(row + eight * 8) = {sums[eight * 4 + half * 2],
+                                                     sums[eight * 4 + half * 2 + 1]};
+    }
+  }
+}
+
+// Adds the splits' sums of the block's tokens and finishes eight outputs of a token at a time.
+template <typename Policy>
+class TileEpilogue {
+ public:
+  __device__ __forceinline__ TileEpilogue(const TileArgs& args, const TileShare& share,
+                                          uint32_t sums)
+      : params_(args.params),
+        splits_(args.plan.splits),
+        sums_(sums),
+        first_feature_(share.tile * (params_.gated_silu ? Policy::kRows / 2 : Policy::kRows)) {}
+
+  __device__ __forceinline__ void Finish(int rank) const {
+    const int tokens = Policy::kTokens / splits_, first = rank * tokens;
+    const int eights = params_.gated_silu ? Policy::kRows / 16 : Policy::kRows / 8;
+    const int count = min(tokens, static_cast<int>(params_.num_tokens) - first) * eights;
+#pragma unroll 1
+    for (int item = threadIdx.x; item < count; item += Policy::kConsumers) {
+      FinishEight(first + item / eights, item % eights * 8);
+    }
+  }
+
+ private:
+  using T = typename Policy::Type;
+
+  // The sums of eight weight rows of a token over the splits.
+  __device__ __forceinline__ void Add(int token, int row, float (&sums)[8]) const {
+    constexpr int kMaxSplits = 4;
+    const uint32_t at = sums_ + 4 * (token * Policy::kPitch + row);
+    float others[kMaxSplits - 1][8];  // all loads come first
+    Load(ptx::ClusterAddress(at, 0), sums);
+#pragma unroll
+    for (int split = 1; split < kMaxSplits; ++split) {
+      if (split < splits_) Load(ptx::ClusterAddress(at, split), others[split - 1]);
+    }
+#pragma unroll
+    for (int split = 1; split < kMaxSplits; ++split) {
+      if (split >= splits_) break;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sums[i] += others[split - 1][i];
+    }
+  }
+
+  static __device__ __forceinline__ void Load(uint32_t address, float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const float4 four = ptx::ClusterLoad(address + 4 * i);
+      values[i] = four.x;
+      values[i + 1] = four.y;
+      values[i + 2] = four.z;
+      values[i + 3] = four.w;
+    }
+  }
+
+  template <typename Element>
+  __device__ __forceinline__ bool IsVector(const Element* tensor, int64_t stride, int left) const {
+    return left >= 8 && (reinterpret_cast<uintptr_t>(tensor) | stride * sizeof(Element)) % 16 == 0;
+  }
+
+  __device__ __forceinline__ void AddBias(int64_t feature, int left, float (&values)[8]) const {
+    if (params_.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < left) values[i] += ToFloat(static_cast<const T*>(params_.bias)[feature + i]);
+    }
+  }
+
+  __device__ __forceinline__ void AddResidual(int64_t token, int64_t feature, int left,
+                                              float (&values)[8]) const {
+    const T* const residual = static_cast<const T*>(params_.residual);
+    const T* const from = residual + token * params_.residual_stride + feature;
+    alignas(16) T row[8] = {};
+    if (IsVector(residual, params_.residual_stride, left)) {
+      *reinterpret_cast<uint4*>(row) = *reinterpret_cast<const uint4*>(from);
+    } else {
+      for (int i = 0; i < min(left, 8); ++i) row[i] = from[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = Round<T>(values[i]) + ToFloat(row[i]);
+  }
+
+  // `column` counts the tile's outputs. The gate row of column c is c + c / kPiece * kPiece, and
+  // its up row kPiece further.
+  __device__ __forceinline__ void FinishEight(int token, int column) const {
+    const int64_t feature = first_feature_ + column;
+    const int left = static_cast<int>(params_.out_features - feature);
+    if (left <= 0) return;
+    float values[8];
+    if (params_.gated_silu) {
+      const int gate = column + column / Policy::kPiece * Policy::kPiece;
+      float ups[8];
+      Add(token, gate, values);
+      Add(token, gate + Policy::kPiece, ups);
+      AddBias(feature, left, values);
+      AddBias(feature + params_.out_features, left, ups);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        values[i] = Round<T>(Silu(Round<T>(values[i]))) * Round<T>(ups[i]);
+      }
+    } else {
+      Add(token, column, values);
+      AddBias(feature, left, values);
+      if (params_.residual != nullptr) AddResidual(token, feature, left, values);
+    }
+    if (params_.out_f32) {
+      Store(static_cast<float*>(params_.out), token, feature, left, values);
+    } else {
+      Store(static_cast<T*>(params_.out), token, feature, left, values);
+    }
+  }
+
+  template <typename Element>
+  __device__ __forceinline__ void Store(Element* out, int64_t token, int64_t feature, int left,
+                                        const float (&values)[8]) const {
+    Element* const to = out + token * params_.out_stride + feature;
+    if (IsVector(out, params_.out_stride, left)) {
+      auto* const vector = reinterpret_cast<uint4*>(to);
+      if constexpr (sizeof(Element) == 4) {
+        *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
+        *reinterpret_cast<float4*>(to + 4) = {values[4], values[5], values[6], values[7]};
+      } else {
+        *vector = {Pack2<T>(values[0], values[1]), Pack2<T>(values[2], values[3]),
+                   Pack2<T>(values[4], values[5]), Pack2<T>(values[6], values[7])};
+      }
+      return;
+    }
+    for (int i = 0; i < min(left, 8); ++i) to[i] = FromFloat<Element>(values[i]);
+  }
+
+  const LinearParams& params_;
+  const int splits_;
+  const uint32_t sums_;  // the address of the block's own
+  const int first_feature_;
+};
+
+template <typename Policy>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    TileLinearKernel(const __grid_constant__ TileArgs args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ uint4 memory[];
+  const uint32_t start = ptx::SharedAddress(memory), data = (start + 1023) & ~1023u;
+  constexpr int kStageBytes = Policy::kWeightBytes + Policy::kXBytes;
+  const int sums_bytes = 4 * Policy::kTokens * Policy::kPitch;
+  const CopyRing ring{.data = data,
+                      .barriers = data + max(args.plan.stages * kStageBytes, sums_bytes),
+                      .stages = args.plan.stages,
+                      .stage_bytes = kStageBytes};
+  const TileShare share(args.plan);
+  const bool merges = args.plan.splits > 1;
+  if (threadIdx.x == Policy::kConsumers) {
+    ring.Init(kTileConsumerGroups);
+    ptx::FenceMbarrierInit();
+  }
+  __syncthreads();
+  if (threadIdx.x >= Policy::kConsumers) {
+    if (threadIdx.x == Policy::kConsumers) ProduceTile<Policy>(args, share, ring);
+    __syncwarp();
+    if (!merges) return;
+    ptx::ClusterArrive();
+    ptx::ClusterWait();
+    ptx::ClusterArrive();
+    ptx::ClusterWait();
+    return;
+  }
+  float sums[Policy::kColumns / 2];
+  MultiplyTile<Policy>(share, ring, sums);
+  ptx::NamedBarrierSync(1, Policy::kConsumers);  // all have read the ring
+  StoreTileSums<Policy>(sums,
+                        reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + (data - start)));
+  if (merges) {
+    ptx::ClusterArrive();
+    ptx::ClusterWait();
+  } else {
+    ptx::NamedBarrierSync(1, Policy::kConsumers);
+  }
+  ptx::GridDependencyWait();  // for what the epilogue reads, and before it writes
+  TileEpilogue<Policy>(args, share, data).Finish(share.rank);
+  if (merges) {  // no block ends while others read its sums
+    ptx::ClusterArrive();
+    ptx::ClusterWait();
+  }
+#endif
+}
+
+}  // namespace tokline
