@@ -47,10 +47,11 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
                        .plan = plan,
                        .weight = WeightMap(params, panels),
                        .x = ActivationMap(params, static_cast<uint32_t>(plan.token_tile), panels)};
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.grid)),
-                          .block = dim3(kWgmmaThreads),
-                          .shared_bytes = static_cast<size_t>(plan.shared_bytes),
-                          .cluster = static_cast<unsigned>(plan.cluster)};
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(plan.grid)),
+      .block = dim3(static_cast<unsigned>(kWgmmaThreads + 32 * WgmmaIdleWarps(plan.token_tile))),
+      .shared_bytes = static_cast<size_t>(plan.shared_bytes),
+      .cluster = static_cast<unsigned>(plan.cluster)};
   DispatchDType(params.dtype, [&]<DType kDType>() {
     using T = typename DeviceType<kDType>::Type;
     if (params.append != nullptr) {

@@ -5,7 +5,8 @@
 // rows
 //   that belong to them, and so on). Each multiplies its share of K. A cluster is the blocks of one
 //   tile or, where heads are appended, of one head.
-// Block: four consumer warps, and one producer warp whose first lane issues copies.
+// Block: four consumer warps, and one producer warp whose first lane issues copies. With 64 tokens
+//   also warps that end at once, which spread the blocks over the SMs (README.md).
 // Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x (all tokens x
 //   kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial sums from every
 //   block of the cluster; the norm weight of the share; mbarriers.
@@ -244,11 +245,12 @@ __device__ __forceinline__ void MultiplyByWgmma(const WgmmaShare& share,
 }
 
 template <typename Policy>
-__global__ void __launch_bounds__(kWgmmaThreads, Policy::kMinBlocks)
+__global__ void __launch_bounds__(Policy::kThreads, Policy::kMinBlocks)
     WgmmaLinearKernel(const __grid_constant__ typename Policy::Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Epilogue =
       std::conditional_t<Policy::kHeadDim != 0, HeadEpilogue<Policy>, WgmmaEpilogue<Policy>>;
+  if (Policy::kThreads > kWgmmaThreads && threadIdx.x >= kWgmmaThreads) return;  // an idle warp
   extern __shared__ uint4 memory[];
   const WgmmaShared<Policy> shared(args.plan, memory);
   const WgmmaShare share(args.plan);

@@ -38,7 +38,11 @@ struct WgmmaPolicy {
   static constexpr int kXBytes = kPanels * kXPanel;
   static constexpr bool kInRegisters = kTokens <= kWgmmaRegisterTokens;
   static constexpr int kHeldBlocks = WgmmaHeldBlocks(kTokens);
-  static constexpr int kMinBlocks = kTokens == 8 ? (kHeadDim ? 3 : 4) : kTokens == 16 ? 3 : 2;
+  static constexpr int kThreads = kWgmmaThreads + 32 * WgmmaIdleWarps(kTokens);
+  static constexpr int kMinBlocks = kTokens == 8    ? (kHeadDim ? 3 : 4)
+                                    : kTokens == 16 ? 3
+                                    : kTokens == 32 ? 2
+                                                    : 1;
 };
 
 // Where things lie in shared memory.
