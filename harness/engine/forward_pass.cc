@@ -402,7 +402,7 @@ void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
 void ForwardPass::SumSquares(LinearParams& params) {
   x_squares_ = nullptr;
   if (params.num_tokens > kMaxSquaresTokens ||
-      LinearPolicy(params, backend_.facts()) != LinearVariant::kWgmma) {
+      ChooseLinearVariant(params, backend_.facts()) != LinearVariant::kWgmma) {
     return;
   }
   params.out_squares = buffers_.x_squares;

@@ -102,7 +102,7 @@ void LaunchMatmul(const LinearParams& params, const LaunchOptions& options) {
 void Launch(const LinearParams& params, const LaunchOptions& options) {
   Validate(params);
   const DeviceFacts& device = CurrentDeviceFacts();
-  if (params.num_tokens == 0) return ValidateLaunch(params, LinearPolicy(params, device));
+  if (params.num_tokens == 0) return ValidateLaunch(params, ChooseLinearVariant(params, device));
   const LinearChoice choice = PlanLinear(params, device);
   ValidateLaunch(params, choice.variant);
   if (choice.variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);

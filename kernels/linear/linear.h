@@ -52,7 +52,7 @@ class Matmul {
 };
 
 enum class LinearVariant : uint8_t {
-  kAuto,    // LinearPolicy decides by tokens, weight bytes, and whether there is a norm
+  kAuto,    // ChooseLinearVariant decides by tokens, weight bytes, and whether there is a norm
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
   kNormThenSkinny,  // RMSNorm kernel, then kSkinny with everything except the norm
   kWgmma,  // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose
@@ -120,7 +120,7 @@ struct LinearParams {
 };
 
 // The variant that runs: the one asked for, or what kAuto selects on this device.
-LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device);
+LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts& device);
 // Whether the device can run these tokens, features and norm with the variant asked for.
 bool LinearRuns(const LinearParams& params, const DeviceFacts& device);
 // Whether `append` can be part of the projection's kernel: kWgmma with at most 64 tokens.

@@ -218,10 +218,10 @@ bool LinearAppends(const LinearParams& params, const DeviceFacts& device) {
   if (params.append == nullptr || params.num_tokens == 0) return false;
   const int32_t head_dim = params.append->layout.head_dim;
   return params.num_tokens <= kWgmmaAppendTokens && (head_dim == 64 || head_dim == 128) &&
-         LinearPolicy(params, device) == LinearVariant::kWgmma;
+         ChooseLinearVariant(params, device) == LinearVariant::kWgmma;
 }
 
-LinearVariant LinearPolicy(const LinearParams& params, const DeviceFacts& device) {
+LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts& device) {
   if (params.variant != LinearVariant::kAuto) return params.variant;
   static_assert(std::ranges::all_of(
       kSkinnyRanges, [](const FewTokensRange& range) { return range.tokens <= kMaxSkinnyTokens; }));
@@ -271,7 +271,7 @@ bool LinearRuns(const LinearParams& params, const DeviceFacts& device) {
 }
 
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
-  LinearChoice choice{.variant = LinearPolicy(params, device)};
+  LinearChoice choice{.variant = ChooseLinearVariant(params, device)};
   if (choice.variant == LinearVariant::kMatmul || params.num_tokens == 0) return choice;
   if (choice.variant == LinearVariant::kWgmma || choice.variant == LinearVariant::kTile) {
     Require(WgmmaRuns(params, device), NameInCode(choice.variant), " with in_features ",

@@ -116,8 +116,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device);
 // True if the activations of all tokens fit into the shared memory of a block.
 bool SkinnyFits(const LinearParams& params);
 
-// What `device` runs: LinearPolicy's variant and its plan, or kMatmul if kAuto selects a skinny
-// kernel that needs more shared memory than the device offers per block. If that variant was
+// What `device` runs: ChooseLinearVariant's variant and its plan, or kMatmul if kAuto selects a
+// skinny kernel that needs more shared memory than the device offers per block. If that variant was
 // requested by name, throws InvalidArgument, which states both sizes.
 struct LinearChoice {
   LinearVariant variant = LinearVariant::kAuto;

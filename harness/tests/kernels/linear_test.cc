@@ -168,37 +168,37 @@ constexpr DeviceFacts kA100{.sm_count = 108, .compute_major = 8, .code_architect
 
 TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
   LinearParams params{.in_features = 1024};
-  const auto policy = [&params] { return LinearPolicy(params, kA100); };
+  const auto chosen = [&params] { return ChooseLinearVariant(params, kA100); };
   for (const FewTokensRange& range : kSkinnyRanges) {
     const int64_t row_bytes = params.in_features * SizeOf(params.dtype);
     params.num_tokens = range.tokens;
     params.out_features = range.weight_bytes / row_bytes;
-    EXPECT_EQ(policy(), LinearVariant::kSkinny) << range.tokens;
+    EXPECT_EQ(chosen(), LinearVariant::kSkinny) << range.tokens;
     params.norm_weight = reinterpret_cast<const void*>(0x1000);
-    EXPECT_EQ(policy(), range.tokens < kNormApartTokens ? LinearVariant::kSkinny
+    EXPECT_EQ(chosen(), range.tokens < kNormApartTokens ? LinearVariant::kSkinny
                                                         : LinearVariant::kNormThenSkinny)
         << range.tokens;
     params.norm_weight = nullptr;
     params.num_tokens += 1;
-    EXPECT_EQ(policy(), LinearVariant::kMatmul) << range.tokens;
+    EXPECT_EQ(chosen(), LinearVariant::kMatmul) << range.tokens;
     params.num_tokens -= 1;
     params.out_features += 1;
-    EXPECT_EQ(policy(), LinearVariant::kMatmul) << range.tokens;
+    EXPECT_EQ(chosen(), LinearVariant::kMatmul) << range.tokens;
   }
   params.out_features = 1024;
   params.norm_weight = reinterpret_cast<const void*>(0x1000);
   params.num_tokens = kNormApartTokens - 1;
-  EXPECT_EQ(policy(), LinearVariant::kSkinny);
+  EXPECT_EQ(chosen(), LinearVariant::kSkinny);
   params.num_tokens = kNormApartTokens;
-  EXPECT_EQ(policy(), LinearVariant::kNormThenSkinny);
+  EXPECT_EQ(chosen(), LinearVariant::kNormThenSkinny);
   params.norm_weight = nullptr;
   params.num_tokens = 16;
   params.in_features = 16384;
-  EXPECT_EQ(policy(), LinearVariant::kMatmul);
+  EXPECT_EQ(chosen(), LinearVariant::kMatmul);
   params.num_tokens = 1;
-  EXPECT_EQ(policy(), LinearVariant::kSkinny);
+  EXPECT_EQ(chosen(), LinearVariant::kSkinny);
   params.variant = LinearVariant::kMatmul;
-  EXPECT_EQ(policy(), LinearVariant::kMatmul);
+  EXPECT_EQ(chosen(), LinearVariant::kMatmul);
 }
 
 TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
@@ -207,7 +207,9 @@ TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
       LinearParams params{.num_tokens = range.tokens, .in_features = 1024};
       params.out_features = range.weight_bytes / (params.in_features * SizeOf(params.dtype));
       const bool hopper = device.facts.HasHopperCode();
-      const auto runs = [&] { return LinearPolicy(params, device.facts) == LinearVariant::kWgmma; };
+      const auto runs = [&] {
+        return ChooseLinearVariant(params, device.facts) == LinearVariant::kWgmma;
+      };
       EXPECT_EQ(runs(), hopper) << device.name << " with code for "
                                 << device.facts.code_architecture;
       for (const int64_t in : {1000, 192, 65'600}) {  // not whole panels of 64, too few, too many
@@ -243,7 +245,7 @@ TEST(LinearTest, TileRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
       LinearParams params{.gated_silu = gated, .num_tokens = tokens, .in_features = in};
       params.out_features =
           (megabytes << 20) / (in * SizeOf(params.dtype) * (gated ? 2 : 1)) / 8 * 8;
-      return LinearPolicy(params, device.facts);
+      return ChooseLinearVariant(params, device.facts);
     };
     const auto tile = device.facts.HasHopperCode() ? LinearVariant::kTile : LinearVariant::kMatmul;
     SCOPED_TRACE(device.name);
