@@ -1,3 +1,4 @@
+// Holds the table of how each tensor is divided, and cuts a rank's views out of whole weights.
 #include "harness/models/sharding.h"
 
 #include <algorithm>

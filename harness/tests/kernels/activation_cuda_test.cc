@@ -1,3 +1,5 @@
+// Gated SiLU and GELU on the device: elements differ from the reference by a rounding at most, and
+// nearly all do not differ.
 #include <gmock/gmock.h>
 
 #include <cstring>

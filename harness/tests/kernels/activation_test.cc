@@ -1,3 +1,5 @@
+// Gated SiLU and GELU without a device: known values, where the reference rounds, cost, and what is
+// refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

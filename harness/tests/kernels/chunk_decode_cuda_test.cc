@@ -1,3 +1,5 @@
+// chunk_decode on the device: against the reference for every grid, cluster and split, bit by bit
+// where the result is exact, and against the error of the plain algorithm.
 #include <gtest/gtest.h>
 
 #include <array>

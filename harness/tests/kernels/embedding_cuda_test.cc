@@ -1,3 +1,5 @@
+// Embedding on the device: rows, with or without positions, have the bits of the reference, even
+// those beyond 2^31 elements of the table.
 #include <gmock/gmock.h>
 
 #include <algorithm>

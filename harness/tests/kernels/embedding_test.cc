@@ -1,3 +1,5 @@
+// Embedding without a device: copied rows, sums with positions, zeros for unknown ids, cost, and
+// what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

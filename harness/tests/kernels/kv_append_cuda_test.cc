@@ -1,3 +1,5 @@
+// kv_append on the device: copies have the bits of the reference, QK-norm and RoPE lie within its
+// bounds, and a token does not depend on its batch.
 #include <gmock/gmock.h>
 
 #include <algorithm>

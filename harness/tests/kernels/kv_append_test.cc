@@ -1,3 +1,5 @@
+// kv_append without a device: addresses in both layouts, norm and RoPE of the reference, the
+// grouping of rows, cost, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,5 @@
+// paged_gather on the device: rows have the bits of the reference in every layout, for thousands of
+// sequences, and from pages beyond 4 GiB.
 #include <gmock/gmock.h>
 
 #include <utility>

@@ -1,3 +1,4 @@
+// paged_gather without a device: the order of rows, tiles, cost, and tables that are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

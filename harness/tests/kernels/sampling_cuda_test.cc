@@ -1,3 +1,5 @@
+// Sampling on the device: each draw falls into its token's part of the reference's probabilities,
+// under mixed rules, special values and ties.
 #include <gmock/gmock.h>
 
 #include <algorithm>

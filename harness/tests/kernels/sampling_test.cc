@@ -1,3 +1,5 @@
+// Sampling without a device: Philox against its published answers, the reference's probabilities
+// and draws, cost, plan, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

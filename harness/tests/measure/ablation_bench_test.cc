@@ -1,3 +1,5 @@
+// Rounds of two decoders side by side on the CPU: every round has a sample of both, and ops alone
+// are timed without any others, as delays of a known size show.
 #include "harness/measure/ablation_bench.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Reads files of conversations: which question becomes a request and how long its answer may be,
+// what is left out and counted, and what is refused.
 #include "harness/measure/conversations.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// What a record says of its machine without naming the host, and which states of a GPU count as
+// disturbances.
 #include "harness/measure/fingerprint.h"
 
 #include <gmock/gmock.h>

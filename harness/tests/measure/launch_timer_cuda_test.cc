@@ -1,3 +1,5 @@
+// Times of captured launches on the device: the launches of a sample and of a rotation, slowdowns
+// and spins of a known size, and peaks within the datasheet.
 #include <chrono>
 #include <vector>
 

@@ -1,3 +1,4 @@
+// Times of calls on the host: how many are a sample or a rotation, and slowdowns of a known size.
 #include "harness/measure/launch_timer.h"
 
 #include <gmock/gmock.h>

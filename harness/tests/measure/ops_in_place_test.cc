@@ -1,3 +1,4 @@
+// Ops of chains timed in place on the CPU, beside delays of a known size, and in profiles.
 #include "harness/measure/ops_in_place.h"
 
 #include <gtest/gtest.h>

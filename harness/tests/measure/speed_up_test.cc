@@ -1,3 +1,5 @@
+// Speed-ups of made-up rounds, and the verdicts on ablations: what drift, noise, few rounds and the
+// difference of equal decoders may not decide.
 #include "harness/measure/speed_up.h"
 
 #include <gtest/gtest.h>

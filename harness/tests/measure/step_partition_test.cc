@@ -1,3 +1,5 @@
+// Divides made-up traces into ops, gaps and what is unexplained, compared with a count instant by
+// instant, and gives kernels their ops by their places.
 #include "harness/measure/step_partition.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Profiles of steps on the CPU: ops and gaps add up to the step, and a delay of a known size is
+// found where it was put.
 #include "harness/measure/step_profiler.h"
 
 #include <gtest/gtest.h>

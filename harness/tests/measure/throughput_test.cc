@@ -1,3 +1,5 @@
+// Benches of the tiny model on the CPU: figures that follow from their samples, and the cost of a
+// step, summed term by term over the checkpoint's tensors.
 #include "harness/measure/throughput.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Workloads: nano-vllm's number by number, drawn ones, files and what is wrong in them, arrivals;
+// and what their runs on the CPU count and leave behind.
 #include "harness/measure/workload_run.h"
 
 #include <gmock/gmock.h>

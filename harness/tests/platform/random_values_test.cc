@@ -1,3 +1,5 @@
+// Random values on the host: an element depends on its seed and index alone, and lies in the stated
+// range.
 #include "harness/platform/random_values.h"
 
 #include <gtest/gtest.h>
