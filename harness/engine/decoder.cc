@@ -161,7 +161,8 @@ double Decoder::WarmUp() {
     const std::vector<int32_t> parts(
         unplanned.one_kernel ? static_cast<size_t>(unplanned.decode.num_seqs) : 0, 1);
     Turn& turn = turns_[turn_];
-    const PreparedStep step = WriteArrays({}, unplanned, parts, turn);  // only padding
+    const PreparedStep step =
+        WriteArrays({}, {.shape = unplanned, .parts = parts, .shared = {}}, turn);  // only padding
     Tell({{.kind = RankOrderKind::kUpload,
            .payload = turn.arrays.data(),
            .payload_bytes = step.array_bytes},
@@ -239,14 +240,7 @@ StepReport Decoder::Step() {
 
 void Decoder::Prepare(Turn& turn) {
   const ScheduledStep& scheduled = scheduler_.ScheduleStep();
-  if (!scheduled.Empty()) {
-    const std::vector<int32_t> parts = OneKernelParts(scheduled);
-    prepared_ =
-        WriteArrays(scheduled,
-                    parts.empty() ? ChainShape(scheduled)
-                                  : config_.OneKernelShape(static_cast<int32_t>(parts.size())),
-                    parts, turn);
-  }
+  if (!scheduled.Empty()) prepared_ = WriteArrays(scheduled, PlanStep(scheduled), turn);
   std::vector<RankOrder> orders;
   if (!scheduled.moves.empty()) {
     orders.push_back(RankOrder{.kind = RankOrderKind::kMove, .turn = turn_}.With(scheduled.moves));
@@ -294,6 +288,20 @@ std::span<const NewToken> Decoder::Flush() {
   return collected_;
 }
 
+Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
+  StepPlan chain{.shape = ChainShape(scheduled), .parts = {}, .shared = {}};
+  chain.shared = SharedRunsOf(scheduled, chain.shape);
+  std::vector<int32_t> parts = OneKernelParts(scheduled);
+  if (parts.empty()) return chain;
+  // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
+  // longer than the launches of a layer in a chain do.
+  constexpr int64_t kWorthBytes = int64_t{32} << 20;
+  const int64_t layer_bytes = KvTokenBytes() / spec_.num_layers;
+  if (SharedTokensSaved(chain.shared, config_.group) * layer_bytes >= kWorthBytes) return chain;
+  const auto bucket = static_cast<int32_t>(parts.size());
+  return {.shape = config_.OneKernelShape(bucket), .parts = std::move(parts), .shared = {}};
+}
+
 StepShape Decoder::ChainShape(const ScheduledStep& scheduled) const {
   StepShape shape;
   if (scheduled.decode_rows > 0) {
@@ -336,23 +344,13 @@ std::vector<int32_t> Decoder::OneKernelParts(const ScheduledStep& scheduled) con
   if (!config_.RunsAsOneKernel(bucket)) return {};
   const OpObserver* const observer = ranks_[0]->forward.Observer();
   if (observer != nullptr && observer->NeedsChain()) return {};
-  std::vector<int32_t> parts =
-      DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts);
-  if (parts.empty() || !config_.SharesReads()) return parts;
-  // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
-  // longer than the launches of a layer in a chain do.
-  constexpr int64_t kWorthBytes = int64_t{32} << 20;
-  const std::vector<SharedRun> shared =
-      SharedRunsOf(scheduled, config_.DecodeShape(bucket, config_.options.max_context));
-  const int64_t layer_bytes = KvTokenBytes() / spec_.num_layers;
-  if (SharedTokensSaved(shared, config_.group) * layer_bytes >= kWorthBytes) return {};
-  return parts;
+  return DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts);
 }
 
 std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
                                              const StepShape& shape) const {
   // A cluster works on one sequence, so it cannot share reads.
-  if (!config_.SharesReads() || shape.one_kernel || shape.decode.grid.cluster_lanes > 1) return {};
+  if (!config_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
   std::vector<std::span<const ChunkId>> chains(scheduled.decode.size());
   for (size_t row = 0; row < chains.size(); ++row) {
     if (scheduled.decode[row].sequence != nullptr)
@@ -362,14 +360,14 @@ std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
                             config_.options.sharing);
 }
 
-Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepShape shape,
-                                           std::span<const int32_t> parts, Turn& turn) {
+Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepPlan plan,
+                                           Turn& turn) {
   Require(!turn.pending, "the arrays of a step are rewritten while it is in flight");
+  auto& [shape, parts, shared] = plan;
   const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
   WriteRows(scheduled, shape, arrays);
   WritePrefillTable(scheduled, shape, arrays);
   std::ranges::copy(parts, arrays.parts);
-  std::vector<SharedRun> shared = SharedRunsOf(scheduled, shape);
   const int64_t decode_pages = WriteDecodeTable(scheduled, shape, arrays, shared);
   const auto plan_attention = [&](AttentionShape& rows, const AttentionArrays& of_rows,
                                   std::span<const SharedRun> runs) {

@@ -176,6 +176,12 @@ class Decoder {
     };
     std::vector<Draw> draws;
   };
+  // How a step runs.
+  struct StepPlan {
+    StepShape shape;
+    std::vector<int32_t> parts;     // OneKernelParts, or empty if it runs as a chain
+    std::vector<SharedRun> shared;  // SharedRunsOf, or empty if it runs as one kernel
+  };
   // A step whose arrays are written.
   struct PreparedStep {
     StepShape shape;
@@ -189,17 +195,17 @@ class Decoder {
   void Tell(std::initializer_list<RankOrder> orders) { Tell(std::span(orders)); }
   // Schedules the next step, if there is one, and uploads its arrays.
   void Prepare(Turn& turn);
+  StepPlan PlanStep(const ScheduledStep& scheduled) const;
   StepShape ChainShape(const ScheduledStep& scheduled) const;
   // How the contexts of a step are cut if it runs as one kernel, one entry per row with padding;
-  // empty if it runs as a chain.
+  // empty if it must run as a chain.
   std::vector<int32_t> OneKernelParts(const ScheduledStep& scheduled) const;
   // The tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in padding.
   std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
-  // Returns the runs that several decode rows share and that may be read once.
+  // Returns the runs that several decode rows share and that a chain of this shape may read once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled, const StepShape& shape) const;
   // Writes the arrays of a step, which may be empty except for padding.
-  PreparedStep WriteArrays(const ScheduledStep& scheduled, StepShape shape,
-                           std::span<const int32_t> parts, Turn& turn);
+  PreparedStep WriteArrays(const ScheduledStep& scheduled, StepPlan plan, Turn& turn);
   void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                  const StepArrays& arrays) const;
   // Sets the chunks of the shared runs. Returns the number of page ids written.
