@@ -205,6 +205,25 @@ TEST_F(AllReduceNormCudaTest, OneToFiveHundredTokensWithBothVariants) {
   }
 }
 
+// Large numbers of two ranks cancel in every element, so that the sum depends on the order.
+TEST_F(AllReduceNormCudaTest, EveryRankAddsInTheOrderOfTheRanks) {
+  constexpr int64_t kTokens = 16, kHidden = 1024;
+  for (const Variant variant : kVariants) {
+    for (const int32_t ranks : {3, 4, 8}) {
+      AllReduceCase c({.ranks = ranks, .tokens = kTokens, .hidden = kHidden, .variant = variant});
+      for (int64_t i = 0; i < kTokens * kHidden; ++i) {
+        const int64_t plus = i % ranks, minus = (plus + 1 + i / ranks % (ranks - 1)) % ranks;
+        c.partials[static_cast<size_t>(plus)].Set(i, 0x1p24);
+        c.partials[static_cast<size_t>(minus)].Set(i, -0x1p24);
+      }
+      const Exchange exchange(ranks, kTokens, kHidden);
+      const VirtualRanks all(c, exchange);
+      all.Launch();
+      EXPECT_TRUE(all.Check()) << ranks << " ranks, " << Name(variant);
+    }
+  }
+}
+
 TEST_F(AllReduceNormCudaTest, ResidualAndNormMayBeLeftOut) {
   for (const Variant variant : kVariants) {
     for (const bool residual : {false, true}) {
