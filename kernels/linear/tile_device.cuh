@@ -26,7 +26,6 @@
 #include "kernels/device/ptx/mbarrier.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/wgmma.cuh"
-#include "kernels/device/ptx/wgmma_shared.cuh"
 #include "kernels/device/silu.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/tile_policy.h"

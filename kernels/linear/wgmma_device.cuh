@@ -30,7 +30,6 @@
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/wgmma.cuh"
-#include "kernels/device/ptx/wgmma_shared.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/linear/wgmma_epilogue_device.cuh"
 #include "kernels/linear/wgmma_heads_device.cuh"

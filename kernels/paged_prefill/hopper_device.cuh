@@ -20,7 +20,6 @@
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/set_max_registers.cuh"
 #include "kernels/device/ptx/wgmma.cuh"
-#include "kernels/device/ptx/wgmma_shared.cuh"
 #include "kernels/paged_prefill/hopper_producer_device.cuh"
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
 #include "kernels/paged_prefill/row_state_device.cuh"
@@ -72,11 +71,7 @@ struct HopperConsumerTile {
 #pragma unroll
     for (int depth = 0; depth < Policy::kKvTokens / 16; ++depth) {
       const uint64_t rows16 = v + (depth * 16 * Policy::KvPlacement::kRowPitch >> 4);
-      if constexpr (kHeadDim == 128) {
-        ptx::WgmmaM64N128K16<T>(out, weights[depth], rows16);
-      } else {
-        ptx::WgmmaM64N64K16<T>(out, weights[depth], rows16);
-      }
+      ptx::WgmmaK16<T>(out, weights[depth], rows16);
     }
     ptx::WgmmaCommit();
   }
