@@ -289,15 +289,20 @@ std::span<const NewToken> Decoder::Flush() {
 }
 
 Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
-  StepPlan chain{.shape = ChainShape(scheduled), .parts = {}, .shared = {}};
-  chain.shared = SharedRunsOf(scheduled, chain.shape);
   std::vector<int32_t> parts = OneKernelParts(scheduled);
-  if (parts.empty()) return chain;
+  const bool one_kernel = !parts.empty();
+  StepPlan chain;
+  if (!one_kernel || config_.SharesReads()) {
+    chain.shape = ChainShape(scheduled);
+    chain.shared = SharedRunsOf(scheduled, chain.shape);
+  }
   // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
   // longer than the launches of a layer in a chain do.
   constexpr int64_t kWorthBytes = int64_t{32} << 20;
   const int64_t layer_bytes = KvTokenBytes() / spec_.num_layers;
-  if (SharedTokensSaved(chain.shared, config_.group) * layer_bytes >= kWorthBytes) return chain;
+  if (!one_kernel || SharedTokensSaved(chain.shared, config_.group) * layer_bytes >= kWorthBytes) {
+    return chain;
+  }
   const auto bucket = static_cast<int32_t>(parts.size());
   return {.shape = config_.OneKernelShape(bucket), .parts = std::move(parts), .shared = {}};
 }
