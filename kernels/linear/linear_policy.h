@@ -127,7 +127,8 @@ struct LinearChoice {
 };
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device);
 
-// Scratch of kMatmul and kNormThenSkinny as byte offsets into the workspace. cuBLASLt's own
+// Scratch of kMatmul, and of the others where the norm is a kernel of its own, as byte offsets into
+// the workspace. cuBLASLt's own
 // workspace comes first.
 struct LinearScratch {
   int64_t normalised_bytes_at = 0;  // [num_tokens, in_features], with norm_weight

@@ -1,9 +1,9 @@
-// Linear for 33 to 128 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
+// Linear for up to 128 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
 //
 // Grid: a tile of weight rows belongs to a cluster of `splits` blocks, each of which multiplies its
-//   share of K. The plan makes as many blocks as SMs: with so many tokens a block's x is as many
-//   bytes as its weights, so few large tiles beat many small ones, and a second wave costs as much
-//   as the first.
+//   share of K. Where it can, the plan makes at most as many blocks as SMs: with so many tokens a
+//   block's x is as many bytes as its weights, so few large tiles beat many small ones, and a
+//   second wave costs as much as the first.
 // Block: two warpgroups, which share the weight rows (64 tokens) or the tokens (128), and a
 //   producer warp whose first lane issues copies.
 // Shared memory: a ring whose stages hold 64 k of the tile's weights and of all tokens, with the

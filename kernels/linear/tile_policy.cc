@@ -51,7 +51,7 @@ TilePlan TileOf(const LinearParams& params, int32_t columns, int32_t splits) {
   plan.rows = plan.token_tile == 64 ? 2 * columns : columns;
   plan.splits = splits;
   plan.tiles = static_cast<int32_t>(DivideUp(weight_rows, int64_t{plan.rows}));
-  plan.k_blocks = static_cast<int32_t>(DivideUp(params.in_features, int64_t{kTileBlockK}));
+  plan.k_blocks = static_cast<int32_t>(params.in_features / kTileBlockK);
   const int64_t stage = int64_t{plan.rows + plan.token_tile} * kTileBlockK * 2;
   const int64_t sums = int64_t{plan.token_tile} * (plan.rows + kTileSumsPadding) * 4;
   plan.stages =

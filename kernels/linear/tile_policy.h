@@ -23,7 +23,7 @@ struct TilePlan {
   int32_t rows = 0;        // per tile; with gated_silu half of them gate rows, half up rows
   int32_t splits = 0;      // of K: blocks per cluster, which share a tile; 1, 2 or 4
   int32_t tiles = 0;
-  int32_t k_blocks = 0;  // of kTileBlockK, the last one perhaps partly beyond K
+  int32_t k_blocks = 0;  // of kTileBlockK
   int32_t stages = 0;    // of the ring
   int64_t shared_bytes = 0;
 

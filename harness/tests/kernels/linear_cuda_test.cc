@@ -161,8 +161,9 @@ TEST_F(LinearCudaTest, IntegersAreBitwiseExact) {
 }
 
 TEST_F(LinearCudaTest, OwnKernelsRoundBeforeTheyAddTheResidual) {
-  for (const LinearVariant variant : {LinearVariant::kSkinny, LinearVariant::kWgmma}) {
-    for (const int64_t tokens : {1, 5, 16, 64}) {
+  for (const LinearVariant variant :
+       {LinearVariant::kSkinny, LinearVariant::kWgmma, LinearVariant::kTile}) {
+    for (const int64_t tokens : {1, 5, 16, 64, 100}) {
       if (tokens > MaxTokens(variant)) continue;
       const LinearCase c(
           {.tokens = tokens, .in = 4096, .out = 136, .residual = true, .integers = true});
@@ -184,9 +185,9 @@ TEST_F(LinearCudaTest, WgmmaRingsWrapAndSharesDiffer) {
 }
 
 // Outputs that are no multiples of eight, or not aligned, are stored one by one.
-TEST_F(LinearCudaTest, WgmmaStoresWhatVectorsDoNotFit) {
+TEST_F(LinearCudaTest, HopperKernelsStoreWhatVectorsDoNotFit) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    for (const int64_t tokens : {17, 40, 64}) {
+    for (const int64_t tokens : {17, 40, 64, 100}) {
       for (const int64_t out : {1, 7, 137, 200}) {
         for (const LinearSetup& form :
              {LinearSetup{}, LinearSetup{.residual = true}, LinearSetup{.out_f32 = true}}) {
@@ -197,9 +198,13 @@ TEST_F(LinearCudaTest, WgmmaStoresWhatVectorsDoNotFit) {
           setup.out = out;
           setup.integers = true;
           const LinearCase c(setup);
-          EXPECT_TRUE(RunOnDevice(c, LinearVariant::kWgmma) == Reference(c))
-              << Name(dtype) << ", tokens " << tokens << ", out " << out << ", residual "
-              << form.residual << ", out_f32 " << form.out_f32;
+          const HostTensor expected = Reference(c);
+          for (const LinearVariant variant : {LinearVariant::kWgmma, LinearVariant::kTile}) {
+            if (tokens > MaxTokens(variant)) continue;
+            EXPECT_TRUE(RunOnDevice(c, variant) == expected)
+                << Name(variant) << ", " << Name(dtype) << ", tokens " << tokens << ", out " << out
+                << ", residual " << form.residual << ", out_f32 " << form.out_f32;
+          }
         }
       }
     }
@@ -273,11 +278,16 @@ TEST_F(LinearCudaTest, EveryTileAndSplitIsBitwiseExact) {
   };
   for (const int64_t tokens : {1, 33, 64, 65, 128}) {
     for (const int64_t in : {256, 320, 1600}) {
-      for (const int64_t out : {200, 357}) {
-        const LinearCase c(
-            {.tokens = tokens, .in = in, .out = out, .bias = true, .integers = true});
+      for (const auto& [dtype, out] : {std::pair(DType::kBf16, 200), std::pair(DType::kBf16, 357),
+                                       std::pair(DType::kF16, 200)}) {
+        const LinearCase c({.dtype = dtype,
+                            .tokens = tokens,
+                            .in = in,
+                            .out = out,
+                            .bias = true,
+                            .integers = true});
         const HostTensor expected = Reference(c);
-        check_all(c, tokens, [&](const HostTensor& out) { return out == expected; });
+        check_all(c, tokens, [&](const HostTensor& result) { return result == expected; });
       }
       const LinearCase gated({.tokens = tokens, .in = in, .out = 232, .gated = true, .bias = true});
       check_all(gated, tokens, [&](const HostTensor& out) { return bool{gated.Check(out)}; });
@@ -599,7 +609,7 @@ TEST_F(LinearCudaTest, DependentChainEqualsPlainChain) {
   }
   // Weights that do not fit the ring.
   for (const int64_t tokens : {4, 16, 33, 64, 128}) {
-    for (const int64_t width : {1024, 4096}) {
+    for (const int64_t width : {1024, 1536, 4096}) {
       const LinearCase wide({.tokens = tokens, .in = width, .out = width, .residual = true});
       for (const LinearVariant variant : {LinearVariant::kWgmma, LinearVariant::kTile}) {
         if (tokens > MaxTokens(variant)) continue;

@@ -66,6 +66,16 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
                 p.num_tokens = 17;
               }),
               HasSubstr("num_tokens is 17; kSkinny takes at most 16"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.variant = LinearVariant::kWgmma;
+                p.num_tokens = 65;
+              }),
+              HasSubstr("num_tokens is 65; kWgmma takes at most 64"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.variant = LinearVariant::kTile;
+                p.num_tokens = 129;
+              }),
+              HasSubstr("num_tokens is 129; kTile takes at most 128"));
   EXPECT_THAT(RefusalOf([](P& p) { p.variant = LinearVariant::kNormThenSkinny; }),
               HasSubstr("kNormThenSkinny needs a norm_weight"));
   EXPECT_THAT(RefusalOf([](P& p) {
@@ -268,7 +278,11 @@ TEST(LinearTest, TileRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
 TEST(LinearTest, EveryTileFitsAndHasRoomForItsSums) {
   for (const int64_t tokens : {1, 64, 65, 128}) {
     for (const int64_t in : {256, 4096}) {
-      const LinearParams params{.num_tokens = tokens, .in_features = in, .out_features = 2560};
+      const bool gated = in == 256;
+      const LinearParams params{.gated_silu = gated,
+                                .num_tokens = tokens,
+                                .in_features = in,
+                                .out_features = gated ? 1280 : 2560};
       const auto check = [&](const auto& columns_of) {
         for (const int32_t columns : columns_of) {
           for (const int32_t splits : {1, 2, 4}) {
