@@ -48,7 +48,7 @@ void LaunchTile(const LinearParams& params, const TilePlan& plan, const LaunchOp
   DispatchDType(params.dtype, [&]<DType kDType>() {
     using T = typename DeviceType<kDType>::Type;
     if (plan.token_tile == 64) {
-      Dispatch<16, 32, 48, 64, 80>("columns", plan.Columns(), [&]<int kColumns>() {
+      Dispatch<32, 48, 64, 80>("columns", plan.Columns(), [&]<int kColumns>() {
         LaunchKernel(&TileLinearKernel<TilePolicy<T, 64, kColumns>>, shape, options, args);
       });
     } else {

@@ -33,7 +33,7 @@ struct TilePlan {
 };
 
 // wgmma's columns for which the kernel is compiled, with 64 and with 128 tokens.
-inline constexpr int32_t kTileColumns64[] = {16, 32, 48, 64, 80};
+inline constexpr int32_t kTileColumns64[] = {32, 48, 64, 80};
 inline constexpr int32_t kTileColumns128[] = {32, 48, 64, 80, 96, 128, 160};
 
 // The plan with so many columns and splits, of which there are at most as many as blocks of K.
