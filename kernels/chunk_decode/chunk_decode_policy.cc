@@ -1,13 +1,17 @@
 // Plans a step of chunk_decode. A sequence's context becomes segments: runs of chunks that the
 // same members read with the same shifts. Few segments get whole clusters of lanes each (a lane is
-// one block per KV head). Otherwise all segments are laid end to end and cut into equal shares, one
-// per lane, so that every SM reads equally many bytes, first of those that sequences share. Where a
-// cut falls inside a segment, its members get a further partial state.
+// one block per KV head). Otherwise lanes take whole segments, where the model of a block's time
+// says that this is quicker, or all segments are laid end to end and cut into equal shares, one per
+// lane, so that every SM reads equally many bytes, first of those that sequences share. Where a cut
+// falls inside a segment, its members get a further partial state.
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
+#include <numeric>
+#include <queue>
 #include <span>
 #include <utility>
 
@@ -19,12 +23,13 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kAlignment = 256;
+constexpr ChunkDecodeTimes kTimes;
 // What a tile of more than 16 query rows takes, in tiles of fewer: see ChunkDecodeTimes.
 constexpr int32_t kWideWeight = 3;
 // The most tiles per lane of a cluster. More tiles are faster on the whole device, although their
 // states then meet in device memory.
 constexpr int32_t kClusterTiles = 4;
-// A segment of up to this many tiles is faster in one block than cut and merged.
+// A segment of up to this many tiles is faster in one block than in as many.
 constexpr int32_t kWholeTiles = 4;
 
 // Query heads per KV head.
@@ -127,25 +132,42 @@ int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
   return lanes;
 }
 
-// Lays segments end to end and gives each lane an equal share of their time, after what it has.
-// Short segments stay whole if there is a lane for every tile, or one for every segment and all are
-// short. `first` is the number of segments[0].
-void AddEqualShares(std::span<const Segment> segments, int32_t first,
-                    std::vector<std::vector<Piece>>& shares) {
+using Shares = std::vector<std::vector<Piece>>;  // of each lane
+
+// Segments as they are, the longest first, each to the lane that would end first. Up to one lane
+// in 16 stays idle, where that makes none longer. Lanes that are used lie apart where many are not.
+Shares WholeShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes) {
+  const auto count = static_cast<int32_t>(segments.size());
+  const auto enough = static_cast<int32_t>(DivideUp(count, DivideUp(count, num_lanes)));
+  const int32_t used =
+      count < num_lanes || enough > num_lanes - num_lanes / 16 ? enough : num_lanes;
+  std::vector<int32_t> order(segments.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto tiles_of = [&](int32_t s) { return segments[static_cast<size_t>(s)].tiles; };
+  std::ranges::stable_sort(order, std::ranges::greater{}, tiles_of);
+  using Load = std::pair<double, int32_t>;  // when the lane ends, the lane
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (int32_t i = 0; i < used; ++i) {
+    loads.emplace(0, static_cast<int32_t>(int64_t{i} * num_lanes / used));
+  }
+  Shares shares(static_cast<size_t>(num_lanes));
+  for (const int32_t s : order) {
+    const auto [us, lane] = loads.top();
+    loads.pop();
+    loads.emplace(us + kTimes.task_us + tiles_of(s) * kTimes.memory_tile_us, lane);
+    shares[static_cast<size_t>(lane)].push_back({first + s, 0, tiles_of(s)});
+  }
+  return shares;
+}
+
+// Segments end to end, cut into equal shares of their time. Those of up to kWholeTiles are not cut
+// if there is a lane for every tile.
+Shares CutShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes) {
   int64_t total = 0;
   for (const Segment& segment : segments) total += int64_t{segment.tiles} * segment.weight;
-  const int32_t lanes = EvenLanes(segments, static_cast<int32_t>(shares.size()));
-  const auto is_short = [](const Segment& segment) {
-    return !segment.shared && segment.tiles <= kWholeTiles;
-  };
-  if (total > lanes && std::ssize(segments) <= lanes && std::ranges::all_of(segments, is_short)) {
-    for (size_t s = 0; s < segments.size(); ++s) {
-      const size_t lane = s * static_cast<size_t>(lanes) / segments.size();
-      shares[lane].push_back({first + static_cast<int32_t>(s), 0, segments[s].tiles});
-    }
-    return;
-  }
+  const int32_t lanes = EvenLanes(segments, num_lanes);
   const bool keep_whole = total <= lanes;
+  Shares shares(static_cast<size_t>(num_lanes));
   int64_t at = 0;  // given out
   int32_t lane = 0;
   for (size_t s = 0; s < segments.size(); ++s) {
@@ -161,23 +183,61 @@ void AddEqualShares(std::span<const Segment> segments, int32_t first,
       at += int64_t{count} * weight;
     }
   }
+  return shares;
+}
+
+// When the last lane ends, by the model. While a part of the lanes reads, a tile takes that part of
+// what it takes when all read, but not less than from the L2.
+double SharesUs(const Shares& shares, size_t num_segments, int32_t group) {
+  std::vector<int32_t> lane_tiles;
+  size_t most = 0, pieces = 0;
+  for (const std::vector<Piece>& lane : shares) {
+    lane_tiles.push_back(0);
+    for (const Piece& piece : lane) lane_tiles.back() += piece.tiles;
+    most = std::max(most, lane.size());
+    pieces += lane.size();
+  }
+  std::ranges::sort(lane_tiles);
+  double us = static_cast<double>(most) * kTimes.task_us;
+  if (pieces > num_segments) us += kTimes.cut_us + group * kTimes.merged_row_us;
+  const auto lanes = static_cast<double>(lane_tiles.size());
+  int32_t read = 0;
+  for (size_t i = 0; i < lane_tiles.size(); ++i) {
+    const auto reading = static_cast<double>(lane_tiles.size() - i);
+    us += (lane_tiles[i] - std::exchange(read, lane_tiles[i])) *
+          std::max(kTimes.cached_tile_us, kTimes.memory_tile_us * reading / lanes);
+  }
+  return us;
+}
+
+// What the lanes read of the segments: whole ones if that is quicker by the model, otherwise equal
+// shares. Segments that several sequences share are always cut.
+Shares LaneShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes,
+                  int32_t group) {
+  Shares cut = CutShares(segments, first, num_lanes);
+  if (segments.empty() || segments[0].shared) return cut;
+  Shares whole = WholeShares(segments, first, num_lanes);
+  const size_t count = segments.size();
+  return SharesUs(whole, count, group) < SharesUs(cut, count, group) ? whole : cut;
 }
 
 // Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
 // last, and thus merge, are not those with the states of many sequences.
-std::vector<std::vector<Piece>> EqualShares(std::span<const Segment> segments, int32_t lanes) {
-  std::vector<std::vector<Piece>> shares(static_cast<size_t>(lanes));
+Shares AllShares(std::span<const Segment> segments, int32_t lanes, int32_t group) {
   const auto own = std::ranges::find(segments, false, &Segment::shared);
   const auto num_shared = static_cast<size_t>(own - segments.begin());
-  AddEqualShares(segments.first(num_shared), 0, shares);
-  AddEqualShares(segments.subspan(num_shared), static_cast<int32_t>(num_shared), shares);
+  Shares shares = LaneShares(segments.first(num_shared), 0, lanes, group);
+  const Shares rest =
+      LaneShares(segments.subspan(num_shared), static_cast<int32_t>(num_shared), lanes, group);
+  for (size_t lane = 0; lane < shares.size(); ++lane) {
+    shares[lane].insert(shares[lane].end(), rest[lane].begin(), rest[lane].end());
+  }
   return shares;
 }
 
 // Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
-std::vector<std::vector<Piece>> ClusterShares(const std::vector<Segment>& segments,
-                                              const ChunkDecodeGrid& grid) {
-  std::vector<std::vector<Piece>> shares(static_cast<size_t>(grid.num_lanes));
+Shares ClusterShares(const std::vector<Segment>& segments, const ChunkDecodeGrid& grid) {
+  Shares shares(static_cast<size_t>(grid.num_lanes));
   size_t lane = 0;
   for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
     const int64_t tiles = segments[static_cast<size_t>(s)].tiles;
@@ -351,7 +411,7 @@ struct Draft {
 };
 
 ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segment>& segments,
-                             const PagedKvLayout& layout, const DeviceFacts& device,
+                             const PagedKvLayout& layout, int32_t group, const DeviceFacts& device,
                              ChunkDecodeGrid grid) {
   if (grid.num_lanes == 0) {
     grid = OneSegmentEach(segments)
@@ -370,8 +430,8 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
               (OneSegmentEach(segments) && num_segments * grid.cluster_lanes <= grid.num_lanes),
           "grid has ", grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, " for ",
           num_segments, " segments; each must be a sequence's only one, with a cluster of its own");
-  const std::vector<std::vector<Piece>> shares =
-      clustered ? ClusterShares(segments, grid) : EqualShares(segments, grid.num_lanes);
+  const Shares shares =
+      clustered ? ClusterShares(segments, grid) : AllShares(segments, grid.num_lanes, group);
   // The lanes of a cluster make one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
 
@@ -457,7 +517,7 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
                                 const ChunkDecodePlanOptions& options) {
   const int32_t group = GroupOf(num_q_heads, layout);
   const auto plan = [&](const std::vector<Segment>& segments) {
-    return PlanSegments(table, segments, layout, device, options.grid);
+    return PlanSegments(table, segments, layout, group, device, options.grid);
   };
   const std::vector<Segment> alone = Segments(table, group, {});
   const std::span<const SharedRun> runs = options.runs;
@@ -477,7 +537,6 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
       cached_tiles += static_cast<double>((std::ssize(run.members) - 1) * of_chunk);
     }
   }
-  constexpr ChunkDecodeTimes kTimes;
   const double tile_us = kTimes.memory_tile_us +
                          (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached_tiles / tiles;
   ChunkDecodePlan each = plan(alone);

@@ -1,5 +1,5 @@
-// The model of a block's time that decides whether chunks that several sequences list
-// are read once.
+// The model of a block's time that decides whether chunks that several sequences list are read
+// once, and whether sequences are cut.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,9 @@ struct ChunkDecodeTimes {
   double wide_tile_us = 5.24;  // of more than 16 query rows
   double task_us = 0.9;
   double merged_row_us = 1.25;
+  // What equal shares take beyond their tiles, tasks and one merge, where nearly every sequence is
+  // cut: 33 to 60 sequences of 128 to 256 tokens, and 40 to 112 of 512, in a decode step (README).
+  double cut_us = 2.5;
   // A plan that reads once is taken if it ends so much earlier. A guess: by the model 2 x 4,096
   // shared tokens of Qwen3-0.6B gain 1.9, but took 2 more per layer (results/h200/sharing.jsonl,
   // one pair of runs, of which equal ones differ by as much).

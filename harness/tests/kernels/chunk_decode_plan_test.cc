@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <span>
 
 #include "harness/tests/kernels/chunk_decode_case.h"
 #include "harness/tests/kernels/devices.h"
@@ -19,6 +20,34 @@ constexpr DeviceFacts kDevice = testing::kH200;
 int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
   const auto next = std::ranges::upper_bound(plan.LaneTaskIndptr(), static_cast<int32_t>(task));
   return static_cast<int32_t>(next - plan.LaneTaskIndptr().begin()) - 1;
+}
+
+constexpr PagedKvLayout kEightHeads{
+    .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+
+// Of sequences of one chunk each.
+ChunkDecodePlan PlanOf(std::span<const int32_t> lengths, const DeviceFacts& device = kDevice) {
+  ChunkTable table;
+  for (const int32_t length : lengths) {
+    const std::vector<int32_t> pages(static_cast<size_t>(DivideUp(length, 256)), 0);
+    const int32_t chunk = table.AddChunk(pages, length);
+    table.AddSequence({&chunk, 1});
+  }
+  return PlanChunkDecode(table.View(), kEightHeads, 16, device);
+}
+
+// How many tiles each lane reads.
+std::vector<int64_t> LaneTiles(const ChunkDecodePlan& plan) {
+  std::vector<int64_t> tiles(static_cast<size_t>(plan.size.grid.num_lanes), 0);
+  for (size_t lane = 0; lane < tiles.size(); ++lane) {
+    for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
+      for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
+        const ChunkDecodeRange& range = plan.Ranges()[r];
+        tiles[lane] += DivideUp(range.token_end - range.token_begin, kChunkDecodeTileTokens);
+      }
+    }
+  }
+  return tiles;
 }
 
 // Checks that the lanes of a cluster all end, or all do not end, with a clustered task of the same
@@ -178,63 +207,24 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
 }
 
 TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
-  ChunkTable table;
-  const PagedKvLayout layout{
-      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  std::vector<int32_t> lengths(40);
   std::mt19937_64 rng(3);
-  std::vector<int32_t> pages(16, 0);
-  for (int32_t s = 0; s < 128; ++s) {
-    const int32_t chunk = table.AddChunk(pages, 100 + static_cast<int32_t>(rng() % 3900));
-    table.AddSequence({&chunk, 1});
-  }
-  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 16, kDevice);
+  for (int32_t& length : lengths) length = 100 + static_cast<int32_t>(rng() % 15900);
+  const ChunkDecodePlan plan = PlanOf(lengths);
   EXPECT_EQ(plan.size.grid.num_lanes, 2 * 132 / 8);
-  int64_t least = INT64_MAX, most = 0;
-  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
-    int64_t tiles = 0;
-    for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
-      for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
-        tiles += (plan.Ranges()[r].token_end - plan.Ranges()[r].token_begin + 63) / 64;
-      }
-    }
-    least = std::min(least, tiles);
-    most = std::max(most, tiles);
-  }
+  const std::vector<int64_t> tiles = LaneTiles(plan);
+  const auto [least, most] = std::ranges::minmax(tiles);
   EXPECT_LE(most - least, 1);
-  EXPECT_LE(plan.num_partials, 128 + plan.size.grid.num_lanes);
+  EXPECT_LE(plan.num_partials, 2 * 40 + plan.size.grid.num_lanes);
 }
 
 TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
-  const PagedKvLayout layout{
-      .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
-  const auto plan_of = [&](const std::vector<int32_t>& lengths, const DeviceFacts& device) {
-    ChunkTable table;
-    for (const int32_t length : lengths) {
-      const std::vector<int32_t> pages(static_cast<size_t>((length + 255) / 256), 0);
-      const int32_t chunk = table.AddChunk(pages, length);
-      table.AddSequence({&chunk, 1});
-    }
-    return PlanChunkDecode(table.View(), layout, 16, device);
-  };
-  const auto longest_lane = [](const ChunkDecodePlan& plan) {
-    int32_t longest = 0;
-    for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
-      int32_t tiles = 0;
-      for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
-        for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
-          tiles += (plan.Ranges()[r].token_end - plan.Ranges()[r].token_begin + 63) / 64;
-        }
-      }
-      longest = std::max(longest, tiles);
-    }
-    return longest;
-  };
-  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, kDevice);
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(kEightHeads, kDevice);
   EXPECT_EQ(full, (ChunkDecodeGrid{.num_lanes = 33, .cluster_lanes = 1}));
   struct Expected {
     std::vector<int32_t> lengths;
     ChunkDecodeGrid grid;
-    int32_t longest_lane;
+    int64_t longest_lane;
   };
   for (const Expected& expected :
        std::vector<Expected>{{{64}, full, 1},  // one tile: nothing to share
@@ -246,20 +236,43 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
                              {{192, 192, 100, 64}, {16, 4}, 1},
                              {{192, 192, 0, 64, 256, 1, 512, 200}, {16, 2}, 4},
                              {{192, 192, 0, 64, 256, 1, 513, 200}, full, 4},
-                             {std::vector<int32_t>(17, 300), full, 3}}) {
-    const ChunkDecodePlan plan = plan_of(expected.lengths, kDevice);
+                             {std::vector<int32_t>(17, 300), full, 5}}) {
+    const ChunkDecodePlan plan = PlanOf(expected.lengths);
     EXPECT_EQ(plan.size.grid, expected.grid)
         << expected.lengths.size() << " of " << expected.lengths[0];
-    EXPECT_EQ(longest_lane(plan), expected.longest_lane) << expected.lengths[0];
+    EXPECT_EQ(std::ranges::max(LaneTiles(plan)), expected.longest_lane) << expected.lengths[0];
     EXPECT_TRUE(plan.size.grid.cluster_lanes == 1 || plan.num_partials == 0);
   }
-  // A lane each, uncut, although there are more tiles than lanes.
-  std::vector<int32_t> ragged(30, 200);
-  for (const size_t i : {6, 8, 9, 10, 11, 26}) ragged[i] = 50;
-  EXPECT_EQ(plan_of(ragged, kDevice).num_partials, 0);
-  EXPECT_EQ(longest_lane(plan_of(ragged, kDevice)), 4);
-  EXPECT_EQ(plan_of(std::vector<int32_t>(20, 200), kDevice).num_partials, 0);
-  EXPECT_GT(plan_of(std::vector<int32_t>(20, 300), kDevice).num_partials, 0);
+}
+
+// As measured: the README has a table.
+TEST(ChunkDecodePlanTest, SequencesAreCutOnlyWhereThatIsQuicker) {
+  struct Expected {
+    int32_t num_seqs;
+    int32_t length;
+    bool whole;
+    int64_t longest_lane;
+  };
+  for (const Expected& expected :
+       {Expected{17, 300, true, 5}, Expected{20, 200, true, 4}, Expected{48, 192, true, 6},
+        Expected{60, 256, true, 8}, Expected{40, 544, false, 11}, Expected{56, 544, true, 18},
+        Expected{112, 192, true, 12}, Expected{20, 8192, false, 78}}) {
+    const std::vector<int32_t> lengths(static_cast<size_t>(expected.num_seqs), expected.length);
+    const ChunkDecodePlan plan = PlanOf(lengths);
+    EXPECT_EQ(plan.num_partials == 0, expected.whole)
+        << expected.num_seqs << " of " << expected.length;
+    EXPECT_EQ(std::ranges::max(LaneTiles(plan)), expected.longest_lane)
+        << expected.num_seqs << " of " << expected.length;
+  }
+}
+
+TEST(ChunkDecodePlanTest, WholeSequencesGoToTheLaneThatEndsFirst) {
+  std::vector<int32_t> lengths;  // 33 of one tile, then 17 of four and 16 of three
+  for (int32_t s = 0; s < 66; ++s) lengths.push_back(s < 33 ? 64 : s < 50 ? 256 : 192);
+  const ChunkDecodePlan plan = PlanOf(lengths);
+  EXPECT_EQ(plan.num_partials, 0);
+  EXPECT_EQ(std::ranges::max(LaneTiles(plan)), 5);
+  EXPECT_EQ(std::ranges::min(LaneTiles(plan)), 4);
 }
 
 TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {

