@@ -79,6 +79,12 @@ __device__ __forceinline__ uint32_t Pack2<__half>(float low, float high) {
   return packed;
 }
 
+// Rounds both to T and converts them back.
+template <typename T>
+__device__ __forceinline__ float2 Round2(float low, float high) {
+  return Unpack2<T>(Pack2<T>(low, high));
+}
+
 template <typename T>
 struct PairOf;
 template <>

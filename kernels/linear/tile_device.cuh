@@ -9,8 +9,10 @@
 // Shared memory: a ring whose stages hold 64 k of the tile's weights and of all tokens, with the
 //   128-byte swizzle. The sums lie there when the ring has been read.
 // Dependent launch: the first weights are on their way before the wait.
-// Merge: every block lays its sums out in its own shared memory. After the cluster's barrier each
-//   finishes some of the tokens, and reads their sums from all blocks in the order of the splits.
+// Merge: each block of the cluster finishes some of the tokens. Every block lays its sums out in
+// its
+//   own shared memory and sends those of the others' tokens there, a copy each. They are added in
+//   the order of the splits.
 #pragma once
 
 #include <cuda.h>
@@ -157,52 +159,83 @@ __device__ __forceinline__ void StoreTileSums(const float (&sums)[Policy::kColum
   }
 }
 
+// The shared memory of the merge, where the ring was: a block's own sums of all tokens, then of
+// each other block those of the tokens that this one finishes.
+template <typename Policy>
+struct TileMerge {
+  static constexpr int kTokenBytes = 4 * Policy::kPitch;
+
+  uint32_t own, barrier;  // addresses of the shared window
+  int rank, splits;
+  int tokens;  // that a block finishes
+
+  __device__ __forceinline__ int Bytes() const { return tokens * kTokenBytes; }
+  // Where the sums of split `from` lie in the block that finishes their tokens, which is `to`.
+  __device__ __forceinline__ uint32_t Sums(int from, int to) const {
+    return from == to ? own + to * Bytes()
+                      : own + Policy::kTokens * kTokenBytes + (from - (from > to)) * Bytes();
+  }
+  // By one thread, before the other blocks know that they may send.
+  __device__ __forceinline__ void Init() const {
+    ptx::MbarrierInit(barrier, 1);
+    ptx::MbarrierArriveExpect(barrier, (splits - 1) * Bytes());
+  }
+  // Sends block `to` the sums of its tokens. By one thread.
+  __device__ __forceinline__ void Send(int to) const {
+    ptx::BulkCopyToCluster(ptx::ClusterAddress(Sums(rank, to), to), own + to * Bytes(), Bytes(),
+                           ptx::ClusterAddress(barrier, to));
+  }
+};
+
 // Adds the splits' sums of the block's tokens and finishes eight outputs of a token at a time.
 template <typename Policy>
 class TileEpilogue {
  public:
   __device__ __forceinline__ TileEpilogue(const TileArgs& args, const TileShare& share,
-                                          uint32_t sums)
+                                          const TileMerge<Policy>& merge, const float* sums)
       : params_(args.params),
-        splits_(args.plan.splits),
+        merge_(merge),
         sums_(sums),
         first_feature_(share.tile * (params_.gated_silu ? Policy::kRows / 2 : Policy::kRows)) {}
 
-  __device__ __forceinline__ void Finish(int rank) const {
-    const int tokens = Policy::kTokens / splits_, first = rank * tokens;
+  __device__ __forceinline__ void Finish() const {
+    const int first = merge_.rank * merge_.tokens;
     const int eights = params_.gated_silu ? Policy::kRows / 16 : Policy::kRows / 8;
-    const int count = min(tokens, static_cast<int>(params_.num_tokens) - first) * eights;
+    const int count = min(merge_.tokens, static_cast<int>(params_.num_tokens) - first) * eights;
 #pragma unroll 1
     for (int item = threadIdx.x; item < count; item += Policy::kConsumers) {
-      FinishEight(first + item / eights, item % eights * 8);
+      FinishEight(item / eights, item % eights * 8);
     }
   }
 
  private:
   using T = typename Policy::Type;
 
-  // The sums of eight weight rows of a token over the splits.
+  // The sums of eight weight rows over the splits, of one of the block's tokens.
   __device__ __forceinline__ void Add(int token, int row, float (&sums)[8]) const {
     constexpr int kMaxSplits = 4;
-    const uint32_t at = sums_ + 4 * (token * Policy::kPitch + row);
+    const auto of_split = [&](int split) {
+      return sums_ + (merge_.Sums(split, merge_.rank) - merge_.own) / 4 + token * Policy::kPitch +
+             row;
+    };
     float others[kMaxSplits - 1][8];  // all loads come first
-    Load(ptx::ClusterAddress(at, 0), sums);
+    Load(of_split(0), sums);
 #pragma unroll
     for (int split = 1; split < kMaxSplits; ++split) {
-      if (split < splits_) Load(ptx::ClusterAddress(at, split), others[split - 1]);
+      if (split < merge_.splits) Load(of_split(split), others[split - 1]);
     }
 #pragma unroll
     for (int split = 1; split < kMaxSplits; ++split) {
-      if (split >= splits_) break;
+      if (split >= merge_.splits) break;
 #pragma unroll
       for (int i = 0; i < 8; ++i) sums[i] += others[split - 1][i];
     }
   }
 
-  static __device__ __forceinline__ void Load(uint32_t address, float (&values)[8]) {
+  static __device__ __forceinline__ void Load(const float* from, float (&values)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
-      const float4 four = ptx::ClusterLoad(address + 4 * i);
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
       values[i] = four.x;
       values[i + 1] = four.y;
       values[i + 2] = four.z;
@@ -227,19 +260,28 @@ class TileEpilogue {
                                               float (&values)[8]) const {
     const T* const residual = static_cast<const T*>(params_.residual);
     const T* const from = residual + token * params_.residual_stride + feature;
-    alignas(16) T row[8] = {};
     if (IsVector(residual, params_.residual_stride, left)) {
-      *reinterpret_cast<uint4*>(row) = *reinterpret_cast<const uint4*>(from);
-    } else {
-      for (int i = 0; i < min(left, 8); ++i) row[i] = from[i];
-    }
+      const uint4 row = *reinterpret_cast<const uint4*>(from);
+      const uint32_t pairs[4] = {row.x, row.y, row.z, row.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = Round<T>(values[i]) + ToFloat(row[i]);
+      for (int i = 0; i < 8; i += 2) {
+        const float2 rounded = Round2<T>(values[i], values[i + 1]);
+        const float2 old = Unpack2<T>(pairs[i / 2]);
+        values[i] = rounded.x + old.x;
+        values[i + 1] = rounded.y + old.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < left) values[i] = Round<T>(values[i]) + ToFloat(from[i]);
+      }
+    }
   }
 
   // `column` counts the tile's outputs. The gate row of column c is c + c / kPiece * kPiece, and
   // its up row kPiece further.
-  __device__ __forceinline__ void FinishEight(int token, int column) const {
+  __device__ __forceinline__ void FinishEight(int of_block, int column) const {
+    const int token = merge_.rank * merge_.tokens + of_block;
     const int64_t feature = first_feature_ + column;
     const int left = static_cast<int>(params_.out_features - feature);
     if (left <= 0) return;
@@ -247,16 +289,20 @@ class TileEpilogue {
     if (params_.gated_silu) {
       const int gate = column + column / Policy::kPiece * Policy::kPiece;
       float ups[8];
-      Add(token, gate, values);
-      Add(token, gate + Policy::kPiece, ups);
+      Add(of_block, gate, values);
+      Add(of_block, gate + Policy::kPiece, ups);
       AddBias(feature, left, values);
       AddBias(feature + params_.out_features, left, ups);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        values[i] = Round<T>(Silu(Round<T>(values[i]))) * Round<T>(ups[i]);
+      for (int i = 0; i < 8; i += 2) {
+        const float2 gates = Round2<T>(values[i], values[i + 1]);
+        const float2 act = Round2<T>(Silu(gates.x), Silu(gates.y));
+        const float2 up = Round2<T>(ups[i], ups[i + 1]);
+        values[i] = act.x * up.x;
+        values[i + 1] = act.y * up.y;
       }
     } else {
-      Add(token, column, values);
+      Add(of_block, column, values);
       AddBias(feature, left, values);
       if (params_.residual != nullptr) AddResidual(token, feature, left, values);
     }
@@ -286,8 +332,8 @@ class TileEpilogue {
   }
 
   const LinearParams& params_;
-  const int splits_;
-  const uint32_t sums_;  // the address of the block's own
+  const TileMerge<Policy>& merge_;
+  const float* const sums_;  // the block's own
   const int first_feature_;
 };
 
@@ -298,15 +344,22 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   extern __shared__ uint4 memory[];
   const uint32_t start = ptx::SharedAddress(memory), data = (start + 1023) & ~1023u;
   constexpr int kStageBytes = Policy::kWeightBytes + Policy::kXBytes;
-  const int sums_bytes = 4 * Policy::kTokens * Policy::kPitch;
+  const int splits = args.plan.splits;
+  const TileShare share(args.plan);
   const CopyRing ring{.data = data,
-                      .barriers = data + max(args.plan.stages * kStageBytes, sums_bytes),
+                      .barriers = data + args.plan.data_bytes,
                       .stages = args.plan.stages,
                       .stage_bytes = kStageBytes};
-  const TileShare share(args.plan);
-  const bool merges = args.plan.splits > 1;
+  const TileMerge<Policy> merge{
+      .own = data,
+      .barrier = ring.Full(args.plan.stages),  // after the ring's
+      .rank = share.rank,
+      .splits = splits,
+      .tokens = (static_cast<int>(args.params.num_tokens) + splits - 1) / splits};
+  const bool merges = splits > 1;
   if (threadIdx.x == Policy::kConsumers) {
     ring.Init(kTileConsumerGroups);
+    merge.Init();
     ptx::FenceMbarrierInit();
   }
   __syncthreads();
@@ -322,21 +375,22 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   }
   float sums[Policy::kColumns / 2];
   MultiplyTile<Policy>(share, ring, sums);
+  if (merges) ptx::ClusterArrive();              // the others may write where the ring was
   ptx::NamedBarrierSync(1, Policy::kConsumers);  // all have read the ring
-  StoreTileSums<Policy>(sums,
-                        reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + (data - start)));
+  float* const own = reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + (data - start));
+  StoreTileSums<Policy>(sums, own);
+  if (merges) ptx::FenceProxyAsyncShared();
+  ptx::NamedBarrierSync(1, Policy::kConsumers);
   if (merges) {
-    ptx::ClusterArrive();
     ptx::ClusterWait();
-  } else {
-    ptx::NamedBarrierSync(1, Policy::kConsumers);
+    const int to = static_cast<int>(threadIdx.x);
+    if (to < splits && to != share.rank) merge.Send(to);
+    ptx::MbarrierWaitCluster(merge.barrier, 0);
+    ptx::ClusterArrive();
   }
   ptx::GridDependencyWait();  // for what the epilogue reads, and before it writes
-  TileEpilogue<Policy>(args, share, data).Finish(share.rank);
-  if (merges) {  // no block ends while others read its sums
-    ptx::ClusterArrive();
-    ptx::ClusterWait();
-  }
+  TileEpilogue<Policy>(args, share, merge, own).Finish();
+  if (merges) ptx::ClusterWait();  // a copy out of this block's shared memory has arrived
 #endif
 }
 

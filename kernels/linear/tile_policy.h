@@ -23,8 +23,9 @@ struct TilePlan {
   int32_t rows = 0;        // per tile; with gated_silu half of them gate rows, half up rows
   int32_t splits = 0;      // of K: blocks per cluster, which share a tile; 1, 2 or 4
   int32_t tiles = 0;
-  int32_t k_blocks = 0;  // of kTileBlockK
-  int32_t stages = 0;    // of the ring
+  int32_t k_blocks = 0;    // of kTileBlockK
+  int32_t stages = 0;      // of the ring
+  int32_t data_bytes = 0;  // of the ring, and of the sums that lie there later
   int64_t shared_bytes = 0;
 
   int32_t Grid() const { return tiles * splits; }

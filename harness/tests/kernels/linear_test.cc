@@ -292,7 +292,9 @@ TEST(LinearTest, EveryTileFitsAndHasRoomForItsSums) {
             EXPECT_GE(plan.tiles * plan.rows, 2560);
             EXPECT_LT((plan.tiles - 1) * plan.rows, 2560);
             EXPECT_GE(plan.stages, in == 256 ? 4 / splits : 4);
-            EXPECT_GE(plan.shared_bytes, 1024 + 4 * plan.token_tile * (plan.rows + 8));
+            const int64_t sums = plan.token_tile + (splits - 1) * DivideUp(tokens, int64_t{splits});
+            EXPECT_GE(plan.data_bytes, sums * 4 * (plan.rows + 8));
+            EXPECT_GT(plan.shared_bytes, 1024 + plan.data_bytes);
             EXPECT_LE(plan.shared_bytes, testing::kH200.shared_bytes_per_block);
           }
         }

@@ -31,16 +31,4 @@ __device__ __forceinline__ uint32_t ClusterAddress([[maybe_unused]] uint32_t sha
   return address;
 }
 
-// Loads 16 bytes from a ClusterAddress(), or from this block's own shared memory.
-__device__ __forceinline__ float4 ClusterLoad([[maybe_unused]] uint32_t address) {
-  float4 value{};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-#endif
-  return value;
-}
-
 }  // namespace tokline::ptx
