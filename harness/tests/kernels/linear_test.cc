@@ -9,6 +9,7 @@
 #include "harness/tests/kernels/devices.h"
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
 #include "kernels/linear/linear_policy.h"
 #include "reference/linear.h"
 
