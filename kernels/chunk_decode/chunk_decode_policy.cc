@@ -9,13 +9,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
-#include <numeric>
-#include <queue>
 #include <span>
 #include <utility>
 
 #include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/chunk_decode/chunk_decode_shares.h"
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
 #include "kernels/common/rounding.h"
 
@@ -23,14 +21,11 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr ChunkDecodeTimes kTimes;
 // What a tile of more than 16 query rows takes, in tiles of fewer: see ChunkDecodeTimes.
 constexpr int32_t kWideWeight = 3;
 // The most tiles per lane of a cluster. More tiles are faster on the whole device, although their
 // states then meet in device memory.
 constexpr int32_t kClusterTiles = 4;
-// A segment of up to this many tiles is faster in one block than in as many.
-constexpr int32_t kWholeTiles = 4;
 
 // Query heads per KV head.
 int32_t GroupOf(int32_t num_q_heads, const PagedKvLayout& layout) {
@@ -47,27 +42,22 @@ int32_t ShiftOf(const ChunkTableView& table, int32_t listing) {
 }
 
 using Member = SharedRun::Member;
+using Segment = ChunkDecodeSegment;
+using Piece = ChunkDecodePiece;
+using Shares = ChunkDecodeShares;
 
-struct Segment {
-  std::vector<Member> members = {};
-  std::vector<ChunkDecodeRange> ranges = {};
-  int32_t tiles = 0;
-  int32_t weight = 1;   // time of a tile
-  bool shared = false;  // a part of a run that is read once
-
-  void Add(const ChunkTableView& table, int32_t chunk) {
-    const int32_t length = table.chunk_lengths[chunk];
-    if (length == 0) return;
-    ranges.push_back({table.chunk_page_indptr[chunk], 0, length});
-    tiles += (length + kChunkDecodeTileTokens - 1) / kChunkDecodeTileTokens;
-  }
-};
+void AddChunk(const ChunkTableView& table, int32_t chunk, Segment& segment) {
+  const int32_t length = table.chunk_lengths[chunk];
+  if (length == 0) return;
+  segment.ranges.push_back({table.chunk_page_indptr[chunk], 0, length});
+  segment.tiles += (length + kChunkDecodeTileTokens - 1) / kChunkDecodeTileTokens;
+}
 
 // Cuts a shared run into parts of members whose query rows fit one block.
 void AddParts(const ChunkTableView& table, const SharedRun& run, int32_t group,
               std::vector<Segment>& segments) {
   Segment part{.shared = true};
-  for (const int32_t chunk : run.chunks) part.Add(table, chunk);
+  for (const int32_t chunk : run.chunks) AddChunk(table, chunk, part);
   for (auto begin = run.members.begin(); begin != run.members.end();) {
     const auto left = static_cast<int32_t>(run.members.end() - begin);
     const int32_t count = SharedPartMembers(left, group);
@@ -102,152 +92,12 @@ std::vector<Segment> Segments(const ChunkTableView& table, int32_t group,
       const int32_t shift = ShiftOf(table, i);
       segment.members = {{s, shift}};
       for (; i < end && !is_shared(i) && ShiftOf(table, i) == shift; ++i) {
-        segment.Add(table, table.seq_chunks[i]);
+        AddChunk(table, table.seq_chunks[i], segment);
       }
       if (segment.tiles > 0) segments.push_back(std::move(segment));
     }
   }
   return segments;
-}
-
-// A part of a segment: `tiles` tiles from `tile_begin`.
-struct Piece {
-  int32_t segment;
-  int32_t tile_begin;
-  int32_t tiles;
-};
-
-// As many of the lanes as let segments of equal length come out even, with whole lanes per segment
-// or whole segments per lane, so that the fewest states are merged. All lanes if this would leave
-// more than one in 16 idle.
-int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
-  const auto count = static_cast<int32_t>(segments.size());
-  const auto equal = [&](const Segment& s) {
-    return s.tiles == segments[0].tiles && s.weight == segments[0].weight;
-  };
-  if (count < 2 || !std::ranges::all_of(segments, equal)) return lanes;
-  for (int32_t even = lanes; even > lanes - lanes / 16; --even) {
-    if (even % count == 0 || count % even == 0) return even;
-  }
-  return lanes;
-}
-
-using Shares = std::vector<std::vector<Piece>>;  // of each lane
-
-// Segments as they are, the longest first, each to the lane that would end first. Up to one lane
-// in 16 stays idle, where that makes none longer. Lanes that are used lie apart where many are not.
-Shares WholeShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes) {
-  const auto count = static_cast<int32_t>(segments.size());
-  const auto enough = static_cast<int32_t>(DivideUp(count, DivideUp(count, num_lanes)));
-  const int32_t used =
-      count < num_lanes || enough > num_lanes - num_lanes / 16 ? enough : num_lanes;
-  std::vector<int32_t> order(segments.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto tiles_of = [&](int32_t s) { return segments[static_cast<size_t>(s)].tiles; };
-  std::ranges::stable_sort(order, std::ranges::greater{}, tiles_of);
-  using Load = std::pair<double, int32_t>;  // when the lane ends, the lane
-  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  for (int32_t i = 0; i < used; ++i) {
-    loads.emplace(0, static_cast<int32_t>(int64_t{i} * num_lanes / used));
-  }
-  Shares shares(static_cast<size_t>(num_lanes));
-  for (const int32_t s : order) {
-    const auto [us, lane] = loads.top();
-    loads.pop();
-    loads.emplace(us + kTimes.task_us + tiles_of(s) * kTimes.memory_tile_us, lane);
-    shares[static_cast<size_t>(lane)].push_back({first + s, 0, tiles_of(s)});
-  }
-  return shares;
-}
-
-// Segments end to end, cut into equal shares of their time. Those of up to kWholeTiles are not cut
-// if there is a lane for every tile.
-Shares CutShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes) {
-  int64_t total = 0;
-  for (const Segment& segment : segments) total += int64_t{segment.tiles} * segment.weight;
-  const int32_t lanes = EvenLanes(segments, num_lanes);
-  const bool keep_whole = total <= lanes;
-  Shares shares(static_cast<size_t>(num_lanes));
-  int64_t at = 0;  // given out
-  int32_t lane = 0;
-  for (size_t s = 0; s < segments.size(); ++s) {
-    const auto [tiles, weight] = std::pair(segments[s].tiles, segments[s].weight);
-    for (int32_t begin = 0; begin < tiles;) {
-      while ((lane + 1) * total / lanes <= at) ++lane;
-      const int64_t room = keep_whole && tiles <= kWholeTiles
-                               ? tiles
-                               : DivideUp((lane + 1) * total / lanes - at, weight);
-      const auto count = static_cast<int32_t>(std::min<int64_t>(room, tiles - begin));
-      shares[static_cast<size_t>(lane)].push_back({first + static_cast<int32_t>(s), begin, count});
-      begin += count;
-      at += int64_t{count} * weight;
-    }
-  }
-  return shares;
-}
-
-// When the last lane ends, by the model. While a part of the lanes reads, a tile takes that part of
-// what it takes when all read, but not less than from the L2.
-double SharesUs(const Shares& shares, size_t num_segments, int32_t group) {
-  std::vector<int32_t> lane_tiles;
-  size_t most = 0, pieces = 0;
-  for (const std::vector<Piece>& lane : shares) {
-    lane_tiles.push_back(0);
-    for (const Piece& piece : lane) lane_tiles.back() += piece.tiles;
-    most = std::max(most, lane.size());
-    pieces += lane.size();
-  }
-  std::ranges::sort(lane_tiles);
-  double us = static_cast<double>(most) * kTimes.task_us;
-  if (pieces > num_segments) us += kTimes.cut_us + group * kTimes.merged_row_us;
-  const auto lanes = static_cast<double>(lane_tiles.size());
-  int32_t read = 0;
-  for (size_t i = 0; i < lane_tiles.size(); ++i) {
-    const auto reading = static_cast<double>(lane_tiles.size() - i);
-    us += (lane_tiles[i] - std::exchange(read, lane_tiles[i])) *
-          std::max(kTimes.cached_tile_us, kTimes.memory_tile_us * reading / lanes);
-  }
-  return us;
-}
-
-// What the lanes read of the segments: whole ones if that is quicker by the model, otherwise equal
-// shares. Segments that several sequences share are always cut.
-Shares LaneShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes,
-                  int32_t group) {
-  Shares cut = CutShares(segments, first, num_lanes);
-  if (segments.empty() || segments[0].shared) return cut;
-  Shares whole = WholeShares(segments, first, num_lanes);
-  const size_t count = segments.size();
-  return SharesUs(whole, count, group) < SharesUs(cut, count, group) ? whole : cut;
-}
-
-// Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
-// last, and thus merge, are not those with the states of many sequences.
-Shares AllShares(std::span<const Segment> segments, int32_t lanes, int32_t group) {
-  const auto own = std::ranges::find(segments, false, &Segment::shared);
-  const auto num_shared = static_cast<size_t>(own - segments.begin());
-  Shares shares = LaneShares(segments.first(num_shared), 0, lanes, group);
-  const Shares rest =
-      LaneShares(segments.subspan(num_shared), static_cast<int32_t>(num_shared), lanes, group);
-  for (size_t lane = 0; lane < shares.size(); ++lane) {
-    shares[lane].insert(shares[lane].end(), rest[lane].begin(), rest[lane].end());
-  }
-  return shares;
-}
-
-// Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
-Shares ClusterShares(const std::vector<Segment>& segments, const ChunkDecodeGrid& grid) {
-  Shares shares(static_cast<size_t>(grid.num_lanes));
-  size_t lane = 0;
-  for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
-    const int64_t tiles = segments[static_cast<size_t>(s)].tiles;
-    for (int64_t i = 0; i < grid.cluster_lanes; ++i) {
-      const auto begin = static_cast<int32_t>(i * tiles / grid.cluster_lanes);
-      const auto end = static_cast<int32_t>((i + 1) * tiles / grid.cluster_lanes);
-      shares[lane++].push_back({s, begin, end - begin});
-    }
-  }
-  return shares;
 }
 
 // Whether every segment is all that its one sequence reads.
@@ -431,7 +281,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segm
           "grid has ", grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, " for ",
           num_segments, " segments; each must be a sequence's only one, with a cluster of its own");
   const Shares shares =
-      clustered ? ClusterShares(segments, grid) : AllShares(segments, grid.num_lanes, group);
+      clustered ? DealToClusters(segments, grid) : DealSegments(segments, grid.num_lanes, group);
   // The lanes of a cluster make one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
 
@@ -537,11 +387,13 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
       cached_tiles += static_cast<double>((std::ssize(run.members) - 1) * of_chunk);
     }
   }
-  const double tile_us = kTimes.memory_tile_us +
-                         (kTimes.cached_tile_us - kTimes.memory_tile_us) * cached_tiles / tiles;
+  const double tile_us =
+      kChunkDecodeTimes.memory_tile_us +
+      (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached_tiles / tiles;
   ChunkDecodePlan each = plan(alone);
-  const bool pays = EstimateUs(once, group, kTimes.memory_tile_us) + kTimes.least_gain_us <
-                    EstimateUs(each, group, tile_us);
+  const bool pays =
+      EstimateUs(once, group, kChunkDecodeTimes.memory_tile_us) + kChunkDecodeTimes.least_gain_us <
+      EstimateUs(each, group, tile_us);
   return pays ? once : each;
 }
 

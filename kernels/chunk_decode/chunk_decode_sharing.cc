@@ -11,7 +11,6 @@
 namespace tokline {
 namespace {
 
-constexpr ChunkDecodeTimes kTimes;
 constexpr int32_t kNarrowRows = 16;
 constexpr int32_t kMaxNarrowParts = 3;
 
@@ -20,9 +19,9 @@ double TileUs(int32_t members, int32_t group) {
   double us = 0;
   for (bool first = true; members > 0; first = false) {
     const int32_t part = SharedPartMembers(members, group);
-    us += part * group > kNarrowRows ? kTimes.wide_tile_us
-          : first                    ? kTimes.memory_tile_us
-                                     : kTimes.cached_tile_us;
+    us += part * group > kNarrowRows ? kChunkDecodeTimes.wide_tile_us
+          : first                    ? kChunkDecodeTimes.memory_tile_us
+                                     : kChunkDecodeTimes.cached_tile_us;
     members -= part;
   }
   return us;
@@ -43,10 +42,11 @@ int32_t NumSharedParts(int32_t members, int32_t group) {
 }
 
 bool SharingPays(int32_t members, int64_t tiles, int32_t group) {
-  const double alone_us = kTimes.memory_tile_us + (members - 1) * kTimes.cached_tile_us;
+  const double alone_us =
+      kChunkDecodeTimes.memory_tile_us + (members - 1) * kChunkDecodeTimes.cached_tile_us;
   const double saved_us = static_cast<double>(tiles) * (alone_us - TileUs(members, group));
-  return saved_us >
-         members * group * kTimes.merged_row_us + NumSharedParts(members, group) * kTimes.task_us;
+  return saved_us > members * group * kChunkDecodeTimes.merged_row_us +
+                        NumSharedParts(members, group) * kChunkDecodeTimes.task_us;
 }
 
 std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t group,
@@ -129,7 +129,8 @@ double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
       }
       const bool wide = task.member_count * group > kNarrowRows;
       lane_us[lane] +=
-          kTimes.task_us + static_cast<double>(tiles) * (wide ? kTimes.wide_tile_us : tile_us);
+          kChunkDecodeTimes.task_us +
+          static_cast<double>(tiles) * (wide ? kChunkDecodeTimes.wide_tile_us : tile_us);
       for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
         const ChunkDecodeMember& member = view.members[m];
         Last& of = last[static_cast<size_t>(member.seq)];
@@ -138,7 +139,7 @@ double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
     }
   }
   for (const Last& of : last) {
-    if (of.end_us >= 0) lane_us[of.lane] += group * kTimes.merged_row_us;
+    if (of.end_us >= 0) lane_us[of.lane] += group * kChunkDecodeTimes.merged_row_us;
   }
   return lane_us.empty() ? 0 : *std::ranges::max_element(lane_us);
 }

@@ -32,6 +32,8 @@ struct ChunkDecodeTimes {
   double least_gain_us = 4;
 };
 
+inline constexpr ChunkDecodeTimes kChunkDecodeTimes;
+
 // How many of the `members` that are left read a shared run in one task: those that fill one tile
 // of query rows if three such tiles hold all members, which is faster than wide tiles; otherwise as
 // many as a task may have.
