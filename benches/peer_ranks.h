@@ -1,10 +1,11 @@
-// Measures all_reduce_norm on several GPUs of one host, beside ncclAllReduce followed by norm. CUDA
-// builds only.
+// Measures all_reduce_norm on several GPUs of one host, beside ncclAllReduce and the custom
+// all-reduce of other engines, each followed by norm. CUDA builds only.
 #pragma once
 
 namespace tokline::bench {
 
-// `bench_all_reduce_norm --gpus N [--replays R]`: prints one row per shape and way. Every GPU has a
+// `bench_all_reduce_norm --gpus N [--replays R] [--record FILE]`: prints one row per shape and way,
+// and appends them to a record. Every GPU has a
 // host thread and a stream, and replays a graph of many launches. A sample is the second of two
 // replays in a row, timed by events on each GPU, and its time is that of the GPU that began last,
 // as the others waited for it. The outputs are compared before and after. NCCL follows once all of

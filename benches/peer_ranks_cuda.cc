@@ -17,14 +17,18 @@
 #include <utility>
 #include <vector>
 
+#include "benches/barrier_all_reduce.h"
 #include "benches/peer_ranks.h"
+#include "harness/measure/peaks.h"
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/device.h"
 #include "harness/platform/device_buffer.h"
 #include "harness/platform/peer_access.h"
 #include "harness/platform/random_values.h"
+#include "harness/record/run_record.h"
 #include "kernels/all_reduce_norm/all_reduce_norm.h"
 #include "kernels/device/nccl_library.h"
+#include "kernels/norm/norm.h"
 #include "reference/all_reduce_norm.h"
 #include "reference/elements.h"
 
@@ -33,19 +37,60 @@ namespace {
 
 constexpr DType kDType = DType::kBf16;
 constexpr float kNormEps = 1e-6f;
-constexpr int kLaunches = 200;  // in a graph
 constexpr int kDefaultReplays = 25;
-constexpr int kWarmUpReplays = 200;  // an idle GPU takes a while to raise its clock
 
 struct Shape {
   int64_t tokens, hidden;
   int64_t Elements() const { return tokens * hidden; }
   int64_t Bytes() const { return Elements() * SizeOf(kDType); }
+  // In a graph.
+  int Launches() const { return Bytes() < (4 << 20) ? 200 : 20; }
+  // An idle GPU takes a while to raise its clock.
+  int WarmUpReplays() const { return 40'000 / Launches() / (Bytes() < (4 << 20) ? 1 : 20); }
 };
-constexpr Shape kShapes[] = {{1, 2560}, {1, 4096}, {8, 4096}, {64, 4096}, {256, 4096}};
+constexpr Shape kShapes[] = {{1, 2560},   {1, 4096},   {8, 4096},    {64, 4096},   {128, 4096},
+                             {256, 4096}, {512, 2560}, {1024, 2560}, {4096, 2560}, {8192, 2560}};
 
-enum class Way { kOneShotPlain, kOneShot, kTwoShot, kNccl };
-constexpr Way kOurWays[] = {Way::kOneShotPlain, Way::kOneShot, Way::kTwoShot};
+enum class Way { kOneShotPlain, kOneShot, kTwoShot, kSlabs, kBarrier, kNccl };
+constexpr Way kWays[] = {Way::kOneShotPlain, Way::kOneShot, Way::kTwoShot, Way::kSlabs,
+                         Way::kBarrier};
+
+bool IsOurs(Way way) { return way < Way::kBarrier; }
+
+// As rows name it.
+const char* ImplementationOf(Way way) {
+  switch (way) {
+    case Way::kOneShotPlain:
+    case Way::kOneShot:
+      return "one_shot";
+    case Way::kTwoShot:
+      return "two_shot";
+    case Way::kSlabs:
+      return "slabs";
+    case Way::kBarrier:
+      return "barrier_all_reduce";
+    case Way::kNccl:
+      return "nccl";
+  }
+  return "?";
+}
+
+AllReduceNormVariant VariantOf(Way way) {
+  switch (way) {
+    case Way::kTwoShot:
+      return AllReduceNormVariant::kTwoShot;
+    case Way::kSlabs:
+      return AllReduceNormVariant::kSlabs;
+    default:
+      return AllReduceNormVariant::kOneShot;
+  }
+}
+
+// Each rank owns a row, or a slab of rows.
+bool Takes(Way way, const Shape& shape, int32_t ranks) {
+  if (way == Way::kBarrier) return ranks == 2 || ranks == 4 || ranks == 8;
+  return shape.tokens >= ranks * (way == Way::kTwoShot ? 1 : way == Way::kSlabs ? 16 : 0);
+}
 
 const char* NameOf(Way way) {
   switch (way) {
@@ -55,6 +100,10 @@ const char* NameOf(Way way) {
       return "one_shot, dependent launches";
     case Way::kTwoShot:
       return "two_shot, dependent launches";
+    case Way::kSlabs:
+      return "slabs, dependent launches";
+    case Way::kBarrier:
+      return "barrier and reads, then norm";
     case Way::kNccl:
       return "ncclAllReduce, then norm";
   }
@@ -73,7 +122,7 @@ Bytes Random(int64_t elements, uint64_t seed) {
 // outputs of its own. So a packet that was left in an inbox, which is that of the launch before the
 // last, has other data than the one that is waited for.
 constexpr int kSets = 2, kLaunchesOfASet = 2;
-static_assert(kLaunches % (kSets * kLaunchesOfASet) == 0);
+static_assert(20 % (kSets * kLaunchesOfASet) == 0);
 
 // The partials of all ranks, and what each rank must get.
 struct Set {
@@ -114,7 +163,8 @@ struct Problem {
 // What a GPU keeps from shape to shape. Members are made while it is the current device.
 struct Gpu {
   PeerBuffers peers;
-  DeviceBuffer buffer;
+  DeviceBuffer buffer, barrier;
+  void* barriers[kMaxRanks] = {};  // of all GPUs
   UniqueStream stream;
   UniqueNcclComm communicator;
 };
@@ -151,13 +201,16 @@ class Rank {
     }
   }
 
+  // The partials of a set, for the others to read.
+  const void* Partial(size_t set) const { return partials_[set].data(); }
+  void SetPeers(const std::vector<const Rank*>& ranks) { ranks_ = ranks; }
+
   void Launch(Way way, int launches) const {
     const Shape& shape = problem_.shape;
     for (int i = 0; i < launches; ++i) {
       const auto set = static_cast<size_t>(i / kLaunchesOfASet % kSets);
       AllReduceNormParams params{.dtype = kDType,
-                                 .variant = way == Way::kTwoShot ? AllReduceNormVariant::kTwoShot
-                                                                 : AllReduceNormVariant::kOneShot,
+                                 .variant = VariantOf(way),
                                  .num_tokens = shape.tokens,
                                  .hidden_size = shape.hidden,
                                  .eps = kNormEps,
@@ -173,7 +226,9 @@ class Rank {
       params.partials[gpu_.peers.rank] = partials_[set].data();
       const LaunchOptions options{.stream = gpu_.stream.get(),
                                   .dependent = way != Way::kOneShotPlain && i > 0};
-      if (way == Way::kNccl) {
+      if (way == Way::kBarrier) {
+        LaunchBarrier(params, set);
+      } else if (way == Way::kNccl) {
         LaunchOverNccl(params, gpu_.communicator.get(), options);
       } else {
         tokline::Launch(params, options);
@@ -193,16 +248,17 @@ class Rank {
 
   void Check(Way way) const {
     TOKLINE_CUDA(cudaStreamSynchronize(gpu_.stream.get()));
-    if (way != Way::kNccl) RequireAllReduced(gpu_.peers, gpu_.stream.get());
+    if (IsOurs(way)) RequireAllReduced(gpu_.peers, gpu_.stream.get());
     for (size_t set = 0; set < kSets; ++set) {
-      Compare(problem_.sets[set].sum, sums_[set], way == Way::kNccl ? 2 : 1, "residual_out");
-      Compare(problem_.sets[set].out, outs_[set], way == Way::kNccl ? 8 : 4, "out");
+      Compare(problem_.sets[set].sum, sums_[set], IsOurs(way) ? 1 : 2, "residual_out");
+      Compare(problem_.sets[set].out, outs_[set], IsOurs(way) ? 4 : 8, "out");
     }
   }
 
   UniqueGraphExec Capture(Way way) const {
     UniqueGraphExec graph = CaptureGraph(
-        gpu_.stream.get(), [&] { Launch(way, kLaunches); }, kLaunches);
+        gpu_.stream.get(), [&] { Launch(way, problem_.shape.Launches()); },
+        problem_.shape.Launches());
     TOKLINE_CUDA(cudaGraphUpload(graph.get(), gpu_.stream.get()));
     TOKLINE_CUDA(cudaStreamSynchronize(gpu_.stream.get()));
     return graph;
@@ -216,14 +272,37 @@ class Rank {
     TOKLINE_CUDA(cudaGraphLaunch(graph.get(), gpu_.stream.get()));
     TOKLINE_CUDA(cudaEventRecord(end_.get(), gpu_.stream.get()));
     TOKLINE_CUDA(cudaStreamSynchronize(gpu_.stream.get()));
-    return ElapsedUs(begin_, end_) / kLaunches;
+    return ElapsedUs(begin_, end_) / problem_.shape.Launches();
   }
 
  private:
+  // The sum goes where NCCL would put it, and the norm follows.
+  void LaunchBarrier(const AllReduceNormParams& params, size_t set) const {
+    const void* partials[kMaxRanks] = {};
+    for (size_t r = 0; r < ranks_.size(); ++r) partials[r] = ranks_[r]->Partial(set);
+    LaunchBarrierAllReduce(params.peers.world_size, params.peers.rank, partials, gpu_.barriers,
+                           problem_.shape.Elements(), params.residual_out, gpu_.stream.get());
+    tokline::Launch(NormParams{.dtype = params.dtype,
+                               .num_tokens = params.num_tokens,
+                               .hidden_size = params.hidden_size,
+                               .eps = params.eps,
+                               .x = params.residual_out,
+                               .x_stride = params.hidden_size,
+                               .add = params.residual,
+                               .add_stride = params.residual_stride,
+                               .weight = params.weight,
+                               .residual_out = params.residual_out,
+                               .residual_out_stride = params.residual_out_stride,
+                               .out = params.out,
+                               .out_stride = params.out_stride},
+                    {.stream = gpu_.stream.get(), .dependent = true});
+  }
+
   const Problem& problem_;
   const Gpu& gpu_;
   DeviceBuffer residual_, weight_;
   std::vector<DeviceBuffer> partials_, sums_, outs_;
+  std::vector<const Rank*> ranks_;
   UniqueEvent begin_ = MakeTimingEvent(), end_ = MakeTimingEvent();
 };
 
@@ -275,22 +354,64 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Prints a row for each way. `best` is the least median of all ways so far, or 0.
+// Null for ours.
+Json LibraryOf(Way way) {
+  if (way == Way::kNccl) return {{"name", "nccl"}, {"version", NcclVersion()}};
+  if (way == Way::kBarrier) return {{"name", "custom all-reduce"}, {"version", "as in vLLM"}};
+  return nullptr;
+}
+
+Json RowOf(const Shape& shape, Way way, int32_t ranks, std::vector<double> us,
+           const RunHeader& header) {
+  AllReduceNormParams params{.dtype = kDType,
+                             .num_tokens = shape.tokens,
+                             .hidden_size = shape.hidden,
+                             .residual = &params,
+                             .weight = &params,
+                             .peers = {.world_size = ranks}};
+  const bool dependent = IsOurs(way) && way != Way::kOneShotPlain;
+  const KernelMeasurement measured{
+      .origin = {.run_id = header.run_id,
+                 .implementation = ImplementationOf(way),
+                 .dtype = std::string(Name(kDType)),
+                 .device = DeviceName(Device::kCuda, header.fingerprint)},
+      .kernel = "all_reduce_norm",
+      .shape = {{"name", StrCat(ranks, "_gpus")},
+                {"ranks", ranks},
+                {"tokens", shape.tokens},
+                {"hidden", shape.hidden}},
+      .cache = "warm",
+      .chain = dependent ? "dependent" : "plain",
+      .cost = CostOf(params),
+      .samples = {.us = std::move(us),
+                  .launches_per_sample = shape.Launches(),
+                  .buffer_sets = kSets},
+      .verified = {.before = true, .after = true}};
+  Json row = KernelRow(measured);
+  row["library"] = LibraryOf(way);
+  return row;
+}
+
+// Prints and records a row for each way. `best` is the least median of all ways so far, or 0.
 void MeasureShape(const Shape& shape, std::span<const Way> ways, int replays,
-                  const std::vector<Gpu>& gpus, double& best) {
+                  const std::vector<Gpu>& gpus, const RunHeader& header, RunRecord& record,
+                  double& best) {
   const auto ranks = static_cast<int32_t>(gpus.size());
   const Problem problem(shape, ranks);
   for (const Way way : ways) {
-    if (way == Way::kTwoShot && shape.tokens < ranks) continue;
+    if (!Takes(way, shape, ranks)) continue;
     std::vector<std::vector<double>> us(gpus.size());
+    std::vector<const Rank*> all(gpus.size());
     Group(ranks).Run([&](int32_t r, const std::function<void()>& meet) {
-      const Rank rank(problem, gpus[static_cast<size_t>(r)]);
+      Rank rank(problem, gpus[static_cast<size_t>(r)]);
+      all[static_cast<size_t>(r)] = &rank;
       rank.Poison();
       meet();  // nobody allocates or waits for a device any more
+      rank.SetPeers(all);
       rank.Launch(way, kSets * kLaunchesOfASet);
       rank.Check(way);
       const UniqueGraphExec graph = rank.Capture(way);
-      for (int i = -kWarmUpReplays; i < replays; ++i) {
+      for (int i = -shape.WarmUpReplays(); i < replays; ++i) {
         if (i == 0) rank.Poison();
         meet();
         const double sample = rank.Replay(graph);
@@ -307,13 +428,14 @@ void MeasureShape(const Shape& shape, std::span<const Way> ways, int replays,
     std::printf("%4lld x %-6lld %-30s %8.2f %8.2f", static_cast<long long>(shape.tokens),
                 static_cast<long long>(shape.hidden), NameOf(way), median,
                 std::ranges::min(samples));
-    if (way == Way::kNccl) {
+    if (!IsOurs(way)) {
       std::printf("   %.2f times ours", median / best);
     } else {
       best = best == 0 ? median : std::min(best, median);
     }
     std::printf("\n");
     std::fflush(stdout);
+    record.Add(RowOf(shape, way, ranks, std::move(samples), header), /*stands=*/true);
   }
 }
 
@@ -331,20 +453,26 @@ std::optional<std::string> FindNccl() {
   }
 }
 
-int Measure(int32_t ranks, int replays) {
+int Measure(int32_t ranks, int replays, RunHeader header, RunRecord& record) {
   EnablePeerAccess(ranks);
+  record.Start(header);
   PeerBuffers group{.world_size = ranks};
   for (const Shape& shape : kShapes) {
     group.bytes =
         std::max(group.bytes, AllReduceNormBufferBytes(ranks, shape.tokens, shape.hidden));
+    group.slab_bytes =
+        std::max(group.slab_bytes, AllReduceNormSlabBytes(ranks, shape.tokens, shape.hidden));
   }
+  group.bytes += group.slab_bytes;
   std::vector<Gpu> gpus(static_cast<size_t>(ranks));
   for (int32_t r = 0; r < ranks; ++r) {
     TOKLINE_CUDA(cudaSetDevice(r));
     Gpu& gpu = gpus[static_cast<size_t>(r)];
     gpu.buffer = DeviceBuffer(group.bytes);
+    gpu.barrier = DeviceBuffer(kBarrierBytes);
     gpu.stream = MakeStream();
     TOKLINE_CUDA(cudaMemset(gpu.buffer.data(), 0, static_cast<size_t>(group.bytes)));
+    TOKLINE_CUDA(cudaMemset(gpu.barrier.data(), 0, static_cast<size_t>(kBarrierBytes)));
     TOKLINE_CUDA(cudaDeviceSynchronize());
     group.buffers[r] = gpu.buffer.data();
   }
@@ -352,25 +480,32 @@ int Measure(int32_t ranks, int replays) {
   for (int32_t r = 0; r < ranks; ++r) {
     gpus[static_cast<size_t>(r)].peers = group;
     gpus[static_cast<size_t>(r)].peers.rank = r;
+    for (int32_t of = 0; of < ranks; ++of) {
+      gpus[static_cast<size_t>(r)].barriers[of] = gpus[static_cast<size_t>(of)].barrier.data();
+    }
   }
   std::printf("all_reduce_norm on %d x %s, one process with peer access, bf16, warm\n", ranks,
               CudaDeviceName().c_str());
-  std::printf("us per launch in a graph of %d, over %d replays; outputs verified\n\n", kLaunches,
+  std::printf("us per launch in a graph of 200 or 20, over %d replays; outputs verified\n\n",
               replays);
   std::printf("%-13s %-30s %8s %8s\n", "shape", "way", "median", "least");
   double best[std::size(kShapes)] = {};
   for (size_t i = 0; i < std::size(kShapes); ++i) {
-    MeasureShape(kShapes[i], kOurWays, replays, gpus, best[i]);
+    MeasureShape(kShapes[i], kWays, replays, gpus, header, record, best[i]);
   }
   // NCCL comes last: whatever happens to it, our rows are there.
   const std::optional<std::string> nccl = FindNccl();
-  if (!nccl) return 0;
+  if (!nccl) {
+    record.Finish(/*interrupted=*/false);
+    return 0;
+  }
   std::printf("\nNCCL %s without NVLink multicast\n", nccl->c_str());
   std::vector<UniqueNcclComm> communicators = MakeNcclComms(ranks);
   for (size_t r = 0; r < gpus.size(); ++r) gpus[r].communicator = std::move(communicators[r]);
   for (size_t i = 0; i < std::size(kShapes); ++i) {
-    MeasureShape(kShapes[i], {{Way::kNccl}}, replays, gpus, best[i]);
+    MeasureShape(kShapes[i], {{Way::kNccl}}, replays, gpus, header, record, best[i]);
   }
+  record.Finish(/*interrupted=*/false);
   return 0;
 }
 
@@ -386,14 +521,25 @@ int PeerRanksMain(int argc, char** argv) {
     return *text != '\0' && *end == '\0' ? value : -1;
   };
   const long ranks = argc >= 3 ? number(argv[2]) : -1;
-  const bool has_replays = argc == 5 && std::string_view(argv[3]) == "--replays";
-  const long replays = has_replays ? number(argv[4]) : kDefaultReplays;
-  if (ranks < 2 || ranks > kMaxRanks || (argc != 3 && !has_replays) || replays < 1 ||
-      replays > 10'000) {
-    std::fprintf(stderr,
-                 "%s: usage: --gpus N [--replays R], with N from 2 to %d and R from 1 to 10000; "
-                 "without --gpus, all ranks run on one GPU\n",
-                 argv[0], kMaxRanks);
+  long replays = kDefaultReplays;
+  std::string file;
+  bool known = argc % 2 == 1;
+  for (int i = 3; i + 1 < argc; i += 2) {
+    const std::string_view flag = argv[i];
+    if (flag == "--replays") {
+      replays = number(argv[i + 1]);
+    } else if (flag == "--record") {
+      file = argv[i + 1];
+    } else {
+      known = false;
+    }
+  }
+  if (!known || ranks < 2 || ranks > kMaxRanks || replays < 1 || replays > 10'000) {
+    std::fprintf(
+        stderr,
+        "%s: usage: --gpus N [--replays R] [--record FILE], with N from 2 to %d and R from "
+        "1 to 10000; without --gpus, all ranks run on one GPU\n",
+        argv[0], kMaxRanks);
     return 2;
   }
   const int there = CudaDeviceCount();
@@ -404,7 +550,15 @@ int PeerRanksMain(int argc, char** argv) {
     return 2;
   }
   try {
-    return Measure(static_cast<int32_t>(ranks), static_cast<int>(replays));
+    RunRecord record(file);
+    const auto count = static_cast<int32_t>(ranks);
+    RunHeader header{.run_id = NewRunId(),
+                     .program = "bench_all_reduce_norm",
+                     .fingerprint = TakeFingerprint(argc, argv, /*cuda=*/true, count),
+                     .peaks = std::nullopt,
+                     .datasheet = std::nullopt};
+    if (header.fingerprint.gpu) header.datasheet = DatasheetOf(header.fingerprint.gpu->name);
+    return Measure(count, static_cast<int>(replays), std::move(header), record);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
     return 1;

@@ -3,6 +3,7 @@
 
 #include "kernels/all_reduce_norm/all_reduce_norm_device.cuh"
 #include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/slabs_device.cuh"
 #include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
@@ -15,13 +16,14 @@ namespace {
 template <int kRanksInGrid>
 void LaunchRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions& options) {
   const AllReduceNormParams& first = ranks.front();
-  AllReduceNormArguments<kRanksInGrid> args{.ranks = {}, .vectors = true};
+  AllReduceNormArguments<kRanksInGrid> args{.ranks = {}, .vectors = true, .slabs = {}};
   AllReduceNormPlan plan;
   for (size_t i = 0; i < ranks.size(); ++i) {
     args.ranks[i] = ranks[i];
     plan = PlanAllReduceNorm(ranks[i], CurrentDeviceFacts(), static_cast<int32_t>(ranks.size()));
     args.vectors = args.vectors && plan.vectors;
   }
+  args.slabs = plan.slabs;
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(ranks.size())),
       .block = dim3(static_cast<unsigned>(plan.threads)),
@@ -31,6 +33,9 @@ void LaunchRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions
   DispatchDType(first.dtype, [&]<DType kDType>() {
     if (first.num_tokens == 0) return;
     using T = typename DeviceType<kDType>::Type;
+    if (plan.variant == AllReduceNormVariant::kSlabs) {
+      return LaunchKernel(AllReduceSlabsKernel<SlabsPolicy<T, kRanksInGrid>>, shape, options, args);
+    }
     Dispatch<2, 4, kMaxRanks>("unrolled ranks", unrolled, [&]<int kMaxWorld>() {
       Dispatch<AllReduceNormVariant::kOneShot, AllReduceNormVariant::kTwoShot>(
           "variant", plan.variant, [&]<AllReduceNormVariant kVariant>() {

@@ -21,10 +21,11 @@ inline constexpr int32_t kMaxRanks = 8;
 // addresses came about: one process that drives several devices enables peer access and passes the
 // pointers of cudaMalloc; processes of their own pass what cudaIpcOpenMemHandle returns.
 //
-// Every rank allocates AllReduceNormBufferBytes() bytes, and all of them are zeroed before the
-// first launch of any rank. From then on they belong to the kernel. Nobody resets them between
-// launches, so that a captured graph can be replayed. Packets carry the number of the launch, of 32
-// bits: a packet of 2^32 launches ago that was not overwritten since would be taken for a new one.
+// Every rank allocates AllReduceNormBufferBytes() bytes, and AllReduceNormSlabBytes() more where it
+// wants kSlabs. All of them are zeroed before the first launch of any rank. From then on they
+// belong to the kernel. Nobody resets them between launches, so that a captured graph can be
+// replayed. Packets carry the number of the launch, of 32 bits: a packet of 2^32 launches ago that
+// was not overwritten since would be taken for a new one.
 //
 // The launches of a rank on the buffers follow one another: one stream at a time. The kernel has to
 // be loaded on the devices of all ranks before any rank launches it, because loading may wait for
@@ -37,6 +38,7 @@ struct PeerBuffers {
   int32_t world_size = 1;         // 1 to kMaxRanks
   int32_t rank = 0;               // this rank
   int64_t bytes = 0;              // of each buffer; the same on all ranks
+  int64_t slab_bytes = 0;         // of these, at the end: the room for kSlabs, or 0
   void* buffers[kMaxRanks] = {};  // [world_size], 256 B aligned, accessible from this rank's device
 };
 
@@ -56,9 +58,12 @@ enum class AllReduceNormVariant : uint8_t {
   kOneShot,  // every rank sends its partial to all others, and each sums for itself: one hop
   kTwoShot,  // a row is summed by the rank that owns it, which sends the sum to the others: two
              // hops, and 2 (N - 1) / N instead of N - 1 times the bytes
+  kSlabs,    // two_shot for many rows: a slab of rows is sent as it is, followed by a flag, so that
+             // the bytes on the link are half of those of packets. Needs rows of a multiple of 16 B
+             // that are 16 B aligned, and at least a slab for each rank
 };
 
-// "auto", "one_shot", "two_shot".
+// "auto", "one_shot", "two_shot", "slabs".
 std::string_view Name(AllReduceNormVariant variant);
 
 // s = round(partial of rank 0 + partial of rank 1 + ... + residual), added in this order in fp32
@@ -66,7 +71,7 @@ std::string_view Name(AllReduceNormVariant variant);
 // out = round(round(s / sqrt(mean(s^2) + eps)) * weight), as norm.h defines it.
 // The order does not depend on the variant or on the rank, so that all ranks have the same bits.
 // All ranks must launch the same sequence of dtypes, shapes and variants, and hold the same
-// residual. A rank with two_shot reads the residual of its own rows only.
+// residual. A rank with two_shot or slabs reads the residual of its own rows only.
 struct AllReduceNormParams {
   DType dtype = DType::kBf16;
   AllReduceNormVariant variant = AllReduceNormVariant::kAuto;
@@ -96,8 +101,14 @@ struct AllReduceNormParams {
 // Rows [begin, begin + count) of a launch as a launch of their own.
 AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int64_t count);
 
-// Enough for every shape of at most `max_tokens` rows of `max_hidden` elements, and any variant.
+// Enough for every shape of at most `max_tokens` rows of `max_hidden` elements with one_shot and
+// two_shot.
 int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
+// The same for slabs. A multiple of 256.
+int64_t AllReduceNormSlabBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
+// How many of the rows one launch can take, with these buffers and this variant; at least 1. More
+// rows are for several launches, by RowsOf.
+int64_t RowsInOneLaunch(const AllReduceNormParams& params);
 
 // Validate does not look at the buffers of `peers`, which the reference does not use;
 // ValidateBuffers does. Launch calls both.

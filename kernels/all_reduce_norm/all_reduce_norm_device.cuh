@@ -17,8 +17,8 @@
 #include <cstring>
 
 #include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/rank_launch_device.cuh"
 #include "kernels/device/convert.cuh"
-#include "kernels/device/ptx/global_timer.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/relaxed_system.cuh"
 #include "kernels/device/reduce.cuh"
@@ -31,12 +31,6 @@ struct AllReduceNormPolicy {
   static constexpr int kMaxWorld = kMaxWorldSize;  // loops over ranks are unrolled to it
   static constexpr bool kTwoShot = kOneOrTwoShot == AllReduceNormVariant::kTwoShot;
   static constexpr int kRanks = kRanksInGrid;
-};
-
-template <int kRanks>
-struct AllReduceNormArguments {
-  AllReduceNormParams ranks[kRanks];
-  bool vectors;
 };
 
 // Four neighbouring elements of a row, packed.
@@ -106,28 +100,15 @@ class QuadRows {
 
 // This launch's inboxes on all ranks.
 template <int kMaxWorld>
-class PacketExchange {
+class PacketExchange : public RankLaunch {
  public:
   __device__ __forceinline__ PacketExchange(const PeerBuffers& peers, int64_t time_limit_ms)
-      : peers_(peers), time_limit_ns_(static_cast<uint64_t>(time_limit_ms) * 1'000'000) {
-    const ulonglong2 head = ptx::LoadRelaxedSystem16(Header());
-    launch_ = static_cast<uint32_t>(head.x) + 1;
-    // Fresh buffers are full of zeros, so there is no launch 0; 2 keeps the inboxes taking turns.
-    if (launch_ == 0) launch_ = 2;
-    failed_ = head.y != 0;
-    inbox_ = kAllReduceHeaderBytes +
-             (launch_ & 1) * ((peers.bytes - kAllReduceHeaderBytes) / 2 / kAllReducePacketBytes) *
-                 kAllReducePacketBytes;
-  }
-
-  // The last block to call this counts the launch. All threads of all blocks call it once, after
-  // the constructor.
-  __device__ __forceinline__ void CountLaunch() const {
-    __syncthreads();  // all threads have read the header
-    if (threadIdx.x != 0) return;
-    AllReduceHeader* const header = Header();
-    if (atomicInc(&header->arrivals, gridDim.x - 1) == gridDim.x - 1) header->launches = launch_;
-  }
+      : RankLaunch(peers, time_limit_ms),
+        inbox_(kAllReduceHeaderBytes +
+               Turn() *
+                   ((peers.bytes - peers.slab_bytes - kAllReduceHeaderBytes) / 2 /
+                    kAllReducePacketBytes) *
+                   kAllReducePacketBytes) {}
 
   __device__ __forceinline__ void Send(int rank, int64_t packet, Quad quad) const {
     const uint64_t launch = static_cast<uint64_t>(launch_) << 32;
@@ -170,14 +151,8 @@ class PacketExchange {
   }
 
  private:
-  __device__ __forceinline__ AllReduceHeader* Header() const {
-    return static_cast<AllReduceHeader*>(peers_.buffers[peers_.rank]);
-  }
   __device__ __forceinline__ char* Packet(int rank, int64_t packet) const {
     return static_cast<char*>(peers_.buffers[rank]) + inbox_ + packet * kAllReducePacketBytes;
-  }
-  __device__ __forceinline__ bool IsPeer(int rank) const {
-    return rank < peers_.world_size && rank != peers_.rank;
   }
 
   __device__ __forceinline__ bool IsOfThisLaunch(ulonglong2 packet) const {
@@ -185,44 +160,15 @@ class PacketExchange {
   }
 
   __device__ __forceinline__ Quad Wait(int source, const char* at, ulonglong2 packet) {
-    constexpr int kPollsBetweenLooks = 256;
-    uint64_t deadline = 0;
-    int polls = 0;
-    while (!IsOfThisLaunch(packet) && !failed_) {
-      if (++polls % kPollsBetweenLooks == 0) {
-        const uint64_t now = ptx::GlobalTimerNs();
-        if (deadline == 0) deadline = now + time_limit_ns_;
-        failed_ = HasFailed(peers_, now >= deadline, source, launch_);
-      }
+    Deadline deadline;
+    while (!IsOfThisLaunch(packet) && !Failed()) {
+      Poll(deadline, source);
       packet = ptx::LoadRelaxedSystem16(at);
     }
     return {static_cast<uint32_t>(packet.x), static_cast<uint32_t>(packet.y)};
   }
 
-  // Whether this rank or a peer has given up. If not and it is `late`, the rank gives up now.
-  // Static and not inlined, so that the exchange stays in registers.
-  static __device__ __noinline__ bool HasFailed(const PeerBuffers& peers, bool late, int source,
-                                                uint32_t launch) {
-    auto* const header = static_cast<AllReduceHeader*>(peers.buffers[peers.rank]);
-    if (ptx::LoadRelaxedSystem16(header).y != 0) return true;
-    if (!late) return false;
-    if (atomicCAS(&header->gave_up, 0u, 1u) == 0) {
-      header->missing_rank = static_cast<uint32_t>(source);
-      header->missing_launch = launch;
-      for (int rank = 0; rank < peers.world_size; ++rank) {
-        if (rank == peers.rank) continue;
-        auto* const peer = static_cast<AllReduceHeader*>(peers.buffers[rank]);
-        ptx::StoreRelaxedSystem4(&peer->peer_failed, static_cast<uint32_t>(peers.rank) + 1);
-      }
-    }
-    return true;
-  }
-
-  const PeerBuffers& peers_;
-  uint64_t time_limit_ns_;
   int64_t inbox_;  // offset in bytes
-  uint32_t launch_;
-  bool failed_;
 };
 
 // Sums over the block; every thread gets the sum. Successive calls use `sums` in turn, so that one

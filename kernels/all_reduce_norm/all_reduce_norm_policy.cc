@@ -12,12 +12,12 @@
 namespace tokline {
 namespace {
 
-constexpr int64_t kVectorBytes = 8;
+constexpr int64_t kVectorBytes = 8, kSlabVectorBytes = 16;
 
-bool TakesVectors(const AllReduceNormParams& params) {
-  const int64_t width = kVectorBytes / SizeOf(params.dtype);
+bool TakesVectors(const AllReduceNormParams& params, int64_t bytes) {
+  const int64_t width = bytes / SizeOf(params.dtype);
   const auto aligned = [&](const void* pointer, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0 &&
+    return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0 &&
            (params.num_tokens <= 1 || stride % width == 0);
   };
   return params.hidden_size % width == 0 &&
@@ -25,6 +25,39 @@ bool TakesVectors(const AllReduceNormParams& params) {
          aligned(params.residual, params.residual_stride) && aligned(params.weight, 0) &&
          aligned(params.residual_out, params.residual_out_stride) &&
          aligned(params.out, params.out_stride);
+}
+
+// The rows of a launch at each rank, in bytes.
+int64_t SlabRowBytes(const AllReduceSlabs& slabs, int32_t world_size, int64_t hidden_bytes) {
+  return slabs.Flags(world_size) * slabs.rows * hidden_bytes;
+}
+
+// What each of two launches has for its rows.
+int64_t SlabRoom(int64_t slab_bytes) {
+  const int64_t flags = 2 * kAllReduceSlabFlags * int64_t{sizeof(uint32_t)};
+  return std::max<int64_t>(0, slab_bytes - flags) / 2 / kSlabVectorBytes * kSlabVectorBytes;
+}
+
+bool SlabsFit(int32_t world_size, int64_t num_tokens, int64_t hidden_bytes, int64_t slab_bytes) {
+  const AllReduceSlabs slabs = SlabsOf(world_size, num_tokens);
+  return slabs.Flags(world_size) <= kAllReduceSlabFlags &&
+         SlabRowBytes(slabs, world_size, hidden_bytes) <= SlabRoom(slab_bytes);
+}
+
+// Whether each rank owns one, so that a rank whose launch has ended has heard from all others.
+bool SlabsForAll(int32_t world_size, int64_t num_tokens) {
+  return world_size >= 2 && SlabsOf(world_size, num_tokens).slabs >= world_size;
+}
+
+int64_t HiddenBytes(const AllReduceNormParams& params) {
+  return params.hidden_size * SizeOf(params.dtype);
+}
+
+// Whether kAuto takes slabs for these tokens, if they fit.
+bool PrefersSlabs(const AllReduceNormParams& params, int64_t num_tokens) {
+  constexpr int64_t kLeastBytes = 3 << 20;
+  return num_tokens * HiddenBytes(params) >= kLeastBytes &&
+         SlabsForAll(params.peers.world_size, num_tokens) && TakesVectors(params, kSlabVectorBytes);
 }
 
 // With two ranks one_shot sends no more than two_shot. With more ranks two_shot pays once its
@@ -35,10 +68,31 @@ bool TakesVectors(const AllReduceNormParams& params) {
 AllReduceNormVariant VariantOf(const AllReduceNormParams& params) {
   if (params.variant != AllReduceNormVariant::kAuto) return params.variant;
   const int32_t ranks = params.peers.world_size;
-  const int64_t bytes = params.num_tokens * params.hidden_size * SizeOf(params.dtype);
+  if (PrefersSlabs(params, params.num_tokens) &&
+      SlabsFit(ranks, params.num_tokens, HiddenBytes(params), params.peers.slab_bytes)) {
+    return AllReduceNormVariant::kSlabs;
+  }
+  const int64_t bytes = params.num_tokens * HiddenBytes(params);
   const int64_t limit = ranks <= 4 ? 512 << 10 : 256 << 10;
   const bool one_shot = ranks <= 2 || bytes <= limit || params.num_tokens < ranks;
   return one_shot ? AllReduceNormVariant::kOneShot : AllReduceNormVariant::kTwoShot;
+}
+
+int64_t PacketBytes(const PeerBuffers& peers) { return peers.bytes - peers.slab_bytes; }
+
+// The largest count from 1 to `most` that fits, where what fits stays so with less; at least 1.
+template <typename Fits>
+int64_t LargestThat(int64_t most, const Fits& fits) {
+  int64_t low = 1, high = most;
+  while (low < high) {
+    const int64_t middle = high - (high - low) / 2;
+    if (fits(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
 }
 
 void RequireStride(const AllReduceNormParams& params, int64_t stride, const char* name) {
@@ -56,6 +110,8 @@ std::string_view Name(AllReduceNormVariant variant) {
       return "one_shot";
     case AllReduceNormVariant::kTwoShot:
       return "two_shot";
+    case AllReduceNormVariant::kSlabs:
+      return "slabs";
   }
   return "?";
 }
@@ -72,8 +128,17 @@ int64_t AllReduceInboxPackets(AllReduceNormVariant variant, int32_t world_size, 
   return (world_size * DivideUp(num_tokens, world_size) + num_tokens) * row;
 }
 
-int64_t AllReduceInboxCapacity(int64_t buffer_bytes) {
-  return std::max<int64_t>(0, buffer_bytes - kAllReduceHeaderBytes) / 2 / kAllReducePacketBytes;
+int64_t AllReduceInboxCapacity(int64_t packet_bytes) {
+  return std::max<int64_t>(0, packet_bytes - kAllReduceHeaderBytes) / 2 / kAllReducePacketBytes;
+}
+
+// Few rows make small slabs, so that there are enough of them for the device.
+AllReduceSlabs SlabsOf(int32_t world_size, int64_t num_tokens) {
+  constexpr int64_t kFewTokens = 2048;
+  AllReduceSlabs slabs{.rows = num_tokens <= kFewTokens ? 4 : 16};
+  slabs.slabs = static_cast<int32_t>(DivideUp(num_tokens, slabs.rows));
+  slabs.owned = static_cast<int32_t>(DivideUp(slabs.slabs, world_size));
+  return slabs;
 }
 
 AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int64_t count) {
@@ -100,17 +165,58 @@ int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t
   return RoundUp(kAllReduceHeaderBytes + 2 * most * kAllReducePacketBytes, 256);
 }
 
+int64_t AllReduceNormSlabBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden) {
+  constexpr int64_t kElementBytes = 2;
+  int64_t rows = 0;
+  for (const int64_t tokens : {max_tokens, std::min<int64_t>(max_tokens, 2048)}) {
+    rows = std::max(rows, SlabRowBytes(SlabsOf(world_size, tokens), world_size,
+                                       RoundUp(max_hidden * kElementBytes, kSlabVectorBytes)));
+  }
+  return RoundUp(2 * (kAllReduceSlabFlags * int64_t{sizeof(uint32_t)} + rows), 256);
+}
+
+int64_t RowsInOneLaunch(const AllReduceNormParams& params) {
+  const int32_t ranks = params.peers.world_size;
+  const int64_t tokens = std::max<int64_t>(params.num_tokens, 1);
+  const auto slabs_fit = [&](int64_t rows) {
+    return SlabsFit(ranks, rows, HiddenBytes(params), params.peers.slab_bytes);
+  };
+  const auto packets_fit = [&](int64_t rows) {
+    AllReduceNormParams part = params;
+    part.num_tokens = rows;
+    part.peers.slab_bytes = 0;  // with kAuto: one_shot or two_shot
+    return AllReduceInboxPackets(VariantOf(part), ranks, rows, params.hidden_size) <=
+           AllReduceInboxCapacity(PacketBytes(params.peers));
+  };
+  if (params.variant == AllReduceNormVariant::kSlabs) return LargestThat(tokens, slabs_fit);
+  if (params.variant == AllReduceNormVariant::kAuto) {
+    const int64_t rows = LargestThat(tokens, slabs_fit);
+    if (slabs_fit(rows) && PrefersSlabs(params, rows)) return rows;
+  }
+  return LargestThat(tokens, packets_fit);
+}
+
 AllReduceNormPlan PlanAllReduceNorm(const AllReduceNormParams& params, const DeviceFacts& device,
                                     int32_t ranks_on_device) {
   constexpr int64_t kMostThreads = 1024, kWarp = 32;
   Require(ranks_on_device >= 1 && ranks_on_device <= device.sm_count, ranks_on_device,
           " ranks on a device of ", device.sm_count, " multiprocessors");
+  if (VariantOf(params) == AllReduceNormVariant::kSlabs) {
+    const AllReduceSlabs slabs = SlabsOf(params.peers.world_size, params.num_tokens);
+    const int64_t room = device.sm_count * (kMostThreads / kWarp) / slabs.rows / ranks_on_device;
+    return {.variant = AllReduceNormVariant::kSlabs,
+            .vectors = true,
+            .blocks = static_cast<int32_t>(std::min<int64_t>(slabs.slabs, room)),
+            .threads = static_cast<int32_t>(slabs.rows * kWarp),
+            .slabs = slabs};
+  }
   const int64_t threads = RoundUp(AllReducePacketsPerRow(params.hidden_size), kWarp);
   return {.variant = VariantOf(params),
-          .vectors = TakesVectors(params),
+          .vectors = TakesVectors(params, kVectorBytes),
           .blocks = static_cast<int32_t>(
               std::min<int64_t>(params.num_tokens, device.sm_count / ranks_on_device)),
-          .threads = static_cast<int32_t>(std::min(threads, kMostThreads))};
+          .threads = static_cast<int32_t>(std::min(threads, kMostThreads)),
+          .slabs = {}};
 }
 
 void Validate(const AllReduceNormParams& params) {
@@ -131,6 +237,11 @@ void Validate(const AllReduceNormParams& params) {
   Require(params.variant != AllReduceNormVariant::kTwoShot || params.num_tokens >= peers.world_size,
           "two_shot needs a row for each of ", peers.world_size, " ranks; num_tokens is ",
           params.num_tokens);
+  Require(params.variant != AllReduceNormVariant::kSlabs ||
+              SlabsForAll(peers.world_size, params.num_tokens),
+          "slabs needs 2 ranks or more and a slab for each of them; ", params.num_tokens,
+          " tokens have ", SlabsOf(peers.world_size, params.num_tokens).slabs, " for ",
+          peers.world_size);
   const void* partial = params.partials[params.peers.rank];
   Require(partial && params.residual_out, "this rank's partial and residual_out must not be null");
   Require((params.weight == nullptr) == (params.out == nullptr), "weight is ", params.weight,
@@ -142,6 +253,9 @@ void Validate(const AllReduceNormParams& params) {
   RequireStride(params, params.residual_out_stride, "residual_out_stride");
   if (params.residual) RequireStride(params, params.residual_stride, "residual_stride");
   if (params.out) RequireStride(params, params.out_stride, "out_stride");
+  Require(params.variant != AllReduceNormVariant::kSlabs || TakesVectors(params, kSlabVectorBytes),
+          "slabs needs rows of a multiple of ", kSlabVectorBytes, " B that are as well aligned; ",
+          "hidden_size is ", params.hidden_size);
   const auto same_rows = [&](const void* a, int64_t a_stride, const char* names) {
     Require(a != params.residual_out || params.num_tokens <= 1 ||
                 a_stride == params.residual_out_stride,
@@ -160,13 +274,25 @@ void ValidateBuffers(const AllReduceNormParams& params) {
     Require(buffer != nullptr && reinterpret_cast<uintptr_t>(buffer) % 256 == 0, "buffers[", rank,
             "] is ", buffer, "; it must be an address that is a multiple of 256");
   }
+  Require(peers.slab_bytes >= 0 && peers.slab_bytes <= peers.bytes && peers.slab_bytes % 256 == 0,
+          "slab_bytes is ", peers.slab_bytes, "; it must be a multiple of 256 from 0 to ",
+          peers.bytes);
   const AllReduceNormVariant variant = VariantOf(params);
+  if (variant == AllReduceNormVariant::kSlabs) {
+    Require(SlabsFit(peers.world_size, params.num_tokens, HiddenBytes(params), peers.slab_bytes),
+            "slab_bytes is ", peers.slab_bytes, "; ", params.num_tokens, " x ", params.hidden_size,
+            " with ", peers.world_size, " ranks takes ",
+            AllReduceNormSlabBytes(peers.world_size, params.num_tokens, params.hidden_size),
+            ", and at most ", kAllReduceSlabFlags, " flags of ",
+            SlabsOf(peers.world_size, params.num_tokens).Flags(peers.world_size));
+    return;
+  }
   const int64_t needed =
       AllReduceInboxPackets(variant, peers.world_size, params.num_tokens, params.hidden_size);
-  Require(needed <= AllReduceInboxCapacity(peers.bytes), "buffers of ", peers.bytes, " bytes hold ",
-          AllReduceInboxCapacity(peers.bytes), " packets of a launch; ", params.num_tokens, " x ",
-          params.hidden_size, " with ", Name(variant), " and ", peers.world_size, " ranks takes ",
-          needed);
+  const int64_t room = AllReduceInboxCapacity(PacketBytes(peers));
+  Require(needed <= room, "buffers of ", PacketBytes(peers), " bytes hold ", room,
+          " packets of a launch; ", params.num_tokens, " x ", params.hidden_size, " with ",
+          Name(variant), " and ", peers.world_size, " ranks takes ", needed);
 }
 
 void RequireAllReduced(const PeerBuffers& peers, const AllReduceHeader& header) {

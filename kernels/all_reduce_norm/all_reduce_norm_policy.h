@@ -14,11 +14,28 @@ inline constexpr int64_t kAllReducePacketElements = 4;
 // The packets of an exchange buffer follow its header at this offset.
 inline constexpr int64_t kAllReduceHeaderBytes = 256;
 
+// Slab s belongs to rank s % world_size. What the slabs of a launch need at every rank, in the part
+// of the buffer that is theirs: for each of two launches in turn kAllReduceSlabFlags flags, then
+// for each the rows. These are, with `owned` slabs of a rank, the partials of each source of all
+// owned slabs, and then the sums of all slabs. The flags are in the same order.
+struct AllReduceSlabs {
+  int32_t rows = 0;   // of a slab; one warp per row
+  int32_t slabs = 0;  // of a launch
+  int32_t owned = 0;  // by the rank that has most of them
+
+  int64_t Flags(int32_t world_size) const { return int64_t{world_size} * owned + slabs; }
+};
+inline constexpr int64_t kAllReduceSlabFlags = 8192;
+
+// Depends on nothing that ranks differ in.
+AllReduceSlabs SlabsOf(int32_t world_size, int64_t num_tokens);
+
 struct AllReduceNormPlan {
   AllReduceNormVariant variant = AllReduceNormVariant::kOneShot;
-  bool vectors = false;  // 8-byte accesses
-  int32_t blocks = 0;    // each takes every blocks-th row
+  bool vectors = false;  // 8-byte accesses, or 16-byte ones with slabs
+  int32_t blocks = 0;    // each takes every blocks-th row, or slab
   int32_t threads = 0;
+  AllReduceSlabs slabs = {};  // with kSlabs
 };
 
 // Packets in a row.
@@ -28,11 +45,11 @@ int64_t AllReducePacketsPerRow(int64_t hidden_size);
 int64_t AllReduceInboxPackets(AllReduceNormVariant variant, int32_t world_size, int64_t num_tokens,
                               int64_t hidden_size);
 
-// Packets that fit into each of the two inboxes of a buffer.
-int64_t AllReduceInboxCapacity(int64_t buffer_bytes);
+// Packets that fit into each of the two inboxes of a buffer, without its part for slabs.
+int64_t AllReduceInboxCapacity(int64_t packet_bytes);
 
 // The plan of a launch. `ranks_on_device` ranks share the device's multiprocessors, each of which
-// runs at most one of the blocks, so that all blocks are resident.
+// runs at most one of the blocks, or 32 warps with slabs, so that all blocks are resident.
 AllReduceNormPlan PlanAllReduceNorm(const AllReduceNormParams& params, const DeviceFacts& device,
                                     int32_t ranks_on_device = 1);
 

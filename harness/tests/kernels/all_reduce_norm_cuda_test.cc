@@ -35,7 +35,14 @@ using Variant = AllReduceNormVariant;
 [[maybe_unused]] const int kLoadEverythingFirst = ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 
 constexpr DType kDTypes[] = {DType::kBf16, DType::kF16};
-constexpr Variant kVariants[] = {Variant::kOneShot, Variant::kTwoShot};
+constexpr Variant kPacketVariants[] = {Variant::kOneShot, Variant::kTwoShot};
+constexpr Variant kVariants[] = {Variant::kOneShot, Variant::kTwoShot, Variant::kSlabs};
+
+// Whether the variant takes these rows: each rank owns one, or a slab of them.
+bool Takes(Variant variant, int32_t ranks, int64_t tokens) {
+  if (variant == Variant::kSlabs) return SlabsOf(ranks, tokens).slabs >= ranks;
+  return variant != Variant::kTwoShot || tokens >= ranks;
+}
 
 // The exchange buffers of a group, each on the device of its rank. Zeros lie behind each.
 class Exchange {
@@ -44,7 +51,8 @@ class Exchange {
 
   Exchange(int32_t ranks, int64_t max_tokens, int64_t max_hidden, bool own_devices = false) {
     peers_.world_size = ranks;
-    peers_.bytes = AllReduceNormBufferBytes(ranks, max_tokens, max_hidden);
+    peers_.slab_bytes = AllReduceNormSlabBytes(ranks, max_tokens, max_hidden);
+    peers_.bytes = AllReduceNormBufferBytes(ranks, max_tokens, max_hidden) + peers_.slab_bytes;
     for (int32_t r = 0; r < ranks; ++r) {
       if (own_devices) TOKLINE_CUDA(cudaSetDevice(r));
       buffers_.emplace_back(std::vector<char>(static_cast<size_t>(peers_.bytes + kBytesBehind)));
@@ -193,11 +201,11 @@ TEST_F(AllReduceNormCudaTest, EveryHiddenSizeGivesTheExactSum) {
 }
 
 // Fewer rows than blocks, as many, and more, shared evenly by their owners and not.
-TEST_F(AllReduceNormCudaTest, OneToFiveHundredTokensWithBothVariants) {
+TEST_F(AllReduceNormCudaTest, OneToFiveHundredTokensWithEveryVariant) {
   for (const int32_t ranks : {2, 3, 4, 8}) {
     for (const int64_t tokens : {1, 2, 3, 4, 8, 13, 64, 67, 131, 256, 512}) {
       for (const Variant variant : kVariants) {
-        if (variant == Variant::kTwoShot && tokens < ranks) continue;
+        if (!Takes(variant, ranks, tokens)) continue;
         EXPECT_TRUE(
             RunAndCheck({.ranks = ranks, .tokens = tokens, .hidden = 1024, .variant = variant}));
       }
@@ -205,9 +213,33 @@ TEST_F(AllReduceNormCudaTest, OneToFiveHundredTokensWithBothVariants) {
   }
 }
 
+// Rows of one vector, of less and more than a warp loads at once, and of several times that; slabs
+// of 4 and of 16 rows, as many as ranks and more than blocks.
+TEST_F(AllReduceNormCudaTest, SlabsOfEveryWidthGiveTheExactSum) {
+  for (const DType dtype : kDTypes) {
+    for (const int32_t ranks : {2, 3, 8}) {
+      for (const int64_t hidden : {8, 264, 1000, 1024, 2560, 8192}) {
+        for (const int64_t tokens : {29, 120, 2100}) {
+          if (tokens * hidden > 300'000) continue;
+          for (const int64_t pad : {0, 8}) {
+            EXPECT_TRUE(RunAndCheck({.dtype = dtype,
+                                     .ranks = ranks,
+                                     .tokens = tokens,
+                                     .hidden = hidden,
+                                     .pad = pad,
+                                     .variant = Variant::kSlabs}))
+                << "pad " << pad;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(RunAndCheck({.tokens = 20'000, .hidden = 64, .variant = Variant::kSlabs}));
+}
+
 // Large numbers of two ranks cancel in every element, so that the sum depends on the order.
 TEST_F(AllReduceNormCudaTest, EveryRankAddsInTheOrderOfTheRanks) {
-  constexpr int64_t kTokens = 16, kHidden = 1024;
+  constexpr int64_t kTokens = 32, kHidden = 1024;
   for (const Variant variant : kVariants) {
     for (const int32_t ranks : {3, 4, 8}) {
       AllReduceCase c({.ranks = ranks, .tokens = kTokens, .hidden = kHidden, .variant = variant});
@@ -229,7 +261,7 @@ TEST_F(AllReduceNormCudaTest, ResidualAndNormMayBeLeftOut) {
     for (const bool residual : {false, true}) {
       for (const bool norm : {false, true}) {
         EXPECT_TRUE(RunAndCheck({.ranks = 4,
-                                 .tokens = 9,
+                                 .tokens = 19,
                                  .hidden = 2560,
                                  .residual = residual,
                                  .norm = norm,
@@ -242,6 +274,7 @@ TEST_F(AllReduceNormCudaTest, ResidualAndNormMayBeLeftOut) {
 TEST_F(AllReduceNormCudaTest, ResidualOutMayBeTheResidualOrThePartial) {
   for (const Variant variant : kVariants) {
     for (const int64_t hidden : {2560, 8191}) {
+      if (variant == Variant::kSlabs && hidden == 8191) continue;
       const AllReduceCase c({.ranks = 4, .tokens = 150, .hidden = hidden, .variant = variant});
       for (const bool is_residual : {false, true}) {
         const Exchange exchange(4, 150, hidden);
@@ -275,7 +308,8 @@ TEST_F(AllReduceNormCudaTest, ReplaysOfAGraphSumWhatIsThereNow) {
          {AllReduceSetup{.tokens = 1, .hidden = 2560},
           AllReduceSetup{.tokens = 40, .hidden = 1024, .variant = Variant::kTwoShot},
           AllReduceSetup{.tokens = 3, .hidden = 999},
-          AllReduceSetup{.tokens = 40, .hidden = 2560, .variant = Variant::kOneShot}}) {
+          AllReduceSetup{.tokens = 40, .hidden = 2560, .variant = Variant::kOneShot},
+          AllReduceSetup{.tokens = 37, .hidden = 2560, .variant = Variant::kSlabs}}) {
       cases.emplace_back(shape).setup.ranks = ranks;
     }
     std::vector<std::unique_ptr<VirtualRanks>> groups;
@@ -321,7 +355,7 @@ TEST_F(AllReduceNormCudaTest, ReplaysOfAGraphSumWhatIsThereNow) {
 // Inboxes full of packets whose numbers are those of launches before and after, or half right.
 TEST_F(AllReduceNormCudaTest, PacketsOfOtherLaunchesAreNotTaken) {
   constexpr uint32_t kLaunch = 1000;
-  for (const Variant variant : kVariants) {
+  for (const Variant variant : kPacketVariants) {
     for (const uint32_t number : {0u, kLaunch - 2, kLaunch - 1, kLaunch + 1, kLaunch + 2, ~0u}) {
       for (const int fresh_half : {-1, 0, 1}) {  // -1: none
         const AllReduceCase c({.ranks = 4, .tokens = 6, .hidden = 1024, .variant = variant});
@@ -346,15 +380,43 @@ TEST_F(AllReduceNormCudaTest, PacketsOfOtherLaunchesAreNotTaken) {
   }
 }
 
-// A launch writes packets to its own inbox alone.
+// Places of slabs full of data, and flags of launches before and after.
+TEST_F(AllReduceNormCudaTest, FlagsOfOtherLaunchesAreNotTaken) {
+  constexpr uint32_t kLaunch = 1000;
+  for (const uint32_t number : {0u, kLaunch - 2, kLaunch - 1, kLaunch + 1, kLaunch + 2, ~0u}) {
+    const AllReduceCase c({.ranks = 4, .tokens = 40, .hidden = 1024, .variant = Variant::kSlabs});
+    Exchange exchange(4, 40, 1024);
+    for (int32_t r = 0; r < 4; ++r) {
+      const PeerBuffers peers = exchange.Peers(r);
+      std::vector<uint32_t> words(static_cast<size_t>(exchange.Buffer(r).bytes() / 4), 0x42004200);
+      std::fill_n(words.begin() + (peers.bytes - peers.slab_bytes) / 4, 2 * kAllReduceSlabFlags,
+                  number);
+      exchange.Buffer(r).CopyFrom(words.data(), exchange.Buffer(r).bytes());
+      exchange.SetHeader(r, {.launches = kLaunch - 1});
+    }
+    const VirtualRanks ranks(c, exchange);
+    ranks.Launch();
+    EXPECT_TRUE(ranks.Check()) << "stale flags of number " << number;
+    EXPECT_EQ(exchange.Header(2).launches, kLaunch);
+  }
+}
+
+// A launch writes packets to its own inbox alone, and slabs and flags to its own places.
 TEST_F(AllReduceNormCudaTest, InboxesTakeTurnsAndNothingLiesBehindThem) {
   for (const int32_t ranks : {2, 3, 4, 8}) {
     for (const Variant variant : kVariants) {
-      const AllReduceCase c({.ranks = ranks, .tokens = 9, .hidden = 1023, .variant = variant});
-      Exchange exchange(ranks, 9, 1023);
+      const bool slabs = variant == Variant::kSlabs;
+      const int64_t tokens = slabs ? 33 : 9, hidden = slabs ? 1024 : 1023;
+      const AllReduceCase c(
+          {.ranks = ranks, .tokens = tokens, .hidden = hidden, .variant = variant});
+      Exchange exchange(ranks, tokens, hidden);
       const VirtualRanks group(c, exchange);
-      const int64_t bytes = exchange.Peers(0).bytes;
-      const int64_t inbox = AllReduceInboxCapacity(bytes) * kAllReducePacketBytes;
+      const auto [bytes, slab_bytes] =
+          std::pair(exchange.Peers(0).bytes, exchange.Peers(0).slab_bytes);
+      const int64_t packets = bytes - slab_bytes;
+      const int64_t inbox = AllReduceInboxCapacity(packets) * kAllReducePacketBytes;
+      constexpr int64_t kFlags = kAllReduceSlabFlags * int64_t{sizeof(uint32_t)};
+      const int64_t room = (slab_bytes - 2 * kFlags) / 2 / 16 * 16;
       for (const int64_t launch : {1, 2}) {
         group.Launch();
         for (int32_t r = 0; r < ranks; ++r) {
@@ -363,8 +425,17 @@ TEST_F(AllReduceNormCudaTest, InboxesTakeTurnsAndNothingLiesBehindThem) {
             return std::all_of(all.begin() + at, all.begin() + at + count,
                                [](char byte) { return byte == 0; });
           };
-          EXPECT_EQ(is_zero(kAllReduceHeaderBytes, inbox), launch == 1) << "rank " << r;
-          EXPECT_FALSE(is_zero(kAllReduceHeaderBytes + inbox, inbox)) << "rank " << r;
+          if (slabs) {
+            EXPECT_TRUE(is_zero(kAllReduceHeaderBytes, packets - kAllReduceHeaderBytes));
+            EXPECT_EQ(is_zero(packets, kFlags), launch == 1) << "rank " << r;
+            EXPECT_FALSE(is_zero(packets + kFlags, kFlags)) << "rank " << r;
+            EXPECT_EQ(is_zero(packets + 2 * kFlags, room), launch == 1) << "rank " << r;
+            EXPECT_FALSE(is_zero(packets + 2 * kFlags + room, room)) << "rank " << r;
+          } else {
+            EXPECT_EQ(is_zero(kAllReduceHeaderBytes, inbox), launch == 1) << "rank " << r;
+            EXPECT_FALSE(is_zero(kAllReduceHeaderBytes + inbox, inbox)) << "rank " << r;
+            EXPECT_TRUE(is_zero(packets, slab_bytes)) << "rank " << r;
+          }
           EXPECT_TRUE(is_zero(bytes, Exchange::kBytesBehind)) << "rank " << r;
         }
       }
@@ -428,9 +499,14 @@ TEST_F(AllReduceNormCudaTest, ALateRankIsWaitedFor) {
       for (const int32_t ranks : {2, 3, 5}) {
         for (const int64_t hidden : {2560, 2561}) {
           for (const int32_t late : {0, ranks - 1}) {
-            check(
-                {.dtype = dtype, .ranks = ranks, .tokens = 5, .hidden = hidden, .variant = variant},
-                late);
+            const bool slabs = variant == Variant::kSlabs;
+            if (slabs && hidden == 2561) continue;
+            check({.dtype = dtype,
+                   .ranks = ranks,
+                   .tokens = slabs ? 20 : 5,
+                   .hidden = hidden,
+                   .variant = variant},
+                  late);
           }
         }
       }
@@ -449,8 +525,8 @@ std::string ErrorOf(const PeerBuffers& peers) {
 
 TEST_F(AllReduceNormCudaTest, AMissingRankEndsTheGroupWithAnError) {
   for (const Variant variant : kVariants) {
-    const AllReduceCase c({.ranks = 3, .tokens = 6, .hidden = 2560, .variant = variant});
-    const Exchange exchange(3, 6, 2560);
+    const AllReduceCase c({.ranks = 3, .tokens = 12, .hidden = 2560, .variant = variant});
+    const Exchange exchange(3, 12, 2560);
     VirtualRanks ranks(c, exchange);
     for (AllReduceNormParams& params : ranks.params()) params.time_limit_ms = 50;
     EXPECT_EQ(ErrorOf(exchange.Peers(0)), "nothing was thrown");
@@ -549,10 +625,11 @@ TEST_F(AllReduceNormPeersCudaTest, EveryShapeGivesTheExactSumOnEveryDevice) {
   for (int32_t ranks = 2; ranks <= devices_; ranks *= 2) {
     const Exchange exchange(ranks, 512, 8192, true);
     for (const DType dtype : kDTypes) {
-      for (const Variant variant : {Variant::kAuto, Variant::kTwoShot}) {
+      for (const Variant variant : {Variant::kAuto, Variant::kTwoShot, Variant::kSlabs}) {
         for (const int64_t hidden : {1024, 2560, 4096, 5003, 8192}) {
           for (const int64_t tokens : {1, 8, 64, 512}) {
-            if (variant == Variant::kTwoShot && tokens < ranks) continue;
+            if (!Takes(variant, ranks, tokens)) continue;
+            if (variant == Variant::kSlabs && hidden == 5003) continue;
             if (tokens == 512 && hidden > 2560 && dtype == DType::kF16) continue;
             const AllReduceCase c({.dtype = dtype,
                                    .ranks = ranks,
@@ -583,7 +660,7 @@ TEST_F(AllReduceNormPeersCudaTest, GraphsOfManyRoundsGiveTheExactSum) {
     std::vector<AllReduceCase> cases;
     for (const auto& [tokens, hidden, variant] :
          {std::tuple{1, 2560, Variant::kAuto}, std::tuple{64, 4096, Variant::kTwoShot},
-          std::tuple{8, 4096, Variant::kOneShot}}) {
+          std::tuple{8, 4096, Variant::kOneShot}, std::tuple{61, 2560, Variant::kSlabs}}) {
       AllReduceSetup setup = shape;
       setup.tokens = tokens;
       setup.hidden = hidden;

@@ -22,6 +22,12 @@ using Variant = AllReduceNormVariant;
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 
+void AddSlabs(Params& params, int64_t tokens) {
+  params.peers.slab_bytes =
+      AllReduceNormSlabBytes(params.peers.world_size, tokens, params.hidden_size);
+  params.peers.bytes += params.peers.slab_bytes;
+}
+
 // Params of this shape with addresses that must not be followed.
 Params Shape(int32_t ranks, int64_t tokens, int64_t hidden, Variant variant = Variant::kAuto) {
   const auto address = [](int64_t n) { return reinterpret_cast<void*>(n << 20); };
@@ -40,6 +46,7 @@ Params Shape(int32_t ranks, int64_t tokens, int64_t hidden, Variant variant = Va
       .out = address(5),
       .out_stride = hidden,
       .peers = {.world_size = ranks, .bytes = AllReduceNormBufferBytes(ranks, tokens, hidden)}};
+  if (variant == Variant::kSlabs) AddSlabs(params, tokens);
   for (int32_t r = 0; r < ranks; ++r) params.peers.buffers[r] = address(10 + r);
   return params;
 }
@@ -121,6 +128,15 @@ TEST(AllReduceNormTest, ValidateStatesWhatIsWrong) {
         p.num_tokens = 2;
       },
       "two_shot needs a row for each of 3 ranks; num_tokens is 2");
+  refused([](Params& p) { p.variant = Variant::kSlabs; },
+          "a slab for each of them; 4 tokens have 1 for 3");
+  refused(
+      [](Params& p) {
+        p.variant = Variant::kSlabs;
+        p.num_tokens = 12;
+        p.out_stride = 68;
+      },
+      "slabs needs rows of a multiple of 16 B");
 }
 
 TEST(AllReduceNormTest, ValidateStatesWhatIsWrongWithTheBuffers) {
@@ -132,6 +148,20 @@ TEST(AllReduceNormTest, ValidateStatesWhatIsWrongWithTheBuffers) {
   EXPECT_THAT(RefusalOf([](Params& p) { p.peers.bytes = 0; }), HasSubstr("buffers of 0 bytes"));
   EXPECT_THAT(RefusalOf([](Params& p) { p.num_tokens = 5; }),
               HasSubstr("5 x 64 with one_shot and 3 ranks takes 240"));
+  EXPECT_THAT(RefusalOf([](Params& p) { p.peers.slab_bytes = 100; }),
+              HasSubstr("slab_bytes is 100; it must be a multiple of 256"));
+  EXPECT_THAT(RefusalOf([](Params& p) {
+                p.variant = Variant::kSlabs;
+                p.num_tokens = 13;
+                AddSlabs(p, 12);
+              }),
+              HasSubstr("13 x 64 with 3 ranks takes 75776"));
+  EXPECT_THAT(RefusalOf([](Params& p) {
+                p.variant = Variant::kSlabs;
+                p.num_tokens = 100'000;
+                AddSlabs(p, 100'000);
+              }),
+              HasSubstr("at most 8192 flags of 12502"));
 }
 
 TEST(AllReduceNormTest, BuffersHoldTheShapesThatTheyWereMadeFor) {
@@ -140,10 +170,15 @@ TEST(AllReduceNormTest, BuffersHoldTheShapesThatTheyWereMadeFor) {
       for (const int64_t hidden : {1, 64, 2560, 8191}) {
         const int64_t bytes = AllReduceNormBufferBytes(ranks, most, hidden);
         for (const int64_t tokens : {int64_t{1}, most / 2, most}) {
-          for (const Variant variant : {Variant::kAuto, Variant::kOneShot, Variant::kTwoShot}) {
+          for (const Variant variant :
+               {Variant::kAuto, Variant::kOneShot, Variant::kTwoShot, Variant::kSlabs}) {
             if (variant == Variant::kTwoShot && tokens < ranks) continue;
+            const bool slabs = variant == Variant::kSlabs;
+            if (slabs && SlabsOf(ranks, tokens).slabs < ranks) continue;
             Params params = Shape(ranks, tokens, hidden, variant);
             params.peers.bytes = bytes;
+            params.peers.slab_bytes = 0;
+            if (slabs) AddSlabs(params, most);
             EXPECT_NO_THROW(ValidateBuffers(params)) << ranks << " ranks, " << tokens;
           }
         }
@@ -191,6 +226,44 @@ TEST(AllReduceNormTest, PlanTakesTwoShotWhereItSavesBytes) {
   EXPECT_EQ(PlanAllReduceNorm(Shape(8, 4, 1 << 20), device).variant, Variant::kOneShot);
 }
 
+// Three MiB of rows is where they begin to pay.
+TEST(AllReduceNormTest, PlanTakesSlabsForManyRowsWhereTheyHaveRoom) {
+  const auto variant = [&](int64_t tokens, int64_t hidden, int64_t slab_tokens) {
+    Params params = Shape(2, tokens, hidden);
+    if (slab_tokens > 0) AddSlabs(params, slab_tokens);
+    return PlanAllReduceNorm(params, testing::kH200).variant;
+  };
+  EXPECT_EQ(variant(383, 4096, 1000), Variant::kOneShot);
+  EXPECT_EQ(variant(384, 4096, 1000), Variant::kSlabs);
+  EXPECT_EQ(variant(1000, 4096, 1000), Variant::kSlabs);
+  EXPECT_EQ(variant(1008, 4096, 1000), Variant::kOneShot);
+  EXPECT_EQ(variant(1000, 4096, 0), Variant::kOneShot);
+  EXPECT_EQ(variant(1000, 4094, 1000), Variant::kOneShot);
+  EXPECT_EQ(variant(1, 1 << 20, 1000), Variant::kOneShot);  // one slab, which a rank would lack
+}
+
+// Pieces cover a sum, whatever the room; each is what a launch takes.
+TEST(AllReduceNormTest, ALaunchTakesAsManyRowsAsFit) {
+  const auto rows = [](int64_t tokens, int64_t hidden, Variant variant = Variant::kAuto) {
+    Params params = Shape(4, 512, hidden);
+    AddSlabs(params, 4096);
+    params.variant = variant;
+    params.num_tokens = tokens;
+    const int64_t fit = RowsInOneLaunch(params);
+    EXPECT_NO_THROW(ValidateBuffers(RowsOf(params, 0, fit))) << tokens << " x " << hidden;
+    return fit;
+  };
+  EXPECT_EQ(rows(1, 4096), 1);
+  EXPECT_EQ(rows(100, 4096), 100);
+  EXPECT_EQ(rows(513, 4096), 513);
+  EXPECT_EQ(rows(10'000, 4096), 4096);
+  EXPECT_EQ(rows(10'000, 4096, Variant::kSlabs), 4096);
+  EXPECT_EQ(rows(10'000, 4096, Variant::kOneShot), 512);
+  EXPECT_GE(rows(10'000, 4094), 512);  // no vectors, so packets; two_shot needs fewer of them
+  EXPECT_GE(rows(513, 8), 512);        // few bytes
+  EXPECT_EQ(rows(0, 4096), 1);
+}
+
 TEST(AllReduceNormTest, PlanTakesVectorsOnlyWhereEveryRowIsAligned) {
   const auto vectors = [](const std::function<void(Params&)>& change) {
     Params params = Shape(2, 2, 64);
@@ -219,6 +292,14 @@ TEST(AllReduceNormTest, PlansAreResidentOnEveryDevice) {
           EXPECT_GE(plan.threads, 32);
           EXPECT_LE(plan.threads, 1024);
           EXPECT_EQ(plan.threads % 32, 0);
+          if (ranks == 1 || SlabsOf(ranks, tokens).slabs < ranks || hidden % 8 != 0) continue;
+          const AllReduceNormPlan slabs =
+              PlanAllReduceNorm(Shape(ranks, tokens, hidden, Variant::kSlabs), device.facts, ranks);
+          EXPECT_GE(slabs.blocks, 1);
+          EXPECT_LE(slabs.blocks, slabs.slabs.slabs);
+          EXPECT_EQ(slabs.threads, 32 * slabs.slabs.rows);
+          // 1,024 threads with 64 registers each
+          EXPECT_LE(slabs.blocks * slabs.threads * ranks, device.facts.sm_count * 1024);
         }
       }
     }
