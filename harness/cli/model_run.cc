@@ -97,7 +97,6 @@ void TakeRanks(std::string_view flag, std::span<const int64_t> numbers) {
   for (const int64_t number : numbers) {
     Require(processes == nullptr || number == processes->Size(), flag, " has ", number,
             "; mpirun has started ", DefaultRanks(), " processes, each of which is a rank");
-    if (number > 1) LoadKernelsAtStart();
   }
 }
 

@@ -63,7 +63,7 @@ inline constexpr std::string_view kRanksHelp =
     "processes of mpirun)";
 // The number of ranks if --tp is not given.
 int32_t DefaultRanks();
-// Checks the values of --tp and prepares CUDA for them.
+// Checks the values of --tp.
 void TakeRanks(std::string_view flag, std::span<const int64_t> numbers);
 
 // Prints one line to standard error if the checkpoint has tensors that the model does not use.

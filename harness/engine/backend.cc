@@ -127,6 +127,7 @@ class HostBackend : public Backend {
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<HostFence>(); }
   std::unique_ptr<TimeMark> MakeTimeMark() override { return std::make_unique<HostTimeMark>(); }
   void Synchronize() override {}
+  void Rehearse(const std::function<void()>&) override {}
   std::unique_ptr<WorkGraph> Capture(const std::function<void()>&) override { return nullptr; }
   int64_t CapturedKernels() const override { return 0; }
 

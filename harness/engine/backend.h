@@ -134,6 +134,10 @@ class Backend {
   virtual std::unique_ptr<Fence> MakeFence() = 0;
   virtual std::unique_ptr<TimeMark> MakeTimeMark() = 0;
   virtual void Synchronize() = 0;
+  // Loads the kernels that `enqueue` would run, without running them, where kernels of this rank
+  // and of another one wait for each other and loading one may wait for both; otherwise nothing.
+  // All ranks call it for the same work. What the work computes is overwritten.
+  virtual void Rehearse(const std::function<void()>& enqueue) = 0;
   // Captures what `enqueue` enqueues, without running it. The host has no graphs: it does not call
   // `enqueue` and returns null.
   virtual std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) = 0;

@@ -19,6 +19,7 @@
 #include "harness/platform/peer_access.h"
 #include "kernels/device/cuda_check.h"
 #include "kernels/device/nccl_library.h"
+#include "kernels/device/rehearsal.h"
 
 namespace tokline {
 namespace {
@@ -248,9 +249,11 @@ class CudaBackend : public Backend {
     params.peers = peers_;
     params.time_limit_ms = place_.link->Limit().count();
     if (communicator_ != nullptr) return LaunchOverNccl(params, communicator_, options);
-    for (int64_t begin = 0; begin < params.num_tokens; begin += place_.max_rows) {
-      const int64_t rows = std::min(place_.max_rows, params.num_tokens - begin);
-      Launch(RowsOf(params, begin, rows), options);
+    for (int64_t begin = 0; begin < params.num_tokens;) {
+      const AllReduceNormParams rest = RowsOf(params, begin, params.num_tokens - begin);
+      const int64_t rows = RowsInOneLaunch(rest);
+      Launch(RowsOf(rest, 0, rows), options);
+      begin += rows;
     }
   }
 
@@ -260,7 +263,7 @@ class CudaBackend : public Backend {
     const auto matrices = place_.Gather(gather.matrix);
     const auto pitch = static_cast<size_t>(gather.stride) * sizeof(float);
     for (int32_t peer = 0; peer < place_.Ranks(); ++peer) {
-      if (peer == place_.rank) continue;
+      if (peer == place_.rank || Rehearsal::IsOn()) continue;
       float* const matrix = matrices[static_cast<size_t>(peer)];
       TOKLINE_CUDA(cudaMemcpy2DAsync(matrix + gather.begin, pitch, gather.matrix + gather.begin,
                                      pitch, static_cast<size_t>(gather.columns) * sizeof(float),
@@ -286,6 +289,16 @@ class CudaBackend : public Backend {
   }
   void Synchronize() override { TOKLINE_CUDA(cudaStreamSynchronize(stream_)); }
 
+  void Rehearse(const std::function<void()>& enqueue) override {
+    if (!IsThreadOfGroup()) return;
+    MeetThreads();
+    {
+      const Rehearsal rehearsal;
+      enqueue();
+    }
+    MeetThreads();
+  }
+
   std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {
     TOKLINE_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     cudaGraph_t graph = nullptr;
@@ -300,7 +313,9 @@ class CudaBackend : public Backend {
     TOKLINE_CUDA(cudaStreamEndCapture(stream_, &graph));
     const std::unique_ptr<CUgraph_st, void (*)(CUgraph_st*)> owner(
         graph, [](CUgraph_st* g) { LogIfFailed(cudaGraphDestroy(g), "cudaGraphDestroy"); });
-    return std::make_unique<CudaGraph>(graph, stream_);
+    auto made = std::make_unique<CudaGraph>(graph, stream_);
+    MeetThreads();
+    return made;
   }
 
   int64_t CapturedKernels() const override {
@@ -326,6 +341,16 @@ class CudaBackend : public Backend {
 
  private:
   static constexpr int64_t kNothing = 8;  // elements
+
+  bool IsThreadOfGroup() const { return place_.link != nullptr && !place_.own_process; }
+
+  // Where a rank loads kernels or makes a graph, CUDA may wait for what runs on any device of the
+  // process, and so for a sum whose other half a rank has yet to launch. Ranks that meet before
+  // have enqueued the same, all of which ends by itself; and if they meet afterwards, too, none
+  // launches a sum before all have loaded.
+  void MeetThreads() const {
+    if (IsThreadOfGroup()) place_.Gather(0);
+  }
 
   // Exchanges the addresses of the ranks' buffers. Makes NCCL's communicators instead where one
   // device cannot access the memory of another, and where the ranks are processes.
@@ -354,8 +379,9 @@ class CudaBackend : public Backend {
       communicator_ = communicators->at(static_cast<size_t>(place_.rank)).get();
       return;
     }
-    exchange_ = Allocate(AllReduceNormBufferBytes(ranks, place_.max_rows, place_.hidden_size));
+    exchange_ = Allocate(place_.sums.Bytes(ranks));
     peers_.bytes = exchange_.bytes();
+    peers_.slab_bytes = place_.sums.SlabBytes(ranks);
     std::ranges::copy(place_.Gather<void*>(exchange_.data()), peers_.buffers);
   }
   // The sum with the zeros that the others have in the place of a rank's columns.
@@ -390,7 +416,6 @@ class CudaBackend : public Backend {
 std::unique_ptr<Backend> MakeCudaBackend(const RankPlace& place) {
   if (place.link != nullptr) {
     const int devices = CudaDeviceCount();
-    if (devices > 0) RequireKernelsLoadedAtStart();
     Require(place.device < devices, place.Ranks(), " ranks need a GPU each, and rank ", place.rank,
             " is number ", place.device + 1, " on its host; its process sees ", devices);
     TOKLINE_CUDA(cudaSetDevice(place.device));

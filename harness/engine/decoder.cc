@@ -52,7 +52,6 @@ class GroupGraph : public WorkGraph {
 
 RankGroup::Options GroupOf(const ModelSpec& spec, const DecoderOptions& options) {
   PlanShard(spec, options.ranks, 0);  // throws if the model cannot be divided like this
-  if (options.ranks > 1 && options.device == Device::kCuda) LoadKernelsAtStart();
   return {.ranks = options.Processes() == nullptr ? options.ranks : 1,
           .limit = options.rank_limit,
           .on_hang = options.on_hang};

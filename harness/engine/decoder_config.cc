@@ -142,6 +142,17 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
   if (options.delayed) RequireHas(DecodeOps(), options.delayed->op);
 }
 
+SumRoom SumRoomOf(const ModelSpec& spec, const DecoderOptions& options) {
+  constexpr int64_t kPacketRows = 512;
+  constexpr int64_t kMostSlabBytes = int64_t{256} << 20;
+  SumRoom room{.hidden_size = spec.hidden_size,
+               .packet_rows = std::max<int64_t>(options.max_batch, kPacketRows),
+               .slab_rows = std::max<int64_t>(options.token_budget + options.max_batch, 1)};
+  const int64_t bytes = room.SlabBytes(options.ranks);
+  if (bytes > kMostSlabBytes) room.slab_rows = room.slab_rows * kMostSlabBytes / bytes;
+  return room;
+}
+
 StepOpSet DecoderConfig::DecodeOps() const {
   const ModelSpec& spec = shard.local;
   const bool split_append = Ablates(Ablation::kKvAppend),
@@ -153,7 +164,7 @@ StepOpSet DecoderConfig::DecodeOps() const {
   ops.Add(gated ? StepOp::kGateUp : StepOp::kUp);
   if (split_input_norm) ops.Add(StepOp::kInputNorm);
   if (split_append && spec.qk_norm) ops.Add(StepOp::kHeadNorms);
-  if (split_input_norm || split_append || Divided()) ops.Add(StepOp::kKvAppend);
+  if (split_input_norm || split_append) ops.Add(StepOp::kKvAppend);
   if (split_mlp) {
     ops.Add(StepOp::kPostNorm);
     ops.Add(StepOp::kActivation);

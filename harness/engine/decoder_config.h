@@ -96,6 +96,9 @@ struct DecoderConfig {
   }
 };
 
+// The room for sums of a decoder with several ranks.
+SumRoom SumRoomOf(const ModelSpec& spec, const DecoderOptions& options);
+
 // Whether the ablation swaps anything in a decoder of this model. It does not if no fused op does
 // the work for this model anyway.
 bool Swaps(const ModelSpec& spec, Ablation ablation);

@@ -106,6 +106,10 @@ MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
   const DecoderConfig config(spec, options, facts);
   MemoryPlan memory = DecoderBuffers().Place(config, nullptr);
   memory.weight_bytes = DeviceWeights::Bytes(config.shard.local, options.dtype);
+  if (config.OnDevice() && config.Divided() && options.Processes() == nullptr) {
+    memory.exchange_bytes = SumRoomOf(spec, options).Bytes(options.ranks);
+    memory.workspace_bytes += memory.exchange_bytes;
+  }
   return memory;
 }
 

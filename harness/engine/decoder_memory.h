@@ -17,7 +17,8 @@ struct MemoryPlan {
   int64_t weight_bytes = 0;
   int64_t kv_bytes = 0;
   int64_t activation_bytes = 0;  // logits included
-  int64_t workspace_bytes = 0;   // of kernels, cuBLASLt included
+  int64_t workspace_bytes = 0;   // of kernels, cuBLASLt and exchange_bytes included
+  int64_t exchange_bytes = 0;    // of the sums among ranks that are threads
   int64_t table_bytes = 0;       // RoPE table and step arrays
   int64_t staging_bytes = 0;     // on the host, pinned on CUDA: two steps' arrays and tokens
 

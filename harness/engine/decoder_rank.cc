@@ -39,18 +39,29 @@ class HostGraph : public WorkGraph {
 std::unique_ptr<Backend> WithRoom(const ModelSpec& whole, const DecoderOptions& options,
                                   std::unique_ptr<Backend> backend) {
   if (backend->device() == Device::kCuda) {
-    RequireRoom(PlanMemory(whole, options, backend->facts()), backend->FreeBytes());
+    const MemoryPlan plan = PlanMemory(whole, options, backend->facts());
+    RequireRoom(plan, backend->FreeBytes() + plan.exchange_bytes);  // which the backend has
   }
   return backend;
+}
+
+// What decides which kernels a step runs.
+DecoderRank::StepKernels KernelsOf(const StepShape& shape) {
+  return {shape.Tokens(),
+          shape.logit_rows,
+          shape.decode.num_seqs,
+          shape.decode.grid.num_lanes,
+          shape.decode.grid.cluster_lanes,
+          static_cast<int64_t>(shape.prefill.kind),
+          shape.prefill.num_seqs > 0,
+          shape.prefill.tile_tokens};
 }
 
 }  // namespace
 
 RankPlace PlaceOf(const ModelSpec& spec, const DecoderOptions& options, RankGroup* threads,
                   int32_t thread) {
-  constexpr int64_t kMaxSumRows = 512;
-  RankPlace place{.max_rows = std::max<int64_t>(options.max_batch, kMaxSumRows),
-                  .hidden_size = spec.hidden_size};
+  RankPlace place{.sums = SumRoomOf(spec, options)};
   if (ProcessGroup* const processes = options.Processes()) {
     place.link = processes;
     place.rank = processes->Rank();
@@ -150,6 +161,9 @@ void DecoderRank::MoveTokens(std::span<const SeatMove> moves, int turn) {
 
 void DecoderRank::RunStep(const StepShape& shape, int turn) {
   if (shape.prefill.num_tokens > 0 || captured.empty()) {
+    if (rehearsed_.insert(KernelsOf(shape)).second) {
+      backend->Rehearse([&] { forward.Enqueue(shape); });
+    }
     forward.Enqueue(shape);
   } else {
     const AttentionShape& decode = shape.decode;
@@ -167,6 +181,7 @@ void DecoderRank::RunStep(const StepShape& shape, int turn) {
 }
 
 void DecoderRank::CaptureStep(const StepShape& shape) {
+  backend->Rehearse([&] { forward.Enqueue(shape); });
   forward.Enqueue(shape);  // lets every op choose its algorithms before the capture
   backend->Synchronize();
   if (config.Ablates(Ablation::kGraphs)) return;

@@ -2,10 +2,12 @@
 // run there. It obeys the orders of the decoder, which alone plans, and all ranks get the same.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -60,6 +62,7 @@ struct DecoderRank {
     }
   };
   Turn turns[2];
+  using StepKernels = std::array<int64_t, 8>;
   struct CapturedStep {
     StepShape shape;
     std::unique_ptr<WorkGraph> graph;
@@ -80,6 +83,7 @@ struct DecoderRank {
     std::unique_ptr<WorkGraph> graph;
   };
   std::map<int64_t, ObservedGraph> graphs_;
+  std::set<StepKernels> rehearsed_;  // by steps that no graph has
   std::optional<FollowingObserver> follower_;
 };
 

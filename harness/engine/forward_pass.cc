@@ -165,20 +165,21 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
     Norm(StepOp::kInputNorm, tokens, buffers_.x, layer.input_norm, layer.input_norm_bias);
     projection.x = buffers_.normed;
     Run(StepOp::kQkv, ops_.linear, projection);
-  } else if (normed_ != nullptr) {
-    projection.x = normed_;
-    Run(StepOp::kQkv, ops_.linear, projection);
   } else {
-    projection.norm_weight = layer.input_norm;
-    projection.norm_eps = spec_.norm_eps;
-    projection.x_squares = x_squares_;
+    if (normed_ != nullptr) {
+      projection.x = normed_;
+    } else {
+      projection.norm_weight = layer.input_norm;
+      projection.norm_eps = spec_.norm_eps;
+      projection.x_squares = x_squares_;
+    }
     RmsNormQkvParams params{.projection = projection};
     if (!split_append) params.append = append;
     Run(StepOp::kQkv, ops_.rmsnorm_qkv, params);
   }
   if (split_append) {
     AppendWithSeparateNorms(append);
-  } else if (config_.split_input_norm || normed_ != nullptr) {
+  } else if (config_.split_input_norm) {
     Run(StepOp::kKvAppend, ops_.kv_append, append);
   }
 }
@@ -296,8 +297,9 @@ void ForwardPass::Mlp(const DeviceLayerWeights& layer, const DeviceLayerWeights*
   LinearParams down = Linear(tokens, buffers_.mlp, inner, layer.down, buffers_.x, hidden);
   down.bias = layer.down_bias;
   if (next != nullptr) Prefetch(StepOp::kQkv, next->qkv, qkv_width_ * hidden, down);
-  AddToStream(StepOp::kDown, down,
-              next == nullptr || config_.split_input_norm ? nullptr : next->input_norm);
+  const bool split = next != nullptr ? config_.split_input_norm : config_.split_final_norm;
+  const std::byte* const norm = next != nullptr ? next->input_norm : weights_.final_norm();
+  AddToStream(StepOp::kDown, down, split ? nullptr : norm);
 }
 
 void ForwardPass::AddToStream(StepOp op, LinearParams params, const std::byte* next_norm) {
@@ -335,7 +337,7 @@ void ForwardPass::AllReduce(int64_t tokens, const std::byte* residual, const std
 }
 
 void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
-  const std::byte* rows = buffers_.x;
+  const std::byte* rows = normed_ != nullptr ? normed_ : buffers_.x;
   if (shape.prefill.num_tokens > 0) {
     // Collecting the last row of each sequence is a lookup in a table of rows.
     Run(StepOp::kLastRows, ops_.embedding,
@@ -344,7 +346,7 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
          .vocab_size = shape.Tokens(),
          .hidden_size = spec_.hidden_size,
          .token_ids = arrays.logit_tokens,
-         .table = buffers_.x,
+         .table = rows,
          .out = buffers_.last});
     rows = buffers_.last;
   }
@@ -358,7 +360,8 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
                              buffers_.logits + vocabulary.begin, vocabulary.count);
   head.out_stride = config_.shard.whole.vocab_size;
   head.out_f32 = true;
-  head.norm_weight = config_.split_final_norm ? nullptr : weights_.final_norm();
+  const bool normed = config_.split_final_norm || normed_ != nullptr;
+  head.norm_weight = normed ? nullptr : weights_.final_norm();
   head.norm_eps = spec_.norm_eps;
   Run(StepOp::kLmHead, ops_.linear, head);
   if (config_.Divided()) {

@@ -23,15 +23,28 @@ class RankLink {
   virtual void AllGather(int32_t rank, const void* mine, int64_t bytes, void* all) = 0;
 };
 
+// How many rows of a sum are exchanged at once, as packets and as slabs; larger sums are made in
+// pieces. The elements have 16 bits.
+struct SumRoom {
+  int64_t hidden_size = 0;
+  int64_t packet_rows = 0, slab_rows = 0;
+
+  int64_t SlabBytes(int32_t ranks) const {
+    return AllReduceNormSlabBytes(ranks, slab_rows, hidden_size);
+  }
+  // Of a rank's exchange buffer.
+  int64_t Bytes(int32_t ranks) const {
+    return AllReduceNormBufferBytes(ranks, packet_rows, hidden_size) + SlabBytes(ranks);
+  }
+};
+
 // Where a rank stands in its group, as its backend needs to know it.
 struct RankPlace {
   RankLink* link = nullptr;  // null: there is a single rank
   int32_t rank = 0;
   int32_t device = 0;        // of CUDA
   bool own_process = false;  // the other ranks are not in this process
-  // The largest sum that is made at once; larger ones are made in pieces of so many rows.
-  int64_t max_rows = 0;
-  int64_t hidden_size = 0;
+  SumRoom sums = {};
 
   int32_t Ranks() const { return link == nullptr ? 1 : link->Size(); }
   // What every rank has brought.

@@ -78,7 +78,6 @@ class ServedRank {
                                   " is not that of rank 0: config.json or the tensors differ"));
     }
     options.processes = &processes;
-    if (options.device == Device::kCuda) LoadKernelsAtStart();
     rank_ = std::make_unique<DecoderRank>(
         model.spec, model.weights, options, processes.Rank(),
         MakeBackend(options.device, PlaceOf(model.spec, options, nullptr, 0)));

@@ -1,7 +1,5 @@
 #include "harness/platform/device.h"
 
-#include <cstdlib>
-
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -12,7 +10,5 @@ void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts) {
   throw RuntimeFailure(StrCat(name, " has compute capability ", facts.compute_major, ".",
                               facts.compute_minor, "; ", kMinMajor, ".0 or newer is needed"));
 }
-
-void LoadKernelsAtStart() { ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0); }
 
 }  // namespace tokline

@@ -12,11 +12,6 @@ namespace tokline {
 // capability and the minimum (8.0).
 void RequireSupportedDevice(std::string_view name, const DeviceFacts& facts);
 
-// Has CUDA load all kernels when it starts, unless it has started or the environment says
-// otherwise. Kernels of several ranks wait for each other, and one that is loaded while they do may
-// wait for them.
-void LoadKernelsAtStart();
-
 // Everything below exists in CUDA builds only.
 
 // Number of devices that this build can run on; 0 if there is no driver or no device.
@@ -34,8 +29,5 @@ void UseCudaDevice(int device);
 // Throws RuntimeFailure with the reason unless there is a driver and a device that can run the
 // suite.
 void RequireUsableCudaDevice();
-
-// Throws RuntimeFailure unless CUDA has loaded all kernels when it started.
-void RequireKernelsLoadedAtStart();
 
 }  // namespace tokline

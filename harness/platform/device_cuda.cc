@@ -1,6 +1,5 @@
 #include "harness/platform/device.h"
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "kernels/device/cuda_check.h"
@@ -52,22 +51,6 @@ void RequireUsableCudaDevice() {
                                                         : cudaGetErrorString(code)));
   }
   RequireSupportedDevice(CudaDeviceName(), QueryDeviceFacts());
-}
-
-void RequireKernelsLoadedAtStart() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  constexpr unsigned kSince = 11070;
-  TOKLINE_CUDA(cudaGetDriverEntryPointByVersion("cuModuleGetLoadingMode", &function, kSince,
-                                                cudaEnableDefault, &found));
-  CUmoduleLoadingMode mode = CU_MODULE_LAZY_LOADING;
-  if (found == cudaDriverEntryPointSuccess) {
-    reinterpret_cast<decltype(&cuModuleGetLoadingMode)>(function)(&mode);
-  }
-  if (mode == CU_MODULE_EAGER_LOADING) return;
-  throw RuntimeFailure(
-      "several ranks need CUDA_MODULE_LOADING=EAGER in the environment before the process first "
-      "uses CUDA, which has started without it");
 }
 
 }  // namespace tokline

@@ -1,6 +1,6 @@
 // The one way to launch a kernel. It checks the grid, the shared memory and what the loaded code
 // supports, raises the shared-memory limit, marks programmatic dependent launches, and turns a
-// rejected launch into CudaError.
+// rejected launch into CudaError. During a rehearsal it only loads the kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +8,7 @@
 #include "kernels/common/launch_options.h"
 #include "kernels/device/cuda_check.h"
 #include "kernels/device/current_device.h"
+#include "kernels/device/rehearsal.h"
 
 namespace tokline {
 
@@ -50,6 +51,11 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
           " blocks; they need compute capability 9.0 and code compiled for it, here ",
           device.compute_major, ".", device.compute_minor, " and code for ",
           device.code_architecture / 10, ".", device.code_architecture % 10);
+  if (Rehearsal::IsOn()) {
+    cudaFuncAttributes attributes{};
+    TOKLINE_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    return;
+  }
   // Unless a kernel asks for more, a block gets 48 KB including static shared memory. We reserve 8
   // KB of that for static shared memory.
   constexpr size_t kDefaultSharedLimit = 40 * 1024;

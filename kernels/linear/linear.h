@@ -44,6 +44,7 @@ class Matmul {
 
   // Chooses and stores the algorithm for a shape. Run does so itself on first use.
   void Prepare(const Problem& problem);
+  // During a rehearsal it runs what has not run before, and nothing else.
   void Run(const Problem& problem, const LaunchOptions& options);
 
  private:

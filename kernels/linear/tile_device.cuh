@@ -10,9 +10,8 @@
 //   128-byte swizzle. The sums lie there when the ring has been read.
 // Dependent launch: the first weights are on their way before the wait.
 // Merge: each block of the cluster finishes some of the tokens. Every block lays its sums out in
-// its
-//   own shared memory and sends those of the others' tokens there, a copy each. They are added in
-//   the order of the splits.
+//   its own shared memory and sends those of the others' tokens there, a copy each. They are added
+//   in the order of the splits.
 #pragma once
 
 #include <cuda.h>

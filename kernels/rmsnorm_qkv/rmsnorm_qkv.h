@@ -15,7 +15,8 @@ namespace tokline {
 // for q in place, and QK-norm, RoPE and the append to the cache for k and v, whose columns of out
 // may be left unwritten.
 struct RmsNormQkvParams {
-  LinearParams projection = {};  // requires a norm_weight; weight and out hold Q, K, V side by side
+  // weight and out hold Q, K, V side by side. Without a norm_weight, x is normalised already.
+  LinearParams projection = {};
   // AppendOf replaces dtype, num_tokens and the tensors q, k and v with those of the projection.
   std::optional<KvAppendParams> append = {};
 };

@@ -20,9 +20,8 @@ KvAppendParams AppendOf(const LinearParams& projection, KvAppendParams append) {
 }
 
 void ValidateComposition(const RmsNormQkvParams& params) {
-  const LinearParams& projection = params.projection;
-  Require(projection.num_tokens <= 0 || projection.norm_weight, "norm_weight must not be null");
   if (!params.append) return;
+  const LinearParams& projection = params.projection;
   const PagedKvLayout& layout = params.append->layout;
   const int64_t rows = params.append->num_q_heads + 2 * int64_t{layout.num_kv_heads};
   Require(params.append->num_q_heads >= 1 && projection.out_features == rows * layout.head_dim &&

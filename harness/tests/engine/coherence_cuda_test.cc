@@ -1,6 +1,6 @@
 // Checks that the embedded model answers right through the CUDA decoder, with graphs, at every
 // context length, storage type, page size, batch (and thus split of attention), prefill piece and
-// ablation.
+// ablation, and divided among two GPUs.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -105,6 +105,27 @@ TEST_F(CoherenceCudaTest, EveryAblationAnswersRight) {
       DecoderOptions options = Options();
       options.ablate.Add(entry.ablation);
       Gate().Check({.length = length, .count = 32}, options);
+    }
+  }
+}
+
+// Sums of few rows, of many, in several steps, and of sequences that share what they read.
+TEST_F(CoherenceCudaTest, TwoRanksAnswerRight) {
+  if (CudaDeviceCount() < 2) {
+    GTEST_SKIP() << "needs 2 GPUs; this process sees " << CudaDeviceCount();
+  }
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int32_t batch : {1, 5, 40}) {
+      for (const int64_t length : {48, 700, 4096}) {
+        SCOPED_TRACE(batch);
+        DecoderOptions options = Options();
+        options.ranks = 2;
+        options.dtype = dtype;
+        options.max_batch = batch;
+        options.reuse = batch == 40;
+        options.sharing = ChunkSharing::kAlways;
+        Gate().Check({.length = length, .chat = batch == 5, .count = std::max(16, batch)}, options);
+      }
     }
   }
 }

@@ -1,10 +1,12 @@
 // Compares the CUDA decoder with transformers: its error against fp32 is at most 1.25 times that of
-// transformers in bf16, alone and in batches, with all kernels and with each one ablated.
+// transformers in bf16, alone and in batches, with all kernels and with each one ablated, on one
+// GPU and divided among two.
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "harness/engine/ablation.h"
+#include "harness/models/sharding.h"
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/kernels/cuda_test.h"
 
@@ -20,8 +22,29 @@ using testing::RelativeError;
 
 constexpr double kAllowedRatio = 1.25;
 
-DecoderOptions CudaOptions(int32_t max_batch) {
+// A checkpoint, and the number of GPUs among which it is divided.
+struct DividedGolden {
+  std::string name;
+  int32_t ranks = 1;
+};
+
+void PrintTo(const DividedGolden& golden, std::ostream* out) {
+  *out << golden.name << " on " << golden.ranks << " GPUs";
+}
+
+std::vector<DividedGolden> DividedGoldens() {
+  std::vector<DividedGolden> all;
+  for (const std::string& name : testing::GoldenNames()) {
+    for (const int32_t ranks : AllowedWorldSizes(LoadModelSpec(ReadGolden(name).checkpoint))) {
+      if (ranks <= 2) all.push_back({name, ranks});
+    }
+  }
+  return all;
+}
+
+DecoderOptions CudaOptions(int32_t max_batch, int32_t ranks) {
   return {.device = Device::kCuda,
+          .ranks = ranks,
           .dtype = DType::kBf16,
           .max_batch = max_batch,
           .max_context = 160,
@@ -65,13 +88,26 @@ double BatchError(Decoder& decoder, const Golden& golden, int32_t batch, int64_t
 }
 
 class DecoderGoldenCudaTest : public testing::CudaTest,
-                              public ::testing::WithParamInterface<std::string> {};
+                              public ::testing::WithParamInterface<DividedGolden> {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    if (CudaDeviceCount() < GetParam().ranks) {
+      GTEST_SKIP() << "needs " << GetParam().ranks << " GPUs; this process sees "
+                   << CudaDeviceCount();
+    }
+  }
+  static DecoderOptions Options(int32_t max_batch) {
+    return CudaOptions(max_batch, GetParam().ranks);
+  }
+};
 
 TEST_P(DecoderGoldenCudaTest, Bf16ErrorIsThatOfTransformersInBf16) {
-  const Golden golden = ReadGolden(GetParam());
+  const Golden golden = ReadGolden(GetParam().name);
   const LoadedModel model(golden.checkpoint);
   for (const int32_t page_size : {16, 256}) {
-    DecoderOptions options = CudaOptions(1);
+    DecoderOptions options = Options(1);
     options.page_size = page_size;
     Decoder decoder(model.spec, model.weights, options);
     decoder.WarmUp();
@@ -84,9 +120,9 @@ TEST_P(DecoderGoldenCudaTest, Bf16ErrorIsThatOfTransformersInBf16) {
 }
 
 TEST_P(DecoderGoldenCudaTest, F16ErrorIsBelowThatOfBf16) {
-  const Golden golden = ReadGolden(GetParam());
+  const Golden golden = ReadGolden(GetParam().name);
   const LoadedModel model(golden.checkpoint);
-  DecoderOptions options = CudaOptions(1);
+  DecoderOptions options = Options(1);
   options.dtype = DType::kF16;
   Decoder decoder(model.spec, model.weights, options);
   decoder.WarmUp();
@@ -95,9 +131,9 @@ TEST_P(DecoderGoldenCudaTest, F16ErrorIsBelowThatOfBf16) {
 
 // Uses 3 of 4 rows, 5 of 8, 17 of 24 (the first bucket that cuBLASLt computes), and 40 of 48.
 TEST_P(DecoderGoldenCudaTest, PaddedBatchesAreAsGoodAsSingleSequences) {
-  const Golden golden = ReadGolden(GetParam());
+  const Golden golden = ReadGolden(GetParam().name);
   const LoadedModel model(golden.checkpoint);
-  Decoder decoder(model.spec, model.weights, CudaOptions(48));
+  Decoder decoder(model.spec, model.weights, Options(48));
   decoder.WarmUp();
   for (const int32_t batch : {3, 5, 16, 17, 40}) {
     EXPECT_LE(BatchError(decoder, golden, batch, 20), kAllowedRatio * golden.bf16_relative_l2)
@@ -107,10 +143,10 @@ TEST_P(DecoderGoldenCudaTest, PaddedBatchesAreAsGoodAsSingleSequences) {
 }
 
 TEST_P(DecoderGoldenCudaTest, EveryAblationIsAsGood) {
-  const Golden golden = ReadGolden(GetParam());
+  const Golden golden = ReadGolden(GetParam().name);
   const LoadedModel model(golden.checkpoint);
   for (const AblationEntry& entry : AllAblations()) {
-    DecoderOptions options = CudaOptions(4);
+    DecoderOptions options = Options(4);
     options.ablate.Add(entry.ablation);
     options.token_budget = 50;  // the longest prompt takes two steps
     Decoder decoder(model.spec, model.weights, options);
@@ -121,9 +157,10 @@ TEST_P(DecoderGoldenCudaTest, EveryAblationIsAsGood) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, DecoderGoldenCudaTest,
-                         ::testing::ValuesIn(testing::GoldenNames()),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Checkpoints, DecoderGoldenCudaTest, ::testing::ValuesIn(DividedGoldens()),
+                         [](const auto& info) {
+                           return info.param.name + (info.param.ranks > 1 ? "_2_gpus" : "");
+                         });
 
 }  // namespace
 }  // namespace tokline

@@ -1,4 +1,4 @@
-// A clock that only a test moves, and backends that differ from the host's as a test says, such as
+// A clock that only a test moves, and backends that differ from another one as a test says, such as
 // in the time that their steps take.
 #pragma once
 
@@ -33,52 +33,57 @@ class FakeClock {
   inline static Clock::time_point now_ = {};
 };
 
-// Does what the host's backend does. Tests override what they want to differ.
+// Does what another backend does. Tests override what they want to differ.
 class ForwardingBackend : public Backend {
  public:
-  explicit ForwardingBackend(const RankPlace& place = {}) : host_(MakeHostBackend(place)) {}
+  explicit ForwardingBackend(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
 
-  bool asynchronous() const override { return host_->asynchronous(); }
-  Device device() const override { return host_->device(); }
-  const Ops& ops() const override { return host_->ops(); }
-  const DeviceFacts& facts() const override { return host_->facts(); }
-  CUstream_st* stream() const override { return host_->stream(); }
-  Matmul* matmul() override { return host_->matmul(); }
-  int64_t FreeBytes() const override { return host_->FreeBytes(); }
-  tokline::Memory Allocate(int64_t bytes) override { return host_->Allocate(bytes); }
-  tokline::Memory AllocateStaging(int64_t bytes) override { return host_->AllocateStaging(bytes); }
+  bool asynchronous() const override { return backend_->asynchronous(); }
+  Device device() const override { return backend_->device(); }
+  const Ops& ops() const override { return backend_->ops(); }
+  const DeviceFacts& facts() const override { return backend_->facts(); }
+  CUstream_st* stream() const override { return backend_->stream(); }
+  Matmul* matmul() override { return backend_->matmul(); }
+  int64_t FreeBytes() const override { return backend_->FreeBytes(); }
+  tokline::Memory Allocate(int64_t bytes) override { return backend_->Allocate(bytes); }
+  tokline::Memory AllocateStaging(int64_t bytes) override {
+    return backend_->AllocateStaging(bytes);
+  }
   void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
-    host_->CopyToDevice(device, staging, bytes);
+    backend_->CopyToDevice(device, staging, bytes);
   }
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {
-    host_->CopyToHost(staging, device, bytes);
+    backend_->CopyToHost(staging, device, bytes);
   }
-  void Zero(void* device, int64_t bytes) override { host_->Zero(device, bytes); }
+  void Zero(void* device, int64_t bytes) override { backend_->Zero(device, bytes); }
   void Upload(void* device, const void* host, int64_t bytes) override {
-    host_->Upload(device, host, bytes);
+    backend_->Upload(device, host, bytes);
   }
   void Download(void* host, const void* device, int64_t bytes) override {
-    host_->Download(host, device, bytes);
+    backend_->Download(host, device, bytes);
   }
-  void UploadWeights(std::span<const WeightCopy> copies) override { host_->UploadWeights(copies); }
+  void UploadWeights(std::span<const WeightCopy> copies) override {
+    backend_->UploadWeights(copies);
+  }
   void DrawWeights(DType dtype, void* device, const RandomPieces& pieces, uint64_t seed,
                    int log2_scale) override {
-    host_->DrawWeights(dtype, device, pieces, seed, log2_scale);
+    backend_->DrawWeights(dtype, device, pieces, seed, log2_scale);
   }
-  std::unique_ptr<TimeMark> MakeTimeMark() override { return host_->MakeTimeMark(); }
-  void Synchronize() override { host_->Synchronize(); }
+  std::unique_ptr<TimeMark> MakeTimeMark() override { return backend_->MakeTimeMark(); }
+  void Synchronize() override { backend_->Synchronize(); }
+  void Rehearse(const std::function<void()>& enqueue) override { backend_->Rehearse(enqueue); }
   std::unique_ptr<WorkGraph> Capture(const std::function<void()>& enqueue) override {
-    return host_->Capture(enqueue);
+    return backend_->Capture(enqueue);
   }
-  int64_t CapturedKernels() const override { return host_->CapturedKernels(); }
+  int64_t CapturedKernels() const override { return backend_->CapturedKernels(); }
   void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
-    host_->AllReduceNorm(params, options);
+    backend_->AllReduceNorm(params, options);
   }
-  void GatherColumns(const ColumnGather& gather) override { host_->GatherColumns(gather); }
-  std::unique_ptr<Fence> MakeFence() override { return host_->MakeFence(); }
+  void GatherColumns(const ColumnGather& gather) override { backend_->GatherColumns(gather); }
+  std::unique_ptr<Fence> MakeFence() override { return backend_->MakeFence(); }
 
  private:
-  std::unique_ptr<Backend> host_;
+  std::unique_ptr<Backend> backend_;
 };
 
 // Computes as the host does. By the fake clock, step i (the work before the i-th fence) takes
@@ -86,7 +91,9 @@ class ForwardingBackend : public Backend {
 class DelayedBackend : public ForwardingBackend {
  public:
   DelayedBackend(bool asynchronous, std::function<double(int)> step_s)
-      : asynchronous_(asynchronous), step_s_(std::move(step_s)) {}
+      : ForwardingBackend(MakeHostBackend()),
+        asynchronous_(asynchronous),
+        step_s_(std::move(step_s)) {}
 
   bool asynchronous() const override { return asynchronous_; }
   std::unique_ptr<Fence> MakeFence() override { return std::make_unique<DelayedFence>(*this); }

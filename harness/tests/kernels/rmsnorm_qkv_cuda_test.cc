@@ -120,17 +120,26 @@ TEST_F(RmsNormQkvCudaTest, EqualsProjectionThenAppend) {
   for (const LinearVariant variant : kVariants) {
     for (const bool transform : {false, true}) {
       for (const int64_t tokens : {1, 7, 16}) {
-        RmsNormQkvCase c(
-            {.tokens = tokens, .hidden = 512, .head_dim = 128, .transform = transform});
-        DeviceCase fused(c, variant), parts(c, variant);
-        Launch(fused.params, {});
-        Launch(parts.params.projection, {});
-        EXPECT_TRUE(c.projection.Check(parts.Read().qkv));
-        Launch(AppendOf(parts.params.projection, *parts.params.append), {});
-        const Outputs a = fused.Read(), b = parts.Read();
-        EXPECT_TRUE(SameQueries(c, a, b)) << tokens << " tokens, transform " << transform;
-        EXPECT_TRUE(a.pool == b.pool) << tokens << " tokens, transform " << transform;
-        EXPECT_FALSE(a.pool == c.append.pool) << "nothing was appended";
+        for (const bool norm : {true, false}) {
+          if (!norm && variant == LinearVariant::kNormThenSkinny) continue;
+          SCOPED_TRACE(StrCat(tokens, " tokens, transform ", transform, ", norm ", norm));
+          RmsNormQkvCase c(
+              {.tokens = tokens, .hidden = 512, .head_dim = 128, .transform = transform});
+          DeviceCase fused(c, variant), parts(c, variant);
+          if (!norm) {
+            fused.params.projection.norm_weight = parts.params.projection.norm_weight = nullptr;
+          }
+          Launch(fused.params, {});
+          Launch(parts.params.projection, {});
+          if (norm) {
+            EXPECT_TRUE(c.projection.Check(parts.Read().qkv));
+          }
+          Launch(AppendOf(parts.params.projection, *parts.params.append), {});
+          const Outputs a = fused.Read(), b = parts.Read();
+          EXPECT_TRUE(SameQueries(c, a, b));
+          EXPECT_TRUE(a.pool == b.pool);
+          EXPECT_FALSE(a.pool == c.append.pool) << "nothing was appended";
+        }
       }
     }
   }

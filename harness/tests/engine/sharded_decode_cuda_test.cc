@@ -1,0 +1,105 @@
+// A model that is divided among two GPUs decodes as on one, also where a rank lags behind.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "harness/tests/engine/delayed_backend.h"
+#include "harness/tests/engine/drawn_model.h"
+#include "harness/tests/engine/golden.h"
+#include "harness/tests/kernels/cuda_test.h"
+
+namespace tokline {
+namespace {
+
+using testing::DrawnModel;
+using testing::RelativeError;
+
+class ShardedDecodeCudaTest : public testing::CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    if (CudaDeviceCount() < 2) {
+      GTEST_SKIP() << "needs 2 GPUs; this process sees " << CudaDeviceCount();
+    }
+  }
+};
+
+// The logits along a text, whose prompt is one step.
+GenerateResult Along(const DrawnModel& model, DecoderOptions options) {
+  options.max_context = 64;
+  options.page_size = 16;
+  Decoder decoder(model.spec, model.weights, options);
+  if (options.device == Device::kCuda) decoder.WarmUp();
+  GenerateOptions along;
+  for (int i = 0; i < 24; ++i) along.force_ids.push_back(11 * i % 203);
+  along.max_new_tokens = std::ssize(along.force_ids);
+  along.want_logits = true;
+  return Generate(decoder, std::vector<int32_t>{202, 7, 0, 100, 151}, along);
+}
+
+double ErrorOf(const GenerateResult& result, const GenerateResult& expected) {
+  RelativeError error;
+  EXPECT_EQ(result.logits.size(), expected.logits.size());
+  for (size_t i = 0; i < expected.logits.size(); ++i) {
+    error.Add(result.logits[i], expected.logits[i]);
+  }
+  return error.Value();
+}
+
+TEST_F(ShardedDecodeCudaTest, EveryFamilyIsAsExactOnTwoGpusAsOnOne) {
+  constexpr double kAllowedRatio = 1.25;
+  for (const ModelSpec& spec : testing::FamilyShapes()) {
+    const DrawnModel model(spec);
+    const GenerateResult expected = Along(model, {.device = Device::kCpu, .dtype = DType::kF32});
+    const auto error = [&](int32_t ranks) {
+      return ErrorOf(Along(model, {.device = Device::kCuda, .ranks = ranks, .dtype = DType::kBf16}),
+                     expected);
+    };
+    const double one = error(1), two = error(2);
+    std::printf("%s: error of one GPU %.4f, of two %.4f\n", spec.family.c_str(), one, two);
+    EXPECT_LE(two, kAllowedRatio * one) << spec.family;
+    EXPECT_GT(one, 0) << spec.family;
+  }
+}
+
+// Rank 1 starts each sum of a prompt late. Rank 0 is ahead of it then, and waits on its device
+// while its host loads the kernels of projections of so many tokens.
+class LaggingBackend : public testing::ForwardingBackend {
+ public:
+  explicit LaggingBackend(const RankPlace& place)
+      : ForwardingBackend(MakeCudaBackend(place)), lags_(place.rank == 1) {}
+  void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
+    if (lags_ && params.num_tokens > kMaxTileTokens) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    ForwardingBackend::AllReduceNorm(params, options);
+  }
+
+ private:
+  bool lags_;
+};
+
+TEST_F(ShardedDecodeCudaTest, KernelsAreLoadedWhileARankLags) {
+  const testing::LoadedModel model = testing::LoadTinyModel();
+  Decoder decoder(model.spec, model.weights,
+                  {.device = Device::kCuda,
+                   .ranks = 2,
+                   .rank_limit = std::chrono::seconds(30),
+                   .dtype = DType::kBf16,
+                   .max_context = 600,
+                   .page_size = 16},
+                  [](const RankPlace& place) { return std::make_unique<LaggingBackend>(place); });
+  decoder.WarmUp();
+  for (const int tokens : {140, 300, 513}) {
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < tokens; ++i) prompt.push_back(7 * i % 300);
+    GenerateOptions options;
+    options.max_new_tokens = 2;
+    EXPECT_EQ(Generate(decoder, prompt, options).tokens.size(), 2u);
+  }
+}
+
+}  // namespace
+}  // namespace tokline
