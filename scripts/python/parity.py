@@ -45,9 +45,10 @@ def parse_arguments():
 
     make = commands.add_parser("make-model", help="write a random-weight checkpoint")
     make.add_argument("--shape", required=True,
-                      help="qwen3-0.6b, qwen3-4b, llama-3.2-1b, qwen2.5-0.5b, ernie-4.5-0.3b, gpt2")
+                      help="qwen3-0.6b, qwen3-4b, qwen3-32b, llama-3.2-1b, qwen2.5-0.5b, ernie-4.5-0.3b, gpt2")
     make.add_argument("--out", required=True, type=pathlib.Path, help="new folder")
     make.add_argument("--seed", type=int, default=7)
+    make.add_argument("--config-only", action="store_true", help="write config.json and no weights")
 
     compare = commands.add_parser("compare", help="compare logits and tokens with transformers")
     compare.add_argument("--model", required=True, type=model_directory)
@@ -78,6 +79,10 @@ def make_model(arguments):
         raise Stop(f"--shape is '{arguments.shape}'; allowed: {', '.join(checkpoint.SHAPES)}", MISUSE)
     if arguments.out.exists():
         raise Stop(f"--out {arguments.out} exists; it must be a new folder", MISUSE)
+    if arguments.config_only:
+        checkpoint.make_config(arguments.shape, arguments.out)
+        print(f"parity: {arguments.shape}: config.json in {arguments.out}")
+        return 0
     seconds, size = checkpoint.make(arguments.shape, arguments.seed, arguments.device, arguments.out)
     print(f"parity: {arguments.shape}, seed {arguments.seed}: {size / 1e9:.2f} GB in {arguments.out}, {seconds:.1f} s")
     return 0

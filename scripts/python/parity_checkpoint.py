@@ -32,6 +32,9 @@ SHAPES = {
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16)),
     "qwen3-4b": (transformers.Qwen3Config, QWEN3 | dict(
         hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32)),
+    "qwen3-32b": (transformers.Qwen3Config, QWEN3 | dict(
+        hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64,
+        tie_word_embeddings=False)),
     "llama-3.2-1b": (transformers.LlamaConfig, dict(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
         num_attention_heads=32, num_key_value_heads=8, head_dim=64, attention_bias=False,
@@ -84,6 +87,14 @@ def make(shape, seed, device, out):
         raise
     size = sum(file.stat().st_size for file in out.iterdir())
     return time.perf_counter() - start, size
+
+
+def make_config(shape, out):
+    """Writes the config.json of the checkpoint alone to the new folder `out`."""
+    config_class, values = SHAPES[shape]
+    out.mkdir(parents=True)
+    config_class(**values, dtype=torch.bfloat16).save_pretrained(out)
+    random_checkpoint.to_hub_config(out)
 
 
 def quiet():

@@ -28,6 +28,9 @@ take_gpu() {
 # Whether a CUDA test asserts times: it must not run beside another program, nor under a tool that stretches them.
 asserts_times() { [[ ${1##*/} == @(*_timer|*_timing|step_profiler|ops_in_place|device_memory|work_stream|cheats)_cuda_test ]]; }
 
+# Whether a CUDA test divides its work among all GPUs that it sees.
+uses_several_gpus() { [[ ${1##*/} == @(all_reduce_norm|coherence|decoder_golden|sharded_decode)_cuda_test ]]; }
+
 # Prints the path of the system's nvcc; fails if there is none.
 system_nvcc() {
   local candidate

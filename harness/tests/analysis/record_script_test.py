@@ -76,6 +76,20 @@ class RecordScriptTest(unittest.TestCase):
         self.assertEqual(len(self.lines("decoder.jsonl")), 5)
         self.assertEqual(len(self.lines("workloads.jsonl")), 5)
 
+    def test_ranks_need_two_gpus_and_say_so(self):
+        for name in ("qwen3-4b", "qwen3-32b"):
+            (self.folder / "models/configs" / name).mkdir(parents=True)
+            (self.folder / "models/configs" / name / "config.json").write_text("{}")
+        self.program("bin/bench_all_reduce_norm", TOKLINE)
+        self.program("path/mpirun", '#!/usr/bin/env bash\nshift 3\nexec "$@"\n')
+        self.program("path/python3", '#!/bin/sh\necho "{}"\n')
+        self.assertIn("NOT MEASURED", self.record("--only", "ranks", expect=0))
+        self.assertFalse((self.results / "ranks.jsonl").exists())
+        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\necho 'GPU 1: simulated'\n")
+        self.record("--only", "ranks", expect=0)
+        self.assertEqual(len(self.lines("ranks.jsonl")), 5)
+        self.assertEqual(self.lines("load_ranks.json"), [{}])
+
     def test_a_stage_that_fails_leaves_its_file_and_the_next_one_runs(self):
         self.record("--only", "ablation", expect=0)
         before = (self.results / "ablation.jsonl").read_text()
