@@ -46,62 +46,85 @@ using Segment = ChunkDecodeSegment;
 using Piece = ChunkDecodePiece;
 using Shares = ChunkDecodeShares;
 
-void AddChunk(const ChunkTableView& table, int32_t chunk, Segment& segment) {
-  const int32_t length = table.chunk_lengths[chunk];
-  if (length == 0) return;
-  segment.ranges.push_back({table.chunk_page_indptr[chunk], 0, length});
-  segment.tiles += (length + kChunkDecodeTileTokens - 1) / kChunkDecodeTileTokens;
-}
-
-// Cuts a shared run into parts of members whose query rows fit one block.
-void AddParts(const ChunkTableView& table, const SharedRun& run, int32_t group,
-              std::vector<Segment>& segments) {
-  Segment part{.shared = true};
-  for (const int32_t chunk : run.chunks) AddChunk(table, chunk, part);
-  for (auto begin = run.members.begin(); begin != run.members.end();) {
-    const auto left = static_cast<int32_t>(run.members.end() - begin);
-    const int32_t count = SharedPartMembers(left, group);
-    part.members.assign(begin, begin + count);
-    part.weight = count * group > 16 ? kWideWeight : 1;
-    segments.push_back(part);
-    begin += count;
+// The segments of a table: parts of shared runs, then what sequences read alone.
+class Segments {
+ public:
+  // The runs must outlive the segments, which point to the runs' members.
+  Segments(const ChunkTableView& table, int32_t group, std::span<const SharedRun> runs) {
+    if (table.num_seqs == 0) return;
+    const auto listings = static_cast<size_t>(table.seq_chunk_indptr[table.num_seqs]);
+    size_t num_ranges = listings;
+    for (const SharedRun& run : runs) num_ranges += run.chunks.size();
+    ranges_.reserve(num_ranges);
+    members_.reserve(listings);
+    segments_.reserve(static_cast<size_t>(table.num_seqs));
+    for (const SharedRun& run : runs) AddRun(table, run, group);
+    AddAlone(table, runs);
   }
-}
+  Segments(const Segments&) = delete;
+  Segments& operator=(const Segments&) = delete;
 
-// Parts of shared runs, then what sequences read alone.
-std::vector<Segment> Segments(const ChunkTableView& table, int32_t group,
-                              std::span<const SharedRun> runs) {
-  std::vector<bool> shared(runs.empty() ? 0 : static_cast<size_t>(table.num_chunks), false);
-  std::vector<Segment> segments;
-  segments.reserve(static_cast<size_t>(table.num_seqs));
-  for (const SharedRun& run : runs) {
-    for (const int32_t chunk : run.chunks) shared[static_cast<size_t>(chunk)] = true;
-    AddParts(table, run, group, segments);
+  std::span<const Segment> All() const { return segments_; }
+
+ private:
+  void AddChunk(const ChunkTableView& table, int32_t chunk, Segment& segment) {
+    const int32_t length = table.chunk_lengths[chunk];
+    if (length == 0) return;
+    ranges_.push_back({table.chunk_page_indptr[chunk], 0, length});
+    segment.ranges = {ranges_.data() + ranges_.size() - segment.ranges.size() - 1,
+                      segment.ranges.size() + 1};
+    segment.tiles += (length + kChunkDecodeTileTokens - 1) / kChunkDecodeTileTokens;
   }
-  const auto is_shared = [&](int32_t listing) {
-    return !runs.empty() && shared[static_cast<size_t>(table.seq_chunks[listing])];
-  };
-  for (int32_t s = 0; s < table.num_seqs; ++s) {
-    const int32_t end = table.seq_chunk_indptr[s + 1];
-    for (int32_t i = table.seq_chunk_indptr[s]; i < end;) {
-      if (is_shared(i)) {
-        ++i;
-        continue;
-      }
-      Segment segment;
-      const int32_t shift = ShiftOf(table, i);
-      segment.members = {{s, shift}};
-      for (; i < end && !is_shared(i) && ShiftOf(table, i) == shift; ++i) {
-        AddChunk(table, table.seq_chunks[i], segment);
-      }
-      if (segment.tiles > 0) segments.push_back(std::move(segment));
+
+  // Cuts a shared run into parts of members whose query rows fit one block.
+  void AddRun(const ChunkTableView& table, const SharedRun& run, int32_t group) {
+    Segment part{.shared = true};
+    for (const int32_t chunk : run.chunks) AddChunk(table, chunk, part);
+    for (std::span<const Member> left = run.members; !left.empty();) {
+      const int32_t count = SharedPartMembers(static_cast<int32_t>(left.size()), group);
+      part.members = left.first(static_cast<size_t>(count));
+      part.weight = count * group > 16 ? kWideWeight : 1;
+      segments_.push_back(part);
+      left = left.subspan(part.members.size());
     }
   }
-  return segments;
-}
+
+  void AddAlone(const ChunkTableView& table, std::span<const SharedRun> runs) {
+    std::vector<bool> shared(runs.empty() ? 0 : static_cast<size_t>(table.num_chunks), false);
+    for (const SharedRun& run : runs) {
+      for (const int32_t chunk : run.chunks) shared[static_cast<size_t>(chunk)] = true;
+    }
+    const auto is_shared = [&](int32_t listing) {
+      return !runs.empty() && shared[static_cast<size_t>(table.seq_chunks[listing])];
+    };
+    for (int32_t s = 0; s < table.num_seqs; ++s) {
+      const int32_t end = table.seq_chunk_indptr[s + 1];
+      for (int32_t i = table.seq_chunk_indptr[s]; i < end;) {
+        if (is_shared(i)) {
+          ++i;
+          continue;
+        }
+        Segment segment;
+        const int32_t shift = ShiftOf(table, i);
+        for (; i < end && !is_shared(i) && ShiftOf(table, i) == shift; ++i) {
+          AddChunk(table, table.seq_chunks[i], segment);
+        }
+        if (segment.tiles == 0) continue;
+        members_.push_back({s, shift});
+        segment.members = {&members_.back(), 1};
+        segments_.push_back(segment);
+      }
+    }
+  }
+
+  std::vector<Segment> segments_;
+  // What the segments point to. Both have room for all from the beginning.
+  std::vector<ChunkDecodeRange> ranges_;
+  std::vector<Member> members_;
+};
 
 // Whether every segment is all that its one sequence reads.
-bool OneSegmentEach(const std::vector<Segment>& segments) {
+bool OneSegmentEach(std::span<const Segment> segments) {
   int32_t last = -1;  // segments come in order of sequences
   return std::ranges::all_of(segments, [&last](const Segment& segment) {
     return !segment.shared && segment.members.size() == 1 &&
@@ -260,7 +283,7 @@ struct Draft {
   }
 };
 
-ChunkDecodePlan PlanSegments(const ChunkTableView& table, const std::vector<Segment>& segments,
+ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segment> segments,
                              const PagedKvLayout& layout, int32_t group, const DeviceFacts& device,
                              ChunkDecodeGrid grid) {
   if (grid.num_lanes == 0) {
@@ -366,10 +389,10 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options) {
   const int32_t group = GroupOf(num_q_heads, layout);
-  const auto plan = [&](const std::vector<Segment>& segments) {
-    return PlanSegments(table, segments, layout, group, device, options.grid);
+  const auto plan = [&](const Segments& segments) {
+    return PlanSegments(table, segments.All(), layout, group, device, options.grid);
   };
-  const std::vector<Segment> alone = Segments(table, group, {});
+  const Segments alone(table, group, {});
   const std::span<const SharedRun> runs = options.runs;
   if (runs.empty() || options.sharing == ChunkSharing::kNever || options.grid.cluster_lanes > 1) {
     return plan(alone);
@@ -380,7 +403,7 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   if (options.sharing == ChunkSharing::kAlways) return once;
   // A sequence that reads alone finds in the L2 what others have read.
   double tiles = 0, cached_tiles = 0;
-  for (const Segment& segment : alone) tiles += segment.tiles;
+  for (const Segment& segment : alone.All()) tiles += segment.tiles;
   for (const SharedRun& run : runs) {
     for (const int32_t chunk : run.chunks) {
       const int64_t of_chunk = DivideUp(table.chunk_lengths[chunk], kChunkDecodeTileTokens);

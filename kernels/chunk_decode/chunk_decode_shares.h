@@ -11,8 +11,8 @@ namespace tokline {
 
 // A run of chunks that the same members read with the same shifts.
 struct ChunkDecodeSegment {
-  std::vector<SharedRun::Member> members = {};
-  std::vector<ChunkDecodeRange> ranges = {};
+  std::span<const SharedRun::Member> members = {};
+  std::span<const ChunkDecodeRange> ranges = {};
   int32_t tiles = 0;
   int32_t weight = 1;   // time of a tile
   bool shared = false;  // a part of a run that is read once
