@@ -15,14 +15,13 @@
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/chunk_decode/chunk_decode_shares.h"
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
+#include "kernels/chunk_decode/chunk_decode_times.h"
 #include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-// What a tile of more than 16 query rows takes, in tiles of fewer: see ChunkDecodeTimes.
-constexpr int32_t kWideWeight = 3;
 // The most tiles per lane of a cluster. More tiles are faster on the whole device, although their
 // states then meet in device memory.
 constexpr int32_t kClusterTiles = 4;
@@ -83,7 +82,7 @@ class Segments {
     for (std::span<const Member> left = run.members; !left.empty();) {
       const int32_t count = SharedPartMembers(static_cast<int32_t>(left.size()), group);
       part.members = left.first(static_cast<size_t>(count));
-      part.weight = count * group > 16 ? kWideWeight : 1;
+      part.wide = count * group > kChunkDecodeNarrowRows;
       segments_.push_back(part);
       left = left.subspan(part.members.size());
     }
@@ -303,21 +302,22 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
               (OneSegmentEach(segments) && num_segments * grid.cluster_lanes <= grid.num_lanes),
           "grid has ", grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, " for ",
           num_segments, " segments; each must be a sequence's only one, with a cluster of its own");
-  const Shares shares =
-      clustered ? DealToClusters(segments, grid) : DealSegments(segments, grid.num_lanes, group);
+  const Shares shares = clustered ? DealToClusters(segments, grid)
+                                  : DealSegments(segments, table.num_seqs, grid, group);
   // The lanes of a cluster make one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
 
   Draft plan{.grid = grid};
+  plan.tasks.reserve(shares.size() + static_cast<size_t>(table.num_seqs));
+  plan.ranges.reserve(plan.tasks.capacity());
+  plan.members.reserve(plan.tasks.capacity());
 
   // A sequence's partial states lie side by side, so count them first.
   std::vector<int32_t> states(static_cast<size_t>(table.num_seqs), 0);
-  for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
-    if (!makes_state(lane)) continue;
-    for (const Piece& piece : shares[static_cast<size_t>(lane)]) {
-      for (const Member& member : segments[piece.segment].members) {
-        ++states[static_cast<size_t>(member.seq)];
-      }
+  for (const Piece& piece : shares) {
+    if (!makes_state(piece.lane)) continue;
+    for (const Member& member : segments[static_cast<size_t>(piece.segment)].members) {
+      ++states[static_cast<size_t>(member.seq)];
     }
   }
   for (int32_t count : states) {
@@ -340,6 +340,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
                            .first_states = 0};
   };
   ChunkDecodeTask first_of_cluster{};
+  auto piece = shares.begin();
   int32_t empty_seq = 0;  // sequences with no KV are handed out evenly too
   for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
     const auto empty_end =
@@ -350,11 +351,11 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
       plan.members.push_back({empty_seq, 0, -1});
       close_task(task);
     }
-    for (const Piece& piece : shares[static_cast<size_t>(lane)]) {
-      const Segment& segment = segments[static_cast<size_t>(piece.segment)];
+    for (; piece != shares.end() && piece->lane == lane; ++piece) {
+      const Segment& segment = segments[static_cast<size_t>(piece->segment)];
       ChunkDecodeTask task = open_task();
       task.clustered = clustered;
-      AddRanges(segment, piece, plan.ranges);
+      AddRanges(segment, *piece, plan.ranges);
       if (!makes_state(lane)) {  // as the cluster's first lane
         task.member_begin = first_of_cluster.member_begin;
         task.member_count = first_of_cluster.member_count;

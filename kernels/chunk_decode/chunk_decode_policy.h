@@ -10,6 +10,9 @@
 namespace tokline {
 
 inline constexpr int32_t kChunkDecodeStages = 3;
+// Query rows of a tile. The warps of a block share the tokens of a task of up to so many rows; with
+// more each takes all tokens for rows of its own.
+inline constexpr int32_t kChunkDecodeNarrowRows = 16;
 // The most lanes in a cluster, which every device with clusters can run.
 inline constexpr int32_t kChunkDecodeMaxClusterLanes = 8;
 

@@ -14,26 +14,27 @@ struct ChunkDecodeSegment {
   std::span<const SharedRun::Member> members = {};
   std::span<const ChunkDecodeRange> ranges = {};
   int32_t tiles = 0;
-  int32_t weight = 1;   // time of a tile
+  bool wide = false;    // more than kChunkDecodeNarrowRows query rows
   bool shared = false;  // a part of a run that is read once
 };
 
-// A part of a segment: `tiles` tiles from `tile_begin`.
+// What a lane reads of a segment: `tiles` tiles from `tile_begin`.
 struct ChunkDecodePiece {
+  int32_t lane;
   int32_t segment;
   int32_t tile_begin;
   int32_t tiles;
 };
 
-using ChunkDecodeShares = std::vector<std::vector<ChunkDecodePiece>>;  // of each lane
+using ChunkDecodeShares = std::vector<ChunkDecodePiece>;  // by lane, those of a lane in its order
 
-// Deals segments to lanes of one block per KV head; those that are shared come first. Lanes take
-// whole segments, where the model of a block's time says that this is quicker. Otherwise segments
-// are laid end to end and cut into equal shares, so that every SM reads equally many bytes. Each
-// lane gets a share of what is shared and then one of the rest, so that the blocks that end last,
-// and thus merge, are not those with the states of many sequences.
-ChunkDecodeShares DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_lanes,
-                               int32_t group);
+// Deals segments to lanes of one block per KV head; those that are shared come first, and are laid
+// end to end and cut into equal shares. Of the rest lanes get equal shares too, or whole segments,
+// whichever ends first by the model of a block's time. Each lane gets a share of what is shared and
+// then one of the rest, so that the blocks that end last, and thus merge, are not those with the
+// states of many sequences.
+ChunkDecodeShares DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
+                               const ChunkDecodeGrid& grid, int32_t group);
 
 // Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
 ChunkDecodeShares DealToClusters(std::span<const ChunkDecodeSegment> segments,

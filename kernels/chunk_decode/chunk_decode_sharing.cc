@@ -1,4 +1,4 @@
-// Compares the modelled times of shared and of separate reads, from measured constants.
+// Finds shared runs, and compares the modelled times of shared and of separate reads.
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
 
 #include <algorithm>
@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_times.h"
 #include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
 
-constexpr int32_t kNarrowRows = 16;
 constexpr int32_t kMaxNarrowParts = 3;
 
 // Of a tile of a run, in all parts.
@@ -19,9 +19,9 @@ double TileUs(int32_t members, int32_t group) {
   double us = 0;
   for (bool first = true; members > 0; first = false) {
     const int32_t part = SharedPartMembers(members, group);
-    us += part * group > kNarrowRows ? kChunkDecodeTimes.wide_tile_us
-          : first                    ? kChunkDecodeTimes.memory_tile_us
-                                     : kChunkDecodeTimes.cached_tile_us;
+    us += part * group > kChunkDecodeNarrowRows ? kChunkDecodeTimes.wide_tile_us
+          : first                               ? kChunkDecodeTimes.memory_tile_us
+                                                : kChunkDecodeTimes.cached_tile_us;
     members -= part;
   }
   return us;
@@ -30,7 +30,7 @@ double TileUs(int32_t members, int32_t group) {
 }  // namespace
 
 int32_t SharedPartMembers(int32_t members, int32_t group) {
-  const int32_t narrow = kNarrowRows / group;
+  const int32_t narrow = kChunkDecodeNarrowRows / group;
   const bool few = members <= kMaxNarrowParts * narrow;
   return std::min(members, few ? narrow : kChunkDecodeMaxRows / group);
 }
@@ -45,8 +45,10 @@ bool SharingPays(int32_t members, int64_t tiles, int32_t group) {
   const double alone_us =
       kChunkDecodeTimes.memory_tile_us + (members - 1) * kChunkDecodeTimes.cached_tile_us;
   const double saved_us = static_cast<double>(tiles) * (alone_us - TileUs(members, group));
-  return saved_us > members * group * kChunkDecodeTimes.merged_row_us +
-                        NumSharedParts(members, group) * kChunkDecodeTimes.task_us;
+  const double merged_us =
+      kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us + AddStatesUs(2, group);
+  return saved_us >
+         members * merged_us + NumSharedParts(members, group) * kChunkDecodeTimes.task_us;
 }
 
 std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t group,
@@ -109,39 +111,6 @@ int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group) {
     tokens += run.tokens * (members - NumSharedParts(members, group));
   }
   return tokens;
-}
-
-double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
-  struct Last {
-    double end_us = -1;
-    size_t lane = 0;
-  };
-  const ChunkDecodePlanView view = plan.View();
-  std::vector<double> lane_us(static_cast<size_t>(view.grid.num_lanes), 0);
-  std::vector<Last> last(static_cast<size_t>(plan.size.num_seqs));  // task with a sequence's state
-  for (size_t lane = 0; lane < lane_us.size(); ++lane) {
-    for (int32_t t = view.lane_task_indptr[lane]; t < view.lane_task_indptr[lane + 1]; ++t) {
-      const ChunkDecodeTask& task = view.tasks[t];
-      int64_t tiles = 0;
-      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = view.ranges[r];
-        tiles += DivideUp(range.token_end - range.token_begin, kChunkDecodeTileTokens);
-      }
-      const bool wide = task.member_count * group > kNarrowRows;
-      lane_us[lane] +=
-          kChunkDecodeTimes.task_us +
-          static_cast<double>(tiles) * (wide ? kChunkDecodeTimes.wide_tile_us : tile_us);
-      for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
-        const ChunkDecodeMember& member = view.members[m];
-        Last& of = last[static_cast<size_t>(member.seq)];
-        if (member.partial >= 0 && lane_us[lane] > of.end_us) of = {lane_us[lane], lane};
-      }
-    }
-  }
-  for (const Last& of : last) {
-    if (of.end_us >= 0) lane_us[of.lane] += group * kChunkDecodeTimes.merged_row_us;
-  }
-  return lane_us.empty() ? 0 : *std::ranges::max_element(lane_us);
 }
 
 }  // namespace tokline

@@ -387,6 +387,7 @@ TEST(SharedRunsTest, SmallGainsAreLeft) {
     return arrays.Plan(setting, shared, ChunkSharing::kWhenItPays);
   };
   EXPECT_FALSE(shares(2, 16));
+  EXPECT_FALSE(shares(2, 32));  // 2.2 us by the model
   EXPECT_FALSE(shares(32, 2));
   EXPECT_TRUE(shares(32, 16));
   EXPECT_TRUE(shares(256, 2));

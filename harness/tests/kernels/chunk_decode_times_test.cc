@@ -1,0 +1,89 @@
+// The model of a block's time.
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "kernels/chunk_decode/chunk_decode_times.h"
+
+namespace tokline::testing {
+namespace {
+
+constexpr ChunkDecodeTimes kTimes;
+constexpr int32_t kGroup = 2;
+
+// Two lanes, and sequences of one segment each.
+double UsOf(const std::vector<ChunkDecodePiece>& pieces, const std::vector<int32_t>& tiles,
+            bool wide = false, const ChunkDecodeGrid& grid = {.num_lanes = 2}) {
+  std::vector<SharedRun::Member> members;
+  for (int32_t s = 0; s < std::ssize(tiles); ++s) members.push_back({.seq = s});
+  std::vector<ChunkDecodeSegment> segments;
+  for (size_t s = 0; s < tiles.size(); ++s) {
+    segments.push_back({.members = {&members[s], 1}, .tiles = tiles[s], .wide = wide});
+  }
+  return SharesUs(pieces, segments, static_cast<int32_t>(tiles.size()), grid, kGroup);
+}
+
+TEST(ChunkDecodeTimesTest, TilesTakeLongerWhileMoreLanesReadButAsLongAsFromTheL2) {
+  const std::vector<ChunkDecodePiece> pieces{{0, 0, 0, 4}, {1, 1, 0, 3}};
+  EXPECT_DOUBLE_EQ(UsOf(pieces, {4, 3}),
+                   3 * kTimes.memory_tile_us + kTimes.cached_tile_us + kTimes.task_us);
+  EXPECT_DOUBLE_EQ(UsOf(pieces, {4, 3}, true), 4 * kTimes.wide_tile_us + kTimes.task_us);
+}
+
+TEST(ChunkDecodeTimesTest, PartialStatesAndTheirMergeTakeTimeOfTheLanesThatHaveThem) {
+  // The first sequence is cut, and both lanes read two tiles of it.
+  const double two_tiles_us = 2 * kTimes.memory_tile_us;
+  const double partial_us = kTimes.task_us + kTimes.state_us,
+               merge_us = kTimes.merge_us + AddStatesUs(2, kGroup);
+  EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}}, {4}), two_tiles_us + partial_us + merge_us);
+  EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}}, {4}, false, {2, 2}),
+                   two_tiles_us + kTimes.task_us);  // a cluster's lanes leave none
+  // The second lane has three more tiles of another sequence. The first one merges if the second
+  // leaves its state before it reads them.
+  const double longer_us = two_tiles_us + 3 * kTimes.cached_tile_us + kTimes.task_us + partial_us;
+  EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}, {1, 1, 0, 3}}, {4, 3}), longer_us);
+  EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 1, 0, 3}, {1, 0, 2, 2}}, {4, 3}), longer_us + merge_us);
+}
+
+// As many rows of a warp and loads of eight states as AddStates of merge_device.cuh makes.
+TEST(ChunkDecodeTimesTest, AMergeTakesLongerWithMoreStatesAndMoreRowsOfAWarp) {
+  const double row_us = kTimes.merged_row_us, states_us = kTimes.merged_states_us;
+  EXPECT_DOUBLE_EQ(AddStatesUs(8, 5), 2 * row_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(8, 16), 4 * row_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(9, 16), 4 * (row_us + states_us));
+  // Warps share a row: four the only one, two each of two.
+  for (const auto& [group, at_once] : {std::pair{1, 32}, {2, 16}, {3, 8}, {4, 8}}) {
+    EXPECT_DOUBLE_EQ(AddStatesUs(2, group), row_us) << group;
+    EXPECT_DOUBLE_EQ(AddStatesUs(at_once, group), row_us) << group;
+    EXPECT_DOUBLE_EQ(AddStatesUs(at_once + 1, group), row_us + states_us) << group;
+  }
+}
+
+// Both lanes read a tile of a run that three sequences share, and the first ends as late as the
+// second. It adds the states of all three.
+TEST(ChunkDecodeTimesTest, ATaskThatMergesForSeveralSequencesArrivesOnce) {
+  const std::vector<SharedRun::Member> members{{0, 0}, {1, 0}, {2, 0}};
+  const std::vector<ChunkDecodeSegment> segments{{.members = members, .tiles = 2}};
+  const std::vector<ChunkDecodePiece> pieces{{0, 0, 0, 1}, {1, 0, 1, 1}};
+  EXPECT_DOUBLE_EQ(SharesUs(pieces, segments, 3, {.num_lanes = 2}, kGroup),
+                   kTimes.memory_tile_us + kTimes.task_us + kTimes.state_us + kTimes.merge_us +
+                       3 * AddStatesUs(2, kGroup));
+}
+
+// Of a sequence that a hundred lanes share, one block adds all states if there are many other
+// sequences, and several blocks do otherwise.
+TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
+  std::vector<ChunkDecodePiece> pieces;
+  for (int32_t lane = 0; lane < 100; ++lane) pieces.push_back({lane, 0, lane, 1});
+  const ChunkDecodeGrid grid{.num_lanes = 100};
+  std::vector<int32_t> tiles{100};
+  const double before_us =
+      kTimes.memory_tile_us + kTimes.task_us + kTimes.state_us + kTimes.merge_us;
+  EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(32, kGroup));
+  tiles.resize(2, 0);
+  EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(100, kGroup));
+}
+
+}  // namespace
+}  // namespace tokline::testing

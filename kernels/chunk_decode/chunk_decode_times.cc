@@ -1,0 +1,133 @@
+// Adds up what the tasks, tiles, partial states and merges of each lane take.
+#include "kernels/chunk_decode/chunk_decode_times.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/common/rounding.h"
+
+namespace tokline {
+namespace {
+
+struct LaneTime {
+  int32_t tiles = 0;   // narrow ones
+  double tile_us = 0;  // of each of them
+  double us = 0;
+};
+
+struct SequenceTime {
+  int32_t states = 0;
+  size_t last_piece = 0;  // that leaves its last state
+  double last_us = 0;
+};
+
+// While a part of the lanes reads, a tile takes that part of what it takes when all read, but not
+// less than from the L2.
+void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
+  std::vector<int32_t> order(lanes.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto tiles_of = [&](int32_t lane) { return lanes[static_cast<size_t>(lane)].tiles; };
+  std::ranges::sort(order, {}, tiles_of);
+  const auto count = static_cast<double>(lanes.size());
+  double us = 0, reading = count;
+  int32_t read = 0;
+  for (const int32_t i : order) {
+    LaneTime& lane = lanes[static_cast<size_t>(i)];
+    us +=
+        (lane.tiles - read) * std::max(kChunkDecodeTimes.cached_tile_us, tile_us * reading / count);
+    if (lane.tiles > 0) lane.tile_us = us / lane.tiles;
+    read = lane.tiles;
+    --reading;
+  }
+}
+
+}  // namespace
+
+double AddStatesUs(int32_t states, int32_t group) {
+  constexpr int32_t kWarps = 4, kStatesAtOnce = 8;  // as AddStates of merge_device.cuh has them
+  const auto rows = static_cast<double>(DivideUp(group, kWarps));  // of a warp
+  const int32_t sharing = group >= 3 ? 1 : kWarps / group;         // warps that share a row
+  const auto loads = static_cast<double>(DivideUp(states, sharing * kStatesAtOnce));
+  return rows *
+         (kChunkDecodeTimes.merged_row_us + (loads - 1) * kChunkDecodeTimes.merged_states_us);
+}
+
+double SharesUs(std::span<const ChunkDecodePiece> pieces,
+                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
+                const ChunkDecodeGrid& grid, int32_t group, double tile_us) {
+  std::vector<LaneTime> lanes(static_cast<size_t>(grid.num_lanes));
+  std::vector<SequenceTime> sequences(static_cast<size_t>(num_seqs));
+  const bool has_states = grid.cluster_lanes == 1;
+  for (const ChunkDecodePiece& piece : pieces) {
+    const ChunkDecodeSegment& segment = segments[static_cast<size_t>(piece.segment)];
+    if (!segment.wide) lanes[static_cast<size_t>(piece.lane)].tiles += piece.tiles;
+    if (!has_states) continue;
+    for (const SharedRun::Member& member : segment.members) {
+      ++sequences[static_cast<size_t>(member.seq)].states;
+    }
+  }
+  SetTileUs(lanes, tile_us);
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    const ChunkDecodePiece& piece = pieces[p];
+    const ChunkDecodeSegment& segment = segments[static_cast<size_t>(piece.segment)];
+    LaneTime& lane = lanes[static_cast<size_t>(piece.lane)];
+    lane.us += kChunkDecodeTimes.task_us +
+               piece.tiles * (segment.wide ? kChunkDecodeTimes.wide_tile_us : lane.tile_us);
+    bool leaves_state = false;
+    for (const SharedRun::Member& member : segment.members) {
+      leaves_state |= sequences[static_cast<size_t>(member.seq)].states > 1;
+    }
+    if (!leaves_state) continue;
+    lane.us += kChunkDecodeTimes.state_us;
+    for (const SharedRun::Member& member : segment.members) {
+      SequenceTime& sequence = sequences[static_cast<size_t>(member.seq)];
+      if (lane.us <= sequence.last_us) continue;
+      sequence.last_us = lane.us;
+      sequence.last_piece = p;
+    }
+  }
+  // Bundles are added by several blocks at a time, and then their sums.
+  const bool bundled = ChunkDecodeBundles(grid, num_seqs, group);
+  std::vector<bool> merges(pieces.size(), false);
+  for (const SequenceTime& sequence : sequences) {
+    if (sequence.states < 2) continue;
+    const int32_t states =
+        bundled ? std::min(sequence.states, 2 * kChunkDecodeBundles) : sequence.states;
+    LaneTime& lane = lanes[static_cast<size_t>(pieces[sequence.last_piece].lane)];
+    if (!merges[sequence.last_piece]) lane.us += kChunkDecodeTimes.merge_us;
+    merges[sequence.last_piece] = true;
+    lane.us += AddStatesUs(states, group);
+  }
+  return lanes.empty() ? 0 : std::ranges::max(lanes, {}, &LaneTime::us).us;
+}
+
+double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
+  std::vector<SharedRun::Member> members;
+  for (const ChunkDecodeMember& member : plan.Members()) {
+    members.push_back({.seq = member.seq, .shift = member.shift});
+  }
+  std::vector<ChunkDecodeSegment> segments;
+  std::vector<ChunkDecodePiece> pieces;
+  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
+    const auto at = plan.LaneTaskIndptr().subspan(static_cast<size_t>(lane));
+    for (int32_t t = at[0]; t < at[1]; ++t) {
+      const ChunkDecodeTask& task = plan.Tasks()[static_cast<size_t>(t)];
+      ChunkDecodeSegment segment{.wide = task.member_count * group > kChunkDecodeNarrowRows};
+      segment.members = {members.data() + task.member_begin,
+                         static_cast<size_t>(task.member_count)};
+      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+        const ChunkDecodeRange& range = plan.Ranges()[static_cast<size_t>(r)];
+        segment.tiles += static_cast<int32_t>(
+            DivideUp(range.token_end - range.token_begin, kChunkDecodeTileTokens));
+      }
+      pieces.push_back({lane, static_cast<int32_t>(segments.size()), 0, segment.tiles});
+      segments.push_back(segment);
+    }
+  }
+  return SharesUs(pieces, segments, static_cast<int32_t>(plan.size.num_seqs), plan.size.grid, group,
+                  tile_us);
+}
+
+}  // namespace tokline

@@ -1,0 +1,54 @@
+// The model of a block's time, by which plans decide whether chunks that several sequences list are
+// read once, and which lane reads what.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/chunk_decode/chunk_decode_shares.h"
+
+namespace tokline {
+
+// Microseconds of one block on an H200 with 128-element bf16 heads; elsewhere their ratios count.
+// This kernel's README gives what they follow from:
+// - b64_s2048 (128.2), b256_s1024 (258.6) and b32_s8192 (248.4) are 64, 128 and 128 tiles per lane
+//   in 2, 8 and 1 tasks, after 2.2 of launch: a tile from memory and a task.
+// - "Clusters": a tile that the L2 has.
+// - Before merges were by rows per warp, b64_shared16384 (246.5) and b256_shared4096 (205.4) were
+//   bound by lanes of 38.8 and 31.0 wide tiles and by a block that merged 64 rows: 5.24 per wide
+//   tile, if a row took 0.61. The wide tile errs against sharing.
+// - A merge of two rows then took 2.5: 1.28 beside its rows.
+// - "Merging": a row of 264 states took 6, in 17 rounds of loads.
+// - "Cut or whole": in equal shares a lane leaves two states and merges once, which takes 5.0.
+struct ChunkDecodeTimes {
+  double memory_tile_us = 1.94;
+  double cached_tile_us = 1.3;
+  double wide_tile_us = 5.24;  // of more than 16 query rows
+  double task_us = 0.9;
+  double state_us = 1.55;          // more for a task that leaves partial states
+  double merge_us = 1.28;          // more for a task that adds states
+  double merged_row_us = 0.61;     // for each row of a warp and up to eight states of it
+  double merged_states_us = 0.34;  // for each further eight states
+  // A plan that reads once is taken if it ends so much earlier. A guess: 2 x 4,096 shared tokens of
+  // Qwen3-0.6B took 2 more per layer (results/h200/sharing.jsonl, one pair of runs, of which equal
+  // ones differ by as much), where the model of that time expected 1.9 less.
+  double least_gain_us = 4;
+};
+
+inline constexpr ChunkDecodeTimes kChunkDecodeTimes;
+
+// How much longer a task takes by each sequence whose states it adds.
+double AddStatesUs(int32_t states, int32_t group);
+
+// When the last lane ends that reads these pieces, of which those of a lane stand in its order.
+// `tile_us` is the time of a tile of at most 16 query rows while all lanes read.
+double SharesUs(std::span<const ChunkDecodePiece> pieces,
+                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
+                const ChunkDecodeGrid& grid, int32_t group,
+                double tile_us = kChunkDecodeTimes.memory_tile_us);
+
+// The same of a plan.
+double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us);
+
+}  // namespace tokline
