@@ -82,9 +82,9 @@ struct StepArrays {
 StepArrays PlaceStep(const StepShape& shape, std::byte* base);
 
 // Returns an upper bound on the plan of chunk_decode for any table of a shape. A sequence has a
-// task for each shared run and one for the rest. Each lane cuts shared runs at most once, and
-// unshared parts at most once. A cut adds a task with all members of what it cuts. A member has at
-// most one partial state.
+// task for each shared run and one for the rest. There are fewer cuts of shared runs than lanes,
+// and fewer of the rest. A cut adds a task with all members of what it cuts. A member has at most
+// one partial state.
 ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape);
 
 // Writes the sequences of an attention launch one after another into host arrays.

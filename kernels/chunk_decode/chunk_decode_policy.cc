@@ -1,9 +1,8 @@
 // Plans a step of chunk_decode. A sequence's context becomes segments: runs of chunks that the
 // same members read with the same shifts. Few segments get whole clusters of lanes each (a lane is
-// one block per KV head). Otherwise lanes take whole segments, where the model of a block's time
-// says that this is quicker, or all segments are laid end to end and cut into equal shares, one per
-// lane, so that every SM reads equally many bytes, first of those that sequences share. Where a cut
-// falls inside a segment, its members get a further partial state.
+// one block per KV head). Otherwise segments are dealt to lanes, first those that sequences share,
+// so that the last lane ends as early as the model of a block's time allows. Where a segment is
+// cut, its members get further partial states.
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 
 #include <algorithm>

@@ -1,11 +1,11 @@
-// Deals segments to lanes, whole or cut, whichever ends earlier by the model of a block's time.
+// Deals segments to lanes, whole, in parts or cut into equal shares, whichever ends first by the
+// model of a block's time.
 #include "kernels/chunk_decode/chunk_decode_shares.h"
 
 #include <algorithm>
 #include <functional>
 #include <limits>
 #include <numeric>
-#include <queue>
 #include <utility>
 
 #include "kernels/chunk_decode/chunk_decode_times.h"
@@ -22,6 +22,11 @@ using Shares = ChunkDecodeShares;
 constexpr int32_t kWholeTiles = 4;
 // What a wide tile takes, in narrow ones: see ChunkDecodeTimes.
 constexpr int32_t kWideWeight = 3;
+// So many sizes of parts are tried, and no more once the last lane ends at most 3 % later than all
+// would if they ended together. All other sizes would gain 0.3 %, by the model and in the geometric
+// mean of 3,000 drawn batches.
+constexpr int32_t kPartSizes = 4;
+constexpr double kEvenEnough = 1.03;
 
 int32_t WeightOf(const Segment& segment) { return segment.wide ? kWideWeight : 1; }
 
@@ -67,33 +72,85 @@ Shares CutShares(std::span<const Segment> segments, int32_t first, int32_t num_l
   return shares;
 }
 
-// Segments as they are, the longest first, each to the lane that would end first. Up to one lane
-// in 16 stays idle, where that makes none longer. Lanes that are used lie apart where many are not.
-Shares WholeShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes) {
-  if (segments.empty()) return {};
-  const auto count = static_cast<int32_t>(segments.size());
-  const auto enough = static_cast<int32_t>(DivideUp(count, DivideUp(count, num_lanes)));
-  const int32_t used =
-      count < num_lanes || enough > num_lanes - num_lanes / 16 ? enough : num_lanes;
-  std::vector<int32_t> order(segments.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto tiles_of = [&](int32_t s) { return segments[static_cast<size_t>(s)].tiles; };
-  std::ranges::stable_sort(order, std::ranges::greater{}, tiles_of);
-  using Load = std::pair<double, int32_t>;  // when the lane ends, the lane
-  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  for (int32_t i = 0; i < used; ++i) {
-    loads.emplace(0, static_cast<int32_t>(int64_t{i} * num_lanes / used));
+constexpr int64_t Nanoseconds(double us) { return static_cast<int64_t>(us * 1000 + 0.5); }
+
+// When each lane ends what it reads of shared segments.
+std::vector<int64_t> LaneLoads(std::span<const Piece> shared, std::span<const Segment> segments,
+                               int32_t num_lanes) {
+  std::vector<int64_t> loads(static_cast<size_t>(num_lanes), 0);
+  for (const Piece& piece : shared) {
+    const bool wide = segments[static_cast<size_t>(piece.segment)].wide;
+    loads[static_cast<size_t>(piece.lane)] +=
+        Nanoseconds(kChunkDecodeTimes.task_us + kChunkDecodeTimes.state_us) +
+        piece.tiles *
+            Nanoseconds(wide ? kChunkDecodeTimes.wide_tile_us : kChunkDecodeTimes.memory_tile_us);
   }
-  Shares shares;
-  for (const int32_t s : order) {
-    const auto [us, lane] = loads.top();
-    loads.pop();
-    loads.emplace(us + kChunkDecodeTimes.task_us + tiles_of(s) * kChunkDecodeTimes.memory_tile_us,
-                  lane);
-    shares.push_back({lane, first + s, 0, tiles_of(s)});
-  }
-  return shares;
+  return loads;
 }
+
+// Deals segments to the lanes that would end first.
+class LaneDealer {
+ public:
+  // `loads` is when each lane ends what it has already, in nanoseconds.
+  LaneDealer(std::span<const Segment> segments, int32_t first, std::vector<int64_t> loads)
+      : segments_(segments), first_(first), loads_(std::move(loads)), order_(segments.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::ranges::stable_sort(order_, std::ranges::greater{},
+                             [this](int32_t s) { return TilesOf(s); });
+  }
+
+  // The longest segment first. Those of more than `size` and kWholeTiles tiles come in as few equal
+  // parts as have at most `size`.
+  Shares Deal(int32_t size) const {
+    const auto parts_of = [&](int32_t s) {
+      const int32_t tiles = TilesOf(s);
+      return tiles <= std::max(size, kWholeTiles) ? 1 : (tiles - 1) / size + 1;
+    };
+    const auto num_lanes = static_cast<int32_t>(loads_.size());
+    int32_t num_parts = 0;
+    for (const int32_t s : order_) num_parts += parts_of(s);
+    // Lanes that are used lie apart where many are not.
+    const bool fresh = std::ranges::all_of(loads_, [](int64_t ns) { return ns == 0; });
+    const int32_t used = fresh ? std::min(num_parts, num_lanes) : num_lanes;
+    // When each lane ends, and in the lowest bits its number: the lane that ends first is on top.
+    constexpr int kLaneBits = 20;
+    std::vector<int64_t> ends;
+    for (int32_t i = 0; i < used; ++i) {
+      const auto lane = static_cast<int32_t>(int64_t{i} * num_lanes / used);
+      ends.push_back(loads_[static_cast<size_t>(lane)] << kLaneBits | lane);
+    }
+    std::ranges::make_heap(ends, std::greater{});
+    Shares shares;
+    shares.reserve(static_cast<size_t>(num_parts));
+    for (const int32_t s : order_) {
+      const int32_t parts = parts_of(s);
+      int32_t begin = 0, left = TilesOf(s);
+      for (int32_t part = 0; part < parts; ++part) {
+        const int32_t count = left / (parts - part);
+        std::ranges::pop_heap(ends, std::greater{});
+        int64_t& end = ends.back();
+        const auto lane = static_cast<int32_t>(end & ((1 << kLaneBits) - 1));
+        shares.push_back({lane, first_ + s, begin, count});
+        end += (kTaskNs + (parts > 1 ? kStateNs : 0) + count * kTileNs) << kLaneBits;
+        std::ranges::push_heap(ends, std::greater{});
+        begin += count;
+        left -= count;
+      }
+    }
+    return shares;
+  }
+
+ private:
+  int32_t TilesOf(int32_t s) const { return segments_[static_cast<size_t>(s)].tiles; }
+
+  static constexpr int64_t kTaskNs = Nanoseconds(kChunkDecodeTimes.task_us);
+  static constexpr int64_t kStateNs = Nanoseconds(kChunkDecodeTimes.state_us);
+  static constexpr int64_t kTileNs = Nanoseconds(kChunkDecodeTimes.memory_tile_us);
+  std::span<const Segment> segments_;
+  int32_t first_;  // the number of the first segment
+  std::vector<int64_t> loads_;
+  std::vector<int32_t> order_;  // the longest segment first
+};
 
 }  // namespace
 
@@ -105,15 +162,38 @@ Shares DealSegments(std::span<const Segment> segments, int32_t num_seqs,
   const Shares shared = CutShares(segments.first(static_cast<size_t>(first)), 0, grid.num_lanes);
   Shares best;
   double best_us = std::numeric_limits<double>::infinity();
-  for (const Shares& of_own :
-       {CutShares(own, first, grid.num_lanes), WholeShares(own, first, grid.num_lanes)}) {
+  const auto consider = [&](const Shares& of_own) {
     Shares shares = shared;
     shares.insert(shares.end(), of_own.begin(), of_own.end());
     const double us = SharesUs(shares, segments, num_seqs, grid, group);
-    if (us >= best_us) continue;
-    best_us = us;
-    best = std::move(shares);
+    if (us < best_us) {
+      best_us = us;
+      best = std::move(shares);
+    }
+    return us;
+  };
+  consider(CutShares(own, first, grid.num_lanes));
+  int64_t total = 0;
+  int32_t longest = 0;
+  for (const Segment& segment : own) {
+    total += segment.tiles;
+    longest = std::max(longest, segment.tiles);
   }
+  const LaneDealer dealer(own, first, LaneLoads(shared, segments, grid.num_lanes));
+  const double even_us = kEvenEnough *
+                         (static_cast<double>(total) * kChunkDecodeTimes.memory_tile_us +
+                          static_cast<double>(own.size()) * kChunkDecodeTimes.task_us) /
+                         grid.num_lanes;
+  // Parts of a lane's share make fewer cuts than there are lanes.
+  const auto share = static_cast<int32_t>(DivideUp(total, grid.num_lanes));
+  double last_us = std::numeric_limits<double>::infinity();
+  for (int32_t i = 0, size = share; i < kPartSizes && size < longest && best_us > even_us; ++i) {
+    const double us = consider(dealer.Deal(size));
+    if (us > last_us) break;
+    last_us = us;
+    size += std::max(1, share / 8);
+  }
+  if (longest * kChunkDecodeTimes.cached_tile_us < best_us) consider(dealer.Deal(longest));
   std::ranges::stable_sort(best, {}, &Piece::lane);
   return best;
 }

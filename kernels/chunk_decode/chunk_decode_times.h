@@ -20,7 +20,8 @@ namespace tokline {
 //   tile, if a row took 0.61. The wide tile errs against sharing.
 // - A merge of two rows then took 2.5: 1.28 beside its rows.
 // - "Merging": a row of 264 states took 6, in 17 rounds of loads.
-// - "Cut or whole": in equal shares a lane leaves two states and merges once, which takes 5.0.
+// - "Cut, whole or in parts": in equal shares a lane leaves two states and merges once, which takes
+//   5.0.
 struct ChunkDecodeTimes {
   double memory_tile_us = 1.94;
   double cached_tile_us = 1.3;
