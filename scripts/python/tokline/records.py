@@ -22,8 +22,8 @@ WORKLOAD = "workload"
 WHOLE = (DECODER, WORKLOAD)
 
 # Dimensions that tell rows of one shape name apart, and the word before them in a label.
-_LABEL_KEYS = {"page_size": "page", "tokens": "tokens", "rows": "rows", "max_batch": "batch", "sharing": "sharing",
-               "rate": "rate"}
+_LABEL_KEYS = {"page_size": "page", "tokens": "tokens", "hidden": "hidden", "rows": "rows", "max_batch": "batch",
+               "sharing": "sharing", "rate": "rate"}
 _LABEL_FLAGS = ("append", "reuse")
 # What a run may differ in and still be compared: when and of what it was, not on what.
 _NOT_IDENTITY = {"time_utc", "command_line", "commit", "dirty", "gpu", "gpu_before"}

@@ -331,13 +331,15 @@ def step(evidence):
         "--record FILE")
     profiled = [entry for entries in evidence.decoder_groups.values() for entry in entries
                 if entry.ok and entry.row.get("profile")]
-    if profiled:
-        section.tables = [profile_table(profiled)]
+    models = {}
+    for entry in profiled:
+        models.setdefault(entry.row["model"], []).append(entry)
+    section.tables = [profile_table(model, entries) for model, entries in models.items()]
     return section, runs_of(profiled)
 
 
-def profile_table(entries):
-    """All profiles, with ops as lines and decoder rows as columns."""
+def profile_table(model, entries):
+    """All profiles of a model, with ops as lines and decoder rows as columns."""
     ops = {}
     for entry in entries:
         profile = entry.row["profile"]
@@ -350,9 +352,11 @@ def profile_table(entries):
         ops.setdefault("step", {})[id(entry)] = profile["step_us"]
     last = [name for name in ("device gap", "host gap", "unexplained", "step") if name in ops]
     names = [name for name in ops if name not in last] + last
-    return Table(["µs", *(f"{entry.row['model']}, batch {entry.row['batch']}{rank_words(entry)}" for entry in entries)],
-                 [[name, *(figure(ops[name].get(id(entry))) for entry in entries)] for name in names],
-                 set(range(1, len(entries) + 1)), title=count(len(entries), "profile"))
+    several = len({records.lengths(entry.row) for entry in entries}) > 1
+    header = [f"batch {entry.row['batch']}{rank_words(entry)}{', ' + records.lengths(entry.row) if several else ''}"
+              for entry in entries]
+    return Table(["µs", *header], [[name, *(figure(ops[name].get(id(entry))) for entry in entries)] for name in names],
+                 set(range(1, len(entries) + 1)), title=f"{model}: {count(len(entries), 'profile')}")
 
 
 def difference(evidence):
