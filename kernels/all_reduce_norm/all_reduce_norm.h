@@ -29,7 +29,8 @@ inline constexpr int32_t kMaxRanks = 8;
 //
 // The launches of a rank on the buffers follow one another: one stream at a time. The kernel has to
 // be loaded on the devices of all ranks before any rank launches it, because loading may wait for
-// kernels that run, and those wait for the rank that loads. CUDA_MODULE_LOADING=EAGER does that.
+// kernels that run, and those wait for the rank that loads. A launch within a Rehearsal
+// (kernels/device/rehearsal.h) loads it and does nothing else.
 //
 // Once a rank has given up, all later launches of the group return at once, until the buffers of
 // all ranks are zeroed again, while no rank's stream has work. So outputs are good only if
