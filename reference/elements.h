@@ -2,6 +2,7 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <cstdint>
 
 #include "kernels/common/dtype.h"
 
@@ -17,6 +18,21 @@ inline double LoadElement(DType dtype, const void* base, int64_t index) {
       return static_cast<float>(static_cast<const Eigen::half*>(base)[index]);
   }
   return 0;
+}
+
+// Loads `count` neighbouring elements from element `first` on.
+inline void LoadElements(DType dtype, const void* base, int64_t first, int64_t count, double* to) {
+  const auto load = [&]<typename T>(const T* elements) {
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(elements[first + i]);
+  };
+  switch (dtype) {
+    case DType::kF32:
+      return load(static_cast<const float*>(base));
+    case DType::kBf16:
+      return load(static_cast<const Eigen::bfloat16*>(base));
+    case DType::kF16:
+      return load(static_cast<const Eigen::half*>(base));
+  }
 }
 
 // Rounds to nearest even.

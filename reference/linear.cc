@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/common/rounding.h"
 #include "reference/elements.h"
 #include "reference/norm.h"
+#include "reference/parallel.h"
 
 namespace tokline {
 namespace {
@@ -16,31 +18,10 @@ using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::Ro
 // The number of weight rows converted to double at a time: few enough for the cache.
 constexpr int64_t kRowBlock = 64;
 
-template <typename T>
-void Convert(const void* base, int64_t first, Eigen::Ref<RowMajor> to) {
-  const T* source = static_cast<const T*>(base) + first;
-  double* target = to.data();
-  for (Eigen::Index i = 0; i < to.size(); ++i) {
-    target[i] = static_cast<double>(static_cast<float>(source[i]));
-  }
-}
-
-// Loads contiguous rows starting at element `first`.
-void LoadRows(DType dtype, const void* base, int64_t first, Eigen::Ref<RowMajor> to) {
-  switch (dtype) {
-    case DType::kF32:
-      return Convert<float>(base, first, to);
-    case DType::kBf16:
-      return Convert<Eigen::bfloat16>(base, first, to);
-    case DType::kF16:
-      return Convert<Eigen::half>(base, first, to);
-  }
-}
-
 RowMajor Activations(const LinearParams& params) {
   RowMajor x(params.num_tokens, params.in_features);
   for (int64_t t = 0; t < params.num_tokens; ++t) {
-    LoadRows(params.dtype, params.x, t * params.x_stride, x.middleRows(t, 1));
+    LoadElements(params.dtype, params.x, t * params.x_stride, params.in_features, x.row(t).data());
     if (params.norm_weight) {
       x.row(t) = NormaliseRow(params.dtype, x.row(t), params.norm_weight, params.norm_eps);
     }
@@ -51,7 +32,8 @@ RowMajor Activations(const LinearParams& params) {
 // x times the transpose of weight rows [first, first + count), plus the bias of these rows.
 RowMajor Product(const LinearParams& params, const RowMajor& x, int64_t first, int64_t count) {
   RowMajor weight(count, params.in_features);
-  LoadRows(params.dtype, params.weight, first * params.in_features, weight);
+  LoadElements(params.dtype, params.weight, first * params.in_features, weight.size(),
+               weight.data());
   RowMajor y = x * weight.transpose();
   if (params.bias) {
     for (int64_t i = 0; i < count; ++i) {
@@ -68,7 +50,9 @@ void LinearReference(const LinearParams& params) {
   if (params.num_tokens == 0) return;
   const DType dtype = params.dtype;
   const RowMajor x = Activations(params);
-  for (int64_t first = 0; first < params.out_features; first += kRowBlock) {
+  const int64_t blocks = DivideUp(params.out_features, kRowBlock);
+  ParallelFor(blocks, CostOf(params).flops / 2, [&](int64_t block) {
+    const int64_t first = block * kRowBlock;
     const int64_t count = std::min(kRowBlock, params.out_features - first);
     const RowMajor y = Product(params, x, first, count);
     RowMajor up;
@@ -90,7 +74,7 @@ void LinearReference(const LinearParams& params) {
         StoreElement(dtype, params.out, at, value);
       }
     }
-  }
+  });
 }
 
 }  // namespace tokline
