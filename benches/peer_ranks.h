@@ -5,12 +5,12 @@
 namespace tokline::bench {
 
 // `bench_all_reduce_norm --gpus N [--replays R] [--record FILE]`: prints one row per shape and way,
-// and appends them to a record. Every GPU has a
-// host thread and a stream, and replays a graph of many launches. A sample is the second of two
-// replays in a row, timed by events on each GPU, and its time is that of the GPU that began last,
-// as the others waited for it. The outputs are compared before and after. NCCL follows once all of
-// our rows are printed, with a warning if it cannot be loaded. Returns the exit code: 0, 1 if an
-// output is wrong or a GPU or NCCL fails, 2 for wrong usage.
+// and appends them to a record. Every GPU has a host thread and a stream, and replays a graph of
+// many launches. A sample is the second of two replays in a row, timed by events on each GPU, and
+// its time is that of the GPU that began last, as the others waited for it. The outputs are
+// compared before and after. NCCL follows once all of our rows are printed, with a warning if it
+// cannot be loaded. Returns the exit code: 0, 1 if an output is wrong or a GPU or NCCL fails, 2 for
+// wrong usage.
 int PeerRanksMain(int argc, char** argv);
 
 }  // namespace tokline::bench
