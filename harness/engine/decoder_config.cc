@@ -28,8 +28,7 @@ DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
           options.max_context, "; the model has positions for 1 to ", spec.max_positions);
   Require(options.token_budget >= 1 && options.token_budget <= (int64_t{1} << 20),
           "token_budget is ", options.token_budget, "; it must be 1 to ", int64_t{1} << 20);
-  options.token_budget =
-      std::min(options.token_budget, int64_t{options.max_batch} * options.max_context);
+  options.token_budget = std::min(options.token_budget, options.max_batch * options.max_context);
   Require(options.page_size >= 16, "page_size is ", options.page_size,
           "; it must be a power of two from 16");
   const int64_t sequence_pages = DivideUp(options.max_context, options.page_size);
@@ -145,9 +144,11 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
 SumRoom SumRoomOf(const ModelSpec& spec, const DecoderOptions& options) {
   constexpr int64_t kPacketRows = 512;
   constexpr int64_t kMostSlabBytes = int64_t{256} << 20;
+  const int64_t context = options.max_context == 0 ? spec.max_positions : options.max_context;
+  const int64_t budget = std::min(options.token_budget, options.max_batch * context);
   SumRoom room{.hidden_size = spec.hidden_size,
                .packet_rows = std::max<int64_t>(options.max_batch, kPacketRows),
-               .slab_rows = std::max<int64_t>(options.token_budget + options.max_batch, 1)};
+               .slab_rows = std::max<int64_t>(budget + options.max_batch, 1)};
   const int64_t bytes = room.SlabBytes(options.ranks);
   if (bytes > kMostSlabBytes) room.slab_rows = room.slab_rows * kMostSlabBytes / bytes;
   return room;

@@ -12,17 +12,20 @@
 namespace tokline {
 namespace {
 
+// Replaces the observer while it lives; null: there is none.
 class ObservedScope {
  public:
-  ObservedScope(ForwardPass& forward, OpObserver& observer) : forward_(forward) {
-    forward_.SetObserver(&observer);
+  ObservedScope(ForwardPass& forward, OpObserver* observer)
+      : forward_(forward), before_(forward.Observer()) {
+    forward_.SetObserver(observer);
   }
-  ~ObservedScope() { forward_.SetObserver(nullptr); }
+  ~ObservedScope() { forward_.SetObserver(before_); }
   ObservedScope(const ObservedScope&) = delete;
   ObservedScope& operator=(const ObservedScope&) = delete;
 
  private:
   ForwardPass& forward_;
+  OpObserver* before_;
 };
 
 // Stands in for a graph on the host, which has no graphs: enqueues the work again each time.
@@ -161,9 +164,7 @@ void DecoderRank::MoveTokens(std::span<const SeatMove> moves, int turn) {
 
 void DecoderRank::RunStep(const StepShape& shape, int turn) {
   if (shape.prefill.num_tokens > 0 || captured.empty()) {
-    if (rehearsed_.insert(KernelsOf(shape)).second) {
-      backend->Rehearse([&] { forward.Enqueue(shape); });
-    }
+    if (rehearsed_.insert(KernelsOf(shape)).second) Rehearse(shape);
     forward.Enqueue(shape);
   } else {
     const AttentionShape& decode = shape.decode;
@@ -180,8 +181,15 @@ void DecoderRank::RunStep(const StepShape& shape, int turn) {
   turns[turn].fence->Record();
 }
 
+void DecoderRank::Rehearse(const StepShape& shape) {
+  backend->Rehearse([&] {
+    const ObservedScope unobserved(forward, nullptr);  // since no op runs
+    forward.Enqueue(shape);
+  });
+}
+
 void DecoderRank::CaptureStep(const StepShape& shape) {
-  backend->Rehearse([&] { forward.Enqueue(shape); });
+  Rehearse(shape);
   forward.Enqueue(shape);  // lets every op choose its algorithms before the capture
   backend->Synchronize();
   if (config.Ablates(Ablation::kGraphs)) return;
@@ -192,7 +200,7 @@ void DecoderRank::CaptureStep(const StepShape& shape) {
 
 std::unique_ptr<WorkGraph> DecoderRank::ObservedStep(const StepShape& shape, OpObserver& observer) {
   const auto enqueue = [this, shape, &observer] {
-    const ObservedScope observed(forward, observer);
+    const ObservedScope observed(forward, &observer);
     forward.Enqueue(shape);
   };
   backend->Synchronize();

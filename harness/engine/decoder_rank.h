@@ -72,6 +72,8 @@ struct DecoderRank {
  private:
   void MoveTokens(std::span<const SeatMove> moves, int turn);
   void RunStep(const StepShape& shape, int turn);
+  // Loads the kernels of steps of this shape. Nobody observes that.
+  void Rehearse(const StepShape& shape);
   // Captures steps of this shape, whose arrays are on the device, after running one. The host has
   // no graphs.
   void CaptureStep(const StepShape& shape);

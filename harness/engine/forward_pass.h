@@ -32,7 +32,7 @@ class ForwardPass {
 
   // Sets who is told of every op from now on; null for nobody. A replayed graph enqueues no ops.
   void SetObserver(OpObserver* observer) { observer_ = observer; }
-  const OpObserver* Observer() const { return observer_; }
+  OpObserver* Observer() const { return observer_; }
 
  private:
   // Everything up to the logits in one launch, and sampling.

@@ -29,13 +29,17 @@ Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
   const ResidentCheckpoint resident(model.checkpoint);
   std::unique_ptr<RemoteRanks> remote;
   if (ProcessGroup* const processes = options.Processes()) {
-    DecoderConfig(model.spec, options, {});  // throws here what would otherwise be thrown by all
+    // Throws here what would otherwise be thrown by all.
+    const DecoderConfig config(model.spec, options, {});
     Require(options.ranks == processes->Size(), "the model is to be divided among ", options.ranks,
             " ranks; mpirun has started ", processes->Size());
     Require(options.device == Device::kCpu || model.spec.norm == NormKind::kRms,
             "a model of family ", model.spec.family,
             " has layer norms; the GPUs of several processes sum over NCCL, which "
             "needs RMS norms");
+    Require(options.device == Device::kCpu || (!config.split_input_norm && !config.split_mlp),
+            "--ablate rmsnorm_qkv and fused_mlp leave sums without the norm that follows; the GPUs "
+            "of several processes sum over NCCL, which needs it");
     remote = std::make_unique<RemoteRanks>(*processes, model, options);
   }
   const auto make_backend = [&](const RankPlace& place) {

@@ -30,6 +30,7 @@ void RankGroup::RunOnThreads(const std::function<void(int32_t)>& work, bool toge
   if (failure_) std::rethrow_exception(failure_);
   const uint32_t all = (1u << Size()) - 1;
   work_ = &work;
+  together_ = together;
   running_ = all;
   ++runs_;
   changed_.notify_all();
@@ -74,6 +75,7 @@ void RankGroup::Serve(int32_t rank) {
 
 RankGroup::Brought RankGroup::Meet(int32_t rank, const void* brought) {
   std::unique_lock lock(mutex_);
+  if (failure_) throw Left();  // some who are waited for have left
   const uint64_t meeting = meetings_;
   Brought& all_brought = brought_[meeting % 2];
   all_brought[static_cast<size_t>(rank)] = brought;
@@ -83,9 +85,13 @@ RankGroup::Brought RankGroup::Meet(int32_t rank, const void* brought) {
     arrived_ = 0;
     ++meetings_;
     changed_.notify_all();
-  } else if (!changed_.wait_for(lock, options_.limit,
-                                [&] { return meetings_ > meeting || failure_ != nullptr; })) {
-    Fail(std::make_exception_ptr(RuntimeFailure(MissingText(all & ~arrived_))));
+  } else {
+    const auto ends = [&] { return meetings_ > meeting || failure_ != nullptr; };
+    if (!together_) {
+      changed_.wait(lock, ends);
+    } else if (!changed_.wait_for(lock, options_.limit, ends)) {
+      Fail(std::make_exception_ptr(RuntimeFailure(MissingText(all & ~arrived_))));
+    }
   }
   if (meetings_ == meeting) throw Left();
   return all_brought;

@@ -56,8 +56,8 @@ class RankGroup : public RankLink {
   }
 
   using Brought = std::array<const void*, kMaxRanks>;
-  // Is called by every rank within the same Run. Waits until all have come and returns what each
-  // has brought.
+  // Is called by every rank within the same Run. Waits until all have come, within the time limit
+  // unless they run apart, and returns what each has brought.
   Brought Meet(int32_t rank, const void* brought);
   // Within the same Run. No rank leaves before all have read.
   void AllGather(int32_t rank, const void* mine, int64_t bytes, void* all) override;
@@ -76,6 +76,7 @@ class RankGroup : public RankLink {
   std::condition_variable changed_;
   const std::function<void(int32_t)>* work_ = nullptr;
   uint64_t runs_ = 0;
+  bool together_ = true;  // whether the ranks of this run must not fall behind each other
   uint32_t running_ = 0;  // a bit per rank
   bool ends_ = false;
   std::exception_ptr failure_;

@@ -18,6 +18,7 @@ DecoderOptions PlainOptions(const ModelSpec& spec, DecoderOptions options) {
   options.kv_pages = 0;
   options.reuse = false;
   options.delayed.reset();
+  const AblationSet given = options.ablate;
   for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
   if (options.ranks == 1) return options;
   // A single rank, which shares no mistake in how a model is divided, judges if there is room.
@@ -25,7 +26,16 @@ DecoderOptions PlainOptions(const ModelSpec& spec, DecoderOptions options) {
   one_rank.ranks = 1;
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
   const int64_t needed = PlanMemory(spec, one_rank, backend->facts()).Total();
-  return needed <= backend->FreeBytes() ? one_rank : options;
+  if (needed <= backend->FreeBytes()) return one_rank;
+  if (options.Processes() == nullptr || options.device == Device::kCpu) return options;
+  // Over NCCL each sum needs the norm that follows.
+  options.ablate = given;
+  for (const AblationEntry& entry : AllAblations()) {
+    if (entry.ablation != Ablation::kRmsNormQkv && entry.ablation != Ablation::kFusedMlp) {
+      options.ablate.Add(entry.ablation);
+    }
+  }
+  return options;
 }
 
 }  // namespace

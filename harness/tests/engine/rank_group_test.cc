@@ -58,10 +58,26 @@ TEST(RankGroupTest, OneThatLeavesBeforeTheMeetingIsMissing) {
               ThrowsMessage<RuntimeFailure>(HasSubstr("rank 2 of 3 hangs")));
 }
 
+// Its place at the meeting may be gone by the time that it comes.
+TEST(RankGroupTest, OneThatComesTooLateMeetsNobody) {
+  RankGroup group({.ranks = 2, .limit = milliseconds(50)});
+  bool met = false;
+  EXPECT_THROW(group.Run([&](int32_t rank) {
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(80));
+    group.Meet(rank, nullptr);
+    if (rank == 1) met = true;
+  }),
+               RuntimeFailure);
+  EXPECT_FALSE(met);
+}
+
 TEST(RankGroupTest, SlowLoadingIsNoHang) {
   RankGroup group({.ranks = 2, .limit = milliseconds(1)});
-  EXPECT_NO_THROW(
-      group.RunApart([](int32_t rank) { std::this_thread::sleep_for(milliseconds(50 * rank)); }));
+  EXPECT_NO_THROW(group.RunApart([&](int32_t rank) {
+    std::this_thread::sleep_for(milliseconds(50 * rank));
+    group.Meet(rank, nullptr);
+    std::this_thread::sleep_for(milliseconds(50 * rank));
+  }));
 }
 
 TEST(RankGroupDeathTest, OneThatNeverComesBackIsLeftToTheHandler) {

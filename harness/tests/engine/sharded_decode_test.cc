@@ -150,6 +150,69 @@ TEST(ShardedDecodeTest, ANumberOfRanksThatDoesNotDivideIsRefusedWithThoseThatDo)
   }
 }
 
+// A step's kernels are loaded by enqueuing it without anything that runs.
+TEST(ShardedDecodeTest, NobodyObservesRehearsals) {
+  class RehearsingBackend : public testing::ForwardingBackend {
+   public:
+    explicit RehearsingBackend(int& rehearsals)
+        : ForwardingBackend(MakeHostBackend()), rehearsals_(rehearsals) {}
+    void Rehearse(const std::function<void()>& enqueue) override {
+      ++rehearsals_;
+      enqueue();
+    }
+
+   private:
+    int& rehearsals_;
+  };
+  class Counter : public OpObserver {
+   public:
+    void Begin(StepOp op, std::string_view) override { samplings += op == StepOp::kSampling; }
+    void End() override {}
+    int samplings = 0;
+  };
+  int rehearsals = 0;
+  Decoder decoder(Tiny().spec, Tiny().weights, {.max_context = 64}, [&](const RankPlace&) {
+    return std::make_unique<RehearsingBackend>(rehearsals);
+  });
+  Counter counter;
+  decoder.SetObserver(&counter);
+  decoder.AddSequence(std::vector<int32_t>{1, 2, 3}, {}, 5);
+  int steps = 0;
+  for (; decoder.HasWork(); ++steps) decoder.Step();
+  decoder.SetObserver(nullptr);
+  EXPECT_EQ(rehearsals, 2);  // the prompt and the first token after it
+  EXPECT_EQ(counter.samplings, steps);
+}
+
+// A prompt's sums are exchanged in pieces that fit the room, which is that of the largest step.
+TEST(ShardedDecodeTest, TheRoomOfSumsIsThatOfTheLargestStep) {
+  const auto room = [](int64_t hidden, DecoderOptions options) {
+    ModelSpec spec = Tiny().spec;
+    spec.hidden_size = hidden;
+    return SumRoomOf(spec, options);
+  };
+  EXPECT_EQ(room(1024, {.ranks = 2, .max_batch = 3, .max_context = 100}).slab_rows, 303);
+  EXPECT_EQ(room(1024, {.ranks = 2, .max_batch = 900, .max_context = 100}).packet_rows, 900);
+  for (const int32_t ranks : {2, 4, 8}) {
+    const SumRoom capped = room(8192, {.ranks = ranks, .max_batch = 64, .max_context = 4096});
+    EXPECT_LE(capped.SlabBytes(ranks), int64_t{257} << 20);
+    AllReduceNormParams sum{
+        .hidden_size = 8192, .partial_stride = 8192, .residual_out_stride = 8192};
+    sum.peers = {
+        .world_size = ranks, .bytes = capped.Bytes(ranks), .slab_bytes = capped.SlabBytes(ranks)};
+    for (void*& buffer : sum.peers.buffers) buffer = reinterpret_cast<void*>(1 << 20);
+    sum.partials[0] = sum.residual_out = sum.peers.buffers[0];
+    int64_t pieces = 0;
+    for (int64_t rows = 8192 + 64; rows > 0; ++pieces) {
+      sum.num_tokens = rows;
+      sum.num_tokens = RowsInOneLaunch(sum);
+      EXPECT_NO_THROW(ValidateBuffers(sum)) << ranks << " ranks, " << rows << " rows are left";
+      rows -= sum.num_tokens;
+    }
+    EXPECT_LE(pieces, 3) << ranks;
+  }
+}
+
 // The host's backend, except for what rank 1 does instead of its n-th sum.
 class TroubledBackend : public testing::ForwardingBackend {
  public:

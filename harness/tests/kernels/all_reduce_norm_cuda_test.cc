@@ -622,7 +622,21 @@ class AllReduceNormPeersCudaTest : public testing::CudaTest {
 };
 
 TEST_F(AllReduceNormPeersCudaTest, EveryShapeGivesTheExactSumOnEveryDevice) {
+  const auto check = [](const AllReduceSetup& setup, const Exchange& exchange) {
+    const AllReduceCase c(setup);
+    OnEveryRank(setup.ranks, [&](int32_t r, const std::function<void()>& allocated) {
+      const RankTensors tensors(c, r);
+      const UniqueStream stream = MakeStream();
+      allocated();
+      Launch(tensors.Params(c, exchange.Peers(r)), {.stream = stream.get()});
+      EXPECT_NO_THROW(RequireAllReduced(exchange.Peers(r), stream.get()));
+      EXPECT_TRUE(tensors.Check(c)) << "rank " << r;
+    });
+  };
   for (int32_t ranks = 2; ranks <= devices_; ranks *= 2) {
+    // Slabs of 16 rows of several vectors per lane.
+    check({.ranks = ranks, .tokens = 2100, .hidden = 2560, .variant = Variant::kSlabs},
+          Exchange(ranks, 2100, 2560, true));
     const Exchange exchange(ranks, 512, 8192, true);
     for (const DType dtype : kDTypes) {
       for (const Variant variant : {Variant::kAuto, Variant::kTwoShot, Variant::kSlabs}) {
@@ -631,19 +645,12 @@ TEST_F(AllReduceNormPeersCudaTest, EveryShapeGivesTheExactSumOnEveryDevice) {
             if (!Takes(variant, ranks, tokens)) continue;
             if (variant == Variant::kSlabs && hidden == 5003) continue;
             if (tokens == 512 && hidden > 2560 && dtype == DType::kF16) continue;
-            const AllReduceCase c({.dtype = dtype,
-                                   .ranks = ranks,
-                                   .tokens = tokens,
-                                   .hidden = hidden,
-                                   .variant = variant});
-            OnEveryRank(ranks, [&](int32_t r, const std::function<void()>& allocated) {
-              const RankTensors tensors(c, r);
-              const UniqueStream stream = MakeStream();
-              allocated();
-              Launch(tensors.Params(c, exchange.Peers(r)), {.stream = stream.get()});
-              EXPECT_NO_THROW(RequireAllReduced(exchange.Peers(r), stream.get()));
-              EXPECT_TRUE(tensors.Check(c)) << "rank " << r;
-            });
+            check({.dtype = dtype,
+                   .ranks = ranks,
+                   .tokens = tokens,
+                   .hidden = hidden,
+                   .variant = variant},
+                  exchange);
           }
         }
       }
@@ -660,7 +667,8 @@ TEST_F(AllReduceNormPeersCudaTest, GraphsOfManyRoundsGiveTheExactSum) {
     std::vector<AllReduceCase> cases;
     for (const auto& [tokens, hidden, variant] :
          {std::tuple{1, 2560, Variant::kAuto}, std::tuple{64, 4096, Variant::kTwoShot},
-          std::tuple{8, 4096, Variant::kOneShot}, std::tuple{61, 2560, Variant::kSlabs}}) {
+          std::tuple{8, 4096, Variant::kOneShot}, std::tuple{61, 2560, Variant::kSlabs},
+          std::tuple{40, 4096, Variant::kSlabs}}) {
       AllReduceSetup setup = shape;
       setup.tokens = tokens;
       setup.hidden = hidden;

@@ -148,8 +148,16 @@ TEST(AllReduceNormTest, ValidateStatesWhatIsWrongWithTheBuffers) {
   EXPECT_THAT(RefusalOf([](Params& p) { p.peers.bytes = 0; }), HasSubstr("buffers of 0 bytes"));
   EXPECT_THAT(RefusalOf([](Params& p) { p.num_tokens = 5; }),
               HasSubstr("5 x 64 with one_shot and 3 ranks takes 240"));
-  EXPECT_THAT(RefusalOf([](Params& p) { p.peers.slab_bytes = 100; }),
-              HasSubstr("slab_bytes is 100; it must be a multiple of 256"));
+  const auto refused_slabs = [](int64_t slab_bytes, int64_t packet_bytes) {
+    return RefusalOf([&](Params& p) {
+      p.peers.slab_bytes = slab_bytes;
+      p.peers.bytes = slab_bytes + packet_bytes;
+    });
+  };
+  EXPECT_THAT(refused_slabs(100, 1 << 20), HasSubstr("slab_bytes is 100 of"));
+  EXPECT_THAT(refused_slabs(-256, 1 << 20), HasSubstr("slab_bytes is -256 of"));
+  EXPECT_THAT(refused_slabs(1 << 20, 0), HasSubstr("with 256 bytes or more before the slabs"));
+  EXPECT_THAT(refused_slabs(1 << 20, (1 << 20) + 8), HasSubstr("both must be multiples of 256"));
   EXPECT_THAT(RefusalOf([](Params& p) {
                 p.variant = Variant::kSlabs;
                 p.num_tokens = 13;
@@ -166,15 +174,15 @@ TEST(AllReduceNormTest, ValidateStatesWhatIsWrongWithTheBuffers) {
 
 TEST(AllReduceNormTest, BuffersHoldTheShapesThatTheyWereMadeFor) {
   for (int32_t ranks = 1; ranks <= kMaxRanks; ++ranks) {
-    for (const int64_t most : {1, 8, 64, 513}) {
+    for (const int64_t most : {1, 8, 64, 513, 2049}) {
       for (const int64_t hidden : {1, 64, 2560, 8191}) {
         const int64_t bytes = AllReduceNormBufferBytes(ranks, most, hidden);
-        for (const int64_t tokens : {int64_t{1}, most / 2, most}) {
+        for (const int64_t tokens : {int64_t{1}, most / 2, most - 1, most}) {
           for (const Variant variant :
                {Variant::kAuto, Variant::kOneShot, Variant::kTwoShot, Variant::kSlabs}) {
             if (variant == Variant::kTwoShot && tokens < ranks) continue;
             const bool slabs = variant == Variant::kSlabs;
-            if (slabs && SlabsOf(ranks, tokens).slabs < ranks) continue;
+            if (slabs && (SlabsOf(ranks, tokens).slabs < ranks || hidden % 8 != 0)) continue;
             Params params = Shape(ranks, tokens, hidden, variant);
             params.peers.bytes = bytes;
             params.peers.slab_bytes = 0;
@@ -238,11 +246,10 @@ TEST(AllReduceNormTest, PlanTakesSlabsForManyRowsWhereTheyHaveRoom) {
   EXPECT_EQ(variant(1000, 4096, 1000), Variant::kSlabs);
   EXPECT_EQ(variant(1008, 4096, 1000), Variant::kOneShot);
   EXPECT_EQ(variant(1000, 4096, 0), Variant::kOneShot);
-  EXPECT_EQ(variant(1000, 4094, 1000), Variant::kOneShot);
+  EXPECT_EQ(variant(1000, 4092, 1000), Variant::kOneShot);
   EXPECT_EQ(variant(1, 1 << 20, 1000), Variant::kOneShot);  // one slab, which a rank would lack
 }
 
-// Pieces cover a sum, whatever the room; each is what a launch takes.
 TEST(AllReduceNormTest, ALaunchTakesAsManyRowsAsFit) {
   const auto rows = [](int64_t tokens, int64_t hidden, Variant variant = Variant::kAuto) {
     Params params = Shape(4, 512, hidden);
@@ -262,6 +269,20 @@ TEST(AllReduceNormTest, ALaunchTakesAsManyRowsAsFit) {
   EXPECT_GE(rows(10'000, 4094), 512);  // no vectors, so packets; two_shot needs fewer of them
   EXPECT_GE(rows(513, 8), 512);        // few bytes
   EXPECT_EQ(rows(0, 4096), 1);
+  // two_shot holds 40 rows where one_shot, which fewer rows take, holds 16.
+  Params params = Shape(8, 16, 4096);
+  params.num_tokens = 40;
+  EXPECT_EQ(RowsInOneLaunch(params), 40);
+}
+
+// What they hold may differ; what they are must not.
+TEST(AllReduceNormTest, RanksWithOtherAddressesTakeTheSameVariant) {
+  Params params = Shape(2, 512, 4096);
+  AddSlabs(params, 512);
+  EXPECT_EQ(PlanAllReduceNorm(params, testing::kH200).variant, Variant::kSlabs);
+  params.residual = static_cast<const char*>(params.residual) + 8;
+  EXPECT_EQ(PlanAllReduceNorm(params, testing::kH200).variant, Variant::kSlabs);
+  EXPECT_THROW(ValidateBuffers(params), InvalidArgument);
 }
 
 TEST(AllReduceNormTest, PlanTakesVectorsOnlyWhereEveryRowIsAligned) {
