@@ -37,7 +37,8 @@ __device__ __forceinline__ void Meet(const Arguments& args, uint32_t meeting) {
   if (peer < args.world_size) {
     ptx::StoreReleaseSystem4(&args.barriers[peer][blockIdx.x].told[args.rank], meeting);
     const uint32_t* const told = &args.barriers[args.rank][blockIdx.x].told[peer];
-    while (ptx::LoadAcquireSystem4(told) != meeting) {
+    // A peer that goes on may already tell of the next meeting.
+    while (static_cast<int32_t>(ptx::LoadAcquireSystem4(told) - meeting) < 0) {
     }
   }
   __syncthreads();

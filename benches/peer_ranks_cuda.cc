@@ -55,10 +55,11 @@ const char* ImplementationOf(Way way) {
   return "?";
 }
 
-// Each rank owns a row, or a slab of rows.
+// Each rank owns a row, or a slab of 4 rows.
 bool Takes(Way way, const PeerShape& shape, int32_t ranks) {
   if (way == Way::kBarrier) return ranks == 2 || ranks == 4 || ranks == 8;
-  return shape.tokens >= ranks * (way == Way::kTwoShot ? 1 : way == Way::kSlabs ? 16 : 0);
+  if (way == Way::kSlabs) return shape.tokens > 4 * (ranks - 1);
+  return way != Way::kTwoShot || shape.tokens >= ranks;
 }
 
 const char* NameOf(Way way) {

@@ -67,8 +67,10 @@ void LaunchVirtualRanks(std::span<const AllReduceNormParams> ranks, const Launch
         "ranks[", i, "] is rank ", rank.peers.rank, " of ", rank.peers.world_size,
         "; it must be rank ", i, " of ", ranks.size());
     Require(rank.dtype == first.dtype && rank.variant == first.variant &&
-                rank.num_tokens == first.num_tokens && rank.hidden_size == first.hidden_size,
-            "ranks[", i, "] and ranks[0] differ in dtype, variant or shape");
+                rank.num_tokens == first.num_tokens && rank.hidden_size == first.hidden_size &&
+                rank.peers.bytes == first.peers.bytes &&
+                rank.peers.slab_bytes == first.peers.slab_bytes,
+            "ranks[", i, "] and ranks[0] differ in dtype, variant, shape or size of the buffers");
   }
   LaunchRanks<kMaxRanks>(ranks, options);
 }

@@ -39,7 +39,8 @@ struct PeerBuffers {
   int32_t world_size = 1;         // 1 to kMaxRanks
   int32_t rank = 0;               // this rank
   int64_t bytes = 0;              // of each buffer; the same on all ranks
-  int64_t slab_bytes = 0;         // of these, at the end: the room for kSlabs, or 0
+  int64_t slab_bytes = 0;         // of these, at the end: the room for slabs, with which kAuto may
+                                  // take them, or 0; the same on all ranks
   void* buffers[kMaxRanks] = {};  // [world_size], 256 B aligned, accessible from this rank's device
 };
 
@@ -61,7 +62,7 @@ enum class AllReduceNormVariant : uint8_t {
              // hops, and 2 (N - 1) / N instead of N - 1 times the bytes
   kSlabs,    // two_shot for many rows: a slab of rows is sent as it is, followed by a flag, so that
              // the bytes on the link are half of those of packets. Needs rows of a multiple of 16 B
-             // that are 16 B aligned, and at least a slab for each rank
+             // that are 16 B aligned on every rank, and at least a slab for each rank
 };
 
 // "auto", "one_shot", "two_shot", "slabs".
@@ -105,10 +106,11 @@ AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int
 // Enough for every shape of at most `max_tokens` rows of `max_hidden` elements with one_shot and
 // two_shot.
 int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
-// The same for slabs. A multiple of 256.
+// The same for slabs, of which a launch takes 65,504 tokens at most. A multiple of 256.
 int64_t AllReduceNormSlabBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
 // How many of the rows one launch can take, with these buffers and this variant; at least 1. More
-// rows are for several launches, by RowsOf.
+// rows are for several launches, by RowsOf; with kAuto, since the last one may have too few rows
+// for another variant.
 int64_t RowsInOneLaunch(const AllReduceNormParams& params);
 
 // Validate does not look at the buffers of `peers`, which the reference does not use;
