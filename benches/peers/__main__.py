@@ -25,7 +25,8 @@ examples:
   PYTHONPATH=/opt/libs scripts/peers --python python3 --beside kernels.jsonl --record peers.jsonl
 
 exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured, a module of
-FlashInfer is not compiled, the time limit was reached or a file cannot be used, 2 misuse, 77 no GPU, 130 interrupted.
+FlashInfer is not compiled, the time limit was reached or a file cannot be used, 2 misuse or something that is missing,
+77 no GPU, 130 interrupted.
 """
 
 
@@ -40,8 +41,8 @@ def parse(arguments):
     parser.add_argument("--peers", default=",".join(LIBRARIES), metavar="LIST",
                         help=f"some of {', '.join(LIBRARIES)} (default: all)")
     parser.add_argument("--time-limit", type=command.positive_number, default=600, metavar="SECONDS",
-                        help="no row is begun later: the run is then marked as unfinished; 600 by default: most of "
-                        "it are rests")
+                        help="no row is begun later, and the run is then marked as unfinished; 600 by default, most "
+                        "of which is spent on rests between samples")
     parser.add_argument("--row-time", type=command.positive_number, default=0.05, metavar="SECONDS",
                         help="how long a row is sampled while the median's interval is wide (default: 0.05)")
     parser.add_argument("--compile", action="store_true",

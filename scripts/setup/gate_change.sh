@@ -19,7 +19,8 @@ your files are not touched; what is not committed is not measured.
   --device NAME   cuda (default), or cpu, which times the references: to try out the gate.
   --programs NAMES
                   comma-separated: bench programs without `bench_`, and `decoder`. Default: all.
-  --model DIR     the checkpoint that the decoder runs: a folder, or a name in the Hugging Face cache.
+  --model DIR     the checkpoint that the decoder runs: a folder, the name of a model made by
+                  scripts/model, or a name in the Hugging Face cache.
                   Default: with a GPU qwen3-0.6b in $TOKLINE_MODELS, else in build/models: random
                   weights, made once and kept, which takes a python3 with torch and transformers. On
                   the CPU, or where they cannot be made, which the verdict then begins with,

@@ -53,8 +53,8 @@ def parse_arguments(arguments):
     measuring.add_argument("--programs", metavar="NAMES", help="only these programs of the bin folders: "
                            "comma-separated, without bench_, and decoder")
     measuring.add_argument("--model", metavar="DIR", help="decode this checkpoint with `tokline bench` too: a folder, "
-                           "or a name in the Hugging Face cache. With --programs decoder the default is the embedded one, "
-                           "models/qwen3-lookup of this checkout")
+                           "the name of a model made by scripts/model, or a name in the Hugging Face cache. With "
+                           "--programs decoder the default is the embedded one, models/qwen3-lookup of this checkout")
     measuring.add_argument("--decode", metavar="ARGUMENTS", default="",
                            help="arguments of `tokline bench` in one word: --decode '--batch 1,8 --repeats 7'")
     measuring.add_argument("--device", choices=["cuda", "cpu"], default=None,
