@@ -5,12 +5,14 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <regex>
 
 #include "harness/measure/timing.h"
 #include "harness/platform/flags.h"
 #include "harness/platform/printable.h"
+#include "harness/record/record_file.h"
 #include "kernels/common/error.h"
 
 namespace tokline::bench {
@@ -23,7 +25,6 @@ constexpr std::array<std::string_view, 3> kDevices = {"auto", "cpu", "cuda"};
 constexpr std::array<std::string_view, 2> kDTypes = {"bf16", "fp16"};
 
 constexpr std::array<std::string_view, 4> kFormats = {"table", "markdown", "csv", "json"};
-constexpr std::array<std::string_view, 3> kOutFormats = {"json", "console", "csv"};
 constexpr std::array<std::string_view, 2> kTruths = {"true", "false"};
 
 FlagSetter NumberInto(double& target, double least, double most) {
@@ -48,6 +49,10 @@ void RequireFilter(std::string_view flag, std::string_view filter) {
 
 // Throws RuntimeFailure; Google Benchmark would end the program in the middle.
 void RequireWritable(std::string_view flag, std::string_view path) {
+  if (HoldsRecords(std::string(path))) {
+    throw RuntimeFailure(StrCat(flag, ": cannot write ", Quoted(path),
+                                ": it holds records, which nothing else replaces"));
+  }
   if (std::ofstream(std::string(path), std::ios::app)) return;
   throw RuntimeFailure(StrCat(flag, ": cannot write ", Quoted(path), ": ", std::strerror(errno)));
 }
@@ -70,7 +75,10 @@ std::vector<Flag> Table(Options& options) {
        [&options](auto flag, auto text) {
          const bool is_number = text.find_first_not_of("0123456789") == text.npos;
          options.gpu = is_number ? static_cast<int>(ParseInteger(flag, text, 0, kMaxGpu)) : 0;
-         options.device = is_number ? "cuda" : kDevices[ParseChoice(flag, text, kDevices)];
+         const bool known = is_number || std::ranges::count(kDevices, text) > 0;
+         Require(known, flag, " is ", Quoted(text),
+                 "; it must be auto, cpu, cuda or a number from 0 to ", kMaxGpu);
+         options.device = is_number ? "cuda" : std::string(text);
        }},
       {"--shapes", "FILE", "JSON shapes instead of the default ones (docs/measuring.md)",
        TextInto(options.shapes)},
@@ -113,10 +121,11 @@ std::vector<Flag> Table(Options& options) {
        handed_on(one_of(kTruths))},
       {"--benchmark_repetitions", "N", "measure each row N times",
        handed_on([](auto flag, auto text) { ParseInteger(flag, text, 1, kMaxRepetitions); })},
-      {"--benchmark_out", "FILE", "write the medians as Google Benchmark does, too",
-       handed_on(RequireWritable)},
-      {"--benchmark_out_format", "json|console|csv", "what it writes there (default: json)",
-       handed_on(one_of(kOutFormats))},
+      {"--benchmark_out", "FILE", "write the medians as Google Benchmark does, too, in JSON",
+       handed_on([&options](auto flag, auto text) {
+         RequireWritable(flag, text);
+         options.benchmark_out = text;
+       })},
       {"--help", "", "print this", SwitchInto(options.help)},
       {"-h", "", "same as --help", SwitchInto(options.help)}};
   for (Flag& flag : flags) flag.repeats = true;  // a user's flag replaces one of scripts/bench
@@ -128,9 +137,12 @@ std::vector<Flag> Table(Options& options) {
 Options ParseOptions(std::vector<std::string> args) {
   Options options;
   const std::vector<Flag> flags = Table(options);
-  for (std::string& arg : args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    std::string& arg = args[i];
     const std::string name = arg.substr(0, arg.find('='));
-    if (arg == "--benchmark_list_tests") arg += "=true";
+    const bool has_value =
+        i + 1 < args.size() && std::ranges::count(kTruths, std::string_view(args[i + 1])) > 0;
+    if (arg == "--benchmark_list_tests" && !has_value) arg += "=true";
     Require(!name.starts_with("--benchmark_") || std::ranges::count(flags, name, &Flag::name) > 0,
             name,
             " does nothing here, since the program itself measures and prints: see --precision, "
@@ -142,6 +154,12 @@ Options ParseOptions(std::vector<std::string> args) {
   Require(options.sweep == 0 || (options.shapes.empty() && options.axes.empty()),
           "--sweep draws shapes; neither --shapes nor --axis may be given with it");
   Require(options.sweep > 0 || !given.contains("--seed"), "--seed is given without --sweep");
+  std::error_code error;
+  Require(options.record.empty() || options.benchmark_out.empty() ||
+              std::filesystem::weakly_canonical(options.record, error) !=
+                  std::filesystem::weakly_canonical(options.benchmark_out, error),
+          "--benchmark_out and --record both name ", options.record,
+          "; each takes a file of its own");
   return options;
 }
 

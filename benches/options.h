@@ -26,6 +26,7 @@ struct Options {
   TableFormat format = TableFormat::kText;
   bool help = false;
   std::vector<std::string> of_google_benchmark;  // arguments that it gets
+  std::string benchmark_out;                     // one of them: a file; "": none
 };
 
 // Accepts --flag VALUE and --flag=VALUE. Throws InvalidArgument that names the flag, its value and

@@ -41,6 +41,16 @@ struct Row {
   std::string chain;
 };
 
+// What --benchmark_out writes. Google Benchmark itself does not look whether that has worked.
+class FileReporter : public benchmark::JSONReporter {
+ public:
+  void Finalize() override {
+    JSONReporter::Finalize();
+    written = GetOutputStream().flush().good();
+  }
+  bool written = false;
+};
+
 // "b1_s1024_h16-8, tokens 8, append"
 std::string ShapeLabel(const CaseSpec& spec) {
   std::string label = spec.shape["name"].get<std::string>() + ", ";
@@ -389,9 +399,11 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
   const std::vector<CaseSpec> cases = MakeCases(program, shapes, session.context());
   Register(program, cases, session);
   ListReporter reporter;
+  FileReporter file;
+  const bool to_file = !options.benchmark_out.empty();
   size_t matched = 0;
   try {
-    matched = benchmark::RunSpecifiedBenchmarks(&reporter);
+    matched = benchmark::RunSpecifiedBenchmarks(&reporter, to_file ? &file : nullptr);
   } catch (...) {
     session.PrintTable();
     session.EndRecord(/*interrupted=*/true);
@@ -403,7 +415,9 @@ int RunProgram(int argc, char** argv, const BenchProgram& program) {
     throw RuntimeFailure("the filter matches none of the " + std::to_string(cases.size()) +
                          " cases");
   }
-  return session.End();
+  const int exit_code = session.End();
+  if (!to_file || file.written) return exit_code;
+  throw RuntimeFailure(StrCat("--benchmark_out: cannot write ", Quoted(options.benchmark_out)));
 }
 
 }  // namespace

@@ -177,8 +177,8 @@ TEST_F(BenchProgramTest, MisuseIsNamedAndExitsWithTwo) {
   expect_usage({"--format=xml"},
                "--format is \"xml\"; it must be one of table, markdown, csv, json");
   expect_usage({"extra"}, "unexpected argument \"extra\"");
-  expect_usage({"--device", "tpu"}, "--device is \"tpu\"; it must be one of auto, cpu, cuda");
-  expect_usage({"--device=-1"}, "--device is \"-1\"; it must be one of auto, cpu, cuda");
+  expect_usage({"--device", "tpu"}, "--device is \"tpu\"; it must be auto, cpu, cuda or a number");
+  expect_usage({"--device=-1"}, "--device is \"-1\"; it must be auto, cpu, cuda or a number");
   expect_usage({"--device=99999999999999999999"}, "it must be an integer from 0 to 63");
   expect_usage({"--axis=tokens=1", "--shapes=x"}, "--axis and --shapes both say which shapes run");
   expect_usage({"--dtype=int8"}, "--dtype is \"int8\"; it must be one of bf16, fp16");
@@ -279,6 +279,24 @@ TEST_F(BenchProgramTest, AnUnwritableRecordFailsBeforeAnythingRuns) {
               AllOf(HasSubstr("--benchmark_out: cannot write"), Not(HasSubstr("verdict"))));
 }
 
+TEST_F(BenchProgramTest, BenchmarkOutReplacesNoRecordsAndTellsOfAFullDisk) {
+  const std::vector<std::string> one_row = {"--device=cpu", "--samples=15",
+                                            "--benchmark_filter=silu.*tokens:1/"};
+  const auto run = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), one_row.begin(), one_row.end());
+    return Run(more);
+  };
+  EXPECT_EQ(run({"--record", Record(), "--benchmark_out", Record()}), 2);
+  EXPECT_THAT(output_, HasSubstr("--benchmark_out and --record both name"));
+  ASSERT_EQ(run({"--record", Record()}), 0);
+  const size_t records = ReadRecords(Record()).size();
+  EXPECT_EQ(run({"--benchmark_out", Record()}), 1);
+  EXPECT_THAT(output_, HasSubstr("it holds records"));
+  EXPECT_EQ(ReadRecords(Record()).size(), records);
+  EXPECT_EQ(run({"--benchmark_out", "/dev/full"}), 1);
+  EXPECT_THAT(output_, HasSubstr("--benchmark_out: cannot write \"/dev/full\""));
+}
+
 TEST_F(BenchProgramTest, GoogleBenchmarkWritesTheMediansOfEachRepetition) {
   const fs::path out = directory_ / "out.json";
   ASSERT_EQ(Run({"--device=cpu", "--benchmark_repetitions=2", "--benchmark_filter=silu.*tokens:1/",
@@ -319,8 +337,10 @@ TEST_F(BenchProgramTest, CtrlCEndsTheRunAndMarksItsRecord) {
 
 TEST_F(BenchProgramTest, OutputThatCannotBeWrittenIsAFailure) {
   const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
-  const std::vector<std::string> modes[] = {
-      {"--device=cpu"}, {"--help"}, {"--device=cpu", "--benchmark_list_tests"}};
+  const std::vector<std::string> modes[] = {{"--device=cpu"},
+                                            {"--help"},
+                                            {"--device=cpu", "--benchmark_list_tests"},
+                                            {"--benchmark_list_tests", "true", "--device=cpu"}};
   for (const std::vector<std::string>& args : modes) {
     EXPECT_EQ(Run(args, full), 1) << args.back();
     EXPECT_THAT(output_,

@@ -291,7 +291,7 @@ int AblateCommand(const CommandLine& line) {
   AblateFlags flags;
   ParseFlags("tokline ablate", flags.Table(), line.args);
   AblateFlags::RequireOneRank(DefaultRanks());
-  RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
+  RequireDistinct({{"--json", flags.record.json}, {"--record", flags.record.record}});
   std::vector<AblationEntry> entries = flags.Entries();
   std::optional<OutputFile> json_file;
   if (!flags.record.json.empty()) json_file.emplace(flags.record.json);

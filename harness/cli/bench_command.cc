@@ -408,7 +408,8 @@ int BenchCommand(const CommandLine& line) {
   BenchFlags flags;
   flags.RequireApplicable(ParseFlags("tokline bench", flags.Table(), line.args));
   flags.bench.repeats = flags.repeats.value_or(flags.bench.repeats);
-  RequireDistinct({"--json", flags.record.json}, {"--record", flags.record.record});
+  RequireDistinct({{"--json", flags.record.json}, {"--record", flags.record.record}},
+                  {{"--workload", flags.workload.workload}});
   if (!flags.workload.workload.empty()) {
     return RunWorkloadBench(line, flags.workload,
                             {.run = flags.OnRanks(flags.ranks.front()),

@@ -256,6 +256,9 @@ int ChatCommand(const CommandLine& line) {
   ParseFlags("tokline chat", flags.Table(), line.args);
   Validate(flags.rule);
   StopStrings{flags.stops};  // refuses what can be no stop text
+  std::vector<NamedFile> inputs = {{"--system", flags.system_file}};
+  for (const std::string& file : flags.chunk_files) inputs.push_back({"--chunk", file});
+  RequireDistinct({{"--json", flags.json}}, inputs);
   std::optional<OutputFile> json_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   Conversation::Options context = ReadContext(flags);

@@ -169,10 +169,17 @@ std::string DivergenceHelp() {
 int DivergenceCommand(const CommandLine& line) {
   DivergenceFlags flags;
   ParseFlags("tokline divergence", flags.Table(), line.args);
-  Require(flags.chunks.size() >= 2, "there are ", flags.chunks.size(),
-          " chunks; the first is never shifted, so at least two --chunk or --chunk-ids are needed");
+  Require(flags.chunks.size() >= 2, "the number of chunks is ", flags.chunks.size(),
+          "; the first is never shifted, so at least two --chunk or --chunk-ids are needed");
   Require(!flags.prompts.empty(), "--prompt is missing; it is the text that follows the chunks");
   Require(flags.prefix.size() <= 1, "only one --prefix or --prefix-ids may be given");
+  std::vector<NamedFile> inputs;
+  for (const auto* pieces : {&flags.prefix, &flags.chunks}) {
+    for (const Piece& piece : *pieces) {
+      if (piece.kind == Piece::Kind::kFile) inputs.push_back({piece.flag, piece.text});
+    }
+  }
+  RequireDistinct({{"--json", flags.json}}, inputs);
   std::optional<OutputFile> json_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   const LoadedModel model = flags.run.Load();

@@ -183,6 +183,8 @@ Examples:
 int GenerateCommand(const CommandLine& line) {
   GenerateFlags flags;
   ParseFlags("tokline generate", flags.Table(), line.args);
+  RequireDistinct({{"--json", flags.json}, {"--logits", flags.logits}, {"--hidden", flags.hidden}},
+                  {{"--prompt-file", flags.prompt_file}});
   const std::optional<std::string> prompt_text = flags.ReadPrompt();
   const StopStrings stops(flags.stops);  // refuses invalid stop strings before any work
   Validate(flags.rule);
@@ -192,9 +194,6 @@ int GenerateCommand(const CommandLine& line) {
   Require(forced <= new_tokens, "--force-ids has ", forced, " ids; --max-new-tokens allows ",
           new_tokens);
 
-  RequireDistinct({"--json", flags.json}, {"--logits", flags.logits});
-  RequireDistinct({"--json", flags.json}, {"--hidden", flags.hidden});
-  RequireDistinct({"--logits", flags.logits}, {"--hidden", flags.hidden});
   std::optional<OutputFile> json_file, logits_file, hidden_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   if (!flags.logits.empty()) logits_file.emplace(flags.logits);

@@ -14,7 +14,7 @@ inline constexpr char kTooFew[] =
     "-: too few to say; p90 is stated of 10 and more, p99 of 100 and more\n";
 
 // Seconds as milliseconds with three digits and more, without an exponent; "-" for nothing.
-std::string Milliseconds(std::optional<double> seconds);
+std::string MillisecondsCell(std::optional<double> seconds);
 
 // The percentiles in milliseconds and their number, below kLatencyHeader.
 std::string LatencyCells(const std::optional<Percentiles>& seconds);

@@ -74,7 +74,7 @@ void RunFlags::AddTo(std::vector<Flag>& flags) {
                  [this](auto flag, auto text) {
                    IntegerInto(page_size, 16, int64_t{1} << 20)(flag, text);
                    Require(std::has_single_bit(static_cast<uint32_t>(page_size)), flag, " is ",
-                           Quoted(text), "; it must be a power of two from 16");
+                           Quoted(text), "; it must be a power of two from 16 to 1048576");
                  }}});
   kv.AddTo(flags);
   flags.push_back(

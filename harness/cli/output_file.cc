@@ -11,9 +11,24 @@
 #include <cstring>
 #include <string>
 
+#include "harness/record/record_file.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
+namespace {
+
+void RequireDistinct(const NamedFile& a, const NamedFile& b) {
+  namespace fs = std::filesystem;
+  if (a.path.empty() || b.path.empty()) return;
+  std::error_code error;
+  const fs::path file = fs::weakly_canonical(fs::absolute(a.path), error);
+  const bool one = !error && file == fs::weakly_canonical(fs::absolute(b.path), error) && !error;
+  const bool regular = !fs::exists(file, error) || fs::is_regular_file(file, error);
+  Require(!one || !regular, a.flag, " and ", b.flag, " both name ", a.path.string(),
+          "; each takes a file of its own");
+}
+
+}  // namespace
 
 OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
   namespace fs = std::filesystem;
@@ -30,6 +45,10 @@ OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
     // Renaming would replace a read-only file if its folder is writable, so check the file itself.
     if (::access(path.c_str(), W_OK) != 0) Fail();
     path_ = fs::canonical(path);  // replaces the target of a link, not the link
+    if (HoldsRecords(path_)) {
+      throw RuntimeFailure(StrCat("cannot write ", path.string(),
+                                  ": it holds records, which nothing else replaces"));
+    }
   }
   std::string name = path_.string() + ".XXXXXX";
   file_ = ::mkostemp(name.data(), O_CLOEXEC);
@@ -72,15 +91,11 @@ void OutputFile::Commit() {
   if (closed != 0) Fail();
 }
 
-void RequireDistinct(const NamedOutput& a, const NamedOutput& b) {
-  namespace fs = std::filesystem;
-  if (a.path.empty() || b.path.empty()) return;
-  std::error_code error;
-  const fs::path file = fs::weakly_canonical(fs::absolute(a.path), error);
-  const bool one = !error && file == fs::weakly_canonical(fs::absolute(b.path), error) && !error;
-  const bool regular = !fs::exists(file, error) || fs::is_regular_file(file, error);
-  Require(!one || !regular, a.flag, " and ", b.flag, " both name ", a.path.string(),
-          "; each takes a file of its own");
+void RequireDistinct(const std::vector<NamedFile>& outputs, const std::vector<NamedFile>& inputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t j = i + 1; j < outputs.size(); ++j) RequireDistinct(outputs[i], outputs[j]);
+    for (const NamedFile& input : inputs) RequireDistinct(outputs[i], input);
+  }
 }
 
 }  // namespace tokline

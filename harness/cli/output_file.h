@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 namespace tokline {
 
@@ -13,7 +14,8 @@ namespace tokline {
 // is appended to directly.
 class OutputFile {
  public:
-  // Throws RuntimeFailure with the path and the reason if the file cannot be written.
+  // Throws RuntimeFailure with the path and the reason if the file cannot be written, or if it
+  // holds records, to which only --record may add.
   explicit OutputFile(const std::filesystem::path& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
@@ -33,12 +35,14 @@ class OutputFile {
 };
 
 // The file of a flag. The path is empty if the flag is not given.
-struct NamedOutput {
+struct NamedFile {
   std::string_view flag;
   std::filesystem::path path;
 };
 
-// Throws InvalidArgument, naming both flags and the file, if both name the same regular file.
-void RequireDistinct(const NamedOutput& a, const NamedOutput& b);
+// Throws InvalidArgument, naming both flags and the file, if an output is the same regular file as
+// another output or as an input.
+void RequireDistinct(const std::vector<NamedFile>& outputs,
+                     const std::vector<NamedFile>& inputs = {});
 
 }  // namespace tokline

@@ -31,7 +31,7 @@ std::string RateLine(double rate, const WorkloadMeasurement& m) {
   const auto& [first, between, end] = m.serving.latencies;
   const Percentiles none{};
   const auto p50 = [](const auto& latency) {
-    return Milliseconds(latency ? std::optional(latency->median) : std::nullopt);
+    return MillisecondsCell(latency ? std::optional(latency->median) : std::nullopt);
   };
   std::string goodput = "-", met = "-";
   if (m.promise) {
@@ -43,8 +43,8 @@ std::string RateLine(double rate, const WorkloadMeasurement& m) {
   std::snprintf(text, sizeof(text), "%6s %7s %12.1f %8s %8s %8s %8s %9s %6s\n",
                 RateText(rate).c_str(), PerSecondText(requests / figures.total_s).c_str(),
                 figures.output_tok_s, p50(first).c_str(),
-                Milliseconds(first.value_or(none).p99).c_str(), p50(between).c_str(),
-                Milliseconds(between.value_or(none).p99).c_str(), goodput.c_str(), met.c_str());
+                MillisecondsCell(first.value_or(none).p99).c_str(), p50(between).c_str(),
+                MillisecondsCell(between.value_or(none).p99).c_str(), goodput.c_str(), met.c_str());
   return text;
 }
 

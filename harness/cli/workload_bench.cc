@@ -238,6 +238,7 @@ std::vector<double> ParseRates(std::string_view flag, std::string_view text) {
   constexpr size_t kMost = 100;
   std::vector<double> rates;
   ForEachPart(text, [&](std::string_view part) {
+    Require(!part.empty(), flag, " is ", Quoted(text), "; one of its rates is empty");
     const double rate = ParseRate(flag, part);
     Require(std::ranges::find(rates, rate) == rates.end(), flag, " has ", Quoted(part), " twice");
     rates.push_back(rate);

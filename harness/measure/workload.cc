@@ -111,6 +111,8 @@ int64_t ToCount(std::string_view name, const std::string& text, int64_t least, i
 
 std::pair<int64_t, int64_t> ToRange(std::string_view name, const std::string& text) {
   const size_t dash = text.find('-');
+  Require(!text.empty() && dash != 0 && dash != text.size() - 1, "workload: ", name, " is ",
+          Quoted(text), "; it must be a number of tokens or two, such as 100-1024");
   const int64_t low = ToCount(name, text.substr(0, dash), 1, kMaxTokens);
   const int64_t high =
       dash == text.npos ? low : ToCount(name, text.substr(dash + 1), 1, kMaxTokens);
@@ -186,7 +188,10 @@ WorkloadRequest ReadRequest(const std::string& line, int64_t number) {
       "prompt_ids", "prompt_tokens", "ids",  "new_tokens", "temperature", "top_k",
       "top_p",      "stop_ids",      "stop", "seed",       "arrival_s"};
   for (const auto& [name, value] : object.items()) {
-    Require(std::ranges::find(kNames, name) != kNames.end(), "unknown name ", Quoted(name));
+    if (std::ranges::find(kNames, name) != kNames.end()) continue;
+    std::string known;
+    for (const std::string_view each : kNames) known += StrCat(known.empty() ? "" : ", ", each);
+    throw InvalidArgument(StrCat("unknown name ", Quoted(name), "; known are ", known));
   }
   WorkloadRequest one;
   Request& request = one.request;

@@ -193,6 +193,16 @@ bool RecordWriter::AppendLine(std::string_view line) {
   return true;
 }
 
+bool HoldsRecords(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return false;
+  struct stat status {};
+  const bool holds = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&
+                     BeginsAsRecords(file);
+  close(file);
+  return holds;
+}
+
 std::vector<Json> ReadRecords(const std::string& path, std::string* unfinished) {
   if (unfinished != nullptr) unfinished->clear();
   std::ifstream file(path, std::ios::binary);

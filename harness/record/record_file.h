@@ -43,6 +43,9 @@ class RecordWriter {
   bool appended_ = false;
 };
 
+// Whether this is a regular file that begins as record files do. One that cannot be read does not.
+bool HoldsRecords(const std::string& path);
+
 // Returns all records of a file, which may be empty. A last line without a newline is skipped and
 // stored in `unfinished`, if given ("" if there is no such line). Throws InvalidArgument with the
 // file and the line if a record is not valid, RuntimeFailure if the file cannot be read.

@@ -63,7 +63,7 @@ TEST(CliDivergenceTest, RefusesInOneLine) {
   const std::string model = "llama3_scaled";
   const Args prompt = {"--prompt-ids", "1"};
   EXPECT_TRUE(FailsWith(RunTokline(Divergence(model, With({"--chunk-ids", "1"}, prompt))), 2,
-                        {"there are 1 chunks", "at least two --chunk"}));
+                        {"the number of chunks is 1", "at least two --chunk"}));
   EXPECT_TRUE(FailsWith(RunTokline(Divergence(model, kChunks)), 2, {"--prompt is missing"}));
   EXPECT_TRUE(FailsWith(RunTokline(Divergence(model, With(kChunks, {"--prompt-ids", "203"}))), 2,
                         {"--prompt-ids has \"203\"", "0 to 202"}));

@@ -131,6 +131,18 @@ std::vector<BadUsage> BadUsages() {
       {"RecordAndJsonOfOneNameForAblate",
        {"ablate", "--record", "x", "--json", "x"},
        {"--json and --record both name x"}},
+      {"JsonOverThePrompt",
+       {"generate", "--prompt-file", "x", "--json", "x"},
+       {"--json and --prompt-file both name x"}},
+      {"JsonOverAChunkOfAChat",
+       {"chat", "--chunk", "y", "--chunk", "./x", "--json", "x"},
+       {"--json and --chunk both name x"}},
+      {"JsonOverAChunkOfADivergence",
+       {"divergence", "--chunk", "x", "--chunk", "y", "--prompt", "z", "--json", "x"},
+       {"--json and --chunk both name x"}},
+      {"JsonOverTheWorkload",
+       Bench({"--workload", "./x", "--json", "x"}),
+       {"--json and --workload both name x"}},
       {"WorkloadTemperature",
        Bench({"--workload", "synthetic:temperature=1e300"}),
        {"temperature is 1e300", "to 1000000"}},
@@ -326,6 +338,19 @@ TEST(CliErrorsTest, UnwritableOutputIsFoundBeforeTheWork) {
   }
   EXPECT_TRUE(FailsWith(RunTokline({"inspect", "--json", missing}), 1, {missing}));
   EXPECT_TRUE(FilesIn(dir.Path()).empty());
+}
+
+TEST(CliErrorsTest, NothingReplacesRecords) {
+  TempFolder dir;
+  const std::string records = "{\"schema\":2,\"kind\":\"run\"}\n{\"schema\":2,\"kind\":\"end\"}\n";
+  WriteFile(dir / "x", records);
+  for (const char* flag : {"--json", "--logits"}) {
+    EXPECT_TRUE(FailsWith(RunTokline(Generate({flag, dir / "x"})), 1, {"holds records"}));
+  }
+  EXPECT_TRUE(FailsWith(RunTokline({"inspect", "--json", dir / "x"}), 1, {"holds records"}));
+  EXPECT_EQ(ReadFile(dir / "x"), records);
+  WriteFile(dir / "x", "{\"model\":\"what an earlier run wrote\"}");
+  EXPECT_EQ(RunTokline({"inspect", "--json", dir / "x"}).exit_code, 0);
 }
 
 TEST(CliErrorsTest, OneLinkToTwoOutputsIsFoundToo) {

@@ -290,7 +290,7 @@ TEST(CliWorkloadTest, RatesAndBoundsThatMakeNoSenseAreRefused) {
   EXPECT_TRUE(refused({"--rates", "1,0"}, {"--rates has \"0\"", "1e-06 to 1e+06", "or inf"}));
   EXPECT_TRUE(refused({"--rates", "1,x"}, {"--rates is \"x\""}));
   EXPECT_TRUE(refused({"--rates", "2,2.0"}, {"--rates has \"2.0\" twice"}));
-  EXPECT_TRUE(refused({"--rates", "1,"}, {"--rates is \"\""}));
+  EXPECT_TRUE(refused({"--rates", "1,"}, {"--rates is \"1,\"", "one of its rates is empty"}));
   EXPECT_TRUE(refused({"--rates", "0.000001"}, {"at a rate of 1e-06", "604800 are allowed"}));
   EXPECT_TRUE(refused({"--slo", "ttft=200,p99=3"}, {"--slo has \"p99=3\"", "ttft=MS, itl=MS"}));
   EXPECT_TRUE(refused({"--slo", "itl=0"}, {"--slo has \"itl=0\"", "more than 0"}));
