@@ -24,6 +24,13 @@ class _Parser(argparse.ArgumentParser):
         """One line, without the usage."""
         self.exit(MISUSE, terminal.printable(f"{self.prog}: error: {message}; see --help") + "\n")
 
+    def _print_message(self, message, file=None):
+        """Help that cannot be written is a failure."""
+        if file is sys.stdout:
+            terminal.write_out(message)
+        else:
+            super()._print_message(message, file)
+
 
 def parser(description, epilog, **options):
     """An argparse parser that keeps the lines of its texts."""

@@ -110,7 +110,9 @@ def parse_arguments(arguments):
 def main(arguments):
     options = parse_arguments(arguments)
     comparison = compare_files(options.a, options.b, options)
-    terminal.write_out(render(comparison, options.format, options.all))
+    text = render(comparison, options.format, options.all)
+    if text:
+        terminal.write_out(text)
     if comparison.refused:
         raise Stop(refusal(comparison), 3)
     return 0

@@ -112,7 +112,7 @@ def main(arguments):
         write_whole(path_of(kernel), json.dumps(asdict(model), indent=2) + "\n")
         put_between_marks(path_of(kernel, "README.md"), "cost model",
                           sentence(model, ratios({kernel: found[kernel]}, fits)))
-        print(f"{kernel}: {', '.join(f'{each.name} {getattr(model, each.name):g}' for each in fields(model)[3:])}")
+        terminal.write_out(f"{kernel}: {', '.join(f'{each.name} {getattr(model, each.name):g}' for each in fields(model)[3:])}")
     for kernel in found.keys() - fits.keys():
         terminal.say(f"{kernel}: {terminal.count(len(found[kernel]), 'shape')}, which is too few")
     return 0

@@ -93,5 +93,5 @@ def main(arguments):
     if options.into:
         put_between_marks(options.into, "in_place", text)
     else:
-        print(text)
+        terminal.write_out(text)
     return 0

@@ -415,7 +415,8 @@ def _lines(path, warn):
             record = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             text = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"not JSON: {error}"
-            raise BadRecords(f"{where}: {text}") from None
+            cut = "" if line.endswith(b"\n") else "; the line is unfinished"
+            raise BadRecords(f"{where}: {text}{cut}") from None
         if not isinstance(record, dict):
             raise BadRecords(f"{where}: not a JSON object")
         yield where, _printable(record) if b"\\" in line or b"\x7f" in line else record

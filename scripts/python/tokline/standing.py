@@ -85,7 +85,7 @@ def lines(found):
         mean = math.exp(sum(math.log(pair.ratio) for pair in of_kernel) / len(of_kernel))
         yield [kernel, str(len(of_kernel)), str(len(slower(of_kernel))), worst.ours.name,
                microseconds(worst.ours.median_us), f"{microseconds(worst.peer.median_us)}, {worst.peer.peer}",
-               microseconds(worst.ours.floor_us), f"{mean:.2f}"]
+               microseconds(worst.ours.floor_us) if worst.ours.floor_us else "-", f"{mean:.2f}"]
 
 
 def groups(evidence):
@@ -130,5 +130,5 @@ def main(arguments):
     if options.into:
         put_between_marks(options.into, "standing", text)
     else:
-        print(text)
+        terminal.write_out(text)
     return 0
