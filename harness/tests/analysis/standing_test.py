@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 import unittest
+from pathlib import Path
 
 from command_case import run_here
 from synthetic import START, KernelCase, Machine, kernel_cases, write
@@ -78,6 +79,14 @@ class StandingTest(unittest.TestCase):
         path = self.refused_later(max_error_over_bound=3.0)
         self.assertRegex(run_main(path)[1], r"on 2 of 2 shapes; at worst 1\.[01]\d times")
         self.assertIn("a reason", run_here("table", path)[1])
+
+    def test_the_committed_pages_say_what_the_committed_records_say(self):
+        root = Path(__file__).resolve().parents[3]
+        _, out, _ = run_main(str(root / "results/h200"))
+        for page in ("README.md", "results/h200/README.md"):
+            self.assertIn(out.strip(), (root / page).read_text(encoding="utf-8"),
+                          f"{page}: scripts/maintain/record results/h200 --only page, and "
+                          "scripts/records standing results/h200 --into README.md")
 
     def test_a_page_is_rewritten_between_its_marks_alone(self):
         page = os.path.join(self.folder, "page.md")

@@ -171,10 +171,13 @@ def parted(runs):
 
 def shape_parts(shape):
     """A shape's name in its file, and the words that tell rows of one name apart."""
-    parts = [str(shape["name"])]
-    parts += [f"{word} {shape[name]}" for name, word in _LABEL_KEYS.items() if name in shape]
+    name = str(shape["name"])
+    parts = [name]
+    parts += [f"{word} {shape[key]}" for key, word in _LABEL_KEYS.items() if key in shape
+              # most names tell the hidden size: rmsnorm_d4096
+              and not (key == "hidden" and re.search(rf"(?<!\d){shape[key]}(?!\d)", name))]
     if shape.get("kv_limit"):
-        parts += [f"kv {name} {value}" for name, value in shape["kv_limit"].items()]
+        parts += [f"kv {key} {value}" for key, value in shape["kv_limit"].items()]
     return parts + [flag for flag in _LABEL_FLAGS if shape.get(flag)]
 
 
