@@ -71,7 +71,7 @@ class Segments {
     ranges_.push_back({table.chunk_page_indptr[chunk], 0, length});
     segment.ranges = {ranges_.data() + ranges_.size() - segment.ranges.size() - 1,
                       segment.ranges.size() + 1};
-    segment.tiles += (length + kChunkDecodeTileTokens - 1) / kChunkDecodeTileTokens;
+    segment.tiles += (length - 1) / kChunkDecodeTileTokens + 1;  // `length` may be INT32_MAX
   }
 
   // Cuts a shared run into parts of members whose query rows fit one block.
@@ -125,8 +125,8 @@ class Segments {
 bool OneSegmentEach(std::span<const Segment> segments) {
   int32_t last = -1;  // segments come in order of sequences
   return std::ranges::all_of(segments, [&last](const Segment& segment) {
-    return !segment.shared && segment.members.size() == 1 &&
-           std::exchange(last, segment.members[0].seq) != last;
+    if (segment.shared || segment.members.size() != 1) return false;
+    return std::exchange(last, segment.members[0].seq) < segment.members[0].seq;
   });
 }
 
@@ -143,14 +143,15 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
   int32_t skip = piece.tile_begin, left = piece.tiles;
   if (left == 0) return;
   for (const ChunkDecodeRange& range : segment.ranges) {
-    const int32_t tiles = (range.token_end + kChunkDecodeTileTokens - 1) / kChunkDecodeTileTokens;
+    const int32_t tiles = (range.token_end - 1) / kChunkDecodeTileTokens + 1;
     if (skip >= tiles) {
       skip -= tiles;
       continue;
     }
     const int32_t take = std::min(tiles - skip, left);
+    const int64_t end = int64_t{skip + take} * kChunkDecodeTileTokens;
     ranges.push_back({range.page_begin, skip * kChunkDecodeTileTokens,
-                      std::min(range.token_end, (skip + take) * kChunkDecodeTileTokens)});
+                      static_cast<int32_t>(std::min<int64_t>(range.token_end, end))});
     skip = 0;
     left -= take;
     if (left == 0) return;
@@ -301,8 +302,9 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
               (OneSegmentEach(segments) && num_segments * grid.cluster_lanes <= grid.num_lanes),
           "grid has ", grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, " for ",
           num_segments, " segments; each must be a sequence's only one, with a cluster of its own");
-  const Shares shares = clustered ? DealToClusters(segments, grid)
-                                  : DealSegments(segments, table.num_seqs, grid, group);
+  const ChunkDecodeDeal deal = clustered ? ChunkDecodeDeal{DealToClusters(segments, grid), {}}
+                                         : DealSegments(segments, table.num_seqs, grid, group);
+  const Shares& shares = deal.shares;
   // The lanes of a cluster make one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
 
@@ -340,14 +342,23 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   };
   ChunkDecodeTask first_of_cluster{};
   auto piece = shares.begin();
-  int32_t empty_seq = 0;  // sequences with no KV are handed out evenly too
+  // Sequences with no KV, whose rows of the output are zeroed, are handed out too: to clusters
+  // evenly, otherwise to the lanes that end first.
+  std::vector<int32_t> empty_lanes;
+  for (int32_t seq = 0, lane = 0; clustered && seq < table.num_seqs; ++seq) {
+    while (int64_t{table.num_seqs} * (lane + 1) / grid.num_lanes <= seq) ++lane;
+    if (states[static_cast<size_t>(seq)] == 0) empty_lanes.push_back(lane);
+  }
+  if (!clustered) {
+    empty_lanes = LanesOfEmptyTasks(deal.lane_ends_us, std::ranges::count(states, 0));
+  }
+  auto empty_lane = empty_lanes.begin();
+  int32_t empty_seq = 0;
   for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
-    const auto empty_end =
-        static_cast<int32_t>(int64_t{table.num_seqs} * (lane + 1) / grid.num_lanes);
-    for (; empty_seq < empty_end; ++empty_seq) {
-      if (states[static_cast<size_t>(empty_seq)] > 0) continue;
+    for (; empty_lane != empty_lanes.end() && *empty_lane == lane; ++empty_lane) {
+      while (states[static_cast<size_t>(empty_seq)] > 0) ++empty_seq;
       const ChunkDecodeTask task = open_task();
-      plan.members.push_back({empty_seq, 0, -1});
+      plan.members.push_back({empty_seq++, 0, -1});
       close_task(task);
     }
     for (; piece != shares.end() && piece->lane == lane; ++piece) {

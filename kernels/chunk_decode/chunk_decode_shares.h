@@ -28,13 +28,22 @@ struct ChunkDecodePiece {
 
 using ChunkDecodeShares = std::vector<ChunkDecodePiece>;  // by lane, those of a lane in its order
 
+struct ChunkDecodeDeal {
+  ChunkDecodeShares shares;
+  std::vector<double> lane_ends_us;  // by the model of a block's time
+};
+
 // Deals segments to lanes of one block per KV head; those that are shared come first, and are laid
 // end to end and cut into equal shares. Of the rest, lanes get equal shares too, or whole segments,
 // or whole segments among parts of the longest ones, whichever ends first by the model of a block's
 // time. Each lane gets a share of what is shared and then one of the rest, so that the blocks that
 // end last, and thus merge, are not those with the states of many sequences.
-ChunkDecodeShares DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
-                               const ChunkDecodeGrid& grid, int32_t group);
+ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
+                             const ChunkDecodeGrid& grid, int32_t group);
+
+// The lanes of `count` tasks that read nothing, in ascending order: each goes to the lane that
+// would end first.
+std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t count);
 
 // Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
 ChunkDecodeShares DealToClusters(std::span<const ChunkDecodeSegment> segments,

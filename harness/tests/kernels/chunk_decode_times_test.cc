@@ -1,6 +1,7 @@
 // The model of a block's time.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,8 @@ double UsOf(const std::vector<ChunkDecodePiece>& pieces, const std::vector<int32
   for (size_t s = 0; s < tiles.size(); ++s) {
     segments.push_back({.members = {&members[s], 1}, .tiles = tiles[s], .wide = wide});
   }
-  return SharesUs(pieces, segments, static_cast<int32_t>(tiles.size()), grid, kGroup);
+  return std::ranges::max(
+      LaneEndsUs(pieces, segments, static_cast<int32_t>(tiles.size()), grid, kGroup));
 }
 
 TEST(ChunkDecodeTimesTest, TilesTakeLongerWhileMoreLanesReadButAsLongAsFromTheL2) {
@@ -66,9 +68,18 @@ TEST(ChunkDecodeTimesTest, ATaskThatMergesForSeveralSequencesArrivesOnce) {
   const std::vector<SharedRun::Member> members{{0, 0}, {1, 0}, {2, 0}};
   const std::vector<ChunkDecodeSegment> segments{{.members = members, .tiles = 2}};
   const std::vector<ChunkDecodePiece> pieces{{0, 0, 0, 1}, {1, 0, 1, 1}};
-  EXPECT_DOUBLE_EQ(SharesUs(pieces, segments, 3, {.num_lanes = 2}, kGroup),
+  EXPECT_DOUBLE_EQ(std::ranges::max(LaneEndsUs(pieces, segments, 3, {.num_lanes = 2}, kGroup)),
                    kTimes.memory_tile_us + kTimes.task_us + kTimes.state_us + kTimes.merge_us +
                        3 * AddStatesUs(2, kGroup));
+}
+
+// Two lanes leave the states of two sequences at the same time. The first lane adds all of them, in
+// whatever order the pieces of different lanes stand.
+TEST(ChunkDecodeTimesTest, PiecesOfDifferentLanesMayStandInAnyOrder) {
+  const std::vector<ChunkDecodePiece> by_lane{
+      {0, 0, 0, 1}, {0, 1, 0, 1}, {1, 0, 1, 1}, {1, 1, 1, 1}};
+  const std::vector<ChunkDecodePiece> mixed{{0, 0, 0, 1}, {1, 0, 1, 1}, {1, 1, 1, 1}, {0, 1, 0, 1}};
+  EXPECT_DOUBLE_EQ(UsOf(mixed, {2, 2}), UsOf(by_lane, {2, 2}));
 }
 
 // Of a sequence that a hundred lanes share, one block adds all states if there are many other
@@ -80,7 +91,8 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
   std::vector<int32_t> tiles{100};
   const double before_us =
       kTimes.memory_tile_us + kTimes.task_us + kTimes.state_us + kTimes.merge_us;
-  EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(32, kGroup));
+  // Bundles of 7, which is 100 / 16 rounded up, and then 16 of them.
+  EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(7 + 16, kGroup));
   tiles.resize(2, 0);
   EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(100, kGroup));
 }
