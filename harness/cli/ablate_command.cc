@@ -82,10 +82,15 @@ void RemoveInapplicable(const ModelSpec& spec, Device device, bool asked,
     Require(in_model || !asked, "--only has ", entry.name,
             ", which swaps nothing in a model of the ", spec.family,
             " family, because no fused op does that work for it");
+    const bool on_one_rank = SwapsOnOneRank(entry.ablation);
+    Require(on_one_rank || !asked, "--only has ", entry.name,
+            ", which swaps nothing where one rank has the whole model; `tokline bench --tp N` with "
+            "and without --ablate ",
+            entry.name, " shows what it is worth");
     const bool on_device = device != Device::kCpu || SwapsOnCpu(entry.ablation);
     Require(on_device || !asked, "--only has ", entry.name,
             ", which swaps nothing on the CPU, where the same references run with and without it");
-    return !in_model || !on_device;
+    return !in_model || !on_one_rank || !on_device;
   });
   Require(!entries.empty(),
           "nothing is left to run: --ablate removes every op that could be swapped in this model "

@@ -51,11 +51,17 @@ constexpr std::array kAblations = {
                   "persistent",
                   "a chain of kernels per layer in steps of few tokens",
                   {}},
+    AblationEntry{Ablation::kSend,
+                  "send",
+                  "sums of several ranks that send the partials, not the projections before",
+                  {}},
 };
 
 }  // namespace
 
 std::span<const AblationEntry> AllAblations() { return kAblations; }
+
+bool SwapsOnOneRank(Ablation ablation) { return ablation != Ablation::kSend; }
 
 bool SwapsOnCpu(Ablation ablation) {
   switch (ablation) {
@@ -65,6 +71,7 @@ bool SwapsOnCpu(Ablation ablation) {
     case Ablation::kHopper:
     case Ablation::kPrefetch:
     case Ablation::kPersistent:
+    case Ablation::kSend:
       return false;
     default:
       return true;

@@ -21,6 +21,7 @@ enum class Ablation : uint8_t {
   kFusedMlp,
   kPrefetch,
   kPersistent,
+  kSend,
 };
 
 struct AblationEntry {
@@ -48,8 +49,11 @@ class AblationSet {
 // runs every step as a chain, and is compared with one that does so too.
 bool NeedsChain(Ablation ablation);
 
+// Whether the ablation swaps anything where one rank has the whole model.
+bool SwapsOnOneRank(Ablation ablation);
+
 // Whether the ablation swaps anything on the CPU, where there are no graphs, dependent launches,
-// prefetches, persistent kernels or variants of a kernel.
+// prefetches, persistent kernels, partials sent early or variants of a kernel.
 bool SwapsOnCpu(Ablation ablation);
 
 // Parses names separated by commas; empty text is the empty set. Throws InvalidArgument, which

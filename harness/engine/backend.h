@@ -128,6 +128,8 @@ class Backend {
   // between two gathers there must be an AllReduceNorm, which tells that the matrix may be
   // overwritten.
   virtual void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) = 0;
+  // The buffers that AllReduceNorm fills in, where projections can send their partials there.
+  virtual const PeerBuffers* Peers() const { return nullptr; }
   virtual void GatherColumns(const ColumnGather& gather) = 0;
 
   // Waiting for a fence throws RuntimeFailure if a rank was missing in the work before it.

@@ -17,6 +17,7 @@
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/device.h"
 #include "harness/platform/peer_access.h"
+#include "harness/platform/staged_copy.h"
 #include "kernels/device/cuda_check.h"
 #include "kernels/device/nccl_library.h"
 #include "kernels/device/rehearsal.h"
@@ -99,8 +100,7 @@ class RankFence : public CudaFence {
     std::memset(header_.data(), 0, kHeaderBytes);
   }
   void Record() override {
-    TOKLINE_CUDA(cudaMemcpyAsync(header_.data(), peers_.buffers[peers_.rank], kHeaderBytes,
-                                 cudaMemcpyDeviceToHost, stream_));
+    CopyStaged(header_.data(), peers_.buffers[peers_.rank], kHeaderBytes, stream_);
     CudaFence::Record();
   }
   void Wait() override {
@@ -109,7 +109,7 @@ class RankFence : public CudaFence {
   }
 
  private:
-  static constexpr size_t kHeaderBytes = sizeof(AllReduceHeader);
+  static constexpr int64_t kHeaderBytes = sizeof(AllReduceHeader);
 
   cudaStream_t stream_;
   const PeerBuffers& peers_;
@@ -162,6 +162,9 @@ class CudaBackend : public Backend {
  public:
   explicit CudaBackend(const RankPlace& place) : place_(place) {
     if (place.link != nullptr) Join();
+    const Memory staging = AllocatePinned(1);
+    const Rehearsal rehearsal;  // loads the kernel while no rank waits for another
+    CopyStaged(staging.data(), staging.data(), 1, stream_);
   }
 
   Device device() const override { return Device::kCuda; }
@@ -194,12 +197,12 @@ class CudaBackend : public Backend {
   Memory AllocateStaging(int64_t bytes) override { return AllocatePinned(bytes); }
 
   void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
-    if (bytes <= 0) return;
+    if (bytes <= kMaxStagedCopyBytes) return CopyStaged(device, staging, bytes, stream_);
     TOKLINE_CUDA(cudaMemcpyAsync(device, staging, static_cast<size_t>(bytes),
                                  cudaMemcpyHostToDevice, stream_));
   }
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {
-    if (bytes <= 0) return;
+    if (bytes <= kMaxStagedCopyBytes) return CopyStaged(staging, device, bytes, stream_);
     TOKLINE_CUDA(cudaMemcpyAsync(staging, device, static_cast<size_t>(bytes),
                                  cudaMemcpyDeviceToHost, stream_));
   }
@@ -207,12 +210,10 @@ class CudaBackend : public Backend {
     TOKLINE_CUDA(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream_));
   }
   void Upload(void* device, const void* host, int64_t bytes) override {
-    CopyToDevice(device, host, bytes);
-    Synchronize();
+    Copy(device, host, bytes, cudaMemcpyHostToDevice);
   }
   void Download(void* host, const void* device, int64_t bytes) override {
-    CopyToHost(host, device, bytes);
-    Synchronize();
+    Copy(host, device, bytes, cudaMemcpyDeviceToHost);
   }
 
   void UploadWeights(std::span<const WeightCopy> copies) override {
@@ -255,6 +256,10 @@ class CudaBackend : public Backend {
       Launch(RowsOf(rest, 0, rows), options);
       begin += rows;
     }
+  }
+
+  const PeerBuffers* Peers() const override {
+    return place_.link == nullptr || communicator_ != nullptr ? nullptr : &peers_;
   }
 
   // A rank writes its columns to all others. A sum of nothing tells each that all have arrived.
@@ -350,6 +355,12 @@ class CudaBackend : public Backend {
   // launches a sum before all have loaded.
   void MeetThreads() const {
     if (IsThreadOfGroup()) place_.Gather(0);
+  }
+
+  // From or to any host memory.
+  void Copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+    if (bytes > 0) TOKLINE_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_));
+    Synchronize();
   }
 
   // Exchanges the addresses of the ranks' buffers. Makes NCCL's communicators instead where one

@@ -123,8 +123,8 @@ void ForwardPass::Embed(const StepShape& shape, const StepArrays& arrays) {
   params.token_ids = arrays.prefill_ids;
   if (params.num_tokens > 0) Run(StepOp::kEmbedding, ops_.embedding, params);
   if (config_.Divided()) {
-    AllReduce(shape.Tokens(), nullptr,
-              config_.split_input_norm ? nullptr : weights_.layers()[0].input_norm);
+    AllReduce(SumOf(shape.Tokens(), nullptr,
+                    config_.split_input_norm ? nullptr : weights_.layers()[0].input_norm));
   }
 }
 
@@ -305,8 +305,11 @@ void ForwardPass::Mlp(const DeviceLayerWeights& layer, const DeviceLayerWeights*
 void ForwardPass::AddToStream(StepOp op, LinearParams params, const std::byte* next_norm) {
   if (config_.Divided()) {
     params.out = buffers_.partial;
+    AllReduceNormParams sum = SumOf(params.num_tokens, buffers_.x, next_norm);
+    sum.sent = Sends(op, params, sum);
+    if (sum.sent) params.send = backend_.Peers();
     Run(op, ops_.linear, params);
-    AllReduce(params.num_tokens, buffers_.x, next_norm);
+    AllReduce(sum);
     return;
   }
   params.residual = buffers_.x;
@@ -315,9 +318,16 @@ void ForwardPass::AddToStream(StepOp op, LinearParams params, const std::byte* n
   Run(op, ops_.linear, params);
 }
 
-void ForwardPass::AllReduce(int64_t tokens, const std::byte* residual, const std::byte* next_norm) {
+bool ForwardPass::Sends(StepOp op, const LinearParams& params, AllReduceNormParams sum) const {
+  const PeerBuffers* const peers = backend_.Peers();
+  if (peers == nullptr || config_.Ablates(Ablation::kSend) || !Wants(op)) return false;
+  sum.peers = *peers;
+  return TakesSentPartials(sum) && LinearSends(params, backend_.facts());
+}
+
+AllReduceNormParams ForwardPass::SumOf(int64_t tokens, const std::byte* residual,
+                                       const std::byte* next_norm) const {
   const int64_t hidden = spec_.hidden_size;
-  normed_ = next_norm == nullptr ? nullptr : buffers_.normed;
   AllReduceNormParams params{.dtype = dtype_,
                              .num_tokens = tokens,
                              .hidden_size = hidden,
@@ -331,6 +341,11 @@ void ForwardPass::AllReduce(int64_t tokens, const std::byte* residual, const std
                              .out = next_norm == nullptr ? nullptr : buffers_.normed,
                              .out_stride = hidden};
   params.partials[config_.shard.rank] = buffers_.partial;
+  return params;
+}
+
+void ForwardPass::AllReduce(const AllReduceNormParams& params) {
+  normed_ = params.weight == nullptr ? nullptr : buffers_.normed;
   RunWith([this](const AllReduceNormParams& sum,
                  const LaunchOptions& options) { backend_.AllReduceNorm(sum, options); },
           StepOp::kAllReduce, params);

@@ -56,7 +56,11 @@ class ForwardPass {
   // or null if that is an op of its own.
   void AddToStream(StepOp op, LinearParams params, const std::byte* next_norm);
   // x = the sum of all ranks' partial + residual, which may be null.
-  void AllReduce(int64_t tokens, const std::byte* residual, const std::byte* next_norm);
+  AllReduceNormParams SumOf(int64_t tokens, const std::byte* residual,
+                            const std::byte* next_norm) const;
+  // Whether the projection of `params` sends its outputs to the peers for the sum that follows.
+  bool Sends(StepOp op, const LinearParams& params, AllReduceNormParams sum) const;
+  void AllReduce(const AllReduceNormParams& params);
   void Logits(const StepShape& shape, const StepArrays& arrays);
   void Sample(const StepShape& shape, const StepArrays& arrays);
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,

@@ -12,6 +12,7 @@
 #include "harness/measure/step_partition.h"
 #include "harness/measure/step_stamps.h"
 #include "harness/platform/clock.h"
+#include "harness/platform/staged_copy.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -185,7 +186,13 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
     trace.Take();  // discards the kernels before the steps
   };
   if (!TimeWindow(decoder, options, window, count_kernels)) return std::nullopt;
-  const Attribution found = AttributeByPosition(trace.Take(), count.OpOfPlace(), window.steps);
+  std::vector<TracedKernel> kernels = trace.Take();
+  // Between steps small copies are kernels, too.
+  std::erase_if(kernels, [](const TracedKernel& kernel) {
+    return kernel.name.find(kStagedCopyKernel) != std::string::npos;
+  });
+  const Attribution found =
+      AttributeByPosition(std::move(kernels), count.OpOfPlace(), window.steps);
   if (!found.mismatch.empty()) throw RuntimeFailure(found.mismatch);
   return PartitionSteps("cupti", found.spans, count.Ops(), window.steps, *step_us, host_gap_us);
 }

@@ -10,50 +10,11 @@
 #include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/launch_options.h"
+#include "kernels/common/peer_buffers.h"
 
 struct ncclComm;
 
 namespace tokline {
-
-inline constexpr int32_t kMaxRanks = 8;
-
-// The exchange buffers of a group of ranks as one rank sees them. It does not matter how the
-// addresses came about: one process that drives several devices enables peer access and passes the
-// pointers of cudaMalloc; processes of their own pass what cudaIpcOpenMemHandle returns.
-//
-// Every rank allocates AllReduceNormBufferBytes() bytes, and AllReduceNormSlabBytes() more where it
-// wants kSlabs. All of them are zeroed before the first launch of any rank. From then on they
-// belong to the kernel. Nobody resets them between launches, so that a captured graph can be
-// replayed. Packets carry the number of the launch, of 32 bits: a packet of 2^32 launches ago that
-// was not overwritten since would be taken for a new one.
-//
-// The launches of a rank on the buffers follow one another: one stream at a time. The kernel has to
-// be loaded on the devices of all ranks before any rank launches it, because loading may wait for
-// kernels that run, and those wait for the rank that loads. A launch within a Rehearsal
-// (kernels/device/rehearsal.h) loads it and does nothing else.
-//
-// Once a rank has given up, all later launches of the group return at once, until the buffers of
-// all ranks are zeroed again, while no rank's stream has work. So outputs are good only if
-// RequireAllReduced, called after their launch, has not thrown.
-struct PeerBuffers {
-  int32_t world_size = 1;         // 1 to kMaxRanks
-  int32_t rank = 0;               // this rank
-  int64_t bytes = 0;              // of each buffer; the same on all ranks
-  int64_t slab_bytes = 0;         // of these, at the end: the room for slabs, with which kAuto may
-                                  // take them, or 0; the same on all ranks
-  void* buffers[kMaxRanks] = {};  // [world_size], 256 B aligned, accessible from this rank's device
-};
-
-// The head of an exchange buffer.
-struct AllReduceHeader {
-  uint32_t launches;     // finished launches
-  uint32_t arrivals;     // blocks of the current launch that have read `launches`
-  uint32_t gave_up;      // 1: this rank has waited for too long
-  uint32_t peer_failed;  // 1 + the rank of a peer that has given up; 0: none
-  // What was not there. Valid once the launch that gave up has ended.
-  uint32_t missing_rank;
-  uint32_t missing_launch;
-};
 
 enum class AllReduceNormVariant : uint8_t {
   kAuto,     // PlanAllReduceNorm decides by ranks and bytes
@@ -85,6 +46,9 @@ struct AllReduceNormParams {
   // reference reads all.
   const void* partials[kMaxRanks] = {};
   int64_t partial_stride = 0;      // elements between rows
+  // This rank's partial is on its way to the peers, since the projection before has sent it
+  // (LinearParams::send). TakesSentPartials says where that works. The reference ignores it.
+  bool sent = false;
   const void* residual = nullptr;  // [num_tokens, hidden_size] or null: nothing is added
   int64_t residual_stride = 0;
   const void* weight = nullptr;  // [hidden_size], or null: no norm
@@ -112,6 +76,10 @@ int64_t AllReduceNormSlabBytes(int32_t world_size, int64_t max_tokens, int64_t m
 // rows are for several launches, by RowsOf; with kAuto, since the last one may have too few rows
 // for another variant.
 int64_t RowsInOneLaunch(const AllReduceNormParams& params);
+
+// Whether the partials of this launch may be sent by the projections that make them: it is one
+// launch of one_shot, and rows are whole vectors of eight elements. All ranks decide alike.
+bool TakesSentPartials(const AllReduceNormParams& params);
 
 // Validate does not look at the buffers of `peers`, which the reference does not use;
 // ValidateBuffers does. Launch calls both.

@@ -3,8 +3,9 @@
 // Grid: x: blocks that take every gridDim.x-th row; y: the rank, where one grid runs all of them. A
 // thread keeps to the same elements of a row, four at a time: one packet.
 // Packets: two times (two elements, number of the launch), each of which is one atomic word of 64
-// bits. So a packet is its own flag, and neither fences nor resets are needed. The number selects
-// one of two inboxes: a rank sends for launch n only after its launch n - 1 has ended, for which
+// bits. So a packet is its own flag, and neither fences nor resets are needed. one_shot's packets
+// may come from the projection that made the partial, for the launch that follows it. The number
+// selects one of two inboxes: a rank sends for launch n only after its launch n - 1 has ended, for which
 // all peers must have sent, and they send only after their launches n - 2 have ended. So nobody
 // reads an inbox any more when its next packets arrive.
 // Progress: all blocks are resident, and each sends before it waits. In two_shot the sums wait for
@@ -103,31 +104,23 @@ template <int kMaxWorld>
 class PacketExchange : public RankLaunch {
  public:
   __device__ __forceinline__ PacketExchange(const PeerBuffers& peers, int64_t time_limit_ms)
-      : RankLaunch(peers, time_limit_ms),
-        inbox_(kAllReduceHeaderBytes +
-               Turn() *
-                   ((peers.bytes - peers.slab_bytes - kAllReduceHeaderBytes) / 2 /
-                    kAllReducePacketBytes) *
-                   kAllReducePacketBytes) {}
+      : RankLaunch(peers, time_limit_ms), packets_(peers, launch_) {}
 
   __device__ __forceinline__ void Send(int rank, int64_t packet, Quad quad) const {
-    const uint64_t launch = static_cast<uint64_t>(launch_) << 32;
-    ptx::StoreRelaxedSystem16(Packet(rank, packet), {launch | quad.x, launch | quad.y});
+    packets_.Send(rank, packet, quad);
   }
 
   __device__ __forceinline__ void SendToPeers(int64_t packet, Quad quad) const {
 #pragma unroll
     for (int distance = 1; distance < kMaxWorld; ++distance) {
       if (distance >= peers_.world_size) break;
-      // The ranks begin with different peers, so that they do not all send to the same one.
-      const int to = peers_.rank + distance;
-      Send(to < peers_.world_size ? to : to - peers_.world_size, packet, quad);
+      Send(packets_.Peer(distance), packet, quad);
     }
   }
 
   // Waits for a packet that `source` sends.
   __device__ __forceinline__ Quad Receive(int source, int64_t packet) {
-    const char* const at = Packet(peers_.rank, packet);
+    const char* const at = packets_.At(peers_.rank, packet);
     return Wait(source, at, ptx::LoadRelaxedSystem16(at));
   }
 
@@ -138,23 +131,19 @@ class PacketExchange : public RankLaunch {
     ulonglong2 got[kMaxWorld];
 #pragma unroll
     for (int r = 0; r < kMaxWorld; ++r) {
-      if (IsPeer(r)) got[r] = ptx::LoadRelaxedSystem16(Packet(peers_.rank, packet(r)));
+      if (IsPeer(r)) got[r] = ptx::LoadRelaxedSystem16(packets_.At(peers_.rank, packet(r)));
     }
     float4 sum;
 #pragma unroll
     for (int r = 0; r < kMaxWorld; ++r) {
       if (r >= peers_.world_size) break;
-      const Quad part = IsPeer(r) ? Wait(r, Packet(peers_.rank, packet(r)), got[r]) : own;
+      const Quad part = IsPeer(r) ? Wait(r, packets_.At(peers_.rank, packet(r)), got[r]) : own;
       sum = r == 0 ? Unpack<T>(part) : sum + Unpack<T>(part);
     }
     return sum;
   }
 
  private:
-  __device__ __forceinline__ char* Packet(int rank, int64_t packet) const {
-    return static_cast<char*>(peers_.buffers[rank]) + inbox_ + packet * kAllReducePacketBytes;
-  }
-
   __device__ __forceinline__ bool IsOfThisLaunch(ulonglong2 packet) const {
     return packet.x >> 32 == launch_ && packet.y >> 32 == launch_;
   }
@@ -168,7 +157,7 @@ class PacketExchange : public RankLaunch {
     return {static_cast<uint32_t>(packet.x), static_cast<uint32_t>(packet.y)};
   }
 
-  int64_t inbox_;  // offset in bytes
+  RankPackets packets_;
 };
 
 // Sums over the block; every thread gets the sum. Successive calls use `sums` in turn, so that one
@@ -203,15 +192,17 @@ class AllReduceNormRows {
   }
 
   __device__ __forceinline__ void OneShot(PacketExchange<Policy::kMaxWorld>& exchange) {
-    for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
+    for (int64_t row = params_.sent ? params_.num_tokens : blockIdx.x; row < params_.num_tokens;
+         row += gridDim.x) {
       const int64_t first = (params_.peers.rank * params_.num_tokens + row) * quads_;
       ForQuads([&](int32_t i) { exchange.SendToPeers(first + i, partial_.Load(row, i)); });
     }
     exchange.CountLaunch();
     for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
       Finish(row, [&](int32_t i) {
+        const int32_t at = params_.sent ? SentPacket(params_.num_tokens, quads_, i) : i;
         return SumOf(exchange, row, i,
-                     [&](int r) { return (r * params_.num_tokens + row) * quads_ + i; });
+                     [&](int r) { return (r * params_.num_tokens + row) * quads_ + at; });
       });
     }
   }

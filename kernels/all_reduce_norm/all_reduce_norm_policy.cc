@@ -199,6 +199,12 @@ int64_t RowsInOneLaunch(const AllReduceNormParams& params) {
   return LargestThat(tokens, packets_fit);
 }
 
+bool TakesSentPartials(const AllReduceNormParams& params) {
+  return params.num_tokens > 0 && params.hidden_size % 8 == 0 &&
+         RowsInOneLaunch(params) >= params.num_tokens &&
+         VariantOf(params) == AllReduceNormVariant::kOneShot;
+}
+
 AllReduceNormPlan PlanAllReduceNorm(const AllReduceNormParams& params, const DeviceFacts& device,
                                     int32_t ranks_on_device) {
   constexpr int64_t kMostThreads = 1024, kWarp = 32;
@@ -281,6 +287,9 @@ void ValidateBuffers(const AllReduceNormParams& params) {
           " bytes; both must be multiples of 256, with ", kAllReduceHeaderBytes,
           " bytes or more before the slabs");
   const AllReduceNormVariant variant = VariantOf(params);
+  Require(!params.sent || TakesSentPartials(params), "sent partials of ", params.num_tokens, " x ",
+          params.hidden_size, " with ", Name(variant), " and ", peers.world_size,
+          " ranks; they need one_shot in one launch, and a hidden_size that is a multiple of 8");
   if (variant == AllReduceNormVariant::kSlabs) {
     Require(TakesVectors(params, kSlabVectorBytes), "slabs needs rows of a multiple of ",
             kSlabVectorBytes, " B that are as well aligned; hidden_size is ", params.hidden_size);

@@ -7,13 +7,6 @@
 
 namespace tokline {
 
-// A packet of 16 bytes carries four 16-bit elements and twice the number of its launch.
-inline constexpr int64_t kAllReducePacketBytes = 16;
-inline constexpr int64_t kAllReducePacketElements = 4;
-
-// The packets of an exchange buffer follow its header at this offset.
-inline constexpr int64_t kAllReduceHeaderBytes = 256;
-
 // Slab s belongs to rank s % world_size. What the slabs of a launch need at every rank, in the part
 // of the buffer that is theirs: for each of two launches in turn kAllReduceSlabFlags flags, then
 // for each the rows. These are, with `owned` slabs of a rank, the partials of each source of all

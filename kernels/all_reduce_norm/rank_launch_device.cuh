@@ -8,6 +8,7 @@
 #include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
 #include "kernels/device/ptx/global_timer.cuh"
 #include "kernels/device/ptx/relaxed_system.cuh"
+#include "kernels/device/rank_packets.cuh"
 
 namespace tokline {
 
@@ -23,9 +24,7 @@ class RankLaunch {
   __device__ __forceinline__ RankLaunch(const PeerBuffers& peers, int64_t time_limit_ms)
       : peers_(peers), time_limit_ns_(static_cast<uint64_t>(time_limit_ms) * 1'000'000) {
     const ulonglong2 head = ptx::LoadRelaxedSystem16(Header());
-    launch_ = static_cast<uint32_t>(head.x) + 1;
-    // Fresh buffers are full of zeros, so there is no launch 0; 2 keeps the inboxes taking turns.
-    if (launch_ == 0) launch_ = 2;
+    launch_ = LaunchAfter(static_cast<uint32_t>(head.x));
     failed_ = head.y != 0;
   }
 

@@ -14,6 +14,7 @@
 namespace tokline {
 
 struct KvAppendParams;
+struct PeerBuffers;
 
 // cuBLASLt behind the suite's own interface: row-major out = x W^T (+ bias) (+ out) with fp32
 // accumulation. It keeps the handle and the algorithm chosen per shape, and must not be used by
@@ -111,6 +112,11 @@ struct LinearParams {
   // AppendOf (rmsnorm_qkv.h) joins them, in the same kernel. LinearAppends says where that works.
   // The k and v columns of out are then not written.
   const KvAppendParams* append = nullptr;
+  // If not null, out is this rank's partial of the next launch of all_reduce_norm on these buffers,
+  // and goes to the peers as well, whose launch then has AllReduceNormParams::sent. LinearSends
+  // says where that works. Earlier launches on the buffers must be complete when the kernels before
+  // this one are. The reference ignores it.
+  const PeerBuffers* send = nullptr;
   // The weights of a later kernel, 16 B aligned, or null. kSkinny prefetches them into L2 while its
   // own weights are in flight. This is a hint, which the reference and all other variants ignore.
   const void* prefetch = nullptr;
@@ -126,6 +132,9 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
 bool LinearRuns(const LinearParams& params, const DeviceFacts& device);
 // Whether `append` can be part of the projection's kernel: kWgmma with at most 64 tokens.
 bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
+// Whether the projection's kernel can send its outputs to the peers: kWgmma and kTile, with
+// outputs in dtype and out_features a multiple of 8, neither gated nor with append or residual.
+bool LinearSends(const LinearParams& params, const DeviceFacts& device);
 // The size suffices for every variant.
 int64_t LinearWorkspaceBytes(const LinearParams& params);
 void Validate(const LinearParams& params);

@@ -221,6 +221,13 @@ bool LinearAppends(const LinearParams& params, const DeviceFacts& device) {
          ChooseLinearVariant(params, device) == LinearVariant::kWgmma;
 }
 
+bool LinearSends(const LinearParams& params, const DeviceFacts& device) {
+  if (params.num_tokens == 0 || params.out_features % 8 != 0) return false;
+  if (params.gated_silu || params.out_f32 || params.residual || params.append) return false;
+  const LinearVariant variant = ChooseLinearVariant(params, device);
+  return variant == LinearVariant::kWgmma || variant == LinearVariant::kTile;
+}
+
 LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts& device) {
   if (params.variant != LinearVariant::kAuto) return params.variant;
   static_assert(std::ranges::all_of(
@@ -236,6 +243,9 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
       return params.num_tokens >= tokens && params.num_tokens <= kMaxTileTokens;
     };
     if (params.gated_silu && tile_from(kTileGatedTokens)) return LinearVariant::kTile;
+    const bool wide = params.in_features <= params.out_features && params.append == nullptr &&
+                      weight_bytes <= kTileWeightBytes;
+    if (wide && tile_from(kTileWideTokens)) return LinearVariant::kTile;
     if (std::ranges::any_of(kWgmmaRanges, in_range)) return LinearVariant::kWgmma;
     if (tile_from(kTileTokens) && (params.gated_silu || weight_bytes <= kTileWeightBytes)) {
       return LinearVariant::kTile;
@@ -349,6 +359,11 @@ void Validate(const LinearParams& params) {
           "x_squares and out_squares are both ", params.x_squares, "; they must not overlap");
   Require(!params.append || (!params.gated_silu && !params.out_f32 && !params.residual),
           "append goes with none of gated_silu, out_f32 and residual");
+  Require(!params.send || (!params.gated_silu && !params.out_f32 && !params.residual &&
+                           !params.append && params.out_features % 8 == 0),
+          "send goes with none of gated_silu, out_f32, residual and append, and needs an "
+          "out_features that is a multiple of 8; it is ",
+          params.out_features);
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
           "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",
@@ -383,6 +398,8 @@ void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
   Require(!params.append || (wgmma && params.num_tokens <= kWgmmaAppendTokens), "append with ",
           NameInCode(variant), " and num_tokens ", params.num_tokens,
           "; kWgmma appends with at most ", kWgmmaAppendTokens);
+  Require(!params.send || wgmma || variant == LinearVariant::kTile, "send with ",
+          NameInCode(variant), "; kWgmma and kTile alone send");
   const bool scratch = wgmma ? params.norm_weight && !WgmmaNormalises(params)
                        : variant == LinearVariant::kTile ? params.norm_weight != nullptr
                                                          : variant != LinearVariant::kSkinny;

@@ -40,7 +40,8 @@ void LaunchTile(const LinearParams& params, const TilePlan& plan, const LaunchOp
   const TileArgs args{.params = params,
                       .plan = plan,
                       .weight = WeightMap(params, plan),
-                      .x = ActivationMap(params, plan)};
+                      .x = ActivationMap(params, plan),
+                      .send = params.send ? *params.send : PeerBuffers{}};
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(plan.Grid())),
                           .block = dim3(kTileThreads),
                           .shared_bytes = static_cast<size_t>(plan.shared_bytes),

@@ -27,6 +27,7 @@
 #include "kernels/device/ptx/mbarrier.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/wgmma.cuh"
+#include "kernels/device/rank_packets.cuh"
 #include "kernels/device/silu.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/tile_policy.h"
@@ -39,6 +40,7 @@ struct TileArgs {
   LinearParams params;
   TilePlan plan;
   CUtensorMap weight, x;
+  PeerBuffers send;  // of one rank where nothing is sent
 };
 
 template <typename T, int kTokensValue, int kColumnsValue>
@@ -191,9 +193,11 @@ template <typename Policy>
 class TileEpilogue {
  public:
   __device__ __forceinline__ TileEpilogue(const TileArgs& args, const TileShare& share,
-                                          const TileMerge<Policy>& merge, const float* sums)
+                                          const TileMerge<Policy>& merge,
+                                          const PartialSender& sender, const float* sums)
       : params_(args.params),
         merge_(merge),
+        sender_(sender),
         sums_(sums),
         first_feature_(share.tile * (params_.gated_silu ? Policy::kRows / 2 : Policy::kRows)) {}
 
@@ -305,11 +309,20 @@ class TileEpilogue {
       AddBias(feature, left, values);
       if (params_.residual != nullptr) AddResidual(token, feature, left, values);
     }
+    if (sender_.IsOn()) {
+      sender_.SendEight(params_.num_tokens, params_.out_features, token,
+                        static_cast<int32_t>(feature), Pack(values));
+    }
     if (params_.out_f32) {
       Store(static_cast<float*>(params_.out), token, feature, left, values);
     } else {
       Store(static_cast<T*>(params_.out), token, feature, left, values);
     }
+  }
+
+  static __device__ __forceinline__ uint4 Pack(const float (&values)[8]) {
+    return {Pack2<T>(values[0], values[1]), Pack2<T>(values[2], values[3]),
+            Pack2<T>(values[4], values[5]), Pack2<T>(values[6], values[7])};
   }
 
   template <typename Element>
@@ -322,8 +335,7 @@ class TileEpilogue {
         *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
         *reinterpret_cast<float4*>(to + 4) = {values[4], values[5], values[6], values[7]};
       } else {
-        *vector = {Pack2<T>(values[0], values[1]), Pack2<T>(values[2], values[3]),
-                   Pack2<T>(values[4], values[5]), Pack2<T>(values[6], values[7])};
+        *vector = Pack(values);
       }
       return;
     }
@@ -332,6 +344,7 @@ class TileEpilogue {
 
   const LinearParams& params_;
   const TileMerge<Policy>& merge_;
+  const PartialSender& sender_;
   const float* const sums_;  // the block's own
   const int first_feature_;
 };
@@ -372,6 +385,11 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     ptx::ClusterWait();
     return;
   }
+  PartialSender sender(args.send);
+  if (sender.IsOn()) {
+    ptx::GridDependencyWait();
+    sender.LookUpLaunch();
+  }
   float sums[Policy::kColumns / 2];
   MultiplyTile<Policy>(share, ring, sums);
   if (merges) ptx::ClusterArrive();              // the others may write where the ring was
@@ -388,7 +406,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     ptx::ClusterArrive();
   }
   ptx::GridDependencyWait();  // for what the epilogue reads, and before it writes
-  TileEpilogue<Policy>(args, share, merge, own).Finish();
+  TileEpilogue<Policy>(args, share, merge, sender, own).Finish();
   if (merges) ptx::ClusterWait();  // a copy out of this block's shared memory has arrived
 #endif
 }

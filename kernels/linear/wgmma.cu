@@ -46,7 +46,8 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
   const WgmmaArgs args{.params = params,
                        .plan = plan,
                        .weight = WeightMap(params, panels),
-                       .x = ActivationMap(params, static_cast<uint32_t>(plan.token_tile), panels)};
+                       .x = ActivationMap(params, static_cast<uint32_t>(plan.token_tile), panels),
+                       .send = params.send ? *params.send : PeerBuffers{}};
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(plan.grid)),
       .block = dim3(static_cast<unsigned>(kWgmmaThreads + 32 * WgmmaIdleWarps(plan.token_tile))),

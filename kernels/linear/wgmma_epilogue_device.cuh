@@ -8,6 +8,7 @@
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/cluster.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
+#include "kernels/device/rank_packets.cuh"
 #include "kernels/device/silu.cuh"
 #include "kernels/linear/wgmma_shared_device.cuh"
 
@@ -123,6 +124,7 @@ class WgmmaEpilogue {
                                            const PartialSums& layout)
       : params_(args.params),
         layout_(layout),
+        sender_(args.send),
         splits_(args.plan.splits),
         tile_(share.tile),
         columns_(params_.gated_silu ? kWgmmaRows / 2 : kWgmmaRows),
@@ -133,14 +135,19 @@ class WgmmaEpilogue {
   __device__ __forceinline__ void Prefetch() { first_ = Locate(threadIdx.x); }
 
   // Loads the residual of the first outputs, once it is complete.
-  __device__ __forceinline__ void LoadFirst() { LoadResidual(first_); }
+  __device__ __forceinline__ void LoadFirst() {
+    LoadResidual(first_);
+    sender_.LookUpLaunch();
+  }
 
   __device__ __forceinline__ void Finish(const float* partials) {
     const int items = columns_ / kColumns << (layout_.pairs_log2 + 1);
     Item item = first_;
 #pragma unroll 1
     for (int index = threadIdx.x; index < items;) {
-      if (item.exists) FinishItem(item, partials);
+      float values[kColumns] = {};
+      if (item.exists) FinishItem(item, partials, values);
+      if (sender_.IsOn()) Send(item, values);
       index += kWgmmaConsumers;
       if (index >= items) break;
       item = Locate(index);
@@ -231,10 +238,26 @@ class WgmmaEpilogue {
     }
   }
 
-  __device__ __forceinline__ void FinishItem(const Item& item, const float* partials) {
+  // Sends outputs to the peers. The lanes of a warp have the same number of items.
+  __device__ __forceinline__ void Send(const Item& item, const float (&values)[kColumns]) const {
+    const int64_t tokens = params_.num_tokens, features = params_.out_features;
+    if constexpr (kColumns == 8) {
+      if (!item.exists) return;
+      sender_.SendEight(tokens, features, item.token, first_column_ + item.column,
+                        {Pack2<T>(values[0], values[1]), Pack2<T>(values[2], values[3]),
+                         Pack2<T>(values[4], values[5]), Pack2<T>(values[6], values[7])});
+    } else {
+      const float next = __shfl_down_sync(0xffffffffu, values[0], layout_.Tokens());
+      if (!item.exists || item.column % 2 != 0) return;
+      sender_.SendPair(tokens, features, item.token, first_column_ + item.column,
+                       Pack2<T>(values[0], next));
+    }
+  }
+
+  __device__ __forceinline__ void FinishItem(const Item& item, const float* partials,
+                                             float (&values)[kColumns]) {
     const int column = item.column, feature = first_column_ + column;
     const int64_t at = item.token * params_.out_stride + feature;
-    float values[kColumns];
     Add(partials + item.sums, values);
     AddBias(feature, values, column);
     if (params_.out_f32) {
@@ -304,6 +327,7 @@ class WgmmaEpilogue {
 
   const LinearParams& params_;
   const PartialSums& layout_;
+  PartialSender sender_;
   const int splits_, tile_;
   const int columns_;              // of the tile
   const int first_column_, left_;  // columns of the output from there on

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/common/peer_buffers.h"
 #include "kernels/device/copy_ring.cuh"
 #include "kernels/kv_append/kv_append.h"
 #include "kernels/linear/linear_policy.h"
@@ -19,6 +20,7 @@ struct WgmmaArgs {
   LinearParams params;
   WgmmaPlan plan;
   CUtensorMap weight, x;
+  PeerBuffers send;  // of one rank where nothing is sent
 };
 struct WgmmaAppendArgs : WgmmaArgs {
   KvAppendParams append;

@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "harness/engine/backend.h"
 #include "harness/engine/convert_elements.h"
+#include "harness/platform/staged_copy.h"
 #include "harness/tests/kernels/cuda_test.h"
 #include "kernels/common/error.h"
 
@@ -110,6 +112,43 @@ TEST_F(CudaBackendTest, MemoryStartsAsZerosAndTooMuchOfItIsRefusedWithTheValues)
     EXPECT_THAT(error.what(), AllOf(HasSubstr(std::to_string(too_much)), HasSubstr("are free")));
   }
   EXPECT_EQ(DownloadAll(backend_->Allocate(16)), std::vector<std::byte>(16));  // still usable
+}
+
+// By a kernel up to kMaxStagedCopyBytes, with and without vectors, by the copy engine above it.
+TEST_F(CudaBackendTest, StagedCopiesMoveTheirBytesAndNoOthers) {
+  constexpr int64_t kAround = 64;
+  const int64_t most = kMaxStagedCopyBytes;
+  Memory staging = backend_->AllocateStaging(most + 16 + 2 * kAround);
+  Memory back = backend_->AllocateStaging(staging.bytes());
+  Memory device = backend_->Allocate(staging.bytes());
+  for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{4}, int64_t{16}, int64_t{100},
+                              int64_t{70'001}, most - 1, most, most + 1}) {
+    for (const auto& [from, to] : {std::pair{64, 64}, std::pair{68, 68}, std::pair{64, 69}}) {
+      for (int64_t i = 0; i < staging.bytes(); ++i) {
+        staging.data()[i] = static_cast<std::byte>(i * 7 % 251);
+        back.data()[i] = std::byte{0xee};
+      }
+      backend_->Zero(device.data(), device.bytes());
+      backend_->CopyToDevice(device.data() + to, staging.data() + from, bytes);
+      backend_->CopyToHost(back.data() + from, device.data() + to, bytes);
+      const auto fence = backend_->MakeFence();
+      fence->Record();
+      fence->Wait();
+      const std::vector<std::byte> on_device = DownloadAll(device);
+      const auto at = [](const std::byte* begin, int64_t count, std::byte value) {
+        return std::all_of(begin, begin + count, [=](std::byte b) { return b == value; });
+      };
+      SCOPED_TRACE(::testing::Message() << bytes << " bytes from " << from << " to " << to);
+      EXPECT_EQ(std::memcmp(on_device.data() + to, staging.data() + from, bytes), 0);
+      EXPECT_EQ(std::memcmp(back.data() + from, staging.data() + from, bytes), 0);
+      EXPECT_TRUE(at(on_device.data(), to, std::byte{0}));
+      EXPECT_TRUE(at(on_device.data() + to + bytes, device.bytes() - to - bytes, std::byte{0}));
+      EXPECT_TRUE(at(back.data(), from, std::byte{0xee}));
+      EXPECT_TRUE(at(back.data() + from + bytes, back.bytes() - from - bytes, std::byte{0xee}));
+    }
+  }
+  EXPECT_THROW(CopyStaged(device.data(), staging.data(), most + 1, backend_->stream()),
+               InvalidArgument);
 }
 
 TEST_F(CudaBackendTest, CapturedWorkRunsWhenEnqueuedAndOnEveryEnqueue) {

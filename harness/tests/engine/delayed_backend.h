@@ -79,6 +79,7 @@ class ForwardingBackend : public Backend {
   void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
     backend_->AllReduceNorm(params, options);
   }
+  const PeerBuffers* Peers() const override { return backend_->Peers(); }
   void GatherColumns(const ColumnGather& gather) override { backend_->GatherColumns(gather); }
   std::unique_ptr<Fence> MakeFence() override { return backend_->MakeFence(); }
 

@@ -68,6 +68,21 @@ TEST_F(ShardedDecodeCudaTest, EveryFamilyIsAsExactOnTwoGpusAsOnOne) {
   for (const ModelSpec& spec : testing::FamilyShapes()) ExpectTwoAreAsExactAsOne(spec, 5);
 }
 
+// Projections of one token to 128 send their partials themselves; the sums are the same.
+TEST_F(ShardedDecodeCudaTest, SentPartialsGiveTheSameBits) {
+  ModelSpec spec = testing::FamilyShapes().front();
+  spec.max_positions = 160;
+  spec.hidden_size = 512;  // so that kWgmma and kTile run
+  spec.intermediate_size = 1024;
+  const DrawnModel model(spec);
+  for (const int64_t prompt : {5, 40, 100}) {
+    DecoderOptions options{.device = Device::kCuda, .ranks = 2, .dtype = DType::kBf16};
+    const GenerateResult sent = Along(model, options, prompt);
+    options.ablate.Add(Ablation::kSend);
+    EXPECT_EQ(sent.logits, Along(model, options, prompt).logits) << prompt;
+  }
+}
+
 // 1,500 rows of 4 KiB make sums of slabs.
 TEST_F(ShardedDecodeCudaTest, ALongPromptIsAsExactOnTwoGpusAsOnOne) {
   ModelSpec spec = testing::FamilyShapes().front();

@@ -275,6 +275,33 @@ TEST(AllReduceNormTest, ALaunchTakesAsManyRowsAsFit) {
   EXPECT_EQ(RowsInOneLaunch(params), 40);
 }
 
+TEST(AllReduceNormTest, SentPartialsNeedOneLaunchOfOneShot) {
+  const auto takes = [](int32_t ranks, int64_t tokens, int64_t hidden,
+                        Variant variant = Variant::kAuto) {
+    Params params = Shape(ranks, 64, 4096);
+    params.num_tokens = tokens;
+    params.hidden_size = hidden;
+    params.variant = variant;
+    const bool can = TakesSentPartials(params);
+    params.sent = true;
+    if (can) {
+      EXPECT_NO_THROW(ValidateBuffers(params));
+    } else if (tokens > 0) {
+      EXPECT_THROW(ValidateBuffers(params), InvalidArgument);
+    }
+    return can;
+  };
+  EXPECT_TRUE(takes(2, 1, 2560));
+  EXPECT_TRUE(takes(2, 64, 4096));
+  EXPECT_TRUE(takes(8, 8, 4096));
+  EXPECT_FALSE(takes(2, 0, 2560));
+  EXPECT_FALSE(takes(2, 65, 4096));  // two launches
+  EXPECT_FALSE(takes(2, 8, 2564));
+  EXPECT_FALSE(takes(8, 64, 4096));  // two_shot
+  EXPECT_TRUE(takes(8, 64, 4096, Variant::kOneShot));
+  EXPECT_FALSE(takes(2, 8, 2560, Variant::kTwoShot));
+}
+
 // What they hold may differ; what they are must not.
 TEST(AllReduceNormTest, RanksWithOtherAddressesTakeTheSameVariant) {
   Params params = Shape(2, 512, 4096);

@@ -1,10 +1,14 @@
 // Linear on the device: against exact results, against itself with other tokens, and in chains.
+#include <memory>
 #include <numeric>
 #include <span>
 
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/activation/activation.h"
+#include "kernels/all_reduce_norm/all_reduce_norm.h"
+#include "kernels/common/error.h"
+#include "kernels/device/current_device.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
 #include "kernels/linear/tile.h"
@@ -650,6 +654,105 @@ TEST_F(LinearCudaTest, RefusesWhatItLacks) {
   EXPECT_THROW(Launch(device.params, {}), InvalidArgument);
   device.params.num_tokens = 0;
   EXPECT_NO_THROW(Launch(device.params, {}));
+}
+
+// Ranks of a group on one device, whose projections send their outputs to each other.
+class SendingRanks {
+ public:
+  SendingRanks(const LinearSetup& setup, int32_t ranks) : setup_(setup) {
+    peers_.world_size = ranks;
+    peers_.bytes = AllReduceNormBufferBytes(ranks, setup.tokens, setup.out);
+    for (int32_t r = 0; r < ranks; ++r) {
+      buffers_.emplace_back(std::vector<char>(static_cast<size_t>(peers_.bytes)));
+      peers_.buffers[r] = buffers_.back().data();
+    }
+  }
+
+  // Multiplies new operands on every rank, and returns how many sums are not those of the outputs.
+  int64_t WrongSums(LinearVariant variant, bool send = true) {
+    const int32_t ranks = peers_.world_size;
+    std::vector<std::unique_ptr<LinearCase>> cases;
+    std::vector<std::unique_ptr<DeviceCase>> projections;
+    std::vector<DeviceBuffer> sums;
+    std::vector<AllReduceNormParams> all;
+    std::vector<HostTensor> partials;
+    for (int32_t r = 0; r < ranks; ++r) {
+      LinearSetup setup = setup_;
+      setup.seed = ++seed_;
+      cases.push_back(std::make_unique<LinearCase>(setup));
+      projections.push_back(std::make_unique<DeviceCase>(*cases.back(), variant));
+      LinearParams& params = projections.back()->params;
+      PeerBuffers peers = peers_;
+      peers.rank = r;
+      EXPECT_TRUE(LinearSends(params, CurrentDeviceFacts()));
+      if (send) params.send = &peers;
+      partials.push_back(projections.back()->Run());
+      sums.push_back(ToDevice(cases.back()->NewOut()));
+      all.push_back({.dtype = setup.dtype,
+                     .variant = AllReduceNormVariant::kOneShot,
+                     .num_tokens = setup.tokens,
+                     .hidden_size = setup.out,
+                     .partial_stride = params.out_stride,
+                     .sent = true,
+                     .residual_out = sums.back().data(),
+                     .residual_out_stride = params.out_stride,
+                     .peers = peers,
+                     .time_limit_ms = 2000});
+      all.back().partials[r] = params.out;
+    }
+    LaunchVirtualRanks(all, {});
+    for (const AllReduceNormParams& rank : all) RequireAllReduced(rank.peers, nullptr);
+    int64_t wrong = 0;
+    for (const DeviceBuffer& buffer : sums) {
+      const HostTensor got = ToHost(buffer, setup_.dtype);
+      const int64_t stride = cases.front()->OutStride();
+      for (int64_t i = 0; i < setup_.tokens * stride; ++i) {
+        if (i % stride >= setup_.out) continue;
+        auto sum = static_cast<float>(partials[0][i]);
+        for (int32_t r = 1; r < ranks; ++r) sum += static_cast<float>(partials[r][i]);
+        if (got[i] != RoundTo(setup_.dtype, sum)) ++wrong;
+      }
+    }
+    return wrong;
+  }
+
+ private:
+  LinearSetup setup_;
+  PeerBuffers peers_;
+  std::vector<DeviceBuffer> buffers_;
+  uint64_t seed_ = 0;
+};
+
+// Every tile and split, with the inboxes of three launches, which take turns.
+TEST_F(LinearCudaTest, SentOutputsAreThePartialsOfTheNextSum) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const LinearVariant variant : {LinearVariant::kWgmma, LinearVariant::kTile}) {
+      for (const int64_t tokens : {1, 2, 5, 8, 13, 16, 17, 33, 64, 65, 128}) {
+        if (tokens > MaxTokens(variant)) continue;
+        for (const auto& [in, out] : {std::pair{256, 136}, std::pair{2048, 1024}}) {
+          for (const int32_t ranks : {2, 3}) {
+            SendingRanks group({.dtype = dtype,
+                                .tokens = tokens,
+                                .in = in,
+                                .out = out,
+                                .bias = ranks == 3,
+                                .pad = 8},
+                               ranks);
+            for (int round = 0; round < 3; ++round) {
+              EXPECT_EQ(group.WrongSums(variant), 0)
+                  << Name(variant) << ", " << Name(dtype) << ", tokens " << tokens << ", " << in
+                  << " to " << out << ", " << ranks << " ranks, round " << round;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LinearCudaTest, WhatWasNotSentIsMissed) {
+  SendingRanks group({.tokens = 8, .in = 256, .out = 512}, 2);
+  EXPECT_THROW(group.WrongSums(LinearVariant::kWgmma, false), RuntimeFailure);
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
+#include "kernels/common/peer_buffers.h"
+#include "kernels/kv_append/kv_append.h"
 #include "kernels/linear/linear_policy.h"
 #include "reference/linear.h"
 
@@ -57,6 +59,14 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
               }),
               HasSubstr("out_features is 60; with gated_silu"));
   EXPECT_THAT(RefusalOf([](P& p) { p.out_f32 = true; }), HasSubstr("out_f32 goes neither"));
+  const PeerBuffers peers{.world_size = 2};
+  EXPECT_THAT(RefusalOf([&](P& p) { p.send = &peers; }), HasSubstr("send goes with none of"));
+  EXPECT_THAT(RefusalOf([&](P& p) {
+                p.residual = nullptr;
+                p.out_features = 60;
+                p.send = &peers;
+              }),
+              HasSubstr("a multiple of 8; it is 60"));
   EXPECT_THAT(RefusalOf([](P& p) {
                 p.norm_weight = p.weight;
                 p.norm_eps = -1;
@@ -127,6 +137,10 @@ TEST(LinearTest, ValidateLaunchStatesWhatCudaLacks) {
               HasSubstr(StrCat("LinearWorkspaceBytes asks for ", LinearWorkspaceBytes(params))));
   params.workspace_bytes += 1;
   EXPECT_EQ(refusal(), "nothing was thrown");
+  const PeerBuffers peers{.world_size = 2};
+  params.send = &peers;
+  EXPECT_THAT(refusal(), HasSubstr("send with kMatmul; kWgmma and kTile alone send"));
+  params.send = nullptr;
   params.dtype = DType::kF32;
   EXPECT_THAT(refusal(), HasSubstr("dtype is f32"));
 }
@@ -215,7 +229,9 @@ TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
 TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
   for (const testing::NamedDevice& device : testing::Devices()) {
     for (const FewTokensRange& range : kWgmmaRanges) {
-      LinearParams params{.num_tokens = range.tokens, .in_features = 1024};
+      // Of the widest ones with many tokens, kWgmma takes those that append.
+      const KvAppendParams append;
+      LinearParams params{.num_tokens = range.tokens, .in_features = 1024, .append = &append};
       params.out_features = range.weight_bytes / (params.in_features * SizeOf(params.dtype));
       const bool hopper = device.facts.HasHopperCode();
       const auto runs = [&] {
@@ -264,7 +280,11 @@ TEST(LinearTest, TileRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
     EXPECT_EQ(variant(17, 65, true), tile);
     EXPECT_NE(variant(32, 12, true), LinearVariant::kTile);
     EXPECT_EQ(variant(33, 12, true), tile);
-    EXPECT_NE(variant(64, 12, false), LinearVariant::kTile);
+    EXPECT_NE(variant(64, 12, false, 4096), LinearVariant::kTile);
+    EXPECT_NE(variant(32, 12, false), LinearVariant::kTile);
+    EXPECT_EQ(variant(33, 12, false), tile);
+    EXPECT_EQ(variant(33, 8, false, 2048), tile);  // as many rows as columns
+    EXPECT_NE(variant(33, 7, false, 2048), LinearVariant::kTile);
     EXPECT_EQ(variant(65, 12, false), tile);
     EXPECT_EQ(variant(kMaxTileTokens, 199, false), tile);
     EXPECT_EQ(variant(kMaxTileTokens, 1000, true), tile);
@@ -273,6 +293,30 @@ TEST(LinearTest, TileRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
     for (const int64_t in : {1000, 192, 65'600}) {
       EXPECT_EQ(variant(100, 12, false, in), LinearVariant::kMatmul) << in;
     }
+  }
+}
+
+TEST(LinearTest, WhatAKernelOfItsOwnFinishesCanBeSent) {
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    const auto sends = [&](const std::function<void(LinearParams&)>& change) {
+      LinearParams params{.num_tokens = 8, .in_features = 1024, .out_features = 2560};
+      change(params);
+      return LinearSends(params, device.facts);
+    };
+    const bool hopper = device.facts.HasHopperCode();
+    SCOPED_TRACE(device.name);
+    for (const int64_t tokens : {1, 16, 17, 64, 65, 128}) {
+      EXPECT_EQ(sends([&](LinearParams& p) { p.num_tokens = tokens; }), hopper) << tokens;
+    }
+    EXPECT_FALSE(sends([](LinearParams& p) { p.num_tokens = 0; }));
+    EXPECT_FALSE(sends([](LinearParams& p) { p.num_tokens = 129; }));  // kMatmul
+    EXPECT_FALSE(sends([](LinearParams& p) { p.variant = LinearVariant::kSkinny; }));
+    EXPECT_FALSE(sends([](LinearParams& p) { p.out_features = 2564; }));
+    EXPECT_FALSE(sends([](LinearParams& p) { p.gated_silu = true; }));
+    EXPECT_FALSE(sends([](LinearParams& p) { p.out_f32 = true; }));
+    EXPECT_FALSE(sends([](LinearParams& p) { p.residual = &p; }));
+    const KvAppendParams append;
+    EXPECT_FALSE(sends([&](LinearParams& p) { p.append = &append; }));
   }
 }
 

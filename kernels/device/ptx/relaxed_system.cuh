@@ -23,6 +23,16 @@ __device__ __forceinline__ void StoreRelaxedSystem16(void* address, ulonglong2 v
                : "memory");
 }
 
+__device__ __forceinline__ uint32_t LoadRelaxedSystem4(const void* address) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void StoreRelaxedSystem8(void* address, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ void StoreRelaxedSystem4(void* address, uint32_t value) {
   asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

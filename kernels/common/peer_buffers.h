@@ -1,0 +1,57 @@
+// The memory through which the ranks of a group exchange partial sums. all_reduce_norm owns what
+// lies there; a projection may send its outputs there itself.
+#pragma once
+
+#include <cstdint>
+
+namespace tokline {
+
+inline constexpr int32_t kMaxRanks = 8;
+
+// The exchange buffers of a group of ranks as one rank sees them. It does not matter how the
+// addresses came about: one process that drives several devices enables peer access and passes the
+// pointers of cudaMalloc; processes of their own pass what cudaIpcOpenMemHandle returns.
+//
+// Every rank allocates AllReduceNormBufferBytes() bytes, and AllReduceNormSlabBytes() more where it
+// wants kSlabs. All of them are zeroed before the first launch of any rank. From then on they
+// belong to the kernel. Nobody resets them between launches, so that a captured graph can be
+// replayed. Packets carry the number of the launch, of 32 bits: a packet of 2^32 launches ago that
+// was not overwritten since would be taken for a new one.
+//
+// The launches of a rank on the buffers follow one another: one stream at a time. The kernel has to
+// be loaded on the devices of all ranks before any rank launches it, because loading may wait for
+// kernels that run, and those wait for the rank that loads. A launch within a Rehearsal
+// (kernels/device/rehearsal.h) loads it and does nothing else.
+//
+// Once a rank has given up, all later launches of the group return at once, until the buffers of
+// all ranks are zeroed again, while no rank's stream has work. So outputs are good only if
+// RequireAllReduced, called after their launch, has not thrown.
+struct PeerBuffers {
+  int32_t world_size = 1;         // 1 to kMaxRanks
+  int32_t rank = 0;               // this rank
+  int64_t bytes = 0;              // of each buffer; the same on all ranks
+  int64_t slab_bytes = 0;         // of these, at the end: the room for slabs, with which kAuto may
+                                  // take them, or 0; the same on all ranks
+  void* buffers[kMaxRanks] = {};  // [world_size], 256 B aligned, accessible from this rank's device
+};
+
+// The head of an exchange buffer.
+struct AllReduceHeader {
+  uint32_t launches;     // finished launches
+  uint32_t arrivals;     // blocks of the current launch that have read `launches`
+  uint32_t gave_up;      // 1: this rank has waited for too long
+  uint32_t peer_failed;  // 1 + the rank of a peer that has given up; 0: none
+  // What was not there. Valid once the launch that gave up has ended.
+  uint32_t missing_rank;
+  uint32_t missing_launch;
+};
+
+// A packet of 16 bytes carries four 16-bit elements of a row: two words of two elements and the
+// number of the launch.
+inline constexpr int64_t kAllReducePacketBytes = 16;
+inline constexpr int64_t kAllReducePacketElements = 4;
+// The packets of an exchange buffer follow its header at this offset, in two inboxes for launches
+// in turn.
+inline constexpr int64_t kAllReduceHeaderBytes = 256;
+
+}  // namespace tokline

@@ -1,0 +1,112 @@
+// Packets to the ranks of a group, each of whose words is its own flag (peer_buffers.h). Packet p
+// of rank r's row t is number (r * num_tokens + t) * packets per row + p in one_shot's inbox.
+//
+// A projection that finishes eight elements a thread sends two packets a thread. So that the lanes
+// of a warp fill whole lines each time, the first packets of 16 threads are neighbours, and so are
+// the second ones: stores that leave gaps of 16 bytes take the link twice as long.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/common/peer_buffers.h"
+#include "kernels/device/ptx/relaxed_system.cuh"
+
+namespace tokline {
+
+// The number of the launch after so many. Fresh buffers are full of zeros, so there is no launch 0;
+// 2 keeps the inboxes taking turns.
+__device__ __forceinline__ uint32_t LaunchAfter(uint32_t launches) {
+  return launches + 1 == 0 ? 2 : launches + 1;
+}
+
+// Where packet `quad` of a row lies among its `quads`, an even number, if the projection has sent
+// it. Of few tokens a thread sends less than a packet.
+__device__ __forceinline__ int32_t SentPacket(int64_t num_tokens, int32_t quads, int32_t quad) {
+  constexpr int kGroup = 32, kFewTokens = 16;
+  if (num_tokens <= kFewTokens) return quad;
+  const int group = quad & ~(kGroup - 1);
+  return group + quad % 2 * (min(quads - group, kGroup) / 2) + quad % kGroup / 2;
+}
+
+// The inboxes of one launch, on all ranks.
+class RankPackets {
+ public:
+  __device__ __forceinline__ RankPackets(const PeerBuffers& peers, uint32_t launch)
+      : peers_(peers),
+        launch_(static_cast<uint64_t>(launch) << 32),
+        inbox_(kAllReduceHeaderBytes +
+               (launch & 1) *
+                   ((peers.bytes - peers.slab_bytes - kAllReduceHeaderBytes) / 2 /
+                    kAllReducePacketBytes) *
+                   kAllReducePacketBytes) {}
+
+  __device__ __forceinline__ char* At(int rank, int64_t packet) const {
+    return static_cast<char*>(peers_.buffers[rank]) + inbox_ + packet * kAllReducePacketBytes;
+  }
+  __device__ __forceinline__ void Send(int rank, int64_t packet, uint2 quad) const {
+    ptx::StoreRelaxedSystem16(At(rank, packet), {launch_ | quad.x, launch_ | quad.y});
+  }
+  // One word of a packet: its first or its second two elements.
+  __device__ __forceinline__ void SendWord(int rank, int64_t packet, int word,
+                                           uint32_t pair) const {
+    ptx::StoreRelaxedSystem8(At(rank, packet) + 8 * word, launch_ | pair);
+  }
+  // The ranks begin with different peers, so that they do not all send to the same one.
+  __device__ __forceinline__ int Peer(int distance) const {
+    const int to = peers_.rank + distance;
+    return to < peers_.world_size ? to : to - peers_.world_size;
+  }
+
+ private:
+  const PeerBuffers& peers_;
+  uint64_t launch_;
+  int64_t inbox_;  // offset in bytes
+};
+
+// Sends a projection's outputs, which are the partial of the next launch of all_reduce_norm, to the
+// peers. `send` has one rank where there is nothing to send.
+class PartialSender {
+ public:
+  __device__ __forceinline__ explicit PartialSender(const PeerBuffers& send) : send_(send) {}
+
+  __device__ __forceinline__ bool IsOn() const { return send_.world_size > 1; }
+  // After the wait for earlier kernels, among which is the launch before.
+  __device__ __forceinline__ void LookUpLaunch() {
+    if (IsOn()) launch_ = LaunchAfter(ptx::LoadRelaxedSystem4(send_.buffers[send_.rank]));
+  }
+  // Eight elements of a token from `feature` on, a multiple of 8, as all numbers of features here.
+  __device__ __forceinline__ void SendEight(int64_t num_tokens, int64_t features, int64_t token,
+                                            int32_t feature, uint4 eight) const {
+    const RankPackets packets(send_, launch_);
+    const int32_t quads = Quads(features), quad = feature / 4;
+    const int64_t row = (send_.rank * num_tokens + token) * quads;
+    for (int distance = 1; distance < send_.world_size; ++distance) {
+      const int to = packets.Peer(distance);
+      packets.Send(to, row + SentPacket(num_tokens, quads, quad), {eight.x, eight.y});
+      packets.Send(to, row + SentPacket(num_tokens, quads, quad + 1), {eight.z, eight.w});
+    }
+  }
+  // Two elements, from an even feature on.
+  __device__ __forceinline__ void SendPair(int64_t num_tokens, int64_t features, int64_t token,
+                                           int32_t feature, uint32_t pair) const {
+    const RankPackets packets(send_, launch_);
+    const int32_t quads = Quads(features);
+    const int64_t packet = (send_.rank * num_tokens + token) * quads +
+                           SentPacket(num_tokens, quads, feature / 4);
+    for (int distance = 1; distance < send_.world_size; ++distance) {
+      packets.SendWord(packets.Peer(distance), packet, feature / 2 % 2, pair);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int32_t Quads(int64_t features) {
+    return static_cast<int32_t>(features / kAllReducePacketElements);
+  }
+
+  const PeerBuffers& send_;
+  uint32_t launch_ = 0;
+};
+
+}  // namespace tokline
