@@ -359,7 +359,8 @@ class CudaBackend : public Backend {
 
   // From or to any host memory.
   void Copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
-    if (bytes > 0) TOKLINE_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_));
+    if (bytes > 0)
+      TOKLINE_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_));
     Synchronize();
   }
 

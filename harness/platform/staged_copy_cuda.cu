@@ -28,8 +28,8 @@ __global__ void StagedCopyKernel(char* to, const char* from, int64_t bytes, int6
 }  // namespace
 
 void CopyStaged(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
-  Require(bytes >= 0 && bytes <= kMaxStagedCopyBytes, "a staged copy has ", bytes,
-          " bytes; 0 to ", kMaxStagedCopyBytes, " are allowed");
+  Require(bytes >= 0 && bytes <= kMaxStagedCopyBytes, "a staged copy has ", bytes, " bytes; 0 to ",
+          kMaxStagedCopyBytes, " are allowed");
   if (bytes == 0) return;
   const uintptr_t addresses = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
   const int64_t vectors = addresses % 16 == 0 ? bytes / 16 : 0;

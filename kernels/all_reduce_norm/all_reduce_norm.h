@@ -45,9 +45,10 @@ struct AllReduceNormParams {
   // The ranks' partials, [num_tokens, hidden_size] each. CUDA reads that of this rank only, the
   // reference reads all.
   const void* partials[kMaxRanks] = {};
-  int64_t partial_stride = 0;      // elements between rows
-  // This rank's partial is on its way to the peers, since the projection before has sent it
-  // (LinearParams::send). TakesSentPartials says where that works. The reference ignores it.
+  int64_t partial_stride = 0;  // elements between rows
+  // This rank's partial is on its way to all ranks as packets, since the projection before sends it
+  // (LinearParams::send); CUDA does not read it. TakesSentPartials says where that works. The
+  // reference ignores it.
   bool sent = false;
   const void* residual = nullptr;  // [num_tokens, hidden_size] or null: nothing is added
   int64_t residual_stride = 0;

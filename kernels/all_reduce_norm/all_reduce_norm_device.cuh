@@ -5,13 +5,11 @@
 // Packets: two times (two elements, number of the launch), each of which is one atomic word of 64
 // bits. So a packet is its own flag, and neither fences nor resets are needed. one_shot's packets
 // may come from the projection that made the partial, for the launch that follows it. The number
-// selects one of two inboxes: a rank sends for launch n only after its launch n - 1 has ended, for which
-// all peers must have sent, and they send only after their launches n - 2 have ended. So nobody
-// reads an inbox any more when its next packets arrive.
-// Progress: all blocks are resident, and each sends before it waits. In two_shot the sums wait for
-// partials only.
-// Shared memory: the sums of the warps, for two rows in turn. Barriers: one after the partials were
-// sent, one per row.
+// selects one of two inboxes: a rank sends for launch n only after its launch n - 1 has ended, for
+// which all peers must have sent, and they send only after their launches n - 2 have ended. So
+// nobody reads an inbox any more when its next packets arrive. Progress: all blocks are resident,
+// and each sends before it waits. In two_shot the sums wait for partials only. Shared memory: the
+// sums of the warps, for two rows in turn. Barriers: one after the partials were sent, one per row.
 #pragma once
 
 #include <cstdint>
@@ -103,8 +101,10 @@ class QuadRows {
 template <int kMaxWorld>
 class PacketExchange : public RankLaunch {
  public:
-  __device__ __forceinline__ PacketExchange(const PeerBuffers& peers, int64_t time_limit_ms)
-      : RankLaunch(peers, time_limit_ms), packets_(peers, launch_) {}
+  // `sent`: this rank's partial comes as packets, too.
+  __device__ __forceinline__ PacketExchange(const PeerBuffers& peers, int64_t time_limit_ms,
+                                            bool sent)
+      : RankLaunch(peers, time_limit_ms), packets_(peers, launch_), sent_(sent) {}
 
   __device__ __forceinline__ void Send(int rank, int64_t packet, Quad quad) const {
     packets_.Send(rank, packet, quad);
@@ -125,25 +125,30 @@ class PacketExchange : public RankLaunch {
   }
 
   // The sum over all ranks, in their order. That of rank r is packet(r) of the inbox, and `own`
-  // here.
+  // here unless it was sent.
   template <typename T, typename PacketOf>
   __device__ __forceinline__ float4 Sum(Quad own, const PacketOf& packet) {
     ulonglong2 got[kMaxWorld];
 #pragma unroll
     for (int r = 0; r < kMaxWorld; ++r) {
-      if (IsPeer(r)) got[r] = ptx::LoadRelaxedSystem16(packets_.At(peers_.rank, packet(r)));
+      if (Comes(r)) got[r] = ptx::LoadRelaxedSystem16(packets_.At(peers_.rank, packet(r)));
     }
     float4 sum;
 #pragma unroll
     for (int r = 0; r < kMaxWorld; ++r) {
       if (r >= peers_.world_size) break;
-      const Quad part = IsPeer(r) ? Wait(r, packets_.At(peers_.rank, packet(r)), got[r]) : own;
+      const Quad part = Comes(r) ? Wait(r, packets_.At(peers_.rank, packet(r)), got[r]) : own;
       sum = r == 0 ? Unpack<T>(part) : sum + Unpack<T>(part);
     }
     return sum;
   }
 
  private:
+  // Whether the partial of a rank comes as packets.
+  __device__ __forceinline__ bool Comes(int rank) const {
+    return IsPeer(rank) || (sent_ && rank == peers_.rank);
+  }
+
   __device__ __forceinline__ bool IsOfThisLaunch(ulonglong2 packet) const {
     return packet.x >> 32 == launch_ && packet.y >> 32 == launch_;
   }
@@ -158,6 +163,7 @@ class PacketExchange : public RankLaunch {
   }
 
   RankPackets packets_;
+  bool sent_;
 };
 
 // Sums over the block; every thread gets the sum. Successive calls use `sums` in turn, so that one
@@ -192,17 +198,24 @@ class AllReduceNormRows {
   }
 
   __device__ __forceinline__ void OneShot(PacketExchange<Policy::kMaxWorld>& exchange) {
-    for (int64_t row = params_.sent ? params_.num_tokens : blockIdx.x; row < params_.num_tokens;
-         row += gridDim.x) {
-      const int64_t first = (params_.peers.rank * params_.num_tokens + row) * quads_;
-      ForQuads([&](int32_t i) { exchange.SendToPeers(first + i, partial_.Load(row, i)); });
+    const auto packet = [&](int rank, int64_t row, int32_t quad) {
+      return (rank * params_.num_tokens + row) * quads_ + quad;
+    };
+    if (params_.sent) {
+      // The projection is still at work, and one thread per block that polls disturbs it little.
+      if (threadIdx.x == 0)
+        exchange.Receive(params_.peers.rank, packet(params_.peers.rank, blockIdx.x, 0));
+    } else {
+      for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
+        const int64_t first = packet(params_.peers.rank, row, 0);
+        ForQuads([&](int32_t i) { exchange.SendToPeers(first + i, partial_.Load(row, i)); });
+      }
     }
     exchange.CountLaunch();
     for (int64_t row = blockIdx.x; row < params_.num_tokens; row += gridDim.x) {
       Finish(row, [&](int32_t i) {
         const int32_t at = params_.sent ? SentPacket(params_.num_tokens, quads_, i) : i;
-        return SumOf(exchange, row, i,
-                     [&](int r) { return (r * params_.num_tokens + row) * quads_ + at; });
+        return SumOf(exchange, row, i, [&](int r) { return packet(r, row, at); });
       });
     }
   }
@@ -246,8 +259,8 @@ class AllReduceNormRows {
   template <typename PacketOf>
   __device__ __forceinline__ Quad SumOf(PacketExchange<Policy::kMaxWorld>& exchange, int64_t row,
                                         int32_t i, const PacketOf& packet) const {
-    const Quad own = partial_.Load(row, i);
-    Quad residual{};
+    Quad own{}, residual{};
+    if (!params_.sent) own = partial_.Load(row, i);
     if (residual_) residual = residual_.Load(row, i);
     float4 sum = exchange.template Sum<T>(own, packet);
     if (residual_) sum = sum + Unpack<T>(residual);
@@ -296,13 +309,17 @@ __global__ void __launch_bounds__(1024)
   ptx::GridDependencyLaunch();
   const AllReduceNormParams& params = args.ranks[Policy::kRanks == 1 ? 0 : blockIdx.y];
   AllReduceNormRows<Policy> rows(params, args.vectors, sums);
-  ptx::GridDependencyWait();
-  PacketExchange<Policy::kMaxWorld> exchange(params.peers, params.time_limit_ms);
+  // A projection that sends has waited for the launch before this one, and changes nothing that is
+  // read or written here but packets.
+  const bool early = params.sent && SumsBeforeTheEnd(params.num_tokens);
+  if (!early) ptx::GridDependencyWait();
+  PacketExchange<Policy::kMaxWorld> exchange(params.peers, params.time_limit_ms, params.sent);
   if constexpr (Policy::kTwoShot) {
     rows.TwoShot(exchange);
   } else {
     rows.OneShot(exchange);
   }
+  if (early) ptx::GridDependencyWait();  // so that the next kernel's wait is one for all
 }
 
 }  // namespace tokline

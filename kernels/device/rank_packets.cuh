@@ -21,6 +21,11 @@ __device__ __forceinline__ uint32_t LaunchAfter(uint32_t launches) {
   return launches + 1 == 0 ? 2 : launches + 1;
 }
 
+// Whether a sum of partials that were sent begins while the projection still runs. With fewer
+// tokens it is better that all later kernels are launched early, so that their weights arrive
+// meanwhile (README.md of all_reduce_norm).
+__device__ __forceinline__ bool SumsBeforeTheEnd(int64_t num_tokens) { return num_tokens > 16; }
+
 // Where packet `quad` of a row lies among its `quads`, an even number, if the projection has sent
 // it. Of few tokens a thread sends less than a packet.
 __device__ __forceinline__ int32_t SentPacket(int64_t num_tokens, int32_t quads, int32_t quad) {
@@ -65,14 +70,17 @@ class RankPackets {
   int64_t inbox_;  // offset in bytes
 };
 
-// Sends a projection's outputs, which are the partial of the next launch of all_reduce_norm, to the
-// peers. `send` has one rank where there is nothing to send.
+// Sends a projection's outputs, which are the partial of the next launch of all_reduce_norm, to all
+// ranks, also to its own. `send` has one rank where there is nothing to send.
+//
+// With SumsBeforeTheEnd that launch reads how many there were, and polls, while the projection
+// still runs. So the projection lets its dependents start only after its wait for predecessors.
 class PartialSender {
  public:
   __device__ __forceinline__ explicit PartialSender(const PeerBuffers& send) : send_(send) {}
 
   __device__ __forceinline__ bool IsOn() const { return send_.world_size > 1; }
-  // After the wait for earlier kernels, among which is the launch before.
+  // After the wait for earlier kernels, one of which is the launch before.
   __device__ __forceinline__ void LookUpLaunch() {
     if (IsOn()) launch_ = LaunchAfter(ptx::LoadRelaxedSystem4(send_.buffers[send_.rank]));
   }
@@ -82,7 +90,7 @@ class PartialSender {
     const RankPackets packets(send_, launch_);
     const int32_t quads = Quads(features), quad = feature / 4;
     const int64_t row = (send_.rank * num_tokens + token) * quads;
-    for (int distance = 1; distance < send_.world_size; ++distance) {
+    for (int distance = 0; distance < send_.world_size; ++distance) {
       const int to = packets.Peer(distance);
       packets.Send(to, row + SentPacket(num_tokens, quads, quad), {eight.x, eight.y});
       packets.Send(to, row + SentPacket(num_tokens, quads, quad + 1), {eight.z, eight.w});
@@ -93,9 +101,9 @@ class PartialSender {
                                            int32_t feature, uint32_t pair) const {
     const RankPackets packets(send_, launch_);
     const int32_t quads = Quads(features);
-    const int64_t packet = (send_.rank * num_tokens + token) * quads +
-                           SentPacket(num_tokens, quads, feature / 4);
-    for (int distance = 1; distance < send_.world_size; ++distance) {
+    const int64_t packet =
+        (send_.rank * num_tokens + token) * quads + SentPacket(num_tokens, quads, feature / 4);
+    for (int distance = 0; distance < send_.world_size; ++distance) {
       packets.SendWord(packets.Peer(distance), packet, feature / 2 % 2, pair);
     }
   }

@@ -48,13 +48,21 @@ void LaunchTile(const LinearParams& params, const TilePlan& plan, const LaunchOp
                           .cluster = static_cast<unsigned>(plan.splits)};
   DispatchDType(params.dtype, [&]<DType kDType>() {
     using T = typename DeviceType<kDType>::Type;
+    const auto launch = [&]<int kTokens, int kColumns>() {
+      if (params.send != nullptr) {
+        LaunchKernel(&TileLinearKernel<TilePolicy<T, kTokens, kColumns, true>>, shape, options,
+                     args);
+      } else {
+        LaunchKernel(&TileLinearKernel<TilePolicy<T, kTokens, kColumns, false>>, shape, options,
+                     args);
+      }
+    };
     if (plan.token_tile == 64) {
-      Dispatch<32, 48, 64, 80>("columns", plan.Columns(), [&]<int kColumns>() {
-        LaunchKernel(&TileLinearKernel<TilePolicy<T, 64, kColumns>>, shape, options, args);
-      });
+      Dispatch<32, 48, 64, 80>("columns", plan.Columns(),
+                               [&]<int kColumns>() { launch.template operator()<64, kColumns>(); });
     } else {
       Dispatch<32, 48, 64, 80, 96, 128, 160>("columns", plan.Columns(), [&]<int kColumns>() {
-        LaunchKernel(&TileLinearKernel<TilePolicy<T, 128, kColumns>>, shape, options, args);
+        launch.template operator()<128, kColumns>();
       });
     }
   });

@@ -43,9 +43,11 @@ struct TileArgs {
   PeerBuffers send;  // of one rank where nothing is sent
 };
 
-template <typename T, int kTokensValue, int kColumnsValue>
+// Whether outputs are sent is compiled in, because the test for it makes all launches 1 % slower.
+template <typename T, int kTokensValue, int kColumnsValue, bool kSendsValue>
 struct TilePolicy {
   using Type = T;
+  static constexpr bool kSends = kSendsValue;
   static constexpr int kTokens = kTokensValue;
   static constexpr int kColumns = kColumnsValue;  // of a warpgroup's wgmma
   static constexpr int kRows = kTokens == 64 ? 2 * kColumns : kColumns;
@@ -95,8 +97,9 @@ __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShar
   };
   const int early = min(share.blocks, ring.stages);
   for (int block = 0; block < early; ++block) load_weight(block, block);
-  ptx::GridDependencyLaunch();
+  if (!Policy::kSends) ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
+  if (Policy::kSends) ptx::GridDependencyLaunch();
   for (int block = 0; block < early; ++block) load_x(block, block);
   RingPosition at{ring.stages};
   for (int block = early; block < share.blocks; ++block) {
@@ -309,7 +312,7 @@ class TileEpilogue {
       AddBias(feature, left, values);
       if (params_.residual != nullptr) AddResidual(token, feature, left, values);
     }
-    if (sender_.IsOn()) {
+    if constexpr (Policy::kSends) {
       sender_.SendEight(params_.num_tokens, params_.out_features, token,
                         static_cast<int32_t>(feature), Pack(values));
     }
@@ -386,7 +389,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     return;
   }
   PartialSender sender(args.send);
-  if (sender.IsOn()) {
+  if constexpr (Policy::kSends) {
     ptx::GridDependencyWait();
     sender.LookUpLaunch();
   }

@@ -30,6 +30,7 @@
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/wgmma.cuh"
+#include "kernels/device/rank_packets.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/linear/wgmma_epilogue_device.cuh"
 #include "kernels/linear/wgmma_heads_device.cuh"
@@ -71,8 +72,11 @@ __device__ __forceinline__ void ProduceWgmma(const WgmmaArgs& args, const WgmmaS
     load_weight(block, weight_at.stage);
     weight_at.Advance();
   }
-  ptx::GridDependencyLaunch();
+  // Sums of so few tokens wait for this kernel's end.
+  const bool sends = !Policy::kInRegisters && PartialSender(args.send).IsOn();
+  if (!sends) ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
+  if (sends) ptx::GridDependencyLaunch();
   for (int block = 0; block < min(blocks, x.stages); ++block) load_x(block, block);
   for (int read = 0; read < blocks - min(early, x.stages); ++read) {
     if (read + x.stages < blocks) {

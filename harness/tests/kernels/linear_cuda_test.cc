@@ -750,6 +750,67 @@ TEST_F(LinearCudaTest, SentOutputsAreThePartialsOfTheNextSum) {
   }
 }
 
+// Reveals a sum that takes packets of an earlier one, or reads too early. Layers write to two
+// tensors in turn, since a sum writes its outputs while the projection may still read.
+TEST_F(LinearCudaTest, DependentChainOfSentSumsEqualsAPlainOne) {
+  constexpr int32_t kRanks = 2;
+  constexpr int64_t kHidden = 512;
+  for (const auto& [tokens, variant] :
+       {std::pair{1, LinearVariant::kWgmma}, std::pair{16, LinearVariant::kWgmma},
+        std::pair{32, LinearVariant::kWgmma}, std::pair{64, LinearVariant::kTile}}) {
+    const LinearSetup shape{.tokens = tokens, .in = kHidden, .out = kHidden};
+    const LinearCase c(shape), other({.tokens = tokens, .in = kHidden, .out = kHidden, .seed = 2});
+    const DeviceBuffer norm = ToDevice(c.norm_weight);
+    const auto chain = [&](bool send, bool dependent) {
+      PeerBuffers peers{.world_size = kRanks,
+                        .bytes = AllReduceNormBufferBytes(kRanks, tokens, kHidden)};
+      std::vector<DeviceBuffer> buffers, residuals, normed;
+      std::vector<std::unique_ptr<DeviceCase>> projections;
+      for (int32_t r = 0; r < kRanks; ++r) {
+        buffers.emplace_back(std::vector<char>(static_cast<size_t>(peers.bytes)));
+        peers.buffers[r] = buffers.back().data();
+        projections.push_back(std::make_unique<DeviceCase>(r == 0 ? c : other, variant));
+        residuals.push_back(ToDevice(c.x));
+        for (int turn = 0; turn < 2; ++turn) normed.push_back(ToDevice(c.x));
+      }
+      TOKLINE_CUDA(cudaDeviceSynchronize());
+      for (int layer = 0; layer < 40; ++layer) {
+        std::vector<AllReduceNormParams> all;
+        for (int32_t r = 0; r < kRanks; ++r) {
+          PeerBuffers own = peers;
+          own.rank = r;
+          LinearParams params = projections[r]->params;
+          params.x = normed[2 * r + layer % 2].data();
+          params.x_stride = kHidden;
+          params.send = send ? &own : nullptr;
+          Launch(params, {.dependent = dependent});
+          all.push_back({.variant = AllReduceNormVariant::kOneShot,
+                         .num_tokens = tokens,
+                         .hidden_size = kHidden,
+                         .eps = 1e-5f,
+                         .partial_stride = params.out_stride,
+                         .sent = send,
+                         .residual = residuals[r].data(),
+                         .residual_stride = kHidden,
+                         .weight = norm.data(),
+                         .residual_out = residuals[r].data(),
+                         .residual_out_stride = kHidden,
+                         .out = normed[2 * r + (layer + 1) % 2].data(),
+                         .out_stride = kHidden,
+                         .peers = own});
+          all.back().partials[r] = params.out;
+        }
+        LaunchVirtualRanks(all, {.dependent = dependent});
+      }
+      return std::pair{ToHost(normed[0], DType::kBf16), ToHost(normed[2], DType::kBf16)};
+    };
+    const auto plain = chain(false, false);
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      EXPECT_TRUE(chain(true, true) == plain) << tokens << " tokens, " << Name(variant);
+    }
+  }
+}
+
 TEST_F(LinearCudaTest, WhatWasNotSentIsMissed) {
   SendingRanks group({.tokens = 8, .in = 256, .out = 512}, 2);
   EXPECT_THROW(group.WrongSums(LinearVariant::kWgmma, false), RuntimeFailure);
