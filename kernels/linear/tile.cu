@@ -1,6 +1,8 @@
 // Makes the tensor maps of Linear's kTile and launches it for the plan's tile.
 #include "kernels/linear/tile.h"
 
+#include <algorithm>
+
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/tensor_map.h"
@@ -22,6 +24,7 @@ CUtensorMap WeightMap(const LinearParams& params, const TilePlan& plan) {
                            .box = {64, static_cast<uint32_t>(box_rows), 1}});
 }
 
+// Boxes of the tokens that there are: one that reaches past the last token is slow.
 CUtensorMap ActivationMap(const LinearParams& params, const TilePlan& plan) {
   return MakeTensorMap<3>(
       {.dtype = params.dtype,
@@ -31,7 +34,8 @@ CUtensorMap ActivationMap(const LinearParams& params, const TilePlan& plan) {
        .strides = {2 * static_cast<uint64_t>(params.num_tokens == 1 ? params.in_features
                                                                     : params.x_stride),
                    128},
-       .box = {64, static_cast<uint32_t>(plan.token_tile), 1}});
+       .box = {64, static_cast<uint32_t>(std::min<int64_t>(params.num_tokens, plan.token_tile)),
+               1}});
 }
 
 }  // namespace

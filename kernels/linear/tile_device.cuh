@@ -7,7 +7,8 @@
 // Block: two warpgroups, which share the weight rows (64 tokens) or the tokens (128), and a
 //   producer warp whose first lane issues copies.
 // Shared memory: a ring whose stages hold 64 k of the tile's weights and of all tokens, with the
-//   128-byte swizzle. The sums lie there when the ring has been read.
+//   128-byte swizzle. Rows after the last token keep what was there, and so do their sums, which
+//   nobody reads. The sums lie there when the ring has been read.
 // Dependent launch: the first weights are on their way before the wait.
 // Merge: each block of the cluster finishes some of the tokens. Every block lays its sums out in
 //   its own shared memory and sends those of the others' tokens there, a copy each. They are added
@@ -76,8 +77,9 @@ struct TileShare {
 template <typename Policy>
 __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShare& share,
                                             const CopyRing& ring) {
+  const int x_bytes = static_cast<int>(args.params.num_tokens) * Policy::kRowBytes;
   const auto load_weight = [&](int block, int stage) {
-    ptx::MbarrierArriveExpect(ring.Full(stage), Policy::kWeightBytes + Policy::kXBytes);
+    ptx::MbarrierArriveExpect(ring.Full(stage), Policy::kWeightBytes + x_bytes);
     if (!args.params.gated_silu) {
       ptx::TensorCopyToShared(ring.Stage(stage), &args.weight, 0, share.tile * Policy::kRows,
                               share.first_block + block, ring.Full(stage));

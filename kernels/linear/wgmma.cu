@@ -26,8 +26,10 @@ CUtensorMap WeightMap(const LinearParams& params, uint32_t panels) {
   return MakeTensorMap(tensor);
 }
 
-// All tokens of the panels of a stage; zeros beyond the last token.
-CUtensorMap ActivationMap(const LinearParams& params, uint32_t token_tile, uint32_t panels) {
+// Boxes of the tokens that there are, since one that reaches past the last token is slow: all
+// panels of a stage if they fill a tile, otherwise one panel, which lies where it would lie in a
+// full one.
+CUtensorMap ActivationMap(const LinearParams& params, const WgmmaPlan& plan, uint32_t panels) {
   return MakeTensorMap<3>(
       {.dtype = params.dtype,
        .data = params.x,
@@ -36,7 +38,8 @@ CUtensorMap ActivationMap(const LinearParams& params, uint32_t token_tile, uint3
        .strides = {2 * static_cast<uint64_t>(params.num_tokens == 1 ? params.in_features
                                                                     : params.x_stride),
                    128},
-       .box = {64, token_tile, panels}});
+       .box = {64, static_cast<uint32_t>(params.num_tokens),
+               params.num_tokens == plan.token_tile ? panels : 1}});
 }
 
 }  // namespace
@@ -46,7 +49,7 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
   const WgmmaArgs args{.params = params,
                        .plan = plan,
                        .weight = WeightMap(params, panels),
-                       .x = ActivationMap(params, static_cast<uint32_t>(plan.token_tile), panels),
+                       .x = ActivationMap(params, plan, panels),
                        .send = params.send ? *params.send : PeerBuffers{}};
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(plan.grid)),

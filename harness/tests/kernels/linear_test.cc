@@ -230,7 +230,7 @@ TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
   for (const testing::NamedDevice& device : testing::Devices()) {
     for (const FewTokensRange& range : kWgmmaRanges) {
       // Of the widest ones with many tokens, kWgmma takes those that append.
-      const KvAppendParams append;
+      const KvAppendParams append{.layout = {.head_dim = 128}};
       LinearParams params{.num_tokens = range.tokens, .in_features = 1024, .append = &append};
       params.out_features = range.weight_bytes / (params.in_features * SizeOf(params.dtype));
       const bool hopper = device.facts.HasHopperCode();
