@@ -26,10 +26,16 @@ CUtensorMap WeightMap(const LinearParams& params, uint32_t panels) {
   return MakeTensorMap(tensor);
 }
 
-// Boxes of the tokens that there are, since one that reaches past the last token is slow: all
-// panels of a stage if they fill a tile, otherwise one panel, which lies where it would lie in a
-// full one.
+// Whether boxes of x end at the last token, because one that reaches past it is slow. With up to 16
+// tokens that costs registers, and more than it gains (README.md).
+bool EndsAtLastToken(const LinearParams& params, const WgmmaPlan& plan) {
+  return plan.token_tile > kWgmmaRegisterTokens && params.num_tokens < plan.token_tile;
+}
+
+// Boxes of all panels of a stage, with zeros beyond the last token, or of one panel of the tokens
+// that there are, which lies where it would lie among all.
 CUtensorMap ActivationMap(const LinearParams& params, const WgmmaPlan& plan, uint32_t panels) {
+  const bool ends = EndsAtLastToken(params, plan);
   return MakeTensorMap<3>(
       {.dtype = params.dtype,
        .data = params.x,
@@ -38,8 +44,8 @@ CUtensorMap ActivationMap(const LinearParams& params, const WgmmaPlan& plan, uin
        .strides = {2 * static_cast<uint64_t>(params.num_tokens == 1 ? params.in_features
                                                                     : params.x_stride),
                    128},
-       .box = {64, static_cast<uint32_t>(params.num_tokens),
-               params.num_tokens == plan.token_tile ? panels : 1}});
+       .box = {64, static_cast<uint32_t>(ends ? params.num_tokens : plan.token_tile),
+               ends ? 1 : panels}});
 }
 
 }  // namespace
@@ -56,20 +62,29 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
       .block = dim3(static_cast<unsigned>(kWgmmaThreads + 32 * WgmmaIdleWarps(plan.token_tile))),
       .shared_bytes = static_cast<size_t>(plan.shared_bytes),
       .cluster = static_cast<unsigned>(plan.cluster)};
+  // launch<kTokens, kFewer>()
+  const auto dispatch = [&](const auto& launch) {
+    if (EndsAtLastToken(params, plan)) {
+      return Dispatch<32, 64>("token_tile", plan.token_tile,
+                              [&]<int kTokens>() { launch.template operator()<kTokens, true>(); });
+    }
+    Dispatch<8, 16, 32, 64>("token_tile", plan.token_tile,
+                            [&]<int kTokens>() { launch.template operator()<kTokens, false>(); });
+  };
   DispatchDType(params.dtype, [&]<DType kDType>() {
     using T = typename DeviceType<kDType>::Type;
     if (params.append != nullptr) {
       const WgmmaAppendArgs append{args, *params.append};
       DispatchHeadDim(params.append->layout.head_dim, [&]<int kHeadDim>() {
-        Dispatch<8, 16, 32, 64>("token_tile", plan.token_tile, [&]<int kTokens>() {
-          LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kHeadDim>>, shape, options,
-                       append);
+        dispatch([&]<int kTokens, bool kFewer>() {
+          LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer, kHeadDim>>, shape,
+                       options, append);
         });
       });
       return;
     }
-    Dispatch<8, 16, 32, 64>("token_tile", plan.token_tile, [&]<int kTokens>() {
-      LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens>>, shape, options, args);
+    dispatch([&]<int kTokens, bool kFewer>() {
+      LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer>>, shape, options, args);
     });
   });
 }

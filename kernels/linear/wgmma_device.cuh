@@ -9,8 +9,8 @@
 //   also warps that end at once, which spread the blocks over the SMs (README.md).
 // Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x (all tokens x
 //   kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial sums from every
-//   block of the cluster; the norm weight of the share; mbarriers. Rows after the last token keep
-//   what was there, and so do their sums, which nobody reads.
+//   block of the cluster; the norm weight of the share; mbarriers. Rows after the last token are
+//   zeros or keep what was there; nobody reads their sums.
 // Dependent launch: the ring of weights is filled before the wait, and with up to 16 tokens the
 //   first weights are also loaded into registers. In a chain of these kernels the weights stream
 //   without a pause.
@@ -52,11 +52,13 @@ __device__ __forceinline__ void ProduceWgmma(const WgmmaArgs& args, const WgmmaS
     ptx::TensorCopyToShared(weight.Stage(stage), &args.weight, 0, row, 0, pair,
                             share.first_k / 64 + block * Policy::kPanels, weight.Full(stage));
   };
-  const int x_panel_bytes = static_cast<int>(args.params.num_tokens) * 128;
-  const int x_copies = x_panel_bytes == Policy::kXPanel ? 1 : Policy::kPanels;
+  const int x_bytes = Policy::kFewer
+                          ? static_cast<int>(args.params.num_tokens) * 128 * Policy::kPanels
+                          : Policy::kXBytes;
   const auto load_x = [&](int block, int stage) {
-    ptx::MbarrierArriveExpect(x.Full(stage), x_panel_bytes * Policy::kPanels);
-    for (int panel = 0; panel < x_copies; ++panel) {
+    ptx::MbarrierArriveExpect(x.Full(stage), x_bytes);
+#pragma unroll
+    for (int panel = 0; panel < (Policy::kFewer ? Policy::kPanels : 1); ++panel) {
       ptx::TensorCopyToShared(x.Stage(stage) + panel * Policy::kXPanel, &args.x, 0, 0,
                               share.first_k / 64 + block * Policy::kPanels + panel, x.Full(stage));
     }

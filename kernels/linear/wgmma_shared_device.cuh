@@ -26,9 +26,11 @@ struct WgmmaAppendArgs : WgmmaArgs {
   KvAppendParams append;
 };
 
+// kFewerValue: there are fewer tokens than kTokens, and boxes of x end at the last one.
 // kHeadDimValue is that of the heads that the kernel appends, or 0.
-template <typename T, int kTokensValue, int kHeadDimValue = 0>
+template <typename T, int kTokensValue, bool kFewerValue, int kHeadDimValue = 0>
 struct WgmmaPolicy {
+  static constexpr bool kFewer = kFewerValue;
   using Type = T;
   using Args = std::conditional_t<kHeadDimValue != 0, WgmmaAppendArgs, WgmmaArgs>;
   static constexpr int kHeadDim = kHeadDimValue;
