@@ -109,7 +109,8 @@ class Backend {
   // Allocates host memory for asynchronous copies.
   virtual Memory AllocateStaging(int64_t bytes) = 0;
 
-  // These enqueue a copy. `staging` must not change until a later fence has been waited for.
+  // These enqueue a copy. `staging` is of AllocateStaging, and must not change until a later fence
+  // has been waited for.
   virtual void CopyToDevice(void* device, const void* staging, int64_t bytes) = 0;
   virtual void CopyToHost(void* staging, const void* device, int64_t bytes) = 0;
   // Enqueues a memset of device memory to zero.

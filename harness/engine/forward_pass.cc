@@ -320,7 +320,15 @@ void ForwardPass::AddToStream(StepOp op, LinearParams params, const std::byte* n
 
 bool ForwardPass::Sends(StepOp op, const LinearParams& params, AllReduceNormParams sum) const {
   const PeerBuffers* const peers = backend_.Peers();
-  if (peers == nullptr || config_.Ablates(Ablation::kSend) || !Wants(op)) return false;
+  if (peers == nullptr || config_.Ablates(Ablation::kSend)) return false;
+  if (!Wants(op) || !Wants(StepOp::kAllReduce)) return false;
+  // The sum would begin before the delay.
+  const std::optional<DelayedOp>& delayed = config_.options.delayed;
+  if (delayed && delayed->op == op) return false;
+  // Ranks that have unequal parts may run different kernels, and not all of them send.
+  const ModelSpec& whole = config_.shard.whole;
+  const int64_t features = op == StepOp::kDown ? whole.intermediate_size : whole.QSize();
+  if (params.in_features * config_.shard.world_size != features) return false;
   sum.peers = *peers;
   return TakesSentPartials(sum) && LinearSends(params, backend_.facts());
 }

@@ -66,11 +66,12 @@ void LaunchVirtualRanks(std::span<const AllReduceNormParams> ranks, const Launch
         rank.peers.world_size == std::ssize(ranks) && rank.peers.rank == static_cast<int32_t>(i),
         "ranks[", i, "] is rank ", rank.peers.rank, " of ", rank.peers.world_size,
         "; it must be rank ", i, " of ", ranks.size());
-    Require(rank.dtype == first.dtype && rank.variant == first.variant &&
+    Require(rank.dtype == first.dtype && rank.variant == first.variant && rank.sent == first.sent &&
                 rank.num_tokens == first.num_tokens && rank.hidden_size == first.hidden_size &&
                 rank.peers.bytes == first.peers.bytes &&
                 rank.peers.slab_bytes == first.peers.slab_bytes,
-            "ranks[", i, "] and ranks[0] differ in dtype, variant, shape or size of the buffers");
+            "ranks[", i,
+            "] and ranks[0] differ in dtype, variant, sent, shape or size of the buffers");
   }
   LaunchRanks<kMaxRanks>(ranks, options);
 }

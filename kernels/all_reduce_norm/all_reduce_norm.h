@@ -33,7 +33,7 @@ std::string_view Name(AllReduceNormVariant variant);
 //   with one rounding, and stored to residual_out;
 // out = round(round(s / sqrt(mean(s^2) + eps)) * weight), as norm.h defines it.
 // The order does not depend on the variant or on the rank, so that all ranks have the same bits.
-// All ranks must launch the same sequence of dtypes, shapes and variants, and hold the same
+// All ranks must launch the same sequence of dtypes, shapes, variants and `sent`, and hold the same
 // residual. A rank with two_shot or slabs reads the residual of its own rows only.
 struct AllReduceNormParams {
   DType dtype = DType::kBf16;
@@ -53,8 +53,8 @@ struct AllReduceNormParams {
   const void* residual = nullptr;  // [num_tokens, hidden_size] or null: nothing is added
   int64_t residual_stride = 0;
   const void* weight = nullptr;  // [hidden_size], or null: no norm
-  void* residual_out =
-      nullptr;  // [num_tokens, hidden_size]; may be residual or this rank's partial
+  // [num_tokens, hidden_size]; may be residual or, unless that was sent, this rank's partial
+  void* residual_out = nullptr;
   int64_t residual_out_stride = 0;
   void* out = nullptr;  // [num_tokens, hidden_size]; null without weight
   int64_t out_stride = 0;

@@ -2,14 +2,20 @@
 //
 // Grid: x: blocks that take every gridDim.x-th row; y: the rank, where one grid runs all of them. A
 // thread keeps to the same elements of a row, four at a time: one packet.
+//
 // Packets: two times (two elements, number of the launch), each of which is one atomic word of 64
 // bits. So a packet is its own flag, and neither fences nor resets are needed. one_shot's packets
 // may come from the projection that made the partial, for the launch that follows it. The number
 // selects one of two inboxes: a rank sends for launch n only after its launch n - 1 has ended, for
 // which all peers must have sent, and they send only after their launches n - 2 have ended. So
-// nobody reads an inbox any more when its next packets arrive. Progress: all blocks are resident,
-// and each sends before it waits. In two_shot the sums wait for partials only. Shared memory: the
-// sums of the warps, for two rows in turn. Barriers: one after the partials were sent, one per row.
+// nobody reads an inbox any more when its next packets arrive.
+//
+// Progress: all blocks are resident, and each sends before it waits, or all blocks of the
+// projection that sends run before one of these starts. In two_shot the sums wait for partials
+// only.
+//
+// Shared memory: the sums of the warps, for two rows in turn. Barriers: one after the partials were
+// sent, one per row.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +25,7 @@
 #include "kernels/all_reduce_norm/rank_launch_device.cuh"
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/ptx/relaxed.cuh"
 #include "kernels/device/ptx/relaxed_system.cuh"
 #include "kernels/device/reduce.cuh"
 
@@ -70,6 +77,20 @@ class QuadRows {
     T elements[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) elements[e] = 4 * i + e < width_ ? at[e] : FromFloat<T>(0);
+    Quad quad;
+    memcpy(&quad, elements, sizeof(quad));
+    return quad;
+  }
+
+  // What was written before this kernel began, but by a kernel for which it has not waited itself.
+  __device__ __forceinline__ Quad LoadFromL2(int64_t row, int32_t i) const {
+    const T* at = data_ + row * stride_ + 4 * i;
+    if (vectors_) return ptx::LoadRelaxed8(reinterpret_cast<const uint32_t*>(at));
+    uint16_t elements[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      elements[e] = 4 * i + e < width_ ? __ldcg(reinterpret_cast<const uint16_t*>(at) + e) : 0;
+    }
     Quad quad;
     memcpy(&quad, elements, sizeof(quad));
     return quad;
@@ -261,7 +282,9 @@ class AllReduceNormRows {
                                         int32_t i, const PacketOf& packet) const {
     Quad own{}, residual{};
     if (!params_.sent) own = partial_.Load(row, i);
-    if (residual_) residual = residual_.Load(row, i);
+    if (residual_) {
+      residual = params_.sent ? residual_.LoadFromL2(row, i) : residual_.Load(row, i);
+    }
     float4 sum = exchange.template Sum<T>(own, packet);
     if (residual_) sum = sum + Unpack<T>(residual);
     return Pack<T>(sum);
@@ -309,8 +332,8 @@ __global__ void __launch_bounds__(1024)
   ptx::GridDependencyLaunch();
   const AllReduceNormParams& params = args.ranks[Policy::kRanks == 1 ? 0 : blockIdx.y];
   AllReduceNormRows<Policy> rows(params, args.vectors, sums);
-  // A projection that sends has waited for the launch before this one, and changes nothing that is
-  // read or written here but packets.
+  // A projection that sends has waited for the launch before this one, and until it ends it writes
+  // nothing that is read or written here but packets.
   const bool early = params.sent && SumsBeforeTheEnd(params.num_tokens);
   if (!early) ptx::GridDependencyWait();
   PacketExchange<Policy::kMaxWorld> exchange(params.peers, params.time_limit_ms, params.sent);
@@ -320,6 +343,7 @@ __global__ void __launch_bounds__(1024)
     rows.OneShot(exchange);
   }
   if (early) ptx::GridDependencyWait();  // so that the next kernel's wait is one for all
+  exchange.Complete();
 }
 
 }  // namespace tokline

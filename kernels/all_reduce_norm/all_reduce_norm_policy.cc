@@ -200,7 +200,7 @@ int64_t RowsInOneLaunch(const AllReduceNormParams& params) {
 }
 
 bool TakesSentPartials(const AllReduceNormParams& params) {
-  return params.num_tokens > 0 && params.hidden_size % 8 == 0 &&
+  return params.peers.world_size > 1 && params.num_tokens > 0 && params.hidden_size % 8 == 0 &&
          RowsInOneLaunch(params) >= params.num_tokens &&
          VariantOf(params) == AllReduceNormVariant::kOneShot;
 }
@@ -289,7 +289,10 @@ void ValidateBuffers(const AllReduceNormParams& params) {
   const AllReduceNormVariant variant = VariantOf(params);
   Require(!params.sent || TakesSentPartials(params), "sent partials of ", params.num_tokens, " x ",
           params.hidden_size, " with ", Name(variant), " and ", peers.world_size,
-          " ranks; they need one_shot in one launch, and a hidden_size that is a multiple of 8");
+          " ranks; they need 2 ranks or more, one_shot in one launch, and a hidden_size that is a "
+          "multiple of 8");
+  Require(!params.sent || params.residual_out != params.partials[peers.rank],
+          "residual_out is this rank's partial, which the projection that sent it may still write");
   if (variant == AllReduceNormVariant::kSlabs) {
     Require(TakesVectors(params, kSlabVectorBytes), "slabs needs rows of a multiple of ",
             kSlabVectorBytes, " B that are as well aligned; hidden_size is ", params.hidden_size);

@@ -37,6 +37,11 @@ class RankLaunch {
     if (atomicInc(&header->arrivals, gridDim.x - 1) == gridDim.x - 1) header->launches = launch_;
   }
 
+  // At the end of the kernel, and after its wait for earlier kernels.
+  __device__ __forceinline__ void Complete() const {
+    if (blockIdx.x == 0 && threadIdx.x == 0) Header()->completed = launch_;
+  }
+
  protected:
   // When a wait began to last, and for how many polls it has.
   struct Deadline {

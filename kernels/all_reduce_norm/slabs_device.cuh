@@ -285,6 +285,7 @@ __global__ void __launch_bounds__(Policy::kMaxThreads, Policy::kMinBlocks)
     row.Take(exchange.Row(rank, exchange.SumOf(slab), vectors));
     row.Normalise();
   });
+  exchange.Complete();
 }
 
 }  // namespace tokline

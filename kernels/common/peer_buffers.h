@@ -37,13 +37,16 @@ struct PeerBuffers {
 
 // The head of an exchange buffer.
 struct AllReduceHeader {
-  uint32_t launches;     // finished launches
+  uint32_t launches;     // launches that have begun in all their blocks
   uint32_t arrivals;     // blocks of the current launch that have read `launches`
   uint32_t gave_up;      // 1: this rank has waited for too long
   uint32_t peer_failed;  // 1 + the rank of a peer that has given up; 0: none
   // What was not there. Valid once the launch that gave up has ended.
   uint32_t missing_rank;
   uint32_t missing_launch;
+  // The number of the last launch that has ended. `launches` runs ahead of it while a launch is at
+  // work, and with it the projection whose partial that launch sums.
+  uint32_t completed;
 };
 
 // A packet of 16 bytes carries four 16-bit elements of a row: two words of two elements and the

@@ -73,8 +73,9 @@ class RankPackets {
 // Sends a projection's outputs, which are the partial of the next launch of all_reduce_norm, to all
 // ranks, also to its own. `send` has one rank where there is nothing to send.
 //
-// With SumsBeforeTheEnd that launch reads how many there were, and polls, while the projection
-// still runs. So the projection lets its dependents start only after its wait for predecessors.
+// With SumsBeforeTheEnd that launch begins, counts itself and polls while the projection still
+// runs. So the projection lets its dependents start only after its wait for predecessors, and looks
+// up how many launches have ended, not how many have begun.
 class PartialSender {
  public:
   __device__ __forceinline__ explicit PartialSender(const PeerBuffers& send) : send_(send) {}
@@ -82,7 +83,9 @@ class PartialSender {
   __device__ __forceinline__ bool IsOn() const { return send_.world_size > 1; }
   // After the wait for earlier kernels, one of which is the launch before.
   __device__ __forceinline__ void LookUpLaunch() {
-    if (IsOn()) launch_ = LaunchAfter(ptx::LoadRelaxedSystem4(send_.buffers[send_.rank]));
+    if (!IsOn()) return;
+    const auto* const header = static_cast<const AllReduceHeader*>(send_.buffers[send_.rank]);
+    launch_ = LaunchAfter(ptx::LoadRelaxedSystem4(&header->completed));
   }
   // Eight elements of a token from `feature` on, a multiple of 8, as all numbers of features here.
   __device__ __forceinline__ void SendEight(int64_t num_tokens, int64_t features, int64_t token,

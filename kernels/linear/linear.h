@@ -115,8 +115,8 @@ struct LinearParams {
   // If not null, out is this rank's partial of the next launch of all_reduce_norm on these buffers,
   // and goes to all ranks as well, whose launches then have AllReduceNormParams::sent. LinearSends
   // says where that works. Earlier launches on the buffers must be complete when the kernels before
-  // this one are, and that launch must not write x, since it begins before this kernel ends. The
-  // reference ignores it.
+  // this one are, and that launch must write neither x nor out, since it begins before this kernel
+  // ends. The reference ignores it.
   const PeerBuffers* send = nullptr;
   // The weights of a later kernel, 16 B aligned, or null. kSkinny prefetches them into L2 while its
   // own weights are in flight. This is a hint, which the reference and all other variants ignore.

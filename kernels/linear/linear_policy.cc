@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/common/error.h"
+#include "kernels/common/peer_buffers.h"
 #include "kernels/common/rounding.h"
 #include "kernels/kv_append/kv_append.h"
 
@@ -364,6 +365,21 @@ void Validate(const LinearParams& params) {
           "send goes with none of gated_silu, out_f32, residual and append, and needs an "
           "out_features that is a multiple of 8; it is ",
           params.out_features);
+  if (params.send) {
+    const PeerBuffers& peers = *params.send;
+    Require(peers.world_size >= 2 && peers.world_size <= kMaxRanks && peers.rank >= 0 &&
+                peers.rank < peers.world_size,
+            "send is for rank ", peers.rank, " of ", peers.world_size, "; there must be 2 to ",
+            kMaxRanks, " ranks");
+    const int64_t needed = peers.world_size * params.num_tokens * params.out_features /
+                           kAllReducePacketElements * kAllReducePacketBytes;
+    const int64_t room = (peers.bytes - peers.slab_bytes - kAllReduceHeaderBytes) / 2;
+    Require(needed <= room, "send takes ", needed, " B of an inbox; it has ", room);
+    for (int32_t rank = 0; rank < peers.world_size; ++rank) {
+      Require(peers.buffers[rank] && IsAligned(peers.buffers[rank], 256), "buffers[", rank,
+              "] of send is ", peers.buffers[rank], "; it must be a multiple of 256");
+    }
+  }
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
           "prefetch is ", params.prefetch, " with ", params.prefetch_bytes, " bytes; it must be ",

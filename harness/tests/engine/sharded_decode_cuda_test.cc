@@ -1,6 +1,7 @@
 // A model that is divided among two GPUs decodes as on one, also where a rank lags behind.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -74,12 +75,48 @@ TEST_F(ShardedDecodeCudaTest, SentPartialsGiveTheSameBits) {
   spec.max_positions = 160;
   spec.hidden_size = 512;  // so that kWgmma and kTile run
   spec.intermediate_size = 1024;
+  // The second one gives its ranks 504 and 512 neurons, of which kTile takes the latter alone.
+  for (const int32_t neurons : {1024, 1016}) {
+    spec.intermediate_size = neurons;
+    const DrawnModel model(spec);
+    for (const int64_t prompt : {5, 20, 40, 100}) {
+      DecoderOptions options{.device = Device::kCuda, .ranks = 2, .dtype = DType::kBf16};
+      const GenerateResult sent = Along(model, options, prompt);
+      options.ablate.Add(Ablation::kSend);
+      EXPECT_EQ(sent.logits, Along(model, options, prompt).logits)
+          << neurons << " neurons, prompt of " << prompt;
+    }
+  }
+}
+
+// Counts the sums whose partials were sent.
+class CountingBackend : public testing::ForwardingBackend {
+ public:
+  CountingBackend(const RankPlace& place, std::atomic<int>& sent)
+      : ForwardingBackend(MakeCudaBackend(place)), sent_(sent) {}
+  void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) override {
+    if (params.sent) ++sent_;
+    ForwardingBackend::AllReduceNorm(params, options);
+  }
+
+ private:
+  std::atomic<int>& sent_;
+};
+
+TEST_F(ShardedDecodeCudaTest, ProjectionsSendUnlessThatIsAblated) {
+  ModelSpec spec = testing::FamilyShapes().front();
+  spec.hidden_size = 512;
+  spec.intermediate_size = 1024;
   const DrawnModel model(spec);
-  for (const int64_t prompt : {5, 40, 100}) {
+  for (const bool ablated : {false, true}) {
+    std::atomic<int> sent = 0;
     DecoderOptions options{.device = Device::kCuda, .ranks = 2, .dtype = DType::kBf16};
-    const GenerateResult sent = Along(model, options, prompt);
-    options.ablate.Add(Ablation::kSend);
-    EXPECT_EQ(sent.logits, Along(model, options, prompt).logits) << prompt;
+    if (ablated) options.ablate.Add(Ablation::kSend);
+    Decoder decoder(model.spec, model.weights, options, [&](const RankPlace& place) {
+      return std::make_unique<CountingBackend>(place, sent);
+    });
+    decoder.WarmUp();
+    EXPECT_EQ(sent > 0, !ablated);
   }
 }
 

@@ -275,6 +275,14 @@ TEST(AllReduceNormTest, ALaunchTakesAsManyRowsAsFit) {
   EXPECT_EQ(RowsInOneLaunch(params), 40);
 }
 
+TEST(AllReduceNormTest, ASentPartialIsNotOverwrittenByItsSum) {
+  EXPECT_THAT(RefusalOf([](Params& p) {
+                p.sent = true;
+                p.residual_out = const_cast<void*>(p.partials[p.peers.rank]);
+              }),
+              HasSubstr("may still write"));
+}
+
 TEST(AllReduceNormTest, SentPartialsNeedOneLaunchOfOneShot) {
   const auto takes = [](int32_t ranks, int64_t tokens, int64_t hidden,
                         Variant variant = Variant::kAuto) {
@@ -294,6 +302,7 @@ TEST(AllReduceNormTest, SentPartialsNeedOneLaunchOfOneShot) {
   EXPECT_TRUE(takes(2, 1, 2560));
   EXPECT_TRUE(takes(2, 64, 4096));
   EXPECT_TRUE(takes(8, 8, 4096));
+  EXPECT_FALSE(takes(1, 8, 2560));
   EXPECT_FALSE(takes(2, 0, 2560));
   EXPECT_FALSE(takes(2, 65, 4096));  // two launches
   EXPECT_FALSE(takes(2, 8, 2564));

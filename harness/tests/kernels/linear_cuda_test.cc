@@ -729,8 +729,9 @@ TEST_F(LinearCudaTest, SentOutputsAreThePartialsOfTheNextSum) {
     for (const LinearVariant variant : {LinearVariant::kWgmma, LinearVariant::kTile}) {
       for (const int64_t tokens : {1, 2, 5, 8, 13, 16, 17, 33, 64, 65, 128}) {
         if (tokens > MaxTokens(variant)) continue;
-        for (const auto& [in, out] : {std::pair{256, 136}, std::pair{2048, 1024}}) {
-          for (const int32_t ranks : {2, 3}) {
+        for (const auto& [in, out] : {std::pair{256, 136}, std::pair{1024, 512}}) {
+          for (const int32_t ranks : {2, 3, 8}) {
+            if (ranks == 8 && (in > 256 || tokens % 16 != 1)) continue;
             SendingRanks group({.dtype = dtype,
                                 .tokens = tokens,
                                 .in = in,
@@ -757,7 +758,9 @@ TEST_F(LinearCudaTest, DependentChainOfSentSumsEqualsAPlainOne) {
   constexpr int64_t kHidden = 512;
   for (const auto& [tokens, variant] :
        {std::pair{1, LinearVariant::kWgmma}, std::pair{16, LinearVariant::kWgmma},
-        std::pair{32, LinearVariant::kWgmma}, std::pair{64, LinearVariant::kTile}}) {
+        std::pair{17, LinearVariant::kWgmma}, std::pair{32, LinearVariant::kWgmma},
+        std::pair{33, LinearVariant::kWgmma}, std::pair{64, LinearVariant::kTile},
+        std::pair{128, LinearVariant::kTile}}) {
     const LinearSetup shape{.tokens = tokens, .in = kHidden, .out = kHidden};
     const LinearCase c(shape), other({.tokens = tokens, .in = kHidden, .out = kHidden, .seed = 2});
     const DeviceBuffer norm = ToDevice(c.norm_weight);
@@ -812,8 +815,10 @@ TEST_F(LinearCudaTest, DependentChainOfSentSumsEqualsAPlainOne) {
 }
 
 TEST_F(LinearCudaTest, WhatWasNotSentIsMissed) {
-  SendingRanks group({.tokens = 8, .in = 256, .out = 512}, 2);
-  EXPECT_THROW(group.WrongSums(LinearVariant::kWgmma, false), RuntimeFailure);
+  for (const int64_t tokens : {8, 32}) {
+    SendingRanks group({.tokens = tokens, .in = 256, .out = 512}, 2);
+    EXPECT_THROW(group.WrongSums(LinearVariant::kWgmma, false), RuntimeFailure) << tokens;
+  }
 }
 
 }  // namespace

@@ -59,8 +59,24 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
               }),
               HasSubstr("out_features is 60; with gated_silu"));
   EXPECT_THAT(RefusalOf([](P& p) { p.out_f32 = true; }), HasSubstr("out_f32 goes neither"));
-  const PeerBuffers peers{.world_size = 2};
+  PeerBuffers peers{.world_size = 2, .bytes = 1 << 20};
+  for (void*& buffer : peers.buffers) buffer = reinterpret_cast<void*>(0x1000);
   EXPECT_THAT(RefusalOf([&](P& p) { p.send = &peers; }), HasSubstr("send goes with none of"));
+  const auto refused_send = [&](const std::function<void(PeerBuffers&)>& change) {
+    PeerBuffers changed = peers;
+    change(changed);
+    return RefusalOf([&](P& p) {
+      p.residual = nullptr;
+      p.send = &changed;
+    });
+  };
+  EXPECT_EQ(refused_send([](PeerBuffers&) {}), "nothing was thrown");
+  EXPECT_THAT(refused_send([](PeerBuffers& b) { b.world_size = 1; }),
+              HasSubstr("rank 0 of 1; there must be 2 to 8 ranks"));
+  EXPECT_THAT(refused_send([](PeerBuffers& b) { b.rank = 2; }), HasSubstr("rank 2 of 2"));
+  EXPECT_THAT(refused_send([](PeerBuffers& b) { b.bytes = 512; }), HasSubstr("it has 128"));
+  EXPECT_THAT(refused_send([](PeerBuffers& b) { b.buffers[1] = nullptr; }),
+              HasSubstr("buffers[1] of send is"));
   EXPECT_THAT(RefusalOf([&](P& p) {
                 p.residual = nullptr;
                 p.out_features = 60;
