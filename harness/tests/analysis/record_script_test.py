@@ -87,7 +87,7 @@ class RecordScriptTest(unittest.TestCase):
         self.assertFalse((self.results / "ranks.jsonl").exists())
         self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\necho 'GPU 1: simulated'\n")
         self.record("--only", "ranks", expect=0)
-        self.assertEqual(len(self.lines("ranks.jsonl")), 5)
+        self.assertEqual(len(self.lines("ranks.jsonl")), 6)
         self.assertEqual(self.lines("load_ranks.json"), [{}])
 
     def test_a_stage_that_fails_leaves_its_file_and_the_next_one_runs(self):
