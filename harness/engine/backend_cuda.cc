@@ -161,10 +161,10 @@ void UploadPieces(std::span<const WeightCopy> pieces, std::atomic<size_t>& next)
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(const RankPlace& place) : place_(place) {
-    if (place.link != nullptr) Join();
-    const Memory staging = AllocatePinned(1);
+    if (place.link == nullptr) return;
+    Join();
     const Rehearsal rehearsal;  // loads the kernel while no rank waits for another
-    CopyStaged(staging.data(), staging.data(), 1, stream_);
+    CopyStaged(this, this, 1, stream_);
   }
 
   Device device() const override { return Device::kCuda; }

@@ -74,7 +74,6 @@ TEST_F(ShardedDecodeCudaTest, SentPartialsGiveTheSameBits) {
   ModelSpec spec = testing::FamilyShapes().front();
   spec.max_positions = 160;
   spec.hidden_size = 512;  // so that kWgmma and kTile run
-  spec.intermediate_size = 1024;
   // The second one gives its ranks 504 and 512 neurons, of which kTile takes the latter alone.
   for (const int32_t neurons : {1024, 1016}) {
     spec.intermediate_size = neurons;
