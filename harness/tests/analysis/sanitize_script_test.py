@@ -84,7 +84,7 @@ class SanitizeScriptTest(unittest.TestCase):
         self.program("path/compute-sanitizer", SANITIZER.replace(
             "for program;", f'[[ $* != *linear* ]] || {{ echo $$ >>{self.folder}/pids; exec sleep 60; }}\nfor program;'))
         with self.assertRaises(AssertionError):  # ended by the limit
-            self.sanitize("--only", "^(linear|norm)_", expect=0, command=["timeout", "3"])
+            self.sanitize("--only", "^(linear|norm)_", "--jobs", "20", expect=0, command=["timeout", "3"])
         kept = [json.loads(line)["program"] for line in (self.folder / "out.json.unfinished").read_text().splitlines()]
         self.assertEqual(set(kept), {"norm_cuda_test"})
         for pid in (self.folder / "pids").read_text().split():
@@ -92,6 +92,17 @@ class SanitizeScriptTest(unittest.TestCase):
         self.program("path/compute-sanitizer", SANITIZER)
         self.sanitize("--only", "^(linear|norm)_", expect=0)
         self.assertFalse((self.folder / "out.json.unfinished").exists())
+
+    def test_a_run_that_lacks_gpus_is_listed_as_skipped(self):
+        self.program("path/compute-sanitizer", SANITIZER.replace(
+            "for program;", '[[ $* != *sharded* ]] || exit 77\nfor program;'))
+        self.program("bin/sharded_decode_cuda_test", "#!/bin/sh\n")
+        runs = self.sanitize("--only", "sharded|norm_", expect=0)
+        self.assertEqual([(run["tool"], run["program"]) for run in runs if run["exit"] == 77],
+                         [("memcheck", "sharded_decode_cuda_test")])
+        self.program("path/compute-sanitizer", SANITIZER.replace(
+            "for program;", '[[ $* != *sharded* ]] || exit 7\nfor program;'))
+        self.sanitize("--only", "sharded", expect=1)
 
     def test_what_initcheck_cannot_see_is_excluded_in_one_program_alone(self):
         self.program("path/compute-sanitizer", SANITIZER.replace("tool=$2", f'tool=$2; echo "$@" >>{self.folder}/calls'))
