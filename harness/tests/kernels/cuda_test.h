@@ -22,6 +22,18 @@ class CudaTest : public ::testing::Test {
   }
 };
 
+// Fixture of tests of kernels that need wgmma and the copy engine: skips, and says so, on a GPU or
+// in a program that has no code for sm_90a.
+class HopperCudaTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (!IsSkipped() && !QueryDeviceFacts().HasHopperCode()) {
+      GTEST_SKIP() << "needs an sm_90a GPU and code compiled for it";
+    }
+  }
+};
+
 inline DeviceBuffer ToDevice(const HostTensor& host) { return DeviceBuffer(host.bytes()); }
 
 inline HostTensor ToHost(const DeviceBuffer& device, DType dtype) {

@@ -133,15 +133,7 @@ bool SameBits(const StepResult& a, const StepResult& b) {
          std::memcmp(a.logits.data(), b.logits.data(), 4 * a.logits.size()) == 0 && a.kv == b.kv;
 }
 
-class DecodeStepCudaTest : public CudaTest {
- protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (!IsSkipped() && !QueryDeviceFacts().HasHopperCode()) {
-      GTEST_SKIP() << "decode_step needs an sm_90a GPU and code compiled for it";
-    }
-  }
-};
+class DecodeStepCudaTest : public HopperCudaTest {};
 
 std::vector<StepModelShape> Shapes(DType dtype) {
   return {
