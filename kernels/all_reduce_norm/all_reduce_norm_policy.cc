@@ -134,10 +134,6 @@ int64_t AllReduceInboxPackets(AllReduceNormVariant variant, int32_t world_size, 
   return (world_size * DivideUp(num_tokens, world_size) + num_tokens) * row;
 }
 
-int64_t AllReduceInboxCapacity(int64_t packet_bytes) {
-  return std::max<int64_t>(0, packet_bytes - kAllReduceHeaderBytes) / 2 / kAllReducePacketBytes;
-}
-
 // Few rows make small slabs, so that there are enough of them for the device.
 AllReduceSlabs SlabsOf(int32_t world_size, int64_t num_tokens) {
   constexpr int64_t kFewTokens = 2048;
@@ -275,11 +271,7 @@ void Validate(const AllReduceNormParams& params) {
 void ValidateBuffers(const AllReduceNormParams& params) {
   if (params.num_tokens == 0) return;
   const PeerBuffers& peers = params.peers;
-  for (int32_t rank = 0; rank < peers.world_size; ++rank) {
-    const void* buffer = peers.buffers[rank];
-    Require(buffer != nullptr && reinterpret_cast<uintptr_t>(buffer) % 256 == 0, "buffers[", rank,
-            "] is ", buffer, "; it must be an address that is a multiple of 256");
-  }
+  RequireBuffers(peers);
   Require(peers.slab_bytes == 0 ||
               (peers.slab_bytes > 0 && peers.slab_bytes % 256 == 0 && peers.bytes % 256 == 0 &&
                PacketBytes(peers) >= kAllReduceHeaderBytes),

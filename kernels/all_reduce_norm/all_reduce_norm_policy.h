@@ -38,9 +38,6 @@ int64_t AllReducePacketsPerRow(int64_t hidden_size);
 int64_t AllReduceInboxPackets(AllReduceNormVariant variant, int32_t world_size, int64_t num_tokens,
                               int64_t hidden_size);
 
-// Packets that fit into each of the two inboxes of a buffer, without its part for slabs.
-int64_t AllReduceInboxCapacity(int64_t packet_bytes);
-
 // The plan of a launch. `ranks_on_device` ranks share the device's multiprocessors, each of which
 // runs at most one of the blocks, or 32 warps with slabs, so that all blocks are resident.
 AllReduceNormPlan PlanAllReduceNorm(const AllReduceNormParams& params, const DeviceFacts& device,

@@ -57,4 +57,11 @@ inline constexpr int64_t kAllReducePacketElements = 4;
 // in turn.
 inline constexpr int64_t kAllReduceHeaderBytes = 256;
 
+// Packets that fit into each of the two inboxes of a buffer, without its part for slabs.
+int64_t AllReduceInboxCapacity(int64_t packet_bytes);
+
+// Throws InvalidArgument, which names them buffers[rank] and `of`, unless all ranks have buffers
+// that are aligned as PeerBuffers says. world_size must be valid.
+void RequireBuffers(const PeerBuffers& peers, const char* of = "");
+
 }  // namespace tokline

@@ -373,12 +373,10 @@ void Validate(const LinearParams& params) {
             kMaxRanks, " ranks");
     const int64_t needed = peers.world_size * params.num_tokens * params.out_features /
                            kAllReducePacketElements * kAllReducePacketBytes;
-    const int64_t room = (peers.bytes - peers.slab_bytes - kAllReduceHeaderBytes) / 2;
+    const int64_t room =
+        AllReduceInboxCapacity(peers.bytes - peers.slab_bytes) * kAllReducePacketBytes;
     Require(needed <= room, "send takes ", needed, " B of an inbox; it has ", room);
-    for (int32_t rank = 0; rank < peers.world_size; ++rank) {
-      Require(peers.buffers[rank] && IsAligned(peers.buffers[rank], 256), "buffers[", rank,
-              "] of send is ", peers.buffers[rank], "; it must be a multiple of 256");
-    }
+    RequireBuffers(peers, " of send");
   }
   Require(params.prefetch_bytes >= 0 && (params.prefetch || params.prefetch_bytes == 0) &&
               IsAligned(params.prefetch, kAlignment),
