@@ -293,7 +293,9 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   StepPlan chain;
   if (!one_kernel || config_.SharesReads()) {
     chain.shape = ChainShape(scheduled);
-    chain.shared = SharedRunsOf(scheduled, chain.shape);
+    chain.shared = SharedRunsOf(scheduled);
+    // A cluster works on one sequence, so it cannot share reads.
+    if (!chain.shared.empty()) chain.shape.decode.grid = config_.full_grid;
   }
   // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
   // longer than the launches of a layer in a chain do.
@@ -309,11 +311,13 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
 StepShape Decoder::ChainShape(const ScheduledStep& scheduled) const {
   StepShape shape;
   if (scheduled.decode_rows > 0) {
-    int64_t longest = 1;
-    for (const StepSlice& slice : scheduled.decode)
+    int64_t longest = 1, tokens = 0;
+    for (const StepSlice& slice : scheduled.decode) {
       longest = std::max(longest, slice.begin + slice.count);
-    shape =
-        config_.DecodeShape(config_.Bucket(static_cast<int32_t>(scheduled.decode.size())), longest);
+      tokens += slice.begin + slice.count;
+    }
+    const auto sequences = static_cast<int32_t>(scheduled.decode.size());
+    shape = config_.DecodeShape(config_.Bucket(sequences), longest, tokens);
   }
   AttentionShape& prefill = shape.prefill;
   prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};
@@ -351,10 +355,8 @@ std::vector<int32_t> Decoder::OneKernelParts(const ScheduledStep& scheduled) con
   return DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts);
 }
 
-std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled,
-                                             const StepShape& shape) const {
-  // A cluster works on one sequence, so it cannot share reads.
-  if (!config_.SharesReads() || shape.decode.grid.cluster_lanes > 1) return {};
+std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled) const {
+  if (!config_.SharesReads()) return {};
   std::vector<std::span<const ChunkId>> chains(scheduled.decode.size());
   for (size_t row = 0; row < chains.size(); ++row) {
     if (scheduled.decode[row].sequence != nullptr)

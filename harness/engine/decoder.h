@@ -203,7 +203,7 @@ class Decoder {
   // The tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in padding.
   std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
   // Returns the runs that several decode rows share and that a chain of this shape may read once.
-  std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled, const StepShape& shape) const;
+  std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled) const;
   // Writes the arrays of a step, which may be empty except for padding.
   PreparedStep WriteArrays(const ScheduledStep& scheduled, StepPlan plan, Turn& turn);
   void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,

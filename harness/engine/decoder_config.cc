@@ -118,8 +118,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
   }
   max_tokens = options.token_budget + options.max_batch;
 
-  largest_step = DecodeShape(options.max_batch, options.max_context);
-  largest_step.decode.grid = full_grid;
+  largest_step = DecodeShape(options.max_batch, full_grid);
   largest_step.one_kernel = one_kernel_rows > 0;
   largest_step.prefill = {.num_seqs = options.max_batch,
                           .num_tokens = options.token_budget,
@@ -202,20 +201,27 @@ std::vector<StepShape> DecoderConfig::DecodeShapes() const {
   std::vector<StepShape> shapes;
   for (const int32_t bucket : buckets) {
     if (RunsAsOneKernel(bucket)) shapes.push_back(OneKernelShape(bucket));
-    // Less than two tiles, few enough tiles for a cluster, and the longest context.
-    for (const int64_t longest : {int64_t{1}, int64_t{128}, options.max_context}) {
-      const StepShape shape = DecodeShape(bucket, std::min(longest, options.max_context));
-      const auto same = [&shape](const StepShape& other) {
-        return other.decode.num_seqs == shape.decode.num_seqs &&
-               other.decode.grid == shape.decode.grid && !other.one_kernel;
-      };
-      if (std::ranges::none_of(shapes, same)) shapes.push_back(shape);
-    }
+    shapes.push_back(DecodeShape(bucket, full_grid));
+    const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(bucket, layout, facts);
+    if (ChoosesGrid() && clusters.cluster_lanes > 1)
+      shapes.push_back(DecodeShape(bucket, clusters));
   }
   return shapes;
 }
 
-StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest) const {
+bool DecoderConfig::ChoosesGrid() const {
+  const bool always_shares = SharesReads() && options.sharing == ChunkSharing::kAlways;
+  // Clusters share nothing.
+  return full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode) && !always_shares;
+}
+
+StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest, int64_t tokens) const {
+  const ChunkDecodeLoad load{.num_seqs = bucket, .longest = longest, .tokens = tokens};
+  return DecodeShape(bucket,
+                     ChoosesGrid() ? ChooseChunkDecodeGrid(load, layout, group, facts) : full_grid);
+}
+
+StepShape DecoderConfig::DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const {
   StepShape shape;
   shape.decode = {.kind = Ablates(Ablation::kChunkDecode) ? AttentionKind::kPagedPrefill
                                                           : AttentionKind::kChunkDecode,
@@ -223,12 +229,7 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest) const {
                   .num_tokens = bucket,
                   .max_pages = int64_t{bucket} * max_pages,
                   .more_chunks = bucket * (max_runs - 1)};
-  if (full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode)) {
-    const bool always_shares = SharesReads() && options.sharing == ChunkSharing::kAlways;
-    shape.decode.grid = always_shares  // clusters share nothing
-                            ? full_grid
-                            : ChooseChunkDecodeGrid(bucket, longest, layout, facts);
-  }
+  if (full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode)) shape.decode.grid = grid;
   if (SharesReads()) {
     shape.decode.shared_runs = kMaxSharedRuns;
     shape.decode.task_members = std::min(bucket, kChunkDecodeMaxRows / group);
@@ -239,7 +240,7 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest) const {
 }
 
 StepShape DecoderConfig::OneKernelShape(int32_t bucket) const {
-  StepShape shape = DecodeShape(bucket, 1);
+  StepShape shape = DecodeShape(bucket, full_grid);
   shape.one_kernel = true;
   shape.decode.grid = {};
   return shape;

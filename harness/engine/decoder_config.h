@@ -76,15 +76,18 @@ struct DecoderConfig {
                 int32_t rank = 0);
 
   int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
-  // The shape of a decode step whose longest context, with the new token, is `longest`, as a chain
-  // of kernels.
-  StepShape DecodeShape(int32_t bucket, int64_t longest) const;
+  // The shape of a decode step as a chain of kernels, whose longest context, with the new token, is
+  // `longest` and whose contexts are `tokens` in all.
+  StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens) const;
+  StepShape DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const;
   // The same as one kernel.
   StepShape OneKernelShape(int32_t bucket) const;
   // Whether a decode step of `bucket` rows can run as one kernel.
   bool RunsAsOneKernel(int32_t bucket) const { return bucket <= one_kernel_rows; }
   // Every shape that a decode step can have. Each is captured as a graph.
   std::vector<StepShape> DecodeShapes() const;
+  // Whether the grid of chunk_decode depends on what a step reads.
+  bool ChoosesGrid() const;
   bool Ablates(Ablation ablation) const { return options.ablate.Has(ablation); }
   bool Divided() const { return shard.world_size > 1; }  // among several ranks
   // Of a decode step.

@@ -15,7 +15,8 @@ struct Arguments {
   uint32_t* counters;
   float2* max_sum;
   float* outputs;
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;         // scale * log2(e)
+  bool queries_with_tiles;  // there is shared memory for them
 };
 
 template <DType kDType, int kHeadDimValue>
@@ -33,8 +34,13 @@ struct Policy {
   static constexpr int kSteps = kHeadDim / 16;       // MMA steps over head_dim
   static constexpr int kStateStride = kHeadDim + 8;  // floats: keeps fragment stores apart
   static_assert(kStages * kStageBytes == ChunkDecodeSharedBytes(kHeadDim));
+  static constexpr int kQueryBytes = kChunkDecodeNarrowRows * kRowBytes;  // of a task
+  static_assert(2 * kQueryBytes == ChunkDecodeQueryBytes(kHeadDim));
   static constexpr int kStateBytes = kWarps * 16 * (kStateStride + 2) * 4;
   static_assert(kStateBytes <= 2 * kStageBytes);
+  // Registers of a thread. With 256 of them two blocks would leave none for blocks of the kernels
+  // before and after, which could then not run beside these.
+  static constexpr int kRegisters = kHeadDim == 64 ? 128 : 240;
   // Query rows of a task whose states fit one stage.
   static constexpr int kRowsInStage = kStageBytes / (kWarps * (kStateStride + 2) * 4);
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);

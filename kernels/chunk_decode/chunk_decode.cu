@@ -52,18 +52,24 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
   const ChunkDecodeWorkspace workspace = ChunkDecodeWorkspaceLayout(
       params.table.num_seqs, params.max_partials, params.num_q_heads, params.layout);
   char* base = static_cast<char*>(params.workspace);
+  const ChunkDecodeGrid& grid = params.plan.grid;
+  const int32_t head_dim = params.layout.head_dim;
+  const bool queries_with_tiles =
+      grid.cluster_lanes == 1 && ChunkDecodeQueriesWithTiles(head_dim, CurrentDeviceFacts());
   const chunk_decode::Arguments arguments{
       .params = params,
       .counters = reinterpret_cast<uint32_t*>(base + workspace.counters),
       .max_sum = reinterpret_cast<float2*>(base + workspace.max_sum),
       .outputs = reinterpret_cast<float*>(base + workspace.outputs),
-      .scale_log2 = params.scale * std::numbers::log2e_v<float>};
-  const ChunkDecodeGrid& grid = params.plan.grid;
+      .scale_log2 = params.scale * std::numbers::log2e_v<float>,
+      .queries_with_tiles = queries_with_tiles};
   const auto blocks = static_cast<uint32_t>(grid.num_lanes * params.layout.num_kv_heads);
   LaunchKernel(kernel,
                {.grid = dim3(blocks),
                 .block = dim3(chunk_decode::Policy<DType::kBf16, 128>::kThreads),
-                .shared_bytes = static_cast<size_t>(ChunkDecodeSharedBytes(params.layout.head_dim)),
+                .shared_bytes =
+                    static_cast<size_t>(ChunkDecodeSharedBytes(head_dim) +
+                                        (queries_with_tiles ? ChunkDecodeQueryBytes(head_dim) : 0)),
                 .cluster = static_cast<unsigned>(grid.cluster_lanes)},
                options, arguments);
 }

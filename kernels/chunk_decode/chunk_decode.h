@@ -191,10 +191,23 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
 // As many lanes as the device runs at a time, without clusters. This grid serves any table.
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
-// The grid for sequences of at most `longest` tokens whose chunks are neither shared nor shifted:
-// one cluster per sequence if they are few and short, otherwise the full grid.
-ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
-                                      const PagedKvLayout& layout, const DeviceFacts& device);
+// One cluster per sequence, as large as the device runs at the same time for every sequence and KV
+// head. One lane per cluster where there is no such size.
+ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
+                                       const DeviceFacts& device);
+
+// What a step reads, as far as its grid depends on it.
+struct ChunkDecodeLoad {
+  int32_t num_seqs = 0;
+  int64_t longest = 0;  // tokens of the longest sequence
+  int64_t tokens = 0;   // of all sequences
+};
+
+// The grid for sequences whose chunks are neither shared nor shifted: that of clusters or the full
+// grid, whichever takes less time by a model of both. `group` is the number of query heads per KV
+// head.
+ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
+                                      int32_t group, const DeviceFacts& device);
 
 int64_t ChunkDecodeCounterBytes(int32_t num_seqs, const PagedKvLayout& layout);
 int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_t num_q_heads,

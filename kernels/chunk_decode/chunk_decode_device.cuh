@@ -145,6 +145,19 @@ struct LateRow {
   }
 };
 
+// Issues the copies of the query rows of a sequence.
+template <typename P>
+__device__ __forceinline__ void LoadQuery(const Arguments& args, int32_t seq, int kv_head,
+                                          int group, uint32_t rows_address) {
+  const char* const from =
+      static_cast<const char*>(args.params.q) +
+      2 * (seq * args.params.q_stride + int64_t{kv_head} * group * P::kHeadDim);
+  for (int i = threadIdx.x; i < group * P::kPieces; i += P::kThreads) {
+    ptx::CpAsync16(rows_address + SwizzledOffset<P::kRowBytes>(i / P::kPieces, i % P::kPieces),
+                   from + i * 16, true);
+  }
+}
+
 // The A fragments of 16 query rows of a task. Rows past the task's repeat its last row, so that no
 // lane waits for the loads of others; what they make is not stored.
 template <typename P>
@@ -180,6 +193,17 @@ struct Query {
         words[s][half] = *reinterpret_cast<const uint32_t*>(q + s * 16);
         words[s][half + 2] = *reinterpret_cast<const uint32_t*>(q + s * 16 + 8);
       }
+    }
+  }
+
+  // The same of a task with one member, whose rows lie in shared memory.
+  __device__ __forceinline__ void LoadShared(uint32_t rows_address, int group) {
+    const int lane = threadIdx.x % 32;
+    const int row = min(lane % 16, group - 1);
+#pragma unroll
+    for (int s = 0; s < P::kSteps; ++s) {
+      ptx::LdMatrixX4(words[s],
+                      rows_address + SwizzledOffset<P::kRowBytes>(row, s * 2 + lane / 16));
     }
   }
 
@@ -311,8 +335,7 @@ struct RowState {
 // kBundled: sequences may have so many partial states that they are added in bundles. Other
 // launches need not fetch that code.
 template <typename P, bool kBundled>
-__global__ void __launch_bounds__(P::kThreads, ChunkDecodeBlocksPerSm(P::kHeadDim))
-    Kernel(const __grid_constant__ Arguments args) {
+__global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Arguments args) {
   // The lane's first tasks, so that a task begins without a load.
   constexpr int kTasks = 40;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -345,19 +368,34 @@ __global__ void __launch_bounds__(P::kThreads, ChunkDecodeBlocksPerSm(P::kHeadDi
     return has_tasks && index < kTasks ? tasks[index] : plan.tasks[t];
   };
   // Tile number n of the lane lies in stage n % kStages. Tiles are loaded ahead of the one that is
-  // computed, and beyond the end of a task if its states leave room for them.
+  // computed, and beyond the end of a task if its states leave room for them. With its first tile
+  // come a task's query rows: a load at its begin would wait behind all tiles that are on their
+  // way.
   int loaded = 0, computed = 0;
   ChunkDecodeTask task = plan.tasks[task_begin];  // that is computed
   int32_t next_task = task_begin;                 // that the next tile to load belongs to
   TileCursor next(task);
   TilePages pages;  // of the next tile
+  const auto comes_with_tile = [&](const ChunkDecodeTask& of) {
+    return args.queries_with_tiles && of.member_count == 1;
+  };
+  // The sequence whose query comes with the next tile, or -1.
+  int32_t next_query =
+      comes_with_tile(task) && !args.params.only_last_is_new ? task.first_member.seq : -1;
   // Finds the pages of the next tile, which may be a later task's, before they are needed.
   const auto find_next = [&] {
-    while (!next.Valid() && next_task + 1 < task_end) next = TileCursor(task_of(++next_task));
+    while (!next.Valid() && next_task + 1 < task_end) {
+      const ChunkDecodeTask opened = task_of(++next_task);
+      next = TileCursor(opened);
+      next_query = comes_with_tile(opened) ? opened.first_member.seq : -1;
+    }
     if (next.Valid()) pages = TilePages(args, next);
   };
   find_next();
   const auto stage_address = [&](int tile) { return ring + tile % P::kStages * P::kStageBytes; };
+  const auto query_address = [&](int32_t t) {
+    return ring + P::kStages * P::kStageBytes + t % 2 * P::kQueryBytes;
+  };
   // Stores what the end of a task needs to know about its members.
   const auto open_members = [&] {
     if (threadIdx.x >= task.member_count) return;
@@ -374,6 +412,10 @@ __global__ void __launch_bounds__(P::kThreads, ChunkDecodeBlocksPerSm(P::kHeadDi
     if (leaves_last) late = LateRow<P>(args, next, kv_head, stage_address(loaded));
     LoadTile<P>(args, next, pages, kv_head, stage_address(loaded),
                 leaves_last ? next.token_end - 1 : -1);
+    if (next_query >= 0) {
+      LoadQuery<P>(args, next_query, kv_head, group, query_address(next_task));
+      next_query = -1;
+    }
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
     find_next();
@@ -401,12 +443,7 @@ __global__ void __launch_bounds__(P::kThreads, ChunkDecodeBlocksPerSm(P::kHeadDi
       const bool fits_stage = num_rows <= P::kRowsInStage;
       const int32_t last_task = fits_stage ? t + 1 : t;
       const int row_tile = warps_share_rows ? 0 : warp;
-      Query<P> query;
-      query.Load(args, task, group, row_tile, kv_head);
-      query.Rotate(args, task, group, row_tile);
-      RowState<P> state;
-      const bool idle = !warps_share_rows && warp * 16 >= num_rows;
-      for (TileCursor tile(task); tile.Valid(); tile.Advance(plan.ranges)) {
+      const auto await_tile = [&] {
         static_assert(P::kStages == 3);  // at most two tiles are on their way behind this one
         if (loaded - computed > 2) {
           ptx::CpAsyncWait<2>();
@@ -417,6 +454,21 @@ __global__ void __launch_bounds__(P::kThreads, ChunkDecodeBlocksPerSm(P::kHeadDi
         }
         __syncthreads();  // the tile is there for all, and the stage to refill is read by all
         has_tasks = true;
+      };
+      TileCursor tile(task);
+      const bool has_query = comes_with_tile(task) && !(t == task_begin && early) && tile.Valid();
+      Query<P> query;
+      if (has_query) {
+        await_tile();
+        query.LoadShared(query_address(t), group);
+      } else {
+        query.Load(args, task, group, row_tile, kv_head);
+      }
+      query.Rotate(args, task, group, row_tile);
+      RowState<P> state;
+      const bool idle = !warps_share_rows && warp * 16 >= num_rows;
+      for (bool awaited = has_query; tile.Valid(); tile.Advance(plan.ranges), awaited = false) {
+        if (!awaited) await_tile();
 #pragma unroll 1
         while (loaded < computed + P::kStages && load_next(last_task, false)) {
         }

@@ -21,9 +21,6 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-// The most tiles per lane of a cluster. More tiles are faster on the whole device, although their
-// states then meet in device memory.
-constexpr int32_t kClusterTiles = 4;
 
 // Query heads per KV head.
 int32_t GroupOf(int32_t num_q_heads, const PagedKvLayout& layout) {
@@ -130,12 +127,14 @@ bool OneSegmentEach(std::span<const Segment> segments) {
   });
 }
 
-int64_t LongestSequence(const ChunkTableView& table) {
-  int64_t longest = 0;
+ChunkDecodeLoad LoadOf(const ChunkTableView& table) {
+  ChunkDecodeLoad load{.num_seqs = table.num_seqs};
   for (int32_t s = 0; s < table.num_seqs; ++s) {
-    longest = std::max(longest, SequenceLength(table, s));
+    const int64_t length = SequenceLength(table, s);
+    load.longest = std::max(load.longest, length);
+    load.tokens += length;
   }
-  return longest;
+  return load;
 }
 
 // Appends the ranges that cover a piece of a segment.
@@ -160,27 +159,43 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
 
 }  // namespace
 
-ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
+namespace {
+
+int64_t BlocksPerSm(const PagedKvLayout& layout, const DeviceFacts& device) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
   const int64_t block_bytes = ChunkDecodeBlockBytes(layout.head_dim) + kReservedBytes;
-  const int64_t blocks_per_sm = std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1,
-                                                    ChunkDecodeBlocksPerSm(layout.head_dim));
-  return {.num_lanes = static_cast<int32_t>(
-              std::max<int64_t>(1, device.sm_count * blocks_per_sm / layout.num_kv_heads)),
+  return std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1,
+                             ChunkDecodeBlocksPerSm(layout.head_dim));
+}
+
+}  // namespace
+
+ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
+  const int64_t blocks = device.sm_count * BlocksPerSm(layout, device);
+  return {.num_lanes = static_cast<int32_t>(std::max<int64_t>(1, blocks / layout.num_kv_heads)),
           .cluster_lanes = 1};
 }
 
-ChunkDecodeGrid ChooseChunkDecodeGrid(int32_t num_seqs, int64_t longest,
-                                      const PagedKvLayout& layout, const DeviceFacts& device) {
+ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
+                                       const DeviceFacts& device) {
+  // Clusters of eight blocks fill 120 of 132 SMs, whose groups of SMs are whole. Of the four blocks
+  // of head_dim 64 that an SM has room for, three leave some to the kernels before and after.
+  const int64_t blocks_per_sm = std::min<int64_t>(3, BlocksPerSm(layout, device));
+  const int64_t blocks = device.sm_count * 10 / 11 * blocks_per_sm;
   int32_t cluster = device.HasClusters() ? kChunkDecodeMaxClusterLanes : 1;
-  while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > device.sm_count) {
-    cluster /= 2;
-  }
-  const int64_t tiles = DivideUp(longest, int64_t{kChunkDecodeTileTokens});
-  if (num_seqs == 0 || cluster == 1 || tiles < 2 || tiles > kClusterTiles * cluster) {
-    return ChunkDecodeFullGrid(layout, device);
-  }
+  while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > blocks) cluster /= 2;
   return {.num_lanes = num_seqs * cluster, .cluster_lanes = cluster};
+}
+ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
+                                      int32_t group, const DeviceFacts& device) {
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, device);
+  const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(load.num_seqs, layout, device);
+  if (load.num_seqs == 0 || clusters.cluster_lanes == 1 || load.longest <= kChunkDecodeTileTokens) {
+    return full;
+  }
+  const bool quicker =
+      ClustersUs(load, clusters, layout, group, device) < LanesUs(load, full, group);
+  return quicker ? clusters : full;
 }
 
 namespace {
@@ -286,9 +301,8 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
                              const PagedKvLayout& layout, int32_t group, const DeviceFacts& device,
                              ChunkDecodeGrid grid) {
   if (grid.num_lanes == 0) {
-    grid = OneSegmentEach(segments)
-               ? ChooseChunkDecodeGrid(table.num_seqs, LongestSequence(table), layout, device)
-               : ChunkDecodeFullGrid(layout, device);
+    grid = OneSegmentEach(segments) ? ChooseChunkDecodeGrid(LoadOf(table), layout, group, device)
+                                    : ChunkDecodeFullGrid(layout, device);
   }
   const bool clustered = grid.cluster_lanes > 1;
   const auto num_segments = static_cast<int64_t>(segments.size());

@@ -27,12 +27,29 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
+// Shared memory for the query rows of two tasks with one member, which come with their first tiles
+// where a block gets so much.
+constexpr int64_t ChunkDecodeQueryBytes(int32_t head_dim) {
+  return int64_t{2} * kChunkDecodeNarrowRows * head_dim * 2;
+}
+constexpr bool ChunkDecodeQueriesWithTiles(int32_t head_dim, const DeviceFacts& device) {
+  return ChunkDecodeBlockBytes(head_dim) + ChunkDecodeQueryBytes(head_dim) <=
+         device.shared_bytes_per_block;
+}
+
 // Blocks that share an SM, where it has room: as many bytes are in flight with either head_dim.
 constexpr int32_t ChunkDecodeBlocksPerSm(int32_t head_dim) { return head_dim == 64 ? 4 : 2; }
 
 // Up to so many partial states, times the rows that a warp adds, a block adds a sequence's states
 // alone. More are first added in bundles, at most so many, and then their sums.
 inline constexpr int32_t kChunkDecodeStatesAtOnce = 64, kChunkDecodeBundles = 16;
+
+// Of so many states; a bundle has at least eight.
+constexpr int32_t ChunkDecodeBundlesOf(int32_t states, int32_t group) {
+  const int32_t rows_of_warp = (group + 3) / 4;
+  if (states * rows_of_warp <= kChunkDecodeStatesAtOnce) return 1;
+  return states < 8 * kChunkDecodeBundles ? (states + 7) / 8 : kChunkDecodeBundles;
+}
 
 // Whether sequences have so many partial states on average if they share all lanes.
 constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs, int32_t group) {

@@ -189,6 +189,13 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
     total += segment.tiles;
     longest = std::max(longest, segment.tiles);
   }
+  // Fewer lanes leave fewer states to add.
+  for (int32_t lanes = FewerLanes(grid.num_lanes);
+       shared.empty() && lanes > std::ssize(own) &&
+       static_cast<double>(total) / lanes * kChunkDecodeTimes.cached_tile_us < best_us;
+       lanes = FewerLanes(lanes)) {
+    consider(CutShares(own, first, lanes));
+  }
   const LaneDealer dealer(own, first, LaneLoads(shared, segments, grid.num_lanes));
   const double even_us = kEvenEnough *
                          (static_cast<double>(total) * kChunkDecodeTimes.memory_tile_us +

@@ -26,6 +26,10 @@ struct SequenceTime {
 
 // While a part of the lanes reads, a tile takes that part of what it takes when all read, but not
 // less than from the L2.
+double TileUs(double reading, double tile_us) {
+  return std::max(kChunkDecodeTimes.cached_tile_us, tile_us * reading);
+}
+
 void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
   std::vector<int32_t> order(lanes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -36,8 +40,7 @@ void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
   int32_t read = 0;
   for (const int32_t i : order) {
     LaneTime& lane = lanes[static_cast<size_t>(i)];
-    us +=
-        (lane.tiles - read) * std::max(kChunkDecodeTimes.cached_tile_us, tile_us * reading / count);
+    us += (lane.tiles - read) * TileUs(reading / count, tile_us);
     if (lane.tiles > 0) lane.tile_us = us / lane.tiles;
     read = lane.tiles;
     --reading;
@@ -47,12 +50,59 @@ void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
 }  // namespace
 
 double AddStatesUs(int32_t states, int32_t group) {
-  constexpr int32_t kWarps = 4, kStatesAtOnce = 8;  // as AddStates of merge_device.cuh has them
-  const auto rows = static_cast<double>(DivideUp(group, kWarps));  // of a warp
-  const int32_t sharing = group >= 3 ? 1 : kWarps / group;         // warps that share a row
-  const auto loads = static_cast<double>(DivideUp(states, sharing * kStatesAtOnce));
-  return rows *
-         (kChunkDecodeTimes.merged_row_us + (loads - 1) * kChunkDecodeTimes.merged_states_us);
+  // As AddStates of merge_device.cuh: a warp loads eight states of a row at a time, or four of each
+  // of two rows.
+  constexpr int32_t kWarps = 4;
+  const int32_t rows = DivideUp(group, kWarps);             // of a warp
+  const int32_t sharing = group >= 3 ? 1 : kWarps / group;  // warps that share a row
+  const int32_t loads =
+      rows == 1 ? DivideUp(states, 8 * sharing) : DivideUp(rows, 2) * DivideUp(states, 4);
+  return rows * kChunkDecodeTimes.merged_row_us + (loads - 1) * kChunkDecodeTimes.merged_states_us;
+}
+
+double MergeUs(int32_t states, int32_t group, bool bundled) {
+  const int32_t bundles = bundled ? ChunkDecodeBundlesOf(states, group) : 1;
+  if (bundles == 1) return AddStatesUs(states, group);
+  return AddStatesUs(DivideUp(states, bundles), group) + kChunkDecodeTimes.merge_us +
+         AddStatesUs(bundles, group);
+}
+
+double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
+                  const PagedKvLayout& layout, int32_t group, const DeviceFacts& device) {
+  const int64_t tiles = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
+  const auto of_block = static_cast<double>(DivideUp(tiles, int64_t{clusters.cluster_lanes}));
+  // Blocks that share an SM end later than those that have one to themselves.
+  const int64_t blocks = int64_t{clusters.num_lanes} * layout.num_kv_heads;
+  const auto blocks_per_sm = static_cast<double>(DivideUp(blocks, int64_t{device.sm_count}));
+  const double reading = blocks_per_sm / ChunkDecodeBlocksPerSm(layout.head_dim);
+  const double alone_us = layout.head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us
+                                                : kChunkDecodeTimes.cluster_tile_us;
+  return kChunkDecodeTimes.cluster_us + group * kChunkDecodeTimes.cluster_row_us +
+         of_block * std::max(alone_us, reading * kChunkDecodeTimes.memory_tile_us);
+}
+
+double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group) {
+  // The last tile of a sequence is half full on average.
+  const int64_t total = load.tokens / kChunkDecodeTileTokens + (load.num_seqs + 1) / 2;
+  const auto tiles_us = [&](int64_t tiles, int64_t lanes) {
+    const double reading = static_cast<double>(lanes) / full.num_lanes;
+    return static_cast<double>(tiles) * TileUs(reading, kChunkDecodeTimes.memory_tile_us);
+  };
+  const bool bundled = ChunkDecodeBundles(full, load.num_seqs, group);
+  const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
+  const int64_t rounds = DivideUp(int64_t{load.num_seqs}, int64_t{full.num_lanes});
+  double best_us = static_cast<double>(rounds) * kChunkDecodeTimes.task_us +
+                   tiles_us(std::max(longest, DivideUp(total, int64_t{full.num_lanes})),
+                            std::min<int64_t>(load.num_seqs, full.num_lanes));
+  for (int32_t lanes = full.num_lanes; lanes > load.num_seqs; lanes = FewerLanes(lanes)) {
+    const int64_t used = std::min<int64_t>(lanes, total);
+    const auto states = static_cast<int32_t>(DivideUp(used, int64_t{load.num_seqs}));
+    if (states < 2) break;
+    best_us = std::min(best_us, kChunkDecodeTimes.task_us + kChunkDecodeTimes.state_us +
+                                    kChunkDecodeTimes.merge_us + MergeUs(states, group, bundled) +
+                                    tiles_us(DivideUp(total, used), used));
+  }
+  return best_us + (bundled ? kChunkDecodeTimes.bundles_us : 0);
 }
 
 std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
@@ -97,13 +147,10 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
   std::vector<bool> merges(pieces.size(), false);
   for (const SequenceTime& sequence : sequences) {
     if (sequence.states < 2) continue;
-    const int32_t of_bundle = DivideUp(sequence.states, kChunkDecodeBundles);
-    const int32_t states =
-        bundled ? std::min(sequence.states, of_bundle + kChunkDecodeBundles) : sequence.states;
     LaneTime& lane = lanes[static_cast<size_t>(pieces[sequence.last_piece].lane)];
     if (!merges[sequence.last_piece]) lane.us += kChunkDecodeTimes.merge_us;
     merges[sequence.last_piece] = true;
-    lane.us += AddStatesUs(states, group);
+    lane.us += MergeUs(sequence.states, group, bundled);
   }
   std::vector<double> ends;
   ends.reserve(lanes.size());

@@ -21,6 +21,8 @@ namespace tokline {
 //   tile, if a row took 0.61. The wide tile errs against sharing.
 // - A merge of two rows then took 2.5: 1.28 beside its rows.
 // - "Merging": a row of 264 states took 6, in 17 rounds of loads.
+// - "Clusters or lanes": what clusters take, and further eight states, are fitted to the shapes
+//   there.
 // - "Cut, whole or in parts": in equal shares a lane leaves two states and merges once, which takes
 //   5.0.
 struct ChunkDecodeTimes {
@@ -28,10 +30,16 @@ struct ChunkDecodeTimes {
   double cached_tile_us = 1.3;
   double wide_tile_us = 5.24;  // of more than 16 query rows
   double task_us = 0.9;
-  double state_us = 1.55;          // more for a task that leaves partial states
-  double merge_us = 1.28;          // more for a task that adds states
-  double merged_row_us = 0.61;     // for each row of a warp and up to eight states of it
-  double merged_states_us = 0.34;  // for each further eight states
+  double state_us = 1.55;         // more for a task that leaves partial states
+  double merge_us = 1.28;         // more for a task that adds states
+  double merged_row_us = 0.61;    // for each row of a warp
+  double merged_states_us = 0.5;  // for each further eight states, of its rows together
+  double bundles_us = 1.5;        // more for a grid whose kernel may add states in bundles
+  // Of a block of a cluster, beside its tiles and less the launch, as the times above.
+  double cluster_us = 1.1;
+  double cluster_row_us = 0.1;        // for each query head of a KV head
+  double cluster_tile_us = 1.2;       // of a head_dim of 128, while few blocks read
+  double cluster_half_tile_us = 0.8;  // of a head_dim of 64
   // A plan that reads once is taken if it ends so much earlier. A guess: 2 x 4,096 shared tokens of
   // Qwen3-0.6B took 2 more per layer (results/h200/sharing.jsonl, one pair of runs, of which equal
   // ones differ by as much), where the model of that time expected 1.9 less.
@@ -43,12 +51,27 @@ inline constexpr ChunkDecodeTimes kChunkDecodeTimes;
 // How much longer a task takes by each sequence whose states it adds.
 double AddStatesUs(int32_t states, int32_t group);
 
+// How much longer the last block to arrive at a sequence takes by its states, which lie in bundles
+// where they are many: those of a bundle, and then the sums of all.
+double MergeUs(int32_t states, int32_t group, bool bundled);
+
 // When each lane ends that reads these pieces, of which those of a lane stand in its order.
 // `tile_us` is the time of a tile of at most 16 query rows while all lanes read.
 std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                                const ChunkDecodeGrid& grid, int32_t group,
                                double tile_us = kChunkDecodeTimes.memory_tile_us);
+
+// When clusters end that have one sequence each.
+double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
+                  const PagedKvLayout& layout, int32_t group, const DeviceFacts& device);
+
+// When the lanes of the full grid end, about: if the load is cut equally for as many of them as end
+// first, or if they take whole sequences.
+double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group);
+
+// The next smaller number of lanes for which it is considered to cut a load.
+constexpr int32_t FewerLanes(int32_t lanes) { return lanes * 2 / 3; }
 
 // When the last lane of a plan ends.
 double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us);

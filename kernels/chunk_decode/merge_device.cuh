@@ -157,48 +157,94 @@ __device__ __forceinline__ void StoreState(const Arguments& args, int32_t partia
   if (lane == 0) args.max_sum[index] = {slice.row_max, slice.row_sum};
 }
 
+// Sums of the states of a range, of up to kRows rows of a warp: first_row and each kWarps after it.
+// With several rows their loads are on their way together. Of warps that share a row, this one adds
+// state number `share` and each `sharing` after it.
+template <typename P, int kRows>
+__device__ __forceinline__ void SumStates(const Arguments& args, const StateRange& range, int share,
+                                          int sharing, int kv_head, int group, int first_row,
+                                          RowSlice<P> (&sums)[kRows]) {
+  constexpr int kWidth = RowSlice<P>::kWidth;
+  constexpr int kAtOnce = 8 / kRows;  // states of each row
+  const int lane = threadIdx.x % 32;
+  const auto row = [&](int r) { return first_row + r * P::kWarps; };
+  // Rows past the last repeat it; what they make is not written.
+  const auto index = [&](int32_t i, int r) {
+    return (int64_t{range[i]} * args.params.layout.num_kv_heads + kv_head) * group +
+           min(row(r), group - 1);
+  };
+  for (int first = share; first < range.count; first += 32 * sharing) {
+    // Each lane weighs one of the next 32 states, which all lanes then add.
+    const int own = first + lane * sharing;
+    float2 states[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      states[r] = own < range.count ? __ldcg(&args.max_sum[index(own, r)]) : float2{-INFINITY, 0};
+    }
+    float weights[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float best = fmaxf(sums[r].row_max, WarpMax(states[r].x));
+      sums[r].Rescale(best);
+      weights[r] = Weight(states[r].x, best);
+      sums[r].row_sum += WarpSum<32>(weights[r] * states[r].y);
+    }
+    const int count = min(32, (range.count - first + sharing - 1) / sharing);
+#pragma unroll 1
+    for (int i = 0; i < count; i += kAtOnce) {
+      float loaded[kRows][kAtOnce][kWidth];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int32_t state = first + min(i + j, count - 1) * sharing;
+          LoadSlice<P>(loaded[r][j], args.outputs + index(state, r) * P::kHeadDim);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float scale = __shfl_sync(0xffffffffu, weights[r], (i + j) % 32);
+          if (i + j < count) sums[r].AddScaled(loaded[r][j], scale);
+        }
+      }
+    }
+  }
+}
+
 // Adds the states of a range, in order, and writes the rows of `seq`, or if that is negative the
-// state of all in place of the first. A warp takes every fourth row, or with fewer rows than warps
-// a share of the states.
+// state of all in place of the first. A warp takes every fourth row, or with one or two rows a
+// share of the states.
 template <typename P>
 __device__ __forceinline__ void AddStates(const Arguments& args, const StateRange& range,
                                           int32_t seq, int kv_head, int group, float* scratch) {
   constexpr int kWidth = RowSlice<P>::kWidth;
-  constexpr int kAtOnce = 8;  // loads in flight
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto write = [&](int row, const RowSlice<P>& sum) {
+    if (row >= group) return;
+    if (seq >= 0) {
+      WriteRow<P>(args, seq, kv_head * group + row, sum);
+    } else {
+      StoreState<P>(args, range.begin, kv_head, group, row, sum);
+    }
+  };
+  if (P::kHeadDim == 128 && group > P::kWarps) {  // head_dim 64 has no registers left for it
+#pragma unroll 1
+    for (int row = warp; row < group; row += 2 * P::kWarps) {
+      RowSlice<P> sums[2];
+      SumStates<P>(args, range, 0, 1, kv_head, group, row, sums);
+      write(row, sums[0]);
+      write(row + P::kWarps, sums[1]);
+    }
+    return;
+  }
   const int sharing = group >= 3 ? 1 : P::kWarps / group;  // warps that share a row
   const int share = warp % sharing;
   for (int row = warp / sharing; row < group; row += P::kWarps / sharing) {
-    const auto index = [&](int32_t i) {
-      return (int64_t{range[i]} * args.params.layout.num_kv_heads + kv_head) * group + row;
-    };
-    RowSlice<P> sum;
-    for (int first = share; first < range.count; first += 32 * sharing) {
-      // Each lane weighs one of the next 32 states, which all lanes then add.
-      const int own = first + lane * sharing;
-      const float2 state =
-          own < range.count ? __ldcg(&args.max_sum[index(own)]) : float2{-INFINITY, 0};
-      const float best = fmaxf(sum.row_max, WarpMax(state.x));
-      sum.Rescale(best);
-      const float weight = Weight(state.x, best);
-      sum.row_sum += WarpSum<32>(weight * state.y);
-      const int count = min(32, (range.count - first + sharing - 1) / sharing);
-#pragma unroll 1
-      for (int i = 0; i < count; i += kAtOnce) {
-        float loaded[kAtOnce][kWidth];
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          const float* const from =
-              args.outputs + index(first + min(i + j, count - 1) * sharing) * P::kHeadDim;
-          LoadSlice<P>(loaded[j], from);
-        }
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          const float scale = __shfl_sync(0xffffffffu, weight, (i + j) % 32);
-          if (i + j < count) sum.AddScaled(loaded[j], scale);
-        }
-      }
-    }
+    RowSlice<P> sums[1];
+    SumStates<P>(args, range, share, sharing, kv_head, group, row, sums);
+    RowSlice<P>& sum = sums[0];
     if (sharing > 1) {  // every warp has one row, so all come here
       float* const mine = scratch + warp * P::kStateStride;
       sum.StoreValues(mine + lane * kWidth);
@@ -217,12 +263,7 @@ __device__ __forceinline__ void AddStates(const Arguments& args, const StateRang
       }
       __syncthreads();  // the next call may write there
     }
-    if (share > 0) continue;
-    if (seq >= 0) {
-      WriteRow<P>(args, seq, kv_head * group + row, sum);
-    } else {
-      StoreState<P>(args, range.begin, kv_head, group, row, sum);
-    }
+    if (share == 0) write(row, sum);
   }
 }
 
@@ -239,10 +280,7 @@ struct Bundles {
     const int32_t begin = args.params.plan.seq_partial_indptr[member.seq];
     const auto states = static_cast<int32_t>(member.states);
     if constexpr (!kBundled) return {begin, states, 1, 0};
-    const int rows_of_warp = (group + P::kWarps - 1) / P::kWarps;
-    const int32_t count = states * rows_of_warp <= kChunkDecodeStatesAtOnce
-                              ? 1
-                              : min(kChunkDecodeBundles, (states + kLeast - 1) / kLeast);
+    const int32_t count = ChunkDecodeBundlesOf(states, group);
     return {begin, states, count, ((member.partial - begin + 1) * count - 1) / states};
   }
   __device__ __forceinline__ int32_t First(int32_t bundle) const { return bundle * states / count; }
@@ -255,8 +293,6 @@ struct Bundles {
   }
   // The sums of all bundles, which lie where the first state of each was.
   __device__ __forceinline__ StateRange Sums() const { return {begin, states, count}; }
-
-  static constexpr int32_t kLeast = 8;
 };
 
 // Counts an arrival. The last of `expected` leaves the counter ready for the next launch.

@@ -48,12 +48,14 @@ TEST(ChunkDecodeTimesTest, PartialStatesAndTheirMergeTakeTimeOfTheLanesThatHaveT
   EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 1, 0, 3}, {1, 0, 2, 2}}, {4, 3}), longer_us + merge_us);
 }
 
-// As many rows of a warp and loads of eight states as AddStates of merge_device.cuh makes.
+// As many rows of a warp and loads of eight states, or of four of two rows, as AddStates of
+// merge_device.cuh makes.
 TEST(ChunkDecodeTimesTest, AMergeTakesLongerWithMoreStatesAndMoreRowsOfAWarp) {
   const double row_us = kTimes.merged_row_us, states_us = kTimes.merged_states_us;
-  EXPECT_DOUBLE_EQ(AddStatesUs(8, 5), 2 * row_us);
-  EXPECT_DOUBLE_EQ(AddStatesUs(8, 16), 4 * row_us);
-  EXPECT_DOUBLE_EQ(AddStatesUs(9, 16), 4 * (row_us + states_us));
+  EXPECT_DOUBLE_EQ(AddStatesUs(4, 5), 2 * row_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(8, 5), 2 * row_us + states_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(8, 16), 4 * row_us + 3 * states_us);
+  EXPECT_DOUBLE_EQ(AddStatesUs(9, 16), 4 * row_us + 5 * states_us);
   // Warps share a row: four the only one, two each of two.
   for (const auto& [group, at_once] : {std::pair{1, 32}, {2, 16}, {3, 8}, {4, 8}}) {
     EXPECT_DOUBLE_EQ(AddStatesUs(2, group), row_us) << group;
@@ -91,8 +93,9 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
   std::vector<int32_t> tiles{100};
   const double before_us =
       kTimes.memory_tile_us + kTimes.task_us + kTimes.state_us + kTimes.merge_us;
-  // Bundles of 7, which is 100 / 16 rounded up, and then 16 of them.
-  EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(7 + 16, kGroup));
+  // Bundles of 8, which is 100 / 13 rounded up, and then 13 of them.
+  EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid),
+                   before_us + AddStatesUs(8, kGroup) + kTimes.merge_us + AddStatesUs(13, kGroup));
   tiles.resize(2, 0);
   EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(100, kGroup));
 }
