@@ -7,6 +7,7 @@
 #include <chrono>
 #include <ctime>
 #include <fstream>
+#include <string_view>
 #include <thread>
 
 #include "harness/engine/process_group.h"
@@ -51,6 +52,20 @@ std::string OsName() {
 
 }  // namespace
 
+std::vector<std::string> WithoutFolders(std::span<const char* const> arguments) {
+  std::vector<std::string> words;
+  for (const std::string_view argument : arguments) {
+    // A path of a machine stands alone or after a flag's equals sign.
+    const size_t equals = argument.find('=');
+    const bool flag = argument.starts_with("--") && equals != std::string_view::npos;
+    const size_t value = flag ? equals + 1 : 0;
+    const std::string_view path = argument.substr(value);
+    const size_t name = path.starts_with('/') ? path.find_last_of('/') + 1 : 0;
+    words.push_back(StrCat(argument.substr(0, value), path.substr(name)));
+  }
+  return words;
+}
+
 Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda, int32_t ranks) {
   [[maybe_unused]] int32_t ranks_here = ranks;
   std::vector<std::string> hosts;
@@ -61,7 +76,7 @@ Fingerprint TakeFingerprint(int argc, char** argv, [[maybe_unused]] bool cuda, i
   }
   Fingerprint print{
       .time_utc = UtcNow(),
-      .command_line = {argv, argv + argc},
+      .command_line = WithoutFolders({argv, static_cast<size_t>(argc)}),
       .build = GetBuildInfo(),
       .cpu = CpuModel(),
       .cpu_threads = static_cast<int>(std::thread::hardware_concurrency()),

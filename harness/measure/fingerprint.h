@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,10 @@ struct Fingerprint {
   // By rank: tells hosts apart without identifying them. Empty unless there are several.
   std::vector<std::string> hosts{};
 };
+
+// The words of a command line, absolute paths cut to their last parts: a record says what ran, not
+// in which folders of a machine.
+std::vector<std::string> WithoutFolders(std::span<const char* const> arguments);
 
 // `cuda` adds the current CUDA device, which must exist, and all of several `ranks`.
 Fingerprint TakeFingerprint(int argc, char** argv, bool cuda, int32_t ranks = 1);

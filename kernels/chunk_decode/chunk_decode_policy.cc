@@ -162,10 +162,7 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
 namespace {
 
 int64_t BlocksPerSm(const PagedKvLayout& layout, const DeviceFacts& device) {
-  constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
-  const int64_t block_bytes = ChunkDecodeBlockBytes(layout.head_dim) + kReservedBytes;
-  return std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1,
-                             ChunkDecodeBlocksPerSm(layout.head_dim));
+  return ChunkDecodeBlocksPerSm(layout.head_dim, ChunkDecodeBlockBytes(layout.head_dim), device);
 }
 
 }  // namespace

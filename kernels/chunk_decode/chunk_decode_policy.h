@@ -1,6 +1,7 @@
 // Numbers that the plan and the kernel of chunk_decode must agree on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/chunk_decode/chunk_decode.h"
@@ -27,18 +28,28 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
-// Shared memory for the query rows of two tasks with one member, which come with their first tiles
-// where a block gets so much.
+// Blocks that share an SM, where it has room: as many bytes are in flight with either head_dim.
+constexpr int32_t ChunkDecodeBlocksPerSm(int32_t head_dim) { return head_dim == 64 ? 4 : 2; }
+// How many of so many bytes the SMs of a device have room for, and at least one.
+constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, int64_t block_bytes,
+                                         const DeviceFacts& device) {
+  constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
+  return std::clamp<int64_t>(device.shared_bytes_per_sm / (block_bytes + kReservedBytes), 1,
+                             ChunkDecodeBlocksPerSm(head_dim));
+}
+
+// Shared memory for the query rows of two tasks with one member. They come with their first tiles
+// where a block gets so much and as many blocks share an SM.
 constexpr int64_t ChunkDecodeQueryBytes(int32_t head_dim) {
   return int64_t{2} * kChunkDecodeNarrowRows * head_dim * 2;
 }
 constexpr bool ChunkDecodeQueriesWithTiles(int32_t head_dim, const DeviceFacts& device) {
-  return ChunkDecodeBlockBytes(head_dim) + ChunkDecodeQueryBytes(head_dim) <=
-         device.shared_bytes_per_block;
+  const int64_t without = ChunkDecodeBlockBytes(head_dim);
+  const int64_t with = without + ChunkDecodeQueryBytes(head_dim);
+  return with <= device.shared_bytes_per_block &&
+         ChunkDecodeBlocksPerSm(head_dim, with, device) ==
+             ChunkDecodeBlocksPerSm(head_dim, without, device);
 }
-
-// Blocks that share an SM, where it has room: as many bytes are in flight with either head_dim.
-constexpr int32_t ChunkDecodeBlocksPerSm(int32_t head_dim) { return head_dim == 64 ? 4 : 2; }
 
 // Up to so many partial states, times the rows that a warp adds, a block adds a sequence's states
 // alone. More are first added in bundles, at most so many, and then their sums.

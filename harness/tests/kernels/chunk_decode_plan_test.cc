@@ -443,6 +443,12 @@ TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
     for (const int32_t head_dim : {64, 128}) {
       EXPECT_LE(ChunkDecodeBlockBytes(head_dim), device.facts.shared_bytes_per_block)
           << ::testing::PrintToString(device) << ", head_dim " << head_dim;
+      if (!ChunkDecodeQueriesWithTiles(head_dim, device.facts)) continue;
+      const int64_t bytes = ChunkDecodeBlockBytes(head_dim) + ChunkDecodeQueryBytes(head_dim);
+      EXPECT_LE(bytes, device.facts.shared_bytes_per_block);
+      const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 1, .head_dim = head_dim};
+      const int32_t blocks = ChunkDecodeFullGrid(layout, device.facts).num_lanes;
+      EXPECT_LE(blocks / device.facts.sm_count * bytes, device.facts.shared_bytes_per_sm);
     }
     for (const int32_t num_kv_heads : {1, 2, 8, 32}) {
       for (const std::vector<int32_t>& lengths : std::vector<std::vector<int32_t>>{

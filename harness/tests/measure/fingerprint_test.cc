@@ -30,6 +30,13 @@ TEST(FingerprintTest, WithoutGpuSaysWhatIsKnown) {
   EXPECT_THAT(print.build.compiler, HasSubstr("1"));
 }
 
+TEST(FingerprintTest, TheCommandLineNamesNoFolders) {
+  const char* const words[] = {"/tmp/b/bench_x", "--record=/home/me/out.jsonl", "--shapes",
+                               "/a/b.json",      "benches/shapes.json",         "--x=1/2"};
+  EXPECT_THAT(WithoutFolders(words), ElementsAre("bench_x", "--record=out.jsonl", "--shapes",
+                                                 "b.json", "benches/shapes.json", "--x=1/2"));
+}
+
 TEST(FingerprintTest, TheRecordNamesNoHost) {
   char program[] = "bench_x";
   char* argv[] = {program, nullptr};
