@@ -179,7 +179,8 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     if (t + 2 < end) load(t + 2, false);
     const int valid = tile.Tokens() - warp * 16;
     tile.Advance(plan.ranges);
-    if (valid > 0) state.Add(query, stage_address(t), warp * 16, valid, args.scale_log2);
+    if (valid > 0)
+      state.Add(query, stage_address(t), warp * 16, valid, args.scale_log2, place.group <= 8);
   }
   __syncthreads();  // the last tile is read
 

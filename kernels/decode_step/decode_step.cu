@@ -31,7 +31,7 @@ void Launch(const DecodeStepParams& params, const LaunchOptions& options) {
   const DeviceFacts& device = CurrentDeviceFacts();
   const std::string refusal =
       DecodeStepRefusal(params.model, params.layout, params.num_tokens, device);
-  Require(refusal.empty(), "decode_step does not take ", refusal);
+  Require(refusal.empty(), "decode_step refuses this step: ", refusal);
   const int64_t needed = DecodeStepWorkspaceBytes(params.model, params.layout, device);
   Require(params.workspace != nullptr && params.workspace_bytes >= needed, "workspace_bytes is ",
           params.workspace_bytes, "; ", needed, " are needed");

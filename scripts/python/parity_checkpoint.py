@@ -10,6 +10,7 @@ import time
 
 import torch
 import transformers
+from transformers.models.auto import modeling_auto
 
 import random_checkpoint
 from tokline import revision
@@ -93,7 +94,10 @@ def make_config(shape, out):
     """Writes the config.json of the checkpoint alone to the new folder `out`."""
     config_class, values = SHAPES[shape]
     out.mkdir(parents=True)
-    config_class(**values, dtype=torch.bfloat16).save_pretrained(out)
+    config = config_class(**values, dtype=torch.bfloat16)
+    # A model writes the name of its class when it is saved; a config that no model has must be told.
+    config.architectures = [modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.save_pretrained(out)
     random_checkpoint.to_hub_config(out)
 
 

@@ -461,6 +461,25 @@ TEST_F(DecodeStepCudaTest, WhatItDoesNotTakeIsRefused) {
   }
 }
 
+class DecodeStepPortableCudaTest : public CudaTest {};
+
+// As a program compiled to PTX meets it.
+TEST_F(DecodeStepPortableCudaTest, IsRefusedWithoutCodeForIt) {
+  if (QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "this program has the code";
+  const StepModel model({});
+  const DeviceModel device(model);
+  DeviceStep arrays(device, Step(model.shape, {.rows = RowsOf({5, 17})}), {1, 1});
+  const StepResult before = arrays.Read();
+  try {
+    Launch(arrays.params, {});
+    FAIL() << "a kernel was launched that the program has no code for";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "decode_step refuses this step: it needs an sm_90a GPU and code compiled for it");
+  }
+  EXPECT_TRUE(SameBits(arrays.Read(), before));
+}
+
 TEST_F(DecodeStepCudaTest, NoTokensLaunchNothing) {
   const StepModel model({});
   const DeviceModel device(model);
