@@ -25,7 +25,7 @@ from tokline.terminal import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json in them or below them
-RECORDS = [ROOT / "results/h200/mutations.json", ROOT / "results/cpu/mutations.json"]
+RECORDS = [ROOT / f"results/{folder}/mutations.json" for folder in ("h200", "h100", "cpu")]
 REPORT = ROOT / "docs/mutations.md"
 SCHEMA = 1
 FIELDS = {"name", "bug", "file", "old", "new", "tests"}
@@ -502,7 +502,7 @@ def main():
         command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
     command = add("report", report, "write docs/mutations.md from the records of cpu and run")
     command.add_argument("--results", nargs="+", default=RECORDS, metavar="FILE.json",
-                         help="records, the newest last. Default: those in results/h200 and results/cpu")
+                         help="records, the newest last. Default: those of results/h200, h100 and cpu")
     command.add_argument("--out", default=REPORT, metavar="FILE.md")
     arguments = parsed.parse_args()
     try:
