@@ -179,8 +179,7 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     if (t + 2 < end) load(t + 2, false);
     const int valid = tile.Tokens() - warp * 16;
     tile.Advance(plan.ranges);
-    if (valid > 0)
-      state.Add(query, stage_address(t), warp * 16, valid, args.scale_log2, place.group <= 8);
+    if (valid > 0) state.Add(query, stage_address(t), warp * 16, valid, args.scale_log2);
   }
   __syncthreads();  // the last tile is read
 

@@ -245,10 +245,9 @@ struct RowState {
   float row_sum[2] = {0, 0};                  // this lane's columns only
   float output[P::kHeadDim / 8][4] = {};
 
-  // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count. `one_half`: only the first
-  // eight rows are wanted.
+  // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count.
   __device__ __forceinline__ void Add(const Query<P>& query, uint32_t stage_address, int first_row,
-                                      int valid, float scale_log2, bool one_half) {
+                                      int valid, float scale_log2) {
     using T = typename P::T;
     const int lane = threadIdx.x % 32;
     float scores[2][4] = {};
@@ -272,10 +271,6 @@ struct RowState {
     uint32_t probabilities[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (half == 1 && one_half) {
-        probabilities[1] = probabilities[3] = 0;
-        break;
-      }
       float best = row_max[half];
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -290,16 +285,8 @@ struct RowState {
       best = WarpMax<4>(best);
       // A row whose scores are all -inf (possible with infinite inputs) must not give NaN.
       const float base = best == -INFINITY ? 0.0f : best;
-      if (__any_sync(0xffffffffu, best > row_max[half])) {
-        const float rescale = ptx::Exp2(row_max[half] - base);
-        row_max[half] = best;
-        row_sum[half] *= rescale;
-#pragma unroll
-        for (int n = 0; n < P::kHeadDim / 8; ++n) {
-          output[n][half * 2] *= rescale;
-          output[n][half * 2 + 1] *= rescale;
-        }
-      }
+      const float rescale = ptx::Exp2(row_max[half] - base);
+      row_max[half] = best;
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -308,7 +295,12 @@ struct RowState {
         sum += p0 + p1;
         probabilities[n * 2 + half] = Pack2<T>(p0, p1);
       }
-      row_sum[half] += sum;
+      row_sum[half] = row_sum[half] * rescale + sum;
+#pragma unroll
+      for (int n = 0; n < P::kHeadDim / 8; ++n) {
+        output[n][half * 2] *= rescale;
+        output[n][half * 2 + 1] *= rescale;
+      }
     }
     const int row = first_row + ((lane / 8) % 2) * 8 + lane % 8;
     const uint32_t tile_address = stage_address + P::kTileBytes;
@@ -484,11 +476,11 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
         const uint32_t address = stage_address(computed);
         if (warps_share_rows) {
           if (warp * 16 < valid) {
-            state.Add(query, address, warp * 16, valid - warp * 16, args.scale_log2, num_rows <= 8);
+            state.Add(query, address, warp * 16, valid - warp * 16, args.scale_log2);
           }
         } else if (!idle) {
           for (int row = 0; row < valid; row += 16) {
-            state.Add(query, address, row, valid - row, args.scale_log2, false);
+            state.Add(query, address, row, valid - row, args.scale_log2);
           }
         }
         ++computed;
