@@ -292,10 +292,11 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   const bool one_kernel = !parts.empty();
   StepPlan chain;
   if (!one_kernel || config_.SharesReads()) {
-    chain.shape = ChainShape(scheduled);
     chain.shared = SharedRunsOf(scheduled);
-    // A cluster works on one sequence, so it cannot share reads.
-    if (!chain.shared.empty()) chain.shape.decode.grid = config_.full_grid;
+    chain.shape = ChainShape(scheduled, SharedTokensSaved(chain.shared, config_.group));
+    // A cluster works on one sequence. Clusters that are quicker than lanes that read shared runs
+    // once share nothing.
+    if (chain.shape.decode.grid.cluster_lanes > 1) chain.shared.clear();
   }
   // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
   // longer than the launches of a layer in a chain do.
@@ -308,7 +309,7 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   return {.shape = config_.OneKernelShape(bucket), .parts = std::move(parts), .shared = {}};
 }
 
-StepShape Decoder::ChainShape(const ScheduledStep& scheduled) const {
+StepShape Decoder::ChainShape(const ScheduledStep& scheduled, int64_t tokens_saved) const {
   StepShape shape;
   if (scheduled.decode_rows > 0) {
     int64_t longest = 1, tokens = 0;
@@ -317,7 +318,7 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled) const {
       tokens += slice.begin + slice.count;
     }
     const auto sequences = static_cast<int32_t>(scheduled.decode.size());
-    shape = config_.DecodeShape(config_.Bucket(sequences), longest, tokens);
+    shape = config_.DecodeShape(config_.Bucket(sequences), longest, tokens - tokens_saved);
   }
   AttentionShape& prefill = shape.prefill;
   prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};

@@ -196,13 +196,15 @@ class Decoder {
   // Schedules the next step, if there is one, and uploads its arrays.
   void Prepare(Turn& turn);
   StepPlan PlanStep(const ScheduledStep& scheduled) const;
-  StepShape ChainShape(const ScheduledStep& scheduled) const;
+  // `tokens_saved` need not be read, since sequences share them.
+  StepShape ChainShape(const ScheduledStep& scheduled, int64_t tokens_saved) const;
   // How the contexts of a step are cut if it runs as one kernel, one entry per row with padding;
   // empty if it must run as a chain.
   std::vector<int32_t> OneKernelParts(const ScheduledStep& scheduled) const;
   // The tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in padding.
   std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
-  // Returns the runs that several decode rows share and that a chain of this shape may read once.
+  // Returns the runs that several decode rows share and that a chain of the full grid may read
+  // once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled) const;
   // Writes the arrays of a step, which may be empty except for padding.
   PreparedStep WriteArrays(const ScheduledStep& scheduled, StepPlan plan, Turn& turn);

@@ -77,7 +77,7 @@ struct DecoderConfig {
 
   int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
   // The shape of a decode step as a chain of kernels, whose longest context, with the new token, is
-  // `longest` and whose contexts are `tokens` in all.
+  // `longest` and which reads `tokens` in all.
   StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens) const;
   StepShape DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const;
   // The same as one kernel.

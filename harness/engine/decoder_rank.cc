@@ -168,10 +168,14 @@ void DecoderRank::RunStep(const StepShape& shape, int turn) {
     forward.Enqueue(shape);
   } else {
     const AttentionShape& decode = shape.decode;
-    const CapturedStep& step = *std::ranges::find_if(captured, [&](const CapturedStep& one) {
+    const auto found = std::ranges::find_if(captured, [&](const CapturedStep& one) {
       return one.shape.decode.num_seqs == decode.num_seqs && one.shape.decode.grid == decode.grid &&
              one.shape.one_kernel == shape.one_kernel;
     });
+    Require(found != captured.end(), "no graph was captured for a step of ", decode.num_seqs,
+            " sequences on ", decode.grid.num_lanes, " lanes in clusters of ",
+            decode.grid.cluster_lanes);
+    const CapturedStep& step = *found;
     Require(decode.num_tiles == step.shape.decode.num_tiles, "a step has ", decode.num_tiles,
             " tiles, its graph ", step.shape.decode.num_tiles);
     step.graph->Enqueue();

@@ -1,4 +1,4 @@
-// chunk_decode for few short sequences: the blocks of a cluster share a sequence and KV head.
+// chunk_decode for few sequences: the blocks of a cluster share a sequence and KV head.
 //
 // Grid: as in chunk_decode_device.cuh, with the cluster_lanes lanes of a cluster side by side. The
 //   last task of a lane is its share of the cluster's sequence. Steps are so short that every

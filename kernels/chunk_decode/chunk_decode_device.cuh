@@ -368,9 +368,10 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
     return has_tasks && index < kTasks ? tasks[index] : plan.tasks[t];
   };
   // Tile number n of the lane lies in stage n % kStages. Tiles are loaded ahead of the one that is
-  // computed, and beyond the end of a task if its states leave room for them. With its first tile
-  // come a task's query rows: a load at its begin would wait behind all tiles that are on their
-  // way.
+  // computed, and beyond the end of a task if its states leave room for them. The query rows of a
+  // task with one member come with its first tile: a load at its begin would wait behind all tiles
+  // that are on their way. Two places suffice for them, since no tile is loaded of a task beyond
+  // the next one, and barriers lie between the end of a task and the loads of the next but one.
   int loaded = 0, computed = 0;
   ChunkDecodeTask task = plan.tasks[task_begin];  // that is computed
   int32_t next_task = task_begin;                 // that the next tile to load belongs to
@@ -379,7 +380,8 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
   const auto comes_with_tile = [&](const ChunkDecodeTask& of) {
     return args.queries_with_tiles && of.member_count == 1;
   };
-  // The sequence whose query comes with the next tile, or -1.
+  // The sequence whose query comes with the next tile, or -1. Before the dependency wait there is
+  // none, because the kernel before writes the queries.
   int32_t next_query =
       comes_with_tile(task) && !args.params.only_last_is_new ? task.first_member.seq : -1;
   // Finds the pages of the next tile, which may be a later task's, before they are needed.

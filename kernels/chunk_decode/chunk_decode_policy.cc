@@ -183,6 +183,7 @@ ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& la
   while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > blocks) cluster /= 2;
   return {.num_lanes = num_seqs * cluster, .cluster_lanes = cluster};
 }
+
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device) {
   const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, device);
@@ -436,10 +437,11 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
       kChunkDecodeTimes.memory_tile_us +
       (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached_tiles / tiles;
   ChunkDecodePlan each = plan(alone);
-  const bool pays =
-      EstimateUs(once, group, kChunkDecodeTimes.memory_tile_us) + kChunkDecodeTimes.least_gain_us <
-      EstimateUs(each, group, tile_us);
-  return pays ? once : each;
+  const double each_us = each.size.grid.cluster_lanes > 1
+                             ? ClustersUs(LoadOf(table), each.size.grid, layout, group, device)
+                             : EstimateUs(each, group, tile_us);
+  const double once_us = EstimateUs(once, group, kChunkDecodeTimes.memory_tile_us);
+  return once_us + kChunkDecodeTimes.least_gain_us < each_us ? once : each;
 }
 
 ChunkDecodeWorkspace ChunkDecodeWorkspaceLayout(int32_t num_seqs, int64_t max_partials,

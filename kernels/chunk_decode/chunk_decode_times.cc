@@ -74,7 +74,9 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
   // Blocks that share an SM end later than those that have one to themselves.
   const int64_t blocks = int64_t{clusters.num_lanes} * layout.num_kv_heads;
   const auto blocks_per_sm = static_cast<double>(DivideUp(blocks, int64_t{device.sm_count}));
-  const double reading = blocks_per_sm / ChunkDecodeBlocksPerSm(layout.head_dim);
+  const double reading =
+      blocks_per_sm / static_cast<double>(ChunkDecodeBlocksPerSm(
+                          layout.head_dim, ChunkDecodeBlockBytes(layout.head_dim), device));
   const double alone_us = layout.head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us
                                                 : kChunkDecodeTimes.cluster_tile_us;
   return kChunkDecodeTimes.cluster_us + group * kChunkDecodeTimes.cluster_row_us +

@@ -20,9 +20,8 @@ namespace tokline {
 //   bound by lanes of 38.8 and 31.0 wide tiles and by a block that merged 64 rows: 5.24 per wide
 //   tile, if a row took 0.61. The wide tile errs against sharing.
 // - A merge of two rows then took 2.5: 1.28 beside its rows.
-// - "Merging": a row of 264 states took 6, in 17 rounds of loads.
-// - "Clusters or lanes": what clusters take, and further eight states, are fitted to the shapes
-//   there.
+// - "Clusters or lanes": further eight states, bundles and what clusters take are fitted to the
+//   shapes there, on an H100.
 // - "Cut, whole or in parts": in equal shares a lane leaves two states and merges once, which takes
 //   5.0.
 struct ChunkDecodeTimes {

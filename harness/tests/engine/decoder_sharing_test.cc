@@ -146,6 +146,36 @@ TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
   }
 }
 
+// A step finds its graph by its grid, which follows from what it reads.
+TEST(DecoderSharingTest, EveryStepHasTheShapeOfAGraph) {
+  int32_t clusters = 0;
+  for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kWhenItPays}) {
+    DecoderOptions options = Options();
+    options.device = Device::kCuda;
+    options.dtype = DType::kBf16;
+    options.max_batch = 200;
+    options.max_context = 4000;
+    options.sharing = sharing;
+    const DecoderConfig config(Model().spec, options, testing::kH200);
+    const std::vector<StepShape> shapes = config.DecodeShapes();
+    for (const int32_t bucket : config.buckets) {
+      for (const int64_t longest : {1, 64, 65, 128, 300, 1000, 4000}) {
+        for (const int64_t tokens : {longest, bucket * longest}) {
+          const ChunkDecodeGrid grid = config.DecodeShape(bucket, longest, tokens).decode.grid;
+          clusters += grid.cluster_lanes > 1;
+          EXPECT_TRUE(std::ranges::any_of(shapes,
+                                          [&](const StepShape& shape) {
+                                            return shape.decode.num_seqs == bucket &&
+                                                   shape.decode.grid == grid;
+                                          }))
+              << bucket << " sequences of " << longest << " tokens";
+        }
+      }
+    }
+  }
+  EXPECT_GT(clusters, 0);
+}
+
 TEST(DecoderSharingTest, WithoutReuseNothingIsShared) {
   DecoderOptions options = Options();
   options.reuse = false;
