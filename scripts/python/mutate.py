@@ -25,7 +25,7 @@ from tokline.terminal import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json in them or below them
-RECORDS = [ROOT / f"results/{folder}/mutations.json" for folder in ("h200", "h100", "cpu")]
+RECORDS = sorted((ROOT / "results").glob("*/mutations*.json"))
 REPORT = ROOT / "docs/mutations.md"
 SCHEMA = 1
 FIELDS = {"name", "bug", "file", "old", "new", "tests"}
@@ -230,8 +230,17 @@ def build_mutants(arguments, mutations, options, languages):
     return programs
 
 
+def chosen(arguments, wanted):
+    """The mutations with a test that is wanted; with --missing those that no record has as they are now."""
+    mutations = with_tests(read_mutations(), wanted)
+    if not arguments.missing:
+        return mutations
+    records = read_records(RECORDS)
+    return [m for m in mutations if any(newest_result(records, m, test) is None for test in m["tests"])]
+
+
 def build(arguments):
-    mutations = with_tests(read_mutations(), needs_gpu)
+    mutations = chosen(arguments, needs_gpu)
     programs = build_mutants(arguments, mutations, ["-DTOKLINE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a",
                                                     "-DTOKLINE_BUILD_BENCHES=OFF"], ["CXX", "CUDA"])
     manifest = {"schema": SCHEMA, "revision": revision(), "mutations": mutations}
@@ -248,7 +257,7 @@ def build(arguments):
 
 def cpu(arguments):
     out = record_path(arguments.out)
-    mutations = with_tests(read_mutations(), lambda test: not needs_gpu(test))
+    mutations = chosen(arguments, lambda test: not needs_gpu(test))
     programs = build_mutants(arguments, mutations, ["-DTOKLINE_CUDA=OFF", "-DTOKLINE_BUILD_BENCHES=ON"], ["CXX"])
     return run_and_record(programs, mutations, revision(), None, jobs=1, out=out)
 
@@ -495,6 +504,8 @@ def main():
     for command in (on_cpu, add("build", build, "compile those that have CUDA tests, for sm_90a; needs nvcc")):
         command.add_argument("out_dir", metavar="OUT_DIR", help="where the programs go")
         command.add_argument("--jobs", type=positive, default=2, metavar="N", help="parallel compilers. Default: 2")
+        command.add_argument("--missing", action="store_true",
+                             help="only those that no record in results/ has as they are now")
     on_gpu = add("run", run, "run the CUDA tests of all mutants; needs a GPU and no compiler")
     on_gpu.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")
     on_gpu.add_argument("--jobs", type=positive, default=4, metavar="N", help="programs at once. Default: 4")
@@ -502,7 +513,7 @@ def main():
         command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
     command = add("report", report, "write docs/mutations.md from the records of cpu and run")
     command.add_argument("--results", nargs="+", default=RECORDS, metavar="FILE.json",
-                         help="records, the newest last. Default: those of results/h200, h100 and cpu")
+                         help="records; of several with a verdict the last counts. Default: results/*/mutations*.json")
     command.add_argument("--out", default=REPORT, metavar="FILE.md")
     arguments = parsed.parse_args()
     try:
