@@ -174,6 +174,16 @@ class MutateTest(unittest.TestCase):
         self.assertEqual(rows["bug of seen"][0], "`Test.A`; **survived** `other_test`")
         self.assertIn("0 are caught by every test program that is named for them, 1 survive", text)
 
+    def test_missing_are_those_without_a_verdict_as_they_are_now(self):
+        mutations = [mutation(name) | {"digest": name} for name in ("run", "rewritten", "new")]
+        ran = {"sum_test": {"caught_by": {"Test.A": "fails"}}}
+        entries = {"run": {"digest": "run", "results": ran}, "rewritten": {"digest": "older", "results": ran}}
+        with (mock.patch.object(mutate, "read_mutations", return_value=mutations),
+              mock.patch.object(mutate, "read_records", return_value=[{"run": "CPU", "entries": entries}])):
+            for missing, names in ((True, ["rewritten", "new"]), (False, ["run", "rewritten", "new"])):
+                found = mutate.chosen(mock.Mock(missing=missing), lambda test: True)
+                self.assertEqual([one["name"] for one in found], names)
+
     def test_old_text_must_be_found_exactly_once(self):
         for text, count in (("", 0), (SUM + SUM, 2)):
             self.source.write_text(text)
