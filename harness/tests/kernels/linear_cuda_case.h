@@ -6,10 +6,13 @@
 
 namespace tokline::testing {
 
-// Whether the GPU and the program have the code of a variant: kWgmma and kTile are for sm_90a.
+inline bool NeedsHopperCode(LinearVariant variant) {
+  return variant == LinearVariant::kWgmma || variant == LinearVariant::kTile;
+}
+
+// Whether the GPU and the program have the code of a variant.
 inline bool HasCodeFor(LinearVariant variant) {
-  const bool hopper = variant == LinearVariant::kWgmma || variant == LinearVariant::kTile;
-  return !hopper || QueryDeviceFacts().HasHopperCode();
+  return !NeedsHopperCode(variant) || QueryDeviceFacts().HasHopperCode();
 }
 
 }  // namespace tokline::testing
