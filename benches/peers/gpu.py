@@ -3,6 +3,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import uuid
 
 from peers.rows import utc_now
@@ -15,6 +16,13 @@ THROTTLE_REASONS = {0x1: ("idle", False), 0x2: ("application clocks", False), 0x
                     0x8: ("hardware slowdown", True), 0x10: ("sync boost", True), 0x20: ("thermal", True),
                     0x40: ("hardware thermal", True), 0x80: ("power brake", True), 0x100: ("display clocks", False)}
 LEAD_CYCLES = 400_000  # the device waits this long while the host queues events and replays
+
+
+def without_folders(words):
+    """A command line whose absolute paths are cut as WithoutFolders of harness/measure/fingerprint.h cuts them."""
+    def cut(word):
+        return re.sub(r"^(--[^=]*=)?/(?:(?:.*?/)?(?=build/)|(?:.*/)?(?=[^/]+/*$))", r"\1", word)
+    return [cut(word) for word in words]
 
 
 def uuid_hash(raw):
@@ -217,7 +225,7 @@ class CudaDevice:
     def fingerprint(self, root, command_line, libraries):
         """The fingerprint of a run, as records have it; `libraries` has the versions of what is measured."""
         commit, dirty = revision.of_tree(root)
-        return {"time_utc": utc_now(), "command_line": command_line, "commit": commit or "unknown",
+        return {"time_utc": utc_now(), "command_line": without_folders(command_line), "commit": commit or "unknown",
                 "dirty": {True: "true", False: "false", None: "unknown"}[dirty],
                 "compiler": "unknown", "cuda_compiler": "unknown", "flags": "unknown", "build_type": "unknown",
                 "cpu": _cpu_model(), "cpu_threads": os.cpu_count(), "cpu_governor": _first_line(GOVERNOR),

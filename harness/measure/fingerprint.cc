@@ -61,10 +61,12 @@ std::vector<std::string> WithoutFolders(std::span<const char* const> arguments) 
     const size_t value = flag ? equals + 1 : 0;
     const std::string_view path = argument.substr(value);
     const size_t end = path.find_last_not_of('/');  // a folder's name may end in a slash
-    const size_t name = path.starts_with('/') && end != std::string_view::npos
-                            ? path.find_last_of('/', end) + 1
-                            : 0;
-    words.push_back(StrCat(argument.substr(0, value), path.substr(name)));
+    size_t kept = 0;
+    if (path.starts_with('/') && end != std::string_view::npos) {
+      const size_t build = path.find("/build/");
+      kept = (build != std::string_view::npos ? build : path.find_last_of('/', end)) + 1;
+    }
+    words.push_back(StrCat(argument.substr(0, value), path.substr(kept)));
   }
   return words;
 }

@@ -52,8 +52,8 @@ struct Fingerprint {
   std::vector<std::string> hosts{};
 };
 
-// The words of a command line, absolute paths cut to their last parts: a record says what ran, not
-// in which folders of a machine.
+// The words of a command line, absolute paths cut to their last parts, or to those from a folder
+// named build on: a record says what ran, not in which folders of a machine.
 std::vector<std::string> WithoutFolders(std::span<const char* const> arguments);
 
 // `cuda` adds the current CUDA device, which must exist, and all of several `ranks`.

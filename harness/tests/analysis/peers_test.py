@@ -538,6 +538,14 @@ class GpuTest(unittest.TestCase):
         self.assertEqual(gpu.uuid_hash(b""), "cbf29ce484222325")
         self.assertEqual(gpu.uuid_hash(b"foobar"), "85944171f73967e8")  # FNV-1a's published test vector
 
+    def test_the_command_line_names_no_folders(self):  # as FingerprintTest.TheCommandLineNamesNoFolders
+        from peers import gpu
+        words = ["/home/me/build/cuda/bin/bench_y", "/models/x/", "/tmp/b/bench_x", "--record=/home/me/out.jsonl",
+                 "--shapes", "/a/b.json", "benches/shapes.json", "--x=1/2"]
+        self.assertEqual(gpu.without_folders(words), [
+            "build/cuda/bin/bench_y", "x/", "bench_x", "--record=out.jsonl", "--shapes", "b.json",
+            "benches/shapes.json", "--x=1/2"])
+
     def test_throttling_is_said_in_words(self):
         from peers import gpu
         self.assertEqual(gpu.throttle_text(0), "none")

@@ -31,11 +31,17 @@ TEST(FingerprintTest, WithoutGpuSaysWhatIsKnown) {
 }
 
 TEST(FingerprintTest, TheCommandLineNamesNoFolders) {
-  const char* const words[] = {"/models/x/", "/tmp/b/bench_x", "--record=/home/me/out.jsonl",
-                               "--shapes",   "/a/b.json",      "benches/shapes.json",
+  const char* const words[] = {"/home/me/build/cuda/bin/bench_y",
+                               "/models/x/",
+                               "/tmp/b/bench_x",
+                               "--record=/home/me/out.jsonl",
+                               "--shapes",
+                               "/a/b.json",
+                               "benches/shapes.json",
                                "--x=1/2"};
-  EXPECT_THAT(WithoutFolders(words), ElementsAre("x/", "bench_x", "--record=out.jsonl", "--shapes",
-                                                 "b.json", "benches/shapes.json", "--x=1/2"));
+  EXPECT_THAT(WithoutFolders(words),
+              ElementsAre("build/cuda/bin/bench_y", "x/", "bench_x", "--record=out.jsonl",
+                          "--shapes", "b.json", "benches/shapes.json", "--x=1/2"));
 }
 
 TEST(FingerprintTest, TheRecordNamesNoHost) {
