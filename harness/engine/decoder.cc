@@ -291,20 +291,23 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   std::vector<int32_t> parts = OneKernelParts(scheduled);
   const bool one_kernel = !parts.empty();
   StepPlan chain;
+  int64_t tokens_saved = 0;
   if (!one_kernel || config_.SharesReads()) {
     chain.shared = SharedRunsOf(scheduled);
-    chain.shape = ChainShape(scheduled, SharedTokensSaved(chain.shared, config_.group));
+    tokens_saved = SharedTokensSaved(chain.shared, config_.group);
+    chain.shape = ChainShape(scheduled, tokens_saved);
     // A cluster works on one sequence. Clusters that are quicker than lanes that read shared runs
     // once share nothing.
-    if (chain.shape.decode.grid.cluster_lanes > 1) chain.shared.clear();
+    if (chain.shape.decode.grid.cluster_lanes > 1) {
+      chain.shared.clear();
+      tokens_saved = 0;
+    }
   }
   // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
   // longer than the launches of a layer in a chain do.
   constexpr int64_t kWorthBytes = int64_t{32} << 20;
   const int64_t layer_bytes = KvTokenBytes() / spec_.num_layers;
-  if (!one_kernel || SharedTokensSaved(chain.shared, config_.group) * layer_bytes >= kWorthBytes) {
-    return chain;
-  }
+  if (!one_kernel || tokens_saved * layer_bytes >= kWorthBytes) return chain;
   const auto bucket = static_cast<int32_t>(parts.size());
   return {.shape = config_.OneKernelShape(bucket), .parts = std::move(parts), .shared = {}};
 }

@@ -229,7 +229,7 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid
                   .num_tokens = bucket,
                   .max_pages = int64_t{bucket} * max_pages,
                   .more_chunks = bucket * (max_runs - 1)};
-  if (full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode)) shape.decode.grid = grid;
+  if (!Ablates(Ablation::kChunkDecode)) shape.decode.grid = grid;
   if (SharesReads()) {
     shape.decode.shared_runs = kMaxSharedRuns;
     shape.decode.task_members = std::min(bucket, kChunkDecodeMaxRows / group);

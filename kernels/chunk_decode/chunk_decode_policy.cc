@@ -159,16 +159,8 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
 
 }  // namespace
 
-namespace {
-
-int64_t BlocksPerSm(const PagedKvLayout& layout, const DeviceFacts& device) {
-  return ChunkDecodeBlocksPerSm(layout.head_dim, ChunkDecodeBlockBytes(layout.head_dim), device);
-}
-
-}  // namespace
-
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
-  const int64_t blocks = device.sm_count * BlocksPerSm(layout, device);
+  const int64_t blocks = device.sm_count * ChunkDecodeBlocksPerSm(layout.head_dim, device);
   return {.num_lanes = static_cast<int32_t>(std::max<int64_t>(1, blocks / layout.num_kv_heads)),
           .cluster_lanes = 1};
 }
@@ -177,7 +169,8 @@ ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& la
                                        const DeviceFacts& device) {
   // Clusters of eight blocks fill 120 of 132 SMs, whose groups of SMs are whole. Of the four blocks
   // of head_dim 64 that an SM has room for, three leave some to the kernels before and after.
-  const int64_t blocks_per_sm = std::min<int64_t>(3, BlocksPerSm(layout, device));
+  const int64_t blocks_per_sm =
+      std::min<int64_t>(3, ChunkDecodeBlocksPerSm(layout.head_dim, device));
   const int64_t blocks = device.sm_count * 10 / 11 * blocks_per_sm;
   int32_t cluster = device.HasClusters() ? kChunkDecodeMaxClusterLanes : 1;
   while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > blocks) cluster /= 2;

@@ -28,14 +28,13 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
-// Blocks that share an SM, where it has room: as many bytes are in flight with either head_dim.
-constexpr int32_t ChunkDecodeBlocksPerSm(int32_t head_dim) { return head_dim == 64 ? 4 : 2; }
-// How many of so many bytes the SMs of a device have room for, and at least one.
-constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, int64_t block_bytes,
-                                         const DeviceFacts& device) {
+// Blocks that share an SM, each with `more_bytes` beside those of its ring: at least one, and where
+// there is room so many that as many bytes are in flight with either head_dim.
+constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, const DeviceFacts& device,
+                                         int64_t more_bytes = 0) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
-  return std::clamp<int64_t>(device.shared_bytes_per_sm / (block_bytes + kReservedBytes), 1,
-                             ChunkDecodeBlocksPerSm(head_dim));
+  const int64_t block_bytes = ChunkDecodeBlockBytes(head_dim) + more_bytes + kReservedBytes;
+  return std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1, head_dim == 64 ? 4 : 2);
 }
 
 // Shared memory for the query rows of two tasks with one member. They come with their first tiles
@@ -44,28 +43,29 @@ constexpr int64_t ChunkDecodeQueryBytes(int32_t head_dim) {
   return int64_t{2} * kChunkDecodeNarrowRows * head_dim * 2;
 }
 constexpr bool ChunkDecodeQueriesWithTiles(int32_t head_dim, const DeviceFacts& device) {
-  const int64_t without = ChunkDecodeBlockBytes(head_dim);
-  const int64_t with = without + ChunkDecodeQueryBytes(head_dim);
-  return with <= device.shared_bytes_per_block &&
-         ChunkDecodeBlocksPerSm(head_dim, with, device) ==
-             ChunkDecodeBlocksPerSm(head_dim, without, device);
+  const int64_t bytes = ChunkDecodeQueryBytes(head_dim);
+  return ChunkDecodeBlockBytes(head_dim) + bytes <= device.shared_bytes_per_block &&
+         ChunkDecodeBlocksPerSm(head_dim, device, bytes) ==
+             ChunkDecodeBlocksPerSm(head_dim, device);
 }
 
 // Up to so many partial states, times the rows that a warp adds, a block adds a sequence's states
 // alone. More are first added in bundles, at most so many, and then their sums.
 inline constexpr int32_t kChunkDecodeStatesAtOnce = 64, kChunkDecodeBundles = 16;
 
-// Of so many states; a bundle has at least eight.
+// The most rows of a KV head's group that a warp adds.
+constexpr int32_t ChunkDecodeRowsOfWarp(int32_t group) { return (group + 3) / 4; }
+
+// The number of bundles of so many states. Each has at least eight.
 constexpr int32_t ChunkDecodeBundlesOf(int32_t states, int32_t group) {
-  const int32_t rows_of_warp = (group + 3) / 4;
-  if (states * rows_of_warp <= kChunkDecodeStatesAtOnce) return 1;
+  if (states * ChunkDecodeRowsOfWarp(group) <= kChunkDecodeStatesAtOnce) return 1;
   return states < 8 * kChunkDecodeBundles ? (states + 7) / 8 : kChunkDecodeBundles;
 }
 
 // Whether sequences have so many partial states on average if they share all lanes.
 constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs, int32_t group) {
-  return grid.cluster_lanes == 1 &&
-         int64_t{grid.num_lanes} * ((group + 3) / 4) > int64_t{num_seqs} * kChunkDecodeStatesAtOnce;
+  return grid.cluster_lanes == 1 && int64_t{grid.num_lanes} * ChunkDecodeRowsOfWarp(group) >
+                                        int64_t{num_seqs} * kChunkDecodeStatesAtOnce;
 }
 
 // Where the parts of the workspace begin, in bytes.

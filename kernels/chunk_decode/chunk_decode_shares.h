@@ -37,8 +37,8 @@ struct ChunkDecodeDeal {
 // end to end and cut into equal shares. Of the rest, lanes get equal shares too, all of them or, of
 // fewer segments than lanes and with nothing shared, some; or whole segments, or whole segments
 // among parts of the longest ones, whichever ends first by the model of a block's time. Each lane
-// gets a share of what is shared and then one of the rest, so that the blocks that
-// end last, and thus merge, are not those with the states of many sequences.
+// gets a share of what is shared and then one of the rest, so that the blocks that end last, and
+// thus merge, are not those with the states of many sequences.
 ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                              const ChunkDecodeGrid& grid, int32_t group);
 

@@ -30,6 +30,7 @@ double TileUs(double reading, double tile_us) {
   return std::max(kChunkDecodeTimes.cached_tile_us, tile_us * reading);
 }
 
+// What a tile of each lane takes.
 void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
   std::vector<int32_t> order(lanes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -52,9 +53,8 @@ void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
 double AddStatesUs(int32_t states, int32_t group) {
   // As AddStates of merge_device.cuh: a warp loads eight states of a row at a time, or four of each
   // of two rows.
-  constexpr int32_t kWarps = 4;
-  const int32_t rows = DivideUp(group, kWarps);             // of a warp
-  const int32_t sharing = group >= 3 ? 1 : kWarps / group;  // warps that share a row
+  const int32_t rows = ChunkDecodeRowsOfWarp(group);
+  const int32_t sharing = group >= 3 ? 1 : 4 / group;  // warps that share a row
   const int32_t loads =
       rows == 1 ? DivideUp(states, 8 * sharing) : DivideUp(rows, 2) * DivideUp(states, 4);
   return rows * kChunkDecodeTimes.merged_row_us + (loads - 1) * kChunkDecodeTimes.merged_states_us;
@@ -75,8 +75,7 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
   const int64_t blocks = int64_t{clusters.num_lanes} * layout.num_kv_heads;
   const auto blocks_per_sm = static_cast<double>(DivideUp(blocks, int64_t{device.sm_count}));
   const double reading =
-      blocks_per_sm / static_cast<double>(ChunkDecodeBlocksPerSm(
-                          layout.head_dim, ChunkDecodeBlockBytes(layout.head_dim), device));
+      blocks_per_sm / static_cast<double>(ChunkDecodeBlocksPerSm(layout.head_dim, device));
   const double alone_us = layout.head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us
                                                 : kChunkDecodeTimes.cluster_tile_us;
   return kChunkDecodeTimes.cluster_us + group * kChunkDecodeTimes.cluster_row_us +
