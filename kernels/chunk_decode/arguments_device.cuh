@@ -12,6 +12,7 @@ namespace tokline::chunk_decode {
 // The kernel's arguments: the params, and pointers into the workspace.
 struct Arguments {
   ChunkDecodeParams params;
+  PagedKvBytes kv_bytes;  // of params.layout
   uint32_t* counters;
   float2* max_sum;
   float* outputs;

@@ -58,6 +58,7 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
       grid.cluster_lanes == 1 && ChunkDecodeQueriesWithTiles(head_dim, CurrentDeviceFacts());
   const chunk_decode::Arguments arguments{
       .params = params,
+      .kv_bytes = PagedKvBytes(params.layout),
       .counters = reinterpret_cast<uint32_t*>(base + workspace.counters),
       .max_sum = reinterpret_cast<float2*>(base + workspace.max_sum),
       .outputs = reinterpret_cast<float*>(base + workspace.outputs),

@@ -38,17 +38,18 @@ struct ChunkDecodeMember {
 inline constexpr int32_t kChunkDecodeMaxRows = 64;
 struct alignas(16) ChunkDecodeTask {
   int32_t member_begin;  // into the plan's members
-  int32_t member_count;
-  int32_t range_begin;  // into the plan's ranges
-  int32_t range_end;
+  int16_t member_count;
   // 1: the last task of every lane of the cluster is such a task for the same single member, and
   // together they write its output; it may have no ranges. 0: the task makes a state of its own.
   // Where lanes form clusters, such a task has one member and no ranges, and nothing is partial.
-  int32_t clustered;
+  int16_t clustered;
+  int32_t range_begin;  // into the plan's ranges
+  int32_t range_end;
   // Copies of what most tasks have alone, so that a block begins without loading it.
   ChunkDecodeRange first_range;    // if there is one
   ChunkDecodeMember first_member;  // if there is one
   int32_t first_states;            // partial states of its sequence
+  int32_t first_states_begin;      // where they begin
 };
 
 // A lane is one block per KV head. cluster_lanes consecutive lanes form a cluster, which merges the

@@ -131,7 +131,7 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   const int warp = threadIdx.x / 32;
   const ReceivedStates<P> received(shared, ptx::SharedAddress(&arrived));
   TileCursor tile(task), next = tile;
-  TilePages pages(args, next);  // of the next tile
+  int32_t page = PageOfWarp(args, next);  // of the next tile
   if (threadIdx.x == 0) received.Expect(place);
   __syncwarp();
   // Tiles are numbered so that the last one lies in the last stage.
@@ -145,12 +145,11 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   LateRow<P> late;
   const auto load = [&](int t, bool early) {
     const bool leaves_last = early && next.IsLast();
-    if (leaves_last) late = LateRow<P>(args, next, place.kv_head, stage_address(t));
-    LoadTile<P>(args, next, pages, place.kv_head, stage_address(t),
-                leaves_last ? next.token_end - 1 : -1);
+    if (leaves_last) late = LateRow<P>(args, next, page, place.kv_head, stage_address(t));
+    LoadTile<P>(args, next, page, place.kv_head, stage_address(t), leaves_last);
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
-    if (next.Valid()) pages = TilePages(args, next);
+    if (next.Valid()) page = PageOfWarp(args, next);
   };
   Query<P> query;
   const bool early = args.params.only_last_is_new;
@@ -174,12 +173,14 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     } else {
       ptx::CpAsyncWait<0>();
     }
-    __syncthreads();  // the tile is there for all, and the one before is read by all
+    __syncwarp();  // the warp's tokens of the tile are there, and those of the one before are read
     if (tiles > 2 && t == end - 2) ptx::ClusterArrive();
     if (t + 2 < end) load(t + 2, false);
     const int valid = tile.Tokens() - warp * 16;
     tile.Advance(plan.ranges);
-    if (valid > 0) state.Add(query, stage_address(t), warp * 16, valid, args.scale_log2);
+    if (valid > 0) {
+      state.Add(query, stage_address(t) + warp * 16 * P::kRowBytes, valid, args.scale_log2);
+    }
   }
   __syncthreads();  // the last tile is read
 

@@ -3,6 +3,8 @@
 // Rows: the query rows of a task (members x heads of the group) fill MMA tiles of 16 rows. With at
 //   most 16 rows the warps share the row tile, and each takes 16 tokens of every tile. With up to
 //   64 rows each warp owns a row tile and takes all tokens.
+// Loads: a warp loads the 16 tokens of a tile that it takes if warps share the rows. They lie on
+//   one page, and no other warp waits for them, so only a task's first tile has a barrier.
 // Shared memory: a ring [stage][K | V][64][head_dim], whose 16-byte pieces are XOR-swizzled by row.
 //   At the end of a task the fp32 states of the warps lie in the stage that was read last, while
 //   the other stages fill with the next task's tiles. If the states need more than one stage, they
@@ -66,81 +68,111 @@ struct TileCursor {
   }
 };
 
-// The pages of a tile. Ranges begin at multiples of 16, so 16 tokens lie on one page.
-struct TilePages {
-  int32_t ids[kChunkDecodeTileTokens / 16] = {};
+// The page of a warp's 16 tokens of a tile: ranges begin at multiples of 16.
+__device__ __forceinline__ int32_t PageOfWarp(const Arguments& args, const TileCursor& cursor) {
+  const int32_t token = cursor.token + static_cast<int32_t>(threadIdx.x / 32) * 16;
+  if (token >= cursor.token_end) return 0;
+  return __ldg(args.params.table.chunk_pages + cursor.page_begin +
+               args.kv_bytes.pages.PageOf(token));
+}
 
-  TilePages() = default;
-  __device__ __forceinline__ TilePages(const Arguments& args, const TileCursor& cursor) {
-    const int32_t* pages = args.params.table.chunk_pages + cursor.page_begin;
-#pragma unroll
-    for (int i = 0; i < kChunkDecodeTileTokens / 16; ++i) {
-      const int32_t token = cursor.token + i * 16;
-      ids[i] =
-          token < cursor.token_end ? __ldg(pages + args.params.layout.Pages().PageOf(token)) : 0;
-    }
-  }
-};
-
-// Issues the copies of one K and V tile. Rows past the range's end become zeros, so that the
-// contents of dead slots (which may be NaN) never reach the MMA. `late` is the token that is left
-// to a LateRow, or -1.
+// Issues the copies of a warp's 16 tokens of a K and V tile, which with at most 16 query rows no
+// other warp reads. Rows past the range's end become zeros, so that the contents of dead slots
+// (which may be NaN) never reach the MMA; nobody reads 16 tokens that all lie past it. The range's
+// last token may be left to a LateRow.
 template <typename P>
 __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor& cursor,
-                                         const TilePages& pages, int kv_head,
-                                         uint32_t stage_address, int32_t late) {
-  const PagedKvLayout& layout = args.params.layout;
-  constexpr int kRowsAtOnce = P::kThreads / P::kPieces;
-  const int first_row = threadIdx.x / P::kPieces, piece = threadIdx.x % P::kPieces;
-  const int64_t value_offset = layout.KvStride() * 2;
-  const int64_t step = layout.RowStride() * kRowsAtOnce * 2;
-  const char* key = nullptr;
+                                         int32_t page, int kv_head, uint32_t stage_address,
+                                         bool leaves_last) {
+  constexpr int kRowsAtOnce = 32 / P::kPieces;
+  const uint32_t thread = ptx::HereAndNow(threadIdx.x);
+  const int first_row = thread / 32 * 16 + thread % 32 / P::kPieces;
+  const int piece = thread % P::kPieces;
+  const int32_t first_token = cursor.token + first_row;
+  const char* key = static_cast<const char*>(args.params.kv) +
+                    args.kv_bytes.KeyOffset(page, kv_head, args.kv_bytes.pages.RowOf(first_token)) +
+                    piece * 16;
+  const uint32_t first_to = stage_address + SwizzledOffset<P::kRowBytes>(first_row, piece);
+  if (cursor.token + static_cast<int32_t>(thread / 32) * 16 >= cursor.token_end) return;
 #pragma unroll
-  for (int i = 0; i < P::kTile / kRowsAtOnce; ++i) {
-    const int row = i * kRowsAtOnce + first_row;
-    const int32_t token = cursor.token + row;
-    const bool valid = token < cursor.token_end;
-    if (i * kRowsAtOnce % 16 == 0) {
-      key = static_cast<const char*>(args.params.kv) +
-            2 * (layout.KeyOffset(pages.ids[i * kRowsAtOnce / 16], kv_head,
-                                  layout.Pages().RowOf(token)) +
-                 piece * 8);
-    } else {
-      key += step;
-    }
-    if (token == late) continue;
-    const char* from = valid ? key : static_cast<const char*>(args.params.kv);
-    const uint32_t to = stage_address + SwizzledOffset<P::kRowBytes>(row, piece);
-    ptx::CpAsync16(to, from, valid);
-    ptx::CpAsync16(to + P::kTileBytes, from + value_offset, valid);
+  for (int i = 0; i < 16 / kRowsAtOnce; ++i, key += kRowsAtOnce * args.kv_bytes.row) {
+    const int32_t token = first_token + i * kRowsAtOnce;
+    if (leaves_last && token == cursor.token_end - 1) continue;
+    const bool valid = token < cursor.token_end;  // the row is one of the page in any case
+    const uint32_t to = SwizzledRow<P::kRowBytes>(first_to, i * kRowsAtOnce);
+    ptx::CpAsync16(to, key, valid);
+    ptx::CpAsync16(to + P::kTileBytes, key + args.kv_bytes.value, valid);
   }
 }
 
+// The tiles of a block that are on their way, oldest first, in a ring of stages in shared memory.
+template <typename P>
+struct TileRing {
+  uint32_t ring;        // the address of the first stage
+  uint32_t to_compute;  // that of the oldest tile
+  int on_way = 0;
+  uint32_t lengths = 0;  // a byte for each tile: its tokens, and a bit if it is its task's last
+  static constexpr uint32_t kLast = 128;
+  static_assert(kChunkDecodeTileTokens < kLast && P::kStages <= 4);
+
+  __device__ __forceinline__ explicit TileRing(uint32_t address)
+      : ring(address), to_compute(address) {}
+  __device__ __forceinline__ uint32_t After(uint32_t stage, int count) const {
+    constexpr uint32_t kRingBytes = P::kStages * P::kStageBytes;
+    const uint32_t address = stage + count * P::kStageBytes;
+    return address < ring + kRingBytes ? address : address - kRingBytes;
+  }
+  __device__ __forceinline__ uint32_t ToLoad() const { return After(to_compute, on_way); }
+  __device__ __forceinline__ uint32_t LastComputed() const {
+    return After(to_compute, P::kStages - 1);
+  }
+  __device__ __forceinline__ void Load(int tokens, bool last) {
+    lengths |= (static_cast<uint32_t>(tokens) | (last ? kLast : 0)) << (on_way * 8);
+    ++on_way;
+  }
+  // Waits for what this thread has loaded of the oldest tile.
+  __device__ __forceinline__ void AwaitMine() const {
+    static_assert(P::kStages == 3);  // at most two tiles are on their way behind it
+    if (on_way > 2) {
+      ptx::CpAsyncWait<2>();
+    } else if (on_way > 1) {
+      ptx::CpAsyncWait<1>();
+    } else {
+      ptx::CpAsyncWait<0>();
+    }
+  }
+  __device__ __forceinline__ int Tokens() const { return static_cast<int>(lengths % kLast); }
+  __device__ __forceinline__ bool IsLast() const { return lengths & kLast; }
+  __device__ __forceinline__ void Computed() {
+    to_compute = After(to_compute, 1);
+    lengths >>= 8;
+    --on_way;
+  }
+};
+
 // The last row of a task, whose K and V the kernel before may still write while the rest of the
-// tile is loaded.
+// tile is loaded. It belongs to the warp that has the tokens before it.
 template <typename P>
 struct LateRow {
   const char* key = nullptr;
   uint32_t to = 0;
 
   LateRow() = default;
-  __device__ __forceinline__ LateRow(const Arguments& args, const TileCursor& cursor, int kv_head,
-                                     uint32_t stage_address) {
-    if (threadIdx.x >= P::kPieces) return;
-    const PagedKvLayout& layout = args.params.layout;
-    const int32_t token = cursor.token_end - 1;
-    const int32_t page =
-        __ldg(args.params.table.chunk_pages + cursor.page_begin + layout.Pages().PageOf(token));
+  __device__ __forceinline__ LateRow(const Arguments& args, const TileCursor& cursor, int32_t page,
+                                     int kv_head, uint32_t stage_address) {
+    const int row = cursor.Tokens() - 1, piece = threadIdx.x % 32;
+    if (static_cast<int>(threadIdx.x / 32) != row / 16 || piece >= P::kPieces) return;
+    const int32_t row_of_page = args.kv_bytes.pages.RowOf(cursor.token_end - 1);
     key = static_cast<const char*>(args.params.kv) +
-          2 * (layout.KeyOffset(page, kv_head, layout.Pages().RowOf(token)) + threadIdx.x * 8);
-    to = stage_address + SwizzledOffset<P::kRowBytes>(cursor.Tokens() - 1, threadIdx.x);
+          args.kv_bytes.KeyOffset(page, kv_head, row_of_page) + piece * 16;
+    to = stage_address + SwizzledOffset<P::kRowBytes>(row, piece);
   }
 
   // Issues the copies, in a group of their own.
   __device__ __forceinline__ void Load(const Arguments& args) const {
     if (key == nullptr) return;
     ptx::CpAsync16(to, key, true);
-    ptx::CpAsync16(to + P::kTileBytes, key + args.params.layout.KvStride() * 2, true);
+    ptx::CpAsync16(to + P::kTileBytes, key + args.kv_bytes.value, true);
     ptx::CpAsyncCommit();
   }
 };
@@ -245,22 +277,24 @@ struct RowState {
   float row_sum[2] = {0, 0};                  // this lane's columns only
   float output[P::kHeadDim / 8][4] = {};
 
-  // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count.
-  __device__ __forceinline__ void Add(const Query<P>& query, uint32_t stage_address, int first_row,
-                                      int valid, float scale_log2) {
+  // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count. `keys_address` is that of
+  // the first one's key.
+  __device__ __forceinline__ void Add(const Query<P>& query, uint32_t keys_address, int valid,
+                                      float scale_log2) {
     using T = typename P::T;
-    const int lane = threadIdx.x % 32;
+    const uint32_t lane = ptx::HereAndNow(threadIdx.x) % 32;
+    // Matrices are loaded in fours: rows 0 to 7 and 8 to 15 of a segment, then of the next one.
+    const uint32_t first_matrix =
+        keys_address + SwizzledOffset<P::kRowBytes>(lane / 8 % 2 * 8 + lane % 8, lane / 16);
     float scores[2][4] = {};
     {
       float odd_scores[2][4] = {};  // of odd steps, which gives four independent chains of MMAs
-      const int row = first_row + (lane / 16) * 8 + lane % 8;
 #pragma unroll
       for (int s = 0; s < P::kSteps; ++s) {
         uint32_t keys[4];
-        ptx::LdMatrixX4(keys,
-                        stage_address + SwizzledOffset<P::kRowBytes>(row, s * 2 + (lane / 8) % 2));
-        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[0] : scores[0], query.words[s], keys[0], keys[1]);
-        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[1] : scores[1], query.words[s], keys[2], keys[3]);
+        ptx::LdMatrixX4(keys, SwizzledSegment(first_matrix, s * 2));
+        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[0] : scores[0], query.words[s], keys[0], keys[2]);
+        ptx::MmaM16N8K16<T>(s % 2 ? odd_scores[1] : scores[1], query.words[s], keys[1], keys[3]);
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -277,7 +311,7 @@ struct RowState {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& score = scores[n][half * 2 + c];
-          const int column = n * 8 + (lane % 4) * 2 + c;
+          const int column = n * 8 + static_cast<int>(lane) % 4 * 2 + c;
           score = column < valid ? score * scale_log2 : -INFINITY;
           best = fmaxf(best, score);
         }
@@ -302,13 +336,10 @@ struct RowState {
         output[n][half * 2 + 1] *= rescale;
       }
     }
-    const int row = first_row + ((lane / 8) % 2) * 8 + lane % 8;
-    const uint32_t tile_address = stage_address + P::kTileBytes;
 #pragma unroll
     for (int n = 0; n < P::kHeadDim / 16; ++n) {
       uint32_t values[4];
-      ptx::LdMatrixX4Trans(values,
-                           tile_address + SwizzledOffset<P::kRowBytes>(row, n * 2 + lane / 16));
+      ptx::LdMatrixX4Trans(values, SwizzledSegment(first_matrix, n * 2) + P::kTileBytes);
       ptx::MmaM16N8K16<T>(output[n * 2], probabilities, values[0], values[1]);
       ptx::MmaM16N8K16<T>(output[n * 2 + 1], probabilities, values[2], values[3]);
     }
@@ -367,16 +398,16 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
     const int index = t - task_begin;
     return has_tasks && index < kTasks ? tasks[index] : plan.tasks[t];
   };
-  // Tile number n of the lane lies in stage n % kStages. Tiles are loaded ahead of the one that is
-  // computed, and beyond the end of a task if its states leave room for them. The query rows of a
-  // task with one member come with its first tile: a load at its begin would wait behind all tiles
-  // that are on their way. Two places suffice for them, since no tile is loaded of a task beyond
-  // the next one, and barriers lie between the end of a task and the loads of the next but one.
-  int loaded = 0, computed = 0;
+  // Tiles are loaded ahead of the one that is computed, and beyond the end of a task if its states
+  // leave room for them. The query rows of a task with one member come with its first tile: a load
+  // at its begin would wait behind all tiles that are on their way. Two places suffice for them,
+  // since no tile is loaded of a task beyond the next one, and barriers lie between the end of a
+  // task and the loads of the next but one.
+  TileRing<P> tiles(ring);
   ChunkDecodeTask task = plan.tasks[task_begin];  // that is computed
   int32_t next_task = task_begin;                 // that the next tile to load belongs to
   TileCursor next(task);
-  TilePages pages;  // of the next tile
+  int32_t page = 0;  // of the next tile
   const auto comes_with_tile = [&](const ChunkDecodeTask& of) {
     return args.queries_with_tiles && of.member_count == 1;
   };
@@ -391,10 +422,9 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
       next = TileCursor(opened);
       next_query = comes_with_tile(opened) ? opened.first_member.seq : -1;
     }
-    if (next.Valid()) pages = TilePages(args, next);
+    if (next.Valid()) page = PageOfWarp(args, next);
   };
   find_next();
-  const auto stage_address = [&](int tile) { return ring + tile % P::kStages * P::kStageBytes; };
   const auto query_address = [&](int32_t t) {
     return ring + P::kStages * P::kStageBytes + t % 2 * P::kQueryBytes;
   };
@@ -403,25 +433,25 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
     if (threadIdx.x >= task.member_count) return;
     const ChunkDecodeMember member = Member(args, task, threadIdx.x);
     const int32_t* const indptr = plan.seq_partial_indptr + member.seq;
+    const int32_t begin = threadIdx.x == 0 ? task.first_states_begin : indptr[0];
     const int32_t states = threadIdx.x == 0 ? task.first_states : indptr[1] - indptr[0];
-    members[threadIdx.x] = {member.seq, member.partial, static_cast<uint32_t>(states)};
+    members[threadIdx.x] = {member.seq, member.partial, states, begin};
   };
   LateRow<P> late;
   // Loads the next tile, if the tasks up to `last_task` have one.
   const auto load_next = [&](int32_t last_task, bool early) {
     if (!next.Valid() || next_task > last_task) return false;
     const bool leaves_last = early && next.IsLast();
-    if (leaves_last) late = LateRow<P>(args, next, kv_head, stage_address(loaded));
-    LoadTile<P>(args, next, pages, kv_head, stage_address(loaded),
-                leaves_last ? next.token_end - 1 : -1);
+    if (leaves_last) late = LateRow<P>(args, next, page, kv_head, tiles.ToLoad());
+    LoadTile<P>(args, next, page, kv_head, tiles.ToLoad(), leaves_last);
     if (next_query >= 0) {
       LoadQuery<P>(args, next_query, kv_head, group, query_address(next_task));
       next_query = -1;
     }
     ptx::CpAsyncCommit();
+    tiles.Load(next.Tokens(), next.IsLast());
     next.Advance(plan.ranges);
     find_next();
-    ++loaded;
     return true;
   };
   for (int32_t t = task_begin; t < task_end;) {
@@ -430,7 +460,7 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
     if (first && !early) ptx::GridDependencyWait();
     // A third tile on its way gains where blocks have one task, and loses where they have more.
     const int ahead = task_end - task_begin == 1 ? P::kStages : P::kStages - 1;
-    while (loaded < computed + ahead && load_next(t, early)) {
+    while (tiles.on_way < ahead && load_next(t, early)) {
     }
     if (first) {
       if (early) ptx::GridDependencyWait();
@@ -445,23 +475,21 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
       const bool fits_stage = num_rows <= P::kRowsInStage;
       const int32_t last_task = fits_stage ? t + 1 : t;
       const int row_tile = warps_share_rows ? 0 : warp;
-      const auto await_tile = [&] {
-        static_assert(P::kStages == 3);  // at most two tiles are on their way behind this one
-        if (loaded - computed > 2) {
-          ptx::CpAsyncWait<2>();
-        } else if (loaded - computed > 1) {
-          ptx::CpAsyncWait<1>();
+      // Waits for the next tile, of this warp or of all.
+      const auto await_tile = [&](bool of_all) {
+        tiles.AwaitMine();
+        if (of_all) {
+          __syncthreads();  // the tile is there for all, and the stage to refill is read by all
+          has_tasks = true;
         } else {
-          ptx::CpAsyncWait<0>();
+          __syncwarp();
         }
-        __syncthreads();  // the tile is there for all, and the stage to refill is read by all
-        has_tasks = true;
       };
-      TileCursor tile(task);
-      const bool has_query = comes_with_tile(task) && !(t == task_begin && early) && tile.Valid();
+      bool has_tiles = task.range_begin < task.range_end;
+      bool arrived = comes_with_tile(task) && !(t == task_begin && early) && has_tiles;
       Query<P> query;
-      if (has_query) {
-        await_tile();
+      if (arrived) {
+        await_tile(true);
         query.LoadShared(query_address(t), group);
       } else {
         query.Load(args, task, group, row_tile, kv_head);
@@ -469,27 +497,28 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
       query.Rotate(args, task, group, row_tile);
       RowState<P> state;
       const bool idle = !warps_share_rows && warp * 16 >= num_rows;
-      for (bool awaited = has_query; tile.Valid(); tile.Advance(plan.ranges), awaited = false) {
-        if (!awaited) await_tile();
+      // The first tile is awaited by all, since it brings the query and the lane's tasks.
+      for (bool of_all = true; has_tiles; of_all = !warps_share_rows, arrived = false) {
+        if (!arrived) await_tile(of_all);
 #pragma unroll 1
-        while (loaded < computed + P::kStages && load_next(last_task, false)) {
+        while (tiles.on_way < P::kStages && load_next(last_task, false)) {
         }
-        const int valid = tile.Tokens();
-        const uint32_t address = stage_address(computed);
+        const int valid = tiles.Tokens();
+        has_tiles = !tiles.IsLast();
         if (warps_share_rows) {
           if (warp * 16 < valid) {
-            state.Add(query, address, warp * 16, valid - warp * 16, args.scale_log2);
+            state.Add(query, tiles.to_compute + warp * 16 * P::kRowBytes, valid - warp * 16,
+                      args.scale_log2);
           }
         } else if (!idle) {
           for (int row = 0; row < valid; row += 16) {
-            state.Add(query, address, row, valid - row, args.scale_log2);
+            state.Add(query, tiles.to_compute + row * P::kRowBytes, valid - row, args.scale_log2);
           }
         }
-        ++computed;
+        tiles.Computed();
       }
       __syncthreads();  // the last tile is read
-      const int read_last = (computed + P::kStages - 1) % P::kStages;
-      const SharedStates<P> warps(fits_stage ? shared + read_last * P::kStageBytes : shared,
+      const SharedStates<P> warps(fits_stage ? shared + (tiles.LastComputed() - ring) : shared,
                                   fits_stage ? num_rows : 16);
       state.Store(warps.outputs + warp * warps.warp_rows * P::kStateStride,
                   warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
@@ -499,7 +528,7 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
       __syncthreads();  // states and members are read before the next task overwrites them
       if (++t == task_end) return;
       task = task_of(t);
-      if (loaded == computed) break;
+      if (tiles.on_way == 0) break;
       open_members();  // of the next task, whose first tile is on its way
     }
   }

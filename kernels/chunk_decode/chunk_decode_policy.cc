@@ -331,19 +331,21 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   }
   std::vector<int32_t> next(plan.seq_partial_indptr.begin(), plan.seq_partial_indptr.end() - 1);
   const auto close_task = [&plan](ChunkDecodeTask task) {
-    task.member_count = static_cast<int32_t>(plan.members.size()) - task.member_begin;
+    const int64_t count = std::ssize(plan.members) - task.member_begin;
+    task.member_count = static_cast<int16_t>(count);  // at most kChunkDecodeMaxRows
     task.range_end = static_cast<int32_t>(plan.ranges.size());
     plan.tasks.push_back(task);
   };
   const auto open_task = [&plan]() {
     return ChunkDecodeTask{.member_begin = static_cast<int32_t>(plan.members.size()),
                            .member_count = 0,
+                           .clustered = 0,
                            .range_begin = static_cast<int32_t>(plan.ranges.size()),
                            .range_end = 0,
-                           .clustered = 0,
                            .first_range = {},
                            .first_member = {},
-                           .first_states = 0};
+                           .first_states = 0,
+                           .first_states_begin = 0};
   };
   ChunkDecodeTask first_of_cluster{};
   auto piece = shares.begin();
@@ -395,6 +397,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
     task.first_member = plan.members[static_cast<size_t>(task.member_begin)];
     const int32_t* const indptr = plan.seq_partial_indptr.data() + task.first_member.seq;
     task.first_states = indptr[1] - indptr[0];
+    task.first_states_begin = indptr[0];
   }
   return plan.Pack();
 }

@@ -9,6 +9,7 @@
 
 #include "kernels/chunk_decode/arguments_device.cuh"
 #include "kernels/device/convert.cuh"
+#include "kernels/device/ptx/acquire_release.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/reduce.cuh"
 
@@ -119,8 +120,8 @@ struct StateRange {
 struct OpenMember {
   int32_t seq;
   int32_t partial;  // -1: the task is the sequence's only one
-  uint32_t
-      states;  // partial states of the sequence; 0 once this block has found that others follow
+  int32_t states;  // partial states of the sequence; 0 once this block has found that others follow
+  int32_t begin;   // the first of them
 };
 
 // Makes a row's state from the states of all warps, if each took a share of the tokens, or from
@@ -128,20 +129,26 @@ struct OpenMember {
 template <typename P>
 __device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, int row,
                                                 bool warps_share_rows) {
-  const int lane = threadIdx.x % 32;
-  const int first = warps_share_rows ? 0 : row / 16;
-  const int last = warps_share_rows ? P::kWarps - 1 : first;
+  const float* const mine = warps.outputs + threadIdx.x % 32 * RowSlice<P>::kWidth;
   RowSlice<P> slice;
-  for (int w = first; w <= last; ++w) {
-    slice.row_max = fmaxf(slice.row_max, warps.max_sum[w * warps.warp_rows + row % 16].x);
+  if (!warps_share_rows) {
+    const int at = row / 16 * warps.warp_rows + row % 16;
+    slice.row_max = warps.max_sum[at].x;
+    slice.row_sum = warps.max_sum[at].y;
+    slice.AddScaledVector(mine + at * P::kStateStride, 1);
+    return slice;
   }
-  for (int w = first; w <= last; ++w) {
-    const int at = w * warps.warp_rows + row % 16;
-    const float2 state = warps.max_sum[at];
-    const float weight = Weight(state.x, slice.row_max);
-    slice.AddScaledVector(warps.outputs + at * P::kStateStride + lane * RowSlice<P>::kWidth,
-                          weight);
-    slice.row_sum += weight * state.y;
+  float2 states[P::kWarps];
+#pragma unroll
+  for (int w = 0; w < P::kWarps; ++w) {
+    states[w] = warps.max_sum[w * warps.warp_rows + row];
+    slice.row_max = fmaxf(slice.row_max, states[w].x);
+  }
+#pragma unroll
+  for (int w = 0; w < P::kWarps; ++w) {
+    const float weight = Weight(states[w].x, slice.row_max);
+    slice.AddScaledVector(mine + (w * warps.warp_rows + row) * P::kStateStride, weight);
+    slice.row_sum += weight * states[w].y;
   }
   return slice;
 }
@@ -165,13 +172,14 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
                                           int sharing, int kv_head, int group, int first_row,
                                           RowSlice<P> (&sums)[kRows]) {
   constexpr int kWidth = RowSlice<P>::kWidth;
-  constexpr int kAtOnce = 8 / kRows;  // states of each row
+  constexpr int kAtOnce = 32 / (kWidth * kRows);  // states of each row, in 32 registers
   const int lane = threadIdx.x % 32;
-  const auto row = [&](int r) { return first_row + r * P::kWarps; };
-  // Rows past the last repeat it; what they make is not written.
+  // Rows past the last repeat the warp's first one; what they make is not written.
+  const auto row = [&](int r) {
+    return first_row + r * P::kWarps < group ? first_row + r * P::kWarps : first_row;
+  };
   const auto index = [&](int32_t i, int r) {
-    return (int64_t{range[i]} * args.params.layout.num_kv_heads + kv_head) * group +
-           min(row(r), group - 1);
+    return (int64_t{range[i]} * args.params.layout.num_kv_heads + kv_head) * group + row(r);
   };
   for (int first = share; first < range.count; first += 32 * sharing) {
     // Each lane weighs one of the next 32 states, which all lanes then add.
@@ -181,18 +189,9 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
     for (int r = 0; r < kRows; ++r) {
       states[r] = own < range.count ? __ldcg(&args.max_sum[index(own, r)]) : float2{-INFINITY, 0};
     }
-    float weights[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float best = fmaxf(sums[r].row_max, WarpMax(states[r].x));
-      sums[r].Rescale(best);
-      weights[r] = Weight(states[r].x, best);
-      sums[r].row_sum += WarpSum<32>(weights[r] * states[r].y);
-    }
     const int count = min(32, (range.count - first + sharing - 1) / sharing);
-#pragma unroll 1
-    for (int i = 0; i < count; i += kAtOnce) {
-      float loaded[kRows][kAtOnce][kWidth];
+    float loaded[kRows][kAtOnce][kWidth];
+    const auto load = [&](int i) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -201,6 +200,18 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
           LoadSlice<P>(loaded[r][j], args.outputs + index(state, r) * P::kHeadDim);
         }
       }
+    };
+    load(0);  // before the weights are there
+    float weights[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float best = fmaxf(sums[r].row_max, WarpMax(states[r].x));
+      sums[r].Rescale(best);
+      weights[r] = Weight(states[r].x, best);
+      sums[r].row_sum += WarpSum<32>(weights[r] * states[r].y);
+    }
+#pragma unroll 1
+    for (int i = 0;;) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -209,6 +220,9 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
           if (i + j < count) sums[r].AddScaled(loaded[r][j], scale);
         }
       }
+      i += kAtOnce;
+      if (i >= count) break;
+      load(i);
     }
   }
 }
@@ -229,7 +243,7 @@ __device__ __forceinline__ void AddStates(const Arguments& args, const StateRang
       StoreState<P>(args, range.begin, kv_head, group, row, sum);
     }
   };
-  if (P::kHeadDim == 128 && group > P::kWarps) {  // head_dim 64 has no registers left for it
+  if (group > P::kWarps) {
 #pragma unroll 1
     for (int row = warp; row < group; row += 2 * P::kWarps) {
       RowSlice<P> sums[2];
@@ -274,14 +288,12 @@ struct Bundles {
   int32_t begin, states;  // partials of the sequence
   int32_t count, own;     // bundles, and which one the member's state belongs to
 
-  template <typename P, bool kBundled>
-  static __device__ __forceinline__ Bundles Of(const Arguments& args, const OpenMember& member,
-                                               int group) {
-    const int32_t begin = args.params.plan.seq_partial_indptr[member.seq];
-    const auto states = static_cast<int32_t>(member.states);
-    if constexpr (!kBundled) return {begin, states, 1, 0};
-    const int32_t count = ChunkDecodeBundlesOf(states, group);
-    return {begin, states, count, ((member.partial - begin + 1) * count - 1) / states};
+  template <bool kBundled>
+  static __device__ __forceinline__ Bundles Of(const OpenMember& member, int group) {
+    if constexpr (!kBundled) return {member.begin, member.states, 1, 0};
+    const int32_t count = ChunkDecodeBundlesOf(member.states, group);
+    return {member.begin, member.states, count,
+            ((member.partial - member.begin + 1) * count - 1) / member.states};
   }
   __device__ __forceinline__ int32_t First(int32_t bundle) const { return bundle * states / count; }
   __device__ __forceinline__ int32_t Size(int32_t bundle) const {
@@ -295,9 +307,11 @@ struct Bundles {
   __device__ __forceinline__ StateRange Sums() const { return {begin, states, count}; }
 };
 
-// Counts an arrival. The last of `expected` leaves the counter ready for the next launch.
+// Counts an arrival, which publishes what the block has written before its last barrier. The last
+// of `expected` leaves the counter ready for the next launch; what the others have published is
+// seen after the block's next barrier.
 __device__ __forceinline__ bool IsLast(uint32_t* counter, int32_t expected) {
-  const bool last = atomicAdd(counter, 1u) == static_cast<uint32_t>(expected) - 1;
+  const bool last = ptx::AddAcquireRelease(counter, 1u) == static_cast<uint32_t>(expected) - 1;
   if (last) *counter = 0;
   return last;
 }
@@ -311,13 +325,12 @@ __device__ void MergeCompleted(const Arguments& args, int member_count, int kv_h
     return args.counters + (int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head) *
                                (1 + kChunkDecodeBundles);
   };
-  __threadfence();
   __syncthreads();
   if (threadIdx.x < member_count) {
     const OpenMember member = members[threadIdx.x];
     bool last = false;
     if (member.partial >= 0) {
-      const Bundles bundles = Bundles::Of<P, kBundled>(args, member, group);
+      const Bundles bundles = Bundles::Of<kBundled>(member, group);
       last = IsLast(counters_of(member) + 1 + bundles.own, bundles.Size(bundles.own));
     }
     if (!last) members[threadIdx.x].states = 0;
@@ -326,14 +339,12 @@ __device__ void MergeCompleted(const Arguments& args, int member_count, int kv_h
   for (int m = 0; m < member_count; ++m) {
     const OpenMember member = members[m];
     if (member.states == 0) continue;
-    const Bundles bundles = Bundles::Of<P, kBundled>(args, member, group);
+    const Bundles bundles = Bundles::Of<kBundled>(member, group);
     StateRange range = bundles.Own();
     bool all = bundles.count == 1;
     while (members[m].states > 0) {
-      __threadfence();
       AddStates<P>(args, range, all ? member.seq : -1, kv_head, group, scratch);
       if (!kBundled || all) break;
-      __threadfence();
       __syncthreads();
       if (threadIdx.x == 0 && !IsLast(counters_of(member), bundles.count)) members[m].states = 0;
       __syncthreads();

@@ -78,6 +78,27 @@ struct PagedKvLayout {
   TOKLINE_HOST_DEVICE constexpr int64_t NumSlots() const { return num_pages * page_size; }
 };
 
+// What a kernel needs of a layout of 2-byte elements, worked out once on the host. It then lies in
+// constant memory, and takes neither registers nor instructions.
+struct PagedKvBytes {
+  PagedKvBytes() = default;
+  explicit PagedKvBytes(const PagedKvLayout& layout)
+      : page(layout.PageStride() * 2),
+        value(layout.KvStride() * 2),
+        head(layout.HeadStride() * 2),
+        row(static_cast<int32_t>(layout.RowStride() * 2)),
+        pages(layout.Pages()) {}
+  // The offset of the K row at (page, head, position in the page); `value` further is the V row.
+  TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int32_t at_page, int32_t at_head,
+                                                  int32_t at_row) const {
+    return at_page * page + at_head * head + int64_t{at_row} * row;
+  }
+
+  int64_t page = 0, value = 0, head = 0;  // strides
+  int32_t row = 0;
+  PageSplit pages = {};
+};
+
 inline void Validate(const PagedKvLayout& layout) {
   Require(layout.num_pages >= 0, "num_pages is ", layout.num_pages, "; it must be >= 0");
   Require(layout.num_kv_heads >= 1, "num_kv_heads is ", layout.num_kv_heads, "; it must be >= 1");

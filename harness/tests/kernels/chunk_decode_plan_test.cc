@@ -115,8 +115,9 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     };
     const ChunkDecodeMember& first = plan.Members()[task.member_begin];
     ASSERT_EQ(fields(task.first_member), fields(first));
-    ASSERT_EQ(task.first_states,
-              plan.SeqPartialIndptr()[first.seq + 1] - plan.SeqPartialIndptr()[first.seq]);
+    const int32_t* const indptr = &plan.SeqPartialIndptr()[first.seq];
+    ASSERT_EQ(task.first_states, indptr[1] - indptr[0]);
+    ASSERT_EQ(task.first_states_begin, indptr[0]);
     if (task.range_begin < task.range_end) {
       const ChunkDecodeRange &range = plan.Ranges()[task.range_begin], &copy = task.first_range;
       ASSERT_EQ((std::array{range.page_begin, range.token_begin, range.token_end}),

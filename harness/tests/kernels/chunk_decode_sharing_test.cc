@@ -62,8 +62,8 @@ void AddToHash(const ChunkDecodePlan& plan, uint64_t& hash) {
   }
   for (const int32_t value : plan.LaneTaskIndptr()) add(value);
   for (const ChunkDecodeTask& task : plan.Tasks()) {
-    for (const int32_t value :
-         {task.member_begin, task.member_count, task.range_begin, task.range_end, task.clustered}) {
+    for (const int32_t value : {task.member_begin, int32_t{task.member_count}, task.range_begin,
+                                task.range_end, int32_t{task.clustered}}) {
       add(value);
     }
   }

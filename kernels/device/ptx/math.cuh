@@ -10,4 +10,12 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// The same value, of which the compiler knows nothing. What follows from it is worked out in each
+// turn of a loop, instead of once before it, where it would take a register or a place in local
+// memory.
+__device__ __forceinline__ uint32_t HereAndNow(uint32_t value) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(value));
+  return value;
+}
+
 }  // namespace tokline::ptx
