@@ -296,9 +296,8 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
     chain.shared = SharedRunsOf(scheduled);
     tokens_saved = SharedTokensSaved(chain.shared, config_.group);
     chain.shape = ChainShape(scheduled, tokens_saved);
-    // A cluster works on one sequence. Clusters that are quicker than lanes that read shared runs
-    // once share nothing.
-    if (chain.shape.decode.grid.cluster_lanes > 1) {
+    // Clusters and warps that are quicker than lanes that read shared runs once share nothing.
+    if (chain.shape.decode.grid.ReadsWhole()) {
       chain.shared.clear();
       tokens_saved = 0;
     }

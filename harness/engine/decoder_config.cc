@@ -201,17 +201,20 @@ std::vector<StepShape> DecoderConfig::DecodeShapes() const {
   std::vector<StepShape> shapes;
   for (const int32_t bucket : buckets) {
     if (RunsAsOneKernel(bucket)) shapes.push_back(OneKernelShape(bucket));
-    shapes.push_back(DecodeShape(bucket, full_grid));
-    const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(bucket, layout, facts);
-    if (ChoosesGrid() && clusters.cluster_lanes > 1)
-      shapes.push_back(DecodeShape(bucket, clusters));
+    if (!ChoosesGrid()) {
+      shapes.push_back(DecodeShape(bucket, full_grid));
+      continue;
+    }
+    for (const ChunkDecodeGrid& grid : ChunkDecodeGrids(bucket, layout, facts)) {
+      shapes.push_back(DecodeShape(bucket, grid));
+    }
   }
   return shapes;
 }
 
 bool DecoderConfig::ChoosesGrid() const {
   const bool always_shares = SharesReads() && options.sharing == ChunkSharing::kAlways;
-  // Clusters share nothing.
+  // Clusters and warps share nothing.
   return full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode) && !always_shares;
 }
 

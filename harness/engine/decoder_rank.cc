@@ -55,6 +55,7 @@ DecoderRank::StepKernels KernelsOf(const StepShape& shape) {
           shape.decode.num_seqs,
           shape.decode.grid.num_lanes,
           shape.decode.grid.cluster_lanes,
+          shape.decode.grid.block_lanes,
           static_cast<int64_t>(shape.prefill.kind),
           shape.prefill.num_seqs > 0,
           shape.prefill.tile_tokens};
@@ -173,8 +174,7 @@ void DecoderRank::RunStep(const StepShape& shape, int turn) {
              one.shape.one_kernel == shape.one_kernel;
     });
     Require(found != captured.end(), "no graph was captured for a step of ", decode.num_seqs,
-            " sequences on ", decode.grid.num_lanes, " lanes in clusters of ",
-            decode.grid.cluster_lanes);
+            " sequences on ", decode.grid);
     const CapturedStep& step = *found;
     Require(decode.num_tiles == step.shape.decode.num_tiles, "a step has ", decode.num_tiles,
             " tiles, its graph ", step.shape.decode.num_tiles);

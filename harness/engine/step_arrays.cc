@@ -57,14 +57,15 @@ StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
 }
 
 ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape) {
-  const int64_t lanes = shape.grid.num_lanes;
-  const int64_t shared_cuts = shape.shared_runs > 0 ? lanes : 0;
+  // A block has cuts at its ends, or a part of a cluster's sequence; warps have whole sequences.
+  const int64_t cuts = shape.grid.block_lanes > 1 ? 0 : shape.grid.num_lanes;
+  const int64_t shared_cuts = shape.shared_runs > 0 ? cuts : 0;
   const int64_t uncut = int64_t{shape.num_seqs} * (1 + shape.shared_runs);
   return {.grid = shape.grid,
           .num_seqs = shape.num_seqs,
-          .tasks = uncut + lanes + shared_cuts,
-          .ranges = shape.MaxChunks() + lanes + shared_cuts,
-          .members = uncut + lanes + shared_cuts * shape.task_members};
+          .tasks = uncut + cuts + shared_cuts,
+          .ranges = shape.MaxChunks() + cuts + shared_cuts,
+          .members = uncut + cuts + shared_cuts * shape.task_members};
 }
 
 TableWriter::TableWriter(const AttentionShape& shape, const AttentionArrays& arrays)

@@ -24,7 +24,7 @@ template <DType kDType, int kHeadDimValue>
 struct Policy {
   using T = typename DeviceType<kDType>::Type;
   static constexpr int kHeadDim = kHeadDimValue;
-  static constexpr int kWarps = 4;
+  static constexpr int kWarps = kChunkDecodeWarps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kTile = kChunkDecodeTileTokens;
   static constexpr int kStages = kChunkDecodeStages;
@@ -37,6 +37,8 @@ struct Policy {
   static_assert(kStages * kStageBytes == ChunkDecodeSharedBytes(kHeadDim));
   static constexpr int kQueryBytes = kChunkDecodeNarrowRows * kRowBytes;  // of a task
   static_assert(2 * kQueryBytes == ChunkDecodeQueryBytes(kHeadDim));
+  static_assert((kStages * kStageBytes + kWarps * kQueryBytes) ==
+                ChunkDecodeWarpsSharedBytes(kHeadDim));
   static constexpr int kStateBytes = kWarps * 16 * (kStateStride + 2) * 4;
   static_assert(kStateBytes <= 2 * kStageBytes);
   // Registers of a thread. At head_dim 128 two blocks of 256 would leave none for blocks of the

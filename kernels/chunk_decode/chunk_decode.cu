@@ -1,4 +1,4 @@
-// Dispatch and launch of chunk_decode: one block per lane and KV head.
+// Dispatch and launch of chunk_decode: one block, or one warp, per lane and KV head.
 #include "kernels/chunk_decode/chunk_decode.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "kernels/chunk_decode/chunk_decode_cluster_device.cuh"
 #include "kernels/chunk_decode/chunk_decode_device.cuh"
+#include "kernels/chunk_decode/chunk_decode_warp_device.cuh"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 
@@ -14,11 +15,15 @@ namespace {
 
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
-  const auto [num_lanes, cluster_lanes] = plan.grid;
+  const auto [num_lanes, cluster_lanes, block_lanes] = plan.grid;
   Require(num_lanes >= 1 && cluster_lanes >= 1 && cluster_lanes <= kChunkDecodeMaxClusterLanes &&
               num_lanes % cluster_lanes == 0,
-          "plan.grid has ", num_lanes, " lanes in clusters of ", cluster_lanes,
-          "; there must be some, in whole clusters of 1 to ", kChunkDecodeMaxClusterLanes);
+          "plan.grid has ", plan.grid, "; there must be some, in whole clusters of 1 to ",
+          kChunkDecodeMaxClusterLanes);
+  Require(block_lanes == 1 || (block_lanes == kChunkDecodeWarps && num_lanes % block_lanes == 0 &&
+                               cluster_lanes == 1),
+          "plan.grid has ", plan.grid, "; a block has one lane, or ", kChunkDecodeWarps,
+          " without clusters");
   Require(
       plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members && plan.seq_partial_indptr,
       "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
@@ -32,30 +37,59 @@ void ValidatePlan(const ChunkDecodeParams& params) {
           " bytes; it must be 256 B aligned with at least ", needed);
 }
 
+// Which kernel runs a plan of this grid, and how.
+struct Chosen {
+  void (*kernel)(chunk_decode::Arguments) = nullptr;
+  LaunchShape shape;
+  bool queries_with_tiles = false;
+};
+
+Chosen Choose(const ChunkDecodeParams& params) {
+  const ChunkDecodeGrid& grid = params.plan.grid;
+  const PagedKvLayout& layout = params.layout;
+  const bool bundled =
+      ChunkDecodeBundles(grid, params.table.num_seqs, params.num_q_heads / layout.num_kv_heads);
+  Chosen chosen;
+  int threads = 0;
+  DispatchDType(params.dtype, [&]<DType kDType>() {
+    DispatchHeadDim(layout.head_dim, [&]<int kHeadDim>() {
+      using Policy = chunk_decode::Policy<kDType, kHeadDim>;
+      threads = Policy::kThreads;
+      chosen.kernel = grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy>
+                      : grid.block_lanes > 1 ? chunk_decode::WarpKernel<Policy>
+                      : bundled              ? chunk_decode::Kernel<Policy, true>
+                                             : chunk_decode::Kernel<Policy, false>;
+    });
+  });
+  chosen.queries_with_tiles =
+      !grid.ReadsWhole() && ChunkDecodeQueriesWithTiles(layout.head_dim, CurrentDeviceFacts());
+  int64_t shared_bytes = ChunkDecodeSharedBytes(layout.head_dim);
+  if (grid.block_lanes > 1) shared_bytes = ChunkDecodeWarpsSharedBytes(layout.head_dim);
+  if (chosen.queries_with_tiles) shared_bytes += ChunkDecodeQueryBytes(layout.head_dim);
+  chosen.shape = {
+      .grid = dim3(static_cast<uint32_t>(grid.num_lanes / grid.block_lanes * layout.num_kv_heads)),
+      .block = dim3(static_cast<uint32_t>(threads)),
+      .shared_bytes = static_cast<size_t>(shared_bytes),
+      .cluster = static_cast<unsigned>(grid.cluster_lanes)};
+  return chosen;
+}
+
 }  // namespace
+
+int64_t ResidentBlocks(const ChunkDecodeParams& params) {
+  Validate(params.layout);
+  const Chosen chosen = Choose(params);
+  return ResidentBlocks(chosen.kernel, chosen.shape);
+}
 
 void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
   Validate(params);
-  const bool bundled = ChunkDecodeBundles(params.plan.grid, params.table.num_seqs,
-                                          params.num_q_heads / params.layout.num_kv_heads);
-  void (*kernel)(chunk_decode::Arguments) = nullptr;
-  DispatchDType(params.dtype, [&]<DType kDType>() {
-    DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
-      using Policy = chunk_decode::Policy<kDType, kHeadDim>;
-      kernel = params.plan.grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy>
-               : bundled                          ? chunk_decode::Kernel<Policy, true>
-                                                  : chunk_decode::Kernel<Policy, false>;
-    });
-  });
   if (params.table.num_seqs == 0) return;
   ValidatePlan(params);
+  const Chosen chosen = Choose(params);
   const ChunkDecodeWorkspace workspace = ChunkDecodeWorkspaceLayout(
       params.table.num_seqs, params.max_partials, params.num_q_heads, params.layout);
   char* base = static_cast<char*>(params.workspace);
-  const ChunkDecodeGrid& grid = params.plan.grid;
-  const int32_t head_dim = params.layout.head_dim;
-  const bool queries_with_tiles =
-      grid.cluster_lanes == 1 && ChunkDecodeQueriesWithTiles(head_dim, CurrentDeviceFacts());
   const chunk_decode::Arguments arguments{
       .params = params,
       .kv_bytes = PagedKvBytes(params.layout),
@@ -63,16 +97,8 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
       .max_sum = reinterpret_cast<float2*>(base + workspace.max_sum),
       .outputs = reinterpret_cast<float*>(base + workspace.outputs),
       .scale_log2 = params.scale * std::numbers::log2e_v<float>,
-      .queries_with_tiles = queries_with_tiles};
-  const auto blocks = static_cast<uint32_t>(grid.num_lanes * params.layout.num_kv_heads);
-  LaunchKernel(kernel,
-               {.grid = dim3(blocks),
-                .block = dim3(chunk_decode::Policy<DType::kBf16, 128>::kThreads),
-                .shared_bytes =
-                    static_cast<size_t>(ChunkDecodeSharedBytes(head_dim) +
-                                        (queries_with_tiles ? ChunkDecodeQueryBytes(head_dim) : 0)),
-                .cluster = static_cast<unsigned>(grid.cluster_lanes)},
-               options, arguments);
+      .queries_with_tiles = chosen.queries_with_tiles};
+  LaunchKernel(chosen.kernel, chosen.shape, options, arguments);
 }
 
 }  // namespace tokline

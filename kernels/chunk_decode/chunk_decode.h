@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <span>
 #include <vector>
 
@@ -52,13 +53,18 @@ struct alignas(16) ChunkDecodeTask {
   int32_t first_states_begin;      // where they begin
 };
 
-// A lane is one block per KV head. cluster_lanes consecutive lanes form a cluster, which merges the
-// states of one sequence in its shared memory. The grid is constant in a captured graph.
+// A lane is one block per KV head, or one warp where a block has several lanes. cluster_lanes
+// consecutive lanes form a cluster, which merges the states of one sequence in its shared memory.
+// The grid is constant in a captured graph.
 struct ChunkDecodeGrid {
-  int32_t num_lanes = 0;  // a multiple of cluster_lanes
+  int32_t num_lanes = 0;  // a multiple of cluster_lanes and of block_lanes
   int32_t cluster_lanes = 1;
+  int32_t block_lanes = 1;  // 1, or the number of warps of a block
   bool operator==(const ChunkDecodeGrid&) const = default;
+  // Whether a lane or cluster can only read sequences that have all that they read to themselves.
+  constexpr bool ReadsWhole() const { return cluster_lanes > 1 || block_lanes > 1; }
 };
+std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid);
 
 // The arrays of a plan, on the device or on the host.
 struct ChunkDecodePlanView {
@@ -174,7 +180,7 @@ struct ChunkDecodePlanOptions {
   // What sequences share, if anything: SharedRunsOfTable(table), or what the caller knows already.
   std::span<const SharedRun> runs = {};
   // Whether to read the runs once or, from the same table, each sequence alone. They are always
-  // read alone if lanes form clusters, since a cluster has one sequence.
+  // read alone if the grid ReadsWhole.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
   // Without lanes the grid is that of ChooseChunkDecodeGrid, or the full grid if a sequence has
   // more than one segment (shared or shifted chunks).
@@ -189,13 +195,21 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options = {});
 
-// As many lanes as the device runs at a time, without clusters. This grid serves any table.
+// As many lanes of a block as the device runs at a time. This grid serves any table.
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
 // One cluster per sequence, as large as the device runs at the same time for every sequence and KV
 // head. One lane per cluster where there is no such size.
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                        const DeviceFacts& device);
+
+// As many lanes of a warp as the device runs at a time; no lanes where blocks get too little shared
+// memory for it.
+ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device);
+
+// All that ChooseChunkDecodeGrid may choose from, the full grid first.
+std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLayout& layout,
+                                              const DeviceFacts& device);
 
 // What a step reads, as far as its grid depends on it.
 struct ChunkDecodeLoad {
@@ -204,9 +218,8 @@ struct ChunkDecodeLoad {
   int64_t tokens = 0;   // of all sequences
 };
 
-// The grid for sequences whose chunks are neither shared nor shifted: that of clusters or the full
-// grid, whichever takes less time by a model of both. `group` is the number of query heads per KV
-// head.
+// The grid for sequences whose chunks are neither shared nor shifted: the one of ChunkDecodeGrids
+// that takes the least time by a model. `group` is the number of query heads per KV head.
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device);
 
@@ -221,5 +234,8 @@ void Validate(const ChunkDecodeParams& params);
 Cost CostOf(const ChunkDecodeParams& params);
 
 void Launch(const ChunkDecodeParams& params, const LaunchOptions& options);
+
+// How many blocks of such a launch the current device runs at a time. Grids are made for it.
+int64_t ResidentBlocks(const ChunkDecodeParams& params);
 
 }  // namespace tokline

@@ -14,9 +14,14 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/chunk_decode/chunk_decode_device.cuh"
+#include "kernels/chunk_decode/arguments_device.cuh"
+#include "kernels/chunk_decode/merge_device.cuh"
+#include "kernels/chunk_decode/rows_device.cuh"
+#include "kernels/chunk_decode/tiles_device.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/cluster.cuh"
+#include "kernels/device/ptx/cp_async.cuh"
+#include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/mbarrier.cuh"
 
 namespace tokline::chunk_decode {
@@ -131,7 +136,7 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   const int warp = threadIdx.x / 32;
   const ReceivedStates<P> received(shared, ptx::SharedAddress(&arrived));
   TileCursor tile(task), next = tile;
-  int32_t page = PageOfWarp(args, next);  // of the next tile
+  int32_t page = PageOf(args, next, next.token + warp * 16);  // of the next tile
   if (threadIdx.x == 0) received.Expect(place);
   __syncwarp();
   // Tiles are numbered so that the last one lies in the last stage.
@@ -145,11 +150,11 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   LateRow<P> late;
   const auto load = [&](int t, bool early) {
     const bool leaves_last = early && next.IsLast();
-    if (leaves_last) late = LateRow<P>(args, next, page, place.kv_head, stage_address(t));
+    if (leaves_last) late = LateRow<P>::OfTile(args, next, page, place.kv_head, stage_address(t));
     LoadTile<P>(args, next, page, place.kv_head, stage_address(t), leaves_last);
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
-    if (next.Valid()) page = PageOfWarp(args, next);
+    if (next.Valid()) page = PageOf(args, next, next.token + warp * 16);
   };
   Query<P> query;
   const bool early = args.params.only_last_is_new;
@@ -159,8 +164,9 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     if (t == wait_at) {
       ptx::GridDependencyWait();
       late.Load(args);
-      query.Load(args, task, place.group, 0, place.kv_head);
-      query.Rotate(args, task, place.group, 0);
+      const auto member_of = [&](int) { return task.first_member; };
+      query.Load(args, place.group, place.group, 0, place.kv_head, member_of);
+      query.Rotate(args, place.group, place.group, 0, member_of);
     }
     if (t == first_end) break;
     load(t, early);

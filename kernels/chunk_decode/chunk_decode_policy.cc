@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <ostream>
 #include <span>
 #include <utility>
 
@@ -177,16 +178,50 @@ ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& la
   return {.num_lanes = num_seqs * cluster, .cluster_lanes = cluster};
 }
 
+ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
+  const int64_t block_bytes = ChunkDecodeWarpsSharedBytes(layout.head_dim);
+  if (block_bytes > device.shared_bytes_per_block) return {};
+  const int64_t blocks =
+      device.sm_count * ChunkDecodeBlocksPerSmOf(block_bytes, layout.head_dim, device);
+  const int64_t of_head = std::max<int64_t>(1, blocks / layout.num_kv_heads);
+  return {.num_lanes = static_cast<int32_t>(of_head) * kChunkDecodeWarps,
+          .cluster_lanes = 1,
+          .block_lanes = kChunkDecodeWarps};
+}
+
+std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid) {
+  out << grid.num_lanes << " lanes";
+  if (grid.cluster_lanes > 1) out << " in clusters of " << grid.cluster_lanes;
+  if (grid.block_lanes > 1) out << ", " << grid.block_lanes << " to a block";
+  return out;
+}
+
+std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLayout& layout,
+                                              const DeviceFacts& device) {
+  std::vector<ChunkDecodeGrid> grids = {ChunkDecodeFullGrid(layout, device)};
+  const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(num_seqs, layout, device);
+  if (clusters.cluster_lanes > 1) grids.push_back(clusters);
+  const ChunkDecodeGrid warps = ChunkDecodeWarpGrid(layout, device);
+  if (warps.num_lanes > 0) grids.push_back(warps);
+  return grids;
+}
+
+namespace {
+
+double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const PagedKvLayout& layout,
+              int32_t group, const DeviceFacts& device) {
+  if (grid.cluster_lanes > 1) return ClustersUs(load, grid, layout, group, device);
+  return grid.block_lanes > 1 ? WarpsUs(load, grid, layout.head_dim) : LanesUs(load, grid, group);
+}
+
+}  // namespace
+
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device) {
-  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, device);
-  const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(load.num_seqs, layout, device);
-  if (load.num_seqs == 0 || clusters.cluster_lanes == 1 || load.longest <= kChunkDecodeTileTokens) {
-    return full;
-  }
-  const bool quicker =
-      ClustersUs(load, clusters, layout, group, device) < LanesUs(load, full, group);
-  return quicker ? clusters : full;
+  if (load.num_seqs == 0) return ChunkDecodeFullGrid(layout, device);
+  return std::ranges::min(
+      ChunkDecodeGrids(load.num_seqs, layout, device), {},
+      [&](const ChunkDecodeGrid& grid) { return GridUs(load, grid, layout, group, device); });
 }
 
 namespace {
@@ -240,12 +275,10 @@ std::span<const int32_t> ChunkDecodePlan::SeqPartialIndptr() const {
 }
 
 void ChunkDecodePlan::CopyTo(const ChunkDecodePlanRoom& room, std::byte* to) const {
-  Require(room.Holds(size), "the plan has ", size.grid.num_lanes, " lanes in clusters of ",
-          size.grid.cluster_lanes, ", ", size.num_seqs, " sequences, ", size.tasks, " tasks, ",
-          size.ranges, " ranges and ", size.members, " members; there is room for ",
-          room.grid.num_lanes, " lanes in clusters of ", room.grid.cluster_lanes, ", ",
-          room.num_seqs, " sequences, ", room.tasks, " tasks, ", room.ranges, " ranges and ",
-          room.members, " members");
+  Require(room.Holds(size), "the plan has ", size.grid, ", ", size.num_seqs, " sequences, ",
+          size.tasks, " tasks, ", size.ranges, " ranges and ", size.members,
+          " members; there is room for ", room.grid, ", ", room.num_seqs, " sequences, ",
+          room.tasks, " tasks, ", room.ranges, " ranges and ", room.members, " members");
   const auto source = OffsetsIn(size), target = OffsetsIn(room);
   for (size_t i = 0; i + 1 < source.size(); ++i) {
     std::memcpy(to + target[i], block.data() + source[i],
@@ -301,14 +334,18 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
           " lanes; they need compute capability 9.0 and code compiled for it, here ",
           device.compute_major, ".", device.compute_minor, " and code for ",
           device.code_architecture / 10, ".", device.code_architecture % 10);
-  Require(grid.num_lanes % grid.cluster_lanes == 0, "grid has ", grid.num_lanes,
-          " lanes in clusters of ", grid.cluster_lanes, "; they must be whole");
-  Require(!clustered ||
-              (OneSegmentEach(segments) && num_segments * grid.cluster_lanes <= grid.num_lanes),
-          "grid has ", grid.num_lanes, " lanes in clusters of ", grid.cluster_lanes, " for ",
-          num_segments, " segments; each must be a sequence's only one, with a cluster of its own");
+  Require(grid.num_lanes % (grid.cluster_lanes * grid.block_lanes) == 0, "grid has ", grid,
+          "; clusters and blocks must be whole");
+  Require(
+      !clustered || (grid.block_lanes == 1 && num_segments * grid.cluster_lanes <= grid.num_lanes),
+      "grid has ", grid, " for ", num_segments,
+      " segments; each must have a cluster of its own, of whole blocks");
+  Require(!grid.ReadsWhole() || OneSegmentEach(segments), "grid has ", grid, " for ", num_segments,
+          " segments; each must be a sequence's only one");
   const ChunkDecodeDeal deal = clustered ? ChunkDecodeDeal{DealToClusters(segments, grid), {}}
-                                         : DealSegments(segments, table.num_seqs, grid, group);
+                               : grid.block_lanes > 1
+                                   ? DealToWarps(segments, grid)
+                                   : DealSegments(segments, table.num_seqs, grid, group);
   const Shares& shares = deal.shares;
   // The lanes of a cluster make one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
@@ -357,7 +394,9 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
     if (states[static_cast<size_t>(seq)] == 0) empty_lanes.push_back(lane);
   }
   if (!clustered) {
-    empty_lanes = LanesOfEmptyTasks(deal.lane_ends_us, std::ranges::count(states, 0));
+    empty_lanes =
+        LanesOfEmptyTasks(deal.lane_ends_us, std::ranges::count(states, 0),
+                          grid.block_lanes > 1 ? kChunkDecodeTimes.warp_task_us : TaskUs(group));
   }
   auto empty_lane = empty_lanes.begin();
   int32_t empty_seq = 0;
@@ -413,7 +452,7 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   };
   const Segments alone(table, group, {});
   const std::span<const SharedRun> runs = options.runs;
-  if (runs.empty() || options.sharing == ChunkSharing::kNever || options.grid.cluster_lanes > 1) {
+  if (runs.empty() || options.sharing == ChunkSharing::kNever || options.grid.ReadsWhole()) {
     return plan(alone);
   }
   ChunkDecodePlan once = plan(Segments(table, group, runs));
@@ -433,8 +472,8 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
       kChunkDecodeTimes.memory_tile_us +
       (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached_tiles / tiles;
   ChunkDecodePlan each = plan(alone);
-  const double each_us = each.size.grid.cluster_lanes > 1
-                             ? ClustersUs(LoadOf(table), each.size.grid, layout, group, device)
+  const double each_us = each.size.grid.ReadsWhole()
+                             ? GridUs(LoadOf(table), each.size.grid, layout, group, device)
                              : EstimateUs(each, group, tile_us);
   const double once_us = EstimateUs(once, group, kChunkDecodeTimes.memory_tile_us);
   return once_us + kChunkDecodeTimes.least_gain_us < each_us ? once : each;

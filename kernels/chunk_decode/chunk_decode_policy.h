@@ -30,11 +30,15 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
 
 // Blocks that share an SM, each with `more_bytes` beside those of its ring: at least one, and where
 // there is room so many that as many bytes are in flight with either head_dim.
+constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim,
+                                           const DeviceFacts& device) {
+  constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
+  return std::clamp<int64_t>(device.shared_bytes_per_sm / (block_bytes + kReservedBytes), 1,
+                             head_dim == 64 ? 4 : 2);
+}
 constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, const DeviceFacts& device,
                                          int64_t more_bytes = 0) {
-  constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
-  const int64_t block_bytes = ChunkDecodeBlockBytes(head_dim) + more_bytes + kReservedBytes;
-  return std::clamp<int64_t>(device.shared_bytes_per_sm / block_bytes, 1, head_dim == 64 ? 4 : 2);
+  return ChunkDecodeBlocksPerSmOf(ChunkDecodeBlockBytes(head_dim) + more_bytes, head_dim, device);
 }
 
 // Shared memory for the query rows of two tasks with one member. They come with their first tiles
@@ -47,6 +51,14 @@ constexpr bool ChunkDecodeQueriesWithTiles(int32_t head_dim, const DeviceFacts& 
   return ChunkDecodeBlockBytes(head_dim) + bytes <= device.shared_bytes_per_block &&
          ChunkDecodeBlocksPerSm(head_dim, device, bytes) ==
              ChunkDecodeBlocksPerSm(head_dim, device);
+}
+
+// Dynamic shared memory of a block whose warps are lanes: the ring, and the query rows of a task
+// for each warp.
+inline constexpr int32_t kChunkDecodeWarps = 4;
+constexpr int64_t ChunkDecodeWarpsSharedBytes(int32_t head_dim) {
+  return ChunkDecodeSharedBytes(head_dim) +
+         int64_t{kChunkDecodeWarps} * kChunkDecodeNarrowRows * head_dim * 2;
 }
 
 // Up to so many partial states, times the rows that a warp adds, a block adds a sequence's states
@@ -64,8 +76,8 @@ constexpr int32_t ChunkDecodeBundlesOf(int32_t states, int32_t group) {
 
 // Whether sequences have so many partial states on average if they share all lanes.
 constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs, int32_t group) {
-  return grid.cluster_lanes == 1 && int64_t{grid.num_lanes} * ChunkDecodeRowsOfWarp(group) >
-                                        int64_t{num_seqs} * kChunkDecodeStatesAtOnce;
+  return !grid.ReadsWhole() && int64_t{grid.num_lanes} * ChunkDecodeRowsOfWarp(group) >
+                                   int64_t{num_seqs} * kChunkDecodeStatesAtOnce;
 }
 
 // Where the parts of the workspace begin, in bytes.

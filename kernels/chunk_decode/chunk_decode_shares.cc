@@ -76,12 +76,12 @@ constexpr int64_t Nanoseconds(double us) { return static_cast<int64_t>(us * 1000
 
 // When each lane ends what it reads of shared segments.
 std::vector<int64_t> LaneLoads(std::span<const Piece> shared, std::span<const Segment> segments,
-                               int32_t num_lanes) {
+                               int32_t num_lanes, int32_t group) {
   std::vector<int64_t> loads(static_cast<size_t>(num_lanes), 0);
   for (const Piece& piece : shared) {
     const bool wide = segments[static_cast<size_t>(piece.segment)].wide;
     loads[static_cast<size_t>(piece.lane)] +=
-        Nanoseconds(kChunkDecodeTimes.task_us + kChunkDecodeTimes.state_us) +
+        Nanoseconds(TaskUs(group) + kChunkDecodeTimes.state_us) +
         piece.tiles *
             Nanoseconds(wide ? kChunkDecodeTimes.wide_tile_us : kChunkDecodeTimes.memory_tile_us);
   }
@@ -92,8 +92,13 @@ std::vector<int64_t> LaneLoads(std::span<const Piece> shared, std::span<const Se
 class LaneDealer {
  public:
   // `loads` is when each lane ends what it has already, in nanoseconds.
-  LaneDealer(std::span<const Segment> segments, int32_t first, std::vector<int64_t> loads)
-      : segments_(segments), first_(first), loads_(std::move(loads)), order_(segments.size()) {
+  LaneDealer(std::span<const Segment> segments, int32_t first, std::vector<int64_t> loads,
+             int32_t group)
+      : segments_(segments),
+        first_(first),
+        loads_(std::move(loads)),
+        task_ns_(Nanoseconds(TaskUs(group))),
+        order_(segments.size()) {
     std::iota(order_.begin(), order_.end(), 0);
     std::ranges::stable_sort(order_, std::ranges::greater{},
                              [this](int32_t s) { return TilesOf(s); });
@@ -127,7 +132,7 @@ class LaneDealer {
         int64_t& end = ends.back();
         const auto lane = static_cast<int32_t>(end & ((1 << kLaneBits) - 1));
         shares.push_back({lane, first_ + s, begin, count});
-        end += (kTaskNs + (parts > 1 ? kStateNs : 0) + count * kTileNs) << kLaneBits;
+        end += (task_ns_ + (parts > 1 ? kStateNs : 0) + count * kTileNs) << kLaneBits;
         std::ranges::push_heap(ends, std::greater{});
         begin += count;
         left -= count;
@@ -154,12 +159,12 @@ class LaneDealer {
   }
   int32_t TilesOf(int32_t s) const { return segments_[static_cast<size_t>(s)].tiles; }
 
-  static constexpr int64_t kTaskNs = Nanoseconds(kChunkDecodeTimes.task_us);
   static constexpr int64_t kStateNs = Nanoseconds(kChunkDecodeTimes.state_us);
   static constexpr int64_t kTileNs = Nanoseconds(kChunkDecodeTimes.memory_tile_us);
   std::span<const Segment> segments_;
   int32_t first_;  // the number of the first segment
   std::vector<int64_t> loads_;
+  int64_t task_ns_;
   std::vector<int32_t> order_;  // the longest segment first
 };
 
@@ -192,14 +197,14 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
   // Fewer lanes leave fewer states to add.
   for (int32_t lanes = FewerLanes(grid.num_lanes);
        shared.empty() && lanes > std::ssize(own) &&
-       static_cast<double>(total) / lanes * kChunkDecodeTimes.cached_tile_us < best_us;
+       static_cast<double>(total) / lanes * kChunkDecodeTimes.alone_tile_us < best_us;
        lanes = FewerLanes(lanes)) {
     consider(CutShares(own, first, lanes));
   }
-  const LaneDealer dealer(own, first, LaneLoads(shared, segments, grid.num_lanes));
+  const LaneDealer dealer(own, first, LaneLoads(shared, segments, grid.num_lanes, group), group);
   const double even_us = kEvenEnough *
                          (static_cast<double>(total) * kChunkDecodeTimes.memory_tile_us +
-                          static_cast<double>(own.size()) * kChunkDecodeTimes.task_us) /
+                          static_cast<double>(own.size()) * TaskUs(group)) /
                          grid.num_lanes;
   // Parts of a lane's share make fewer cuts than there are lanes.
   const auto share = static_cast<int32_t>(DivideUp(total, grid.num_lanes));
@@ -207,12 +212,36 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
     consider(dealer.Deal(size));
     size = std::max(size + std::max(1, share / 8), dealer.NextSize(size));
   }
-  if (longest * kChunkDecodeTimes.cached_tile_us < best_us) consider(dealer.Deal(longest));
+  if (longest * kChunkDecodeTimes.alone_tile_us < best_us) consider(dealer.Deal(longest));
   std::ranges::stable_sort(best.shares, {}, &Piece::lane);
   return best;
 }
 
-std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t count) {
+ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecodeGrid& grid) {
+  std::vector<int32_t> order(segments.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::ranges::greater{},
+                           [&](int32_t s) { return segments[static_cast<size_t>(s)].tiles; });
+  using End = std::pair<double, int32_t>;  // when a lane ends
+  std::vector<End> ends;
+  for (int32_t lane = 0; lane < grid.num_lanes; ++lane) ends.emplace_back(0, lane);
+  ChunkDecodeDeal deal;
+  for (const int32_t s : order) {
+    std::ranges::pop_heap(ends, std::greater{});
+    End& end = ends.back();
+    const int32_t tiles = segments[static_cast<size_t>(s)].tiles;
+    deal.shares.push_back({end.second, s, 0, tiles});
+    end.first += kChunkDecodeTimes.warp_task_us + tiles * kChunkDecodeTimes.warp_tile_us;
+    std::ranges::push_heap(ends, std::greater{});
+  }
+  std::ranges::stable_sort(deal.shares, {}, &Piece::lane);
+  deal.lane_ends_us.resize(ends.size());
+  for (const auto& [us, lane] : ends) deal.lane_ends_us[static_cast<size_t>(lane)] = us;
+  return deal;
+}
+
+std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t count,
+                                       double task_us) {
   using End = std::pair<double, int32_t>;
   std::vector<End> ends;
   for (const double us : lane_ends_us) ends.emplace_back(us, static_cast<int32_t>(ends.size()));
@@ -221,7 +250,7 @@ std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t
   for (int64_t i = 0; i < count; ++i) {
     std::ranges::pop_heap(ends, std::greater{});
     lanes.push_back(ends.back().second);
-    ends.back().first += kChunkDecodeTimes.task_us;
+    ends.back().first += task_us;
     std::ranges::push_heap(ends, std::greater{});
   }
   std::ranges::sort(lanes);

@@ -42,9 +42,14 @@ struct ChunkDecodeDeal {
 ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                              const ChunkDecodeGrid& grid, int32_t group);
 
+// Deals whole segments to lanes of a warp, the longest first, to the lane that would end first.
+ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
+                            const ChunkDecodeGrid& grid);
+
 // The lanes of `count` tasks that read nothing, in ascending order: each goes to the lane that
-// would end first.
-std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t count);
+// would end first, and takes `task_us` there.
+std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t count,
+                                       double task_us);
 
 // Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
 ChunkDecodeShares DealToClusters(std::span<const ChunkDecodeSegment> segments,

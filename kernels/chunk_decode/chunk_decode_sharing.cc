@@ -47,8 +47,7 @@ bool SharingPays(int32_t members, int64_t tiles, int32_t group) {
   const double saved_us = static_cast<double>(tiles) * (alone_us - TileUs(members, group));
   const double merged_us =
       kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us + AddStatesUs(2, group);
-  return saved_us >
-         members * merged_us + NumSharedParts(members, group) * kChunkDecodeTimes.task_us;
+  return saved_us > members * merged_us + NumSharedParts(members, group) * TaskUs(group);
 }
 
 std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t group,

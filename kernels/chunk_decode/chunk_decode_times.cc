@@ -2,6 +2,7 @@
 #include "kernels/chunk_decode/chunk_decode_times.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -24,10 +25,9 @@ struct SequenceTime {
   int32_t last_lane = 0;
 };
 
-// While a part of the lanes reads, a tile takes that part of what it takes when all read, but not
-// less than from the L2.
+// What a tile takes while a part of the lanes reads.
 double TileUs(double reading, double tile_us) {
-  return std::max(kChunkDecodeTimes.cached_tile_us, tile_us * reading);
+  return WithMemoryUs(kChunkDecodeTimes.alone_tile_us, tile_us * reading);
 }
 
 // What a tile of each lane takes.
@@ -50,6 +50,12 @@ void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
 
 }  // namespace
 
+double WithMemoryUs(double alone_us, double memory_us) { return std::hypot(alone_us, memory_us); }
+
+double TaskUs(int32_t group) {
+  return kChunkDecodeTimes.task_us + ChunkDecodeRowsOfWarp(group) * kChunkDecodeTimes.task_row_us;
+}
+
 double AddStatesUs(int32_t states, int32_t group) {
   // As AddStates of merge_device.cuh: a warp loads eight states of a row at a time, or four of each
   // of two rows.
@@ -67,24 +73,48 @@ double MergeUs(int32_t states, int32_t group, bool bundled) {
          AddStatesUs(bundles, group);
 }
 
+namespace {
+
+// The last tile of a sequence is half full on average.
+int64_t TilesOf(const ChunkDecodeLoad& load) {
+  return load.tokens / kChunkDecodeTileTokens + (load.num_seqs + 1) / 2;
+}
+
+}  // namespace
+
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const PagedKvLayout& layout, int32_t group, const DeviceFacts& device) {
-  const int64_t tiles = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
-  const auto of_block = static_cast<double>(DivideUp(tiles, int64_t{clusters.cluster_lanes}));
-  // Blocks that share an SM end later than those that have one to themselves.
-  const int64_t blocks = int64_t{clusters.num_lanes} * layout.num_kv_heads;
-  const auto blocks_per_sm = static_cast<double>(DivideUp(blocks, int64_t{device.sm_count}));
-  const double reading =
-      blocks_per_sm / static_cast<double>(ChunkDecodeBlocksPerSm(layout.head_dim, device));
+  const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
+  const auto of_block = static_cast<double>(DivideUp(longest, int64_t{clusters.cluster_lanes}));
   const double alone_us = layout.head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us
                                                 : kChunkDecodeTimes.cluster_tile_us;
+  const auto blocks =
+      static_cast<double>(device.sm_count * ChunkDecodeBlocksPerSm(layout.head_dim, device));
+  const double memory_us = static_cast<double>(TilesOf(load) * layout.num_kv_heads) / blocks *
+                           kChunkDecodeTimes.memory_tile_us * kChunkDecodeTimes.cluster_memory;
   return kChunkDecodeTimes.cluster_us + group * kChunkDecodeTimes.cluster_row_us +
-         of_block * std::max(alone_us, reading * kChunkDecodeTimes.memory_tile_us);
+         WithMemoryUs(of_block * alone_us, memory_us);
+}
+
+double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps, int32_t head_dim) {
+  const double count = load.num_seqs, lanes = warps.num_lanes;
+  const double tasks = std::ceil(count / lanes);
+  // A warp that has a part of a tile takes no longer than for that part.
+  const auto tokens = static_cast<double>(load.tokens);
+  const double first = kChunkDecodeTimes.warp_task_tokens;
+  const double late =
+      std::max({0.0, static_cast<double>(load.longest) - first, tasks * (tokens / count - first)});
+  const double alone_us = late / kChunkDecodeTileTokens * kChunkDecodeTimes.warp_tile_us;
+  // All warps of a block together read as fast as a block that is a lane.
+  const double memory_us = tokens / kChunkDecodeTileTokens / lanes * warps.block_lanes *
+                           kChunkDecodeTimes.memory_tile_us;
+  // Of a head_dim of 64 a warp has half as many bytes on their way, and nothing overlaps.
+  const double tiles_us = head_dim == 64 ? alone_us + memory_us : WithMemoryUs(alone_us, memory_us);
+  return kChunkDecodeTimes.warp_us + tasks * kChunkDecodeTimes.warp_task_us + tiles_us;
 }
 
 double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group) {
-  // The last tile of a sequence is half full on average.
-  const int64_t total = load.tokens / kChunkDecodeTileTokens + (load.num_seqs + 1) / 2;
+  const int64_t total = TilesOf(load);
   const auto tiles_us = [&](int64_t tiles, int64_t lanes) {
     const double reading = static_cast<double>(lanes) / full.num_lanes;
     return static_cast<double>(tiles) * TileUs(reading, kChunkDecodeTimes.memory_tile_us);
@@ -92,14 +122,17 @@ double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t
   const bool bundled = ChunkDecodeBundles(full, load.num_seqs, group);
   const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
   const int64_t rounds = DivideUp(int64_t{load.num_seqs}, int64_t{full.num_lanes});
-  double best_us = static_cast<double>(rounds) * kChunkDecodeTimes.task_us +
-                   tiles_us(std::max(longest, DivideUp(total, int64_t{full.num_lanes})),
-                            std::min<int64_t>(load.num_seqs, full.num_lanes));
+  const double of_lane =
+      std::max(static_cast<double>(longest), static_cast<double>(rounds * total) / load.num_seqs);
+  double best_us =
+      static_cast<double>(rounds) * TaskUs(group) +
+      WithMemoryUs(of_lane * kChunkDecodeTimes.alone_tile_us,
+                   static_cast<double>(total) / full.num_lanes * kChunkDecodeTimes.memory_tile_us);
   for (int32_t lanes = full.num_lanes; lanes > load.num_seqs; lanes = FewerLanes(lanes)) {
     const int64_t used = std::min<int64_t>(lanes, total);
     const auto states = static_cast<int32_t>(DivideUp(used, int64_t{load.num_seqs}));
     if (states < 2) break;
-    best_us = std::min(best_us, kChunkDecodeTimes.task_us + kChunkDecodeTimes.state_us +
+    best_us = std::min(best_us, TaskUs(group) + kChunkDecodeTimes.state_us +
                                     kChunkDecodeTimes.merge_us + MergeUs(states, group, bundled) +
                                     tiles_us(DivideUp(total, used), used));
   }
@@ -111,7 +144,7 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                const ChunkDecodeGrid& grid, int32_t group, double tile_us) {
   std::vector<LaneTime> lanes(static_cast<size_t>(grid.num_lanes));
   std::vector<SequenceTime> sequences(static_cast<size_t>(num_seqs));
-  const bool has_states = grid.cluster_lanes == 1;
+  const bool has_states = !grid.ReadsWhole();
   for (const ChunkDecodePiece& piece : pieces) {
     const ChunkDecodeSegment& segment = segments[static_cast<size_t>(piece.segment)];
     if (!segment.wide) lanes[static_cast<size_t>(piece.lane)].tiles += piece.tiles;
@@ -125,7 +158,7 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
     const ChunkDecodePiece& piece = pieces[p];
     const ChunkDecodeSegment& segment = segments[static_cast<size_t>(piece.segment)];
     LaneTime& lane = lanes[static_cast<size_t>(piece.lane)];
-    lane.us += kChunkDecodeTimes.task_us +
+    lane.us += TaskUs(group) +
                piece.tiles * (segment.wide ? kChunkDecodeTimes.wide_tile_us : lane.tile_us);
     bool leaves_state = false;
     for (const SharedRun::Member& member : segment.members) {

@@ -14,31 +14,35 @@ namespace tokline {
 // Microseconds of one block on an H200 with 128-element bf16 heads; elsewhere their ratios count.
 // This kernel's README gives what they follow from:
 // - b64_s2048 (128.2), b256_s1024 (258.6) and b32_s8192 (248.4) are 64, 128 and 128 tiles per lane
-//   in 2, 8 and 1 tasks, after 2.2 of launch: a tile from memory and a task.
-// - "Clusters": a tile that the L2 has.
+//   in 2, 8 and 1 tasks, after 2.2 of launch: a tile from memory.
 // - Before merges were by rows per warp, b64_shared16384 (246.5) and b256_shared4096 (205.4) were
 //   bound by lanes of 38.8 and 31.0 wide tiles and by a block that merged 64 rows: 5.24 per wide
 //   tile, if a row took 0.61. The wide tile errs against sharing.
-// - A merge of two rows then took 2.5: 1.28 beside its rows.
-// - "Clusters or lanes": further eight states, bundles and what clusters take are fitted to the
-//   shapes there, on an H100.
-// - "Cut, whole or in parts": in equal shares a lane leaves two states and merges once, which takes
-//   5.0.
+// - "Which grid": all others are fitted to the shapes there, on an H100, whose memory takes 2.7 us
+//   for a tile. What takes time beside the memory is about the same on both.
 struct ChunkDecodeTimes {
-  double memory_tile_us = 1.94;
-  double cached_tile_us = 1.3;
-  double wide_tile_us = 5.24;  // of more than 16 query rows
-  double task_us = 0.9;
-  double state_us = 1.55;         // more for a task that leaves partial states
-  double merge_us = 1.28;         // more for a task that adds states
-  double merged_row_us = 0.61;    // for each row of a warp
-  double merged_states_us = 0.5;  // for each further eight states, of its rows together
-  double bundles_us = 1.5;        // more for a grid whose kernel may add states in bundles
+  double memory_tile_us = 1.94;  // while all lanes read
+  double alone_tile_us = 0.5;    // whatever the memory could do
+  double cached_tile_us = 1.3;   // from the L2, while all lanes read
+  double wide_tile_us = 5.24;    // of more than 16 query rows
+  double task_us = 0.8;
+  double task_row_us = 0.4;        // more for each row of a warp
+  double state_us = 0.8;           // more for a task that leaves partial states
+  double merge_us = 0.4;           // more for a task that adds states
+  double merged_row_us = 0.4;      // for each row of a warp
+  double merged_states_us = 0.75;  // for each further eight states, of its rows together
+  double bundles_us = 0.3;         // more for a grid whose kernel may add states in bundles
   // Of a block of a cluster, beside its tiles and less the launch, as the times above.
-  double cluster_us = 1.1;
-  double cluster_row_us = 0.1;        // for each query head of a KV head
-  double cluster_tile_us = 1.2;       // of a head_dim of 128, while few blocks read
-  double cluster_half_tile_us = 0.8;  // of a head_dim of 64
+  double cluster_us = 1.2;
+  double cluster_row_us = 0.07;        // for each query head of a KV head
+  double cluster_tile_us = 0.55;       // of a head_dim of 128, whatever the memory could do
+  double cluster_half_tile_us = 0.45;  // of a head_dim of 64
+  double cluster_memory = 1.07;        // how much longer the memory takes for clusters
+  // Of a warp that is a lane.
+  double warp_us = 0.35;          // beside its tasks
+  double warp_task_us = 0.9;      // of a sequence, whose first tokens arrive meanwhile
+  int32_t warp_task_tokens = 24;  // so many of them
+  double warp_tile_us = 2;        // whatever the memory could do
   // A plan that reads once is taken if it ends so much earlier. A guess: 2 x 4,096 shared tokens of
   // Qwen3-0.6B took 2 more per layer (results/h200/sharing.jsonl, one pair of runs, of which equal
   // ones differ by as much), where the model of that time expected 1.9 less.
@@ -46,6 +50,9 @@ struct ChunkDecodeTimes {
 };
 
 inline constexpr ChunkDecodeTimes kChunkDecodeTimes;
+
+// What a task takes beside its tiles and states.
+double TaskUs(int32_t group);
 
 // How much longer a task takes by each sequence whose states it adds.
 double AddStatesUs(int32_t states, int32_t group);
@@ -61,9 +68,16 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                const ChunkDecodeGrid& grid, int32_t group,
                                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
+// What tiles take that would take `alone_us` if the memory were infinitely fast, and `memory_us` if
+// it alone counted. Little of the two overlaps while they are about as long.
+double WithMemoryUs(double alone_us, double memory_us);
+
 // When clusters end that have one sequence each.
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const PagedKvLayout& layout, int32_t group, const DeviceFacts& device);
+
+// When lanes of a warp end that have whole sequences each, about.
+double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps, int32_t head_dim);
 
 // When the lanes of the full grid end, about: if the load is cut equally for as many of them as end
 // first, or if they take whole sequences.

@@ -85,12 +85,17 @@ __device__ __forceinline__ void LoadSlice(float (&values)[RowSlice<P>::kWidth], 
   }
 }
 
+// The natural logarithm of the sum of exponentials, from the maximum and the sum in base 2.
+__device__ __forceinline__ float LogSumExp(float row_max, float row_sum) {
+  constexpr float kLn2 = 0.693147180559945309f;
+  return row_sum == 0 ? -INFINITY : (row_max + log2f(row_sum)) * kLn2;
+}
+
 // Writes a finished row: the output normalised, and the natural log-sum-exp.
 template <typename P>
 __device__ __forceinline__ void WriteRow(const Arguments& args, int64_t seq, int q_head,
                                          const RowSlice<P>& slice) {
   using T = typename P::T;
-  constexpr float kLn2 = 0.693147180559945309f;
   const int lane = threadIdx.x % 32;
   const float inverse = slice.row_sum == 0 ? 0.0f : 1.0f / slice.row_sum;
   T* out = static_cast<T*>(args.params.out) + seq * args.params.out_stride +
@@ -102,7 +107,7 @@ __device__ __forceinline__ void WriteRow(const Arguments& args, int64_t seq, int
   }
   if (args.params.lse_ln && lane == 0) {
     args.params.lse_ln[seq * args.params.num_q_heads + q_head] =
-        slice.row_sum == 0 ? -INFINITY : (slice.row_max + log2f(slice.row_sum)) * kLn2;
+        LogSumExp(slice.row_max, slice.row_sum);
   }
 }
 

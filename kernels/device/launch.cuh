@@ -38,6 +38,32 @@ inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const Dev
   TOKLINE_CUDA(code);
 }
 
+// How many blocks of a launch the current device runs at a time, in whole clusters.
+template <typename... KernelArgs>
+int64_t ResidentBlocks(void (*kernel)(KernelArgs...), const LaunchShape& shape) {
+  const void* const symbol = reinterpret_cast<const void*>(kernel);
+  AllowSharedBytes(symbol, shape.shared_bytes, CurrentDeviceFacts());
+  TOKLINE_CUDA(cudaFuncSetAttribute(symbol, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared));
+  int count = 0;
+  if (shape.cluster == 1) {
+    TOKLINE_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &count, symbol, static_cast<int>(shape.block.x), shape.shared_bytes));
+    return int64_t{count} * CurrentDeviceFacts().sm_count;
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {shape.cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  TOKLINE_CUDA(cudaOccupancyMaxActiveClusters(&count, symbol, &config));
+  return int64_t{count} * shape.cluster;
+}
+
 template <typename... KernelArgs, typename... Args>
 void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
                   const LaunchOptions& options, Args&&... args) {

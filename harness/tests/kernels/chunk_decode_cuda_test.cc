@@ -18,6 +18,7 @@ struct RunOptions {
   bool dependent = false;
   // A launch before writes its output as K of the last token. For one sequence and one head.
   bool writes_last_key = false;
+  bool writes_query = false;  // a launch before writes its output as the query
 };
 
 // Whether runs that name no grid take the one without clusters, which few short sequences would
@@ -77,6 +78,14 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
     before.out = kv.as<std::byte>() + row * element;
     kv.CopyFrom(std::vector<char>(static_cast<size_t>(decode.layout.head_dim * element), 0).data(),
                 decode.layout.head_dim * element, row * element);
+    Launch(before, {});
+  }
+  DeviceBuffer written_query = ToDevice(decode.q);
+  if (run.writes_query) {
+    ChunkDecodeParams before = params;
+    before.out = written_query.data();
+    params.q = written_query.data();
+    written_query.Fill(0);
     Launch(before, {});
   }
   for (int i = 0; i < run.launches; ++i) {
@@ -312,21 +321,97 @@ TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
   }
 }
 
+// Warps without a task, with one and with several; tasks without KV between them; fewer tokens than
+// the ring has stages and more.
+TEST_F(ChunkDecodeCudaTest, AnyGridOfWarpsMatchesReference) {
+  const std::vector<int32_t> lengths{1, 700, 0, 65, 1000, 16, 0, 0, 17, 33, 49, 3000, 2, 0};
+  for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
+    for (const int32_t head_dim : {64, 128}) {
+      for (const int32_t group : {1, 5, 8, 9, 16}) {
+        DecodeCaseOptions options = WithLengths(
+            {.head_dim = head_dim, .num_kv_heads = 3, .group = group, .order = order}, lengths);
+        options.shifts.assign(lengths.size(), {0});
+        for (const int32_t s : {1, 3, 9}) options.shifts[s] = {s * 20 - 50};
+        DecodeCase decode = MakeDecodeCase(options);
+        const DecodeResult reference = RunReference(decode);
+        for (const int32_t lanes : {4, 8, 20}) {
+          SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", lanes ", lanes));
+          const ChunkDecodeGrid grid{.num_lanes = lanes, .cluster_lanes = 1, .block_lanes = 4};
+          const DecodeResult once = RunCuda(decode, {.grid = grid});
+          EXPECT_TRUE(MatchesReference(once, reference, decode, true));
+          const DecodeResult chain =
+              RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
+          EXPECT_TRUE(once.out == chain.out);
+          EXPECT_EQ(once.lse, chain.lse);
+        }
+      }
+    }
+  }
+}
+
+// Otherwise the last blocks would wait for the first ones to end.
+TEST_F(ChunkDecodeCudaTest, TheBlocksOfEveryGridRunAtTheSameTime) {
+  const DeviceFacts device = QueryDeviceFacts();
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int32_t head_dim : {64, 128}) {
+      for (const int32_t num_kv_heads : {1, 3, 8}) {
+        for (const int32_t num_seqs : {1, 7, 40}) {
+          ChunkDecodeParams params;
+          params.dtype = dtype;
+          params.num_q_heads = 4 * num_kv_heads;
+          params.scale = 1;
+          params.layout = {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim};
+          params.q_stride = params.out_stride = int64_t{params.num_q_heads} * head_dim;
+          params.table.num_seqs = num_seqs;
+          for (const ChunkDecodeGrid& grid : ChunkDecodeGrids(num_seqs, params.layout, device)) {
+            params.plan.grid = grid;
+            EXPECT_LE(grid.num_lanes / grid.block_lanes * num_kv_heads, ResidentBlocks(params))
+                << "head_dim " << head_dim << ", " << num_kv_heads << " KV heads, " << grid;
+          }
+        }
+      }
+    }
+  }
+}
+
 // A dependent launch loads its first tiles while the launch before still writes the last token.
 TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheLastToken) {
   for (const int32_t head_dim : {64, 128}) {
     for (const int32_t length : {1, 15, 64, 65, 128, 129, 192, 193, 700}) {
       DecodeCase decode = MakeDecodeCase(
           WithLengths({.head_dim = head_dim, .num_kv_heads = 1, .group = 1}, {length}));
-      for (const int32_t lanes : {1, 2, 4}) {
-        if (lanes > 1 && !QueryDeviceFacts().HasClusters()) continue;
-        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", length ", length, ", lanes ", lanes));
-        const ChunkDecodeGrid grid{.num_lanes = lanes, .cluster_lanes = lanes};
+      for (const ChunkDecodeGrid& grid :
+           {ChunkDecodeGrid{1, 1, 1}, {2, 2, 1}, {4, 4, 1}, {4, 1, 4}}) {
+        if (grid.cluster_lanes > 1 && !QueryDeviceFacts().HasClusters()) continue;
+        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", length ", length, ", ", grid));
         const DecodeResult plain = RunCuda(decode, {.grid = grid, .writes_last_key = true});
         EXPECT_NE(plain.lse, RunCuda(decode, {.grid = grid}).lse) << "the last token has no effect";
         for (int repeat = 0; repeat < 5; ++repeat) {
           const DecodeResult chain =
               RunCuda(decode, {.grid = grid, .dependent = true, .writes_last_key = true});
+          EXPECT_TRUE(plain.out == chain.out);
+          EXPECT_EQ(plain.lse, chain.lse);
+        }
+      }
+    }
+  }
+}
+
+// No launch may read a query before that.
+TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheQueries) {
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t group : {1, 9}) {
+      DecodeCase decode = MakeDecodeCase(
+          WithLengths({.head_dim = head_dim, .num_kv_heads = 1, .group = group}, {65, 3, 700}));
+      for (const ChunkDecodeGrid& grid :
+           {ChunkDecodeGrid{1, 1, 1}, {3, 1, 1}, {24, 8, 1}, {4, 1, 4}}) {
+        if (grid.cluster_lanes > 1 && !QueryDeviceFacts().HasClusters()) continue;
+        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", ", grid));
+        const DecodeResult plain = RunCuda(decode, {.grid = grid, .writes_query = true});
+        EXPECT_FALSE(plain.out == RunCuda(decode, {.grid = grid}).out);
+        for (int repeat = 0; repeat < 5; ++repeat) {
+          const DecodeResult chain =
+              RunCuda(decode, {.grid = grid, .dependent = true, .writes_query = true});
           EXPECT_TRUE(plain.out == chain.out);
           EXPECT_EQ(plain.lse, chain.lse);
         }

@@ -26,14 +26,20 @@ constexpr PagedKvLayout kEightHeads{
     .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
 
 // Of sequences of one chunk each.
-ChunkDecodePlan PlanOf(std::span<const int32_t> lengths, const DeviceFacts& device = kDevice) {
+ChunkDecodePlan PlanOf(std::span<const int32_t> lengths, const DeviceFacts& device = kDevice,
+                       const ChunkDecodeGrid& grid = {}) {
   ChunkTable table;
   for (const int32_t length : lengths) {
     const std::vector<int32_t> pages(static_cast<size_t>(DivideUp(length, 256)), 0);
     const int32_t chunk = table.AddChunk(pages, length);
     table.AddSequence({&chunk, 1});
   }
-  return PlanChunkDecode(table.View(), kEightHeads, 16, device);
+  return PlanChunkDecode(table.View(), kEightHeads, 16, device, {.grid = grid});
+}
+
+// On lanes of a block, whatever would be chosen.
+ChunkDecodePlan FullGridPlanOf(std::span<const int32_t> lengths) {
+  return PlanOf(lengths, kDevice, ChunkDecodeFullGrid(kEightHeads, kDevice));
 }
 
 // How many tiles each lane reads.
@@ -226,7 +232,7 @@ TEST(ChunkDecodePlanTest, LongerSequencesGetAClusterEachWhereMergesCostMore) {
         load, {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = 128}, group, kDevice);
   };
   EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), (ChunkDecodeGrid{8, 8}));
-  EXPECT_EQ(grid_of({1, 3500, 3500}, 8, 1).cluster_lanes, 1);
+  EXPECT_EQ(grid_of({1, 20000, 20000}, 8, 1), ChunkDecodeFullGrid(kEightHeads, kDevice));
   EXPECT_EQ(grid_of({16, 3135, 16 * 3135}, 1, 16), (ChunkDecodeGrid{128, 8}));
   // An SM has room for four blocks of head_dim 64, and for two of 128.
   const PagedKvLayout narrow{.num_pages = 1, .num_kv_heads = 32, .head_dim = 64};
@@ -255,16 +261,15 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
     int64_t longest_lane;
   };
   for (const Expected& expected :
-       std::vector<Expected>{{{64}, full, 1},  // one tile: nothing to share
-                             {{65}, {8, 8}, 1},
+       std::vector<Expected>{{{65}, {8, 8}, 1},
                              {{300}, {8, 8}, 1},
                              {{2048}, {8, 8}, 4},
-                             {{2049}, full, 1},
+                             {{2049}, {8, 8}, 5},
                              {{192, 1000}, {16, 8}, 2},
                              {{192, 192, 100, 64}, {16, 4}, 1},
                              {{192, 192, 0, 64, 256, 1, 256, 200}, {16, 2}, 2},
                              // The longest would keep its cluster when all others have ended.
-                             {{192, 192, 0, 64, 256, 1, 512, 200}, full, 4},
+                             {{192, 192, 0, 64, 256, 1, 2048, 200}, full, 4},
                              {std::vector<int32_t>(17, 300), full, 5}}) {
     const ChunkDecodePlan plan = PlanOf(expected.lengths);
     EXPECT_EQ(plan.size.grid, expected.grid)
@@ -272,6 +277,42 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
     EXPECT_EQ(std::ranges::max(LaneTiles(plan)), expected.longest_lane) << expected.lengths[0];
     EXPECT_TRUE(plan.size.grid.cluster_lanes == 1 || plan.num_partials == 0);
   }
+}
+
+// As many as there are warps, or of a few tokens: a warp each. Neighbouring lanes of warps, which
+// get the longest first, lie in different blocks.
+TEST(ChunkDecodePlanTest, ManyOrTinySequencesGetAWarpEach) {
+  const ChunkDecodeGrid warps = ChunkDecodeWarpGrid(kEightHeads, kDevice);
+  EXPECT_EQ(warps, (ChunkDecodeGrid{.num_lanes = 132, .cluster_lanes = 1, .block_lanes = 4}));
+  EXPECT_EQ(PlanOf(std::vector<int32_t>(128, 192)).size.grid, warps);
+  EXPECT_EQ(PlanOf(std::vector<int32_t>{1, 3, 0, 7}).size.grid, warps);
+  std::vector<int32_t> lengths(200, 64);
+  lengths[150] = 640;
+  lengths[20] = 0;
+  const ChunkDecodePlan plan = PlanOf(lengths, kDevice, warps);
+  EXPECT_EQ(plan.num_partials, 0);
+  EXPECT_EQ(plan.Tasks()[static_cast<size_t>(plan.LaneTaskIndptr()[0])].first_member.seq, 150);
+  const std::vector<int64_t> tiles = LaneTiles(plan);
+  EXPECT_EQ(tiles[0], 10);
+  EXPECT_EQ(std::ranges::max(std::span(tiles).subspan(1)), 2);
+  // A device whose blocks get too little shared memory has none.
+  DeviceFacts small = kDevice;
+  small.shared_bytes_per_block = 99 << 10;
+  EXPECT_EQ(ChunkDecodeWarpGrid(kEightHeads, small).num_lanes, 0);
+  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 2);
+}
+
+TEST(ChunkDecodePlanTest, WarpsRefuseWhatOtherSequencesOrShiftsMake) {
+  ChunkTable table;
+  const int32_t pages[1] = {0};
+  const int32_t chunks[2] = {table.AddChunk(pages, 100), table.AddChunk(pages, 100)};
+  const int32_t shifts[2] = {0, 5};
+  table.AddSequence(chunks, shifts);
+  const ChunkDecodeGrid warps = ChunkDecodeWarpGrid(kEightHeads, kDevice);
+  EXPECT_THROW(PlanChunkDecode(table.View(), kEightHeads, 16, kDevice, {.grid = warps}),
+               InvalidArgument);
+  EXPECT_THROW(PlanOf(std::vector<int32_t>{5}, kDevice, {.num_lanes = 6, .block_lanes = 4}),
+               InvalidArgument);
 }
 
 // As measured: the README has a table.
@@ -284,10 +325,10 @@ TEST(ChunkDecodePlanTest, SequencesAreCutOnlyWhereThatIsQuicker) {
   };
   for (const Expected& expected :
        {Expected{17, 300, true, 5}, Expected{20, 200, true, 4}, Expected{48, 192, true, 6},
-        Expected{60, 256, true, 8}, Expected{40, 544, false, 11}, Expected{56, 544, true, 18},
+        Expected{60, 256, true, 8}, Expected{40, 544, true, 18}, Expected{56, 544, true, 18},
         Expected{112, 192, true, 12}, Expected{20, 8192, false, 78}}) {
     const std::vector<int32_t> lengths(static_cast<size_t>(expected.num_seqs), expected.length);
-    const ChunkDecodePlan plan = PlanOf(lengths);
+    const ChunkDecodePlan plan = FullGridPlanOf(lengths);
     EXPECT_EQ(plan.num_partials == 0, expected.whole)
         << expected.num_seqs << " of " << expected.length;
     EXPECT_EQ(std::ranges::max(LaneTiles(plan)), expected.longest_lane)
@@ -359,12 +400,12 @@ TEST(ChunkDecodePlanTest, PaddingRowsGoToTheLanesThatEndFirst) {
   for (const auto& [rows, bucket] :
        {std::pair{17, 24}, {65, 96}, {97, 128}, {129, 192}, {193, 256}}) {
     std::vector<int32_t> lengths(static_cast<size_t>(rows), 192);
-    const double without_us = PlanUs(PlanOf(lengths));
+    const double without_us = PlanUs(FullGridPlanOf(lengths));
     lengths.resize(static_cast<size_t>(bucket), 0);
-    const ChunkDecodePlan plan = PlanOf(lengths);
+    const ChunkDecodePlan plan = FullGridPlanOf(lengths);
     const auto of_a_lane =
         static_cast<double>(DivideUp(bucket - rows, int64_t{plan.size.grid.num_lanes}));
-    EXPECT_LE(PlanUs(plan), without_us + of_a_lane * kChunkDecodeTimes.task_us + 1e-9) << rows;
+    EXPECT_LE(PlanUs(plan), without_us + of_a_lane * TaskUs(2) + 1e-9) << rows;
     const auto reads_nothing = [](const ChunkDecodeTask& task) {
       return task.range_begin == task.range_end;
     };

@@ -12,6 +12,10 @@ namespace {
 
 constexpr ChunkDecodeTimes kTimes;
 constexpr int32_t kGroup = 2;
+const double kTaskUs = kTimes.task_us + kTimes.task_row_us;
+// A tile while both lanes read, and while one of two does.
+const double kTileUs = WithMemoryUs(kTimes.alone_tile_us, kTimes.memory_tile_us);
+const double kHalfTileUs = WithMemoryUs(kTimes.alone_tile_us, kTimes.memory_tile_us / 2);
 
 // Two lanes, and sequences of one segment each.
 double UsOf(const std::vector<ChunkDecodePiece>& pieces, const std::vector<int32_t>& tiles,
@@ -26,24 +30,23 @@ double UsOf(const std::vector<ChunkDecodePiece>& pieces, const std::vector<int32
       LaneEndsUs(pieces, segments, static_cast<int32_t>(tiles.size()), grid, kGroup));
 }
 
-TEST(ChunkDecodeTimesTest, TilesTakeLongerWhileMoreLanesReadButAsLongAsFromTheL2) {
+TEST(ChunkDecodeTimesTest, TilesTakeLongerWhileMoreLanesRead) {
   const std::vector<ChunkDecodePiece> pieces{{0, 0, 0, 4}, {1, 1, 0, 3}};
-  EXPECT_DOUBLE_EQ(UsOf(pieces, {4, 3}),
-                   3 * kTimes.memory_tile_us + kTimes.cached_tile_us + kTimes.task_us);
-  EXPECT_DOUBLE_EQ(UsOf(pieces, {4, 3}, true), 4 * kTimes.wide_tile_us + kTimes.task_us);
+  EXPECT_DOUBLE_EQ(UsOf(pieces, {4, 3}), 3 * kTileUs + kHalfTileUs + kTaskUs);
+  EXPECT_DOUBLE_EQ(UsOf(pieces, {4, 3}, true), 4 * kTimes.wide_tile_us + kTaskUs);
 }
 
 TEST(ChunkDecodeTimesTest, PartialStatesAndTheirMergeTakeTimeOfTheLanesThatHaveThem) {
   // The first sequence is cut, and both lanes read two tiles of it.
-  const double two_tiles_us = 2 * kTimes.memory_tile_us;
-  const double partial_us = kTimes.task_us + kTimes.state_us,
+  const double two_tiles_us = 2 * kTileUs;
+  const double partial_us = kTaskUs + kTimes.state_us,
                merge_us = kTimes.merge_us + AddStatesUs(2, kGroup);
   EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}}, {4}), two_tiles_us + partial_us + merge_us);
   EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}}, {4}, false, {2, 2}),
-                   two_tiles_us + kTimes.task_us);  // a cluster's lanes leave none
+                   two_tiles_us + kTaskUs);  // a cluster's lanes leave none
   // The second lane has three more tiles of another sequence. The first one merges if the second
   // leaves its state before it reads them.
-  const double longer_us = two_tiles_us + 3 * kTimes.cached_tile_us + kTimes.task_us + partial_us;
+  const double longer_us = two_tiles_us + 3 * kHalfTileUs + kTaskUs + partial_us;
   EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}, {1, 1, 0, 3}}, {4, 3}), longer_us);
   EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 1, 0, 3}, {1, 0, 2, 2}}, {4, 3}), longer_us + merge_us);
 }
@@ -70,9 +73,9 @@ TEST(ChunkDecodeTimesTest, ATaskThatMergesForSeveralSequencesArrivesOnce) {
   const std::vector<SharedRun::Member> members{{0, 0}, {1, 0}, {2, 0}};
   const std::vector<ChunkDecodeSegment> segments{{.members = members, .tiles = 2}};
   const std::vector<ChunkDecodePiece> pieces{{0, 0, 0, 1}, {1, 0, 1, 1}};
-  EXPECT_DOUBLE_EQ(std::ranges::max(LaneEndsUs(pieces, segments, 3, {.num_lanes = 2}, kGroup)),
-                   kTimes.memory_tile_us + kTimes.task_us + kTimes.state_us + kTimes.merge_us +
-                       3 * AddStatesUs(2, kGroup));
+  EXPECT_DOUBLE_EQ(
+      std::ranges::max(LaneEndsUs(pieces, segments, 3, {.num_lanes = 2}, kGroup)),
+      kTileUs + kTaskUs + kTimes.state_us + kTimes.merge_us + 3 * AddStatesUs(2, kGroup));
 }
 
 // Two lanes leave the states of two sequences at the same time. The first lane adds all of them, in
@@ -91,13 +94,31 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
   for (int32_t lane = 0; lane < 100; ++lane) pieces.push_back({lane, 0, lane, 1});
   const ChunkDecodeGrid grid{.num_lanes = 100};
   std::vector<int32_t> tiles{100};
-  const double before_us =
-      kTimes.memory_tile_us + kTimes.task_us + kTimes.state_us + kTimes.merge_us;
+  const double before_us = kTileUs + kTaskUs + kTimes.state_us + kTimes.merge_us;
   // Bundles of 8, which is 100 / 13 rounded up, and then 13 of them.
   EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid),
                    before_us + AddStatesUs(8, kGroup) + kTimes.merge_us + AddStatesUs(13, kGroup));
   tiles.resize(2, 0);
   EXPECT_DOUBLE_EQ(UsOf(pieces, tiles, false, grid), before_us + AddStatesUs(100, kGroup));
+}
+
+// Few sequences get clusters or lanes, as many as there are warps get warps of their own, whose
+// time grows with the longest sequence and then with the memory's.
+TEST(ChunkDecodeTimesTest, WarpsEndWithTheLongestSequenceOrWithTheMemory) {
+  const ChunkDecodeGrid warps{.num_lanes = 132, .cluster_lanes = 1, .block_lanes = 4};
+  const auto us = [&](int32_t num_seqs, int64_t longest, int64_t tokens) {
+    return WarpsUs({num_seqs, longest, tokens}, warps, 128) - kTimes.warp_us;
+  };
+  // The first tokens come while the task begins, so that a tile takes two times 40 / 64.
+  const double of_tile_us = 40.0 / 64 * kTimes.warp_tile_us;
+  EXPECT_NEAR(us(1, 64, 64), kTimes.warp_task_us + of_tile_us, 0.01);
+  EXPECT_NEAR(us(2, 64, 65), kTimes.warp_task_us + of_tile_us, 0.01);
+  EXPECT_NEAR(us(132, 6400, 132 * 6400),
+              kTimes.warp_task_us + WithMemoryUs((6400 - 24) / 64.0 * kTimes.warp_tile_us,
+                                                 100 * 4 * kTimes.memory_tile_us),
+              0.01);
+  EXPECT_NEAR(us(133, 1, 133), 2 * kTimes.warp_task_us, 0.2);
+  EXPECT_GT(WarpsUs({132, 640, 132 * 640}, warps, 64), WarpsUs({132, 640, 132 * 640}, warps, 128));
 }
 
 }  // namespace

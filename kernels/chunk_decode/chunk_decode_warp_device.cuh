@@ -1,0 +1,183 @@
+// chunk_decode for many sequences, about as many as there are warps: each has a warp to itself.
+//
+// Grid: one warp per lane and KV head; the lanes of a block are its warps. A lane's tasks are whole
+//   sequences, so nothing is partial, nothing is merged, and no warp waits for another.
+// Shared memory: the ring of a block, of which each warp has its 16 tokens of every stage, and one
+//   place per warp for the query rows that come with a task's first tokens.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <bit>
+
+#include "kernels/chunk_decode/arguments_device.cuh"
+#include "kernels/chunk_decode/merge_device.cuh"
+#include "kernels/chunk_decode/rows_device.cuh"
+#include "kernels/chunk_decode/tiles_device.cuh"
+#include "kernels/device/ptx/cp_async.cuh"
+#include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/reduce.cuh"
+
+namespace tokline::chunk_decode {
+
+// What the end of a task needs to know.
+struct OwnSequence {
+  struct {
+    int32_t seq, shift;
+  } member;
+  bool has_tokens;
+
+  __device__ __forceinline__ explicit OwnSequence(const ChunkDecodeTask& task)
+      : member{task.first_member.seq, task.first_member.shift},
+        has_tokens(task.range_begin < task.range_end) {}
+};
+
+// The task after the one whose tokens are loaded, a word in each lane: it is loaded long before it
+// is needed, and takes one register.
+class UpcomingTask {
+ public:
+  __device__ __forceinline__ void Load(const ChunkDecodeTask& task) {
+    const int lane = threadIdx.x % 32;
+    if (lane < kWords) word_ = __ldg(reinterpret_cast<const uint32_t*>(&task) + lane);
+  }
+  __device__ __forceinline__ ChunkDecodeTask Get() const {
+    std::array<uint32_t, kWords> words;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = __shfl_sync(0xffffffffu, word_, i);
+    return std::bit_cast<ChunkDecodeTask>(words);
+  }
+
+ private:
+  static constexpr int kWords = sizeof(ChunkDecodeTask) / 4;
+  uint32_t word_ = 0;
+};
+
+// Writes the output rows of a sequence from the state of one warp.
+template <typename P>
+__device__ __forceinline__ void WriteState(const Arguments& args, int32_t seq, int kv_head,
+                                           int group, const RowState<P>& state) {
+  using T = typename P::T;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (half * 8 >= group) break;
+    const float sum = WarpSum<4>(state.row_sum[half]);
+    const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+    const int row = half * 8 + lane / 4, q_head = kv_head * group + row;
+    if (row >= group) continue;
+    T* const out = static_cast<T*>(args.params.out) + seq * args.params.out_stride +
+                   int64_t{q_head} * P::kHeadDim + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < P::kHeadDim / 8; ++n) {
+      *reinterpret_cast<uint32_t*>(out + n * 8) =
+          Pack2<T>(state.output[n][half * 2] * inverse, state.output[n][half * 2 + 1] * inverse);
+    }
+    if (args.params.lse_ln && lane % 4 == 0) {
+      args.params.lse_ln[int64_t{seq} * args.params.num_q_heads + q_head] =
+          LogSumExp(state.row_max[half], sum);
+    }
+  }
+}
+
+template <typename P>
+__global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Arguments args) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const ChunkDecodePlanView& plan = args.params.plan;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int num_kv_heads = args.params.layout.num_kv_heads;
+  const int kv_head = blockIdx.x % num_kv_heads, group = args.params.num_q_heads / num_kv_heads;
+  // The first lanes, which get tasks first, lie in different blocks.
+  const int num_blocks = plan.grid.num_lanes / P::kWarps;
+  const int lane_of_plan = warp * num_blocks + blockIdx.x / num_kv_heads;
+  const uint32_t ring = ptx::SharedAddress(shared);
+  const uint32_t query_rows = ring + P::kStages * P::kStageBytes + warp * P::kQueryBytes;
+
+  ptx::GridDependencyLaunch();
+  // The plan and the page lists are uploaded before the step's first kernel, so they may be read
+  // before the wait.
+  const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
+  const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
+  if (task_begin == task_end) return;
+  const ChunkDecodeTask first_task = plan.tasks[task_begin];
+  int32_t next_task = task_begin;  // that the next tokens to load belong to
+  OwnSequence sequence(first_task), next_sequence = sequence, sequence_before = sequence;
+  UpcomingTask upcoming;  // number next_task + 1
+  if (task_begin + 1 < task_end) upcoming.Load(plan.tasks[task_begin + 1]);
+  TileRing<P> tiles(ring + warp * 16 * P::kRowBytes);
+  TokenCursor<16> next(first_task);
+  int32_t page = 0;  // of the next tokens
+  // Before the dependency wait no query is loaded, because the kernel before writes the queries.
+  bool next_brings_query = !args.params.only_last_is_new;
+  const auto find_next = [&] {
+    while (!next.Valid() && next_task + 1 < task_end) {
+      const ChunkDecodeTask opened = upcoming.Get();
+      if (++next_task + 1 < task_end) upcoming.Load(plan.tasks[next_task + 1]);
+      sequence_before = next_sequence;
+      next_sequence = OwnSequence(opened);
+      next = TokenCursor<16>(opened);
+      next_brings_query = true;
+    }
+    if (next.Valid()) page = PageOf(args, next, next.token);
+  };
+  find_next();
+  LateRow<P> late;
+  // Loads the next 16 tokens, if the tasks up to `last_task` have any.
+  const auto load_next = [&](int32_t last_task, bool early) {
+    if (!next.Valid() || next_task > last_task) return false;
+    const bool leaves_last = early && next.IsLast();
+    if (leaves_last) {
+      late = LateRow<P>(args, next.token_end - 1, page, kv_head, tiles.ToLoad(), next.Tokens() - 1);
+    }
+    LoadTokens<P>(args, next.token, next.token_end, page, kv_head, tiles.ToLoad(), leaves_last);
+    if (next_brings_query) {
+      LoadQuery<P>(args, next_sequence.member.seq, kv_head, group, query_rows, lane, 32);
+    }
+    next_brings_query = false;
+    ptx::CpAsyncCommit();
+    tiles.Load(next.Tokens(), next.IsLast());
+    next.Advance(plan.ranges);
+    find_next();
+    return true;
+  };
+  for (int32_t t = task_begin;;) {
+    const bool first = t == task_begin, early = first && args.params.only_last_is_new;
+    if (first && !early) ptx::GridDependencyWait();
+    // The query of the task before has been read, so that of this one may come.
+    while (tiles.on_way < P::kStages && load_next(t, early)) {
+    }
+    const auto member_of = [&](int) { return sequence.member; };
+    Query<P> query;
+    if (early) {
+      ptx::GridDependencyWait();
+      late.Load(args);
+      query.Load(args, group, group, 0, kv_head, member_of);
+      query.Rotate(args, group, group, 0, member_of);
+    }
+    RowState<P> state;
+    bool has_tokens = sequence.has_tokens;
+    for (bool has_query = early; has_tokens; has_query = true) {
+      tiles.AwaitMine();
+      __syncwarp();
+      if (!has_query) {
+        query.LoadShared(query_rows, group);
+        query.Rotate(args, group, group, 0, member_of);
+        __syncwarp();  // all have read it before the next one is loaded
+      }
+#pragma unroll 1
+      while (tiles.on_way < P::kStages && load_next(t + 1, false)) {
+      }
+      has_tokens = !tiles.IsLast();
+      state.Add(query, tiles.to_compute, tiles.Tokens(), args.scale_log2);
+      __syncwarp();  // all have read the tokens before others are loaded there
+      tiles.Computed();
+    }
+    WriteState<P>(args, sequence.member.seq, kv_head, group, state);
+    if (++t == task_end) return;
+    sequence = t == next_task       ? next_sequence
+               : t == next_task - 1 ? sequence_before
+                                    : OwnSequence(plan.tasks[t]);  // among some without KV
+  }
+}
+
+}  // namespace tokline::chunk_decode
