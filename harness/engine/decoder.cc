@@ -320,7 +320,7 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled, int64_t tokens_sav
       tokens += slice.begin + slice.count;
     }
     const auto sequences = static_cast<int32_t>(scheduled.decode.size());
-    shape = config_.DecodeShape(config_.Bucket(sequences), longest, tokens - tokens_saved);
+    shape = config_.DecodeShape(config_.Bucket(sequences), longest, tokens, tokens_saved);
   }
   AttentionShape& prefill = shape.prefill;
   prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};

@@ -218,8 +218,10 @@ bool DecoderConfig::ChoosesGrid() const {
   return full_grid.num_lanes > 0 && !Ablates(Ablation::kChunkDecode) && !always_shares;
 }
 
-StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest, int64_t tokens) const {
-  const ChunkDecodeLoad load{.num_seqs = bucket, .longest = longest, .tokens = tokens};
+StepShape DecoderConfig::DecodeShape(int32_t bucket, int64_t longest, int64_t tokens,
+                                     int64_t tokens_saved) const {
+  const ChunkDecodeLoad load{
+      .num_seqs = bucket, .longest = longest, .tokens = tokens, .tokens_saved = tokens_saved};
   return DecodeShape(bucket,
                      ChoosesGrid() ? ChooseChunkDecodeGrid(load, layout, group, facts) : full_grid);
 }

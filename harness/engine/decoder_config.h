@@ -77,8 +77,9 @@ struct DecoderConfig {
 
   int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
   // The shape of a decode step as a chain of kernels, whose longest context, with the new token, is
-  // `longest` and which reads `tokens` in all.
-  StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens) const;
+  // `longest` and which reads `tokens` in all, less `tokens_saved` if it reads shared runs once.
+  StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens,
+                        int64_t tokens_saved) const;
   StepShape DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const;
   // The same as one kernel.
   StepShape OneKernelShape(int32_t bucket) const;

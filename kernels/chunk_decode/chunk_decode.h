@@ -34,8 +34,8 @@ struct ChunkDecodeMember {
   int32_t partial;  // where the partial state goes; -1: the task is the sequence's only one
 };
 
-// Attention of some sequences (its members) over some ranges, for one KV head, by one block. At
-// most kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
+// Attention of some sequences (its members) over some ranges, for one KV head, by one lane. At most
+// kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
 inline constexpr int32_t kChunkDecodeMaxRows = 64;
 struct alignas(16) ChunkDecodeTask {
   int32_t member_begin;  // into the plan's members
@@ -214,11 +214,12 @@ std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLay
 // What a step reads, as far as its grid depends on it.
 struct ChunkDecodeLoad {
   int32_t num_seqs = 0;
-  int64_t longest = 0;  // tokens of the longest sequence
-  int64_t tokens = 0;   // of all sequences
+  int64_t longest = 0;       // tokens of the longest sequence
+  int64_t tokens = 0;        // of all sequences
+  int64_t tokens_saved = 0;  // of them, that lanes of the full grid need not read; see SharedRun
 };
 
-// The grid for sequences whose chunks are neither shared nor shifted: the one of ChunkDecodeGrids
+// The grid for sequences whose chunks are not shifted: the one of ChunkDecodeGrids
 // that takes the least time by a model. `group` is the number of query heads per KV head.
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device);

@@ -1,8 +1,8 @@
 // Plans a step of chunk_decode. A sequence's context becomes segments: runs of chunks that the
 // same members read with the same shifts. Few segments get whole clusters of lanes each (a lane is
-// one block per KV head). Otherwise segments are dealt to lanes, first those that sequences share,
-// so that the last lane ends as early as the model of a block's time allows. Where a segment is
-// cut, its members get further partial states.
+// one block per KV head), many or short ones lanes of a warp. Otherwise segments are dealt to lanes
+// of a block, first those that sequences share, so that the last lane ends as early as the model of
+// a block's time allows. Where a segment is cut, its members get further partial states.
 #include "kernels/chunk_decode/chunk_decode_policy.h"
 
 #include <algorithm>
@@ -208,20 +208,24 @@ std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLay
 
 namespace {
 
-double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const PagedKvLayout& layout,
-              int32_t group, const DeviceFacts& device) {
-  if (grid.cluster_lanes > 1) return ClustersUs(load, grid, layout, group, device);
-  return grid.block_lanes > 1 ? WarpsUs(load, grid, layout.head_dim) : LanesUs(load, grid, group);
+// `full` is the full grid, on which a tile takes `tile_us`.
+double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const ChunkDecodeGrid& full,
+              int32_t head_dim, int32_t group, double tile_us = kChunkDecodeTimes.memory_tile_us) {
+  if (grid.cluster_lanes > 1) return ClustersUs(load, grid, full, head_dim, group, tile_us);
+  if (grid.block_lanes > 1) return WarpsUs(load, grid, full, head_dim, tile_us);
+  return LanesUs(load, grid, group);
 }
 
 }  // namespace
 
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device) {
-  if (load.num_seqs == 0) return ChunkDecodeFullGrid(layout, device);
-  return std::ranges::min(
-      ChunkDecodeGrids(load.num_seqs, layout, device), {},
-      [&](const ChunkDecodeGrid& grid) { return GridUs(load, grid, layout, group, device); });
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, device);
+  if (load.num_seqs == 0) return full;
+  return std::ranges::min(ChunkDecodeGrids(load.num_seqs, layout, device), {},
+                          [&](const ChunkDecodeGrid& grid) {
+                            return GridUs(load, grid, full, layout.head_dim, group);
+                          });
 }
 
 namespace {
@@ -401,12 +405,17 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   auto empty_lane = empty_lanes.begin();
   int32_t empty_seq = 0;
   for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
-    for (; empty_lane != empty_lanes.end() && *empty_lane == lane; ++empty_lane) {
-      while (states[static_cast<size_t>(empty_seq)] > 0) ++empty_seq;
-      const ChunkDecodeTask task = open_task();
-      plan.members.push_back({empty_seq++, 0, -1});
-      close_task(task);
-    }
+    const auto add_empty_tasks = [&] {
+      for (; empty_lane != empty_lanes.end() && *empty_lane == lane; ++empty_lane) {
+        while (states[static_cast<size_t>(empty_seq)] > 0) ++empty_seq;
+        const ChunkDecodeTask task = open_task();
+        plan.members.push_back({empty_seq++, 0, -1});
+        close_task(task);
+      }
+    };
+    // The last task of a cluster's lane is its share of the sequence. Otherwise what loads comes
+    // first, because a block or warp loads its first task before the launch before has ended.
+    if (clustered) add_empty_tasks();
     for (; piece != shares.end() && piece->lane == lane; ++piece) {
       const Segment& segment = segments[static_cast<size_t>(piece->segment)];
       ChunkDecodeTask task = open_task();
@@ -427,6 +436,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
       close_task(task);
       first_of_cluster = plan.tasks.back();
     }
+    if (!clustered) add_empty_tasks();
     plan.lane_task_indptr.push_back(static_cast<int32_t>(plan.tasks.size()));
   }
   for (ChunkDecodeTask& task : plan.tasks) {
@@ -472,9 +482,10 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
       kChunkDecodeTimes.memory_tile_us +
       (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached_tiles / tiles;
   ChunkDecodePlan each = plan(alone);
-  const double each_us = each.size.grid.ReadsWhole()
-                             ? GridUs(LoadOf(table), each.size.grid, layout, group, device)
-                             : EstimateUs(each, group, tile_us);
+  const double each_us = each.size.grid.ReadsWhole() ? GridUs(LoadOf(table), each.size.grid,
+                                                              ChunkDecodeFullGrid(layout, device),
+                                                              layout.head_dim, group, tile_us)
+                                                     : EstimateUs(each, group, tile_us);
   const double once_us = EstimateUs(once, group, kChunkDecodeTimes.memory_tile_us);
   return once_us + kChunkDecodeTimes.least_gain_us < each_us ? once : each;
 }

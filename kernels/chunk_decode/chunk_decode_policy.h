@@ -28,14 +28,15 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
-// Blocks that share an SM, each with `more_bytes` beside those of its ring: at least one, and where
-// there is room so many that as many bytes are in flight with either head_dim.
+// Blocks of so many bytes that share an SM: at least one, and where there is room so many that as
+// many bytes are in flight with either head_dim.
 constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim,
                                            const DeviceFacts& device) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
   return std::clamp<int64_t>(device.shared_bytes_per_sm / (block_bytes + kReservedBytes), 1,
                              head_dim == 64 ? 4 : 2);
 }
+// Of a kernel whose lanes are blocks, each with `more_bytes` beside those of its ring.
 constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, const DeviceFacts& device,
                                          int64_t more_bytes = 0) {
   return ChunkDecodeBlocksPerSmOf(ChunkDecodeBlockBytes(head_dim) + more_bytes, head_dim, device);

@@ -57,8 +57,8 @@ double TaskUs(int32_t group) {
 }
 
 double AddStatesUs(int32_t states, int32_t group) {
-  // As AddStates of merge_device.cuh: a warp loads eight states of a row at a time, or four of each
-  // of two rows.
+  // As AddStates of merge_device.cuh at head_dim 128: a warp loads eight states of a row at a time,
+  // or four of each of two rows. At head_dim 64 it loads twice as many.
   const int32_t rows = ChunkDecodeRowsOfWarp(group);
   const int32_t sharing = group >= 3 ? 1 : 4 / group;  // warps that share a row
   const int32_t loads =
@@ -76,27 +76,26 @@ double MergeUs(int32_t states, int32_t group, bool bundled) {
 namespace {
 
 // The last tile of a sequence is half full on average.
-int64_t TilesOf(const ChunkDecodeLoad& load) {
-  return load.tokens / kChunkDecodeTileTokens + (load.num_seqs + 1) / 2;
+int64_t TilesOf(int64_t tokens, int32_t num_seqs) {
+  return tokens / kChunkDecodeTileTokens + (num_seqs + 1) / 2;
 }
 
 }  // namespace
 
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
-                  const PagedKvLayout& layout, int32_t group, const DeviceFacts& device) {
+                  const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
   const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
   const auto of_block = static_cast<double>(DivideUp(longest, int64_t{clusters.cluster_lanes}));
-  const double alone_us = layout.head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us
-                                                : kChunkDecodeTimes.cluster_tile_us;
-  const auto blocks =
-      static_cast<double>(device.sm_count * ChunkDecodeBlocksPerSm(layout.head_dim, device));
-  const double memory_us = static_cast<double>(TilesOf(load) * layout.num_kv_heads) / blocks *
-                           kChunkDecodeTimes.memory_tile_us * kChunkDecodeTimes.cluster_memory;
+  const double alone_us =
+      head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
+  const double memory_us = static_cast<double>(TilesOf(load.tokens, load.num_seqs)) /
+                           full.num_lanes * tile_us * kChunkDecodeTimes.cluster_memory;
   return kChunkDecodeTimes.cluster_us + group * kChunkDecodeTimes.cluster_row_us +
          WithMemoryUs(of_block * alone_us, memory_us);
 }
 
-double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps, int32_t head_dim) {
+double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
+               const ChunkDecodeGrid& full, int32_t head_dim, double tile_us) {
   const double count = load.num_seqs, lanes = warps.num_lanes;
   const double tasks = std::ceil(count / lanes);
   // A warp that has a part of a tile takes no longer than for that part.
@@ -105,16 +104,15 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps, int32_
   const double late =
       std::max({0.0, static_cast<double>(load.longest) - first, tasks * (tokens / count - first)});
   const double alone_us = late / kChunkDecodeTileTokens * kChunkDecodeTimes.warp_tile_us;
-  // All warps of a block together read as fast as a block that is a lane.
-  const double memory_us = tokens / kChunkDecodeTileTokens / lanes * warps.block_lanes *
-                           kChunkDecodeTimes.memory_tile_us;
+  // All warps together read as fast as the blocks of the full grid.
+  const double memory_us = tokens / kChunkDecodeTileTokens / full.num_lanes * tile_us;
   // Of a head_dim of 64 a warp has half as many bytes on their way, and nothing overlaps.
   const double tiles_us = head_dim == 64 ? alone_us + memory_us : WithMemoryUs(alone_us, memory_us);
   return kChunkDecodeTimes.warp_us + tasks * kChunkDecodeTimes.warp_task_us + tiles_us;
 }
 
 double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group) {
-  const int64_t total = TilesOf(load);
+  const int64_t total = TilesOf(load.tokens - load.tokens_saved, load.num_seqs);
   const auto tiles_us = [&](int64_t tiles, int64_t lanes) {
     const double reading = static_cast<double>(lanes) / full.num_lanes;
     return static_cast<double>(tiles) * TileUs(reading, kChunkDecodeTimes.memory_tile_us);
@@ -144,11 +142,9 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                const ChunkDecodeGrid& grid, int32_t group, double tile_us) {
   std::vector<LaneTime> lanes(static_cast<size_t>(grid.num_lanes));
   std::vector<SequenceTime> sequences(static_cast<size_t>(num_seqs));
-  const bool has_states = !grid.ReadsWhole();
   for (const ChunkDecodePiece& piece : pieces) {
     const ChunkDecodeSegment& segment = segments[static_cast<size_t>(piece.segment)];
     if (!segment.wide) lanes[static_cast<size_t>(piece.lane)].tiles += piece.tiles;
-    if (!has_states) continue;
     for (const SharedRun::Member& member : segment.members) {
       ++sequences[static_cast<size_t>(member.seq)].states;
     }

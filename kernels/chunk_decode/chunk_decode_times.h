@@ -72,12 +72,16 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
 // it alone counted. Little of the two overlaps while they are about as long.
 double WithMemoryUs(double alone_us, double memory_us);
 
-// When clusters end that have one sequence each.
+// When clusters end that have one sequence each. `full` is the full grid of the device, on which a
+// tile takes `tile_us` of the memory.
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
-                  const PagedKvLayout& layout, int32_t group, const DeviceFacts& device);
+                  const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
+                  double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // When lanes of a warp end that have whole sequences each, about.
-double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps, int32_t head_dim);
+double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
+               const ChunkDecodeGrid& full, int32_t head_dim,
+               double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // When the lanes of the full grid end, about: if the load is cut equally for as many of them as end
 // first, or if they take whole sequences.

@@ -169,9 +169,9 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       }
       has_tokens = !tiles.IsLast();
       state.Add(query, tiles.to_compute, tiles.Tokens(), args.scale_log2);
-      __syncwarp();  // all have read the tokens before others are loaded there
       tiles.Computed();
     }
+    __syncwarp();  // all have read the last tokens before others are loaded there
     WriteState<P>(args, sequence.member.seq, kv_head, group, state);
     if (++t == task_end) return;
     sequence = t == next_task       ? next_sequence

@@ -161,7 +161,7 @@ TEST(DecoderSharingTest, EveryStepHasTheShapeOfAGraph) {
     for (const int32_t bucket : config.buckets) {
       for (const int64_t longest : {1, 64, 65, 128, 300, 1000, 4000}) {
         for (const int64_t tokens : {longest, bucket * longest}) {
-          const ChunkDecodeGrid grid = config.DecodeShape(bucket, longest, tokens).decode.grid;
+          const ChunkDecodeGrid grid = config.DecodeShape(bucket, longest, tokens, 0).decode.grid;
           clusters += grid.cluster_lanes > 1;
           EXPECT_TRUE(std::ranges::any_of(shapes,
                                           [&](const StepShape& shape) {

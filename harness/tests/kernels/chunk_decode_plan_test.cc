@@ -302,6 +302,20 @@ TEST(ChunkDecodePlanTest, ManyOrTinySequencesGetAWarpEach) {
   EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 2);
 }
 
+// Only the full grid reads shared runs once.
+TEST(ChunkDecodePlanTest, WarpsAndClustersSaveNoTokens) {
+  for (const ChunkDecodeLoad& load : {ChunkDecodeLoad{256, 576, 256 * 576, 255 * 512},
+                                      {128, 320, 128 * 320, 127 * 256},
+                                      {12, 320, 12 * 320, 11 * 256}}) {
+    ChunkDecodeLoad alone = load;
+    alone.tokens_saved = 0;
+    EXPECT_TRUE(ChooseChunkDecodeGrid(alone, kEightHeads, 2, kDevice).ReadsWhole());
+    EXPECT_EQ(ChooseChunkDecodeGrid(load, kEightHeads, 2, kDevice),
+              ChunkDecodeFullGrid(kEightHeads, kDevice))
+        << load.num_seqs;
+  }
+}
+
 TEST(ChunkDecodePlanTest, WarpsRefuseWhatOtherSequencesOrShiftsMake) {
   ChunkTable table;
   const int32_t pages[1] = {0};
@@ -389,10 +403,10 @@ TEST(ChunkDecodePlanTest, RaggedBatchesEndBeforeEqualSharesWould) {
   };
   std::vector<int32_t> one_long(32, 256);
   one_long[7] = 8192;
-  EXPECT_LT(PlanUs(PlanOf(ragged(20, 100, 1000))), 16.4);
-  EXPECT_LT(PlanUs(PlanOf(ragged(12, 500, 900))), 12.9);
-  EXPECT_LT(PlanUs(PlanOf(one_long)), 19.3);
-  EXPECT_LT(PlanUs(PlanOf(ragged(40, 200, 2000))), 44.9);
+  EXPECT_LT(PlanUs(FullGridPlanOf(ragged(20, 100, 1000))), 16.4);
+  EXPECT_LT(PlanUs(FullGridPlanOf(ragged(12, 500, 900))), 12.9);
+  EXPECT_LT(PlanUs(FullGridPlanOf(one_long)), 19.3);
+  EXPECT_LT(PlanUs(FullGridPlanOf(ragged(40, 200, 2000))), 44.9);
 }
 
 // A decoder pads a batch to the size of a graph.

@@ -42,8 +42,6 @@ TEST(ChunkDecodeTimesTest, PartialStatesAndTheirMergeTakeTimeOfTheLanesThatHaveT
   const double partial_us = kTaskUs + kTimes.state_us,
                merge_us = kTimes.merge_us + AddStatesUs(2, kGroup);
   EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}}, {4}), two_tiles_us + partial_us + merge_us);
-  EXPECT_DOUBLE_EQ(UsOf({{0, 0, 0, 2}, {1, 0, 2, 2}}, {4}, false, {2, 2}),
-                   two_tiles_us + kTaskUs);  // a cluster's lanes leave none
   // The second lane has three more tiles of another sequence. The first one merges if the second
   // leaves its state before it reads them.
   const double longer_us = two_tiles_us + 3 * kHalfTileUs + kTaskUs + partial_us;
@@ -107,7 +105,7 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
 TEST(ChunkDecodeTimesTest, WarpsEndWithTheLongestSequenceOrWithTheMemory) {
   const ChunkDecodeGrid warps{.num_lanes = 132, .cluster_lanes = 1, .block_lanes = 4};
   const auto us = [&](int32_t num_seqs, int64_t longest, int64_t tokens) {
-    return WarpsUs({num_seqs, longest, tokens}, warps, 128) - kTimes.warp_us;
+    return WarpsUs({num_seqs, longest, tokens}, warps, {33}, 128) - kTimes.warp_us;
   };
   // The first tokens come while the task begins, so that a tile takes two times 40 / 64.
   const double of_tile_us = 40.0 / 64 * kTimes.warp_tile_us;
@@ -118,7 +116,8 @@ TEST(ChunkDecodeTimesTest, WarpsEndWithTheLongestSequenceOrWithTheMemory) {
                                                  100 * 4 * kTimes.memory_tile_us),
               0.01);
   EXPECT_NEAR(us(133, 1, 133), 2 * kTimes.warp_task_us, 0.2);
-  EXPECT_GT(WarpsUs({132, 640, 132 * 640}, warps, 64), WarpsUs({132, 640, 132 * 640}, warps, 128));
+  const ChunkDecodeLoad load{132, 640, 132 * 640};
+  EXPECT_GT(WarpsUs(load, warps, {33}, 64), WarpsUs(load, warps, {33}, 128));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
-// Special-function instructions.
+// Special-function instructions, and values that the compiler works out where they are needed.
 #pragma once
+
+#include <cstdint>
 
 namespace tokline::ptx {
 
