@@ -168,6 +168,31 @@ class LaneDealer {
   std::vector<int32_t> order_;  // the longest segment first
 };
 
+// When each lane ends, by which a task goes to the lane that would end first.
+class LaneEnds {
+ public:
+  explicit LaneEnds(std::span<const double> ends_us) {
+    for (const double us : ends_us) ends_.emplace_back(us, static_cast<int32_t>(ends_.size()));
+    std::ranges::make_heap(ends_, std::greater{});
+  }
+  // Gives that lane, of several the first, a task that takes so long. Returns the lane.
+  int32_t Take(double task_us) {
+    std::ranges::pop_heap(ends_, std::greater{});
+    const int32_t lane = ends_.back().second;
+    ends_.back().first += task_us;
+    std::ranges::push_heap(ends_, std::greater{});
+    return lane;
+  }
+  std::vector<double> ByLane() const {
+    std::vector<double> ends_us(ends_.size());
+    for (const auto& [us, lane] : ends_) ends_us[static_cast<size_t>(lane)] = us;
+    return ends_us;
+  }
+
+ private:
+  std::vector<std::pair<double, int32_t>> ends_;  // a heap: the lane that ends first is on top
+};
+
 }  // namespace
 
 ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs,
@@ -222,37 +247,24 @@ ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecode
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, std::ranges::greater{},
                            [&](int32_t s) { return segments[static_cast<size_t>(s)].tiles; });
-  using End = std::pair<double, int32_t>;  // when a lane ends
-  std::vector<End> ends;
-  for (int32_t lane = 0; lane < grid.num_lanes; ++lane) ends.emplace_back(0, lane);
+  LaneEnds ends(std::vector<double>(static_cast<size_t>(grid.num_lanes)));
   ChunkDecodeDeal deal;
   for (const int32_t s : order) {
-    std::ranges::pop_heap(ends, std::greater{});
-    End& end = ends.back();
     const int32_t tiles = segments[static_cast<size_t>(s)].tiles;
-    deal.shares.push_back({end.second, s, 0, tiles});
-    end.first += kChunkDecodeTimes.warp_task_us + tiles * kChunkDecodeTimes.warp_tile_us;
-    std::ranges::push_heap(ends, std::greater{});
+    const int32_t lane =
+        ends.Take(kChunkDecodeTimes.warp_task_us + tiles * kChunkDecodeTimes.warp_tile_us);
+    deal.shares.push_back({lane, s, 0, tiles});
   }
   std::ranges::stable_sort(deal.shares, {}, &Piece::lane);
-  deal.lane_ends_us.resize(ends.size());
-  for (const auto& [us, lane] : ends) deal.lane_ends_us[static_cast<size_t>(lane)] = us;
+  deal.lane_ends_us = ends.ByLane();
   return deal;
 }
 
-std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t count,
+std::vector<int32_t> LanesOfEmptyTasks(std::span<const double> lane_ends_us, int64_t count,
                                        double task_us) {
-  using End = std::pair<double, int32_t>;
-  std::vector<End> ends;
-  for (const double us : lane_ends_us) ends.emplace_back(us, static_cast<int32_t>(ends.size()));
-  std::ranges::make_heap(ends, std::greater{});
+  LaneEnds ends(lane_ends_us);
   std::vector<int32_t> lanes;
-  for (int64_t i = 0; i < count; ++i) {
-    std::ranges::pop_heap(ends, std::greater{});
-    lanes.push_back(ends.back().second);
-    ends.back().first += task_us;
-    std::ranges::push_heap(ends, std::greater{});
-  }
+  for (int64_t i = 0; i < count; ++i) lanes.push_back(ends.Take(task_us));
   std::ranges::sort(lanes);
   return lanes;
 }

@@ -48,7 +48,7 @@ ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
 
 // The lanes of `count` tasks that read nothing, in ascending order: each goes to the lane that
 // would end first, and takes `task_us` there.
-std::vector<int32_t> LanesOfEmptyTasks(std::vector<double> lane_ends_us, int64_t count,
+std::vector<int32_t> LanesOfEmptyTasks(std::span<const double> lane_ends_us, int64_t count,
                                        double task_us);
 
 // Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
