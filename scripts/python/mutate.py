@@ -125,16 +125,16 @@ def included(file, found=None):
     return found
 
 
-def source_of(mutation):
-    """The one source that is compiled again: of a header, the .cu of its kernel that includes it, or if kernels share
-    it, that of a kernel whose tests are named."""
+def sources_of(mutation):
+    """The sources that are compiled again: of a header, every .cu of its kernel that includes it, or if kernels share
+    it, those of the first kernel among those whose tests are named."""
     path = Path(mutation["file"])
     if path.suffix in (".cc", ".cu"):
-        return str(path)
+        return [str(path)]
     for kernel in [path.parent.name, *(test.removesuffix("_cuda_test") for test in mutation["tests"])]:
-        for source in sorted((ROOT / path.parent.parent / kernel).glob("*.cu")):
-            if str(path) in included(str(source.relative_to(ROOT))):
-                return str(source.relative_to(ROOT))
+        sources = [str(source.relative_to(ROOT)) for source in sorted((ROOT / path.parent.parent / kernel).glob("*.cu"))]
+        if including := [source for source in sources if str(path) in included(source)]:
+            return including
     raise Stop(f"mutation {mutation['name']}: no .cu of its kernel or its tests' includes {path}")
 
 
@@ -169,16 +169,18 @@ class Compiler:
         self.compile_commands = {entry["file"]: entry for entry in database if entry["output"].endswith(".o")}
 
     def compile(self, mutation):
-        """The object file of the mutated source."""
+        """The object files of the mutated sources."""
         overlay = self.work_dir / "overlay" / mutation["name"]
         shutil.rmtree(overlay, ignore_errors=True)  # what the mutation was before may have named another file
         mutated = overlay / mutation["file"]
         mutated.parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
         mutated.write_text(text.replace(mutation["old"], mutation["new"]), encoding="utf-8")
-        source = source_of(mutation)
-        entry = self.compile_commands[str(ROOT / source)]
-        command = shlex.split(entry["command"])
+        return [self.compile_source(source, overlay, mutated) for source in sources_of(mutation)]
+
+    def compile_source(self, source, overlay, mutated):
+        """The object file of a source that finds the mutated file first."""
+        command = shlex.split(self.compile_commands[str(ROOT / source)]["command"])
         for flag in ("-MT", "-MF"):  # the dependency file is that of the unmutated object
             at = command.index(flag)
             del command[at:at + 2]
@@ -187,7 +189,7 @@ class Compiler:
         command[command.index("-o") + 1] = str(target)
         # Includes are written from the root, so the first root that has a header wins.
         command.insert(command.index(f"-I{ROOT}"), f"-I{overlay}")
-        if source == mutation["file"]:
+        if mutated == overlay / source:
             command[command.index(str(ROOT / source))] = str(mutated)
         command_output(["nice", *command], cwd=self.build_dir)
         return target
@@ -222,7 +224,7 @@ def build_mutants(arguments, mutations, options, languages):
     def make(mutation):
         compiled = compiler.compile(mutation)
         for test in mutation["tests"]:
-            compiler.link(test, programs / mutation["name"] / test, [compiled])
+            compiler.link(test, programs / mutation["name"] / test, compiled)
         print(f"built {mutation['name']}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

@@ -178,6 +178,8 @@ class ShapesTest(unittest.TestCase):
             works = {json.dumps(entry | {"name": family, "q": entry.get("q"), "kv": entry.get("kv")}, sort_keys=True)
                      for family, entries in shapes.items() for entry in entries}
             self.assertEqual(len(works), 36, path)
+        shortened = believe_collect.shortened({"name": "a", "q": [80, 5], "kv_len": 100, "pages": [64]}, 8)
+        self.assertEqual(shortened, {"name": "a", "q": [10, 1], "kv_len": 12, "pages": [64]})
         grown = believe_collect.grown({"name": "a", "q": [8, 5], "kv": [100, 5]}, 2)
         self.assertEqual((grown["q"], grown["kv"]), ([12, 5], [104, 5]), "the context before the new tokens stays")
 

@@ -276,6 +276,17 @@ class MutateTest(unittest.TestCase):
         kept = json.loads((self.root / "run.json.unfinished").read_text())
         self.assertEqual([m["name"] for m in kept["mutations"]], ["first"])
 
+    def test_every_source_that_includes_a_mutated_header_is_compiled(self):
+        for path, text in (("kernels/device/packets.cuh", ""), ("kernels/send/tile.cu", "packets"),
+                           ("kernels/send/few.cu", "packets"), ("kernels/send/alone.cu", "other"),
+                           ("kernels/receive/all.cu", "packets")):
+            (self.root / path).parent.mkdir(exist_ok=True)
+            (self.root / path).write_text(f'#include "kernels/device/{text}.cuh"\n')
+        with mock.patch.object(mutate, "ROOT", self.root):
+            self.assertEqual(mutate.sources_of({"name": "a", "file": "kernels/device/packets.cuh",
+                                                "tests": ["send_cuda_test", "receive_cuda_test"]}),
+                             ["kernels/send/few.cu", "kernels/send/tile.cu"])
+
     @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
     def test_cpu_runs_the_cpu_tests_of_each_mutant_and_leaves_those_of_a_gpu(self):
         (self.root / "CMakeLists.txt").write_text(CMAKE)

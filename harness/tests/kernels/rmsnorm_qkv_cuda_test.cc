@@ -1,4 +1,6 @@
 // RMSNorm + QKV on the device: the projection within its bound, the append identical to kv_append.
+#include <algorithm>
+
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_cuda_case.h"
 #include "harness/tests/kernels/rmsnorm_qkv_case.h"
@@ -164,6 +166,9 @@ TEST_F(RmsNormQkvHopperCudaTest, AppendInsideTheProjectionEqualsKvAppend) {
                           .head_dim = head_dim,
                           .bias = tokens % 2 == 1,
                           .transform = transform});
+        // Tokens without a slot write nothing, least of all to slot 0.
+        std::ranges::replace(c.append.slots, 0, -1);
+        if (tokens > 1) c.append.slots[static_cast<size_t>(tokens / 2)] = -1;
         DeviceCase fused(c, LinearVariant::kWgmma), parts(c, LinearVariant::kWgmma);
         ASSERT_TRUE(Appends(fused.params));
         Launch(fused.params, {});

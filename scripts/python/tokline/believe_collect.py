@@ -26,6 +26,10 @@ SHAPES = ROOT / "benches" / "shapes"
 # Kernels whose outputs take the CPU minutes to verify on the default shapes of a GPU. The tools judge rows of small
 # shapes in the same way.
 SLOW_TO_VERIFY = ("decode_step",)
+# Kernels whose default shapes keep the tensor cores busy for milliseconds, so that each sample is followed by a rest:
+# their rows are compared with lengths divided by this.
+SHORTER = {"paged_prefill": 8}
+LENGTHS = ("q_len", "kv_len", "q", "kv")
 # Keys of a shape whose lists are rows (docs/measuring.md, "Shapes").
 ROW_LISTS = ("tokens", "rows", "pages", "append")
 # Of a shape that is needed more often than it is there, the first of these that it has grows, with those beside it.
@@ -200,6 +204,16 @@ def chosen(units, count):
     return shapes
 
 
+def shortened(entry, divisor):
+    """The shape with its lengths divided, each at least 1."""
+    def shorter(length):
+        return max(1, length // divisor)
+
+    return {name: value if name not in LENGTHS else
+            [shorter(length) for length in value] if isinstance(value, list) else shorter(value)
+            for name, value in entry.items()}
+
+
 def grown(entry, times):
     """The shape with the first of its sizes a quarter larger, or by 1, as often as that."""
     names = next(names for names in GROWING if names[0] in entry)
@@ -234,6 +248,8 @@ def shapes_for(plan, kernel):
         rows = listed_rows(plan, kernel, "--shapes", str(source))
     try:
         units = units_of(json.loads(source.read_text(encoding="utf-8")))
+        if on_gpu and kernel in SHORTER:
+            units = [(family, shortened(entry, SHORTER[kernel])) for family, entry in units]
     except (OSError, ValueError) as error:
         raise CollectError(f"the default shapes of bench_{kernel} cannot be read: {error}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -310,7 +326,9 @@ def tokline_program(plan):
 
 
 def decoder_job(plan, round_index, name, *more):
-    argv = [tokline_program(plan), "bench", "--model", str(plan.model), "--batch", plan.batch, "--record", FILE]
+    """A run of the decoder as a chain: an op of a step that runs as one kernel cannot be delayed alone."""
+    argv = [tokline_program(plan), "bench", "--model", str(plan.model), "--batch", plan.batch, "--record", FILE,
+            "--ablate", "persistent"]
     if plan.device != "auto":
         argv += ["--device", plan.device]
     return Job(f"decoder round {round_index} {name}", "decoder",
