@@ -479,8 +479,8 @@ TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
   }
 }
 
-// Four sequences of nine heads have 36 rows, so the last of four warps has none, and could load tile
-// after tile while the others compute.
+// Four sequences of nine heads have 36 rows, so the last of four warps has none, and could load
+// tile after tile while the others compute.
 TEST_F(ChunkDecodeCudaTest, AWarpWithoutRowsDoesNotRunAheadOfTheOthers) {
   for (const int32_t head_dim : {64, 128}) {
     SCOPED_TRACE(StrCat("head_dim ", head_dim));
