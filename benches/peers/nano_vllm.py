@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+import tomllib
 import types
 
 from peers import rows
@@ -176,9 +177,16 @@ def peer_row(run_id, ours, library, device, config, seconds, written, complete, 
 
 
 def version_of(checkout):
-    """The commit of the checkout, or its version where git does not know one."""
-    done = subprocess.run(["git", "-C", checkout, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+    """The commit of the checkout, or the version of its project where it is not a repository of its own."""
+    done = subprocess.run(["git", "-C", checkout, "rev-parse", "--show-toplevel", "--short=12", "HEAD"],
+                          capture_output=True, text=True)
+    top, _, commit = done.stdout.strip().partition("\n")
+    if done.returncode == 0 and pathlib.Path(top).resolve() == checkout.resolve():
+        return commit
+    try:
+        return tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        return "unknown"
 
 
 def error_text(error):

@@ -132,6 +132,16 @@ class NanoVllmTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"peer nano-vllm .* 19,138 ")
         self.assertRegex(done.stdout, r"nano-vllm, page 256, batch 256 +cuda ")
 
+    def test_a_checkout_in_another_repository_has_the_version_of_its_project(self):
+        inside = self.folder / "outer" / "checkout"
+        inside.mkdir(parents=True)
+        for command in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "a", "--allow-empty"]):
+            subprocess.run(["git", "-C", inside.parent, *command], check=True)
+        self.assertEqual(nano_vllm.version_of(inside), "unknown")
+        (inside / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
+        self.assertEqual(nano_vllm.version_of(inside), "0.2.0")
+        self.assertRegex(nano_vllm.version_of(inside.parent), "^[0-9a-f]{12}$")
+
     def test_flash_attention_3_gets_what_nano_vllm_passes(self):
         calls = []
         attention = types.SimpleNamespace(forward=lambda q, k, v, out, **keywords: calls.append(keywords) or out)
