@@ -162,6 +162,17 @@ def is_swept(row):
     return row["kernel"] not in WHOLE and row["shape"]["name"].startswith("sweep:")
 
 
+def dimensions(shape):
+    """What a shape is, in brief: a list of lengths by its number and its extremes."""
+    words = []
+    for name, value in shape.items():
+        if isinstance(value, list):
+            value = f"{min(value)} to {max(value)}"
+        if name != "name" and value is not False:
+            words.append(name if value is True else f"{name} {value}")
+    return " ".join(words)
+
+
 def parted(runs):
     """(runs with the rows of shapes that somebody chose, runs with those that were drawn)"""
     chosen = [replace(run, rows=[row for row in run.rows if not is_swept(row)]) for run in runs]

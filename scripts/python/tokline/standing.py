@@ -1,6 +1,5 @@
 """Says how Tokline stands beside other libraries: on how many shapes one of them is faster, by how much, and where."""
 
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from tokline import command, records, standing, terminal
 from tokline.files import write_whole
 from tokline.report.evidence import Entry, Evidence
 from tokline.report.wording import microseconds
+from tokline.statistics import geometric_mean
 from tokline.stop import Stop
 
 MARGIN = 1.02  # what runs of one commit differ by; a peer that is faster by less is not called faster
@@ -82,7 +82,7 @@ def lines(found):
         by_kernel.setdefault(pair.ours.kernel, []).append(pair)
     for kernel, of_kernel in by_kernel.items():
         worst = of_kernel[0]
-        mean = math.exp(sum(math.log(pair.ratio) for pair in of_kernel) / len(of_kernel))
+        mean = geometric_mean([pair.ratio for pair in of_kernel])
         yield [kernel, str(len(of_kernel)), str(len(slower(of_kernel))), worst.ours.name,
                microseconds(worst.ours.median_us), f"{microseconds(worst.peer.median_us)}, {worst.peer.peer}",
                microseconds(worst.ours.floor_us) if worst.ours.floor_us else "-", f"{mean:.2f}"]
@@ -97,12 +97,21 @@ def groups(evidence):
     return [(heading, sentence(of_group), of_group) for heading, of_group in found if of_group]
 
 
+def drawn(evidence):
+    """[(heading, sentence)] of the same groups, where the shapes are drawn ones."""
+    return [(heading, f"{words} In the geometric mean ours take "
+             f"{geometric_mean([pair.ratio for pair in found]):.2f} of their time.")
+            for heading, words, found in groups(evidence)]
+
+
 def markdown(evidence):
     """What a page about the records begins with: losses first."""
     parts = []
     for heading, words, found in groups(evidence):
         table = terminal.markdown_table(HEADER, [[f"`{line[0]}`", *line[1:]] for line in lines(found)])
         parts += [f"**{heading}.** {words}", "\n".join(table)]
+    if evidence.swept:
+        parts += [f"**Shapes drawn at random. {heading}.** {words}" for heading, words in drawn(Evidence(evidence.swept))]
     parts = parts or ["No row of these records stands beside a peer's."]
     return "\n\n".join([*parts, *filter(None, [withheld(evidence)])])
 
@@ -126,7 +135,8 @@ def main(arguments):
     options = parser.parse_args(arguments)
     if options.into and not os.path.isfile(options.into):
         raise Stop(f"--into: {options.into} is no file")
-    text = markdown(Evidence(records.parted(records.read(options.results, terminal.say))[0]))
+    chosen, swept = records.parted(records.read(options.results, terminal.say))
+    text = markdown(Evidence(chosen, [], swept))
     if options.into:
         put_between_marks(options.into, "standing", text)
     else:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from tokline import command, records, standing, sweep, terminal
 from tokline.report.evidence import Entry, Evidence
 from tokline.report.wording import microseconds
-from tokline.statistics import geometric_mean
 from tokline.stop import Stop
 
 WORST = 10
@@ -37,22 +36,11 @@ class Point:
 
     @property
     def name(self):
-        return f"{self.entry.row['shape']['name']}, {dimensions(self.entry.row['shape'])}, {self.entry.row['dtype']}"
+        return f"{self.entry.name}, {self.entry.row['dtype']}"
 
     @property
     def is_matmul(self):
         return self.entry.row["limit"] == "matmul"
-
-
-def dimensions(shape):
-    """What a shape is, in brief: a list of lengths by its number and its extremes."""
-    words = []
-    for name, value in shape.items():
-        if isinstance(value, list):
-            value = f"{min(value)} to {max(value)}"
-        if name != "name" and value is not False:
-            words.append(name if value is True else f"{name} {value}")
-    return " ".join(words)
 
 
 def points(evidence, launch_us=None):
@@ -120,10 +108,9 @@ def summary(evidence, launch_us=None):
     yield ""
     yield f"the worst {len(worst(found))}"
     yield from ("  " + line for line in terminal.text_table(WORST_HEADER, list(worst_lines(found)), right={2, 3, 4}))
-    for heading, words, of_group in standing.groups(evidence):
-        mean = geometric_mean([pair.ratio for pair in of_group])
+    for heading, words in standing.drawn(evidence):
         yield ""
-        yield f"{heading}: {words} In the geometric mean ours take {mean:.2f} of their time."
+        yield f"{heading}: {words}"
 
 
 def main(arguments):

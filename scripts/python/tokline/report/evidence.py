@@ -77,6 +77,8 @@ class Entry:
             return f"{row['model']}, batch {row['batch']}, {records.lengths(row)} tokens"
         if self.kernel == records.WORKLOAD:
             return f"{self.row['model']}, {records.shape_label(self.row['shape'])}"
+        if records.is_swept(self.row):
+            return f"{self.row['shape']['name']}, {records.dimensions(self.row['shape'])}"
         return records.shape_label(self.row["shape"])
 
     @property

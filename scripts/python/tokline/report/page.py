@@ -146,7 +146,7 @@ def sweeps(evidence):
             ["kernel", "shape", "by", "reason"],
             [[entry.kernel, entry.name, entry.how, entry.row["reason"]] for entry in refused],
             classes=["refused"] * len(refused), title=f"{count(len(refused), 'row')} refused", open=True))
-    section.sentences = [f"{heading}: {words}" for heading, words, _ in standing.groups(drawn)]
+    section.sentences = [f"{heading}: {words}" for heading, words in standing.drawn(drawn)]
     return section, runs_of(drawn.entries)
 
 
