@@ -71,6 +71,9 @@ def main():
     program, *arguments = sys.argv[1:]
     if os.environ.get("BREAK") == program:
         sys.exit("this program is broken")
+    if os.environ.get("REFUSE") == program and "--record" in arguments:
+        print("--peaks: of another GPU", file=sys.stderr)
+        sys.exit(2)
     if program in OTHERS:
         OTHERS[program](arguments)
     else:

@@ -138,6 +138,12 @@ class CollectTest(InFolder):
         self.assertEqual(code, 2)
         self.assertIn("this program is broken", err)
 
+    def test_a_program_that_refuses_its_arguments_ends_the_collection(self):
+        with mock.patch.dict(os.environ, {"REFUSE": "bench_activation"}):
+            code, _, err = self.collect("--only", "aa", "--rounds", 3)
+        self.assertEqual((code, len(self.journal())), (2, 1))
+        self.assertIn("--peaks: of another GPU", err)
+
     def test_tests_leave_their_figures(self):
         for name in ("cheats_test", "store_kill_test", "independent_timing_cuda_test"):
             self.add_program(name)
