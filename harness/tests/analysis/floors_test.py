@@ -97,7 +97,8 @@ class FloorsTest(CommandTest):
         self.record("kernels.jsonl", [KernelCase("chunk_decode", SHORT, 40.0)])
         self.decoder(DecoderCase(batch=1))
         (self.folder / "load.json").write_text('{"wall_s": 3.5, "beyond_mapped_file_mib": 400}')
-        (self.folder / "parity_qwen3-0.6b.json").write_text('{"ratio": 1.2}')
+        (self.folder / "parity_qwen3-0.6b.json").write_text('{"ratio": 1.2, "peaked": true, "layers": {"ratio": 1}}')
+        (self.folder / "parity_gpt2.json").write_text('{"ratio": 1.2}')
         (self.folder / "transformers_tokps.json").write_text(
             '{"rows": [{"implementation": "transformers_compiled", "decode_tokps": 452.1}]}'
         )
@@ -108,7 +109,7 @@ class FloorsTest(CommandTest):
             ["NO", "NO"],
         )
         parity = [line for name, line in met.items() if name.startswith("parity")]
-        self.assertEqual(parity, ["yes", "NO"])  # no record of the other model
+        self.assertEqual(parity, ["yes", "NO"])  # that of the other model is of flat logits
 
     def test_workload_of_the_floors_model_and_settings_counts(self):
         work = "workload"
@@ -137,6 +138,11 @@ class FloorsTest(CommandTest):
         self.record("kernels.jsonl", [KernelCase("chunk_decode", SHORT, 12.0)])
         self.assertEqual(self.lines(1, "--ratchet")["decode, short"]["met"], "NO")
         self.assertEqual(json.loads((self.folder / "floors.json").read_text()), raised, "none is lowered")
+
+    def test_the_committed_floors_are_as_high_as_the_committed_records_allow(self):
+        done = subprocess.run([ROOT / "scripts/maintain/floors", ROOT / "results/h200"], text=True, capture_output=True)
+        self.assertIn("nano-vllm's workload", done.stdout)
+        self.assertNotIn("by now (--ratchet)", done.stdout, "scripts/maintain/floors results/h200 --ratchet raises them")
 
     def test_a_peer_that_was_refused_as_too_fast_is_not_passed_over(self):
         peers = [KernelCase("chunk_decode", SHORT, us, name, library=(name, "1")) for us, name in ((9.0, "a"), (11.0, "b"))]

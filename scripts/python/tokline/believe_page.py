@@ -19,9 +19,9 @@ MEANINGS = """\
   Clopper and Pearson: 300 distinct rows without a false alarm show that it is at most 1 %.
 - **Slowed kernels.** `--inject-slowdown {slowdowns}` makes the launches of a program take that many percent longer: by
   more launches of the same kernel where a graph has enough of them, otherwise by a spin beside them. The independent
-  timer must find the same slowdown. Caught is what the gate calls slower: the U test of all rows together, corrected for their number, and an effect beyond
-  {least:g} %, three standard errors of the medians and the noise between equal runs. Called the same, undecided or
-  disturbed is a miss.
+  timer must find the same slowdown in rows that were slowed by launches; it looks at no spin. Caught is what the gate
+  calls slower: the U test of all rows together, corrected for their number, and an effect beyond {least:g} %, three
+  standard errors of the medians and the noise between equal runs. Called the same, undecided or disturbed is a miss.
 - **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`
   after each launch of one op, all ops in turn; sizes of {delays} % of a step. One run of each is held against one run
   as it is. Right is `blamed` of `scripts/records blame`: the host gap, or that op. Runs as they are, held against each
@@ -31,7 +31,8 @@ MEANINGS = """\
 - **Cheats.** Kernels that skip work, remember results, hide from the events or compute something else: each has a test
   that sees its row refused.
 - **Independent measurement.** The same launches timed by other code, in another way: no graph, but plain launches that
-  queue behind a kernel which holds the stream, between two events.
+  queue behind a kernel which holds the stream, between two events. Rows below 100 us, which the pauses between such
+  launches would lengthen, are graphs that the host's clock times.
 - **The store.** Writers of one record file are killed at random moments. Each line that a writer was told is written
   must be there afterwards, and the file must be readable.
 - **Overhead.** A full default run where the programs ran; the gate and the report where this page was made.
@@ -55,7 +56,9 @@ def machine_words(machine):
     parts.append(f"commit {machine['commit'][:12]}" + (" with changes" if machine.get("dirty") == "true" else ""))
     others = "".join(f" Commit {commit[:12]}: {', '.join(programs)}."
                      for commit, programs in machine.get("other_commits", {}).items())
-    return f"Collected on {', '.join(parts)}, {machine['time_utc'][:10]}.{others}\n"
+    gpus = machine.get("gpus", 1)
+    several = f" {gpus} GPUs of this kind took part." if gpus > 1 else ""
+    return f"Collected on {', '.join(parts)}, {machine['time_utc'][:10]}.{others}{several}\n"
 
 
 def summary(checks):

@@ -28,7 +28,8 @@ LEAST_CAUGHT = {3: 0.95, 5: 1.0, 10: 1.0}
 MIN_TRIALS, MIN_EQUAL_TRIALS = 20, 5
 LEAST_BLAMED = 0.95
 ALL_CHEATS = 16
-HONEST = "AnHonest"  # tests of rows that must not be refused
+HONEST = "Honest"  # in the names of tests of rows that must not be refused
+NO_ROWS = ("AFilterThatMatchesNothing",)  # tests beside them that judge no row
 TIMING_WITHIN = 0.02
 SLOWED_WITHIN = 1.0  # points: what the independent timer finds of a slowdown that was put in
 STORE_KILLS, STORE_WRITERS = 10000, 8
@@ -353,12 +354,14 @@ def check_cheats(paths):
     results = {}
     for path in paths:
         for name, result in gtest_results(path).items():
+            if name in NO_ROWS:
+                continue
             # A cheat that needs a device is skipped by one program and tried by another.
             if results.get(name, "skipped") == "skipped" or result == "failed":
                 results[name] = result
     if not results:
         return check
-    honest = {name for name in results if name.startswith(HONEST)}
+    honest = {name for name in results if HONEST in name}
     refused = sum(result == "passed" for name, result in results.items() if name not in honest)
     standing = sum(results[name] == "passed" for name in honest)
     check.measured = f"{refused} of {len(results) - len(honest)} refused"
@@ -507,8 +510,8 @@ def repeated(source, count):
 
 def machine_of(folders, jobs):
     """What the collected runs say of where they ran; {} without runs. `other_commits`: programs by commit, of runs
-    of another than the first. `dirty`: whether any run is."""
-    machine = {}
+    of another than the first. `dirty`: whether any run is. `gpus`: how many GPUs took part."""
+    machine, gpus = {}, set()
     paths = [path for folder, runs in itertools.product(folders, ("benches/*/*.jsonl", "decoder/*/*.jsonl"))
              for path in sorted(folder.glob(runs))]
     if not paths:  # the default run is judged by its time alone, and named only where there is nothing else
@@ -521,9 +524,11 @@ def machine_of(folders, jobs):
                 "gpu": run.gpu.get("name", "none: CPU references"), "driver": run.gpu.get("driver"),
                 "cuda_runtime": run.gpu.get("cuda_runtime"), "cpu": run.fingerprint.get("cpu"), "commit": run.commit,
                 "dirty": run.fingerprint.get("dirty"), "time_utc": run.time, "other_commits": {}}
+            gpus.add(run.gpu.get("uuid_hash"))
             if run.fingerprint.get("dirty") == "true":
                 machine["dirty"] = "true"
     if machine:
+        machine["gpus"] = len(gpus)
         machine["other_commits"] = {commit: sorted(found) for commit, found in machine["other_commits"].items()}
     return machine
 
