@@ -3,6 +3,7 @@ import datetime
 import functools
 import json
 import os
+import re
 import tempfile
 import unittest
 from pathlib import Path
@@ -79,6 +80,14 @@ class StandingTest(unittest.TestCase):
         path = self.refused_later(max_error_over_bound=3.0)
         self.assertRegex(run_main(path)[1], r"on 2 of 2 shapes; at worst 1\.[01]\d times")
         self.assertIn("a reason", run_here("table", path)[1])
+
+    def test_the_readme_names_ptx_whose_record_has_no_failure(self):
+        root = Path(__file__).resolve().parents[3]
+        link = re.search(r"PTX of 8\.0 or 9\.0 alone\]\((\S+)\)", (root / "README.md").read_text(encoding="utf-8"))[1]
+        lines = [json.loads(line) for line in (root / link).read_text(encoding="utf-8").splitlines()]
+        passed = {code: [line["exit"] for line in lines if line["code"] == code] for code in ("80-virtual", "90-virtual")}
+        for code, exits in passed.items():
+            self.assertEqual((len(exits) > 10, set(exits)), (True, {0}), code)
 
     def test_the_committed_pages_say_what_the_committed_records_say(self):
         root = Path(__file__).resolve().parents[3]
