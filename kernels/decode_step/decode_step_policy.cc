@@ -48,10 +48,9 @@ DecodeStepGeometry DecodeStepGeometryOf(const DecodeStepModel& model, const Page
   const int32_t tiles = take(kDecodeStepMaxTiles * 4);
   constexpr int32_t kMaxStages = 6;
   const int32_t barriers = take(kMaxStages * 16);
-  constexpr int32_t kStatic = 2048;  // the rest of what a block needs, static
   constexpr int32_t kAlignment = 1024;
-  const auto room =
-      static_cast<int32_t>(device.shared_bytes_per_block) - kStatic - kAlignment - bytes;
+  const auto room = static_cast<int32_t>(device.shared_bytes_per_block) - kDecodeStepStaticBytes -
+                    kAlignment - bytes;
   geometry.stages = std::min(kMaxStages, room / kDecodeStepStageBytes);
   geometry.in_flight = InFlight(model, layout, tokens, device);
   const int32_t ring = geometry.stages * kDecodeStepStageBytes;

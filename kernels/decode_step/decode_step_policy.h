@@ -19,8 +19,9 @@ inline constexpr int32_t kDecodeStepMaxHidden = 4096;  // a normalised x must fi
 inline constexpr int32_t kDecodeStepWarps = 8;         // that multiply
 inline constexpr int32_t kDecodeStepPassRows = 8;      // times 8 rows whose sums meet at a time
 inline constexpr int32_t kDecodeStepMaxGroup = 8;
-inline constexpr int32_t kDecodeStepMaxTasks = 8;     // of attention, per block
-inline constexpr int32_t kDecodeStepMaxTiles = 1024;  // of 16 tokens, in all tasks of a block
+inline constexpr int32_t kDecodeStepMaxTasks = 8;        // of attention, per block
+inline constexpr int32_t kDecodeStepStaticBytes = 2048;  // of shared memory, at most
+inline constexpr int32_t kDecodeStepMaxTiles = 1024;     // of 16 tokens, in all tasks of a block
 
 // Words of activations that pass between blocks: of one token in one layer. Each is a pair of
 // elements.

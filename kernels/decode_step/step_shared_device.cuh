@@ -81,6 +81,7 @@ struct Shared {
   Slice qkv, hidden, inner, vocab;
   alignas(16) float squares[kMaxDecodeStepTokens][kWarps];
 };
+static_assert(sizeof(Shared) <= kDecodeStepStaticBytes);
 
 // A tile of 16 tokens: its place in a layer's pool and how many tokens it has.
 __device__ __forceinline__ uint32_t PackTile(int64_t page, int page_tiles, int tile, int tokens) {

@@ -131,8 +131,7 @@ TEST(DecodeStepPolicyTest, GeometryFitsEachDeviceOrIsRefused) {
               }
               ++taken;
               const DecodeStepGeometry g = DecodeStepGeometryOf(s.model, s.layout, tokens, device);
-              constexpr int32_t kStatic = 1024;  // sizeof(Shared), which is CUDA code's
-              ASSERT_LE(g.shared_bytes + kStatic, device.shared_bytes_per_block);
+              ASSERT_LE(g.shared_bytes + kDecodeStepStaticBytes, device.shared_bytes_per_block);
               ASSERT_EQ(g.blocks, device.sm_count);
               ASSERT_GT(g.in_flight, 0);
               ASSERT_LT(g.in_flight, g.stages);
