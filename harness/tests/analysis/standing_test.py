@@ -91,11 +91,13 @@ class StandingTest(unittest.TestCase):
 
     def test_the_committed_pages_say_what_the_committed_records_say(self):
         root = Path(__file__).resolve().parents[3]
-        _, out, _ = run_main(str(root / "results/h200"))
-        for page in ("README.md", "results/h200/README.md"):
-            self.assertIn(out.strip(), (root / page).read_text(encoding="utf-8"),
-                          f"{page}: scripts/maintain/record results/h200 --only page, and "
-                          "scripts/records standing results/h200 --into README.md")
+        for folder, pages in (("results/h200", ("README.md", "results/h200/README.md")),
+                              ("results/h100", ("results/h100/README.md", "results/h100/notes.md"))):
+            _, out, _ = run_main(str(root / folder))
+            for page in pages:
+                self.assertIn(out.strip(), (root / page).read_text(encoding="utf-8"),
+                              f"{page}: scripts/maintain/record results/h200 --only page, and scripts/records standing "
+                              f"{folder} --into {page}")
 
     def test_a_page_is_rewritten_between_its_marks_alone(self):
         page = os.path.join(self.folder, "page.md")
