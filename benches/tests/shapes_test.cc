@@ -4,11 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 #include "kernels/kernel_list.h"
 
 namespace tokline::bench {
 namespace {
+
+using testing::MessageOf;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -17,17 +20,6 @@ using ::testing::Not;
 
 ShapeReader FirstOf(const ShapeFile& shapes, const std::string& family) {
   return ShapeReader(shapes.name, family, shapes.families.at(family).at(0));
-}
-
-// Returns the message that `call` throws, or "".
-template <typename Call>
-std::string MessageOf(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(ShapesTest, ReadsLengthsInBothForms) {

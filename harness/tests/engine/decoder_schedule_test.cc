@@ -175,12 +175,8 @@ TEST_P(DecoderScheduleTest, PreemptionKeepsSequencesThatAreLookedAt) {
   const SequenceId second = decoder.AddSequence(one.prompt, {}, 24);
   std::map<SequenceId, Ended> texts;
   const std::vector<int32_t> text(one.tokens.begin(), one.tokens.begin() + 24);
-  try {
-    RunAll(decoder, texts);
-    FAIL() << "two sequences that stay have 3 pages";
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the KV cache is full"));
-  }
+  EXPECT_THAT([&] { RunAll(decoder, texts); },
+              ::testing::ThrowsMessage<InvalidArgument>(HasSubstr("the KV cache is full")));
   EXPECT_EQ(texts[first].tokens, text);
   decoder.RemoveSequence(first);
   RunAll(decoder, texts);

@@ -1,5 +1,6 @@
 // all_reduce_norm without a device: validation, cost, plan, buffers, and the reference.
 #include "reference/all_reduce_norm.h"
+#include "harness/tests/message_of.h"
 
 #include <gmock/gmock.h>
 
@@ -86,13 +87,10 @@ std::string RefusalOf(const std::function<void(Params&)>& change) {
   Validate(params);
   ValidateBuffers(params);
   change(params);
-  try {
+  return testing::MessageOf([&] {
     Validate(params);
     ValidateBuffers(params);
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
+  });
 }
 
 TEST(AllReduceNormTest, ValidateStatesWhatIsWrong) {
@@ -417,12 +415,8 @@ TEST(AllReduceNormReferenceTest, APartialThatIsMissingIsNamed) {
   HostTensor residual_out = c.NewOut(), out = c.NewOut();
   Params params = c.Params(0, residual_out.data(), out.data());
   params.partials[2] = nullptr;
-  try {
-    AllReduceNormReference(params);
-    ADD_FAILURE() << "accepted";
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("partials[2] is null"));
-  }
+  EXPECT_THAT([&] { AllReduceNormReference(params); },
+              ::testing::ThrowsMessage<InvalidArgument>(HasSubstr("partials[2] is null")));
 }
 
 }  // namespace

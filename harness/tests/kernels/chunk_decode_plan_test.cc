@@ -550,14 +550,11 @@ TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
   facts.code_is_sm90a = false;
   const ChunkDecodePlanOptions options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
   EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, options));
-  try {
-    PlanChunkDecode(table.View(), layout, 4, facts, options);
-    FAIL() << "clusters were planned for code without them";
-  } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(),
-                 "grid has clusters of 8 lanes; they need compute capability 9.0 and code compiled "
-                 "for it, here 9.0 and code for 8.0");
-  }
+  EXPECT_THAT(
+      [&] { PlanChunkDecode(table.View(), layout, 4, facts, options); },
+      ::testing::ThrowsMessage<InvalidArgument>(
+          "grid has clusters of 8 lanes; they need compute capability 9.0 and code compiled "
+          "for it, here 9.0 and code for 8.0"));
 }
 
 TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {

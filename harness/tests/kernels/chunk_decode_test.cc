@@ -4,6 +4,7 @@
 #include <set>
 
 #include "harness/tests/kernels/chunk_decode_case.h"
+#include "harness/tests/message_of.h"
 
 namespace tokline::testing {
 namespace {
@@ -23,12 +24,7 @@ TEST(ChunkDecodeTest, ValidateStatesValuesAndWhatIsAllowed) {
   const auto message = [&](auto&& change) -> std::string {
     ChunkDecodeParams params = good;
     change(params);
-    try {
-      Validate(params);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "accepted";
+    return testing::MessageOf([&] { Validate(params); });
   };
   EXPECT_EQ(message([](auto& p) { p.num_q_heads = 7; }),
             "num_q_heads is 7; it must be 1 to 16 times num_kv_heads, which is 2");
@@ -52,12 +48,8 @@ TEST(ChunkDecodeTest, TableWithAPageOutsideThePoolIsRefused) {
   const std::vector<int32_t> pages{3, 8};
   table.AddChunk(pages, 20);
   const PagedKvLayout layout{.num_pages = 8, .num_kv_heads = 1, .page_size = 16, .head_dim = 64};
-  try {
-    Validate(table.View(), layout);
-    FAIL() << "accepted";
-  } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "chunk 0 lists page 8; the pool has pages 0 to 7");
-  }
+  EXPECT_EQ(testing::MessageOf([&] { Validate(table.View(), layout); }),
+            "chunk 0 lists page 8; the pool has pages 0 to 7");
 }
 
 TEST(ChunkDecodeTest, CostMatchesBruteForceCount) {

@@ -8,6 +8,7 @@
 
 #include "harness/tests/kernels/decode_step_case.h"
 #include "harness/tests/kernels/devices.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 #include "kernels/decode_step/decode_step_policy.h"
 
@@ -283,12 +284,7 @@ TEST(DecodeStepTest, ValidateStatesWhatIsWrong) {
     DecodeStepParams params = step.Params(model.Bind(), step.kv.data(), logits.data());
     Validate(params);
     change(params);
-    try {
-      Validate(params);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "nothing was thrown";
+    return testing::MessageOf([&] { Validate(params); });
   };
   using P = DecodeStepParams;
   EXPECT_THAT(refusal([](P& p) { p.num_tokens = -1; }), HasSubstr("num_tokens is -1"));

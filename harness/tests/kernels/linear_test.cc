@@ -8,6 +8,7 @@
 
 #include "harness/tests/kernels/devices.h"
 #include "harness/tests/kernels/linear_case.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 #include "kernels/common/peer_buffers.h"
 #include "kernels/common/rounding.h"
@@ -22,17 +23,9 @@ using ::testing::HasSubstr;
 using testing::HostTensor;
 using testing::LinearCase;
 using testing::LinearSetup;
+using testing::MessageOf;
 
 constexpr DeviceFacts kLargeDevice = testing::kH200;
-
-std::string MessageOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 // The message with which Validate rejects a valid problem of 2 tokens after one field has changed.
 std::string RefusalOf(const std::function<void(LinearParams&)>& change) {

@@ -9,6 +9,7 @@
 
 #include "harness/tests/kernels/devices.h"
 #include "harness/tests/kernels/paged_prefill_case.h"
+#include "harness/tests/message_of.h"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/paged_prefill_policy.h"
 
@@ -18,20 +19,12 @@ namespace {
 using testing::Devices;
 using ::testing::HasSubstr;
 using testing::HostTensor;
+using testing::MessageOf;
 using testing::NamedDevice;
 using testing::PrefillCase;
 using testing::PrefillExpectation;
 using testing::PrefillSequence;
 using testing::PrefillSpec;
-
-std::string MessageOf(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 PrefillSpec RaggedSpec() {
   return {.sequences = {
@@ -203,7 +196,7 @@ TEST(PagedPrefillValidateTest, StatesWhatIsWrong) {
       {[](auto& p) { p.out = nullptr; }, "out is null"},
       {[](auto& p) { p.out_stride = 248; }, "out_stride is 248"},
   };
-  EXPECT_EQ(MessageOf([&] { Validate(problem.Params()); }), "no error");
+  EXPECT_EQ(MessageOf([&] { Validate(problem.Params()); }), "nothing was thrown");
   for (const auto& [spoil, message] : cases) {
     PagedPrefillParams params = problem.Params();
     spoil(params);
@@ -223,7 +216,7 @@ TEST(PagedPrefillValidateTest, ChecksLengths) {
     return MessageOf(
         [&] { ValidateLengths(problem.table.View(), q_indptr.data(), problem.layout, total); });
   };
-  EXPECT_EQ(message(problem.q_indptr, problem.total_tokens()), "no error");
+  EXPECT_EQ(message(problem.q_indptr, problem.total_tokens()), "nothing was thrown");
   EXPECT_THAT(message(problem.q_indptr, 1), HasSubstr("q_indptr ends at 86; total_tokens is 1"));
   EXPECT_THAT(message({0, 0, 2, 2, 2, 2, 2}, 2), HasSubstr("sequence 1 has 2 new tokens"));
   EXPECT_THAT(message({0, 0, 1, 0, 0, 0, 0}, 0), HasSubstr("sequence 2 has -1 new tokens"));

@@ -196,13 +196,12 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, ShiftedModelTest, ::testing::ValuesIn(test
 TEST(ShiftedTest, LearnedPositionsAreRefused) {
   const LoadedModel model(testing::ReadGolden("gpt2_tiny").checkpoint);
   Decoder decoder(model.spec, model.weights, {.max_context = 100, .page_size = 16, .reuse = true});
-  try {
-    decoder.Submit({.prompt = {1, 2, 3, 4}, .shifted = {{1, 2}}});
-    FAIL() << "positions that cannot be shifted were";
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("family gpt2 has learned positions; chunks can be shifted with rope"));
-  }
+  EXPECT_THAT(
+      [&] {
+        decoder.Submit({.prompt = {1, 2, 3, 4}, .shifted = {{1, 2}}});
+      },
+      ::testing::ThrowsMessage<InvalidArgument>(
+          HasSubstr("family gpt2 has learned positions; chunks can be shifted with rope")));
 }
 
 TEST(ShiftedTest, BadSpansAreRefusedWithTheirValues) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "harness/tests/engine/golden.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -27,15 +28,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Le;
 using testing::LoadedModel;
-
-std::string MessageOf(auto&& function) {
-  try {
-    function();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
+using testing::MessageOf;
 
 class WorkloadTest : public ::testing::Test {
  protected:
@@ -77,7 +70,8 @@ TEST_F(WorkloadTest, SyntheticPromptsShareTheirBegin) {
   }
   EXPECT_EQ(rests.size(), 9u);
   EXPECT_THAT(SyntheticWorkload("requests=1").requests[0].request.cuts, IsEmpty());
-  EXPECT_THAT(MessageOf([] { SyntheticWorkload("shared=-1"); }), HasSubstr("shared"));
+  EXPECT_THAT(MessageOf<std::exception>([] { SyntheticWorkload("shared=-1"); }),
+              HasSubstr("shared"));
 }
 
 TEST_F(WorkloadTest, SyntheticPartsAreTakenAndBadOnesNamed) {
@@ -93,7 +87,7 @@ TEST_F(WorkloadTest, SyntheticPartsAreTakenAndBadOnesNamed) {
   EXPECT_EQ(workload.requests[0].arrival_s, 0);
   EXPECT_GT(workload.requests[8].arrival_s, 0);
   const auto message = [](const char* parts) {
-    return MessageOf([&] { SyntheticWorkload(parts); });
+    return MessageOf<std::exception>([&] { SyntheticWorkload(parts); });
   };
   EXPECT_THAT(message("requests=0"), AllOf(HasSubstr("requests"), HasSubstr("from 1")));
   EXPECT_THAT(message("new"), HasSubstr("lacks a value"));
@@ -137,7 +131,7 @@ TEST_F(WorkloadTest, StopStringsAreATextOrAListOfThem) {
 TEST_F(WorkloadTest, BadLinesAreNamedWithTheirNumberAndReason) {
   const std::string good = "{\"prompt_tokens\": 4, \"new_tokens\": 2}\n";
   const auto message = [&](const std::string& line) {
-    return MessageOf([&] { ReadWorkload(Write(good + line + "\n")); });
+    return MessageOf<std::exception>([&] { ReadWorkload(Write(good + line + "\n")); });
   };
   EXPECT_THAT(message("{"), AllOf(HasSubstr("jsonl:2:"), HasSubstr("not a JSON object")));
   EXPECT_THAT(message("{\"new_tokens\": 2}"), HasSubstr(":2: it takes either prompt_ids"));
@@ -155,8 +149,10 @@ TEST_F(WorkloadTest, BadLinesAreNamedWithTheirNumberAndReason) {
                 HasSubstr("jsonl:2: stop is " + bad + "; it takes a text or a list of them"));
   }
   EXPECT_THAT(message(stop + "\"\xff\"}"), HasSubstr("jsonl:2: it is not a JSON object"));
-  EXPECT_THAT(MessageOf([&] { ReadWorkload(Write("\n")); }), HasSubstr("has no requests"));
-  EXPECT_THAT(MessageOf([&] { ReadWorkload("/no/such/file"); }), HasSubstr("/no/such/file"));
+  EXPECT_THAT(MessageOf<std::exception>([&] { ReadWorkload(Write("\n")); }),
+              HasSubstr("has no requests"));
+  EXPECT_THAT(MessageOf<std::exception>([&] { ReadWorkload("/no/such/file"); }),
+              HasSubstr("/no/such/file"));
 }
 
 TEST_F(WorkloadTest, ArrivalsAtARateAreThoseOfItsSeedInItsScale) {
@@ -182,7 +178,7 @@ TEST_F(WorkloadTest, ArrivalsAtARateAreThoseOfItsSeedInItsScale) {
   EXPECT_NE(arrivals(8, 6), slow);
   arrivals(std::numeric_limits<double>::infinity(), 5);
   EXPECT_FALSE(workload.HasArrivals());
-  EXPECT_THAT(MessageOf([&] { workload.SetRate(1e-6, 5); }),
+  EXPECT_THAT(MessageOf<std::exception>([&] { workload.SetRate(1e-6, 5); }),
               HasSubstr("at a rate of 1e-06 arrives after"));
 }
 
@@ -247,7 +243,8 @@ TEST_F(WorkloadTest, StopStringEndsItsRequestAndNoOther) {
   }
   EXPECT_EQ(decoder.Schedule().NumSequences(), 0);
   EXPECT_EQ(decoder.Pages().NumFree(), 10);
-  EXPECT_THAT(MessageOf([&] { RunWorkload(decoder, workload); }), HasSubstr("has stop strings"));
+  EXPECT_THAT(MessageOf<std::exception>([&] { RunWorkload(decoder, workload); }),
+              HasSubstr("has stop strings"));
 }
 
 TEST_F(WorkloadTest, RequestThatNeverFitsIsNamedBeforeAnythingRuns) {
@@ -255,7 +252,7 @@ TEST_F(WorkloadTest, RequestThatNeverFitsIsNamedBeforeAnythingRuns) {
                   {.max_batch = 4, .max_context = 128, .kv_pages = 3, .page_size = 16});
   Workload workload = SyntheticWorkload("requests=3,prompt=5,new=4,ids=300");
   workload.requests[1].request.max_new_tokens = 60;
-  EXPECT_THAT(MessageOf([&] { WarmUp(decoder, workload); }),
+  EXPECT_THAT(MessageOf<std::exception>([&] { WarmUp(decoder, workload); }),
               AllOf(HasSubstr("request 2"), HasSubstr("4 pages"), HasSubstr("3 of 3")));
   EXPECT_EQ(decoder.Schedule().NumSequences(), 0);
 }

@@ -22,12 +22,9 @@ TEST(PagePoolTest, AllocationIsAllOrNothingAndSaysWhatIsNeededAndFree) {
   std::vector<int32_t> pages;
   pool.Allocate(3, pages);
   EXPECT_THAT(pages, ElementsAre(0, 1, 2));
-  try {
-    pool.Allocate(2, pages);
-    FAIL() << "2 pages were allocated where 1 is free";
-  } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("2 pages are needed, 1 of 4 are free"));
-  }
+  EXPECT_THAT(
+      [&] { pool.Allocate(2, pages); },
+      ::testing::ThrowsMessage<InvalidArgument>(HasSubstr("2 pages are needed, 1 of 4 are free")));
   EXPECT_EQ(pages.size(), 3u);
   EXPECT_EQ(pool.NumFree(), 1);
 }

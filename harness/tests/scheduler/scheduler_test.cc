@@ -7,10 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
+
+using testing::MessageOf;
 
 using ::testing::HasSubstr;
 
@@ -41,15 +44,6 @@ void RunStep(Scheduler& scheduler, int32_t token = 7) {
     if (slice.draws) draws.push_back(slice.sequence->id);
   }
   for (const SequenceId id : draws) scheduler.TakeToken(id, token);
-}
-
-std::string MessageOf(auto&& function) {
-  try {
-    function();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(SchedulerTest, RequestThatNeverFitsIsRefusedWithBothNumbers) {

@@ -1,5 +1,6 @@
 // Compares chat templates with transformers' renderings of the same Jinja programs.
 #include "harness/text/chat_template.h"
+#include "harness/tests/message_of.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,17 +16,10 @@
 namespace tokline::testing {
 namespace {
 
+using testing::MessageOf;
+
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string ErrorOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // The text that was rendered, or "error" if the program refused the conversation.
 std::string Rendered(const ChatTemplate& chat, const std::vector<ChatMessage>& messages,
@@ -58,7 +52,9 @@ TEST(ChatTemplateTest, RendersWhatTransformersRenders) {
         ADD_FAILURE() << name << ", conversation " << i << ", prompt "
                       << options.add_generation_prompt << ", thinking " << options.enable_thinking
                       << ", date " << options.date << "\n"
-                      << ErrorOf([&] { chat.Render(golden.Conversations()[i], options); }) << "\n"
+                      << MessageOf<std::exception>(
+                             [&] { chat.Render(golden.Conversations()[i], options); })
+                      << "\n"
                       << Quoted(text, 3000) << "\nwanted\n"
                       << Quoted(wanted.text, 3000);
       }
@@ -127,14 +123,14 @@ TEST(ChatTemplateTest, FolderGivesTheProgramAndItsSpecialTokens) {
   EXPECT_EQ(text(), "<s>a");
   std::ofstream(folder / "tokenizer_config.json")
       << R"({"chat_template": [{"name": "tool_use", "template": "x"}]})";
-  EXPECT_THAT(ErrorOf([&] { ChatTemplate::Load(folder.Path()); }),
+  EXPECT_THAT(MessageOf<std::exception>([&] { ChatTemplate::Load(folder.Path()); }),
               HasSubstr("one of them must be named \"default\""));
 }
 
 TEST(ChatTemplateTest, ProgramsThatAreNotSupportedAreNamedWithFileAndLine) {
   const TempFolder folder;
   std::ofstream(folder / "chat_template.jinja") << "a\n{% include 'x' %}\n";
-  EXPECT_THAT(ErrorOf([&] { ChatTemplate::Load(folder.Path()); }),
+  EXPECT_THAT(MessageOf<std::exception>([&] { ChatTemplate::Load(folder.Path()); }),
               AllOf(HasSubstr((folder / "chat_template.jinja").string()), HasSubstr("line 2"),
                     HasSubstr("the statement \"include\" is not supported")));
 }
@@ -156,7 +152,7 @@ TEST(ChatTemplateTest, WhatFollowsAnAnswerIsFound) {
 TEST(ChatTemplateTest, ConversationsThatNoTemplateTakesAreRefused) {
   const ChatTemplate chat = ChatGolden().Template("trl/qwen2_5");
   const auto render = [&](std::vector<ChatMessage> messages) {
-    return ErrorOf([&] { chat.Render(messages); });
+    return MessageOf<std::exception>([&] { chat.Render(messages); });
   };
   EXPECT_THAT(render({}), HasSubstr("at least one message"));
   EXPECT_THAT(render({{"tool", "4"}}), HasSubstr("supported: system, user, assistant"));
@@ -167,7 +163,7 @@ TEST(ChatTemplateTest, ConversationsThatNoTemplateTakesAreRefused) {
 TEST(ChatTemplateTest, ConversationsThatTheProgramRefusesSayWhatItSays) {
   const ChatTemplate chat = ChatGolden().Template("own/merging");
   const std::vector<ChatMessage> messages = {{"assistant", "a"}};
-  EXPECT_THAT(ErrorOf([&] { chat.Render(messages); }),
+  EXPECT_THAT(MessageOf<std::exception>([&] { chat.Render(messages); }),
               AllOf(HasSubstr("own/merging, line 10: the template says"),
                     HasSubstr("Conversation roles must alternate")));
 }

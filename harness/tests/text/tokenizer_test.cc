@@ -1,5 +1,6 @@
 // Tests what the golden texts do not cover: refusals, streams of broken text, limits.
 #include "harness/text/tokenizer.h"
+#include "harness/tests/message_of.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +16,8 @@
 
 namespace tokline::testing {
 namespace {
+
+using testing::MessageOf;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -39,15 +42,6 @@ Json SmallTokenizer() {
 }
 
 Tokenizer Parse(const Json& json) { return Tokenizer::Parse(json.dump(), "t.json"); }
-
-std::string ErrorOf(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(TokenizerTest, MergesBothSpellingsAndFallsBackToBytes) {
   const Tokenizer tokenizer = Parse(SmallTokenizer());
@@ -78,7 +72,7 @@ TEST(TokenizerTest, PartsAreOneTextOfWhichSomeMaySpellSpecialTokens) {
 
 TEST(TokenizerTest, InvalidUtf8IsRefusedOrReplaced) {
   const Tokenizer tokenizer = Parse(SmallTokenizer());
-  EXPECT_EQ(ErrorOf([&] { tokenizer.Encode("ab\xFF"); }),
+  EXPECT_EQ(MessageOf<std::exception>([&] { tokenizer.Encode("ab\xFF"); }),
             "the text is not valid UTF-8: byte 0xff at offset 2: invalid start byte");
   EXPECT_THROW(tokenizer.Encode("\xE4\xBD"), InvalidArgument);
   EXPECT_THAT(tokenizer.Encode("ab\xFF", {.invalid_utf8 = InvalidUtf8::kReplace}),
@@ -155,7 +149,7 @@ class TokenizerRefusalTest : public ::testing::TestWithParam<Refusal> {};
 TEST_P(TokenizerRefusalTest, NamesThePlaceAndWhatIsAllowed) {
   Json json = SmallTokenizer();
   json.merge_patch(Json::parse(GetParam().change));
-  const std::string error = ErrorOf([&] { Parse(json); });
+  const std::string error = MessageOf<std::exception>([&] { Parse(json); });
   EXPECT_THAT(error, AllOf(HasSubstr("t.json"), HasSubstr(GetParam().message)));
   EXPECT_THROW(Parse(json), RuntimeFailure);
 }
@@ -284,13 +278,14 @@ INSTANTIATE_TEST_SUITE_P(
                 "start is -1; it must be an integer from 0 to 1024"}));
 
 TEST(TokenizerTest, FilesThatAreNotJsonOrNotThereAreNamed) {
-  EXPECT_THAT(ErrorOf([] { Tokenizer::Parse("{", "t.json"); }),
+  EXPECT_THAT(MessageOf<std::exception>([] { Tokenizer::Parse("{", "t.json"); }),
               HasSubstr("t.json: not valid JSON"));
-  EXPECT_THAT(ErrorOf([] { Tokenizer::Parse("[]", "t.json"); }), HasSubstr("must be an object"));
-  EXPECT_THAT(ErrorOf([] { Tokenizer::Parse(R"({"a": 1, "a": 2})", "t.json"); }),
+  EXPECT_THAT(MessageOf<std::exception>([] { Tokenizer::Parse("[]", "t.json"); }),
+              HasSubstr("must be an object"));
+  EXPECT_THAT(MessageOf<std::exception>([] { Tokenizer::Parse(R"({"a": 1, "a": 2})", "t.json"); }),
               HasSubstr("\"a\" occurs twice"));
   const TempFolder folder;
-  EXPECT_THAT(ErrorOf([&] { Tokenizer::Load(folder.Path()); }),
+  EXPECT_THAT(MessageOf<std::exception>([&] { Tokenizer::Load(folder.Path()); }),
               HasSubstr((folder / "tokenizer.json").string()));
 }
 
