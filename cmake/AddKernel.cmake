@@ -5,7 +5,7 @@
 #     kernels/<name>/<name>.cu (and other *.cu)                    -> tokline_<name>_cuda
 #     reference/<name>.h, <name>.cc                                -> part of tokline_reference
 #     harness/tests/kernels/<name>_test.cc (and <name>_*_test.cc)  -> test <name>_test
-#     harness/tests/kernels/<name>_cuda_test.cc                    -> test <name>_cuda_test
+#     harness/tests/kernels/<name>_cuda_test.cc (and <name>_*_cuda_test.cc)  -> test <name>_cuda_test
 #     benches/bench_<name>.cc, shapes/<name>.json, shapes/cpu/<name>.json   -> bench_<name>
 #     kernels/<name>/README.md
 #   <name>.h declares `struct <Stem>Params`, where <Stem> is <name> without underscores and in any
@@ -82,11 +82,13 @@ function(add_kernel name)
   if(TOKLINE_BUILD_TESTS)
     set(tests "${PROJECT_SOURCE_DIR}/harness/tests/kernels")
     file(GLOB host_tests CONFIGURE_DEPENDS "${tests}/${name}_test.cc" "${tests}/${name}_*_test.cc")
-    list(REMOVE_ITEM host_tests "${tests}/${name}_cuda_test.cc")
+    set(cuda_tests ${host_tests})
+    list(FILTER host_tests EXCLUDE REGEX "_cuda_test\\.cc$")
+    list(FILTER cuda_tests INCLUDE REGEX "_cuda_test\\.cc$")
     tokline_add_test(${name}_test SOURCES ${host_tests}
       LIBS tokline_reference tokline_${name}_host tokline_platform)
     if(TOKLINE_HAS_CUDA)
-      tokline_add_test(${name}_cuda_test SOURCES "${tests}/${name}_cuda_test.cc"
+      tokline_add_test(${name}_cuda_test SOURCES ${cuda_tests}
         LIBS tokline_reference ${libs} tokline_platform)
     endif()
   endif()
