@@ -1,5 +1,5 @@
 // How the contexts of a step are cut among lanes.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <array>
 #include <cstring>

@@ -1,7 +1,7 @@
 // Linear on the device: against exact results, against itself with other tokens, and in chains.
-#include <memory>
 #include <numeric>
 #include <span>
+#include <vector>
 
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_case.h"

@@ -1,6 +1,8 @@
 // Which variant of linear runs, and that every plan fits its device.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "harness/tests/kernels/devices.h"

@@ -2,6 +2,7 @@
 // ones do not.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <string>
 
 #include "harness/tests/kernels/linear_case.h"
 #include "harness/tests/message_of.h"

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <exception>
 #include <functional>
 #include <thread>
 
