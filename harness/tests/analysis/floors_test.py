@@ -109,7 +109,9 @@ class FloorsTest(CommandTest):
             ["NO", "NO"],
         )
         parity = [line for name, line in met.items() if name.startswith("parity")]
-        self.assertEqual(parity, ["yes", "NO"])  # that of the other model is of flat logits
+        self.assertEqual(parity, ["yes", "not judged: flat logits"])
+        (self.folder / "parity_gpt2.json").unlink()
+        self.assertEqual(self.lines(expect=1)["parity of another"]["met"], "NO")
 
     def test_workload_of_the_floors_model_and_settings_counts(self):
         work = "workload"
