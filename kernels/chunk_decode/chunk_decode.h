@@ -219,8 +219,8 @@ struct ChunkDecodeLoad {
   int64_t tokens_saved = 0;  // of them, that lanes of the full grid need not read; see SharedRun
 };
 
-// The grid for sequences whose chunks are not shifted: the one of ChunkDecodeGrids
-// that takes the least time by a model. `group` is the number of query heads per KV head.
+// The grid for sequences whose chunks are not shifted: the one of ChunkDecodeGrids that takes the
+// least time by a model. `group` is the number of query heads per KV head.
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device);
 

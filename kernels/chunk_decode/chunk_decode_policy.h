@@ -42,10 +42,14 @@ constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, const DeviceFacts& de
   return ChunkDecodeBlocksPerSmOf(ChunkDecodeBlockBytes(head_dim) + more_bytes, head_dim, device);
 }
 
-// Shared memory for the query rows of two tasks with one member. They come with their first tiles
-// where a block gets so much and as many blocks share an SM.
+// Of the query rows of a task with one member.
+constexpr int64_t ChunkDecodeTaskQueryBytes(int32_t head_dim) {
+  return int64_t{kChunkDecodeNarrowRows} * head_dim * 2;
+}
+// Shared memory for those of two tasks. They come with their first tiles where a block gets so much
+// and as many blocks share an SM.
 constexpr int64_t ChunkDecodeQueryBytes(int32_t head_dim) {
-  return int64_t{2} * kChunkDecodeNarrowRows * head_dim * 2;
+  return 2 * ChunkDecodeTaskQueryBytes(head_dim);
 }
 constexpr bool ChunkDecodeQueriesWithTiles(int32_t head_dim, const DeviceFacts& device) {
   const int64_t bytes = ChunkDecodeQueryBytes(head_dim);
@@ -58,8 +62,7 @@ constexpr bool ChunkDecodeQueriesWithTiles(int32_t head_dim, const DeviceFacts& 
 // for each warp.
 inline constexpr int32_t kChunkDecodeWarps = 4;
 constexpr int64_t ChunkDecodeWarpsSharedBytes(int32_t head_dim) {
-  return ChunkDecodeSharedBytes(head_dim) +
-         int64_t{kChunkDecodeWarps} * kChunkDecodeNarrowRows * head_dim * 2;
+  return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeWarps * ChunkDecodeTaskQueryBytes(head_dim);
 }
 
 // Up to so many partial states, times the rows that a warp adds, a block adds a sequence's states
