@@ -11,11 +11,10 @@
 namespace tokline::bench {
 namespace {
 
-using testing::MessageOf;
-
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::MessageOf;
 using ::testing::Not;
 
 ShapeReader FirstOf(const ShapeFile& shapes, const std::string& family) {

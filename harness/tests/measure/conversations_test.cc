@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -43,12 +44,7 @@ class ConversationsTest : public ::testing::Test {
     return ReadConversations(file_, EncodeWords, limits_, counts_);
   }
   std::string Refusal(const std::string& text) {
-    try {
-      Read(text);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return testing::MessageOf([&] { Read(text); });
   }
 
   const std::filesystem::path file_ =

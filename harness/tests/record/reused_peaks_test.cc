@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "harness/record/record_file.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -38,12 +39,7 @@ class ReusePeaksTest : public ::testing::Test {
     RecordWriter(Path()).Append(ToJson(header));
   }
   std::string Message(const std::string& gpu) const {
-    try {
-      ReusePeaks(Path(), gpu, PeaksNeeded::kAll, kNoon);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return testing::MessageOf([&] { ReusePeaks(Path(), gpu, PeaksNeeded::kAll, kNoon); });
   }
   static Peaks Measured(double read_gbps) {
     return {.read_gbps = read_gbps,

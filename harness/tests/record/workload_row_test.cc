@@ -8,6 +8,7 @@
 
 #include "harness/record/record.h"
 #include "harness/record/record_file.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -149,12 +150,7 @@ TEST(WorkloadRowTest, RowsThatDoNotFollowAreRefusedOnReading) {
   const auto message = [](const std::function<void(Json&)>& change) -> std::string {
     Json row = WorkloadRow(WorkloadOf3Repeats());
     change(row);
-    try {
-      ValidateRecord(row);
-    } catch (const InvalidArgument& error) {
-      return error.what();
-    }
-    return "";
+    return testing::MessageOf([&] { ValidateRecord(row); });
   };
   const auto set = [&](const char* key, const Json& value) {
     return message([&](Json& row) { row[key] = value; });
