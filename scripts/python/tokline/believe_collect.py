@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokline import command
 from tokline.stop import Stop
 
 PARTS = ["aa", "slowdowns", "host", "ops", "tests", "overhead"]
@@ -20,7 +21,6 @@ DEFAULT_PARTS = ["aa", "slowdowns", "host", "ops"]
 SLOWDOWNS = [3, 5, 10]
 DELAYS = [3, 5, 10]
 GUESSED_SECONDS = {"bench": 5.0, "decoder": 4.0, "overhead": 8.0, "test": 60.0}
-MISUSE = 2  # the exit code of a program that refuses its arguments, such as peaks of another GPU
 PEAKS_LAST_SECONDS = 3000  # a program takes over peaks that are at most an hour old
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ROOT / "benches" / "shapes"
@@ -134,7 +134,7 @@ class Collector:
             lines = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line.strip()]
             errors = [line for line in lines if "ERROR" in line]
             said = (errors or lines[-1:] or ["no message"])[0]
-            if done.returncode == MISUSE:  # so will every other run be
+            if done.returncode == command.MISUSE:  # such as peaks of another GPU, which every run would refuse
                 raise CollectError(f"{job.name}: {said}")
             self.failed.append(f"{job.name}: exit {done.returncode}: {said}")
         if job.keep_output:

@@ -57,12 +57,12 @@ def withheld(evidence):
     found = evidence.withheld.values()
     if not found:
         return ""
-    ours = {}
-    for entry in evidence.ours():
-        if entry.ok:
-            ours[entry.work] = min(entry.median_us, ours.get(entry.work, entry.median_us))
-    where = "; ".join(f"{entry.kernel} {entry.name}: {entry.peer} ({entry.row['reason']}), ours "
-                      f"{microseconds(ours[entry.work]) if entry.work in ours else 'not measured'}" for entry in found)
+    def ours(work):
+        times = [entry.median_us for entry in evidence.ours() if entry.ok and entry.work == work]
+        return microseconds(min(times)) if times else "not measured"
+
+    where = "; ".join(f"{entry.kernel} {entry.name}: {entry.peer} ({entry.row['reason']}), ours {ours(entry.work)}"
+                      for entry in found)
     return (f"On {terminal.count(len(found), 'more shape')} no ratio is stated, since a peer's row was refused as faster "
             f"than the limit, and the limit may be wrong: {where}.")
 
