@@ -74,6 +74,10 @@ struct PagedKvLayout {
                                                 int32_t row) const {
     return ((page * 2 + value) * num_kv_heads + head) * page_size + row;
   }
+  // Tokens of a box of a PagedKvMap: those of a page, at most those of a tile.
+  TOKLINE_HOST_DEVICE constexpr int32_t BoxTokens(int32_t tile_tokens) const {
+    return page_size < tile_tokens ? page_size : tile_tokens;
+  }
   TOKLINE_HOST_DEVICE constexpr int64_t NumElements() const { return num_pages * PageStride(); }
   TOKLINE_HOST_DEVICE constexpr int64_t NumSlots() const { return num_pages * page_size; }
 };

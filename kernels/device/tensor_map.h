@@ -4,11 +4,13 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/error.h"
+#include "kernels/common/paged_kv_layout.h"
 #include "kernels/device/cuda_check.h"
 
 namespace tokline {
@@ -58,6 +60,35 @@ CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
                                 " for a tensor at ", tensor.data));
   }
   return map;
+}
+
+// The map of queries, [row, head, head_dim], with boxes of 64 columns of so many heads of so many
+// rows. `row_stride` is in elements.
+inline CUtensorMap QueryMap(DType dtype, const void* q, int32_t head_dim, int32_t heads,
+                            int64_t rows, int64_t row_stride, int32_t box_heads, int32_t box_rows) {
+  return MakeTensorMap<3>(
+      {.dtype = dtype,
+       .data = q,
+       .sizes = {static_cast<uint64_t>(head_dim), static_cast<uint64_t>(heads),
+                 static_cast<uint64_t>(rows)},
+       .strides = {static_cast<uint64_t>(2 * head_dim), static_cast<uint64_t>(2 * row_stride)},
+       .box = {64, static_cast<uint32_t>(box_heads), static_cast<uint32_t>(box_rows)}});
+}
+
+// The map of a layer's pool, [page, K or V, KV head, token, head_dim], with boxes of 64 columns of
+// so many tokens of a page. Pages that do not exist arrive as zeros.
+inline CUtensorMap PagedKvMap(DType dtype, const void* kv, const PagedKvLayout& layout,
+                              int32_t box_tokens) {
+  const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(2 * elements); };
+  return MakeTensorMap<5>(
+      {.dtype = dtype,
+       .data = kv,
+       .sizes = {static_cast<uint64_t>(layout.head_dim), static_cast<uint64_t>(layout.page_size),
+                 static_cast<uint64_t>(layout.num_kv_heads), 2,
+                 static_cast<uint64_t>(std::max<int64_t>(layout.num_pages, 1))},
+       .strides = {bytes(layout.RowStride()), bytes(layout.HeadStride()), bytes(layout.KvStride()),
+                   bytes(layout.PageStride())},
+       .box = {64, static_cast<uint32_t>(box_tokens), 1, 1, 1}});
 }
 
 }  // namespace tokline

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "kernels/device/attention_tile.cuh"
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
@@ -22,7 +23,6 @@
 #include "kernels/device/ptx/wgmma.cuh"
 #include "kernels/paged_prefill/hopper_producer_device.cuh"
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
-#include "kernels/paged_prefill/row_state_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
 namespace tokline {
@@ -34,123 +34,6 @@ inline constexpr int kHopperPrefillLaunchBound = 384;
 #else
 inline constexpr int kHopperPrefillLaunchBound = 32;
 #endif
-
-// A consumer's 64 rows. Each warp holds 16 of them in accumulator fragments (ptx/wgmma.cuh).
-template <typename Policy>
-struct HopperConsumerTile {
-  using T = typename Policy::T;
-  static constexpr int kHeadDim = Policy::kHeadDim;
-  static constexpr int kScores = Policy::kKvTokens / 2;  // accumulators per lane
-  static constexpr int kOut = kHeadDim / 2;
-
-  float scores[kScores];
-  float out[kOut] = {};
-  uint32_t weights[Policy::kKvTokens / 16][4];
-  RowState rows[2];
-  float offset[2];  // of the exponents
-  float correction[2];
-
-  // Issues scores = Q K^T.
-  __device__ __forceinline__ void IssueScores(uint64_t q, uint64_t k) {
-    ptx::PinRegisters(scores);
-    ptx::WgmmaFence();
-#pragma unroll
-    for (int depth = 0; depth < kHeadDim / 16; ++depth) {
-      // 16 columns are 32 bytes of a row in a panel.
-      const uint32_t q_step = depth / 4 * Policy::QueryPlacement::kPanelBytes + depth % 4 * 32;
-      const uint32_t k_step = depth / 4 * Policy::KvPlacement::kPanelBytes + depth % 4 * 32;
-      ptx::WgmmaK16<T>(scores, q + (q_step >> 4), k + (k_step >> 4), depth != 0);
-    }
-    ptx::WgmmaCommit();
-  }
-
-  // Issues out += P V.
-  __device__ __forceinline__ void IssueValues(uint64_t v) {
-    ptx::PinRegisters(out);
-    ptx::WgmmaFence();
-#pragma unroll
-    for (int depth = 0; depth < Policy::kKvTokens / 16; ++depth) {
-      const uint64_t rows16 = v + (depth * 16 * Policy::KvPlacement::kRowPitch >> 4);
-      ptx::WgmmaK16<T>(out, weights[depth], rows16);
-    }
-    ptx::WgmmaCommit();
-  }
-
-  // Sets the scores of tokens that a row does not see to -inf. `visible` holds how many of the
-  // tile's tokens each of the lane's rows sees.
-  __device__ __forceinline__ void Mask(const int32_t (&visible)[2]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      if (column >= visible[i / 2 % 2]) scores[i] = -INFINITY;
-    }
-  }
-
-  // Updates the maxima with the scores. The two rows are interleaved in two chains each, so that
-  // the latency of one chain is hidden by the others.
-  __device__ __forceinline__ void UpdateMaxima(float scale_log2) {
-    float max[2][2] = {{rows[0].max, rows[1].max}, {-INFINITY, -INFINITY}};
-#pragma unroll
-    for (int i = 0; i < kScores; i += 2) {
-      float& chain = max[i / 4 % 2][i / 2 % 2];
-      chain = fmaxf(chain, fmaxf(scores[i], scores[i + 1]));
-    }
-    float row_max[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) row_max[half] = fmaxf(max[0][half], max[1][half]);
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        row_max[half] = fmaxf(row_max[half], __shfl_xor_sync(0xffffffffu, row_max[half], lanes));
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      offset[half] = FiniteOffset<T>(row_max[half], scale_log2);
-      correction[half] = ptx::Exp2(ExponentOffset<T>(rows[half].max, scale_log2) - offset[half]);
-      rows[half].max = row_max[half];
-      rows[half].sum *= correction[half];
-    }
-  }
-
-  // Turns scores kBegin to kEnd - 1 into weights, which stay in fp32, and adds them to the sums.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void Exponentiate(float scale_log2) {
-    float sum[2] = {};
-#pragma unroll
-    for (int i = kBegin; i < kEnd; i += 2) {
-      const int half = i / 2 % 2;
-      scores[i] = ptx::Exp2(fmaf(scores[i], scale_log2, -offset[half]));
-      scores[i + 1] = ptx::Exp2(fmaf(scores[i + 1], scale_log2, -offset[half]));
-      sum[half] += scores[i] + scores[i + 1];
-    }
-    rows[0].sum += sum[0];
-    rows[1].sum += sum[1];
-  }
-
-  // Without this, ptxas would move the softmax below the wait that follows, where it no longer
-  // overlaps P V. A branch that depends on the result, and is never taken, keeps the softmax here.
-  __device__ __forceinline__ void KeepSoftmaxHere() const {
-    if (rows[0].sum + rows[1].sum < 0) __nanosleep(0);
-  }
-
-  // Scales `out` to the new maxima while no wgmma uses it. It does so unconditionally: a factor of
-  // 1 changes nothing, and between exponentials the multiplications take no extra time.
-  __device__ __forceinline__ void Rescale() {
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) out[i] *= correction[i / 2 % 2];
-  }
-
-  // Rounds the weights for P V. No wgmma may still be using the previous ones.
-  __device__ __forceinline__ void RoundWeights() {
-#pragma unroll
-    for (int i = 0; i < kScores; i += 2) {
-      weights[i / 8][i / 2 % 4] = Pack2<T>(scores[i], scores[i + 1]);
-    }
-  }
-};
 
 // A consumer warpgroup: it computes attention for its 64 rows of each query tile.
 template <typename Policy>
@@ -180,8 +63,8 @@ class HopperConsumer {
 
   // Computes attention for the block's query tile with this index.
   __device__ __forceinline__ void Attend(int query) {
-    constexpr int kScores = HopperConsumerTile<Policy>::kScores;
-    HopperConsumerTile<Policy> tile;
+    constexpr int kScores = AttentionTile<Policy>::kScores;
+    AttentionTile<Policy> tile;
     shared_.k.WaitFull(use_);
     query_ = shared_.Note(use_).query;
     kv_head_ = shared_.Note(use_).kv_head;
@@ -252,7 +135,7 @@ class HopperConsumer {
     return params_.causal ? query_.first_end + packed_.Token(row) : query_.end;
   }
 
-  __device__ __forceinline__ void Mask(HopperConsumerTile<Policy>& tile) const {
+  __device__ __forceinline__ void Mask(AttentionTile<Policy>& tile) const {
     if (min(tokens_, VisibleEnd(warp_row_) - position_) >= Policy::kKvTokens) return;
     const int32_t visible[2] = {min(tokens_, VisibleEnd(warp_row_ + lane_ / 4) - position_),
                                 min(tokens_, VisibleEnd(warp_row_ + lane_ / 4 + 8) - position_)};
@@ -275,7 +158,7 @@ class HopperConsumer {
     ptx::NamedBarrierSync(kTailBarrier, kBothThreads);
   }
 
-  __device__ __forceinline__ void Finish(const HopperConsumerTile<Policy>& tile, int query) const {
+  __device__ __forceinline__ void Finish(const AttentionTile<Policy>& tile, int query) const {
     ptx::NamedBarrierSync(kQueryBarrier + consumer_, Policy::kGroupThreads);
     const TileOutput<typename Policy::T, Policy::kHeadDim, typename Policy::QueryPlacement> output{
         params_, query_, packed_, kv_head_, shared_.At(shared_.q.Slot(query))};

@@ -12,7 +12,7 @@ template <typename Policy>
 __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
                                             const HopperShared<Policy>& shared) {
   const int lane = threadIdx.x % 32;
-  const int32_t box_tokens = KvBoxTokens<Policy>(params.layout);
+  const int32_t box_tokens = params.layout.BoxTokens(Policy::kKvTokens);
   const PageSplit pages = params.layout.Pages();
   int use = 0;
   for (HopperWork work(params); work.More(); work.Next()) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void LoadTiles(const HopperPrefillParams& params,
   const int lane = threadIdx.x % 32;
   const int panel = lane % Policy::kPanels;
   const int box = lane / Policy::kPanels;
-  const int32_t box_tokens = KvBoxTokens<Policy>(prefill.layout);
+  const int32_t box_tokens = prefill.layout.BoxTokens(Policy::kKvTokens);
   const bool has_box = box * box_tokens < Policy::kKvTokens;
   const uint32_t offset =
       panel * Policy::KvPlacement::kPanelBytes + box * box_tokens * Policy::KvPlacement::kRowPitch;

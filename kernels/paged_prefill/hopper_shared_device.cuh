@@ -9,7 +9,7 @@
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
-#include "kernels/device/ptx/mbarrier.cuh"
+#include "kernels/device/slot_ring.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
 #include "kernels/paged_prefill/paged_prefill_policy.h"
@@ -19,7 +19,7 @@ namespace tokline {
 struct HopperPrefillParams {
   PagedPrefillParams prefill;
   CUtensorMap q;   // [token, query head, head_dim]; boxes of a tile's tokens and a group's heads
-  CUtensorMap kv;  // [page, K or V, KV head, token, head_dim]; boxes of KvBoxTokens() tokens
+  CUtensorMap kv;  // [page, K or V, KV head, token, head_dim]; boxes of BoxTokens() tokens
 };
 
 template <DType kDType, int kHeadDimOfPolicy>
@@ -38,12 +38,6 @@ struct HopperPrefillPolicy {
   using KvPlacement = SwizzledPanels<kHeadDim * 2, kKvTokens>;
 };
 
-// A box of the KV map holds the tokens of one page, but at most those of a KV tile.
-template <typename Policy>
-TOKLINE_HOST_DEVICE int32_t KvBoxTokens(const PagedKvLayout& layout) {
-  return layout.page_size < Policy::kKvTokens ? layout.page_size : Policy::kKvTokens;
-}
-
 // What the look-up warp finds out about a KV tile, and the query tile that it belongs to.
 struct alignas(16) HopperTileNote {
   static constexpr int kMaxPages = 8;  // a page holds at least 16 tokens
@@ -56,58 +50,14 @@ struct alignas(16) HopperTileNote {
   int32_t kv_head;
 };
 
-// Slots in shared memory, numbered by use: use i takes slot i % kSlots. Full(use) completes with
-// one arrival and the bytes that it announces, Empty(use) with one arrival of each warp that reads
-// it.
-template <int kSlots, int kBytesOfSlot>
-struct HopperRing {
-  static constexpr int kSlotBytes = kBytesOfSlot;
-  static constexpr int kBytes = kSlots * kSlotBytes;
-  static constexpr int kBarrierBytes = 2 * kSlots * 8;
-  uint32_t slots;
-  uint32_t barriers;
-
-  __device__ uint32_t Slot(int use) const { return slots + use % kSlots * kSlotBytes; }
-  __device__ uint32_t Full(int use) const { return barriers + use % kSlots * 8; }
-  __device__ uint32_t Empty(int use) const { return barriers + (kSlots + use % kSlots) * 8; }
-  __device__ void WaitFull(int use) const { ptx::MbarrierWait(Full(use), Round(use)); }
-  // In the first round every slot counts as empty.
-  __device__ void WaitEmpty(int use) const { ptx::MbarrierWait(Empty(use), Round(use) ^ 1); }
-  // All lanes of the warp that fills the slot call this. It waits for room and announces the bytes
-  // that its copies will load.
-  __device__ void Claim(int use, uint32_t bytes, int lane) const {
-    WaitEmpty(use);
-    if (lane == 0) ptx::MbarrierArriveExpect(Full(use), bytes);
-    __syncwarp();
-  }
-  // All lanes of a warp that reads the slot call this.
-  __device__ void Release(int use) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(Empty(use));
-  }
-  // By every lane of a warp that reads it with ordinary loads. Each arrives for its own reads:
-  // racecheck does not follow the reads of other lanes through __syncwarp.
-  __device__ void ReleaseByLane(int use) const { ptx::MbarrierArrive(Empty(use)); }
-  // `readers`: the arrivals that empty a slot.
-  __device__ void Init(int readers) const {
-    for (int slot = 0; slot < kSlots; ++slot) {
-      ptx::MbarrierInit(Full(slot), 1);
-      ptx::MbarrierInit(Empty(slot), readers);
-    }
-  }
-
- private:
-  __device__ static uint32_t Round(int use) { return use / kSlots & 1; }
-};
-
 template <typename Policy>
 struct HopperShared {
   static_assert(HopperTileNote::kMaxPages * 16 >= Policy::kKvTokens);
   static constexpr int kNotes = 8;
-  using QueryRing = HopperRing<2, kPagedPrefillTileRows * Policy::kHeadDim * 2>;
-  using KeyRing = HopperRing<2, Policy::kKvTokens * Policy::kHeadDim * 2>;
-  using ValueRing = HopperRing<3, Policy::kKvTokens * Policy::kHeadDim * 2>;
-  using NoteRing = HopperRing<kNotes, sizeof(HopperTileNote)>;
+  using QueryRing = SlotRing<2, kPagedPrefillTileRows * Policy::kHeadDim * 2>;
+  using KeyRing = SlotRing<2, Policy::kKvTokens * Policy::kHeadDim * 2>;
+  using ValueRing = SlotRing<3, Policy::kKvTokens * Policy::kHeadDim * 2>;
+  using NoteRing = SlotRing<kNotes, sizeof(HopperTileNote)>;
   static constexpr int kBytes = QueryRing::kBytes + KeyRing::kBytes + ValueRing::kBytes +
                                 NoteRing::kBytes + QueryRing::kBarrierBytes +
                                 KeyRing::kBarrierBytes + ValueRing::kBarrierBytes +

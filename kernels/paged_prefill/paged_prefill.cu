@@ -26,26 +26,11 @@ template <DType kDType, int kHeadDim>
 void LaunchHopper(const PagedPrefillParams& params, unsigned blocks, const LaunchOptions& options) {
   using Policy = HopperPrefillPolicy<kDType, kHeadDim>;
   const PagedKvLayout& layout = params.layout;
-  const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(2 * elements); };
-  constexpr uint64_t kDim = kHeadDim;
-  const auto kv_heads = static_cast<uint64_t>(layout.num_kv_heads);
-  const auto q_heads = static_cast<uint64_t>(params.num_q_heads);
   const HopperPrefillParams with_maps{
       .prefill = params,
-      .q = MakeTensorMap<3>({.dtype = kDType,
-                             .data = params.q,
-                             .sizes = {kDim, q_heads, static_cast<uint64_t>(params.total_tokens)},
-                             .strides = {bytes(kHeadDim), bytes(params.q_stride)},
-                             .box = {64, static_cast<uint32_t>(q_heads / kv_heads),
-                                     static_cast<uint32_t>(params.tile_tokens)}}),
-      .kv = MakeTensorMap<5>(
-          {.dtype = kDType,
-           .data = params.kv,
-           .sizes = {kDim, static_cast<uint64_t>(layout.page_size), kv_heads, 2,
-                     static_cast<uint64_t>(std::max<int64_t>(layout.num_pages, 1))},
-           .strides = {bytes(layout.RowStride()), bytes(layout.HeadStride()),
-                       bytes(layout.KvStride()), bytes(layout.PageStride())},
-           .box = {64, static_cast<uint32_t>(KvBoxTokens<Policy>(layout)), 1, 1, 1}})};
+      .q = QueryMap(kDType, params.q, kHeadDim, params.num_q_heads, params.total_tokens,
+                    params.q_stride, params.num_q_heads / layout.num_kv_heads, params.tile_tokens),
+      .kv = PagedKvMap(kDType, params.kv, layout, layout.BoxTokens(Policy::kKvTokens))};
   LaunchKernel(HopperPrefillKernel<Policy>,
                {.grid = dim3(blocks),
                 .block = dim3(Policy::kThreads),

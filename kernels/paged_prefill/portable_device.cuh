@@ -15,10 +15,10 @@
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/reduce.cuh"
+#include "kernels/device/softmax_row.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
 #include "kernels/paged_prefill/paged_prefill_policy.h"
-#include "kernels/paged_prefill/row_state_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
 namespace tokline {

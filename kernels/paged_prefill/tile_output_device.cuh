@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "kernels/device/convert.cuh"
+#include "kernels/device/softmax_row.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
-#include "kernels/paged_prefill/row_state_device.cuh"
 
 namespace tokline {
 
