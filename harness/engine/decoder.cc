@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <utility>
 
 #include "harness/engine/convert_elements.h"
@@ -294,13 +295,11 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   int64_t tokens_saved = 0;
   if (!one_kernel || config_.SharesReads()) {
     chain.shared = SharedRunsOf(scheduled);
-    tokens_saved = SharedTokensSaved(chain.shared, config_.group);
-    chain.shape = ChainShape(scheduled, tokens_saved);
+    chain.shape = ChainShape(scheduled, chain.shared);
     // Clusters and warps that are quicker than lanes that read shared runs once share nothing.
-    if (chain.shape.decode.grid.ReadsWhole()) {
-      chain.shared.clear();
-      tokens_saved = 0;
-    }
+    const ChunkDecodeGrid& grid = chain.shape.decode.grid;
+    if (grid.ReadsWhole() && grid.run_lanes == 0) chain.shared.clear();
+    tokens_saved = SharedTokensSaved(chain.shared, config_.group, grid);
   }
   // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
   // longer than the launches of a layer in a chain do.
@@ -311,16 +310,23 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   return {.shape = config_.OneKernelShape(bucket), .parts = std::move(parts), .shared = {}};
 }
 
-StepShape Decoder::ChainShape(const ScheduledStep& scheduled, int64_t tokens_saved) const {
+StepShape Decoder::ChainShape(const ScheduledStep& scheduled,
+                              std::span<const SharedRun> shared) const {
   StepShape shape;
   if (scheduled.decode_rows > 0) {
-    int64_t longest = 1, tokens = 0;
-    for (const StepSlice& slice : scheduled.decode) {
-      longest = std::max(longest, slice.begin + slice.count);
-      tokens += slice.begin + slice.count;
+    const int32_t bucket = config_.Bucket(static_cast<int32_t>(scheduled.decode.size()));
+    std::vector<int64_t> lengths(static_cast<size_t>(bucket), 0);
+    for (size_t row = 0; row < scheduled.decode.size(); ++row) {
+      lengths[row] = scheduled.decode[row].begin + scheduled.decode[row].count;
     }
-    const auto sequences = static_cast<int32_t>(scheduled.decode.size());
-    shape = config_.DecodeShape(config_.Bucket(sequences), longest, tokens, tokens_saved);
+    const auto tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    shape = config_.DecodeShape(bucket, std::max<int64_t>(1, std::ranges::max(lengths)), tokens,
+                                SharedTokensSaved(shared, config_.group));
+    if (!shared.empty() && !config_.RunGrids().empty()) {
+      const ChunkDecodeGrid grid = ChooseChunkDecodeRunGrid(
+          shared, lengths, config_.layout, config_.group, config_.facts, config_.options.sharing);
+      if (grid.run_lanes > 0) shape = config_.DecodeShape(bucket, grid);
+    }
   }
   AttentionShape& prefill = shape.prefill;
   prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};
@@ -393,7 +399,7 @@ Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepP
     step.reads.unshared_tokens += slice.begin + slice.count;
   step.reads.tokens = step.reads.unshared_tokens;
   if (reads_once || !config_.OnDevice()) {
-    step.reads.tokens -= SharedTokensSaved(shared, config_.group);
+    step.reads.tokens -= SharedTokensSaved(shared, config_.group, shape.decode.grid);
   }
   // The pages of the decode rows come last, with room for the longest contexts. Only the part that
   // is used is copied.

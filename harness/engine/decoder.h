@@ -197,7 +197,7 @@ class Decoder {
   void Prepare(Turn& turn);
   StepPlan PlanStep(const ScheduledStep& scheduled) const;
   // `tokens_saved` need not be read, since sequences share them.
-  StepShape ChainShape(const ScheduledStep& scheduled, int64_t tokens_saved) const;
+  StepShape ChainShape(const ScheduledStep& scheduled, std::span<const SharedRun> shared) const;
   // How the contexts of a step are cut if it runs as one kernel, one entry per row with padding;
   // empty if it must run as a chain.
   std::vector<int32_t> OneKernelParts(const ScheduledStep& scheduled) const;

@@ -118,7 +118,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
   }
   max_tokens = options.token_budget + options.max_batch;
 
-  largest_step = DecodeShape(options.max_batch, full_grid);
+  largest_step = LargestDecodeShape(options.max_batch);
   largest_step.one_kernel = one_kernel_rows > 0;
   largest_step.prefill = {.num_seqs = options.max_batch,
                           .num_tokens = options.token_budget,
@@ -201,15 +201,22 @@ std::vector<StepShape> DecoderConfig::DecodeShapes() const {
   std::vector<StepShape> shapes;
   for (const int32_t bucket : buckets) {
     if (RunsAsOneKernel(bucket)) shapes.push_back(OneKernelShape(bucket));
-    if (!ChoosesGrid()) {
-      shapes.push_back(DecodeShape(bucket, full_grid));
-      continue;
-    }
-    for (const ChunkDecodeGrid& grid : ChunkDecodeGrids(bucket, layout, facts)) {
-      shapes.push_back(DecodeShape(bucket, grid));
-    }
+    std::vector<ChunkDecodeGrid> grids = {full_grid};
+    if (ChoosesGrid()) grids = ChunkDecodeGrids(bucket, layout, facts);
+    for (const ChunkDecodeGrid& grid : RunGrids()) grids.push_back(grid);
+    for (const ChunkDecodeGrid& grid : grids) shapes.push_back(DecodeShape(bucket, grid));
   }
   return shapes;
+}
+
+std::vector<ChunkDecodeGrid> DecoderConfig::RunGrids() const {
+  if (!SharesReads() || full_grid.num_lanes == 0) return {};
+  return ChunkDecodeRunGrids(layout, facts);
+}
+
+StepShape DecoderConfig::LargestDecodeShape(int32_t bucket) const {
+  const std::vector<ChunkDecodeGrid> run_grids = RunGrids();
+  return DecodeShape(bucket, run_grids.empty() ? full_grid : run_grids[0]);
 }
 
 bool DecoderConfig::ChoosesGrid() const {
@@ -238,6 +245,7 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid
   if (SharesReads()) {
     shape.decode.shared_runs = kMaxSharedRuns;
     shape.decode.task_members = std::min(bucket, kChunkDecodeMaxRows / group);
+    shape.decode.run_task_members = std::min(bucket, kChunkDecodeRunRows / group);
     shape.decode.more_chunks += bucket * kMaxSharedRuns;
   }
   shape.logit_rows = bucket;

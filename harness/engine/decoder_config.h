@@ -81,7 +81,11 @@ struct DecoderConfig {
   StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens,
                         int64_t tokens_saved) const;
   StepShape DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const;
-  // The same as one kernel.
+  // The one with the most room for a plan.
+  StepShape LargestDecodeShape(int32_t bucket) const;
+  // The grids with run lanes that steps may have.
+  std::vector<ChunkDecodeGrid> RunGrids() const;
+  // The shape of a decode step as one kernel.
   StepShape OneKernelShape(int32_t bucket) const;
   // Whether a decode step of `bucket` rows can run as one kernel.
   bool RunsAsOneKernel(int32_t bucket) const { return bucket <= one_kernel_rows; }

@@ -58,7 +58,7 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
     const int64_t before_states = counters(config.largest_step.decode.num_seqs);
     std::byte* largest = carver.TakeBytes(workspace_of(config.largest_step.decode).bytes);
     for (const int32_t bucket : config.buckets) {
-      const AttentionShape shape = config.DecodeShape(bucket, config.full_grid).decode;
+      const AttentionShape shape = config.LargestDecodeShape(bucket).decode;
       decode_workspaces.push_back(workspace_of(shape));
       if (base == nullptr) continue;
       decode_workspaces.back().data = largest + (before_states - counters(bucket));

@@ -60,12 +60,14 @@ ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape) {
   // A block has cuts at its ends, or a part of a cluster's sequence; warps have whole sequences.
   const int64_t cuts = shape.grid.block_lanes > 1 ? 0 : shape.grid.num_lanes;
   const int64_t shared_cuts = shape.shared_runs > 0 ? cuts : 0;
+  const int64_t run_cuts = shape.grid.run_lanes;
   const int64_t uncut = int64_t{shape.num_seqs} * (1 + shape.shared_runs);
   return {.grid = shape.grid,
           .num_seqs = shape.num_seqs,
-          .tasks = uncut + cuts + shared_cuts,
-          .ranges = shape.MaxChunks() + cuts + shared_cuts,
-          .members = uncut + cuts + shared_cuts * shape.task_members};
+          .tasks = uncut + cuts + shared_cuts + run_cuts,
+          .ranges = shape.MaxChunks() + cuts + shared_cuts + run_cuts,
+          .members =
+              uncut + cuts + shared_cuts * shape.task_members + run_cuts * shape.run_task_members};
 }
 
 TableWriter::TableWriter(const AttentionShape& shape, const AttentionArrays& arrays)

@@ -29,9 +29,10 @@ struct AttentionShape {
   int32_t more_chunks = 0;  // room for chunks of all sequences in addition to one each
   ChunkDecodeGrid grid;     // for kChunkDecode on CUDA only
   // For kChunkDecode: the largest number of shared runs per sequence, and of sequences that read a
-  // run together.
+  // run together, in a task of a lane or of a run lane.
   int32_t shared_runs = 0;
   int32_t task_members = 1;
+  int32_t run_task_members = 1;
   // For kPagedPrefill on CUDA: set by PlanAttention. The layout of the arrays does not depend on
   // it.
   int32_t num_tiles = 0;
@@ -83,8 +84,8 @@ StepArrays PlaceStep(const StepShape& shape, std::byte* base);
 
 // Returns an upper bound on the plan of chunk_decode for any table of a shape. A sequence has a
 // task for each shared run and one for the rest. There are fewer cuts of shared runs than lanes,
-// and fewer of the rest. A cut adds a task with all members of what it cuts. A member has at most
-// one partial state.
+// and than run lanes, and fewer of the rest. A cut adds a task with all members of what it cuts. A
+// member has at most one partial state.
 ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape);
 
 // Writes the sequences of an attention launch one after another into host arrays.

@@ -1,4 +1,5 @@
-// Dispatch and launch of chunk_decode: one block, or one warp, per lane and KV head.
+// Dispatch and launch of chunk_decode: one block, or one warp, per lane and KV head, after the
+// kernel of run lanes if there are any.
 #include "kernels/chunk_decode/chunk_decode.h"
 
 #include <algorithm>
@@ -7,6 +8,8 @@
 #include "kernels/chunk_decode/chunk_decode_cluster_device.cuh"
 #include "kernels/chunk_decode/chunk_decode_device.cuh"
 #include "kernels/chunk_decode/chunk_decode_warp_device.cuh"
+#include "kernels/chunk_decode/shared_run.h"
+#include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 
@@ -15,7 +18,7 @@ namespace {
 
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
-  const auto [num_lanes, cluster_lanes, block_lanes] = plan.grid;
+  const auto [num_lanes, cluster_lanes, block_lanes, run_lanes] = plan.grid;
   Require(num_lanes >= 1 && cluster_lanes >= 1 && cluster_lanes <= kChunkDecodeMaxClusterLanes &&
               num_lanes % cluster_lanes == 0,
           "plan.grid has ", plan.grid, "; there must be some, in whole clusters of 1 to ",
@@ -24,6 +27,11 @@ void ValidatePlan(const ChunkDecodeParams& params) {
                                cluster_lanes == 1),
           "plan.grid has ", plan.grid, "; a block has one lane, or ", kChunkDecodeWarps,
           " without clusters");
+  Require(
+      run_lanes == 0 ||
+          (run_lanes > 0 && cluster_lanes == 1 && CurrentDeviceFacts().HasHopperCode()),
+      "plan.grid has ", plan.grid,
+      "; run lanes go without clusters, and need compute capability 9.x and a build for sm_90a");
   Require(
       plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members && plan.seq_partial_indptr,
       "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
@@ -56,9 +64,11 @@ Chosen Choose(const ChunkDecodeParams& params) {
       using Policy = chunk_decode::Policy<kDType, kHeadDim>;
       threads = Policy::kThreads;
       chosen.kernel = grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy>
-                      : grid.block_lanes > 1 ? chunk_decode::WarpKernel<Policy>
-                      : bundled              ? chunk_decode::Kernel<Policy, true>
-                                             : chunk_decode::Kernel<Policy, false>;
+                      : grid.block_lanes > 1
+                          ? (grid.run_lanes > 0 ? chunk_decode::WarpKernel<Policy, true>
+                                                : chunk_decode::WarpKernel<Policy, false>)
+                      : bundled ? chunk_decode::Kernel<Policy, true>
+                                : chunk_decode::Kernel<Policy, false>;
     });
   });
   chosen.queries_with_tiles =
@@ -98,7 +108,12 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
       .outputs = reinterpret_cast<float*>(base + workspace.outputs),
       .scale_log2 = params.scale * std::numbers::log2e_v<float>,
       .queries_with_tiles = chosen.queries_with_tiles};
-  LaunchKernel(chosen.kernel, chosen.shape, options, arguments);
+  LaunchOptions last = options;
+  if (params.plan.grid.run_lanes > 0) {
+    chunk_decode::LaunchSharedRuns(arguments, options);
+    last.dependent = true;
+  }
+  LaunchKernel(chosen.kernel, chosen.shape, last, arguments);
 }
 
 }  // namespace tokline

@@ -30,13 +30,17 @@ struct ChunkDecodeRange {
 
 struct ChunkDecodeMember {
   int32_t seq;
-  int32_t shift;    // position shift of the task's KV for this sequence
-  int32_t partial;  // where the partial state goes; -1: the task is the sequence's only one
+  int32_t shift;  // position shift of the task's KV for this sequence
+  int32_t
+      partial;  // where the partial state goes; -1: the task is the sequence's only one. If it is
+                // a warp's, it adds the states of run lanes to its own, which alone are partial
 };
 
 // Attention of some sequences (its members) over some ranges, for one KV head, by one lane. At most
-// kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head.
+// kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head. A task of a run
+// lane only makes partial states, and each of its members has a task of another lane too.
 inline constexpr int32_t kChunkDecodeMaxRows = 64;
+inline constexpr int32_t kChunkDecodeRunRows = 128;  // of a task of a run lane
 struct alignas(16) ChunkDecodeTask {
   int32_t member_begin;  // into the plan's members
   int16_t member_count;
@@ -60,17 +64,22 @@ struct ChunkDecodeGrid {
   int32_t num_lanes = 0;  // a multiple of cluster_lanes and of block_lanes
   int32_t cluster_lanes = 1;
   int32_t block_lanes = 1;  // 1, or the number of warps of a block
+  // Lanes of a kernel of its own that runs first and reads what many sequences share, by wgmma
+  // (sm_90a): one block per KV head each. There are none with clusters. They come after the others,
+  // and their tasks have up to kChunkDecodeRunRows rows.
+  int32_t run_lanes = 0;
   bool operator==(const ChunkDecodeGrid&) const = default;
   // Whether a lane or cluster can only read sequences that have all that they read to themselves.
   constexpr bool ReadsWhole() const { return cluster_lanes > 1 || block_lanes > 1; }
+  constexpr int32_t AllLanes() const { return num_lanes + run_lanes; }
 };
 std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid);
 
 // The arrays of a plan, on the device or on the host.
 struct ChunkDecodePlanView {
   ChunkDecodeGrid grid = {};
-  const int32_t* lane_task_indptr = nullptr;  // [grid.num_lanes + 1] into tasks, which a lane runs
-                                              // in order
+  const int32_t* lane_task_indptr = nullptr;  // [grid.AllLanes() + 1] into tasks, which a lane
+                                              // runs in order
   const ChunkDecodeTask* tasks = nullptr;
   const ChunkDecodeRange* ranges = nullptr;
   const ChunkDecodeMember* members = nullptr;
@@ -173,8 +182,10 @@ std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t gr
 // the step as a whole gains.
 bool SharingPays(int32_t members, int64_t tiles, int32_t group);
 
-// The number of tokens, over all sequences, that need not be read if the runs are read once.
-int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group);
+// The number of tokens, over all sequences, that need not be read if the runs are read once, by the
+// lanes of such a grid.
+int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group,
+                          const ChunkDecodeGrid& grid = {});
 
 struct ChunkDecodePlanOptions {
   // What sequences share, if anything: SharedRunsOfTable(table), or what the caller knows already.
@@ -183,7 +194,7 @@ struct ChunkDecodePlanOptions {
   // read alone if the grid ReadsWhole.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
   // Without lanes the grid is that of ChooseChunkDecodeGrid, or the full grid if a sequence has
-  // more than one segment (shared or shifted chunks).
+  // more than one segment (shared or shifted chunks), with run lanes if they read any of these.
   ChunkDecodeGrid grid = {};
   // Each sequence reads its runs alone if a plan that reads them once does not fit here. Null means
   // that any size fits.
@@ -223,6 +234,21 @@ struct ChunkDecodeLoad {
 // least time by a model. `group` is the number of query heads per KV head.
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device);
+
+// The grids with run lanes, whose other lanes are blocks or warps; none if the loaded code is not
+// for sm_90a. There are as many run lanes as SMs, for one block has all of an SM's shared memory.
+std::vector<ChunkDecodeGrid> ChunkDecodeRunGrids(const PagedKvLayout& layout,
+                                                 const DeviceFacts& device);
+
+// Of these the one that takes the least time by a model. The full grid if run lanes would read none
+// of the runs, or unless `sharing` is kAlways no such grid is quicker than those of
+// ChunkDecodeGrids without sharing. Run lanes read runs of more query rows than a tile, without
+// shifts. `lengths` are the tokens of each sequence.
+ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
+                                         std::span<const int64_t> lengths,
+                                         const PagedKvLayout& layout, int32_t group,
+                                         const DeviceFacts& device,
+                                         ChunkSharing sharing = ChunkSharing::kWhenItPays);
 
 int64_t ChunkDecodeCounterBytes(int32_t num_seqs, const PagedKvLayout& layout);
 int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_t num_q_heads,

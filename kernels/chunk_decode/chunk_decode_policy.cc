@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <ostream>
 #include <span>
 #include <utility>
@@ -45,8 +47,10 @@ using Shares = ChunkDecodeShares;
 // The segments of a table: parts of shared runs, then what sequences read alone.
 class Segments {
  public:
-  // The runs must outlive the segments, which point to the runs' members.
-  Segments(const ChunkTableView& table, int32_t group, std::span<const SharedRun> runs) {
+  // The runs must outlive the segments, which point to the runs' members. With run_lanes, what
+  // these read comes first.
+  Segments(const ChunkTableView& table, int32_t group, std::span<const SharedRun> runs,
+           bool run_lanes) {
     if (table.num_seqs == 0) return;
     const auto listings = static_cast<size_t>(table.seq_chunk_indptr[table.num_seqs]);
     size_t num_ranges = listings;
@@ -54,7 +58,15 @@ class Segments {
     ranges_.reserve(num_ranges);
     members_.reserve(listings);
     segments_.reserve(static_cast<size_t>(table.num_seqs));
-    for (const SharedRun& run : runs) AddRun(table, run, group);
+    const auto add_runs = [&](bool by_run_lanes) {
+      for (const SharedRun& run : runs) {
+        if ((run_lanes && RunLanesRead(run, group)) == by_run_lanes) {
+          AddRun(table, run, group, by_run_lanes);
+        }
+      }
+    };
+    if (run_lanes) add_runs(true);
+    add_runs(false);
     AddAlone(table, runs);
   }
   Segments(const Segments&) = delete;
@@ -73,11 +85,13 @@ class Segments {
   }
 
   // Cuts a shared run into parts of members whose query rows fit one block.
-  void AddRun(const ChunkTableView& table, const SharedRun& run, int32_t group) {
-    Segment part{.shared = true};
+  void AddRun(const ChunkTableView& table, const SharedRun& run, int32_t group, bool by_run_lanes) {
+    Segment part{.shared = true, .by_run_lanes = by_run_lanes};
     for (const int32_t chunk : run.chunks) AddChunk(table, chunk, part);
     for (std::span<const Member> left = run.members; !left.empty();) {
-      const int32_t count = SharedPartMembers(static_cast<int32_t>(left.size()), group);
+      const auto members = static_cast<int32_t>(left.size());
+      const int32_t count =
+          by_run_lanes ? RunPartMembers(members, group) : SharedPartMembers(members, group);
       part.members = left.first(static_cast<size_t>(count));
       part.wide = count * group > kChunkDecodeNarrowRows;
       segments_.push_back(part);
@@ -100,10 +114,10 @@ class Segments {
           ++i;
           continue;
         }
-        Segment segment;
+        Segment segment;  // what lies between shared chunks is one segment, too
         const int32_t shift = ShiftOf(table, i);
-        for (; i < end && !is_shared(i) && ShiftOf(table, i) == shift; ++i) {
-          AddChunk(table, table.seq_chunks[i], segment);
+        for (; i < end && (is_shared(i) || ShiftOf(table, i) == shift); ++i) {
+          if (!is_shared(i)) AddChunk(table, table.seq_chunks[i], segment);
         }
         if (segment.tiles == 0) continue;
         members_.push_back({s, shift});
@@ -119,23 +133,44 @@ class Segments {
   std::vector<Member> members_;
 };
 
-// Whether every segment is all that its one sequence reads.
+// Whether every segment is all that its one sequence reads, but for what run lanes read.
 bool OneSegmentEach(std::span<const Segment> segments) {
   int32_t last = -1;  // segments come in order of sequences
   return std::ranges::all_of(segments, [&last](const Segment& segment) {
+    if (segment.by_run_lanes) return true;
     if (segment.shared || segment.members.size() != 1) return false;
     return std::exchange(last, segment.members[0].seq) < segment.members[0].seq;
   });
 }
 
-ChunkDecodeLoad LoadOf(const ChunkTableView& table) {
-  ChunkDecodeLoad load{.num_seqs = table.num_seqs};
-  for (int32_t s = 0; s < table.num_seqs; ++s) {
-    const int64_t length = SequenceLength(table, s);
+// The tokens of each sequence.
+std::vector<int64_t> LengthsOf(const ChunkTableView& table) {
+  std::vector<int64_t> lengths;
+  for (int32_t s = 0; s < table.num_seqs; ++s) lengths.push_back(SequenceLength(table, s));
+  return lengths;
+}
+
+// Of sequences with so many tokens each, which may be none.
+ChunkDecodeLoad LoadOf(std::span<const int64_t> lengths) {
+  ChunkDecodeLoad load{.num_seqs = static_cast<int32_t>(lengths.size())};
+  for (const int64_t length : lengths) {
     load.longest = std::max(load.longest, length);
     load.tokens += length;
   }
   return load;
+}
+
+// Of what a plan's sequences read by other lanes than run lanes.
+ChunkDecodeLoad LoadOf(const ChunkDecodePlan& plan) {
+  std::vector<int64_t> lengths(static_cast<size_t>(plan.size.num_seqs), 0);
+  const auto others = plan.LaneTaskIndptr()[static_cast<size_t>(plan.size.grid.num_lanes)];
+  for (const ChunkDecodeTask& task : plan.Tasks().first(static_cast<size_t>(others))) {
+    for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+      const ChunkDecodeRange& range = plan.Ranges()[static_cast<size_t>(r)];
+      lengths[static_cast<size_t>(task.first_member.seq)] += range.token_end - range.token_begin;
+    }
+  }
+  return LoadOf(lengths);
 }
 
 // Appends the ranges that cover a piece of a segment.
@@ -193,6 +228,7 @@ std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid) {
   out << grid.num_lanes << " lanes";
   if (grid.cluster_lanes > 1) out << " in clusters of " << grid.cluster_lanes;
   if (grid.block_lanes > 1) out << ", " << grid.block_lanes << " to a block";
+  if (grid.run_lanes > 0) out << " after " << grid.run_lanes << " run lanes";
   return out;
 }
 
@@ -207,6 +243,12 @@ std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLay
 }
 
 namespace {
+
+// What a tile takes if so many of the tokens have been read by others: they come from the L2.
+double SharedTileUs(double cached, double all) {
+  return kChunkDecodeTimes.memory_tile_us +
+         (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached / all;
+}
 
 // `full` is the full grid, on which a tile takes `tile_us`.
 double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const ChunkDecodeGrid& full,
@@ -228,6 +270,69 @@ ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKv
                           });
 }
 
+std::vector<ChunkDecodeGrid> ChunkDecodeRunGrids(const PagedKvLayout& layout,
+                                                 const DeviceFacts& device) {
+  if (!device.HasHopperCode()) return {};
+  std::vector<ChunkDecodeGrid> grids = {ChunkDecodeFullGrid(layout, device),
+                                        ChunkDecodeWarpGrid(layout, device)};
+  for (ChunkDecodeGrid& grid : grids) {
+    grid.run_lanes = std::max(1, device.sm_count / layout.num_kv_heads);
+  }
+  return grids;
+}
+
+ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
+                                         std::span<const int64_t> lengths,
+                                         const PagedKvLayout& layout, int32_t group,
+                                         const DeviceFacts& device, ChunkSharing sharing) {
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(layout, device);
+  const auto num_seqs = static_cast<int32_t>(lengths.size());
+  // Run lanes count arrivals, but add no states, so no bundle may end with one of theirs.
+  if (!device.HasHopperCode() || ChunkDecodeBundles(full, num_seqs, group)) return full;
+  std::vector<int64_t> own(lengths.begin(), lengths.end());
+  int64_t parts = 0, tiles = 0, cached_tokens = 0;
+  bool all = true;
+  for (const SharedRun& run : runs) {
+    if (!RunLanesRead(run, group)) {
+      all = false;
+      continue;
+    }
+    const int64_t of_run = DivideUp(std::ssize(run.members), int64_t{kChunkDecodeRunRows / group});
+    parts += of_run;
+    tiles += of_run * DivideUp(run.tokens, int64_t{kChunkDecodeTileTokens});
+    cached_tokens += run.tokens * (std::ssize(run.members) - 1);
+    for (const Member& member : run.members) own[static_cast<size_t>(member.seq)] -= run.tokens;
+  }
+  if (parts == 0) return full;
+  const std::vector<ChunkDecodeGrid> grids = ChunkDecodeRunGrids(layout, device);
+  const ChunkDecodeGrid &blocks = grids[0], &warps = grids[1];
+  // About so many states of run lanes has a sequence.
+  const auto states = static_cast<int32_t>(std::max<int64_t>(1, blocks.run_lanes / parts));
+  const ChunkDecodeLoad load = LoadOf(own);
+  const double blocks_us =
+      LanesUs(load, full, group) + DivideUp(num_seqs, full.num_lanes) *
+                                       (kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
+                                        AddStatesUs(states + 1, group));
+  const double warps_us =
+      WarpsUs(load, warps, full, layout.head_dim) +
+      DivideUp(num_seqs, warps.num_lanes) * states * kChunkDecodeTimes.warp_state_us;
+  const bool takes_warps = all && warps_us < blocks_us;  // warps share nothing else
+  const ChunkDecodeGrid& grid = takes_warps ? warps : blocks;
+  if (sharing == ChunkSharing::kAlways) return grid;
+  const double run_us =
+      kChunkDecodeTimes.run_us +
+      RunTaskUs(static_cast<int32_t>(DivideUp(tiles, int64_t{blocks.run_lanes}))) +
+      (takes_warps ? warps_us : blocks_us);
+  const ChunkDecodeLoad alone = LoadOf(lengths);
+  const double tile_us =
+      SharedTileUs(static_cast<double>(cached_tokens), static_cast<double>(alone.tokens));
+  double alone_us = std::numeric_limits<double>::infinity();
+  for (const ChunkDecodeGrid& other : ChunkDecodeGrids(num_seqs, layout, device)) {
+    alone_us = std::min(alone_us, GridUs(alone, other, full, layout.head_dim, group, tile_us));
+  }
+  return run_us + kChunkDecodeTimes.least_gain_us < alone_us ? grid : full;
+}
+
 namespace {
 
 // Where the arrays of a plan begin, in the order of ChunkDecodePlanView, and where the last ends.
@@ -236,10 +341,12 @@ std::array<int64_t, 6> OffsetsIn(const ChunkDecodePlanRoom& room) {
   const auto take = [&end](int64_t count, size_t size) {
     return std::exchange(end, end + RoundUp(count * static_cast<int64_t>(size), kAlignment));
   };
-  return {
-      take(room.grid.num_lanes + 1, sizeof(int32_t)), take(room.tasks, sizeof(ChunkDecodeTask)),
-      take(room.ranges, sizeof(ChunkDecodeRange)),    take(room.members, sizeof(ChunkDecodeMember)),
-      take(room.num_seqs + 1, sizeof(int32_t)),       end};
+  return {take(room.grid.AllLanes() + 1, sizeof(int32_t)),
+          take(room.tasks, sizeof(ChunkDecodeTask)),
+          take(room.ranges, sizeof(ChunkDecodeRange)),
+          take(room.members, sizeof(ChunkDecodeMember)),
+          take(room.num_seqs + 1, sizeof(int32_t)),
+          end};
 }
 
 }  // namespace
@@ -263,7 +370,7 @@ bool ChunkDecodePlanRoom::Holds(const ChunkDecodePlanRoom& other) const {
 }
 
 std::span<const int32_t> ChunkDecodePlan::LaneTaskIndptr() const {
-  return {View().lane_task_indptr, static_cast<size_t>(size.grid.num_lanes) + 1};
+  return {View().lane_task_indptr, static_cast<size_t>(size.grid.AllLanes()) + 1};
 }
 std::span<const ChunkDecodeTask> ChunkDecodePlan::Tasks() const {
   return {View().tasks, static_cast<size_t>(size.tasks)};
@@ -329,10 +436,13 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
                              const PagedKvLayout& layout, int32_t group, const DeviceFacts& device,
                              ChunkDecodeGrid grid) {
   if (grid.num_lanes == 0) {
-    grid = OneSegmentEach(segments) ? ChooseChunkDecodeGrid(LoadOf(table), layout, group, device)
-                                    : ChunkDecodeFullGrid(layout, device);
+    grid = OneSegmentEach(segments)
+               ? ChooseChunkDecodeGrid(LoadOf(LengthsOf(table)), layout, group, device)
+               : ChunkDecodeFullGrid(layout, device);
   }
   const bool clustered = grid.cluster_lanes > 1;
+  Require(grid.run_lanes == 0 || !clustered, "grid has ", grid,
+          "; there are no run lanes with clusters");
   const auto num_segments = static_cast<int64_t>(segments.size());
   Require(!clustered || device.HasClusters(), "grid has clusters of ", grid.cluster_lanes,
           " lanes; they need compute capability 9.0 and code compiled for it, here ",
@@ -359,21 +469,35 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   plan.ranges.reserve(plan.tasks.capacity());
   plan.members.reserve(plan.tasks.capacity());
 
-  // A sequence's partial states lie side by side, so count them first.
-  std::vector<int32_t> states(static_cast<size_t>(table.num_seqs), 0);
+  // A sequence's partial states lie side by side, so count them first. Sequences that no lane but a
+  // run lane reads are handed out too: their rows of the output are zeroed, or their states added.
+  const auto num_seqs = static_cast<size_t>(table.num_seqs);
+  std::vector<int32_t> states(num_seqs, 0), run_states(num_seqs, 0);
   for (const Piece& piece : shares) {
     if (!makes_state(piece.lane)) continue;
+    auto& counts = piece.lane < grid.num_lanes ? states : run_states;
     for (const Member& member : segments[static_cast<size_t>(piece.segment)].members) {
-      ++states[static_cast<size_t>(member.seq)];
+      ++counts[static_cast<size_t>(member.seq)];
     }
   }
-  for (int32_t count : states) {
-    plan.seq_partial_indptr.push_back(plan.seq_partial_indptr.back() + (count > 1 ? count : 0));
+  const auto unread = [&](int32_t seq) { return states[static_cast<size_t>(seq)] == 0; };
+  // The only task of a sequence writes its output.
+  const auto leaves_state = [&](size_t seq) {
+    return grid.block_lanes == 1 && std::max(1, states[seq]) + run_states[seq] > 1;
+  };
+  std::vector<int32_t> next;
+  for (size_t seq = 0; seq < num_seqs; ++seq) {
+    next.push_back(plan.seq_partial_indptr.back());
+    const int32_t own = leaves_state(seq) ? std::max(1, states[seq]) : 0;
+    plan.seq_partial_indptr.push_back(next.back() + own + run_states[seq]);
   }
-  std::vector<int32_t> next(plan.seq_partial_indptr.begin(), plan.seq_partial_indptr.end() - 1);
+  const auto next_partial = [&](int32_t of, int32_t lane) {
+    const auto seq = static_cast<size_t>(of);
+    return leaves_state(seq) || lane >= grid.num_lanes ? next[seq]++ : -1;
+  };
   const auto close_task = [&plan](ChunkDecodeTask task) {
     const int64_t count = std::ssize(plan.members) - task.member_begin;
-    task.member_count = static_cast<int16_t>(count);  // at most kChunkDecodeMaxRows
+    task.member_count = static_cast<int16_t>(count);  // at most kChunkDecodeRunRows
     task.range_end = static_cast<int32_t>(plan.ranges.size());
     plan.tasks.push_back(task);
   };
@@ -390,12 +514,11 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   };
   ChunkDecodeTask first_of_cluster{};
   auto piece = shares.begin();
-  // Sequences with no KV, whose rows of the output are zeroed, are handed out too: to clusters
-  // evenly, otherwise to the lanes that end first.
+  // Unread sequences go to clusters evenly, otherwise to the lanes that end first.
   std::vector<int32_t> empty_lanes;
   for (int32_t seq = 0, lane = 0; clustered && seq < table.num_seqs; ++seq) {
     while (int64_t{table.num_seqs} * (lane + 1) / grid.num_lanes <= seq) ++lane;
-    if (states[static_cast<size_t>(seq)] == 0) empty_lanes.push_back(lane);
+    if (unread(seq)) empty_lanes.push_back(lane);
   }
   if (!clustered) {
     empty_lanes =
@@ -404,12 +527,13 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   }
   auto empty_lane = empty_lanes.begin();
   int32_t empty_seq = 0;
-  for (int32_t lane = 0; lane < grid.num_lanes; ++lane) {
+  for (int32_t lane = 0; lane < grid.AllLanes(); ++lane) {
     const auto add_empty_tasks = [&] {
       for (; empty_lane != empty_lanes.end() && *empty_lane == lane; ++empty_lane) {
-        while (states[static_cast<size_t>(empty_seq)] > 0) ++empty_seq;
+        while (!unread(empty_seq)) ++empty_seq;
         const ChunkDecodeTask task = open_task();
-        plan.members.push_back({empty_seq++, 0, -1});
+        plan.members.push_back({empty_seq, 0, next_partial(empty_seq, lane)});
+        ++empty_seq;
         close_task(task);
       }
     };
@@ -429,9 +553,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
         continue;
       }
       for (const Member& member : segment.members) {
-        const auto seq = static_cast<size_t>(member.seq);
-        const int32_t partial = states[seq] > 1 ? next[seq]++ : -1;
-        plan.members.push_back({member.seq, member.shift, partial});
+        plan.members.push_back({member.seq, member.shift, next_partial(member.seq, lane)});
       }
       close_task(task);
       first_of_cluster = plan.tasks.back();
@@ -457,17 +579,27 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options) {
   const int32_t group = GroupOf(num_q_heads, layout);
-  const auto plan = [&](const Segments& segments) {
-    return PlanSegments(table, segments.All(), layout, group, device, options.grid);
+  const auto plan = [&](const Segments& segments, const ChunkDecodeGrid& grid) {
+    return PlanSegments(table, segments.All(), layout, group, device, grid);
   };
-  const Segments alone(table, group, {});
+  const Segments alone(table, group, {}, false);
   const std::span<const SharedRun> runs = options.runs;
-  if (runs.empty() || options.sharing == ChunkSharing::kNever || options.grid.ReadsWhole()) {
-    return plan(alone);
+  const bool reads_whole = options.grid.ReadsWhole() && options.grid.run_lanes == 0;
+  if (runs.empty() || options.sharing == ChunkSharing::kNever || reads_whole) {
+    return plan(alone, options.grid);
   }
-  ChunkDecodePlan once = plan(Segments(table, group, runs));
+  ChunkDecodeGrid once_grid = options.grid;
+  if (once_grid.num_lanes == 0) {
+    once_grid =
+        ChooseChunkDecodeRunGrid(runs, LengthsOf(table), layout, group, device, options.sharing);
+  }
+  const bool by_run_lanes =
+      once_grid.run_lanes > 0 && !ChunkDecodeBundles(once_grid, table.num_seqs, group);
+  const Segments shared(table, group, runs, by_run_lanes);
+  if (once_grid.ReadsWhole() && !OneSegmentEach(shared.All())) return plan(alone, options.grid);
+  ChunkDecodePlan once = plan(shared, once_grid);
   const bool fits = options.room == nullptr || options.room->Holds(once.size);
-  if (!once.reads_once || !fits) return plan(alone);
+  if (!once.reads_once || !fits) return plan(alone, options.grid);
   if (options.sharing == ChunkSharing::kAlways) return once;
   // A sequence that reads alone finds in the L2 what others have read.
   double tiles = 0, cached_tiles = 0;
@@ -478,16 +610,17 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
       cached_tiles += static_cast<double>((std::ssize(run.members) - 1) * of_chunk);
     }
   }
-  const double tile_us =
-      kChunkDecodeTimes.memory_tile_us +
-      (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached_tiles / tiles;
-  ChunkDecodePlan each = plan(alone);
-  const double each_us = each.size.grid.ReadsWhole() ? GridUs(LoadOf(table), each.size.grid,
-                                                              ChunkDecodeFullGrid(layout, device),
-                                                              layout.head_dim, group, tile_us)
-                                                     : EstimateUs(each, group, tile_us);
-  const double once_us = EstimateUs(once, group, kChunkDecodeTimes.memory_tile_us);
-  return once_us + kChunkDecodeTimes.least_gain_us < each_us ? once : each;
+  const double tile_us = SharedTileUs(cached_tiles, tiles);
+  ChunkDecodePlan each = plan(alone, options.grid);
+  const auto time_of = [&](const ChunkDecodePlan& of, double of_tile_us) {
+    if (!of.size.grid.ReadsWhole()) return RunLanesUs(of) + EstimateUs(of, group, of_tile_us);
+    return RunLanesUs(of) + GridUs(LoadOf(of), of.size.grid, ChunkDecodeFullGrid(layout, device),
+                                   layout.head_dim, group, of_tile_us);
+  };
+  return time_of(once, kChunkDecodeTimes.memory_tile_us) + kChunkDecodeTimes.least_gain_us <
+                 time_of(each, tile_us)
+             ? once
+             : each;
 }
 
 ChunkDecodeWorkspace ChunkDecodeWorkspaceLayout(int32_t num_seqs, int64_t max_partials,

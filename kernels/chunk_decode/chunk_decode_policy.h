@@ -84,6 +84,11 @@ constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs,
                                    int64_t{num_seqs} * kChunkDecodeStatesAtOnce;
 }
 
+// Tokens of K and V that a stage of a run lane holds. What it reads is cut at multiples of it, so
+// that boxes of a page's tokens make up a tile.
+inline constexpr int32_t kChunkDecodeRunTileTokens = 128;
+static_assert(kChunkDecodeRunTileTokens % kChunkDecodeTileTokens == 0);
+
 // Where the parts of the workspace begin, in bytes.
 struct ChunkDecodeWorkspace {
   int64_t counters = 0;  // uint32 [num_seqs, num_kv_heads, 1 + kChunkDecodeBundles]: arrivals

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "kernels/chunk_decode/chunk_decode_policy.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"
 #include "kernels/common/rounding.h"
 
@@ -79,6 +80,7 @@ std::vector<int64_t> LaneLoads(std::span<const Piece> shared, std::span<const Se
                                int32_t num_lanes, int32_t group) {
   std::vector<int64_t> loads(static_cast<size_t>(num_lanes), 0);
   for (const Piece& piece : shared) {
+    if (piece.lane >= num_lanes) continue;  // a run lane
     const bool wide = segments[static_cast<size_t>(piece.segment)].wide;
     loads[static_cast<size_t>(piece.lane)] +=
         Nanoseconds(TaskUs(group) + kChunkDecodeTimes.state_us) +
@@ -195,12 +197,40 @@ class LaneEnds {
 
 }  // namespace
 
+Shares DealToRunLanes(std::span<const Segment> segments, const ChunkDecodeGrid& grid) {
+  constexpr int32_t kUnit = kChunkDecodeRunTileTokens / kChunkDecodeTileTokens;  // tiles
+  int64_t total = 0;
+  for (const Segment& segment : segments) total += segment.tiles;
+  Shares pieces;
+  for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
+    const int64_t tiles = segments[static_cast<size_t>(s)].tiles;
+    const int64_t units = DivideUp(tiles, kUnit);
+    const int64_t count = std::clamp<int64_t>(grid.run_lanes * tiles / total, 1, units);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto begin = static_cast<int32_t>(i * units / count * kUnit);
+      const auto end = static_cast<int32_t>(std::min((i + 1) * units / count * kUnit, tiles));
+      pieces.push_back({0, s, begin, end - begin});
+    }
+  }
+  std::ranges::stable_sort(pieces, std::ranges::greater{}, &Piece::tiles);
+  LaneEnds ends(std::vector<double>(static_cast<size_t>(grid.run_lanes)));
+  for (Piece& piece : pieces) {
+    piece.lane = grid.num_lanes + ends.Take(RunTaskUs(piece.tiles));
+  }
+  std::ranges::stable_sort(pieces, {}, &Piece::lane);
+  return pieces;
+}
+
 ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs,
                              const ChunkDecodeGrid& grid, int32_t group) {
+  const auto others_begin = std::ranges::find(segments, false, &Segment::by_run_lanes);
   const auto own_begin = std::ranges::find(segments, false, &Segment::shared);
+  const auto num_by_run_lanes = static_cast<int32_t>(others_begin - segments.begin());
   const auto first = static_cast<int32_t>(own_begin - segments.begin());
   const std::span<const Segment> own(own_begin, segments.end());
-  const Shares shared = CutShares(segments.first(static_cast<size_t>(first)), 0, grid.num_lanes);
+  Shares shared = CutShares({others_begin, own_begin}, num_by_run_lanes, grid.num_lanes);
+  const Shares of_runs = DealToRunLanes({segments.begin(), others_begin}, grid);
+  shared.insert(shared.end(), of_runs.begin(), of_runs.end());
   ChunkDecodeDeal best;
   double best_us = std::numeric_limits<double>::infinity();
   const auto consider = [&](const Shares& of_own) {
@@ -243,8 +273,9 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
 }
 
 ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecodeGrid& grid) {
-  std::vector<int32_t> order(segments.size());
-  std::iota(order.begin(), order.end(), 0);
+  const auto own_begin = std::ranges::find(segments, false, &Segment::by_run_lanes);
+  std::vector<int32_t> order(static_cast<size_t>(segments.end() - own_begin));
+  std::iota(order.begin(), order.end(), static_cast<int32_t>(own_begin - segments.begin()));
   std::ranges::stable_sort(order, std::ranges::greater{},
                            [&](int32_t s) { return segments[static_cast<size_t>(s)].tiles; });
   LaneEnds ends(std::vector<double>(static_cast<size_t>(grid.num_lanes)));
@@ -255,6 +286,8 @@ ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecode
         ends.Take(kChunkDecodeTimes.warp_task_us + tiles * kChunkDecodeTimes.warp_tile_us);
     deal.shares.push_back({lane, s, 0, tiles});
   }
+  const Shares of_runs = DealToRunLanes({segments.begin(), own_begin}, grid);
+  deal.shares.insert(deal.shares.end(), of_runs.begin(), of_runs.end());
   std::ranges::stable_sort(deal.shares, {}, &Piece::lane);
   deal.lane_ends_us = ends.ByLane();
   return deal;

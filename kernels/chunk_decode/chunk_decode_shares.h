@@ -14,8 +14,9 @@ struct ChunkDecodeSegment {
   std::span<const SharedRun::Member> members = {};
   std::span<const ChunkDecodeRange> ranges = {};
   int32_t tiles = 0;
-  bool wide = false;    // more than kChunkDecodeNarrowRows query rows
-  bool shared = false;  // a part of a run that is read once
+  bool wide = false;          // more than kChunkDecodeNarrowRows query rows
+  bool shared = false;        // a part of a run that is read once
+  bool by_run_lanes = false;  // such a part of up to kChunkDecodeRunRows query rows
 };
 
 // What a lane reads of a segment: `tiles` tiles from `tile_begin`.
@@ -33,16 +34,23 @@ struct ChunkDecodeDeal {
   std::vector<double> lane_ends_us;  // by the model of a block's time
 };
 
-// Deals segments to lanes of one block per KV head; those that are shared come first, and are laid
-// end to end and cut into equal shares. Of the rest, lanes get equal shares too, all of them or, of
-// fewer segments than lanes and with nothing shared, some; or whole segments, or whole segments
-// among parts of the longest ones, whichever ends first by the model of a block's time. Each lane
-// gets a share of what is shared and then one of the rest, so that the blocks that end last, and
-// thus merge, are not those with the states of many sequences.
+// Deals the parts of runs that run lanes read, which come first among the segments: each is cut
+// into about equal pieces, such that there are as many as these lanes if there are fewer parts.
+ChunkDecodeShares DealToRunLanes(std::span<const ChunkDecodeSegment> segments,
+                                 const ChunkDecodeGrid& grid);
+
+// Deals the other segments to lanes of one block per KV head; those that are shared come first, and
+// are laid end to end and cut into equal shares. Of the rest, lanes get equal shares too, all of
+// them or, of fewer segments than lanes and with nothing shared, some; or whole segments, or whole
+// segments among parts of the longest ones, whichever ends first by the model of a block's time.
+// Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
+// last, and thus merge, are not those with the states of many sequences. The shares include those
+// of the run lanes.
 ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                              const ChunkDecodeGrid& grid, int32_t group);
 
-// Deals whole segments to lanes of a warp, the longest first, to the lane that would end first.
+// Deals whole segments to lanes of a warp, the longest first, to the lane that would end first, and
+// to run lanes what these read.
 ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
                             const ChunkDecodeGrid& grid);
 

@@ -35,6 +35,10 @@ int32_t SharedPartMembers(int32_t members, int32_t group) {
   return std::min(members, few ? narrow : kChunkDecodeMaxRows / group);
 }
 
+int32_t RunPartMembers(int32_t members, int32_t group) {
+  return std::min(members, kChunkDecodeRunRows / group);
+}
+
 int32_t NumSharedParts(int32_t members, int32_t group) {
   int32_t parts = 0;
   for (; members > 0; members -= SharedPartMembers(members, group)) ++parts;
@@ -103,11 +107,20 @@ std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t gr
   return runs;
 }
 
-int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group) {
+bool RunLanesRead(const SharedRun& run, int32_t group) {
+  return std::ssize(run.members) * group > kChunkDecodeNarrowRows &&
+         std::ranges::all_of(run.members, [](const auto& member) { return member.shift == 0; });
+}
+
+int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group,
+                          const ChunkDecodeGrid& grid) {
   int64_t tokens = 0;
   for (const SharedRun& run : runs) {
     const auto members = static_cast<int32_t>(run.members.size());
-    tokens += run.tokens * (members - NumSharedParts(members, group));
+    const int32_t parts = grid.run_lanes > 0 && RunLanesRead(run, group)
+                              ? DivideUp(members, kChunkDecodeRunRows / group)
+                              : NumSharedParts(members, group);
+    tokens += run.tokens * (members - parts);
   }
   return tokens;
 }

@@ -21,7 +21,7 @@ struct LaneTime {
 struct SequenceTime {
   int32_t states = 0;
   size_t last_piece = 0;  // that leaves its last state; of several, that of the first lane
-  double last_us = 0;
+  double last_us = -1;    // negative: run lanes alone leave states
   int32_t last_lane = 0;
 };
 
@@ -56,6 +56,11 @@ double TaskUs(int32_t group) {
   return kChunkDecodeTimes.task_us + ChunkDecodeRowsOfWarp(group) * kChunkDecodeTimes.task_row_us;
 }
 
+double RunTaskUs(int32_t tiles) {
+  constexpr int32_t kUnit = kChunkDecodeRunTileTokens / kChunkDecodeTileTokens;
+  return kChunkDecodeTimes.run_task_us + DivideUp(tiles, kUnit) * kChunkDecodeTimes.run_tile_us;
+}
+
 double AddStatesUs(int32_t states, int32_t group) {
   // As AddStates of merge_device.cuh at head_dim 128: a warp loads eight states of a row at a time,
   // or four of each of two rows. At head_dim 64 it loads twice as many.
@@ -74,6 +79,16 @@ double MergeUs(int32_t states, int32_t group, bool bundled) {
 }
 
 namespace {
+
+// That a task reads.
+int32_t TilesOf(const ChunkDecodePlan& plan, const ChunkDecodeTask& task) {
+  int32_t tiles = 0;
+  for (int32_t r = task.range_begin; r < task.range_end; ++r) {
+    const ChunkDecodeRange& range = plan.Ranges()[static_cast<size_t>(r)];
+    tiles += (range.token_end - range.token_begin - 1) / kChunkDecodeTileTokens + 1;
+  }
+  return tiles;
+}
 
 // The last tile of a sequence is half full on average.
 int64_t TilesOf(int64_t tokens, int32_t num_seqs) {
@@ -144,7 +159,9 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
   std::vector<SequenceTime> sequences(static_cast<size_t>(num_seqs));
   for (const ChunkDecodePiece& piece : pieces) {
     const ChunkDecodeSegment& segment = segments[static_cast<size_t>(piece.segment)];
-    if (!segment.wide) lanes[static_cast<size_t>(piece.lane)].tiles += piece.tiles;
+    if (!segment.wide && piece.lane < grid.num_lanes) {
+      lanes[static_cast<size_t>(piece.lane)].tiles += piece.tiles;
+    }
     for (const SharedRun::Member& member : segment.members) {
       ++sequences[static_cast<size_t>(member.seq)].states;
     }
@@ -152,6 +169,7 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
   SetTileUs(lanes, tile_us);
   for (size_t p = 0; p < pieces.size(); ++p) {
     const ChunkDecodePiece& piece = pieces[p];
+    if (piece.lane >= grid.num_lanes) continue;
     const ChunkDecodeSegment& segment = segments[static_cast<size_t>(piece.segment)];
     LaneTime& lane = lanes[static_cast<size_t>(piece.lane)];
     lane.us += TaskUs(group) +
@@ -176,7 +194,7 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
   const bool bundled = ChunkDecodeBundles(grid, num_seqs, group);
   std::vector<bool> merges(pieces.size(), false);
   for (const SequenceTime& sequence : sequences) {
-    if (sequence.states < 2) continue;
+    if (sequence.states < 2 || sequence.last_us < 0) continue;
     LaneTime& lane = lanes[static_cast<size_t>(pieces[sequence.last_piece].lane)];
     if (!merges[sequence.last_piece]) lane.us += kChunkDecodeTimes.merge_us;
     merges[sequence.last_piece] = true;
@@ -188,6 +206,21 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
   return ends;
 }
 
+double RunLanesUs(const ChunkDecodePlan& plan) {
+  const ChunkDecodeGrid& grid = plan.size.grid;
+  if (grid.run_lanes == 0) return 0;
+  double last_us = 0;
+  for (int32_t lane = grid.num_lanes; lane < grid.AllLanes(); ++lane) {
+    double us = 0;
+    const auto at = plan.LaneTaskIndptr().subspan(static_cast<size_t>(lane));
+    for (int32_t t = at[0]; t < at[1]; ++t) {
+      us += RunTaskUs(TilesOf(plan, plan.Tasks()[static_cast<size_t>(t)]));
+    }
+    last_us = std::max(last_us, us);
+  }
+  return kChunkDecodeTimes.run_us + last_us;
+}
+
 double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
   std::vector<SharedRun::Member> members;
   for (const ChunkDecodeMember& member : plan.Members()) {
@@ -195,17 +228,14 @@ double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us) {
   }
   std::vector<ChunkDecodeSegment> segments;
   std::vector<ChunkDecodePiece> pieces;
-  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
+  for (int32_t lane = 0; lane < plan.size.grid.AllLanes(); ++lane) {
     const auto at = plan.LaneTaskIndptr().subspan(static_cast<size_t>(lane));
     for (int32_t t = at[0]; t < at[1]; ++t) {
       const ChunkDecodeTask& task = plan.Tasks()[static_cast<size_t>(t)];
       ChunkDecodeSegment segment{.wide = task.member_count * group > kChunkDecodeNarrowRows};
       segment.members = {members.data() + task.member_begin,
                          static_cast<size_t>(task.member_count)};
-      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = plan.Ranges()[static_cast<size_t>(r)];
-        segment.tiles += (range.token_end - range.token_begin - 1) / kChunkDecodeTileTokens + 1;
-      }
+      segment.tiles = TilesOf(plan, task);
       pieces.push_back({lane, static_cast<int32_t>(segments.size()), 0, segment.tiles});
       segments.push_back(segment);
     }

@@ -43,6 +43,12 @@ struct ChunkDecodeTimes {
   double warp_task_us = 0.9;      // of a sequence, whose first tokens arrive meanwhile
   int32_t warp_task_tokens = 24;  // so many of them
   double warp_tile_us = 2;        // whatever the memory could do
+  // Of a run lane: the launch of its kernel and the way to the next one's wait, a task, and 128
+  // tokens. paged_prefill takes 1.48 for as many.
+  double run_us = 3;
+  double run_task_us = 3;
+  double run_tile_us = 1.5;
+  double warp_state_us = 0.5;  // more for a warp by each state of run lanes that it adds
   // A plan that reads once is taken if it ends so much earlier. A guess: 2 x 4,096 shared tokens of
   // Qwen3-0.6B took 2 more per layer (results/h200/sharing.jsonl, one pair of runs, of which equal
   // ones differ by as much), where the model of that time expected 1.9 less.
@@ -54,6 +60,9 @@ inline constexpr ChunkDecodeTimes kChunkDecodeTimes;
 // What a task takes beside its tiles and states.
 double TaskUs(int32_t group);
 
+// What a task of a run lane takes that reads so many tiles of kChunkDecodeTileTokens.
+double RunTaskUs(int32_t tiles);
+
 // How much longer a task takes by each sequence whose states it adds.
 double AddStatesUs(int32_t states, int32_t group);
 
@@ -61,8 +70,9 @@ double AddStatesUs(int32_t states, int32_t group);
 // where they are many: those of a bundle, and then the sums of all.
 double MergeUs(int32_t states, int32_t group, bool bundled);
 
-// When each lane ends that reads these pieces, of which those of a lane stand in its order.
-// `tile_us` is the time of a tile of at most 16 query rows while all lanes read.
+// When each lane ends that reads these pieces, of which those of a lane stand in its order. Of
+// those of run lanes only the states count. `tile_us` is the time of a tile of at most 16 query
+// rows while all lanes read.
 std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
                                std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                                const ChunkDecodeGrid& grid, int32_t group,
@@ -90,7 +100,10 @@ double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t
 // The next smaller number of lanes for which it is considered to cut a load.
 constexpr int32_t FewerLanes(int32_t lanes) { return lanes * 2 / 3; }
 
-// When the last lane of a plan ends.
+// When the last run lane of a plan ends, and the others may begin; 0 without any.
+double RunLanesUs(const ChunkDecodePlan& plan);
+
+// When the last of a plan's other lanes ends.
 double EstimateUs(const ChunkDecodePlan& plan, int32_t group, double tile_us);
 
 }  // namespace tokline

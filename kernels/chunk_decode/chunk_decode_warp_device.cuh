@@ -1,7 +1,8 @@
 // chunk_decode for many sequences, about as many as there are warps: each has a warp to itself.
 //
 // Grid: one warp per lane and KV head; the lanes of a block are its warps. A lane's tasks are whole
-//   sequences, so nothing is partial, nothing is merged, and no warp waits for another.
+//   sequences, so nothing is partial and no warp waits for another. After run lanes they are all
+//   that these have not read, and a warp adds the states of run lanes to its own.
 // Shared memory: the ring of a block, of which each warp has its 16 tokens of every stage, and one
 //   place per warp for the query rows that come with a task's first tokens.
 #pragma once
@@ -53,6 +54,50 @@ class UpcomingTask {
   uint32_t word_ = 0;
 };
 
+// Where the states lie that run lanes have left of a sequence.
+struct RunStates {
+  int32_t begin = 0, end = 0;
+
+  RunStates() = default;
+  __device__ __forceinline__ RunStates(const Arguments& args, int32_t seq)
+      : begin(__ldg(args.params.plan.seq_partial_indptr + seq)),
+        end(__ldg(args.params.plan.seq_partial_indptr + seq + 1)) {}
+};
+
+// Adds them to the state of one warp, in their order.
+template <typename P>
+__device__ __forceinline__ void AddRunStates(const Arguments& args, const RunStates& states,
+                                             int kv_head, int group, RowState<P>& state) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = half * 8 + lane / 4;
+    if (row >= group) break;
+#pragma unroll 1
+    for (int32_t partial = states.begin; partial < states.end; ++partial) {
+      const int64_t index =
+          (int64_t{partial} * args.params.layout.num_kv_heads + kv_head) * group + row;
+      const float* const from = args.outputs + index * P::kHeadDim + lane % 4 * 2;
+      float2 values[P::kHeadDim / 8];
+#pragma unroll
+      for (int n = 0; n < P::kHeadDim / 8; ++n) {
+        values[n] = __ldcg(reinterpret_cast<const float2*>(from + n * 8));
+      }
+      const float2 max_sum = __ldcg(args.max_sum + index);
+      const float best = fmaxf(state.row_max[half], max_sum.x);
+      const float own = Weight(state.row_max[half], best), added = Weight(max_sum.x, best);
+      state.row_max[half] = best;
+      state.row_sum[half] = state.row_sum[half] * own + (lane % 4 == 0 ? added * max_sum.y : 0.0f);
+#pragma unroll
+      for (int n = 0; n < P::kHeadDim / 8; ++n) {
+        float* const output = &state.output[n][half * 2];
+        output[0] = output[0] * own + added * values[n].x;
+        output[1] = output[1] * own + added * values[n].y;
+      }
+    }
+  }
+}
+
 // Writes the output rows of a sequence from the state of one warp.
 template <typename P>
 __device__ __forceinline__ void WriteState(const Arguments& args, int32_t seq, int kv_head,
@@ -80,7 +125,8 @@ __device__ __forceinline__ void WriteState(const Arguments& args, int32_t seq, i
   }
 }
 
-template <typename P>
+// kAfterRuns: the kernel of run lanes has run before. Other launches need not fetch that code.
+template <typename P, bool kAfterRuns>
 __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
   const ChunkDecodePlanView& plan = args.params.plan;
@@ -154,6 +200,8 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       query.Load(args, group, group, 0, kv_head, member_of);
       query.Rotate(args, group, group, 0, member_of);
     }
+    RunStates run_states;  // loaded long before they are needed
+    if constexpr (kAfterRuns) run_states = RunStates(args, sequence.member.seq);
     RowState<P> state;
     bool has_tokens = sequence.has_tokens;
     for (bool has_query = early; has_tokens; has_query = true) {
@@ -172,6 +220,7 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       tiles.Computed();
     }
     __syncwarp();  // all have read the last tokens before others are loaded there
+    if constexpr (kAfterRuns) AddRunStates<P>(args, run_states, kv_head, group, state);
     WriteState<P>(args, sequence.member.seq, kv_head, group, state);
     if (++t == task_end) return;
     sequence = t == next_task       ? next_sequence

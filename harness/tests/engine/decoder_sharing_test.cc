@@ -137,6 +137,11 @@ TEST(DecoderSharingTest, ArraysOfEveryShapeFitThoseOfTheLargestStep) {
       options.sharing = ChunkSharing::kWhenItPays;
       const DecoderConfig config(Model().spec, options, testing::kH200);
       const ChunkDecodePlanRoom largest = DecodeRoomOf(config.largest_step.decode);
+      const auto has_run_lanes = [](const StepShape& shape) {
+        return shape.decode.grid.run_lanes > 0;
+      };
+      EXPECT_EQ(std::ranges::count_if(config.DecodeShapes(), has_run_lanes),
+                2 * std::ssize(config.buckets));
       for (const StepShape& shape : config.DecodeShapes()) {
         EXPECT_LE(PlaceStep(shape, nullptr).bytes, PlaceStep(config.largest_step, nullptr).bytes);
         EXPECT_LE(DecodeRoomOf(shape.decode).members, largest.members);

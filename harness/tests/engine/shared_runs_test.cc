@@ -112,16 +112,29 @@ struct Setting {
   int32_t group = 1;
 };
 
-AttentionShape ShapeOf(const Forest& forest, const Setting& setting) {
+AttentionShape ShapeOf(const Forest& forest, const Setting& setting, const ChunkDecodeGrid& grid) {
   AttentionShape shape;
   shape.num_seqs = static_cast<int32_t>(forest.rows.size());
   shape.num_tokens = shape.num_seqs;
   for (const Forest::Row& row : forest.rows) shape.max_pages += row.pages.NumPages();
   shape.more_chunks = shape.num_seqs * (kMaxRuns - 1 + kMaxSharedRuns);
-  shape.grid = ChunkDecodeFullGrid(setting.layout, kH200);
+  shape.grid = grid;
   shape.shared_runs = kMaxSharedRuns;
   shape.task_members = std::min(shape.num_seqs, kChunkDecodeMaxRows / setting.group);
+  shape.run_task_members = std::min(shape.num_seqs, kChunkDecodeRunRows / setting.group);
   return shape;
+}
+
+ChunkDecodeGrid FullGrid(const Setting& setting) {
+  return ChunkDecodeFullGrid(setting.layout, kH200);
+}
+
+// Of a decoder that always shares: the full grid where run lanes would read nothing.
+ChunkDecodeGrid RunGrid(const Forest& forest, const Setting& setting, const SharedRuns& shared) {
+  std::vector<int64_t> lengths;
+  for (const Forest::Row& row : forest.rows) lengths.push_back(row.length);
+  return ChooseChunkDecodeRunGrid(shared, lengths, setting.layout, setting.group, kH200,
+                                  ChunkSharing::kAlways);
 }
 
 // The arrays of a decode step, initialised with garbage and followed by a guard.
@@ -243,10 +256,12 @@ void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const S
   const int32_t* chunk_pages = arrays.Table().chunk_pages;
   std::vector<std::vector<int64_t>> slots(forest.rows.size());
   std::vector<std::vector<int32_t>> partials(forest.rows.size());
-  const int32_t num_tasks = plan.lane_task_indptr[plan.grid.num_lanes];
+  const int32_t num_tasks = plan.lane_task_indptr[plan.grid.AllLanes()];
   for (int32_t t = 0; t < num_tasks; ++t) {
     const ChunkDecodeTask& task = plan.tasks[t];
-    ASSERT_LE(task.member_count * setting.group, kChunkDecodeMaxRows);
+    const bool by_run_lane = t >= plan.lane_task_indptr[plan.grid.num_lanes];
+    ASSERT_LE(task.member_count * setting.group,
+              by_run_lane ? kChunkDecodeRunRows : kChunkDecodeMaxRows);
     for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
       const auto row = static_cast<size_t>(plan.members[m].seq);
       partials[row].push_back(plan.members[m].partial);
@@ -267,9 +282,9 @@ void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const S
     std::ranges::sort(partials[row]);
     const int32_t begin = plan.seq_partial_indptr[row];
     const int32_t count = plan.seq_partial_indptr[row + 1] - begin;
-    if (partials[row].size() == 1) {
-      ASSERT_TRUE(count == 0 && partials[row][0] == -1) << "row " << row;
-      continue;
+    if (partials[row][0] == -1) {  // the row's only task, but for those of run lanes
+      ASSERT_TRUE(count == 0 || plan.grid.block_lanes > 1) << "row " << row;
+      partials[row].erase(partials[row].begin());
     }
     ASSERT_EQ(static_cast<size_t>(count), partials[row].size()) << "row " << row;
     for (int32_t i = 0; i < count; ++i) ASSERT_EQ(partials[row][i], begin + i) << "row " << row;
@@ -279,7 +294,7 @@ void ExpectPlanCoversTheRows(const Forest& forest, const Arrays& arrays, const S
 int64_t TokensOf(const Arrays& arrays) {
   const ChunkDecodePlanView plan = arrays.Planned();
   int64_t tokens = 0;
-  const int32_t num_tasks = plan.lane_task_indptr[plan.grid.num_lanes];
+  const int32_t num_tasks = plan.lane_task_indptr[plan.grid.AllLanes()];
   const int32_t num_ranges = num_tasks == 0 ? 0 : plan.tasks[num_tasks - 1].range_end;
   for (int32_t r = 0; r < num_ranges; ++r) {
     tokens += plan.ranges[r].token_end - plan.ranges[r].token_begin;
@@ -287,8 +302,9 @@ int64_t TokensOf(const Arrays& arrays) {
   return tokens;
 }
 
-int64_t TokensToRead(const Forest& forest, const SharedRuns& shared, int32_t group) {
-  int64_t tokens = -SharedTokensSaved(shared, group);
+int64_t TokensToRead(const Forest& forest, const SharedRuns& shared, int32_t group,
+                     const ChunkDecodeGrid& grid) {
+  int64_t tokens = -SharedTokensSaved(shared, group, grid);
   for (const Forest::Row& row : forest.rows) tokens += row.length;
   return tokens;
 }
@@ -303,20 +319,22 @@ Setting RandomSetting(std::mt19937& rng) {
 
 TEST(SharedRunsTest, RandomForestsAreReadTokenByTokenOnceARow) {
   std::mt19937 rng(5);
-  int read_once = 0;
+  int read_once = 0, by_run_lanes = 0, by_warps = 0;
   for (int round = 0; round < 700; ++round) {
     Setting setting = RandomSetting(rng);
     if (round % 3 == 0) setting.group = 2;
     const auto kind = static_cast<Kind>(round % static_cast<int>(Kind::kCount));
     const auto forest =
-        MakeForest(kind, 1 + static_cast<int32_t>(rng() % 24), setting.layout.page_size,
-                   1 + 2048 / setting.layout.page_size, rng);
+        MakeForest(kind, 1 + static_cast<int32_t>(rng() % (round % 8 == 3 ? 150 : 24)),
+                   setting.layout.page_size, 1 + 2048 / setting.layout.page_size, rng);
     for (const ChunkSharing sharing : {ChunkSharing::kAlways, ChunkSharing::kWhenItPays}) {
       SCOPED_TRACE(StrCat("round ", round, " sharing ", static_cast<int>(sharing)));
       SharedRuns shared = forest->Find(setting.group, sharing);
       ASSERT_NO_FATAL_FAILURE(ExpectRunsAreCommon(*forest, shared));
       EXPECT_TRUE(kind != Kind::kAlone || shared.empty());
-      Arrays arrays(ShapeOf(*forest, setting));
+      const ChunkDecodeGrid grid =
+          round % 2 == 0 ? FullGrid(setting) : RunGrid(*forest, setting, shared);
+      Arrays arrays(ShapeOf(*forest, setting, grid));
       arrays.Write(*forest, shared, setting.layout.page_size);
       ASSERT_NO_THROW(Validate(arrays.Table(), setting.layout));
       ASSERT_NO_FATAL_FAILURE(
@@ -327,11 +345,15 @@ TEST(SharedRunsTest, RandomForestsAreReadTokenByTokenOnceARow) {
       ASSERT_TRUE(arrays.GuardIntact());
       ASSERT_NO_FATAL_FAILURE(ExpectPlanCoversTheRows(*forest, arrays, setting));
       const SharedRuns read = once ? shared : SharedRuns{};
-      ASSERT_EQ(TokensOf(arrays), TokensToRead(*forest, read, setting.group));
+      ASSERT_EQ(TokensOf(arrays), TokensToRead(*forest, read, setting.group, grid));
       read_once += once && sharing == ChunkSharing::kWhenItPays;
+      by_run_lanes += once && grid.run_lanes > 0;
+      by_warps += once && grid.run_lanes > 0 && grid.block_lanes > 1;
     }
   }
   EXPECT_GE(read_once, 20);
+  EXPECT_GE(by_run_lanes, 20);
+  EXPECT_GE(by_warps, 10);
 }
 
 // Graphs reserve room for plans. Chains have one chunk per page, so that trees are as deep as
@@ -345,10 +367,11 @@ TEST(SharedRunsTest, PlansOfThousandsOfForestsHaveRoomInGraphs) {
     const auto forest =
         MakeForest(kind, 2 + static_cast<int32_t>(rng() % 64), setting.layout.page_size,
                    1 + static_cast<int32_t>(rng() % 24), rng);
-    const AttentionShape shape = ShapeOf(*forest, setting);
-    const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
     for (const ChunkSharing sharing : {ChunkSharing::kAlways, ChunkSharing::kWhenItPays}) {
       SharedRuns shared = forest->Find(setting.group, sharing);
+      const AttentionShape shape = ShapeOf(
+          *forest, setting, round % 2 == 0 ? FullGrid(setting) : RunGrid(*forest, setting, shared));
+      const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
       Arrays arrays(shape);
       ASSERT_NO_THROW(arrays.Write(*forest, shared, setting.layout.page_size)) << round;
       const auto plan_of = [&](std::span<const SharedRun> runs) {
@@ -381,7 +404,7 @@ TEST(SharedRunsTest, SmallGainsAreLeft) {
       for (int32_t at = 0; at < chunks; ++at) forest.Extend(row, 0, 256);
       forest.Finish(std::move(row), 50);
     }
-    Arrays arrays(ShapeOf(forest, setting));
+    Arrays arrays(ShapeOf(forest, setting, FullGrid(setting)));
     SharedRuns shared = forest.Find(setting.group, ChunkSharing::kWhenItPays);
     arrays.Write(forest, shared, 256);
     return arrays.Plan(setting, shared, ChunkSharing::kWhenItPays);
@@ -402,7 +425,7 @@ TEST(SharedRunsTest, PlanWithoutRoomReadsAlone) {
   const auto forest = MakeForest(Kind::kOneChain, 32, 256, 16, rng);
   SharedRuns shared = forest->Find(setting.group, ChunkSharing::kAlways);
   ASSERT_FALSE(shared.empty());
-  AttentionShape shape = ShapeOf(*forest, setting);
+  AttentionShape shape = ShapeOf(*forest, setting, FullGrid(setting));
   shape.shared_runs = 0;  // leaves no room for sharing
   shape.task_members = 1;
   Arrays arrays(shape);

@@ -105,8 +105,8 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     }
   }
   std::map<int32_t, std::vector<int32_t>> partials;  // by sequence
-  std::vector<int> states(static_cast<size_t>(table.num_seqs), 0);
-  ASSERT_EQ(plan.LaneTaskIndptr().size(), static_cast<size_t>(plan.size.grid.num_lanes) + 1);
+  std::vector<int> states(static_cast<size_t>(table.num_seqs), 0), run_states = states;
+  ASSERT_EQ(plan.LaneTaskIndptr().size(), static_cast<size_t>(plan.size.grid.AllLanes()) + 1);
   ASSERT_EQ(plan.LaneTaskIndptr().back(), static_cast<int32_t>(plan.Tasks().size()));
   const int32_t group = num_q_heads / layout.num_kv_heads;
   CheckClusters(plan);
@@ -114,8 +114,10 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     const ChunkDecodeTask& task = plan.Tasks()[i];
     // The tasks of a cluster make one state.
     const bool makes_state = !task.clustered || LaneOf(plan, i) % plan.size.grid.cluster_lanes == 0;
+    const bool by_run_lane = LaneOf(plan, i) >= plan.size.grid.num_lanes;
     ASSERT_GE(task.member_count, 1);
-    ASSERT_LE(task.member_count * group, kChunkDecodeMaxRows);
+    ASSERT_LE(task.member_count * group, by_run_lane ? kChunkDecodeRunRows : kChunkDecodeMaxRows);
+    ASSERT_TRUE(!by_run_lane || task.range_begin < task.range_end);
     const auto fields = [](const ChunkDecodeMember& m) {
       return std::array{m.seq, m.shift, m.partial};
     };
@@ -131,11 +133,14 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     }
     for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
       const ChunkDecodeMember& member = plan.Members()[m];
-      states[static_cast<size_t>(member.seq)] += makes_state;
+      (by_run_lane ? run_states : states)[static_cast<size_t>(member.seq)] += makes_state;
       if (member.partial >= 0 && makes_state) partials[member.seq].push_back(member.partial);
+      ASSERT_TRUE(!by_run_lane || (member.partial >= 0 && member.shift == 0));
       for (int32_t r = task.range_begin; r < task.range_end; ++r) {
         const ChunkDecodeRange& range = plan.Ranges()[r];
-        ASSERT_EQ(range.token_begin % kChunkDecodeTileTokens, 0);
+        ASSERT_EQ(
+            range.token_begin % (by_run_lane ? kChunkDecodeRunTileTokens : kChunkDecodeTileTokens),
+            0);
         ASSERT_LT(range.token_begin, range.token_end);
         for (int32_t t = range.token_begin; t < range.token_end; ++t) {
           ++actual[{member.seq, range.page_begin, t, member.shift}];
@@ -148,26 +153,26 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     ASSERT_GE(states[s], 1) << "sequence " << s << " is written by no task";
     auto& list = partials[s];
     std::sort(list.begin(), list.end());
-    if (states[s] == 1) {
-      EXPECT_TRUE(list.empty());
-      EXPECT_EQ(plan.SeqPartialIndptr()[s], plan.SeqPartialIndptr()[s + 1]);
-      continue;
-    }
-    std::vector<int32_t> all(static_cast<size_t>(states[s]));
+    const bool leaves_state =
+        states[s] + run_states[s] > 1 && plan.size.grid.block_lanes == 1;  // a warp adds the others
+    const int count = (leaves_state ? states[s] : 0) + run_states[s];
+    std::vector<int32_t> all(static_cast<size_t>(count));
     std::iota(all.begin(), all.end(), plan.SeqPartialIndptr()[s]);
     EXPECT_EQ(list, all) << "sequence " << s;
-    EXPECT_EQ(plan.SeqPartialIndptr()[s + 1] - plan.SeqPartialIndptr()[s], states[s]);
+    EXPECT_EQ(plan.SeqPartialIndptr()[s + 1] - plan.SeqPartialIndptr()[s], count);
   }
   EXPECT_EQ(plan.num_partials, plan.SeqPartialIndptr().back());
 }
 
 TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
   std::mt19937_64 rng(7);
+  int by_run_lanes = 0;  // plans in which these read anything
   for (int round = 0; round < 200; ++round) {
     DecodeCaseOptions options;
     options.num_kv_heads = 1 + static_cast<int32_t>(rng() % 8);
     options.group = 1 + static_cast<int32_t>(rng() % 16);
     options.page_size = 16 << rng() % 5;
+    const int32_t run_lanes = static_cast<int32_t>(rng() % 3) * 3;
     const int32_t num_chunks = 1 + static_cast<int32_t>(rng() % 6);
     for (int32_t c = 0; c < num_chunks; ++c) {
       options.chunk_lengths.push_back(static_cast<int32_t>(rng() % 4 == 0 ? 0 : rng() % 700));
@@ -177,7 +182,7 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
       std::vector<int32_t> chunks, shifts;
       for (size_t i = rng() % 4; i > 0; --i) {
         chunks.push_back(static_cast<int32_t>(rng() % num_chunks));
-        shifts.push_back(static_cast<int32_t>(rng() % 3) - 1);
+        shifts.push_back(run_lanes > 0 ? 0 : static_cast<int32_t>(rng() % 3) - 1);
       }
       options.sequences.push_back(chunks);
       options.shifts.push_back(shifts);
@@ -201,16 +206,24 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
     for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
       for (int repeat = 0; repeat < 2; ++repeat) {
         SCOPED_TRACE(StrCat("round ", round, " sharing ", static_cast<int>(sharing)));
+        const bool warps = run_lanes > 0 && repeat == 1;  // shifts leave several segments
+        const int32_t num_lanes =
+            static_cast<int32_t>(rng() % 40) / (warps ? 4 : 1) * (warps ? 4 : 1);
         const ChunkDecodePlan plan =
             PlanChunkDecode(table.View(), layout, options.num_kv_heads * options.group, kDevice,
                             {.runs = runs,
                              .sharing = sharing,
-                             .grid = {.num_lanes = static_cast<int32_t>(rng() % 40)}});
+                             .grid = {.num_lanes = num_lanes,
+                                      .block_lanes = num_lanes > 0 && warps ? 4 : 1,
+                                      .run_lanes = run_lanes}});
         CheckPlan(table.View(), layout, options.num_kv_heads * options.group, plan);
         if (HasFatalFailure() || HasNonfatalFailure()) return;
+        const auto first_run_lane = static_cast<size_t>(plan.size.grid.num_lanes);
+        by_run_lanes += plan.LaneTaskIndptr()[first_run_lane] < plan.LaneTaskIndptr().back();
       }
     }
   }
+  EXPECT_GE(by_run_lanes, 50);
 }
 
 TEST(ChunkDecodePlanTest, LanesReadEqualShares) {

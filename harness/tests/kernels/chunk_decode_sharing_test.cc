@@ -1,6 +1,7 @@
 // When chunks that several sequences list are read once.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <random>
 
@@ -31,7 +32,8 @@ TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
   };
   // 4 heads per group: 16 members fill 64 rows, so 32 members read the chunk twice.
   const auto runs = SharedRunsOfTable(table.View(), 4);
-  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 32, kH200, {.runs = runs});
+  const ChunkDecodePlan plan = PlanChunkDecode(
+      table.View(), layout, 32, kH200, {.runs = runs, .grid = ChunkDecodeFullGrid(layout, kH200)});
   EXPECT_TRUE(plan.reads_once);
   EXPECT_EQ(tokens_read(plan), 2 * 1024 + 32 * 128);
   EXPECT_EQ(SharedTokensSaved(runs, 4), 30 * 1024);
@@ -49,6 +51,92 @@ TEST(ChunkDecodePlanTest, SharedChunkIsReadOncePerRowTile) {
   EXPECT_FALSE(PlanChunkDecode(table.View(), layout, 32, kH200,
                                {.runs = runs, .grid = room.grid, .room = &room})
                    .reads_once);
+  // A task of a run lane has room for all 128 rows.
+  const ChunkDecodePlan by_run_lanes =
+      PlanChunkDecode(table.View(), layout, 32, kH200, {.runs = runs});
+  EXPECT_EQ(by_run_lanes.size.grid.run_lanes, 132 / 8);
+  EXPECT_EQ(tokens_read(by_run_lanes), 1024 + 32 * 128);
+}
+
+// Where code for sm_90a runs, unless their queries are rotated or fit one tile of rows, or merges
+// are in bundles.
+TEST(ChunkDecodePlanTest, RunLanesReadRunsOfManyRows) {
+  const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  const auto run_lanes = [&](int32_t members, int32_t group, int32_t shift,
+                             const DeviceFacts& device = kH200) {
+    SharedRun run{.members = {}, .chunks = {0}, .tokens = 4096};
+    for (int32_t s = 0; s < members; ++s) run.members.push_back({.seq = s});
+    run.members.back().shift = shift;
+    const std::vector<int64_t> lengths(static_cast<size_t>(members), 4096 + 200);
+    return ChooseChunkDecodeRunGrid({&run, 1}, lengths, layout, group, device,
+                                    ChunkSharing::kAlways)
+        .run_lanes;
+  };
+  EXPECT_EQ(run_lanes(9, 2, 0), 16);
+  EXPECT_EQ(run_lanes(8, 2, 0), 0);
+  EXPECT_EQ(run_lanes(9, 2, 1), 0);
+  EXPECT_EQ(run_lanes(2, 16, 0), 0);  // 33 lanes of 4 rows each for 2 sequences: bundles
+  EXPECT_EQ(run_lanes(3, 16, 0), 16);
+  for (const NamedDevice& device : Devices()) {
+    EXPECT_EQ(run_lanes(64, 4, 0, device.facts) > 0, device.facts.HasHopperCode())
+        << ::testing::PrintToString(device);
+  }
+  const ChunkTable none;
+  EXPECT_THROW(PlanChunkDecode(none.View(), layout, 16, kH200,
+                               {.grid = {.num_lanes = 16, .cluster_lanes = 8, .run_lanes = 1}}),
+               InvalidArgument);
+}
+
+// As measured: the README has a table.
+TEST(ChunkDecodePlanTest, RunLanesAreTakenWhereThatIsQuicker) {
+  struct Expected {
+    int32_t members, shared, own, num_q_heads, num_kv_heads;
+    ChunkDecodeGrid grid;
+  };
+  const ChunkDecodeGrid full{.num_lanes = 33};
+  for (const Expected& expected : {Expected{64, 16'384, 256, 32, 8, {132, 1, 4, 16}},
+                                   {256, 4096, 128, 16, 8, {132, 1, 4, 16}},
+                                   {16, 8192, 512, 64, 8, {33, 1, 1, 16}},
+                                   {128, 1024, 128, 16, 8, {132, 1, 4, 16}},
+                                   {32, 2048, 200, 28, 4, {66, 1, 1, 33}},
+                                   {12, 4096, 64, 16, 8, {33, 1, 1, 16}},
+                                   {20, 512, 300, 32, 8, full},
+                                   {16, 64, 300, 32, 8, full}}) {
+    const PagedKvLayout layout{
+        .num_pages = 1, .num_kv_heads = expected.num_kv_heads, .page_size = 64, .head_dim = 128};
+    SharedRun run{.members = {}, .chunks = {0}, .tokens = expected.shared};
+    for (int32_t s = 0; s < expected.members; ++s) run.members.push_back({.seq = s});
+    const std::vector<int64_t> lengths(static_cast<size_t>(expected.members),
+                                       expected.shared + expected.own);
+    EXPECT_EQ(ChooseChunkDecodeRunGrid({&run, 1}, lengths, layout,
+                                       expected.num_q_heads / expected.num_kv_heads, kH200),
+              expected.grid)
+        << expected.members << " of " << expected.shared << " + " << expected.own;
+  }
+}
+
+// Pieces of all parts together are as many as run lanes, and about as long.
+TEST(ChunkDecodePlanTest, RunLanesGetEqualPieces) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  const std::vector<int32_t> pages(64, 0);
+  const int32_t shared = table.AddChunk(pages, 16'384 - 5);
+  for (int32_t s = 0; s < 64; ++s) table.AddSequence(std::array{shared});
+  const auto runs = SharedRunsOfTable(table.View(), 4);
+  const ChunkDecodePlan plan = PlanChunkDecode(table.View(), layout, 32, kH200, {.runs = runs});
+  const auto lanes = plan.LaneTaskIndptr().subspan(static_cast<size_t>(plan.size.grid.num_lanes));
+  ASSERT_EQ(lanes.size(), 17);
+  for (size_t lane = 0; lane < 16; ++lane) {
+    ASSERT_EQ(lanes[lane + 1] - lanes[lane], 1);
+    const ChunkDecodeTask& task = plan.Tasks()[static_cast<size_t>(lanes[lane])];
+    EXPECT_EQ(task.member_count, 32);
+    const int32_t tokens = task.first_range.token_end - task.first_range.token_begin;
+    EXPECT_TRUE(tokens == 2048 || tokens == 2048 - 5) << tokens;
+  }
+  // Every sequence has another task, though it reads nothing else.
+  EXPECT_EQ(plan.size.tasks, 16 + 64);
+  const bool warps = plan.size.grid.block_lanes > 1;
+  EXPECT_EQ(plan.num_partials, 64 * (8 + !warps));
 }
 
 // FNV-1a over every number of a plan.
@@ -153,7 +241,8 @@ TEST(ChunkDecodePlanTest, PlanThatReadsOnceIsNeverTheSlowerOne) {
     const ChunkTable tree = RandomTree(rng, layout.page_size);
     const ChunkTableView table = tree.View();
     const auto runs = SharedRunsOfTable(table, group);
-    const ChunkDecodeGrid grid = ChunkDecodeFullGrid(layout, kH200);
+    const ChunkDecodeGrid grid =
+        round % 2 == 0 ? ChunkDecodeFullGrid(layout, kH200) : ChunkDecodeRunGrids(layout, kH200)[0];
     const auto plan_of = [&](ChunkSharing sharing) {
       return PlanChunkDecode(table, layout, layout.num_kv_heads * group, kH200,
                              {.runs = runs, .sharing = sharing, .grid = grid});
