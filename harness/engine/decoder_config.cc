@@ -201,12 +201,18 @@ std::vector<StepShape> DecoderConfig::DecodeShapes() const {
   std::vector<StepShape> shapes;
   for (const int32_t bucket : buckets) {
     if (RunsAsOneKernel(bucket)) shapes.push_back(OneKernelShape(bucket));
-    std::vector<ChunkDecodeGrid> grids = {full_grid};
-    if (ChoosesGrid()) grids = ChunkDecodeGrids(bucket, layout, facts);
-    for (const ChunkDecodeGrid& grid : RunGrids()) grids.push_back(grid);
-    for (const ChunkDecodeGrid& grid : grids) shapes.push_back(DecodeShape(bucket, grid));
+    for (const ChunkDecodeGrid& grid : DecodeGrids(bucket)) {
+      shapes.push_back(DecodeShape(bucket, grid));
+    }
   }
   return shapes;
+}
+
+std::vector<ChunkDecodeGrid> DecoderConfig::DecodeGrids(int32_t bucket) const {
+  std::vector<ChunkDecodeGrid> grids = {full_grid};
+  if (ChoosesGrid()) grids = ChunkDecodeGrids(bucket, layout, facts);
+  for (const ChunkDecodeGrid& grid : RunGrids()) grids.push_back(grid);
+  return grids;
 }
 
 std::vector<ChunkDecodeGrid> DecoderConfig::RunGrids() const {
@@ -215,8 +221,21 @@ std::vector<ChunkDecodeGrid> DecoderConfig::RunGrids() const {
 }
 
 StepShape DecoderConfig::LargestDecodeShape(int32_t bucket) const {
-  const std::vector<ChunkDecodeGrid> run_grids = RunGrids();
-  return DecodeShape(bucket, run_grids.empty() ? full_grid : run_grids[0]);
+  const auto bytes = [](const StepShape& shape) { return PlaceStep(shape, nullptr).bytes; };
+  StepShape largest = DecodeShape(bucket, full_grid);
+  for (const ChunkDecodeGrid& grid : DecodeGrids(bucket)) {
+    const StepShape shape = DecodeShape(bucket, grid);
+    if (bytes(shape) > bytes(largest)) largest = shape;
+  }
+  return largest;
+}
+
+int64_t DecoderConfig::MaxPartials(int32_t bucket) const {
+  int64_t most = 0;
+  for (const ChunkDecodeGrid& grid : DecodeGrids(bucket)) {
+    most = std::max(most, DecodeRoomOf(DecodeShape(bucket, grid).decode).members);
+  }
+  return most;
 }
 
 bool DecoderConfig::ChoosesGrid() const {

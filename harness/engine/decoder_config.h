@@ -81,9 +81,12 @@ struct DecoderConfig {
   StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens,
                         int64_t tokens_saved) const;
   StepShape DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const;
-  // The one with the most room for a plan.
+  // The one whose arrays take the most room.
   StepShape LargestDecodeShape(int32_t bucket) const;
-  // The grids with run lanes that steps may have.
+  // The most partial states that the plan of a step of `bucket` rows can have.
+  int64_t MaxPartials(int32_t bucket) const;
+  // The grids that steps may have, and those of them with run lanes.
+  std::vector<ChunkDecodeGrid> DecodeGrids(int32_t bucket) const;
   std::vector<ChunkDecodeGrid> RunGrids() const;
   // The shape of a decode step as one kernel.
   StepShape OneKernelShape(int32_t bucket) const;

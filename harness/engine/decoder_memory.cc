@@ -43,11 +43,11 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
 
   linear_workspace = carver.TakeBytes(config.linear_workspace_bytes);
   sampling_workspace = carver.TakeBytes(config.sampling_workspace_bytes);
-  const auto workspace_of = [&](const AttentionShape& shape) {
-    DecodeWorkspace workspace{.num_seqs = shape.num_seqs};
-    workspace.max_partials = DecodeRoomOf(shape).members;
-    workspace.bytes = ChunkDecodeWorkspaceBytes(shape.num_seqs, workspace.max_partials,
-                                                spec.num_q_heads, config.layout);
+  const auto workspace_of = [&](int32_t num_seqs, int64_t max_partials) {
+    DecodeWorkspace workspace{.num_seqs = num_seqs};
+    workspace.max_partials = max_partials;
+    workspace.bytes =
+        ChunkDecodeWorkspaceBytes(num_seqs, max_partials, spec.num_q_heads, config.layout);
     return workspace;
   };
   decode_workspaces.clear();
@@ -55,17 +55,21 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
     const auto counters = [&](int32_t num_seqs) {
       return ChunkDecodeCounterBytes(num_seqs, config.layout);
     };
-    const int64_t before_states = counters(config.largest_step.decode.num_seqs);
-    std::byte* largest = carver.TakeBytes(workspace_of(config.largest_step.decode).bytes);
+    const auto of_bucket = [&](int32_t bucket) {
+      return workspace_of(bucket, config.MaxPartials(bucket));
+    };
+    const int32_t most = config.buckets.back();
+    const int64_t before_states = counters(most);
+    std::byte* largest = carver.TakeBytes(of_bucket(most).bytes);
     for (const int32_t bucket : config.buckets) {
-      const AttentionShape shape = config.LargestDecodeShape(bucket).decode;
-      decode_workspaces.push_back(workspace_of(shape));
+      decode_workspaces.push_back(of_bucket(bucket));
       if (base == nullptr) continue;
       decode_workspaces.back().data = largest + (before_states - counters(bucket));
     }
   }
   if (config.full_grid.num_lanes > 0 && config.Ablates(Ablation::kPagedPrefill)) {
-    prefill_workspace = workspace_of(config.largest_step.prefill);
+    const AttentionShape& shape = config.largest_step.prefill;
+    prefill_workspace = workspace_of(shape.num_seqs, DecodeRoomOf(shape).members);
     prefill_workspace.data = carver.TakeBytes(prefill_workspace.bytes);
   }
   if (config.one_kernel_rows > 0) {

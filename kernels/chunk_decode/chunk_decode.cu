@@ -18,7 +18,7 @@ namespace {
 
 void ValidatePlan(const ChunkDecodeParams& params) {
   const ChunkDecodePlanView& plan = params.plan;
-  const auto [num_lanes, cluster_lanes, block_lanes, run_lanes] = plan.grid;
+  const auto [num_lanes, cluster_lanes, block_lanes, run_lanes, takes_parts] = plan.grid;
   Require(num_lanes >= 1 && cluster_lanes >= 1 && cluster_lanes <= kChunkDecodeMaxClusterLanes &&
               num_lanes % cluster_lanes == 0,
           "plan.grid has ", plan.grid, "; there must be some, in whole clusters of 1 to ",
@@ -57,6 +57,7 @@ Chosen Choose(const ChunkDecodeParams& params) {
   const PagedKvLayout& layout = params.layout;
   const bool bundled =
       ChunkDecodeBundles(grid, params.table.num_seqs, params.num_q_heads / layout.num_kv_heads);
+  const bool warps_add = grid.block_lanes > 1 && (grid.takes_parts || grid.run_lanes > 0);
   Chosen chosen;
   int threads = 0;
   DispatchDType(params.dtype, [&]<DType kDType>() {
@@ -64,11 +65,10 @@ Chosen Choose(const ChunkDecodeParams& params) {
       using Policy = chunk_decode::Policy<kDType, kHeadDim>;
       threads = Policy::kThreads;
       chosen.kernel = grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy>
-                      : grid.block_lanes > 1
-                          ? (grid.run_lanes > 0 ? chunk_decode::WarpKernel<Policy, true>
-                                                : chunk_decode::WarpKernel<Policy, false>)
-                      : bundled ? chunk_decode::Kernel<Policy, true>
-                                : chunk_decode::Kernel<Policy, false>;
+                      : warps_add            ? chunk_decode::WarpKernel<Policy, true>
+                      : grid.block_lanes > 1 ? chunk_decode::WarpKernel<Policy, false>
+                      : bundled              ? chunk_decode::Kernel<Policy, true>
+                                             : chunk_decode::Kernel<Policy, false>;
     });
   });
   chosen.queries_with_tiles =

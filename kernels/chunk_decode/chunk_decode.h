@@ -68,6 +68,9 @@ struct ChunkDecodeGrid {
   // (sm_90a): one block per KV head each. There are none with clusters. They come after the others,
   // and their tasks have up to kChunkDecodeRunRows rows.
   int32_t run_lanes = 0;
+  // Lanes of a warp take parts of sequences that are much longer than the others. Not with run
+  // lanes.
+  bool takes_parts = false;
   bool operator==(const ChunkDecodeGrid&) const = default;
   // Whether a lane or cluster can only read sequences that have all that they read to themselves.
   constexpr bool ReadsWhole() const { return cluster_lanes > 1 || block_lanes > 1; }
@@ -214,8 +217,8 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                        const DeviceFacts& device);
 
-// As many lanes of a warp as the device runs at a time; no lanes where blocks get too little shared
-// memory for it.
+// As many lanes of a warp as the device runs at a time, for whole sequences; no lanes where blocks
+// get too little shared memory for it.
 ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
 // All that ChooseChunkDecodeGrid may choose from, the full grid first.

@@ -229,6 +229,7 @@ std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid) {
   if (grid.cluster_lanes > 1) out << " in clusters of " << grid.cluster_lanes;
   if (grid.block_lanes > 1) out << ", " << grid.block_lanes << " to a block";
   if (grid.run_lanes > 0) out << " after " << grid.run_lanes << " run lanes";
+  if (grid.takes_parts) out << ", with parts";
   return out;
 }
 
@@ -237,8 +238,12 @@ std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLay
   std::vector<ChunkDecodeGrid> grids = {ChunkDecodeFullGrid(layout, device)};
   const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(num_seqs, layout, device);
   if (clusters.cluster_lanes > 1) grids.push_back(clusters);
-  const ChunkDecodeGrid warps = ChunkDecodeWarpGrid(layout, device);
-  if (warps.num_lanes > 0) grids.push_back(warps);
+  ChunkDecodeGrid warps = ChunkDecodeWarpGrid(layout, device);
+  if (warps.num_lanes > 0) {
+    grids.push_back(warps);
+    warps.takes_parts = true;
+    grids.push_back(warps);
+  }
   return grids;
 }
 
@@ -254,7 +259,10 @@ double SharedTileUs(double cached, double all) {
 double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const ChunkDecodeGrid& full,
               int32_t head_dim, int32_t group, double tile_us = kChunkDecodeTimes.memory_tile_us) {
   if (grid.cluster_lanes > 1) return ClustersUs(load, grid, full, head_dim, group, tile_us);
-  if (grid.block_lanes > 1) return WarpsUs(load, grid, full, head_dim, tile_us);
+  if (grid.block_lanes > 1) {
+    const double us = WarpsUs(load, grid, full, head_dim, group, tile_us);
+    return grid.takes_parts ? us * kChunkDecodeTimes.warp_parts_margin : us;
+  }
   return LanesUs(load, grid, group);
 }
 
@@ -313,9 +321,8 @@ ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
       LanesUs(load, full, group) + DivideUp(num_seqs, full.num_lanes) *
                                        (kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
                                         AddStatesUs(states + 1, group));
-  const double warps_us =
-      WarpsUs(load, warps, full, layout.head_dim) +
-      DivideUp(num_seqs, warps.num_lanes) * states * kChunkDecodeTimes.warp_state_us;
+  const double warps_us = WarpsUs(load, warps, full, layout.head_dim, group) +
+                          DivideUp(num_seqs, warps.num_lanes) * states * WarpStateUs(group);
   const bool takes_warps = all && warps_us < blocks_us;  // warps share nothing else
   const ChunkDecodeGrid& grid = takes_warps ? warps : blocks;
   if (sharing == ChunkSharing::kAlways) return grid;
@@ -443,6 +450,8 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   const bool clustered = grid.cluster_lanes > 1;
   Require(grid.run_lanes == 0 || !clustered, "grid has ", grid,
           "; there are no run lanes with clusters");
+  Require(!grid.takes_parts || (grid.block_lanes > 1 && grid.run_lanes == 0), "grid has ", grid,
+          "; only lanes of a warp take parts, and not after run lanes");
   const auto num_segments = static_cast<int64_t>(segments.size());
   Require(!clustered || device.HasClusters(), "grid has clusters of ", grid.cluster_lanes,
           " lanes; they need compute capability 9.0 and code compiled for it, here ",
@@ -458,7 +467,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
           " segments; each must be a sequence's only one");
   const ChunkDecodeDeal deal = clustered ? ChunkDecodeDeal{DealToClusters(segments, grid), {}}
                                : grid.block_lanes > 1
-                                   ? DealToWarps(segments, grid)
+                                   ? DealToWarps(segments, grid, group)
                                    : DealSegments(segments, table.num_seqs, grid, group);
   const Shares& shares = deal.shares;
   // The lanes of a cluster make one state.
@@ -481,9 +490,9 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
     }
   }
   const auto unread = [&](int32_t seq) { return states[static_cast<size_t>(seq)] == 0; };
-  // The only task of a sequence writes its output.
+  // The only task of a sequence writes its output. A warp adds the states of run lanes to its own.
   const auto leaves_state = [&](size_t seq) {
-    return grid.block_lanes == 1 && std::max(1, states[seq]) + run_states[seq] > 1;
+    return std::max(1, states[seq]) + (grid.block_lanes == 1 ? run_states[seq] : 0) > 1;
   };
   std::vector<int32_t> next;
   for (size_t seq = 0; seq < num_seqs; ++seq) {
@@ -617,10 +626,9 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
     return RunLanesUs(of) + GridUs(LoadOf(of), of.size.grid, ChunkDecodeFullGrid(layout, device),
                                    layout.head_dim, group, of_tile_us);
   };
-  return time_of(once, kChunkDecodeTimes.memory_tile_us) + kChunkDecodeTimes.least_gain_us <
-                 time_of(each, tile_us)
-             ? once
-             : each;
+  const double once_us = time_of(once, kChunkDecodeTimes.memory_tile_us);
+  const double each_us = time_of(each, tile_us);
+  return once_us + kChunkDecodeTimes.least_gain_us < each_us ? once : each;
 }
 
 ChunkDecodeWorkspace ChunkDecodeWorkspaceLayout(int32_t num_seqs, int64_t max_partials,

@@ -272,19 +272,36 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
   return best;
 }
 
-ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecodeGrid& grid) {
+ChunkDecodeDeal DealToWarps(std::span<const Segment> segments, const ChunkDecodeGrid& grid,
+                            int32_t group) {
   const auto own_begin = std::ranges::find(segments, false, &Segment::by_run_lanes);
-  std::vector<int32_t> order(static_cast<size_t>(segments.end() - own_begin));
-  std::iota(order.begin(), order.end(), static_cast<int32_t>(own_begin - segments.begin()));
-  std::ranges::stable_sort(order, std::ranges::greater{},
-                           [&](int32_t s) { return segments[static_cast<size_t>(s)].tiles; });
-  LaneEnds ends(std::vector<double>(static_cast<size_t>(grid.num_lanes)));
+  const auto first = static_cast<int32_t>(own_begin - segments.begin());
+  int32_t longest = 0;
+  int64_t total = 0;
+  for (const Segment& segment : segments.subspan(static_cast<size_t>(first))) {
+    longest = std::max(longest, segment.tiles);
+    total += segment.tiles;
+  }
+  const auto num_own = static_cast<int32_t>(std::ssize(segments)) - first;
+  const int32_t part_tiles = grid.takes_parts && longest > 0
+                                 ? WarpPartTiles(longest, total, num_own, grid, group)
+                                 : longest;
   ChunkDecodeDeal deal;
-  for (const int32_t s : order) {
-    const int32_t tiles = segments[static_cast<size_t>(s)].tiles;
-    const int32_t lane =
-        ends.Take(kChunkDecodeTimes.warp_task_us + tiles * kChunkDecodeTimes.warp_tile_us);
-    deal.shares.push_back({lane, s, 0, tiles});
+  for (int32_t s = first; s < static_cast<int32_t>(segments.size()); ++s) {
+    const int64_t tiles = segments[static_cast<size_t>(s)].tiles;
+    const int64_t parts = DivideUp(tiles, int64_t{part_tiles});
+    for (int64_t i = 0; i < parts; ++i) {
+      const auto begin = static_cast<int32_t>(i * tiles / parts);
+      deal.shares.push_back({0, s, begin, static_cast<int32_t>((i + 1) * tiles / parts) - begin});
+    }
+  }
+  std::ranges::stable_sort(deal.shares, std::ranges::greater{}, &Piece::tiles);
+  LaneEnds ends(std::vector<double>(static_cast<size_t>(grid.num_lanes)));
+  for (Piece& piece : deal.shares) {
+    const bool whole = piece.tiles == segments[static_cast<size_t>(piece.segment)].tiles;
+    piece.lane =
+        ends.Take(kChunkDecodeTimes.warp_task_us + piece.tiles * kChunkDecodeTimes.warp_tile_us +
+                  (whole ? 0 : kChunkDecodeTimes.warp_part_us));
   }
   const Shares of_runs = DealToRunLanes({segments.begin(), own_begin}, grid);
   deal.shares.insert(deal.shares.end(), of_runs.begin(), of_runs.end());

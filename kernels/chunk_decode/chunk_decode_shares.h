@@ -49,10 +49,11 @@ ChunkDecodeShares DealToRunLanes(std::span<const ChunkDecodeSegment> segments,
 ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                              const ChunkDecodeGrid& grid, int32_t group);
 
-// Deals whole segments to lanes of a warp, the longest first, to the lane that would end first, and
-// to run lanes what these read.
+// Deals segments to lanes of a warp, the longest first, to the lane that would end first, and to
+// run lanes what these read. Without run lanes, those of more than WarpPartTiles come in equal
+// parts, fewer more than there are lanes.
 ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
-                            const ChunkDecodeGrid& grid);
+                            const ChunkDecodeGrid& grid, int32_t group);
 
 // The lanes of `count` tasks that read nothing, in ascending order: each goes to the lane that
 // would end first, and takes `task_us` there.

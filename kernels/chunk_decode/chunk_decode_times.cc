@@ -109,21 +109,54 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
          WithMemoryUs(of_block * alone_us, memory_us);
 }
 
+double WarpStateUs(int32_t group) { return (group > 8 ? 2 : 1) * kChunkDecodeTimes.warp_state_us; }
+
+namespace {
+
+// When the last part of a sequence ends.
+double WarpPartsUs(int32_t tiles, int32_t part, int32_t group) {
+  return part * kChunkDecodeTimes.warp_tile_us + kChunkDecodeTimes.warp_part_us +
+         DivideUp(tiles, part) * WarpStateUs(group);
+}
+
+}  // namespace
+
+int32_t WarpPartTiles(int32_t longest, int64_t tiles, int32_t num_seqs,
+                      const ChunkDecodeGrid& warps, int32_t group) {
+  constexpr const ChunkDecodeTimes& kTimes = kChunkDecodeTimes;
+  // A part and a state for each take the least time together where both take as long.
+  const double balanced = std::sqrt(longest * WarpStateUs(group) / kTimes.warp_tile_us);
+  const auto share = static_cast<int32_t>(DivideUp(tiles, int64_t{warps.num_lanes}));
+  const double tasks_us = num_seqs * kTimes.warp_task_us / warps.num_lanes;
+  const int32_t part = std::max(static_cast<int32_t>(std::ceil(balanced)),
+                                share + static_cast<int32_t>(tasks_us / kTimes.warp_tile_us));
+  return WarpPartsUs(longest, part, group) < longest * kTimes.warp_tile_us ? part : longest;
+}
+
 double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
-               const ChunkDecodeGrid& full, int32_t head_dim, double tile_us) {
+               const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
   const double count = load.num_seqs, lanes = warps.num_lanes;
   const double tasks = std::ceil(count / lanes);
   // A warp that has a part of a tile takes no longer than for that part.
   const auto tokens = static_cast<double>(load.tokens);
   const double first = kChunkDecodeTimes.warp_task_tokens;
-  const double late =
-      std::max({0.0, static_cast<double>(load.longest) - first, tasks * (tokens / count - first)});
-  const double alone_us = late / kChunkDecodeTileTokens * kChunkDecodeTimes.warp_tile_us;
+  const auto longest =
+      static_cast<int32_t>(DivideUp(load.longest, int64_t{kChunkDecodeTileTokens}));
+  const auto tiles_us = [](double of) {
+    return of / kChunkDecodeTileTokens * kChunkDecodeTimes.warp_tile_us;
+  };
+  double longest_us = tiles_us(static_cast<double>(load.longest) - first);
+  if (warps.takes_parts && longest > 0) {
+    const int32_t part =
+        WarpPartTiles(longest, TilesOf(load.tokens, load.num_seqs), load.num_seqs, warps, group);
+    if (part < longest) longest_us = WarpPartsUs(longest, part, group);
+  }
+  const double alone_us = std::max({0.0, longest_us, tiles_us(tasks * (tokens / count - first))});
   // All warps together read as fast as the blocks of the full grid.
   const double memory_us = tokens / kChunkDecodeTileTokens / full.num_lanes * tile_us;
   // Of a head_dim of 64 a warp has half as many bytes on their way, and nothing overlaps.
-  const double tiles_us = head_dim == 64 ? alone_us + memory_us : WithMemoryUs(alone_us, memory_us);
-  return kChunkDecodeTimes.warp_us + tasks * kChunkDecodeTimes.warp_task_us + tiles_us;
+  return kChunkDecodeTimes.warp_us + tasks * kChunkDecodeTimes.warp_task_us +
+         (head_dim == 64 ? alone_us + memory_us : WithMemoryUs(alone_us, memory_us));
 }
 
 double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group) {
@@ -141,6 +174,16 @@ double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t
       static_cast<double>(rounds) * TaskUs(group) +
       WithMemoryUs(of_lane * kChunkDecodeTimes.alone_tile_us,
                    static_cast<double>(total) / full.num_lanes * kChunkDecodeTimes.memory_tile_us);
+  // Parts of the longest among whole ones, of which each lane has an equal share.
+  const double share = static_cast<double>(total) / full.num_lanes;
+  if (const auto parts = static_cast<int32_t>(std::ceil(static_cast<double>(longest) / share));
+      rounds > 1 && parts > 1) {
+    best_us =
+        std::min(best_us, static_cast<double>(load.num_seqs) / full.num_lanes * TaskUs(group) +
+                              share * TileUs(1.0, kChunkDecodeTimes.memory_tile_us) +
+                              kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
+                              MergeUs(parts, group, bundled));
+  }
   for (int32_t lanes = full.num_lanes; lanes > load.num_seqs; lanes = FewerLanes(lanes)) {
     const int64_t used = std::min<int64_t>(lanes, total);
     const auto states = static_cast<int32_t>(DivideUp(used, int64_t{load.num_seqs}));

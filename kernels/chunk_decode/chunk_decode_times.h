@@ -43,12 +43,16 @@ struct ChunkDecodeTimes {
   double warp_task_us = 0.9;      // of a sequence, whose first tokens arrive meanwhile
   int32_t warp_task_tokens = 24;  // so many of them
   double warp_tile_us = 2;        // whatever the memory could do
+  double warp_part_us = 1;        // more for a part of a sequence, which leaves a state
+  // Lanes of a warp take parts where the model says that this is so many times as quick: on drawn
+  // shapes it was up to so much too low.
+  double warp_parts_margin = 1.15;
+  double warp_state_us = 0.5;  // more by each state that it adds
   // Of a run lane: the launch of its kernel and the way to the next one's wait, a task, and 128
   // tokens. paged_prefill takes 1.48 for as many.
   double run_us = 3;
   double run_task_us = 3;
   double run_tile_us = 1.5;
-  double warp_state_us = 0.5;  // more for a warp by each state of run lanes that it adds
   // A plan that reads once is taken if it ends so much earlier. A guess: 2 x 4,096 shared tokens of
   // Qwen3-0.6B took 2 more per layer (results/h200/sharing.jsonl, one pair of runs, of which equal
   // ones differ by as much), where the model of that time expected 1.9 less.
@@ -88,9 +92,18 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
                   double tile_us = kChunkDecodeTimes.memory_tile_us);
 
-// When lanes of a warp end that have whole sequences each, about.
+// What a warp takes to add a partial state: eight query rows at a time.
+double WarpStateUs(int32_t group);
+
+// How many tiles a part of a sequence has at most where lanes of a warp take parts: no more than
+// makes the last of `longest` tiles end first, but no less than its share of all `tiles` gives each
+// lane. All of them if parts would gain nothing.
+int32_t WarpPartTiles(int32_t longest, int64_t tiles, int32_t num_seqs,
+                      const ChunkDecodeGrid& warps, int32_t group);
+
+// When lanes of a warp end that have whole sequences each, or parts of the longest, about.
 double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
-               const ChunkDecodeGrid& full, int32_t head_dim,
+               const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // When the lanes of the full grid end, about: if the load is cut equally for as many of them as end

@@ -1,8 +1,10 @@
 // chunk_decode for many sequences, about as many as there are warps: each has a warp to itself.
 //
 // Grid: one warp per lane and KV head; the lanes of a block are its warps. A lane's tasks are whole
-//   sequences, so nothing is partial and no warp waits for another. After run lanes they are all
-//   that these have not read, and a warp adds the states of run lanes to its own.
+//   sequences or parts of those that are much longer than the others. After run lanes they are all
+//   that these have not read. No warp waits for another.
+// Merge: a warp adds the states of run lanes to its own. One that reads a part leaves a state, and
+//   the last of the sequence to do so adds them all, in their order.
 // Shared memory: the ring of a block, of which each warp has its 16 tokens of every stage, and one
 //   place per warp for the query rows that come with a task's first tokens.
 #pragma once
@@ -34,6 +36,16 @@ struct OwnSequence {
         has_tokens(task.range_begin < task.range_end) {}
 };
 
+// Which partial states a sequence has.
+struct PartialStates {
+  int32_t begin = 0, end = 0;
+
+  PartialStates() = default;
+  __device__ __forceinline__ PartialStates(const Arguments& args, int32_t seq)
+      : begin(__ldg(args.params.plan.seq_partial_indptr + seq)),
+        end(__ldg(args.params.plan.seq_partial_indptr + seq + 1)) {}
+};
+
 // The task after the one whose tokens are loaded, a word in each lane: it is loaded long before it
 // is needed, and takes one register.
 class UpcomingTask {
@@ -54,48 +66,72 @@ class UpcomingTask {
   uint32_t word_ = 0;
 };
 
-// Where the states lie that run lanes have left of a sequence.
-struct RunStates {
-  int32_t begin = 0, end = 0;
-
-  RunStates() = default;
-  __device__ __forceinline__ RunStates(const Arguments& args, int32_t seq)
-      : begin(__ldg(args.params.plan.seq_partial_indptr + seq)),
-        end(__ldg(args.params.plan.seq_partial_indptr + seq + 1)) {}
-};
-
-// Adds them to the state of one warp, in their order.
+// Adds partial states to the state of one warp, in their order.
 template <typename P>
-__device__ __forceinline__ void AddRunStates(const Arguments& args, const RunStates& states,
-                                             int kv_head, int group, RowState<P>& state) {
+__device__ __forceinline__ void AddPartialStates(const Arguments& args, const PartialStates& states,
+                                                 int kv_head, int group, RowState<P>& state) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = half * 8 + lane / 4;
     if (row >= group) break;
 #pragma unroll 1
-    for (int32_t partial = states.begin; partial < states.end; ++partial) {
-      const int64_t index =
-          (int64_t{partial} * args.params.layout.num_kv_heads + kv_head) * group + row;
-      const float* const from = args.outputs + index * P::kHeadDim + lane % 4 * 2;
-      float2 values[P::kHeadDim / 8];
+    for (int32_t pair = states.begin; pair < states.end; pair += 2) {
+      // Two are on their way together; the last one's partner counts nothing.
+      float2 values[2][P::kHeadDim / 8], max_sum[2];
 #pragma unroll
-      for (int n = 0; n < P::kHeadDim / 8; ++n) {
-        values[n] = __ldcg(reinterpret_cast<const float2*>(from + n * 8));
+      for (int i = 0; i < 2; ++i) {
+        const int32_t partial = min(pair + i, states.end - 1);
+        const int64_t index =
+            (int64_t{partial} * args.params.layout.num_kv_heads + kv_head) * group + row;
+        max_sum[i] = __ldcg(args.max_sum + index);
+        const float* const from = args.outputs + index * P::kHeadDim + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < P::kHeadDim / 8; ++n) {
+          values[i][n] = __ldcg(reinterpret_cast<const float2*>(from + n * 8));
+        }
       }
-      const float2 max_sum = __ldcg(args.max_sum + index);
-      const float best = fmaxf(state.row_max[half], max_sum.x);
-      const float own = Weight(state.row_max[half], best), added = Weight(max_sum.x, best);
+      if (pair + 1 == states.end) max_sum[1] = {-INFINITY, 0};
+      const float best = fmaxf(state.row_max[half], fmaxf(max_sum[0].x, max_sum[1].x));
+      const float own = Weight(state.row_max[half], best);
+      const float weights[2] = {Weight(max_sum[0].x, best), Weight(max_sum[1].x, best)};
       state.row_max[half] = best;
-      state.row_sum[half] = state.row_sum[half] * own + (lane % 4 == 0 ? added * max_sum.y : 0.0f);
+      const float sum = weights[0] * max_sum[0].y + weights[1] * max_sum[1].y;
+      state.row_sum[half] = state.row_sum[half] * own + (lane % 4 == 0 ? sum : 0.0f);
 #pragma unroll
       for (int n = 0; n < P::kHeadDim / 8; ++n) {
         float* const output = &state.output[n][half * 2];
-        output[0] = output[0] * own + added * values[n].x;
-        output[1] = output[1] * own + added * values[n].y;
+        output[0] = output[0] * own + weights[0] * values[0][n].x + weights[1] * values[1][n].x;
+        output[1] = output[1] * own + weights[0] * values[0][n].y + weights[1] * values[1][n].y;
       }
     }
   }
+}
+
+// Leaves the state of a part of a sequence. Returns whether those of all parts are there now.
+template <typename P>
+__device__ __forceinline__ bool LeaveState(const Arguments& args, const ChunkDecodeMember& member,
+                                           int32_t parts, int kv_head, int group,
+                                           const RowState<P>& state) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (half * 8 >= group) break;
+    const float sum = WarpSum<4>(state.row_sum[half]);
+    const int row = half * 8 + lane / 4;
+    if (row >= group) continue;
+    StoreQuadState<P::kHeadDim>(
+        args, member.partial, kv_head, group, row, {state.row_max[half], sum}, [&](int n) {
+          return float2{state.output[n][half * 2], state.output[n][half * 2 + 1]};
+        });
+  }
+  __syncwarp();  // what all lanes have stored is published by the first
+  bool last = false;
+  if (lane == 0) {
+    const int64_t place = int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head;
+    last = IsLast(args.counters + place * (1 + kChunkDecodeBundles) + 1, parts);
+  }
+  return __shfl_sync(0xffffffffu, last, 0);
 }
 
 // Writes the output rows of a sequence from the state of one warp.
@@ -125,8 +161,9 @@ __device__ __forceinline__ void WriteState(const Arguments& args, int32_t seq, i
   }
 }
 
-// kAfterRuns: the kernel of run lanes has run before. Other launches need not fetch that code.
-template <typename P, bool kAfterRuns>
+// kAdds: lanes take parts, or the kernel of run lanes has run before. Other launches need not fetch
+// that code.
+template <typename P, bool kAdds>
 __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
   const ChunkDecodePlanView& plan = args.params.plan;
@@ -200,8 +237,8 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       query.Load(args, group, group, 0, kv_head, member_of);
       query.Rotate(args, group, group, 0, member_of);
     }
-    RunStates run_states;  // loaded long before they are needed
-    if constexpr (kAfterRuns) run_states = RunStates(args, sequence.member.seq);
+    PartialStates partial;  // loaded long before they are needed
+    if constexpr (kAdds) partial = PartialStates(args, sequence.member.seq);
     RowState<P> state;
     bool has_tokens = sequence.has_tokens;
     for (bool has_query = early; has_tokens; has_query = true) {
@@ -220,8 +257,16 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       tiles.Computed();
     }
     __syncwarp();  // all have read the last tokens before others are loaded there
-    if constexpr (kAfterRuns) AddRunStates<P>(args, run_states, kv_head, group, state);
-    WriteState<P>(args, sequence.member.seq, kv_head, group, state);
+    bool complete = true;
+    if (kAdds && partial.begin < partial.end) {
+      if (plan.grid.takes_parts) {
+        complete = LeaveState<P>(args, plan.tasks[t].first_member, partial.end - partial.begin,
+                                 kv_head, group, state);
+        state = {};
+      }
+      if (complete) AddPartialStates<P>(args, partial, kv_head, group, state);
+    }
+    if (complete) WriteState<P>(args, sequence.member.seq, kv_head, group, state);
     if (++t == task_end) return;
     sequence = t == next_task       ? next_sequence
                : t == next_task - 1 ? sequence_before

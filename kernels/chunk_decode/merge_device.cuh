@@ -169,6 +169,20 @@ __device__ __forceinline__ void StoreState(const Arguments& args, int32_t partia
   if (lane == 0) args.max_sum[index] = {slice.row_max, slice.row_sum};
 }
 
+// Writes a row's partial state from the four lanes of a quad that hold it in accumulators of MMAs,
+// the sum complete in each. values(n) returns the lane's two values of columns 8 n to 8 n + 7.
+template <int kHeadDim, typename Values>
+__device__ __forceinline__ void StoreQuadState(const Arguments& args, int32_t partial, int kv_head,
+                                               int group, int head, float2 max_sum,
+                                               const Values& values) {
+  const int64_t index =
+      (int64_t{partial} * args.params.layout.num_kv_heads + kv_head) * group + head;
+  float* const to = args.outputs + index * kHeadDim + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kHeadDim / 8; ++n) *reinterpret_cast<float2*>(to + n * 8) = values(n);
+  if (threadIdx.x % 4 == 0) args.max_sum[index] = max_sum;
+}
+
 // Sums of the states of a range, of up to kRows rows of a warp: first_row and each kWarps after it.
 // With several rows their loads are on their way together. Of warps that share a row, this one adds
 // state number `share` and each `sharing` after it.

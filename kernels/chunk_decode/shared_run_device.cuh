@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/chunk_decode/arguments_device.cuh"
+#include "kernels/chunk_decode/merge_device.cuh"
 #include "kernels/chunk_decode/rows_device.cuh"
 #include "kernels/chunk_decode/tiles_device.cuh"
 #include "kernels/device/attention_tile.cuh"
@@ -287,20 +288,12 @@ class RunConsumer {
       const float sum = QuadSum(tile.rows[half].sum);
       const int row = warp_row_ + half * 8 + lane_ / 4;
       if (row >= task.member_count * work_.group) continue;
-      const int32_t partial = Member(args_, task, row / work_.group).partial;
-      const int64_t index =
-          (int64_t{partial} * args_.params.layout.num_kv_heads + work_.kv_head) * work_.group +
-          row % work_.group;
-      float* const to = args_.outputs + index * P::kHeadDim + lane_ % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < P::kHeadDim / 8; ++n) {
-        *reinterpret_cast<float2*>(to + n * 8) = {tile.out[4 * n + 2 * half],
-                                                  tile.out[4 * n + 2 * half + 1]};
-      }
-      if (lane_ % 4 == 0) {
-        args_.max_sum[index] = {
-            ExponentOffset<typename P::T>(tile.rows[half].max, args_.scale_log2), sum};
-      }
+      const float row_max = ExponentOffset<typename P::T>(tile.rows[half].max, args_.scale_log2);
+      StoreQuadState<P::kHeadDim>(
+          args_, Member(args_, task, row / work_.group).partial, work_.kv_head, work_.group,
+          row % work_.group, {row_max, sum}, [&](int n) {
+            return float2{tile.out[4 * n + 2 * half], tile.out[4 * n + 2 * half + 1]};
+          });
     }
   }
 

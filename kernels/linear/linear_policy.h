@@ -26,7 +26,7 @@ inline constexpr FewTokensRange kWgmmaRanges[] = {
     {8, INT64_MAX}, {16, int64_t{128} << 20}, {32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
 // kTile is asked next, from so many tokens on, where the weight is no larger or gated_silu is set.
 // It is asked before kWgmma from kTileGatedTokens on with gated_silu, and from kTileWideTokens on
-// for weights with no more columns than rows that append nothing.
+// for weights with no more columns than rows.
 inline constexpr int64_t kTileTokens = 17, kTileGatedTokens = 33, kTileWideTokens = 33;
 inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every

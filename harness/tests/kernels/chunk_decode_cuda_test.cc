@@ -48,6 +48,7 @@ DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   const ChunkDecodePlan plan =
       PlanChunkDecode(host, decode.layout, decode.num_q_heads, QueryDeviceFacts(),
                       {.runs = runs, .sharing = run.sharing, .grid = grid});
+  EXPECT_TRUE(!run.grid.takes_parts || plan.num_partials > 0) << "no sequence has parts";
   if (const ChunkDecodeGrid& used = plan.size.grid;
       used.run_lanes > 0 && run.sharing == ChunkSharing::kAlways) {
     EXPECT_LT(plan.LaneTaskIndptr()[static_cast<size_t>(used.num_lanes)],
@@ -309,6 +310,35 @@ TEST_F(ChunkDecodeCudaTest, ManyPartialStatesMatchReference) {
   for (int32_t head_dim : {64, 128}) {
     for (int32_t group : {1, 2, 4, 9, 16}) check(head_dim, group, kManyStatesLanes);
     for (int32_t group : {2, 16}) check(head_dim, group, 60);
+  }
+}
+
+// Of sequences that are much longer than the others: their states are added in pairs, the last of
+// which may be alone, by the warp that comes last.
+TEST_F(ChunkDecodeCudaTest, PartsOfWarpsMatchReference) {
+  std::vector<int32_t> lengths(90, 20);
+  for (int32_t i = 0; i < 90; i += 7) lengths[static_cast<size_t>(i)] = 3 * i;
+  lengths[11] = 1984;
+  lengths[50] = 1400;
+  lengths[51] = 0;
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    for (const int32_t head_dim : {64, 128}) {
+      for (const int32_t group : {1, 2, 5, 8, 9, 16}) {
+        DecodeCase decode = MakeDecodeCase(
+            WithLengths({.dtype = dtype, .head_dim = head_dim, .group = group}, lengths));
+        const DecodeResult reference = RunReference(decode);
+        for (const int32_t lanes : {60, 132, 600}) {
+          const ChunkDecodeGrid grid{.num_lanes = lanes, .block_lanes = 4, .takes_parts = true};
+          SCOPED_TRACE(StrCat(Name(dtype), ", head_dim ", head_dim, ", group ", group, ", ", grid));
+          const DecodeResult once = RunCuda(decode, {.grid = grid});
+          EXPECT_TRUE(MatchesReference(once, reference, decode));
+          const DecodeResult chain =
+              RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
+          EXPECT_TRUE(once.out == chain.out);
+          EXPECT_EQ(once.lse, chain.lse);
+        }
+      }
+    }
   }
 }
 

@@ -153,8 +153,8 @@ void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t
     ASSERT_GE(states[s], 1) << "sequence " << s << " is written by no task";
     auto& list = partials[s];
     std::sort(list.begin(), list.end());
-    const bool leaves_state =
-        states[s] + run_states[s] > 1 && plan.size.grid.block_lanes == 1;  // a warp adds the others
+    // A warp adds the states of run lanes to its own.
+    const bool leaves_state = states[s] + (plan.size.grid.block_lanes == 1 ? run_states[s] : 0) > 1;
     const int count = (leaves_state ? states[s] : 0) + run_states[s];
     std::vector<int32_t> all(static_cast<size_t>(count));
     std::iota(all.begin(), all.end(), plan.SeqPartialIndptr()[s]);
@@ -312,7 +312,28 @@ TEST(ChunkDecodePlanTest, ManyOrTinySequencesGetAWarpEach) {
   DeviceFacts small = kDevice;
   small.shared_bytes_per_block = 99 << 10;
   EXPECT_EQ(ChunkDecodeWarpGrid(kEightHeads, small).num_lanes, 0);
-  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 2);
+  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 2);  // no warps at all
+}
+
+// Where warps take parts, those of long sequences are dealt among the short ones; the states of a
+// sequence are as many as its parts.
+TEST(ChunkDecodePlanTest, WarpsTakePartsOfWhatIsMuchLonger) {
+  ChunkDecodeGrid grid = ChunkDecodeWarpGrid(kEightHeads, kDevice);
+  grid.takes_parts = true;
+  std::vector<int32_t> lengths(200, 20);
+  lengths[150] = 1990;
+  lengths[20] = 0;
+  const ChunkDecodePlan plan = PlanOf(lengths);
+  EXPECT_EQ(plan.size.grid, grid);
+  const std::vector<int64_t> tiles = LaneTiles(plan);
+  EXPECT_EQ(std::ranges::max(tiles), 3);  // of 32
+  EXPECT_EQ(plan.num_partials, 11);
+  EXPECT_EQ(plan.size.tasks, 199 + 11);
+  // Not of equal ones, nor where one would leave too many states.
+  EXPECT_EQ(PlanOf(std::vector<int32_t>(200, 640), kDevice, grid).num_partials, 0);
+  lengths[150] = 100;
+  EXPECT_EQ(PlanOf(lengths, kDevice, grid).num_partials, 0);
+  EXPECT_THROW(PlanOf(lengths, kDevice, {.num_lanes = 33, .takes_parts = true}), InvalidArgument);
 }
 
 // Only the full grid reads shared runs once.
@@ -493,7 +514,11 @@ TEST(ChunkDecodePlanTest, PlansOfAnyLengthsFitTheRoomOfTheirNumber) {
       const int32_t chunk = table.AddChunk({}, static_cast<int32_t>(rng() % longest));
       table.AddSequence({&chunk, 1});
     }
-    const ChunkDecodeGrid grid = ChunkDecodeFullGrid(layout, kDevice);
+    ChunkDecodeGrid grid = ChunkDecodeFullGrid(layout, kDevice);
+    if (round % 4 > 1) {
+      grid = ChunkDecodeWarpGrid(layout, kDevice);
+      grid.takes_parts = true;
+    }
     const ChunkDecodePlan plan = PlanChunkDecode(
         table.View(), layout, layout.num_kv_heads * (1 + rng() % 16), kDevice, {.grid = grid});
     ASSERT_LT(plan.size.tasks, num_seqs + grid.num_lanes) << round;

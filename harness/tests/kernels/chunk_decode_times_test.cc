@@ -105,7 +105,7 @@ TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
 TEST(ChunkDecodeTimesTest, WarpsEndWithTheLongestSequenceOrWithTheMemory) {
   const ChunkDecodeGrid warps{.num_lanes = 132, .cluster_lanes = 1, .block_lanes = 4};
   const auto us = [&](int32_t num_seqs, int64_t longest, int64_t tokens) {
-    return WarpsUs({num_seqs, longest, tokens}, warps, {33}, 128) - kTimes.warp_us;
+    return WarpsUs({num_seqs, longest, tokens}, warps, {33}, 128, 2) - kTimes.warp_us;
   };
   // The first tokens come while the task begins, so that a tile takes two times 40 / 64.
   const double of_tile_us = 40.0 / 64 * kTimes.warp_tile_us;
@@ -117,7 +117,7 @@ TEST(ChunkDecodeTimesTest, WarpsEndWithTheLongestSequenceOrWithTheMemory) {
               0.01);
   EXPECT_NEAR(us(133, 1, 133), 2 * kTimes.warp_task_us, 0.2);
   const ChunkDecodeLoad load{132, 640, 132 * 640};
-  EXPECT_GT(WarpsUs(load, warps, {33}, 64), WarpsUs(load, warps, {33}, 128));
+  EXPECT_GT(WarpsUs(load, warps, {33}, 64, 2), WarpsUs(load, warps, {33}, 128, 2));
 }
 
 }  // namespace
