@@ -24,6 +24,7 @@ std::string ProfileTable(const BenchOptions& bench, const ProfiledSteps& profile
   std::ranges::stable_sort(ops, std::ranges::greater(), &OpTime::us);
   ops.push_back({.op = "device gap", .us = profile.device_gap_us});
   ops.push_back({.op = "host gap", .us = profile.host_gap_us});
+  if (profile.tracing_us) ops.push_back({.op = "tracing", .us = *profile.tracing_us});
   ops.push_back({.op = "unexplained", .us = profile.unexplained_us});
   for (const OpTime& op : ops) {
     const std::string launches = op.launches == 0 ? "" : StrCat(op.launches, " x");

@@ -9,9 +9,9 @@ namespace tokline {
 
 StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
                            std::vector<OpTime> ops, int64_t steps, double step_us,
-                           std::optional<double> host_gap_us) {
+                           const std::optional<TraceCost>& cost) {
   Require(steps >= 1, "steps is ", steps, "; it must be >= 1");
-  Require(host_gap_us.value_or(0) >= 0, "the host gap is ", host_gap_us.value_or(0),
+  Require(!cost || cost->untraced.gap_us >= 0, "the host gap is ", cost ? cost->untraced.gap_us : 0,
           " us; it must be >= 0");
   std::vector<WorkSpan> order(spans.begin(), spans.end());
   std::ranges::stable_sort(order, {}, &WorkSpan::begin_ns);
@@ -42,8 +42,13 @@ StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
                       .step_us = step_us,
                       .ops = std::move(ops),
                       .device_gap_us = mean_us(device_gap_ns, steps),
-                      .host_gap_us = host_gap_us.value_or(mean_us(host_gap_ns, host_gaps))};
-  profile.unexplained_us = step_us - profile.device_gap_us - profile.host_gap_us;
+                      .host_gap_us = mean_us(host_gap_ns, host_gaps)};
+  if (cost) {
+    profile.host_gap_us = cost->untraced.gap_us;
+    profile.tracing_us = cost->untraced.busy_us - cost->traced.busy_us;
+  }
+  profile.unexplained_us =
+      step_us - profile.device_gap_us - profile.host_gap_us - profile.tracing_us.value_or(0);
   for (size_t i = 0; i < profile.ops.size(); ++i) {
     profile.ops[i].us = mean_us(own_ns[i], steps);
     profile.unexplained_us -= profile.ops[i].us;
@@ -51,15 +56,20 @@ StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
   return profile;
 }
 
-double GapBetweenStepsUs(std::span<const int64_t> stamps_ns, int64_t steps) {
+StampedSteps ReadStamps(std::span<const int64_t> stamps_ns, int64_t steps) {
   if (std::ssize(stamps_ns) != 2 * steps || !std::ranges::is_sorted(stamps_ns)) {
     throw RuntimeFailure(StrCat("the device took ", stamps_ns.size(), " stamps of its clock at ",
                                 "both ends of ", steps, " steps, or not in their order"));
   }
-  if (steps < 2) return 0;
-  int64_t gaps_ns = 0;
-  for (size_t i = 2; i < stamps_ns.size(); i += 2) gaps_ns += stamps_ns[i] - stamps_ns[i - 1];
-  return 1e-3 * static_cast<double>(gaps_ns) / static_cast<double>(steps - 1);
+  int64_t gaps_ns = 0, busy_ns = 0;
+  for (size_t i = 0; i < stamps_ns.size(); i += 2) {
+    busy_ns += stamps_ns[i + 1] - stamps_ns[i];
+    if (i > 0) gaps_ns += stamps_ns[i] - stamps_ns[i - 1];
+  }
+  const auto mean_us = [](int64_t ns, int64_t count) {
+    return 1e-3 * static_cast<double>(ns) / static_cast<double>(std::max<int64_t>(count, 1));
+  };
+  return {.gap_us = mean_us(gaps_ns, steps - 1), .busy_us = mean_us(busy_ns, steps)};
 }
 
 Attribution AttributeByPosition(std::vector<TracedKernel> kernels,

@@ -24,23 +24,36 @@ struct WorkSpan {
   size_t op = 0;  // index of the op
 };
 
+// What stamps of the device's clock say of steps: the means from the end of a step to the begin of
+// the next, and from the begin to the end of a step.
+struct StampedSteps {
+  double gap_us = 0;
+  double busy_us = 0;
+};
+
+// The same steps with and without the trace that made the spans.
+struct TraceCost {
+  StampedSteps untraced = {}, traced = {};
+};
+
 // Splits the mean of `steps` steps, which took `step_us` by another clock, into the times of the
 // ops and the gaps. Spans may be in any order, overlap and be nested: at each instant the time
 // belongs to the running span that began first. A gap is the time in which no span runs between two
 // spans of successive numbers: the device gap if they are of one step, and the host gap, as the
 // mean over such pairs, if they are of two. Time beside work whose span is missing is no gap. The
-// rest of `step_us`, which may be negative, is unexplained. `host_gap_us`, if given, is the host
-// gap that was measured in another way. `method` and all fields of `ops` except the time are copied
-// to the result. Throws InvalidArgument for less than one step, for a span that ends before it
-// begins or has no op, and for a negative host gap.
+// rest of `step_us`, which may be negative, is unexplained. With `cost`, spans are of a trace and
+// `step_us` is not: the host gap is that without the trace, and what the trace adds to a step is a
+// part of its own. `method` and all fields of `ops` except the time are copied to the result.
+// Throws InvalidArgument for less than one step, for a span that ends before it begins or has no
+// op, and for a negative gap.
 StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,
                            std::vector<OpTime> ops, int64_t steps, double step_us,
-                           std::optional<double> host_gap_us = {});
+                           const std::optional<TraceCost>& cost = {});
 
-// Returns the mean time from the end of a step to the begin of the next, of stamps that the device
-// took of its clock at the begin and at the end of each step; 0 for a single step. Throws
-// RuntimeFailure unless there are exactly two stamps per step, none before its predecessor.
-double GapBetweenStepsUs(std::span<const int64_t> stamps_ns, int64_t steps);
+// Reads stamps that the device took of its clock at the begin and at the end of each step; the gap
+// of a single step is 0. Throws RuntimeFailure unless there are exactly two stamps per step, none
+// before its predecessor.
+StampedSteps ReadStamps(std::span<const int64_t> stamps_ns, int64_t steps);
 
 // Stands for the op of a kernel that no op launched.
 inline constexpr size_t kNoOp = std::numeric_limits<size_t>::max();

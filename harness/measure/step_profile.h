@@ -36,6 +36,8 @@ struct StepProfile {
   // time between steps in which the device is idle: launch, host work, synchronisation. "cupti":
   // without the trace
   double host_gap_us = 0;
+  // "cupti": what the trace has added to ops and gaps, taken back: 0 or less, but for noise
+  std::optional<double> tracing_us = {};
   // step_us minus all of the above; negative if profiling made them longer
   double unexplained_us = 0;
 };

@@ -11,6 +11,9 @@
 
 namespace tokline {
 
+// Part of the name of the kernel that takes a stamp.
+inline constexpr std::string_view kStampKernel = "StampKernel";
+
 // Enqueues a stamp before the first and after the last op of a decode step, also into graphs that
 // are captured while it observes. Such graphs may not run after its life. CUDA builds only.
 class StepStamps : public OpObserver {

@@ -28,13 +28,15 @@ Json ToJson(const StepProfile& profile) {
     ops.back()["in_place_us"] = time.in_place->us;
     ops.back()["in_place_ci95_us"] = ToJson(time.in_place->ci95_us);
   }
-  return {{"method", profile.method},
-          {"steps", profile.steps},
-          {"step_us", profile.step_us},
-          {"ops", std::move(ops)},
-          {"device_gap_us", profile.device_gap_us},
-          {"host_gap_us", profile.host_gap_us},
-          {"unexplained_us", profile.unexplained_us}};
+  Json json{{"method", profile.method},
+            {"steps", profile.steps},
+            {"step_us", profile.step_us},
+            {"ops", std::move(ops)},
+            {"device_gap_us", profile.device_gap_us},
+            {"host_gap_us", profile.host_gap_us}};
+  if (profile.tracing_us) json["tracing_us"] = *profile.tracing_us;
+  json["unexplained_us"] = profile.unexplained_us;
+  return json;
 }
 
 Json ToJson(const GpuState& state) {

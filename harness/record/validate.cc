@@ -99,7 +99,7 @@ void ValidateDecoder(const Json& row) {
   const Json& profile = row["profile"];
   if (profile.is_null()) return;
   double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>() +
-               profile.value("unexplained_us", 0.0);
+               profile.value("tracing_us", 0.0) + profile.value("unexplained_us", 0.0);
   for (const Json& op : profile["ops"]) sum += op["us"].get<double>();
   const double step_us = profile["step_us"];
   Require(Near(step_us, sum), "row.profile.step_us is ", step_us, ", but its parts add up to ",

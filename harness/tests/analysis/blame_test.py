@@ -124,6 +124,23 @@ class BlameTest(unittest.TestCase):
         self.assertEqual((row["adds_up"], row["open_sides"]), (False, ["B"]))
         self.assertEqual(self.with_fault(fault, "", delay)[1]["open_sides"], [])
 
+    def test_what_the_trace_adds_is_a_part_that_is_not_blamed(self):
+        # The op's delay hides behind others while the trace holds them up: it adds 60 to one step and 30 to the other.
+        paths = {}
+        for name, change, traced_us in (("A", [], 60), ("B", [Effect(us=40, op="down")], 30)):
+            lines = self.machine.decoder_run(decoder_cases((1,)), change)
+            profile = next(line for line in lines if line["kind"] == "row")["profile"]
+            profile["tracing_us"] = -traced_us
+            next(op for op in profile["ops"] if op["op"] == "qkv")["us"] += traced_us
+            paths[name] = write(os.path.join(self.folder, name + ".jsonl"), lines)
+        code, out, err = run_main(paths["A"], paths["B"])
+        self.assertEqual(code, 0, err)
+        row = self.rows(paths["A"], paths["B"])[0]
+        self.assertEqual((row["blamed"], row["adds_up"], row["open_sides"]), ("down", True, []))
+        tracing = next(part for part in row["parts"] if part["part"] == "tracing")
+        self.assertAlmostEqual(tracing["change_us"], 30)
+        self.assertIn("B is", out)
+
     def test_parts_need_not_agree_better_than_runs_do(self):
         def fault(profile):
             profile["host_gap_us"] += 0.005 * profile["step_us"]

@@ -28,7 +28,7 @@ double Us(const StepProfile& profile, const std::string& op) {
 
 // What is measured of a step.
 double Explained(const StepProfile& profile) {
-  double sum = profile.device_gap_us + profile.host_gap_us;
+  double sum = profile.device_gap_us + profile.host_gap_us + profile.tracing_us.value_or(0);
   for (const OpTime& time : profile.ops) sum += time.us;
   return sum;
 }
@@ -134,22 +134,49 @@ TEST(StepPartitionTest, KernelThatIsLeftOutOfOneStepIsUnexplainedToo) {
   EXPECT_NEAR(profile.unexplained_us, (8 + 2) / static_cast<double>(kTraceSteps), 1e-9);
 }
 
+// With stamps of steps that the trace does not lengthen.
+StepProfile Stamped(const std::vector<WorkSpan>& spans, double gap_us) {
+  const StampedSteps stamped{.gap_us = gap_us, .busy_us = kTraceStepUs - gap_us};
+  return PartitionSteps("cupti", spans, kOps, kTraceSteps, kTraceStepUs,
+                        TraceCost{.untraced = stamped, .traced = stamped});
+}
+
 TEST(StepPartitionTest, GapThatIsMistimedIsUnexplained) {
-  const auto unexplained = [](double host_gap_us) {
-    return PartitionSteps("cupti", Trace(true), kOps, kTraceSteps, kTraceStepUs, host_gap_us)
-        .unexplained_us;
-  };
-  EXPECT_NEAR(unexplained(9), 0, 1e-9);
-  EXPECT_NEAR(unexplained(4), 5, 1e-9);
-  EXPECT_NEAR(unexplained(39), -30, 1e-9);    // as a trace lengthens it
+  EXPECT_NEAR(Stamped(Trace(true), 9).unexplained_us, 0, 1e-9);
+  EXPECT_NEAR(Stamped(Trace(true), 4).unexplained_us, 5, 1e-9);
+  EXPECT_NEAR(Stamped(Trace(true), 39).unexplained_us, -30, 1e-9);
   std::vector<WorkSpan> late = Trace(false);  // the device's clock runs 10 % fast within steps
   for (WorkSpan& span : late) {
     const int64_t step_begin = 80000 * span.step;
     span.begin_ns += (span.begin_ns - step_begin) / 10;
     span.end_ns += (span.end_ns - step_begin) / 10;
   }
-  EXPECT_NEAR(PartitionSteps("cupti", late, kOps, kTraceSteps, kTraceStepUs, 9).unexplained_us,
-              -7.1, 1e-9);
+  EXPECT_NEAR(Stamped(late, 9).unexplained_us, -7.1, 1e-9);
+}
+
+// Without the trace a step takes 70 us, 6 of them between two steps: the trace adds 7 to the ops
+// and 3 to the gap.
+TEST(StepPartitionTest, WhatTheTraceAddsIsAPartOfItsOwn) {
+  const auto split = [](const std::vector<WorkSpan>& spans, double mistimed_us = 0) {
+    const TraceCost cost{.untraced = {.gap_us = 6 + mistimed_us, .busy_us = 64 - mistimed_us},
+                         .traced = {.gap_us = 9 + mistimed_us, .busy_us = 71 - mistimed_us}};
+    return PartitionSteps("cupti", spans, kOps, kTraceSteps, 70, cost);
+  };
+  const StepProfile profile = split(Trace(true));
+  EXPECT_DOUBLE_EQ(profile.step_us, 70);
+  EXPECT_DOUBLE_EQ(profile.host_gap_us, 6);
+  EXPECT_NEAR(profile.tracing_us.value(), -7, 1e-9);
+  EXPECT_NEAR(profile.unexplained_us, 0, 1e-9);
+  EXPECT_NEAR(Explained(profile), 70, 1e-9);
+  // It hides neither an op that is left out nor a gap that the stamps mistime.
+  std::vector<WorkSpan> spans = Trace(true);
+  std::erase_if(spans, [](const WorkSpan& span) { return span.op == kDown; });
+  const StepProfile without = split(spans);
+  EXPECT_NEAR(without.tracing_us.value(), -7, 1e-9);
+  EXPECT_NEAR(without.unexplained_us, 71 - (4 * 8 + 3 * 3), 1e-9);
+  EXPECT_NEAR(split(Trace(true), 4).tracing_us.value(), -7, 1e-9);
+  EXPECT_NEAR(split(Trace(true), 4).unexplained_us, -4, 1e-9);
+  EXPECT_FALSE(Split(Trace(true), kTraceSteps, kTraceStepUs).tracing_us.has_value());
 }
 
 TEST(StepPartitionTest, OrderOfSpansDoesNotMatterAndEveryInstantCountsOnce) {
@@ -198,20 +225,24 @@ TEST(StepPartitionTest, OrderOfSpansDoesNotMatterAndEveryInstantCountsOnce) {
 TEST(StepPartitionTest, ImpossibleTimesAreRefused) {
   const WorkSpan span{.begin_ns = 0, .end_ns = 10, .op = kQkv};
   EXPECT_THROW(Split({span}, 0, 10), InvalidArgument);
-  EXPECT_THROW(PartitionSteps("cupti", {&span, 1}, kOps, 1, 10, -1), InvalidArgument);
+  EXPECT_THROW(
+      PartitionSteps("cupti", {&span, 1}, kOps, 1, 10, TraceCost{.untraced = {.gap_us = -1}}),
+      InvalidArgument);
   EXPECT_THROW(Split({{.begin_ns = 5, .end_ns = 4}}, 1, 10), InvalidArgument);
   EXPECT_THROW(Split({{.begin_ns = 1, .end_ns = 4, .op = 2}}, 1, 10), InvalidArgument);
 }
 
 TEST(GapBetweenStepsTest, IsTheMeanFromTheEndOfAStepToTheBeginOfTheNext) {
-  EXPECT_DOUBLE_EQ(GapBetweenStepsUs(std::vector<int64_t>{5, 1005, 4005, 5005, 6005, 9005}, 3), 2);
-  EXPECT_DOUBLE_EQ(GapBetweenStepsUs(std::vector<int64_t>{5, 1005}, 1), 0);
+  const StampedSteps three = ReadStamps(std::vector<int64_t>{5, 1005, 4005, 5005, 6005, 9005}, 3);
+  EXPECT_DOUBLE_EQ(three.gap_us, 2);
+  EXPECT_DOUBLE_EQ(three.busy_us, 5.0 / 3);
+  EXPECT_DOUBLE_EQ(ReadStamps(std::vector<int64_t>{5, 1005}, 1).gap_us, 0);
 }
 
 TEST(GapBetweenStepsTest, StampsThatFitNoStepsAreRefused) {
-  EXPECT_THROW(GapBetweenStepsUs(std::vector<int64_t>{5, 10, 15}, 2), RuntimeFailure);
-  EXPECT_THROW(GapBetweenStepsUs(std::vector<int64_t>{5, 10, 15, 20, 25}, 2), RuntimeFailure);
-  EXPECT_THROW(GapBetweenStepsUs(std::vector<int64_t>{5, 10, 9, 20}, 2), RuntimeFailure);
+  EXPECT_THROW(ReadStamps(std::vector<int64_t>{5, 10, 15}, 2), RuntimeFailure);
+  EXPECT_THROW(ReadStamps(std::vector<int64_t>{5, 10, 15, 20, 25}, 2), RuntimeFailure);
+  EXPECT_THROW(ReadStamps(std::vector<int64_t>{5, 10, 9, 20}, 2), RuntimeFailure);
 }
 
 TracedKernel Kernel(int64_t begin_ns, const std::string& name) {

@@ -22,7 +22,7 @@ RUN_TO_RUN_PERCENT = 1.0
 # are of different runs, so they need not explain the difference better than runs agree.
 EXPLAINED_WITHIN_PERCENT = 2.0
 CONFIDENCE = 0.95
-GAPS = {"device_gap": "device gap", "host_gap": "host gap", "unexplained": "unexplained"}
+GAPS = {"device_gap": "device gap", "host_gap": "host gap", "tracing": "tracing", "unexplained": "unexplained"}
 MIN_SHARE_SHOWN = 0.02  # of the largest change; smaller ones are one line together
 BAR_WIDTH = 32
 
@@ -127,11 +127,12 @@ class Difference:
 
     @property
     def blamed(self):
-        """The part with the largest share of the difference; None without a profile or difference."""
+        """The part with the largest share of the difference, which the trace alone cannot have; None without a
+        profile or difference."""
         if not self.parts or not self.beyond_noise:
             return None
         sign = math.copysign(1, self.change_us)
-        return max(self.parts, key=lambda part: sign * part.change_us)
+        return max((part for part in self.parts if part.name != "tracing"), key=lambda part: sign * part.change_us)
 
 
 def mean(values):
@@ -165,6 +166,8 @@ def side_of(rows):
         side.parts[name] = [sum(op["us"] for op in profile["ops"] if op["op"] == name) for profile in profiles]
     side.parts["device_gap"] = [profile["device_gap_us"] for profile in profiles]
     side.parts["host_gap"] = [profile["host_gap_us"] for profile in profiles]
+    if any("tracing_us" in profile for profile in profiles):
+        side.parts["tracing"] = [profile.get("tracing_us", 0.0) for profile in profiles]
     measured = zip(*side.parts.values())
     side.parts["unexplained"] = [step - sum(parts) for step, parts in zip(side.steps_us, measured)]
     return side
@@ -271,13 +274,16 @@ def verdict(result):
     if not result.parts:
         return text + "no profile on both sides, so it cannot be split"
     sign = math.copysign(1, result.change_us)
-    ranked = sorted(result.parts, key=lambda part: -sign * part.change_us)
+    # The trace comes last: it is no part of the program.
+    ranked = sorted(result.parts, key=lambda part: (part.name == "tracing", -sign * part.change_us))
     named, covered = [], 0.0
     for part in ranked:
         share = part.change_us / result.change_us
         if share <= 0.05 and named:
             break
         name = "the " + part.label if part.name in ("device_gap", "host_gap") else part.label
+        if part.name == "tracing":
+            name = "what the trace adds to a step"
         if part.name == "unexplained":
             name = "what the profile does not show"
         named.append(f"{name} {signed(part.change_us)} ({100 * share:.0f} % of it)")
@@ -285,7 +291,7 @@ def verdict(result):
         if covered >= 0.8 or len(named) == 3:
             break
     text += ", ".join(named)
-    opposite = ranked[-1]
+    opposite = min(result.parts, key=lambda part: sign * part.change_us)
     if covered >= 1.1 and sign * opposite.change_us < 0:
         text += f", in part made up for by {opposite.label} {signed(opposite.change_us)}"
     blamed = result.blamed

@@ -34,9 +34,10 @@ class TimedOp:
 
     @property
     def traced_share(self):
-        """Of the traced step: tracing makes kernels longer, which `unexplained_us` takes back."""
+        """Of the traced step: tracing makes kernels longer, which `tracing_us`, or in older records
+        `unexplained_us`, takes back."""
         profile = self.row["profile"]
-        return self.op["us"] / (profile["step_us"] - profile["unexplained_us"])
+        return self.op["us"] / (profile["step_us"] - profile.get("tracing_us", 0) - profile["unexplained_us"])
 
     @property
     def ratio(self):

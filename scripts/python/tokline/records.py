@@ -503,7 +503,7 @@ def _check_figures(row, where):
                     "prefill_tok_s": row["batch"] * row["prompt_tokens"] / prefill_s}
         if row["profile"]:
             profile = row["profile"]
-            rest = profile["device_gap_us"] + profile["host_gap_us"] + profile.get("unexplained_us", 0)
+            rest = sum(profile.get(name, 0) for name in ("device_gap_us", "host_gap_us", "tracing_us", "unexplained_us"))
             _check_sum(where, "profile.step_us", profile["step_us"], rest + sum(op["us"] for op in profile["ops"]), 1e-6)
     elif row["kernel"] == WORKLOAD:
         rates = [(row["shape"]["prompt_tokens"] + new) / seconds

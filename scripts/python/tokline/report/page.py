@@ -347,10 +347,11 @@ def profile_table(model, entries):
             ops.setdefault(op["op"], {})[id(entry)] = op["us"]
         ops.setdefault("device gap", {})[id(entry)] = profile["device_gap_us"]
         ops.setdefault("host gap", {})[id(entry)] = profile["host_gap_us"]
-        if "unexplained_us" in profile:
-            ops.setdefault("unexplained", {})[id(entry)] = profile["unexplained_us"]
+        for name in ("tracing", "unexplained"):
+            if f"{name}_us" in profile:
+                ops.setdefault(name, {})[id(entry)] = profile[f"{name}_us"]
         ops.setdefault("step", {})[id(entry)] = profile["step_us"]
-    last = [name for name in ("device gap", "host gap", "unexplained", "step") if name in ops]
+    last = [name for name in ("device gap", "host gap", "tracing", "unexplained", "step") if name in ops]
     names = [name for name in ops if name not in last] + last
     several = len({records.lengths(entry.row) for entry in entries}) > 1
     header = [f"batch {entry.row['batch']}{rank_words(entry)}{', ' + records.lengths(entry.row) if several else ''}"

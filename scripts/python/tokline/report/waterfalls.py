@@ -56,8 +56,9 @@ def step_waterfall(evidence):
                  for op in profile["ops"]]
         parts.append(("device gap", profile["device_gap_us"], "", MUTED))
         parts.append(("host gap", profile["host_gap_us"], "", BAD))
-        if "unexplained_us" in profile:
-            parts.append(("unexplained", profile["unexplained_us"], "", MUTED))
+        for name in ("tracing", "unexplained"):
+            if f"{name}_us" in profile:
+                parts.append((name, profile[f"{name}_us"], "", MUTED))
         for label, us, launches, colour in parts:
             lines.append((label + launches, at, at + us, colour, f"{figure(us)} µs · {percent(100 * us / step)}"))
             at += us
