@@ -263,7 +263,7 @@ double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const Ch
     const double us = WarpsUs(load, grid, full, head_dim, group, tile_us);
     return grid.takes_parts ? us * kChunkDecodeTimes.warp_parts_margin : us;
   }
-  return LanesUs(load, grid, group);
+  return LanesUs(load, grid, group, tile_us);
 }
 
 }  // namespace
@@ -322,7 +322,8 @@ ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
                                        (kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
                                         AddStatesUs(states + 1, group));
   const double warps_us = WarpsUs(load, warps, full, layout.head_dim, group) +
-                          DivideUp(num_seqs, warps.num_lanes) * states * WarpStateUs(group);
+                          DivideUp(num_seqs, warps.num_lanes) * states * (group > 8 ? 2 : 1) *
+                              kChunkDecodeTimes.run_state_us;
   const bool takes_warps = all && warps_us < blocks_us;  // warps share nothing else
   const ChunkDecodeGrid& grid = takes_warps ? warps : blocks;
   if (sharing == ChunkSharing::kAlways) return grid;

@@ -159,30 +159,29 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
          (head_dim == 64 ? alone_us + memory_us : WithMemoryUs(alone_us, memory_us));
 }
 
-double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group) {
+double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group,
+               double tile_us) {
   const int64_t total = TilesOf(load.tokens - load.tokens_saved, load.num_seqs);
   const auto tiles_us = [&](int64_t tiles, int64_t lanes) {
     const double reading = static_cast<double>(lanes) / full.num_lanes;
-    return static_cast<double>(tiles) * TileUs(reading, kChunkDecodeTimes.memory_tile_us);
+    return static_cast<double>(tiles) * TileUs(reading, tile_us);
   };
   const bool bundled = ChunkDecodeBundles(full, load.num_seqs, group);
   const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
   const int64_t rounds = DivideUp(int64_t{load.num_seqs}, int64_t{full.num_lanes});
   const double of_lane =
       std::max(static_cast<double>(longest), static_cast<double>(rounds * total) / load.num_seqs);
-  double best_us =
-      static_cast<double>(rounds) * TaskUs(group) +
-      WithMemoryUs(of_lane * kChunkDecodeTimes.alone_tile_us,
-                   static_cast<double>(total) / full.num_lanes * kChunkDecodeTimes.memory_tile_us);
+  double best_us = static_cast<double>(rounds) * TaskUs(group) +
+                   WithMemoryUs(of_lane * kChunkDecodeTimes.alone_tile_us,
+                                static_cast<double>(total) / full.num_lanes * tile_us);
   // Parts of the longest among whole ones, of which each lane has an equal share.
   const double share = static_cast<double>(total) / full.num_lanes;
   if (const auto parts = static_cast<int32_t>(std::ceil(static_cast<double>(longest) / share));
       rounds > 1 && parts > 1) {
     best_us =
         std::min(best_us, static_cast<double>(load.num_seqs) / full.num_lanes * TaskUs(group) +
-                              share * TileUs(1.0, kChunkDecodeTimes.memory_tile_us) +
-                              kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
-                              MergeUs(parts, group, bundled));
+                              share * TileUs(1.0, tile_us) + kChunkDecodeTimes.state_us +
+                              kChunkDecodeTimes.merge_us + MergeUs(parts, group, bundled));
   }
   for (int32_t lanes = full.num_lanes; lanes > load.num_seqs; lanes = FewerLanes(lanes)) {
     const int64_t used = std::min<int64_t>(lanes, total);

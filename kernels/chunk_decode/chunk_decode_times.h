@@ -48,11 +48,13 @@ struct ChunkDecodeTimes {
   // shapes it was up to so much too low.
   double warp_parts_margin = 1.15;
   double warp_state_us = 0.5;  // more by each state that it adds
-  // Of a run lane: the launch of its kernel and the way to the next one's wait, a task, and 128
-  // tokens. paged_prefill takes 1.48 for as many.
-  double run_us = 3;
+  // Of run lanes: the launch of their kernel and the way to the next one's wait, a task, and 128
+  // tokens, for which paged_prefill takes 1.48. What follows them takes longer than it would alone,
+  // since it begins without tiles: that is in these times, too.
+  double run_us = 6;
   double run_task_us = 3;
   double run_tile_us = 1.5;
+  double run_state_us = 0.75;  // more for a warp by each state of theirs, and for each eight rows
   // A plan that reads once is taken if it ends so much earlier. A guess: 2 x 4,096 shared tokens of
   // Qwen3-0.6B took 2 more per layer (results/h200/sharing.jsonl, one pair of runs, of which equal
   // ones differ by as much), where the model of that time expected 1.9 less.
@@ -107,8 +109,9 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // When the lanes of the full grid end, about: if the load is cut equally for as many of them as end
-// first, or if they take whole sequences.
-double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group);
+// first, or if they take whole sequences, all or beside parts of the longest.
+double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group,
+               double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // The next smaller number of lanes for which it is considered to cut a load.
 constexpr int32_t FewerLanes(int32_t lanes) { return lanes * 2 / 3; }

@@ -244,8 +244,7 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
       return params.num_tokens >= tokens && params.num_tokens <= kMaxTileTokens;
     };
     if (params.gated_silu && tile_from(kTileGatedTokens)) return LinearVariant::kTile;
-    const bool wide =
-        params.in_features <= params.out_features && weight_bytes <= kTileWeightBytes;
+    const bool wide = params.in_features <= params.out_features && weight_bytes <= kTileWeightBytes;
     if (wide && tile_from(kTileWideTokens)) return LinearVariant::kTile;
     if (std::ranges::any_of(kWgmmaRanges, in_range)) return LinearVariant::kWgmma;
     if (tile_from(kTileTokens) && (params.gated_silu || weight_bytes <= kTileWeightBytes)) {

@@ -59,9 +59,10 @@ TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
 TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
   for (const testing::NamedDevice& device : testing::Devices()) {
     for (const FewTokensRange& range : kWgmmaRanges) {
-      // Of the widest ones with many tokens, kWgmma takes those that append.
+      // With many tokens, kTile takes weights with no more columns than rows, whatever they append.
       const KvAppendParams append{.layout = {.head_dim = 128}};
-      LinearParams params{.num_tokens = range.tokens, .in_features = 1024, .append = &append};
+      const int64_t columns = range.tokens < kTileWideTokens ? 1024 : 4096;
+      LinearParams params{.num_tokens = range.tokens, .in_features = columns, .append = &append};
       params.out_features = range.weight_bytes / (params.in_features * SizeOf(params.dtype));
       const bool hopper = device.facts.HasHopperCode();
       const auto runs = [&] {
@@ -73,7 +74,7 @@ TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
         params.in_features = in;
         EXPECT_FALSE(runs()) << device.name << ", in_features " << in;
       }
-      params.in_features = 1024;
+      params.in_features = columns;
       params.out_features += 1;
       if (range.tokens == std::ranges::max(kWgmmaRanges, {}, &FewTokensRange::tokens).tokens) {
         EXPECT_FALSE(runs()) << device.name << " with code for " << device.facts.code_architecture;
@@ -83,6 +84,11 @@ TEST(LinearTest, WgmmaRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
         params.num_tokens -= 1;
         params.gated_silu = true;
         EXPECT_FALSE(runs()) << device.name << " with code for " << device.facts.code_architecture;
+      }
+      if (columns > 1024) {
+        params.gated_silu = false;
+        params.in_features = params.out_features;
+        EXPECT_EQ(ChooseLinearVariant(params, device.facts) == LinearVariant::kTile, hopper);
       }
       params.variant = LinearVariant::kWgmma;
       params.num_tokens = 1;
