@@ -73,7 +73,8 @@ StampedSteps ReadStamps(std::span<const int64_t> stamps_ns, int64_t steps) {
 }
 
 Attribution AttributeByPosition(std::vector<TracedKernel> kernels,
-                                std::span<const size_t> op_of_place, int64_t steps) {
+                                std::span<const size_t> op_of_place, std::span<const OpTime> ops,
+                                int64_t steps) {
   const auto places = static_cast<int64_t>(op_of_place.size());
   const auto found = static_cast<int64_t>(kernels.size());
   if (places == 0 || found != places * steps) {
@@ -81,13 +82,18 @@ Attribution AttributeByPosition(std::vector<TracedKernel> kernels,
                                " kernels have ", places * steps)};
   }
   std::ranges::stable_sort(kernels, {}, &TracedKernel::begin_ns);
+  const auto is_of = [&](const std::string& name, size_t op) {
+    return op != kNoOp && name.find(ops[op].kernel) != std::string::npos;
+  };
   Attribution result;
   for (int64_t i = 0; i < found; ++i) {
     const TracedKernel& kernel = kernels[static_cast<size_t>(i)];
     const auto place = static_cast<size_t>(i % places);
-    if (kernel.name != kernels[place].name) {
-      return {.mismatch = StrCat("kernel ", place, " of a step is ", kernels[place].name,
-                                 " in the first and ", kernel.name, " in step ", i / places)};
+    const std::string& first = kernels[place].name;
+    const size_t op = op_of_place[place];
+    if (kernel.name != first && !(is_of(kernel.name, op) && is_of(first, op))) {
+      return {.mismatch = StrCat("kernel ", place, " of a step is ", first, " in the first and ",
+                                 kernel.name, " in step ", i / places)};
     }
     if (op_of_place[place] == kNoOp) continue;
     result.spans.push_back({.begin_ns = kernel.begin_ns,

@@ -67,8 +67,10 @@ struct Attribution {
 // Sorts the kernels by their begin, numbers them, and gives each the op at its position within a
 // step; kernels of kNoOp get a number but no span. Sets `mismatch` instead of guessing unless there
 // are exactly `steps` times the kernels of a step and the kernel at each position has the same name
-// in every step.
+// in every step, or a name with that of the op's kernel in it: chunk_decode changes its grid, and
+// with it its kernel, as contexts grow.
 Attribution AttributeByPosition(std::vector<TracedKernel> kernels,
-                                std::span<const size_t> op_of_place, int64_t steps);
+                                std::span<const size_t> op_of_place, std::span<const OpTime> ops,
+                                int64_t steps);
 
 }  // namespace tokline

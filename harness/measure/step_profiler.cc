@@ -205,7 +205,7 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
            kernel.name.find(kStampKernel) != std::string::npos;
   });
   const Attribution found =
-      AttributeByPosition(std::move(kernels), count.OpOfPlace(), window.steps);
+      AttributeByPosition(std::move(kernels), count.OpOfPlace(), count.Ops(), window.steps);
   if (!found.mismatch.empty()) throw RuntimeFailure(found.mismatch);
   return PartitionSteps("cupti", found.spans, count.Ops(), window.steps, *step_us,
                         TraceCost{.untraced = *untraced, .traced = *traced});

@@ -260,7 +260,7 @@ std::vector<TracedKernel> TwoSteps() {
 TEST(AttributeByPositionTest, EachKernelGetsTheOpOfItsPlaceInWhateverOrderItIsReported) {
   std::vector<TracedKernel> kernels = TwoSteps();
   std::ranges::reverse(kernels);
-  const Attribution result = AttributeByPosition(kernels, kPlaces, 2);
+  const Attribution result = AttributeByPosition(kernels, kPlaces, kOps, 2);
   EXPECT_EQ(result.mismatch, "");
   ASSERT_EQ(result.spans.size(), 6u);
   for (const WorkSpan& span : result.spans) {
@@ -273,7 +273,7 @@ TEST(AttributeByPositionTest, EachKernelGetsTheOpOfItsPlaceInWhateverOrderItIsRe
 
 TEST(AttributeByPositionTest, KernelOfNoOpIsUnexplained) {
   const Attribution result =
-      AttributeByPosition(TwoSteps(), std::vector<size_t>{kQkv, kNoOp, kDown}, 2);
+      AttributeByPosition(TwoSteps(), std::vector<size_t>{kQkv, kNoOp, kDown}, kOps, 2);
   EXPECT_EQ(result.spans.size(), 4u);
   const StepProfile profile = Split(result.spans, 2, 0.1);
   EXPECT_DOUBLE_EQ(Us(profile, "qkv") + Us(profile, "down"), 0.01);
@@ -285,21 +285,30 @@ TEST(AttributeByPositionTest, KernelOfNoOpIsUnexplained) {
 TEST(AttributeByPositionTest, MissingOrExtraKernelIsAMismatchAndNoGuess) {
   std::vector<TracedKernel> kernels = TwoSteps();
   kernels.pop_back();
-  const Attribution missing = AttributeByPosition(kernels, kPlaces, 2);
+  const Attribution missing = AttributeByPosition(kernels, kPlaces, kOps, 2);
   EXPECT_THAT(missing.mismatch, HasSubstr("5 kernels, 2 steps of 3 kernels have 6"));
   EXPECT_TRUE(missing.spans.empty());
   kernels = TwoSteps();
   kernels.push_back(Kernel(130, "other"));
-  EXPECT_NE(AttributeByPosition(kernels, kPlaces, 2).mismatch, "");
-  EXPECT_NE(AttributeByPosition({}, {}, 2).mismatch, "");
+  EXPECT_NE(AttributeByPosition(kernels, kPlaces, kOps, 2).mismatch, "");
+  EXPECT_NE(AttributeByPosition({}, {}, kOps, 2).mismatch, "");
 }
 
 TEST(AttributeByPositionTest, KernelsThatChangedPlacesAreAMismatch) {
   std::vector<TracedKernel> kernels = TwoSteps();
   std::swap(kernels[4].name, kernels[5].name);
-  const Attribution result = AttributeByPosition(kernels, kPlaces, 2);
+  const Attribution result = AttributeByPosition(kernels, kPlaces, kOps, 2);
   EXPECT_THAT(result.mismatch, HasSubstr("kernel 1 of a step is gemm in the first and skinny"));
   EXPECT_TRUE(result.spans.empty());
+}
+
+TEST(AttributeByPositionTest, AnOpMayChangeFromOneOfItsKernelsToAnother) {
+  std::vector<TracedKernel> kernels = TwoSteps();
+  kernels[2].name = "tokline::linear::FewTokens";
+  kernels[5].name = "tokline::linear::ManyTokens";
+  EXPECT_EQ(AttributeByPosition(kernels, kPlaces, kOps, 2).mismatch, "");
+  kernels[5].name = "tokline::norm::ManyTokens";
+  EXPECT_NE(AttributeByPosition(kernels, kPlaces, kOps, 2).mismatch, "");
 }
 
 }  // namespace
