@@ -196,7 +196,7 @@ class Decoder {
   // Schedules the next step, if there is one, and uploads its arrays.
   void Prepare(Turn& turn);
   StepPlan PlanStep(const ScheduledStep& scheduled) const;
-  // `tokens_saved` need not be read, since sequences share them.
+  // `shared` is what its sequences have in common.
   StepShape ChainShape(const ScheduledStep& scheduled, std::span<const SharedRun> shared) const;
   // How the contexts of a step are cut if it runs as one kernel, one entry per row with padding;
   // empty if it must run as a chain.

@@ -56,6 +56,8 @@ DecoderRank::StepKernels KernelsOf(const StepShape& shape) {
           shape.decode.grid.num_lanes,
           shape.decode.grid.cluster_lanes,
           shape.decode.grid.block_lanes,
+          shape.decode.grid.run_lanes,
+          shape.decode.grid.takes_parts,
           static_cast<int64_t>(shape.prefill.kind),
           shape.prefill.num_seqs > 0,
           shape.prefill.tile_tokens};

@@ -62,7 +62,7 @@ struct DecoderRank {
     }
   };
   Turn turns[2];
-  using StepKernels = std::array<int64_t, 9>;
+  using StepKernels = std::array<int64_t, 11>;
   struct CapturedStep {
     StepShape shape;
     std::unique_ptr<WorkGraph> graph;

@@ -170,16 +170,17 @@ std::optional<StampedSteps> StampWindow(Decoder& decoder, const BenchOptions& op
     begin_window();
     stamps.Restart();
   };
-  if (!TimeWindow(decoder, options, window, restart)) return std::nullopt;
-  const StampedSteps stamped = ReadStamps(stamps.Read(), window.steps);
-  decoder.DropGraphs();
-  return stamped;
+  const bool complete = TimeWindow(decoder, options, window, restart).has_value();
+  const std::vector<int64_t> read = stamps.Read();
+  decoder.DropGraphs();  // which would write stamps after their life
+  if (!complete) return std::nullopt;
+  return ReadStamps(read, window.steps);
 }
 
-// Runs the same steps three times: untouched for the time of a step, with a stamp of the device's
-// clock at both ends of each step for the gap between steps, and both with stamps and traced for
-// the rest: what the trace lengthens is known, then. Throws RuntimeFailure with the reason if the
-// steps cannot be traced.
+// Runs the same steps: untouched, the second time for the time of a step, with a stamp of the
+// device's clock at both ends of each step for the gap between steps, and both with stamps and
+// traced for the rest: what the trace lengthens is known, then. Throws RuntimeFailure with the
+// reason if the steps cannot be traced.
 std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options) {
   const Window window(options, kMaxSteps);
   decoder.WarmUp();

@@ -27,11 +27,14 @@ void ValidatePlan(const ChunkDecodeParams& params) {
                                cluster_lanes == 1),
           "plan.grid has ", plan.grid, "; a block has one lane, or ", kChunkDecodeWarps,
           " without clusters");
+  Require(!takes_parts || block_lanes > 1, "plan.grid has ", plan.grid,
+          "; only lanes of a warp take parts");
   Require(
-      run_lanes == 0 ||
-          (run_lanes > 0 && cluster_lanes == 1 && CurrentDeviceFacts().HasHopperCode()),
+      run_lanes == 0 || (run_lanes > 0 && cluster_lanes == 1 && !takes_parts &&
+                         CurrentDeviceFacts().HasHopperCode()),
       "plan.grid has ", plan.grid,
-      "; run lanes go without clusters, and need compute capability 9.x and a build for sm_90a");
+      "; run lanes go without parts and without clusters, and need compute capability 9.x and a "
+      "build for sm_90a");
   Require(
       plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members && plan.seq_partial_indptr,
       "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
@@ -109,7 +112,7 @@ void Launch(const ChunkDecodeParams& params, const LaunchOptions& options) {
       .scale_log2 = params.scale * std::numbers::log2e_v<float>,
       .queries_with_tiles = chosen.queries_with_tiles};
   LaunchOptions last = options;
-  if (params.plan.grid.run_lanes > 0) {
+  if (params.plan.grid.run_lanes > 0 && params.kv != nullptr) {  // null: there are no pages
     chunk_decode::LaunchSharedRuns(arguments, options);
     last.dependent = true;
   }

@@ -194,7 +194,7 @@ struct ChunkDecodePlanOptions {
   // What sequences share, if anything: SharedRunsOfTable(table), or what the caller knows already.
   std::span<const SharedRun> runs = {};
   // Whether to read the runs once or, from the same table, each sequence alone. They are always
-  // read alone if the grid ReadsWhole.
+  // read alone if the grid ReadsWhole and has no run lanes.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
   // Without lanes the grid is that of ChooseChunkDecodeGrid, or the full grid if a sequence has
   // more than one segment (shared or shifted chunks), with run lanes if they read any of these.

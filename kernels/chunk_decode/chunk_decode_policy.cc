@@ -81,13 +81,14 @@ class Segments {
     ranges_.push_back({table.chunk_page_indptr[chunk], 0, length});
     segment.ranges = {ranges_.data() + ranges_.size() - segment.ranges.size() - 1,
                       segment.ranges.size() + 1};
-    segment.tiles += (length - 1) / kChunkDecodeTileTokens + 1;  // `length` may be INT32_MAX
+    segment.tiles += segment.TilesOf(length);
   }
 
   // Cuts a shared run into parts of members whose query rows fit one block.
   void AddRun(const ChunkTableView& table, const SharedRun& run, int32_t group, bool by_run_lanes) {
     Segment part{.shared = true, .by_run_lanes = by_run_lanes};
     for (const int32_t chunk : run.chunks) AddChunk(table, chunk, part);
+    if (part.tiles == 0) return;
     for (std::span<const Member> left = run.members; !left.empty();) {
       const auto members = static_cast<int32_t>(left.size());
       const int32_t count =
@@ -178,7 +179,7 @@ void AddRanges(const Segment& segment, const Piece& piece, std::vector<ChunkDeco
   int32_t skip = piece.tile_begin, left = piece.tiles;
   if (left == 0) return;
   for (const ChunkDecodeRange& range : segment.ranges) {
-    const int32_t tiles = (range.token_end - 1) / kChunkDecodeTileTokens + 1;
+    const int32_t tiles = segment.TilesOf(range.token_end);
     if (skip >= tiles) {
       skip -= tiles;
       continue;
@@ -255,6 +256,12 @@ double SharedTileUs(double cached, double all) {
          (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached / all;
 }
 
+// What lanes of a warp take to add so many states of run lanes for each sequence.
+double RunStatesUs(int64_t states, int32_t num_seqs, const ChunkDecodeGrid& warps, int32_t group) {
+  return static_cast<double>(DivideUp(num_seqs, warps.num_lanes) * states) * (group > 8 ? 2 : 1) *
+         kChunkDecodeTimes.run_state_us;
+}
+
 // `full` is the full grid, on which a tile takes `tile_us`.
 double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const ChunkDecodeGrid& full,
               int32_t head_dim, int32_t group, double tile_us = kChunkDecodeTimes.memory_tile_us) {
@@ -305,6 +312,7 @@ ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
       all = false;
       continue;
     }
+    if (run.tokens == 0) continue;
     const int64_t of_run = DivideUp(std::ssize(run.members), int64_t{kChunkDecodeRunRows / group});
     parts += of_run;
     tiles += of_run * DivideUp(run.tokens, int64_t{kChunkDecodeTileTokens});
@@ -322,8 +330,7 @@ ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
                                        (kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
                                         AddStatesUs(states + 1, group));
   const double warps_us = WarpsUs(load, warps, full, layout.head_dim, group) +
-                          DivideUp(num_seqs, warps.num_lanes) * states * (group > 8 ? 2 : 1) *
-                              kChunkDecodeTimes.run_state_us;
+                          RunStatesUs(states, num_seqs, warps, group);
   const bool takes_warps = all && warps_us < blocks_us;  // warps share nothing else
   const ChunkDecodeGrid& grid = takes_warps ? warps : blocks;
   if (sharing == ChunkSharing::kAlways) return grid;
@@ -606,7 +613,11 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   const bool by_run_lanes =
       once_grid.run_lanes > 0 && !ChunkDecodeBundles(once_grid, table.num_seqs, group);
   const Segments shared(table, group, runs, by_run_lanes);
-  if (once_grid.ReadsWhole() && !OneSegmentEach(shared.All())) return plan(alone, options.grid);
+  if (once_grid.ReadsWhole() && !OneSegmentEach(shared.All())) {
+    if (options.grid.num_lanes > 0) return plan(alone, options.grid);
+    once_grid =
+        ChunkDecodeRunGrids(layout, device)[0];  // blocks read several segments of a sequence
+  }
   ChunkDecodePlan once = plan(shared, once_grid);
   const bool fits = options.room == nullptr || options.room->Holds(once.size);
   if (!once.reads_once || !fits) return plan(alone, options.grid);
@@ -623,9 +634,12 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   const double tile_us = SharedTileUs(cached_tiles, tiles);
   ChunkDecodePlan each = plan(alone, options.grid);
   const auto time_of = [&](const ChunkDecodePlan& of, double of_tile_us) {
-    if (!of.size.grid.ReadsWhole()) return RunLanesUs(of) + EstimateUs(of, group, of_tile_us);
-    return RunLanesUs(of) + GridUs(LoadOf(of), of.size.grid, ChunkDecodeFullGrid(layout, device),
-                                   layout.head_dim, group, of_tile_us);
+    const ChunkDecodeGrid& grid = of.size.grid;
+    if (!grid.ReadsWhole()) return RunLanesUs(of) + EstimateUs(of, group, of_tile_us);
+    const int64_t states = grid.run_lanes > 0 ? of.num_partials / of.size.num_seqs : 0;
+    return RunLanesUs(of) + RunStatesUs(states, table.num_seqs, grid, group) +
+           GridUs(LoadOf(of), grid, ChunkDecodeFullGrid(layout, device), layout.head_dim, group,
+                  of_tile_us);
   };
   const double once_us = time_of(once, kChunkDecodeTimes.memory_tile_us);
   const double each_us = time_of(each, tile_us);

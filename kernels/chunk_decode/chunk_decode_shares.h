@@ -11,6 +11,10 @@ namespace tokline {
 
 // A run of chunks that the same members read with the same shifts.
 struct ChunkDecodeSegment {
+  // The tiles of a range of so many tokens, of which `tiles` is the sum. Every range begins a tile
+  // of a run lane.
+  int32_t TilesOf(int32_t tokens) const;
+
   std::span<const SharedRun::Member> members = {};
   std::span<const ChunkDecodeRange> ranges = {};
   int32_t tiles = 0;

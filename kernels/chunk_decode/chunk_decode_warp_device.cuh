@@ -131,6 +131,7 @@ __device__ __forceinline__ bool LeaveState(const Arguments& args, const ChunkDec
     const int64_t place = int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head;
     last = IsLast(args.counters + place * (1 + kChunkDecodeBundles) + 1, parts);
   }
+  __syncwarp();  // and what it has acquired is seen by all
   return __shfl_sync(0xffffffffu, last, 0);
 }
 

@@ -1,5 +1,6 @@
 // chunk_decode on the device: against the reference for every grid, cluster and split, bit by bit
 // where the result is exact, and against the error of the plain algorithm.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -528,7 +529,7 @@ TEST_P(ChunkDecodeGridCudaTest, SameInputsGiveTheSameBitsEveryTime) {
 // else. With `few`, two share a chunk that no run lane reads, too, and nothing else in their own
 // lane.
 DecodeCaseOptions WithRunsOfMany(DecodeCaseOptions options, int32_t members, bool few) {
-  options.chunk_lengths = {700, 333, 129};
+  options.chunk_lengths = {700, 333, 429};
   for (int32_t s = 0; s < members; ++s) {
     switch (s % 4) {
       case 0:
@@ -558,7 +559,7 @@ TEST_F(ChunkDecodeCudaTest, RunLanesMatchReference) {
     for (const int32_t head_dim : {64, 128}) {
       for (const auto& [group, members] : {std::pair{1, 80}, {2, 100}, {5, 60}, {16, 12}}) {
         for (const int32_t block_lanes : {1, 4}) {
-          const int32_t page_size = group == 1 ? 16 : group == 2 ? 64 : 256;
+          const int32_t page_size = group == 1 ? 16 : group == 2 ? 128 : group == 5 ? 256 : 32;
           DecodeCase decode =
               MakeDecodeCase(WithRunsOfMany({.dtype = dtype,
                                              .head_dim = head_dim,
@@ -760,6 +761,12 @@ TEST_F(ChunkDecodeCudaTest, UnsupportedDtypeAndSmallWorkspaceAreRefused) {
   EXPECT_THROW(Launch(params, {}), InvalidArgument);
   params.dtype = DType::kBf16;
   EXPECT_THROW(Launch(params, {}), InvalidArgument);  // no plan
+  for (const ChunkDecodeGrid& grid :
+       {ChunkDecodeGrid{4, 1, 1, 0, true}, {4, 1, 4, 1, true}, {8, 8, 1, 1}, {4, 1, 1, -1}}) {
+    params.plan.grid = grid;
+    EXPECT_THAT([&] { Launch(params, {}); },
+                ::testing::ThrowsMessage<InvalidArgument>(::testing::HasSubstr("plan.grid has")));
+  }
 }
 
 }  // namespace

@@ -226,6 +226,42 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
   EXPECT_GE(by_run_lanes, 50);
 }
 
+// Of runs of several chunks, each of which begins a tile of a run lane. With empty chunks, too, and
+// runs that have no others.
+TEST(ChunkDecodePlanTest, RunLanesReadTilesOfTheirOwn) {
+  const PagedKvLayout layout{
+      .num_pages = 10'000, .num_kv_heads = 8, .page_size = 128, .head_dim = 128};
+  for (const std::vector<int32_t>& lengths : std::vector<std::vector<int32_t>>{
+           {50, 8192}, {900, 4096}, {64, 65, 1000, 63}, {0, 700}, {0}}) {
+    for (const int32_t run_lanes : {1, 3, 16, 40}) {
+      SCOPED_TRACE(StrCat(lengths[0], " tokens and ", lengths.size() - 1, " more chunks, ",
+                          run_lanes, " run lanes"));
+      ChunkTable table;
+      SharedRun run;
+      int32_t page = 0;
+      for (const int32_t length : lengths) {
+        std::vector<int32_t> pages(static_cast<size_t>(DivideUp(length, 128)));
+        std::iota(pages.begin(), pages.end(), page);
+        page += static_cast<int32_t>(pages.size());
+        run.chunks.push_back(table.AddChunk(pages, length));
+        run.tokens += length;
+      }
+      const std::vector<int32_t> shifts(lengths.size(), 0);
+      for (int32_t s = 0; s < 40; ++s) {
+        table.AddSequence(run.chunks, shifts);
+        run.members.push_back({.seq = s});
+      }
+      const ChunkDecodePlan plan =
+          PlanChunkDecode(table.View(), layout, 32, kDevice,
+                          {.runs = {&run, 1},
+                           .sharing = ChunkSharing::kAlways,
+                           .grid = {.num_lanes = 33, .run_lanes = run_lanes}});
+      CheckPlan(table.View(), layout, 32, plan);
+      EXPECT_EQ(plan.reads_once, run.tokens > 0);
+    }
+  }
+}
+
 TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
   std::vector<int32_t> lengths(40);
   std::mt19937_64 rng(3);
