@@ -64,18 +64,18 @@ class Canvas:
         """Text at pixels from the top left corner."""
         return self.figure.text(x / self.width, 1 - y / self.height, words, **kwargs)
 
-    def text_width(self, words, size=FONT):
+    def text_width(self, words, size=FONT, weight="normal"):
         """In pixels."""
-        probe = self.figure.text(0, 0, words, fontsize=size)
+        probe = self.figure.text(0, 0, words, fontsize=size, fontweight=weight)
         width = probe.get_window_extent(renderer(self.figure)).width * 72 / self.figure.dpi
         probe.remove()
         return width
 
-    def fitted(self, words, room, size=SMALL):
+    def fitted(self, words, room, size=SMALL, weight="normal"):
         """Words cut to a width, with an ellipsis."""
-        if self.text_width(words, size) <= room:
+        if self.text_width(words, size, weight) <= room:
             return words
-        while words and self.text_width(words + "…", size) > room:
+        while words and self.text_width(words + "…", size, weight) > room:
             words = words[:-1]
         return words.rstrip(", ") + "…"
 

@@ -3,7 +3,7 @@
 from matplotlib.ticker import FuncFormatter
 
 from tokline import blame
-from tokline.report.canvas import ACCENT, BAD, GOOD, INK, LIMIT, MUTED, SMALL, draw
+from tokline.report.canvas import ACCENT, BAD, FONT, GOOD, INK, LIMIT, MUTED, SMALL, draw
 from tokline.report.wording import figure, percent
 
 
@@ -78,7 +78,7 @@ def stacked(name, alternative, panels, unit_text, references):
     def paint(canvas):
         top = 0
         for (title, note, lines), reference in zip(panels, references):
-            top += bars(canvas, top, canvas.fitted(title, canvas.width - 40), lines, unit_text,
+            top += bars(canvas, top, canvas.fitted(title, canvas.width - 4, FONT, "bold"), lines, unit_text,
                         canvas.fitted(note, canvas.width - 4), reference)
 
     return draw(name, alternative, height, paint)
