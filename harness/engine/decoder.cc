@@ -322,7 +322,7 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled,
     const auto tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     shape = config_.DecodeShape(bucket, std::max<int64_t>(1, std::ranges::max(lengths)), tokens,
                                 SharedTokensSaved(shared, config_.group));
-    if (!shared.empty() && !config_.RunGrids().empty()) {
+    if (!shared.empty() && config_.OnDevice()) {
       const ChunkDecodeGrid grid = ChooseChunkDecodeRunGrid(
           shared, lengths, config_.layout, config_.group, config_.facts, config_.options.sharing);
       if (grid.run_lanes > 0) shape = config_.DecodeShape(bucket, grid);

@@ -31,9 +31,9 @@ struct ChunkDecodeRange {
 struct ChunkDecodeMember {
   int32_t seq;
   int32_t shift;  // position shift of the task's KV for this sequence
-  int32_t
-      partial;  // where the partial state goes; -1: the task is the sequence's only one. If it is
-                // a warp's, it adds the states of run lanes to its own, which alone are partial
+  // Where the partial state goes; -1: nowhere, because the task is the sequence's only one, or is
+  // that of a warp which adds the states of run lanes to its own.
+  int32_t partial;
 };
 
 // Attention of some sequences (its members) over some ranges, for one KV head, by one lane. At most

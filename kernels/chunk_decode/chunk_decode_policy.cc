@@ -256,12 +256,6 @@ double SharedTileUs(double cached, double all) {
          (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached / all;
 }
 
-// What lanes of a warp take to add so many states of run lanes for each sequence.
-double RunStatesUs(int64_t states, int32_t num_seqs, const ChunkDecodeGrid& warps, int32_t group) {
-  return static_cast<double>(DivideUp(num_seqs, warps.num_lanes) * states) * (group > 8 ? 2 : 1) *
-         kChunkDecodeTimes.run_state_us;
-}
-
 // `full` is the full grid, on which a tile takes `tile_us`.
 double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const ChunkDecodeGrid& full,
               int32_t head_dim, int32_t group, double tile_us = kChunkDecodeTimes.memory_tile_us) {
@@ -313,7 +307,7 @@ ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
       continue;
     }
     if (run.tokens == 0) continue;
-    const int64_t of_run = DivideUp(std::ssize(run.members), int64_t{kChunkDecodeRunRows / group});
+    const int64_t of_run = NumRunParts(static_cast<int32_t>(run.members.size()), group);
     parts += of_run;
     tiles += of_run * DivideUp(run.tokens, int64_t{kChunkDecodeTileTokens});
     cached_tokens += run.tokens * (std::ssize(run.members) - 1);

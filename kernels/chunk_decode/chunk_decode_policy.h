@@ -88,6 +88,8 @@ constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs,
 // that boxes of a page's tokens make up a tile.
 inline constexpr int32_t kChunkDecodeRunTileTokens = 128;
 static_assert(kChunkDecodeRunTileTokens % kChunkDecodeTileTokens == 0);
+// So many tiles of kChunkDecodeTileTokens.
+inline constexpr int32_t kChunkDecodeRunTiles = kChunkDecodeRunTileTokens / kChunkDecodeTileTokens;
 
 // Where the parts of the workspace begin, in bytes.
 struct ChunkDecodeWorkspace {

@@ -195,14 +195,11 @@ class LaneEnds {
   std::vector<std::pair<double, int32_t>> ends_;  // a heap: the lane that ends first is on top
 };
 
-// Tiles that make up one of a run lane.
-constexpr int32_t kRunTiles = kChunkDecodeRunTileTokens / kChunkDecodeTileTokens;
-
 }  // namespace
 
 int32_t ChunkDecodeSegment::TilesOf(int32_t tokens) const {
   const int32_t tiles = (tokens - 1) / kChunkDecodeTileTokens + 1;  // there may be INT32_MAX
-  return by_run_lanes ? static_cast<int32_t>(RoundUp(tiles, kRunTiles)) : tiles;
+  return by_run_lanes ? static_cast<int32_t>(RoundUp(tiles, kChunkDecodeRunTiles)) : tiles;
 }
 
 Shares DealToRunLanes(std::span<const Segment> segments, const ChunkDecodeGrid& grid) {
@@ -211,11 +208,11 @@ Shares DealToRunLanes(std::span<const Segment> segments, const ChunkDecodeGrid& 
   Shares pieces;
   for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
     const int64_t tiles = segments[static_cast<size_t>(s)].tiles;  // at least those of a tile
-    const int64_t units = tiles / kRunTiles;
+    const int64_t units = tiles / kChunkDecodeRunTiles;
     const int64_t count = std::clamp<int64_t>(grid.run_lanes * tiles / total, 1, units);
     for (int64_t i = 0; i < count; ++i) {
-      const auto begin = static_cast<int32_t>(i * units / count * kRunTiles);
-      const auto end = static_cast<int32_t>((i + 1) * units / count * kRunTiles);
+      const auto begin = static_cast<int32_t>(i * units / count * kChunkDecodeRunTiles);
+      const auto end = static_cast<int32_t>((i + 1) * units / count * kChunkDecodeRunTiles);
       pieces.push_back({0, s, begin, end - begin});
     }
   }

@@ -54,8 +54,8 @@ ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32
                              const ChunkDecodeGrid& grid, int32_t group);
 
 // Deals segments to lanes of a warp, the longest first, to the lane that would end first, and to
-// run lanes what these read. Without run lanes, those of more than WarpPartTiles come in equal
-// parts, fewer more than there are lanes.
+// run lanes what these read. Where lanes take parts, a segment of more than WarpPartTiles comes
+// in equal parts. In all, cutting adds fewer parts than there are lanes.
 ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
                             const ChunkDecodeGrid& grid, int32_t group);
 

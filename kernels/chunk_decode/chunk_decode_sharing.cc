@@ -107,6 +107,10 @@ std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t gr
   return runs;
 }
 
+int32_t NumRunParts(int32_t members, int32_t group) {
+  return DivideUp(members, kChunkDecodeRunRows / group);
+}
+
 bool RunLanesRead(const SharedRun& run, int32_t group) {
   return std::ssize(run.members) * group > kChunkDecodeNarrowRows &&
          std::ranges::all_of(run.members, [](const auto& member) { return member.shift == 0; });
@@ -118,7 +122,7 @@ int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group,
   for (const SharedRun& run : runs) {
     const auto members = static_cast<int32_t>(run.members.size());
     const int32_t parts = grid.run_lanes > 0 && RunLanesRead(run, group)
-                              ? DivideUp(members, kChunkDecodeRunRows / group)
+                              ? NumRunParts(members, group)
                               : NumSharedParts(members, group);
     tokens += run.tokens * (members - parts);
   }

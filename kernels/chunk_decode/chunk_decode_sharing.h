@@ -16,7 +16,8 @@ int32_t RunPartMembers(int32_t members, int32_t group);
 // Whether run lanes, if there are any, read a run: one with more query rows than a tile has, which
 // nobody has to rotate.
 bool RunLanesRead(const SharedRun& run, int32_t group);
-// How many tasks read the run.
+// How many tasks read the run: of lanes, and of run lanes.
 int32_t NumSharedParts(int32_t members, int32_t group);
+int32_t NumRunParts(int32_t members, int32_t group);
 
 }  // namespace tokline

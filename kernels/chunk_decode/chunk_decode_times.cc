@@ -57,8 +57,8 @@ double TaskUs(int32_t group) {
 }
 
 double RunTaskUs(int32_t tiles) {
-  constexpr int32_t kUnit = kChunkDecodeRunTileTokens / kChunkDecodeTileTokens;
-  return kChunkDecodeTimes.run_task_us + DivideUp(tiles, kUnit) * kChunkDecodeTimes.run_tile_us;
+  return kChunkDecodeTimes.run_task_us +
+         DivideUp(tiles, kChunkDecodeRunTiles) * kChunkDecodeTimes.run_tile_us;
 }
 
 double AddStatesUs(int32_t states, int32_t group) {
@@ -109,9 +109,13 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
          WithMemoryUs(of_block * alone_us, memory_us);
 }
 
-double WarpStateUs(int32_t group) { return (group > 8 ? 2 : 1) * kChunkDecodeTimes.warp_state_us; }
-
 namespace {
+
+// How often a warp goes over a partial state to add it: eight query rows at a time.
+int32_t PassesOfState(int32_t group) { return group > 8 ? 2 : 1; }
+
+// What a warp takes to add a partial state of another warp.
+double WarpStateUs(int32_t group) { return PassesOfState(group) * kChunkDecodeTimes.warp_state_us; }
 
 // When the last part of a sequence ends.
 double WarpPartsUs(int32_t tiles, int32_t part, int32_t group) {
@@ -120,6 +124,11 @@ double WarpPartsUs(int32_t tiles, int32_t part, int32_t group) {
 }
 
 }  // namespace
+
+double RunStatesUs(int64_t states, int32_t num_seqs, const ChunkDecodeGrid& warps, int32_t group) {
+  return static_cast<double>(DivideUp(num_seqs, warps.num_lanes) * states) * PassesOfState(group) *
+         kChunkDecodeTimes.run_state_us;
+}
 
 int32_t WarpPartTiles(int32_t longest, int64_t tiles, int32_t num_seqs,
                       const ChunkDecodeGrid& warps, int32_t group) {

@@ -94,8 +94,8 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
                   double tile_us = kChunkDecodeTimes.memory_tile_us);
 
-// What a warp takes to add a partial state: eight query rows at a time.
-double WarpStateUs(int32_t group);
+// What warps take to add so many partial states of run lanes for each sequence.
+double RunStatesUs(int64_t states, int32_t num_seqs, const ChunkDecodeGrid& warps, int32_t group);
 
 // How many tiles a part of a sequence has at most where lanes of a warp take parts: no more than
 // makes the last of `longest` tiles end first, but no less than its share of all `tiles` gives each
