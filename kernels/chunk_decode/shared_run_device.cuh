@@ -47,14 +47,6 @@ struct RunPolicy {
   using KvPlacement = SwizzledPanels<kHeadDim * 2, kKvTokens>;
 };
 
-// The kernel's launch bound. Where wgmma cannot be compiled, the kernel is empty, and the small
-// bound makes its launch fail.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-inline constexpr int kRunLaunchBound = 384;
-#else
-inline constexpr int kRunLaunchBound = 32;
-#endif
-
 template <typename P>
 struct RunShared {
   using QueryRing = SlotRing<1, P::kRows * P::kHeadDim * 2>;
@@ -187,8 +179,7 @@ class RunConsumer {
 
  private:
   using Cursor = TokenCursor<P::kKvTokens>;
-  static constexpr int kTailBarrier = 1;  // the rows of a V tile without tokens hold zeros
-  static constexpr int kBothThreads = P::kConsumers * P::kGroupThreads;
+  static constexpr int kTailBarrier = 1;  // and 2: the rows of a V tile without tokens hold zeros
 
   // The same order of steps as paged_prefill, whose README says why.
   __device__ __forceinline__ void Attend(const ChunkDecodeTask& task, int query) {
@@ -244,7 +235,6 @@ class RunConsumer {
     for (Cursor cursor(task); cursor.Valid(); cursor.Advance(args_.params.plan.ranges), ++use_) {
       shared_.k.WaitFull(use_);
       shared_.k.Release(use_);
-      ClearTail(cursor.Tokens());
       shared_.v.WaitFull(use_);
       shared_.v.Release(use_);
     }
@@ -263,20 +253,21 @@ class RunConsumer {
     tile.Mask(visible);
   }
 
-  // Both consumers together overwrite with zeros the rows of the next V tile behind the end of a
-  // range, because 0 times the contents of an unused slot may be NaN.
+  // Overwrites with zeros the rows of the next V tile behind the end of a range, because 0 times
+  // the contents of an unused slot may be NaN. Each consumer with query rows does so for itself:
+  // what both write is the same, and they need not meet.
   __device__ __forceinline__ void ClearTail(int32_t tokens) const {
     if (tokens == P::kKvTokens) return;
     shared_.v.WaitFull(use_);
     unsigned char* const slot = shared_.At(shared_.v.Slot(use_));
     constexpr int kPieces = P::kHeadDim / 8;
-    for (int i = static_cast<int>(threadIdx.x) - P::kGroupThreads;
-         i < (P::kKvTokens - tokens) * kPieces; i += kBothThreads) {
+    for (int i = static_cast<int>(threadIdx.x) % P::kGroupThreads;
+         i < (P::kKvTokens - tokens) * kPieces; i += P::kGroupThreads) {
       *reinterpret_cast<uint4*>(slot +
                                 P::KvPlacement::Offset(tokens + i / kPieces, i % kPieces)) = {};
     }
     ptx::FenceProxyAsyncShared();
-    ptx::NamedBarrierSync(kTailBarrier, kBothThreads);
+    ptx::NamedBarrierSync(kTailBarrier + consumer_, P::kGroupThreads);
   }
 
   // Writes the states of the consumer's rows. The reference of their weights stands in for the
@@ -317,10 +308,10 @@ class RunConsumer {
 };
 
 template <typename P>
-__global__ void __launch_bounds__(kRunLaunchBound, 1)
+__global__ void __launch_bounds__(kAttentionLaunchBound, 1)
     SharedRunKernel(const __grid_constant__ RunArguments run) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  static_assert(kRunLaunchBound == P::kThreads);
+  static_assert(kAttentionLaunchBound == P::kThreads);
   extern __shared__ __align__(1024) unsigned char start[];
   const RunShared<P> shared(start);
   ptx::GridDependencyLaunch();

@@ -12,6 +12,14 @@
 
 namespace tokline {
 
+// The launch bound of a kernel with one warpgroup of producers and two of consumers. Where wgmma
+// cannot be compiled, such a kernel is empty, and the small bound makes its launch fail.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr int kAttentionLaunchBound = 384;
+#else
+inline constexpr int kAttentionLaunchBound = 32;
+#endif
+
 // A warpgroup's 64 rows. Each warp holds 16 of them in accumulator fragments (ptx/wgmma.cuh).
 // Policy has the type T, kHeadDim, kKvTokens, and how the rows of Q and of a KV tile are placed in
 // shared memory: QueryPlacement and KvPlacement, which are SwizzledPanels.

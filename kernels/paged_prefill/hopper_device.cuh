@@ -27,14 +27,6 @@
 
 namespace tokline {
 
-// The kernel's launch bound. Where wgmma cannot be compiled, the kernel is empty, and the small
-// bound makes its launch fail.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-inline constexpr int kHopperPrefillLaunchBound = 384;
-#else
-inline constexpr int kHopperPrefillLaunchBound = 32;
-#endif
-
 // A consumer warpgroup: it computes attention for its 64 rows of each query tile.
 template <typename Policy>
 class HopperConsumer {
@@ -191,10 +183,10 @@ class HopperConsumer {
 };
 
 template <typename Policy>
-__global__ void __launch_bounds__(kHopperPrefillLaunchBound, 1)
+__global__ void __launch_bounds__(kAttentionLaunchBound, 1)
     HopperPrefillKernel(const __grid_constant__ HopperPrefillParams params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  static_assert(kHopperPrefillLaunchBound == Policy::kThreads);
+  static_assert(kAttentionLaunchBound == Policy::kThreads);
   extern __shared__ __align__(1024) unsigned char start[];
   const HopperShared<Policy> shared(start);
   ptx::GridDependencyLaunch();
