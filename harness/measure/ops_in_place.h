@@ -19,16 +19,14 @@ struct OpInPlace {
   std::optional<InPlaceTime> time = {};  // of all of them; none for the op that begins the step
 };
 
-// Times the ops of the decode step in the middle of a repeat of the bench, without a trace, by its
-// prefixes: graphs of its first launch, of its first two, and so on until the whole step. A launch
-// takes the difference between the prefix that ends with it and the one before, and an op the sum
-// over its launches. The time therefore runs from the end of the op's predecessor to its own end,
-// as in a profile, and the times of all ops add up to the step. Everything before the op is the
-// step's own: its kernels, their dependences, what they prefetch, the caches. What a prefix cannot
-// contain is that the successor of its last op already loads its weights meanwhile. Each prefix
-// runs directly after a whole step. The figure is the median of `rounds` rounds over all prefixes.
-// The op that begins a step has no predecessor, so that its start could not be told from that of
-// the graph.
+// Times the ops of the decode step in the middle of a repeat of the bench, without a trace. For
+// each launch of the step there is a graph of the whole step with two stamps of the device's clock:
+// before the step, and when that launch has ended. A launch takes the difference between its graph
+// and that of the launch before it, and an op the sum over its launches. The time therefore runs
+// from the end of the op's predecessor to its own end, as in a profile. Nothing before a stamp
+// knows of it, and what comes after starts as early as otherwise, and loads its weights meanwhile.
+// The figure is the median of `rounds` rounds over all graphs. The op that begins a step has no
+// predecessor, so that its start could not be told from that of the graph.
 //
 // The decoder must be warmed up, run chains of ops, and have no sequences. Returns nothing if it
 // was interrupted. Throws InvalidArgument if the decoder is too small for the batch.

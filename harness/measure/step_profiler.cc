@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "harness/measure/batch_run.h"
+#include "harness/measure/clock_stamps.h"
 #include "harness/measure/kernel_trace.h"
 #include "harness/measure/step_partition.h"
-#include "harness/measure/step_stamps.h"
 #include "harness/platform/clock.h"
 #include "harness/platform/staged_copy.h"
 #include "kernels/common/error.h"
@@ -158,13 +158,32 @@ class KernelCount : public OpObserver {
   std::vector<size_t> op_of_place_;
 };
 
+// Enqueues a stamp of the device's clock before the first and after the last op of a step.
+class StepStamps : public OpObserver {
+ public:
+  explicit StepStamps(ClockStamps& stamps) : stamps_(stamps) {}
+
+  void Begin(StepOp op, std::string_view) override {
+    op_ = op;
+    if (op == StepOp::kEmbedding) stamps_.Stamp(false);
+  }
+  void End() override {
+    if (op_ == StepOp::kSampling) stamps_.Stamp(false);
+  }
+
+ private:
+  ClockStamps& stamps_;
+  StepOp op_ = StepOp::kEmbedding;
+};
+
 // Runs the window's steps with a stamp of the device's clock at both ends of each. Calls
 // `begin_window` before the first of them. Returns nothing if interrupted.
 template <typename BeginWindow>
 std::optional<StampedSteps> StampWindow(Decoder& decoder, const BenchOptions& options,
                                         const Window& window, const BeginWindow& begin_window) {
-  StepStamps stamps(decoder.GetBackend(), window.steps);
-  const ObservedScope observed(decoder, stamps);
+  ClockStamps stamps(decoder.GetBackend(), 2 * window.steps + 1);  // one too many would show
+  StepStamps at_both_ends(stamps);
+  const ObservedScope observed(decoder, at_both_ends);
   decoder.WarmUp();  // the graphs take the stamps
   const auto restart = [&] {
     begin_window();
