@@ -2,6 +2,7 @@
 #include "harness/measure/ops_in_place.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 
@@ -12,6 +13,10 @@
 
 namespace tokline {
 namespace {
+
+// Steps that are timed, spread evenly over those of a repeat: contexts grow, and with them
+// attention and its grid.
+constexpr int kPlaces = 4;
 
 // Stamps the clock before the first launch of a step and after the one of this number, which counts
 // from 1, and lists the ops of all launches.
@@ -57,34 +62,29 @@ class StampedGraph {
   std::unique_ptr<WorkGraph> graph_;
 };
 
-}  // namespace
+std::vector<StepOp> OpsOfNextStep(Decoder& decoder) {
+  ClockStamps unread(decoder.GetBackend(), 1);
+  StampedGraph step(decoder, unread, 1);
+  step.Enqueue();
+  decoder.GetBackend().Synchronize();
+  return step.Ops();
+}
 
-std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const BenchOptions& bench,
-                                                     int rounds) {
-  Require(rounds >= 1, "rounds is ", rounds, "; it must be >= 1");
-  Require(decoder.Options().ranks == 1, "ops are timed in place on 1 rank; the decoder has ",
-          decoder.Options().ranks);
-  BatchRun run(decoder, bench, bench.seed);
-  if (!run.FillDepth() || !run.Prefill() || !run.Decode((bench.new_tokens - 1) / 2))
-    return std::nullopt;
-  std::vector<StepOp> order;
-  {
-    ClockStamps unread(decoder.GetBackend(), 1);
-    StampedGraph whole_step(decoder, unread, 1);
-    whole_step.Enqueue();
-    order = whole_step.Ops();
-    decoder.GetBackend().Synchronize();
-  }
+using OpSamples = std::map<StepOp, std::vector<double>>;  // microseconds, one of each round
+
+// Returns nothing if interrupted.
+std::optional<OpSamples> TimeNextStep(Decoder& decoder, const std::vector<StepOp>& order,
+                                      int rounds, const std::atomic<bool>* interrupted) {
   ClockStamps stamps(decoder.GetBackend(), 2 * std::ssize(order));
   std::vector<std::unique_ptr<StampedGraph>> steps;
   for (size_t launch = 1; launch <= order.size(); ++launch)
     steps.push_back(std::make_unique<StampedGraph>(decoder, stamps, launch));
 
-  std::map<StepOp, std::vector<double>> times;
+  OpSamples samples;
   for (int round = -1; round < rounds; ++round) {
     stamps.Restart();
     for (const auto& step : steps) {
-      if (bench.interrupted != nullptr && bench.interrupted->load()) return std::nullopt;
+      if (interrupted != nullptr && interrupted->load()) return std::nullopt;
       step->Enqueue();
     }
     const std::vector<int64_t> read = stamps.Read();
@@ -100,7 +100,37 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
       sums[order[i]] += 1e-3 * static_cast<double>(ns - before_ns);
       before_ns = ns;
     }
-    for (const auto& [op, us] : sums) times[op].push_back(us);
+    for (const auto& [op, us] : sums) samples[op].push_back(us);
+  }
+  return samples;
+}
+
+}  // namespace
+
+std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const BenchOptions& bench,
+                                                     int rounds) {
+  Require(rounds >= 1, "rounds is ", rounds, "; it must be >= 1");
+  Require(decoder.Options().ranks == 1, "ops are timed in place on 1 rank; the decoder has ",
+          decoder.Options().ranks);
+  BatchRun run(decoder, bench, bench.seed);
+  if (!run.FillDepth() || !run.Prefill()) return std::nullopt;
+  std::map<StepOp, InPlaceTime> times;
+  std::vector<StepOp> order;
+  int64_t decoded = 0;
+  for (int place = 0; place < kPlaces; ++place) {
+    const int64_t before = (bench.new_tokens - 1) * (2 * place + 1) / (2 * kPlaces);
+    if (!run.Decode(before - decoded)) return std::nullopt;
+    decoded = before;
+    order = OpsOfNextStep(decoder);
+    const std::optional<OpSamples> samples =
+        TimeNextStep(decoder, order, rounds, bench.interrupted);
+    if (!samples) return std::nullopt;
+    for (const auto& [op, us] : *samples) {
+      const Interval interval = MedianInterval(us);
+      times[op].us += Median(us) / kPlaces;
+      times[op].ci95_us.low += interval.low / kPlaces;
+      times[op].ci95_us.high += interval.high / kPlaces;
+    }
   }
 
   std::vector<OpInPlace> found;
@@ -108,8 +138,7 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
     const int64_t launches = std::ranges::count(order, op);
     if (launches == 0) continue;
     found.push_back({.op = op, .launches = launches});
-    if (op == order.front()) continue;
-    found.back().time = InPlaceTime{.us = Median(times[op]), .ci95_us = MedianInterval(times[op])};
+    if (op != order.front()) found.back().time = times.at(op);
   }
   return found;
 }

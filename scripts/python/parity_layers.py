@@ -104,8 +104,9 @@ def divided(errors, baseline):
 
 
 def compare(fp32_model, bf16_model, runs, limit):
-    """The record's part. A run has its prompt, the tokens of fp32, and the states and logits of Tokline."""
-    tokline = [(run["states"], run["logits"]["tokline"]) for run in runs]
+    """The record's part. A run has its prompt, the tokens of fp32, and Tokline's states with the logits that it made
+    of them."""
+    tokline = [(run["states"], run["state_logits"]) for run in runs]
     expected = [outputs_of(fp32_model, run) for run in runs]
     baseline = norms(runs, [outputs_of(bf16_model, run) for run in runs], expected)
     found = norms(runs, tokline, expected)

@@ -21,8 +21,9 @@ from tokline.stop import Stop
 # Of transformers in bf16 with fp32, on random weights: where it is less, small errors drown in those of bf16.
 LEAST_TOP1 = 0.97
 # The largest error over that of transformers in bf16, and the same of each attention and MLP alone, from Tokline's own
-# input.
-MAX_RATIO, MAX_LAYER_RATIO = 1.25, 1.1
+# input. The second was 1.006 at most of 554 places of six models; an error of 1 % in Q or K makes it 1.08 at least in
+# all of them but GPT-2, whose attention on random weights is nearly uniform.
+MAX_RATIO, MAX_LAYER_RATIO = 1.25, 1.03
 IMPLEMENTATIONS = ("tokline", "transformers_bf16", "transformers_bf16_eager")
 
 
@@ -49,15 +50,18 @@ def pass_logits(model, prompt, forced):
     return rows.argmax(-1).tolist(), rows
 
 
-def run_tokline(arguments, prompt, forced=None, config=None):
-    """(tokens, logits, states) of `tokline generate`; the last two, by way of files, if `forced` is given."""
+def run_tokline(arguments, prompt, forced=None, config=None, with_states=False):
+    """(tokens, logits, states) of `tokline generate`. The logits, if tokens are forced, and the states, if asked for,
+    come by way of files."""
     def joined(ids):
         return ",".join(map(str, ids))
 
     wanted = arguments.new_tokens
     with tempfile.TemporaryDirectory() as folder:
         logits, hidden = pathlib.Path(folder) / "logits.f32", pathlib.Path(folder) / "hidden.f32"
-        more = [] if forced is None else ["--logits", logits, "--hidden", hidden, "--force-ids", joined(forced)]
+        more = [] if forced is None else ["--logits", logits, "--force-ids", joined(forced)]
+        if with_states:
+            more += ["--hidden", hidden]
         tokens = parity_checkpoint.tokline_report(
             arguments.tokline, "generate", "--model", arguments.model, "--prompt-ids", joined(prompt),
             "--max-new-tokens", wanted, "--ignore-eos", "--device", arguments.device, "--dtype", "bf16",
@@ -69,7 +73,7 @@ def run_tokline(arguments, prompt, forced=None, config=None):
         values = torch.frombuffer(bytearray(logits.read_bytes()), dtype=torch.float32)
         if values.numel() != wanted * config.vocab_size:
             raise Stop(f"tokline wrote {values.numel()} logits, not {wanted} x {config.vocab_size}")
-        states = parity_layers.read_states(hidden, len(prompt) + wanted - 1, config)
+        states = parity_layers.read_states(hidden, len(prompt) + wanted - 1, config) if with_states else None
     return tokens, values.view(wanted, config.vocab_size), states
 
 
@@ -108,10 +112,12 @@ def transformers_runs(arguments, model, lengths):
 
 def add_tokline(arguments, run, config):
     """Adds Tokline's tokens, logits and states to a run. Returns whether it decodes the same freely and when it is
-    forced, up to the first token that fp32 would not choose: until then both are the same work."""
+    forced, up to the first token that fp32 would not choose: until then both are the same work. States are of other
+    kernels where a step is one kernel otherwise, so they come from a run of their own, with its logits."""
     expected = run["tokens"]["fp32"]
     free, _, _ = run_tokline(arguments, run["prompt"])
-    _, run["logits"]["tokline"], run["states"] = run_tokline(arguments, run["prompt"], expected, config)
+    _, run["logits"]["tokline"], _ = run_tokline(arguments, run["prompt"], expected, config)
+    _, run["state_logits"], run["states"] = run_tokline(arguments, run["prompt"], expected, config, with_states=True)
     run["tokens"]["tokline"] = free
     forced = run["logits"]["tokline"].argmax(-1).tolist()
     same = logit_error.common_prefix(forced, expected)
