@@ -5,7 +5,7 @@
               bf16, with fp32; states the smallest seeded error that this catches
   tokps       measures the decode tok/s of transformers: eagerly, and compiled with a static cache
 
-All shapes on a GPU, expected to take one to two minutes each (not measured since layers are compared):
+All shapes on a GPU, one to three minutes each on an H200 where six ran at once:
   scripts/maintain/record results/h200 --only parity
 Checkpoints that were made before their logits were peaked must be made anew: remove build/models first.
 """

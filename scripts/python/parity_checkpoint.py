@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -139,6 +140,12 @@ def environment(device):
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
         "transformers": transformers.__version__, "cuda": torch.version.cuda if device == "cuda" else None,
         "commit": commit, "dirty": dirty, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),}
+
+
+def program_commit(program):
+    """The commit that the tokline program was built from, with a mark if its tree had changes."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"\(commit ([^,]*),", said)[1]
 
 
 def tokline_report(program, *arguments):

@@ -126,12 +126,6 @@ class CollectTest(InFolder):
         check = self.report()[0]["aa"]
         self.assertEqual(check["details"]["rows_a_kernel"], {"linear": 2})
 
-    def test_large_slowdowns_may_have_fewer_rounds(self):
-        self.collect("--only", "slowdowns", "--rounds", 4, "--large-rounds", 3)
-        self.assertEqual([entry["job"].split()[-1] for entry in self.journal()].count("slow3"), 4)
-        self.assertEqual([entry["job"].split()[-1] for entry in self.journal()].count("slow10"), 3)
-        self.assertEqual(self.report()[0]["slowdown_10"]["details"]["caught"], 4)
-
     def test_program_that_fails_is_named(self):
         with mock.patch.dict(os.environ, {"BREAK": "tokline"}):
             code, _, err = self.collect("--only", "host")

@@ -49,11 +49,8 @@ A folder that was begun is continued: what it has is not run again. Exit codes: 
     collect.add_argument("--only", type=words, dest="parts", default=DEFAULT_PARTS, metavar="PARTS", help="comma-separated parts")
     collect.add_argument("--kernels", type=words, default=[], metavar="NAMES", help="bench programs (default: all)")
     collect.add_argument("--rounds", type=positive, default=3, metavar="N",
-                         help="rounds of each bench program on every side; a gate needs 3 to know the noise between "
-                              "runs (default: %(default)s)")
-    collect.add_argument("--large-rounds", type=positive, default=3, metavar="N",
-                         help="of the sides that are 5 and 10 %% slower; 1 is a gate without a known noise, which "
-                              "needs 3 %% (default: %(default)s)")
+                         help="rounds of each bench program on every side; with fewer than 3 the gate does not know the "
+                              "noise between runs and leaves rows undecided (default: %(default)s)")
     collect.add_argument("--comparisons", type=positive, default=36, metavar="N",
                          help="rows of each bench program, at least (default: %(default)s)")
     collect.add_argument("--decoder-rounds", type=positive, default=7, metavar="N",

@@ -272,14 +272,13 @@ def enough(units, rows, wanted):
             return shapes
 
 
-def sides_of(plan, round_index):
-    """The name and the slowdown of each side that runs in this round."""
+def sides_of(plan):
+    """The name and the slowdown of each side that runs in a round."""
     sides = [("a", 0)]
     if "aa" in plan.parts:
         sides.append(("again", 0))
     if "slowdowns" in plan.parts:
-        sides += [(f"slow{percent}", percent) for percent in SLOWDOWNS
-                  if percent == SLOWDOWNS[0] or round_index < plan.large_rounds]
+        sides += [(f"slow{percent}", percent) for percent in SLOWDOWNS]
     return sides
 
 
@@ -290,7 +289,7 @@ def collect_benches(plan, collector):
     for kernel in bench_kernels(plan):
         shapes = shapes_for(plan, kernel)
         for round_index in range(plan.rounds):
-            for side, percent in shuffled(sides_of(plan, round_index), plan.seed, kernel, round_index):
+            for side, percent in shuffled(sides_of(plan), plan.seed, kernel, round_index):
                 path = folder / side / f"{kernel}.round{round_index}.jsonl"
                 argv = [str(plan.bin_dir / f"bench_{kernel}"), "--device", plan.device, "--shapes", str(shapes),
                         "--record", FILE, *peaks_arguments(folder), *plan.bench_args]
