@@ -91,6 +91,12 @@ static_assert(kChunkDecodeRunTileTokens % kChunkDecodeTileTokens == 0);
 // So many tiles of kChunkDecodeTileTokens.
 inline constexpr int32_t kChunkDecodeRunTiles = kChunkDecodeRunTileTokens / kChunkDecodeTileTokens;
 
+// The query heads per KV head. Throws InvalidArgument unless they are 1 to 16.
+int32_t GroupOf(int32_t num_q_heads, const PagedKvLayout& layout);
+
+// Of the arrays of a plan and of the workspace, in bytes.
+inline constexpr int64_t kChunkDecodeAlignment = 256;
+
 // Where the parts of the workspace begin, in bytes.
 struct ChunkDecodeWorkspace {
   int64_t counters = 0;  // uint32 [num_seqs, num_kv_heads, 1 + kChunkDecodeBundles]: arrivals

@@ -257,6 +257,30 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
   return ends;
 }
 
+ChunkDecodeLoad LoadOf(std::span<const int64_t> lengths) {
+  ChunkDecodeLoad load{.num_seqs = static_cast<int32_t>(lengths.size())};
+  for (const int64_t length : lengths) {
+    load.longest = std::max(load.longest, length);
+    load.tokens += length;
+  }
+  return load;
+}
+
+double SharedTileUs(double cached, double all) {
+  return kChunkDecodeTimes.memory_tile_us +
+         (kChunkDecodeTimes.cached_tile_us - kChunkDecodeTimes.memory_tile_us) * cached / all;
+}
+
+double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const ChunkDecodeGrid& full,
+              int32_t head_dim, int32_t group, double tile_us) {
+  if (grid.cluster_lanes > 1) return ClustersUs(load, grid, full, head_dim, group, tile_us);
+  if (grid.block_lanes > 1) {
+    const double us = WarpsUs(load, grid, full, head_dim, group, tile_us);
+    return grid.takes_parts ? us * kChunkDecodeTimes.warp_parts_margin : us;
+  }
+  return LanesUs(load, grid, group, tile_us);
+}
+
 double RunLanesUs(const ChunkDecodePlan& plan) {
   const ChunkDecodeGrid& grid = plan.size.grid;
   if (grid.run_lanes == 0) return 0;

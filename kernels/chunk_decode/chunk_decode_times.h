@@ -113,6 +113,16 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
 double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group,
                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
+// Of sequences with so many tokens each, which may be none.
+ChunkDecodeLoad LoadOf(std::span<const int64_t> lengths);
+
+// What a tile takes if so many of the tokens have been read by others: they come from the L2.
+double SharedTileUs(double cached, double all);
+
+// When the lanes of a grid end. `full` is the full grid, on which a tile takes `tile_us`.
+double GridUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& grid, const ChunkDecodeGrid& full,
+              int32_t head_dim, int32_t group, double tile_us = kChunkDecodeTimes.memory_tile_us);
+
 // The next smaller number of lanes for which it is considered to cut a load.
 constexpr int32_t FewerLanes(int32_t lanes) { return lanes * 2 / 3; }
 
