@@ -5,116 +5,10 @@
 
 #include <array>
 
-#include "harness/tests/kernels/chunk_decode_case.h"
-#include "harness/tests/kernels/cuda_test.h"
+#include "harness/tests/kernels/chunk_decode_cuda_case.h"
 
 namespace tokline::testing {
 namespace {
-
-struct RunOptions {
-  ChunkSharing sharing = ChunkSharing::kWhenItPays;
-  ChunkDecodeGrid grid = {};
-  int64_t page_offset = 0;  // every page id plus this, in a pool that is larger by as much
-  int launches = 1;
-  bool dependent = false;
-  // A launch before writes its output as K of the last token. For one sequence and one head.
-  bool writes_last_key = false;
-  bool writes_query = false;  // a launch before writes its output as the query
-};
-
-// Whether runs that name no grid take the one without clusters, which few short sequences would
-// not get.
-bool takes_full_grid = false;
-
-// Launches what comes before the launch under test so that, where that one is dependent, it starts
-// long before what it depends on has ended: the device is busy until all of them are queued, since
-// a kernel may take less time than the host needs to launch it, and each waits for the one before.
-void LaunchBefore(const ChunkDecodeParams& before, bool dependent) {
-  static const auto* const held = new DeviceBuffer(int64_t{512} << 20);
-  TOKLINE_CUDA(cudaMemsetAsync(held->data(), 0, static_cast<size_t>(held->bytes()), nullptr));
-  for (int i = 0; i < 4; ++i) Launch(before, {.stream = nullptr, .dependent = dependent && i > 0});
-}
-
-DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
-  DecodeResult result{HostTensor(decode.options.dtype, decode.q.size()),
-                      std::vector<float>(static_cast<size_t>(decode.Rows()), NAN)};
-  result.out.FillNan();
-  ChunkDecodeParams params = decode.Params(result.out, result.lse);
-  const ChunkTableView host = params.table;
-  Validate(host, decode.layout);
-  const auto runs = SharedRunsOfTable(host, decode.options.group, run.sharing);
-  const ChunkDecodeGrid grid = run.grid.num_lanes == 0 && takes_full_grid
-                                   ? ChunkDecodeFullGrid(decode.layout, QueryDeviceFacts())
-                                   : run.grid;
-  const ChunkDecodePlan plan =
-      PlanChunkDecode(host, decode.layout, decode.num_q_heads, QueryDeviceFacts(),
-                      {.runs = runs, .sharing = run.sharing, .grid = grid});
-  EXPECT_TRUE(!run.grid.takes_parts || plan.num_partials > 0) << "no sequence has parts";
-  if (const ChunkDecodeGrid& used = plan.size.grid;
-      used.run_lanes > 0 && run.sharing == ChunkSharing::kAlways) {
-    EXPECT_LT(plan.LaneTaskIndptr()[static_cast<size_t>(used.num_lanes)],
-              plan.LaneTaskIndptr().back())
-        << "run lanes read nothing";
-  }
-  const DeviceBuffer plan_block(plan.block);
-  std::vector<int32_t> pages(host.chunk_pages,
-                             host.chunk_pages + host.chunk_page_indptr[host.num_chunks]);
-  for (int32_t& page : pages) page += static_cast<int32_t>(run.page_offset);
-  pages.push_back(0);  // never empty
-  const DeviceBuffer device_pages(pages), q = ToDevice(decode.q), rope(decode.rope);
-  DeviceBuffer out = ToDevice(result.out), lse(result.lse);
-  const int64_t element = SizeOf(decode.options.dtype);
-  const int64_t offset_bytes = run.page_offset * decode.layout.PageStride() * element;
-  DeviceBuffer kv(offset_bytes + decode.kv.size() * element);
-  kv.CopyFrom(decode.kv.data(), decode.kv.size() * element, offset_bytes);
-  DeviceBuffer workspace(ChunkDecodeWorkspaceBytes(host.num_seqs, plan.num_partials,
-                                                   decode.num_q_heads, decode.layout));
-  const int64_t counter_bytes = ChunkDecodeCounterBytes(host.num_seqs, decode.layout);
-  workspace.Fill(0xff);  // NaN wherever nothing was written
-  workspace.CopyFrom(std::vector<char>(static_cast<size_t>(counter_bytes), 0).data(),
-                     counter_bytes);
-
-  params.layout.num_pages += run.page_offset;
-  params.table.chunk_pages = device_pages.as<int32_t>();
-  params.q = q.data();
-  params.kv = kv.data();
-  params.out = out.data();
-  params.lse_ln = lse.as<float>();
-  params.rope_cos_sin = decode.rope_rows > 0 ? rope.as<float>() : nullptr;
-  params.plan = plan.size.View(plan_block.as<std::byte>());
-  params.workspace = workspace.data();
-  params.workspace_bytes = workspace.bytes();
-  params.max_partials = plan.num_partials;
-  params.only_last_is_new = run.dependent;
-  if (run.writes_last_key) {
-    const int32_t last = host.chunk_lengths[0] - 1;
-    const int64_t row =
-        params.layout.KeyOffset(pages[static_cast<size_t>(params.layout.Pages().PageOf(last))], 0,
-                                params.layout.Pages().RowOf(last));
-    ChunkDecodeParams before = params;
-    before.out = kv.as<std::byte>() + row * element;
-    kv.CopyFrom(std::vector<char>(static_cast<size_t>(decode.layout.head_dim * element), 0).data(),
-                decode.layout.head_dim * element, row * element);
-    LaunchBefore(before, run.dependent);
-  }
-  DeviceBuffer written_query = ToDevice(decode.q);
-  if (run.writes_query) {
-    ChunkDecodeParams before = params;
-    before.out = written_query.data();
-    params.q = written_query.data();
-    written_query.Fill(0);
-    LaunchBefore(before, run.dependent);
-  }
-  for (int i = 0; i < run.launches; ++i) {
-    Launch(params, {.stream = nullptr, .dependent = run.dependent});
-  }
-  result.out = ToHost(out, decode.options.dtype);
-  result.lse = lse.ToHost<float>();
-  std::vector<char> counters(static_cast<size_t>(counter_bytes));
-  workspace.CopyTo(counters.data(), counter_bytes);
-  EXPECT_EQ(counters, std::vector<char>(counters.size(), 0)) << "counters are not left zero";
-  return result;
-}
 
 using ChunkDecodeCudaTest = CudaTest;
 
@@ -130,12 +24,6 @@ class ChunkDecodeGridCudaTest : public CudaTest, public ::testing::WithParamInte
 
 INSTANTIATE_TEST_SUITE_P(Grids, ChunkDecodeGridCudaTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Full" : "Chosen"; });
-
-void ExpectMatches(const DecodeCaseOptions& options, const RunOptions& run = {}) {
-  DecodeCase decode = MakeDecodeCase(options);
-  const DecodeResult actual = RunCuda(decode, run);
-  EXPECT_TRUE(MatchesReference(actual, RunReference(decode), decode, !options.shifts.empty()));
-}
 
 TEST_P(ChunkDecodeGridCudaTest, EveryGroupSizeDtypeAndHeadDimMatchesReference) {
   for (DType dtype : {DType::kBf16, DType::kF16}) {
@@ -197,13 +85,7 @@ TEST_P(ChunkDecodeGridCudaTest, NeedleIsCopiedBitwise) {
       options.group = 5;
       DecodeCase decode = MakeDecodeCase(WithLengths(options, {333, 64, 1, 130}));
       std::mt19937_64 rng(11);
-      ForEachToken(decode, [&](int32_t, int32_t, int64_t page, int32_t row) {
-        for (int32_t h = 0; h < 2; ++h) {
-          for (int32_t d = 0; d < 128; ++d) {
-            decode.kv.Set(decode.layout.KeyOffset(page, h, row) + d, rng() % 2 ? 8 : -8);
-          }
-        }
-      });
+      SetKeysFarApart(decode, rng);
       const ChunkTableView table = decode.table.View();
       std::vector<int64_t> value_at(static_cast<size_t>(decode.Rows()));
       for (int32_t s = 0; s < 4; ++s) {
@@ -466,34 +348,6 @@ TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheQueries) {
   }
 }
 
-TEST_F(ChunkDecodeCudaTest, TheLaunchBeforeMayWriteTheQueriesOfRunLanes) {
-  if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "needs code for sm_90a";
-  DecodeCaseOptions options{.num_kv_heads = 1, .group = 1};
-  options.chunk_lengths = {1000, 30};
-  for (int32_t s = 0; s < 20; ++s) options.sequences.push_back({0});
-  options.sequences.push_back({1});
-  DecodeCase decode = MakeDecodeCase(options);
-  // Of nine run lanes one reads nothing, and where nothing is shared none does.
-  for (const ChunkDecodeGrid& grid :
-       {ChunkDecodeGrid{2, 1, 1, 1}, {2, 1, 1, 9}, {4, 1, 4, 1}, {4, 1, 4, 9}}) {
-    for (const ChunkSharing sharing : {ChunkSharing::kAlways, ChunkSharing::kNever}) {
-      SCOPED_TRACE(StrCat(grid, ", sharing ", static_cast<int>(sharing)));
-      const RunOptions plain{.sharing = sharing, .grid = grid, .writes_query = true};
-      const DecodeResult expected = RunCuda(decode, plain);
-      RunOptions run = plain;
-      run.writes_query = false;
-      EXPECT_FALSE(expected.out == RunCuda(decode, run).out);
-      run = plain;
-      run.dependent = true;
-      for (int repeat = 0; repeat < 5; ++repeat) {
-        const DecodeResult chain = RunCuda(decode, run);
-        EXPECT_TRUE(expected.out == chain.out);
-        EXPECT_EQ(expected.lse, chain.lse);
-      }
-    }
-  }
-}
-
 // Whatever lies before a sequence in its lane.
 TEST_F(ChunkDecodeCudaTest, EqualSequencesInALaneHaveEqualBits) {
   DecodeCaseOptions options;
@@ -521,153 +375,6 @@ TEST_P(ChunkDecodeGridCudaTest, SameInputsGiveTheSameBitsEveryTime) {
         RunCuda(decode, {.grid = {.num_lanes = lanes}, .launches = 3, .dependent = true});
     EXPECT_TRUE(once.out == chain.out) << lanes << " lanes";
     EXPECT_EQ(once.lse, chain.lse) << lanes << " lanes";
-  }
-}
-
-// Sequences that share runs of many rows, which run lanes read: ends of chunks and pages anywhere
-// in a tile, members that are no neighbours, members of two runs, and members that read nothing
-// else. With `few`, two share a chunk that no run lane reads, too, and nothing else in their own
-// lane.
-DecodeCaseOptions WithRunsOfMany(DecodeCaseOptions options, int32_t members, bool few) {
-  options.chunk_lengths = {700, 333, 429};
-  for (int32_t s = 0; s < members; ++s) {
-    switch (s % 4) {
-      case 0:
-        options.sequences.push_back({0, 2});
-        break;
-      case 1:
-        options.sequences.push_back({0, 2, static_cast<int32_t>(options.chunk_lengths.size())});
-        options.chunk_lengths.push_back(1 + s * 37 % 150);
-        break;
-      case 2:
-        options.sequences.push_back({0, 2, 1});
-        break;
-      default:
-        options.sequences.push_back({1});
-    }
-  }
-  const auto next = static_cast<int32_t>(options.chunk_lengths.size());
-  options.chunk_lengths.push_back(100);
-  for (int32_t s = 0; s < 2 && few; ++s) options.sequences.push_back({0, 2, next});
-  options.sequences.push_back({});
-  return options;
-}
-
-TEST_F(ChunkDecodeCudaTest, RunLanesMatchReference) {
-  if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "needs code for sm_90a";
-  for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    for (const int32_t head_dim : {64, 128}) {
-      for (const auto& [group, members] : {std::pair{1, 80}, {2, 100}, {5, 60}, {16, 12}}) {
-        for (const int32_t block_lanes : {1, 4}) {
-          const int32_t page_size = group == 1 ? 16 : group == 2 ? 128 : group == 5 ? 256 : 32;
-          DecodeCase decode =
-              MakeDecodeCase(WithRunsOfMany({.dtype = dtype,
-                                             .head_dim = head_dim,
-                                             .group = group,
-                                             .page_size = page_size,
-                                             .order = group == 5 ? KvOrder::kNhd : KvOrder::kHnd},
-                                            members, group <= 8 && block_lanes == 1));
-          const DecodeResult reference = RunReference(decode);
-          for (const int32_t run_lanes : {1, 3, 40}) {
-            const ChunkDecodeGrid grid{
-                .num_lanes = 8, .block_lanes = block_lanes, .run_lanes = run_lanes};
-            SCOPED_TRACE(
-                StrCat(Name(dtype), ", head_dim ", head_dim, ", group ", group, ", ", grid));
-            RunOptions run{.sharing = ChunkSharing::kAlways, .grid = grid};
-            const DecodeResult once = RunCuda(decode, run);
-            EXPECT_TRUE(MatchesReference(once, reference, decode));
-            run.launches = 3;
-            run.dependent = true;
-            const DecodeResult chain = RunCuda(decode, run);
-            EXPECT_TRUE(once.out == chain.out);
-            EXPECT_EQ(once.lse, chain.lse);
-          }
-        }
-      }
-    }
-  }
-}
-
-// Scores so far apart that the softmax is one-hot, with the needle in a shared run: bit by bit, the
-// output is one row of V.
-TEST_F(ChunkDecodeCudaTest, RunLanesCopyANeedleBitwise) {
-  if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "needs code for sm_90a";
-  DecodeCaseOptions options{.group = 5, .page_size = 64};
-  options.chunk_lengths = {1000, 3};
-  for (int32_t s = 0; s < 30; ++s) options.sequences.push_back({0, 1});
-  DecodeCase decode = MakeDecodeCase(options);
-  std::mt19937_64 rng(11);
-  ForEachToken(decode, [&](int32_t, int32_t, int64_t page, int32_t row) {
-    for (int32_t i = 0; i < 2 * 128; ++i) {
-      decode.kv.Set(decode.layout.KeyOffset(page, i / 128, row) + i % 128, rng() % 2 ? 8 : -8);
-    }
-  });
-  const ChunkTableView table = decode.table.View();
-  std::vector<int64_t> value_at(static_cast<size_t>(decode.Rows()));
-  for (int64_t r = 0; r < decode.Rows(); ++r) {
-    const auto t = static_cast<int32_t>(r * 389 % 1000);
-    const int64_t page = table.chunk_pages[table.chunk_page_indptr[0] + t / 64];
-    const auto head = static_cast<int32_t>(r % 10 / 5);
-    value_at[static_cast<size_t>(r)] = decode.layout.ValueOffset(page, head, t % 64);
-    for (int64_t d = 0; d < 128; ++d) {
-      decode.q.Set(r * 128 + d, decode.kv[decode.layout.KeyOffset(page, head, t % 64) + d]);
-    }
-  }
-  const DecodeResult result =
-      RunCuda(decode, {.sharing = ChunkSharing::kAlways, .grid = {.num_lanes = 7, .run_lanes = 5}});
-  for (int64_t r = 0; r < decode.Rows(); ++r) {
-    for (int64_t d = 0; d < 128; ++d) {
-      ASSERT_EQ(result.out[r * 128 + d], decode.kv[value_at[static_cast<size_t>(r)] + d])
-          << "row " << r << " dim " << d;
-    }
-  }
-}
-
-TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
-  for (int32_t group : {1, 3, 4, 7, 16}) {
-    DecodeCaseOptions options;
-    options.group = group;
-    options.page_size = 64;
-    options.chunk_lengths = {700, 333, 20, 1, 65, 128, 0};
-    options.sequences = {{0, 1, 2}, {0, 1, 3}, {0, 4}, {0, 1}, {5, 0}, {6, 0, 1, 5},
-                         {0},       {2},       {},     {0, 0}, {0, 1}, {0, 1, 4}};
-    for (bool share : {false, true}) {
-      SCOPED_TRACE(StrCat("group ", group, " share ", share));
-      ExpectMatches(options, {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever});
-    }
-    // Wide tasks between narrow ones in one lane.
-    for (const int32_t lanes : {1, 2, 3, 7}) {
-      SCOPED_TRACE(StrCat("group ", group, ", lanes ", lanes));
-      ExpectMatches(options, {.sharing = ChunkSharing::kAlways, .grid = {.num_lanes = lanes}});
-    }
-  }
-}
-
-// Four sequences of nine heads have 36 rows, so the last of four warps has none, and could load
-// tile after tile while the others compute.
-TEST_F(ChunkDecodeCudaTest, AWarpWithoutRowsDoesNotRunAheadOfTheOthers) {
-  for (const int32_t head_dim : {64, 128}) {
-    SCOPED_TRACE(StrCat("head_dim ", head_dim));
-    ExpectMatches({.head_dim = head_dim,
-                   .num_kv_heads = 1,
-                   .group = 9,
-                   .chunk_lengths = {8000, 5, 70, 3},
-                   .sequences = {{0, 1}, {0, 2}, {0, 3}, {0}}},
-                  {.sharing = ChunkSharing::kAlways, .grid = {.num_lanes = 1}});
-  }
-}
-
-TEST_F(ChunkDecodeCudaTest, ShiftedChunksMatchReference) {
-  DecodeCaseOptions options;
-  options.chunk_lengths = {600, 45, 130};
-  options.sequences = {{0, 1}, {0, 2}, {2, 0, 1}, {0}};
-  options.shifts = {{0, 5}, {-7, 0}, {3, 100, -100}, {2}};
-  for (int32_t head_dim : {64, 128}) {
-    for (bool share : {false, true}) {
-      SCOPED_TRACE(StrCat("head_dim ", head_dim, " share ", share));
-      options.head_dim = head_dim;
-      ExpectMatches(options, {.sharing = share ? ChunkSharing::kAlways : ChunkSharing::kNever});
-    }
   }
 }
 
