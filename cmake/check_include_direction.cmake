@@ -71,7 +71,7 @@ function(is_private out file included)
   set(kernel "${CMAKE_MATCH_2}")
   if(kernel MATCHES "^(common|device)$" OR header STREQUAL "kernels/${kernel}/${kernel}.h" OR
       header IN_LIST public_headers OR
-      file MATCHES "^(kernels/${kernel}/|harness/tests/kernels/${kernel}(_[a-z_]+)?_test\\.cc$)" OR
+      file MATCHES "^(kernels/${kernel}/|harness/tests/kernels/${kernel}(_[a-z_]+)?_(test\\.cc|case\\.h)$)" OR
       (file STREQUAL "benches/tests/sweep_policies_test.cc" AND header MATCHES "_policy\\.h$"))
     return()
   endif()

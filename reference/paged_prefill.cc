@@ -1,3 +1,4 @@
+// Attention of prompt tokens by its definition, in double precision.
 #include "reference/paged_prefill.h"
 
 #include <Eigen/Core>

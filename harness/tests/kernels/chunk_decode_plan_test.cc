@@ -1,168 +1,14 @@
 // How the contexts of a step are cut among lanes.
 #include <gmock/gmock.h>
 
-#include <array>
 #include <cstring>
-#include <map>
 #include <span>
 
-#include "harness/tests/kernels/chunk_decode_case.h"
-#include "harness/tests/kernels/devices.h"
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "harness/tests/kernels/chunk_decode_plan_case.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"
-#include "kernels/common/rounding.h"
 
 namespace tokline::testing {
 namespace {
-
-constexpr DeviceFacts kDevice = testing::kH200;
-
-int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
-  const auto next = std::ranges::upper_bound(plan.LaneTaskIndptr(), static_cast<int32_t>(task));
-  return static_cast<int32_t>(next - plan.LaneTaskIndptr().begin()) - 1;
-}
-
-constexpr PagedKvLayout kEightHeads{
-    .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
-
-// Of sequences of one chunk each.
-ChunkDecodePlan PlanOf(std::span<const int32_t> lengths, const DeviceFacts& device = kDevice,
-                       const ChunkDecodeGrid& grid = {}) {
-  ChunkTable table;
-  for (const int32_t length : lengths) {
-    const std::vector<int32_t> pages(static_cast<size_t>(DivideUp(length, 256)), 0);
-    const int32_t chunk = table.AddChunk(pages, length);
-    table.AddSequence({&chunk, 1});
-  }
-  return PlanChunkDecode(table.View(), kEightHeads, 16, device, {.grid = grid});
-}
-
-// On lanes of a block, whatever would be chosen.
-ChunkDecodePlan FullGridPlanOf(std::span<const int32_t> lengths) {
-  return PlanOf(lengths, kDevice, ChunkDecodeFullGrid(kEightHeads, kDevice));
-}
-
-// How many tiles each lane reads.
-std::vector<int64_t> LaneTiles(const ChunkDecodePlan& plan) {
-  std::vector<int64_t> tiles(static_cast<size_t>(plan.size.grid.num_lanes), 0);
-  for (size_t lane = 0; lane < tiles.size(); ++lane) {
-    for (int32_t t = plan.LaneTaskIndptr()[lane]; t < plan.LaneTaskIndptr()[lane + 1]; ++t) {
-      for (int32_t r = plan.Tasks()[t].range_begin; r < plan.Tasks()[t].range_end; ++r) {
-        const ChunkDecodeRange& range = plan.Ranges()[r];
-        tiles[lane] += DivideUp(range.token_end - range.token_begin, kChunkDecodeTileTokens);
-      }
-    }
-  }
-  return tiles;
-}
-
-// Checks that the lanes of a cluster all end, or all do not end, with a clustered task of the same
-// member: its barriers hang otherwise. Their other tasks are of sequences without KV.
-void CheckClusters(const ChunkDecodePlan& plan) {
-  ASSERT_EQ(plan.size.grid.num_lanes % plan.size.grid.cluster_lanes, 0);
-  for (const ChunkDecodeTask& task : plan.Tasks()) {
-    if (plan.size.grid.cluster_lanes == 1) {
-      EXPECT_EQ(task.clustered, 0);
-      continue;
-    }
-    ASSERT_EQ(task.member_count, 1);
-    EXPECT_EQ(plan.Members()[task.member_begin].partial, -1);
-    EXPECT_TRUE(task.clustered || task.range_begin == task.range_end);
-  }
-  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
-    const int32_t begin = plan.LaneTaskIndptr()[lane], end = plan.LaneTaskIndptr()[lane + 1];
-    for (int32_t t = begin; t + 1 < end; ++t) EXPECT_EQ(plan.Tasks()[t].clustered, 0) << lane;
-    const int32_t first = lane / plan.size.grid.cluster_lanes * plan.size.grid.cluster_lanes;
-    const int32_t first_end = plan.LaneTaskIndptr()[first + 1];
-    const auto last_task = [&](int32_t from, int32_t to) {
-      return from < to && plan.Tasks()[to - 1].clustered ? &plan.Tasks()[to - 1] : nullptr;
-    };
-    const ChunkDecodeTask* mine = last_task(begin, end);
-    const ChunkDecodeTask* leader = last_task(plan.LaneTaskIndptr()[first], first_end);
-    ASSERT_EQ(mine == nullptr, leader == nullptr) << "lane " << lane;
-    if (mine == nullptr) continue;
-    ASSERT_EQ(mine->member_count, leader->member_count);
-    for (int32_t m = 0; m < mine->member_count; ++m) {
-      const ChunkDecodeMember& a = plan.Members()[mine->member_begin + m];
-      const ChunkDecodeMember& b = plan.Members()[leader->member_begin + m];
-      EXPECT_TRUE(a.seq == b.seq && a.shift == b.shift && a.partial == b.partial) << lane;
-    }
-  }
-}
-
-// Checks that a plan reads every (sequence, listed chunk, token) exactly once, with the right
-// shift, in tasks that the kernel can run, and that partial states add up.
-void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t num_q_heads,
-               const ChunkDecodePlan& plan) {
-  using Key = std::tuple<int32_t, int32_t, int32_t, int32_t>;  // seq, page_begin, token, shift
-  std::map<Key, int> expected, actual;
-  for (int32_t s = 0; s < table.num_seqs; ++s) {
-    for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
-      const int32_t chunk = table.seq_chunks[i];
-      for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
-        ++expected[{s, table.chunk_page_indptr[chunk], t, table.seq_shifts[i]}];
-      }
-    }
-  }
-  std::map<int32_t, std::vector<int32_t>> partials;  // by sequence
-  std::vector<int> states(static_cast<size_t>(table.num_seqs), 0), run_states = states;
-  ASSERT_EQ(plan.LaneTaskIndptr().size(), static_cast<size_t>(plan.size.grid.AllLanes()) + 1);
-  ASSERT_EQ(plan.LaneTaskIndptr().back(), static_cast<int32_t>(plan.Tasks().size()));
-  const int32_t group = num_q_heads / layout.num_kv_heads;
-  CheckClusters(plan);
-  for (size_t i = 0; i < plan.Tasks().size(); ++i) {
-    const ChunkDecodeTask& task = plan.Tasks()[i];
-    // The tasks of a cluster make one state.
-    const bool makes_state = !task.clustered || LaneOf(plan, i) % plan.size.grid.cluster_lanes == 0;
-    const bool by_run_lane = LaneOf(plan, i) >= plan.size.grid.num_lanes;
-    ASSERT_GE(task.member_count, 1);
-    ASSERT_LE(task.member_count * group, by_run_lane ? kChunkDecodeRunRows : kChunkDecodeMaxRows);
-    ASSERT_TRUE(!by_run_lane || task.range_begin < task.range_end);
-    const auto fields = [](const ChunkDecodeMember& m) {
-      return std::array{m.seq, m.shift, m.partial};
-    };
-    const ChunkDecodeMember& first = plan.Members()[task.member_begin];
-    ASSERT_EQ(fields(task.first_member), fields(first));
-    const int32_t* const indptr = &plan.SeqPartialIndptr()[first.seq];
-    ASSERT_EQ(task.first_states, indptr[1] - indptr[0]);
-    ASSERT_EQ(task.first_states_begin, indptr[0]);
-    if (task.range_begin < task.range_end) {
-      const ChunkDecodeRange &range = plan.Ranges()[task.range_begin], &copy = task.first_range;
-      ASSERT_EQ((std::array{range.page_begin, range.token_begin, range.token_end}),
-                (std::array{copy.page_begin, copy.token_begin, copy.token_end}));
-    }
-    for (int32_t m = task.member_begin; m < task.member_begin + task.member_count; ++m) {
-      const ChunkDecodeMember& member = plan.Members()[m];
-      (by_run_lane ? run_states : states)[static_cast<size_t>(member.seq)] += makes_state;
-      if (member.partial >= 0 && makes_state) partials[member.seq].push_back(member.partial);
-      ASSERT_TRUE(!by_run_lane || (member.partial >= 0 && member.shift == 0));
-      for (int32_t r = task.range_begin; r < task.range_end; ++r) {
-        const ChunkDecodeRange& range = plan.Ranges()[r];
-        ASSERT_EQ(
-            range.token_begin % (by_run_lane ? kChunkDecodeRunTileTokens : kChunkDecodeTileTokens),
-            0);
-        ASSERT_LT(range.token_begin, range.token_end);
-        for (int32_t t = range.token_begin; t < range.token_end; ++t) {
-          ++actual[{member.seq, range.page_begin, t, member.shift}];
-        }
-      }
-    }
-  }
-  EXPECT_EQ(actual, expected);
-  for (int32_t s = 0; s < table.num_seqs; ++s) {
-    ASSERT_GE(states[s], 1) << "sequence " << s << " is written by no task";
-    auto& list = partials[s];
-    std::sort(list.begin(), list.end());
-    // A warp adds the states of run lanes to its own.
-    const bool leaves_state = states[s] + (plan.size.grid.block_lanes == 1 ? run_states[s] : 0) > 1;
-    const int count = (leaves_state ? states[s] : 0) + run_states[s];
-    std::vector<int32_t> all(static_cast<size_t>(count));
-    std::iota(all.begin(), all.end(), plan.SeqPartialIndptr()[s]);
-    EXPECT_EQ(list, all) << "sequence " << s;
-    EXPECT_EQ(plan.SeqPartialIndptr()[s + 1] - plan.SeqPartialIndptr()[s], count);
-  }
-  EXPECT_EQ(plan.num_partials, plan.SeqPartialIndptr().back());
-}
 
 TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
   std::mt19937_64 rng(7);
@@ -274,83 +120,6 @@ TEST(ChunkDecodePlanTest, LanesReadEqualShares) {
   EXPECT_LE(plan.num_partials, 2 * 40 + plan.size.grid.num_lanes);
 }
 
-// With few KV heads or many query heads, states that meet in device memory cost more than tiles.
-TEST(ChunkDecodePlanTest, LongerSequencesGetAClusterEachWhereMergesCostMore) {
-  const auto grid_of = [](ChunkDecodeLoad load, int32_t num_kv_heads, int32_t group) {
-    return ChooseChunkDecodeGrid(
-        load, {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = 128}, group, kDevice);
-  };
-  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), (ChunkDecodeGrid{8, 8}));
-  EXPECT_EQ(grid_of({1, 20000, 20000}, 8, 1), ChunkDecodeFullGrid(kEightHeads, kDevice));
-  EXPECT_EQ(grid_of({16, 3135, 16 * 3135}, 1, 16), (ChunkDecodeGrid{128, 8}));
-  // An SM has room for four blocks of head_dim 64, and for two of 128.
-  const PagedKvLayout narrow{.num_pages = 1, .num_kv_heads = 32, .head_dim = 64};
-  EXPECT_EQ(ChunkDecodeClusterGrid(1, narrow, kDevice), (ChunkDecodeGrid{8, 8}));
-  const PagedKvLayout wide{.num_pages = 1, .num_kv_heads = 32, .head_dim = 128};
-  EXPECT_EQ(ChunkDecodeClusterGrid(1, wide, kDevice), (ChunkDecodeGrid{4, 4}));
-  // Not where one of them is much longer than the others.
-  EXPECT_EQ(grid_of({8, 9000, 10000}, 4, 8).cluster_lanes, 1);
-  EXPECT_EQ(grid_of({2, 40000, 80000}, 4, 8).cluster_lanes, 1);
-}
-
-// Equal shares for all 33 lanes would leave a state for every tile.
-TEST(ChunkDecodePlanTest, FewerLanesLeaveFewerStates) {
-  const ChunkDecodePlan plan = PlanOf(std::vector<int32_t>{6800});
-  EXPECT_EQ(plan.size.grid.cluster_lanes, 1);
-  EXPECT_LT(plan.num_partials, 33);
-  EXPECT_GE(plan.num_partials, 12);
-}
-
-TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
-  const ChunkDecodeGrid full = ChunkDecodeFullGrid(kEightHeads, kDevice);
-  EXPECT_EQ(full, (ChunkDecodeGrid{.num_lanes = 33, .cluster_lanes = 1}));
-  struct Expected {
-    std::vector<int32_t> lengths;
-    ChunkDecodeGrid grid;
-    int64_t longest_lane;
-  };
-  for (const Expected& expected :
-       std::vector<Expected>{{{65}, {8, 8}, 1},
-                             {{300}, {8, 8}, 1},
-                             {{2048}, {8, 8}, 4},
-                             {{2049}, {8, 8}, 5},
-                             {{192, 1000}, {16, 8}, 2},
-                             {{192, 192, 100, 64}, {16, 4}, 1},
-                             {{192, 192, 0, 64, 256, 1, 256, 200}, {16, 2}, 2},
-                             // The longest would keep its cluster when all others have ended.
-                             {{192, 192, 0, 64, 256, 1, 2048, 200}, full, 4},
-                             {std::vector<int32_t>(17, 300), full, 5}}) {
-    const ChunkDecodePlan plan = PlanOf(expected.lengths);
-    EXPECT_EQ(plan.size.grid, expected.grid)
-        << expected.lengths.size() << " of " << expected.lengths[0];
-    EXPECT_EQ(std::ranges::max(LaneTiles(plan)), expected.longest_lane) << expected.lengths[0];
-    EXPECT_TRUE(plan.size.grid.cluster_lanes == 1 || plan.num_partials == 0);
-  }
-}
-
-// As many as there are warps, or of a few tokens: a warp each. Neighbouring lanes of warps, which
-// get the longest first, lie in different blocks.
-TEST(ChunkDecodePlanTest, ManyOrTinySequencesGetAWarpEach) {
-  const ChunkDecodeGrid warps = ChunkDecodeWarpGrid(kEightHeads, kDevice);
-  EXPECT_EQ(warps, (ChunkDecodeGrid{.num_lanes = 132, .cluster_lanes = 1, .block_lanes = 4}));
-  EXPECT_EQ(PlanOf(std::vector<int32_t>(128, 192)).size.grid, warps);
-  EXPECT_EQ(PlanOf(std::vector<int32_t>{1, 3, 0, 7}).size.grid, warps);
-  std::vector<int32_t> lengths(200, 64);
-  lengths[150] = 640;
-  lengths[20] = 0;
-  const ChunkDecodePlan plan = PlanOf(lengths, kDevice, warps);
-  EXPECT_EQ(plan.num_partials, 0);
-  EXPECT_EQ(plan.Tasks()[static_cast<size_t>(plan.LaneTaskIndptr()[0])].first_member.seq, 150);
-  const std::vector<int64_t> tiles = LaneTiles(plan);
-  EXPECT_EQ(tiles[0], 10);
-  EXPECT_EQ(std::ranges::max(std::span(tiles).subspan(1)), 2);
-  // A device whose blocks get too little shared memory has none.
-  DeviceFacts small = kDevice;
-  small.shared_bytes_per_block = 99 << 10;
-  EXPECT_EQ(ChunkDecodeWarpGrid(kEightHeads, small).num_lanes, 0);
-  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 2);  // no warps at all
-}
-
 // Where warps take parts, those of long sequences are dealt among the short ones; the states of a
 // sequence are as many as its parts.
 TEST(ChunkDecodePlanTest, WarpsTakePartsOfWhatIsMuchLonger) {
@@ -370,20 +139,6 @@ TEST(ChunkDecodePlanTest, WarpsTakePartsOfWhatIsMuchLonger) {
   lengths[150] = 100;
   EXPECT_EQ(PlanOf(lengths, kDevice, grid).num_partials, 0);
   EXPECT_THROW(PlanOf(lengths, kDevice, {.num_lanes = 33, .takes_parts = true}), InvalidArgument);
-}
-
-// Only the full grid reads shared runs once.
-TEST(ChunkDecodePlanTest, WarpsAndClustersSaveNoTokens) {
-  for (const ChunkDecodeLoad& load : {ChunkDecodeLoad{256, 576, 256 * 576, 255 * 512},
-                                      {128, 320, 128 * 320, 127 * 256},
-                                      {12, 320, 12 * 320, 11 * 256}}) {
-    ChunkDecodeLoad alone = load;
-    alone.tokens_saved = 0;
-    EXPECT_TRUE(ChooseChunkDecodeGrid(alone, kEightHeads, 2, kDevice).ReadsWhole());
-    EXPECT_EQ(ChooseChunkDecodeGrid(load, kEightHeads, 2, kDevice),
-              ChunkDecodeFullGrid(kEightHeads, kDevice))
-        << load.num_seqs;
-  }
 }
 
 TEST(ChunkDecodePlanTest, WarpsRefuseWhatOtherSequencesOrShiftsMake) {
@@ -426,15 +181,6 @@ TEST(ChunkDecodePlanTest, WholeSequencesGoToTheLaneThatEndsFirst) {
   const ChunkDecodePlan plan = PlanOf(lengths);
   EXPECT_EQ(plan.num_partials, 0);
   EXPECT_EQ(std::ranges::max(LaneTiles(plan)), 8);
-}
-
-// Of each sequence.
-std::vector<int32_t> StatesOf(const ChunkDecodePlan& plan) {
-  std::vector<int32_t> states;
-  for (size_t s = 0; s + 1 < plan.SeqPartialIndptr().size(); ++s) {
-    states.push_back(plan.SeqPartialIndptr()[s + 1] - plan.SeqPartialIndptr()[s]);
-  }
-  return states;
 }
 
 double PlanUs(const ChunkDecodePlan& plan) {
@@ -567,70 +313,6 @@ TEST(ChunkDecodePlanTest, PlansOfAnyLengthsFitTheRoomOfTheirNumber) {
   EXPECT_GE(most_states, 100);
 }
 
-TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
-  bool any_cluster = false;
-  for (const NamedDevice& device : Devices()) {
-    for (const int32_t head_dim : {64, 128}) {
-      EXPECT_LE(ChunkDecodeBlockBytes(head_dim), device.facts.shared_bytes_per_block)
-          << ::testing::PrintToString(device) << ", head_dim " << head_dim;
-      if (!ChunkDecodeQueriesWithTiles(head_dim, device.facts)) continue;
-      const int64_t bytes = ChunkDecodeBlockBytes(head_dim) + ChunkDecodeQueryBytes(head_dim);
-      EXPECT_LE(bytes, device.facts.shared_bytes_per_block);
-      const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 1, .head_dim = head_dim};
-      const int32_t blocks = ChunkDecodeFullGrid(layout, device.facts).num_lanes;
-      EXPECT_LE(blocks / device.facts.sm_count * bytes, device.facts.shared_bytes_per_sm);
-    }
-    for (const int32_t num_kv_heads : {1, 2, 8, 32}) {
-      for (const std::vector<int32_t>& lengths : std::vector<std::vector<int32_t>>{
-               {300}, {2048}, {5, 1000}, {0}, {192, 192, 0, 64}, std::vector<int32_t>(40, 700)}) {
-        const PagedKvLayout layout{
-            .num_pages = 64, .num_kv_heads = num_kv_heads, .page_size = 64, .head_dim = 128};
-        ChunkTable table;
-        for (const int32_t length : lengths) {
-          const std::vector<int32_t> pages(static_cast<size_t>((length + 63) / 64), 0);
-          const int32_t chunk = table.AddChunk(pages, length);
-          table.AddSequence({&chunk, 1});
-        }
-        const ChunkDecodePlan plan =
-            PlanChunkDecode(table.View(), layout, 2 * num_kv_heads, device.facts);
-        SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", ", num_kv_heads, " KV heads, ",
-                            lengths.size(), " of ", lengths[0]));
-        CheckPlan(table.View(), layout, 2 * num_kv_heads, plan);
-        CheckClusters(plan);
-        EXPECT_LE(plan.num_partials, std::ssize(lengths) + plan.size.grid.num_lanes);
-        if (plan.size.grid.cluster_lanes == 1) continue;
-        any_cluster = true;
-        EXPECT_GE(device.facts.compute_major, 9);
-        EXPECT_GE(device.facts.code_architecture, 90) << "its code has no cluster instructions";
-        // Every cluster runs at once: none waits until another has ended.
-        const int64_t bytes = ChunkDecodeBlockBytes(layout.head_dim) + 1024;
-        const int64_t blocks_per_sm = device.facts.shared_bytes_per_sm / bytes;
-        EXPECT_LE(11 * plan.size.grid.num_lanes * num_kv_heads,
-                  10 * blocks_per_sm * device.facts.sm_count);
-      }
-    }
-  }
-  EXPECT_TRUE(any_cluster);
-}
-
-TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
-  const PagedKvLayout layout{.num_pages = 8, .num_kv_heads = 2, .page_size = 64, .head_dim = 128};
-  ChunkTable table;
-  const std::vector<int32_t> pages{0, 1};
-  const int32_t chunk = table.AddChunk(pages, 100);
-  table.AddSequence({&chunk, 1});
-  DeviceFacts facts = kDevice;
-  facts.code_architecture = 80;  // as PTX of compute_80 on an H200
-  facts.code_is_sm90a = false;
-  const ChunkDecodePlanOptions options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
-  EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, options));
-  EXPECT_THAT(
-      [&] { PlanChunkDecode(table.View(), layout, 4, facts, options); },
-      ::testing::ThrowsMessage<InvalidArgument>(
-          "grid has clusters of 8 lanes; they need compute capability 9.0 and code compiled "
-          "for it, here 9.0 and code for 8.0"));
-}
-
 TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {
   const PagedKvLayout layout{
       .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
@@ -663,25 +345,6 @@ TEST(ChunkDecodePlanTest, ManyStatesAreAddedInBundles) {
   EXPECT_TRUE(ChunkDecodeBundles({.num_lanes = 65, .cluster_lanes = 1}, 1, 4));
   EXPECT_TRUE(ChunkDecodeBundles({.num_lanes = 64, .cluster_lanes = 1}, 1, 5));
   EXPECT_FALSE(ChunkDecodeBundles({.num_lanes = 800, .cluster_lanes = 8}, 1, 5));
-}
-
-TEST(ChunkDecodePlanTest, ClustersTakeOneSegmentASequence) {
-  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
-  ChunkTable table;
-  const std::vector<int32_t> pages{0, 1};
-  const std::vector<int32_t> chunks{table.AddChunk(pages, 300), table.AddChunk(pages, 200)};
-  table.AddSequence(chunks);
-  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid.cluster_lanes, 8);
-  const std::vector<int32_t> shifts{0, 5};
-  table.AddSequence(chunks, shifts);
-  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid,
-            ChunkDecodeFullGrid(layout, kDevice));
-  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
-                               {.grid = {.num_lanes = 16, .cluster_lanes = 8}}),
-               InvalidArgument);
-  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
-                               {.grid = {.num_lanes = 9, .cluster_lanes = 8}}),
-               InvalidArgument);
 }
 
 TEST(ChunkDecodePlanTest, ClustersShareNothing) {

@@ -1,0 +1,187 @@
+// Which grid a step of chunk_decode gets, on every device.
+#include <gmock/gmock.h>
+
+#include <span>
+#include <vector>
+
+#include "harness/tests/kernels/chunk_decode_plan_case.h"
+
+namespace tokline::testing {
+namespace {
+
+// With few KV heads or many query heads, states that meet in device memory cost more than tiles.
+TEST(ChunkDecodePlanTest, LongerSequencesGetAClusterEachWhereMergesCostMore) {
+  const auto grid_of = [](ChunkDecodeLoad load, int32_t num_kv_heads, int32_t group) {
+    return ChooseChunkDecodeGrid(
+        load, {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = 128}, group, kDevice);
+  };
+  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), (ChunkDecodeGrid{8, 8}));
+  EXPECT_EQ(grid_of({1, 20000, 20000}, 8, 1), ChunkDecodeFullGrid(kEightHeads, kDevice));
+  EXPECT_EQ(grid_of({16, 3135, 16 * 3135}, 1, 16), (ChunkDecodeGrid{128, 8}));
+  // An SM has room for four blocks of head_dim 64, and for two of 128.
+  const PagedKvLayout narrow{.num_pages = 1, .num_kv_heads = 32, .head_dim = 64};
+  EXPECT_EQ(ChunkDecodeClusterGrid(1, narrow, kDevice), (ChunkDecodeGrid{8, 8}));
+  const PagedKvLayout wide{.num_pages = 1, .num_kv_heads = 32, .head_dim = 128};
+  EXPECT_EQ(ChunkDecodeClusterGrid(1, wide, kDevice), (ChunkDecodeGrid{4, 4}));
+  // Not where one of them is much longer than the others.
+  EXPECT_EQ(grid_of({8, 9000, 10000}, 4, 8).cluster_lanes, 1);
+  EXPECT_EQ(grid_of({2, 40000, 80000}, 4, 8).cluster_lanes, 1);
+}
+
+// Equal shares for all 33 lanes would leave a state for every tile.
+TEST(ChunkDecodePlanTest, FewerLanesLeaveFewerStates) {
+  const ChunkDecodePlan plan = PlanOf(std::vector<int32_t>{6800});
+  EXPECT_EQ(plan.size.grid.cluster_lanes, 1);
+  EXPECT_LT(plan.num_partials, 33);
+  EXPECT_GE(plan.num_partials, 12);
+}
+
+TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
+  const ChunkDecodeGrid full = ChunkDecodeFullGrid(kEightHeads, kDevice);
+  EXPECT_EQ(full, (ChunkDecodeGrid{.num_lanes = 33, .cluster_lanes = 1}));
+  struct Expected {
+    std::vector<int32_t> lengths;
+    ChunkDecodeGrid grid;
+    int64_t longest_lane;
+  };
+  for (const Expected& expected :
+       std::vector<Expected>{{{65}, {8, 8}, 1},
+                             {{300}, {8, 8}, 1},
+                             {{2048}, {8, 8}, 4},
+                             {{2049}, {8, 8}, 5},
+                             {{192, 1000}, {16, 8}, 2},
+                             {{192, 192, 100, 64}, {16, 4}, 1},
+                             {{192, 192, 0, 64, 256, 1, 256, 200}, {16, 2}, 2},
+                             // The longest would keep its cluster when all others have ended.
+                             {{192, 192, 0, 64, 256, 1, 2048, 200}, full, 4},
+                             {std::vector<int32_t>(17, 300), full, 5}}) {
+    const ChunkDecodePlan plan = PlanOf(expected.lengths);
+    EXPECT_EQ(plan.size.grid, expected.grid)
+        << expected.lengths.size() << " of " << expected.lengths[0];
+    EXPECT_EQ(std::ranges::max(LaneTiles(plan)), expected.longest_lane) << expected.lengths[0];
+    EXPECT_TRUE(plan.size.grid.cluster_lanes == 1 || plan.num_partials == 0);
+  }
+}
+
+// As many as there are warps, or of a few tokens: a warp each. Neighbouring lanes of warps, which
+// get the longest first, lie in different blocks.
+TEST(ChunkDecodePlanTest, ManyOrTinySequencesGetAWarpEach) {
+  const ChunkDecodeGrid warps = ChunkDecodeWarpGrid(kEightHeads, kDevice);
+  EXPECT_EQ(warps, (ChunkDecodeGrid{.num_lanes = 132, .cluster_lanes = 1, .block_lanes = 4}));
+  EXPECT_EQ(PlanOf(std::vector<int32_t>(128, 192)).size.grid, warps);
+  EXPECT_EQ(PlanOf(std::vector<int32_t>{1, 3, 0, 7}).size.grid, warps);
+  std::vector<int32_t> lengths(200, 64);
+  lengths[150] = 640;
+  lengths[20] = 0;
+  const ChunkDecodePlan plan = PlanOf(lengths, kDevice, warps);
+  EXPECT_EQ(plan.num_partials, 0);
+  EXPECT_EQ(plan.Tasks()[static_cast<size_t>(plan.LaneTaskIndptr()[0])].first_member.seq, 150);
+  const std::vector<int64_t> tiles = LaneTiles(plan);
+  EXPECT_EQ(tiles[0], 10);
+  EXPECT_EQ(std::ranges::max(std::span(tiles).subspan(1)), 2);
+  // A device whose blocks get too little shared memory has none.
+  DeviceFacts small = kDevice;
+  small.shared_bytes_per_block = 99 << 10;
+  EXPECT_EQ(ChunkDecodeWarpGrid(kEightHeads, small).num_lanes, 0);
+  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 2);  // no warps at all
+}
+
+// Only the full grid reads shared runs once.
+TEST(ChunkDecodePlanTest, WarpsAndClustersSaveNoTokens) {
+  for (const ChunkDecodeLoad& load : {ChunkDecodeLoad{256, 576, 256 * 576, 255 * 512},
+                                      {128, 320, 128 * 320, 127 * 256},
+                                      {12, 320, 12 * 320, 11 * 256}}) {
+    ChunkDecodeLoad alone = load;
+    alone.tokens_saved = 0;
+    EXPECT_TRUE(ChooseChunkDecodeGrid(alone, kEightHeads, 2, kDevice).ReadsWhole());
+    EXPECT_EQ(ChooseChunkDecodeGrid(load, kEightHeads, 2, kDevice),
+              ChunkDecodeFullGrid(kEightHeads, kDevice))
+        << load.num_seqs;
+  }
+}
+
+TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
+  bool any_cluster = false;
+  for (const NamedDevice& device : Devices()) {
+    for (const int32_t head_dim : {64, 128}) {
+      EXPECT_LE(ChunkDecodeBlockBytes(head_dim), device.facts.shared_bytes_per_block)
+          << ::testing::PrintToString(device) << ", head_dim " << head_dim;
+      if (!ChunkDecodeQueriesWithTiles(head_dim, device.facts)) continue;
+      const int64_t bytes = ChunkDecodeBlockBytes(head_dim) + ChunkDecodeQueryBytes(head_dim);
+      EXPECT_LE(bytes, device.facts.shared_bytes_per_block);
+      const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 1, .head_dim = head_dim};
+      const int32_t blocks = ChunkDecodeFullGrid(layout, device.facts).num_lanes;
+      EXPECT_LE(blocks / device.facts.sm_count * bytes, device.facts.shared_bytes_per_sm);
+    }
+    for (const int32_t num_kv_heads : {1, 2, 8, 32}) {
+      for (const std::vector<int32_t>& lengths : std::vector<std::vector<int32_t>>{
+               {300}, {2048}, {5, 1000}, {0}, {192, 192, 0, 64}, std::vector<int32_t>(40, 700)}) {
+        const PagedKvLayout layout{
+            .num_pages = 64, .num_kv_heads = num_kv_heads, .page_size = 64, .head_dim = 128};
+        ChunkTable table;
+        for (const int32_t length : lengths) {
+          const std::vector<int32_t> pages(static_cast<size_t>((length + 63) / 64), 0);
+          const int32_t chunk = table.AddChunk(pages, length);
+          table.AddSequence({&chunk, 1});
+        }
+        const ChunkDecodePlan plan =
+            PlanChunkDecode(table.View(), layout, 2 * num_kv_heads, device.facts);
+        SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", ", num_kv_heads, " KV heads, ",
+                            lengths.size(), " of ", lengths[0]));
+        CheckPlan(table.View(), layout, 2 * num_kv_heads, plan);
+        CheckClusters(plan);
+        EXPECT_LE(plan.num_partials, std::ssize(lengths) + plan.size.grid.num_lanes);
+        if (plan.size.grid.cluster_lanes == 1) continue;
+        any_cluster = true;
+        EXPECT_GE(device.facts.compute_major, 9);
+        EXPECT_GE(device.facts.code_architecture, 90) << "its code has no cluster instructions";
+        // Every cluster runs at once: none waits until another has ended.
+        const int64_t bytes = ChunkDecodeBlockBytes(layout.head_dim) + 1024;
+        const int64_t blocks_per_sm = device.facts.shared_bytes_per_sm / bytes;
+        EXPECT_LE(11 * plan.size.grid.num_lanes * num_kv_heads,
+                  10 * blocks_per_sm * device.facts.sm_count);
+      }
+    }
+  }
+  EXPECT_TRUE(any_cluster);
+}
+
+TEST(ChunkDecodePlanTest, ClustersAreRefusedWhereTheCodeHasNone) {
+  const PagedKvLayout layout{.num_pages = 8, .num_kv_heads = 2, .page_size = 64, .head_dim = 128};
+  ChunkTable table;
+  const std::vector<int32_t> pages{0, 1};
+  const int32_t chunk = table.AddChunk(pages, 100);
+  table.AddSequence({&chunk, 1});
+  DeviceFacts facts = kDevice;
+  facts.code_architecture = 80;  // as PTX of compute_80 on an H200
+  facts.code_is_sm90a = false;
+  const ChunkDecodePlanOptions options{.grid = {.num_lanes = 8, .cluster_lanes = 8}};
+  EXPECT_NO_THROW(PlanChunkDecode(table.View(), layout, 4, kDevice, options));
+  EXPECT_THAT(
+      [&] { PlanChunkDecode(table.View(), layout, 4, facts, options); },
+      ::testing::ThrowsMessage<InvalidArgument>(
+          "grid has clusters of 8 lanes; they need compute capability 9.0 and code compiled "
+          "for it, here 9.0 and code for 8.0"));
+}
+
+TEST(ChunkDecodePlanTest, ClustersTakeOneSegmentASequence) {
+  const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
+  ChunkTable table;
+  const std::vector<int32_t> pages{0, 1};
+  const std::vector<int32_t> chunks{table.AddChunk(pages, 300), table.AddChunk(pages, 200)};
+  table.AddSequence(chunks);
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid.cluster_lanes, 8);
+  const std::vector<int32_t> shifts{0, 5};
+  table.AddSequence(chunks, shifts);
+  EXPECT_EQ(PlanChunkDecode(table.View(), layout, 16, kDevice).size.grid,
+            ChunkDecodeFullGrid(layout, kDevice));
+  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
+                               {.grid = {.num_lanes = 16, .cluster_lanes = 8}}),
+               InvalidArgument);
+  EXPECT_THROW(PlanChunkDecode(table.View(), layout, 16, kDevice,
+                               {.grid = {.num_lanes = 9, .cluster_lanes = 8}}),
+               InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tokline::testing
