@@ -9,9 +9,10 @@ struct LaunchOptions {
   CUstream_st* stream = nullptr;  // a cudaStream_t
   // Enables programmatic dependent launch: the kernel may start before its predecessor on the
   // stream ends. Every kernel of the suite waits for the predecessor (griddepcontrol.wait) before
-  // it touches anything that an earlier kernel writes, so this is always safe between kernels of
-  // the suite. It has no effect when the device or the loaded code does not support it
-  // (DeviceFacts::HasDependentLaunch).
+  // it touches anything that an earlier kernel writes, so this is safe between kernels of the
+  // suite. What a step's host has planned (tables, slots, positions) is read before: the first
+  // kernel after it was copied must not be dependent. It has no effect when the device or the
+  // loaded code does not support it (DeviceFacts::HasDependentLaunch).
   bool dependent = false;
 };
 

@@ -351,14 +351,21 @@ void Validate(const LinearParams& params) {
           "num_tokens is ", params.num_tokens, "; kWgmma takes at most ", kMaxWgmmaTokens);
   Require(params.variant != LinearVariant::kTile || params.num_tokens <= kMaxTileTokens,
           "num_tokens is ", params.num_tokens, "; kTile takes at most ", kMaxTileTokens);
-  Require(!params.out_squares || (!params.gated_silu && !params.out_f32),
-          "out_squares goes neither with gated_silu nor with out_f32");
+  Require(!params.out_squares || (!params.gated_silu && !params.out_f32 && !params.append),
+          "out_squares goes with none of gated_silu, out_f32 and append");
   Require(!params.out_squares || params.num_tokens <= kMaxSquaresTokens, "num_tokens is ",
           params.num_tokens, "; with out_squares it is at most ", kMaxSquaresTokens);
   Require(!params.out_squares || params.out_squares != params.x_squares,
           "x_squares and out_squares are both ", params.x_squares, "; they must not overlap");
   Require(!params.append || (!params.gated_silu && !params.out_f32 && !params.residual),
           "append goes with none of gated_silu, out_f32 and residual");
+  if (params.append) {
+    const KvAppendParams& append = *params.append;
+    const int64_t heads = append.num_q_heads + 2 * int64_t{append.layout.num_kv_heads};
+    Require(params.out_features == heads * append.layout.head_dim, "out_features is ",
+            params.out_features, "; append takes ", append.num_q_heads, " heads of q and ",
+            append.layout.num_kv_heads, " of k and of v, ", append.layout.head_dim, " wide each");
+  }
   Require(!params.send || (!params.gated_silu && !params.out_f32 && !params.residual &&
                            !params.append && params.out_features % 8 == 0),
           "send goes with none of gated_silu, out_f32, residual and append, and needs an "

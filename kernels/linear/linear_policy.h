@@ -101,7 +101,8 @@ struct WgmmaPlan {
 
 // Splits depend on the weight's shape, the device, and whether there are more than
 // kWgmmaRegisterTokens. A token's result thus does not depend on how many other tokens are computed
-// with it, on either side of that number.
+// with it, on either side of that number. Its out_squares may differ by an ulp between up to 8 and
+// more tokens, where they are added in another order.
 WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device);
 
 // Whether kWgmma normalises x itself.

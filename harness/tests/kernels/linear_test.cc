@@ -9,6 +9,7 @@
 #include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 #include "kernels/common/peer_buffers.h"
+#include "kernels/kv_append/kv_append.h"
 #include "kernels/linear/linear_policy.h"
 
 namespace tokline {
@@ -45,6 +46,22 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
               }),
               HasSubstr("out_features is 60; with gated_silu"));
   EXPECT_THAT(RefusalOf([](P& p) { p.out_f32 = true; }), HasSubstr("out_f32 goes neither"));
+  const KvAppendParams append{.num_q_heads = 2,
+                              .layout = {.num_pages = 1, .num_kv_heads = 1, .head_dim = 64}};
+  const auto refused_append = [&](const std::function<void(LinearParams&)>& change) {
+    return RefusalOf([&](P& p) {
+      p.residual = nullptr;
+      p.append = &append;
+      p.out_features = p.out_stride = 4 * 64;
+      change(p);
+    });
+  };
+  EXPECT_EQ(refused_append([](P&) {}), "nothing was thrown");
+  EXPECT_THAT(refused_append([](P& p) { p.out_features = p.out_stride = 5 * 64; }),
+              HasSubstr("out_features is 320; append takes 2 heads of q and 1 of k"));
+  float squares = 0;
+  EXPECT_THAT(refused_append([&](P& p) { p.out_squares = &squares; }),
+              HasSubstr("out_squares goes with none of gated_silu, out_f32 and append"));
   PeerBuffers peers{.world_size = 2, .bytes = 1 << 20};
   for (void*& buffer : peers.buffers) buffer = reinterpret_cast<void*>(0x1000);
   EXPECT_THAT(RefusalOf([&](P& p) { p.send = &peers; }), HasSubstr("send goes with none of"));
