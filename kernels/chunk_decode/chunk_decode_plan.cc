@@ -120,6 +120,12 @@ struct Draft {
   std::vector<int32_t> seq_partial_indptr{0};
 
   ChunkDecodePlan Pack() const {
+    for (size_t seq = 0; seq + 1 < seq_partial_indptr.size(); ++seq) {
+      const int32_t states = seq_partial_indptr[seq + 1] - seq_partial_indptr[seq];
+      Require(states <= kChunkDecodeMaxStates, "sequence ", seq, " has ", states,
+              " partial states, by its shifts or the runs that it shares; at most ",
+              kChunkDecodeMaxStates, " are supported");
+    }
     ChunkDecodePlan plan{.size = {.grid = grid,
                                   .num_seqs = std::ssize(seq_partial_indptr) - 1,
                                   .tasks = std::ssize(tasks),

@@ -69,6 +69,9 @@ constexpr int64_t ChunkDecodeWarpsSharedBytes(int32_t head_dim) {
 // alone. More are first added in bundles, at most so many, and then their sums.
 inline constexpr int32_t kChunkDecodeStatesAtOnce = 64, kChunkDecodeBundles = 16;
 
+// The most partial states of a sequence: products of two places among them must fit into int32.
+inline constexpr int32_t kChunkDecodeMaxStates = 46'340;
+
 // The most rows of a KV head's group that a warp adds.
 constexpr int32_t ChunkDecodeRowsOfWarp(int32_t group) { return (group + 3) / 4; }
 

@@ -85,8 +85,8 @@ void Validate(const ChunkTableView& table, const PagedKvLayout& layout) {
               " lists chunk ", table.seq_chunks[i], "; the table has chunks 0 to ",
               table.num_chunks - 1);
     }
-    Require(SequenceLength(table, s) <= INT32_MAX, "sequence ", s, " has ",
-            SequenceLength(table, s), " tokens; at most ", INT32_MAX, " are supported");
+    Require(SequenceLength(table, s) <= kMaxSequenceTokens, "sequence ", s, " has ",
+            SequenceLength(table, s), " tokens; at most ", kMaxSequenceTokens, " are supported");
   }
 }
 

@@ -10,6 +10,9 @@
 
 namespace tokline {
 
+// The most tokens of a sequence: kernels count tokens in int32, in tiles of up to 128.
+inline constexpr int64_t kMaxSequenceTokens = INT32_MAX - 127;
+
 // Two CSR tables in int32 arrays, which are either all on the host or all on the device. A
 // sequence's context is the concatenation of its chunks in order. A chunk that several sequences
 // list is stored once. A chunk's last page may be partly filled; chunks and sequences may be empty.

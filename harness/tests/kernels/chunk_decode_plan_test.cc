@@ -375,6 +375,25 @@ TEST(ChunkDecodePlanTest, ClustersShareNothing) {
   EXPECT_FALSE(plan_of(32, ChunkDecodeFullGrid(layout, kDevice)).reads_once);
 }
 
+// Each change of the shift begins a segment, which leaves a state.
+TEST(ChunkDecodePlanTest, MoreStatesThanAPlaceCountsAreRefused) {
+  const auto plan_of = [](int32_t num_chunks) {
+    const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 1, .page_size = 16, .head_dim = 64};
+    ChunkTable table;
+    std::vector<int32_t> chunks, shifts;
+    for (int32_t i = 0; i < num_chunks; ++i) {
+      chunks.push_back(table.AddChunk(std::vector<int32_t>{0}, 2));
+      shifts.push_back(i % 2);
+    }
+    table.AddSequence(chunks, shifts);
+    return PlanChunkDecode(table.View(), layout, 1, kDevice);
+  };
+  EXPECT_EQ(plan_of(kChunkDecodeMaxStates).num_partials, kChunkDecodeMaxStates);
+  EXPECT_THAT([&] { plan_of(kChunkDecodeMaxStates + 1); },
+              ::testing::ThrowsMessage<InvalidArgument>(
+                  ::testing::HasSubstr("sequence 0 has 46341 partial states")));
+}
+
 TEST(ChunkDecodePlanTest, PlanIsCopiedIntoALargerRoomAndRefusedByASmallerOne) {
   const PagedKvLayout layout{.num_pages = 64, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
   ChunkTable table;

@@ -52,6 +52,21 @@ TEST(ChunkDecodeTest, TableWithAPageOutsideThePoolIsRefused) {
             "chunk 0 lists page 8; the pool has pages 0 to 7");
 }
 
+TEST(ChunkDecodeTest, MoreTokensThanTilesOfInt32HoldAreRefused) {
+  const PagedKvLayout layout{
+      .num_pages = 1, .num_kv_heads = 1, .page_size = 1 << 20, .head_dim = 64};
+  const auto message_of = [&](int64_t tokens) {
+    ChunkTable table;
+    const int32_t chunk =
+        table.AddChunk(std::vector<int32_t>(2048, 0), static_cast<int32_t>(tokens));
+    table.AddSequence({&chunk, 1});
+    return testing::MessageOf([&] { Validate(table.View(), layout); });
+  };
+  EXPECT_EQ(message_of(kMaxSequenceTokens), "nothing was thrown");
+  EXPECT_EQ(message_of(kMaxSequenceTokens + 1),
+            "sequence 0 has 2147483521 tokens; at most 2147483520 are supported");
+}
+
 TEST(ChunkDecodeTest, CostMatchesBruteForceCount) {
   DecodeCaseOptions options;
   options.chunk_lengths = {100, 37, 0, 64};
