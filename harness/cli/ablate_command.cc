@@ -356,18 +356,16 @@ int AblateCommand(const CommandLine& line) {
   }
   record.Finish(interrupted);
   if (json_file) {
-    json_file->Write(Json{{"model", model.Name()},
-                          {"device", DeviceName(options.device, header.fingerprint)},
-                          {"dtype", Name(options.dtype)},
-                          {"batch", bench.batch},
-                          {"prompt_tokens", bench.prompt_tokens},
-                          {"new_tokens", bench.new_tokens},
-                          {"rounds", bench.repeats},
-                          {"seed", bench.seed},
-                          {"interrupted", interrupted},
-                          {"ablations", std::move(results)}}
-                         .dump() +
-                     "\n");
+    json_file->WriteJson(Json{{"model", model.Name()},
+                              {"device", DeviceName(options.device, header.fingerprint)},
+                              {"dtype", Name(options.dtype)},
+                              {"batch", bench.batch},
+                              {"prompt_tokens", bench.prompt_tokens},
+                              {"new_tokens", bench.new_tokens},
+                              {"rounds", bench.repeats},
+                              {"seed", bench.seed},
+                              {"interrupted", interrupted},
+                              {"ablations", std::move(results)}});
     json_file->Commit();
   }
   if (interrupted) return kInterruptedExit;

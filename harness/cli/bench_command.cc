@@ -533,15 +533,13 @@ int BenchCommand(const CommandLine& line) {
   interrupted = interrupted || InterruptRequested();
   record.Finish(interrupted);
   if (json_file) {
-    json_file->Write(Json{{"model", model.Name()},
-                          {"device", device_name},
-                          {"implementation", implementation},
-                          {"dtype", Name(dtype)},
-                          {"seed", flags.bench.seed},
-                          {"interrupted", interrupted},
-                          {"rows", std::move(rows)}}
-                         .dump() +
-                     "\n");
+    json_file->WriteJson(Json{{"model", model.Name()},
+                              {"device", device_name},
+                              {"implementation", implementation},
+                              {"dtype", Name(dtype)},
+                              {"seed", flags.bench.seed},
+                              {"interrupted", interrupted},
+                              {"rows", std::move(rows)}});
     json_file->Commit();
   }
   if (failure) std::rethrow_exception(failure);

@@ -304,7 +304,7 @@ int ChatCommand(const CommandLine& line) {
   Chat chat(conversation, decoder, tokenizer, turns, progress);
   const int exit_code = chat.Run();
   if (json_file) {
-    json_file->Write(Json{{"model", model.Name()}, {"turns", chat.Turns()}}.dump() + "\n");
+    json_file->WriteJson(Json{{"model", model.Name()}, {"turns", chat.Turns()}});
     json_file->Commit();
   }
   return exit_code;

@@ -1,5 +1,7 @@
 // tokline divergence: measures the effect of reusing chunks at positions other than those where
 // they were computed.
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -212,6 +214,10 @@ int DivergenceCommand(const CommandLine& line) {
   for (const Request& request : requests) {
     const Divergence one = MeasureDivergence(decoder, request, InterruptFlag());
     if (one.interrupted) return kInterruptedExit;
+    if (std::ranges::any_of(one.kl, [](double kl) { return !std::isfinite(kl); })) {
+      throw RuntimeFailure(StrCat("the logits of the prompt of ", one.prompt_tokens,
+                                  " tokens are NaN or infinite in ", Name(options.dtype)));
+    }
     Print(StrCat("prompt of ", one.prompt_tokens, " tokens: ", one.shifted_tokens, " shifted, ",
                  one.source_tokens, " computed for it\n  exact    ", encoder.Decode(one.exact),
                  "\n  shifted  ", encoder.Decode(one.shifted), "\n  ",
@@ -226,13 +232,11 @@ int DivergenceCommand(const CommandLine& line) {
                  requests.size(), "\n"));
   }
   if (json_file) {
-    json_file->Write(Json{{"model", model.Name()},
-                          {"device", Name(options.device)},
-                          {"dtype", Name(options.dtype)},
-                          {"ablated", flags.run.ablated},
-                          {"prompts", reports}}
-                         .dump() +
-                     "\n");
+    json_file->WriteJson(Json{{"model", model.Name()},
+                              {"device", Name(options.device)},
+                              {"dtype", Name(options.dtype)},
+                              {"ablated", flags.run.ablated},
+                              {"prompts", reports}});
     json_file->Commit();
   }
   return kSuccess;

@@ -267,7 +267,7 @@ int GenerateCommand(const CommandLine& line) {
       report["text"] = text->Text();
       report["stop"] = text->StopFound().empty() ? Json(nullptr) : Json(text->StopFound());
     }
-    json_file->Write(report.dump() + "\n");
+    json_file->WriteJson(report);
     json_file->Commit();
   }
   if (text) {

@@ -227,7 +227,7 @@ int InspectCommand(const CommandLine& line) {
                        {"tensors", TensorsJson(model.checkpoint)}};
   Print(Text(report));
   if (json_file) {
-    json_file->Write(report.dump() + "\n");
+    json_file->WriteJson(report);
     json_file->Commit();
   }
   return kSuccess;

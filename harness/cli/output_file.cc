@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "harness/record/record_file.h"
@@ -74,6 +75,12 @@ void OutputFile::Write(const void* data, int64_t bytes) {
     next += written;
     bytes -= written;
   }
+}
+
+void OutputFile::WriteJson(const nlohmann::ordered_json& value) {
+  Write(value.dump(-1, ' ', /*ensure_ascii=*/false,
+                   nlohmann::ordered_json::error_handler_t::replace) +
+        "\n");
 }
 
 void OutputFile::Commit() {

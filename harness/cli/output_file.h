@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,8 @@ class OutputFile {
   // All throw RuntimeFailure with the path and the reason on failure.
   void Write(const void* data, int64_t bytes);
   void Write(std::string_view text) { Write(text.data(), static_cast<int64_t>(text.size())); }
+  // One line. Bytes of a name that are not UTF-8 are replaced.
+  void WriteJson(const nlohmann::ordered_json& value);
   void Commit();
 
  private:

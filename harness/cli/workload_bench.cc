@@ -50,6 +50,10 @@ void RequireFits(const Workload& workload, const ModelSpec& spec) {
     const std::string where = workload.Where(i);
     Require(most < spec.vocab_size, where, " has id ", most, "; the vocabulary has ids 0 to ",
             spec.vocab_size - 1, HowToDraw(workload, i, spec.vocab_size));
+    for (const int32_t id : request.stop_ids) {
+      Require(id >= 0 && id < spec.vocab_size, where, " stops at id ", id,
+              "; the vocabulary has ids 0 to ", spec.vocab_size - 1);
+    }
     const int64_t context = workload.requests[i].Context();
     Require(context <= spec.max_positions, where, " takes ", context,
             " tokens; the model has positions for ", spec.max_positions);
@@ -426,7 +430,11 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   const bool interrupted = measured.size() < count || measured.back().trouble.interrupted;
   record.Finish(interrupted);
   if (file) {
-    file->Write((flags.rates.empty() ? reports[0] : Json{{"rows", reports}}).dump() + "\n");
+    // Without what makes it a record, which nothing may replace.
+    for (Json& report : reports) {
+      for (const char* key : {"schema", "kind", "run_id"}) report.erase(key);
+    }
+    file->WriteJson(flags.rates.empty() ? reports[0] : Json{{"rows", reports}});
     file->Commit();
   }
   if (interrupted) return kInterruptedExit;

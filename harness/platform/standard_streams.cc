@@ -15,6 +15,7 @@ namespace tokline {
 
 void PrepareStandardStreams() {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // write() then says that the file is too large
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) >= 0) continue;
     // open() returns the lowest free descriptor, which is `stream` because those below it are open.

@@ -173,6 +173,9 @@ class RecordsTest(unittest.TestCase):
         lines[3]["limit_is_wrong"] = True
         self.assertTrue(self.read(lines)[0].rows[2]["limit_is_wrong"])
 
+    def test_a_median_of_0_is_refused(self):
+        self.refuses(":4: row.median_us is 0, but from the samples and the cost follows", self.changed_row(median_us=0.0))
+
     def test_intervals_that_do_not_follow_are_refused(self):
         self.refuses(r":4: row.ci95_us is \[1.5, 2.5\], but from the samples follows", self.changed_row(ci95_us=[1.5, 2.5]))
         self.refuses(r":4: row.ci95_us is 3; it must be a list", self.changed_row(ci95_us=3))

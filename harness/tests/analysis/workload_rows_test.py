@@ -124,6 +124,10 @@ class WorkloadRowsTest(CommandTest):
         grown = self.rounds("b.jsonl", 5, memory=more, memory_bytes=sum(more.values()))
         self.assertIn("memory grew", self.gate(grown, expect=1))
 
+    def test_gate_takes_the_rows_of_another_program(self):
+        ours = Path(__file__).parents[3] / "results/h200/workloads.jsonl"  # has a row of nano-vllm
+        self.assertIn("same or faster", self.gate(ours, a=ours, expect=0))
+
     def test_gate_sees_texts_that_are_no_longer_the_models(self):
         worse = self.rounds("b.jsonl", 5, verified={"tokens": 256, "mean_regret": 0.03})
         self.assertIn("mean regret grew", self.gate(worse, expect=1))

@@ -181,6 +181,16 @@ TEST_P(ConversationTest, BrokenTextIsRefusedAndBeginsNoTurn) {
 }
 
 // This guarantee makes reuse possible, whatever the model drew.
+TEST_P(ConversationTest, TemplateThatRendersNothingGivesAnEmptyPrompt) {
+  std::string end;
+  for (const char* token : {"<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>"}) {
+    if (end.empty() && tokenizer_.Find(token)) end = token;
+  }
+  const ChatTemplate nothing("\n", "a template", {{"eos_token", end}});
+  Conversation conversation(tokenizer_, nothing, {});
+  EXPECT_TRUE(conversation.BeginTurn("hi").prompt.empty());
+}
+
 TEST_P(KeepingTemplateTest, PromptBeginsWithThePromptBeforeAndItsAnswerAsDrawn) {
   Conversation conversation = Make({.context = {{"notes.md", "some notes"}}});
   ASSERT_TRUE(conversation.KeepsAnswers());

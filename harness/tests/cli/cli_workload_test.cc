@@ -81,6 +81,11 @@ TEST(CliWorkloadTest, RecordsARowThatStands) {
   EXPECT_EQ(memory["planned_total"], planned);
   EXPECT_EQ(memory["unexplained"].get<int64_t>(), memory["measured"].get<int64_t>() - planned);
   EXPECT_GT(memory["host_peak"].get<int64_t>(), 1000000);
+  // It is no record, so that the next run may replace it.
+  const Args again{
+      "bench",  "--device",      "cpu", "--workload", "synthetic:requests=1,ids=9,prompt=2",
+      "--json", dir / "out.json"};
+  EXPECT_EQ(RunTokline(again).exit_code, 0);
 }
 
 TEST(CliWorkloadTest, EveryRepeatBeginsWithNothingToReuse) {
@@ -193,6 +198,8 @@ TEST(CliWorkloadTest, RequestThatCannotRunIsNamedByTheLineOfItsFile) {
   };
   EXPECT_TRUE(refused(R"({"prompt_ids": [1, 99999], "new_tokens": 4})",
                       {"late.jsonl:3 has id 99999; the vocabulary has ids 0 to 1541"}, {}));
+  EXPECT_TRUE(refused(R"({"prompt_ids": [1], "new_tokens": 4, "stop_ids": [1542]})",
+                      {"late.jsonl:3 stops at id 1542; the vocabulary has ids 0 to 1541"}, {}));
   EXPECT_TRUE(refused(R"({"prompt_tokens": 40, "new_tokens": 4})",
                       {"late.jsonl:3 has id", "add \"ids\": 1542 to prompt_tokens"}, {}));
   EXPECT_TRUE(refused(R"({"prompt_ids": [1], "new_tokens": 5000})",

@@ -186,7 +186,7 @@ def shape_parts(shape):
     parts = [name]
     parts += [f"{word} {shape[key]}" for key, word in _LABEL_KEYS.items() if key in shape
               # most names tell the hidden size: rmsnorm_d4096
-              and not (key == "hidden" and re.search(rf"(?<!\d){shape[key]}(?!\d)", name))]
+              and not (key == "hidden" and re.search(rf"(?<!\d){re.escape(str(shape[key]))}(?!\d)", name))]
     if shape.get("kv_limit"):
         parts += [f"kv {key} {value}" for key, value in shape["kv_limit"].items()]
     return parts + [flag for flag in _LABEL_FLAGS if shape.get(flag)]
@@ -522,7 +522,7 @@ def _check_figures(row, where):
         _check_ascending(where, "good_requests, shape.requests", [row["good_requests"], row["shape"]["requests"]])
     for name in LATENCIES:
         _check_latencies(where, name, row.get(name))
-    if row.get("limit"):
+    if row.get("limit") and median_us(row):  # 0 differs from that of the samples
         figures["percent_of_measured_peak"] = 100 * row["floor_us"] / median_us(row)
     for name, value in figures.items():
         if not _near(row[name], value):
