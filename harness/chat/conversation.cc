@@ -179,9 +179,8 @@ Request Conversation::BeginTurn(std::string_view user) {
   for (const Segment& segment : segments_) {
     request.prompt.insert(request.prompt.end(), segment.ids.begin(), segment.ids.end());
   }
-  if (!keeps_answers_ &&
-      !segments_
-           .empty()) {  // the next turn shares at most the tokens up to the end of the question
+  // The next turn shares at most the tokens up to the end of the question.
+  if (!keeps_answers_ && !segments_.empty()) {
     const int64_t cut = std::ssize(request.prompt) - std::ssize(segments_.back().ids);
     if (cut > 0) request.cuts = {cut};
   }

@@ -9,10 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "harness/record/record_file.h"
+#include "harness/record/schema.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -77,11 +77,7 @@ void OutputFile::Write(const void* data, int64_t bytes) {
   }
 }
 
-void OutputFile::WriteJson(const nlohmann::ordered_json& value) {
-  Write(value.dump(-1, ' ', /*ensure_ascii=*/false,
-                   nlohmann::ordered_json::error_handler_t::replace) +
-        "\n");
-}
+void OutputFile::WriteJson(const nlohmann::ordered_json& value) { Write(JsonLine(value)); }
 
 void OutputFile::Commit() {
   if (!temporary_.empty()) {

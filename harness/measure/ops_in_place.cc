@@ -114,14 +114,13 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
           decoder.Options().ranks);
   BatchRun run(decoder, bench, bench.seed);
   if (!run.FillDepth() || !run.Prefill()) return std::nullopt;
+  const std::vector<StepOp> order = OpsOfNextStep(decoder);  // and of all later ones
   std::map<StepOp, InPlaceTime> times;
-  std::vector<StepOp> order;
   int64_t decoded = 0;
   for (int place = 0; place < kPlaces; ++place) {
     const int64_t before = (bench.new_tokens - 1) * (2 * place + 1) / (2 * kPlaces);
     if (!run.Decode(before - decoded)) return std::nullopt;
     decoded = before;
-    order = OpsOfNextStep(decoder);
     const std::optional<OpSamples> samples =
         TimeNextStep(decoder, order, rounds, bench.interrupted);
     if (!samples) return std::nullopt;

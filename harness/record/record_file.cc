@@ -158,9 +158,7 @@ void RecordWriter::RemoveIfEmpty() const {
 
 void RecordWriter::Append(const Json& record) {
   ValidateRecord(record);
-  // An argument or a path may not be valid UTF-8.
-  const std::string line =
-      record.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  const std::string line = JsonLine(record);
   while (!AppendLine(line)) {
     close(file_);
     Open();

@@ -225,6 +225,10 @@ std::string Brief(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, kLength);
 }
 
+std::string JsonLine(const Json& value) {
+  return value.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+}
+
 Schema::Schema(std::string_view text) : root_(Json::parse(text)) {
   RequireImplemented(Checker(root_), root_);
 }

@@ -30,4 +30,8 @@ const Schema& RecordSchema();
 // The beginning of a value, for use in a message.
 std::string Brief(const Json& value);
 
+// A value on one line of a file. An argument or a path may not be valid UTF-8: such bytes are
+// replaced.
+std::string JsonLine(const Json& value);
+
 }  // namespace tokline

@@ -180,7 +180,6 @@ TEST_P(ConversationTest, BrokenTextIsRefusedAndBeginsNoTurn) {
   EXPECT_EQ(conversation.BeginTurn("a").prompt, Make().BeginTurn("a").prompt);
 }
 
-// This guarantee makes reuse possible, whatever the model drew.
 TEST_P(ConversationTest, TemplateThatRendersNothingGivesAnEmptyPrompt) {
   std::string end;
   for (const char* token : {"<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>"}) {
@@ -191,6 +190,7 @@ TEST_P(ConversationTest, TemplateThatRendersNothingGivesAnEmptyPrompt) {
   EXPECT_TRUE(conversation.BeginTurn("hi").prompt.empty());
 }
 
+// This guarantee makes reuse possible, whatever the model drew.
 TEST_P(KeepingTemplateTest, PromptBeginsWithThePromptBeforeAndItsAnswerAsDrawn) {
   Conversation conversation = Make({.context = {{"notes.md", "some notes"}}});
   ASSERT_TRUE(conversation.KeepsAnswers());
