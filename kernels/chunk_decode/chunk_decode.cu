@@ -35,11 +35,11 @@ void ValidatePlan(const ChunkDecodeParams& params) {
       "plan.grid has ", plan.grid,
       "; run lanes go without parts and without clusters, and need compute capability 9.x and a "
       "build for sm_90a");
-  Require(
-      plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members && plan.seq_partial_indptr,
-      "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ", plan.tasks,
-      ", ranges ", plan.ranges, ", members ", plan.members, ", seq_partial_indptr ",
-      plan.seq_partial_indptr);
+  Require(plan.lane_task_indptr && plan.tasks && plan.ranges && plan.members &&
+              plan.seq_partial_indptr && plan.lane_starts,
+          "the plan lacks an array: lane_task_indptr ", plan.lane_task_indptr, ", tasks ",
+          plan.tasks, ", ranges ", plan.ranges, ", members ", plan.members, ", seq_partial_indptr ",
+          plan.seq_partial_indptr, ", lane_starts ", plan.lane_starts);
   const int64_t needed = ChunkDecodeWorkspaceBytes(params.table.num_seqs, params.max_partials,
                                                    params.num_q_heads, params.layout);
   Require(params.workspace_bytes >= needed && params.workspace &&

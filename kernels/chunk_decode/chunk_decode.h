@@ -57,6 +57,16 @@ struct alignas(16) ChunkDecodeTask {
   int32_t first_states_begin;      // where they begin
 };
 
+// What a lane needs to load its first tile, so that one load finds it all: copies of what the other
+// arrays have.
+struct alignas(16) ChunkDecodeLaneStart {
+  // The task that it loads first: where lanes form clusters its last one, otherwise its first one.
+  ChunkDecodeTask task = {};
+  // The pages of the task's first tile, 16 tokens each; 0 where it has no tokens.
+  int32_t pages[kChunkDecodeTileTokens / 16] = {};
+  int32_t task_begin = 0, task_end = 0;  // as lane_task_indptr has them
+};
+
 // A lane is one block per KV head, or one warp where a block has several lanes. cluster_lanes
 // consecutive lanes form a cluster, which merges the states of one sequence in its shared memory.
 // The grid is constant in a captured graph.
@@ -87,6 +97,7 @@ struct ChunkDecodePlanView {
   const ChunkDecodeRange* ranges = nullptr;
   const ChunkDecodeMember* members = nullptr;
   const int32_t* seq_partial_indptr = nullptr;  // [num_seqs + 1]: the partial states of a sequence
+  const ChunkDecodeLaneStart* lane_starts = nullptr;  // [grid.num_lanes]
 };
 
 // How long the arrays of a plan are, or may become. They lie in one block of bytes, which can be

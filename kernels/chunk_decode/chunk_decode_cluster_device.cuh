@@ -130,13 +130,15 @@ __device__ __forceinline__ int CountTiles(const ChunkDecodeTask& task,
 // Computes the block's share of the cluster's sequence, and writes the rows that the block owns.
 template <typename P>
 __device__ __forceinline__ void DecodeShare(const Arguments& args, const ClusterPlace& place,
-                                            const ChunkDecodeTask& task, unsigned char* shared) {
+                                            const ChunkDecodeLaneStart& start,
+                                            unsigned char* shared) {
   __shared__ uint64_t arrived;
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
+  const ChunkDecodeTask& task = start.task;
   const ReceivedStates<P> received(shared, ptx::SharedAddress(&arrived));
   TileCursor tile(task), next = tile;
-  int32_t page = PageOf(args, next, next.token + warp * 16);  // of the next tile
+  PageLookup page(args, place.lane_of_plan, next, warp);  // of the next tile
   if (threadIdx.x == 0) received.Expect(place);
   __syncwarp();
   // Tiles are numbered so that the last one lies in the last stage.
@@ -150,11 +152,12 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   LateRow<P> late;
   const auto load = [&](int t, bool early) {
     const bool leaves_last = early && next.IsLast();
-    if (leaves_last) late = LateRow<P>::OfTile(args, next, page, place.kv_head, stage_address(t));
-    LoadTile<P>(args, next, page, place.kv_head, stage_address(t), leaves_last);
+    if (leaves_last)
+      late = LateRow<P>::OfTile(args, next, page.page, place.kv_head, stage_address(t));
+    LoadTile<P>(args, next, page.page, place.kv_head, stage_address(t), leaves_last);
     ptx::CpAsyncCommit();
     next.Advance(plan.ranges);
-    if (next.Valid()) page = PageOf(args, next, next.token + warp * 16);
+    if (next.Valid()) page.Find(args, next, next.token + warp * 16);
   };
   Query<P> query;
   const bool early = args.params.only_last_is_new;
@@ -220,17 +223,15 @@ __global__ void __launch_bounds__(P::kThreads, 2)
   ptx::GridDependencyLaunch();
   // The plan and the page lists are uploaded before the step's first kernel, so they may be read
   // before the wait.
-  const int32_t task_begin = plan.lane_task_indptr[place.lane_of_plan];
-  const int32_t task_end = plan.lane_task_indptr[place.lane_of_plan + 1];
-  ChunkDecodeTask last{};
-  if (task_begin < task_end) last = plan.tasks[task_end - 1];
-  if (last.clustered) {
-    DecodeShare<P>(args, place, last, shared);
+  const ChunkDecodeLaneStart start = plan.lane_starts[place.lane_of_plan];
+  const bool clustered = start.task.clustered;
+  if (clustered) {
+    DecodeShare<P>(args, place, start, shared);
   } else {
     ptx::GridDependencyWait();
   }
   // The other tasks are of sequences without KV.
-  for (int32_t t = task_begin; t < task_end - last.clustered; ++t) {
+  for (int32_t t = start.task_begin; t < start.task_end - clustered; ++t) {
     const int32_t seq = plan.tasks[t].first_member.seq;
     for (int row = threadIdx.x / 32; row < place.group; row += P::kWarps) {
       WriteRow<P>(args, seq, place.kv_head * place.group + row, RowSlice<P>{});

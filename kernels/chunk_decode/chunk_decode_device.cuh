@@ -47,8 +47,8 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
   ptx::GridDependencyLaunch();
   // The plan and the page lists are uploaded before the step's first kernel, so they may be read
   // before the wait.
-  const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
-  const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
+  const ChunkDecodeLaneStart start = plan.lane_starts[lane_of_plan];
+  const int32_t task_begin = start.task_begin, task_end = start.task_end;
   if (task_begin == task_end) return;
   constexpr int kUnits = sizeof(ChunkDecodeTask) / 16;
   static_assert(kTasks * kUnits <= P::kThreads);
@@ -68,10 +68,10 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
   // since no tile is loaded of a task beyond the next one, and barriers lie between the end of a
   // task and the loads of the next but one.
   TileRing<P> tiles(ring);
-  ChunkDecodeTask task = plan.tasks[task_begin];  // that is computed
-  int32_t next_task = task_begin;                 // that the next tile to load belongs to
+  ChunkDecodeTask task = start.task;  // that is computed
+  int32_t next_task = task_begin;     // that the next tile to load belongs to
   TileCursor next(task);
-  int32_t page = 0;  // of the next tile
+  PageLookup page(args, lane_of_plan, next, warp);  // of the next tile
   const auto comes_with_tile = [&](const ChunkDecodeTask& of) {
     return args.queries_with_tiles && of.member_count == 1;
   };
@@ -86,7 +86,7 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
       next = TileCursor(opened);
       next_query = comes_with_tile(opened) ? opened.first_member.seq : -1;
     }
-    if (next.Valid()) page = PageOf(args, next, next.token + FirstTokenOfWarp());
+    if (next.Valid()) page.Find(args, next, next.token + FirstTokenOfWarp());
   };
   find_next();
   const auto query_address = [&](int32_t t) {
@@ -106,8 +106,8 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
   const auto load_next = [&](int32_t last_task, bool early) {
     if (!next.Valid() || next_task > last_task) return false;
     const bool leaves_last = early && next.IsLast();
-    if (leaves_last) late = LateRow<P>::OfTile(args, next, page, kv_head, tiles.ToLoad());
-    LoadTile<P>(args, next, page, kv_head, tiles.ToLoad(), leaves_last);
+    if (leaves_last) late = LateRow<P>::OfTile(args, next, page.page, kv_head, tiles.ToLoad());
+    LoadTile<P>(args, next, page.page, kv_head, tiles.ToLoad(), leaves_last);
     if (next_query >= 0) {
       LoadQuery<P>(args, next_query, kv_head, group, query_address(next_task), threadIdx.x,
                    P::kThreads);

@@ -46,7 +46,7 @@ ChunkDecodeLoad OtherLoadOf(const ChunkDecodePlan& plan) {
 }
 
 // Where the arrays of a plan begin, in the order of ChunkDecodePlanView, and where the last ends.
-std::array<int64_t, 6> OffsetsIn(const ChunkDecodePlanRoom& room) {
+std::array<int64_t, 7> OffsetsIn(const ChunkDecodePlanRoom& room) {
   int64_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
     return std::exchange(end,
@@ -57,6 +57,7 @@ std::array<int64_t, 6> OffsetsIn(const ChunkDecodePlanRoom& room) {
           take(room.ranges, sizeof(ChunkDecodeRange)),
           take(room.members, sizeof(ChunkDecodeMember)),
           take(room.num_seqs + 1, sizeof(int32_t)),
+          take(room.grid.num_lanes, sizeof(ChunkDecodeLaneStart)),
           end};
 }
 
@@ -66,13 +67,14 @@ int64_t ChunkDecodePlanRoom::Bytes() const { return OffsetsIn(*this).back(); }
 
 ChunkDecodePlanView ChunkDecodePlanRoom::View(const std::byte* block) const {
   if (block == nullptr) return {.grid = grid};
-  const auto [lanes, tasks_at, ranges_at, members_at, partials, end] = OffsetsIn(*this);
+  const auto [lanes, tasks_at, ranges_at, members_at, partials, starts, end] = OffsetsIn(*this);
   return {.grid = grid,
           .lane_task_indptr = reinterpret_cast<const int32_t*>(block + lanes),
           .tasks = reinterpret_cast<const ChunkDecodeTask*>(block + tasks_at),
           .ranges = reinterpret_cast<const ChunkDecodeRange*>(block + ranges_at),
           .members = reinterpret_cast<const ChunkDecodeMember*>(block + members_at),
-          .seq_partial_indptr = reinterpret_cast<const int32_t*>(block + partials)};
+          .seq_partial_indptr = reinterpret_cast<const int32_t*>(block + partials),
+          .lane_starts = reinterpret_cast<const ChunkDecodeLaneStart*>(block + starts)};
 }
 
 bool ChunkDecodePlanRoom::Holds(const ChunkDecodePlanRoom& other) const {
@@ -119,7 +121,30 @@ struct Draft {
   std::vector<ChunkDecodeMember> members;
   std::vector<int32_t> seq_partial_indptr{0};
 
-  ChunkDecodePlan Pack() const {
+  std::vector<ChunkDecodeLaneStart> LaneStarts(std::span<const int32_t> pages,
+                                               PageSplit split) const {
+    std::vector<ChunkDecodeLaneStart> starts(static_cast<size_t>(grid.num_lanes));
+    for (size_t lane = 0; lane < starts.size(); ++lane) {
+      ChunkDecodeLaneStart& start = starts[lane];
+      start.task_begin = lane_task_indptr[lane];
+      start.task_end = lane_task_indptr[lane + 1];
+      if (start.task_begin == start.task_end) continue;
+      start.task = tasks[static_cast<size_t>(grid.cluster_lanes > 1 ? start.task_end - 1
+                                                                    : start.task_begin)];
+      if (start.task.range_begin == start.task.range_end) continue;
+      const ChunkDecodeRange& range = start.task.first_range;
+      int32_t token = range.token_begin;
+      for (int32_t& page : start.pages) {
+        const auto at = static_cast<size_t>(range.page_begin + split.PageOf(token));
+        if (token < range.token_end && at < pages.size()) page = pages[at];
+        token += 16;
+      }
+    }
+    return starts;
+  }
+
+  // `pages` are those of the table, or none if the plan is only looked at.
+  ChunkDecodePlan Pack(std::span<const int32_t> pages, PageSplit split) const {
     for (size_t seq = 0; seq + 1 < seq_partial_indptr.size(); ++seq) {
       const int32_t states = seq_partial_indptr[seq + 1] - seq_partial_indptr[seq];
       Require(states <= kChunkDecodeMaxStates, "sequence ", seq, " has ", states,
@@ -145,6 +170,7 @@ struct Draft {
     put(ranges, at[2]);
     put(members, at[3]);
     put(seq_partial_indptr, at[4]);
+    put(LaneStarts(pages, split), at[5]);
     return plan;
   }
 };
@@ -289,7 +315,8 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
     task.first_states = indptr[1] - indptr[0];
     task.first_states_begin = indptr[0];
   }
-  return plan.Pack();
+  const auto num_pages = static_cast<size_t>(table.chunk_page_indptr[table.num_chunks]);
+  return plan.Pack({table.chunk_pages, num_pages}, layout.Pages());
 }
 
 }  // namespace

@@ -180,17 +180,17 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
   ptx::GridDependencyLaunch();
   // The plan and the page lists are uploaded before the step's first kernel, so they may be read
   // before the wait.
-  const int32_t task_begin = plan.lane_task_indptr[lane_of_plan];
-  const int32_t task_end = plan.lane_task_indptr[lane_of_plan + 1];
+  const ChunkDecodeLaneStart start = plan.lane_starts[lane_of_plan];
+  const int32_t task_begin = start.task_begin, task_end = start.task_end;
   if (task_begin == task_end) return;
-  const ChunkDecodeTask first_task = plan.tasks[task_begin];
+  const ChunkDecodeTask& first_task = start.task;
   int32_t next_task = task_begin;  // that the next tokens to load belong to
   OwnSequence sequence(first_task), next_sequence = sequence, sequence_before = sequence;
   UpcomingTask upcoming;  // number next_task + 1
   if (task_begin + 1 < task_end) upcoming.Load(plan.tasks[task_begin + 1]);
   TileRing<P> tiles(ring + warp * 16 * P::kRowBytes);
   TokenCursor<16> next(first_task);
-  int32_t page = 0;  // of the next tokens
+  PageLookup page(args, lane_of_plan, next, 0);  // of the next tokens
   // Before the dependency wait no query is loaded, because the kernel before writes the queries.
   bool next_brings_query = !args.params.only_last_is_new;
   const auto find_next = [&] {
@@ -202,7 +202,7 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       next = TokenCursor<16>(opened);
       next_brings_query = true;
     }
-    if (next.Valid()) page = PageOf(args, next, next.token);
+    if (next.Valid()) page.Find(args, next, next.token);
   };
   find_next();
   LateRow<P> late;
@@ -211,9 +211,11 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
     if (!next.Valid() || next_task > last_task) return false;
     const bool leaves_last = early && next.IsLast();
     if (leaves_last) {
-      late = LateRow<P>(args, next.token_end - 1, page, kv_head, tiles.ToLoad(), next.Tokens() - 1);
+      late = LateRow<P>(args, next.token_end - 1, page.page, kv_head, tiles.ToLoad(),
+                        next.Tokens() - 1);
     }
-    LoadTokens<P>(args, next.token, next.token_end, page, kv_head, tiles.ToLoad(), leaves_last);
+    LoadTokens<P>(args, next.token, next.token_end, page.page, kv_head, tiles.ToLoad(),
+                  leaves_last);
     if (next_brings_query) {
       LoadQuery<P>(args, next_sequence.member.seq, kv_head, group, query_rows, lane, 32);
     }

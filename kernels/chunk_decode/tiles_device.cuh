@@ -45,14 +45,42 @@ struct TokenCursor {
 
 using TileCursor = TokenCursor<kChunkDecodeTileTokens>;
 
-// The page of 16 tokens of a range: ranges begin at multiples of 16.
+// Where the page of 16 tokens is in chunk_pages: ranges begin at multiples of 16.
+template <int kTokens>
+__device__ __forceinline__ int32_t PageIndexOf(const Arguments& args,
+                                               const TokenCursor<kTokens>& cursor, int32_t token) {
+  return cursor.page_begin + args.kv_bytes.pages.PageOf(token);
+}
 template <int kTokens>
 __device__ __forceinline__ int32_t PageOf(const Arguments& args, const TokenCursor<kTokens>& cursor,
                                           int32_t token) {
   if (token >= cursor.token_end) return 0;
-  return __ldg(args.params.table.chunk_pages + cursor.page_begin +
-               args.kv_bytes.pages.PageOf(token));
+  return __ldg(args.params.table.chunk_pages + PageIndexOf(args, cursor, token));
 }
+
+// The page of the 16 tokens that a warp loads next, looked up where it is not that of the ones
+// before.
+struct PageLookup {
+  int32_t page;
+  int32_t index = -1;  // in chunk_pages
+
+  // Of the lane's first tile, of which the warp loads number `sixteen` of 16 tokens.
+  template <int kTokens>
+  __device__ __forceinline__ PageLookup(const Arguments& args, int lane_of_plan,
+                                        const TokenCursor<kTokens>& cursor, int sixteen)
+      : page(args.params.plan.lane_starts[lane_of_plan].pages[sixteen]) {
+    if (cursor.Valid()) index = PageIndexOf(args, cursor, cursor.token + sixteen * 16);
+  }
+  template <int kTokens>
+  __device__ __forceinline__ void Find(const Arguments& args, const TokenCursor<kTokens>& cursor,
+                                       int32_t token) {
+    if (token >= cursor.token_end) return;
+    const int32_t at = PageIndexOf(args, cursor, token);
+    if (at == index) return;
+    index = at;
+    page = __ldg(args.params.table.chunk_pages + at);
+  }
+};
 
 // Issues the copies of 16 tokens from `token`, K and V, by one warp. Rows past the range's end
 // become zeros, so that the contents of dead slots (which may be NaN) never reach the MMA; nobody

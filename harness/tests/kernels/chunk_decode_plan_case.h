@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <span>
@@ -93,6 +94,26 @@ inline void CheckClusters(const ChunkDecodePlan& plan) {
   }
 }
 
+// Checks that what a lane loads first is what the plan and the table say.
+inline void CheckLaneStarts(const ChunkTableView& table, const PagedKvLayout& layout,
+                            const ChunkDecodePlan& plan) {
+  for (int32_t lane = 0; lane < plan.size.grid.num_lanes; ++lane) {
+    const ChunkDecodeLaneStart& start = plan.View().lane_starts[lane];
+    const int32_t begin = plan.LaneTaskIndptr()[lane], end = plan.LaneTaskIndptr()[lane + 1];
+    ASSERT_EQ(start.task_begin, begin) << lane;
+    ASSERT_EQ(start.task_end, end) << lane;
+    if (begin == end) continue;
+    const ChunkDecodeTask& task = plan.Tasks()[plan.size.grid.cluster_lanes > 1 ? end - 1 : begin];
+    ASSERT_EQ(std::memcmp(&start.task, &task, sizeof(task)), 0) << lane;
+    for (int32_t i = 0; i < std::ssize(start.pages) && task.range_begin < task.range_end; ++i) {
+      const int32_t token = task.first_range.token_begin + 16 * i;
+      if (token >= task.first_range.token_end) break;
+      const int32_t page = task.first_range.page_begin + token / layout.page_size;
+      ASSERT_EQ(start.pages[i], table.chunk_pages[page]) << "lane " << lane << " token " << token;
+    }
+  }
+}
+
 // Checks that a plan reads every (sequence, listed chunk, token) exactly once, with the right
 // shift, in tasks that the kernel can run, and that partial states add up.
 inline void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, int32_t num_q_heads,
@@ -113,6 +134,7 @@ inline void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, 
   ASSERT_EQ(plan.LaneTaskIndptr().back(), static_cast<int32_t>(plan.Tasks().size()));
   const int32_t group = num_q_heads / layout.num_kv_heads;
   CheckClusters(plan);
+  CheckLaneStarts(table, layout, plan);
   for (size_t i = 0; i < plan.Tasks().size(); ++i) {
     const ChunkDecodeTask& task = plan.Tasks()[i];
     // The tasks of a cluster make one state.

@@ -424,6 +424,9 @@ TEST(ChunkDecodePlanTest, PlanIsCopiedIntoALargerRoomAndRefusedByASmallerOne) {
   EXPECT_TRUE(same(plan.Ranges(), copy.ranges));
   EXPECT_TRUE(same(plan.Members(), copy.members));
   EXPECT_TRUE(same(plan.SeqPartialIndptr(), copy.seq_partial_indptr));
+  EXPECT_TRUE(
+      same(std::span(plan.View().lane_starts, static_cast<size_t>(plan.size.grid.num_lanes)),
+           copy.lane_starts));
   for (int64_t ChunkDecodePlanRoom::*count :
        {&ChunkDecodePlanRoom::num_seqs, &ChunkDecodePlanRoom::tasks, &ChunkDecodePlanRoom::ranges,
         &ChunkDecodePlanRoom::members}) {
