@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/chunk_decode/arguments_device.cuh"
+#include "kernels/device/ptx/cache_policy.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/swizzle.cuh"
@@ -99,14 +100,15 @@ __device__ __forceinline__ void LoadTokens(const Arguments& args, int32_t token,
                     piece * 16;
   const uint32_t first_to = keys_address + SwizzledOffset<P::kRowBytes>(first_row, piece);
   if (token >= token_end) return;
+  const uint64_t policy = ptx::EvictFirstConstant();
 #pragma unroll
   for (int i = 0; i < 16 / kRowsAtOnce; ++i, key += kRowsAtOnce * args.kv_bytes.row) {
     const int32_t at = first_token + i * kRowsAtOnce;
     if (leaves_last && at == token_end - 1) continue;
     const bool valid = at < token_end;  // the row is one of the page in any case
     const uint32_t to = SwizzledRow<P::kRowBytes>(first_to, i * kRowsAtOnce);
-    ptx::CpAsync16(to, key, valid);
-    ptx::CpAsync16(to + P::kTileBytes, key + args.kv_bytes.value, valid);
+    ptx::CpAsync16(to, key, valid, policy);
+    ptx::CpAsync16(to + P::kTileBytes, key + args.kv_bytes.value, valid, policy);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/decode_step/step_shared_device.cuh"
+#include "kernels/device/ptx/cache_policy.cuh"
 
 namespace tokline::decode_step {
 

@@ -22,6 +22,7 @@
 #include "kernels/device/convert.cuh"
 #include "kernels/device/copy_ring.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
+#include "kernels/device/ptx/cache_policy.cuh"
 #include "kernels/device/ptx/cluster.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
@@ -78,11 +79,12 @@ template <typename Policy>
 __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShare& share,
                                             const CopyRing& ring) {
   const int x_bytes = static_cast<int>(args.params.num_tokens) * Policy::kRowBytes;
+  const uint64_t once = ptx::EvictFirstPolicy();
   const auto load_weight = [&](int block, int stage) {
     ptx::MbarrierArriveExpect(ring.Full(stage), Policy::kWeightBytes + x_bytes);
     if (!args.params.gated_silu) {
       ptx::TensorCopyToShared(ring.Stage(stage), &args.weight, 0, share.tile * Policy::kRows,
-                              share.first_block + block, ring.Full(stage));
+                              share.first_block + block, ring.Full(stage), once);
       return;
     }
 #pragma unroll
@@ -90,7 +92,8 @@ __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShar
       int row = share.tile * (Policy::kRows / 2) + piece / 2 * Policy::kPiece;
       if (piece % 2 == 1) row += static_cast<int>(args.params.out_features);
       ptx::TensorCopyToShared(ring.Stage(stage) + piece * Policy::kPiece * Policy::kRowBytes,
-                              &args.weight, 0, row, share.first_block + block, ring.Full(stage));
+                              &args.weight, 0, row, share.first_block + block, ring.Full(stage),
+                              once);
     }
   };
   const auto load_x = [&](int block, int stage) {

@@ -24,6 +24,7 @@
 
 #include "kernels/device/copy_ring.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
+#include "kernels/device/ptx/cache_policy.cuh"
 #include "kernels/device/ptx/cluster.cuh"
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
@@ -47,10 +48,11 @@ __device__ __forceinline__ void ProduceWgmma(const WgmmaArgs& args, const WgmmaS
   const int blocks = share.num_k / Policy::kBlockK;
   const int row = args.params.gated_silu ? 0 : share.tile * kWgmmaRows;
   const int pair = args.params.gated_silu ? share.tile * (kWgmmaRows / 16) : 0;
+  const uint64_t once = ptx::EvictFirstPolicy();
   const auto load_weight = [&](int block, int stage) {
     ptx::MbarrierArriveExpect(weight.Full(stage), Policy::kWeightBytes);
     ptx::TensorCopyToShared(weight.Stage(stage), &args.weight, 0, row, 0, pair,
-                            share.first_k / 64 + block * Policy::kPanels, weight.Full(stage));
+                            share.first_k / 64 + block * Policy::kPanels, weight.Full(stage), once);
   };
   const int x_bytes = Policy::kFewer
                           ? static_cast<int>(args.params.num_tokens) * 128 * Policy::kPanels

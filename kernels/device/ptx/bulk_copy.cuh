@@ -22,13 +22,6 @@ __device__ __forceinline__ void MbarrierArriveExpect(uint32_t barrier, uint32_t 
                : "memory");
 }
 
-// A policy for copies of data that is read once: the L2 evicts it first.
-__device__ __forceinline__ uint64_t EvictFirstPolicy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // Loads `bytes` contiguous bytes, a multiple of 16; both addresses are 16 B aligned.
 __device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* global,
                                                  uint32_t bytes, uint32_t barrier,
@@ -63,12 +56,32 @@ __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* 
 }
 
 __device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
+                                                   int32_t c1, int32_t c2, uint32_t barrier,
+                                                   uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
                                                    int32_t c1, int32_t c2, int32_t c3, int32_t c4,
                                                    uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
       "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void TensorCopyToShared(uint32_t shared, const void* map, int32_t c0,
+                                                   int32_t c1, int32_t c2, int32_t c3, int32_t c4,
+                                                   uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier), "l"(policy)
       : "memory");
 }
 

@@ -17,6 +17,16 @@ __device__ __forceinline__ void CpAsync16(uint32_t shared, const void* source, b
                : "memory");
 }
 
+// The same under a policy for the L2.
+__device__ __forceinline__ void CpAsync16(uint32_t shared, const void* source, bool valid,
+                                          uint64_t policy) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared),
+      "l"(source), "r"(bytes), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void CpAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
