@@ -8,6 +8,7 @@
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/reduce.cuh"
+#include "kernels/device/softmax_row.cuh"
 #include "kernels/device/swizzle.cuh"
 
 namespace tokline::chunk_decode {
@@ -102,8 +103,9 @@ struct Query {
 // Online softmax of one warp over 16 rows: row lane/4 in [0], row lane/4 + 8 in [1].
 template <typename P>
 struct RowState {
-  float row_max[2] = {-INFINITY, -INFINITY};  // base 2, of the scaled scores
-  float row_sum[2] = {0, 0};                  // this lane's columns only
+  // Base 2, of the scaled scores, less kLargestWeightLog2: weights are 2^(score - row_max).
+  float row_max[2] = {-INFINITY, -INFINITY};
+  float row_sum[2] = {0, 0};  // this lane's columns only
   float output[P::kHeadDim / 8][4] = {};
 
   // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count. `keys_address` is that of
@@ -134,7 +136,8 @@ struct RowState {
     uint32_t probabilities[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float best = row_max[half];
+      constexpr float kLargest = kLargestWeightLog2<T>;
+      float best = kLargest == 0 ? row_max[half] : row_max[half] + kLargest;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -146,6 +149,7 @@ struct RowState {
         }
       }
       best = WarpMax<4>(best);
+      if (kLargest != 0) best -= kLargest;
       // A row whose scores are all -inf (possible with infinite inputs) must not give NaN.
       const float base = best == -INFINITY ? 0.0f : best;
       const float rescale = ptx::Exp2(row_max[half] - base);

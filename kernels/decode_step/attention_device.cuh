@@ -10,6 +10,7 @@
 #include "kernels/decode_step/products_device.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/device/reduce.cuh"
+#include "kernels/device/softmax_row.cuh"
 
 namespace tokline::decode_step {
 
@@ -69,9 +70,10 @@ __device__ __forceinline__ uint2 PollHead(const uint32_t* head, int lane) {
 template <typename P>
 struct WarpState {
   static constexpr int kSteps = P::kHeadDim / 16;
-  float best[2] = {-INFINITY, -INFINITY};  // base 2, of the scaled scores
-  float sum[2] = {0, 0};                   // of this lane's keys
-  float output[kSteps][4] = {};            // dims lane / 4 and + 8 of each step
+  // Base 2, of the scaled scores, less kLargestWeightLog2: weights are 2^(score - best).
+  float best[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0, 0};         // of this lane's keys
+  float output[kSteps][4] = {};  // dims lane / 4 and + 8 of each step
 
   // `keys` and `values` are [16 tokens][head_dim] in panels of 64 with the 128-byte swizzle.
   __device__ __forceinline__ void Add(const uint32_t (&query)[kSteps][2], uint32_t keys,
@@ -94,11 +96,13 @@ struct WarpState {
     }
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-      float top = fmaxf(best[q], fmaxf(p[q], p[q + 2]));
+      constexpr float kLargest = kLargestWeightLog2<T>;
+      float top = fmaxf(kLargest == 0 ? best[q] : best[q] + kLargest, fmaxf(p[q], p[q + 2]));
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) {
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
       }
+      if (kLargest != 0) top -= kLargest;
       // Scores that are all -inf (possible with infinite inputs) must not give NaN.
       const float base = top == -INFINITY ? 0.0f : top;
       rescale[q] = ptx::Exp2(best[q] - base);

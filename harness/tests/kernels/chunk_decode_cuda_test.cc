@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <numbers>
 
 #include "harness/tests/kernels/chunk_decode_cuda_case.h"
 
@@ -119,6 +120,29 @@ TEST_P(ChunkDecodeGridCudaTest, UniformScoresGiveTheMeanBitwise) {
     decode.kv.Set(i, static_cast<int>(rng() % 17) - 8);
   }
   EXPECT_TRUE(RunCuda(decode).out == RunReference(decode).out);
+}
+
+// One token without a value outweighs each of the others by 2^22.3. With the largest weight at 1,
+// fp16 would round the others' to few digits: 8 % too low in a warp that reads them all.
+TEST_P(ChunkDecodeGridCudaTest, Fp16KeepsWeightsFarBelowTheLargest) {
+  DecodeCaseOptions options;
+  options.dtype = DType::kF16;
+  DecodeCase decode = MakeDecodeCase(WithLengths(options, {8193, 90}));
+  for (int64_t i = 0; i < decode.q.size(); ++i) decode.q.Set(i, 1);
+  const double heavy = 22.3 / (std::sqrt(128.0) * std::numbers::log2e);
+  ForEachToken(decode, [&](int32_t, int32_t token, int64_t page, int32_t row) {
+    for (int32_t h = 0; h < 2; ++h) {
+      for (int32_t d = 0; d < 128; ++d) {
+        decode.kv.Set(decode.layout.KeyOffset(page, h, row) + d, token == 0 ? heavy : 0);
+        decode.kv.Set(decode.layout.ValueOffset(page, h, row) + d, token == 0 ? 0 : 1);
+      }
+    }
+  });
+  const DecodeResult actual = RunCuda(decode), expected = RunReference(decode);
+  for (int64_t r = 0; r < decode.Rows(); ++r) {
+    ASSERT_NEAR(actual.out[r * 128], expected.out[r * 128], 0.005 * expected.out[r * 128]) << r;
+    ASSERT_NEAR(actual.lse[r], expected.lse[r], 1e-4) << r;
+  }
 }
 
 // All scores are -46,341: what stands for a masked column must lie below any score there is.
