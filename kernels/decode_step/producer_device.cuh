@@ -111,7 +111,7 @@ class Producer {
         const int64_t at = layer_row + layout.HeadRow(pages.PageOf(row), lane_ % 2, task.kv_head,
                                                       pages.RowOf(row));
         ptx::TensorCopyToShared(ring_.Stage(position_.stage) + lane_ * P::kTileBytes, &args_.kv, 0,
-                                static_cast<int32_t>(at), 0, ring_.Full(position_.stage));
+                                static_cast<int32_t>(at), 0, ring_.Full(position_.stage), policy_);
       }
       position_.Advance();
     }
