@@ -137,7 +137,7 @@ class WgmmaEpilogue {
   // Loads the residual of the first outputs, once it is complete.
   __device__ __forceinline__ void LoadFirst() {
     LoadResidual(first_);
-    sender_.LookUpLaunch();
+    if constexpr (Policy::kSends) sender_.LookUpLaunch();
   }
 
   __device__ __forceinline__ void Finish(const float* partials) {
@@ -147,7 +147,7 @@ class WgmmaEpilogue {
     for (int index = threadIdx.x; index < items;) {
       float values[kColumns] = {};
       if (item.exists) FinishItem(item, partials, values);
-      if (sender_.IsOn()) Send(item, values);
+      if constexpr (Policy::kSends) Send(item, values);
       index += kWgmmaConsumers;
       if (index >= items) break;
       item = Locate(index);

@@ -27,9 +27,12 @@ struct WgmmaAppendArgs : WgmmaArgs {
 };
 
 // kFewerValue: there are fewer tokens than kTokens, and boxes of x end at the last one.
-// kHeadDimValue is that of the heads that the kernel appends, or 0.
-template <typename T, int kTokensValue, bool kFewerValue, int kHeadDimValue = 0>
+// kHeadDimValue is that of the heads that the kernel appends, or 0. kSendsValue: outputs go to the
+// peers.
+template <typename T, int kTokensValue, bool kFewerValue, int kHeadDimValue = 0,
+          bool kSendsValue = false>
 struct WgmmaPolicy {
+  static constexpr bool kSends = kSendsValue;
   static constexpr bool kFewer = kFewerValue;
   using Type = T;
   using Args = std::conditional_t<kHeadDimValue != 0, WgmmaAppendArgs, WgmmaArgs>;
