@@ -82,10 +82,10 @@ __device__ __forceinline__ void ProduceWgmma(const WgmmaArgs& args, const WgmmaS
     weight_at.Advance();
   }
   // Sums of so few tokens wait for this kernel's end.
-  constexpr bool kSendsMany = Policy::kSends && !Policy::kInRegisters;
-  if (!kSendsMany) ptx::GridDependencyLaunch();
+  constexpr bool kSends = Policy::kSends && !Policy::kInRegisters;
+  if (!kSends) ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
-  if (kSendsMany) ptx::GridDependencyLaunch();
+  if (kSends) ptx::GridDependencyLaunch();
   for (int block = 0; block < min(blocks, x.stages); ++block) load_x(block, block);
   for (int read = 0; read < blocks - min(early, x.stages); ++read) {
     if (read + x.stages < blocks) {
