@@ -143,8 +143,7 @@ struct Draft {
     return starts;
   }
 
-  // `pages` are those of the table, or none if the plan is only looked at.
-  ChunkDecodePlan Pack(std::span<const int32_t> pages, PageSplit split) const {
+  ChunkDecodePlan Pack(const ChunkTableView& table, PageSplit split) const {
     for (size_t seq = 0; seq + 1 < seq_partial_indptr.size(); ++seq) {
       const int32_t states = seq_partial_indptr[seq + 1] - seq_partial_indptr[seq];
       Require(states <= kChunkDecodeMaxStates, "sequence ", seq, " has ", states,
@@ -170,7 +169,10 @@ struct Draft {
     put(ranges, at[2]);
     put(members, at[3]);
     put(seq_partial_indptr, at[4]);
-    put(LaneStarts(pages, split), at[5]);
+    // A table whose plans are only looked at may have no pages.
+    const int32_t num_pages =
+        table.chunk_pages == nullptr ? 0 : table.chunk_page_indptr[table.num_chunks];
+    put(LaneStarts({table.chunk_pages, static_cast<size_t>(num_pages)}, split), at[5]);
     return plan;
   }
 };
@@ -315,8 +317,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
     task.first_states = indptr[1] - indptr[0];
     task.first_states_begin = indptr[0];
   }
-  const auto num_pages = static_cast<size_t>(table.chunk_page_indptr[table.num_chunks]);
-  return plan.Pack({table.chunk_pages, num_pages}, layout.Pages());
+  return plan.Pack(table, layout.Pages());
 }
 
 }  // namespace

@@ -313,6 +313,12 @@ TEST(ChunkDecodePlanTest, PlansOfAnyLengthsFitTheRoomOfTheirNumber) {
   EXPECT_GE(most_states, 100);
 }
 
+TEST(ChunkDecodePlanTest, ATableOfNothingHasAPlanOfNothing) {
+  const ChunkDecodePlan plan = PlanChunkDecode({}, kEightHeads, 16, kDevice);
+  EXPECT_TRUE(plan.Tasks().empty());
+  EXPECT_EQ(plan.View().lane_starts[0].task_end, 0);
+}
+
 TEST(ChunkDecodePlanTest, EqualLengthsAreCutEvenly) {
   const PagedKvLayout layout{
       .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
