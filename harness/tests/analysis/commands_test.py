@@ -119,6 +119,20 @@ class CommandsTest(CommandTest):
             with self.subTest(list(map(str, words))):
                 self.refuses_one_file(names, *words)
 
+    def test_a_result_never_takes_the_place_of_other_records(self):
+        a, b = self.pair()
+        others = Path(self.write("others.jsonl", self.machine.run("bench_x", self.cases)))
+        before = others.read_bytes()
+        for name, *words in (
+            ("-o", "report", a, "-o", others), ("--markdown", "report", a, "-o", self.folder / "r.html", "--markdown", others),
+            ("-o", "export", a, "--format", "csv", "-o", others),
+            ("--json", "gate", "--baseline", a, "--candidate", b, "--json", others)):
+            with self.subTest(words[0]):
+                done = self.run_command(*words, expect=2)
+                self.assertRegex(done.stderr, rf"{name} \S+others.jsonl holds records of measurements, which a result "
+                                 "would replace; name another file, or delete this one\n$")
+                self.assertEqual(others.read_bytes(), before)
+
     def test_two_results_never_share_a_file(self):
         a, b = self.pair()
         r, same = self.folder / "r", f"{self.folder}/./r"

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import tempfile
 
@@ -63,11 +64,13 @@ def require_writable(path):
         raise CannotWrite(f"cannot write {path}: {error.strerror}") from None
 
 
-def check_outputs(outputs, inputs=()):
-    """Checks before anything is read or written whether every result can be written, and into a file of its own.
+def check_outputs(outputs, inputs=(), records=()):
+    """Checks before anything is read or written whether every result can be written, into a file of its own that
+    holds no records, which could not be made again.
 
     Both are (name, path) pairs with the name of the option. A path may be None, and an input may be a folder, whose
-    *.jsonl are read. Raises SameFile and CannotWrite.
+    *.jsonl are read. `records` names the options whose results are records themselves. Raises SameFile and
+    CannotWrite.
     """
     written = [(name, path) for name, path in outputs if path is not None]
     read = [(name, file) for name, path in inputs if path is not None for file in _files_of(path)]
@@ -77,7 +80,22 @@ def check_outputs(outputs, inputs=()):
     for name, path in written:
         if path == "-":
             raise SameFile(f"{name} is '-': it names a file; ./- is one of that name, and /dev/stdout the output")
+        if name not in records and _holds_records(path):
+            raise SameFile(f"{name} {path} holds records of measurements, which a result would replace; "
+                           "name another file, or delete this one")
         require_writable(path)
+
+
+def _holds_records(path):
+    """Whether the first line of a file is that of a record (docs/measuring.md)."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            first = json.loads(file.readline(1 << 20))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and "schema" in first and "run_id" in first
 
 
 def jsonl_below(folder):

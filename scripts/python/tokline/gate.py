@@ -90,7 +90,8 @@ def check_files(options):
     check_outputs(
         [("--out", options.out), ("--markdown", options.markdown), ("--json", options.json)],
         [("--baseline", options.baseline), ("--candidate", options.candidate), ("--noise", options.noise),
-         *(("--ab", path) for path in options.ab or ()), ("--aa", options.aa), *(("--keep's", path) for path in kept)])
+         *(("--ab", path) for path in options.ab or ()), ("--aa", options.aa), *(("--keep's", path) for path in kept)],
+        records=("--out",))
 
 
 def main(arguments):
