@@ -3,20 +3,34 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/common/error.h"
 
 namespace tokline {
 namespace {
 
 template <typename From, typename To>
 void Convert(const void* src, void* dst, int64_t count) {
+  constexpr float kTooLargeForF16 = 65520;  // and what is larger rounds to infinity
   const auto* bytes = static_cast<const char*>(src);
   auto* out = static_cast<To*>(dst);
+  float largest = 0;  // of the finite ones
   for (int64_t i = 0; i < count; ++i) {
-    From value;
-    std::memcpy(&value, bytes + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
-    out[i] = static_cast<To>(static_cast<float>(value));
+    From element;
+    std::memcpy(&element, bytes + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
+    const auto value = static_cast<float>(element);
+    out[i] = static_cast<To>(value);
+    if constexpr (std::is_same_v<To, Eigen::half>) {
+      const float size = std::abs(value);
+      if (size > largest && size <= std::numeric_limits<float>::max()) largest = size;
+    }
   }
+  Require(largest < kTooLargeForF16, "a weight of magnitude ", largest,
+          " does not fit f16, whose largest number is 65504; bf16 and f32 hold it");
 }
 
 template <typename From>

@@ -7,7 +7,8 @@
 
 namespace tokline {
 
-// Rounds to nearest even. `src` may have any alignment.
+// Rounds to nearest even. `src` may have any alignment. Throws InvalidArgument, which states the
+// number, if a finite one is too large for fp16.
 void ConvertElements(DType from, const void* src, DType to, void* dst, int64_t count);
 
 // Same as ConvertElements, for a matrix with the given strides in elements. `dst` is dense.

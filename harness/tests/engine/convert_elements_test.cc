@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "harness/tests/message_of.h"
 #include "reference/elements.h"
 
 namespace tokline {
@@ -13,9 +15,9 @@ namespace {
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 
 TEST(ConvertElementsTest, EveryPairRoundsToNearestFromAnyAlignment) {
-  // Values that are exact in all three types, tie to even in bf16, are the largest half, and are
-  // close to the smallest normal half.
-  const std::vector<double> values{0, -1, 96.5, 1 + 0x1p-8, 1 + 3 * 0x1p-8, 65504, -0x1p-14, 3.1};
+  // Values that are exact in all three types, tie to even in bf16, are nearly the largest half, and
+  // are close to the smallest normal half.
+  const std::vector<double> values{0, -1, 96.5, 1 + 0x1p-8, 1 + 3 * 0x1p-8, 65280, -0x1p-14, 3.1};
   const auto count = static_cast<int64_t>(values.size());
   for (const DType from : kDTypes) {
     std::vector<char> source(static_cast<size_t>(count * SizeOf(from)) + 1);
@@ -33,6 +35,21 @@ TEST(ConvertElementsTest, EveryPairRoundsToNearestFromAnyAlignment) {
       }
     }
   }
+}
+
+TEST(ConvertElementsTest, FiniteNumbersThatF16CannotHoldAreRefused) {
+  const auto convert = [](std::vector<float> values) {
+    std::vector<char> out(2 * values.size());
+    ConvertElements(DType::kF32, values.data(), DType::kF16, out.data(), std::ssize(values));
+    return LoadElement(DType::kF16, out.data(), 0);
+  };
+  EXPECT_EQ(convert({65519.9f, 1}), 65504);  // rounds to the largest there is
+  EXPECT_EQ(convert({-INFINITY, NAN}), -INFINITY);
+  EXPECT_EQ(testing::MessageOf([&] {
+              convert({1, -65520});
+            }),
+            "a weight of magnitude 65520 does not fit f16, whose largest number is 65504; bf16 and "
+            "f32 hold it");
 }
 
 // Covers dense matrices, every other row, and transposes with more rows than a block.
