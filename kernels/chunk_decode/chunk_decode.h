@@ -215,7 +215,8 @@ struct ChunkDecodePlanOptions {
   const ChunkDecodePlanRoom* room = nullptr;
 };
 
-// Plans a step. `table` is a host table that Validate(table, layout) accepts. A pure function.
+// Plans a step. `table` is a host table that Validate(table, layout) accepts, with the pages that
+// the launch will read: the plan has some of their numbers. A pure function.
 ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options = {});

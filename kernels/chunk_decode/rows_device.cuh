@@ -157,8 +157,8 @@ struct RowState {
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const float p0 = ptx::Exp2(scores[n][half * 2] - base);
-        const float p1 = ptx::Exp2(scores[n][half * 2 + 1] - base);
+        const float p0 = WeightOf<T>(scores[n][half * 2] - base);
+        const float p1 = WeightOf<T>(scores[n][half * 2 + 1] - base);
         sum += p0 + p1;
         probabilities[n * 2 + half] = Pack2<T>(p0, p1);
       }

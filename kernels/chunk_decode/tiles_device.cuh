@@ -65,12 +65,14 @@ struct PageLookup {
   int32_t page;
   int32_t index = -1;  // in chunk_pages
 
-  // Of the lane's first tile, of which the warp loads number `sixteen` of 16 tokens.
+  // Of the lane's first tile, of which the warp loads number `sixteen` of 16 tokens. If there are
+  // none, no page is known.
   template <int kTokens>
   __device__ __forceinline__ PageLookup(const Arguments& args, int lane_of_plan,
                                         const TokenCursor<kTokens>& cursor, int sixteen)
       : page(args.params.plan.lane_starts[lane_of_plan].pages[sixteen]) {
-    if (cursor.Valid()) index = PageIndexOf(args, cursor, cursor.token + sixteen * 16);
+    const int32_t token = cursor.token + sixteen * 16;
+    if (cursor.Valid() && token < cursor.token_end) index = PageIndexOf(args, cursor, token);
   }
   template <int kTokens>
   __device__ __forceinline__ void Find(const Arguments& args, const TokenCursor<kTokens>& cursor,

@@ -107,8 +107,8 @@ struct WarpState {
       const float base = top == -INFINITY ? 0.0f : top;
       rescale[q] = ptx::Exp2(best[q] - base);
       best[q] = top;
-      p[q] = ptx::Exp2(p[q] - base);
-      p[q + 2] = ptx::Exp2(p[q + 2] - base);
+      p[q] = WeightOf<T>(p[q] - base);
+      p[q + 2] = WeightOf<T>(p[q + 2] - base);
       sum[q] = sum[q] * rescale[q] + (p[q] + p[q + 2]);
     }
     probabilities[0] = ptx::Transpose8x8(Pack2<T>(p[0], p[1]));

@@ -16,6 +16,14 @@ namespace tokline {
 template <typename T>
 inline constexpr float kLargestWeightLog2 = std::is_same_v<T, __half> ? 15.0f : 0.0f;
 
+// 2^exponent as a weight. Where scores are so huge that subtracting the largest one's exponent is
+// off by 1, fp16 would have no such weight.
+template <typename T>
+__device__ __forceinline__ float WeightOf(float exponent) {
+  const float weight = ptx::Exp2(exponent);
+  return kLargestWeightLog2<T> == 0 ? weight : fminf(weight, 32768.0f);
+}
+
 // The running maximum of the raw scores, and this lane's share of the sum of the weights, which are
 // 2^(scale_log2 * (score - max) + kLargestWeightLog2).
 struct RowState {

@@ -46,8 +46,15 @@ inline DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
   const ChunkDecodeGrid grid = run.grid.num_lanes == 0 && takes_full_grid
                                    ? ChunkDecodeFullGrid(decode.layout, QueryDeviceFacts())
                                    : run.grid;
+  // A plan has the numbers of pages, so they must be those that the device will read.
+  std::vector<int32_t> pages(host.chunk_pages,
+                             host.chunk_pages + host.chunk_page_indptr[host.num_chunks]);
+  for (int32_t& page : pages) page += static_cast<int32_t>(run.page_offset);
+  pages.push_back(0);  // never empty
+  ChunkTableView planned = host;
+  planned.chunk_pages = pages.data();
   const ChunkDecodePlan plan =
-      PlanChunkDecode(host, decode.layout, decode.num_q_heads, QueryDeviceFacts(),
+      PlanChunkDecode(planned, decode.layout, decode.num_q_heads, QueryDeviceFacts(),
                       {.runs = runs, .sharing = run.sharing, .grid = grid});
   EXPECT_TRUE(!run.grid.takes_parts || plan.num_partials > 0) << "no sequence has parts";
   if (const ChunkDecodeGrid& used = plan.size.grid;
@@ -57,10 +64,6 @@ inline DecodeResult RunCuda(DecodeCase& decode, const RunOptions& run = {}) {
         << "run lanes read nothing";
   }
   const DeviceBuffer plan_block(plan.block);
-  std::vector<int32_t> pages(host.chunk_pages,
-                             host.chunk_pages + host.chunk_page_indptr[host.num_chunks]);
-  for (int32_t& page : pages) page += static_cast<int32_t>(run.page_offset);
-  pages.push_back(0);  // never empty
   const DeviceBuffer device_pages(pages), q = ToDevice(decode.q), rope(decode.rope);
   DeviceBuffer out = ToDevice(result.out), lse(result.lse);
   const int64_t element = SizeOf(decode.options.dtype);

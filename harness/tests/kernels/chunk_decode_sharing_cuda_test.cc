@@ -127,6 +127,26 @@ TEST_F(ChunkDecodeCudaTest, SharedChunksMatchReadingThemPerSequence) {
   }
 }
 
+// A lane's first tile is the end of a chunk, with tokens for the first warp alone, and then it
+// reads the same page from its begin. The others must not take the page that they did not have.
+TEST_F(ChunkDecodeCudaTest, ALaneMayBeginWithTheEndOfAPageThatItReadsAgain) {
+  DecodeCaseOptions options;
+  options.page_size = 256;
+  options.chunk_lengths = {200, 70};
+  for (options.page_seed = 1;; ++options.page_seed) {  // no chunk lies on page 0
+    const DecodeCase decode = MakeDecodeCase(options);
+    const int32_t* const pages = decode.table.View().chunk_pages;
+    if (pages[0] != 0 && pages[1] != 0) break;
+  }
+  options.sequences = {{1, 1, 1}};
+  if (QueryDeviceFacts().HasClusters()) {
+    ExpectMatches(options,
+                  {.sharing = ChunkSharing::kNever, .grid = {.num_lanes = 2, .cluster_lanes = 2}});
+  }
+  options.sequences.assign(64, {0});
+  ExpectMatches(options, {.sharing = ChunkSharing::kAlways, .grid = {.num_lanes = 3}});
+}
+
 // Four sequences of nine heads have 36 rows, so the last of four warps has none, and could load
 // tile after tile while the others compute.
 TEST_F(ChunkDecodeCudaTest, AWarpWithoutRowsDoesNotRunAheadOfTheOthers) {
