@@ -138,7 +138,7 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   const ChunkDecodeTask& task = start.task;
   const ReceivedStates<P> received(shared, ptx::SharedAddress(&arrived));
   TileCursor tile(task), next = tile;
-  PageLookup page(args, place.lane_of_plan, next, warp);  // of the next tile
+  PageLookup<P> page(args, place.lane_of_plan, next, warp);  // of the next tile
   if (threadIdx.x == 0) received.Expect(place);
   __syncwarp();
   // Tiles are numbered so that the last one lies in the last stage.

@@ -71,7 +71,7 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
   ChunkDecodeTask task = start.task;  // that is computed
   int32_t next_task = task_begin;     // that the next tile to load belongs to
   TileCursor next(task);
-  PageLookup page(args, lane_of_plan, next, warp);  // of the next tile
+  PageLookup<P> page(args, lane_of_plan, next, warp);  // of the next tile
   const auto comes_with_tile = [&](const ChunkDecodeTask& of) {
     return args.queries_with_tiles && of.member_count == 1;
   };

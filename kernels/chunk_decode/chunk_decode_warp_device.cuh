@@ -190,7 +190,7 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
   if (task_begin + 1 < task_end) upcoming.Load(plan.tasks[task_begin + 1]);
   TileRing<P> tiles(ring + warp * 16 * P::kRowBytes);
   TokenCursor<16> next(first_task);
-  PageLookup page(args, lane_of_plan, next, 0);  // of the next tokens
+  PageLookup<P> page(args, lane_of_plan, next, 0);  // of the next tokens
   // Before the dependency wait no query is loaded, because the kernel before writes the queries.
   bool next_brings_query = !args.params.only_last_is_new;
   const auto find_next = [&] {

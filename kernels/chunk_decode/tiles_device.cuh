@@ -61,7 +61,10 @@ __device__ __forceinline__ int32_t PageOf(const Arguments& args, const TokenCurs
 
 // The page of the 16 tokens that a warp loads next, looked up where it is not that of the ones
 // before.
+template <typename P>
 struct PageLookup {
+  // At head_dim 64 no register is left to know the page by.
+  static constexpr bool kKeeps = P::kHeadDim > 64;
   int32_t page;
   int32_t index = -1;  // in chunk_pages
 
@@ -79,7 +82,7 @@ struct PageLookup {
                                        int32_t token) {
     if (token >= cursor.token_end) return;
     const int32_t at = PageIndexOf(args, cursor, token);
-    if (at == index) return;
+    if (kKeeps && at == index) return;
     index = at;
     page = __ldg(args.params.table.chunk_pages + at);
   }
