@@ -103,7 +103,7 @@ struct Query {
 // Online softmax of one warp over 16 rows: row lane/4 in [0], row lane/4 + 8 in [1].
 template <typename P>
 struct RowState {
-  // Base 2, of the scaled scores, less kLargestWeightLog2: weights are 2^(score - row_max).
+  // ReferenceOf() the largest scaled score.
   float row_max[2] = {-INFINITY, -INFINITY};
   float row_sum[2] = {0, 0};  // this lane's columns only
   float output[P::kHeadDim / 8][4] = {};
@@ -136,8 +136,7 @@ struct RowState {
     uint32_t probabilities[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      constexpr float kLargest = kLargestWeightLog2<T>;
-      float best = kLargest == 0 ? row_max[half] : row_max[half] + kLargest;
+      float best = LargestScoreOf<T>(row_max[half]);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -148,8 +147,7 @@ struct RowState {
           best = fmaxf(best, score);
         }
       }
-      best = WarpMax<4>(best);
-      if (kLargest != 0) best -= kLargest;
+      best = ReferenceOf<T>(WarpMax<4>(best));
       // A row whose scores are all -inf (possible with infinite inputs) must not give NaN.
       const float base = best == -INFINITY ? 0.0f : best;
       const float rescale = ptx::Exp2(row_max[half] - base);

@@ -70,7 +70,7 @@ __device__ __forceinline__ uint2 PollHead(const uint32_t* head, int lane) {
 template <typename P>
 struct WarpState {
   static constexpr int kSteps = P::kHeadDim / 16;
-  // Base 2, of the scaled scores, less kLargestWeightLog2: weights are 2^(score - best).
+  // ReferenceOf() the largest scaled score.
   float best[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0, 0};         // of this lane's keys
   float output[kSteps][4] = {};  // dims lane / 4 and + 8 of each step
@@ -96,13 +96,12 @@ struct WarpState {
     }
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-      constexpr float kLargest = kLargestWeightLog2<T>;
-      float top = fmaxf(kLargest == 0 ? best[q] : best[q] + kLargest, fmaxf(p[q], p[q + 2]));
+      float top = fmaxf(LargestScoreOf<T>(best[q]), fmaxf(p[q], p[q + 2]));
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) {
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
       }
-      if (kLargest != 0) top -= kLargest;
+      top = ReferenceOf<T>(top);
       // Scores that are all -inf (possible with infinite inputs) must not give NaN.
       const float base = top == -INFINITY ? 0.0f : top;
       rescale[q] = ptx::Exp2(best[q] - base);

@@ -71,7 +71,7 @@ class RankPackets {
 };
 
 // Sends a projection's outputs, which are the partial of the next launch of all_reduce_norm, to all
-// ranks, also to its own. `send` has one rank where there is nothing to send.
+// ranks, also to its own.
 //
 // With SumsBeforeTheEnd that launch begins, counts itself and polls while the projection still
 // runs. So the projection lets its dependents start only after its wait for predecessors, and looks
@@ -80,10 +80,8 @@ class PartialSender {
  public:
   __device__ __forceinline__ explicit PartialSender(const PeerBuffers& send) : send_(send) {}
 
-  __device__ __forceinline__ bool IsOn() const { return send_.world_size > 1; }
   // After the wait for earlier kernels, one of which is the launch before.
   __device__ __forceinline__ void LookUpLaunch() {
-    if (!IsOn()) return;
     const auto* const header = static_cast<const AllReduceHeader*>(send_.buffers[send_.rank]);
     launch_ = LaunchAfter(ptx::LoadRelaxedSystem4(&header->completed));
   }

@@ -16,12 +16,24 @@ namespace tokline {
 template <typename T>
 inline constexpr float kLargestWeightLog2 = std::is_same_v<T, __half> ? 15.0f : 0.0f;
 
-// 2^exponent as a weight. Where scores are so huge that subtracting the largest one's exponent is
-// off by 1, fp16 would have no such weight.
+// Weights are 2^(score - reference), with scores in base 2. The reference that belongs to a row's
+// largest score, and the other way around.
+template <typename T>
+__device__ __forceinline__ float ReferenceOf(float largest_score) {
+  return kLargestWeightLog2<T> == 0 ? largest_score : largest_score - kLargestWeightLog2<T>;
+}
+template <typename T>
+__device__ __forceinline__ float LargestScoreOf(float reference) {
+  return kLargestWeightLog2<T> == 0 ? reference : reference + kLargestWeightLog2<T>;
+}
+
+// 2^exponent as a weight. Where scores are so huge that subtracting the reference is off by 1, fp16
+// would have no such weight.
 template <typename T>
 __device__ __forceinline__ float WeightOf(float exponent) {
+  constexpr auto kLargest = static_cast<float>(1 << static_cast<int>(kLargestWeightLog2<T>));
   const float weight = ptx::Exp2(exponent);
-  return kLargestWeightLog2<T> == 0 ? weight : fminf(weight, 32768.0f);
+  return kLargestWeightLog2<T> == 0 ? weight : fminf(weight, kLargest);
 }
 
 // The running maximum of the raw scores, and this lane's share of the sum of the weights, which are
@@ -40,7 +52,7 @@ __device__ __forceinline__ float QuadSum(float x) {
 // unchanged maximum gives a correction factor of exactly 1. A row that has seen nothing gets -inf.
 template <typename T>
 __device__ __forceinline__ float ExponentOffset(float max, float scale_log2) {
-  return __fmul_rn(max, scale_log2) - kLargestWeightLog2<T>;
+  return ReferenceOf<T>(__fmul_rn(max, scale_log2));
 }
 
 // Like ExponentOffset, but 0 for a row that has seen nothing, so that -inf - (-inf) never arises

@@ -83,15 +83,11 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
       });
       return;
     }
-    if (params.send != nullptr) {
-      dispatch([&]<int kTokens, bool kFewer>() {
-        LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer, 0, true>>, shape, options,
-                     args);
-      });
-      return;
-    }
     dispatch([&]<int kTokens, bool kFewer>() {
-      LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer>>, shape, options, args);
+      const auto kernel = params.send != nullptr
+                              ? &WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer, 0, true>>
+                              : &WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer>>;
+      LaunchKernel(kernel, shape, options, args);
     });
   });
 }

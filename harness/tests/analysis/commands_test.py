@@ -124,7 +124,8 @@ class CommandsTest(CommandTest):
         others = Path(self.write("others.jsonl", self.machine.run("bench_x", self.cases)))
         before = others.read_bytes()
         for name, *words in (
-            ("-o", "report", a, "-o", others), ("--markdown", "report", a, "-o", self.folder / "r.html", "--markdown", others),
+            ("-o", "report", a, "-o", others),
+            ("--markdown", "report", a, "-o", self.folder / "r.html", "--markdown", others),
             ("-o", "export", a, "--format", "csv", "-o", others),
             ("--json", "gate", "--baseline", a, "--candidate", b, "--json", others)):
             with self.subTest(words[0]):

@@ -14,7 +14,8 @@ class CannotWrite(Stop):
 
 
 class SameFile(Stop):
-    """A result that would overwrite one of its inputs or another result, or has no file; the message names them."""
+    """A result that would overwrite one of its inputs, another result or other records, or has no file; the message
+    names them."""
     exit_code = 2
 
 
