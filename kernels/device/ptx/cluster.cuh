@@ -6,15 +6,19 @@
 
 namespace tokline::ptx {
 
-// Arrives and publishes what the thread wrote to shared memory, without waiting. All threads of a
-// warp call it together.
+// Arrives without waiting. It tells the other blocks that this one has come so far: its barriers
+// are initialised (FenceMbarrierInit publishes them), its loads from shared memory have returned,
+// copies have reached it. It does not publish what the thread has written: data travel with an
+// mbarrier that counts them. To release writes to a cluster costs a fence of the whole device,
+// MEMBAR.ALL.GPU, which made a step of Qwen3-0.6B at batch 8 12 % longer. All threads of a warp
+// call it together.
 __device__ __forceinline__ void ClusterArrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
-// Waits until all threads of the cluster have arrived and makes their writes visible.
+// Waits until all threads of the cluster have arrived.
 __device__ __forceinline__ void ClusterWait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
