@@ -194,7 +194,9 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
   if (WgmmaNormalises(params)) {
     plan.norm_bytes = static_cast<int32_t>(share_k * SizeOf(params.dtype));
   }
-  constexpr int64_t kXBytes = 32 << 10, kAlignment = 1024, kBarrierBytes = 8;
+  constexpr int64_t kAlignment = 1024, kBarrierBytes = 8;
+  // Of few tokens x takes so little room that blocks of the next kernel fit beside these.
+  const int64_t kXBytes = int64_t{in_registers ? 8 : 32} << 10;
   const bool large = plan.grid > 2 * device.sm_count;
   const int64_t limit = int64_t{large ? 74 : in_registers ? 100 : 112} << 10;
   const int64_t fixed = kAlignment + plan.partials_bytes + plan.norm_bytes;
@@ -207,7 +209,10 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
     return stages * weight_stage + x_stages(stages) * x_stage;
   };
   int64_t stages = std::min<int64_t>(2, blocks);
-  while (stages < blocks - held && fixed + ring_bytes(stages + 1) <= limit) ++stages;
+  // Where eight blocks share K the last of them would start late for want of room. That costs more
+  // than to wait for a free stage once.
+  const int64_t spared = !in_registers && plan.splits == kMaxCluster ? 1 : held;
+  while (stages < blocks - spared && fixed + ring_bytes(stages + 1) <= limit) ++stages;
   plan.weight_stages = static_cast<int32_t>(stages);
   plan.x_stages = static_cast<int32_t>(x_stages(stages));
   plan.shared_bytes = fixed + plan.weight_stages * (weight_stage + 2 * kBarrierBytes) +

@@ -44,17 +44,20 @@ class SharedNorm {
     const int count = (in_features + kWgmmaRows - 1) / kWgmmaRows;
     static_assert(kLinearSquares == 4);
     const auto* const squares = reinterpret_cast<const float4*>(params_.x_squares);
+    float sums[kRows] = {};
+#pragma unroll 1
+    for (int j = Segment(); j < count; j += kSegments) {
+      float4 four[kRows];  // all loads come first
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        four[i] = Token(i) < params_.num_tokens ? squares[Token(i) * count + j] : float4{};
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) sums[i] += four[i].x + four[i].y + (four[i].z + four[i].w);
+    }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      float sum = 0;
-      if (Token(i) < params_.num_tokens) {
-#pragma unroll 1
-        for (int j = Segment(); j < count; j += kSegments) {
-          const float4 four = squares[Token(i) * count + j];
-          sum += four.x + four.y + (four.z + four.w);
-        }
-      }
-      sum = WarpSum<kSegments>(sum);
+      const float sum = WarpSum<kSegments>(sums[i]);
       factors_[i] = rsqrtf(sum / static_cast<float>(in_features) + params_.norm_eps);
     }
   }
@@ -63,14 +66,18 @@ class SharedNorm {
   __device__ __forceinline__ void Apply(int block, int stage) const {
     const uint4 weight = weight_[block * kSegments + Segment()];
     const uint32_t x = shared_.x.Stage(stage) + Segment() / 8 * Policy::kXPanel;
+    uint4* rows[kRows];
+    uint4 from[kRows];  // all loads come first
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (Token(i) >= params_.num_tokens) break;
-      uint4* const at =
-          shared_.template Pointer<uint4>(x + SwizzledOffset<128>(Token(i), Segment() % 8));
-      const uint4 row = *at;
-      *at = {Normalise(row.x, factors_[i], weight.x), Normalise(row.y, factors_[i], weight.y),
-             Normalise(row.z, factors_[i], weight.z), Normalise(row.w, factors_[i], weight.w)};
+      rows[i] = shared_.template Pointer<uint4>(x + SwizzledOffset<128>(Token(i), Segment() % 8));
+      from[i] = *rows[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      *rows[i] = {
+          Normalise(from[i].x, factors_[i], weight.x), Normalise(from[i].y, factors_[i], weight.y),
+          Normalise(from[i].z, factors_[i], weight.z), Normalise(from[i].w, factors_[i], weight.w)};
     }
   }
 
