@@ -50,8 +50,19 @@ std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config,
   if (spec.mlp != ActivationKind::kGatedSilu) return "an MLP without a gate";
   if (spec.position != PositionKind::kRope) return "learned positions; it takes RoPE";
   if (spec.output_bias || spec.mlp_bias) return "biases of the output projection or the MLP";
-  return DecodeStepRefusal(StepModelOf(spec, config.options.dtype, nullptr), config.layout, tokens,
-                           config.facts);
+  std::string refusal = DecodeStepRefusal(StepModelOf(spec, config.options.dtype, nullptr),
+                                          config.layout, tokens, config.facts);
+  if (!refusal.empty()) return refusal;
+  // Where attention is much work a chain takes less time from three tokens on
+  // (docs/decode_step.md).
+  constexpr int64_t kAnyKvTokens = 2, kMostKvFeatures = 512;
+  const int64_t kv_features = int64_t{spec.num_kv_heads} * spec.head_dim;
+  if (tokens > kAnyKvTokens && kv_features > kMostKvFeatures) {
+    return StrCat("a chain is quicker for ", tokens, " tokens of ", kv_features,
+                  " features of K; one kernel takes more than ", kAnyKvTokens, " up to ",
+                  kMostKvFeatures);
+  }
+  return "";
 }
 
 std::string StepPathText(const ModelSpec& spec, const DecoderConfig& config) {

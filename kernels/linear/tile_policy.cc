@@ -45,7 +45,8 @@ double Microseconds(const TilePlan& plan, const LinearParams& params, const Devi
     us += kWaveUs + std::cbrt(cubes);
   }
   if (plan.splits == 1) return us + sums_bytes / kStoreRate;
-  constexpr double kBarrierUs[] = {0.75, 0.97};  // of clusters of two and of four
+  // Of clusters of two and of four. They were 0.75 and 0.97 when barriers released writes.
+  constexpr double kBarrierUs[] = {0.35, 0.5};
   return us + kBarrierUs[plan.splits / 4] +
          sums_bytes * (plan.splits - 1) / plan.splits / kMergeRate;
 }

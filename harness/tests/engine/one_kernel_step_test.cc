@@ -37,9 +37,16 @@ std::string Text(const ModelSpec& spec, int32_t max_batch, const DeviceFacts& fa
 }
 
 TEST(OneKernelStepTest, SaysUpToWhichBatchAStepIsOneKernel) {
-  EXPECT_EQ(Text(Spec(), 4, testing::kH200), "one kernel up to batch 4");
+  EXPECT_EQ(Text(Spec(), 2, testing::kH200), "one kernel up to batch 2");
   EXPECT_EQ(
       Text(Spec(), 64, testing::kH200),
+      "one kernel up to batch 2, a chain of kernels beyond (a chain is quicker for 4 tokens of "
+      "1024 features of K; one kernel takes more than 2 up to 512)");
+  ModelSpec narrow = Spec();
+  narrow.num_kv_heads = 4;
+  EXPECT_EQ(Text(narrow, 4, testing::kH200), "one kernel up to batch 4");
+  EXPECT_EQ(
+      Text(narrow, 64, testing::kH200),
       "one kernel up to batch 4, a chain of kernels beyond (a step of 8 tokens; it takes 1 to "
       "4)");
 }
