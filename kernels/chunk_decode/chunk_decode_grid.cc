@@ -21,13 +21,17 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                        const DeviceFacts& device) {
-  // Clusters of eight blocks fill 120 of 132 SMs, whose groups of SMs are whole. Of the four blocks
-  // of head_dim 64 that an SM has room for, three leave some to the kernels before and after.
+  // Clusters of four and eight blocks fill 120 of 132 SMs, whose groups of SMs are whole, and
+  // clusters of two all of them. Of the four blocks of head_dim 64 that an SM has room for, three
+  // leave some to the kernels before and after.
   const int64_t blocks_per_sm =
       std::min<int64_t>(3, ChunkDecodeBlocksPerSm(layout.head_dim, device));
-  const int64_t blocks = device.sm_count * 10 / 11 * blocks_per_sm;
+  const auto fits = [&](int32_t cluster) {
+    const int64_t sms = cluster > 2 ? device.sm_count * 10 / 11 : device.sm_count / 2 * 2;
+    return int64_t{num_seqs} * layout.num_kv_heads * cluster <= sms * blocks_per_sm;
+  };
   int32_t cluster = device.HasClusters() ? kChunkDecodeMaxClusterLanes : 1;
-  while (cluster > 1 && int64_t{num_seqs} * layout.num_kv_heads * cluster > blocks) cluster /= 2;
+  while (cluster > 1 && !fits(cluster)) cluster /= 2;
   return {.num_lanes = num_seqs * cluster, .cluster_lanes = cluster};
 }
 

@@ -33,7 +33,7 @@ struct ChunkDecodeTimes {
   double merged_states_us = 0.75;  // for each further eight states, of its rows together
   double bundles_us = 0.3;         // more for a grid whose kernel may add states in bundles
   // Of a block of a cluster, beside its tiles and less the launch, as the times above.
-  double cluster_us = 1.2;
+  double cluster_us = 1;
   double cluster_row_us = 0.07;        // for each query head of a KV head
   double cluster_tile_us = 0.55;       // of a head_dim of 128, whatever the memory could do
   double cluster_half_tile_us = 0.45;  // of a head_dim of 64
