@@ -85,6 +85,14 @@ std::unique_ptr<BenchCase> MakeCase(const CaseSpec& spec, CaseContext context) {
   return spec.make(context);
 }
 
+// Ends a repetition of a row without figures. Google Benchmark ends the program unless all
+// repetitions count the same iterations, which this one does once its loop has begun.
+void Skip(benchmark::State& state, const std::string& reason) {
+  state.SkipWithError(reason.c_str());
+  for ([[maybe_unused]] auto _ : state) {
+  }
+}
+
 class Session {
  public:
   Session(const BenchProgram& program, const Options& options, std::unique_ptr<Execution> execution,
@@ -107,7 +115,7 @@ class Session {
 
   void RunRow(const Row& row, benchmark::State& state) {
     if (InterruptRequested()) {
-      state.SkipWithError("interrupted");
+      Skip(state, "interrupted");
       return;
     }
     KernelMeasurement m{.origin = {.run_id = run_id_,
@@ -243,7 +251,7 @@ class Session {
         results_.emplace_back(std::move(m), std::move(shape), !options_.verify_only);
     if (!result.figures.refusal.empty()) {
       ++refused_;
-      state.SkipWithError(result.note.c_str());
+      Skip(state, result.note);
       return;
     }
     for ([[maybe_unused]] auto _ : state) state.SetIterationTime(1e-6 * result.figures.us.median);
