@@ -3,6 +3,7 @@
 import json
 import re
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 import synthetic
@@ -21,7 +22,7 @@ class TableTest(CommandTest):
 
     def test_kernels_stand_above_their_rows_in_one_table(self):
         lines = self.shown()
-        self.assertEqual(lines[0], "kernels")
+        self.assertEqual(lines[0], "kernels on " + self.rows[0]["device"])
         names = [line for line in lines if re.fullmatch("  [a-z_]+", line)]
         self.assertEqual(names, ["  chunk_decode", "  norm"])
         rows = [line for line in lines if line.startswith("    b")]
@@ -30,6 +31,20 @@ class TableTest(CommandTest):
         for line in rows:  # figures end where their title ends
             self.assertRegex(line[:end], r" [\d.,]+$")
             self.assertEqual(line[end:end + 2], "  ")
+
+    def test_rows_of_two_devices_stand_apart(self):
+        case = synthetic.kernel_cases(1, ("norm",))[0]
+        cases = [case, replace(case, implementation="flashinfer", library=("flashinfer", "1"), us=case.us / 2)]
+        other = self.write("other.jsonl", synthetic.Machine(seed=2, gpu={"name": "another GPU"}).run("bench_x", cases))
+        shown = self.run_command("table", self.path, other, expect=0).stdout
+        device = self.rows[0]["device"]
+        self.assertEqual(re.findall("^kernels on .*", shown, re.MULTILINE), [f"kernels on {device}", "kernels on another GPU"])
+        own, others = shown.split("kernels on another GPU")
+        self.assertNotIn("of best peer", own)  # of the other device there is no peer
+        self.assertRegex(others, r" (1\.9|2\.0)\dx\n")
+        marked = self.run_command("table", self.path, other, "--markdown", expect=0).stdout
+        self.assertIn(f"## norm on {device}\n", marked)
+        self.assertIn("on another GPU\n", marked)
 
     def test_each_median_has_half_of_its_interval(self):
         expected = [f"{50 * (row['ci95_us'][1] - row['ci95_us'][0]) / row['median_us']:.2f}" for row in self.rows]

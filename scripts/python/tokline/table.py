@@ -79,6 +79,24 @@ def one_table(tables):
     return header, [line + [""] * (len(header) - len(line)) for line in lines]
 
 
+def kernel_tables(by_kernel, markdown):
+    """(title, table) of the kernels' rows, those of each device apart: times and peers of two devices say nothing of each
+    other. Text has one table a device."""
+    names = sorted(by_kernel.keys() - set(records.WHOLE), key=kernels.order)
+    devices = list(dict.fromkeys(row["device"] for name in names for row in by_kernel[name]))
+    tables = []
+    for device in devices:
+        own = {name: [row for row in by_kernel[name] if row["device"] == device] for name in names}
+        of_device = [(name, kernel_table(rows)) for name, rows in own.items() if rows]
+        if not markdown:
+            tables.append((f"kernels on {device}", one_table(of_device)))
+        elif len(devices) == 1:
+            tables += of_device
+        else:
+            tables += [(f"{name} on {device}", table) for name, table in of_device]
+    return tables
+
+
 def decoder_table(rows):
     header = ["model", "implementation", "dtype", "device", "batch", "tokens", "prefill tok/s", "decode tok/s",
               "ms a token", "% of limit", "host share", "first token ms (p50, p90, p99)", "between tokens ms",
@@ -224,10 +242,7 @@ def main(argv):
     by_kernel = {}
     for row in rows:
         by_kernel.setdefault(row["kernel"], []).append(row)
-    tables = [(name, kernel_table(by_kernel[name]))
-              for name in sorted(by_kernel.keys() - set(records.WHOLE), key=kernels.order)]
-    if not arguments.markdown:
-        tables = [("kernels", one_table(tables))]
+    tables = kernel_tables(by_kernel, arguments.markdown)
     tables += [(title, table(by_kernel[name])) for title, table, name in
                (("decoder", decoder_table, records.DECODER), ("workloads", workload_table, records.WORKLOAD))
                if name in by_kernel]
