@@ -5,7 +5,8 @@
 
 namespace tokline::ptx {
 
-// Makes mbarrier initialisations visible to the copy engine.
+// Makes mbarrier initialisations visible to the copy engine and, before ClusterArrive(), to the
+// other blocks of the cluster.
 __device__ __forceinline__ void FenceMbarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
