@@ -6,7 +6,7 @@ min_nvcc=12.4
 
 gpu_present() {
   compgen -G '/dev/nvidia[0-9]*' >/dev/null || [[ -e /dev/dxg ]] ||
-    nvidia-smi -L 2>/dev/null | grep -q '^GPU'
+    nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null  # not -q, which would end nvidia-smi by a signal
 }
 
 # Waits until no other script measures on this GPU, and makes others wait until this one ends. The GPU is the

@@ -85,7 +85,8 @@ class RecordScriptTest(unittest.TestCase):
         self.program("path/python3", '#!/bin/sh\necho "{}"\n')
         self.assertIn("NOT MEASURED", self.record("--only", "ranks", expect=0))
         self.assertFalse((self.results / "ranks.jsonl").exists())
-        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\necho 'GPU 1: simulated'\n")
+        # Both are found although the second line comes later than a reader may need it.
+        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\nsleep 0.1\necho 'GPU 1: simulated'\n")
         self.record("--only", "ranks", expect=0)
         self.assertEqual(len(self.lines("ranks.jsonl")), 6)
         self.assertEqual(self.lines("load_ranks.json"), [{}])
