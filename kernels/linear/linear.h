@@ -139,6 +139,8 @@ bool LinearSends(const LinearParams& params, const DeviceFacts& device);
 // The size suffices for every variant.
 int64_t LinearWorkspaceBytes(const LinearParams& params);
 void Validate(const LinearParams& params);
+// Checks that the outputs are the heads that `append` takes. Validate does so for params.append.
+void ValidateAppend(const LinearParams& params, const KvAppendParams& append);
 Cost CostOf(const LinearParams& params);
 void Launch(const LinearParams& params, const LaunchOptions& options);
 

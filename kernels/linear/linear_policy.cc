@@ -328,6 +328,16 @@ LinearScratch LinearScratchOf(const LinearParams& params) {
 
 int64_t LinearWorkspaceBytes(const LinearParams& params) { return LinearScratchOf(params).bytes; }
 
+void ValidateAppend(const LinearParams& params, const KvAppendParams& append) {
+  Require(!params.gated_silu && !params.out_f32 && !params.residual,
+          "append goes with none of gated_silu, out_f32 and residual");
+  const int64_t heads = append.num_q_heads + 2 * int64_t{append.layout.num_kv_heads};
+  Require(append.num_q_heads >= 1 && params.out_features == heads * append.layout.head_dim,
+          "out_features is ", params.out_features, "; append takes ", append.num_q_heads,
+          " heads of q, at least one, and ", append.layout.num_kv_heads, " of k and of v, ",
+          append.layout.head_dim, " wide each");
+}
+
 void Validate(const LinearParams& params) {
   const int64_t element = SizeOf(params.dtype);
   Require(params.num_tokens >= 0 && params.num_tokens <= INT32_MAX, "num_tokens is ",
@@ -362,15 +372,7 @@ void Validate(const LinearParams& params) {
           params.num_tokens, "; with out_squares it is at most ", kMaxSquaresTokens);
   Require(!params.out_squares || params.out_squares != params.x_squares,
           "x_squares and out_squares are both ", params.x_squares, "; they must not overlap");
-  Require(!params.append || (!params.gated_silu && !params.out_f32 && !params.residual),
-          "append goes with none of gated_silu, out_f32 and residual");
-  if (params.append) {
-    const KvAppendParams& append = *params.append;
-    const int64_t heads = append.num_q_heads + 2 * int64_t{append.layout.num_kv_heads};
-    Require(params.out_features == heads * append.layout.head_dim, "out_features is ",
-            params.out_features, "; append takes ", append.num_q_heads, " heads of q and ",
-            append.layout.num_kv_heads, " of k and of v, ", append.layout.head_dim, " wide each");
-  }
+  if (params.append) ValidateAppend(params, *params.append);
   Require(!params.send || (!params.gated_silu && !params.out_f32 && !params.residual &&
                            !params.append && params.out_features % 8 == 0),
           "send goes with none of gated_silu, out_f32, residual and append, and needs an "

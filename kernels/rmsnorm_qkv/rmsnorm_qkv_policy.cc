@@ -1,4 +1,3 @@
-#include "kernels/common/error.h"
 #include "kernels/rmsnorm_qkv/rmsnorm_qkv.h"
 
 namespace tokline {
@@ -20,15 +19,7 @@ KvAppendParams AppendOf(const LinearParams& projection, KvAppendParams append) {
 }
 
 void ValidateComposition(const RmsNormQkvParams& params) {
-  if (!params.append) return;
-  const LinearParams& projection = params.projection;
-  const PagedKvLayout& layout = params.append->layout;
-  const int64_t rows = params.append->num_q_heads + 2 * int64_t{layout.num_kv_heads};
-  Require(params.append->num_q_heads >= 1 && projection.out_features == rows * layout.head_dim &&
-              !projection.out_f32,
-          "the projection makes ", projection.out_features, projection.out_f32 ? " fp32" : "",
-          " features; ", params.append->num_q_heads, " heads of q and ", layout.num_kv_heads,
-          " of k and of v, ", layout.head_dim, " wide each, are appended");
+  if (params.append) ValidateAppend(params.projection, *params.append);
 }
 
 void Validate(const RmsNormQkvParams& params) {

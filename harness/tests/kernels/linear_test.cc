@@ -57,8 +57,9 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
     });
   };
   EXPECT_EQ(refused_append([](P&) {}), "nothing was thrown");
-  EXPECT_THAT(refused_append([](P& p) { p.out_features = p.out_stride = 5 * 64; }),
-              HasSubstr("out_features is 320; append takes 2 heads of q and 1 of k"));
+  EXPECT_THAT(
+      refused_append([](P& p) { p.out_features = p.out_stride = 5 * 64; }),
+      HasSubstr("out_features is 320; append takes 2 heads of q, at least one, and 1 of k"));
   float squares = 0;
   EXPECT_THAT(refused_append([&](P& p) { p.out_squares = &squares; }),
               HasSubstr("out_squares goes with none of gated_silu, out_f32 and append"));

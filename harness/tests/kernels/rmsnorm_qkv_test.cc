@@ -35,9 +35,11 @@ TEST(RmsNormQkvTest, ValidateStatesWhatIsWrong) {
   EXPECT_THAT(RefusalOf([](P& p) { p.projection.in_features = 60; }),
               HasSubstr("in_features is 60"));
   EXPECT_THAT(RefusalOf([](P& p) { p.projection.out_stride = 9; }), HasSubstr("out_stride is 9"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.projection.out_f32 = true; }), HasSubstr("640 fp32 features"));
-  EXPECT_THAT(RefusalOf([](P& p) { p.append->layout.num_kv_heads = 3; }),
-              HasSubstr("the projection makes 640 features; 6 heads of q and 3 of k and of v, 64"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.projection.out_f32 = true; }),
+              HasSubstr("append goes with none of gated_silu, out_f32"));
+  EXPECT_THAT(
+      RefusalOf([](P& p) { p.append->layout.num_kv_heads = 3; }),
+      HasSubstr("out_features is 640; append takes 6 heads of q, at least one, and 3 of k"));
   EXPECT_THAT(RefusalOf([](P& p) { p.append->slots = nullptr; }), HasSubstr("slots is null"));
   EXPECT_THAT(RefusalOf([](P& p) {
                 p.projection.variant = LinearVariant::kSkinny;
