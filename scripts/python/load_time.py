@@ -3,6 +3,7 @@ memory. The arguments are passed to tokline generate."""
 
 import json
 import pathlib
+import resource
 import subprocess
 import sys
 import time
@@ -34,17 +35,20 @@ def main(tokline, model, *arguments):
     wall = time.monotonic() - started
     if process.returncode != 0:
         raise SystemExit(f"load_time: {' '.join(command)} exits with {process.returncode}")
+    # Of a process that ended before it was looked at the kernel knows the total alone.
+    total = peak.get("total", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+    anonymous, shared = (round(peak[kind], 1) if kind in peak else None for kind in ("anonymous", "shared"))
     checkpoint = sum(file.stat().st_size for file in pathlib.Path(model).glob("*.safetensors")) / MIB
     print(json.dumps({
         "what": "tokline generate, one token, checkpoint in the page cache: from start of the process to its end",
         "arguments": list(arguments),
         "model": pathlib.Path(model).name,
         "wall_s": round(wall, 3),
-        "peak_resident_mib": round(peak["total"], 1),
-        "peak_anonymous_mib": round(peak["anonymous"], 1),
-        "peak_shared_mib": round(peak["shared"], 1),
+        "peak_resident_mib": round(total, 1),
+        "peak_anonymous_mib": anonymous,
+        "peak_shared_mib": shared,
         "checkpoint_mib": round(checkpoint, 1),
-        "beyond_mapped_file_mib": round(peak["total"] - checkpoint, 1),
+        "beyond_mapped_file_mib": round(total - checkpoint, 1),
     }, indent=1))
 
 
