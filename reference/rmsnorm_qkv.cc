@@ -6,7 +6,7 @@
 namespace tokline {
 
 void RmsNormQkvReference(const RmsNormQkvParams& params) {
-  ValidateComposition(params);
+  if (params.append) ValidateAppend(params.projection, *params.append);
   LinearReference(params.projection);
   if (params.append) KvAppendReference(AppendOf(params.projection, *params.append));
 }

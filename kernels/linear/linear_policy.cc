@@ -196,11 +196,11 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
   }
   constexpr int64_t kAlignment = 1024, kBarrierBytes = 8;
   // Of few tokens x takes so little room that blocks of the next kernel fit beside these.
-  const int64_t kXBytes = int64_t{in_registers ? 8 : 32} << 10;
+  const int64_t most_x_bytes = int64_t{in_registers ? 8 : 32} << 10;
   const bool large = plan.grid > 2 * device.sm_count;
   const int64_t limit = int64_t{large ? 74 : in_registers ? 100 : 112} << 10;
   const int64_t fixed = kAlignment + plan.partials_bytes + plan.norm_bytes;
-  const int64_t max_x_stages = std::clamp<int64_t>(kXBytes / x_stage, 2, blocks);
+  const int64_t max_x_stages = std::clamp<int64_t>(most_x_bytes / x_stage, 2, blocks);
   // In a large grid, stages whose weights are held are filled again before the wait, so that fewer
   // do. In a small one, whose blocks all find room, that only delays the first products.
   const int64_t held = large ? WgmmaHeldBlocks(plan.token_tile) : 0;

@@ -62,7 +62,8 @@ class SharedNorm {
     }
   }
 
-  // Normalises this thread's part of a block of x, which has arrived in `stage`.
+  // Normalises this thread's part of a block of x, which has arrived in `stage`. Nobody reads what
+  // becomes of the rows after the last token.
   __device__ __forceinline__ void Apply(int block, int stage) const {
     const uint4 weight = weight_[block * kSegments + Segment()];
     const uint32_t x = shared_.x.Stage(stage) + Segment() / 8 * Policy::kXPanel;

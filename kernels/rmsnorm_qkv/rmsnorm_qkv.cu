@@ -7,8 +7,8 @@
 namespace tokline {
 
 void Launch(const RmsNormQkvParams& params, const LaunchOptions& options) {
-  ValidateComposition(params);
   if (!params.append) return Launch(params.projection, options);
+  ValidateAppend(params.projection, *params.append);
   const KvAppendParams append = AppendOf(params.projection, *params.append);
   LinearParams projection = params.projection;
   projection.append = &append;

@@ -24,9 +24,6 @@ struct RmsNormQkvParams {
 // Returns `append` with the projection's rows as q, k and v.
 KvAppendParams AppendOf(const LinearParams& projection, KvAppendParams append);
 void Validate(const RmsNormQkvParams& params);
-// Checks that the parts fit together: everything that Validate checks except what each part's
-// launch checks itself.
-void ValidateComposition(const RmsNormQkvParams& params);
 Cost CostOf(const RmsNormQkvParams& params);
 void Launch(const RmsNormQkvParams& params, const LaunchOptions& options);
 

@@ -18,12 +18,8 @@ KvAppendParams AppendOf(const LinearParams& projection, KvAppendParams append) {
   return append;
 }
 
-void ValidateComposition(const RmsNormQkvParams& params) {
-  if (params.append) ValidateAppend(params.projection, *params.append);
-}
-
 void Validate(const RmsNormQkvParams& params) {
-  ValidateComposition(params);
+  if (params.append) ValidateAppend(params.projection, *params.append);
   Validate(params.projection);
   if (params.append) Validate(AppendOf(params.projection, *params.append));
 }
