@@ -252,6 +252,41 @@ TEST_F(LinearHopperCudaTest, EveryTileAndSplitIsBitwiseExact) {
   }
 }
 
+// The smallest problems in which all rings wrap, and one whose blocks exchange their sums by copies.
+// racecheck, which takes hours for the others, has this test instead.
+TEST_F(LinearHopperCudaTest, TheSmallestRingsThatWrap) {
+  const DeviceFacts facts = QueryDeviceFacts();
+  for (const int64_t tokens : {8, 16, 32, 64}) {
+    for (const LinearSetup& form : {LinearSetup{.bias = true}, LinearSetup{.gated = true},
+                                    LinearSetup{.norm = true, .residual = true}}) {
+      LinearSetup setup = form;
+      setup.tokens = tokens;
+      setup.in = 6144;
+      setup.out = form.gated ? 40 : 72;
+      const LinearCase c(setup);
+      DeviceCase device(c, LinearVariant::kWgmma);
+      const WgmmaPlan plan = PlanWgmma(device.params, facts);
+      EXPECT_GT(plan.k_units / plan.splits, plan.weight_stages);
+      EXPECT_TRUE(c.Check(device.Run())) << tokens << " tokens";
+    }
+  }
+  const LinearCase copied({.tokens = 64, .in = 1024, .out = 3200});
+  DeviceCase pairs(copied, LinearVariant::kWgmma);
+  EXPECT_EQ(PlanWgmma(pairs.params, facts).cluster, 2);
+  EXPECT_TRUE(copied.Check(pairs.Run()));
+  for (const int64_t tokens : {64, 128}) {
+    const LinearCase c({.tokens = tokens, .in = 3584, .out = 72, .bias = true});
+    DeviceCase device(c, LinearVariant::kTile);
+    for (const int32_t splits : {1, 2, 4}) {
+      const TilePlan plan = TileOf(device.params, 32, splits);
+      EXPECT_GT(plan.k_blocks / splits, plan.stages);
+      LaunchTile(device.params, plan, {});
+      EXPECT_TRUE(c.Check(device.Result())) << tokens << " tokens, " << splits << " splits";
+      device.Poison();
+    }
+  }
+}
+
 TEST_F(LinearCudaTest, OddOutFeatures) {
   for (const LinearVariant variant : kVariants) {
     if (!testing::HasCodeFor(variant)) continue;
