@@ -121,6 +121,8 @@ class SanitizeScriptTest(unittest.TestCase):
             runs = self.sanitize("--only", "linear|norm", expect=1)
             failed = {(run["program"], run["tool"]) for run in runs if run["exit"]}
             self.assertEqual(failed, {("linear_cuda_test", tool)})
+            alone = self.sanitize("--only", "linear", "--tools", "memcheck", expect=int(tool == "memcheck"))
+            self.assertEqual({run["tool"] for run in alone}, {"memcheck"})
             mark.unlink()
 
     def test_only_races_within_cublaslt_are_counted_apart(self):
