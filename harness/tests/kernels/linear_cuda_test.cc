@@ -252,28 +252,35 @@ TEST_F(LinearHopperCudaTest, EveryTileAndSplitIsBitwiseExact) {
   }
 }
 
-// The smallest problems in which all rings wrap, and one whose blocks exchange their sums by copies.
-// racecheck, which takes hours for the others, has this test instead.
-TEST_F(LinearHopperCudaTest, TheSmallestRingsThatWrap) {
-  const DeviceFacts facts = QueryDeviceFacts();
-  for (const int64_t tokens : {8, 16, 32, 64}) {
-    for (const LinearSetup& form : {LinearSetup{.bias = true}, LinearSetup{.gated = true},
-                                    LinearSetup{.norm = true, .residual = true}}) {
-      LinearSetup setup = form;
-      setup.tokens = tokens;
-      setup.in = 6144;
-      setup.out = form.gated ? 40 : 72;
-      const LinearCase c(setup);
-      DeviceCase device(c, LinearVariant::kWgmma);
-      const WgmmaPlan plan = PlanWgmma(device.params, facts);
-      EXPECT_GT(plan.k_units / plan.splits, plan.weight_stages);
-      EXPECT_TRUE(c.Check(device.Run())) << tokens << " tokens";
-    }
+// The smallest problems in which all rings wrap. racecheck, which does not end with the tests
+// above, has these instead, each alone.
+void CheckSmallestWgmmaRings(int64_t tokens) {
+  for (const LinearSetup& form : {LinearSetup{.bias = true}, LinearSetup{.gated = true},
+                                  LinearSetup{.norm = true, .residual = true}}) {
+    LinearSetup setup = form;
+    setup.tokens = tokens;
+    setup.in = 6144;
+    setup.out = form.gated ? 40 : 72;
+    const LinearCase c(setup);
+    DeviceCase device(c, LinearVariant::kWgmma);
+    const WgmmaPlan plan = PlanWgmma(device.params, QueryDeviceFacts());
+    EXPECT_GT(plan.k_units / plan.splits, plan.weight_stages);
+    EXPECT_TRUE(c.Check(device.Run())) << tokens << " tokens";
   }
-  const LinearCase copied({.tokens = 64, .in = 1024, .out = 3200});
-  DeviceCase pairs(copied, LinearVariant::kWgmma);
-  EXPECT_EQ(PlanWgmma(pairs.params, facts).cluster, 2);
-  EXPECT_TRUE(copied.Check(pairs.Run()));
+}
+TEST_F(LinearHopperCudaTest, SmallestRingsOf8Tokens) { CheckSmallestWgmmaRings(8); }
+TEST_F(LinearHopperCudaTest, SmallestRingsOf16Tokens) { CheckSmallestWgmmaRings(16); }
+TEST_F(LinearHopperCudaTest, SmallestRingsOf32Tokens) { CheckSmallestWgmmaRings(32); }
+TEST_F(LinearHopperCudaTest, SmallestRingsOf64Tokens) { CheckSmallestWgmmaRings(64); }
+
+TEST_F(LinearHopperCudaTest, TwoBlocksCopyTheirSums) {
+  const LinearCase c({.tokens = 64, .in = 1024, .out = 3200});
+  DeviceCase device(c, LinearVariant::kWgmma);
+  EXPECT_EQ(PlanWgmma(device.params, QueryDeviceFacts()).cluster, 2);
+  EXPECT_TRUE(c.Check(device.Run()));
+}
+
+TEST_F(LinearHopperCudaTest, SmallestRingsOfTiles) {
   for (const int64_t tokens : {64, 128}) {
     const LinearCase c({.tokens = tokens, .in = 3584, .out = 72, .bias = true});
     DeviceCase device(c, LinearVariant::kTile);
