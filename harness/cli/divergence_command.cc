@@ -211,9 +211,11 @@ int DivergenceCommand(const CommandLine& line) {
   Json reports = Json::array();
   std::vector<double> kl;
   int64_t same_top = 0, same_answers = 0;
+  bool interrupted = false;
   for (const Request& request : requests) {
     const Divergence one = MeasureDivergence(decoder, request, InterruptFlag());
-    if (one.interrupted) return kInterruptedExit;
+    interrupted = one.interrupted;
+    if (interrupted) break;  // the prompts before it are kept
     if (std::ranges::any_of(one.kl, [](double kl) { return !std::isfinite(kl); })) {
       throw RuntimeFailure(StrCat("the logits of the prompt of ", one.prompt_tokens,
                                   " tokens are NaN or infinite in ", Name(options.dtype)));
@@ -227,19 +229,20 @@ int DivergenceCommand(const CommandLine& line) {
     same_top += one.same_top;
     same_answers += one.SameAnswer();
   }
-  if (requests.size() > 1) {
+  if (reports.size() > 1) {
     Print(StrCat("all: ", Figures(kl, same_top), "; same answer ", same_answers, " of ",
-                 requests.size(), "\n"));
+                 reports.size(), interrupted ? "; interrupted\n" : "\n"));
   }
   if (json_file) {
     json_file->WriteJson(Json{{"model", model.Name()},
                               {"device", Name(options.device)},
                               {"dtype", Name(options.dtype)},
                               {"ablated", flags.run.ablated},
+                              {"interrupted", interrupted},
                               {"prompts", reports}});
     json_file->Commit();
   }
-  return kSuccess;
+  return interrupted ? kInterruptedExit : kSuccess;
 }
 
 }  // namespace tokline
