@@ -1,33 +1,31 @@
-// all_reduce_norm on one device, with all ranks in one grid or on streams of their own, and on
-// several devices.
+// all_reduce_norm on one device, with all ranks in one grid or on streams of their own.
 #include "kernels/all_reduce_norm/all_reduce_norm.h"
 
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <barrier>
 #include <chrono>
 #include <cstdlib>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <thread>
 
-#include "harness/platform/peer_access.h"
 #include "harness/tests/kernels/all_reduce_norm_case.h"
+#include "harness/tests/kernels/all_reduce_norm_cuda_case.h"
 #include "harness/tests/kernels/cuda_test.h"
 #include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
 #include "kernels/common/error.h"
-#include "kernels/device/nccl_library.h"
 
 namespace tokline {
 namespace {
 
 using testing::AllReduceCase;
 using testing::AllReduceSetup;
+using testing::ErrorOf;
+using Exchange = testing::AllReduceExchange;
+using RankTensors = testing::AllReduceRankTensors;
 using ::testing::HasSubstr;
 using testing::HostTensor;
-using testing::ToDevice;
+using testing::Takes;
 using testing::ToHost;
 using Variant = AllReduceNormVariant;
 
@@ -37,106 +35,6 @@ using Variant = AllReduceNormVariant;
 constexpr DType kDTypes[] = {DType::kBf16, DType::kF16};
 constexpr Variant kPacketVariants[] = {Variant::kOneShot, Variant::kTwoShot};
 constexpr Variant kVariants[] = {Variant::kOneShot, Variant::kTwoShot, Variant::kSlabs};
-
-// Whether the variant takes these rows: each rank owns one, or a slab of them.
-bool Takes(Variant variant, int32_t ranks, int64_t tokens) {
-  if (variant == Variant::kSlabs) return SlabsOf(ranks, tokens).slabs >= ranks;
-  return variant != Variant::kTwoShot || tokens >= ranks;
-}
-
-// The exchange buffers of a group, each on the device of its rank. Zeros lie behind each.
-class Exchange {
- public:
-  static constexpr int64_t kBytesBehind = 4096;
-
-  Exchange(int32_t ranks, int64_t max_tokens, int64_t max_hidden, bool own_devices = false) {
-    peers_.world_size = ranks;
-    peers_.slab_bytes = AllReduceNormSlabBytes(ranks, max_tokens, max_hidden);
-    peers_.bytes = AllReduceNormBufferBytes(ranks, max_tokens, max_hidden) + peers_.slab_bytes;
-    for (int32_t r = 0; r < ranks; ++r) {
-      if (own_devices) TOKLINE_CUDA(cudaSetDevice(r));
-      buffers_.emplace_back(std::vector<char>(static_cast<size_t>(peers_.bytes + kBytesBehind)));
-      TOKLINE_CUDA(cudaDeviceSynchronize());
-      peers_.buffers[r] = buffers_.back().data();
-    }
-    if (own_devices) TOKLINE_CUDA(cudaSetDevice(0));
-  }
-
-  PeerBuffers Peers(int32_t rank) const {
-    PeerBuffers peers = peers_;
-    peers.rank = rank;
-    return peers;
-  }
-  DeviceBuffer& Buffer(int32_t rank) { return buffers_[static_cast<size_t>(rank)]; }
-  AllReduceHeader Header(int32_t rank) {
-    AllReduceHeader header{};
-    Buffer(rank).CopyTo(&header, sizeof(header));
-    return header;
-  }
-  void SetHeader(int32_t rank, const AllReduceHeader& header) {
-    Buffer(rank).CopyFrom(&header, sizeof(header));
-  }
-
- private:
-  PeerBuffers peers_;
-  std::vector<DeviceBuffer> buffers_;
-};
-
-// The tensors of one rank on the current device. Each of several rounds has outputs of its own, so
-// that none hides what another has written.
-struct RankTensors {
-  int64_t rounds;
-  DeviceBuffer partial, residual, weight, residual_out, out;
-
-  RankTensors(const AllReduceCase& c, int32_t rank, int64_t all_rounds = 1)
-      : rounds(all_rounds),
-        partial(ToDevice(c.partials[static_cast<size_t>(rank)])),
-        residual(ToDevice(c.residual)),
-        weight(ToDevice(c.weight)),
-        residual_out(rounds * std::ssize(c.residual.bytes())),
-        out(residual_out.bytes()) {
-    ClearOutputs();
-  }
-
-  void ClearOutputs() {
-    const std::vector<unsigned char> nan(static_cast<size_t>(out.bytes()), 0xff);
-    residual_out.CopyFrom(nan.data(), out.bytes());
-    out.CopyFrom(nan.data(), out.bytes());
-    TOKLINE_CUDA(cudaDeviceSynchronize());  // the streams of the ranks do not wait for copies
-  }
-
-  AllReduceNormParams Params(const AllReduceCase& c, const PeerBuffers& peers,
-                             int64_t round = 0) const {
-    const int64_t at = round * (out.bytes() / rounds);
-    AllReduceNormParams params =
-        c.Params(peers.rank, residual_out.as<char>() + at, out.as<char>() + at);
-    for (const void*& other : params.partials) other = nullptr;
-    params.partials[peers.rank] = partial.data();
-    if (params.residual) params.residual = residual.data();
-    if (params.weight) params.weight = weight.data();
-    params.peers = peers;
-    return params;
-  }
-  // The outputs of the first round are right, and those of all others are the same.
-  ::testing::AssertionResult Check(const AllReduceCase& c) const {
-    HostTensor first[] = {c.NewOut(), c.NewOut()};
-    HostTensor* next = first;
-    for (const DeviceBuffer* buffer : {&residual_out, &out}) {
-      const auto all = buffer->ToHost<unsigned char>();
-      const int64_t bytes = buffer->bytes() / rounds;
-      for (int64_t i = bytes; i < buffer->bytes(); ++i) {
-        if (all[i] != all[i - bytes]) {
-          return ::testing::AssertionFailure()
-                 << (buffer == &out ? "out" : "residual_out") << " of round " << i / bytes
-                 << " differs from that of the round before in element "
-                 << i % bytes / SizeOf(c.setup.dtype);
-        }
-      }
-      (next++)->bytes().assign(all.begin(), all.begin() + bytes);
-    }
-    return c.Check(first[0], first[1]);
-  }
-};
 
 // All ranks of a case on one device.
 class VirtualRanks {
@@ -514,15 +412,6 @@ TEST_F(AllReduceNormCudaTest, ALateRankIsWaitedFor) {
   }
 }
 
-std::string ErrorOf(const PeerBuffers& peers) {
-  try {
-    RequireAllReduced(peers, nullptr);
-  } catch (const RuntimeFailure& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST_F(AllReduceNormCudaTest, AMissingRankEndsTheGroupWithAnError) {
   for (const Variant variant : kVariants) {
     const AllReduceCase c({.ranks = 3, .tokens = 12, .hidden = 2560, .variant = variant});
@@ -575,181 +464,6 @@ TEST_F(AllReduceNormCudaTest, WhatIsNotSupportedIsRefused) {
 
 TEST_F(AllReduceNormCudaTest, NoTokensLaunchNothing) {
   EXPECT_NO_THROW(Launch(AllReduceNormParams{.hidden_size = 8}, {}));
-}
-
-// One device a rank, one host thread and one stream each.
-class AllReduceNormPeersCudaTest : public testing::CudaTest {
- protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    devices_ = std::min(CudaDeviceCount(), static_cast<int>(kMaxRanks));
-    if (devices_ < 2) GTEST_SKIP() << "needs two GPUs; this process sees " << devices_;
-    EnablePeerAccess(devices_);
-  }
-  void TearDown() override {
-    if (devices_ >= 2) {
-      for (int d = 0; d < devices_; ++d) {
-        EXPECT_EQ(cudaSetDevice(d), cudaSuccess);
-        EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      }
-      EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
-    }
-    CudaTest::TearDown();
-  }
-
-  // Runs work(rank, allocated) on a thread for each rank, whose current device is that of the rank.
-  // Each calls allocated() once, before it launches, since an allocation may wait for kernels of
-  // other devices. It waits for the ranks that have not failed.
-  static void OnEveryRank(int32_t ranks,
-                          const std::function<void(int32_t, const std::function<void()>&)>& work) {
-    std::barrier barrier(ranks);
-    std::vector<std::jthread> threads;
-    for (int32_t r = 0; r < ranks; ++r) {
-      threads.emplace_back([&, r] {
-        try {
-          TOKLINE_CUDA(cudaSetDevice(r));
-          work(r, [&] { barrier.arrive_and_wait(); });
-        } catch (const std::exception& error) {
-          ADD_FAILURE() << "rank " << r << ": " << error.what();
-        }
-        barrier.arrive_and_drop();
-      });
-    }
-  }
-
-  int devices_ = 0;
-};
-
-TEST_F(AllReduceNormPeersCudaTest, EveryShapeGivesTheExactSumOnEveryDevice) {
-  const auto check = [](const AllReduceSetup& setup, const Exchange& exchange) {
-    const AllReduceCase c(setup);
-    OnEveryRank(setup.ranks, [&](int32_t r, const std::function<void()>& allocated) {
-      const RankTensors tensors(c, r);
-      const UniqueStream stream = MakeStream();
-      allocated();
-      Launch(tensors.Params(c, exchange.Peers(r)), {.stream = stream.get()});
-      EXPECT_NO_THROW(RequireAllReduced(exchange.Peers(r), stream.get()));
-      EXPECT_TRUE(tensors.Check(c)) << "rank " << r;
-    });
-  };
-  for (int32_t ranks = 2; ranks <= devices_; ranks *= 2) {
-    // Slabs of 16 rows of several vectors per lane.
-    check({.ranks = ranks, .tokens = 2100, .hidden = 2560, .variant = Variant::kSlabs},
-          Exchange(ranks, 2100, 2560, true));
-    const Exchange exchange(ranks, 512, 8192, true);
-    for (const DType dtype : kDTypes) {
-      for (const Variant variant : {Variant::kAuto, Variant::kTwoShot, Variant::kSlabs}) {
-        for (const int64_t hidden : {1024, 2560, 4096, 5003, 8192}) {
-          for (const int64_t tokens : {1, 8, 64, 512}) {
-            if (!Takes(variant, ranks, tokens)) continue;
-            if (variant == Variant::kSlabs && hidden == 5003) continue;
-            if (tokens == 512 && hidden > 2560 && dtype == DType::kF16) continue;
-            check({.dtype = dtype,
-                   .ranks = ranks,
-                   .tokens = tokens,
-                   .hidden = hidden,
-                   .variant = variant},
-                  exchange);
-          }
-        }
-      }
-    }
-  }
-}
-
-// Hundreds of launches in graphs that the ranks replay at their own pace.
-TEST_F(AllReduceNormPeersCudaTest, GraphsOfManyRoundsGiveTheExactSum) {
-  constexpr int kRounds = 50;
-  for (const bool dependent : {false, true}) {
-    const Exchange exchange(devices_, 64, 4096, true);
-    const AllReduceSetup shape{.ranks = devices_};
-    std::vector<AllReduceCase> cases;
-    for (const auto& [tokens, hidden, variant] :
-         {std::tuple{1, 2560, Variant::kAuto}, std::tuple{64, 4096, Variant::kTwoShot},
-          std::tuple{8, 4096, Variant::kOneShot}, std::tuple{61, 2560, Variant::kSlabs},
-          std::tuple{40, 4096, Variant::kSlabs}}) {
-      AllReduceSetup setup = shape;
-      setup.tokens = tokens;
-      setup.hidden = hidden;
-      setup.variant = variant;
-      cases.emplace_back(setup);
-    }
-    OnEveryRank(devices_, [&](int32_t r, const std::function<void()>& allocated) {
-      const UniqueStream stream = MakeStream();
-      std::vector<std::unique_ptr<RankTensors>> tensors;
-      for (const AllReduceCase& c : cases) {
-        tensors.push_back(std::make_unique<RankTensors>(c, r, kRounds));
-      }
-      const UniqueGraphExec graph = CaptureGraph(stream.get(), [&] {
-        for (int round = 0; round < kRounds; ++round) {
-          for (size_t i = 0; i < cases.size(); ++i) {
-            Launch(tensors[i]->Params(cases[i], exchange.Peers(r), round),
-                   {.stream = stream.get(), .dependent = dependent && round + i > 0});
-          }
-        }
-      });
-      TOKLINE_CUDA(cudaGraphUpload(graph.get(), stream.get()));
-      TOKLINE_CUDA(cudaStreamSynchronize(stream.get()));
-      allocated();
-      for (int replay = 0; replay < 20; ++replay) {
-        if (replay % 3 == r % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream.get()));
-        RequireAllReduced(exchange.Peers(r), stream.get());
-        for (size_t i = 0; i < cases.size(); ++i) {
-          EXPECT_TRUE(tensors[i]->Check(cases[i])) << "rank " << r << ", replay " << replay;
-          tensors[i]->ClearOutputs();
-        }
-      }
-    });
-  }
-}
-
-// Where NCCL is there. Of small integers all sums are exact, in whatever order NCCL adds.
-TEST_F(AllReduceNormPeersCudaTest, NcclGivesTheSameSums) {
-  // Sums inside the switches (NVLink multicast) are left alone.
-  ::setenv("NCCL_NVLS_ENABLE", "0", 1);
-  try {
-    NcclVersion();
-  } catch (const CudaError&) {
-    throw;
-  } catch (const RuntimeFailure& error) {
-    GTEST_SKIP() << error.what();
-  }
-  const std::vector<UniqueNcclComm> communicators = MakeNcclComms(2);
-  AllReduceCase c({.ranks = 2, .tokens = 5, .hidden = 2560});
-  for (int32_t r = 0; r < 2; ++r) {
-    const HostTensor integers = testing::IntegerTensor(DType::kBf16, 5 * 2560, 7 + r, -40, 40);
-    for (int64_t i = 0; i < integers.size(); ++i) c.partials[r].Set(i, integers[i]);
-  }
-  const HostTensor integers = testing::IntegerTensor(DType::kBf16, 5 * 2560, 9, -40, 40);
-  for (int64_t i = 0; i < integers.size(); ++i) c.residual.Set(i, integers[i]);
-  for (const bool in_place : {false, true}) {
-    OnEveryRank(2, [&](int32_t r, const std::function<void()>& allocated) {
-      const RankTensors tensors(c, r);
-      const UniqueStream stream = MakeStream();
-      AllReduceNormParams params = tensors.Params(c, {.world_size = 2, .rank = r});
-      if (in_place) params.residual_out = tensors.residual.data();
-      allocated();
-      LaunchOverNccl(params, communicators[r].get(), {.stream = stream.get()});
-      const DeviceBuffer& sums = in_place ? tensors.residual : tensors.residual_out;
-      EXPECT_TRUE(c.Check(ToHost(sums, DType::kBf16), ToHost(tensors.out, DType::kBf16)))
-          << "rank " << r << ", in place " << in_place;
-    });
-  }
-}
-
-TEST_F(AllReduceNormPeersCudaTest, AMissingRankEndsTheOthersWithAnError) {
-  const Exchange exchange(2, 1, 2560, true);
-  const AllReduceCase c({.ranks = 2, .hidden = 2560});
-  const RankTensors tensors(c, 0);
-  AllReduceNormParams params = tensors.Params(c, exchange.Peers(0));
-  params.time_limit_ms = 50;
-  Launch(params, {});
-  EXPECT_THAT(ErrorOf(exchange.Peers(0)), HasSubstr("rank 1 of 2 did not send in time"));
-  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
-  EXPECT_THAT(ErrorOf(exchange.Peers(1)), HasSubstr("rank 0 gave up"));
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
 }
 
 }  // namespace
