@@ -5,6 +5,7 @@
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/linear/linear.h"
+#include "reference/linear.h"
 
 namespace tokline::testing {
 
@@ -68,6 +69,16 @@ class LinearDeviceCase {
   Matmul matmul_;
   DeviceBuffer x_, norm_weight_, weight_, bias_, residual_, out_, workspace_;
 };
+
+inline HostTensor RunOnDevice(const LinearCase& c, LinearVariant variant) {
+  return LinearDeviceCase(c, variant).Run();
+}
+
+inline HostTensor Reference(const LinearCase& c) {
+  HostTensor out = c.NewOut();
+  LinearReference(c.Params(out.data()));
+  return out;
+}
 
 // Tests of kWgmma and kTile alone.
 class LinearHopperCudaTest : public testing::HopperCudaTest {};
