@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/record/record_file.h"
@@ -35,6 +37,15 @@ Args Ranks(int number, const Args& args) {
 
 Program Start(const Args& args, const std::string& in = "/dev/null") {
   return Program(With(kQuietly, args), ProgramStreams{.in = in}, kMpirun);
+}
+
+// libevent, by which mpirun talks to its ranks, may warn of the connection to one that has died.
+ProgramResult WithoutMpirunsWarnings(ProgramResult result) {
+  std::istringstream lines(std::exchange(result.err, ""));
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("[warn] Epoll ")) result.err += line + "\n";
+  }
+  return result;
 }
 
 // The processes of the ranks.
@@ -150,7 +161,7 @@ TEST_F(CliProcessesTest, ARankThatDiesOrHangsEndsAllInOneLine) {
       const std::map<std::string, pid_t> ranks = RanksOf(mpirun);
       ASSERT_EQ(ranks.size(), 2u);
       ::kill(ranks.at(lost), signal);
-      const ProgramResult result = mpirun.Wait();
+      const ProgramResult result = WithoutMpirunsWarnings(mpirun.Wait());
       const bool died = signal == SIGKILL;
       EXPECT_TRUE(FailsWith(
           result, died ? 128 + SIGKILL : 1,
