@@ -144,15 +144,14 @@ TEST_F(LinearHopperCudaTest, EveryTileAndSplitIsBitwiseExact) {
   }
 }
 
-// The smallest problems in which all rings wrap. racecheck, which does not end with the tests
-// above, has these instead, each alone.
+// The smallest problems in which all rings wrap, and in which two blocks copy their sums. racecheck
+// runs these, each alone, instead of the tests above, with which it does not end.
 void CheckSmallestWgmmaRings(int64_t tokens) {
-  for (const LinearSetup& form : {LinearSetup{.bias = true}, LinearSetup{.gated = true},
-                                  LinearSetup{.norm = true, .residual = true}}) {
-    LinearSetup setup = form;
+  for (LinearSetup setup : {LinearSetup{.bias = true}, LinearSetup{.gated = true},
+                            LinearSetup{.norm = true, .residual = true}}) {
     setup.tokens = tokens;
     setup.in = 6144;
-    setup.out = form.gated ? 40 : 72;
+    setup.out = setup.gated ? 40 : 72;
     const LinearCase c(setup);
     DeviceCase device(c, LinearVariant::kWgmma);
     const WgmmaPlan plan = PlanWgmma(device.params, QueryDeviceFacts());
