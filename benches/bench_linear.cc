@@ -100,7 +100,8 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
                      .residual = shape.Flag("residual"),
                      .out_f32 = shape.Flag("out_f32")};
   for (const int64_t tokens : shape.Ints("tokens")) {
-    const LinearParams projection{.gated_silu = linear.gated,
+    const LinearParams projection{.out_f32 = linear.out_f32,
+                                  .gated_silu = linear.gated,
                                   .num_tokens = tokens,
                                   .in_features = linear.in,
                                   .out_features = linear.out,

@@ -16,7 +16,7 @@ inline std::vector<LinearVariant> LinearVariantsOf(LinearParams params,
   std::vector<LinearVariant> variants;
   for (const LinearVariant variant :
        {LinearVariant::kSkinny, LinearVariant::kNormThenSkinny, LinearVariant::kWgmma,
-        LinearVariant::kTile, LinearVariant::kMatmul}) {
+        LinearVariant::kTile, LinearVariant::kHead, LinearVariant::kMatmul}) {
     params.variant = variant;
     if (LinearRuns(params, *context.device)) variants.push_back(variant);
   }

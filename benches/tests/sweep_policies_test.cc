@@ -130,7 +130,8 @@ void ExpectLinearFits(LinearParams params) {
   for (const NamedDevice& device : Devices()) {
     for (const LinearVariant variant :
          {LinearVariant::kAuto, LinearVariant::kSkinny, LinearVariant::kNormThenSkinny,
-          LinearVariant::kWgmma, LinearVariant::kTile, LinearVariant::kMatmul}) {
+          LinearVariant::kWgmma, LinearVariant::kTile, LinearVariant::kHead,
+          LinearVariant::kMatmul}) {
       params.variant = variant;
       SCOPED_TRACE(StrCat(Name(variant), " on ", ::testing::PrintToString(device)));
       const auto plan = [&] {
@@ -153,6 +154,11 @@ void ExpectLinearFits(LinearParams params) {
         EXPECT_LE(choice.tile.splits, std::min(4, choice.tile.k_blocks));
         EXPECT_GE(int64_t{choice.tile.tiles} * choice.tile.rows,
                   params.out_features * (params.gated_silu ? 2 : 1));
+      } else if (choice.variant == LinearVariant::kHead) {
+        EXPECT_LE(choice.head.shared_bytes, device.facts.shared_bytes_per_block);
+        EXPECT_GE(choice.head.stages, 2);
+        EXPECT_GE(int64_t{choice.head.units} * kHeadUnit, params.out_features);
+        EXPECT_LE(choice.head.grid, choice.head.units);
       } else if (choice.variant != LinearVariant::kMatmul) {
         EXPECT_LE(choice.skinny.shared_bytes, device.facts.shared_bytes_per_block);
         EXPECT_LE(choice.skinny.Threads(), 32 * kSkinnyMaxWarps);

@@ -197,6 +197,7 @@ int DivergenceCommand(const CommandLine& line) {
           " positions");
   DecoderOptions options = flags.run.Options(model.spec, 1, context);
   options.reuse = true;
+  options.keep_logits = true;
   ApplyKvSize(flags.run.kv, model, options);
   // Room for the sequence and for the originals from which its chunks are copied.
   if (options.kv_pages == 0) {

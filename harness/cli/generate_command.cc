@@ -217,6 +217,7 @@ int GenerateCommand(const CommandLine& line) {
 
   CatchInterrupts();
   DecoderOptions options = flags.run.InteractiveOptions(model.spec, prompt_tokens + new_tokens);
+  options.keep_logits = logits_file.has_value();
   SizeKvForBatch(flags.run.kv, model, options);
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();

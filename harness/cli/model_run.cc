@@ -178,6 +178,7 @@ DecoderOptions RunFlags::Options(const ModelSpec& spec, int32_t max_batch,
   options.max_batch = max_batch;
   options.max_context = max_context;
   options.page_size = page_size;
+  options.keep_logits = false;  // a command that reads them says so
   options.ablate = ablate;
   return options;
 }

@@ -414,9 +414,10 @@ void Decoder::WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                         const StepArrays& arrays) const {
   std::fill_n(arrays.logit_tokens, shape.logit_rows, -1);
   std::fill_n(arrays.rules, shape.logit_rows, SamplingRule{});
+  std::fill_n(arrays.only_best, shape.logit_rows, 1);
   std::fill_n(arrays.positions, shape.decode.num_tokens, 0);  // stays in padding rows
   std::fill_n(arrays.slots, shape.decode.num_tokens, -1);
-  const auto write = [&arrays](int64_t row, const StepSlice& slice) {
+  const auto write = [&](int64_t row, const StepSlice& slice) {
     const Sequence& sequence = *slice.sequence;
     for (int64_t i = 0; i < slice.count; ++i) {
       arrays.positions[row + i] = static_cast<int32_t>(slice.begin + i);
@@ -426,6 +427,8 @@ void Decoder::WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
     arrays.logit_tokens[slice.seat] = static_cast<int32_t>(row + slice.count - 1);
     arrays.rules[slice.seat] = sequence.request.rule;
     arrays.rules[slice.seat].offset = static_cast<uint64_t>(slice.begin + slice.count);
+    arrays.only_best[slice.seat] =
+        config_.options.keep_logits || sequence.request.rule.temperature > 0 ? 0 : 1;
   };
   for (const StepSlice& slice : scheduled.decode) {
     if (slice.sequence != nullptr) write(slice.seat, slice);
@@ -497,6 +500,7 @@ void Decoder::Collect(int index) {
 }
 
 std::vector<float> Decoder::Logits(SequenceId id) {
+  Require(config_.options.keep_logits, "the decoder was made with keep_logits off; it has none");
   const Sequence& sequence = scheduler_.Get(id);
   Require(sequence.last_draw > 0 && sequence.last_draw == scheduler_.Counts().steps, "sequence ",
           id, " has no logits of the newest step");

@@ -140,7 +140,8 @@ class Decoder {
   Backend& GetBackend() { return backend_; }  // of rank 0
 
   // Returns the logits from which the newest token of a sequence was drawn, [vocab_size]. The
-  // newest step must have produced them. Waits for that step.
+  // newest step must have produced them, and DecoderOptions::keep_logits be set. Waits for that
+  // step.
   std::vector<float> Logits(SequenceId id);
   // Replaces the newest token with `token` before a step takes it as input.
   void ReplaceNewestToken(SequenceId id, int32_t token);

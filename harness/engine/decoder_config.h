@@ -40,6 +40,8 @@ struct DecoderOptions {
   bool reuse = false;           // K and V of prompts that begin with the same tokens
   // With reuse: whether decode steps read what their sequences share only once.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
+  // Whether Decoder::Logits can be asked. Otherwise logits of greedy rows need not be written.
+  bool keep_logits = true;
   int64_t pinned_pages = 0;  // at most so many may be pinned; sequences do not rely on them
   AblationSet ablate = {};
   std::optional<DelayedOp> delayed = {};  // to test the tools

@@ -38,6 +38,7 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
                                                    : 0);
   gate_up = carver.TakeBytes(split_gate ? tokens * spec.UpRows() * element : 0);
   logits = carver.Take<float>(batch * config.shard.whole.vocab_size);
+  best = carver.Take<uint64_t>(config.OnDevice() ? batch * MostLinearBestParts(config.facts) : 0);
   sampled = carver.Take<int32_t>(batch);
   memory.activation_bytes = carver.Size();
 

@@ -62,6 +62,7 @@ struct DecoderBuffers {
   float* x_squares = nullptr;      // [min(N, kMaxSquaresTokens), H / 64, kLinearSquares] of x
   std::byte* gate_up = nullptr;    // [N, 2 I]; only if a gated MLP is split
   float* logits = nullptr;         // [B, vocab_size] of the whole model
+  uint64_t* best = nullptr;        // [B, MostLinearBestParts()] largest logits; CUDA only
   int32_t* sampled = nullptr;      // [B] newest token of each seat; the next decode step's input
   std::byte* linear_workspace = nullptr;
   std::byte* sampling_workspace = nullptr;

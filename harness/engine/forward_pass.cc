@@ -100,7 +100,7 @@ void ForwardPass::OneKernel(const StepShape& shape, const StepArrays& arrays) {
        .parts = arrays.parts,
        .workspace = buffers_.decode_step_workspace,
        .workspace_bytes = buffers_.decode_step_workspace_bytes});
-  Sample(shape, arrays);
+  Sample(shape, arrays, /*best_parts=*/0);
 }
 
 void ForwardPass::Embed(const StepShape& shape, const StepArrays& arrays) {
@@ -386,6 +386,12 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
   const bool normed = config_.split_final_norm || normed_ != nullptr;
   head.norm_weight = normed ? nullptr : weights_.final_norm();
   head.norm_eps = spec_.norm_eps;
+  // A rank that has a part of the vocabulary alone does not know the largest logit of all.
+  const int32_t parts = config_.Divided() ? 0 : LinearBestParts(head, backend_.facts());
+  if (parts > 0) {
+    head.best = buffers_.best;
+    head.only_best = arrays.only_best;
+  }
   Run(StepOp::kLmHead, ops_.linear, head);
   if (config_.Divided()) {
     RunWith([this](const ColumnGather& gather,
@@ -398,16 +404,18 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
                          .columns = vocabulary.count});
     first_ = true;  // a kernel cannot start before a copy has ended
   }
-  Sample(shape, arrays);
+  Sample(shape, arrays, parts);
 }
 
-void ForwardPass::Sample(const StepShape& shape, const StepArrays& arrays) {
+void ForwardPass::Sample(const StepShape& shape, const StepArrays& arrays, int32_t best_parts) {
   Run(StepOp::kSampling, ops_.sampling,
       {.num_rows = shape.logit_rows,
        .vocab_size = config_.shard.whole.vocab_size,
        .logits = buffers_.logits,
        .logits_stride = config_.shard.whole.vocab_size,
        .rules = arrays.rules,
+       .best = best_parts > 0 ? buffers_.best : nullptr,
+       .best_parts = best_parts,
        .tokens = buffers_.sampled,
        .workspace = buffers_.sampling_workspace,
        .workspace_bytes = config_.sampling_workspace_bytes});

@@ -62,7 +62,8 @@ class ForwardPass {
   bool Sends(StepOp op, const LinearParams& params, AllReduceNormParams sum) const;
   void AllReduce(const AllReduceNormParams& params);
   void Logits(const StepShape& shape, const StepArrays& arrays);
-  void Sample(const StepShape& shape, const StepArrays& arrays);
+  // `best_parts`: of the largest logits that the LM head has found; 0: none.
+  void Sample(const StepShape& shape, const StepArrays& arrays, int32_t best_parts);
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                       const std::byte* weight, void* out, int64_t out_features) const;
   // Lets the kernel of `params` prefetch the weights of a later `op` into L2, if they leave room

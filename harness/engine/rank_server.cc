@@ -40,10 +40,11 @@ struct OptionBytes {
 
   void Pass(DecoderOptions& options) {
     auto& [device, ranks, processes, rank_limit, on_hang, dtype, max_batch, max_context, kv_pages,
-           page_size, token_budget, reuse, sharing, pinned_pages, ablate, delayed] = options;
+           page_size, token_budget, reuse, sharing, keep_logits, pinned_pages, ablate, delayed] =
+        options;
     const auto pass = [this](auto&... field) { (PassField(field), ...); };
     pass(device, ranks, rank_limit, dtype, max_batch, max_context, kv_pages, page_size,
-         token_budget, reuse, sharing, pinned_pages, ablate);
+         token_budget, reuse, sharing, keep_logits, pinned_pages, ablate);
   }
 
  private:

@@ -49,6 +49,7 @@ StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
   arrays.slots = carver.Take<int64_t>(shape.Tokens());
   arrays.logit_tokens = carver.Take<int32_t>(shape.logit_rows);
   arrays.rules = carver.Take<SamplingRule>(shape.logit_rows);
+  arrays.only_best = carver.Take<int32_t>(shape.logit_rows);
   if (shape.one_kernel) arrays.parts = carver.Take<int32_t>(shape.decode.num_seqs);
   arrays.prefill = PlaceAttention(shape.prefill, carver);
   arrays.decode = PlaceAttention(shape.decode, carver);

@@ -73,6 +73,7 @@ struct StepArrays {
   int64_t* slots = nullptr;         // [T] slots in the KV cache; -1: padding
   int32_t* logit_tokens = nullptr;  // [logit_rows] rows of the step; -1: none
   SamplingRule* rules = nullptr;    // [logit_rows]
+  int32_t* only_best = nullptr;     // [logit_rows] 1: only the row's largest logit is wanted
   int32_t* parts = nullptr;         // [decode.num_seqs] of the contexts, if the step is one_kernel
   AttentionArrays prefill;
   AttentionArrays decode;

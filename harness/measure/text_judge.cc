@@ -18,6 +18,7 @@ DecoderOptions PlainOptions(const ModelSpec& spec, DecoderOptions options) {
   options.kv_pages = 0;
   options.reuse = false;
   options.delayed.reset();
+  options.keep_logits = true;
   const AblationSet given = options.ablate;
   for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
   if (options.ranks == 1) return options;

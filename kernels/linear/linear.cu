@@ -4,6 +4,7 @@
 #include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
+#include "kernels/linear/head.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_policy.h"
 #include "kernels/linear/skinny_device.cuh"
@@ -108,12 +109,14 @@ void Launch(const LinearParams& params, const LaunchOptions& options) {
   if (choice.variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
   const bool norm_apart =
       choice.variant == LinearVariant::kNormThenSkinny ||
-      (choice.variant == LinearVariant::kTile && params.norm_weight) ||
+      ((choice.variant == LinearVariant::kTile || choice.variant == LinearVariant::kHead) &&
+       params.norm_weight) ||
       (choice.variant == LinearVariant::kWgmma && params.norm_weight && !WgmmaNormalises(params));
   const LinearParams rest = norm_apart ? AfterNorm(params) : params;
   if (norm_apart) Launch(NormOf(params), options);
   if (choice.variant == LinearVariant::kWgmma) return LaunchWgmma(rest, choice.wgmma, options);
   if (choice.variant == LinearVariant::kTile) return LaunchTile(rest, choice.tile, options);
+  if (choice.variant == LinearVariant::kHead) return LaunchHead(rest, choice.head, options);
   LaunchSkinny(rest, choice.skinny, options);
 }
 

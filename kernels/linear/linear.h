@@ -62,18 +62,22 @@ enum class LinearVariant : uint8_t {
            // most kMaxWgmmaTokens tokens
   kTile,   // hand-written for sm_90a, for more tokens: the same, in as few tiles as fill the device
            // once; in_features as for kWgmma; at most kMaxTileTokens tokens
+  kHead,   // hand-written for sm_90a: fp32 outputs of a weight with many rows, such as an LM head,
+           // with the largest of each row; RMSNorm kernel before; in_features as for kWgmma; no
+           // bias; at most kMaxHeadTokens tokens
   kMatmul,  // RMSNorm kernel, cuBLASLt, SiLU kernel, as needed
 };
 
 inline constexpr int64_t kMaxSkinnyTokens = 16;
 inline constexpr int64_t kMaxWgmmaTokens = 64;
 inline constexpr int64_t kMaxTileTokens = 128;
+inline constexpr int64_t kMaxHeadTokens = 128;
 // For each 64 elements of a row, so many sums of squares are kept for the next norm. Which elements
 // a sum has is left open; the norm needs their total.
 inline constexpr int32_t kLinearSquares = 4;
 inline constexpr int64_t kMaxSquaresTokens = 16;
 
-// "auto", "skinny", "norm_then_skinny", "wgmma", "tile", "matmul".
+// "auto", "skinny", "norm_then_skinny", "wgmma", "tile", "head", "matmul".
 std::string_view Name(LinearVariant variant);
 
 // n = x, or RMSNorm(x, norm_weight) as norm.h defines it.
@@ -118,6 +122,12 @@ struct LinearParams {
   // this one are, and that launch must write neither x nor out, since it begins before this kernel
   // ends. The reference ignores it.
   const PeerBuffers* send = nullptr;
+  // uint64 [num_tokens, LinearBestParts()], or null: the largest output of each part of a row with
+  // its feature, as packed_best.cuh packs them. kHead alone finds it; the reference ignores it.
+  uint64_t* best = nullptr;
+  // int32 [num_tokens], with best, or null: rows of out that nobody reads, where it is not 0. kHead
+  // does not write them.
+  const int32_t* only_best = nullptr;
   // The weights of a later kernel, 16 B aligned, or null. kSkinny prefetches them into L2 while its
   // own weights are in flight. This is a hint, which the reference and all other variants ignore.
   const void* prefetch = nullptr;
@@ -136,6 +146,10 @@ bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
 // Whether the projection's kernel can send its outputs to the peers: kWgmma and kTile, with
 // outputs in dtype and out_features a multiple of 8, neither gated nor with append or residual.
 bool LinearSends(const LinearParams& params, const DeviceFacts& device);
+// The parts of a row whose largest outputs the projection's kernel finds; 0: it finds none.
+int32_t LinearBestParts(const LinearParams& params, const DeviceFacts& device);
+// LinearBestParts is never more.
+inline int32_t MostLinearBestParts(const DeviceFacts& device) { return 2 * device.sm_count; }
 // The size suffices for every variant.
 int64_t LinearWorkspaceBytes(const LinearParams& params);
 void Validate(const LinearParams& params);

@@ -54,6 +54,9 @@ int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) 
   return rows + partials + squares;
 }
 
+// What kHead does besides products.
+bool HeadTakes(const LinearParams& params) { return params.out_f32 && params.bias == nullptr; }
+
 const char* NameInCode(LinearVariant variant) {
   switch (variant) {
     case LinearVariant::kAuto:
@@ -66,6 +69,8 @@ const char* NameInCode(LinearVariant variant) {
       return "kWgmma";
     case LinearVariant::kTile:
       return "kTile";
+    case LinearVariant::kHead:
+      return "kHead";
     case LinearVariant::kMatmul:
       return "kMatmul";
   }
@@ -86,6 +91,8 @@ std::string_view Name(LinearVariant variant) {
       return "wgmma";
     case LinearVariant::kTile:
       return "tile";
+    case LinearVariant::kHead:
+      return "head";
     case LinearVariant::kMatmul:
       return "matmul";
   }
@@ -245,6 +252,10 @@ LinearVariant ChooseLinearVariant(const LinearParams& params, const DeviceFacts&
     return params.num_tokens <= range.tokens && weight_bytes <= range.weight_bytes;
   };
   if (WgmmaRuns(params, device)) {
+    if (HeadTakes(params) && params.num_tokens <= kMaxHeadTokens &&
+        params.out_features >= int64_t{device.sm_count} * kHeadRows) {
+      return LinearVariant::kHead;
+    }
     const auto tile_from = [&](int64_t tokens) {
       return params.num_tokens >= tokens && params.num_tokens <= kMaxTileTokens;
     };
@@ -274,6 +285,8 @@ bool LinearRuns(const LinearParams& params, const DeviceFacts& device) {
       return params.num_tokens <= kMaxWgmmaTokens && WgmmaRuns(params, device);
     case LinearVariant::kTile:
       return params.num_tokens <= kMaxTileTokens && WgmmaRuns(params, device);
+    case LinearVariant::kHead:
+      return params.num_tokens <= kMaxHeadTokens && HeadTakes(params) && WgmmaRuns(params, device);
     case LinearVariant::kNormThenSkinny:
       if (params.norm_weight == nullptr) return false;
       skinny.norm_weight = nullptr;
@@ -285,10 +298,18 @@ bool LinearRuns(const LinearParams& params, const DeviceFacts& device) {
          PlanSkinny(skinny, device).shared_bytes <= device.shared_bytes_per_block;
 }
 
+int32_t LinearBestParts(const LinearParams& params, const DeviceFacts& device) {
+  if (params.num_tokens == 0 || ChooseLinearVariant(params, device) != LinearVariant::kHead) {
+    return 0;
+  }
+  return PlanHead(params, device).Parts();
+}
+
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
   LinearChoice choice{.variant = ChooseLinearVariant(params, device)};
   if (choice.variant == LinearVariant::kMatmul || params.num_tokens == 0) return choice;
-  if (choice.variant == LinearVariant::kWgmma || choice.variant == LinearVariant::kTile) {
+  if (choice.variant == LinearVariant::kWgmma || choice.variant == LinearVariant::kTile ||
+      choice.variant == LinearVariant::kHead) {
     Require(WgmmaRuns(params, device), NameInCode(choice.variant), " with in_features ",
             params.in_features, " on compute capability ", device.compute_major, ".",
             device.compute_minor, " and code for ", device.code_architecture / 10, ".",
@@ -296,6 +317,7 @@ LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
             kMaxWgmmaFeatures, ", and code for sm_90a");
     if (choice.variant == LinearVariant::kWgmma) choice.wgmma = PlanWgmma(params, device);
     if (choice.variant == LinearVariant::kTile) choice.tile = PlanTile(params, device);
+    if (choice.variant == LinearVariant::kHead) choice.head = PlanHead(params, device);
     return choice;
   }
   LinearParams skinny = params;
@@ -366,6 +388,11 @@ void Validate(const LinearParams& params) {
           "num_tokens is ", params.num_tokens, "; kWgmma takes at most ", kMaxWgmmaTokens);
   Require(params.variant != LinearVariant::kTile || params.num_tokens <= kMaxTileTokens,
           "num_tokens is ", params.num_tokens, "; kTile takes at most ", kMaxTileTokens);
+  const bool head = params.variant == LinearVariant::kHead;
+  Require(!head || params.num_tokens <= kMaxHeadTokens, "num_tokens is ", params.num_tokens,
+          "; kHead takes at most ", kMaxHeadTokens);
+  Require(!head || HeadTakes(params), "kHead needs out_f32 and takes no bias");
+  Require(!params.only_best || params.best, "only_best needs best; it is null");
   Require(!params.out_squares || (!params.gated_silu && !params.out_f32 && !params.append),
           "out_squares goes with none of gated_silu, out_f32 and append");
   Require(!params.out_squares || params.num_tokens <= kMaxSquaresTokens, "num_tokens is ",
@@ -427,9 +454,12 @@ void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
           "; kWgmma appends with at most ", kWgmmaAppendTokens);
   Require(!params.send || wgmma || variant == LinearVariant::kTile, "send with ",
           NameInCode(variant), "; kWgmma and kTile alone send");
+  const bool head = variant == LinearVariant::kHead;
+  Require(head || !params.best, "best with ", NameInCode(variant), "; kHead alone finds it");
   const bool scratch = wgmma ? params.norm_weight && !WgmmaNormalises(params)
-                       : variant == LinearVariant::kTile ? params.norm_weight != nullptr
-                                                         : variant != LinearVariant::kSkinny;
+                       : head || variant == LinearVariant::kTile
+                           ? params.norm_weight != nullptr
+                           : variant != LinearVariant::kSkinny;
   if (!scratch || params.num_tokens == 0) return;
   Require(variant != LinearVariant::kMatmul || params.matmul != nullptr,
           "matmul is null; kMatmul (num_tokens ", params.num_tokens, ") needs one");

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/common/device_facts.h"
+#include "kernels/linear/head_policy.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/tile_policy.h"
 
@@ -28,6 +29,7 @@ inline constexpr FewTokensRange kWgmmaRanges[] = {
 // It is asked before kWgmma from kTileGatedTokens on with gated_silu, and from kTileWideTokens on
 // for weights with no more columns than rows.
 inline constexpr int64_t kTileTokens = 17, kTileGatedTokens = 33, kTileWideTokens = 33;
+// kHead is asked first where outputs are fp32, if every SM has a tile.
 inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.
@@ -126,6 +128,7 @@ struct LinearChoice {
   SkinnyPlan skinny = {};  // kSkinny and kNormThenSkinny
   WgmmaPlan wgmma = {};    // kWgmma
   TilePlan tile = {};      // kTile
+  HeadPlan head = {};      // kHead
 };
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device);
 

@@ -3,7 +3,7 @@
 // Grid: one block per chunk of kSamplingChunk logits of a row. Each thread holds 16 of them in
 //   registers, with all loads in flight. The kernel stores the chunk's best logit and, for sampled
 //   rows, the chunk's mass relative to that logit; for top-k or top-p it also stores the maximum of
-//   each group of 32.
+//   each group of 32. Blocks of greedy rows whose best logits are known end at once.
 // Shared memory: CUB's block reduction and the chunk's best.
 // Barriers: one within each reduction, one to share the best.
 // Dependent launch: nothing is read before the wait, since rules and logits belong to the step.
@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kChunkScanThreads)
 
   const int32_t row = static_cast<int32_t>(blockIdx.x / plan.num_chunks);
   const int32_t chunk = static_cast<int32_t>(blockIdx.x % plan.num_chunks);
+  if (params.best != nullptr && !(params.rules[row].temperature > 0)) return;
   const int32_t vocab_size = static_cast<int32_t>(params.vocab_size);
   const float* const logits = params.logits + row * params.logits_stride;
   const int32_t first = chunk * kSamplingChunk + static_cast<int32_t>(threadIdx.x) * 4;

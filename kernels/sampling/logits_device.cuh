@@ -2,19 +2,13 @@
 // not depend on the order in which threads add them.
 #pragma once
 
-#include <cfloat>
 #include <cstdint>
 
+#include "kernels/device/packed_best.cuh"
 #include "kernels/device/ptx/math.cuh"
 #include "kernels/sampling/sampling_policy.h"
 
 namespace tokline {
-
-// NaN counts as -inf, +inf as the largest float, -0 as +0, so that every comparison is an ordinary
-// one.
-__device__ __forceinline__ float Sanitize(float logit) {
-  return logit == logit ? fminf(logit, FLT_MAX) + 0.0f : -INFINITY;
-}
 
 // Loads logits i to i + 3 of a row, with -inf beyond the vocabulary. `i` is a multiple of 4.
 __device__ __forceinline__ float4 LoadLogits(const float* row, int32_t i, int32_t vocab_size,
@@ -31,22 +25,6 @@ __device__ __forceinline__ float4 LoadLogits(const float* row, int32_t i, int32_
 
 __device__ __forceinline__ float Component(const float4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
-
-// Orders by logit, then by lower id: the larger integer wins.
-__device__ __forceinline__ uint64_t PackBest(float logit, int32_t id) {
-  const uint32_t bits = __float_as_uint(logit);
-  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return uint64_t{ordered} << 32 | ~static_cast<uint32_t>(id);
-}
-
-__device__ __forceinline__ float BestLogit(uint64_t best) {
-  const uint32_t ordered = static_cast<uint32_t>(best >> 32);
-  return __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
-}
-
-__device__ __forceinline__ int32_t BestId(uint64_t best) {
-  return static_cast<int32_t>(~static_cast<uint32_t>(best));
 }
 
 struct Max64 {

@@ -1,6 +1,7 @@
 // Second kernel: picks a row's token from what the first one stored.
 //
-// Grid: one block per row. Greedy rows compare the chunks' best logits. Rows with only a
+// Grid: one block per row. Greedy rows compare the chunks' best logits, or those that linear left.
+// Rows with only a
 //   temperature draw a chunk by its mass and read only that chunk. For top-k or top-p the maxima of
 //   the groups of 32 give a bound below which nothing can be kept; the few groups that reach it are
 //   loaded into shared memory. If at most 512 of their logits reach the bound, which is usual, each
@@ -395,7 +396,14 @@ __global__ void __launch_bounds__(kPickThreads)
   const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
   const SamplingRule rule = params.rules[row];
   const bool has_chunk = static_cast<int32_t>(threadIdx.x) < plan.num_chunks;
-  const uint64_t own_best = has_chunk ? stats[threadIdx.x].best : 0;
+  uint64_t own_best = 0;
+  if (params.best != nullptr && !(rule.temperature > 0)) {
+    for (int32_t part = threadIdx.x; part < params.best_parts; part += kPickThreads) {
+      own_best = Max64()(own_best, params.best[row * params.best_parts + part]);
+    }
+  } else if (has_chunk) {
+    own_best = stats[threadIdx.x].best;
+  }
   const uint64_t reduced = PickReduce(storage.select.cub.reduce).Reduce(own_best, Max64());
   if (threadIdx.x == 0) storage.select.shared = reduced;
   __syncthreads();

@@ -26,9 +26,14 @@ struct SamplingParams {
   const float* logits = nullptr;        // [num_rows, vocab_size]
   int64_t logits_stride = 0;            // elements between rows
   const SamplingRule* rules = nullptr;  // [num_rows], host or device like logits
-  int32_t* tokens = nullptr;            // [num_rows] out
-  void* workspace = nullptr;            // CUDA, 256 B aligned
-  int64_t workspace_bytes = 0;          // SamplingWorkspaceBytes
+  // uint64 [num_rows, best_parts], or null: the largest logit of each part of a row with its id, as
+  // linear's kHead leaves them (LinearParams::best). Of greedy rows CUDA then reads nothing else;
+  // the reference ignores it.
+  const uint64_t* best = nullptr;
+  int32_t best_parts = 0;
+  int32_t* tokens = nullptr;    // [num_rows] out
+  void* workspace = nullptr;    // CUDA, 256 B aligned
+  int64_t workspace_bytes = 0;  // SamplingWorkspaceBytes
 };
 
 int64_t SamplingWorkspaceBytes(int64_t num_rows, int64_t vocab_size);

@@ -43,6 +43,9 @@ void Validate(const SamplingParams& params) {
   if (params.num_rows == 0) return;
   Require(params.logits && params.rules && params.tokens, "logits, rules or tokens is null with ",
           params.num_rows, " rows");
+  Require((params.best == nullptr) == (params.best_parts == 0) && params.best_parts >= 0,
+          "best is ", params.best, " with ", params.best_parts,
+          " parts; it must have at least one, or be null with none");
   Require(params.num_rows == 1 || params.logits_stride >= params.vocab_size, "logits_stride is ",
           params.logits_stride, "; rows of ", params.vocab_size, " need at least that");
 }

@@ -14,6 +14,7 @@
 #include "harness/engine/ablation.h"
 #include "harness/engine/generate.h"
 #include "harness/measure/throughput.h"
+#include "harness/tests/engine/drawn_model.h"
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/kernels/cuda_test.h"
 #include "kernels/common/error.h"
@@ -304,6 +305,43 @@ TEST_F(DecoderCudaTest, BenchRunsAsGraphsAndMeasuresTheHost) {
   EXPECT_GT(result.decode_tokens_per_s, 0);
   EXPECT_GT(result.host_share, 0);
   EXPECT_LE(result.host_share, 1);
+}
+
+// A vocabulary of which every SM has a tile, so that the LM head finds the largest logits itself.
+TEST_F(DecoderCudaTest, RowsWhoseLogitsAreNotKeptGetTheSameTokens) {
+  ModelSpec spec = testing::FamilyShapes().front();
+  spec.hidden_size = 256;
+  spec.vocab_size = 300 * int64_t{QueryDeviceFacts().sm_count};
+  const testing::DrawnModel model(spec);
+  DecoderOptions options{.device = Device::kCuda,
+                         .dtype = DType::kBf16,
+                         .max_batch = 40,
+                         .max_context = 40,
+                         .page_size = 16};
+  std::map<bool, Texts> texts;
+  for (const bool keeps : {true, false}) {
+    options.keep_logits = keeps;
+    Decoder decoder(model.spec, model.weights, options);
+    decoder.WarmUp();
+    std::vector<SequenceId> ids;
+    for (int32_t i = 0; i < 40; ++i) {
+      const SamplingRule rule{.temperature = i % 3 == 1 ? 1.0f : 0.0f, .seed = uint64_t(i)};
+      ids.push_back(decoder.AddSequence(std::vector<int32_t>{i, 7 * i, 3}, rule, 20));
+    }
+    while (decoder.HasWork()) {
+      for (const NewToken& token : decoder.Step().tokens) {
+        texts[keeps][token.sequence].push_back(token.token);
+      }
+    }
+    for (const NewToken& token : decoder.Flush()) {
+      texts[keeps][token.sequence].push_back(token.token);
+    }
+    if (!keeps) {
+      EXPECT_THROW(decoder.Logits(ids[0]), InvalidArgument);
+    }
+  }
+  EXPECT_EQ(texts[true].size(), 40u);
+  EXPECT_EQ(texts[false], texts[true]);
 }
 
 TEST_F(DecoderCudaTest, Fp32AndTooLargeACacheAreRefusedWithTheValues) {

@@ -69,6 +69,7 @@ TEST(StepArraysTest, ArraysOfAShapeDoNotOverlapAndKeepTheirOffsets) {
       extent(a.slots, b.slots, 108),
       extent(a.logit_tokens, b.logit_tokens, 8),
       extent(a.rules, b.rules, 8),
+      extent(a.only_best, b.only_best, 8),
       extent(a.prefill.seq_chunk_indptr, b.prefill.seq_chunk_indptr, 4),
       extent(a.prefill.seq_chunks, b.prefill.seq_chunks, 3),
       extent(a.prefill.chunk_lengths, b.prefill.chunk_lengths, 3),

@@ -10,7 +10,8 @@
 namespace tokline::testing {
 
 inline bool NeedsHopperCode(LinearVariant variant) {
-  return variant == LinearVariant::kWgmma || variant == LinearVariant::kTile;
+  return variant == LinearVariant::kWgmma || variant == LinearVariant::kTile ||
+         variant == LinearVariant::kHead;
 }
 
 // Whether the GPU and the program have the code of a variant.
@@ -23,6 +24,7 @@ inline int64_t MaxTokens(LinearVariant variant) {
   if (!HasCodeFor(variant)) return 0;
   if (variant == LinearVariant::kWgmma) return kMaxWgmmaTokens;
   if (variant == LinearVariant::kTile) return kMaxTileTokens;
+  if (variant == LinearVariant::kHead) return kMaxHeadTokens;
   return variant == LinearVariant::kMatmul ? INT32_MAX : kMaxSkinnyTokens;
 }
 

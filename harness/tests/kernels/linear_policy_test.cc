@@ -132,6 +132,30 @@ TEST(LinearTest, TileRunsInItsRangesWhereTheCodeAndTheShapeAllowIt) {
   }
 }
 
+TEST(LinearTest, HeadRunsWhereOutputsAreFp32AndEverySmHasATile) {
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    const int64_t rows = int64_t{device.facts.sm_count} * kHeadRows;
+    const auto runs = [&](const std::function<void(LinearParams&)>& change) {
+      LinearParams params{
+          .out_f32 = true, .num_tokens = 1, .in_features = 1024, .out_features = rows};
+      change(params);
+      const bool chosen = ChooseLinearVariant(params, device.facts) == LinearVariant::kHead;
+      EXPECT_EQ(LinearBestParts(params, device.facts) > 0, chosen);
+      return chosen;
+    };
+    SCOPED_TRACE(device.name);
+    const bool hopper = device.facts.HasHopperCode();
+    EXPECT_EQ(runs([](LinearParams&) {}), hopper);
+    EXPECT_EQ(runs([](LinearParams& p) { p.num_tokens = kMaxHeadTokens; }), hopper);
+    EXPECT_FALSE(runs([](LinearParams& p) { p.num_tokens = kMaxHeadTokens + 1; }));
+    EXPECT_FALSE(runs([](LinearParams& p) { p.out_features -= 1; }));
+    EXPECT_FALSE(runs([](LinearParams& p) { p.in_features = 1000; }));
+    EXPECT_FALSE(runs([](LinearParams& p) { p.out_f32 = false; }));
+    EXPECT_FALSE(runs([](LinearParams& p) { p.bias = &p; }));
+    EXPECT_FALSE(runs([](LinearParams& p) { p.variant = LinearVariant::kMatmul; }));
+  }
+}
+
 TEST(LinearTest, WhatAKernelOfItsOwnFinishesCanBeSent) {
   for (const testing::NamedDevice& device : testing::Devices()) {
     const auto sends = [&](const std::function<void(LinearParams&)>& change) {

@@ -107,6 +107,15 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
                 p.num_tokens = 129;
               }),
               HasSubstr("num_tokens is 129; kTile takes at most 128"));
+  EXPECT_THAT(RefusalOf([](P& p) {
+                p.variant = LinearVariant::kHead;
+                p.num_tokens = 129;
+              }),
+              HasSubstr("num_tokens is 129; kHead takes at most 128"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.variant = LinearVariant::kHead; }),
+              HasSubstr("kHead needs out_f32 and takes no bias"));
+  const int32_t flag = 1;
+  EXPECT_THAT(RefusalOf([&](P& p) { p.only_best = &flag; }), HasSubstr("only_best needs best"));
   EXPECT_THAT(RefusalOf([](P& p) { p.variant = LinearVariant::kNormThenSkinny; }),
               HasSubstr("kNormThenSkinny needs a norm_weight"));
   EXPECT_THAT(RefusalOf([](P& p) {
@@ -161,6 +170,10 @@ TEST(LinearTest, ValidateLaunchStatesWhatCudaLacks) {
   params.send = &peers;
   EXPECT_THAT(refusal(), HasSubstr("send with kMatmul; kWgmma and kTile alone send"));
   params.send = nullptr;
+  uint64_t best = 0;
+  params.best = &best;
+  EXPECT_THAT(refusal(), HasSubstr("best with kMatmul; kHead alone finds it"));
+  params.best = nullptr;
   params.dtype = DType::kF32;
   EXPECT_THAT(refusal(), HasSubstr("dtype is f32"));
 }

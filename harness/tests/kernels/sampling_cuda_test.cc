@@ -49,8 +49,9 @@ SamplingCase RandomCase(int64_t vocab_size, const std::vector<SamplingRule>& rul
   return c;
 }
 
-std::vector<int32_t> RunOnDevice(const SamplingCase& c) {
-  const DeviceBuffer logits(c.logits), rules(c.rules);
+std::vector<int32_t> RunOnDevice(const SamplingCase& c, const std::vector<uint64_t>& best = {},
+                                 int32_t best_parts = 0) {
+  const DeviceBuffer logits(c.logits), rules(c.rules), best_logits(best);
   DeviceBuffer tokens(c.num_rows() * 4);
   DeviceBuffer workspace(SamplingWorkspaceBytes(c.num_rows(), c.vocab_size));
   tokens.Fill(0xff);
@@ -60,6 +61,8 @@ std::vector<int32_t> RunOnDevice(const SamplingCase& c) {
           .logits = logits.as<float>() + c.offset,
           .logits_stride = c.stride,
           .rules = rules.as<SamplingRule>(),
+          .best = best_logits.as<uint64_t>(),
+          .best_parts = best_parts,
           .tokens = tokens.as<int32_t>(),
           .workspace = workspace.data(),
           .workspace_bytes = workspace.bytes()},
@@ -287,6 +290,29 @@ TEST_F(SamplingCudaTest, CapturedGraphFollowsNewRulesAndLogits) {
 }
 
 TEST_F(SamplingCudaTest, NoRowsLaunchNothing) { EXPECT_NO_THROW(Launch({.vocab_size = 10}, {})); }
+
+// Logits of greedy rows are then not read, and rows with a temperature are drawn as ever.
+TEST_F(SamplingCudaTest, GreedyRowsTakeTheBestThatIsGiven) {
+  std::vector<SamplingRule> rules(6);
+  rules[1] = {.temperature = 1, .seed = 5};
+  rules[4] = {.temperature = 0.7f, .top_k = 20, .top_p = 0.9f, .seed = 6};
+  SamplingCase c = RandomCase(9000, rules, 3, 1);
+  const std::vector<int32_t> expected = RunOnDevice(c);
+  constexpr int32_t kParts = 1500;  // more than a block has threads
+  std::vector<uint64_t> best;
+  for (int64_t row = 0; row < c.num_rows(); ++row) {
+    for (int32_t part = 0; part < kParts; ++part) {
+      // Parts whose values ascend, and descend after the one that holds the token.
+      const uint64_t value =
+          uint64_t{1} << 31 | static_cast<uint64_t>(2000 - std::abs(part - 1200));
+      const auto id = part == 1200 ? expected[static_cast<size_t>(row)] : part;
+      best.push_back(value << 32 | static_cast<uint32_t>(~id));
+    }
+    if (rules[static_cast<size_t>(row)].temperature > 0) continue;
+    std::fill_n(c.logits.begin() + row * c.stride, c.vocab_size, kNan);
+  }
+  EXPECT_EQ(RunOnDevice(c, best, kParts), expected);
+}
 
 }  // namespace
 }  // namespace tokline
