@@ -10,6 +10,7 @@
 #include "harness/measure/lead_in.h"
 #include "harness/measure/peaks.h"
 #include "harness/measure/timing.h"
+#include "harness/platform/clock.h"
 #include "harness/platform/cuda_handles.h"
 #include "harness/platform/random_values.h"
 #include "harness/tests/engine/golden.h"
@@ -62,6 +63,38 @@ TEST_F(WorkStreamTest, NothingThatTheSuiteDoesMakesKernelsStartLater) {
   const double after = NodeUs();
   std::cout << "us from kernel to kernel: " << before << " at first, " << after << " in the end\n";
   EXPECT_LT(after, 1.05 * before);
+}
+
+// Seconds that `work` takes while a kernel of a third of a second is on WorkStream().
+template <typename Work>
+double SecondsBehindASpin(const Work& work) {
+  TOKLINE_CUDA(cudaDeviceSynchronize());
+  Spin(333e3, WorkStream());
+  const auto begin = Clock::now();
+  work();
+  return SecondsSince(begin);
+}
+
+// Work on another stream would not wait. This shows it on every host, whether it slows there or
+// not.
+TEST_F(WorkStreamTest, RowsAndStepsWaitForWhatIsOnTheWorkStream) {
+  const auto timer = MakeTimer();
+  EXPECT_GT(SecondsBehindASpin([&] { timer->Sample(1, {}); }), 0.3) << "a row";
+  const testing::LoadedModel model = testing::LoadTinyModel();
+  for (const bool graphs : {true, false}) {
+    DecoderOptions options{.device = Device::kCuda, .dtype = DType::kBf16, .page_size = 16};
+    if (!graphs) options.ablate.Add(Ablation::kGraphs);
+    Decoder decoder(model.spec, model.weights, options);
+    decoder.WarmUp();
+    decoder.AddSequence(std::vector<int32_t>{1, 2, 3}, {}, 20);
+    for (int step = 0; step < 3; ++step) decoder.Step();
+    decoder.Flush();
+    const auto step = [&] {
+      decoder.Step();
+      decoder.Flush();
+    };
+    EXPECT_GT(SecondsBehindASpin(step), 0.3) << "a step, graphs " << graphs;
+  }
 }
 
 // What the one stream is for, and whether the test before could have failed. Not every host of
