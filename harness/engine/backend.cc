@@ -71,6 +71,12 @@ class HostBackend : public Backend {
   void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
     Upload(device, staging, bytes);
   }
+  void CopyCounted(void* device, const void* staging, int64_t most) override {
+    int64_t bytes = 0;
+    std::memcpy(&bytes, staging, sizeof(bytes));
+    Require(bytes <= most, "a counted copy has ", bytes, " bytes; at most ", most, " are allowed");
+    Upload(device, staging, bytes);
+  }
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {
     Download(staging, device, bytes);
   }

@@ -112,6 +112,9 @@ class Backend {
   // These enqueue a copy. `staging` is of AllocateStaging, and must not change until a later fence
   // has been waited for.
   virtual void CopyToDevice(void* device, const void* staging, int64_t bytes) = 0;
+  // Copies the first bytes of a block, as many as the int64 at its beginning says when the copy
+  // runs, at most `most`. Both sides have room for whole 16 bytes.
+  virtual void CopyCounted(void* device, const void* staging, int64_t most) = 0;
   virtual void CopyToHost(void* staging, const void* device, int64_t bytes) = 0;
   // Enqueues a memset of device memory to zero.
   virtual void Zero(void* device, int64_t bytes) = 0;

@@ -163,8 +163,9 @@ class CudaBackend : public Backend {
   explicit CudaBackend(const RankPlace& place) : place_(place) {
     if (place.link == nullptr) return;
     Join();
-    const Rehearsal rehearsal;  // loads the kernel while no rank waits for another
+    const Rehearsal rehearsal;  // loads the kernels while no rank waits for another
     CopyStaged(this, this, 1, stream_);
+    tokline::CopyCounted(nullptr, nullptr, 16, stream_);
   }
 
   Device device() const override { return Device::kCuda; }
@@ -200,6 +201,9 @@ class CudaBackend : public Backend {
     if (bytes <= kMaxStagedCopyBytes) return CopyStaged(device, staging, bytes, stream_);
     TOKLINE_CUDA(cudaMemcpyAsync(device, staging, static_cast<size_t>(bytes),
                                  cudaMemcpyHostToDevice, stream_));
+  }
+  void CopyCounted(void* device, const void* staging, int64_t most) override {
+    tokline::CopyCounted(device, staging, most, stream_);
   }
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {
     if (bytes <= kMaxStagedCopyBytes) return CopyStaged(staging, device, bytes, stream_);

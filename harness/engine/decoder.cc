@@ -127,10 +127,7 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const Decod
       remote_(std::move(remote)),
       scheduler_(ScheduleOf(config_)) {
   const auto batch = static_cast<size_t>(config_.options.max_batch);
-  for (Turn& turn : turns_) {
-    turn.arrays = backend_.AllocateStaging(PlaceStep(config_.largest_step, nullptr).bytes);
-    turn.draws.reserve(batch);
-  }
+  for (Turn& turn : turns_) turn.draws.reserve(batch);
   collected_.reserve(batch);
 }
 
@@ -160,13 +157,9 @@ double Decoder::WarmUp() {
     if (!config_.OnDevice()) break;  // nothing to prepare
     const std::vector<int32_t> parts(
         unplanned.one_kernel ? static_cast<size_t>(unplanned.decode.num_seqs) : 0, 1);
-    Turn& turn = turns_[turn_];
     const PreparedStep step =
-        WriteArrays({}, {.shape = unplanned, .parts = parts, .shared = {}}, turn);  // only padding
-    Tell({{.kind = RankOrderKind::kUpload,
-           .payload = turn.arrays.data(),
-           .payload_bytes = step.array_bytes},
-          {.kind = RankOrderKind::kCapture, .shape = step.shape}});
+        WriteArrays({}, {.shape = unplanned, .parts = parts, .shared = {}});  // only padding
+    Tell({OrderOf(step, RankOrderKind::kCapture)});
   }
   return SecondsSince(begin);
 }
@@ -211,10 +204,10 @@ StepReport Decoder::Step() {
   StepReport report;
   collected_.clear();
   const int current = turn_, previous = 1 - turn_;
-  if (!prepared_) Prepare(turns_[current]);
+  if (!prepared_) Prepare();
   if (prepared_) {
     const StepShape& shape = prepared_->shape;
-    Tell({{.kind = RankOrderKind::kRun, .turn = current, .shape = shape}});
+    Tell({OrderOf(*prepared_, RankOrderKind::kRun)});
     if (shape.prefill.num_tokens == 0) {
       ++(ranks_[0]->captured.empty() ? plain_steps_ : graph_steps_);
     }
@@ -238,9 +231,17 @@ StepReport Decoder::Step() {
   return report;
 }
 
-void Decoder::Prepare(Turn& turn) {
+RankOrder Decoder::OrderOf(const PreparedStep& step, RankOrderKind kind) const {
+  return {.kind = kind,
+          .turn = turn_,
+          .shape = step.shape,
+          .payload = Arrays(),
+          .payload_bytes = step.array_bytes};
+}
+
+void Decoder::Prepare() {
   const ScheduledStep& scheduled = scheduler_.ScheduleStep();
-  if (!scheduled.Empty()) prepared_ = WriteArrays(scheduled, PlanStep(scheduled), turn);
+  if (!scheduled.Empty()) prepared_ = WriteArrays(scheduled, PlanStep(scheduled));
   std::vector<RankOrder> orders;
   if (!scheduled.moves.empty()) {
     orders.push_back(RankOrder{.kind = RankOrderKind::kMove, .turn = turn_}.With(scheduled.moves));
@@ -254,14 +255,9 @@ void Decoder::Prepare(Turn& turn) {
       blocks.push_back(std::move(block));  // its tables stay where they are
     }
   }
-  if (prepared_) {
-    orders.push_back({.kind = RankOrderKind::kUpload,
-                      .turn = turn_,
-                      .payload = turn.arrays.data(),
-                      .payload_bytes = prepared_->array_bytes});
-  }
   Tell(orders);
   if (!prepared_) return;
+  Turn& turn = turns_[turn_];
   turn.draws.clear();
   const auto draw = [&turn](const StepSlice& slice) {
     if (slice.draws) turn.draws.push_back({.id = slice.sequence->id, .seat = slice.seat});
@@ -271,14 +267,13 @@ void Decoder::Prepare(Turn& turn) {
 }
 
 std::unique_ptr<WorkGraph> Decoder::CaptureNextStep(OpObserver& observer) {
-  if (!prepared_) Prepare(turns_[turn_]);
+  if (!prepared_) Prepare();
   Require(prepared_.has_value(), "there is no work for another step");
-  return std::make_unique<GroupGraph>([this](const RankOrder& order) { Tell({order}); },
-                                      RankOrder{.kind = RankOrderKind::kMakeGraph,
-                                                .shape = prepared_->shape,
-                                                .graph = ++graphs_made_,
-                                                .observer = OpChoice::Of(observer),
-                                                .leader = &observer});
+  RankOrder order = OrderOf(*prepared_, RankOrderKind::kMakeGraph);
+  order.graph = ++graphs_made_;
+  order.observer = OpChoice::Of(observer);
+  order.leader = &observer;
+  return std::make_unique<GroupGraph>([this](const RankOrder& told) { Tell({told}); }, order);
 }
 
 std::span<const NewToken> Decoder::Flush() {
@@ -375,11 +370,10 @@ std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled) con
                             config_.options.sharing);
 }
 
-Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepPlan plan,
-                                           Turn& turn) {
-  Require(!turn.pending, "the arrays of a step are rewritten while it is in flight");
+Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepPlan plan) {
+  Require(!turns_[turn_].pending, "the arrays of a step are rewritten while it is in flight");
   auto& [shape, parts, shared] = plan;
-  const StepArrays arrays = PlaceStep(shape, turn.arrays.data());
+  const StepArrays arrays = PlaceStep(shape, Arrays());
   WriteRows(scheduled, shape, arrays);
   WritePrefillTable(scheduled, shape, arrays);
   std::ranges::copy(parts, arrays.parts);
@@ -404,9 +398,10 @@ Decoder::PreparedStep Decoder::WriteArrays(const ScheduledStep& scheduled, StepP
   // The pages of the decode rows come last, with room for the longest contexts. Only the part that
   // is used is copied.
   if (shape.decode.num_seqs > 0) {
-    step.array_bytes = reinterpret_cast<std::byte*>(arrays.decode.chunk_pages) -
-                       turn.arrays.data() + decode_pages * int64_t{sizeof(int32_t)};
+    step.array_bytes = reinterpret_cast<std::byte*>(arrays.decode.chunk_pages) - Arrays() +
+                       decode_pages * int64_t{sizeof(int32_t)};
   }
+  *arrays.bytes_used = step.array_bytes;
   return step;
 }
 

@@ -166,10 +166,9 @@ class Decoder {
   int64_t PlainSteps() const { return plain_steps_; }
 
  private:
-  // The host memory of a step. It is rewritten only after the fences of all ranks have been waited
-  // for.
+  // What the host knows of a step. Its arrays, in the memory of rank 0, are rewritten only after
+  // the fences of all ranks have been waited for.
   struct Turn {
-    tokline::Memory arrays;
     bool pending = false;
     struct Draw {
       SequenceId id;
@@ -194,8 +193,8 @@ class Decoder {
   // Has every rank obey these, all at the same time.
   void Tell(std::span<const RankOrder> orders);
   void Tell(std::initializer_list<RankOrder> orders) { Tell(std::span(orders)); }
-  // Schedules the next step, if there is one, and uploads its arrays.
-  void Prepare(Turn& turn);
+  // Schedules the next step, if there is one, and writes its arrays.
+  void Prepare();
   StepPlan PlanStep(const ScheduledStep& scheduled) const;
   // `shared` is what its sequences have in common.
   StepShape ChainShape(const ScheduledStep& scheduled, std::span<const SharedRun> shared) const;
@@ -207,8 +206,10 @@ class Decoder {
   // Returns the runs that several decode rows share and that a chain of the full grid may read
   // once.
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled) const;
-  // Writes the arrays of a step, which may be empty except for padding.
-  PreparedStep WriteArrays(const ScheduledStep& scheduled, StepPlan plan, Turn& turn);
+  // Writes the arrays of the next step, which may be empty except for padding.
+  PreparedStep WriteArrays(const ScheduledStep& scheduled, StepPlan plan);
+  // An order about the prepared step.
+  RankOrder OrderOf(const PreparedStep& step, RankOrderKind kind) const;
   void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
                  const StepArrays& arrays) const;
   // Sets the chunks of the shared runs. Returns the number of page ids written.
@@ -217,6 +218,7 @@ class Decoder {
   void WritePrefillTable(const ScheduledStep& scheduled, const StepShape& shape,
                          const StepArrays& arrays) const;
   void Collect(int turn);
+  std::byte* Arrays() const { return ranks_[0]->turns[turn_].arrays.data(); }  // of the next step
 
   ModelSpec spec_;
   RankGroup group_;

@@ -2,6 +2,7 @@
 #include "harness/engine/decoder_rank.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <tuple>
 #include <utility>
@@ -47,6 +48,9 @@ std::unique_ptr<Backend> WithRoom(const ModelSpec& whole, const DecoderOptions& 
   }
   return backend;
 }
+
+// The bytes that the arrays of a step take at most.
+int64_t ArrayRoom(const StepShape& shape) { return PlaceStep(shape, nullptr).bytes; }
 
 // What decides which kernels a step runs.
 DecoderRank::StepKernels KernelsOf(const StepShape& shape) {
@@ -98,6 +102,7 @@ DecoderRank::DecoderRank(const ModelSpec& whole, const ModelWeights& whole_weigh
       shifted_copy(config.shard.local, config, buffers, *backend) {
   const int64_t token_bytes = config.options.max_batch * int64_t{sizeof(int32_t)};
   for (Turn& turn : turns) {
+    turn.arrays = backend->AllocateStaging(ArrayRoom(config.largest_step));
     turn.tokens = backend->AllocateStaging(token_bytes);
     turn.moved = backend->AllocateStaging(token_bytes);
     turn.fence = backend->MakeFence();
@@ -115,22 +120,23 @@ void DecoderRank::Obey(const RankOrder& order) {
       return MoveTokens(order.Items<SeatMove>(), order.turn);
     case RankOrderKind::kCopyShifted:
       return shifted_copy.Enqueue(order.pages, order.tokens, order.Items<std::byte>());
-    case RankOrderKind::kUpload:
-      return backend->CopyToDevice(buffers.step, order.payload, order.payload_bytes);
     case RankOrderKind::kRun:
+      KeepArrays(order);
       return RunStep(order.shape, order.turn);
     case RankOrderKind::kCollect:
       turns[order.turn].fence->Wait();
       return RequireDraws(order.turn, order.Items<RankOrder::Draw>());
     case RankOrderKind::kCapture:
-      return CaptureStep(order.shape);
+      KeepArrays(order);
+      return CaptureStep(order.shape, order.turn);
     case RankOrderKind::kDropGraphs:
       return captured.clear();
     case RankOrderKind::kObserve:
       return forward.SetObserver(order.leader == nullptr ? nullptr : observer(follower_));
     case RankOrderKind::kMakeGraph: {
       ObservedGraph& made = graphs_[order.graph];
-      made.graph = ObservedStep(order.shape, *observer(made.follower));
+      KeepArrays(order);
+      made.graph = ObservedStep(order.shape, order.turn, *observer(made.follower));
       return;
     }
     case RankOrderKind::kRunGraph:
@@ -165,10 +171,23 @@ void DecoderRank::MoveTokens(std::span<const SeatMove> moves, int turn) {
   }
 }
 
+void DecoderRank::KeepArrays(const RankOrder& order) {
+  std::byte* const arrays = turns[order.turn].arrays.data();
+  if (order.payload == arrays) return;  // of rank 0
+  std::memcpy(arrays, order.payload, static_cast<size_t>(order.payload_bytes));
+}
+
+void DecoderRank::EnqueueStep(const StepShape& shape, int turn) {
+  backend->CopyCounted(buffers.step, turns[turn].arrays.data(), ArrayRoom(shape));
+  forward.Enqueue(shape);
+  backend->CopyToHost(turns[turn].tokens.data(), buffers.sampled,
+                      shape.logit_rows * int64_t{sizeof(int32_t)});
+}
+
 void DecoderRank::RunStep(const StepShape& shape, int turn) {
   if (shape.prefill.num_tokens > 0 || captured.empty()) {
     if (rehearsed_.insert(KernelsOf(shape)).second) Rehearse(shape);
-    forward.Enqueue(shape);
+    EnqueueStep(shape, turn);
   } else {
     const AttentionShape& decode = shape.decode;
     const auto found = std::ranges::find_if(captured, [&](const CapturedStep& one) {
@@ -180,10 +199,8 @@ void DecoderRank::RunStep(const StepShape& shape, int turn) {
     const CapturedStep& step = *found;
     Require(decode.num_tiles == step.shape.decode.num_tiles, "a step has ", decode.num_tiles,
             " tiles, its graph ", step.shape.decode.num_tiles);
-    step.graph->Enqueue();
+    step.graphs[turn]->Enqueue();
   }
-  backend->CopyToHost(turns[turn].tokens.data(), buffers.sampled,
-                      shape.logit_rows * int64_t{sizeof(int32_t)});
   turns[turn].fence->Record();
 }
 
@@ -194,21 +211,26 @@ void DecoderRank::Rehearse(const StepShape& shape) {
   });
 }
 
-void DecoderRank::CaptureStep(const StepShape& shape) {
+void DecoderRank::CaptureStep(const StepShape& shape, int turn) {
   Rehearse(shape);
-  forward.Enqueue(shape);  // lets every op choose its algorithms before the capture
+  EnqueueStep(shape, turn);  // lets every op choose its algorithms before the capture
   backend->Synchronize();
   if (config.Ablates(Ablation::kGraphs)) return;
-  captured.push_back({.shape = shape, .graph = backend->Capture([&] { forward.Enqueue(shape); })});
-  captured.back().graph->Enqueue();
+  CapturedStep& step = captured.emplace_back(CapturedStep{.shape = shape, .graphs = {}});
+  for (int of_turn = 0; of_turn < 2; ++of_turn) {
+    step.graphs[of_turn] = backend->Capture([&] { EnqueueStep(shape, of_turn); });
+  }
+  step.graphs[turn]->Enqueue();
   backend->Synchronize();
 }
 
-std::unique_ptr<WorkGraph> DecoderRank::ObservedStep(const StepShape& shape, OpObserver& observer) {
+std::unique_ptr<WorkGraph> DecoderRank::ObservedStep(const StepShape& shape, int turn,
+                                                     OpObserver& observer) {
   const auto enqueue = [this, shape, &observer] {
     const ObservedScope observed(forward, &observer);
     forward.Enqueue(shape);
   };
+  backend->CopyCounted(buffers.step, turns[turn].arrays.data(), ArrayRoom(shape));
   backend->Synchronize();
   if (config.OnDevice()) return backend->Capture(enqueue);
   return std::make_unique<HostGraph>(enqueue);

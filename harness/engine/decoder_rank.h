@@ -52,6 +52,7 @@ struct DecoderRank {
   ShiftedCopy shifted_copy;
   // The host memory of a step that each rank has for itself.
   struct Turn {
+    Memory arrays;  // of the step
     Memory tokens;  // what was drawn
     Memory moved;   // newest tokens that move to another seat
     std::unique_ptr<Fence> fence;
@@ -65,20 +66,23 @@ struct DecoderRank {
   using StepKernels = std::array<int64_t, 11>;
   struct CapturedStep {
     StepShape shape;
-    std::unique_ptr<WorkGraph> graph;
+    std::unique_ptr<WorkGraph> graphs[2];  // one per turn, with its copies
   };
   std::vector<CapturedStep> captured;  // one per config.DecodeShapes(), or empty
 
  private:
   void MoveTokens(std::span<const SeatMove> moves, int turn);
+  // Moves the arrays of an order into the host memory of its turn, unless they are there.
+  void KeepArrays(const RankOrder& order);
+  // Copies the turn's arrays to the device, runs the step, and copies back what was drawn.
+  void EnqueueStep(const StepShape& shape, int turn);
   void RunStep(const StepShape& shape, int turn);
   // Loads the kernels of steps of this shape. Nobody observes that.
   void Rehearse(const StepShape& shape);
-  // Captures steps of this shape, whose arrays are on the device, after running one. The host has
-  // no graphs.
-  void CaptureStep(const StepShape& shape);
-  // The step whose arrays are on the device, with an observer for its ops.
-  std::unique_ptr<WorkGraph> ObservedStep(const StepShape& shape, OpObserver& observer);
+  // Captures steps of this shape, after running one. The host has no graphs.
+  void CaptureStep(const StepShape& shape, int turn);
+  // The turn's step, with an observer for its ops, and without copies.
+  std::unique_ptr<WorkGraph> ObservedStep(const StepShape& shape, int turn, OpObserver& observer);
 
   struct ObservedGraph {
     std::optional<FollowingObserver> follower;  // unless this is rank 0

@@ -16,15 +16,17 @@ namespace tokline {
 enum class RankOrderKind : uint8_t {
   kMove,         // SeatMove[]: the newest tokens move to other seats
   kCopyShifted,  // a block of ShiftedCopy, of `pages` and `tokens`
-  kUpload,       // the arrays of a step; they must not change until the turn has been collected
-  kRun,          // the step of `shape` whose arrays are on the device
+  kRun,          // the step of `shape` with these arrays; they must not change until the turn has
+                 // been collected
   kCollect,      // Draw[]: waits for the step of `turn`, which must have drawn these
-  kCapture,      // runs a step of `shape`, and captures it where there are graphs; waits
+  kCapture,      // runs a step of `shape` with these arrays, and captures it where there are
+                 // graphs; waits
   kDropGraphs,   // captured steps are no longer used
   kObserve,      // steps are observed from now on, as `observer` and `leader` say; null: no longer
-  kMakeGraph,    // the step of `shape` as a graph of its own, named `graph`, with an observer
-  kRunGraph,     // enqueues it
-  kDropGraph,    // destroys it
+  kMakeGraph,  // the step of `shape` with these arrays, as a graph of its own, named `graph`, with
+               // an observer
+  kRunGraph,   // enqueues it
+  kDropGraph,  // destroys it
   kReplaceNewest,  // int32_t: the newest token of the seat `seat`; waits
 };
 

@@ -82,23 +82,16 @@ class ServedRank {
     rank_ = std::make_unique<DecoderRank>(
         model.spec, model.weights, options, processes.Rank(),
         MakeBackend(options.device, PlaceOf(model.spec, options, nullptr, 0)));
-    const int64_t array_bytes = PlaceStep(rank_->config.largest_step, nullptr).bytes;
-    for (Memory& arrays : arrays_) arrays = rank_->backend->AllocateStaging(array_bytes);
     RequireSameKinds(processes, rank_->config.facts);
   }
 
   void Obey(RankOrder order, const std::byte* payload) {
     order.payload = payload;
-    if (order.kind == RankOrderKind::kUpload) {  // goes on after the message is gone
-      order.payload = arrays_[order.turn].data();
-      std::memcpy(arrays_[order.turn].data(), payload, static_cast<size_t>(order.payload_bytes));
-    }
     rank_->Obey(order);
   }
 
  private:
   std::unique_ptr<DecoderRank> rank_;
-  Memory arrays_[2];  // of the steps of each turn
 };
 
 }  // namespace

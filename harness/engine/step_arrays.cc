@@ -44,6 +44,7 @@ ChunkTableView AttentionArrays::Table(const AttentionShape& shape) const {
 StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
   Carver carver(base);
   StepArrays arrays;
+  arrays.bytes_used = carver.Take<int64_t>(1);
   arrays.prefill_ids = carver.Take<int32_t>(shape.prefill.num_tokens);
   arrays.positions = carver.Take<int32_t>(shape.Tokens());
   arrays.slots = carver.Take<int64_t>(shape.Tokens());

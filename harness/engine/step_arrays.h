@@ -68,6 +68,7 @@ struct AttentionArrays {
 
 // T = Tokens(); the decode rows come first.
 struct StepArrays {
+  int64_t* bytes_used = nullptr;    // [1] of the block, from its beginning; comes first
   int32_t* prefill_ids = nullptr;   // [prefill.num_tokens]; decode rows take the sampled tokens
   int32_t* positions = nullptr;     // [T]
   int64_t* slots = nullptr;         // [T] slots in the KV cache; -1: padding

@@ -15,6 +15,12 @@ inline constexpr std::string_view kStagedCopyKernel = "StagedCopyKernel";
 // Above this many bytes the copy engine is as fast.
 inline constexpr int64_t kMaxStagedCopyBytes = int64_t{256} << 10;
 
+// Enqueues the copy of the first bytes of a block in pinned host memory, whose first eight bytes
+// say how many: an int64 of at least 8 and at most `most`, read when the copy runs. Both sides are
+// 16 B aligned and have room for whole 16 bytes. A captured graph can so copy what differs in size
+// from replay to replay.
+void CopyCounted(void* device, const void* staging, int64_t most, CUstream_st* stream);
+
 // Enqueues the copy of at most kMaxStagedCopyBytes. One side is pinned host memory. Throws
 // InvalidArgument for more bytes, and CudaError if the launch fails.
 void CopyStaged(void* to, const void* from, int64_t bytes, CUstream_st* stream);

@@ -151,6 +151,32 @@ TEST_F(CudaBackendTest, StagedCopiesMoveTheirBytesAndNoOthers) {
                InvalidArgument);
 }
 
+// As many bytes, up to whole vectors, as the block itself says at each replay.
+TEST_F(CudaBackendTest, AReplayOfACountedCopyTakesTheBytesThatThereAre) {
+  for (const int64_t most : {int64_t{16}, int64_t{16'000}, int64_t{400'000}}) {
+    Memory staging = backend_->AllocateStaging(most);
+    Memory device = backend_->Allocate(most);
+    const auto graph =
+        backend_->Capture([&] { backend_->CopyCounted(device.data(), staging.data(), most); });
+    for (const int64_t bytes : {int64_t{8}, int64_t{100}, int64_t{9'000}, int64_t{16'384},
+                                int64_t{131'100}, int64_t{399'990}, most}) {
+      if (bytes > most) continue;
+      for (int64_t i = 0; i < most; ++i) staging.data()[i] = static_cast<std::byte>(i * 7 % 251);
+      std::memcpy(staging.data(), &bytes, sizeof(bytes));
+      backend_->Zero(device.data(), most);
+      graph->Enqueue();
+      const std::vector<std::byte> on_device = DownloadAll(device);
+      const auto copied = static_cast<size_t>((bytes + 15) / 16 * 16);
+      EXPECT_EQ(std::memcmp(on_device.data(), staging.data(), copied), 0)
+          << bytes << " of " << most;
+      EXPECT_TRUE(std::all_of(on_device.begin() + static_cast<std::ptrdiff_t>(copied),
+                              on_device.end(), [](std::byte b) { return b == std::byte{0}; }))
+          << bytes << " of " << most;
+    }
+  }
+  EXPECT_THROW(CopyCounted(nullptr, nullptr, 7, backend_->stream()), InvalidArgument);
+}
+
 TEST_F(CudaBackendTest, CapturedWorkRunsWhenEnqueuedAndOnEveryEnqueue) {
   const int32_t sentinel = 7, zero = 0;
   Memory memory = backend_->Allocate(sizeof(sentinel));

@@ -52,6 +52,9 @@ class ForwardingBackend : public Backend {
   void CopyToDevice(void* device, const void* staging, int64_t bytes) override {
     backend_->CopyToDevice(device, staging, bytes);
   }
+  void CopyCounted(void* device, const void* staging, int64_t most) override {
+    backend_->CopyCounted(device, staging, most);
+  }
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {
     backend_->CopyToHost(staging, device, bytes);
   }

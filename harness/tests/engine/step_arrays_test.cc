@@ -64,6 +64,7 @@ TEST(StepArraysTest, ArraysOfAShapeDoNotOverlapAndKeepTheirOffsets) {
     return Extent{in_first, in_second, count * static_cast<int64_t>(sizeof(*in_first))};
   };
   std::vector<Extent> extents{
+      extent(a.bytes_used, b.bytes_used, 1),
       extent(a.prefill_ids, b.prefill_ids, 100),
       extent(a.positions, b.positions, 108),
       extent(a.slots, b.slots, 108),
