@@ -74,7 +74,8 @@ class HostBackend : public Backend {
   void CopyCounted(void* device, const void* staging, int64_t most) override {
     int64_t bytes = 0;
     std::memcpy(&bytes, staging, sizeof(bytes));
-    Require(bytes <= most, "a counted copy has ", bytes, " bytes; at most ", most, " are allowed");
+    Require(bytes >= 8 && bytes <= most, "a counted copy has ", bytes, " bytes; 8 to ", most,
+            " are allowed");
     Upload(device, staging, bytes);
   }
   void CopyToHost(void* staging, const void* device, int64_t bytes) override {

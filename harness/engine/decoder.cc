@@ -495,7 +495,7 @@ void Decoder::Collect(int index) {
 }
 
 std::vector<float> Decoder::Logits(SequenceId id) {
-  Require(config_.options.keep_logits, "the decoder was made with keep_logits off; it has none");
+  Require(config_.options.keep_logits, "keep_logits is false; Logits needs a decoder with it");
   const Sequence& sequence = scheduler_.Get(id);
   Require(sequence.last_draw > 0 && sequence.last_draw == scheduler_.Counts().steps, "sequence ",
           id, " has no logits of the newest step");

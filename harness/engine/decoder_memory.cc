@@ -85,7 +85,7 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
   rope = carver.Take<float>(rotates ? config.options.max_context * spec.head_dim : 0);
   step = carver.TakeBytes(PlaceStep(config.largest_step, nullptr).bytes);
   memory.table_bytes = carver.Size() - before_tables;
-  constexpr int64_t kTurns = 2;  // as Decoder has them
+  constexpr int64_t kTurns = 2;  // as DecoderRank has them
   memory.staging_bytes = kTurns * (PlaceStep(config.largest_step, nullptr).bytes +
                                    2 * batch * int64_t{sizeof(int32_t)});
 

@@ -177,8 +177,12 @@ void DecoderRank::KeepArrays(const RankOrder& order) {
   std::memcpy(arrays, order.payload, static_cast<size_t>(order.payload_bytes));
 }
 
-void DecoderRank::EnqueueStep(const StepShape& shape, int turn) {
+void DecoderRank::CopyArrays(const StepShape& shape, int turn) {
   backend->CopyCounted(buffers.step, turns[turn].arrays.data(), ArrayRoom(shape));
+}
+
+void DecoderRank::EnqueueStep(const StepShape& shape, int turn) {
+  CopyArrays(shape, turn);
   forward.Enqueue(shape);
   backend->CopyToHost(turns[turn].tokens.data(), buffers.sampled,
                       shape.logit_rows * int64_t{sizeof(int32_t)});
@@ -186,7 +190,7 @@ void DecoderRank::EnqueueStep(const StepShape& shape, int turn) {
 
 void DecoderRank::RunStep(const StepShape& shape, int turn) {
   if (shape.prefill.num_tokens > 0 || captured.empty()) {
-    if (rehearsed_.insert(KernelsOf(shape)).second) Rehearse(shape);
+    if (rehearsed_.insert(KernelsOf(shape)).second) Rehearse(shape, turn);
     EnqueueStep(shape, turn);
   } else {
     const AttentionShape& decode = shape.decode;
@@ -204,7 +208,8 @@ void DecoderRank::RunStep(const StepShape& shape, int turn) {
   turns[turn].fence->Record();
 }
 
-void DecoderRank::Rehearse(const StepShape& shape) {
+void DecoderRank::Rehearse(const StepShape& shape, int turn) {
+  CopyArrays(shape, turn);  // for a backend that runs what it rehearses
   backend->Rehearse([&] {
     const ObservedScope unobserved(forward, nullptr);  // since no op runs
     forward.Enqueue(shape);
@@ -212,16 +217,17 @@ void DecoderRank::Rehearse(const StepShape& shape) {
 }
 
 void DecoderRank::CaptureStep(const StepShape& shape, int turn) {
-  Rehearse(shape);
+  Rehearse(shape, turn);
   EnqueueStep(shape, turn);  // lets every op choose its algorithms before the capture
   backend->Synchronize();
   if (config.Ablates(Ablation::kGraphs)) return;
-  CapturedStep& step = captured.emplace_back(CapturedStep{.shape = shape, .graphs = {}});
+  CapturedStep step{.shape = shape, .graphs = {}};
   for (int of_turn = 0; of_turn < 2; ++of_turn) {
     step.graphs[of_turn] = backend->Capture([&] { EnqueueStep(shape, of_turn); });
   }
   step.graphs[turn]->Enqueue();
   backend->Synchronize();
+  captured.push_back(std::move(step));
 }
 
 std::unique_ptr<WorkGraph> DecoderRank::ObservedStep(const StepShape& shape, int turn,
@@ -230,7 +236,7 @@ std::unique_ptr<WorkGraph> DecoderRank::ObservedStep(const StepShape& shape, int
     const ObservedScope observed(forward, &observer);
     forward.Enqueue(shape);
   };
-  backend->CopyCounted(buffers.step, turns[turn].arrays.data(), ArrayRoom(shape));
+  CopyArrays(shape, turn);
   backend->Synchronize();
   if (config.OnDevice()) return backend->Capture(enqueue);
   return std::make_unique<HostGraph>(enqueue);

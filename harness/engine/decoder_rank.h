@@ -74,11 +74,12 @@ struct DecoderRank {
   void MoveTokens(std::span<const SeatMove> moves, int turn);
   // Moves the arrays of an order into the host memory of its turn, unless they are there.
   void KeepArrays(const RankOrder& order);
+  void CopyArrays(const StepShape& shape, int turn);  // of the turn, to the device
   // Copies the turn's arrays to the device, runs the step, and copies back what was drawn.
   void EnqueueStep(const StepShape& shape, int turn);
   void RunStep(const StepShape& shape, int turn);
   // Loads the kernels of steps of this shape. Nobody observes that.
-  void Rehearse(const StepShape& shape);
+  void Rehearse(const StepShape& shape, int turn);
   // Captures steps of this shape, after running one. The host has no graphs.
   void CaptureStep(const StepShape& shape, int turn);
   // The turn's step, with an observer for its ops, and without copies.

@@ -219,7 +219,7 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
   });
   if (!traced) return std::nullopt;
   std::vector<TracedKernel> kernels = trace.Take();
-  // Stamps, and small copies between steps, are kernels, too.
+  // Stamps, and small copies at the ends of a step, are kernels, too.
   std::erase_if(kernels, [](const TracedKernel& kernel) {
     return kernel.name.find(kStagedCopyKernel) != std::string::npos ||
            kernel.name.find(kStampKernel) != std::string::npos;

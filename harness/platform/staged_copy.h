@@ -9,10 +9,10 @@ struct CUstream_st;
 
 namespace tokline {
 
-// Part of the kernel's name, by which a trace can tell it from the work of a step.
+// Part of the kernels' names, by which a trace can tell it from the work of a step.
 inline constexpr std::string_view kStagedCopyKernel = "StagedCopyKernel";
 
-// Above this many bytes the copy engine is as fast.
+// Above this many bytes the copy engine is as fast. Copies that are counted may be larger.
 inline constexpr int64_t kMaxStagedCopyBytes = int64_t{256} << 10;
 
 // Enqueues the copy of the first bytes of a block in pinned host memory, whose first eight bytes

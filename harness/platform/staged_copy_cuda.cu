@@ -34,7 +34,7 @@ __global__ void CountedStagedCopyKernel(uint4* to, const uint4* from, int64_t mo
   const bool eager = first < min(kEagerVectors, most_vectors);
   uint4 vector{};
   if (eager) vector = from[first];
-  const int64_t vectors = (*reinterpret_cast<const int64_t*>(from) + 15) / 16;
+  const int64_t vectors = min((*reinterpret_cast<const int64_t*>(from) + 15) / 16, most_vectors);
   if (eager && first < vectors) to[first] = vector;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = eager ? first + stride : first; i < vectors; i += stride) to[i] = from[i];

@@ -22,11 +22,10 @@ Json MemoryWatch::Report(Decoder& decoder) const {
   Json planned = ToJson(plan);
   planned["staging"] = plan.staging_bytes;
   const bool on_device = decoder.GetBackend().device() == Device::kCuda;
-  // A process holds what all of its ranks need, which share the arrays of steps, and a device what
-  // one rank needs.
+  // A process holds what all of its ranks need, and a device what one rank needs.
   const DecoderOptions& options = decoder.Options();
   const int32_t ranks_here = options.Processes() == nullptr ? options.ranks : 1;
-  const int64_t total = on_device ? plan.Total() : ranks_here * plan.Total() + plan.staging_bytes;
+  const int64_t total = on_device ? plan.Total() : ranks_here * (plan.Total() + plan.staging_bytes);
   const int64_t measured = TakenNow(decoder.GetBackend()) - before_;
   const ProcessMemory host = ReadProcessMemory();
   return {{"planned", std::move(planned)},  {"planned_total", total},

@@ -1,8 +1,7 @@
 // Makes the tensor maps of Linear's kHead and launches it.
 #include "kernels/linear/head.h"
 
-#include <algorithm>
-
+#include "kernels/device/convert.cuh"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/tensor_map.h"

@@ -19,7 +19,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/device/convert.cuh"
 #include "kernels/device/copy_ring.cuh"
 #include "kernels/device/packed_best.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"

@@ -54,7 +54,7 @@ class Matmul {
 };
 
 enum class LinearVariant : uint8_t {
-  kAuto,    // ChooseLinearVariant decides by tokens, weight bytes, and whether there is a norm
+  kAuto,    // ChooseLinearVariant decides by tokens, weight, outputs, and whether there is a norm
   kSkinny,  // hand-written: weights stream once, everything fused; at most kMaxSkinnyTokens tokens
   kNormThenSkinny,  // RMSNorm kernel, then kSkinny with everything except the norm
   kWgmma,  // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose

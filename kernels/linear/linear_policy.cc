@@ -391,7 +391,8 @@ void Validate(const LinearParams& params) {
   const bool head = params.variant == LinearVariant::kHead;
   Require(!head || params.num_tokens <= kMaxHeadTokens, "num_tokens is ", params.num_tokens,
           "; kHead takes at most ", kMaxHeadTokens);
-  Require(!head || HeadTakes(params), "kHead needs out_f32 and takes no bias");
+  Require(!head || HeadTakes(params), "out_f32 is ", params.out_f32, " and bias is ", params.bias,
+          "; kHead needs out_f32 and no bias");
   Require(!params.only_best || params.best, "only_best needs best; it is null");
   Require(!params.out_squares || (!params.gated_silu && !params.out_f32 && !params.append),
           "out_squares goes with none of gated_silu, out_f32 and append");

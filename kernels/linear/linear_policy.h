@@ -22,14 +22,14 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
                                                    {4, int64_t{32} << 20},
                                                    {8, int64_t{24} << 20},
                                                    {16, int64_t{16} << 20}};
-// The same for the wgmma kernel, which is asked first, where the device and the code have it.
+// The same for the wgmma kernel, which is asked before it, where the device and the code have it.
+// kHead is asked first of all, for fp32 outputs without a bias if every SM has a tile.
 inline constexpr FewTokensRange kWgmmaRanges[] = {
     {8, INT64_MAX}, {16, int64_t{128} << 20}, {32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
 // kTile is asked next, from so many tokens on, where the weight is no larger or gated_silu is set.
 // It is asked before kWgmma from kTileGatedTokens on with gated_silu, and from kTileWideTokens on
 // for weights with no more columns than rows.
 inline constexpr int64_t kTileTokens = 17, kTileGatedTokens = 33, kTileWideTokens = 33;
-// kHead is asked first where outputs are fp32, if every SM has a tile.
 inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.

@@ -29,7 +29,6 @@ RECORDS = sorted((ROOT / "results").glob("*/mutations*.json"))
 REPORT = ROOT / "docs/mutations.md"
 SCHEMA = 1
 FIELDS = {"name", "bug", "file", "old", "new", "tests"}
-CONTROL = "control"  # optional: the test that is skipped where the host does not show what the bug does
 NO_DEVICE = 77  # exit code of a test program all of whose tests were skipped
 # After one of these, every later call of the process fails too.
 LASTING_ERROR = re.compile(r"illegal memory access|misaligned address|unspecified launch failure|"
@@ -67,7 +66,7 @@ def read_mutations():
     paths = sorted(path for folder in SEEDED for path in (ROOT / folder).rglob("mutations.json"))
     for path, mutation in ((path, mutation) for path in paths for mutation in read_json(path)):
         name = mutation.get("name", "without a name")
-        if set(mutation) - {CONTROL} != FIELDS or not mutation["tests"]:
+        if set(mutation) != FIELDS or not mutation["tests"]:
             raise Stop(f"mutation {name} has the fields {sorted(mutation)}; it must have {sorted(FIELDS)}, and tests")
         if "/" in mutation["file"]:
             raise Stop(f"mutation {name}: {mutation['file']} is not in the folder of {path}")
@@ -345,7 +344,7 @@ def run_mutant(program, timeout):
 def run_mutants(programs, mutations, unmutated, jobs):
     """Yields each mutation, a test program, and which of its tests caught it."""
     work = [(m["name"], test) for m in mutations for test in m["tests"]
-            if test in unmutated and m.get(CONTROL) not in map(bare_name, unmutated[test]["skipped"])]
+            if test in unmutated]
 
     def one(item):
         name, test = item

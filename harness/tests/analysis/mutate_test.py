@@ -256,21 +256,6 @@ class MutateTest(unittest.TestCase):
             with self.assertRaisesRegex(Stop, "host_cuda_test skipped all of their tests: no CUDA device"):
                 mutate.run_and_record(self.root, mutations[1:], {}, "gpu", 1, out)
 
-    def test_where_its_control_is_skipped_a_mutant_is_not_run(self):
-        def run_tests(program, timeout, names=None):
-            return {"code": 0, "failed": [], "skipped": ["StreamTest.Control"], "started": 2, "unended": [],
-                    "output": "", "seconds": 0.1}
-
-        mutations = [
-            {**mutation("slow", tests=["stream_cuda_test"]), "control": "StreamTest.Control", "digest": "0"},
-            {**mutation("wrong", tests=["stream_cuda_test"]), "control": "StreamTest.Other", "digest": "1"},
-        ]
-        out = self.root / "run.json"
-        with mock.patch.object(mutate, "run_tests", run_tests), contextlib.redirect_stdout(io.StringIO()):
-            with contextlib.redirect_stderr(io.StringIO()):
-                mutate.run_and_record(self.root, mutations, {}, "gpu", 1, out)
-        self.assertEqual([m["name"] for m in json.loads(out.read_text())["mutations"]], ["wrong"])
-
     def test_an_interrupted_run_keeps_what_it_has_beside_the_record_before(self):
         def run_tests(program, *_):
             if program.parent.name == "second":

@@ -308,40 +308,73 @@ TEST_F(DecoderCudaTest, BenchRunsAsGraphsAndMeasuresTheHost) {
 }
 
 // A vocabulary of which every SM has a tile, so that the LM head finds the largest logits itself.
-TEST_F(DecoderCudaTest, RowsWhoseLogitsAreNotKeptGetTheSameTokens) {
-  ModelSpec spec = testing::FamilyShapes().front();
-  spec.hidden_size = 256;
-  spec.vocab_size = 300 * int64_t{QueryDeviceFacts().sm_count};
-  const testing::DrawnModel model(spec);
-  DecoderOptions options{.device = Device::kCuda,
-                         .dtype = DType::kBf16,
-                         .max_batch = 40,
-                         .max_context = 40,
-                         .page_size = 16};
-  std::map<bool, Texts> texts;
-  for (const bool keeps : {true, false}) {
-    options.keep_logits = keeps;
-    Decoder decoder(model.spec, model.weights, options);
-    decoder.WarmUp();
+class LargeVocabularyTest : public testing::HopperCudaTest {
+ protected:
+  static ModelSpec Spec() {
+    ModelSpec spec = testing::FamilyShapes().front();
+    spec.hidden_size = 256;
+    spec.vocab_size = 300 * int64_t{QueryDeviceFacts().sm_count};
+    return spec;
+  }
+  static DecoderOptions Options(int32_t batch) {
+    return {.device = Device::kCuda,
+            .dtype = DType::kBf16,
+            .max_batch = batch,
+            .max_context = 40,
+            .page_size = 16};
+  }
+  // Every third one is drawn with a temperature.
+  static std::vector<SequenceId> Add(Decoder& decoder, int32_t batch) {
     std::vector<SequenceId> ids;
-    for (int32_t i = 0; i < 40; ++i) {
+    for (int32_t i = 0; i < batch; ++i) {
       const SamplingRule rule{.temperature = i % 3 == 1 ? 1.0f : 0.0f, .seed = uint64_t(i)};
       ids.push_back(decoder.AddSequence(std::vector<int32_t>{i, 7 * i, 3}, rule, 20));
     }
-    while (decoder.HasWork()) {
-      for (const NewToken& token : decoder.Step().tokens) {
-        texts[keeps][token.sequence].push_back(token.token);
-      }
-    }
-    for (const NewToken& token : decoder.Flush()) {
-      texts[keeps][token.sequence].push_back(token.token);
-    }
+    return ids;
+  }
+};
+
+TEST_F(LargeVocabularyTest, RowsWhoseLogitsAreNotKeptGetTheSameTokens) {
+  const testing::DrawnModel model(Spec());
+  std::map<bool, Texts> texts;
+  for (const bool keeps : {true, false}) {
+    DecoderOptions options = Options(40);
+    options.keep_logits = keeps;
+    Decoder decoder(model.spec, model.weights, options);
+    decoder.WarmUp();
+    const std::vector<SequenceId> ids = Add(decoder, 40);
+    const auto take = [&](std::span<const NewToken> tokens) {
+      for (const NewToken& token : tokens) texts[keeps][token.sequence].push_back(token.token);
+    };
+    while (decoder.HasWork()) take(decoder.Step().tokens);
+    take(decoder.Flush());
     if (!keeps) {
       EXPECT_THROW(decoder.Logits(ids[0]), InvalidArgument);
     }
   }
   EXPECT_EQ(texts[true].size(), 40u);
   EXPECT_EQ(texts[false], texts[true]);
+}
+
+TEST_F(LargeVocabularyTest, GreedyTokensAreThoseOfTheLargestLogits) {
+  const testing::DrawnModel model(Spec());
+  for (const int32_t batch : {4, 40, 100}) {
+    Decoder decoder(model.spec, model.weights, Options(batch));
+    decoder.WarmUp();
+    const std::vector<SequenceId> ids = Add(decoder, batch);
+    for (int step = 0; step < 4; ++step) {
+      decoder.Step();
+      std::map<SequenceId, int32_t> drawn;
+      for (const NewToken& token : decoder.Flush()) drawn[token.sequence] = token.token;
+      ASSERT_EQ(drawn.size(), ids.size());
+      for (size_t i = 0; i < ids.size(); ++i) {
+        if (i % 3 == 1) continue;
+        const std::vector<float> logits = decoder.Logits(ids[i]);
+        EXPECT_EQ(drawn[ids[i]], std::ranges::max_element(logits) - logits.begin())
+            << "sequence " << i << " of " << batch << ", step " << step;
+      }
+    }
+  }
 }
 
 TEST_F(DecoderCudaTest, Fp32AndTooLargeACacheAreRefusedWithTheValues) {

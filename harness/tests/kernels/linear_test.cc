@@ -113,7 +113,7 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
               }),
               HasSubstr("num_tokens is 129; kHead takes at most 128"));
   EXPECT_THAT(RefusalOf([](P& p) { p.variant = LinearVariant::kHead; }),
-              HasSubstr("kHead needs out_f32 and takes no bias"));
+              HasSubstr("out_f32 is 0 and bias is"));
   const int32_t flag = 1;
   EXPECT_THAT(RefusalOf([&](P& p) { p.only_best = &flag; }), HasSubstr("only_best needs best"));
   EXPECT_THAT(RefusalOf([](P& p) { p.variant = LinearVariant::kNormThenSkinny; }),
