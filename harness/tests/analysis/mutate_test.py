@@ -66,9 +66,7 @@ def record(revision, gpu, results, mutations, text=SUM):
 # The first two show in times alone, and not on every host. The others are races that no test provokes: what would be
 # read too early is there all the same. The second race has a test with such launches, but an H200 lets the next kernel
 # wait for both kernels before it, which no manual promises.
-SURVIVORS = ["a decoder launches kernels on a stream of its own",
-             "a row's timer launches kernels on a stream of its own",
-             "slabs: the flag of a partial is raised when the first warp has written its row",
+SURVIVORS = ["slabs: the flag of a partial is raised when the first warp has written its row",
              "a kernel of run lanes without tasks ends before its predecessor, for which the next one does not wait",
              "the step is noted before every block has read the state"]
 
