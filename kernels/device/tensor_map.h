@@ -62,6 +62,18 @@ CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
   return map;
 }
 
+// The map of a row-major matrix, [panel, row, 64], with boxes of so many rows of a panel of 64
+// columns. `row_stride` is in elements.
+inline CUtensorMap PanelMap(DType dtype, const void* data, int64_t rows, int64_t columns,
+                            int64_t row_stride, int64_t box_rows) {
+  return MakeTensorMap<3>(
+      {.dtype = dtype,
+       .data = data,
+       .sizes = {64, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns) / 64},
+       .strides = {2 * static_cast<uint64_t>(row_stride), 128},
+       .box = {64, static_cast<uint32_t>(box_rows), 1}});
+}
+
 // The map of queries, [row, head, head_dim], with boxes of 64 columns of so many heads of so many
 // rows. `row_stride` is in elements.
 inline CUtensorMap QueryMap(DType dtype, const void* q, int32_t head_dim, int32_t heads,

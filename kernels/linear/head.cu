@@ -8,20 +8,6 @@
 #include "kernels/linear/head_device.cuh"
 
 namespace tokline {
-namespace {
-
-// Boxes of `box_rows` rows of a matrix, 64 elements wide; zeros beyond the last row.
-CUtensorMap PanelMap(DType dtype, const void* data, int64_t rows, int64_t columns, int64_t stride,
-                     int64_t box_rows) {
-  return MakeTensorMap<3>(
-      {.dtype = dtype,
-       .data = data,
-       .sizes = {64, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns) / 64},
-       .strides = {2 * static_cast<uint64_t>(stride), 128},
-       .box = {64, static_cast<uint32_t>(box_rows), 1}});
-}
-
-}  // namespace
 
 void LaunchHead(const LinearParams& params, const HeadPlan& plan, const LaunchOptions& options) {
   const int64_t k = params.in_features, tokens = params.num_tokens;

@@ -26,9 +26,9 @@
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/mbarrier.cuh"
-#include "kernels/device/ptx/wgmma.cuh"
 #include "kernels/linear/head_policy.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/stage_products_device.cuh"
 
 namespace tokline {
 
@@ -113,30 +113,10 @@ template <typename Policy>
 __device__ __forceinline__ void MultiplyHead(int k_blocks, const CopyRing& ring, RingPosition& at,
                                              float (&sums)[Policy::kColumns / 2]) {
   const int group = threadIdx.x / 128;
-  const int x_at =
-      Policy::kWeightBytes + (Policy::kSharesTokens ? group * 64 : 0) * Policy::kRowBytes;
+  const int x_at = Policy::kSharesTokens ? group * 64 * Policy::kRowBytes : 0;
   const int weight_at = Policy::kSharesTokens ? 0 : group * Policy::kColumns * Policy::kRowBytes;
-  int read = 0;  // the stage of the block before
-#pragma unroll 1
-  for (int block = 0; block < k_blocks; ++block) {
-    ptx::MbarrierWait(ring.Full(at.stage), at.phase);
-    const uint64_t x = ptx::WgmmaDescriptor(ring.Stage(at.stage) + x_at);
-    const uint64_t weight = ptx::WgmmaDescriptor(ring.Stage(at.stage) + weight_at);
-    ptx::PinRegisters(sums);
-    ptx::WgmmaFence();
-#pragma unroll
-    for (int step = 0; step < kHeadBlockK / 16; ++step) {
-      ptx::WgmmaK16<typename Policy::Type>(sums, x + step * (32 >> 4), weight + step * (32 >> 4),
-                                           (block | step) != 0);
-    }
-    ptx::WgmmaCommit();
-    ptx::WgmmaWait<1>();  // the block before has been read
-    if (block > 0 && threadIdx.x % 128 == 0) ptx::MbarrierArrive(ring.Empty(read));
-    read = at.stage;
-    at.Advance();
-  }
-  ptx::WgmmaWait<0>();
-  ptx::PinRegisters(sums);
+  const int read = MultiplyStages<typename Policy::Type, Policy::kWeightBytes>(k_blocks, ring, x_at,
+                                                                               weight_at, at, sums);
   if (threadIdx.x % 128 == 0) ptx::MbarrierArrive(ring.Empty(read));
 }
 

@@ -107,11 +107,7 @@ void Launch(const LinearParams& params, const LaunchOptions& options) {
   const LinearChoice choice = PlanLinear(params, device);
   ValidateLaunch(params, choice.variant);
   if (choice.variant == LinearVariant::kMatmul) return LaunchMatmul(params, options);
-  const bool norm_apart =
-      choice.variant == LinearVariant::kNormThenSkinny ||
-      ((choice.variant == LinearVariant::kTile || choice.variant == LinearVariant::kHead) &&
-       params.norm_weight) ||
-      (choice.variant == LinearVariant::kWgmma && params.norm_weight && !WgmmaNormalises(params));
+  const bool norm_apart = NormRunsApart(params, choice.variant);
   const LinearParams rest = norm_apart ? AfterNorm(params) : params;
   if (norm_apart) Launch(NormOf(params), options);
   if (choice.variant == LinearVariant::kWgmma) return LaunchWgmma(rest, choice.wgmma, options);

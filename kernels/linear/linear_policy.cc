@@ -161,6 +161,17 @@ bool WgmmaNormalises(const LinearParams& params) {
   return params.norm_weight && params.x_squares && params.num_tokens <= kMaxSquaresTokens;
 }
 
+bool NeedsHopperCode(LinearVariant variant) {
+  return variant == LinearVariant::kWgmma || variant == LinearVariant::kTile ||
+         variant == LinearVariant::kHead;
+}
+
+bool NormRunsApart(const LinearParams& params, LinearVariant variant) {
+  if (variant == LinearVariant::kNormThenSkinny) return true;
+  return NeedsHopperCode(variant) && params.norm_weight &&
+         !(variant == LinearVariant::kWgmma && WgmmaNormalises(params));
+}
+
 WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
   WgmmaPlan plan;
   const int64_t tokens = params.num_tokens;
@@ -308,8 +319,7 @@ int32_t LinearBestParts(const LinearParams& params, const DeviceFacts& device) {
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device) {
   LinearChoice choice{.variant = ChooseLinearVariant(params, device)};
   if (choice.variant == LinearVariant::kMatmul || params.num_tokens == 0) return choice;
-  if (choice.variant == LinearVariant::kWgmma || choice.variant == LinearVariant::kTile ||
-      choice.variant == LinearVariant::kHead) {
+  if (NeedsHopperCode(choice.variant)) {
     Require(WgmmaRuns(params, device), NameInCode(choice.variant), " with in_features ",
             params.in_features, " on compute capability ", device.compute_major, ".",
             device.compute_minor, " and code for ", device.code_architecture / 10, ".",
@@ -455,12 +465,9 @@ void ValidateLaunch(const LinearParams& params, LinearVariant variant) {
           "; kWgmma appends with at most ", kWgmmaAppendTokens);
   Require(!params.send || wgmma || variant == LinearVariant::kTile, "send with ",
           NameInCode(variant), "; kWgmma and kTile alone send");
-  const bool head = variant == LinearVariant::kHead;
-  Require(head || !params.best, "best with ", NameInCode(variant), "; kHead alone finds it");
-  const bool scratch = wgmma ? params.norm_weight && !WgmmaNormalises(params)
-                       : head || variant == LinearVariant::kTile
-                           ? params.norm_weight != nullptr
-                           : variant != LinearVariant::kSkinny;
+  Require(variant == LinearVariant::kHead || !params.best, "best with ", NameInCode(variant),
+          "; kHead alone finds it");
+  const bool scratch = variant == LinearVariant::kMatmul || NormRunsApart(params, variant);
   if (!scratch || params.num_tokens == 0) return;
   Require(variant != LinearVariant::kMatmul || params.matmul != nullptr,
           "matmul is null; kMatmul (num_tokens ", params.num_tokens, ") needs one");

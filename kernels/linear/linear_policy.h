@@ -110,6 +110,13 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device);
 // Whether kWgmma normalises x itself.
 bool WgmmaNormalises(const LinearParams& params);
 
+// Whether the norm is a kernel of its own, which runs before that of `variant`. kMatmul sees to it
+// itself.
+bool NormRunsApart(const LinearParams& params, LinearVariant variant);
+
+// Whether the variant is for sm_90a alone: kWgmma, kTile and kHead.
+bool NeedsHopperCode(LinearVariant variant);
+
 // Whether the device and the loaded code have wgmma, and K is whole panels of it and not too large.
 bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device);
 

@@ -14,28 +14,16 @@ namespace {
 // Boxes of a tile, or if gated of the gate or up rows of half a warpgroup; zeros beyond the last
 // row.
 CUtensorMap WeightMap(const LinearParams& params, const TilePlan& plan) {
-  const auto k = static_cast<uint64_t>(params.in_features);
-  const auto rows = static_cast<uint64_t>(params.out_features) * (params.gated_silu ? 2 : 1);
-  const int32_t box_rows = params.gated_silu ? plan.Columns() / 2 : plan.rows;
-  return MakeTensorMap<3>({.dtype = params.dtype,
-                           .data = params.weight,
-                           .sizes = {64, rows, k / 64},
-                           .strides = {2 * k, 128},
-                           .box = {64, static_cast<uint32_t>(box_rows), 1}});
+  const int64_t k = params.in_features, rows = params.out_features * (params.gated_silu ? 2 : 1);
+  return PanelMap(params.dtype, params.weight, rows, k, k,
+                  params.gated_silu ? plan.Columns() / 2 : plan.rows);
 }
 
 // Boxes of the tokens that there are: one that reaches past the last token is slow.
 CUtensorMap ActivationMap(const LinearParams& params, const TilePlan& plan) {
-  return MakeTensorMap<3>(
-      {.dtype = params.dtype,
-       .data = params.x,
-       .sizes = {64, static_cast<uint64_t>(params.num_tokens),
-                 static_cast<uint64_t>(params.in_features) / 64},
-       .strides = {2 * static_cast<uint64_t>(params.num_tokens == 1 ? params.in_features
-                                                                    : params.x_stride),
-                   128},
-       .box = {64, static_cast<uint32_t>(std::min<int64_t>(params.num_tokens, plan.token_tile)),
-               1}});
+  const int64_t k = params.in_features, tokens = params.num_tokens;
+  return PanelMap(params.dtype, params.x, tokens, k, tokens == 1 ? k : params.x_stride,
+                  std::min<int64_t>(tokens, plan.token_tile));
 }
 
 }  // namespace

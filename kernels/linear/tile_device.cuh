@@ -28,10 +28,10 @@
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/mbarrier.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
-#include "kernels/device/ptx/wgmma.cuh"
 #include "kernels/device/rank_packets.cuh"
 #include "kernels/device/silu.cuh"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/stage_products_device.cuh"
 #include "kernels/linear/tile_policy.h"
 
 namespace tokline {
@@ -124,29 +124,8 @@ __device__ __forceinline__ void MultiplyTile(const TileShare& share, const CopyR
   const int first_token = Policy::kTokens == 64 ? 0 : group * 64;
   const int first_row = Policy::kTokens == 64 ? group * Policy::kColumns : 0;
   RingPosition at{ring.stages};
-  int read = 0;  // the stage of the block before
-#pragma unroll 1
-  for (int block = 0; block < share.blocks; ++block) {
-    ptx::MbarrierWait(ring.Full(at.stage), at.phase);
-    const uint32_t stage = ring.Stage(at.stage);
-    const uint64_t x =
-        ptx::WgmmaDescriptor(stage + Policy::kWeightBytes + first_token * Policy::kRowBytes);
-    const uint64_t weight = ptx::WgmmaDescriptor(stage + first_row * Policy::kRowBytes);
-    ptx::PinRegisters(sums);
-    ptx::WgmmaFence();
-#pragma unroll
-    for (int step = 0; step < kTileBlockK / 16; ++step) {
-      ptx::WgmmaK16<typename Policy::Type>(sums, x + step * (32 >> 4), weight + step * (32 >> 4),
-                                           (block | step) != 0);
-    }
-    ptx::WgmmaCommit();
-    ptx::WgmmaWait<1>();  // the block before has been read
-    if (block > 0 && threadIdx.x % 128 == 0) ptx::MbarrierArrive(ring.Empty(read));
-    read = at.stage;
-    at.Advance();
-  }
-  ptx::WgmmaWait<0>();
-  ptx::PinRegisters(sums);
+  MultiplyStages<typename Policy::Type, Policy::kWeightBytes>(
+      share.blocks, ring, first_token * Policy::kRowBytes, first_row * Policy::kRowBytes, at, sums);
 }
 
 // Lays the sums out as [token][weight row] in the block's shared memory.

@@ -1,13 +1,12 @@
 // Second kernel: picks a row's token from what the first one stored.
 //
 // Grid: one block per row. Greedy rows compare the chunks' best logits, or those that linear left.
-// Rows with only a
-//   temperature draw a chunk by its mass and read only that chunk. For top-k or top-p the maxima of
-//   the groups of 32 give a bound below which nothing can be kept; the few groups that reach it are
-//   loaded into shared memory. If at most 512 of their logits reach the bound, which is usual, each
-//   is compared with all others; otherwise a selection by rounds finds what is kept. If the groups
-//   do not suffice (large k, a flat top-p), the same selection runs over the whole row, which is in
-//   L2.
+//   Rows with only a temperature draw a chunk by its mass and read only that chunk. For top-k or
+//   top-p the maxima of the groups of 32 give a bound below which nothing can be kept; the few
+//   groups that reach it are loaded into shared memory. If at most 512 of their logits reach the
+//   bound, which is usual, each is compared with all others; otherwise a selection by rounds finds
+//   what is kept. If the groups do not suffice (large k, a flat top-p), the same selection runs
+//   over the whole row, which is in L2.
 // Barriers: the whole block calls every function below that takes the storage, and each starts with
 //   a barrier. Branches that contain barriers depend on values that all threads share.
 // Dependent launch: everything is read after the wait.

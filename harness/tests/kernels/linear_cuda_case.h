@@ -5,14 +5,10 @@
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/linear_policy.h"
 #include "reference/linear.h"
 
 namespace tokline::testing {
-
-inline bool NeedsHopperCode(LinearVariant variant) {
-  return variant == LinearVariant::kWgmma || variant == LinearVariant::kTile ||
-         variant == LinearVariant::kHead;
-}
 
 // Whether the GPU and the program have the code of a variant.
 inline bool HasCodeFor(LinearVariant variant) {

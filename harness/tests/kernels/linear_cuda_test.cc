@@ -94,7 +94,7 @@ TEST_F(LinearCudaTest, IntegersAreBitwiseExact) {
     for (const int64_t tokens : {1, 8, 9, 16}) {
       for (const int64_t in : {8, 24, 32, 40, 136, 1000, 2048}) {
         if (tokens > MaxTokens(variant)) continue;
-        if (testing::NeedsHopperCode(variant) && in % 256 != 0) continue;
+        if (NeedsHopperCode(variant) && in % 256 != 0) continue;
         const LinearCase c(
             {.tokens = tokens, .in = in, .out = 200, .bias = true, .integers = true, .pad = 8});
         // The sums are exact in fp32, so that a single rounding remains.

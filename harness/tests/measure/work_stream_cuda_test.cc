@@ -31,6 +31,12 @@ class WorkStreamTest : public testing::CudaTest {
   // Of one small kernel after another.
   double NodeUs() const { return Median(MakeTimer()->Sample(15, {})); }
 
+  static DecoderOptions Options(bool graphs) {
+    DecoderOptions options{.device = Device::kCuda, .dtype = DType::kBf16, .page_size = 16};
+    if (!graphs) options.ablate.Add(Ablation::kGraphs);
+    return options;
+  }
+
   void LaunchOn(cudaStream_t stream) const {
     for (int i = 0; i < kTimes; ++i) Sweep(small_.data(), small_.bytes(), stream);
     TOKLINE_CUDA(cudaStreamSynchronize(stream));
@@ -54,9 +60,7 @@ TEST_F(WorkStreamTest, NothingThatTheSuiteDoesMakesKernelsStartLater) {
   MeasurePeaks(std::nullopt);
   const testing::LoadedModel model = testing::LoadTinyModel();
   for (const bool graphs : {true, false}) {
-    DecoderOptions options{.device = Device::kCuda, .dtype = DType::kBf16, .page_size = 16};
-    if (!graphs) options.ablate.Add(Ablation::kGraphs);
-    Decoder decoder(model.spec, model.weights, options);
+    Decoder decoder(model.spec, model.weights, Options(graphs));
     decoder.WarmUp();
     Generate(decoder, std::vector<int32_t>{1, 2, 3}, {.max_new_tokens = kTimes});
   }
@@ -87,9 +91,7 @@ TEST_F(WorkStreamTest, RowsAndStepsWaitForWhatIsOnTheWorkStream) {
   ExpectToWait([&] { timer->Sample(1, {}); });
   const testing::LoadedModel model = testing::LoadTinyModel();
   for (const bool graphs : {true, false}) {
-    DecoderOptions options{.device = Device::kCuda, .dtype = DType::kBf16, .page_size = 16};
-    if (!graphs) options.ablate.Add(Ablation::kGraphs);
-    Decoder decoder(model.spec, model.weights, options);
+    Decoder decoder(model.spec, model.weights, Options(graphs));
     decoder.WarmUp();
     decoder.AddSequence(std::vector<int32_t>{1, 2, 3}, {}, 20);
     for (int step = 0; step < 3; ++step) decoder.Step();
