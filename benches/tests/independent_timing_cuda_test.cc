@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -294,11 +295,13 @@ TimedRow PagedPrefillRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) 
   return row;
 }
 
-constexpr int kLaunches = 24;
+// Of a row that is slowed, such that 12.5 % of them are whole launches.
+constexpr int kSlowedLaunches = 24;
 
 // Times plain launches on the stream that rotate over the sets, between two events. Returns the
-// microseconds per launch for kLaunches launches, to which `more` are added that do not count.
-double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, int more = 0) {
+// microseconds per launch for `launches`, to which `more` are added that do not count.
+double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, int launches,
+                     int more) {
   constexpr double kHoldUs = 5000;
   const cudaStream_t stream = WorkStream();
   cudaEvent_t begin = nullptr;
@@ -310,7 +313,7 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, in
   for (int tries = 0; tries < kMaxTries && us.size() < 5; ++tries) {
     Spin(kHoldUs, stream);
     TOKLINE_CUDA(cudaEventRecord(begin, stream));
-    for (size_t i = 0; i < static_cast<size_t>(kLaunches + more); ++i)
+    for (size_t i = 0; i < static_cast<size_t>(launches + more); ++i)
       row.launch(sets[i % sets.size()], {.stream = stream});
     TOKLINE_CUDA(cudaEventRecord(end, stream));
     const bool held = cudaEventQuery(begin) == cudaErrorNotReady;  // while everything was queued
@@ -318,7 +321,7 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, in
     TOKLINE_CUDA(cudaEventSynchronize(end));
     float ms = 0;
     TOKLINE_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (held) us.push_back(1e3 * static_cast<double>(ms) / kLaunches);
+    if (held) us.push_back(1e3 * static_cast<double>(ms) / launches);
   }
   TOKLINE_CUDA(cudaEventDestroy(end));
   TOKLINE_CUDA(cudaEventDestroy(begin));
@@ -385,14 +388,18 @@ class IndependentTimingTest : public ::testing::Test {
                                                .slowdown_percent = slowdown_percent});
     if (slowed) {
       ASSERT_GT(MoreLaunches(timer->launches_per_sample(), slowdown_percent), 0);
-      ASSERT_DOUBLE_EQ(100.0 * std::lround(kLaunches * slowdown_percent / 100) / kLaunches,
-                       slowdown_percent);
+      ASSERT_DOUBLE_EQ(
+          100.0 * std::lround(kSlowedLaunches * slowdown_percent / 100) / kSlowedLaunches,
+          slowdown_percent);
     }
+    // As many as a sample of the suite has: a row that computes draws so much power that the clock
+    // falls within milliseconds.
+    const int launches = slowed ? kSlowedLaunches : std::max(timer->launches_per_sample(), 6);
     const auto independent_us = [&](double percent) {
       return length == RowLength::kShort
                  ? HostClockUs(row, sets, percent)
-                 : IndependentUs(row, sets,
-                                 static_cast<int>(std::lround(kLaunches * percent / 100)));
+                 : IndependentUs(row, sets, launches,
+                                 static_cast<int>(std::lround(launches * percent / 100)));
     };
     // Alternates, so that a device that warms up affects both.
     std::vector<double> suite;

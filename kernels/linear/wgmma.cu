@@ -62,28 +62,28 @@ void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const Launch
       .block = dim3(static_cast<unsigned>(kWgmmaThreads + 32 * WgmmaIdleWarps(plan.token_tile))),
       .shared_bytes = static_cast<size_t>(plan.shared_bytes),
       .cluster = static_cast<unsigned>(plan.cluster)};
-  // launch<kTokens, kFewer>()
-  const auto dispatch = [&](const auto& launch) {
-    if (EndsAtLastToken(params, plan)) {
-      return Dispatch<32, 64>("token_tile", plan.token_tile,
-                              [&]<int kTokens>() { launch.template operator()<kTokens, true>(); });
-    }
-    Dispatch<8, 16, 32, 64>("token_tile", plan.token_tile,
-                            [&]<int kTokens>() { launch.template operator()<kTokens, false>(); });
+  // launch<kTokens, kFewer>(); kTileTokens are token tiles.
+  const auto dispatch = [&]<int... kTileTokens>(const auto& launch) {
+    Dispatch<kTileTokens...>("token_tile", plan.token_tile, [&]<int kTokens>() {
+      if constexpr (kTokens > kWgmmaRegisterTokens) {
+        if (EndsAtLastToken(params, plan)) return launch.template operator()<kTokens, true>();
+      }
+      launch.template operator()<kTokens, false>();
+    });
   };
   DispatchDType(params.dtype, [&]<DType kDType>() {
     using T = typename DeviceType<kDType>::Type;
     if (params.append != nullptr) {
       const WgmmaAppendArgs append{args, *params.append};
       DispatchHeadDim(params.append->layout.head_dim, [&]<int kHeadDim>() {
-        dispatch([&]<int kTokens, bool kFewer>() {
+        dispatch.template operator()<8, 16, 32>([&]<int kTokens, bool kFewer>() {
           LaunchKernel(&WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer, kHeadDim>>, shape,
                        options, append);
         });
       });
       return;
     }
-    dispatch([&]<int kTokens, bool kFewer>() {
+    dispatch.template operator()<8, 16, 32, 64>([&]<int kTokens, bool kFewer>() {
       const auto kernel = params.send != nullptr
                               ? &WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer, 0, true>>
                               : &WgmmaLinearKernel<WgmmaPolicy<T, kTokens, kFewer>>;

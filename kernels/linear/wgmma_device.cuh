@@ -15,8 +15,7 @@
 //   first weights are also loaded into registers. In a chain of these kernels the weights stream
 //   without a pause.
 // Products: with up to 16 tokens mma.sync, whose weights wait for x in registers; with more, wgmma.
-// Merge: each block sends the sums of a token to the block of the cluster that finishes this token,
-//   by stores, or with 64 tokens and two blocks by a bulk copy.
+// Merge: each block sends the sums of a token to the block of the cluster that finishes this token.
 #pragma once
 
 #include <cstdint>
@@ -262,7 +261,6 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kMinBlocks)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Epilogue =
       std::conditional_t<Policy::kHeadDim != 0, HeadEpilogue<Policy>, WgmmaEpilogue<Policy>>;
-  if (Policy::kThreads > kWgmmaThreads && threadIdx.x >= kWgmmaThreads) return;  // an idle warp
   extern __shared__ uint4 memory[];
   const WgmmaShared<Policy> shared(args.plan, memory);
   const WgmmaShare share(args.plan);
@@ -274,9 +272,10 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kMinBlocks)
     shared.x.Init(kWgmmaConsumers / 32);
     ptx::MbarrierInit(shared.arrived, 1);
     ptx::FenceMbarrierInit();
-    ptx::MbarrierArriveExpect(shared.arrived, ArrivingBytes<Policy>(args.plan, layout));
+    ptx::MbarrierArriveExpect(shared.arrived, ArrivingBytes(args.plan, layout));
   }
   __syncthreads();
+  if (Policy::kThreads > kWgmmaThreads && threadIdx.x >= kWgmmaThreads) return;  // an idle warp
   if (merges) ptx::ClusterArrive();  // sums may be sent to this block
   if (produces) {
     if (threadIdx.x == kWgmmaConsumers) ProduceWgmma<Policy>(args, share, shared);
@@ -295,18 +294,11 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kMinBlocks)
     MultiplyByWgmma<Policy>(share, shared, epilogue, sums);
   }
   if (merges) ptx::ClusterWait();
-  const bool copies = CopiesSums<Policy>(args.plan);
-  if (copies) {
-    CopySums<Policy>(args, share, layout, shared, sums);
-  } else {
-    SendSums<Policy>(args, share, layout, shared, sums);
-  }
+  SendSums<Policy>(args, share, layout, shared, sums);
   const bool finishes = layout.num_tokens > 0;
   if (finishes && merges) ptx::MbarrierWaitCluster(shared.arrived, 0);
   if (!merges) ptx::NamedBarrierSync(1, kWgmmaConsumers);
-  if (copies) ptx::ClusterArrive();
   if (finishes) epilogue.Finish(shared.template Pointer<const float>(shared.partials));
-  if (copies) ptx::ClusterWait();  // a copy out of this block's shared memory has arrived
 #endif
 }
 

@@ -37,23 +37,11 @@ struct PartialSums {
   __device__ __forceinline__ int At(int split, int row, int token) const {
     return (split * row_eights + row / 8) * Eight() + row % 8 * Pitch() + token;
   }
-  // Bytes of a tile's sums for the tokens of one block.
-  __device__ __forceinline__ int SliceBytes() const { return 4 * kWgmmaRows / 8 * Eight(); }
 };
 
-// Whether two blocks exchange the sums of many tokens by bulk copies. Stores take twice as long
-// there; with fewer tokens or more blocks copies take longer (README.md).
-template <typename Policy>
-__device__ __forceinline__ bool CopiesSums(const WgmmaPlan& plan) {
-  return Policy::kTokens >= 64 && plan.cluster == 2;
-}
-
-// Bytes that arrive at the block: the other's slice, or pairs of tokens from every block of the
-// cluster, itself included.
-template <typename Policy>
+// Bytes that arrive at the block: pairs of tokens from every block of the cluster, itself included.
 __device__ __forceinline__ int ArrivingBytes(const WgmmaPlan& plan, const PartialSums& layout) {
-  return CopiesSums<Policy>(plan) ? layout.SliceBytes()
-                                  : (layout.num_tokens + 1) / 2 * 8 * kWgmmaRows * plan.cluster;
+  return (layout.num_tokens + 1) / 2 * 8 * kWgmmaRows * plan.cluster;
 }
 
 // Hands the block's sums to the blocks that finish them.
@@ -81,37 +69,6 @@ __device__ __forceinline__ void SendSums(const WgmmaArgs& args, const WgmmaShare
         *shared.template Pointer<float2>(at) = value;
       }
     }
-  }
-}
-
-// The same between two blocks: the sums for the other are laid out where the ring was, and one bulk
-// copy takes them there.
-template <typename Policy>
-__device__ __forceinline__ void CopySums(const WgmmaArgs& args, const WgmmaShare& share,
-                                         const PartialSums& layout,
-                                         const WgmmaShared<Policy>& shared,
-                                         const float (&sums)[Policy::kTokens / 2]) {
-  const int lane = threadIdx.x % 32, other = share.rank ^ 1;
-  const uint32_t own = shared.partials + 4 * layout.At(share.split, share.first_row, 0);
-  const uint32_t ring = shared.weight.data;
-  ptx::NamedBarrierSync(1, kWgmmaConsumers);  // all have read the ring
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = threadIdx.x / 32 * 16 + half * 8 + lane / 4;
-#pragma unroll
-    for (int piece = 0; piece < Policy::kTokens / 8; ++piece) {
-      const int pair = piece * 4 + lane % 4, to = pair >> layout.pairs_log2;
-      const uint32_t at = (to == other ? ring : own) +
-                          4 * layout.At(0, row, 2 * (pair - (to << layout.pairs_log2)));
-      *shared.template Pointer<float2>(at) = {sums[piece * 4 + half * 2],
-                                              sums[piece * 4 + half * 2 + 1]};
-    }
-  }
-  ptx::FenceProxyAsyncShared();
-  ptx::NamedBarrierSync(1, kWgmmaConsumers);
-  if (threadIdx.x == 0) {  // more than half of the token tile exists, so both finish some
-    ptx::BulkCopyToCluster(ptx::ClusterAddress(own, other), ring, layout.SliceBytes(),
-                           ptx::ClusterAddress(shared.arrived, other));
   }
 }
 

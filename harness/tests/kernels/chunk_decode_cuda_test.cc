@@ -301,6 +301,46 @@ TEST_F(ChunkDecodeCudaTest, AnyGridOfWarpsMatchesReference) {
   }
 }
 
+// Small problems that run every kernel, with rings that wrap and states that are merged in all
+// ways. The sanitizer's slow tools run this one instead of the tests of many shapes.
+TEST_F(ChunkDecodeCudaTest, EveryKernelOnceMatchesReference) {
+  const DeviceFacts device = QueryDeviceFacts();
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t group : {1, 5, 16}) {
+      const DecodeCaseOptions options =
+          WithLengths({.head_dim = head_dim, .group = group}, {400, 0, 1, 65, 20, 0, 200});
+      for (const ChunkDecodeGrid& grid :
+           {ChunkDecodeGrid{.num_lanes = 3},
+            {.num_lanes = 40},
+            {.num_lanes = 14, .cluster_lanes = 2},
+            {.num_lanes = 56, .cluster_lanes = 8},
+            {.num_lanes = 4, .block_lanes = 4},
+            {.num_lanes = 60, .block_lanes = 4, .takes_parts = true}}) {
+        if (grid.cluster_lanes > 1 && !device.HasClusters()) continue;
+        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", ", grid));
+        ExpectMatches(options, {.grid = grid});
+      }
+    }
+    for (const int32_t group : {2, 16}) {
+      SCOPED_TRACE(StrCat("bundles, head_dim ", head_dim, ", group ", group));
+      ExpectMatches(
+          WithLengths({.head_dim = head_dim, .group = group, .page_size = 64}, kManyStatesLengths),
+          {.grid = {.num_lanes = kManyStatesLanes}});
+    }
+    DecodeCaseOptions shared{.head_dim = head_dim, .group = 5};
+    shared.chunk_lengths = {300, 30};
+    for (int32_t s = 0; s < 20; ++s) shared.sequences.push_back({0});
+    shared.sequences.push_back({0, 1});
+    for (const ChunkDecodeGrid& grid : {ChunkDecodeGrid{.num_lanes = 3},
+                                        {.num_lanes = 3, .run_lanes = 2},
+                                        {.num_lanes = 8, .block_lanes = 4, .run_lanes = 2}}) {
+      if (grid.run_lanes > 0 && !device.HasHopperCode()) continue;
+      SCOPED_TRACE(StrCat("shared, head_dim ", head_dim, ", ", grid));
+      ExpectMatches(shared, {.sharing = ChunkSharing::kAlways, .grid = grid});
+    }
+  }
+}
+
 // Otherwise the last blocks would wait for the first ones to end.
 TEST_F(ChunkDecodeCudaTest, TheBlocksOfEveryGridRunAtTheSameTime) {
   const DeviceFacts device = QueryDeviceFacts();
