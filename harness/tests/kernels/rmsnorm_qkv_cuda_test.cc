@@ -156,7 +156,7 @@ TEST_F(RmsNormQkvCudaTest, EqualsProjectionThenAppend) {
 TEST_F(RmsNormQkvHopperCudaTest, AppendInsideTheProjectionEqualsKvAppend) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const int32_t head_dim : {64, 128}) {
-      for (const int64_t tokens : {1, 2, 5, 8, 16, 17, 31, 32, 50, 64}) {
+      for (const int64_t tokens : {1, 2, 5, 8, 16, 17, 20, 25, 31, 32}) {
         // K is shared alike with and without the append, by 1 to 4 blocks.
         const int64_t hidden = tokens % 5 == 0 ? 320 : head_dim == 64 ? 1024 : 640;
         const bool transform = tokens % 3 != 0;
