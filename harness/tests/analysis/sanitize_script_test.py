@@ -53,7 +53,7 @@ class SanitizeScriptTest(unittest.TestCase):
         ran = {}
         for run in self.sanitize(expect=0):
             ran.setdefault(run["program"].removesuffix("_cuda_test"), []).append(run["tool"])
-        self.assertGreater(ran["chunk_decode"].count("racecheck"), 1)
+        self.assertGreater(ran["chunk_decode"].count("memcheck"), 1)
         for kernel in KERNELS:
             self.assertEqual(sorted(set(ran.pop(kernel))), ["initcheck", "memcheck", "racecheck", "synccheck"], kernel)
         self.assertEqual({name: sorted(tools) for name, tools in ran.items()}, {
@@ -69,16 +69,16 @@ class SanitizeScriptTest(unittest.TestCase):
 
     def test_the_parts_of_a_program_are_all_of_its_tests(self):
         filters = [run["filter"] for run in self.sanitize("--only", "chunk_decode", expect=0)
-                   if run["tool"] == "racecheck"]
+                   if run["tool"] == "memcheck"]
         parts = [one for one in filters if not one.startswith("-")]
         rest = [set(one[1:].split(":")) for one in filters if one.startswith("-")]
         self.assertEqual(rest, [set(":".join(parts).split(":"))])
 
     def test_a_finding_in_one_part_fails(self):
         self.program("path/compute-sanitizer", SANITIZER.replace(
-            "for program;", '[[ $* != *"=*EveryGroup*"* ]] || exit 9\nfor program;'))
+            "for program;", '[[ $* != *"=*AnyGrid*"* ]] || exit 9\nfor program;'))
         runs = self.sanitize("--only", "chunk_decode", expect=1)
-        self.assertEqual([(run["tool"], run["filter"]) for run in runs if run["exit"]], [("racecheck", "*EveryGroup*")])
+        self.assertEqual([(run["tool"], run["filter"]) for run in runs if run["exit"]], [("memcheck", "*AnyGrid*:*PartsOfWarps*")])
 
     def test_an_ended_script_keeps_its_runs_and_leaves_none_behind(self):
         self.program("path/compute-sanitizer", SANITIZER.replace(

@@ -334,7 +334,7 @@ TEST(LinearTest, EveryPlanFitsItsDeviceOrIsRefused) {
     EXPECT_LE(kSkinnyResidentThreads * 80, device.registers_per_sm);
     for (const int64_t in : {64, 1024, 4096, 9728, 16384}) {
       for (const int64_t out : {64, 3072}) {
-        for (const int64_t tokens : {1, 2, 8, 16}) {
+        for (const int64_t tokens : {1, 2, 8, 16, 64, 128}) {
           for (const bool gated : {false, true}) {
             LinearParams params{
                 .gated_silu = gated, .num_tokens = tokens, .in_features = in, .out_features = out};
@@ -343,7 +343,8 @@ TEST(LinearTest, EveryPlanFitsItsDeviceOrIsRefused) {
             SCOPED_TRACE(StrCat(::testing::PrintToString(device), ", tokens ", tokens, ", in ", in,
                                 ", out ", out));
             if (choice.variant != LinearVariant::kMatmul) {
-              EXPECT_LE(std::max(choice.skinny.shared_bytes, choice.wgmma.shared_bytes),
+              EXPECT_LE(std::max({choice.skinny.shared_bytes, choice.wgmma.shared_bytes,
+                                  choice.tile.shared_bytes, choice.head.shared_bytes}),
                         device.facts.shared_bytes_per_block);
               continue;
             }
