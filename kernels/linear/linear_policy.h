@@ -74,8 +74,9 @@ inline constexpr int32_t kWgmmaRegisterTokens = 16;
 inline constexpr int64_t kMaxWgmmaFeatures = 65536;
 // Tokens up to which it appends. With more, kTile and a kernel that appends are quicker.
 inline constexpr int32_t kWgmmaAppendTokens = 32;
-// Warps of a block that end at once. While they exist, a block has more than half of an SM's
-// registers, so that the blocks of a launch go to different SMs as long as there are some.
+// Warps of a block that end after its first barrier. While they exist, a block has more than half
+// of an SM's registers, so that the blocks of a launch go to different SMs as long as there are
+// some.
 constexpr int32_t WgmmaIdleWarps(int32_t token_tile) { return token_tile == 64 ? 10 : 0; }
 // Blocks of K whose weights wait for x in registers.
 constexpr int32_t WgmmaHeldBlocks(int32_t token_tile) {

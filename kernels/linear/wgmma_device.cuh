@@ -6,7 +6,7 @@
 //   that belong to them, and so on). Each multiplies its share of K. A cluster is the blocks of one
 //   tile or, where heads are appended, of one head.
 // Block: four consumer warps, and one producer warp whose first lane issues copies. With 64 tokens
-//   also warps that end at once, which spread the blocks over the SMs (README.md).
+//   also warps that end after the first barrier, which spread the blocks over the SMs (README.md).
 // Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x (all tokens x
 //   kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial sums from every
 //   block of the cluster; the norm weight of the share; mbarriers. Rows after the last token are

@@ -7,7 +7,6 @@
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/bulk_copy.cuh"
 #include "kernels/device/ptx/cluster.cuh"
-#include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/rank_packets.cuh"
 #include "kernels/device/silu.cuh"
 #include "kernels/linear/wgmma_shared_device.cuh"

@@ -29,8 +29,7 @@ class HeadEpilogue {
                                            : append_.k_norm_weight;
     has_norm_ = weight != nullptr;
     if (has_norm_) norm_weight_ = Row::Load(weight, Lane());
-#pragma unroll
-    for (int i = 0; i < kPlaces; ++i) next_[i] = Locate(Group() + i * kGroups);
+    next_ = Locate(Group());
   }
 
   __device__ __forceinline__ void LoadFirst() {}
@@ -39,10 +38,8 @@ class HeadEpilogue {
 #pragma unroll 1
     for (int token = Group(); token / kWarpGroups * kWarpGroups < layout_.num_tokens;
          token += kGroups) {
-      const Place place = next_[0];
-#pragma unroll
-      for (int i = 1; i < kPlaces; ++i) next_[i - 1] = next_[i];
-      next_[kPlaces - 1] = Locate(token + kPlaces * kGroups);
+      const Place place = next_;
+      next_ = Locate(token + kGroups);
       FinishRow(token, place, partials);
     }
   }
@@ -52,8 +49,6 @@ class HeadEpilogue {
   using Row = HeadRow<T, Policy::kHeadDim>;
   static constexpr int kLanes = Row::kLanes;
   static constexpr int kGroups = kWgmmaConsumers / kLanes, kWarpGroups = 32 / kLanes;
-  // Rows that a thread has located before it needs them: all of them in clusters of four.
-  static constexpr int kPlaces = Policy::kTokens == 64 ? 2 : 1;
 
   __device__ __forceinline__ int Lane() const { return threadIdx.x % kLanes; }
   __device__ __forceinline__ int Group() const { return threadIdx.x / kLanes; }
@@ -122,7 +117,7 @@ class HeadEpilogue {
   const bool is_query_, is_value_;
   bool has_norm_ = false;
   uint4 norm_weight_ = {};
-  Place next_[kPlaces];
+  Place next_;  // of the row that the thread finishes next
 };
 
 }  // namespace tokline

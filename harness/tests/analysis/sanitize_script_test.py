@@ -78,7 +78,8 @@ class SanitizeScriptTest(unittest.TestCase):
         self.program("path/compute-sanitizer", SANITIZER.replace(
             "for program;", '[[ $* != *"=*AnyGrid*"* ]] || exit 9\nfor program;'))
         runs = self.sanitize("--only", "chunk_decode", expect=1)
-        self.assertEqual([(run["tool"], run["filter"]) for run in runs if run["exit"]], [("memcheck", "*AnyGrid*:*PartsOfWarps*")])
+        self.assertEqual([(run["tool"], run["filter"]) for run in runs if run["exit"]],
+                         [("memcheck", "*AnyGrid*:*PartsOfWarps*")])
 
     def test_an_ended_script_keeps_its_runs_and_leaves_none_behind(self):
         self.program("path/compute-sanitizer", SANITIZER.replace(
