@@ -5,7 +5,8 @@
 // The device idles about 0.6 us longer between launches on a stream than between the nodes of a
 // graph. That is a difference in what runs, not in how it is timed, and an operation of several
 // kernels has it several times. A row of 100 us and more hides it. A shorter one is compared with
-// graphs that the host's clock times, without any event.
+// graphs that the host's clock times, without any event. So are the graphs of the suite that were
+// slowed on purpose, with launches or with a spin, beside the same graphs as they are.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -295,13 +296,9 @@ TimedRow PagedPrefillRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) 
   return row;
 }
 
-// Of a row that is slowed, such that 12.5 % of them are whole launches.
-constexpr int kSlowedLaunches = 24;
-
 // Times plain launches on the stream that rotate over the sets, between two events. Returns the
-// microseconds per launch for `launches`, to which `more` are added that do not count.
-double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, int launches,
-                     int more) {
+// microseconds per launch.
+double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, int launches) {
   constexpr double kHoldUs = 5000;
   const cudaStream_t stream = WorkStream();
   cudaEvent_t begin = nullptr;
@@ -313,7 +310,7 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, in
   for (int tries = 0; tries < kMaxTries && us.size() < 5; ++tries) {
     Spin(kHoldUs, stream);
     TOKLINE_CUDA(cudaEventRecord(begin, stream));
-    for (size_t i = 0; i < static_cast<size_t>(launches + more); ++i)
+    for (size_t i = 0; i < static_cast<size_t>(launches); ++i)
       row.launch(sets[i % sets.size()], {.stream = stream});
     TOKLINE_CUDA(cudaEventRecord(end, stream));
     const bool held = cudaEventQuery(begin) == cudaErrorNotReady;  // while everything was queued
@@ -330,27 +327,31 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, in
   return Median(us);
 }
 
+double SecondsOf(const std::function<void()>& work) {
+  TOKLINE_CUDA(cudaDeviceSynchronize());
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  TOKLINE_CUDA(cudaDeviceSynchronize());
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // Times graphs of plain launches that rotate over the sets by the host's clock: what a graph with
 // twice as many launches takes longer. The starts of graphs and what the host does cancel out.
-// Returns the microseconds per launch, to which `percent` of the launches are added that do not
-// count.
-double HostClockUs(const TimedRow& row, const std::vector<TensorSet>& sets, double percent = 0) {
+// Returns the microseconds per launch.
+double HostClockUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   constexpr int kShort = 400, kReplays = 10;
   const cudaStream_t stream = WorkStream();
   const auto capture = [&](int launches) {
-    const int all = launches + static_cast<int>(std::lround(launches * percent / 100));
     return CaptureGraph(stream, [&] {
-      for (int i = 0; i < all; ++i) {
+      for (int i = 0; i < launches; ++i) {
         row.launch(sets[static_cast<size_t>(i) % sets.size()], {.stream = stream});
       }
     });
   };
   const auto seconds = [&](const UniqueGraphExec& graph) {
-    TOKLINE_CUDA(cudaStreamSynchronize(stream));
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kReplays; ++i) TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream));
-    TOKLINE_CUDA(cudaStreamSynchronize(stream));
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return SecondsOf([&] {
+      for (int i = 0; i < kReplays; ++i) TOKLINE_CUDA(cudaGraphLaunch(graph.get(), stream));
+    });
   };
   const UniqueGraphExec once = capture(kShort), twice = capture(2 * kShort);
   seconds(twice);  // uploads the graphs
@@ -361,6 +362,15 @@ double HostClockUs(const TimedRow& row, const std::vector<TensorSet>& sets, doub
   return Median(us);
 }
 
+// Times the timer's own graph by the host's clock: what more replays of it take longer. Returns the
+// microseconds per launch that is counted.
+double ReplayUs(LaunchTimer& timer) {
+  constexpr int kFew = 5, kMore = 25;
+  const double few = SecondsOf([&] { timer.Sample(kFew, {}); });
+  const double more = SecondsOf([&] { timer.Sample(kFew + kMore, {}); });
+  return 1e6 * (more - few) / kMore / timer.launches_per_sample();
+}
+
 // How long a launch of a row takes at least, and thus which measurement it is compared with.
 enum class RowLength : uint8_t { kShort, kLong };
 
@@ -369,65 +379,91 @@ class IndependentTimingTest : public ::testing::Test {
   void SetUp() override {
     if (CudaDeviceCount() == 0) GTEST_SKIP() << "no CUDA device";
   }
-  // With a slowdown, both time so many launches more of the kernel itself.
-  void ExpectAgreement(const TimedRow& row, double slowdown_percent = 0,
-                       RowLength length = RowLength::kLong) {
+  // Calls `check` with the row's tensor sets and a launch on one of them.
+  template <typename Check>
+  static void WithTensors(const TimedRow& row, const Check& check) {
     constexpr int kSets = 2;  // cold for a long row, of which each exceeds 2.5 times the L2
     TensorStore store(row.tensors, kSets, MakeDeviceMemory());
     store.FillRandom(/*seed=*/1);
     std::vector<TensorSet> sets;
     for (int set = 0; set < kSets; ++set) sets.push_back(store.Set(set));
-    const auto launch = [&](int set, const LaunchOptions& options) {
-      row.launch(sets[static_cast<size_t>(set)], options);
-    };
+    const std::function<void(int, const LaunchOptions&)> launch =
+        [&](int set, const LaunchOptions& options) {
+          row.launch(sets[static_cast<size_t>(set)], options);
+        };
     launch(0, {.stream = WorkStream()});
-    TOKLINE_CUDA(cudaDeviceSynchronize());
-    const bool slowed = slowdown_percent > 0;
-    const auto timer = MakeGraphTimer(launch, {.buffer_sets = kSets,
-                                               .min_sample_us = slowed ? 20e3 : 1e3,
-                                               .slowdown_percent = slowdown_percent});
-    if (slowed) {
-      ASSERT_GT(MoreLaunches(timer->launches_per_sample(), slowdown_percent), 0);
-      ASSERT_DOUBLE_EQ(
-          100.0 * std::lround(kSlowedLaunches * slowdown_percent / 100) / kSlowedLaunches,
-          slowdown_percent);
-    }
-    // As many as a sample of the suite has: a row that computes draws so much power that the clock
-    // falls within milliseconds.
-    const int launches = slowed ? kSlowedLaunches : std::max(timer->launches_per_sample(), 6);
-    const auto independent_us = [&](double percent) {
-      return length == RowLength::kShort
-                 ? HostClockUs(row, sets, percent)
-                 : IndependentUs(row, sets, launches,
-                                 static_cast<int>(std::lround(launches * percent / 100)));
-    };
-    // Alternates, so that a device that warms up affects both.
-    std::vector<double> suite;
-    std::vector<double> independent;
-    std::vector<double> as_it_is;
-    for (int round = 0; round < 5; ++round) {
-      suite.push_back(Median(timer->Sample(kMinSamples, {})));
-      independent.push_back(independent_us(slowdown_percent));
-      as_it_is.push_back(independent_us(0));
-    }
-    const double ratio = Median(suite) / Median(independent);
-    constexpr double kMinUs = 100;
-    EXPECT_TRUE(length == RowLength::kShort || Median(suite) >= kMinUs)
-        << row.kernel << " " << row.shape << " is too short to compare on this device: lengthen it";
-    EXPECT_NEAR(ratio, 1, 0.02) << row.kernel << " " << row.shape;
-    const Json line{{"kernel", row.kernel},
-                    {"shape", row.shape},
-                    {"suite_us", Median(suite)},
-                    {"independent_us", Median(independent)},
-                    {"ratio", ratio},
-                    {"slowdown_percent", slowdown_percent},
-                    {"slowed_percent", 100 * (Median(independent) / Median(as_it_is) - 1)}};
+    check(sets, launch);
+  }
+
+  static void Write(const Json& line) {
     std::cout << line.dump() << "\n";
     if (const char* path = std::getenv("TOKLINE_INDEPENDENT_TIMING")) {
       std::ofstream file(path, std::ios::app);
       file << line.dump() << "\n";
       EXPECT_TRUE(file.good()) << path << " could not be written";
     }
+  }
+
+  static void ExpectAgreement(const TimedRow& row, RowLength length = RowLength::kLong) {
+    WithTensors(row, [&](const std::vector<TensorSet>& sets, const auto& launch) {
+      const auto timer = MakeGraphTimer(launch, {.buffer_sets = static_cast<int>(sets.size())});
+      // As many as a sample of the suite has: a row that computes draws so much power that the
+      // clock falls within milliseconds.
+      const int launches = std::max(timer->launches_per_sample(), 6);
+      // Alternates, so that a device that warms up affects both.
+      std::vector<double> suite;
+      std::vector<double> independent;
+      for (int round = 0; round < 5; ++round) {
+        suite.push_back(Median(timer->Sample(kMinSamples, {})));
+        independent.push_back(length == RowLength::kShort ? HostClockUs(row, sets)
+                                                          : IndependentUs(row, sets, launches));
+      }
+      const double ratio = Median(suite) / Median(independent);
+      constexpr double kMinUs = 100;
+      EXPECT_TRUE(length == RowLength::kShort || Median(suite) >= kMinUs)
+          << row.kernel << " " << row.shape
+          << " is too short to compare on this device: lengthen it";
+      EXPECT_NEAR(ratio, 1, 0.02) << row.kernel << " " << row.shape;
+      Write({{"kernel", row.kernel},
+             {"shape", row.shape},
+             {"suite_us", Median(suite)},
+             {"independent_us", Median(independent)},
+             {"ratio", ratio}});
+    });
+  }
+
+  // That the suite's graph with a slowdown is longer than the one without by as much, by the host's
+  // clock and by the suite's events.
+  static void ExpectSlowdown(const TimedRow& row, double percent) {
+    WithTensors(row, [&](const std::vector<TensorSet>& sets, const auto& launch) {
+      const GraphTimerOptions as_it_is{.buffer_sets = static_cast<int>(sets.size())};
+      GraphTimerOptions slower = as_it_is;
+      slower.slowdown_percent = percent;
+      const auto plain = MakeGraphTimer(launch, as_it_is);
+      const auto slowed = MakeGraphTimer(launch, slower);
+      std::vector<double> suite, suite_plain, independent, independent_plain;
+      for (int round = 0; round < 7; ++round) {
+        suite.push_back(Median(slowed->Sample(kMinSamples, {})));
+        suite_plain.push_back(Median(plain->Sample(kMinSamples, {})));
+        independent.push_back(ReplayUs(*slowed));
+        independent_plain.push_back(ReplayUs(*plain));
+      }
+      const auto longer = [](const std::vector<double>& slowed_us,
+                             const std::vector<double>& plain_us) {
+        return 100 * (Median(slowed_us) / Median(plain_us) - 1);
+      };
+      EXPECT_NEAR(longer(independent, independent_plain), percent, 1)
+          << row.kernel << " " << row.shape;
+      EXPECT_NEAR(longer(suite, suite_plain), percent, 1) << row.kernel << " " << row.shape;
+      Write({{"kernel", row.kernel},
+             {"shape", row.shape},
+             {"suite_us", Median(suite)},
+             {"independent_us", Median(independent)},
+             {"slowdown_percent", percent},
+             {"slowed_percent", longer(independent, independent_plain)},
+             {"by",
+              MoreLaunches(slowed->launches_per_sample(), percent) > 0 ? "launches" : "a spin"}});
+    });
   }
 };
 
@@ -452,13 +488,6 @@ TEST_F(IndependentTimingTest, Linear) {
 
 TEST_F(IndependentTimingTest, Sampling) { ExpectAgreement(SamplingRow(1024, 151936)); }
 
-TEST_F(IndependentTimingTest, SlowedKernels) {
-  constexpr double kPercent = 12.5;  // a whole number of launches of either kind
-  ExpectAgreement(GatedSiluRow(32768, 3072), kPercent);
-  ExpectAgreement(LinearRow(1, 8192, 36864, LinearVariant::kSkinny), kPercent);
-  ExpectAgreement(ChunkDecodeRow(18, 8192, 32), kPercent);
-}
-
 TEST_F(IndependentTimingTest, ChunkDecode) { ExpectAgreement(ChunkDecodeRow(18, 8192, 32)); }
 
 TEST_F(IndependentTimingTest, PagedGather) { ExpectAgreement(PagedGatherRow(18, 4096)); }
@@ -471,12 +500,23 @@ TEST_F(IndependentTimingTest, LongRows) {
   ExpectAgreement(ChunkDecodeRow(128, 8192, 32));
 }
 
-// About 2 and 10 us on an H200, as they are and slowed by launches of their own.
+// About 2, 4 and 10 us on an H200.
 TEST_F(IndependentTimingTest, ShortRows) {
-  for (const double percent : {0.0, 12.5}) {
-    ExpectAgreement(RmsNormRow(64, 1024, /*add_given=*/false), percent, RowLength::kShort);
-    ExpectAgreement(LinearRow(8, 4096, 2560, LinearVariant::kSkinny), percent, RowLength::kShort);
-    ExpectAgreement(ChunkDecodeRow(1, 4096, 16), percent, RowLength::kShort);
+  ExpectAgreement(RmsNormRow(64, 1024, /*add_given=*/false), RowLength::kShort);
+  ExpectAgreement(LinearRow(8, 4096, 2560, LinearVariant::kSkinny), RowLength::kShort);
+  ExpectAgreement(ChunkDecodeRow(1, 4096, 16), RowLength::kShort);
+}
+
+// Of short rows, and of those of about 150 us, by launches of their own; of those of 1,000 us by a
+// spin.
+TEST_F(IndependentTimingTest, SlowedKernels) {
+  for (const double percent : {3.0, 10.0}) {
+    ExpectSlowdown(RmsNormRow(64, 1024, /*add_given=*/false), percent);
+    ExpectSlowdown(ChunkDecodeRow(1, 4096, 16), percent);
+    ExpectSlowdown(LinearRow(1, 8192, 36864, LinearVariant::kSkinny), percent);
+    ExpectSlowdown(GatedSiluRow(32768, 3072), percent);
+    ExpectSlowdown(GatedSiluRow(81920, 8192), percent);
+    ExpectSlowdown(ChunkDecodeRow(128, 8192, 32), percent);
   }
 }
 

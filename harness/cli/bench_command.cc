@@ -224,16 +224,18 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
 
 struct MeasuredBatch {
   BenchResult result;
+  std::optional<UntracedSteps> untraced = {};
   std::vector<OpInPlace> in_place = {};
   DecoderMeasurement measurement;
   Json memory;
 };
 
 // Measures a batch, repeats the measurement once if something disturbed it, and has its texts
-// judged.
+// judged. `profiles`: also times what a profile on a CUDA device needs.
 MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& options,
-                           const BenchOptions& bench, const RunHeader& header) {
+                           const BenchOptions& bench, const RunHeader& header, bool profiles) {
   BenchResult result;
+  std::optional<UntracedSteps> untraced;
   std::string disturbed;
   int64_t memory_bytes = 0;
   Json memory;
@@ -249,6 +251,11 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
       if (disturbed.empty() || result.interrupted) break;
     }
     memory = watch.Report(decoder);
+    if (profiles && options.device == Device::kCuda && !result.interrupted) {
+      BenchOptions quiet = bench;
+      quiet.on_step = {};
+      untraced = TimeUntraced(decoder, quiet);
+    }
   }
   DecoderMeasurement measurement = MeasurementOf(result, header, model, options);
   measurement.trouble.disturbed = disturbed;
@@ -259,6 +266,7 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
     measurement.trouble.interrupted = InterruptRequested();
   }
   return {.result = std::move(result),
+          .untraced = std::move(untraced),
           .measurement = std::move(measurement),
           .memory = std::move(memory)};
 }
@@ -273,9 +281,10 @@ std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
 }
 
 std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOptions& options,
-                                     const BenchOptions& bench) {
+                                     const BenchOptions& bench,
+                                     const std::optional<UntracedSteps>& untraced) {
   Decoder decoder = MakeDecoder(model, options);
-  return ProfileSteps(decoder, bench);
+  return ProfileSteps(decoder, bench, untraced);
 }
 
 // Combines the row's figures with those that only the result has.
@@ -488,7 +497,7 @@ int BenchCommand(const CommandLine& line) {
     if (i > 0 && ranks != decoders[i - 1].ranks) Print(StrCat("with ", ranks, " ranks\n"));
     benches[i].on_step = progress.Steps(device, (benches[i].repeats + 1) * RepeatTokens(benches[i]),
                                         StrCat("tokens of row ", i + 1, " of ", benches.size()));
-    MeasuredBatch batch = MeasureBatch(model, decoders[i], benches[i], header);
+    MeasuredBatch batch = MeasureBatch(model, decoders[i], benches[i], header, flags.Profiles());
     benches[i].on_step = {};
     progress.Clear();
     batch.measurement.origin.implementation = flags.OnRanks(ranks).Implementation();
@@ -516,7 +525,8 @@ int BenchCommand(const CommandLine& line) {
     interrupted = interrupted || InterruptRequested();
     if (!interrupted && !failure && FiguresOf(batch.measurement).refusal.empty()) {
       try {
-        std::optional<ProfiledSteps> profiled = Profile(model, decoders[i], benches[i]);
+        std::optional<ProfiledSteps> profiled =
+            Profile(model, decoders[i], benches[i], batch.untraced);
         if (profiled) {
           AddInPlaceTimes(batch.in_place, profiled->profile);
           batch.measurement.profile = profiled->profile;

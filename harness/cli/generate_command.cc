@@ -44,6 +44,7 @@ struct GenerateFlags {
   std::filesystem::path json;
   std::filesystem::path logits;
   std::filesystem::path hidden;
+  std::filesystem::path heads;
 
   std::vector<Flag> Table() {
     const auto ids_into = [](std::vector<int32_t>& target) {
@@ -83,7 +84,11 @@ struct GenerateFlags {
          {"--hidden", "FILE",
           "write each token's residual stream after the embedding, every attention and every MLP, "
           "little-endian f32 [tokens, 2 * layers + 1, hidden size]",
-          TextInto(hidden)}});
+          TextInto(hidden)},
+         {"--heads", "FILE",
+          "write each token's queries and keys as attention reads them, little-endian f32 [tokens, "
+          "layers, (query heads + KV heads) * head_dim]",
+          TextInto(heads)}});
     return flags;
   }
 
@@ -183,7 +188,10 @@ Examples:
 int GenerateCommand(const CommandLine& line) {
   GenerateFlags flags;
   ParseFlags("tokline generate", flags.Table(), line.args);
-  RequireDistinct({{"--json", flags.json}, {"--logits", flags.logits}, {"--hidden", flags.hidden}},
+  RequireDistinct({{"--json", flags.json},
+                   {"--logits", flags.logits},
+                   {"--hidden", flags.hidden},
+                   {"--heads", flags.heads}},
                   {{"--prompt-file", flags.prompt_file}});
   const std::optional<std::string> prompt_text = flags.ReadPrompt();
   const StopStrings stops(flags.stops);  // refuses invalid stop strings before any work
@@ -194,10 +202,11 @@ int GenerateCommand(const CommandLine& line) {
   Require(forced <= new_tokens, "--force-ids has ", forced, " ids; --max-new-tokens allows ",
           new_tokens);
 
-  std::optional<OutputFile> json_file, logits_file, hidden_file;
+  std::optional<OutputFile> json_file, logits_file, hidden_file, heads_file;
   if (!flags.json.empty()) json_file.emplace(flags.json);
   if (!flags.logits.empty()) logits_file.emplace(flags.logits);
   if (!flags.hidden.empty()) hidden_file.emplace(flags.hidden);
+  if (!flags.heads.empty()) heads_file.emplace(flags.heads);
   const LoadedModel model = flags.run.Load();
   std::optional<Tokenizer> tokenizer;
   if (prompt_text) {
@@ -243,7 +252,7 @@ int GenerateCommand(const CommandLine& line) {
                 .stop_ids = stops_at_eos ? eos : std::vector<int32_t>{},
                 .force_ids = flags.force_ids,
                 .want_logits = logits_file.has_value(),
-                .want_hidden = hidden_file.has_value(),
+                .want_hidden = hidden_file.has_value() || heads_file.has_value(),
                 .on_token = show,
                 .on_prefill = [&](int64_t computed) { progress.Show(computed, prompt_tokens); },
                 .interrupted = InterruptFlag()});
@@ -256,11 +265,13 @@ int GenerateCommand(const CommandLine& line) {
     }
     logits_file->Commit();
   }
-  if (hidden_file) {
-    hidden_file->Write(result.hidden.data(),
-                       static_cast<int64_t>(result.hidden.size() * sizeof(float)));
-    hidden_file->Commit();
-  }
+  const auto write = [](std::optional<OutputFile>& file, const std::vector<float>& values) {
+    if (!file) return;
+    file->Write(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+    file->Commit();
+  };
+  write(hidden_file, result.hidden);
+  write(heads_file, result.heads);
   if (json_file) {
     Json report = Report(flags, model, options, result);
     if (text) {

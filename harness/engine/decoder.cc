@@ -515,15 +515,27 @@ void Decoder::ReplaceNewestToken(SequenceId id, int32_t token) {
   }
 }
 
-std::vector<float> Decoder::Hidden() {
+std::vector<float> Decoder::RowsOfStep(const std::byte* data, int64_t stride, int64_t columns) {
   Require(prepared_.has_value(), "no step is being enqueued");
   const DType dtype = config_.options.dtype;
-  const int64_t count = prepared_->shape.Tokens() * spec_.hidden_size;
-  std::vector<std::byte> raw(static_cast<size_t>(count * SizeOf(dtype)));
-  backend_.Download(raw.data(), buffers_.x, std::ssize(raw));
-  std::vector<float> values(static_cast<size_t>(count));
-  ConvertElements(dtype, raw.data(), DType::kF32, values.data(), count);
+  const int64_t rows = prepared_->shape.Tokens();
+  std::vector<std::byte> raw(static_cast<size_t>(rows * stride * SizeOf(dtype)));
+  backend_.Download(raw.data(), data, std::ssize(raw));
+  std::vector<float> values(static_cast<size_t>(rows * columns));
+  for (int64_t row = 0; row < rows; ++row) {
+    ConvertElements(dtype, raw.data() + row * stride * SizeOf(dtype), DType::kF32,
+                    values.data() + row * columns, columns);
+  }
   return values;
+}
+
+std::vector<float> Decoder::Hidden() {
+  return RowsOfStep(buffers_.x, spec_.hidden_size, spec_.hidden_size);
+}
+
+std::vector<float> Decoder::Queries() {
+  const ModelSpec& local = config_.shard.local;
+  return RowsOfStep(buffers_.qkv, local.QSize() + 2 * local.KvSize(), local.QSize());
 }
 
 KvRows Decoder::ReadKv(SequenceId id, int64_t layer) {

@@ -148,6 +148,9 @@ class Decoder {
   // Returns the residual stream of the step that is being enqueued, after the work enqueued so far,
   // [rows, hidden_size]: decode rows with their padding, then prompt tokens. For observers.
   std::vector<float> Hidden();
+  // Returns the queries of the layer whose attention is enqueued next, of the same rows and of the
+  // heads of rank 0, [rows, num_q_heads * head_dim]. For observers.
+  std::vector<float> Queries();
   // Returns the K and V of the sequence in one layer, of the heads of rank 0, after the work
   // enqueued so far.
   KvRows ReadKv(SequenceId id, int64_t layer);
@@ -208,6 +211,8 @@ class Decoder {
   std::vector<SharedRun> SharedRunsOf(const ScheduledStep& scheduled) const;
   // Writes the arrays of the next step, which may be empty except for padding.
   PreparedStep WriteArrays(const ScheduledStep& scheduled, StepPlan plan);
+  // Downloads the first `columns` of each row of the step that is being enqueued.
+  std::vector<float> RowsOfStep(const std::byte* data, int64_t stride, int64_t columns);
   // An order about the prepared step.
   RankOrder OrderOf(const PreparedStep& step, RankOrderKind kind) const;
   void WriteRows(const ScheduledStep& scheduled, const StepShape& shape,

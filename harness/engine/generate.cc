@@ -10,7 +10,7 @@
 namespace tokline {
 namespace {
 
-// Collects the residual stream of a decoder that has one sequence.
+// Collects the residual stream, the queries and the keys of a decoder that has one sequence.
 class HiddenStates : public OpObserver {
  public:
   explicit HiddenStates(Decoder& decoder) : decoder_(decoder) {
@@ -23,6 +23,8 @@ class HiddenStates : public OpObserver {
 
   bool NeedsChain() const override { return true; }
   void Begin(StepOp op, std::string_view) override {
+    if (op == StepOp::kChunkDecode || op == StepOp::kPagedPrefill)
+      queries_.push_back(decoder_.Queries());
     ends_a_state_ =
         decoder_.Options().ranks > 1
             ? op == StepOp::kAllReduce
@@ -31,21 +33,44 @@ class HiddenStates : public OpObserver {
   void End() override {
     if (ends_a_state_) states_.push_back(decoder_.Hidden());
   }
-  // Appends those of the newest step.
-  void MoveTo(std::vector<float>& tokens) {
-    const int64_t width = decoder_.Spec().hidden_size;
-    for (int64_t at = 0; !states_.empty() && at < std::ssize(states_.front()); at += width) {
-      for (const std::vector<float>& state : states_) {
-        tokens.insert(tokens.end(), state.begin() + at, state.begin() + at + width);
-      }
+  // Appends those of the newest step, the queries to `heads` without keys.
+  void MoveTo(GenerateResult& result) {
+    AppendByToken(states_, decoder_.Spec().hidden_size, result.hidden);
+    AppendByToken(queries_, QueryWidth(), result.heads);
+  }
+  // Inserts the keys of the cache behind the queries of each token and layer.
+  void AddKeys(SequenceId id, std::vector<float>& heads) const {
+    const int64_t layers = decoder_.Spec().num_layers, width = QueryWidth();
+    std::vector<std::vector<float>> keys;
+    for (int64_t layer = 0; layer < layers; ++layer) keys.push_back(decoder_.ReadKv(id, layer).k);
+    const int64_t tokens = std::ssize(heads) / (layers * width);
+    const int64_t key_width = std::ssize(keys.front()) / tokens;
+    std::vector<float> both;
+    for (int64_t row = 0; row < tokens * layers; ++row) {
+      both.insert(both.end(), heads.begin() + row * width, heads.begin() + (row + 1) * width);
+      const auto key = keys[row % layers].begin() + row / layers * key_width;
+      both.insert(both.end(), key, key + key_width);
     }
-    states_.clear();
+    heads = std::move(both);
   }
 
  private:
+  int64_t QueryWidth() const { return decoder_.Spec().QSize() / decoder_.Options().ranks; }
+  // Appends the rows of each of `parts`, [rows, width], by token.
+  static void AppendByToken(std::vector<std::vector<float>>& parts, int64_t width,
+                            std::vector<float>& tokens) {
+    for (int64_t at = 0; !parts.empty() && at < std::ssize(parts.front()); at += width) {
+      for (const std::vector<float>& part : parts) {
+        tokens.insert(tokens.end(), part.begin() + at, part.begin() + at + width);
+      }
+    }
+    parts.clear();
+  }
+
   Decoder& decoder_;
   bool ends_a_state_ = false;
-  std::vector<std::vector<float>> states_;  // each [rows, hidden_size]
+  std::vector<std::vector<float>> states_;   // each [rows, hidden_size]
+  std::vector<std::vector<float>> queries_;  // each [rows, QueryWidth()]
 };
 
 }  // namespace
@@ -82,7 +107,7 @@ GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
     const size_t before = result.tokens.size();
     const StepReport step = decoder.Step();
     if (interrupted()) break;
-    if (hidden) hidden->MoveTo(result.hidden);
+    if (hidden) hidden->MoveTo(result);
     computed += step.prefill_tokens;
     if (step.prefill_tokens > 0 && options.on_prefill) options.on_prefill(computed);
     take(step.tokens);
@@ -98,6 +123,7 @@ GenerateResult Generate(Decoder& decoder, std::span<const int32_t> prompt,
   const bool unfinished = !result.stopped && std::ssize(result.tokens) < options.max_new_tokens;
   result.interrupted = unfinished && interrupted();
   if (!result.interrupted) take(last);
+  if (hidden && !result.interrupted) hidden->AddKeys(sequence.id(), result.heads);
   return result;
 }
 

@@ -23,7 +23,7 @@ struct GenerateOptions {
   std::vector<ShiftedSpan> shifted = {};
   int64_t shifted_after = 0;
   bool want_logits = false;
-  bool want_hidden = false;  // drops the decoder's graphs
+  bool want_hidden = false;  // also wants the heads; drops the decoder's graphs
   // Called with each token of the result, in order. If it returns false, the token is the last.
   std::function<bool(int32_t)> on_token = {};
   // Called after each step of the prefill with the number of prompt tokens computed so far.
@@ -38,6 +38,9 @@ struct GenerateResult {
   // The residual stream of every token read, after the embedding, each attention and each MLP, if
   // wanted: [tokens, 2 * layers + 1, hidden_size].
   std::vector<float> hidden;
+  // The queries and the keys of every token read, as attention reads them, of the heads of rank 0:
+  // [tokens, layers, (num_q_heads + num_kv_heads) * head_dim].
+  std::vector<float> heads;
   bool stopped = false;  // ended by a stop id or by on_token
   bool interrupted = false;
   TokenTimes times;

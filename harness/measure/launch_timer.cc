@@ -60,8 +60,9 @@ class HostTimer : public LaunchTimer {
 }  // namespace
 
 int MoreLaunches(int launches, double percent) {
-  const int more = static_cast<int>(std::lround(launches * percent / 100));
-  return more >= kLeastRepeatedLaunches ? more : 0;
+  const double wanted = launches * percent / 100;
+  const auto more = static_cast<int>(std::lround(wanted));
+  return std::abs(more - wanted) <= kRepeatedLaunchesWithin * wanted ? more : 0;
 }
 
 std::unique_ptr<LaunchTimer> MakeHostTimer(std::function<void(int buffer_set)> run,

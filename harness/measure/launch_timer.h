@@ -37,8 +37,8 @@ struct HostTimerOptions {
 std::unique_ptr<LaunchTimer> MakeHostTimer(std::function<void(int buffer_set)> run,
                                            const HostTimerOptions& options);
 
-// Returns how many launches more make a graph of `launches` longer by `percent`, or 0 if they are
-// too few to do so exactly (kLeastRepeatedLaunches).
+// Returns how many launches more make a graph of `launches` longer by `percent`, or 0 if no number
+// of them does so exactly (kRepeatedLaunchesWithin).
 int MoreLaunches(int launches, double percent);
 
 struct GraphTimerOptions {
@@ -47,9 +47,9 @@ struct GraphTimerOptions {
   bool dependent = false;
   double min_sample_us = 1000;  // a graph holds enough launches to take this long
   int64_t evict_bytes = 0;      // swept through the L2 before RotateOnce; 0: nothing is swept
-  // Makes a sample longer by this share: by MoreLaunches(), so that the kernel itself does more,
-  // or, where there are none, by one spinning node at a random place, which is calibrated when the
-  // timer is created.
+  // Makes a sample longer by this share: by MoreLaunches(), so that the kernel itself does more, of
+  // a graph with as many launches as that takes; or, where such a graph would be too long, by one
+  // spinning node at a random place, which is calibrated when the timer is created.
   double slowdown_percent = 0;
   // while the length of the spin is searched, the device rests after each replay for this many
   // times its duration, because a power cap may slow either kind of replay

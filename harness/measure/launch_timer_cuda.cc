@@ -29,10 +29,10 @@ class GraphTimer : public LaunchTimer {
     rotation_ = Capture(options.buffer_sets, {});
     double sample_us = SampleGraph(rotation_, 1, {}).front();
     constexpr double kMaxLaunches = 4096;
-    const double rotations =
-        std::clamp(std::ceil(options.min_sample_us / std::max(sample_us, 1e-3)), 1.0,
-                   std::max(1.0, kMaxLaunches / options.buffer_sets));
-    launches_ = options.buffer_sets * static_cast<int>(rotations);
+    const auto rotations =
+        static_cast<int>(std::clamp(std::ceil(options.min_sample_us / std::max(sample_us, 1e-3)),
+                                    1.0, std::max(1.0, kMaxLaunches / options.buffer_sets)));
+    launches_ = options.buffer_sets * RotationsToSlow(rotations, sample_us);
     graph_ = Capture(launches_, {});
     sample_us = SampleGraph(graph_, 1, {}).front();
     leads_with_spin_ = sample_us > kLongReplayUs;
@@ -144,6 +144,16 @@ class GraphTimer : public LaunchTimer {
       added.push_back(Median(SampleRested(slowed, replays)) - plain_us);
     }
     return Median(std::move(added));
+  }
+
+  // Returns the least number of rotations, from `rotations` on, of which a whole number of launches
+  // is the slowdown, or `rotations` if a replay would then be long.
+  int RotationsToSlow(int rotations, double rotation_us) const {
+    if (options_.slowdown_percent == 0) return rotations;
+    for (int more = rotations; more == rotations || more * rotation_us <= kLongReplayUs; ++more) {
+      if (MoreLaunches(more * options_.buffer_sets, options_.slowdown_percent) > 0) return more;
+    }
+    return rotations;
   }
 
   void SlowDown() {

@@ -179,8 +179,9 @@ class StepStamps : public OpObserver {
 // Runs the window's steps with a stamp of the device's clock at both ends of each. Calls
 // `begin_window` before the first of them. Returns nothing if interrupted.
 template <typename BeginWindow>
-std::optional<StampedSteps> StampWindow(Decoder& decoder, const BenchOptions& options,
-                                        const Window& window, const BeginWindow& begin_window) {
+std::optional<std::vector<int64_t>> StampWindow(Decoder& decoder, const BenchOptions& options,
+                                                const Window& window,
+                                                const BeginWindow& begin_window) {
   ClockStamps stamps(decoder.GetBackend(), 2 * window.steps + 1);  // one too many would show
   StepStamps at_both_ends(stamps);
   const ObservedScope observed(decoder, at_both_ends);
@@ -190,30 +191,38 @@ std::optional<StampedSteps> StampWindow(Decoder& decoder, const BenchOptions& op
     stamps.Restart();
   };
   const bool complete = TimeWindow(decoder, options, window, restart).has_value();
-  const std::vector<int64_t> read = stamps.Read();
+  std::vector<int64_t> read = stamps.Read();
   decoder.DropGraphs();  // which would write stamps after their life
   if (!complete) return std::nullopt;
-  return ReadStamps(read, window.steps);
+  return read;
 }
 
-// Runs the same steps: untouched, the second time for the time of a step, with a stamp of the
-// device's clock at both ends of each step for the gap between steps, and both with stamps and
-// traced for the rest: what the trace lengthens is known, then. Throws RuntimeFailure with the
-// reason if the steps cannot be traced.
-std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options) {
-  const Window window(options, kMaxSteps);
+// Runs the steps once for nothing: the first steps of a decoder may be slower, at batch 8 on an
+// H200 by 5 %. Returns whether it was not interrupted.
+bool WarmWindow(Decoder& decoder, const BenchOptions& options, const Window& window) {
   decoder.WarmUp();
-  // The first steps of a decoder may be slower: at batch 8 on an H200 by 5 %.
-  if (!TimeWindow(decoder, options, window, [] {})) return std::nullopt;
-  const std::optional<double> step_us = TimeWindow(decoder, options, window, [] {});
-  if (!step_us) return std::nullopt;
+  return TimeWindow(decoder, options, window, [] {}).has_value();
+}
 
-  const std::optional<StampedSteps> untraced = StampWindow(decoder, options, window, [] {});
-  if (!untraced) return std::nullopt;
+StampedSteps MeanOf(const std::vector<std::vector<int64_t>>& runs, int64_t steps) {
+  StampedSteps mean;
+  for (const std::vector<int64_t>& stamps : runs) {
+    const StampedSteps one = ReadStamps(stamps, steps);
+    mean.gap_us += one.gap_us / static_cast<double>(runs.size());
+    mean.busy_us += one.busy_us / static_cast<double>(runs.size());
+  }
+  return mean;
+}
 
+// Runs the steps of `untraced` once more, with stamps and traced: what the trace lengthens is
+// known, then. Throws RuntimeFailure with the reason if the steps cannot be traced.
+std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options,
+                                          const UntracedSteps& untraced) {
+  const Window window(options, kMaxSteps);
+  if (!WarmWindow(decoder, options, window)) return std::nullopt;
   KernelTrace trace;
   KernelCount count(decoder.GetBackend());
-  const std::optional<StampedSteps> traced = StampWindow(decoder, options, window, [&] {
+  const auto traced = StampWindow(decoder, options, window, [&] {
     const std::unique_ptr<WorkGraph> captured = decoder.CaptureNextStep(count);
     trace.Take();  // discards the kernels before the steps
   });
@@ -227,14 +236,37 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
   const Attribution found =
       AttributeByPosition(std::move(kernels), count.OpOfPlace(), count.Ops(), window.steps);
   if (!found.mismatch.empty()) throw RuntimeFailure(found.mismatch);
-  return PartitionSteps("cupti", found.spans, count.Ops(), window.steps, *step_us,
-                        TraceCost{.untraced = *untraced, .traced = *traced});
+  return PartitionSteps("cupti", found.spans, count.Ops(), window.steps, untraced.step_us,
+                        TraceCost{.untraced = MeanOf(untraced.stamps_ns, window.steps),
+                                  .traced = ReadStamps(*traced, window.steps)});
 }
 #endif
 
 }  // namespace
 
-std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options) {
+std::optional<UntracedSteps> TimeUntraced(Decoder& decoder, const BenchOptions& options) {
+#if TOKLINE_HAS_CUDA
+  constexpr int kTurns = 3;
+  const Window window(options, kMaxSteps);
+  UntracedSteps untraced;
+  if (!WarmWindow(decoder, options, window)) return std::nullopt;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    decoder.WarmUp();
+    const std::optional<double> step_us = TimeWindow(decoder, options, window, [] {});
+    if (!step_us) return std::nullopt;
+    untraced.step_us += *step_us / kTurns;
+    auto stamps_ns = StampWindow(decoder, options, window, [] {});
+    if (!stamps_ns) return std::nullopt;
+    untraced.stamps_ns.push_back(std::move(*stamps_ns));
+  }
+  return untraced;
+#else
+  throw InvalidArgument("this build has no CUDA device whose clock could be read");
+#endif
+}
+
+std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options,
+                                          const std::optional<UntracedSteps>& untraced) {
   if (decoder.Options().device == Device::kCpu) {
     std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "clock", kMaxSteps);
     if (!profile) return std::nullopt;
@@ -243,12 +275,14 @@ std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& 
     profile->device_gap_us = 0;
     return ProfiledSteps{.profile = std::move(*profile)};
   }
-  std::string note;
+  std::string note = "its steps were not timed without a trace";
 #if TOKLINE_HAS_CUDA
   try {
-    std::optional<StepProfile> profile = ProfileByTrace(decoder, options);
-    if (!profile) return std::nullopt;
-    return ProfiledSteps{.profile = std::move(*profile)};
+    if (untraced) {
+      std::optional<StepProfile> profile = ProfileByTrace(decoder, options, *untraced);
+      if (!profile) return std::nullopt;
+      return ProfiledSteps{.profile = std::move(*profile)};
+    }
   } catch (const CudaError&) {
     throw;  // an error of the decoder, not of the trace
   } catch (const RuntimeFailure& failure) {

@@ -53,6 +53,7 @@ struct RunShared {
   using TileRing = SlotRing<3, P::kKvTokens * P::kHeadDim * 2>;
   static constexpr int kBytes = QueryRing::kBytes + 2 * TileRing::kBytes +
                                 QueryRing::kBarrierBytes + 2 * TileRing::kBarrierBytes;
+  static_assert(kBytes <= 227 << 10, "a block of compute capability 9.0 has no more");
 
   unsigned char* base;  // at a multiple of 1024 bytes
   QueryRing q;          // one slot per task

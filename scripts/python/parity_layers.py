@@ -1,40 +1,95 @@
 """What each half of a layer of Tokline makes of its own input, beside what transformers makes of the same input.
 
 Tokline's residual stream before an attention or an MLP replaces that of transformers, so that what Tokline has after it
-differs from fp32 by the error of this half alone; likewise for the final norm with the LM head. It must not be larger
+differs from fp32 by the error of this half alone; likewise for the final norm with the LM head. The queries and the keys
+that attention reads are compared apart from what it makes of them: they only move weights between values, which in the
+last layers of a random model, where the values of all tokens are much alike, changes little. No error must be larger
 than that of transformers in bf16 by more than a limit. How small an error the limit catches is measured in every run:
 the outputs of one projection of fp32 are made wrong by a percentage, each feature up or down, which must make Tokline
 fail in every layer, both for prompt tokens and for generated ones.
 """
 
 import contextlib
+import dataclasses
+import sys
+from unittest import mock
 
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import random_checkpoint
 from tokline.stop import Stop
 
 # The first must be caught; the smallest that is caught is recorded.
 SEEDED_ERRORS = (0.01, 0.005, 0.0025, 0.00125)
-# Those of Q and K only move weights between values. In the last layers of a random model, in which the values of all
-# tokens are much alike, that changes little.
-SEEDED_SCORE_ERRORS = (0.08, 0.04, 0.02, *SEEDED_ERRORS)
+# Where the error of a projection shows first; those of the others do in the MLP.
+SHOWS_IN = {"q": "q", "k": "k", "v": "attention", "o": "attention", "lm_head": "lm_head"}
 
 
-def read_states(path, tokens, config):
-    """Tokline's residual stream, [2 * layers + 1, tokens, hidden size]: after the embedding, each attention and MLP."""
-    shape = (tokens, 2 * config.num_hidden_layers + 1, config.hidden_size)
-    values = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)
-    if values.numel() != shape[0] * shape[1] * shape[2]:
-        raise Stop(f"tokline wrote {values.numel()} hidden values, not {' x '.join(map(str, shape))}")
-    return values.view(shape).transpose(0, 1).contiguous()
+@dataclasses.dataclass
+class Outputs:
+    """What is compared of one run."""
+    states: torch.Tensor  # [2 * layers + 1, tokens, hidden size]: the residual stream after the embedding and each half
+    queries: torch.Tensor  # [layers, tokens, query heads * head dim], as attention reads them
+    keys: torch.Tensor  # [layers, tokens, KV heads * head dim]
+    logits: torch.Tensor  # [steps, vocabulary]
+
+
+def head_sizes(config):
+    """(head dim, query heads, KV heads)"""
+    heads = config.num_attention_heads
+    return (getattr(config, "head_dim", None) or config.hidden_size // heads, heads,
+            getattr(config, "num_key_value_heads", None) or heads)
+
+
+def read_outputs(hidden, heads, logits, tokens, config):
+    """The Outputs that Tokline left in these files."""
+    layers, (head_dim, query_heads, kv_heads) = config.num_hidden_layers, head_sizes(config)
+
+    def read(path, parts, width):
+        values = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)
+        if values.numel() != tokens * parts * width:
+            raise Stop(f"tokline wrote {values.numel()} values into {path.name}, not {tokens} x {parts} x {width}")
+        return values.view(tokens, parts, width).transpose(0, 1).contiguous()
+
+    of_heads = read(heads, layers, (query_heads + kv_heads) * head_dim)
+    return Outputs(read(hidden, 2 * layers + 1, config.hidden_size), of_heads[..., :query_heads * head_dim],
+                   of_heads[..., query_heads * head_dim:], logits)
+
+
+@contextlib.contextmanager
+def kept_heads(model, kept):
+    """Appends the queries and the keys, [tokens, features], that each attention of the model reads."""
+    def keeping(attention):
+        def keep(module, query, key, *arguments, **named):
+            kept.append(tuple(in_halves(model.config, each[0]).transpose(0, 1).flatten(1).float().cpu()
+                              for each in (query, key)))
+            return attention(module, query, key, *arguments, **named)
+        return keep
+
+    body = sys.modules[type(model).__module__]
+    if model.config._attn_implementation == "eager":
+        patched = mock.patch.object(body, "eager_attention_forward", keeping(body.eager_attention_forward))
+    else:
+        name = model.config._attn_implementation
+        patched = mock.patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping,
+                                  {name: keeping(ALL_ATTENTION_FUNCTIONS[name])})
+    with patched:
+        yield
+
+
+def in_halves(config, heads):
+    """[heads, tokens, head dim] with the features in Tokline's order, which rotates the first half with the second:
+    of a model that rotates neighbours, these are the even and the odd ones."""
+    if not config.model_type.startswith("ernie"):
+        return heads
+    return torch.cat([heads[..., 0::2], heads[..., 1::2]], -1)
 
 
 @torch.no_grad()
 def outputs_of(model, run):
-    """The states that the model makes, [2 * layers + 1, tokens, hidden size], and the logits of each step, where every
-    attention, every MLP and the final norm have Tokline's input."""
-    parts, states, outputs = random_checkpoint.parts_of(model), run["states"], []
+    """The Outputs of the model where every attention, every MLP and the final norm have Tokline's input."""
+    parts, states, outputs, heads = random_checkpoint.parts_of(model), run["outputs"].states, [], []
 
     def replace_input(state):
         """Keeps what an attention, or the embedding, has put out."""
@@ -55,12 +110,13 @@ def outputs_of(model, run):
             hooks.callback(layer.norms[1].register_forward_pre_hook(replace_input(middle)).remove)
             hooks.callback(layer.block.mlp.register_forward_hook(add_to(middle)).remove)
         hooks.callback(parts.final_norm.register_forward_pre_hook(replace_input(states[-1])).remove)
+        hooks.enter_context(kept_heads(model, heads))
         forced = run["tokens"]["fp32"]
         ids = torch.tensor([run["prompt"] + forced[:-1]], device=model.device)
         logits = model(ids, use_cache=False, logits_to_keep=len(forced)).logits[0].float()
     # Blocks after the first, and the final norm, are handed what the halves have put out before.
     kept = outputs[:1] + [output for index, output in enumerate(outputs[1:]) if index % 3 != 2]
-    return torch.stack(kept).float().cpu(), logits.cpu()
+    return Outputs(torch.stack(kept).float().cpu(), *map(torch.stack, zip(*heads)), logits.cpu())
 
 
 @contextlib.contextmanager
@@ -83,18 +139,21 @@ def seeded_error(projections, size):
 
 def places(config):
     """What is compared: (after what, of which tokens)."""
-    halves = [f"{half} {index}" for index in range(config.num_hidden_layers) for half in ("attention", "mlp")]
-    return ([(name, tokens) for name in ("embedding", *halves) for tokens in ("prompt", "generated")]
-            + [("lm_head", "generated")])
+    layers = range(config.num_hidden_layers)
+    names = ["embedding", *(f"{half} {index}" for index in layers for half in ("attention", "mlp")),
+             *(f"{heads} {index}" for heads in ("q", "k") for index in layers)]
+    return [(name, tokens) for name in names for tokens in ("prompt", "generated")] + [("lm_head", "generated")]
 
 
 def norms(runs, outputs, expected):
     """The norm of outputs - expected at every place, over all runs."""
     squares = 0
-    for run, (states, logits), (wanted, wanted_logits) in zip(runs, outputs, expected):
-        square, prompt = (states.double() - wanted).square().sum(-1), len(run["prompt"])
-        parts = torch.stack([square[:, :prompt].sum(-1), square[:, prompt:].sum(-1)], -1).flatten()
-        squares = squares + torch.cat([parts, (logits.double() - wanted_logits).square().sum()[None]])
+    for run, found, wanted in zip(runs, outputs, expected):
+        prompt, parts = len(run["prompt"]), []
+        for name in ("states", "queries", "keys"):
+            square = (getattr(found, name).double() - getattr(wanted, name)).square().sum(-1)
+            parts.append(torch.stack([square[:, :prompt].sum(-1), square[:, prompt:].sum(-1)], -1).flatten())
+        squares = squares + torch.cat([*parts, (found.logits.double() - wanted.logits).square().sum()[None]])
     return squares.sqrt()
 
 
@@ -104,9 +163,8 @@ def divided(errors, baseline):
 
 
 def compare(fp32_model, bf16_model, runs, limit):
-    """The record's part. A run has its prompt, the tokens of fp32, and Tokline's states with the logits that it made
-    of them."""
-    tokline = [(run["states"], run["state_logits"]) for run in runs]
+    """The record's part. A run has its prompt, the tokens of fp32, and Tokline's Outputs."""
+    tokline = [run["outputs"] for run in runs]
     expected = [outputs_of(fp32_model, run) for run in runs]
     baseline = norms(runs, [outputs_of(bf16_model, run) for run in runs], expected)
     found = norms(runs, tokline, expected)
@@ -115,10 +173,9 @@ def compare(fp32_model, bf16_model, runs, limit):
     seeds["lm_head"] = [(parts.lm_head, slice(None))]
     caught = {}
     for name, projections in seeds.items():
-        half = "lm_head" if name == "lm_head" else "mlp" if name in ("gate", "up", "down") else "attention"
-        at = [i for i, (place, _) in enumerate(where) if place.startswith(half)]
+        at = [i for i, (place, _) in enumerate(where) if place.split()[0] == SHOWS_IN.get(name, "mlp")]
         caught[name] = {"smallest": None}
-        for size in SEEDED_SCORE_ERRORS if name in ("q", "k") else SEEDED_ERRORS:
+        for size in SEEDED_ERRORS:
             with seeded_error(projections, size):
                 wrong = norms(runs, tokline, [outputs_of(fp32_model, run) for run in runs])
             least, place = divided(wrong, baseline)[at].min(0)
@@ -129,7 +186,7 @@ def compare(fp32_model, bf16_model, runs, limit):
             if least <= limit:
                 break
     # Each error as a part of what is added to the input.
-    before = [(torch.cat([torch.zeros_like(run["states"][:1]), run["states"][:-1]]), torch.zeros(())) for run in runs]
+    before = [Outputs(torch.cat([torch.zeros_like(each.states[:1]), each.states[:-1]]), *torch.zeros(3)) for each in tokline]
     scale, ratio = norms(runs, before, expected), divided(found, baseline)
     return {
         "limit": limit,

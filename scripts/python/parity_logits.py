@@ -51,17 +51,17 @@ def pass_logits(model, prompt, forced):
 
 
 def run_tokline(arguments, prompt, forced=None, config=None, with_states=False):
-    """(tokens, logits, states) of `tokline generate`. The logits, if tokens are forced, and the states, if asked for,
-    come by way of files."""
+    """(tokens, logits, parity_layers.Outputs) of `tokline generate`. The logits, if tokens are forced, and the outputs,
+    if asked for, come by way of files."""
     def joined(ids):
         return ",".join(map(str, ids))
 
     wanted = arguments.new_tokens
     with tempfile.TemporaryDirectory() as folder:
-        logits, hidden = pathlib.Path(folder) / "logits.f32", pathlib.Path(folder) / "hidden.f32"
+        logits, hidden, heads = (pathlib.Path(folder) / f"{name}.f32" for name in ("logits", "hidden", "heads"))
         more = [] if forced is None else ["--logits", logits, "--force-ids", joined(forced)]
         if with_states:
-            more += ["--hidden", hidden]
+            more += ["--hidden", hidden, "--heads", heads]
         tokens = parity_checkpoint.tokline_report(
             arguments.tokline, "generate", "--model", arguments.model, "--prompt-ids", joined(prompt),
             "--max-new-tokens", wanted, "--ignore-eos", "--device", arguments.device, "--dtype", "bf16",
@@ -73,8 +73,10 @@ def run_tokline(arguments, prompt, forced=None, config=None, with_states=False):
         values = torch.frombuffer(bytearray(logits.read_bytes()), dtype=torch.float32)
         if values.numel() != wanted * config.vocab_size:
             raise Stop(f"tokline wrote {values.numel()} logits, not {wanted} x {config.vocab_size}")
-        states = parity_layers.read_states(hidden, len(prompt) + wanted - 1, config) if with_states else None
-    return tokens, values.view(wanted, config.vocab_size), states
+        values = values.view(wanted, config.vocab_size)
+        outputs = (parity_layers.read_outputs(hidden, heads, values, len(prompt) + wanted - 1, config)
+                   if with_states else None)
+    return tokens, values, outputs
 
 
 def measures(runs, name):
@@ -111,13 +113,13 @@ def transformers_runs(arguments, model, lengths):
 
 
 def add_tokline(arguments, run, config):
-    """Adds Tokline's tokens, logits and states to a run. Returns whether it decodes the same freely and when it is
+    """Adds Tokline's tokens, logits and outputs to a run. Returns whether it decodes the same freely and when it is
     forced, up to the first token that fp32 would not choose: until then both are the same work. States are of other
     kernels where a step is one kernel otherwise, so they come from a run of their own, with its logits."""
     expected = run["tokens"]["fp32"]
     free, _, _ = run_tokline(arguments, run["prompt"])
     _, run["logits"]["tokline"], _ = run_tokline(arguments, run["prompt"], expected, config)
-    _, run["state_logits"], run["states"] = run_tokline(arguments, run["prompt"], expected, config, with_states=True)
+    _, _, run["outputs"] = run_tokline(arguments, run["prompt"], expected, config, with_states=True)
     run["tokens"]["tokline"] = free
     forced = run["logits"]["tokline"].argmax(-1).tolist()
     same = logit_error.common_prefix(forced, expected)

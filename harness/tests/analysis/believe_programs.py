@@ -33,6 +33,9 @@ def bench(kernel, arguments):
 
 
 def tokline(arguments):
+    if arguments == ["--version"]:
+        print("tokline 0.1.0 (commit 0123, gcc)")
+        return
     record = value_of(arguments, "--record")
     effects, injected = [], None
     if "--inject-host-delay" in arguments:
@@ -49,7 +52,7 @@ def tokline(arguments):
 
 def cheats_test(arguments):
     path = arguments[0].removeprefix("--gtest_output=json:")
-    cases = [{"name": f"Cheat{number}", "result": "COMPLETED"} for number in range(16)]
+    cases = [{"name": f"Cheat{number}", "result": "COMPLETED"} for number in range(20)]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"testsuites": [{"testsuite": cases}]}, file)
 
@@ -61,7 +64,8 @@ def store_kill_test(_):
 
 def independent_timing_cuda_test(_):
     with open(os.environ["TOKLINE_INDEPENDENT_TIMING"], "a", encoding="utf-8") as file:
-        print(json.dumps({"kernel": "k", "shape": "s", "suite_us": 10, "independent_us": 10.1}), file=file)
+        for us in (2, 10, 100, 1000):
+            print(json.dumps({"kernel": "paged_prefill", "shape": "s", "suite_us": us, "independent_us": us}), file=file)
 
 
 OTHERS = {run.__name__: run for run in (tokline, cheats_test, store_kill_test, independent_timing_cuda_test)}

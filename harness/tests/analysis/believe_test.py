@@ -19,6 +19,10 @@ from tokline.believe_collect import ROOT
 
 HERE = Path(__file__).resolve().parent
 
+# Rows that independent timing must cover.
+ALL_LENGTHS = [{"suite_us": us, "independent_us": us, "kernel": kernel}
+               for us, kernel in ((2, "norm"), (10, "linear"), (100, "linear"), (1000, "paged_prefill"))]
+
 run_main = functools.partial(run_here, "believe")
 
 
@@ -352,13 +356,26 @@ class ReportTest(InFolder):
         text = path.read_text(encoding="utf-8")
         commit = json.loads(text.splitlines()[0])["fingerprint"]["commit"]
         path.write_text(text.replace(commit, other), encoding="utf-8")
-        overhead = self.folder / "out" / "overhead"
-        overhead.mkdir()
-        (overhead / "norm.jsonl").write_text(text.replace(commit, "e" * 40), encoding="utf-8")
         checks, page = self.report()
         self.assertIn(f"Commit {other[:12]}: bench_linear.", page)
         self.assertEqual((checks["one_commit"]["measured"], checks["one_commit"]["met"]), ("2 commits", False))
-        self.assertNotIn("e" * 12, page, "the default run is judged by its time alone")
+        path.write_text(text, encoding="utf-8")
+        overhead = self.folder / "out" / "overhead"
+        overhead.mkdir()
+        line = json.loads(text.splitlines()[0])
+        (overhead / "linear.jsonl").write_text(
+            text.replace(commit, "e" * 40).replace(line["run_id"], "another"), encoding="utf-8")
+        self.assertIn(f"Commit {'e' * 12}: bench_linear.", self.report()[1])
+        (overhead / "linear.jsonl").unlink()
+        for version, words in (("(commit {} with changes, gcc)", "one commit, with changes"),
+                               ("(commit 0123, gcc)", "2 commits"), ("", "2 commits")):
+            self.leave("store_kill_test.txt", "10000 kills of 8 writers at once, 9 lines acknowledged, 0 lost, "
+                                              "0 unreadable files")
+            self.leave("version.txt", version.format(commit))
+            check = self.report()[0]["one_commit"]
+            self.assertEqual((check["measured"], check["met"]), (words, False))
+        self.leave("version.txt", f"tokline 0.1.0 (commit {commit}, gcc)")
+        self.assertIs(self.report()[0]["one_commit"]["met"], True)
 
     def test_rows_of_which_the_gate_says_nothing_are_no_comparisons(self):
         machine, cases = Machine(seed=3), [case for case in kernel_cases(40) if case.kernel == "linear"]
@@ -501,24 +518,35 @@ class ReportTest(InFolder):
         self.leave_cheats("cheats_test.json", {"A": "passed", "B": "skipped"})
         self.assertEqual(self.report()[0]["cheats"]["details"]["tests"], {"A": "passed", "B": "passed"})
 
+    def leave_timing(self, *lines):
+        self.leave("independent_timing.jsonl", "".join(json.dumps({"kernel": "linear", "shape": "x"} | line) + "\n"
+                                                       for line in lines))
+
     def test_timing_is_held_against_two_percent(self):
         for ratio, met in ((1.019, True), (0.975, False)):
-            self.leave("independent_timing.jsonl", json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10 * ratio,
-                                                               "independent_us": 10, "ratio": ratio}) + "\n")
+            self.leave_timing(*ALL_LENGTHS, {"suite_us": 10 * ratio, "independent_us": 10})
             self.assertIs(self.report()[0]["timing"]["met"], met)
 
+    def test_timing_of_too_few_lengths_or_without_prefill_does_not_pass(self):
+        for left_out, words in zip(ALL_LENGTHS, ("no row of 1 to 4 us", "no row of 5 to 20 us", "no row of 50 to 300 us",
+                                                 "no row of 500 to 2,000 us; no row of paged_prefill")):
+            self.leave_timing(*(line for line in ALL_LENGTHS if line is not left_out))
+            check = self.report()[0]["timing"]
+            self.assertIs(check["met"], False)
+            self.assertTrue(check["measured"].endswith("; " + words), check["measured"])
+
     def test_the_independent_timer_must_find_the_slowdown_that_was_put_in(self):
-        for slowed, met in ((12.0, True), (13.6, False)):
-            line = {"kernel": "linear", "shape": "x", "suite_us": 11.2, "independent_us": 11.2}
-            self.leave("independent_timing.jsonl",
-                       json.dumps(line | {"slowdown_percent": 12.5, "slowed_percent": slowed}) + "\n")
+        def slowed(by, percent):
+            return {"suite_us": 11, "independent_us": 10, "slowdown_percent": 3, "slowed_percent": percent, "by": by}
+        for second, met in ((slowed("a spin", 2.5), True), (slowed("a spin", 4.1), False), (slowed("launches", 3), False)):
+            self.leave_timing(*ALL_LENGTHS, slowed("launches", 3.1), second)
             checks = self.report()[0]
             self.assertEqual((checks["timing"]["met"], checks["slowed_timing"]["met"]), (True, met))
+        self.assertIn("none slowed by a spin", checks["slowed_timing"]["measured"])
 
     def test_results_of_tests_are_found_beside_the_runs(self):
         self.decoder("base")
-        self.leave("independent_timing.jsonl",
-                   json.dumps({"kernel": "linear", "shape": "x", "suite_us": 10, "independent_us": 10}) + "\n")
+        self.leave_timing(*ALL_LENGTHS)
         self.leave("store_kill_test.txt",
                    "10000 kills of 8 writers at once, 9 lines acknowledged, 0 lost, 0 unreadable files")
         checks, page = self.report()

@@ -20,6 +20,8 @@ done
 """
 PASSES = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  SKIPPED ] A.TooLarge (0 ms)"\n'
 SKIPS = '#!/bin/sh\necho "no CUDA device"\necho "[  SKIPPED ] A.Skips (0 ms)"\n'
+SKIPS_ALL = SKIPS + "exit 77\n"
+NVIDIA_SMI = "#!/bin/sh\necho 'GPU 0: simulated'\n"
 FAILS = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  FAILED  ] A.Fails (1 ms)"\nexit 1\n'
 
 
@@ -37,7 +39,7 @@ class RecordScriptTest(unittest.TestCase):
         self.program("bin/bench_chunk_decode", TOKLINE)
         self.program("bin/bench_linear", TOKLINE)
         self.program("bin/chunk_decode_cuda_test", PASSES)
-        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\n")
+        self.program("path/nvidia-smi", NVIDIA_SMI)
 
     def program(self, name, text):
         path = self.folder / name
@@ -138,6 +140,18 @@ class RecordScriptTest(unittest.TestCase):
             self.program("bin/linear_cuda_test", text)
             self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
             self.assertEqual(self.counted(), counted)
+
+    def test_a_program_that_needs_two_gpus_is_not_run_on_one_and_that_is_said(self):
+        self.program("bin/sharded_decode_cuda_test", SKIPS_ALL)
+        words = self.record("--only", "tests", expect=0)
+        self.assertIn("needs several GPUs, and this host has one: NOT RUN: sharded_decode_cuda_test", words)
+        line = next(line for line in self.lines("tests.jsonl") if line["program"] == "sharded_decode_cuda_test")
+        self.assertEqual((line["exit"], line["passed"]), (77, 0))
+        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\necho 'GPU 1: simulated'\n")
+        self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
+        self.program("path/nvidia-smi", NVIDIA_SMI)
+        self.program("bin/norm_cuda_test", SKIPS_ALL)
+        self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
 
     def test_the_trained_weights_are_made_before_the_test_that_needs_them(self):
         self.program("path/python3", f'#!/bin/sh\n[ "$2" != gguf_model.arguments ] || echo made | tee {self.folder}/weights\n')

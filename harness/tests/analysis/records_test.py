@@ -55,12 +55,7 @@ class RecordsTest(unittest.TestCase):
         lines = self.machine.run("bench_x", self.cases, refused={self.cases[4]: "wrong"})
         self.refuses(":21: the end of run .* counts 20 rows, but the file has 19", lines[:3] + lines[4:])
         self.refuses(":23: the end of run .* counts 20 rows, but the file has 21", lines[:-1] + [lines[2], lines[-1]])
-        end = lines[-1] | {"trimmed": {"rows": 1, "refused": 0}}
-        self.refuses(":22: .* counts 20 rows, of which 1 were trimmed, but the file has 20", lines[:-1] + [end])
-        run, = self.read(lines[:3] + lines[4:-1] + [end])
-        self.assertRegex(run.trimmed_words, "^1 of the 20 rows of a run of bench_x .* were removed from its file, 0 of them")
-        self.refuses(":21: .* counts 1 refused rows, of which 0 were trimmed, but the file has 0",
-                     lines[:5] + lines[6:-1] + [end])
+        self.refuses(":22: .* counts 0 refused rows, but the file has 1", lines[:-1] + [lines[-1] | {"refused": 0}])
 
     def test_ablations_count_as_rows_of_the_end(self):
         lines = self.machine.run("tokline ablate", [])

@@ -324,7 +324,7 @@ TEST(CliErrorsTest, CudaWithoutADeviceExitsOne) {
 TEST(CliErrorsTest, UnwritableOutputIsFoundBeforeTheWork) {
   TempFolder dir;
   const std::string missing = (dir / "gone" / "out").string();
-  for (const char* flag : {"--json", "--logits", "--hidden"}) {
+  for (const char* flag : {"--json", "--logits", "--hidden", "--heads"}) {
     const auto result = RunTokline(Generate({flag, missing}));
     EXPECT_TRUE(FailsWith(result, 1, {"cannot write " + missing, "No such file"}));
     EXPECT_EQ(result.out, "");

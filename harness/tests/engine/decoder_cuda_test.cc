@@ -155,30 +155,41 @@ TEST_F(DecoderCudaTest, RepeatedRunsGiveTheSameBits) {
 }
 
 // Without graphs, so that racecheck can follow every kernel of a prefill and of decode steps.
-TEST_F(DecoderCudaTest, HiddenStatesAreThoseOfTheCpu) {
+TEST_F(DecoderCudaTest, HiddenStatesQueriesAndKeysAreThoseOfTheCpu) {
   DecoderOptions cpu_options = Options();
   cpu_options.device = Device::kCpu;
   cpu_options.dtype = DType::kF32;
   const GoldenCase& one = golden_.cases[1];
-  const auto hidden = [&](const DecoderOptions& options) {
+  const auto generated = [&](const DecoderOptions& options) {
     Decoder decoder(model_->spec, model_->weights, options);
     return Generate(decoder, one.prompt,
                     {.max_new_tokens = 4,
                      .force_ids = {one.tokens.begin(), one.tokens.begin() + 4},
-                     .want_hidden = true})
-        .hidden;
+                     .want_hidden = true});
   };
-  const std::vector<float> expected = hidden(cpu_options), actual = hidden(Options());
-  const int64_t width = model_->spec.hidden_size, states = 2 * model_->spec.num_layers + 1;
-  ASSERT_EQ(std::ssize(expected), (std::ssize(one.prompt) + 3) * states * width);
-  ASSERT_EQ(actual.size(), expected.size());
-  for (int64_t state = 0; state < states; ++state) {
-    testing::RelativeError error;
-    for (int64_t at = state * width; at < std::ssize(expected); at += states * width) {
-      error.Add(std::span(actual).subspan(at, width), std::span(expected).subspan(at, width));
+  const GenerateResult expected = generated(cpu_options), actual = generated(Options());
+  const ModelSpec& spec = model_->spec;
+  const int64_t tokens = std::ssize(one.prompt) + 3;
+  const auto expect_near = [&](const std::vector<float>& values, const std::vector<float>& wanted,
+                               int64_t parts, int64_t width) {
+    ASSERT_EQ(std::ssize(wanted), tokens * parts * width);
+    ASSERT_EQ(values.size(), wanted.size());
+    for (int64_t part = 0; part < parts; ++part) {
+      testing::RelativeError error;
+      for (int64_t at = part * width; at < std::ssize(wanted); at += parts * width) {
+        error.Add(std::span(values).subspan(at, width), std::span(wanted).subspan(at, width));
+      }
+      // The logits' error is that of the last state and of the LM head.
+      EXPECT_LE(error.Value(), 1.25 * golden_.bf16_relative_l2) << part;
     }
-    // The logits' error is that of the last state and of the LM head.
-    EXPECT_LE(error.Value(), state == 0 ? 0 : 1.25 * golden_.bf16_relative_l2) << state;
+  };
+  expect_near(actual.hidden, expected.hidden, 2 * spec.num_layers + 1, spec.hidden_size);
+  expect_near(actual.heads, expected.heads, spec.num_layers, spec.QSize() + spec.KvSize());
+  for (int64_t token = 0; token < tokens; ++token) {  // embeddings are copied
+    const auto row = token * (2 * spec.num_layers + 1) * spec.hidden_size;
+    EXPECT_TRUE(std::equal(actual.hidden.begin() + row,
+                           actual.hidden.begin() + row + spec.hidden_size,
+                           expected.hidden.begin() + row));
   }
 }
 

@@ -76,13 +76,17 @@ TEST(DecoderTest, HiddenStatesBeginWithTheEmbeddingAndEndInTheLogits) {
                            norm = view(Model().weights.final_norm);
   std::vector<int32_t> read = one.prompt;
   read.insert(read.end(), one.tokens.begin(), one.tokens.begin() + 3);
-  std::vector<float> whole;
+  std::vector<float> whole, heads;
   for (const int64_t budget : {64, 5}) {
     DecoderOptions options = SmallOptions();
     options.token_budget = budget;
     Decoder decoder(Model().spec, Model().weights, options);
     const GenerateResult result = Generate(
         decoder, one.prompt, {.max_new_tokens = 4, .want_logits = true, .want_hidden = true});
+    const int64_t head_width = spec.QSize() + spec.KvSize();
+    ASSERT_EQ(std::ssize(result.heads), std::ssize(read) * spec.num_layers * head_width);
+    if (heads.empty()) heads = result.heads;
+    EXPECT_EQ(result.heads, heads) << "budget " << budget;
     const int64_t width = spec.hidden_size, states = 2 * spec.num_layers + 1;
     ASSERT_EQ(std::ssize(result.hidden), std::ssize(read) * states * width);
     for (int64_t t = 0; t < std::ssize(read); ++t) {

@@ -156,6 +156,22 @@ TEST(LinearTest, HeadRunsWhereOutputsAreFp32AndEverySmHasATile) {
   }
 }
 
+TEST(LinearTest, HeadPlansFitAndHaveARing) {
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    if (!device.facts.HasHopperCode()) continue;
+    for (int64_t tokens = 1; tokens <= kMaxHeadTokens; ++tokens) {
+      const HeadPlan plan = PlanHead(
+          {.num_tokens = tokens, .in_features = 1024, .out_features = 151'936}, device.facts);
+      SCOPED_TRACE(StrCat(device.name, ", tokens ", tokens));
+      EXPECT_LE(plan.shared_bytes, device.facts.shared_bytes_per_block);
+      EXPECT_GE(plan.token_tile, tokens);
+      EXPECT_GE(plan.stages, 4);  // weights of 64 KB are on their way while products are computed
+      EXPECT_EQ(plan.k_blocks * kHeadBlockK, 1024);
+      EXPECT_EQ(plan.grid, device.facts.sm_count);
+    }
+  }
+}
+
 TEST(LinearTest, WhatAKernelOfItsOwnFinishesCanBeSent) {
   for (const testing::NamedDevice& device : testing::Devices()) {
     const auto sends = [&](const std::function<void(LinearParams&)>& change) {

@@ -89,8 +89,21 @@ TEST_F(GraphTimerTest, ASlowdownOfManyLaunchesIsMadeOfLaunches) {
   EXPECT_NEAR(Median(slowed->Sample(15, {})) / Median(plain->Sample(15, {})), 1.10, 0.02);
 }
 
+TEST_F(GraphTimerTest, ASlowedGraphHasAsManyLaunchesAsAWholeNumberNeeds) {
+  const DeviceBuffer large(192 << 20);  // about 50 us, of which 1 ms has too few launches for 3 %
+  const auto launch = [&](int, const LaunchOptions& options) {
+    TOKLINE_CUDA(
+        cudaMemsetAsync(large.data(), 1, static_cast<size_t>(large.bytes()), options.stream));
+  };
+  const auto plain = MakeGraphTimer(launch, {.buffer_sets = 2});
+  ASSERT_LT(plain->launches_per_sample(), 32);
+  const auto slowed = MakeGraphTimer(launch, {.buffer_sets = 2, .slowdown_percent = 3});
+  EXPECT_EQ(slowed->launches_per_sample(), 32);
+  EXPECT_NEAR(Median(slowed->Sample(15, {})) / Median(plain->Sample(15, {})), 1 + 1 / 32.0, 0.01);
+}
+
 TEST_F(GraphTimerTest, AnInjectedSlowdownOfFewLaunchesIsInEverySample) {
-  const DeviceBuffer large(512 << 20);
+  const DeviceBuffer large(int64_t{4} << 30);  // ten launches would take more than 5 ms
   const auto launch = [&](int, const LaunchOptions& options) {
     TOKLINE_CUDA(
         cudaMemsetAsync(large.data(), 1, static_cast<size_t>(large.bytes()), options.stream));

@@ -23,8 +23,9 @@ void Nap(int) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
 TEST(MoreLaunchesTest, AreAsManyAsTheSlowdownOrNoneWhereThatIsInexact) {
   EXPECT_EQ(MoreLaunches(1000, 3), 30);
-  EXPECT_EQ(MoreLaunches(320, 3), 10);
-  EXPECT_EQ(MoreLaunches(310, 3), 0);
+  EXPECT_EQ(MoreLaunches(33, 3), 1);
+  EXPECT_EQ(MoreLaunches(36, 3), 0);
+  EXPECT_EQ(MoreLaunches(8, 12.5), 1);
   EXPECT_EQ(MoreLaunches(1, 10), 0);
   for (int launches = 1; launches < 1000; ++launches) {
     const int more = MoreLaunches(launches, 3);

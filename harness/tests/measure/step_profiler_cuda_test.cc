@@ -41,7 +41,8 @@ class StepProfilerCudaTest : public testing::CudaTest {
   }
   ProfiledSteps Profile(std::optional<OpDelay> delay = {}, AblationSet ablate = {}) const {
     const std::unique_ptr<Decoder> decoder = MakeDecoder(delay, ablate);
-    std::optional<ProfiledSteps> profiled = ProfileSteps(*decoder, bench_);
+    std::optional<ProfiledSteps> profiled =
+        ProfileSteps(*decoder, bench_, TimeUntraced(*decoder, bench_));
     if (!profiled) throw RuntimeFailure("interrupted by nobody");
     return *profiled;
   }
@@ -107,6 +108,14 @@ TEST_F(StepProfilerCudaTest, OpsAndGapsAddUpToTheStep) {
     EXPECT_GT(ops.at(op).us, 0) << op;
   }
   EXPECT_EQ(ops.at("lm_head").launches, 1);
+}
+
+TEST_F(StepProfilerCudaTest, WithoutUntracedStepsTheMethodIsEventsAndSaysWhy) {
+  const std::unique_ptr<Decoder> decoder = MakeDecoder();
+  const std::optional<ProfiledSteps> profiled = ProfileSteps(*decoder, bench_, {});
+  ASSERT_TRUE(profiled.has_value());
+  EXPECT_EQ(profiled->profile.method, "events");
+  EXPECT_EQ(profiled->note, "its steps were not timed without a trace");
 }
 
 TEST_F(StepProfilerCudaTest, TraceSeesEveryKernelAndNoOtherOnes) {
@@ -190,7 +199,7 @@ TEST_F(StepProfilerCudaTest, PlainCounterpartsOfSeveralKernelsAreToldApart) {
 TEST_F(StepProfilerCudaTest, DecoderWritesTheSameTextsAfterAProfile) {
   const auto texts = [&](bool profiled) {
     const std::unique_ptr<Decoder> decoder = MakeDecoder();
-    if (profiled) ProfileSteps(*decoder, bench_);
+    if (profiled) ProfileSteps(*decoder, bench_, TimeUntraced(*decoder, bench_));
     decoder->WarmUp();
     const int64_t graph_steps = decoder->GraphSteps();
     const BenchRepeat run = TimeRepeat(*decoder, bench_, 7).value();

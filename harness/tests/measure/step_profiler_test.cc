@@ -24,7 +24,7 @@ class StepProfilerTest : public ::testing::Test {
   std::optional<ProfiledSteps> Profile(std::optional<OpDelay> delay = {}) {
     Decoder decoder(model_.spec, model_.weights,
                     {.max_batch = 2, .max_context = 64, .delayed = DelayedBy(delay, Device::kCpu)});
-    std::optional<ProfiledSteps> profiled = ProfileSteps(decoder, bench_);
+    std::optional<ProfiledSteps> profiled = ProfileSteps(decoder, bench_, {});
     EXPECT_EQ(decoder.Pages().NumFree(), decoder.Pages().NumPages());
     EXPECT_FALSE(decoder.HasWork());
     return profiled;
@@ -99,7 +99,7 @@ TEST_F(StepProfilerTest, LongRunsAreProfiledInTheMiddle) {
   model_.weights.layers.resize(1);
   bench_ = {.batch = 1, .prompt_tokens = 2, .new_tokens = 140};
   Decoder decoder(model_.spec, model_.weights, {.max_batch = 1, .max_context = 160});
-  const auto profiled = ProfileSteps(decoder, bench_);
+  const auto profiled = ProfileSteps(decoder, bench_, {});
   ASSERT_TRUE(profiled);
   EXPECT_EQ(profiled->profile.steps, 128);
   EXPECT_EQ(ByName(profiled->profile).at("sampling").launches, 1);

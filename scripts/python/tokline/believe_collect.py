@@ -21,6 +21,7 @@ DEFAULT_PARTS = ["aa", "slowdowns", "host", "ops"]
 SLOWDOWNS = [3, 5, 10]
 DELAYS = [3, 5, 10]
 GUESSED_SECONDS = {"bench": 5.0, "decoder": 4.0, "overhead": 8.0, "test": 60.0}
+VERSION_FILE = "version.txt"  # beside the results of tests, which do not say of which commit they are
 PEAKS_LAST_SECONDS = 3000  # a program takes over peaks that are at most an hour old
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ROOT / "benches" / "shapes"
@@ -417,6 +418,8 @@ def collect_tests(plan, collector):
     for job in built:
         job.argv.insert(0, str(plan.bin_dir / job.name))
         collector.run(job)
+    collector.run(Job("version", "test", folder / VERSION_FILE, [str(plan.bin_dir / "tokline"), "--version"],
+                      keep_output=True))
 
 
 def collect_overhead(plan, collector):

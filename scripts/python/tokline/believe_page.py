@@ -1,6 +1,6 @@
 """The page docs/believability.md, from the checks of scripts/maintain/believe report."""
 from tokline import blame, terminal
-from tokline.believe_collect import DELAYS, SLOWDOWNS
+from tokline.believe_collect import DELAYS, SHORTER, SLOWDOWNS
 
 INTRODUCTION = """\
 # How far Tokline's numbers can be believed
@@ -14,12 +14,13 @@ MEANINGS = """\
 ## What the checks are
 - **Equal programs (A/A).** Every bench program runs against itself in interleaved rounds, in an order that is drawn
   anew each round. Any row that the gate calls slower, faster or otherwise worse is a false alarm. Rows are the default
-  shapes, each value of their lists for itself, and where a kernel has too few of them larger ones, so many of each
-  kernel that every kernel counts alike. Rows that repeat one shape count once. The upper end of the share is that of
+  shapes, those of `paged_prefill` with their lengths divided by {shorter} and for `decode_step` those of the CPU, each
+  value of their lists for itself, and where a kernel has too few of them larger ones, so many of each kernel that every
+  kernel counts alike. Rows that repeat one shape count once. The upper end of the share is that of
   Clopper and Pearson: 300 distinct rows without a false alarm show that it is at most 1 %.
 - **Slowed kernels.** `--inject-slowdown {slowdowns}` makes the launches of a program take that many percent longer: by
-  more launches of the same kernel where a graph has enough of them, otherwise by a spin beside them. The independent
-  timer must find the same slowdown in rows that were slowed by launches; it looks at no spin. Caught is what the gate
+  more launches of the same kernel, or by a spin beside them where a graph of enough launches would take more than 5 ms.
+  The host's clock must find the slowdown in graphs of either kind, beside the same graphs as they are. Caught is what the gate
   calls slower: the U test of all rows together, corrected for their number, and an effect beyond {least:g} %, three
   standard errors of the medians and the noise between equal runs. Called the same, undecided or disturbed is a miss.
 - **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`
@@ -139,7 +140,7 @@ def page(checks, context):
                        for path in context["left_out"])
     rules = context["rules"]
     meanings = MEANINGS.format(slowdowns=", ".join(map(str, SLOWDOWNS)), delays=", ".join(map(str, DELAYS)),
-                               least=rules.least_percent)
+                               least=rules.least_percent, shorter=SHORTER["paged_prefill"])
     blocks = [INTRODUCTION, machine_words(context["machine"]) + summary(checks) + noise + left_out,
               table(["check", "must", "measured", "met", "how to repeat it"], lines) + "\n",
               misses(checks), replaced(context["replaced"]), kernels(checks), parts(checks), meanings,

@@ -13,7 +13,7 @@ from pathlib import Path
 from scipy.special import betaincinv
 
 from tokline import blame, records, statistics, terminal, verdicts
-from tokline.believe_collect import ROOT, SLOWDOWNS
+from tokline.believe_collect import ROOT, SLOWDOWNS, VERSION_FILE
 from tokline.command import MISUSE
 from tokline.kernels import names as kernel_names
 from tokline.records import BadRecords
@@ -27,11 +27,15 @@ MIN_ROWS_A_KERNEL = 20
 LEAST_CAUGHT = {3: 0.95, 5: 1.0, 10: 1.0}
 MIN_TRIALS, MIN_EQUAL_TRIALS = 20, 5
 LEAST_BLAMED = 0.95
-ALL_CHEATS = 16
+ALL_CHEATS = 20
 HONEST = "Honest"  # in the names of tests of rows that must not be refused
 NO_ROWS = ("AFilterThatMatchesNothing",)  # tests beside them that judge no row
 TIMING_WITHIN = 0.02
+# What independent timing must cover: rows of about 2, 10, 100 and 1,000 us, from and to so many, and these kernels.
+TIMED_LENGTHS = ((1, 4), (5, 20), (50, 300), (500, 2000))
+TIMED_KERNELS = ("paged_prefill",)
 SLOWED_WITHIN = 1.0  # points: what the independent timer finds of a slowdown that was put in
+SLOWED_BY = {"launches", "a spin"}  # in each of these ways some row must have been slowed
 STORE_KILLS, STORE_WRITERS = 10000, 8
 MOST_SECONDS = {"full run": 600, "gate": 5, "report": 20}
 GATE_ROWS = 2000
@@ -230,12 +234,18 @@ def check_slowdown(folders, percent, jobs):
     return check
 
 
+def slowed_by_launches(launches, percent):
+    """Whether a whole number of launches slows a graph of so many, as MoreLaunches() of harness/measure has it."""
+    wanted = launches * percent / 100
+    return abs(int(wanted + 0.5) - wanted) <= RULES["repeated_launches_within"] * wanted
+
+
 def rows_slowed_by_launches(folders, percent, jobs):
-    """Keys of rows whose graphs had so many launches that more of the same kernel made them slower, as the programs
-    have it (harness/measure/launch_timer.h): the kernel itself did more. All others had a spin beside it."""
+    """Keys of rows that more launches of the same kernel made slower: the kernel itself did more. All others had a
+    spin beside it."""
     return {records.key(row) for folder in folders for path in (folder / "benches" / f"slow{percent}").glob("*.jsonl")
-            for run in jobs.runs(path) for row in run.rows if row["device"] != "cpu"
-            and int(row["launches_per_sample"] * percent / 100 + 0.5) >= RULES["least_repeated_launches"]}
+            for run in jobs.runs(path) for row in run.rows
+            if row["device"] != "cpu" and slowed_by_launches(row["launches_per_sample"], percent)}
 
 
 # ---- the blame ----
@@ -350,7 +360,8 @@ def gtest_results(path):
 
 def check_cheats(paths):
     check = Check("cheats", "cheats: work that is not done, not checked, or done elsewhere",
-                  f"{ALL_CHEATS} of {ALL_CHEATS} refused, each by a test", "`cheats_test`, built by `scripts/test`")
+                  f"{ALL_CHEATS} of {ALL_CHEATS} refused, each by a test",
+                  "`cheats_test` and `cheats_cuda_test`, built by `scripts/test`")
     results = {}
     for path in paths:
         for name, result in gtest_results(path).items():
@@ -373,14 +384,23 @@ def check_cheats(paths):
     return check
 
 
+def not_timed(lines):
+    """What independent timing must cover and (kernel, independent us) of its rows do not, in words."""
+    return ([f"no row of {low} to {high:,} us" for low, high in TIMED_LENGTHS
+             if not any(low <= us <= high for _, us in lines)]
+            + [f"no row of {kernel}" for kernel in TIMED_KERNELS if kernel not in {name for name, _ in lines}])
+
+
 def check_timing(paths):
     """Of rows as they are, and of rows that were slowed on purpose."""
+    lengths = ", ".join(f"{low} to {high:,}" for low, high in TIMED_LENGTHS)
     check = Check("timing", "the suite's figures against an independent measurement of the same launches",
-                  f"within {100 * TIMING_WITHIN:.0f} %", "`independent_timing_cuda_test`, built by `scripts/test`")
-    slowed_check = Check("slowed_timing", "kernels that were slowed by launches of their own, by the independent timer",
-                         f"slowed as asked, within {SLOWED_WITHIN:g} points",
+                  f"within {100 * TIMING_WITHIN:.0f} %, of rows of {lengths} us, {' and '.join(TIMED_KERNELS)} among them",
+                  "`independent_timing_cuda_test`, built by `scripts/test`")
+    slowed_check = Check("slowed_timing", "rows that were slowed on purpose, by the independent timer",
+                         f"slowed as asked, within {SLOWED_WITHIN:g} points, by {' and by '.join(sorted(SLOWED_BY))}",
                          "`independent_timing_cuda_test`, built by `scripts/test`")
-    lines, slowed = [], []
+    lines, slowed, covered, ways = [], [], [], set()
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8").splitlines()
@@ -389,16 +409,21 @@ def check_timing(paths):
                 ratio = row["suite_us"] / row["independent_us"]
                 name = f"{row['kernel']} {row['shape']}"
                 if row.get("slowdown_percent"):
-                    name += f", {row['slowdown_percent']:g} % slower"
+                    name += f", {row['slowdown_percent']:g} % slower by {row['by']}"
                     slowed.append((name, row["slowed_percent"] - row["slowdown_percent"]))
+                    ways.add(row["by"])
+                    continue
                 lines.append((name, ratio))
+                covered.append((row["kernel"], row["independent_us"]))
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
             raise BadRecords(f"{path}: no line of independent timing: {error!r}") from None
     if slowed:
         name, off = max(slowed, key=lambda line: abs(line[1]))
         exact = sum(abs(each) <= SLOWED_WITHIN for _, each in slowed)
         slowed_check.measured = f"{share(exact, len(slowed))} within; furthest {off:+.2f} points ({name})"
-        slowed_check.met = exact == len(slowed)
+        slowed_check.met = exact == len(slowed) and ways >= SLOWED_BY
+        if not ways >= SLOWED_BY:
+            slowed_check.measured += f"; none slowed by {' or by '.join(sorted(SLOWED_BY - ways))}"
         slowed_check.details = {"rows": [{"row": name, "points": each} for name, each in slowed],
                                 "misses": [f"{name}: {each:+.2f} points" for name, each in slowed
                                            if abs(each) > SLOWED_WITHIN]}
@@ -407,7 +432,9 @@ def check_timing(paths):
     within = sum(abs(ratio - 1) <= TIMING_WITHIN for _, ratio in lines)
     largest = max(lines, key=lambda line: abs(line[1] - 1))
     check.measured = f"{share(within, len(lines))} within; largest {terminal.percent(largest[1], 2)} ({largest[0]})"
-    check.met = within == len(lines)
+    missing = not_timed(covered)
+    check.measured += "".join(f"; {words}" for words in missing)
+    check.met = within == len(lines) and not missing
     check.details = {"rows": [{"row": name, "ratio": ratio} for name, ratio in lines],
                      "misses": [f"{name}: {terminal.percent(ratio, 2)}" for name, ratio in lines
                                 if abs(ratio - 1) > TIMING_WITHIN]}
@@ -510,12 +537,11 @@ def repeated(source, count):
 
 def machine_of(folders, jobs):
     """What the collected runs say of where they ran; {} without runs. `other_commits`: programs by commit, of runs
-    of another than the first. `dirty`: whether any run is. `gpus`: how many GPUs took part."""
+    of another than the first, the tests among them. `dirty`: whether any run is. `gpus`: how many GPUs took part."""
     machine, gpus = {}, set()
-    paths = [path for folder, runs in itertools.product(folders, ("benches/*/*.jsonl", "decoder/*/*.jsonl"))
+    paths = [path for folder, runs in itertools.product(folders, ("benches/*/*.jsonl", "decoder/*/*.jsonl",
+                                                                  "overhead/*.jsonl"))
              for path in sorted(folder.glob(runs))]
-    if not paths:  # the default run is judged by its time alone, and named only where there is nothing else
-        paths = [path for folder in folders for path in sorted((folder / "overhead").rglob("*.jsonl"))]
     for path in paths:
         for run in jobs.runs(path):
             if machine and run.commit != machine["commit"]:
@@ -527,10 +553,27 @@ def machine_of(folders, jobs):
             gpus.add(run.gpu.get("uuid_hash"))
             if run.fingerprint.get("dirty") == "true":
                 machine["dirty"] = "true"
+    for commit, dirty in map(commit_of_tests, folders if machine else ()):
+        if commit not in (None, machine["commit"]):
+            machine["other_commits"].setdefault(commit, set()).add("tests")
+        if dirty:
+            machine["dirty"] = "true"
     if machine:
         machine["gpus"] = len(gpus)
         machine["other_commits"] = {commit: sorted(found) for commit, found in machine["other_commits"].items()}
     return machine
+
+
+def commit_of_tests(folder):
+    """(commit, whether with changes) of the programs that left the folder's tests; (None, False) without tests."""
+    if not found_in([folder], "*"):
+        return None, False
+    try:
+        commit, changes = re.search(r"\(commit ([0-9a-z]+)( with changes)?,",
+                                    (folder / "tests" / VERSION_FILE).read_text(encoding="utf-8")).groups()
+        return commit, bool(changes)
+    except (OSError, AttributeError):
+        return "unknown", False
 
 
 def check_one_commit(machine):

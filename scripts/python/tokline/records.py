@@ -138,17 +138,6 @@ class Run:
     def interrupted(self):
         return bool(self.end and self.end["interrupted"])
 
-    @property
-    def trimmed(self):
-        """How many of its rows were removed from its file, and how many of those were refused; {} where none were."""
-        return self.end and self.end.get("trimmed") or {}
-
-    @property
-    def trimmed_words(self):
-        """The same in words; "" where none were."""
-        return self.trimmed and (f"{self.trimmed['rows']} of the {self.end['rows']} rows of a run of {self.program} "
-                                 f"({self.time}) were removed from its file, {self.trimmed['refused']} of them refused")
-
 
 def lengths(row):
     """The tokens in and out of a decoder's row: "128+64", or "128+64 at depth 4096, page 64"."""
@@ -370,17 +359,13 @@ def read(paths, warn=lambda words: None):
 
 
 def _check_counts(run, where):
-    """Raises BadRecords where the rows of a run are not those that its end counts. What was removed from the file must
-    be stated in the end's `trimmed`."""
+    """Raises BadRecords where the rows of a run are not those that its end counts."""
     measured = run.rows + run.ablations
     present = {"rows": len(measured), "refused": sum(row["status"] == "refused" for row in measured)}
-    trimmed = run.trimmed
     for name, words in (("rows", "rows"), ("refused", "refused rows")):
-        left = run.end[name] - trimmed.get(name, 0)
-        if present[name] != left:
-            raise BadRecords(f"{where}: the end of run {run.run_id} counts {run.end[name]} {words}"
-                             + (f", of which {trimmed[name]} were trimmed" if trimmed else "")
-                             + f", but the file has {present[name]}; a run is kept with all its rows")
+        if present[name] != run.end[name]:
+            raise BadRecords(f"{where}: the end of run {run.run_id} counts {run.end[name]} {words}, but the file has "
+                             f"{present[name]}; a run is kept with all its rows")
 
 
 def _no_constant(name):

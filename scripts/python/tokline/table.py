@@ -218,8 +218,6 @@ def notes(runs, rows, replaced):
             yield f"a run of {run.program} was killed before its end"
         elif run.interrupted:
             yield f"a run of {run.program} is unfinished: it was interrupted, or reached its time limit"
-        if run.trimmed:
-            yield run.trimmed_words
         for when, state in (("before", run.gpu.get("before") or {}), ("after", (run.end or {}).get("gpu_after") or {})):
             if state.get("throttled"):
                 yield f"the GPU was throttled {when} {run.program}: {state['throttle_reasons']}"

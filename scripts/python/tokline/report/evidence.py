@@ -470,8 +470,6 @@ class Evidence:
                 notes.append(Note("killed", f"{what} has no end: it was killed, and rows may be missing"))
             elif run.interrupted:
                 notes.append(Note("interrupted", f"{what} was interrupted: rows are missing"))
-            if run.trimmed:
-                notes.append(Note("trimmed", run.trimmed_words))
             if run.injected is not None:
                 notes.append(Note("slowed on purpose", f"{what} was slowed on purpose: {json.dumps(run.injected)}"))
             states = {"before": run.gpu.get("before") or {}, "after": (run.end or {}).get("gpu_after") or {}}
