@@ -85,9 +85,10 @@ class StandingTest(unittest.TestCase):
         root = Path(__file__).resolve().parents[3]
         link = re.search(r"PTX of 8\.0 or 9\.0 alone\]\((\S+)\)", (root / "README.md").read_text(encoding="utf-8"))[1]
         lines = [json.loads(line) for line in (root / link).read_text(encoding="utf-8").splitlines()]
-        passed = {code: [line["exit"] for line in lines if line["code"] == code] for code in ("80-virtual", "90-virtual")}
-        for code, exits in passed.items():
-            self.assertEqual((len(exits) > 10, set(exits)), (True, {0}), code)
+        for code in ("80-virtual", "90-virtual"):
+            exits = {line["program"]: line["exit"] for line in lines if line["code"] == code}
+            self.assertEqual(exits.pop("sharded_decode_cuda_test"), 77, "it takes two GPUs")
+            self.assertEqual((len(exits) > 20, set(exits.values())), (True, {0}), code)
 
     def test_the_committed_pages_say_what_the_committed_records_say(self):
         root = Path(__file__).resolve().parents[3]

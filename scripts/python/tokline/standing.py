@@ -19,7 +19,8 @@ examples:
   scripts/records standing results/h200 --into README.md    between its lines <!-- standing --> and <!-- /standing -->
 
 Of rows of the same work the fastest of ours is held against the fastest peer. Peers that were measured on another
-GPU, or of which one rested between its samples and ours did not, have a table of their own.
+GPU, or of which one rested between its samples and ours did not, are told apart. Only the first of these groups has
+a table; `scripts/records table` prints every row.
 
 exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
 """
@@ -102,19 +103,25 @@ def groups(evidence):
     return [(heading, sentence(of_group), of_group) for heading, of_group in found if of_group]
 
 
+def with_mean(words, found):
+    """The sentence of a group that has no table."""
+    return f"{words} In the geometric mean ours take {geometric_mean([pair.ratio for pair in found]):.2f} of their time."
+
+
 def drawn(evidence):
     """[(heading, sentence)] of the same groups, where the shapes are drawn ones."""
-    return [(heading, f"{words} In the geometric mean ours take "
-             f"{geometric_mean([pair.ratio for pair in found]):.2f} of their time.")
-            for heading, words, found in groups(evidence)]
+    return [(heading, with_mean(words, found)) for heading, words, found in groups(evidence)]
 
 
 def markdown(evidence):
     """What a page about the records begins with: losses first."""
     parts = []
     for heading, words, found in groups(evidence):
-        table = terminal.markdown_table(HEADER, [[f"`{line[0]}`", *line[1:]] for line in lines(found)])
-        parts += [f"**{heading}.** {words}", "\n".join(table)]
+        if parts:
+            parts.append(f"**{heading}.** {with_mean(words, found)}")
+        else:
+            table = terminal.markdown_table(HEADER, [[f"`{line[0]}`", *line[1:]] for line in lines(found)])
+            parts = [f"**{heading}.** {words}", "\n".join(table)]
     if evidence.swept:
         parts += [f"**Shapes drawn at random. {heading}.** {words}" for heading, words in drawn(Evidence(evidence.swept))]
     parts = parts or ["No row of these records stands beside a peer's."]
