@@ -25,7 +25,12 @@ from tokline.terminal import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json in them or below them
-RECORDS = sorted((ROOT / "results").glob("*/mutations*.json"))
+def in_order(paths):
+    """Records in the order in which they were made: mutations.json, mutations_2.json and so on, folder by folder."""
+    return sorted(paths, key=lambda path: (path.parent, int(path.stem.partition("_")[2] or 1)))
+
+
+RECORDS = in_order((ROOT / "results").glob("*/mutations*.json"))
 REPORT = ROOT / "docs/mutations.md"
 SCHEMA = 1
 FIELDS = {"name", "bug", "file", "old", "new", "tests"}

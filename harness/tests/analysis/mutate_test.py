@@ -219,6 +219,10 @@ class MutateTest(unittest.TestCase):
             file.write_text(text, encoding="utf-8")
             (file.parent / "mutations.json").unlink()
 
+    def test_the_tenth_record_comes_after_the_second(self):
+        names = ["mutations.json", "mutations_2.json", "mutations_10.json"]
+        self.assertEqual([path.name for path in mutate.in_order(Path("cpu") / name for name in sorted(names))], names)
+
     def test_the_committed_page_is_that_of_the_committed_records(self):
         page = self.root / "page.md"
         with (mock.patch.object(sys, "argv", ["scripts/maintain/mutate", "report", "--out", str(page)]),
