@@ -10,12 +10,12 @@ namespace tokline::bench {
 
 AppendBatch OneSequence(const PagedKvLayout& pageless, int64_t num_tokens) {
   AppendBatch batch{.layout = pageless};
-  const int32_t page_size = pageless.page_size;
-  batch.layout.num_pages = (num_tokens + page_size - 1) / page_size;
+  const PageSplit split = pageless.Pages();
+  batch.layout.num_pages = pageless.PagesFor(num_tokens);
   const std::vector<int32_t> pages = ShuffledIds(batch.layout.num_pages);
   for (int64_t i = 0; i < num_tokens; ++i) {
-    batch.slots.push_back(int64_t{pages[static_cast<size_t>(i / page_size)]} * page_size +
-                          i % page_size);
+    const int32_t page = pages[static_cast<size_t>(split.PageOf(i))];
+    batch.slots.push_back(split.SlotOf(page, split.RowOf(i)));
     batch.positions.push_back(static_cast<int32_t>(i));
   }
   return batch;
@@ -26,7 +26,7 @@ AppendBatch ManySequences(const PagedKvLayout& pageless, int64_t num_tokens) {
   AppendBatch batch{.layout = pageless};
   batch.layout.num_pages = num_tokens;
   for (const int32_t page : ShuffledIds(num_tokens)) {
-    batch.slots.push_back(int64_t{page} * pageless.page_size + kRow);
+    batch.slots.push_back(pageless.Pages().SlotOf(page, kRow));
     batch.positions.push_back(kRow);
   }
   return batch;
@@ -36,17 +36,17 @@ AppendSample SamplePages(const AppendBatch& whole, const std::vector<int64_t>& k
                          uint64_t seed) {
   constexpr int64_t kPages = 4;
   AppendSample sample;
-  const int32_t page_size = whole.layout.page_size;
+  const PageSplit split = whole.layout.Pages();
   const std::vector<int64_t> pages = PickIndices(whole.layout.num_pages, kPages, seed);
   sample.batch.layout = whole.layout;
   sample.batch.layout.num_pages = static_cast<int64_t>(pages.size());
   sample.batch.layout.num_kv_heads = static_cast<int32_t>(kv_heads.size());
   for (int64_t token = 0; token < whole.NumTokens(); ++token) {
     const int64_t slot = whole.slots[static_cast<size_t>(token)];
-    const auto page = std::lower_bound(pages.begin(), pages.end(), slot / page_size);
-    if (page == pages.end() || *page != slot / page_size) continue;
+    const auto page = std::lower_bound(pages.begin(), pages.end(), split.PageOf(slot));
+    if (page == pages.end() || *page != split.PageOf(slot)) continue;
     sample.tokens.push_back(token);
-    sample.batch.slots.push_back((page - pages.begin()) * page_size + slot % page_size);
+    sample.batch.slots.push_back(split.SlotOf(page - pages.begin(), split.RowOf(slot)));
     sample.batch.positions.push_back(whole.positions[static_cast<size_t>(token)]);
   }
   sample.pool_rows = PoolRowsOf(whole.layout, pages, kv_heads);

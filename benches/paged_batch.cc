@@ -31,15 +31,14 @@ ChunkTable PagedBatch::Table() const {
 
 PagedBatch ShuffledBatch(const PagedKvLayout& pageless, const std::vector<int64_t>& chunk_lengths,
                          std::vector<std::vector<int32_t>> seq_chunks) {
-  const int32_t page_size = pageless.page_size;
   PagedBatch batch{.layout = pageless, .seq_chunks = std::move(seq_chunks)};
   for (const int64_t length : chunk_lengths) {
-    batch.layout.num_pages += (length + page_size - 1) / page_size;
+    batch.layout.num_pages += pageless.PagesFor(length);
   }
   const std::vector<int32_t> pages = ShuffledIds(batch.layout.num_pages);
   auto next = pages.begin();
   for (const int64_t length : chunk_lengths) {
-    const auto end = next + (length + page_size - 1) / page_size;
+    const auto end = next + pageless.PagesFor(length);
     batch.chunk_pages.emplace_back(next, end);
     batch.chunk_lengths.push_back(static_cast<int32_t>(length));
     next = end;
@@ -58,7 +57,6 @@ PagedSample SamplePrefixes(const PagedBatch& whole, const std::vector<Prefix>& p
   PagedSample sample;
   std::unordered_map<int32_t, int32_t> renumbered;
   std::vector<int64_t> pages;
-  const int32_t page_size = whole.layout.page_size;
   for (const Prefix& prefix : prefixes) {
     int64_t left = prefix.length;
     std::vector<int32_t>& chunks = sample.batch.seq_chunks.emplace_back();
@@ -67,7 +65,7 @@ PagedSample SamplePrefixes(const PagedBatch& whole, const std::vector<Prefix>& p
           std::min<int64_t>(left, whole.chunk_lengths[static_cast<size_t>(chunk)]);
       left -= length;
       std::vector<int32_t>& chunk_pages = sample.batch.chunk_pages.emplace_back();
-      for (int64_t i = 0; i < (length + page_size - 1) / page_size; ++i) {
+      for (int64_t i = 0; i < whole.layout.PagesFor(length); ++i) {
         const int32_t page = whole.chunk_pages[static_cast<size_t>(chunk)][static_cast<size_t>(i)];
         const auto [entry, added] =
             renumbered.try_emplace(page, static_cast<int32_t>(pages.size()));

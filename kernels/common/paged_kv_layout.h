@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/common/error.h"
+#include "kernels/common/rounding.h"
 
 #ifdef __CUDACC__
 #define TOKLINE_HOST_DEVICE __host__ __device__
@@ -19,9 +20,9 @@ enum class KvOrder : uint8_t {
   kNhd,  // [num_pages, 2, page_size, num_kv_heads, head_dim]
 };
 
-// Splits a token's or slot's `position` into the page that holds it and the row within that page.
-// Loops keep a PageSplit because it stores the shift, which the layout would have to recompute each
-// time.
+// Splits a token's or slot's `position` into the page that holds it and the row within that page,
+// and puts a slot together of these. Loops keep a PageSplit because it stores the shift, which the
+// layout would have to recompute each time.
 struct PageSplit {
   int32_t shift, mask;
 
@@ -31,6 +32,9 @@ struct PageSplit {
   }
   TOKLINE_HOST_DEVICE constexpr int32_t RowOf(int64_t position) const {
     return static_cast<int32_t>(position) & mask;
+  }
+  TOKLINE_HOST_DEVICE constexpr int64_t SlotOf(int64_t page, int32_t row) const {
+    return page << shift | row;
   }
 };
 
@@ -61,6 +65,8 @@ struct PagedKvLayout {
     return {std::countr_zero(static_cast<uint32_t>(page_size)), page_size - 1};
 #endif
   }
+  // How many pages hold `tokens` tokens.
+  constexpr int64_t PagesFor(int64_t tokens) const { return DivideUp(tokens, page_size); }
   // The offset in elements of the K row at (page, head, position in the page).
   TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int64_t page, int32_t head, int32_t row) const {
     return page * PageStride() + head * HeadStride() + row * RowStride();

@@ -57,8 +57,7 @@ Cost CostOf(const PagedGatherParams& params) {
   Cost cost;
   cost.read_bytes += kv_bytes;  // each token's K and V rows; shared chunks count once per reader
   // The smallest table that can hold the tokens: full pages, with one int32 id per page.
-  const double pages =
-      static_cast<double>((params.total_tokens + layout.page_size - 1) / layout.page_size);
+  const auto pages = static_cast<double>(layout.PagesFor(params.total_tokens));
   if (params.total_tokens > 0) cost.read_bytes += pages * sizeof(int32_t);
   cost.write_bytes += kv_bytes;
   return cost;
