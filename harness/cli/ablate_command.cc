@@ -257,22 +257,16 @@ Json ToJson(const SpeedUp& gain) {
   return {{"ratio", gain.ratio}, {"ci95", std::move(ci95)}};
 }
 
-Json ResultJson(const Json& row, const AblationRounds& rounds, const std::optional<SpeedUps>& gains,
+// Adds to the row of a record what only the rounds say.
+Json ResultJson(Json row, const AblationRounds& rounds, const std::optional<SpeedUps>& gains,
                 const std::string& verdict) {
-  Json json;
-  for (const char* key : {"name", "instead", "status", "reason", "interrupted"}) {
-    json[key] = row[key];
-  }
-  if (!gains) return json;
-  json["end_to_end"] = row["end_to_end"];
-  json["isolated"] = row["isolated"];
-  json["prefill"] = {{"with_ms", rounds.with.prefill_ms},
-                     {"without_ms", rounds.without.prefill_ms}};
-  json["speed_up"] = {{"alone", gains->alone ? ToJson(*gains->alone) : Json(nullptr)},
-                      {"decode", ToJson(gains->decode)},
-                      {"prefill", ToJson(gains->prefill)}};
-  json["verdict"] = verdict;
-  return json;
+  if (!gains) return row;
+  row["prefill"] = {{"with_ms", rounds.with.prefill_ms}, {"without_ms", rounds.without.prefill_ms}};
+  row["speed_up"] = {{"alone", gains->alone ? ToJson(*gains->alone) : Json(nullptr)},
+                     {"decode", ToJson(gains->decode)},
+                     {"prefill", ToJson(gains->prefill)}};
+  row["verdict"] = verdict;
+  return row;
 }
 
 }  // namespace

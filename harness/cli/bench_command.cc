@@ -287,37 +287,19 @@ std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOpti
   return ProfileSteps(decoder, bench, untraced);
 }
 
-// Combines the row's figures with those that only the result has.
-Json ResultJson(const BenchResult& result, const Json& row, int32_t ranks) {
+// Adds to the row of a record what only the result has.
+Json ResultJson(const BenchResult& result, Json row, int32_t ranks) {
   Json samples = Json::array();
   for (const BenchSample& sample : result.samples) {
     samples.push_back({{"prefill_s", sample.prefill_s},
                        {"decode_s", sample.decode_s},
                        {"decode_host_s", sample.decode_host_s}});
   }
-  return {{"ranks", ranks},
-          {"batch", result.options.batch},
-          {"depth", result.options.depth},
-          {"prompt_tokens", result.options.prompt_tokens},
-          {"new_tokens", result.options.new_tokens},
-          {"prefill_tok_s", result.prefill_tokens_per_s},
-          {"decode_tok_s", result.decode_tokens_per_s},
-          {"ms_per_token", result.ms_per_step},
-          {"host_share", result.host_share},
-          {"first_token_ms", row.value("first_token_ms", Json(nullptr))},
-          {"between_tokens_ms", row.value("between_tokens_ms", Json(nullptr))},
-          {"end_to_end_ms", row.value("end_to_end_ms", Json(nullptr))},
-          {"graphs", result.graphs},
-          {"warm_up_s", result.warm_up_s},
-          {"status", row["status"]},
-          {"reason", row["reason"]},
-          {"verified", row["verified"]},
-          {"percent_of_measured_peak", row.value("percent_of_measured_peak", Json(nullptr))},
-          {"interrupted", row["interrupted"]},
-          {"disturbed", row["disturbed"]},
-          {"memory_bytes", row["memory_bytes"]},
-          {"profile", row.value("profile", Json(nullptr))},
-          {"samples", std::move(samples)}};
+  row.update(Json{{"ranks", ranks},
+                  {"graphs", result.graphs},
+                  {"warm_up_s", result.warm_up_s},
+                  {"samples", std::move(samples)}});
+  return row;
 }
 
 constexpr char kShapeHeader[] = "batch  depth prompt   new";
