@@ -22,7 +22,7 @@ Tolerance StepTolerance(DType dtype, int32_t layers) {
   return {1, 16 * std::sqrt(static_cast<double>(layers)) * Epsilon(dtype), 0.25};
 }
 
-struct StepShape {
+struct DecodeStepShape {
   DecodeStepModel model{};  // without tensors
   PagedKvLayout layout{};   // without pages
   bool qk_norm = false;
@@ -42,7 +42,7 @@ int LayerLog2Scale(int64_t hidden) {
 // may change. Contexts are read as they are.
 class StepCase final : public BenchCase {
  public:
-  StepCase(const StepShape& shape, const CaseContext& context)
+  StepCase(const DecodeStepShape& shape, const CaseContext& context)
       : shape_(shape),
         batch_(ShuffledBatch(shape.layout, std::vector<int64_t>(shape.ids.size(), shape.context))) {
     shape_.model.dtype = context.dtype;
@@ -97,7 +97,7 @@ class StepCase final : public BenchCase {
     rows.insert(rows.end(), shape_.ids.begin(), shape_.ids.end());
     std::sort(rows.begin(), rows.end());
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-    StepShape reduced = shape_;
+    DecodeStepShape reduced = shape_;
     reduced.model.vocab_size = static_cast<int64_t>(rows.size());
     for (int64_t& id : reduced.ids) {
       id = std::lower_bound(rows.begin(), rows.end(), id) - rows.begin();
@@ -169,7 +169,7 @@ class StepCase final : public BenchCase {
             .workspace_bytes = workspace_bytes_};
   }
 
-  StepShape shape_;
+  DecodeStepShape shape_;
   PagedBatch batch_;
   TableTensors table_;
   int64_t layer_elements_ = 0;
@@ -180,7 +180,7 @@ class StepCase final : public BenchCase {
 };
 
 void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSpec>& cases) {
-  StepShape step;
+  DecodeStepShape step;
   const ShapeReader::Heads heads = shape.QueryAndKvHeads();
   step.model = {.num_layers = static_cast<int32_t>(shape.Int("layers")),
                 .num_q_heads = heads.hq,

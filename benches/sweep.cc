@@ -11,6 +11,7 @@
 #include "harness/platform/random_values.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
+#include "kernels/kernel_list.h"
 
 namespace tokline::bench {
 namespace {
@@ -271,6 +272,12 @@ constexpr Family kFamilies[] = {{"activation", "activation", Activation},
                                 {"paged_prefill", "prefill", Prefill},
                                 {"rmsnorm_qkv", "qkv", Qkv},
                                 {"sampling", "sampling", Sampling}};
+static_assert(std::ranges::all_of(kKernelNames,
+                                  [](std::string_view name) {
+                                    return std::ranges::find(kFamilies, name, &Family::kernel) !=
+                                           std::end(kFamilies);
+                                  }),
+              "a kernel has no drawn shapes");
 
 }  // namespace
 

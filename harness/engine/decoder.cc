@@ -127,7 +127,7 @@ Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, const Decod
       remote_(std::move(remote)),
       scheduler_(ScheduleOf(config_)) {
   const auto batch = static_cast<size_t>(config_.options.max_batch);
-  for (Turn& turn : turns_) turn.draws.reserve(batch);
+  for (EnqueuedStep& turn : turns_) turn.draws.reserve(batch);
   collected_.reserve(batch);
 }
 
@@ -257,7 +257,7 @@ void Decoder::Prepare() {
   }
   Tell(orders);
   if (!prepared_) return;
-  Turn& turn = turns_[turn_];
+  EnqueuedStep& turn = turns_[turn_];
   turn.draws.clear();
   const auto draw = [&turn](const StepSlice& slice) {
     if (slice.draws) turn.draws.push_back({.id = slice.sequence->id, .seat = slice.seat});
@@ -469,7 +469,7 @@ void Decoder::WritePrefillTable(const ScheduledStep& scheduled, const StepShape&
 }
 
 void Decoder::Collect(int index) {
-  Turn& turn = turns_[index];
+  EnqueuedStep& turn = turns_[index];
   if (!turn.pending) return;
   {
     const TimedScope timed(times_.wait_s);
@@ -479,7 +479,7 @@ void Decoder::Collect(int index) {
   const std::span<const int32_t> tokens = ranks_[0]->turns[index].Tokens();
   if (config_.options.ranks > 1) {
     std::vector<RankOrder::Draw> draws;
-    for (const Turn::Draw& draw : turn.draws) {
+    for (const EnqueuedStep::Draw& draw : turn.draws) {
       draws.push_back({.seat = draw.seat, .token = tokens[static_cast<size_t>(draw.seat)]});
     }
     for (const auto& rank : ranks_) rank->RequireDraws(index, draws);
@@ -487,7 +487,7 @@ void Decoder::Collect(int index) {
       remote_->Tell(RankOrder{.kind = RankOrderKind::kCollect, .turn = index}.With(draws));
     }
   }
-  for (const Turn::Draw& draw : turn.draws) {
+  for (const EnqueuedStep::Draw& draw : turn.draws) {
     const int32_t token = tokens[static_cast<size_t>(draw.seat)];
     const std::optional<Finish> finish = scheduler_.TakeToken(draw.id, token);
     if (finish) collected_.push_back({.sequence = draw.id, .token = token, .finish = *finish});

@@ -171,7 +171,7 @@ class Decoder {
  private:
   // What the host knows of a step. Its arrays, in the memory of rank 0, are rewritten only after
   // the fences of all ranks have been waited for.
-  struct Turn {
+  struct EnqueuedStep {
     bool pending = false;
     struct Draw {
       SequenceId id;
@@ -234,7 +234,7 @@ class Decoder {
   const DecoderBuffers& buffers_;
   std::unique_ptr<RemoteRanks> remote_;
   Scheduler scheduler_;
-  Turn turns_[2];
+  EnqueuedStep turns_[2];
   int turn_ = 0;  // index of the turn that the next step uses; the other may be in flight
   std::optional<PreparedStep> prepared_;
   std::vector<NewToken> collected_;

@@ -101,7 +101,7 @@ DecoderRank::DecoderRank(const ModelSpec& whole, const ModelWeights& whole_weigh
       forward(config, weights, buffers, *backend),
       shifted_copy(config.shard.local, config, buffers, *backend) {
   const int64_t token_bytes = config.options.max_batch * int64_t{sizeof(int32_t)};
-  for (Turn& turn : turns) {
+  for (StepMemory& turn : turns) {
     turn.arrays = backend->AllocateStaging(ArrayRoom(config.largest_step));
     turn.tokens = backend->AllocateStaging(token_bytes);
     turn.moved = backend->AllocateStaging(token_bytes);

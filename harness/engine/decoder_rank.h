@@ -51,7 +51,7 @@ struct DecoderRank {
   ForwardPass forward;
   ShiftedCopy shifted_copy;
   // The host memory of a step that each rank has for itself.
-  struct Turn {
+  struct StepMemory {
     Memory arrays;  // of the step
     Memory tokens;  // what was drawn
     Memory moved;   // newest tokens that move to another seat
@@ -62,7 +62,7 @@ struct DecoderRank {
               static_cast<size_t>(tokens.bytes()) / sizeof(int32_t)};
     }
   };
-  Turn turns[2];
+  StepMemory turns[2];
   using StepKernels = std::array<int64_t, 11>;
   struct CapturedStep {
     StepShape shape;

@@ -1,3 +1,4 @@
+// Decides which steps run as one kernel, and fills the params of decode_step in for them.
 #include "harness/engine/one_kernel_step.h"
 
 #include "kernels/common/error.h"

@@ -1,3 +1,5 @@
+// Conversions of every pair of dtypes, from any alignment and with strides; what f16 cannot hold is
+// refused.
 #include "harness/engine/convert_elements.h"
 
 #include <gtest/gtest.h>
