@@ -87,6 +87,19 @@ TEST(DecoderTest, HiddenStatesBeginWithTheEmbeddingAndEndInTheLogits) {
     ASSERT_EQ(std::ssize(result.heads), std::ssize(read) * spec.num_layers * head_width);
     if (heads.empty()) heads = result.heads;
     EXPECT_EQ(result.heads, heads) << "budget " << budget;
+    Decoder other(Model().spec, Model().weights, options);
+    const SequenceId id = other.AddSequence(one.prompt, {}, 4);
+    while (other.HasWork()) other.Step();
+    for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
+      const std::vector<float> keys = other.ReadKv(id, layer).k;
+      for (int64_t t = 0; t < std::ssize(read); ++t) {
+        const auto key = keys.begin() + t * spec.KvSize();
+        EXPECT_TRUE(std::equal(
+            key, key + spec.KvSize(),
+            result.heads.begin() + (t * spec.num_layers + layer) * head_width + spec.QSize()))
+            << layer << ", " << t;
+      }
+    }
     const int64_t width = spec.hidden_size, states = 2 * spec.num_layers + 1;
     ASSERT_EQ(std::ssize(result.hidden), std::ssize(read) * states * width);
     for (int64_t t = 0; t < std::ssize(read); ++t) {
