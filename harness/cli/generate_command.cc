@@ -87,7 +87,7 @@ struct GenerateFlags {
           TextInto(hidden)},
          {"--heads", "FILE",
           "write each token's queries and keys as attention reads them, little-endian f32 [tokens, "
-          "layers, (query heads + KV heads) * head_dim]",
+          "layers, (query heads + KV heads) * head_dim]; with --tp, of the heads of rank 0",
           TextInto(heads)}});
     return flags;
   }
