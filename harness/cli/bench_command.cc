@@ -225,6 +225,7 @@ DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& hea
 struct MeasuredBatch {
   BenchResult result;
   std::optional<UntracedSteps> untraced = {};
+  std::exception_ptr untraced_failure = {};
   std::vector<OpInPlace> in_place = {};
   DecoderMeasurement measurement;
   Json memory;
@@ -236,6 +237,7 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
                            const BenchOptions& bench, const RunHeader& header, bool profiles) {
   BenchResult result;
   std::optional<UntracedSteps> untraced;
+  std::exception_ptr untraced_failure;  // the figures are kept
   std::string disturbed;
   int64_t memory_bytes = 0;
   Json memory;
@@ -254,7 +256,11 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
     if (profiles && options.device == Device::kCuda && !result.interrupted) {
       BenchOptions quiet = bench;
       quiet.on_step = {};
-      untraced = TimeUntraced(decoder, quiet);
+      try {
+        untraced = TimeUntraced(decoder, quiet);
+      } catch (...) {
+        untraced_failure = std::current_exception();
+      }
     }
   }
   DecoderMeasurement measurement = MeasurementOf(result, header, model, options);
@@ -267,6 +273,7 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
   }
   return {.result = std::move(result),
           .untraced = std::move(untraced),
+          .untraced_failure = untraced_failure,
           .measurement = std::move(measurement),
           .memory = std::move(memory)};
 }
@@ -505,6 +512,7 @@ int BenchCommand(const CommandLine& line) {
   for (size_t i = 0; i < unprofiled.size(); ++i) {
     MeasuredBatch& batch = unprofiled[i];
     interrupted = interrupted || InterruptRequested();
+    if (!failure) failure = batch.untraced_failure;
     if (!interrupted && !failure && FiguresOf(batch.measurement).refusal.empty()) {
       try {
         std::optional<ProfiledSteps> profiled =
