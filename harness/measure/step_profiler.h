@@ -37,9 +37,8 @@ std::optional<UntracedSteps> TimeUntraced(Decoder& decoder, const BenchOptions& 
 // - "cupti" on CUDA: the device's trace of the steps as they always run. Kernels are told apart by
 //   their position: a capture of the step says how many kernels each op launches. The step and the
 //   host gap, which the trace would lengthen, are those of `untraced`.
-// - "events" on CUDA when there is no `untraced`, or no trace, or it does not match the steps: up
-// to
-//   16 steps of plain launches with events around each op, so that ops do not overlap.
+// - "events" on CUDA when there is no `untraced`, or no trace, or it does not match the steps:
+//   plain launches of up to 16 steps with events around each op, so that ops do not overlap.
 // Creates its own graphs, so that tracing them cannot affect any other figure. Returns nothing if
 // it was interrupted. The decoder must have no sequences; afterwards its graphs may be gone.
 std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options,
