@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import tempfile
@@ -145,7 +144,8 @@ def environment(device):
 def program_commit(program):
     """The commit that the tokline program was built from, with a mark if its tree had changes."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return re.search(r"\(commit ([^,]*),", said)[1]
+    commit, changes = revision.of_version(said)
+    return commit + (" with changes" if changes else "")
 
 
 def tokline_report(program, *arguments):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scipy.special import betaincinv
 
-from tokline import blame, records, statistics, terminal, verdicts
+from tokline import blame, records, revision, statistics, terminal, verdicts
 from tokline.believe_collect import ROOT, SLOWDOWNS, VERSION_FILE
 from tokline.command import MISUSE
 from tokline.kernels import names as kernel_names
@@ -570,11 +570,10 @@ def commit_of_tests(folder):
     if not found_in([folder], "*"):
         return None, False
     try:
-        commit, changes = re.search(r"\(commit ([0-9a-z]+)( with changes)?,",
-                                    (folder / "tests" / VERSION_FILE).read_text(encoding="utf-8")).groups()
-        return commit, bool(changes)
-    except (OSError, AttributeError):
-        return "unknown", False
+        said = revision.of_version((folder / "tests" / VERSION_FILE).read_text(encoding="utf-8"))
+    except OSError:
+        said = None
+    return said or ("unknown", False)
 
 
 def check_one_commit(machine):

@@ -1,5 +1,6 @@
-"""Which commit a tree is at. Standard library only."""
+"""Which commit a tree is at, or a program was built from. Standard library only."""
 
+import re
 import subprocess
 
 
@@ -14,3 +15,9 @@ def of_tree(root):
         return git("rev-parse", "HEAD"), bool(changes)
     except (OSError, subprocess.SubprocessError):
         return None, None
+
+
+def of_version(text):
+    """(commit, whether with changes) of a program that printed `text` for --version; None if it does not say."""
+    found = re.search(r"\(commit ([0-9a-z]+)( with changes)?,", text)
+    return found and (found[1], bool(found[2]))
