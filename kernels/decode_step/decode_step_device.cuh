@@ -61,7 +61,6 @@ __device__ __forceinline__ void ListTiles(const Arguments& args, const Shared& s
                                           uint32_t* tiles) {
   const ChunkTableView& table = args.params.table;
   const PageSplit pages = args.params.layout.Pages();
-  const int page_tiles = args.params.layout.page_size / kDecodeStepTileTokens;
   for (int t = 0; t < shared.num_tasks; ++t) {
     const Task& task = shared.tasks[t];
     const int begin = table.seq_chunk_indptr[task.token];
@@ -76,7 +75,7 @@ __device__ __forceinline__ void ListTiles(const Arguments& args, const Shared& s
       const int token = tile * kDecodeStepTileTokens;
       const int page = table.chunk_pages[table.chunk_page_indptr[chunk] + pages.PageOf(token)];
       tiles[task.first_tile + i] =
-          PackTile(page, page_tiles, pages.RowOf(token) / kDecodeStepTileTokens,
+          PackTile(pages.SlotOf(page, pages.RowOf(token)),
                    min(kDecodeStepTileTokens, table.chunk_lengths[chunk] - token));
     }
   }

@@ -83,9 +83,9 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= kDecodeStepStaticBytes);
 
-// A tile of 16 tokens: its place in a layer's pool and how many tokens it has.
-__device__ __forceinline__ uint32_t PackTile(int64_t page, int page_tiles, int tile, int tokens) {
-  return static_cast<uint32_t>(page * page_tiles + tile) << 5 | static_cast<uint32_t>(tokens);
+// A tile of 16 tokens: its place in a layer's pool, by its first slot, and how many tokens it has.
+__device__ __forceinline__ uint32_t PackTile(int64_t slot, int tokens) {
+  return static_cast<uint32_t>(slot / kDecodeStepTileTokens) << 5 | static_cast<uint32_t>(tokens);
 }
 __device__ __forceinline__ int TileTokens(uint32_t tile) { return tile & 31; }
 
