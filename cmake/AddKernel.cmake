@@ -1,7 +1,7 @@
 # add_kernel(<name> [KERNELS <kernel>...] [CUDA_LIBS <lib>...])
 #   Adds one kernel from the files that the layout prescribes. If any is missing, configuring stops
 #   with its name:
-#     kernels/<name>/<name>.h, <name>_policy.cc (and other *.cc)   -> tokline_<name>_host
+#     kernels/<name>/<name>.h, <name>_plan.cc (and other *.cc)   -> tokline_<name>_host
 #     kernels/<name>/<name>.cu (and other *.cu)                    -> tokline_<name>_cuda
 #     reference/<name>.h, <name>.cc                                -> part of tokline_reference
 #     harness/tests/kernels/<name>_test.cc (and <name>_*_test.cc)  -> test <name>_test
@@ -43,7 +43,7 @@ function(add_kernel name)
   endif()
   set(missing "")
   foreach(file IN ITEMS
-      kernels/${name}/${name}.h kernels/${name}/${name}_policy.cc kernels/${name}/${name}.cu
+      kernels/${name}/${name}.h kernels/${name}/${name}_plan.cc kernels/${name}/${name}.cu
       kernels/${name}/README.md reference/${name}.h reference/${name}.cc
       harness/tests/kernels/${name}_test.cc harness/tests/kernels/${name}_cuda_test.cc
       benches/bench_${name}.cc benches/shapes/${name}.json benches/shapes/cpu/${name}.json)

@@ -8,8 +8,8 @@
 #     models, text and scheduler must not include each other, and the engine must not include text.
 #   - From another kernel's folder, only kernels/<kernel>/<kernel>.h may be included. Everything else
 #     there is private to the folder and to harness/tests/kernels/<kernel>_test.cc and
-#     <kernel>_*_test.cc, except for the headers in public_headers below. Every policy is also
-#     open to benches/tests/sweep_policies_test.cc, which asks all of them about drawn shapes.
+#     <kernel>_*_test.cc, except for the headers in public_headers below. Every plan is also
+#     open to benches/tests/sweep_plans_test.cc, which asks all of them about drawn shapes.
 #   - kernels/common and reference/ must not include CUDA headers.
 #   The build runs this before it compiles.
 cmake_minimum_required(VERSION 3.25)
@@ -72,7 +72,7 @@ function(is_private out file included)
   if(kernel MATCHES "^(common|device)$" OR header STREQUAL "kernels/${kernel}/${kernel}.h" OR
       header IN_LIST public_headers OR
       file MATCHES "^(kernels/${kernel}/|harness/tests/kernels/${kernel}(_[a-z_]+)?_(test\\.cc|case\\.h)$)" OR
-      (file STREQUAL "benches/tests/sweep_policies_test.cc" AND header MATCHES "_policy\\.h$"))
+      (file STREQUAL "benches/tests/sweep_plans_test.cc" AND header MATCHES "_plan\\.h$"))
     return()
   endif()
   set(${out} YES PARENT_SCOPE)

@@ -2,7 +2,7 @@
 #include "kernels/all_reduce_norm/all_reduce_norm.h"
 
 #include "kernels/all_reduce_norm/all_reduce_norm_device.cuh"
-#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/all_reduce_norm/slabs_device.cuh"
 #include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"

@@ -21,7 +21,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/all_reduce_norm/rank_launch_device.cuh"
 #include "kernels/device/convert.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/device/ptx/global_timer.cuh"
 #include "kernels/device/ptx/relaxed_system.cuh"
 #include "kernels/device/rank_packets.cuh"

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/chunk_decode/chunk_decode.h"
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/device/convert.cuh"
 
 namespace tokline::chunk_decode {

@@ -6,7 +6,7 @@
 #include <ostream>
 
 #include "kernels/chunk_decode/chunk_decode.h"
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/chunk_decode/chunk_decode_sharing.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"
 #include "kernels/common/rounding.h"

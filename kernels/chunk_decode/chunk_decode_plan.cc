@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/chunk_decode/chunk_decode.h"
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/chunk_decode/chunk_decode_segments.h"
 #include "kernels/chunk_decode/chunk_decode_shares.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"
 #include "kernels/common/rounding.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/chunk_decode/chunk_decode_times.h"
 #include "kernels/common/rounding.h"
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <tuple>
 
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/common/rounding.h"
 
 namespace tokline {

@@ -1,4 +1,4 @@
-// What launch policies may know about a device and about the code that runs on it. The facts are
+// What plans may know about a device and about the code that runs on it. The facts are
 // always queried, never hard-coded; device/current_device.h is the only place that queries them.
 #pragma once
 

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "kernels/decode_step/decode_step_policy.h"
+#include "kernels/decode_step/decode_step_plan.h"
 #include "kernels/decode_step/packets_device.cuh"
 #include "kernels/device/convert.cuh"
 #include "kernels/device/copy_ring.cuh"

@@ -5,7 +5,7 @@
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/kv_append/kv_append_device.cuh"
-#include "kernels/kv_append/kv_append_policy.h"
+#include "kernels/kv_append/kv_append_plan.h"
 
 namespace tokline {
 namespace {

@@ -14,7 +14,7 @@
 #include "kernels/device/convert.cuh"
 #include "kernels/device/head_row.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
-#include "kernels/kv_append/kv_append_policy.h"
+#include "kernels/kv_append/kv_append_plan.h"
 
 namespace tokline {
 

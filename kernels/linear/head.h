@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/common/launch_options.h"
-#include "kernels/linear/head_policy.h"
+#include "kernels/linear/head_plan.h"
 #include "kernels/linear/linear.h"
 
 namespace tokline {

@@ -26,7 +26,7 @@
 #include "kernels/device/ptx/cp_async.cuh"
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/mbarrier.cuh"
-#include "kernels/linear/head_policy.h"
+#include "kernels/linear/head_plan.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/stage_products_device.cuh"
 

@@ -6,7 +6,7 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/linear/head.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 #include "kernels/linear/skinny_device.cuh"
 #include "kernels/linear/tile.h"
 #include "kernels/linear/wgmma.h"

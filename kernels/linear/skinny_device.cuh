@@ -24,7 +24,7 @@
 #include "kernels/device/ptx/mma.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/silu.cuh"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 
 namespace tokline {
 

@@ -3,7 +3,7 @@
 
 #include "kernels/common/launch_options.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/tile_policy.h"
+#include "kernels/linear/tile_plan.h"
 
 namespace tokline {
 

@@ -32,7 +32,7 @@
 #include "kernels/device/silu.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/stage_products_device.cuh"
-#include "kernels/linear/tile_policy.h"
+#include "kernels/linear/tile_plan.h"
 
 namespace tokline {
 

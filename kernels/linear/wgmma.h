@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/common/launch_options.h"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 
 namespace tokline {
 

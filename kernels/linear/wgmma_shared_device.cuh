@@ -10,7 +10,7 @@
 #include "kernels/common/peer_buffers.h"
 #include "kernels/device/copy_ring.cuh"
 #include "kernels/kv_append/kv_append.h"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 
 namespace tokline {
 

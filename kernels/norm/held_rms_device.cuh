@@ -14,7 +14,7 @@
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/norm/norm.h"
-#include "kernels/norm/norm_policy.h"
+#include "kernels/norm/norm_plan.h"
 
 namespace tokline {
 

@@ -5,7 +5,7 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/norm/held_rms_device.cuh"
 #include "kernels/norm/norm_device.cuh"
-#include "kernels/norm/norm_policy.h"
+#include "kernels/norm/norm_plan.h"
 
 namespace tokline {
 

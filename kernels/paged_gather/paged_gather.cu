@@ -5,7 +5,7 @@
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/paged_gather/paged_gather_device.cuh"
-#include "kernels/paged_gather/paged_gather_policy.h"
+#include "kernels/paged_gather/paged_gather_plan.h"
 
 namespace tokline {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "kernels/device/ptx/grid_dependency.cuh"
-#include "kernels/paged_gather/paged_gather_policy.h"
+#include "kernels/paged_gather/paged_gather_plan.h"
 
 namespace tokline {
 

@@ -12,7 +12,7 @@
 #include "kernels/device/slot_ring.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
-#include "kernels/paged_prefill/paged_prefill_policy.h"
+#include "kernels/paged_prefill/paged_prefill_plan.h"
 
 namespace tokline {
 

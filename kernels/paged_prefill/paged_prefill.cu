@@ -6,7 +6,7 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/device/tensor_map.h"
 #include "kernels/paged_prefill/hopper_device.cuh"
-#include "kernels/paged_prefill/paged_prefill_policy.h"
+#include "kernels/paged_prefill/paged_prefill_plan.h"
 #include "kernels/paged_prefill/portable_device.cuh"
 
 namespace tokline {

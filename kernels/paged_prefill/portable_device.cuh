@@ -18,7 +18,7 @@
 #include "kernels/device/softmax_row.cuh"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
-#include "kernels/paged_prefill/paged_prefill_policy.h"
+#include "kernels/paged_prefill/paged_prefill_plan.h"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
 namespace tokline {

@@ -6,7 +6,7 @@
 
 #include "kernels/device/packed_best.cuh"
 #include "kernels/device/ptx/math.cuh"
-#include "kernels/sampling/sampling_policy.h"
+#include "kernels/sampling/sampling_plan.h"
 
 namespace tokline {
 

@@ -4,7 +4,7 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/sampling/chunk_scan_device.cuh"
 #include "kernels/sampling/pick_device.cuh"
-#include "kernels/sampling/sampling_policy.h"
+#include "kernels/sampling/sampling_plan.h"
 
 namespace tokline {
 

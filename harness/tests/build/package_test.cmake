@@ -7,7 +7,7 @@ cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE "${WORK_DIR}")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${WORK_DIR}/prefix"
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
-file(GLOB private "${WORK_DIR}/prefix/include/tokline/kernels/*/*_policy.h"
+file(GLOB private "${WORK_DIR}/prefix/include/tokline/kernels/*/*_plan.h"
   "${WORK_DIR}/prefix/include/tokline/kernels/device")
 if(private)
   message(FATAL_ERROR "the package holds private headers: ${private}")

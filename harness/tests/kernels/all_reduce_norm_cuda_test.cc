@@ -12,7 +12,7 @@
 #include "harness/tests/kernels/all_reduce_norm_case.h"
 #include "harness/tests/kernels/all_reduce_norm_cuda_case.h"
 #include "harness/tests/kernels/cuda_test.h"
-#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

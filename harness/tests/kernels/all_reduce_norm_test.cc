@@ -8,7 +8,7 @@
 
 #include "harness/tests/kernels/all_reduce_norm_case.h"
 #include "harness/tests/kernels/devices.h"
-#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/common/error.h"
 
 namespace tokline {

@@ -13,7 +13,7 @@ namespace {
 
 using ChunkDecodeCudaTest = CudaTest;
 
-// With the grid that the policy chooses, and with the full grid.
+// With the grid of the plan, and with the full grid.
 class ChunkDecodeGridCudaTest : public CudaTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {

@@ -14,7 +14,7 @@
 
 #include "harness/tests/kernels/chunk_decode_case.h"
 #include "harness/tests/kernels/devices.h"
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/common/rounding.h"
 
 namespace tokline::testing {

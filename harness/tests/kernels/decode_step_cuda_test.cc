@@ -41,7 +41,7 @@ class DeviceModel {
 // A step in device memory.
 class DeviceStep {
  public:
-  // Cuts contexts by the policy where `parts` is empty.
+  // Cuts contexts as planned where `parts` is empty.
   DeviceStep(const DeviceModel& model, const Step& step, std::vector<int32_t> parts = {})
       : dtype_(model.host().shape.dtype),
         logits_(std::vector<float>(static_cast<size_t>(step.Tokens() * model.host().shape.vocab),
@@ -114,7 +114,7 @@ class DeviceStep {
 };
 
 struct RunOptions {
-  std::vector<int32_t> parts = {};  // empty: the policy's
+  std::vector<int32_t> parts = {};  // empty: as planned
   int launches = 1;
   bool dependent = false;
 };

@@ -10,7 +10,7 @@
 #include "harness/tests/kernels/devices.h"
 #include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
-#include "kernels/decode_step/decode_step_policy.h"
+#include "kernels/decode_step/decode_step_plan.h"
 
 namespace tokline {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "harness/tests/kernels/kv_append_case.h"
-#include "kernels/kv_append/kv_append_policy.h"
+#include "kernels/kv_append/kv_append_plan.h"
 #include "reference/kv_append.h"
 
 namespace tokline {

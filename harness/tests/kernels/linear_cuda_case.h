@@ -5,7 +5,7 @@
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/linear_case.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 #include "reference/linear.h"
 
 namespace tokline::testing {

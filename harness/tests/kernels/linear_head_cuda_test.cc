@@ -11,7 +11,7 @@
 #include "harness/tests/kernels/linear_cuda_case.h"
 #include "kernels/device/current_device.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 
 namespace tokline {
 namespace {

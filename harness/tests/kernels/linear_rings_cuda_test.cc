@@ -6,7 +6,7 @@
 #include "harness/tests/kernels/linear_cuda_case.h"
 #include "kernels/device/current_device.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 #include "kernels/linear/tile.h"
 
 namespace tokline {

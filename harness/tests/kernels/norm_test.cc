@@ -8,7 +8,7 @@
 
 #include "harness/tests/kernels/norm_case.h"
 #include "kernels/common/error.h"
-#include "kernels/norm/norm_policy.h"
+#include "kernels/norm/norm_plan.h"
 
 namespace tokline {
 namespace {

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "harness/tests/kernels/paged_gather_case.h"
-#include "kernels/paged_gather/paged_gather_policy.h"
+#include "kernels/paged_gather/paged_gather_plan.h"
 #include "reference/paged_gather.h"
 
 namespace tokline {

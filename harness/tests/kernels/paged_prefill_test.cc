@@ -11,7 +11,7 @@
 #include "harness/tests/kernels/paged_prefill_case.h"
 #include "harness/tests/message_of.h"
 #include "kernels/device/swizzle.cuh"
-#include "kernels/paged_prefill/paged_prefill_policy.h"
+#include "kernels/paged_prefill/paged_prefill_plan.h"
 
 namespace tokline {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "kernels/common/error.h"
 #include "kernels/sampling/philox.h"
-#include "kernels/sampling/sampling_policy.h"
+#include "kernels/sampling/sampling_plan.h"
 #include "reference/sampling.h"
 
 namespace tokline {

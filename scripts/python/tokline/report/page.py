@@ -159,7 +159,7 @@ def cost_models(evidence):
     far = cost_model.missed(pairs)
     section = Section(
         "model", "What the cost models miss", "Each kernel's README has a formula for its time. A shape that takes "
-        "much longer is one that the kernel's policy may not know.",
+        "much longer is one that the kernel's plan may not know.",
         missing="No row is of the device that the cost models were fitted on.")
     if pairs:
         section.sentences = [f"Of {count(len(pairs), 'shape')}, {len(far)} miss their prediction by more than 25 %."]

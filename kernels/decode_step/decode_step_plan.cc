@@ -1,5 +1,5 @@
 // Which models and steps decode_step takes, how it divides them, and what they cost.
-#include "kernels/decode_step/decode_step_policy.h"
+#include "kernels/decode_step/decode_step_plan.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "kernels/sampling/sampling_policy.h"
+#include "kernels/sampling/sampling_plan.h"
 
 #include <cmath>
 #include <limits>

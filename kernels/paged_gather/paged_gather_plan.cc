@@ -1,4 +1,4 @@
-#include "kernels/paged_gather/paged_gather_policy.h"
+#include "kernels/paged_gather/paged_gather_plan.h"
 
 #include <algorithm>
 #include <bit>

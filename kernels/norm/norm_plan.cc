@@ -1,6 +1,6 @@
 // Host side of the norms: plans access width and threads per row, validates parameters, and
 // computes the minimum cost.
-#include "kernels/norm/norm_policy.h"
+#include "kernels/norm/norm_plan.h"
 
 #include <cmath>
 

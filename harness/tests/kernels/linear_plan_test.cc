@@ -9,7 +9,7 @@
 #include "harness/tests/message_of.h"
 #include "kernels/common/rounding.h"
 #include "kernels/kv_append/kv_append.h"
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 
 namespace tokline {
 namespace {

@@ -1,6 +1,6 @@
 // Host side of paged_prefill: cuts a batch into query tiles, validates parameters, and computes the
 // minimum cost.
-#include "kernels/paged_prefill/paged_prefill_policy.h"
+#include "kernels/paged_prefill/paged_prefill_plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // Checks parameters, lays out the workspace, and counts the least that a call must move and
 // compute.
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 
 #include <vector>
 

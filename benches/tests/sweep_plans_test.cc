@@ -1,5 +1,5 @@
-// Asks every kernel's host policy about drawn shapes, for devices from 8.0 to 12.0: each plan fits
-// the device and does all of the work, or it is refused with a reason.
+// Plans drawn shapes with every kernel, for devices from 8.0 to 12.0: each plan fits the device and
+// does all of the work, or it is refused with a reason.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,18 +11,18 @@
 #include "benches/paged_batch.h"
 #include "benches/sweep.h"
 #include "harness/tests/kernels/devices.h"
-#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
-#include "kernels/chunk_decode/chunk_decode_policy.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
-#include "kernels/decode_step/decode_step_policy.h"
+#include "kernels/decode_step/decode_step_plan.h"
 #include "kernels/embedding/embedding.h"
-#include "kernels/kv_append/kv_append_policy.h"
-#include "kernels/linear/linear_policy.h"
-#include "kernels/norm/norm_policy.h"
-#include "kernels/paged_gather/paged_gather_policy.h"
-#include "kernels/paged_prefill/paged_prefill_policy.h"
-#include "kernels/sampling/sampling_policy.h"
+#include "kernels/kv_append/kv_append_plan.h"
+#include "kernels/linear/linear_plan.h"
+#include "kernels/norm/norm_plan.h"
+#include "kernels/paged_gather/paged_gather_plan.h"
+#include "kernels/paged_prefill/paged_prefill_plan.h"
+#include "kernels/sampling/sampling_plan.h"
 
 namespace tokline::bench {
 namespace {
@@ -34,7 +34,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kSeeds = 1000;
 
-// An aligned address that no policy reads.
+// An aligned address that no plan reads.
 void* const kSomewhere = reinterpret_cast<void*>(uintptr_t{4096});
 
 // Calls `check` with one shape of each of a thousand seeds.

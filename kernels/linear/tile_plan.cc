@@ -1,5 +1,5 @@
 // Plans Linear's kTile: of all tiles and splits, the one whose modelled time is smallest.
-#include "kernels/linear/tile_policy.h"
+#include "kernels/linear/tile_plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "kernels/linear/head_policy.h"
+#include "kernels/linear/head_plan.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // Host side of kv_append: validates parameters, computes the minimum cost, and plans how rows are
 // grouped.
-#include "kernels/kv_append/kv_append_policy.h"
+#include "kernels/kv_append/kv_append_plan.h"
 
 #include <algorithm>
 #include <limits>

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "kernels/common/device_facts.h"
-#include "kernels/linear/head_policy.h"
+#include "kernels/linear/head_plan.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/tile_policy.h"
+#include "kernels/linear/tile_plan.h"
 
 namespace tokline {
 

@@ -40,7 +40,7 @@ inline constexpr int32_t kTileColumns128[] = {32, 48, 64, 80, 96, 128, 160};
 // The plan with so many columns and splits, of which there are at most as many as blocks of K.
 TilePlan TileOf(const LinearParams& params, int32_t columns, int32_t splits);
 
-// Chooses the tile and the splits for which the model of its time, in tile_policy.cc, is smallest.
+// Chooses the tile and the splits for which the model of its time, in tile_plan.cc, is smallest.
 TilePlan PlanTile(const LinearParams& params, const DeviceFacts& device);
 
 }  // namespace tokline

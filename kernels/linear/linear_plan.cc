@@ -1,6 +1,6 @@
 // Host side of Linear: chooses the variant, plans the skinny kernel, lays out scratch, validates
 // parameters, and computes the minimum cost.
-#include "kernels/linear/linear_policy.h"
+#include "kernels/linear/linear_plan.h"
 
 #include <algorithm>
 #include <bit>

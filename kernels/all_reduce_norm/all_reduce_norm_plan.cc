@@ -1,5 +1,5 @@
 // Host side of all_reduce_norm: the variant, the grid, the sizes of buffers, validation and cost.
-#include "kernels/all_reduce_norm/all_reduce_norm_policy.h"
+#include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// How decode_step divides its work: what the policy, the launcher and the kernel share.
+// How decode_step divides its work: what the plan, the launcher and the kernel share.
 #pragma once
 
 #include "kernels/decode_step/decode_step.h"
