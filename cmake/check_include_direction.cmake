@@ -1,14 +1,17 @@
 # cmake -D SOURCE_DIR=<root> [-D STAMP=<file>] -P check_include_direction.cmake
 #   Fails if a file includes something that its folder does not allow, and names both:
 #   - A layer may include only itself and the layers to its left:
-#       kernels/common <- kernels/<kernel> <- reference <- harness <- benches
-#     The same holds for the rooms of the harness:
-#       platform <- models, text, scheduler <- engine <- measure <- record <- cli
+#       kernels/common <- kernels/device <- kernels/<kernel> <- reference <- harness <- benches
+#     A room of the harness may include only itself and what it reaches along these arrows, and cli
+#     all of them:
+#       platform <- models, scheduler <- engine <- measure <- record <- cli
+#       platform <- text
 #       text, engine <- chat <- cli
-#     models, text and scheduler must not include each other, and the engine must not include text.
+#     models and scheduler must not include each other.
 #   - From another kernel's folder, only kernels/<kernel>/<kernel>.h may be included. Everything else
-#     there is private to the folder and to harness/tests/kernels/<kernel>_test.cc and
-#     <kernel>_*_test.cc, except for the headers in public_headers below. Every plan is also
+#     there is private to the folder and to its tests and their cases (<kernel>_test.cc,
+#     <kernel>_*_test.cc, <kernel>_case.h and <kernel>_*_case.h in harness/tests/kernels), except for
+#     the headers in public_headers below. Every plan is also
 #     open to benches/tests/sweep_plans_test.cc, which asks all of them about drawn shapes.
 #   - kernels/common and reference/ must not include CUDA headers.
 #   The build runs this before it compiles.

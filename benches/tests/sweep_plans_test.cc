@@ -66,7 +66,7 @@ ChunkTable TableOf(const std::vector<int64_t>& lengths) {
   return table;
 }
 
-TEST(SweepPoliciesTest, DecodePlansReadEveryTokenOnceAndFit) {
+TEST(SweepPlansTest, DecodePlansReadEveryTokenOnceAndFit) {
   ForEachShape("chunk_decode", [](const Json& shape) {
     const PagedKvLayout layout = LayoutOf(shape);
     const std::vector<int64_t> lengths = shape["lens"];
@@ -99,7 +99,7 @@ TEST(SweepPoliciesTest, DecodePlansReadEveryTokenOnceAndFit) {
   });
 }
 
-TEST(SweepPoliciesTest, PrefillPlansHaveEveryNewTokenOnce) {
+TEST(SweepPlansTest, PrefillPlansHaveEveryNewTokenOnce) {
   ForEachShape("paged_prefill", [](const Json& shape) {
     const PagedKvLayout layout = LayoutOf(shape);
     const std::vector<int64_t> tokens = shape["q"], contexts = shape["kv"];
@@ -170,7 +170,7 @@ void ExpectLinearFits(LinearParams params) {
   }
 }
 
-TEST(SweepPoliciesTest, ProjectionsFitOrAreRefused) {
+TEST(SweepPlansTest, ProjectionsFitOrAreRefused) {
   ForEachShape("linear", [](const Json& shape) {
     const auto flag = [&](const char* key) { return shape.contains(key); };
     ExpectLinearFits({.out_f32 = flag("out_f32"),
@@ -189,7 +189,7 @@ TEST(SweepPoliciesTest, ProjectionsFitOrAreRefused) {
   });
 }
 
-TEST(SweepPoliciesTest, AppendingProjectionsFitOrAreRefused) {
+TEST(SweepPlansTest, AppendingProjectionsFitOrAreRefused) {
   ForEachShape("rmsnorm_qkv", [](const Json& shape) {
     const int64_t hq = shape["hq"], hk = shape["hk"], head_dim = shape["head_dim"];
     const KvAppendParams append{.num_q_heads = static_cast<int32_t>(hq),
@@ -217,7 +217,7 @@ TEST(SweepPoliciesTest, AppendingProjectionsFitOrAreRefused) {
   });
 }
 
-TEST(SweepPoliciesTest, NormPlansHaveEveryRow) {
+TEST(SweepPlansTest, NormPlansHaveEveryRow) {
   ForEachShape("norm", [](const Json& shape) {
     const int64_t hidden = shape["hidden"];
     const bool layer = shape["kind"] == "layernorm", add = shape.value("add", 0) == 1;
@@ -242,7 +242,7 @@ TEST(SweepPoliciesTest, NormPlansHaveEveryRow) {
   });
 }
 
-TEST(SweepPoliciesTest, SumsOfRanksFitTheDevice) {
+TEST(SweepPlansTest, SumsOfRanksFitTheDevice) {
   ForEachShape("all_reduce_norm", [](const Json& shape) {
     AllReduceNormParams params{.num_tokens = shape["tokens"][0], .hidden_size = shape["hidden"]};
     params.partial_stride = params.residual_stride = params.residual_out_stride =
@@ -263,7 +263,7 @@ TEST(SweepPoliciesTest, SumsOfRanksFitTheDevice) {
   });
 }
 
-TEST(SweepPoliciesTest, AppendPlansHaveEveryHead) {
+TEST(SweepPlansTest, AppendPlansHaveEveryHead) {
   ForEachShape("kv_append", [](const Json& shape) {
     KvAppendParams params{.num_tokens = shape["tokens"],
                           .num_q_heads = shape.value("hq", 0),
@@ -277,7 +277,7 @@ TEST(SweepPoliciesTest, AppendPlansHaveEveryHead) {
   });
 }
 
-TEST(SweepPoliciesTest, GatherTilesAreWholeAndSmall) {
+TEST(SweepPlansTest, GatherTilesAreWholeAndSmall) {
   ForEachShape("paged_gather", [](const Json& shape) {
     const std::vector<int64_t> lengths = shape["lens"];
     const PagedGatherParams params{
@@ -290,7 +290,7 @@ TEST(SweepPoliciesTest, GatherTilesAreWholeAndSmall) {
   });
 }
 
-TEST(SweepPoliciesTest, SamplingPlansHaveEveryLogit) {
+TEST(SweepPlansTest, SamplingPlansHaveEveryLogit) {
   ForEachShape("sampling", [](const Json& shape) {
     const int64_t vocab = shape["vocab"];
     SamplingParams params{.num_rows = shape["rows"][0],
@@ -311,7 +311,7 @@ TEST(SweepPoliciesTest, SamplingPlansHaveEveryLogit) {
   });
 }
 
-TEST(SweepPoliciesTest, StepsOfOneKernelFitOrAreRefusedWithAReason) {
+TEST(SweepPlansTest, StepsOfOneKernelFitOrAreRefusedWithAReason) {
   int64_t planned = 0;
   ForEachShape("decode_step", [&](const Json& shape) {
     ShapeReader reader("", "", shape);
