@@ -3,11 +3,12 @@
 
 # run_tests BUILD_DIR [ctest arguments]: sets passed; skipped and without_device, how many tests were skipped and how
 # many of these lacked a GPU; and retried, the tests that passed the second time. If retry is yes, failed tests run
-# once more, each alone.
+# once more, each alone. A ctest that is killed has failed, whatever it or an earlier one left.
 run_tests() {
   local build_dir=$1 log=$1/Testing/Temporary/LastTest.log failed_log=$1/Testing/Temporary/LastTestsFailed.log failed
   shift
   passed=yes retried=""
+  rm -f "$failed_log"  # of an earlier run, which must not be taken for this one's
   ctest --test-dir "$build_dir" --output-on-failure --no-tests=error "$@" </dev/null || passed=no
   # The tests themselves say what did not run: GoogleTest prints one line per skipped test, with a reason.
   skipped=$(grep -c '^\[  SKIPPED \] .*ms)$' "$log" || true)
