@@ -385,8 +385,11 @@ def record_text(record):
 
 def run_and_record(programs, mutations, revised, gpu, jobs, out):
     """Writes OUT when all have run; until then, what has is in OUT.unfinished."""
-    unmutated = run_unmutated(programs, programs_of(mutations), jobs)
+    if not mutations:
+        raise Stop("no mutation to run")
     unfinished = out.with_name(out.name + ".unfinished")
+    unfinished.unlink(missing_ok=True)  # of an earlier run
+    unmutated = run_unmutated(programs, programs_of(mutations), jobs)
     results = {}
     for name, test, result in run_mutants(programs, mutations, unmutated, jobs):
         results.setdefault(name, {})[test] = result

@@ -28,6 +28,15 @@ take_gpu() {
 # Whether a CUDA test asserts times: it must not run beside another program, nor under a tool that stretches them.
 asserts_times() { [[ ${1##*/} == @(*_timer|*_timing|step_profiler|ops_in_place|device_memory|work_stream|cheats)_cuda_test ]]; }
 
+# How many GPUs programs see.
+gpu_count() {
+  if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+    tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-]'
+  else
+    nvidia-smi -L | grep -c '^GPU'
+  fi
+}
+
 # Whether a CUDA test divides its work among all GPUs that it sees.
 uses_several_gpus() { [[ ${1##*/} == @(all_reduce_norm|coherence|decoder_golden|sharded_decode)_cuda_test ]]; }
 

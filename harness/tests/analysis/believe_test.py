@@ -377,6 +377,29 @@ class ReportTest(InFolder):
         self.leave("version.txt", f"tokline 0.1.0 (commit {commit}, gcc)")
         self.assertIs(self.report()[0]["one_commit"]["met"], True)
 
+    def test_programs_that_failed_or_did_not_run_have_met_nothing(self):
+        self.leave("store_kill_test.txt", "10000 kills of 8 writers at once, 9 lines acknowledged, 0 lost, "
+                                          "0 unreadable files")
+        self.assertTrue(self.report()[0]["store"]["met"])
+        journal = self.folder / "out" / "journal.jsonl"
+
+        def end(*ended):
+            lines = [json.dumps({"job": program, "kind": kind, "program": program, "exit": code, "seconds": 1})
+                     for kind, program, code in ended]
+            journal.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            return self.report()[0]
+
+        check = end(("test", "store_kill_test", 1))["store"]
+        self.assertFalse(check["met"])
+        self.assertRegex(check["measured"], "0 unreadable files; store_kill_test ended with 1$")
+        self.benches = ("linear", "norm")
+        programs = ["tokline", "bench_linear", "bench_norm"]
+        self.assertTrue(end(*(("overhead", program, 0) for program in programs))["full_run"]["met"])
+        check = end(*(("overhead", program, 0) for program in programs[:-1]))["full_run"]
+        self.assertEqual((check["met"], check["measured"].split("; ")[1:]), (False, [f"{programs[-1]} did not run"]))
+        check = end(*(("overhead", program, int(program == "tokline")) for program in programs))["full_run"]
+        self.assertEqual((check["met"], check["measured"].split("; ")[1:]), (False, ["tokline failed"]))
+
     def test_rows_of_which_the_gate_says_nothing_are_no_comparisons(self):
         machine, cases = Machine(seed=3), [case for case in kernel_cases(40) if case.kernel == "linear"]
         for side in ("a", "again"):

@@ -55,6 +55,17 @@ class GateRecordsTest(CommandTest):
         self.assertIn("no row is in both", self.gate(a, b, expect=3).stdout)
         self.assertIn("no row is in both", self.gate(a, b, "--only", "b1_s1024", expect=3).stdout)
 
+    def test_rows_without_a_verdict_do_not_pass_as_same(self):
+        cases = self.cases[:2]
+        refused = dict.fromkeys(cases, "unverified: before timing no")
+        a = self.write("a.jsonl", self.machine.run("x", cases, refused=refused))
+        b = self.write("b.jsonl", self.machine.run("x", cases, refused=refused))
+        self.assertIn("not comparable: none of 2 rows has a verdict", self.gate(a, b, expect=3).stdout)
+        refused.pop(cases[1])
+        a = self.write("a.jsonl", self.machine.run("x", cases, refused=refused))
+        self.assertIn("same or faster in 1 row of 2; the others have no verdict", self.gate(
+            a, self.write("b.jsonl", self.machine.run("x", cases, refused=refused)), expect=0).stdout)
+
     def test_a_regex_that_matches_no_row_is_said(self):
         a, b = self.pair()
         self.assertIn("not comparable: no row matches --only 'zzz'.", self.gate(a, b, "--only", "zzz", expect=3).stdout)

@@ -276,6 +276,12 @@ class MutateTest(unittest.TestCase):
         kept = json.loads((self.root / "run.json.unfinished").read_text())
         self.assertEqual([m["name"] for m in kept["mutations"]], ["first"])
 
+    def test_a_run_of_no_mutation_does_not_take_what_an_earlier_one_left(self):
+        (self.root / "run.json.unfinished").write_text("an earlier run's")
+        with self.assertRaisesRegex(Stop, "no mutation to run"):
+            mutate.run_and_record(self.root, [], {}, "gpu", 1, self.root / "run.json")
+        self.assertFalse((self.root / "run.json").exists())
+
     def test_every_source_that_includes_a_mutated_header_is_compiled(self):
         for path, text in (("kernels/device/packets.cuh", ""), ("kernels/send/tile.cu", "packets"),
                            ("kernels/send/few.cu", "packets"), ("kernels/send/alone.cu", "other"),

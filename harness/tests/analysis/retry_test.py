@@ -16,6 +16,7 @@ echo "$kind" >>"$FOLDER/runs"
 case $kind in
   fails) echo "7:slow_test" >"$FOLDER/Testing/Temporary/LastTestsFailed.log" && exit 8 ;;
   is-killed) kill -KILL $$ ;;
+  skips) echo "1/1 Test  #7: slow_test ........***Skipped   0.05 sec" ;;
 esac
 """
 
@@ -43,6 +44,9 @@ class RetryTest(unittest.TestCase):
     def test_what_failed_runs_once_more(self):
         self.assertEqual(self.run_tests("fails"), ("yes", "slow_test", ["fails", "passes"]))
         self.assertEqual(self.run_tests("fails", "fails"), ("no", "", ["fails", "fails"]))
+
+    def test_what_fails_and_then_skips_has_not_passed(self):
+        self.assertEqual(self.run_tests("fails", "skips"), ("no", "", ["fails", "skips"]))
 
     def test_a_ctest_that_is_killed_has_failed_whatever_an_earlier_one_left(self):
         self.assertEqual(self.run_tests("is-killed"), ("no", "", ["is-killed"]))

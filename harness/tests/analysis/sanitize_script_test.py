@@ -104,6 +104,8 @@ class SanitizeScriptTest(unittest.TestCase):
         self.program("path/compute-sanitizer", SANITIZER.replace(
             "for program;", '[[ $* != *sharded* ]] || exit 7\nfor program;'))
         self.sanitize("--only", "sharded", expect=1)
+        self.program("path/compute-sanitizer", SANITIZER.replace("for program;", "exit 77\nfor program;"))
+        self.sanitize("--only", "norm_", expect=1)  # a kernel's tests need one GPU, and skipping them all is no pass
 
     def test_what_initcheck_cannot_see_is_excluded_in_one_program_alone(self):
         self.program("path/compute-sanitizer", SANITIZER.replace("tool=$2", f'tool=$2; echo "$@" >>{self.folder}/calls'))

@@ -479,13 +479,31 @@ def check_full_run(folders):
     check = Check("full_run", "overhead: a full default run, all benches and the decoder",
                   f"<= {MOST_SECONDS['full run'] // 60} minutes", "`scripts/maintain/believe collect --only overhead`")
     for folder in folders:
-        seconds = {entry["program"]: entry["seconds"] for entry in journal_of(folder)
-                   if entry["kind"] == "overhead" and not entry["exit"]}
-        if seconds:
+        entries = {entry["program"]: entry for entry in journal_of(folder) if entry["kind"] == "overhead"}
+        if entries:
+            seconds = {program: entry["seconds"] for program, entry in entries.items()}
+            missing = sorted({"tokline", *(f"bench_{kernel}" for kernel in kernel_names())} - seconds.keys())
+            failed = sorted(program for program, entry in entries.items() if entry["exit"])
             check.measured = f"{sum(seconds.values()):.0f} s, {len(seconds)} programs"
-            check.met = sum(seconds.values()) <= MOST_SECONDS["full run"]
-            check.details = {"seconds": seconds}
+            check.measured += "".join(f"; {program} did not run" for program in missing)
+            check.measured += "".join(f"; {program} failed" for program in failed)
+            check.met = sum(seconds.values()) <= MOST_SECONDS["full run"] and not missing and not failed
+            check.details = {"seconds": seconds, "misses": missing + failed}
     return check
+
+
+def fail_with_their_tests(checks, folders):
+    """A test that crashed has not met its checks, whatever figures it left, nor one that failed at what they do not
+    show."""
+    exits = {entry["program"]: entry["exit"] for folder in folders for entry in journal_of(folder)
+             if entry["kind"] == "test"}
+    for program, code in exits.items():
+        of_program = [check for check in checks if check.met is not None and program in check.reproduce]
+        if code == 0 or code == 1 and not all(check.met for check in of_program):
+            continue
+        for check in of_program:
+            check.met = False
+            check.measured += f"; {program} ended with {code}"
 
 
 def timed(argv):
@@ -618,6 +636,7 @@ def judge(folders, tool_times=True, say=lambda text: None):
         check_cheats(found_in(folders, "cheats*.json")), *check_timing(found_in(folders, "*timing*.jsonl")),
         check_store(found_in(folders, "store_kill*.txt")),
         check_full_run(folders)]
+    fail_with_their_tests(checks, folders)
     progress.show("the tools' own time")
     checks += check_tools(folders, tool_times, jobs)
     progress.clear()

@@ -269,7 +269,13 @@ def judgement(comparison):
                   "measure in rounds: scripts/records gate --ab BIN_A BIN_B, or give --noise FILE")
         return NOT_COMPARABLE, (f"gate: undecided: {rows}, but by no more than equal programs may, or on samples that are "
                                 f"too few or overlap (see the table); {advice}.")
+    decided = sum(row.verdict in (verdicts.SAME, verdicts.FASTER) for row in comparison.rows)
+    if not decided:
+        return NOT_COMPARABLE, (f"gate: not comparable: none of {count(len(comparison.rows), 'row')} has a verdict: they "
+                                "were refused or disturbed (see the table).")
     words = "gate: same or faster."
+    if decided < len(comparison.rows):
+        words = f"gate: same or faster in {count(decided, 'row')} of {len(comparison.rows)}; the others have no verdict."
     if comparison.blind:
         worst = max(comparison.blind, key=lambda row: row.needed)
         words += (f" {count(len(comparison.blind), 'row varies', 'rows vary')} too much to show a change of "
