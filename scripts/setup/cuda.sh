@@ -40,6 +40,9 @@ gpu_count() {
 # Whether a CUDA test divides its work among all GPUs that it sees.
 uses_several_gpus() { [[ ${1##*/} == @(all_reduce_norm|coherence|decoder_golden|sharded_decode)_cuda_test ]]; }
 
+# Whether a CUDA test may skip all its tests here: it divides its work, and there is one GPU.
+lacks_gpus() { uses_several_gpus "$1" && (($(gpu_count) < 2)); }
+
 # Prints the path of the system's nvcc; fails if there is none.
 system_nvcc() {
   local candidate

@@ -39,7 +39,7 @@ class RetryTest(unittest.TestCase):
                                 "SECOND": second}
             said = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True).stdout
             passed, retried = said.splitlines()[-1].split("|")
-            return passed, retried.strip(), (folder / "runs").read_text().split()
+            return passed, retried, (folder / "runs").read_text().split()
 
     def test_what_failed_runs_once_more(self):
         self.assertEqual(self.run_tests("fails"), ("yes", "slow_test", ["fails", "passes"]))
