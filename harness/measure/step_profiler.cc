@@ -165,7 +165,7 @@ class StepStamps : public OpObserver {
 
   void Begin(StepOp op, std::string_view) override {
     op_ = op;
-    if (op == StepOp::kEmbedding) stamps_.Stamp(false);
+    if (op == StepOp::kEmbedding || op == StepOp::kDecodeStep) stamps_.Stamp(false);
   }
   void End() override {
     if (op_ == StepOp::kSampling) stamps_.Stamp(false);

@@ -25,7 +25,9 @@ int32_t InFlight(const DecodeStepModel& model, const PagedKvLayout& layout, int3
   const int64_t heads = 2 * (model.num_q_heads + layout.num_kv_heads);
   const int64_t layer =
       2 * model.hidden_size * (heads * layout.head_dim + 3 * model.intermediate_size);
-  return tokens == 1 && layer / std::max(device.sm_count, 1) < kSmallBytes ? 1 : 2;
+  return tokens == 1 && layer / std::max(device.sm_count, 1) < kSmallBytes
+             ? 1
+             : kDecodeStepMostInFlight;
 }
 
 }  // namespace

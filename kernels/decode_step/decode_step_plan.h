@@ -22,6 +22,7 @@ inline constexpr int32_t kDecodeStepMaxGroup = 8;
 inline constexpr int32_t kDecodeStepMaxTasks = 8;        // of attention, per block
 inline constexpr int32_t kDecodeStepStaticBytes = 2048;  // of shared memory, at most
 inline constexpr int32_t kDecodeStepMaxTiles = 1024;     // of 16 tokens, in all tasks of a block
+inline constexpr int32_t kDecodeStepMostInFlight = 2;    // copies, which stream at nearly full rate
 
 // Words of activations that pass between blocks: of one token in one layer. Each is a pair of
 // elements.
@@ -45,7 +46,7 @@ struct DecodeStepWords {
 struct DecodeStepGeometry {
   int32_t blocks = 0;
   int32_t stages = 0;     // of the ring
-  int32_t in_flight = 0;  // copies of a block at a time
+  int32_t in_flight = 0;  // copies of a block at a time, while other blocks wait for words
   int32_t x = 0;          // [num_tokens] rows of x, XPitch() apart
   int32_t sums = 0;       // [kDecodeStepPassRows][warp][num_tokens][8] partial sums
   int32_t rows = 0;       // [group + 2][head_dim] queries, K and V of a task, 16 bytes apart

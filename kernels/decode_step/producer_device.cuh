@@ -44,16 +44,15 @@ class Producer {
   }
 
  private:
-  // Waits until the next stage is free and few enough copies are under way. Too many would not
-  // stream faster, but make every other access of the device slow.
-  __device__ __forceinline__ void BeginStage(uint32_t bytes) {
+  // Waits until the next stage is free and fewer than `in_flight` copies are under way. Too many
+  // would not stream faster, but make every other access of the device slow.
+  __device__ __forceinline__ void BeginStage(uint32_t bytes, int in_flight) {
     ptx::MbarrierWait(ring_.Empty(position_.stage), position_.phase);
-    if (issued_ >= args_.geometry.in_flight) {
+    for (; issued_ >= in_flight; --issued_) {
       ptx::MbarrierWait(ring_.Full(pending_.stage), pending_.phase);
       pending_.Advance();
-    } else {
-      ++issued_;
     }
+    ++issued_;
     if (lane_ == 0) ptx::MbarrierArriveExpect(ring_.Full(position_.stage), bytes);
     __syncwarp();
   }
@@ -84,7 +83,7 @@ class Producer {
       const int bytes = 2 * min(in_features - k, kDecodeStepBlockK);
       const bool copies =
           second < kDecodeStepStageUnits && unit + second < units && row < slice.end;
-      BeginStage(__reduce_add_sync(0xffffffffu, copies ? bytes : 0));
+      BeginStage(__reduce_add_sync(0xffffffffu, copies ? bytes : 0), args_.geometry.in_flight);
       if (copies) {
         ptx::BulkCopyToShared(ring_.Stage(position_.stage) + second * kDecodeStepUnitBytes +
                                   lane_ % kDecodeStepRows * kDecodeStepPitch,
@@ -97,6 +96,8 @@ class Producer {
     }
   }
 
+  // The first tiles fill the ring while the block polls its queries. Whatever follows them can be
+  // as quick as the memory, since no block waits for words until a whole context is read.
   __device__ __forceinline__ void StreamTiles(const Task& task, const uint32_t* tiles, int layer) {
     const PagedKvLayout& layout = args_.params.layout;
     const PageSplit pages = layout.Pages();
@@ -104,7 +105,9 @@ class Producer {
 #pragma unroll 1
     for (int first = 0; first < task.tiles; first += P::kStageTiles) {
       const int count = min(P::kStageTiles, task.tiles - first);
-      BeginStage(static_cast<uint32_t>(count * 2 * P::kTileBytes));
+      BeginStage(static_cast<uint32_t>(count * 2 * P::kTileBytes),
+                 first < ring_.stages * P::kStageTiles ? args_.geometry.in_flight
+                                                       : kDecodeStepMostInFlight);
       if (lane_ < 2 * count) {
         const uint32_t row =
             tiles[task.first_tile + first + lane_ / 2] >> 5 << 4;  // counted in rows of a head
@@ -121,7 +124,7 @@ class Producer {
   CopyRing ring_;
   RingPosition position_;  // the phase of its Empty barrier
   RingPosition pending_;   // the oldest copy that may still be under way
-  int issued_ = 0;
+  int issued_ = 0;         // copies from `pending_` on
   int lane_;
   uint64_t policy_;
 };

@@ -68,12 +68,12 @@ struct PortableWarpTile {
       uint32_t a[kTiles][4];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        ptx::LdMatrixX4(a[t], (q + t * 16 * kRowBytes) ^ (depth * 32));
+        ptx::LdMatrixX4(a[t], SwizzledSegment(q + t * 16 * kRowBytes, 2 * depth));
       }
 #pragma unroll
       for (int n = 0; n < kScoreColumns; n += 2) {
         uint32_t b[4];
-        ptx::LdMatrixX4(b, (k + n * 8 * kRowBytes) ^ (depth * 32));
+        ptx::LdMatrixX4(b, SwizzledSegment(k + n * 8 * kRowBytes, 2 * depth));
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           ptx::MmaM16N8K16<T>(scores[t][n], a[t], b[0], b[1]);
@@ -147,7 +147,7 @@ struct PortableWarpTile {
 #pragma unroll
       for (int n = 0; n < kOutColumns; n += 2) {
         uint32_t b[4];
-        ptx::LdMatrixX4Trans(b, (v + depth * 8 * kRowBytes) ^ (n * 16));
+        ptx::LdMatrixX4Trans(b, SwizzledSegment(v + depth * 8 * kRowBytes, n));
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           const uint32_t a[4] = {weights[t][depth][0], weights[t][depth][1],
@@ -257,12 +257,9 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   if (more) load(k_shared, keys);
   ptx::CpAsyncCommit();
 
-  const uint32_t swizzle = lane % 8 * 16;
-  const uint32_t q_lane =
-      q_shared + (warp_row + lane % 16) * kRowBytes + (lane / 16 * 16 ^ swizzle);
-  const uint32_t k_lane =
-      k_shared + (lane / 16 * 8 + lane % 8) * kRowBytes + (lane / 8 % 2 * 16 ^ swizzle);
-  const uint32_t v_lane = v_shared + lane % 16 * kRowBytes + (lane / 16 * 16 ^ swizzle);
+  const uint32_t q_lane = q_shared + warp_row * kRowBytes + Placement::Offset(lane % 16, lane / 16);
+  const uint32_t k_lane = k_shared + Placement::Offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  const uint32_t v_lane = v_shared + Placement::Offset(lane % 16, lane / 16);
   const float scale_log2 = params.scale * 1.44269504088896340736f;
   const int32_t warp_last_row = min(warp_row + Policy::kWarpRows, tile.num_rows) - 1;
   const int32_t warp_first_end = visible_end(warp_row);

@@ -275,12 +275,15 @@ TEST_F(DecodeStepCudaTest, MeansOfContextsAreExact) {
           MakeExact(step);
           for (const std::vector<int32_t>& parts : cuts) {
             SCOPED_TRACE(StrCat(Name(dtype), ", hidden size ", hidden, ", head_dim ", head_dim,
-                                ", third context in ", parts.empty() ? 0 : parts[2], " parts"));
+                                ", last context in ", parts.empty() ? 0 : parts.back(), " parts"));
             EXPECT_TRUE(EqualsExactly(RunCuda(device, step, {.parts = parts}), model, step));
           }
         };
         expect_exact(shorter, {{}, {1, 1, 1, 1}, {1, 1, 2, 3}});
         expect_exact(longer, {{}, {1, 1, 1, 1}, {5, 7, 30, 1}});
+        // Alone, a context has more copies under way than the weights before and after it.
+        Step alone(model.shape, {.rows = {{.chunks = {2048, 2000, 48}}}});
+        expect_exact(alone, {{}, {1}, {5}});
       }
     }
   }

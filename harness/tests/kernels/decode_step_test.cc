@@ -135,7 +135,8 @@ TEST(DecodeStepPolicyTest, GeometryFitsEachDeviceOrIsRefused) {
               ASSERT_LE(g.shared_bytes + kDecodeStepStaticBytes, device.shared_bytes_per_block);
               ASSERT_EQ(g.blocks, device.sm_count);
               ASSERT_GT(g.in_flight, 0);
-              ASSERT_LT(g.in_flight, g.stages);
+              ASSERT_LE(g.in_flight, kDecodeStepMostInFlight);
+              ASSERT_LT(kDecodeStepMostInFlight, g.stages);
               EXPECT_LE(g.stages * kDecodeStepStageBytes, g.x);
               EXPECT_LE(g.x + static_cast<int32_t>(tokens) * DecodeStepXPitch(hidden), g.sums);
               EXPECT_LT(g.sums, g.states);

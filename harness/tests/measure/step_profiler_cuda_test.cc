@@ -79,7 +79,9 @@ class StepProfilerCudaTest : public testing::CudaTest {
 
 TEST_F(StepProfilerCudaTest, AStepOfOneKernelIsOneOp) {
   if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "steps are chains of kernels here";
-  const auto ops = ByName(Profile().profile);
+  const ProfiledSteps profiled = Profile();
+  ExpectMethod(profiled);
+  const auto ops = ByName(profiled.profile);
   EXPECT_EQ(ops.size(), 2u);
   ASSERT_TRUE(ops.contains("decode_step") && ops.contains("sampling"));
   EXPECT_EQ(ops.at("decode_step").launches, 1);
