@@ -136,7 +136,7 @@ def tokps(arguments):
         (row["implementation"], f"{row['prefill_ms']:.2f}", f"{row['decode_tokps']:.1f}",
          f"{row['ms_per_token']:.3f}", f"{row['warm_up_s']:.1f}", f"the first {row['equal_tokens']} tokens are eager's")
         for row in record["rows"]])
-    return 0
+    return 1 if all("error" in row for row in record["rows"]) else 0
 
 
 def main():

@@ -49,4 +49,6 @@ build_preset() {
   fi
   say "building with ${jobs:=$(default_jobs)} jobs"
   cmake --build "$build_dir" --parallel "$jobs" ${targets:+--target "${targets[@]}"} >&2 || die 1 "the build failed"
+  # In a folder that is kept, a program that no longer exists would still be found and run.
+  [[ ! -f $build_dir/build.ninja ]] || ninja -C "$build_dir" -t cleandead >/dev/null
 }

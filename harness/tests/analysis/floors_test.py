@@ -44,6 +44,12 @@ class FloorsTest(CommandTest):
         table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
         return {line[0]: dict(zip(table[0], line)) for line in table[2:]}
 
+    def test_a_row_that_was_refused_last_has_no_figure(self):
+        case = KernelCase("chunk_decode", SHORT, 13.0)
+        self.record("old.jsonl", [case])
+        self.record("new.jsonl", [case], refused={case: "unverified: wrong"})
+        self.assertEqual(self.lines(expect=1)["decode, short"]["measured"], "no record")
+
     def test_the_suites_figure_stands_beside_the_fastest_peer_on_the_same_shape(self):
         self.record(
             "kernels.jsonl",

@@ -37,6 +37,13 @@ class HistoryTest(ScratchRepository):
         self.assertEqual(self.files(), ["a.jsonl", "b.jsonl"])
         self.assertEqual(git(self.remote, "rev-list", "--count", "history"), "2")  # the third had nothing new
 
+    def test_two_records_of_one_name_are_refused(self):
+        first = self.record("a.jsonl")
+        other = tempfile.mkdtemp(dir=self.folder)
+        code, output = self.history(first, shutil.copy(first, other))
+        self.assertEqual(code, 2)
+        self.assertIn("two records have the same name", output)
+
     def test_tests_that_passed_at_their_second_try_are_counted_over_nights(self):
         names = self.folder / "retried.txt"
         for number, text in enumerate(("a_test\nb_test\n", "", "a_test\n")):

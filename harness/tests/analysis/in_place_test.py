@@ -38,7 +38,8 @@ class InPlaceTest(CommandTest):
     def test_the_newest_row_of_a_measurement_counts(self):
         old = self.records({"down": 2.0}, "a.jsonl")
         new = self.records({"down": 1.0}, "b.jsonl")
-        self.assertIn("Of 1 op, 1 have a share", run_main(old, new)[1])
+        for files in ((old, new), (new, old)):
+            self.assertIn("Of 1 op, 1 have a share", run_main(*files)[1])
 
     def test_a_page_is_rewritten_between_its_marks(self):
         page = self.folder / "page.md"

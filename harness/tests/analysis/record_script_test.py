@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -25,6 +26,9 @@ NVIDIA_SMI = "#!/bin/sh\necho 'GPU 0: simulated'\n"
 FAILS = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  FAILED  ] A.Fails (1 ms)"\nexit 1\n'
 
 
+KERNELS = re.findall(r"(?m)^add_kernel\((\w+)", (ROOT / "CMakeLists.txt").read_text())
+
+
 class RecordScriptTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -36,9 +40,9 @@ class RecordScriptTest(unittest.TestCase):
             (self.folder / "models" / name / "config.json").write_text("{}")
             (self.folder / "models" / name / "model.safetensors").write_bytes(bytes(1 << 20))
         self.program("bin/tokline", TOKLINE)
-        self.program("bin/bench_chunk_decode", TOKLINE)
-        self.program("bin/bench_linear", TOKLINE)
-        self.program("bin/chunk_decode_cuda_test", PASSES)
+        for kernel in KERNELS:
+            self.program(f"bin/bench_{kernel}", TOKLINE)
+            self.program(f"bin/{kernel}_cuda_test", PASSES)
         self.program("path/nvidia-smi", NVIDIA_SMI)
 
     def program(self, name, text):
@@ -73,7 +77,7 @@ class RecordScriptTest(unittest.TestCase):
                           "workloads.jsonl"])
         self.assertEqual(len(self.lines("in_place.jsonl")), 1)
         self.assertEqual(len(self.lines("sharing.jsonl")), 18)
-        self.assertEqual(len(self.lines("kernels.jsonl")), 2)
+        self.assertEqual(len(self.lines("kernels.jsonl")), len(KERNELS))
         self.assertEqual(len(self.lines("ablation.jsonl")), 2)
         self.assertEqual(len(self.lines("decoder.jsonl")), 5)
         self.assertEqual(len(self.lines("workloads.jsonl")), 5)
@@ -101,7 +105,7 @@ class RecordScriptTest(unittest.TestCase):
         self.assertIn("ablation (exit 1)", words)
         self.assertIn("it broke", (self.results / "ablation.failed.log").read_text())
         self.assertEqual((self.results / "ablation.jsonl").read_text(), before)
-        self.assertEqual(len(self.lines("tests.jsonl")), 1)
+        self.assertEqual(len(self.lines("tests.jsonl")), len(KERNELS))
         (self.folder / "bin/broken").unlink()
         self.record("--only", "ablation", expect=0)
         self.assertFalse((self.results / "ablation.failed.log").exists())
@@ -133,8 +137,8 @@ class RecordScriptTest(unittest.TestCase):
 
     def test_tests_are_counted_and_a_program_without_a_passed_one_fails(self):
         self.record("--only", "tests", expect=0)
-        counted = [{"program": "chunk_decode_cuda_test", "code": "build", "gpu": "GPU 0: simulated", "exit": 0,
-                    "passed": 1, "skipped": 1}]
+        counted = [{"program": f"{kernel}_cuda_test", "code": "build", "gpu": "GPU 0: simulated", "exit": 0,
+                    "passed": 1, "skipped": 1} for kernel in sorted(KERNELS)]
         self.assertEqual(self.counted(), counted)
         for text in (SKIPS, FAILS):
             self.program("bin/linear_cuda_test", text)
@@ -182,7 +186,7 @@ class RecordScriptTest(unittest.TestCase):
         self.assertEqual(most, 8)
         lines = self.lines("tests.jsonl")
         self.assertEqual(sorted(line["program"] for line in lines),
-                         sorted([*alone, *together, "chunk_decode_cuda_test"]))
+                         sorted([*alone, *together, *(f"{kernel}_cuda_test" for kernel in KERNELS)]))
         seconds = {line["program"]: line["seconds"] for line in lines}
         self.assertGreaterEqual(min(seconds[name] for name in alone), 0.4)
         self.assertLess(seconds["chunk_decode_cuda_test"], 0.4)
@@ -210,6 +214,10 @@ class RecordScriptTest(unittest.TestCase):
     def test_misuse_is_named(self):
         self.assertIn("--only names 'nothing'; allowed: tests", self.record("--only", "nothing", expect=2))
         self.assertIn("one folder is needed", self.record("another", expect=2))
+        (self.folder / "bin/bench_norm").unlink()
+        self.assertIn("has no bench_norm", self.record("--only", "kernels", expect=2))
+        (self.folder / "bin/norm_cuda_test").unlink()
+        self.assertIn("has no norm_cuda_test", self.record("--only", "tests", expect=2))
         (self.folder / "bin/tokline").unlink()
         self.assertIn("has no tokline", self.record("--only", "load", expect=2))
 

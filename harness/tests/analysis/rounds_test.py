@@ -178,6 +178,14 @@ class RoundsTest(CommandTest):
         self.assertIn("bench_sampling was killed by SIGSEGV in 1 of 3 rounds of B", done.stdout)
         self.assertIn("round 2: bench_sampling (B) was killed by SIGSEGV", done.stderr)
 
+    def test_program_that_always_crashes_on_both_sides_fails(self):
+        for side in "ab":
+            self.build(side, ["linear", "sampling"])
+            for number in range(3):
+                (self.folder / side / f"bench_sampling.{number}.sh").write_text("kill -SEGV $$\n")
+        done = self.ab("--device", "cpu", expect=1)
+        self.assertIn("bench_sampling was killed by SIGSEGV in 3 of 3 rounds of B", done.stdout)
+
     def test_filter_that_matches_nothing_in_a_program_leaves_it_out(self):
         for side in "ab":
             self.build(side, ["linear", "sampling"])

@@ -213,13 +213,13 @@ def run_rounds(plan, folder, options):
 
 
 def crashes(experiment, plan):
-    """Programs that are killed or record nothing in B, and never in A. Refused rows speak for themselves."""
+    """Programs that are killed in B, or record nothing there and never in A. Refused rows speak for themselves."""
     in_a, in_b = {}, {}
     for failure in experiment.failures:
         if failure.killed or failure.empty:
             (in_a if failure.side == "a" else in_b).setdefault(failure.name, []).append(failure)
     return [f"{name} {failures[0].words} in {len(failures)} of {count(plan.rounds, 'round')} of B"
-            for name, failures in in_b.items() if name not in in_a]
+            for name, failures in in_b.items() if name not in in_a or any(failure.killed for failure in failures)]
 
 
 def noise_sentence(comparison, runs):

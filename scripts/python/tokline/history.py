@@ -116,6 +116,8 @@ def commit(files, branch, tip):
 def add(options, tip):
     """The branch's last commit once it has the records."""
     files = {file.name: file for file in options.records}
+    if len(files) < len(options.records):
+        raise Stop("two records have the same name, and the branch has one file of a name; rename one", 2)
     if options.retried:
         files[f"{options.records[0].stem}.retried"] = options.retried.resolve()
     for attempt in range(1, ATTEMPTS + 1):

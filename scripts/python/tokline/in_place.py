@@ -56,7 +56,7 @@ class TimedOp:
 def timed_ops(runs):
     """The ops of the newest row of each measurement."""
     newest = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.time):
         for row in run.rows:
             if row["kernel"] == records.DECODER and row["status"] == "ok" and row["profile"]:
                 if any("in_place_us" in op for op in row["profile"]["ops"]):

@@ -232,8 +232,9 @@ class Experiment:
         self.failures.append(Failure(name, side, words, written <= (1 if killed else 2), killed))
         self._progress.clear()
         self._say(f"round {number}: {name} ({side.upper()}) {words}")
-        # A filter that matches nothing in a program fails it on both sides: it is not run again.
-        empty = {failure.side for failure in self.failures if failure.name == name and failure.empty}
+        # A filter that matches nothing in a program fails it on both sides: it is not run again. A crash is none.
+        empty = {failure.side for failure in self.failures
+                 if failure.name == name and failure.empty and not failure.killed}
         if number == 1 and empty == set(SIDES):
             self._silent.add(name)
             self._say(f"{name} measured nothing on either side; it is left out of the other rounds")
