@@ -1,15 +1,13 @@
 // First kernel: reads every logit once.
 //
-// Grid: one block per chunk of kSamplingChunk logits of a row. Each thread holds 16 of them in
-//   registers, with all loads in flight. The kernel stores the chunk's best logit and, for sampled
-//   rows, the chunk's mass relative to that logit; for top-k or top-p it also stores the maximum of
-//   each group of 32. Blocks of greedy rows whose best logits are known end at once.
-// Shared memory: CUB's block reduction and the chunk's best.
-// Barriers: one within each reduction, one to share the best.
+// Grid: as many blocks as run at once, at most one per chunk of kSamplingChunk logits of a row; a
+//   block takes every grid-th chunk. Each thread holds 16 logits of a chunk in registers, while
+//   those of the block's next chunk are on their way. The kernel stores the chunk's best logit; for
+//   sampled rows without top-k, also the chunk's mass relative to that logit; for top-k or top-p,
+//   the maximum of each group of 32. Greedy rows whose best logits are known are left out.
+// Shared memory: a value per warp. Barriers per chunk: one for the best, one for the mass.
 // Dependent launch: nothing is read before the wait, since rules and logits belong to the step.
 #pragma once
-
-#include <cub/block/block_reduce.cuh>
 
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/sampling/logits_device.cuh"
@@ -17,79 +15,140 @@
 namespace tokline {
 
 inline constexpr int kChunkScanThreads = 256;
+inline constexpr int kChunkScanBlocks = 4;  // per SM
 
-__device__ __forceinline__ bool NeedsThreshold(const SamplingRule& rule, int64_t vocab_size) {
-  return (rule.top_k > 0 && rule.top_k < vocab_size) || rule.top_p < 1;
+// Whether the rule keeps the largest k logits, and not all.
+__device__ __forceinline__ bool HasTopK(const SamplingRule& rule, int64_t vocab_size) {
+  return rule.top_k > 0 && rule.top_k < vocab_size;
 }
 
-__global__ void __launch_bounds__(kChunkScanThreads)
-    ChunkScanKernel(const __grid_constant__ SamplingParams params,
-                    const __grid_constant__ SamplingPlan plan) {
-  constexpr int kVectors = kSamplingChunk / (4 * kChunkScanThreads);
-  constexpr int kGroupLanes = kSamplingGroup / 4;
-  using BlockReduce = cub::BlockReduce<uint64_t, kChunkScanThreads>;
-  __shared__ typename BlockReduce::TempStorage best_storage, mass_storage;
-  __shared__ uint64_t shared_best;
-  ptx::GridDependencyLaunch();
-  ptx::GridDependencyWait();
+__device__ __forceinline__ bool NeedsThreshold(const SamplingRule& rule, int64_t vocab_size) {
+  return HasTopK(rule, vocab_size) || rule.top_p < 1;
+}
 
-  const int32_t row = static_cast<int32_t>(blockIdx.x / plan.num_chunks);
-  const int32_t chunk = static_cast<int32_t>(blockIdx.x % plan.num_chunks);
-  if (params.best != nullptr && !(params.rules[row].temperature > 0)) return;
-  const int32_t vocab_size = static_cast<int32_t>(params.vocab_size);
-  const float* const logits = params.logits + row * params.logits_stride;
-  const int32_t first = chunk * kSamplingChunk + static_cast<int32_t>(threadIdx.x) * 4;
+// What a thread holds of a chunk.
+struct ScannedChunk {
+  static constexpr int kVectors = kSamplingChunk / (4 * kChunkScanThreads);
+  static constexpr int kStride = 4 * kChunkScanThreads;  // from a vector to the next
+
+  int32_t row = 0, chunk = 0, first = 0;
   float4 x[kVectors];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    x[v] = LoadLogits(logits, first + v * 4 * kChunkScanThreads, vocab_size, plan.vector_loads);
-  }
-  const SamplingRule rule = params.rules[row];
 
-  float value = x[0].x;
-  int32_t id = first;
+  // Locates the chunk with this number among all rows', and loads it. Returns false if the row
+  // needs no scan.
+  __device__ __forceinline__ bool Load(const SamplingParams& params, const SamplingPlan& plan,
+                                       int32_t number) {
+    row = number / plan.num_chunks;
+    chunk = number - row * plan.num_chunks;
+    first = chunk * kSamplingChunk + static_cast<int32_t>(threadIdx.x) * 4;
+    if (params.best != nullptr && !(params.rules[row].temperature > 0)) return false;
+    const float* const logits = params.logits + row * params.logits_stride;
+    const auto vocab_size = static_cast<int32_t>(params.vocab_size);
+    // One test for all loads of a chunk that does not end the row.
+    if (plan.vector_loads && (chunk + 1) * kSamplingChunk <= vocab_size) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        x[v] = *reinterpret_cast<const float4*>(logits + first + v * kStride);
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        x[v] = LoadRaw(logits, first + v * kStride, vocab_size, plan.vector_loads);
+      }
+    }
+    return true;
+  }
+};
+
+// Per warp; two sets take turns, so that one barrier per value suffices.
+struct ScanStorage {
+  uint64_t bests[kChunkScanThreads / 32], masses[kChunkScanThreads / 32];
+};
+
+__device__ __forceinline__ void ScanChunk(const SamplingParams& params, const SamplingPlan& plan,
+                                          const ScannedChunk& held, ScanStorage& storage) {
+  constexpr int kVectors = ScannedChunk::kVectors, kWarps = kChunkScanThreads / 32;
+  constexpr int kGroupLanes = kSamplingGroup / 4;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const SamplingRule rule = params.rules[held.row];
+  float value = held.x[0].x;
+  int32_t id = held.first;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // ids ascend, so an equal logit never displaces a lower id
-      const float candidate = Component(x[v], i);
+      const float candidate = Component(held.x[v], i);
       if (candidate > value) {
         value = candidate;
-        id = first + v * 4 * kChunkScanThreads + i;
+        id = held.first + v * ScannedChunk::kStride + i;
       }
     }
   }
-  const uint64_t best = BlockReduce(best_storage).Reduce(PackBest(value, id), Max64());
-  ChunkStats& stats = plan.stats[int64_t{row} * plan.num_chunks + chunk];
-  if (threadIdx.x == 0) {
-    stats.best = best;
-    shared_best = best;
-  }
-  if (!(rule.temperature > 0)) return;  // uniform across the block
+  const uint64_t of_warp = WarpBest(value, id);
+  if (threadIdx.x % 32 == 0) storage.bests[warp] = of_warp;
   __syncthreads();
+  ChunkStats& stats = plan.stats[int64_t{held.row} * plan.num_chunks + held.chunk];
+  uint64_t best = storage.bests[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) best = Max64()(best, storage.bests[w]);
+  if (threadIdx.x == 0) stats.best = best;
+  if (!(rule.temperature > 0)) return;  // uniform across the block
 
-  const MassOf mass_of(BestLogit(shared_best), rule.temperature);
-  uint64_t mass = 0;
+  if (!HasTopK(rule, params.vocab_size)) {
+    const MassOf mass_of(BestLogit(best), rule.temperature);
+    uint64_t mass = 0;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) mass += mass_of(Component(x[v], i));
+      for (int i = 0; i < 4; ++i) mass += mass_of(Component(held.x[v], i));
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      mass += __shfl_xor_sync(0xffffffffu, mass, offset);
+    }
+    if (threadIdx.x % 32 == 0) storage.masses[warp] = mass;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int w = 1; w < kWarps; ++w) mass += storage.masses[w];
+      stats.mass = mass;
+    }
   }
-  mass = BlockReduce(mass_storage).Sum(mass);
-  if (threadIdx.x == 0) stats.mass = mass;
 
-  if (!NeedsThreshold(rule, vocab_size)) return;
-  float* const maxima = plan.group_maxima + int64_t{row} * plan.num_groups;
+  if (!NeedsThreshold(rule, params.vocab_size)) return;
+  float* const maxima = plan.group_maxima + int64_t{held.row} * plan.num_groups;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    float maximum = fmaxf(fmaxf(x[v].x, x[v].y), fmaxf(x[v].z, x[v].w));
+    const float4& x = held.x[v];
+    float maximum = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
 #pragma unroll
     for (int offset = kGroupLanes / 2; offset > 0; offset /= 2) {
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, offset));
     }
     if (threadIdx.x % kGroupLanes == 0) {
-      maxima[(first + v * 4 * kChunkScanThreads) / kSamplingGroup] = maximum;
+      maxima[(held.first + v * ScannedChunk::kStride) / kSamplingGroup] = maximum;
     }
+  }
+}
+
+__global__ void __launch_bounds__(kChunkScanThreads, kChunkScanBlocks)
+    ChunkScanKernel(const __grid_constant__ SamplingParams params,
+                    const __grid_constant__ SamplingPlan plan) {
+  __shared__ ScanStorage storage[2];
+  ptx::GridDependencyLaunch();
+  ptx::GridDependencyWait();
+  const auto chunks = static_cast<int32_t>(params.num_rows) * plan.num_chunks;
+  const auto step = static_cast<int32_t>(gridDim.x);
+  ScannedChunk next;
+  auto number = static_cast<int32_t>(blockIdx.x);
+  bool scans = next.Load(params, plan, number);
+  for (int turn = 0; number < chunks; turn ^= 1) {
+    ScannedChunk held = next;
+    const bool scans_held = scans;
+    number += step;
+    if (number < chunks) scans = next.Load(params, plan, number);
+    if (!scans_held) continue;
+    for (float4& x : held.x) x = Sanitize(x);
+    ScanChunk(params, plan, held, storage[turn]);
   }
 }
 

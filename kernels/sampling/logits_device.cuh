@@ -10,21 +10,36 @@
 
 namespace tokline {
 
-// Loads logits i to i + 3 of a row, with -inf beyond the vocabulary. `i` is a multiple of 4.
+// Loads logits i to i + 3 of a row as they are, with -inf beyond the vocabulary. `i` is a multiple
+// of 4.
+__device__ __forceinline__ float4 LoadRaw(const float* row, int32_t i, int32_t vocab_size,
+                                          bool vector_loads) {
+  if (vector_loads && i + 3 < vocab_size) return *reinterpret_cast<const float4*>(row + i);
+  return {i < vocab_size ? row[i] : -INFINITY, i + 1 < vocab_size ? row[i + 1] : -INFINITY,
+          i + 2 < vocab_size ? row[i + 2] : -INFINITY, i + 3 < vocab_size ? row[i + 3] : -INFINITY};
+}
+
+__device__ __forceinline__ float4 Sanitize(const float4& x) {
+  return {Sanitize(x.x), Sanitize(x.y), Sanitize(x.z), Sanitize(x.w)};
+}
+
+// The same, sanitized.
 __device__ __forceinline__ float4 LoadLogits(const float* row, int32_t i, int32_t vocab_size,
                                              bool vector_loads) {
-  if (vector_loads && i + 3 < vocab_size) {
-    const float4 x = *reinterpret_cast<const float4*>(row + i);
-    return {Sanitize(x.x), Sanitize(x.y), Sanitize(x.z), Sanitize(x.w)};
-  }
-  return {i < vocab_size ? Sanitize(row[i]) : -INFINITY,
-          i + 1 < vocab_size ? Sanitize(row[i + 1]) : -INFINITY,
-          i + 2 < vocab_size ? Sanitize(row[i + 2]) : -INFINITY,
-          i + 3 < vocab_size ? Sanitize(row[i + 3]) : -INFINITY};
+  return Sanitize(LoadRaw(row, i, vocab_size, vector_loads));
 }
 
 __device__ __forceinline__ float Component(const float4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// The best of the warp's logits, packed.
+__device__ __forceinline__ uint64_t WarpBest(float logit, int32_t id) {
+  const uint64_t packed = PackBest(logit, id);
+  const auto high = static_cast<uint32_t>(packed >> 32);
+  const uint32_t highest = __reduce_max_sync(0xffffffffu, high);
+  const uint32_t low = high == highest ? static_cast<uint32_t>(packed) : 0;
+  return uint64_t{highest} << 32 | __reduce_max_sync(0xffffffffu, low);
 }
 
 struct Max64 {

@@ -25,8 +25,10 @@ inline constexpr int kMaxCandidates = kMaxCandidateGroups * kSamplingGroup;
 // kEnoughGroups is not made narrower.
 inline constexpr int kTopPGroups = 96, kEnoughGroups = 192;
 inline constexpr int kMaxCompared = 512;
-static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread holds one chunk");
-static_assert(kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
+// Chunks of a thread, which are neighbours.
+inline constexpr int kChunksOfThread =
+    static_cast<int>(kMaxSamplingVocab / kSamplingChunk) / kPickThreads;
+static_assert(kChunksOfThread * kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
 
 // Every logit of a row, which is in L2.
 struct RowSource {
@@ -60,7 +62,20 @@ struct ArraySource {
 
   template <typename Visit>
   __device__ __forceinline__ void ForEach(const Visit& visit) const {
-    for (int32_t i = threadIdx.x; i < size; i += kPickThreads) visit(values[i]);
+    constexpr int kUnroll = 5;  // all maxima of 160,000 logits: loads that wait for each other cost
+                                // a trip to the L2 each
+    for (int32_t base = threadIdx.x; base < size; base += kUnroll * kPickThreads) {
+      float x[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int32_t i = base + u * kPickThreads;
+        x[u] = i < size ? values[i] : -INFINITY;
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (base + u * kPickThreads < size) visit(x[u]);
+      }
+    }
   }
 };
 
@@ -70,6 +85,7 @@ struct PickStorage {
   int32_t groups[kMaxCandidateGroups];
   int32_t chunk;      // the drawn chunk
   uint64_t residual;  // position of the draw within the chunk's mass
+  uint64_t draw_bits;
 };
 
 // The least that a block may have on the devices that are supported: 99 KB, on 8.6, 8.9 and 12.0.
@@ -81,12 +97,14 @@ struct Compared {
   uint64_t* masses;  // [kMaxCompared]
   float* values;     // [kMaxCompared], then as many -inf as fill a vector
   int32_t* ids;      // [kMaxCompared]
+  int32_t* larger;   // [kMaxCompared] how many others are larger
 
   __device__ __forceinline__ explicit Compared(PickStorage& storage)
       : masses(storage.select.bins),
         values(reinterpret_cast<float*>(masses + kMaxCompared)),
-        ids(reinterpret_cast<int32_t*>(values + kMaxCompared + 4)) {
-    static_assert(kMaxCompared * 16 + 16 <= sizeof(storage.select.bins));
+        ids(reinterpret_cast<int32_t*>(values + kMaxCompared + 4)),
+        larger(ids + kMaxCompared) {
+    static_assert(kMaxCompared * 20 + 16 <= sizeof(storage.select.bins));
   }
 };
 
@@ -105,7 +123,7 @@ struct RowContext {
 };
 
 struct One {
-  __device__ __forceinline__ uint64_t operator()(float) const { return 1; }
+  __device__ __forceinline__ uint32_t operator()(float) const { return 1; }
 };
 
 // Loads the groups whose maximum reaches `threshold` into shared memory, in the order of their ids;
@@ -117,21 +135,31 @@ __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& cont
   const int32_t a_thread = (context.num_groups + kPickThreads - 1) / kPickThreads;
   const int32_t begin = threadIdx.x * a_thread;
   const int32_t end = min(begin + a_thread, context.num_groups);
-  uint64_t mine = 0;
+  uint32_t mine = 0, count;
   for (int32_t g = begin; g < end; ++g) mine += context.group_maxima[g] >= threshold;
-  __syncthreads();
-  uint64_t position, count;
-  PickScan(storage.select.cub.scan).ExclusiveSum(mine, position, count);
+  uint32_t position = ExclusiveSum(storage.select, mine, count);
   if (count > kMaxCandidateGroups) return -1;
   for (int32_t g = begin; g < end; ++g) {
     if (context.group_maxima[g] >= threshold) storage.groups[position++] = g;
   }
   __syncthreads();
   const int32_t size = static_cast<int32_t>(count) * kSamplingGroup;
-  for (int32_t i = threadIdx.x; i < size; i += kPickThreads) {
-    const int32_t id = storage.groups[i / kSamplingGroup] * kSamplingGroup + i % kSamplingGroup;
-    const float logit = id < context.row.vocab_size ? Sanitize(context.row.logits[id]) : -INFINITY;
-    storage.candidates[i] = logit >= threshold ? logit : -INFINITY;
+  constexpr int kUnroll = 4;
+  for (int32_t base = threadIdx.x; base < size; base += kUnroll * kPickThreads) {
+    float logits[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int32_t i = base + u * kPickThreads;
+      const int32_t id =
+          i < size ? storage.groups[i / kSamplingGroup] * kSamplingGroup + i % kSamplingGroup
+                   : context.row.vocab_size;
+      logits[u] = id < context.row.vocab_size ? Sanitize(context.row.logits[id]) : -INFINITY;
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (base + u * kPickThreads >= size) break;
+      storage.candidates[base + u * kPickThreads] = logits[u] >= threshold ? logits[u] : -INFINITY;
+    }
   }
   __syncthreads();
   return size;
@@ -147,10 +175,9 @@ __device__ __forceinline__ int32_t CandidatesOfThread(int32_t size) {
 __device__ int32_t CompactCandidates(PickStorage& storage, int32_t size, const Compared& compared) {
   const int32_t first = static_cast<int32_t>(threadIdx.x) * CandidatesOfThread(size);
   const int32_t end = min(first + CandidatesOfThread(size), size);
-  uint64_t mine = 0;
+  uint32_t mine = 0, count;
   for (int32_t at = first; at < end; ++at) mine += storage.candidates[at] != -INFINITY;
-  uint64_t position, count;
-  PickScan(storage.select.cub.scan).ExclusiveSum(mine, position, count);
+  uint32_t position = ExclusiveSum(storage.select, mine, count);
   if (count > kMaxCompared) return -1;
   for (int32_t at = first; at < end; ++at) {
     if (storage.candidates[at] == -INFINITY) continue;
@@ -172,8 +199,11 @@ __device__ __forceinline__ uint64_t ScaledChunkMass(const RowContext& context, i
 
 // The mass of the whole row.
 __device__ uint64_t RowMass(PickStorage& storage, const RowContext& context) {
-  const int32_t chunk = threadIdx.x;
-  return BlockSum(storage.select, chunk < context.num_chunks ? ScaledChunkMass(context, chunk) : 0);
+  uint64_t mass = 0;
+  for (int32_t chunk = threadIdx.x; chunk < context.num_chunks; chunk += kPickThreads) {
+    mass += ScaledChunkMass(context, chunk);
+  }
+  return BlockSum(storage.select, mass);
 }
 
 template <typename Source>
@@ -192,7 +222,7 @@ template <typename Source>
 __device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const Source& source,
                           bool partial, float& threshold) {
   const SamplingRule& rule = context.rule;
-  const bool top_k = rule.top_k > 0 && rule.top_k < context.row.vocab_size;
+  const bool top_k = HasTopK(rule, context.row.vocab_size);
   if (top_k) {
     threshold = SelectThreshold(storage.select, source, One(), context.highest, threshold,
                                 static_cast<uint64_t>(rule.top_k), 0)
@@ -232,10 +262,8 @@ __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, i
   };
   uint64_t sum = 0;
   for (int32_t at = first; at < end; ++at) sum += mass_at(at);
-  __syncthreads();
-  uint64_t before, total;
-  PickScan(storage.select.cub.scan).ExclusiveSum(sum, before, total);
-  const uint64_t draw = __umul64hi(DrawBits(context.rule.seed, context.rule.offset), total);
+  uint64_t total, before = ExclusiveSum(storage.select, sum, total);
+  const uint64_t draw = __umul64hi(storage.draw_bits, total);
   if (draw < before || draw >= before + sum) return;
   for (int32_t at = first; at < end; ++at) {  // of one thread alone
     const uint64_t mass[] = {mass_at(at)};
@@ -246,38 +274,50 @@ __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, i
   }
 }
 
-// Draws a chunk by `chunk_mass` (this thread's chunk), then one of its tokens among the logits at
-// or above `threshold`, whose masses are relative to reference_of(chunk).
-template <typename ReferenceOf>
-__device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, uint64_t chunk_mass,
-                               float threshold, const ReferenceOf& reference_of) {
-  constexpr int kItems = kSamplingChunk / kPickThreads;
-  static_assert(kItems == 4, "a thread reads one vector of the chunk");
-  __syncthreads();
-  uint64_t before, total;
-  PickScan(storage.select.cub.scan).ExclusiveSum(chunk_mass, before, total);
-  const uint64_t draw = __umul64hi(DrawBits(context.rule.seed, context.rule.offset), total);
-  if (before <= draw && draw < before + chunk_mass) {
-    storage.chunk = threadIdx.x;
-    storage.residual = draw - before;
-    storage.select.shared = chunk_mass;
+// Draws a chunk by mass_of_chunk(chunk), then one of its tokens among the logits at or above
+// `threshold`, whose masses are relative to reference_of(chunk).
+template <typename MassOfChunk, typename ReferenceOf>
+__device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, float threshold,
+                               const MassOfChunk& mass_of_chunk, const ReferenceOf& reference_of) {
+  uint64_t masses[kChunksOfThread], of_thread = 0;
+#pragma unroll
+  for (int i = 0; i < kChunksOfThread; ++i) {
+    const int32_t chunk = static_cast<int32_t>(threadIdx.x) * kChunksOfThread + i;
+    masses[i] = chunk < context.num_chunks ? mass_of_chunk(chunk) : 0;
+    of_thread += masses[i];
+  }
+  uint64_t total, before = ExclusiveSum(storage.select, of_thread, total);
+  const uint64_t draw = __umul64hi(storage.draw_bits, total);
+#pragma unroll
+  for (int i = 0; i < kChunksOfThread; ++i) {
+    if (before <= draw && draw < before + masses[i]) {
+      storage.chunk = static_cast<int32_t>(threadIdx.x) * kChunksOfThread + i;
+      storage.residual = draw - before;
+      storage.select.shared = masses[i];
+    }
+    before += masses[i];
   }
   __syncthreads();
 
+  constexpr int kItems = kSamplingChunk / kPickThreads;
+  static_assert(kItems % 4 == 0, "a thread reads whole vectors of the chunk");
   const int32_t chunk = storage.chunk;
   const MassOf mass_of(reference_of(chunk), context.rule.temperature);
   const int32_t first = chunk * kSamplingChunk + static_cast<int32_t>(threadIdx.x) * kItems;
-  const float4 x =
-      LoadLogits(context.row.logits, first, context.row.vocab_size, context.row.vector_loads);
   uint64_t mass[kItems], sum = 0;
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const float value = Component(x, i);
-    mass[i] = value >= threshold ? mass_of(value) : 0;
-    sum += mass[i];
+  for (int i = 0; i < kItems; i += 4) {
+    const float4 x =
+        LoadLogits(context.row.logits, first + i, context.row.vocab_size, context.row.vector_loads);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float value = Component(x, c);
+      mass[i + c] = value >= threshold ? mass_of(value) : 0;
+      sum += mass[i + c];
+    }
   }
   uint64_t own_total;
-  PickScan(storage.select.cub.scan).ExclusiveSum(sum, before, own_total);
+  before = ExclusiveSum(storage.select, sum, own_total);
   // Converts from the unit of the row to that of the chunk.
   const double place = static_cast<double>(storage.residual) / storage.select.shared;
   uint64_t scaled = __double2ull_rd(place * own_total);
@@ -285,14 +325,14 @@ __device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, 
   WriteWherePassed(mass, before, scaled, context.token, [&](int i) { return first + i; });
 }
 
-// Computes the masses of the chunks at or above `threshold`, one per thread, in a pass over the
-// row.
-__device__ uint64_t ChunkMassesFrom(PickStorage& storage, const RowContext& context,
-                                    float threshold) {
+// Computes the masses of the chunks at or above `threshold` in a pass over the row. Returns them in
+// shared memory.
+__device__ const uint64_t* ChunkMassesFrom(PickStorage& storage, const RowContext& context,
+                                           float threshold) {
   uint64_t* const masses = storage.select.bins;
   const int32_t lane = threadIdx.x % 32;
   __syncthreads();
-  for (int32_t chunk = threadIdx.x / 32; chunk < context.num_chunks; chunk += kPickThreads / 32) {
+  for (int32_t chunk = threadIdx.x / 32; chunk < context.num_chunks; chunk += kPickWarps) {
     uint64_t mass = 0;
 #pragma unroll 8
     for (int32_t i = 0; i < kSamplingChunk; i += 4 * 32) {
@@ -310,8 +350,38 @@ __device__ uint64_t ChunkMassesFrom(PickStorage& storage, const RowContext& cont
     if (lane == 0) masses[chunk] = mass;
   }
   __syncthreads();
-  const int32_t own = threadIdx.x;
-  return own < context.num_chunks ? masses[own] : 0;
+  return masses;
+}
+
+// Counts what is larger than each of the first `count` of `compared`, and puts the masses in
+// descending order. As many threads as there are share a candidate, up to eight.
+__device__ __forceinline__ void RankCompared(const RowContext& context, int32_t count,
+                                             const Compared& compared) {
+  static_assert(kMaxCompared <= kPickThreads);
+  int32_t sharing = 1;
+  while (sharing < 8 && 2 * sharing * count <= kPickThreads) sharing *= 2;
+  const int32_t of = static_cast<int32_t>(threadIdx.x) / sharing;
+  const int32_t part = static_cast<int32_t>(threadIdx.x) % sharing;
+  const float value = of < count ? compared.values[of] : -INFINITY;
+  int32_t larger = 0, equal_before = 0;
+  if (of < count) {
+    for (int32_t j = 4 * part; j < count; j += 4 * sharing) {
+      const float4 others = *reinterpret_cast<const float4*>(compared.values + j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float other = Component(others, i);
+        larger += other > value;
+        equal_before += other == value && j + i < of;
+      }
+    }
+  }
+  for (int32_t offset = sharing / 2; offset > 0; offset /= 2) {
+    larger += __shfl_xor_sync(0xffffffffu, larger, offset);
+    equal_before += __shfl_xor_sync(0xffffffffu, equal_before, offset);
+  }
+  if (of >= count || part != 0) return;
+  compared.larger[of] = larger;
+  compared.masses[larger + equal_before] = context.mass_of(value);
 }
 
 // Applies top-k and top-p to the first `count` of `compared`, which hold everything at or above a
@@ -319,28 +389,17 @@ __device__ uint64_t ChunkMassesFrom(PickStorage& storage, const RowContext& cont
 __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, int32_t count,
                                const Compared& compared, bool partial) {
   const SamplingRule& rule = context.rule;
-  const bool top_k = rule.top_k > 0 && rule.top_k < context.row.vocab_size;
+  const bool top_k = HasTopK(rule, context.row.vocab_size);
+  RankCompared(context, count, compared);
+  __syncthreads();
   const int32_t own = threadIdx.x;
   const bool exists = own < count;
-  const float value = exists ? compared.values[own] : -INFINITY;
-  int32_t larger = 0, equal_before = 0;
-  if (exists) {
-    for (int32_t j = 0; j < count; j += 4) {
-      const float4 others = *reinterpret_cast<const float4*>(compared.values + j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float other = Component(others, i);
-        larger += other > value;
-        equal_before += other == value && j + i < own;
-      }
-    }
-  }
-  // The mass of all that are larger: a prefix of the masses in descending order.
-  const uint64_t mass = exists ? context.mass_of(value) : 0;
-  if (exists) compared.masses[larger + equal_before] = mass;
-  __syncthreads();
-  uint64_t before, all;
-  PickScan(storage.select.cub.scan).ExclusiveSum(exists ? compared.masses[own] : 0, before, all);
+  const int32_t larger = exists ? compared.larger[own] : 0;
+  const uint64_t mass = exists ? context.mass_of(compared.values[own]) : 0;
+  // The mass of all that are larger is a prefix of the masses in descending order.
+  uint64_t all;
+  const uint64_t before =
+      ExclusiveSum(storage.select, exists ? compared.masses[own] : uint64_t{0}, all);
   if (exists) compared.masses[own] = before;
   bool kept = exists && (!top_k || larger < rule.top_k);
   const int32_t num_kept = __syncthreads_count(kept);
@@ -353,10 +412,9 @@ __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, 
     kept = kept && above < target;
   }
   const uint64_t kept_mass = kept ? mass : 0;
-  __syncthreads();
-  uint64_t kept_before, total;
-  PickScan(storage.select.cub.scan).ExclusiveSum(kept_mass, kept_before, total);
-  const uint64_t draw = __umul64hi(DrawBits(rule.seed, rule.offset), total);
+  uint64_t total;
+  const uint64_t kept_before = ExclusiveSum(storage.select, kept_mass, total);
+  const uint64_t draw = __umul64hi(storage.draw_bits, total);
   if (kept_before <= draw && draw < kept_before + kept_mass) *context.token = compared.ids[own];
   return true;
 }
@@ -364,7 +422,7 @@ __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, 
 // Applies top-k and top-p to the candidates and draws. Returns false if the candidates do not
 // suffice.
 __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context) {
-  const int32_t top_k = context.rule.top_k < context.row.vocab_size ? context.rule.top_k : 0;
+  const int32_t top_k = HasTopK(context.rule, context.row.vocab_size) ? context.rule.top_k : 0;
   if (top_k > kMaxCandidateGroups) return false;
   // k groups whose maxima reach a bound contain at least k logits that do, so any such bound works.
   const uint64_t wanted = top_k > 0 ? top_k : kTopPGroups;
@@ -394,19 +452,21 @@ __global__ void __launch_bounds__(kPickThreads)
   const int64_t row = blockIdx.x;
   const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
   const SamplingRule rule = params.rules[row];
-  const bool has_chunk = static_cast<int32_t>(threadIdx.x) < plan.num_chunks;
+  // While loads are on their way, one thread makes the random bits.
+  if (threadIdx.x == kPickThreads - 1 && rule.temperature > 0) {
+    storage.draw_bits = DrawBits(rule.seed, rule.offset);
+  }
   uint64_t own_best = 0;
   if (params.best != nullptr && !(rule.temperature > 0)) {
     for (int32_t part = threadIdx.x; part < params.best_parts; part += kPickThreads) {
       own_best = Max64()(own_best, params.best[row * params.best_parts + part]);
     }
-  } else if (has_chunk) {
-    own_best = stats[threadIdx.x].best;
+  } else {
+    for (int32_t chunk = threadIdx.x; chunk < plan.num_chunks; chunk += kPickThreads) {
+      own_best = Max64()(own_best, stats[chunk].best);
+    }
   }
-  const uint64_t reduced = PickReduce(storage.select.cub.reduce).Reduce(own_best, Max64());
-  if (threadIdx.x == 0) storage.select.shared = reduced;
-  __syncthreads();
-  const uint64_t best = storage.select.shared;
+  const uint64_t best = BlockReduce(storage.select, own_best, Max64());
   const float highest = BestLogit(best);
   if (!(rule.temperature > 0) || highest == -INFINITY) {
     if (threadIdx.x == 0) params.tokens[row] = BestId(best);
@@ -429,16 +489,18 @@ __global__ void __launch_bounds__(kPickThreads)
       .token = params.tokens + row,
   };
   if (!NeedsThreshold(rule, params.vocab_size)) {
-    const uint64_t chunk_mass = has_chunk ? ScaledChunkMass(context, threadIdx.x) : 0;
-    DrawFromChunks(storage, context, chunk_mass, -INFINITY,
-                   [&](int32_t chunk) { return BestLogit(stats[chunk].best); });
+    DrawFromChunks(
+        storage, context, -INFINITY, [&](int32_t chunk) { return ScaledChunkMass(context, chunk); },
+        [&](int32_t chunk) { return BestLogit(stats[chunk].best); });
     return;
   }
   if (SampleCandidates(storage, context)) return;
   float threshold = context.lowest;
   ApplyRule(storage, context, context.row, false, threshold);
-  DrawFromChunks(storage, context, ChunkMassesFrom(storage, context, threshold), threshold,
-                 [&](int32_t) { return highest; });
+  const uint64_t* const masses = ChunkMassesFrom(storage, context, threshold);
+  DrawFromChunks(
+      storage, context, threshold, [&](int32_t chunk) { return masses[chunk]; },
+      [&](int32_t) { return highest; });
 }
 
 }  // namespace tokline

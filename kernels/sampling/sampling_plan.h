@@ -9,7 +9,7 @@ namespace tokline {
 
 inline constexpr int32_t kSamplingChunk = 4096;  // logits that a block of the first kernel reads
 inline constexpr int32_t kSamplingGroup = 32;    // logits per maximum that the workspace keeps
-inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks: one per thread
+inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks
 
 // What the first kernel computes for a chunk.
 struct ChunkStats {

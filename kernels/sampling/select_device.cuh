@@ -6,24 +6,20 @@
 // integers, so the result does not depend on the order of the atomics.
 #pragma once
 
-#include <cub/block/block_reduce.cuh>
-#include <cub/block/block_scan.cuh>
+#include <cstdint>
 
 #include "kernels/sampling/logits_device.cuh"
 
 namespace tokline {
 
-inline constexpr int kPickThreads = 1024;
-inline constexpr int kSelectBins = 2 * kPickThreads;  // two per thread
+inline constexpr int kPickThreads = 1024, kPickWarps = kPickThreads / 32;
+static_assert(kPickWarps <= 32, "a lane has a warp's sum");
+inline constexpr int kBinsOfThread = 2;
+inline constexpr int kSelectBins = kBinsOfThread * kPickThreads;
 
-using PickReduce = cub::BlockReduce<uint64_t, kPickThreads>;
-using PickScan = cub::BlockScan<uint64_t, kPickThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-
+// Of weights: counts are 32-bit, masses 64-bit.
 struct SelectStorage {
-  union {
-    typename PickReduce::TempStorage reduce;
-    typename PickScan::TempStorage scan;
-  } cub;
+  uint64_t warps[kPickWarps];
   uint64_t bins[kSelectBins];
   uint64_t shared;  // passes a result from one thread to all
   int32_t bin;      // -1: the target is not reached
@@ -34,13 +30,61 @@ struct Selection {
   bool reached;  // false: the total weight is below the target, and threshold is `lowest`
 };
 
-// Returns the sum to every thread. There is a barrier before and after its use of the storage.
+// The sum of the values of all threads before this one, and of all. The block calls it together;
+// there is a barrier before and after its use of the storage.
+template <typename Sum>
+__device__ __forceinline__ Sum ExclusiveSum(SelectStorage& storage, Sum value, Sum& total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto inclusive = [lane](Sum sum) {
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const Sum other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    return sum;
+  };
+  const Sum of_warp = inclusive(value);
+  __syncthreads();
+  if (lane == 31) storage.warps[warp] = of_warp;
+  __syncthreads();
+  const Sum of_block =
+      inclusive(lane < kPickWarps ? static_cast<Sum>(storage.warps[lane]) : Sum{0});
+  total = __shfl_sync(0xffffffffu, of_block, 31);
+  const Sum before = __shfl_sync(0xffffffffu, of_block, warp > 0 ? warp - 1 : 0);
+  return (warp > 0 ? before : 0) + of_warp - value;
+}
+
+// Combines the values of all threads by `op`, for which 0 changes nothing; every thread gets the
+// result. Barriers as above.
+template <typename Op>
+__device__ __forceinline__ uint64_t BlockReduce(SelectStorage& storage, uint64_t value,
+                                                const Op& op) {
+  const auto of_warp = [&op](uint64_t x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      x = op(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    }
+    return x;
+  };
+  value = of_warp(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) storage.warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  return of_warp(threadIdx.x % 32 < kPickWarps ? storage.warps[threadIdx.x % 32] : 0);
+}
+
+struct Sum64 {
+  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
+
 __device__ __forceinline__ uint64_t BlockSum(SelectStorage& storage, uint64_t value) {
-  __syncthreads();
-  value = PickReduce(storage.cub.reduce).Sum(value);
-  if (threadIdx.x == 0) storage.shared = value;
-  __syncthreads();
-  return storage.shared;
+  return BlockReduce(storage, value, Sum64());
+}
+
+// To a bin in shared memory.
+__device__ __forceinline__ void AddToBin(uint32_t* bin, uint32_t weight) { atomicAdd(bin, weight); }
+__device__ __forceinline__ void AddToBin(uint64_t* bin, uint64_t weight) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(bin), weight);
 }
 
 // Finds the threshold over the values in [lowest, highest] of `source`, which has ForEach(visit).
@@ -51,17 +95,19 @@ template <typename Source, typename Weight>
 __device__ Selection SelectThreshold(SelectStorage& storage, const Source& source,
                                      const Weight& weight, float highest, float lowest,
                                      uint64_t target, uint64_t acceptable) {
+  using Sum = decltype(weight(0.0f));
+  Sum* const bins = reinterpret_cast<Sum*>(storage.bins);
   float high = highest, low = lowest;
-  while (low < high) {
+  for (bool first_round = true; low < high; first_round = false) {
     const double range = static_cast<double>(high) - low;
     const double inverse_width = kSelectBins / range;
     __syncthreads();  // the previous round's bins and results have been read
-    for (int i = threadIdx.x; i < kSelectBins; i += kPickThreads) storage.bins[i] = 0;
+    for (int i = threadIdx.x; i < kSelectBins; i += kPickThreads) bins[i] = 0;
     if (threadIdx.x == 0) storage.bin = -1;
     __syncthreads();
 
-    uint64_t above = 0;  // weight of the values above the interval
-    uint64_t run = 0;    // not yet added to run_bin: neighbours often share a bin
+    Sum above = 0;  // weight of the values above the interval, of which the first round has none
+    Sum run = 0;    // not yet added to run_bin: neighbours often share a bin
     int run_bin = 0;
     source.ForEach([&](float value) {
       if (!(value >= low)) return;
@@ -72,24 +118,30 @@ __device__ Selection SelectThreshold(SelectStorage& storage, const Source& sourc
       const int bin = min(static_cast<int>((static_cast<double>(high) - value) * inverse_width),
                           kSelectBins - 1);
       if (bin != run_bin) {
-        if (run > 0) atomicAdd(reinterpret_cast<unsigned long long*>(&storage.bins[run_bin]), run);
+        if (run > 0) AddToBin(&bins[run_bin], run);
         run_bin = bin;
         run = 0;
       }
       run += weight(value);
     });
-    if (run > 0) atomicAdd(reinterpret_cast<unsigned long long*>(&storage.bins[run_bin]), run);
-    above = BlockSum(storage, above);
+    if (run > 0) AddToBin(&bins[run_bin], run);
+    const uint64_t all_above = first_round ? 0 : BlockSum(storage, above);
 
-    const uint64_t first = storage.bins[2 * threadIdx.x];
-    const uint64_t second = storage.bins[2 * threadIdx.x + 1];
-    uint64_t before;
-    PickScan(storage.cub.scan).ExclusiveSum(first + second, before);
-    before += above;
-    if (before < target && before + first + second >= target) {  // true on at most one thread
-      const bool in_first = before + first >= target;
-      storage.bin = static_cast<int32_t>(2 * threadIdx.x) + (in_first ? 0 : 1);
-      storage.shared = before + first + (in_first ? 0 : second);
+    __syncthreads();
+    Sum own[kBinsOfThread], sum = 0, total;
+#pragma unroll
+    for (int i = 0; i < kBinsOfThread; ++i) {
+      own[i] = bins[kBinsOfThread * threadIdx.x + i];
+      sum += own[i];
+    }
+    uint64_t up_to = all_above + ExclusiveSum(storage, sum, total);
+#pragma unroll
+    for (int i = 0; i < kBinsOfThread; ++i) {
+      const uint64_t before = up_to;
+      up_to += own[i];
+      if (before >= target || up_to < target) continue;  // all but one bin of the block
+      storage.bin = static_cast<int32_t>(kBinsOfThread * threadIdx.x) + i;
+      storage.shared = up_to;
     }
     __syncthreads();
     if (storage.bin < 0) return {low, false};  // only the first round can reach this
