@@ -108,10 +108,10 @@ class Session:
     def run(self, suite_run, work):
         """The rows beside one run of the suite, as a run of their own: its peaks are theirs."""
         run_id, written = rows.new_run_id(), []
-        peaks, datasheet = rows.peaks_for(suite_run, self.device.identity["uuid_hash"])
+        limits = rows.Limits(suite_run, self.device.identity["uuid_hash"])
         versions = {library.name: library.version for library in self.libraries.values()}
         fingerprint = self.device.fingerprint(str(ROOT), self.command_line, versions)
-        self.record.append(rows.header_line(run_id, fingerprint, peaks, datasheet))
+        self.record.append(rows.header_line(run_id, fingerprint, limits.peaks, limits.datasheet))
         interrupted = True
         try:
             for suite_row, tried in work:
@@ -121,10 +121,10 @@ class Session:
                         raise Stop(f"the time limit of {self.options.time_limit:g} s was reached; the run is marked as "
                                    "unfinished, and rows that were not begun have no line" + self.lacking("; "))
                     result = self.attempt(bench, attempt, bool(suite_row.get("rested")))
-                    if rows.shows_a_wrong_limit(suite_row, result, peaks, datasheet):
-                        peaks = self.device.peaks_again(peaks)
+                    if rows.shows_a_wrong_limit(suite_row, result, limits):
+                        limits.peaks = self.device.peaks_again(limits.peaks)
                     row = rows.peer_row(run_id, suite_row, attempt.implementation, attempt.chain,
-                                        self.library(attempt.peer), self.device.name, result, peaks, datasheet)
+                                        self.library(attempt.peer), self.device.name, result, limits)
                     self.record.append(row)
                     written.append(row)
                     self.tell(suite_row, row)

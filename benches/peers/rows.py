@@ -38,14 +38,33 @@ def work_of(runs):
     return list(work.values())
 
 
-def peaks_for(run, uuid_hash):
-    """(peaks, datasheet) of a run of the suite for rows measured on the GPU of this hash: what was measured on
-    another GPU is no peak of this one."""
-    if run.gpu.get("uuid_hash") != uuid_hash:
-        return None, None
-    header = run.header
-    peaks = header["peaks"] and {**header["peaks"], "from_run": run.run_id}
-    return peaks, header["datasheet"]
+# Which peak a limit is the time at.
+PEAK_OF = {"read": "read_gbps", "2:1": "two_to_one_gbps", "copy": "copy_gbps", "matmul": "matmul_tflops"}
+
+
+class Limits:
+    """What a run of the suite says about the GPU of this hash. What was measured on another GPU is no peak of this
+    one: peaks and datasheet are then None. `peaks` may be replaced by what was measured again."""
+    def __init__(self, run, uuid_hash):
+        same = run.gpu.get("uuid_hash") == uuid_hash
+        self.of_suite = run.header["peaks"] if same else None
+        self.peaks = self.of_suite and {**self.of_suite, "from_run": run.run_id}
+        self.datasheet = run.header["datasheet"] if same else None
+
+    def figures(self, suite_row, median_us):
+        """What follows from the floor of the suite's row, whose cost the peer's has: with peaks measured again it
+        changes as its peak did."""
+        figures = {"limit": None, "floor_us": None, "percent_of_measured_peak": None,
+                   "percent_of_datasheet_peak": None, "limit_is_wrong": False}
+        limit, floor = suite_row["limit"], suite_row["floor_us"]
+        if self.peaks and limit:
+            floor *= self.of_suite[PEAK_OF[limit]] / self.peaks[PEAK_OF[limit]]
+            percent = 100 * floor / median_us
+            figures |= {"limit": limit, "floor_us": floor, "percent_of_measured_peak": percent,
+                        "limit_is_wrong": suite_row["cache"] == "cold" and percent > MAX_PERCENT_OF_PEAK}
+        if self.datasheet and suite_row["percent_of_datasheet_peak"]:
+            figures["percent_of_datasheet_peak"] = suite_row["percent_of_datasheet_peak"] * suite_row["median_us"] / median_us
+        return figures
 
 
 def header_line(run_id, fingerprint, peaks, datasheet):
@@ -66,42 +85,16 @@ def utc_now():
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def floor_of(cost, peaks):
-    """(us, limit): the least time that the cost can take at these peaks, and which of them it is: of the memory rates
-    that of the traffic which the cost resembles, as the suite has it."""
-    total = cost["read_bytes"] + cost["write_bytes"]
-    gbps, limit = peaks["read_gbps"], "read"
-    if cost["write_bytes"] >= RULES["copy_write_share"] * total:
-        gbps, limit = peaks["copy_gbps"], "copy"
-    elif cost["write_bytes"] >= RULES["two_to_one_write_share"] * total and peaks.get("two_to_one_gbps"):
-        gbps, limit = peaks["two_to_one_gbps"], "2:1"
-    memory_us = total / gbps / 1e3
-    matmul_us = cost["flops"] / peaks["matmul_tflops"] / 1e6 if peaks["matmul_tflops"] else 0.0
-    return (matmul_us, "matmul") if matmul_us > memory_us else (memory_us, limit)
-
-
-def figures_of(measurement, cost, cache, peaks, datasheet):
+def figures_of(measurement, suite_row, limits):
     """What follows from samples, cost and peaks."""
-    samples = measurement.samples_us
+    cost, samples = suite_row["cost"], measurement.samples_us
     middle = median(samples)
-    figures = {"samples_us": samples, "median_us": middle,
-               "mad_us": median([abs(us - middle) for us in samples]),
-               "ci95_us": list(median_interval(samples)), "stopped": measurement.stopped or None,
-               "fresh_us": measurement.fresh_us, "rested": measurement.rested,
-               "gbps": (cost["read_bytes"] + cost["write_bytes"]) / middle / 1e3,
-               "tflops": cost["flops"] / middle / 1e6,
-               "limit": None, "floor_us": None, "percent_of_measured_peak": None,
-               "percent_of_datasheet_peak": None, "limit_is_wrong": False}
-    if peaks:
-        floor, limit = floor_of(cost, peaks)
-        percent = 100 * floor / middle
-        figures.update(limit=limit, floor_us=floor, percent_of_measured_peak=percent,
-                       limit_is_wrong=cache == "cold" and percent > MAX_PERCENT_OF_PEAK)
-    if datasheet:
-        floor, _ = floor_of(cost, {"read_gbps": datasheet["memory_gbps"], "copy_gbps": datasheet["memory_gbps"],
-                                   "matmul_tflops": datasheet["bf16_tflops"]})
-        figures["percent_of_datasheet_peak"] = 100 * floor / middle
-    return figures
+    return {"samples_us": samples, "median_us": middle,
+            "mad_us": median([abs(us - middle) for us in samples]),
+            "ci95_us": list(median_interval(samples)), "stopped": measurement.stopped or None,
+            "fresh_us": measurement.fresh_us, "rested": measurement.rested,
+            "gbps": (cost["read_bytes"] + cost["write_bytes"]) / middle / 1e3,
+            "tflops": cost["flops"] / middle / 1e6} | limits.figures(suite_row, middle)
 
 
 def most_fresh_us(median_us, launches, cache):
@@ -130,18 +123,18 @@ def reason_to_refuse(measurement, cache, figures):
     return ""
 
 
-def shows_a_wrong_limit(suite_row, measurement, peaks, datasheet):
+def shows_a_wrong_limit(suite_row, measurement, limits):
     """Whether a measurement stands, but above the measured peak: the peak is then to be measured again."""
     if not measurement.samples_us:
         return False
-    figures = figures_of(measurement, suite_row["cost"], suite_row["cache"], peaks, datasheet)
+    figures = figures_of(measurement, suite_row, limits)
     return figures["limit_is_wrong"] and not reason_to_refuse(measurement, suite_row["cache"], figures)
 
 
-def peer_row(run_id, suite_row, implementation, chain, library, device, measurement, peaks, datasheet):
+def peer_row(run_id, suite_row, implementation, chain, library, device, measurement, limits):
     """The row of a peer beside `suite_row`, whose kernel, shape, cost, cache and dtype it takes over."""
     cost, cache = suite_row["cost"], suite_row["cache"]
-    figures = figures_of(measurement, cost, cache, peaks, datasheet) if measurement.samples_us else None
+    figures = figures_of(measurement, suite_row, limits) if measurement.samples_us else None
     reason = reason_to_refuse(measurement, cache, figures)
     row = {"schema": VERSION, "kind": "row", "run_id": run_id, "kernel": suite_row["kernel"],
            "implementation": implementation, "shape": suite_row["shape"], "dtype": suite_row["dtype"],

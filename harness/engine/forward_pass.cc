@@ -166,13 +166,7 @@ void ForwardPass::Projections(const DeviceLayerWeights& layer, std::byte* kv, in
     projection.x = buffers_.normed;
     Run(StepOp::kQkv, ops_.linear, projection);
   } else {
-    if (normed_ != nullptr) {
-      projection.x = normed_;
-    } else {
-      projection.norm_weight = layer.input_norm;
-      projection.norm_eps = spec_.norm_eps;
-      projection.x_squares = x_squares_;
-    }
+    ReadNormed(projection, layer.input_norm);
     RmsNormQkvParams params{.projection = projection};
     if (!split_append) params.append = append;
     Run(StepOp::kQkv, ops_.rmsnorm_qkv, params);
@@ -283,13 +277,7 @@ void ForwardPass::Mlp(const DeviceLayerWeights& layer, const DeviceLayerWeights*
   } else {
     LinearParams gate_up = Linear(tokens, buffers_.x, hidden, layer.up, buffers_.mlp, inner);
     gate_up.gated_silu = true;
-    if (normed_ != nullptr) {
-      gate_up.x = normed_;
-    } else {
-      gate_up.norm_weight = layer.post_norm;
-      gate_up.norm_eps = spec_.norm_eps;
-      gate_up.x_squares = x_squares_;
-    }
+    ReadNormed(gate_up, layer.post_norm);
     gate_up.bias = layer.up_bias;
     Prefetch(StepOp::kDown, layer.down, hidden * inner, gate_up);
     Run(StepOp::kGateUp, ops_.linear, gate_up);
@@ -431,6 +419,16 @@ void ForwardPass::Prefetch(StepOp op, const std::byte* weight, int64_t elements,
   if (bytes > backend_.facts().l2_bytes / 4) return;
   params.prefetch = weight;
   params.prefetch_bytes = bytes;
+}
+
+void ForwardPass::ReadNormed(LinearParams& params, const std::byte* weight) const {
+  if (normed_ != nullptr) {
+    params.x = normed_;
+    return;
+  }
+  params.norm_weight = weight;
+  params.norm_eps = spec_.norm_eps;
+  params.x_squares = x_squares_;
 }
 
 void ForwardPass::SumSquares(LinearParams& params) {

@@ -109,12 +109,16 @@ def suite_records(path, uuid_hash=HASH, kernel="chunk_decode", shape=None, times
                       "peaks": {"read_gbps": 4000.0, "copy_gbps": 3900.0, "matmul_tflops": 700.0, "launch_us": 3.0,
                                 "graph_node_us": 0.7, "from_run": None},
                       "datasheet": {"memory_gbps": 4800.0, "bf16_tflops": 989.0}}]
+            floor_us = 4004096 / 4000e3
+            limits = types.SimpleNamespace(figures=lambda _, us: {
+                "limit": "read", "floor_us": floor_us, "percent_of_measured_peak": 100 * floor_us / us,
+                "percent_of_datasheet_peak": 100 * 4004096 / 4800e3 / us, "limit_is_wrong": False})
             for implementation, chain in (("cuda", "plain"), ("cuda", "dependent"), ("other", "plain")):
                 samples = [8.0 + 0.01 * i for i in range(15)]
                 measured = measure.Measurement(150, samples, "precise", 8.0, True, True, 0.5, 2)
                 lines.append(rows.peer_row(run_id, {"kernel": kernel, "shape": shape or DECODE, "dtype": "bf16",
                                                     "cache": "cold", "cost": cost, "buffer_sets": 80},
-                                           implementation, chain, None, "Fake GPU", measured, None, None))
+                                           implementation, chain, None, "Fake GPU", measured, limits))
             for line in lines:
                 file.write(json.dumps(line) + "\n")
     return path
@@ -401,14 +405,18 @@ class RowsTest(unittest.TestCase):
             self.assertAlmostEqual(row["percent_of_measured_peak"], 100 * 4700 / again)
             self.assertIn("what the datasheet allows", impossible["reason"])
 
-    def test_traffic_of_two_to_one_has_its_own_limit(self):
-        cost = {"read_bytes": 2e6, "write_bytes": 1e6, "flops": 0.0}
-        peaks = {"read_gbps": 4000.0, "two_to_one_gbps": 3000.0, "copy_gbps": 2000.0, "matmul_tflops": 0.0}
-        self.assertEqual(rows.floor_of(cost, peaks), (1.0, "2:1"))
-        self.assertEqual(rows.floor_of(cost | {"read_bytes": 1e6}, peaks), (1.0, "copy"))
-        self.assertEqual(rows.floor_of(cost | {"read_bytes": 3e6}, peaks), (1.0, "read"))
-        del peaks["two_to_one_gbps"]  # of older records: no slower rate stands for it
-        self.assertEqual(rows.floor_of(cost, peaks), (0.75, "read"))
+    def test_the_floor_changes_as_its_peak_when_that_is_measured_again(self):
+        header = {"peaks": {"read_gbps": 4000.0, "copy_gbps": 2000.0, "matmul_tflops": 700.0}, "datasheet": {}}
+        run = types.SimpleNamespace(gpu={"uuid_hash": HASH}, run_id="r", header=header)
+        row = {"limit": "copy", "floor_us": 3.0, "cache": "cold", "median_us": 6.0, "percent_of_datasheet_peak": 40.0}
+        limits = rows.Limits(run, HASH)
+        self.assertEqual(limits.figures(row, 4.0)["percent_of_measured_peak"], 75.0)
+        limits.peaks = limits.peaks | {"read_gbps": 8000.0, "copy_gbps": 2500.0}
+        figures = limits.figures(row, 4.0)
+        self.assertAlmostEqual(figures["floor_us"], 2.4)
+        self.assertAlmostEqual(figures["percent_of_measured_peak"], 60.0)
+        self.assertTrue(limits.figures(row, 2.0)["limit_is_wrong"])
+        self.assertIsNone(rows.Limits(run, "another").figures(row, 4.0)["floor_us"])
 
     def test_no_ratio_is_stated_past_a_row_that_was_refused_as_too_fast(self):
         suite = suite_records(self.folder / "suite.jsonl")
