@@ -69,7 +69,8 @@ class ForwardPass {
   // Lets the kernel of `params` prefetch the weights of a later `op` into L2, if they leave room
   // there for everything else and the observer agrees.
   void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
-  // Lets `params`, which reads x, read RMSNorm(x, weight): it normalises x, unless that came with x.
+  // Lets `params`, which reads x, read RMSNorm(x, weight): it normalises x, unless that came with
+  // x.
   void ReadNormed(LinearParams& params, const std::byte* weight) const;
   // Lets the kernel of `params`, which writes x, leave its sums of squares to the next norm.
   void SumSquares(LinearParams& params);

@@ -98,7 +98,7 @@ TEST(DecoderSharingTest, ReadingSharedRunsOnceGivesTheSameBits) {
   }
 }
 
-TEST(DecoderSharingTest, ByPolicyTheLongCommonPrefixIsReadOnce) {
+TEST(DecoderSharingTest, ByPlanTheLongCommonPrefixIsReadOnce) {
   DecoderOptions options = Options();
   options.max_batch = 8;
   options.max_context = 400;

@@ -44,7 +44,7 @@ Shape ShapeOf(int64_t hidden, int64_t inner, int32_t q_heads, int32_t kv_heads, 
 Shape Qwen06B() { return ShapeOf(1024, 3072, 16, 8, 128, 28); }
 Shape Qwen4B() { return ShapeOf(2560, 9728, 32, 8, 128, 36); }
 
-TEST(DecodeStepPolicyTest, OnlyHopperCodeRunsIt) {
+TEST(DecodeStepPlanTest, OnlyHopperCodeRunsIt) {
   for (const NamedDevice& device : Devices()) {
     const Shape shape = Qwen06B();
     const std::string refusal = DecodeStepRefusal(shape.model, shape.layout, 1, device.facts);
@@ -56,7 +56,7 @@ TEST(DecodeStepPolicyTest, OnlyHopperCodeRunsIt) {
   }
 }
 
-TEST(DecodeStepPolicyTest, TakesUsualModels) {
+TEST(DecodeStepPlanTest, TakesUsualModels) {
   for (const Shape& shape : {Qwen06B(), Qwen4B(), ShapeOf(2048, 8192, 32, 8, 64, 16),
                              ShapeOf(896, 4864, 14, 2, 64), ShapeOf(4096, 12288, 32, 8, 128)}) {
     const auto taken = [&](int64_t tokens) {
@@ -81,7 +81,7 @@ std::string RefusalOf(const std::function<void(Shape&, int64_t&, DeviceFacts&)>&
   return DecodeStepRefusal(shape.model, shape.layout, tokens, device);
 }
 
-TEST(DecodeStepPolicyTest, RefusalsStateWhatIsTaken) {
+TEST(DecodeStepPlanTest, RefusalsStateWhatIsTaken) {
   using S = Shape;
   using D = DeviceFacts;
   EXPECT_THAT(RefusalOf([](S&, int64_t& tokens, D&) { tokens = 5; }),
@@ -115,7 +115,7 @@ TEST(DecodeStepPolicyTest, RefusalsStateWhatIsTaken) {
 }
 
 // Parts of shared memory must not overlap, and everything must fit.
-TEST(DecodeStepPolicyTest, GeometryFitsEachDeviceOrIsRefused) {
+TEST(DecodeStepPlanTest, GeometryFitsEachDeviceOrIsRefused) {
   int taken = 0, refused = 0;
   for (const NamedDevice& named : Devices()) {
     for (const int64_t shared_kib : {100, 164, 196, 227}) {
@@ -190,7 +190,7 @@ std::vector<PartsCase> PartsCases() {
   return cases;
 }
 
-TEST(DecodeStepPolicyTest, PartsStayWithinTheBlocksAndNoneIsEmpty) {
+TEST(DecodeStepPlanTest, PartsStayWithinTheBlocksAndNoneIsEmpty) {
   for (const auto& [kv_heads, lengths] : PartsCases()) {
     const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = kv_heads, .head_dim = 128};
     const std::vector<int32_t> parts = DecodeStepParts(TilesOf(lengths), layout, kH200);
@@ -220,7 +220,7 @@ TEST(DecodeStepPolicyTest, PartsStayWithinTheBlocksAndNoneIsEmpty) {
   }
 }
 
-TEST(DecodeStepPolicyTest, ALongContextTakesAllBlocks) {
+TEST(DecodeStepPlanTest, ALongContextTakesAllBlocks) {
   const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 8, .head_dim = 128};
   EXPECT_EQ(DecodeStepParts(std::vector{256}, layout, kH200), std::vector{16});
   EXPECT_EQ(DecodeStepParts(std::vector{2048}, layout, kH200), std::vector{16});
@@ -228,7 +228,7 @@ TEST(DecodeStepPolicyTest, ALongContextTakesAllBlocks) {
 }
 
 // A block lists the tiles of all its tasks in shared memory.
-TEST(DecodeStepPolicyTest, ContextsThatNoBlockCanListGiveNoParts) {
+TEST(DecodeStepPlanTest, ContextsThatNoBlockCanListGiveNoParts) {
   for (const int32_t kv_heads : {1, 8, 32}) {
     const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = kv_heads, .head_dim = 128};
     bool fit_before = true;
@@ -258,7 +258,7 @@ TEST(DecodeStepPolicyTest, ContextsThatNoBlockCanListGiveNoParts) {
   }
 }
 
-TEST(DecodeStepPolicyTest, WorkspaceHoldsTwoSetsOfWords) {
+TEST(DecodeStepPlanTest, WorkspaceHoldsTwoSetsOfWords) {
   for (const Shape& shape : {Qwen06B(), ShapeOf(576, 1536, 9, 3, 64)}) {
     const int64_t head_dim = shape.layout.head_dim, kv_heads = shape.layout.num_kv_heads;
     const int64_t q = shape.model.num_q_heads * head_dim;

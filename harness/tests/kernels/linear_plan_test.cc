@@ -21,7 +21,7 @@ constexpr DeviceFacts kLargeDevice = testing::kH200;
 // A device without wgmma: what the skinny kernel's ranges say.
 constexpr DeviceFacts kA100{.sm_count = 108, .compute_major = 8, .code_architecture = 80};
 
-TEST(LinearTest, PolicyGoesByTokensWeightBytesAndSharedMemory) {
+TEST(LinearTest, VariantGoesByTokensWeightBytesAndSharedMemory) {
   LinearParams params{.in_features = 1024};
   const auto chosen = [&params] { return ChooseLinearVariant(params, kA100); };
   for (const FewTokensRange& range : kSkinnyRanges) {
