@@ -54,6 +54,9 @@ __global__ void __launch_bounds__(kActivationThreads)
   constexpr int kVectors = VectorsOfThread(kKind);
   const int64_t first = int64_t{blockIdx.x % blocks_per_row} * kActivationThreads * kVectors +
                         static_cast<int64_t>(threadIdx.x);
+  if constexpr (kVectors == 1) {
+    if (first >= vectors) return;
+  }
   ptx::GridDependencyWait();
   const uint4* const in = reinterpret_cast<const uint4*>(x + row * x_stride);
   uint4 value[kVectors], up[kVectors];
