@@ -24,9 +24,9 @@ examples:
   scripts/peers --beside kernels.jsonl --record peers.jsonl --only chunk_decode --peers flashinfer,fa3
   PYTHONPATH=/opt/libs scripts/peers --python python3 --beside kernels.jsonl --record peers.jsonl
 
-exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured, a module of
-FlashInfer is not compiled, the time limit was reached or a file cannot be used, 2 misuse or something that is missing,
-77 no GPU, 130 interrupted.
+exit codes: 0 every row is measured or says why the library cannot run it, 1 no row could be measured, a
+library could not be loaded, a module of FlashInfer is not compiled, the time limit was reached or a file
+cannot be used, 2 misuse or something that is missing, 77 no GPU, 130 interrupted.
 """
 
 
@@ -172,6 +172,9 @@ class Session:
         self.say(f"{self.measured} rows measured, {self.refused} refused")
         if self.uncompiled:
             raise Stop(self.lacking())
+        if self.missing:
+            raise Stop(f"{', '.join(self.missing)} could not be loaded, so rows beside them are refused; --peers leaves out "
+                       "what you do not want")
         return 0 if self.measured else command.FAILED
 
 

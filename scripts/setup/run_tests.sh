@@ -3,7 +3,8 @@
 
 # run_tests BUILD_DIR [ctest arguments]: sets passed; skipped and without_device, how many tests were skipped and how
 # many of these lacked a GPU; and retried, the tests that passed the second time. If retry is yes, failed tests run
-# once more, each alone. A ctest that is killed has failed, whatever it or an earlier one left.
+# once more, each alone. A ctest that is killed has failed, whatever it or an earlier one left, and so has one that was
+# told to stop at a failure, since the tests after it have not run.
 run_tests() {
   local build_dir=$1 log=$1/Testing/Temporary/LastTest.log failed_log=$1/Testing/Temporary/LastTestsFailed.log failed
   shift
@@ -14,7 +15,7 @@ run_tests() {
   skipped=$(grep -c '^\[  SKIPPED \] .*ms)$' "$log" || true)
   without_device=$(grep -c '^no CUDA device' "$log" || true)
   failed=$(cut -d: -f2 "$failed_log" 2>/dev/null | paste -sd' ') || true
-  [[ $passed == no && $retry == yes && -n $failed ]] || return 0
+  [[ $passed == no && $retry == yes && -n $failed && " $* " != *" --stop-on-failure "* ]] || return 0
   say "running once more, each alone, what failed: $failed"
   local again=$build_dir/Testing/Temporary/Retried.log left=""
   if ctest --test-dir "$build_dir" --output-on-failure --rerun-failed </dev/null | tee "$again"; then

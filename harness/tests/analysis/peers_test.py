@@ -443,6 +443,8 @@ class RowsTest(unittest.TestCase):
         run, = self.session(suite, [FakeSubject(sets=80) for _ in range(20)], missing={"fa3": "no such file"})
         self.assertIsNone(run.rows[0]["reason"])
         self.assertIn("fa3 is missing: no such file", run.rows[-1]["reason"])
+        with self.assertRaisesRegex(Stop, "^fa3 could not be loaded"):
+            self.done.end()
 
     def test_a_spent_limit_leaves_a_run_that_is_marked_as_unfinished(self):
         suite = suite_records(self.folder / "suite.jsonl")

@@ -22,7 +22,7 @@ esac
 
 
 class RetryTest(unittest.TestCase):
-    def run_tests(self, first, second="passes", left_over=None):
+    def run_tests(self, first, second="passes", left_over=None, arguments=""):
         """(what run_tests calls passed, the tests that it names as retried, the runs of ctest)"""
         with tempfile.TemporaryDirectory() as folder:
             folder = Path(folder)
@@ -34,7 +34,7 @@ class RetryTest(unittest.TestCase):
             (folder / "ctest").write_text(CTEST)
             (folder / "ctest").chmod(0o755)
             script = f"""set -euo pipefail; say() {{ :; }}; retry=yes; source {ROOT}/scripts/setup/run_tests.sh
-                run_tests {folder}; echo "$passed|$retried" """
+                run_tests {folder} {arguments}; echo "$passed|$retried" """
             env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "FOLDER": str(folder), "FIRST": first,
                                 "SECOND": second}
             said = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True).stdout
@@ -52,6 +52,9 @@ class RetryTest(unittest.TestCase):
         self.assertEqual(self.run_tests("is-killed"), ("no", "", ["is-killed"]))
         self.assertEqual(self.run_tests("is-killed", left_over="3:old_test\n"), ("no", "", ["is-killed"]))
         self.assertEqual(self.run_tests("fails", "is-killed")[0], "no")
+
+    def test_a_ctest_that_stopped_at_a_failure_has_failed(self):
+        self.assertEqual(self.run_tests("fails", arguments="--stop-on-failure"), ("no", "", ["fails"]))
 
     def test_what_passes_is_not_repeated(self):
         self.assertEqual(self.run_tests("passes", left_over="3:old_test\n"), ("yes", "", ["passes"]))

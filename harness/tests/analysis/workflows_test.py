@@ -70,6 +70,9 @@ class WorkflowsTest(unittest.TestCase):
         runs = re.findall(r"run: (.*)", writers["history"])
         self.assertEqual([run.split()[:2] for run in runs], [["scripts/records", "history"]])
 
+    def test_a_verdict_of_an_earlier_run_is_not_shown(self):
+        self.assertLess(self.own["gate"].index("rm -f build/gate/verdict.md"), self.own["gate"].index("gate_change --base"))
+
     def test_kept_builds_are_not_cleaned_away(self):
         for name, job in self.own.items():
             self.assertEqual(job.count("actions/checkout"), job.count("clean: false"), name)
