@@ -14,8 +14,7 @@ void Launch(const ActivationParams& params, const LaunchOptions& options) {
   Validate(params);
   if (params.num_tokens == 0) return;
   const int64_t vectors = params.intermediate_size / 8;
-  const int64_t blocks_per_row =
-      DivideUp(vectors, int64_t{kActivationThreads} * VectorsOfThread(params.kind));
+  const int64_t blocks_per_row = DivideUp(vectors, kActivationThreads);
   constexpr int64_t kMaxBlocks = std::numeric_limits<int32_t>::max();
   Require(params.num_tokens <= kMaxBlocks / blocks_per_row, params.num_tokens, " rows of ",
           blocks_per_row, " blocks exceed the grid's ", kMaxBlocks);

@@ -1,8 +1,7 @@
 // Gated SiLU and GELU.
 //
-// Grid: blocks_per_row blocks per row. A thread computes VectorsOfThread 16-byte vectors of the
-//   output, and loads all that they need first. All blocks lie along x, which has room for 2^31
-//   blocks.
+// Grid: one thread per 16-byte vector of the output, blocks_per_row blocks per row. All blocks lie
+//   along x, which has room for 2^31 blocks.
 // Dependent launch: x comes from an earlier kernel, so all reads follow the wait.
 #pragma once
 
@@ -16,11 +15,6 @@
 namespace tokline {
 
 inline constexpr int kActivationThreads = 128;
-
-// Two of GELU, with one input each; one of gated SiLU, which has two inputs (README.md).
-constexpr int VectorsOfThread(ActivationKind kind) {
-  return kind == ActivationKind::kGatedSilu ? 1 : 2;
-}
 
 // x / 2 * (1 + tanh(z / 2)) equals x / (1 + exp(-z)). It is computed such that the exponential
 // never overflows and large negative values keep their digits.
@@ -51,35 +45,20 @@ __global__ void __launch_bounds__(kActivationThreads)
                      int32_t blocks_per_row) {
   ptx::GridDependencyLaunch();
   const int64_t row = blockIdx.x / blocks_per_row;
-  constexpr int kVectors = VectorsOfThread(kKind);
-  const int64_t first = int64_t{blockIdx.x % blocks_per_row} * kActivationThreads * kVectors +
-                        static_cast<int64_t>(threadIdx.x);
-  if constexpr (kVectors == 1) {
-    if (first >= vectors) return;
-  }
+  const int64_t i =
+      int64_t{blockIdx.x % blocks_per_row} * kActivationThreads + static_cast<int64_t>(threadIdx.x);
+  if (i >= vectors) return;
   ptx::GridDependencyWait();
   const uint4* const in = reinterpret_cast<const uint4*>(x + row * x_stride);
-  uint4 value[kVectors], up[kVectors];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t i = first + v * kActivationThreads;
-    if (i >= vectors) break;
-    value[v] = in[i];
-    if constexpr (kKind == ActivationKind::kGatedSilu) up[v] = in[vectors + i];
+  uint4 result = in[i];
+  if constexpr (kKind == ActivationKind::kGatedSilu) {
+    const uint4 up = in[vectors + i];
+    result = {GatedSilu2<T>(result.x, up.x), GatedSilu2<T>(result.y, up.y),
+              GatedSilu2<T>(result.z, up.z), GatedSilu2<T>(result.w, up.w)};
+  } else {
+    result = {Gelu2<T>(result.x), Gelu2<T>(result.y), Gelu2<T>(result.z), Gelu2<T>(result.w)};
   }
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t i = first + v * kActivationThreads;
-    if (i >= vectors) break;
-    uint4 result = value[v];
-    if constexpr (kKind == ActivationKind::kGatedSilu) {
-      result = {GatedSilu2<T>(result.x, up[v].x), GatedSilu2<T>(result.y, up[v].y),
-                GatedSilu2<T>(result.z, up[v].z), GatedSilu2<T>(result.w, up[v].w)};
-    } else {
-      result = {Gelu2<T>(result.x), Gelu2<T>(result.y), Gelu2<T>(result.z), Gelu2<T>(result.w)};
-    }
-    reinterpret_cast<uint4*>(out + row * out_stride)[i] = result;
-  }
+  reinterpret_cast<uint4*>(out + row * out_stride)[i] = result;
 }
 
 }  // namespace tokline

@@ -36,10 +36,9 @@ void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
           std::numeric_limits<int32_t>::max());
   // Rows are copied bit by bit, so the element type only determines their length.
   const int64_t vectors = params.hidden_size * SizeOf(params.dtype) / 16;
-  LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens)),
-                    .block = dim3(kEmbeddingThreads)};
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens)),
+                          .block = dim3(kEmbeddingThreads)};
   if (params.position_table != nullptr) return LaunchSum(params, shape, vectors, options);
-  if (vectors <= kShortRowVectors) shape.block.x = kEmbeddingThreads / 2;
   LaunchKernel(EmbeddingKernel, shape, options, params.token_ids,
                static_cast<const uint4*>(params.table), static_cast<uint4*>(params.out),
                params.first_id, params.vocab_size, vectors);

@@ -1,7 +1,6 @@
 // Copies table rows to output rows, or adds position rows to them.
 //
-// Grid: one block per token. Its threads stride over the row in 16-byte vectors, kUnroll in flight;
-//   short rows have blocks of half the size.
+// Grid: one block per token. Its threads stride over the row in 16-byte vectors, kUnroll in flight.
 // Dependent launch: everything is read after the wait, because sampling may just have written the
 //   ids.
 #pragma once
@@ -14,8 +13,6 @@
 namespace tokline {
 
 inline constexpr int kEmbeddingThreads = 128;
-// Copies rows of at most so many vectors by half as many threads.
-inline constexpr int kShortRowVectors = 2 * kEmbeddingThreads;
 
 // `vectors` is the number of 16-byte vectors per row.
 __global__ void __launch_bounds__(kEmbeddingThreads)
@@ -29,17 +26,16 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
   const bool known = id >= 0 && id < vocab_size;
   const uint4* const source = table + (known ? id : 0) * vectors;
   uint4* const target = out + token * vectors;
-  const auto threads = static_cast<int>(blockDim.x);
-  for (int64_t base = threadIdx.x; base < vectors; base += kUnroll * threads) {
+  for (int64_t base = threadIdx.x; base < vectors; base += kUnroll * kEmbeddingThreads) {
     uint4 data[kUnroll] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t i = base + u * threads;
+      const int64_t i = base + u * kEmbeddingThreads;
       if (known && i < vectors) data[u] = source[i];
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t i = base + u * threads;
+      const int64_t i = base + u * kEmbeddingThreads;
       if (i < vectors) target[i] = data[u];
     }
   }

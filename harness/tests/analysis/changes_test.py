@@ -60,6 +60,14 @@ class ChangesTest(CommandTest):
         self.assertEqual(wrong[6:], ["another", "unverified; refused in 1 of 1 run: unverified: wrong"])
         self.assertEqual((decoder[0].split()[0], decoder[7].split(":")[0]), ("decoder", "undecided"))
 
+    def test_a_row_that_was_refused_before_did_not_stay_the_same(self):
+        before = self.write("a.jsonl", self.old.run("bench_x", self.cases, refused={self.cases[2]: "unverified: wrong"}))
+        self.old.wait(days=1)
+        now = self.write("b.jsonl", self.old.run("bench_x", self.cases))
+        counts = len(self.cases) - 1
+        self.assertRegex(self.changes(before, now)[0],
+                         f"^Of {counts} rows that were measured before, .*; {counts} did not change.* 1 row had no earlier figure")
+
 
 if __name__ == "__main__":
     unittest.main()

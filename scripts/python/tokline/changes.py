@@ -59,15 +59,16 @@ def is_loss(row):
 
 
 def sentence(judged, listed, now):
+    compared = sum(row.verdict != verdicts.NOT_COMPARABLE for row in judged)  # the others were refused before
     decided = [row for row in listed if row.verdict in (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED)]
     open_rows = [row for row in listed if row not in decided]
     losses = sum(map(is_loss, decided))
     slowest = next((row for row in listed if row.ratio is not None and is_loss(row)), None)
     worst = f" The largest loss is {slowest.key} ({percent(slowest.ratio)}, {slowest.verdict})." if slowest else ""
-    return (f"Of {count(len(judged), 'row')} that were measured before, {losses:,} became slower or wrong and "
+    return (f"Of {count(compared, 'row')} that were measured before, {losses:,} became slower or wrong and "
             f"{len(decided) - losses:,} faster; {len(open_rows):,} differ by more than the noise, but undecided "
-            f"({sum(map(is_loss, open_rows)):,} slower); {len(judged) - len(listed):,} did not change.{worst} "
-            f"{count(len(now) - len(judged), 'row')} had no earlier record.")
+            f"({sum(map(is_loss, open_rows)):,} slower); {compared - len(listed):,} did not change.{worst} "
+            f"{count(len(now) - compared, 'row')} had no earlier figure.")
 
 
 def main(arguments):
