@@ -44,6 +44,8 @@ class RecordsTest(unittest.TestCase):
 
     def test_committed_runs_are_the_newest_of_at_least_one_measurement(self):
         for folder in (Path(__file__).parents[3] / "results").glob("*/"):
+            if folder.name.startswith("gate_"):  # all runs of a gate count
+                continue
             runs = sorted(records.read(folder), key=lambda run: run.time)
             found = sorted(((run, row) for run in runs for row in run.rows),
                            key=lambda each: not records.is_unmeasured(each[1]))
