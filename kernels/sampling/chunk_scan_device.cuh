@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(kChunkScanThreads, kChunkScanBlocks)
   ScannedChunk next;
   auto number = static_cast<int32_t>(blockIdx.x);
   bool scans = next.Load(params, plan, number);
-  for (int turn = 0; number < chunks; turn ^= 1) {
+  int turn = 0;
+  while (number < chunks) {
     ScannedChunk held = next;
     const bool scans_held = scans;
     number += step;
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(kChunkScanThreads, kChunkScanBlocks)
     if (!scans_held) continue;
     for (float4& x : held.x) x = Sanitize(x);
     ScanChunk(params, plan, held, storage[turn]);
+    turn ^= 1;  // not where a chunk is left out: no barrier has come between
   }
 }
 

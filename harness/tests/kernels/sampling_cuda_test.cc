@@ -292,11 +292,8 @@ TEST_F(SamplingCudaTest, CapturedGraphFollowsNewRulesAndLogits) {
 TEST_F(SamplingCudaTest, NoRowsLaunchNothing) { EXPECT_NO_THROW(Launch({.vocab_size = 10}, {})); }
 
 // Logits of greedy rows are then not read, and rows with a temperature are drawn as ever.
-TEST_F(SamplingCudaTest, GreedyRowsTakeTheBestThatIsGiven) {
-  std::vector<SamplingRule> rules(6);
-  rules[1] = {.temperature = 1, .seed = 5};
-  rules[4] = {.temperature = 0.7f, .top_k = 20, .top_p = 0.9f, .seed = 6};
-  SamplingCase c = RandomCase(9000, rules, 3, 1);
+void ExpectBestIsTaken(int64_t vocab_size, const std::vector<SamplingRule>& rules) {
+  SamplingCase c = RandomCase(vocab_size, rules, 3, 1);
   const std::vector<int32_t> expected = RunOnDevice(c);
   constexpr int32_t kParts = 1500;  // more than a block has threads
   std::vector<uint64_t> best;
@@ -312,6 +309,25 @@ TEST_F(SamplingCudaTest, GreedyRowsTakeTheBestThatIsGiven) {
     std::fill_n(c.logits.begin() + row * c.stride, c.vocab_size, kNan);
   }
   EXPECT_EQ(RunOnDevice(c, best, kParts), expected);
+}
+
+TEST_F(SamplingCudaTest, GreedyRowsTakeTheBestThatIsGiven) {
+  std::vector<SamplingRule> rules(6);
+  rules[1] = {.temperature = 1, .seed = 5};
+  rules[4] = {.temperature = 0.7f, .top_k = 20, .top_p = 0.9f, .seed = 6};
+  ExpectBestIsTaken(9000, rules);
+}
+
+// More chunks than blocks run at once, so that a block takes chunks of rows with other rules one
+// after the other, and leaves out some between. Racecheck sees what they share.
+TEST_F(SamplingCudaTest, BlocksTakeChunksOfRowsWithOtherRules) {
+  const std::vector<SamplingRule> mixed = MixedRules();
+  std::vector<SamplingRule> rules;
+  for (size_t row = 0; row < 1000; ++row) {
+    rules.push_back(row * 7 % 10 < 4 ? SamplingRule{} : mixed[1 + row % 5]);
+    rules.back().seed = row;
+  }
+  ExpectBestIsTaken(5000, rules);
 }
 
 }  // namespace
