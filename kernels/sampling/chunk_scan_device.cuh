@@ -60,7 +60,8 @@ struct ScannedChunk {
   }
 };
 
-// Per warp; two sets take turns, so that one barrier per value suffices.
+// Per warp; two sets take turns from scanned chunk to scanned chunk, so that one barrier per value
+// suffices.
 struct ScanStorage {
   uint64_t bests[kChunkScanThreads / 32], masses[kChunkScanThreads / 32];
 };

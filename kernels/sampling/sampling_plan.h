@@ -14,7 +14,9 @@ inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks
 // What the first kernel computes for a chunk.
 struct ChunkStats {
   uint64_t best;  // the largest logit as an ordered integer, then the complement of its id
-  uint64_t mass;  // fixed-point mass of the chunk relative to its own largest logit
+  // Fixed-point mass of the chunk relative to its own largest logit; not written for greedy rows
+  // and those with top-k.
+  uint64_t mass;
 };
 
 struct SamplingPlan {
@@ -22,7 +24,7 @@ struct SamplingPlan {
   int32_t num_groups = 0;         // per row
   bool vector_loads = false;      // rows are 16 B aligned
   ChunkStats* stats = nullptr;    // [num_rows, num_chunks]
-  float* group_maxima = nullptr;  // [num_rows, num_groups]; not written for greedy rows
+  float* group_maxima = nullptr;  // [num_rows, num_groups]; only of rows with top-k or top-p
 };
 
 // Throws InvalidArgument when the workspace is missing, unaligned or too small.

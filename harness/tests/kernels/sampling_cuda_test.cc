@@ -318,16 +318,20 @@ TEST_F(SamplingCudaTest, GreedyRowsTakeTheBestThatIsGiven) {
   ExpectBestIsTaken(9000, rules);
 }
 
-// More chunks than blocks run at once, so that a block takes chunks of rows with other rules one
-// after the other, and leaves out some between. Racecheck sees what they share.
+// A block takes several chunks of rows with other rules, whole chunks and last ones, and leaves out
+// some between. Rules are drawn, so that no number of SMs is in step with them. Racecheck sees what
+// the chunks share.
 TEST_F(SamplingCudaTest, BlocksTakeChunksOfRowsWithOtherRules) {
   const std::vector<SamplingRule> mixed = MixedRules();
+  std::mt19937 rng(1);
   std::vector<SamplingRule> rules;
-  for (size_t row = 0; row < 1000; ++row) {
-    rules.push_back(row * 7 % 10 < 4 ? SamplingRule{} : mixed[1 + row % 5]);
-    rules.back().seed = row;
+  for (int row = 0; row < 500; ++row) {
+    rules.push_back(rng() % 10 < 4 ? SamplingRule{} : mixed[1 + rng() % 5]);
+    rules.back().seed = static_cast<uint64_t>(row);
   }
-  ExpectBestIsTaken(5000, rules);
+  constexpr int64_t kVocab = 17'003;  // five chunks, and rows that are not aligned for vectors
+  ExpectDrawsMatchReference(RandomCase(kVocab, rules, 3, 1));
+  ExpectBestIsTaken(kVocab, rules);
 }
 
 }  // namespace
