@@ -53,7 +53,7 @@ def end(process):
         process.communicate(timeout=20)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()  # not for its output, which a child of its own may keep open
 
 
 @dataclass
