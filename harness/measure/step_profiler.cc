@@ -244,7 +244,8 @@ std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& 
 
 }  // namespace
 
-std::optional<UntracedSteps> TimeUntraced(Decoder& decoder, const BenchOptions& options) {
+std::optional<UntracedSteps> TimeUntraced([[maybe_unused]] Decoder& decoder,
+                                          [[maybe_unused]] const BenchOptions& options) {
 #if TOKLINE_HAS_CUDA
   constexpr int kTurns = 3;
   const Window window(options, kMaxSteps);
@@ -265,8 +266,9 @@ std::optional<UntracedSteps> TimeUntraced(Decoder& decoder, const BenchOptions& 
 #endif
 }
 
-std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options,
-                                          const std::optional<UntracedSteps>& untraced) {
+std::optional<ProfiledSteps> ProfileSteps(
+    Decoder& decoder, const BenchOptions& options,
+    [[maybe_unused]] const std::optional<UntracedSteps>& untraced) {
   if (decoder.Options().device == Device::kCpu) {
     std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "clock", kMaxSteps);
     if (!profile) return std::nullopt;
