@@ -1,11 +1,12 @@
-// Reductions within a warp. For wider reductions, use CUB.
+// Reductions within a warp. For wider ones, use CUB, or where latency rules what sampling has
+// (select_device.cuh).
 #pragma once
 
 namespace tokline {
 
 // Sums over groups of `kWidth` neighbouring lanes; every lane of the group gets the sum.
-template <int kWidth = 32>
-__device__ __forceinline__ float WarpSum(float x) {
+template <int kWidth = 32, typename T>
+__device__ __forceinline__ T WarpSum(T x) {
 #pragma unroll
   for (int offset = kWidth / 2; offset > 0; offset /= 2) {
     x += __shfl_xor_sync(0xffffffffu, x, offset);

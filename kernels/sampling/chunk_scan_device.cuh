@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/reduce.cuh"
 #include "kernels/sampling/logits_device.cuh"
 
 namespace tokline {
@@ -103,10 +104,7 @@ __device__ __forceinline__ void ScanChunk(const SamplingParams& params, const Sa
 #pragma unroll
       for (int i = 0; i < 4; ++i) mass += mass_of(Component(held.x[v], i));
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      mass += __shfl_xor_sync(0xffffffffu, mass, offset);
-    }
+    mass = WarpSum(mass);
     if (threadIdx.x % 32 == 0) storage.masses[warp] = mass;
     __syncthreads();
     if (threadIdx.x == 0) {

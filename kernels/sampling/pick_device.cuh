@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/device/ptx/grid_dependency.cuh"
+#include "kernels/device/reduce.cuh"
 #include "kernels/sampling/chunk_scan_device.cuh"
 #include "kernels/sampling/philox.h"
 #include "kernels/sampling/select_device.cuh"
@@ -343,10 +344,7 @@ __device__ const uint64_t* ChunkMassesFrom(PickStorage& storage, const RowContex
         if (Component(x, c) >= threshold) mass += context.mass_of(Component(x, c));
       }
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      mass += __shfl_xor_sync(0xffffffffu, mass, offset);
-    }
+    mass = WarpSum(mass);
     if (lane == 0) masses[chunk] = mass;
   }
   __syncthreads();
