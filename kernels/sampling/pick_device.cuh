@@ -3,12 +3,13 @@
 // Grid: one block per row. Greedy rows compare the chunks' best logits, or those that linear left.
 //   Rows with only a temperature draw a chunk by its mass and read only that chunk. For top-k or
 //   top-p the maxima of the groups of 32 give a bound below which nothing can be kept; the few
-//   groups that reach it are loaded into shared memory. If at most 512 of their logits reach the
-//   bound, which is usual, each is compared with all others; otherwise a selection by rounds finds
-//   what is kept. If the groups do not suffice (large k, a flat top-p), the same selection runs
-//   over the whole row, which is in L2.
-// Barriers: the whole block calls every function below that takes the storage, and each starts with
-//   a barrier. Branches that contain barriers depend on values that all threads share.
+//   groups that reach it are looked at. If at most 512 of their logits reach the bound, which is
+//   usual, each is compared with all others; otherwise a selection by rounds finds what is kept. If
+//   the groups do not suffice (large k, a flat top-p), the same selection runs over the whole row,
+//   which is in L2.
+// Barriers: the whole block calls every function below that takes the storage. Branches that
+// contain
+//   barriers depend on values that all threads share. A usual row passes nine.
 // Dependent launch: everything is read after the wait.
 #pragma once
 
@@ -26,10 +27,8 @@ inline constexpr int kMaxCandidates = kMaxCandidateGroups * kSamplingGroup;
 // kEnoughGroups is not made narrower.
 inline constexpr int kTopPGroups = 96, kEnoughGroups = 192;
 inline constexpr int kMaxCompared = 512;
-// Chunks of a thread, which are neighbours.
-inline constexpr int kChunksOfThread =
-    static_cast<int>(kMaxSamplingVocab / kSamplingChunk) / kPickThreads;
-static_assert(kChunksOfThread * kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
+static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread has one chunk");
+static_assert(kPickThreads <= kSelectBins, "chunk masses share the bins' memory");
 
 // Every logit of a row, which is in L2.
 struct RowSource {
@@ -63,6 +62,12 @@ struct ArraySource {
 
   template <typename Visit>
   __device__ __forceinline__ void ForEach(const Visit& visit) const {
+    ForEachAt([&](float value, int32_t) { visit(value); });
+  }
+
+  // With the place of each.
+  template <typename Visit>
+  __device__ __forceinline__ void ForEachAt(const Visit& visit) const {
     constexpr int kUnroll = 5;  // all maxima of 160,000 logits: loads that wait for each other cost
                                 // a trip to the L2 each
     for (int32_t base = threadIdx.x; base < size; base += kUnroll * kPickThreads) {
@@ -74,7 +79,7 @@ struct ArraySource {
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (base + u * kPickThreads < size) visit(x[u]);
+        if (base + u * kPickThreads < size) visit(x[u], base + u * kPickThreads);
       }
     }
   }
@@ -84,28 +89,35 @@ struct PickStorage {
   alignas(16) SelectStorage select;
   float candidates[kMaxCandidates];
   int32_t groups[kMaxCandidateGroups];
-  int32_t chunk;      // the drawn chunk
-  uint64_t residual;  // position of the draw within the chunk's mass
+  int32_t num_groups, num_found;  // of CollectCompared()
+  int32_t chunk;                  // the drawn chunk
+  uint64_t residual;              // position of the draw within the chunk's mass
   uint64_t draw_bits;
 };
 
 // The least that a block may have on the devices that are supported: 99 KB, on 8.6, 8.9 and 12.0.
 static_assert(sizeof(PickStorage) <= 99 << 10 && alignof(PickStorage) <= 16);
 
-// Candidates that are compared with one another, in the order of their ids. They lie where the bins
-// of a selection are otherwise.
+// Candidates that are compared with one another. They lie where the bins of a selection are
+// otherwise.
 struct Compared {
-  uint64_t* masses;  // [kMaxCompared]
-  float* values;     // [kMaxCompared], then as many -inf as fill a vector
-  int32_t* ids;      // [kMaxCompared]
-  int32_t* larger;   // [kMaxCompared] how many others are larger
+  // As they were found, in any order.
+  uint64_t* found_masses;  // [kMaxCompared]
+  float* found_values;     // [kMaxCompared], followed by -inf
+  int32_t* found_ids;      // [kMaxCompared]
+  // In the order of their ids.
+  uint64_t* above;  // [kMaxCompared] the mass of those that are larger
+  int32_t* found;   // [kMaxCompared] the place above
+  int32_t* larger;  // [kMaxCompared] how many are larger
 
   __device__ __forceinline__ explicit Compared(PickStorage& storage)
-      : masses(storage.select.bins),
-        values(reinterpret_cast<float*>(masses + kMaxCompared)),
-        ids(reinterpret_cast<int32_t*>(values + kMaxCompared + 4)),
-        larger(ids + kMaxCompared) {
-    static_assert(kMaxCompared * 20 + 16 <= sizeof(storage.select.bins));
+      : found_masses(storage.select.bins),
+        found_values(reinterpret_cast<float*>(found_masses + kMaxCompared)),
+        found_ids(reinterpret_cast<int32_t*>(found_values + kMaxCompared)),
+        above(reinterpret_cast<uint64_t*>(found_ids + kMaxCompared)),
+        found(reinterpret_cast<int32_t*>(above + kMaxCompared)),
+        larger(found + kMaxCompared) {
+    static_assert(kMaxCompared * 32 <= sizeof(storage.select.bins));
   }
 };
 
@@ -171,24 +183,46 @@ __device__ __forceinline__ int32_t CandidatesOfThread(int32_t size) {
   return (size + kPickThreads - 1) / kPickThreads;
 }
 
-// Moves the candidates that are not -inf to `compared`. Returns how many there are, or -1 if there
-// are too many.
-__device__ int32_t CompactCandidates(PickStorage& storage, int32_t size, const Compared& compared) {
-  const int32_t first = static_cast<int32_t>(threadIdx.x) * CandidatesOfThread(size);
-  const int32_t end = min(first + CandidatesOfThread(size), size);
-  uint32_t mine = 0, count;
-  for (int32_t at = first; at < end; ++at) mine += storage.candidates[at] != -INFINITY;
-  uint32_t position = ExclusiveSum(storage.select, mine, count);
-  if (count > kMaxCompared) return -1;
-  for (int32_t at = first; at < end; ++at) {
-    if (storage.candidates[at] == -INFINITY) continue;
-    compared.values[position] = storage.candidates[at];
-    compared.ids[position++] =
-        storage.groups[at / kSamplingGroup] * kSamplingGroup + at % kSamplingGroup;
-  }
-  if (threadIdx.x < 4) compared.values[count + threadIdx.x] = -INFINITY;
+// Finds the logits that reach `threshold`, in any order. Returns how many there are, or -1 if they
+// or their groups are too many. Counters are 0 before.
+__device__ int32_t CollectCompared(PickStorage& storage, const RowContext& context, float threshold,
+                                   const Compared& compared) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const ArraySource maxima{context.group_maxima, context.num_groups};
+  maxima.ForEachAt([&](float maximum, int32_t group) {
+    if (!(maximum >= threshold)) return;
+    const int32_t place = atomicAdd(&storage.num_groups, 1);
+    if (place < kMaxCandidateGroups) storage.groups[place] = group;
+  });
+  if (thread < kMaxCompared) compared.found_values[thread] = -INFINITY;
   __syncthreads();
-  return static_cast<int32_t>(count);
+  const int32_t groups = storage.num_groups;
+  if (groups > kMaxCandidateGroups) return -1;
+  constexpr int kUnroll = 4;
+  for (int32_t base = thread; base < groups * kSamplingGroup; base += kUnroll * kPickThreads) {
+    float logits[kUnroll];
+    int32_t ids[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int32_t i = base + u * kPickThreads;
+      const bool exists = i < groups * kSamplingGroup;
+      ids[u] = exists ? storage.groups[i / kSamplingGroup] * kSamplingGroup + i % kSamplingGroup
+                      : context.row.vocab_size;
+      logits[u] =
+          ids[u] < context.row.vocab_size ? Sanitize(context.row.logits[ids[u]]) : -INFINITY;
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (!(logits[u] >= threshold)) continue;
+      const int32_t place = atomicAdd(&storage.num_found, 1);
+      if (place >= kMaxCompared) continue;
+      compared.found_values[place] = logits[u];
+      compared.found_ids[place] = ids[u];
+      compared.found_masses[place] = context.mass_of(logits[u]);
+    }
+  }
+  __syncthreads();
+  return storage.num_found <= kMaxCompared ? storage.num_found : -1;
 }
 
 // The mass of a chunk, which the first kernel stored, relative to the row's largest logit.
@@ -204,6 +238,7 @@ __device__ uint64_t RowMass(PickStorage& storage, const RowContext& context) {
   for (int32_t chunk = threadIdx.x; chunk < context.num_chunks; chunk += kPickThreads) {
     mass += ScaledChunkMass(context, chunk);
   }
+  __syncthreads();  // an earlier sum has been read
   return BlockSum(storage.select, mass);
 }
 
@@ -226,7 +261,7 @@ __device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const
   const bool top_k = HasTopK(rule, context.row.vocab_size);
   if (top_k) {
     threshold = SelectThreshold(storage.select, source, One(), context.highest, threshold,
-                                static_cast<uint64_t>(rule.top_k), 0)
+                                static_cast<uint64_t>(rule.top_k), 0, false)
                     .threshold;
   }
   if (rule.top_p >= 1) return true;
@@ -234,7 +269,7 @@ __device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const
       top_k ? MassFrom(storage, context, source, threshold) : RowMass(storage, context);
   const uint64_t target = Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
   const Selection selection = SelectThreshold(storage.select, source, context.mass_of,
-                                              context.highest, threshold, target, 0);
+                                              context.highest, threshold, target, 0, false);
   if (!selection.reached && partial && !top_k) return false;
   threshold = selection.threshold;  // if rounding alone kept it from being reached, keep all
   return true;
@@ -280,23 +315,14 @@ __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, i
 template <typename MassOfChunk, typename ReferenceOf>
 __device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, float threshold,
                                const MassOfChunk& mass_of_chunk, const ReferenceOf& reference_of) {
-  uint64_t masses[kChunksOfThread], of_thread = 0;
-#pragma unroll
-  for (int i = 0; i < kChunksOfThread; ++i) {
-    const int32_t chunk = static_cast<int32_t>(threadIdx.x) * kChunksOfThread + i;
-    masses[i] = chunk < context.num_chunks ? mass_of_chunk(chunk) : 0;
-    of_thread += masses[i];
-  }
-  uint64_t total, before = ExclusiveSum(storage.select, of_thread, total);
+  const auto own = static_cast<int32_t>(threadIdx.x);
+  const uint64_t own_mass = own < context.num_chunks ? mass_of_chunk(own) : 0;
+  uint64_t total, before = ExclusiveSum(storage.select, own_mass, total);
   const uint64_t draw = __umul64hi(storage.draw_bits, total);
-#pragma unroll
-  for (int i = 0; i < kChunksOfThread; ++i) {
-    if (before <= draw && draw < before + masses[i]) {
-      storage.chunk = static_cast<int32_t>(threadIdx.x) * kChunksOfThread + i;
-      storage.residual = draw - before;
-      storage.select.shared = masses[i];
-    }
-    before += masses[i];
+  if (before <= draw && draw < before + own_mass) {
+    storage.chunk = own;
+    storage.residual = draw - before;
+    storage.select.shared = own_mass;
   }
   __syncthreads();
 
@@ -351,35 +377,35 @@ __device__ const uint64_t* ChunkMassesFrom(PickStorage& storage, const RowContex
   return masses;
 }
 
-// Counts what is larger than each of the first `count` of `compared`, and puts the masses in
-// descending order. As many threads as there are share a candidate, up to eight.
-__device__ __forceinline__ void RankCompared(const RowContext& context, int32_t count,
-                                             const Compared& compared) {
+// Adds up what is larger than each of the first `count` that were found, and puts them in the order
+// of their ids. As many threads as there are share a candidate, up to eight.
+__device__ __forceinline__ void RankCompared(int32_t count, const Compared& compared) {
   static_assert(kMaxCompared <= kPickThreads);
   int32_t sharing = 1;
   while (sharing < 8 && 2 * sharing * count <= kPickThreads) sharing *= 2;
   const int32_t of = static_cast<int32_t>(threadIdx.x) / sharing;
   const int32_t part = static_cast<int32_t>(threadIdx.x) % sharing;
-  const float value = of < count ? compared.values[of] : -INFINITY;
-  int32_t larger = 0, equal_before = 0;
+  int32_t larger = 0, before = 0;
+  uint64_t above = 0;
   if (of < count) {
-    for (int32_t j = 4 * part; j < count; j += 4 * sharing) {
-      const float4 others = *reinterpret_cast<const float4*>(compared.values + j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float other = Component(others, i);
-        larger += other > value;
-        equal_before += other == value && j + i < of;
-      }
+    const float value = compared.found_values[of];
+    const int32_t id = compared.found_ids[of];
+    for (int32_t j = part; j < count; j += sharing) {
+      const bool is_larger = compared.found_values[j] > value;
+      larger += is_larger;
+      above += is_larger ? compared.found_masses[j] : 0;
+      before += compared.found_ids[j] < id;
     }
   }
   for (int32_t offset = sharing / 2; offset > 0; offset /= 2) {
     larger += __shfl_xor_sync(0xffffffffu, larger, offset);
-    equal_before += __shfl_xor_sync(0xffffffffu, equal_before, offset);
+    before += __shfl_xor_sync(0xffffffffu, before, offset);
+    above += __shfl_xor_sync(0xffffffffu, above, offset);
   }
   if (of >= count || part != 0) return;
-  compared.larger[of] = larger;
-  compared.masses[larger + equal_before] = context.mass_of(value);
+  compared.found[before] = of;
+  compared.larger[before] = larger;
+  compared.above[before] = above;
 }
 
 // Applies top-k and top-p to the first `count` of `compared`, which hold everything at or above a
@@ -388,32 +414,24 @@ __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, 
                                const Compared& compared, bool partial) {
   const SamplingRule& rule = context.rule;
   const bool top_k = HasTopK(rule, context.row.vocab_size);
-  RankCompared(context, count, compared);
+  RankCompared(count, compared);
   __syncthreads();
   const int32_t own = threadIdx.x;
   const bool exists = own < count;
-  const int32_t larger = exists ? compared.larger[own] : 0;
-  const uint64_t mass = exists ? context.mass_of(compared.values[own]) : 0;
-  // The mass of all that are larger is a prefix of the masses in descending order.
-  uint64_t all;
-  const uint64_t before =
-      ExclusiveSum(storage.select, exists ? compared.masses[own] : uint64_t{0}, all);
-  if (exists) compared.masses[own] = before;
-  bool kept = exists && (!top_k || larger < rule.top_k);
-  const int32_t num_kept = __syncthreads_count(kept);
-  const uint64_t above = exists ? compared.masses[larger] : 0;
-  const uint64_t of_kept = num_kept < count ? compared.masses[num_kept] : all;
+  const int32_t found = exists ? compared.found[own] : 0;
+  const bool in_top_k = exists && (!top_k || compared.larger[own] < rule.top_k);
+  uint64_t kept = in_top_k ? compared.found_masses[found] : 0;
   if (rule.top_p < 1) {
+    const uint64_t of_kept = BlockSum(storage.select, kept);
     const uint64_t total = top_k ? of_kept : RowMass(storage, context);
     const uint64_t target = Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
     if (of_kept < target && partial && !top_k) return false;
-    kept = kept && above < target;
+    if (exists && compared.above[own] >= target) kept = 0;
   }
-  const uint64_t kept_mass = kept ? mass : 0;
   uint64_t total;
-  const uint64_t kept_before = ExclusiveSum(storage.select, kept_mass, total);
+  const uint64_t before = ExclusiveSum(storage.select, kept, total);
   const uint64_t draw = __umul64hi(storage.draw_bits, total);
-  if (kept_before <= draw && draw < kept_before + kept_mass) *context.token = compared.ids[own];
+  if (before <= draw && draw < before + kept) *context.token = compared.found_ids[found];
   return true;
 }
 
@@ -425,13 +443,14 @@ __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context
   // k groups whose maxima reach a bound contain at least k logits that do, so any such bound works.
   const uint64_t wanted = top_k > 0 ? top_k : kTopPGroups;
   const ArraySource maxima{context.group_maxima, context.num_groups};
-  const Selection bound = SelectThreshold(storage.select, maxima, One(), context.highest,
-                                          context.lowest, wanted, Max64()(wanted, kEnoughGroups));
+  const Selection bound =
+      SelectThreshold(storage.select, maxima, One(), context.highest, context.lowest, wanted,
+                      Max64()(wanted, kEnoughGroups), true);
+  const Compared compared(storage);
+  const int32_t count = CollectCompared(storage, context, bound.threshold, compared);
+  if (count >= 0) return SampleCompared(storage, context, count, compared, bound.reached);
   const int32_t size = GatherCandidates(storage, context, bound.threshold);
   if (size < 0) return false;
-  const Compared compared(storage);
-  const int32_t count = CompactCandidates(storage, size, compared);
-  if (count >= 0) return SampleCompared(storage, context, count, compared, bound.reached);
   float threshold = bound.threshold;
   const ArraySource candidates{storage.candidates, size};
   if (!ApplyRule(storage, context, candidates, bound.reached, threshold)) return false;
@@ -445,6 +464,8 @@ __global__ void __launch_bounds__(kPickThreads)
   extern __shared__ uint4 memory[];
   PickStorage& storage = *reinterpret_cast<PickStorage*>(memory);
   ptx::GridDependencyLaunch();
+  ClearBins(storage.select);
+  if (threadIdx.x == 0) storage.num_groups = storage.num_found = 0;
   ptx::GridDependencyWait();
 
   const int64_t row = blockIdx.x;

@@ -19,7 +19,8 @@ inline constexpr int kSelectBins = kBinsOfThread * kPickThreads;
 
 // Of weights: counts are 32-bit, masses 64-bit.
 struct SelectStorage {
-  uint64_t warps[kPickWarps];
+  uint64_t sums[kPickWarps];     // of ExclusiveSum
+  uint64_t reduced[kPickWarps];  // of BlockReduce
   uint64_t bins[kSelectBins];
   uint64_t shared;  // passes a result from one thread to all
   int32_t bin;      // -1: the target is not reached
@@ -30,8 +31,8 @@ struct Selection {
   bool reached;  // false: the total weight is below the target, and threshold is `lowest`
 };
 
-// The sum of the values of all threads before this one, and of all. The block calls it together;
-// there is a barrier before and after its use of the storage.
+// The sum of the values of all threads before this one, and of all. The block calls it together,
+// and passes a barrier between two calls.
 template <typename Sum>
 __device__ __forceinline__ Sum ExclusiveSum(SelectStorage& storage, Sum value, Sum& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -44,18 +45,16 @@ __device__ __forceinline__ Sum ExclusiveSum(SelectStorage& storage, Sum value, S
     return sum;
   };
   const Sum of_warp = inclusive(value);
+  if (lane == 31) storage.sums[warp] = of_warp;
   __syncthreads();
-  if (lane == 31) storage.warps[warp] = of_warp;
-  __syncthreads();
-  const Sum of_block =
-      inclusive(lane < kPickWarps ? static_cast<Sum>(storage.warps[lane]) : Sum{0});
+  const Sum of_block = inclusive(lane < kPickWarps ? static_cast<Sum>(storage.sums[lane]) : Sum{0});
   total = __shfl_sync(0xffffffffu, of_block, 31);
   const Sum before = __shfl_sync(0xffffffffu, of_block, warp > 0 ? warp - 1 : 0);
   return (warp > 0 ? before : 0) + of_warp - value;
 }
 
 // Combines the values of all threads by `op`, for which 0 changes nothing; every thread gets the
-// result. Barriers as above.
+// result. The block calls it together, and passes a barrier between two calls.
 template <typename Op>
 __device__ __forceinline__ uint64_t BlockReduce(SelectStorage& storage, uint64_t value,
                                                 const Op& op) {
@@ -67,10 +66,9 @@ __device__ __forceinline__ uint64_t BlockReduce(SelectStorage& storage, uint64_t
     return x;
   };
   value = of_warp(value);
+  if (threadIdx.x % 32 == 0) storage.reduced[threadIdx.x / 32] = value;
   __syncthreads();
-  if (threadIdx.x % 32 == 0) storage.warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  return of_warp(threadIdx.x % 32 < kPickWarps ? storage.warps[threadIdx.x % 32] : 0);
+  return of_warp(threadIdx.x % 32 < kPickWarps ? storage.reduced[threadIdx.x % 32] : 0);
 }
 
 struct Sum64 {
@@ -87,24 +85,31 @@ __device__ __forceinline__ void AddToBin(uint64_t* bin, uint64_t weight) {
   atomicAdd(reinterpret_cast<unsigned long long*>(bin), weight);
 }
 
+__device__ __forceinline__ void ClearBins(SelectStorage& storage) {
+  for (int i = threadIdx.x; i < kSelectBins; i += kPickThreads) storage.bins[i] = 0;
+  if (threadIdx.x == 0) storage.bin = -1;
+}
+
 // Finds the threshold over the values in [lowest, highest] of `source`, which has ForEach(visit).
 // `weight` maps a value to its integer weight. Stops early at an inexact threshold as soon as the
 // weight at or above it is at most `acceptable`; 0 requests the exact one. All threads get the
-// result.
+// result. If `cleared`, the bins are, and a barrier has come since.
 template <typename Source, typename Weight>
 __device__ Selection SelectThreshold(SelectStorage& storage, const Source& source,
                                      const Weight& weight, float highest, float lowest,
-                                     uint64_t target, uint64_t acceptable) {
+                                     uint64_t target, uint64_t acceptable, bool cleared) {
   using Sum = decltype(weight(0.0f));
   Sum* const bins = reinterpret_cast<Sum*>(storage.bins);
   float high = highest, low = lowest;
+  if (!cleared) __syncthreads();  // what lies in the storage has been read
   for (bool first_round = true; low < high; first_round = false) {
     const double range = static_cast<double>(high) - low;
     const double inverse_width = kSelectBins / range;
-    __syncthreads();  // the previous round's bins and results have been read
-    for (int i = threadIdx.x; i < kSelectBins; i += kPickThreads) bins[i] = 0;
-    if (threadIdx.x == 0) storage.bin = -1;
-    __syncthreads();
+    if (!first_round || !cleared) {
+      if (!first_round) __syncthreads();  // the previous round's results have been read
+      ClearBins(storage);
+      __syncthreads();
+    }
 
     Sum above = 0;  // weight of the values above the interval, of which the first round has none
     Sum run = 0;    // not yet added to run_bin: neighbours often share a bin
