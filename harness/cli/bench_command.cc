@@ -281,7 +281,7 @@ MeasuredBatch MeasureBatch(const LoadedModel& model, const DecoderOptions& optio
 std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
                                                   const DecoderOptions& options,
                                                   const BenchOptions& bench) {
-  constexpr int kRounds = 49;
+  constexpr int kRounds = 25;
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
   return TimeOpsInPlace(decoder, bench, kRounds);

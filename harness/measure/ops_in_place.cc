@@ -18,18 +18,37 @@ namespace {
 // attention and its grid.
 constexpr int kPlaces = 4;
 
-// Stamps the clock before the first launch of a step and after the one of this number, which counts
-// from 1, and lists the ops of all launches.
+// Of the launches of a step, which are counted from 1: those after `from` up to `to`.
+struct Span {
+  size_t from, to;
+};
+
+// A launch is the difference between two spans that begin together. They begin a window or two
+// before it, so that the stamp there is not its neighbour, and no earlier: what the launches before
+// it take, differs from step to step by more than a short one lasts.
+constexpr size_t kWindow = 5;
+bool OnlyBegins(const Span& span) { return span.from > 0 && span.to == span.from + kWindow; }
+
+std::vector<Span> SpansOf(size_t launches) {
+  std::vector<Span> spans;
+  for (size_t from = 0; from == 0 || from + kWindow < launches; from += kWindow) {
+    const size_t last = std::min(from + 2 * kWindow, launches);
+    for (size_t to = from == 0 ? 1 : from + kWindow; to <= last; ++to) spans.push_back({from, to});
+  }
+  return spans;
+}
+
+// Stamps the clock before and after a span, and lists the ops of all launches.
 class MarkedStep : public OpObserver {
  public:
-  MarkedStep(ClockStamps& stamps, size_t marked) : stamps_(stamps), marked_(marked) {}
+  MarkedStep(ClockStamps& stamps, Span span) : stamps_(stamps), span_(span) {}
 
   void Begin(StepOp op, std::string_view) override {
-    if (ops_.empty()) stamps_.Stamp(false);
+    if (ops_.size() == span_.from) stamps_.Stamp(span_.from > 0);
     ops_.push_back(op);
   }
   void End() override {
-    if (ops_.size() == marked_) stamps_.Stamp(true);
+    if (ops_.size() == span_.to) stamps_.Stamp(true);
   }
 
   // Is called before each step of a host, which enqueues its ops anew.
@@ -38,16 +57,16 @@ class MarkedStep : public OpObserver {
 
  private:
   ClockStamps& stamps_;
-  size_t marked_;
+  Span span_;
   std::vector<StepOp> ops_;
 };
 
-// A step that shows when one of its launches ends.
+// A step that shows how long a span takes.
 class StampedGraph {
  public:
-  StampedGraph(Decoder& decoder, ClockStamps& stamps, size_t marked)
+  StampedGraph(Decoder& decoder, ClockStamps& stamps, Span span)
       : on_host_(decoder.Options().device == Device::kCpu),
-        observer_(stamps, marked),
+        observer_(stamps, span),
         graph_(decoder.CaptureNextStep(observer_)) {}
 
   void Enqueue() {
@@ -64,7 +83,7 @@ class StampedGraph {
 
 std::vector<StepOp> OpsOfNextStep(Decoder& decoder) {
   ClockStamps unread(decoder.GetBackend(), 1);
-  StampedGraph step(decoder, unread, 1);
+  StampedGraph step(decoder, unread, {.from = 0, .to = 1});
   step.Enqueue();
   decoder.GetBackend().Synchronize();
   return step.Ops();
@@ -75,10 +94,11 @@ using OpSamples = std::map<StepOp, std::vector<double>>;  // microseconds, one o
 // Returns nothing if interrupted.
 std::optional<OpSamples> TimeNextStep(Decoder& decoder, const std::vector<StepOp>& order,
                                       int rounds, const std::atomic<bool>* interrupted) {
-  ClockStamps stamps(decoder.GetBackend(), 2 * std::ssize(order));
+  const std::vector<Span> spans = SpansOf(order.size());
+  ClockStamps stamps(decoder.GetBackend(), 2 * std::ssize(spans));
   std::vector<std::unique_ptr<StampedGraph>> steps;
-  for (size_t launch = 1; launch <= order.size(); ++launch)
-    steps.push_back(std::make_unique<StampedGraph>(decoder, stamps, launch));
+  for (const Span& span : spans)
+    steps.push_back(std::make_unique<StampedGraph>(decoder, stamps, span));
 
   OpSamples samples;
   for (int round = -1; round < rounds; ++round) {
@@ -88,16 +108,17 @@ std::optional<OpSamples> TimeNextStep(Decoder& decoder, const std::vector<StepOp
       step->Enqueue();
     }
     const std::vector<int64_t> read = stamps.Read();
-    if (read.size() != 2 * order.size()) {
+    if (read.size() != 2 * spans.size()) {
       throw RuntimeFailure(StrCat("the device took ", read.size(), " stamps of its clock in ",
-                                  order.size(), " steps, not two in each"));
+                                  spans.size(), " steps, not two in each"));
     }
     if (round < 0) continue;  // the first round is a warm-up
     std::map<StepOp, double> sums;
     int64_t before_ns = 0;
-    for (size_t i = 0; i < order.size(); ++i) {
+    for (size_t i = 0; i < spans.size(); ++i) {
       const int64_t ns = read[2 * i + 1] - read[2 * i];
-      sums[order[i]] += 1e-3 * static_cast<double>(ns - before_ns);
+      if (!OnlyBegins(spans[i]))
+        sums[order[spans[i].to - 1]] += 1e-3 * static_cast<double>(ns - before_ns);
       before_ns = ns;
     }
     for (const auto& [op, us] : sums) samples[op].push_back(us);
