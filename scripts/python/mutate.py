@@ -21,7 +21,7 @@ from pathlib import Path
 from tokline.command import ended, parser, positive
 from tokline.files import write_whole
 from tokline.stop import Stop
-from tokline.terminal import markdown_table
+from tokline.terminal import markdown_table, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json in them or below them
@@ -494,7 +494,7 @@ def report(arguments):
         skipped = sorted({bare_name(t) for facts in record["unmutated"].values() for t in facts["skipped"]})
         if skipped:
             lines += ["", f"Skipped in {record['run']}: " + ", ".join(f"`{n}`" for n in skipped) + "."]
-    Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    Path(arguments.out).write_text(wrapped("\n".join(lines)) + "\n", encoding="utf-8")
     print(f"{arguments.out}: {len(mutations)} bugs, {survived} survived, {not_run} not run yet")
     return 1 if survived else 0
 

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from unittest import mock
 
-from command_case import run_here
+from command_case import run_here, unwrapped
 from synthetic import START, DecoderCase, Effect, KernelCase, Machine, kernel_cases, write
 
 from tokline import believe_collect, believe_report, blame, records
@@ -41,7 +41,7 @@ class InFolder(unittest.TestCase):
                                        self.folder / "b.json")
         self.assertEqual(code, 0, err)
         checks = json.loads((self.folder / "b.json").read_text())["checks"]
-        return {check["id"]: check for check in checks}, page
+        return {check["id"]: check for check in checks}, unwrapped(page)
 
 
 class CollectTest(InFolder):
@@ -445,7 +445,7 @@ class ReportTest(InFolder):
                 self.assertEqual(err, f"scripts/maintain/believe: {cut}: its program was cut short; left out, with what it "
                                       "would be compared with\n")
                 self.assertIn("- left out, since its program was cut short, with what it would be compared with: "
-                              f"{cut}", page)
+                              f"{cut}", unwrapped(page))
                 judged = json.loads((self.folder / "b.json").read_text())
                 self.assertEqual(judged["left_out"], [str(cut)])
                 aa = judged["checks"][1]["details"]

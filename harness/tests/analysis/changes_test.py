@@ -2,7 +2,7 @@
 
 import unittest
 
-from command_case import CommandTest
+from command_case import CommandTest, unwrapped
 from synthetic import DecoderCase, Effect, KernelCase, Machine
 
 
@@ -20,7 +20,7 @@ class ChangesTest(CommandTest):
         self.effects = [Effect(20, shape="lost"), Effect(-30, shape="won"), Effect(1, shape="little")]
 
     def changes(self, *arguments):
-        return self.run_command("changes", *arguments, "--markdown", expect=0).stdout.splitlines()
+        return unwrapped(self.run_command("changes", *arguments, "--markdown", expect=0).stdout).splitlines()
 
     def rows(self, lines):
         return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[4:]]

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,11 @@ def run_here(command, *arguments):
         except SystemExit as stopped:
             code = stopped.code
     return code, out.getvalue(), err.getvalue()
+
+
+def unwrapped(markdown):
+    """Markdown with each paragraph and item on one line."""
+    return re.sub(r"(?<=[^\n])\n *(?![-|#<`]|\d+\.|\s|$)", " ", markdown)
 
 
 class CommandTest(unittest.TestCase):

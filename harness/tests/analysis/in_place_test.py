@@ -1,10 +1,13 @@
 """scripts/records in_place: ops in place stand beside their profile, and those that differ are counted."""
-import functools
+import re
 import unittest
 
-from command_case import CommandTest, run_here
+from command_case import CommandTest, run_here, unwrapped
 
-run_main = functools.partial(run_here, "in_place")
+
+def run_main(*arguments):
+    code, out, err = run_here("in_place", *arguments)
+    return code, unwrapped(out), err
 
 
 class InPlaceTest(CommandTest):
@@ -34,6 +37,20 @@ class InPlaceTest(CommandTest):
         for given_back in ("tracing_us", "unexplained_us"):  # the latter in older records
             file = self.records({"down": 1.0}, traced_us=0.2 * step_us, given_back=given_back)
             self.assertRegex(run_main(file)[1], r"(?m)^\| .* \| `down` \| .* \| 1\.25 \|$")
+
+    def test_the_ops_add_up_to_the_step_that_was_not_traced(self):
+        def added(ratio):
+            profile = self.machine.decoder_run()[1]["profile"]
+            ops = {op["op"]: ratio for op in profile["ops"]}
+            _, out, _ = run_main(self.records(ops, traced_us=0.1 * profile["step_us"]))
+            found = re.search(r"(?m)^Of the step without a trace the ops in place and the gaps add up to ([\d.]+) % at batch 1; "
+                              r"those of the profile to ([\d.]+) % at batch 1\.$", out)
+            return [float(percent) for percent in found.groups()]
+
+        in_place, of_profile = added(0.9)
+        self.assertAlmostEqual(of_profile, 100 / 0.9, delta=1)
+        self.assertAlmostEqual(in_place, 100, delta=1)
+        self.assertGreater(added(1.1)[0], 120)  # a time that is wrong shows
 
     def test_the_newest_row_of_a_measurement_counts(self):
         old = self.records({"down": 2.0}, "a.jsonl")

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import mutate
+from command_case import unwrapped
 from tokline.command import ended
 from tokline.stop import Stop
 
@@ -108,7 +109,7 @@ class MutateTest(unittest.TestCase):
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
         table = [row for row in rows if row and row[0].startswith("bug of")]
         self.assertEqual([row[0] for row in table], [one["bug"] for one in mutations], "each stands once")
-        return {row[0]: (row[2], row[3]) for row in table}, text
+        return {row[0]: (row[2], row[3]) for row in table}, unwrapped(text)
 
     def test_a_bug_counts_by_the_last_record_that_has_it_as_it_is_now(self):
         mutations = [mutation("old", tests=["sum_cuda_test"]), mutation("both", tests=["sum_test", "sum_cuda_test"]),

@@ -1,6 +1,5 @@
 """scripts/records standing: losses are counted and come first, and no row of another GPU is mixed in."""
 import datetime
-import functools
 import json
 import os
 import re
@@ -8,10 +7,12 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from command_case import run_here
+from command_case import run_here, unwrapped
 from synthetic import START, KernelCase, Machine, kernel_cases, write
 
-run_main = functools.partial(run_here, "standing")
+def run_main(*arguments):
+    code, out, err = run_here("standing", *arguments)
+    return code, unwrapped(out), err
 
 
 class StandingTest(unittest.TestCase):
@@ -96,7 +97,7 @@ class StandingTest(unittest.TestCase):
                               ("results/h100", ("results/h100/README.md", "results/h100/notes.md"))):
             _, out, _ = run_main(str(root / folder))
             for page in pages:
-                self.assertIn(out.strip(), (root / page).read_text(encoding="utf-8"),
+                self.assertIn(out.strip(), unwrapped((root / page).read_text(encoding="utf-8")),
                               f"{page}: scripts/maintain/record results/h200 --only page, and scripts/records standing "
                               f"{folder} --into {page}")
 

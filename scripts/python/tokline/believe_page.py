@@ -147,4 +147,4 @@ def page(checks, context):
               "## Repeating it\n```\nscripts/maintain/believe collect --bin build/bench-cuda/bin --model DIR --out believe\n"
               "scripts/maintain/believe report believe -o docs/believability.md --json results/h200/believability.json\n"
               "```\n"]
-    return "\n".join(block for block in blocks if block)
+    return terminal.wrapped("\n".join(block for block in blocks if block))

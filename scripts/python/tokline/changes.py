@@ -83,7 +83,8 @@ def main(arguments):
     listed = sorted((row for row in judged if row.verdict in BEYOND_NOISE),
                     key=lambda row: (not is_loss(row), -abs(row.effect), row.key))
     shown = list(lines(listed, before, now))
-    output = [sentence(judged, listed, now), ""]
+    words = sentence(judged, listed, now)
+    output = [terminal.wrapped(words) if options.markdown else words, ""]
     if shown and options.markdown:
         output += terminal.markdown_table(HEADER, shown, range(1, 5))
     elif shown:

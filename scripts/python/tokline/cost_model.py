@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import textwrap
 from dataclasses import asdict, dataclass, fields
 
 from tokline import command, cost_model, kernels, records, sweep, terminal
@@ -90,12 +89,11 @@ def sentence(model, pairs):
     far = missed(pairs)
     words = ", ".join(f"{point.entry.name} ({ratio:.2f} times)" for point, ratio in far[:4])
     more = f" and {len(far) - 4} more" if len(far) > 4 else ""
-    return textwrap.fill(
+    return terminal.wrapped(
         f"`t = {model.launch_us:g} + {model.ramp:g} sqrt(f) + {model.slope:g} f` µs on {model.device}. Fitted to "
         f"{model.shapes} shapes of `{model.records}`: half of them are within {100 * off[(len(off) - 1) // 2]:.0f} %, and "
         + (f"{len(far)} {'misses' if len(far) == 1 else 'miss'} it by more than 25 %: {words}{more}." if far else
-           "none misses it by more than 25 %."),
-        100, break_on_hyphens=False, break_long_words=False)
+           "none misses it by more than 25 %."))
 
 
 def main(arguments):

@@ -75,9 +75,28 @@ def sentence(ops):
             f"{worst.ratio:.2f} times.")
 
 
+def sums(ops):
+    """What the ops add up to: of a step without a trace, the times in place should be all and those of a profile more."""
+    rows = list({id(op.row): op.row for op in ops}.values())
+    several = len({row["model"] for row in rows}) > 1
+
+    def percents(of_op):
+        found = []
+        for row in rows:
+            profile = row["profile"]
+            parts = [of_op(op) for op in profile["ops"]] + [profile["device_gap_us"], profile["host_gap_us"]]
+            found.append(f"{100 * sum(parts) / profile['step_us']:.1f} % at batch {row['batch']}"
+                         + f" of {row['model']}" * several)
+        return ", ".join(found)
+
+    return ("Of the step without a trace the ops in place and the gaps add up to "
+            f"{percents(lambda op: op.get('in_place_us', op['us']))}; those of the profile to "
+            f"{percents(lambda op: op['us'])}.")
+
+
 def markdown(ops):
-    return "\n".join([sentence(ops), "", *terminal.markdown_table(HEADER, [op.cells() for op in ops],
-                                                                  {1, 3, 4, 5, 6, 7, 8})])
+    return "\n".join([terminal.wrapped(f"{sentence(ops)}\n\n{sums(ops)}"), "",
+                      *terminal.markdown_table(HEADER, [op.cells() for op in ops], {1, 3, 4, 5, 6, 7, 8})])
 
 
 def main(arguments):

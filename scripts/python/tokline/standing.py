@@ -125,7 +125,7 @@ def markdown(evidence):
     if evidence.swept:
         parts += [f"**Shapes drawn at random. {heading}.** {words}" for heading, words in drawn(Evidence(evidence.swept))]
     parts = parts or ["No row of these records stands beside a peer's."]
-    return "\n\n".join([*parts, *filter(None, [withheld(evidence)])])
+    return terminal.wrapped("\n\n".join([*parts, *filter(None, [withheld(evidence)])]))
 
 
 def put_between_marks(path, mark, text):

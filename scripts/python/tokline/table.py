@@ -6,7 +6,7 @@ import json
 from tokline import kernels, records
 from tokline.command import parser
 from tokline.records import shape_label
-from tokline.terminal import colour_wanted, count, figure, markdown_table, say, text_table, write_out
+from tokline.terminal import colour_wanted, count, figure, markdown_table, say, text_table, wrapped, write_out
 
 
 # The columns of figures that are aligned to the right in text.
@@ -247,7 +247,6 @@ def main(argv):
     tables.append(("measured peaks", peaks_table(runs)))
     output = [line for title, (header, lines) in tables if lines
               for line in render(title, header, lines, arguments.markdown)]
-    bullet = "- " if arguments.markdown else ""
-    output += [bullet + note for note in notes(runs, rows, replaced)]
+    output += [wrapped("- " + note) if arguments.markdown else note for note in notes(runs, rows, replaced)]
     write_out("\n".join(output).rstrip("\n"))
     return 0

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
 
 from tokline.files import CannotWrite
@@ -82,6 +83,33 @@ def markdown_table(header, lines, right=()):
     yield "|" + "|".join("---:" if i in right else "---" for i in range(len(header))) + "|"
     for line in lines:
         yield render(line)
+
+
+def wrapped(markdown, columns=100):
+    """Markdown whose paragraphs and items are filled anew to at most so many columns. Tables, headings, fences and
+    what stands in them, comments and pictures stay as they are."""
+    done, open_lines, fenced = [], [], False
+
+    def close():
+        if open_lines:
+            marker = re.match(r" *(- |\d+\. )?", open_lines[0])[0]
+            done.append(textwrap.fill(" ".join([open_lines[0], *map(str.strip, open_lines[1:])]), columns,
+                                      subsequent_indent=" " * len(marker), break_long_words=False,
+                                      break_on_hyphens=False))
+            open_lines.clear()
+
+    for line in markdown.split("\n"):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        if fence or fenced or not line.strip() or line.startswith(("|", "#", "<", "[!", "    ")):
+            close()
+            done.append(line)
+            continue
+        if re.match(r" *(- |\d+\. )", line):
+            close()
+        open_lines.append(line)
+    close()
+    return "\n".join(done)
 
 
 class Progress:
