@@ -33,7 +33,7 @@ struct AblateFlags {
     run.AddWeightsTo(flags);
     flags.insert(
         flags.end(),
-        {{"--batch", "N", "batch size (default: 8)", IntegerInto(bench.batch, 1, 4096)},
+        {{"--batch", "N", "batch size (default: 8)", IntegerInto(bench.batch, 1, kMaxBatch)},
          {"--prompt-tokens", "N", "prompt tokens per sequence (default: 128)",
           IntegerInto(bench.prompt_tokens, 1, INT32_MAX)},
          {"--new-tokens", "N", "new tokens per sequence, at least 2 (default: 64)",

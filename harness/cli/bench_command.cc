@@ -56,26 +56,26 @@ struct BenchFlags {
     run.AddTo(flags);
     run.AddWeightsTo(flags);
     run.AddRankLimitTo(flags);
-    flags.insert(
-        flags.end(),
-        {{"--tp", "N,...", kRanksHelp,
-          [this](auto flag, auto text) {
-            ranks = ParseIntegers(flag, text, 1, kMaxRanks);
-            TakeRanks(flag, ranks);
-          }},
-         {"--batch", "1,8,64", "batch sizes (default: 1,8,64)", IntegersInto(batches, 1, 4096)},
-         {"--prompt-tokens", "N,...", "prompt tokens per sequence (default: 128)",
-          IntegersInto(prompts, 1, INT32_MAX)},
-         {"--new-tokens", "N,...", "new tokens per sequence, at least 2 (default: 128)",
-          IntegersInto(new_tokens, 2, INT32_MAX)},
-         {"--depth", "N,...",
-          "tokens per sequence that are in the KV cache before the prompt (default: 0)",
-          IntegersInto(depths, 0, INT32_MAX)},
-         {"--repeats", "N",
-          "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 on cpu)",
-          IntegerInto(repeats, 1, 1000)},
-         {"--seed", "N", "seed of the prompts, or of the arrivals of --rates (default: 0)",
-          SeedInto(bench.seed)}});
+    flags.insert(flags.end(),
+                 {{"--tp", "N,...", kRanksHelp,
+                   [this](auto flag, auto text) {
+                     ranks = ParseIntegers(flag, text, 1, kMaxRanks);
+                     TakeRanks(flag, ranks);
+                   }},
+                  {"--batch", "1,8,64", "batch sizes (default: 1,8,64)",
+                   IntegersInto(batches, 1, kMaxBatch)},
+                  {"--prompt-tokens", "N,...", "prompt tokens per sequence (default: 128)",
+                   IntegersInto(prompts, 1, INT32_MAX)},
+                  {"--new-tokens", "N,...", "new tokens per sequence, at least 2 (default: 128)",
+                   IntegersInto(new_tokens, 2, INT32_MAX)},
+                  {"--depth", "N,...",
+                   "tokens per sequence that are in the KV cache before the prompt (default: 0)",
+                   IntegersInto(depths, 0, INT32_MAX)},
+                  {"--repeats", "N",
+                   "repeats after the warm-up (default: 5; with --workload 3 on cuda, 1 on cpu)",
+                   IntegerInto(repeats, 1, 1000)},
+                  {"--seed", "N", "seed of the prompts, or of the arrivals of --rates (default: 0)",
+                   SeedInto(bench.seed)}});
     record.AddTo(flags);
     flags.push_back({"--profile", "on|off",
                      "profile a decode step; on prints it (default: write it without printing)",

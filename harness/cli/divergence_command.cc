@@ -201,9 +201,10 @@ int DivergenceCommand(const CommandLine& line) {
   ApplyKvSize(flags.run.kv, model, options);
   // Room for the sequence and for the originals from which its chunks are copied.
   if (options.kv_pages == 0) {
-    options.kv_pages = 2 * DecoderConfig(model.spec, options, {}).max_pages +
-                       static_cast<int64_t>(flags.chunks.size()) *
-                           (requests.front().shifted_after / options.page_size + 2);
+    options.kv_pages =
+        2 * DecoderConfig(model.spec, options, {}).max_pages +
+        static_cast<int64_t>(flags.chunks.size()) *
+            (PagesOfSize(options.page_size).PageOf(requests.front().shifted_after) + 2);
   }
   CatchInterrupts();
   Decoder decoder = MakeDecoder(model, options);

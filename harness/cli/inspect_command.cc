@@ -35,7 +35,7 @@ struct InspectFlags {
     run.AddRanksTo(flags);
     flags.insert(flags.end(),
                  {{"--batch", "N", "batch size for the memory of a run (default: 1)",
-                   IntegerInto(batch, 1, 4096)},
+                   IntegerInto(batch, 1, kMaxBatch)},
                   {"--context", "N",
                    "tokens per sequence for the memory of a run (default: the model's maximum)",
                    IntegerInto(context, 1)},

@@ -9,7 +9,7 @@
 #include "harness/engine/decoder_memory.h"
 #include "harness/engine/make_decoder.h"
 #include "kernels/common/error.h"
-#include "kernels/common/rounding.h"
+#include "kernels/common/paged_kv_layout.h"
 
 namespace tokline {
 namespace {
@@ -105,7 +105,8 @@ void ApplyKvSize(const KvSize& size, const LoadedModel& model, DecoderOptions& o
 void SizeKvForBatch(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
   ApplyKvSize(size, model, options);
   if (options.kv_pages == 0) return;
-  const int64_t needed = options.max_batch * DivideUp(options.max_context, options.page_size);
+  const int64_t needed =
+      options.max_batch * PagesOfSize(options.page_size).PagesFor(options.max_context);
   Require(options.kv_pages >= needed, Words(size),
           size.pages > 0 ? "" : StrCat(", ", options.kv_pages, " pages"), "; ", options.max_batch,
           " sequences of ", options.max_context, " tokens, prompt and new, need ", needed,
@@ -115,7 +116,8 @@ void SizeKvForBatch(const KvSize& size, const LoadedModel& model, DecoderOptions
 void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
   ApplyKvSize(size, model, options);
   if (options.kv_pages > 0) return;
-  options.kv_pages = options.max_batch * DivideUp(options.max_context, options.page_size);
+  options.kv_pages =
+      options.max_batch * PagesOfSize(options.page_size).PagesFor(options.max_context);
   if (options.device == Device::kCpu) return;  // the system allocates pages when they are touched
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
   const double room = kDefaultFraction * static_cast<double>(backend->FreeBytes());

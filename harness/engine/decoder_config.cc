@@ -8,7 +8,6 @@
 #include "harness/engine/one_kernel_step.h"
 #include "harness/engine/shared_runs.h"
 #include "kernels/common/error.h"
-#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
@@ -21,8 +20,8 @@ DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
   const std::string_view device = Name(options.device);
   Require(options.device == Device::kCpu || options.dtype != DType::kF32, "dtype is ",
           Name(options.dtype), " on device ", device, "; supported there: bf16, f16");
-  Require(options.max_batch >= 1 && options.max_batch <= 4096, "max_batch is ", options.max_batch,
-          "; it must be 1 to 4096");
+  Require(options.max_batch >= 1 && options.max_batch <= kMaxBatch, "max_batch is ",
+          options.max_batch, "; it must be 1 to ", kMaxBatch);
   if (options.max_context == 0) options.max_context = spec.max_positions;
   Require(options.max_context >= 1 && options.max_context <= spec.max_positions, "max_context is ",
           options.max_context, "; the model has positions for 1 to ", spec.max_positions);
@@ -31,7 +30,7 @@ DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
   options.token_budget = std::min(options.token_budget, options.max_batch * options.max_context);
   Require(options.page_size >= 16, "page_size is ", options.page_size,
           "; it must be a power of two from 16");
-  const int64_t sequence_pages = DivideUp(options.max_context, options.page_size);
+  const int64_t sequence_pages = PagesOfSize(options.page_size).PagesFor(options.max_context);
   if (options.kv_pages == 0) options.kv_pages = options.max_batch * sequence_pages;
   Require(options.kv_pages >= 1 && options.kv_pages <= INT32_MAX / 2, "kv_pages is ",
           options.kv_pages, "; it must be 1 to ", INT32_MAX / 2);
@@ -110,7 +109,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
   Validate(layout);
   if (options.reuse) max_runs = kReuseRuns;
   // Each run except the last may leave room on its last page.
-  max_pages = static_cast<int32_t>(DivideUp(options.max_context, options.page_size)) + max_runs - 1;
+  max_pages = static_cast<int32_t>(layout.PagesFor(options.max_context)) + max_runs - 1;
   if (OnDevice() && facts.sm_count > 0) full_grid = ChunkDecodeFullGrid(layout, facts);
   buckets = DecodeBuckets(options.max_batch);
   for (const int32_t bucket : buckets) {

@@ -22,6 +22,8 @@ namespace tokline {
 
 class ProcessGroup;
 
+inline constexpr int32_t kMaxBatch = 4096;
+
 struct DecoderOptions {
   Device device = Device::kCpu;
   // Among how many ranks the model is divided: as many devices, or threads on the CPU.
@@ -32,7 +34,7 @@ struct DecoderOptions {
   std::chrono::milliseconds rank_limit{60'000};  // how far a rank may fall behind the others
   std::function<void(const std::string&)> on_hang = {};  // as in RankGroup::Options
   DType dtype = DType::kF32;    // of weights, activations and KV; CUDA takes bf16 and f16
-  int32_t max_batch = 1;        // sequences that run at a time
+  int32_t max_batch = 1;        // sequences that run at a time, up to kMaxBatch
   int64_t max_context = 0;      // tokens per sequence, prompt and new; 0: what the model allows
   int64_t kv_pages = 0;         // 0: enough for max_batch sequences of max_context
   int32_t page_size = 256;      // tokens
@@ -42,7 +44,7 @@ struct DecoderOptions {
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
   // Whether Decoder::Logits can be asked. Otherwise logits of greedy rows need not be written.
   bool keep_logits = true;
-  int64_t pinned_pages = 0;  // at most so many may be pinned; sequences do not rely on them
+  int64_t pinned_pages = 0;  // at most this many may be pinned; sequences do not rely on them
   AblationSet ablate = {};
   std::optional<DelayedOp> delayed = {};  // to test the tools
 
@@ -100,7 +102,7 @@ struct DecoderConfig {
   bool ChoosesGrid() const;
   bool Ablates(Ablation ablation) const { return options.ablate.Has(ablation); }
   bool Divided() const { return shard.world_size > 1; }  // among several ranks
-  // Of a decode step.
+  // The ops of a decode step.
   StepOpSet DecodeOps() const;
   bool OnDevice() const { return options.device == Device::kCuda; }
   bool SharesReads() const {

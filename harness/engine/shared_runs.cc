@@ -43,10 +43,10 @@ struct Stretch {
   int64_t tiles = 0;  // number of tiles in the page runs that have ended
   int64_t tail = 0;   // number of tokens in the last page run
 
-  void Add(int64_t tokens, int32_t page_size) {
+  void Add(int64_t tokens, const PageSplit& split) {
     end += tokens;
     tail += tokens;
-    if (tokens % page_size == 0) return;
+    if (split.Fill(tokens)) return;
     tiles += DivideUp(tail, kChunkDecodeTileTokens);
     tail = 0;
   }
@@ -56,7 +56,11 @@ class Search {
  public:
   Search(const ChunkRegistry& registry, int32_t page_size, int32_t group, bool always,
          std::vector<SharedRun>& found)
-      : registry_(registry), page_size_(page_size), group_(group), always_(always), found_(found) {}
+      : registry_(registry),
+        split_(PagesOfSize(page_size)),
+        group_(group),
+        always_(always),
+        found_(found) {}
 
   // `rows` are sorted and share their first `common` chunks. All of these chunks but the stretch
   // are in the `depth` runs that the rows already have.
@@ -84,7 +88,7 @@ class Search {
     const size_t end = CommonChunks(rows.front(), rows.back(), common);
     for (; common < end; ++common) {
       stretch.Add(static_cast<int64_t>(registry_.Get(rows[0].chunks[common]).tokens.size()),
-                  page_size_);
+                  split_);
     }
     const int64_t rest = always_ ? 0 : stretch.tail % kChunkDecodeTileTokens;
     const auto members = static_cast<int32_t>(rows.size());
@@ -105,7 +109,7 @@ class Search {
   }
 
   const ChunkRegistry& registry_;
-  int32_t page_size_;
+  PageSplit split_;
   int32_t group_;
   bool always_;
   std::vector<SharedRun>& found_;
@@ -137,7 +141,7 @@ std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkI
 
 SharedTableWriter::SharedTableWriter(TableWriter& table, std::span<SharedRun> runs,
                                      int32_t page_size)
-    : table_(table), runs_(runs), page_size_(page_size) {
+    : table_(table), runs_(runs), split_(PagesOfSize(page_size)) {
   for (size_t i = 0; i < runs.size(); ++i) {
     runs[i].chunks.clear();
     const auto last = static_cast<size_t>(runs[i].members.back().seq);
@@ -167,8 +171,8 @@ void SharedTableWriter::Add(size_t row, const SequencePages& pages, int64_t leng
     for (int64_t done = 0; done < tokens;) {
       const int64_t count = std::min(tokens - done, end - at);
       if (run == nullptr || is_first) {
-        const auto part = run_pages.subspan(static_cast<size_t>(done / page_size_),
-                                            static_cast<size_t>(DivideUp(count, page_size_)));
+        const auto part = run_pages.subspan(static_cast<size_t>(split_.PageOf(done)),
+                                            static_cast<size_t>(split_.PagesFor(count)));
         const int32_t chunk = table_.AddChunk(part, static_cast<int32_t>(count));
         if (run != nullptr) run->chunks.push_back(chunk);
       }

@@ -40,7 +40,7 @@ class SharedTableWriter {
  private:
   TableWriter& table_;
   std::span<SharedRun> runs_;
-  int32_t page_size_;
+  PageSplit split_;
   std::vector<std::vector<size_t>> runs_of_rows_;  // indices; rows after the last share nothing
 };
 

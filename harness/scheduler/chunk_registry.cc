@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "kernels/common/error.h"
-#include "kernels/common/rounding.h"
 
 namespace tokline {
 namespace {
@@ -20,9 +19,7 @@ constexpr uint64_t Mix(uint64_t x) {
 }  // namespace
 
 ChunkRegistry::ChunkRegistry(PagePool& pool, const Options& options)
-    : pool_(pool), options_(options) {
-  Require(options.page_size >= 1, "page_size is ", options.page_size, "; it must be >= 1");
-}
+    : pool_(pool), options_(options), split_(PagesOfSize(options.page_size)) {}
 
 uint64_t ChunkRegistry::Begin(ChunkId parent) const {
   return parent == kRootChunk ? Mix(options_.salt + 1) : Get(parent).key;
@@ -95,7 +92,7 @@ void ChunkRegistry::Extend(Search& search, ChunkId parent, int64_t begin, int32_
     const auto length = static_cast<size_t>(children.length);
     if (length > left.size()) return;
     for (; hashed < length; ++hashed) state = Extend(state, left[hashed]);
-    const int32_t partial_now = partial + (children.length % options_.page_size != 0 ? 1 : 0);
+    const int32_t partial_now = partial + (split_.Fill(children.length) ? 0 : 1);
     if (partial_now > search.max_partial) continue;
     const ChunkId child = Find(parent, End(state, children.length), left.first(length));
     if (child == kRootChunk) continue;
@@ -116,7 +113,7 @@ int64_t ChunkRegistry::Match(std::span<const int32_t> tokens, int32_t max_partia
 ChunkId ChunkRegistry::Seal(ChunkId parent, std::span<const int32_t> tokens,
                             std::span<const int32_t> pages) {
   const auto length = static_cast<int64_t>(tokens.size());
-  Require(length >= 1 && static_cast<int64_t>(pages.size()) == DivideUp(length, options_.page_size),
+  Require(length >= 1 && static_cast<int64_t>(pages.size()) == split_.PagesFor(length),
           "a chunk of ", length, " tokens on ", pages.size(), " pages of ", options_.page_size);
   Require(parent == kRootChunk || Users(parent) > 0, "chunk ", parent, " is not in use");
   uint64_t state = Begin(parent);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "harness/scheduler/page_pool.h"
+#include "kernels/common/paged_kv_layout.h"
 
 namespace tokline {
 
@@ -113,6 +114,7 @@ class ChunkRegistry {
 
   PagePool& pool_;
   Options options_;
+  PageSplit split_;
   std::vector<Chunk> chunks_;
   std::vector<ChunkId> free_ids_;
   std::unordered_multimap<uint64_t, ChunkId> by_key_;

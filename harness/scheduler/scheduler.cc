@@ -322,7 +322,7 @@ void Scheduler::LayOut(Sequence& sequence, int64_t matched) {
     sequence.pages.Pages().insert(sequence.pages.Pages().end(), chunk.pages.begin(),
                                   chunk.pages.end());
     end += static_cast<int64_t>(chunk.tokens.size());
-    if (chunk.tokens.size() % static_cast<size_t>(options_.page_size) != 0) {
+    if (!PagesOfSize(options_.page_size).Fill(std::ssize(chunk.tokens))) {
       sequence.cuts.push_back(end);
     }
   }

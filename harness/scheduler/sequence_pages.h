@@ -8,13 +8,13 @@
 #include <span>
 #include <vector>
 
-#include "kernels/common/rounding.h"
+#include "kernels/common/paged_kv_layout.h"
 
 namespace tokline {
 
 class SequencePages {
  public:
-  explicit SequencePages(int32_t page_size) : page_size_(page_size) {}
+  explicit SequencePages(int32_t page_size) : split_(PagesOfSize(page_size)) {}
 
   void Clear() {
     pages_.clear();
@@ -33,7 +33,7 @@ class SequencePages {
     for (const int64_t cut : cuts) {
       if (Splits(last, cut, tokens)) last = After(last, cut);
     }
-    return last.first_page + DivideUp(tokens - last.first_token, page_size_);
+    return last.first_page + split_.PagesFor(tokens - last.first_token);
   }
   // Begins the runs that PagesFor counts. The caller appends the pages.
   void Cut(int64_t tokens, std::span<const int64_t> cuts) {
@@ -45,14 +45,14 @@ class SequencePages {
   // Returns the index in Pages() of the page that holds the token at this position.
   int64_t PageOf(int64_t position) const {
     const Run& run = RunOf(position);
-    return run.first_page + (position - run.first_token) / page_size_;
+    return run.first_page + split_.PageOf(position - run.first_token);
   }
   // Returns the slot of the KV cache for this position.
   int64_t SlotOf(int64_t position) const {
     const Run& run = RunOf(position);
     const int64_t at = position - run.first_token;
-    const int64_t page = pages_[static_cast<size_t>(run.first_page + at / page_size_)];
-    return page * page_size_ + at % page_size_;
+    const int32_t page = pages_[static_cast<size_t>(run.first_page + split_.PageOf(at))];
+    return split_.SlotOf(page, split_.RowOf(at));
   }
   // Calls take(pages, tokens) for each run of the first `length` tokens.
   template <typename Take>
@@ -62,7 +62,7 @@ class SequencePages {
           i + 1 < runs_.size() ? std::min(runs_[i + 1].first_token, length) : length;
       const int64_t tokens = end - runs_[i].first_token;
       take(Pages().subspan(static_cast<size_t>(runs_[i].first_page),
-                           static_cast<size_t>(DivideUp(tokens, page_size_))),
+                           static_cast<size_t>(split_.PagesFor(tokens))),
            tokens);
     }
   }
@@ -73,10 +73,10 @@ class SequencePages {
     int64_t first_page;
   };
   bool Splits(const Run& last, int64_t cut, int64_t tokens) const {
-    return cut > last.first_token && cut < tokens && (cut - last.first_token) % page_size_ != 0;
+    return cut > last.first_token && cut < tokens && !split_.Fill(cut - last.first_token);
   }
   Run After(const Run& last, int64_t cut) const {
-    return {cut, last.first_page + DivideUp(cut - last.first_token, page_size_)};
+    return {cut, last.first_page + split_.PagesFor(cut - last.first_token)};
   }
   const Run& RunOf(int64_t position) const {
     size_t run = runs_.size() - 1;
@@ -84,7 +84,7 @@ class SequencePages {
     return runs_[run];
   }
 
-  int32_t page_size_;
+  PageSplit split_;
   std::vector<int32_t> pages_;
   std::vector<Run> runs_{{.first_token = 0, .first_page = 0}};
 };

@@ -1,11 +1,10 @@
-// Address computation for a paged KV cache. Kernels and references compute addresses only here.
+// Page arithmetic and addresses of a paged KV cache. Nothing else computes either.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
 #include "kernels/common/error.h"
-#include "kernels/common/rounding.h"
 
 #ifdef __CUDACC__
 #define TOKLINE_HOST_DEVICE __host__ __device__
@@ -36,7 +35,17 @@ struct PageSplit {
   TOKLINE_HOST_DEVICE constexpr int64_t SlotOf(int64_t page, int32_t row) const {
     return page << shift | row;
   }
+  // Whether `tokens` tokens leave no room on their last page.
+  constexpr bool Fill(int64_t tokens) const { return RowOf(tokens) == 0; }
+  // How many pages hold `tokens` tokens.
+  constexpr int64_t PagesFor(int64_t tokens) const { return (tokens + mask) >> shift; }
 };
+
+inline PageSplit PagesOfSize(int32_t page_size) {
+  Require(page_size >= 1 && std::has_single_bit(static_cast<uint32_t>(page_size)), "page_size is ",
+          page_size, "; it must be a power of two");
+  return {std::countr_zero(static_cast<uint32_t>(page_size)), page_size - 1};
+}
 
 // The layout of one layer's pool. Index 0 of the second dimension is K and index 1 is V. A token's
 // slot is page * page_size + position in the page; slot -1 means "do not write".
@@ -65,8 +74,7 @@ struct PagedKvLayout {
     return {std::countr_zero(static_cast<uint32_t>(page_size)), page_size - 1};
 #endif
   }
-  // How many pages hold `tokens` tokens.
-  constexpr int64_t PagesFor(int64_t tokens) const { return DivideUp(tokens, page_size); }
+  int64_t PagesFor(int64_t tokens) const { return Pages().PagesFor(tokens); }
   // The offset in elements of the K row at (page, head, position in the page).
   TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int64_t page, int32_t head, int32_t row) const {
     return page * PageStride() + head * HeadStride() + row * RowStride();
