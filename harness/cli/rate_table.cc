@@ -27,7 +27,7 @@ std::string RateLine(double rate, const WorkloadMeasurement& m) {
     std::snprintf(text, sizeof(text), "%6s ", RateText(rate).c_str());
     return StrCat(text, "refused: ", figures.refusal, "\n");
   }
-  const auto requests = m.shape["requests"].get<double>();
+  const auto requests = static_cast<double>(m.requests);
   const auto& [first, between, end] = m.serving.latencies;
   const Percentiles none{};
   const auto p50 = [](const auto& latency) {

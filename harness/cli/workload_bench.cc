@@ -296,9 +296,9 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
       "steps             %12lld   %lld as graphs\n"
       "verified          %12lld   tokens, mean regret %.4f\n",
       figures.output_tok_s, figures.total_tok_s, figures.total_s, m.samples.size(),
-      m.shape["requests"].get<long long>(), m.shape["prompt_tokens"].get<long long>(),
-      count(m.samples[0].new_tokens), m.warm_up_s, kLatencyHeader, LatencyCells(first).c_str(),
-      LatencyCells(between).c_str(), LatencyCells(end).c_str(), 100 * serving.kv_pages.mean / pages,
+      count(m.requests), count(m.prompt_tokens), count(m.samples[0].new_tokens), m.warm_up_s,
+      kLatencyHeader, LatencyCells(first).c_str(), LatencyCells(between).c_str(),
+      LatencyCells(end).c_str(), 100 * serving.kv_pages.mean / pages,
       100 * static_cast<double>(serving.kv_pages.most) / pages, count(serving.kv_pages.all),
       count(serving.tokens.preemptions), count(serving.tokens.recomputed),
       count(serving.tokens.reused), 1e-6 * static_cast<double>(serving.decode_reads.bytes),
@@ -309,8 +309,7 @@ std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& fi
   if (m.promise) {
     std::snprintf(text, sizeof(text),
                   "goodput           %12.3f requests per second; %lld of %lld met the bound\n",
-                  *figures.goodput_req_s, count(m.promise->good_requests),
-                  m.shape["requests"].get<long long>());
+                  *figures.goodput_req_s, count(m.promise->good_requests), count(m.requests));
     lines += text;
   }
   return lines + (first->p99 && between && between->p99 ? "" : kTooFew);
@@ -328,7 +327,7 @@ void WorkloadFlags::AddTo(std::vector<Flag>& flags) {
        {"--requests", "N", "with a ShareGPT file: conversations to take at most (default: 256)",
         IntegerInto(requests, 1, kMaxRequests)},
        {"--max-batch", "N", "with --workload: requests that run at a time (default: 256)",
-        IntegerInto(max_batch, 1, 4096)},
+        IntegerInto(max_batch, 1, kMaxBatch)},
        {"--token-budget", "N", "with --workload: prompt tokens per step (default: 8192)",
         IntegerInto(token_budget, 1, int64_t{1} << 20)},
        {"--reuse", "", "with --workload: prompts with the same prefix share its K and V",
@@ -397,6 +396,8 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
     WorkloadMeasurement measurement = unmeasured;
     if (rate) workload.SetRate(*rate, with.seed);
     measurement.shape = ShapeOf(workload, flags, with.run.kv, options);
+    measurement.requests = std::ssize(workload.requests);
+    measurement.prompt_tokens = workload.PromptTokens();
     if (rate) measurement.shape["rate"] = RateJson(*rate);
     if (flags.slo) measurement.promise.emplace().bound = *flags.slo;
     Measure(model, options, workload, make_stop_reader,

@@ -152,7 +152,9 @@ struct WorkloadSample {
 struct WorkloadMeasurement {
   RowOrigin origin{};
   std::string model{};
-  Json shape{};                  // of the requests, and how they were run
+  Json shape{};          // of the requests, and how they were run
+  int64_t requests = 0;  // these two as in `shape`
+  int64_t prompt_tokens = 0;
   Json conversations = nullptr;  // what became of those that the requests were made of
   std::vector<WorkloadSample> samples{};
   double warm_up_s = 0;
@@ -193,8 +195,8 @@ struct Floor {
   double us = 0;
   std::string limit;  // "read", "2:1", "copy" or "matmul"
 };
-// Of the memory rates, that of the traffic which the cost resembles counts. If it writes a little
-// less than one of them, it may be faster than that rate, so the next faster one counts.
+// The memory rate that counts is that of the traffic which the cost resembles. If it writes a
+// little less than one of them, it may be faster than that rate, so the next faster one counts.
 Floor FloorOf(const Cost& cost, const Peaks& peaks);
 
 struct Shares {
