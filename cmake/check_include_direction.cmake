@@ -14,6 +14,8 @@
 #     the headers in public_headers below. Every plan is also
 #     open to benches/tests/sweep_plans_test.cc, which asks all of them about drawn shapes.
 #   - kernels/common and reference/ must not include CUDA headers.
+#   - A file of the project is included by its path from the root, in quotes, so that none of these
+#     rules can be passed by.
 #   The build runs this before it compiles.
 cmake_minimum_required(VERSION 3.25)
 cmake_path(ABSOLUTE_PATH SOURCE_DIR)
@@ -96,6 +98,10 @@ foreach(file IN LISTS files)
     string(REGEX REPLACE "^[ \t]*#[ \t]*include[ \t]*" "" included "${line}")
     if(included MATCHES "^\"(kernels|reference|harness|benches)/" AND NOT included MATCHES "${allowed}")
       string(APPEND violations "\n  ${file} includes ${included}, which stands right of it")
+    endif()
+    if(included MATCHES "^[<\"]\\.|^<(kernels|reference|harness|benches)/" OR
+        (included MATCHES "^\"[^/]*\\.(h|cuh)\"" AND NOT included MATCHES "^\"tokline_"))
+      string(APPEND violations "\n  ${file} includes ${included}, not by its path from the root")
     endif()
     is_private(private "${file}" "${included}")
     if(private)

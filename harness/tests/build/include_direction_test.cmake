@@ -41,6 +41,11 @@ function(expect_allowed file included)
   endif()
 endfunction()
 
+expect_refused(kernels/toy/toy.cc ../norm/norm_plan.h "not by its path from the root")
+expect_refused(kernels/toy/toy.cc toy_plan.h "not by its path from the root")
+expect_allowed(kernels/toy/toy.cc gtest/gtest.h)
+expect_allowed(kernels/toy/toy.cc tokline_rules.h)
+
 function(expect_one_way file included)
   expect_refused("${file}" "${included}" "stands right of it")
 endfunction()
