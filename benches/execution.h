@@ -46,7 +46,7 @@ class Execution {
   virtual std::string UuidHash() const = 0;
   // The current state of the device; all values are absent on the host.
   virtual GpuState State() const = 0;
-  // None on the host.
+  // The peaks of the device, matmul included. None on the host.
   virtual std::optional<Peaks> Measure() const = 0;
   // Leaves the device idle for this long; does nothing on the host.
   virtual void Rest(double /*us*/) const {}

@@ -123,7 +123,7 @@ std::vector<int64_t> Contexts(Draw& draw) {
   return lengths;
 }
 
-// New tokens of each context: all of it, the last few, a chunk of at most so many, or a chunk of
+// New tokens of each context: all of it, the last few, a chunk of at most this many, or a chunk of
 // some sequences beside a decode step of others.
 std::vector<int64_t> NewTokens(Draw& draw, std::vector<int64_t> contexts) {
   const int64_t kind = draw.Between({0, 3});

@@ -291,7 +291,7 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   if (!one_kernel || config_.SharesReads()) {
     chain.shared = SharedRunsOf(scheduled);
     chain.shape = ChainShape(scheduled, chain.shared);
-    // Clusters and warps that are quicker than lanes that read shared runs once share nothing.
+    // Where clusters or warps are quicker than lanes that read shared runs once, nothing is shared.
     const ChunkDecodeGrid& grid = chain.shape.decode.grid;
     if (grid.ReadsWhole() && grid.run_lanes == 0) chain.shared.clear();
     tokens_saved = SharedTokensSaved(chain.shared, config_.group, grid);

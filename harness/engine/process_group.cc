@@ -245,8 +245,8 @@ class MpiGroup : public ProcessGroup {
     return static_cast<int>(bytes);
   }
 
-  // Waits until `done`, which is called with MPI to itself, for so long at most. Returns whether it
-  // was. Throws what ends the group.
+  // Calls `done`, each time under the lock of MPI, until it returns true or `limit` has passed.
+  // Returns whether it returned true. Throws what ends the group.
   template <typename Done>
   bool Poll(const Done& done, milliseconds limit = kForever) {
     constexpr milliseconds kBusy{1};

@@ -82,7 +82,7 @@ class RankGroup : public RankLink {
   std::exception_ptr failure_;
   uint64_t meetings_ = 0;  // that were complete
   uint32_t arrived_ = 0;   // a bit per rank, at the next meeting
-  // Of the next meeting and of the last, from which slow ranks may still have to read.
+  // What ranks brought to the next meeting and to the last one, which slow ranks may still read.
   Brought brought_[2] = {};
   std::vector<std::jthread> threads_;
 };

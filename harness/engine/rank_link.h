@@ -32,7 +32,7 @@ struct SumRoom {
   int64_t SlabBytes(int32_t ranks) const {
     return AllReduceNormSlabBytes(ranks, slab_rows, hidden_size);
   }
-  // Of a rank's exchange buffer.
+  // The size of a rank's exchange buffer.
   int64_t Bytes(int32_t ranks) const {
     return AllReduceNormBufferBytes(ranks, packet_rows, hidden_size) + SlabBytes(ranks);
   }

@@ -36,7 +36,7 @@ class ClockStamps {
   std::vector<int64_t> host_;  // on the host
 };
 
-// Appends the device's clock to a list with room for so many. CUDA builds only.
+// Appends the device's clock to a list with room for this many. CUDA builds only.
 void LaunchStamp(int64_t* count, int64_t* stamps, int64_t room, const LaunchOptions& options);
 
 }  // namespace tokline

@@ -1,4 +1,4 @@
-// Observers of CaptureNextStep() stamp the clock behind one launch of a step.
+// Observers of CaptureNextStep() stamp the clock before and behind some launches of a step.
 #include "harness/measure/ops_in_place.h"
 
 #include <algorithm>
@@ -18,14 +18,14 @@ namespace {
 // attention and its grid.
 constexpr int kPlaces = 4;
 
-// Of the launches of a step, which are counted from 1: those after `from` up to `to`.
+// The launches of a step, counted from 1, that come after `from`, up to `to`.
 struct Span {
   size_t from, to;
 };
 
-// A launch is the difference between two spans that begin together. They begin a window or two
-// before it, so that the stamp there is not its neighbour, and no earlier: what the launches before
-// it take, differs from step to step by more than a short one lasts.
+// A launch is the difference between two spans that begin together. They begin one to two windows
+// before it: far enough that the first stamp is not its neighbour, and no further, because what the
+// launches before it take varies from step to step by more than a short one lasts.
 constexpr size_t kWindow = 5;
 bool OnlyBegins(const Span& span) { return span.from > 0 && span.to == span.from + kWindow; }
 

@@ -40,10 +40,10 @@ struct TraceCost {
 // ops and the gaps. Spans may be in any order, overlap and be nested: at each instant the time
 // belongs to the running span that began first. A gap is the time in which no span runs between two
 // spans of successive numbers: the device gap if they are of one step, and the host gap, as the
-// mean over such pairs, if they are of two. Time beside work whose span is missing is no gap. The
-// rest of `step_us`, which may be negative, is unexplained. With `cost`, spans are of a trace and
-// `step_us` is not: the host gap is that without the trace, and what the trace adds to a step is a
-// part of its own. `method` and all fields of `ops` except the time are copied to the result.
+// mean over such pairs, if they are of two. Time next to work whose span is missing is no gap.
+// The rest of `step_us`, which may be negative, is unexplained. With `cost`, spans are of a trace
+// and `step_us` is not: the host gap is that without the trace, and what the trace adds to a step
+// is a part of its own. `method` and all fields of `ops` except the time are copied to the result.
 // Throws InvalidArgument for less than one step, for a span that ends before it begins or has no
 // op, and for a negative gap.
 StepProfile PartitionSteps(std::string method, std::span<const WorkSpan> spans,

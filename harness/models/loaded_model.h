@@ -16,7 +16,8 @@ struct LoadedModel {
   // With random weights: reads config.json, and never a file of weights.
   LoadedModel(const std::filesystem::path& dir, uint64_t random_seed);
 
-  // Of config.json and of the tensors' names, types, shapes and places, but not of their elements.
+  // A digest of config.json and of the tensors' names, types, shapes and places, but not of their
+  // elements.
   uint64_t Digest() const;
 
   std::string Name() const;  // see ModelName; random weights are named too

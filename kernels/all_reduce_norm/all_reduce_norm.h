@@ -98,8 +98,8 @@ void Launch(const AllReduceNormParams& params, const LaunchOptions& options);
 // resident: `ranks[i]` is rank i. For tests and measurements without a second device.
 void LaunchVirtualRanks(std::span<const AllReduceNormParams> ranks, const LaunchOptions& options);
 
-// Throws RuntimeFailure, which says for whom, if this rank or a peer had given up, since the
-// buffers were zeroed, when the header was read from the buffer of this rank.
+// Throws RuntimeFailure if the header, which was read from the buffer of this rank, shows that this
+// rank or a peer has given up since the buffers were zeroed. The error says for whom it waited.
 void RequireAllReduced(const PeerBuffers& peers, const AllReduceHeader& header);
 // Reads the header after the work on the stream. CUDA builds only.
 void RequireAllReduced(const PeerBuffers& peers, CUstream_st* stream);

@@ -7,10 +7,12 @@
 
 namespace tokline {
 
-// Slab s belongs to rank s % world_size. What the slabs of a launch need at every rank, in the part
-// of the buffer that is theirs: for each of two launches in turn kAllReduceSlabFlags flags, then
-// for each the rows. These are, with `owned` slabs of a rank, the partials of each source of all
-// owned slabs, and then the sums of all slabs. The flags are in the same order.
+// Slab s belongs to rank s % world_size. Launches use two sets of flags and rows in turn. The
+// slabs' part of the buffer of every rank holds
+//   kAllReduceSlabFlags flags of the even launches, as many of the odd launches,
+//   the rows of the even launches, and those of the odd launches.
+// The rows of a launch are the partials of the owned slabs from each source, and then the sums of
+// all slabs. Its flags are in the same order.
 struct AllReduceSlabs {
   int32_t rows = 0;   // of a slab; one warp per row
   int32_t slabs = 0;  // of a launch

@@ -255,8 +255,8 @@ ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKv
 std::vector<ChunkDecodeGrid> ChunkDecodeRunGrids(const PagedKvLayout& layout,
                                                  const DeviceFacts& device);
 
-// Of these the one that takes the least time by a model. The full grid if run lanes would read none
-// of the runs, or unless `sharing` is kAlways no such grid is quicker than those of
+// The one of these grids that takes the least time by a model; the full grid if run lanes would
+// read none of the runs, or unless `sharing` is kAlways no such grid is quicker than those of
 // ChunkDecodeGrids without sharing. Run lanes read runs of more query rows than a tile, without
 // shifts. `lengths` are the tokens of each sequence.
 ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,

@@ -32,7 +32,7 @@ std::vector<int64_t> LengthsOf(const ChunkTableView& table) {
   return lengths;
 }
 
-// Of what a plan's sequences read by other lanes than run lanes.
+// What a plan's sequences read by other lanes than run lanes.
 ChunkDecodeLoad OtherLoadOf(const ChunkDecodePlan& plan) {
   std::vector<int64_t> lengths(static_cast<size_t>(plan.size.num_seqs), 0);
   const auto others = plan.LaneTaskIndptr()[static_cast<size_t>(plan.size.grid.num_lanes)];

@@ -11,8 +11,8 @@
 namespace tokline {
 
 inline constexpr int32_t kChunkDecodeStages = 3;
-// Query rows of a tile. The warps of a block share the tokens of a task of up to so many rows; with
-// more each takes all tokens for rows of its own.
+// Query rows of a tile. The warps of a block share the tokens of a task of up to this many rows;
+// with more each takes all tokens for rows of its own.
 inline constexpr int32_t kChunkDecodeNarrowRows = 16;
 // The most lanes in a cluster, which every device with clusters can run.
 inline constexpr int32_t kChunkDecodeMaxClusterLanes = 8;
@@ -36,18 +36,18 @@ constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim
   return std::clamp<int64_t>(device.shared_bytes_per_sm / (block_bytes + kReservedBytes), 1,
                              head_dim == 64 ? 4 : 2);
 }
-// Of a kernel whose lanes are blocks, each with `more_bytes` beside those of its ring.
+// How many blocks share an SM if lanes are blocks, each with `more_bytes` beside those of its ring.
 constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, const DeviceFacts& device,
                                          int64_t more_bytes = 0) {
   return ChunkDecodeBlocksPerSmOf(ChunkDecodeBlockBytes(head_dim) + more_bytes, head_dim, device);
 }
 
-// Of the query rows of a task with one member.
+// The size of the query rows of a task with one member.
 constexpr int64_t ChunkDecodeTaskQueryBytes(int32_t head_dim) {
   return int64_t{kChunkDecodeNarrowRows} * head_dim * 2;
 }
-// Shared memory for those of two tasks. They come with their first tiles where a block gets so much
-// and as many blocks share an SM.
+// The query rows of two tasks. They are loaded with their tasks' first tiles if a block may have
+// this much more shared memory, and as many blocks fit an SM as without it.
 constexpr int64_t ChunkDecodeQueryBytes(int32_t head_dim) {
   return 2 * ChunkDecodeTaskQueryBytes(head_dim);
 }
@@ -65,8 +65,9 @@ constexpr int64_t ChunkDecodeWarpsSharedBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeWarps * ChunkDecodeTaskQueryBytes(head_dim);
 }
 
-// Up to so many partial states, times the rows that a warp adds, a block adds a sequence's states
-// alone. More are first added in bundles, at most so many, and then their sums.
+// A block adds the partial states of a sequence by itself if there are at most
+// kChunkDecodeStatesAtOnce times the rows that a warp adds. If there are more, they are first added
+// in at most kChunkDecodeBundles bundles, and then the sums of these.
 inline constexpr int32_t kChunkDecodeStatesAtOnce = 64, kChunkDecodeBundles = 16;
 
 // The most partial states of a sequence: products of two places among them must fit into int32.
@@ -97,7 +98,7 @@ inline constexpr int32_t kChunkDecodeRunTiles = kChunkDecodeRunTileTokens / kChu
 // The query heads per KV head. Throws InvalidArgument unless they are 1 to 16.
 int32_t GroupOf(int32_t num_q_heads, const PagedKvLayout& layout);
 
-// Of the arrays of a plan and of the workspace, in bytes.
+// The alignment, in bytes, of the arrays of a plan and of the workspace.
 inline constexpr int64_t kChunkDecodeAlignment = 256;
 
 // Where the parts of the workspace begin, in bytes.

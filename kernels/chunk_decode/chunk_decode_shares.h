@@ -43,10 +43,14 @@ struct ChunkDecodeDeal {
 ChunkDecodeShares DealToRunLanes(std::span<const ChunkDecodeSegment> segments,
                                  const ChunkDecodeGrid& grid);
 
-// Deals the other segments to lanes of one block per KV head; those that are shared come first, and
-// are laid end to end and cut into equal shares. Of the rest, lanes get equal shares too, all of
-// them or, of fewer segments than lanes and with nothing shared, some; or whole segments, or whole
-// segments among parts of the longest ones, whichever ends first by the model of a block's time.
+// Deals the other segments to lanes of one block per KV head. Those that are shared come first;
+// they are laid end to end and cut into equal shares. The rest is dealt in the way that ends first
+// by the model of a block's time:
+// - equal shares for all lanes;
+// - equal shares for some of the lanes, if nothing is shared and there are fewer segments than
+// lanes;
+// - whole segments;
+// - whole segments, and parts of the longest ones.
 // Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
 // last, and thus merge, are not those with the states of many sequences. The shares include those
 // of the run lanes.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int32_t kMaxNarrowParts = 3;
 
-// Of a tile of a run, in all parts.
+// The time of a tile of a run, in all parts.
 double TileUs(int32_t members, int32_t group) {
   double us = 0;
   for (bool first = true; members > 0; first = false) {

@@ -32,32 +32,32 @@ struct ChunkDecodeTimes {
   double merged_row_us = 0.4;      // for each row of a warp
   double merged_states_us = 0.75;  // for each further eight states, of its rows together
   double bundles_us = 0.3;         // more for a grid whose kernel may add states in bundles
-  // Of a block of a cluster, beside its tiles and less the launch, as the times above.
+  // A block of a cluster, beside its tiles and less the launch, as the times above.
   double cluster_us = 1;
   double cluster_row_us = 0.07;        // for each query head of a KV head
   double cluster_tile_us = 0.55;       // of a head_dim of 128, whatever the memory could do
   double cluster_half_tile_us = 0.45;  // of a head_dim of 64
   double cluster_memory = 1.07;        // how much longer the memory takes for clusters
-  // Of a warp that is a lane.
+  // A warp that is a lane.
   double warp_us = 0.35;          // beside its tasks
   double warp_task_us = 0.9;      // of a sequence, whose first tokens arrive meanwhile
   int32_t warp_task_tokens = 24;  // so many of them
   double warp_tile_us = 2;        // whatever the memory could do
   double warp_part_us = 1;        // more for a part of a sequence, which leaves a state
-  // Lanes of a warp take parts where the model says that this is so many times as quick: on drawn
-  // shapes it was up to so much too low.
+  // Lanes of a warp take parts only if the model says that this is at least this many times as
+  // quick: on drawn shapes its times were too short by up to this factor.
   double warp_parts_margin = 1.15;
   double warp_state_us = 0.5;  // more by each state that it adds
-  // Of run lanes: the launch of their kernel and the way to the next one's wait, a task, and 128
+  // Run lanes: the launch of their kernel and the way to the next one's wait, a task, and 128
   // tokens, for which paged_prefill takes 1.48. What follows them takes longer than it would alone,
   // since it begins without tiles: that is in these times, too.
   double run_us = 6;
   double run_task_us = 3;
   double run_tile_us = 1.5;
   double run_state_us = 0.75;  // more for a warp by each state of theirs, and for each eight rows
-  // A plan that reads once is taken if it ends so much earlier. A guess: 2 x 4,096 shared tokens of
-  // Qwen3-0.6B took 2 more per layer (results/h200/sharing.jsonl, one pair of runs, of which equal
-  // ones differ by as much), where the model of that time expected 1.9 less.
+  // A plan that reads once is taken if it ends at least this much earlier. A guess: 2 x 4,096
+  // shared tokens of Qwen3-0.6B took 2 us more per layer where the model of that time expected 1.9
+  // us less (results/h200/sharing.jsonl: one pair of runs, and equal runs differ by as much).
   double least_gain_us = 4;
 };
 
@@ -97,9 +97,9 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
 // What warps take to add so many partial states of run lanes for each sequence.
 double RunStatesUs(int64_t states, int32_t num_seqs, const ChunkDecodeGrid& warps, int32_t group);
 
-// How many tiles a part of a sequence has at most where lanes of a warp take parts: no more than
-// makes the last of `longest` tiles end first, but no less than its share of all `tiles` gives each
-// lane. All of them if parts would gain nothing.
+// How many tiles a part of a sequence has at most where lanes of a warp take parts: the number with
+// which a sequence of `longest` tiles ends first, but at least what each lane has when all `tiles`
+// are shared equally. All tiles if parts would gain nothing.
 int32_t WarpPartTiles(int32_t longest, int64_t tiles, int32_t num_seqs,
                       const ChunkDecodeGrid& warps, int32_t group);
 
@@ -113,7 +113,7 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
 double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group,
                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
-// Of sequences with so many tokens each, which may be none.
+// The load of sequences with these numbers of tokens, which may be 0.
 ChunkDecodeLoad LoadOf(std::span<const int64_t> lengths);
 
 // What a tile takes if so many of the tokens have been read by others: they come from the L2.

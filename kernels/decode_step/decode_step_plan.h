@@ -17,7 +17,7 @@ inline constexpr int32_t kDecodeStepStageBytes = kDecodeStepStageUnits * kDecode
 static_assert(kDecodeStepStageBytes % 1024 == 0);      // tiles of K and V start at 1,024s
 inline constexpr int32_t kDecodeStepMaxHidden = 4096;  // a normalised x must fit the registers
 inline constexpr int32_t kDecodeStepWarps = 8;         // that multiply
-inline constexpr int32_t kDecodeStepPassRows = 8;      // times 8 rows whose sums meet at a time
+inline constexpr int32_t kDecodeStepPassRows = 8;      // groups of 8 rows that are summed per pass
 inline constexpr int32_t kDecodeStepMaxGroup = 8;
 inline constexpr int32_t kDecodeStepMaxTasks = 8;        // of attention, per block
 inline constexpr int32_t kDecodeStepStaticBytes = 2048;  // of shared memory, at most

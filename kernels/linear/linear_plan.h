@@ -22,13 +22,20 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
                                                    {4, int64_t{32} << 20},
                                                    {8, int64_t{24} << 20},
                                                    {16, int64_t{16} << 20}};
-// The same for the wgmma kernel, which is asked before it, where the device and the code have it.
-// kHead is asked first of all, for fp32 outputs without a bias if every SM has a tile.
+// The same for kWgmma. kAuto takes the first of these; the first four only where the device and the
+// code have wgmma:
+// 1. kHead, for fp32 outputs without a bias if every SM has a tile;
+// 2. kTile from kTileGatedTokens on with gated_silu, and from kTileWideTokens on for weights with
+// no
+//    more columns than rows;
+// 3. kWgmma by these ranges;
+// 4. kTile from kTileTokens on, where the weight is no larger than kTileWeightBytes or gated_silu
+// is
+//    set;
+// 5. kSkinny or kNormThenSkinny by the ranges above;
+// 6. kMatmul.
 inline constexpr FewTokensRange kWgmmaRanges[] = {
     {8, INT64_MAX}, {16, int64_t{128} << 20}, {32, int64_t{64} << 20}, {64, int64_t{13} << 20}};
-// kTile is asked next, from so many tokens on, where the weight is no larger or gated_silu is set.
-// It is asked before kWgmma from kTileGatedTokens on with gated_silu, and from kTileWideTokens on
-// for weights with no more columns than rows.
 inline constexpr int64_t kTileTokens = 17, kTileGatedTokens = 33, kTileWideTokens = 33;
 inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
@@ -68,7 +75,7 @@ inline constexpr int32_t kWgmmaRows = 64;
 inline constexpr int32_t kWgmmaSplitK = 128;
 inline constexpr int32_t kWgmmaConsumers = 128;                 // threads of the consumer warpgroup
 inline constexpr int32_t kWgmmaThreads = kWgmmaConsumers + 32;  // and the producer warp
-// Up to so many tokens it multiplies with mma.sync out of registers, beyond them with wgmma.
+// Up to this many tokens it multiplies with mma.sync out of registers, beyond them with wgmma.
 inline constexpr int32_t kWgmmaRegisterTokens = 16;
 // Up to so large a K the norm weight of a share fits beside two stages.
 inline constexpr int64_t kMaxWgmmaFeatures = 65536;

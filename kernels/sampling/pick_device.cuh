@@ -23,8 +23,8 @@ namespace tokline {
 
 inline constexpr int kMaxCandidateGroups = 512;
 inline constexpr int kMaxCandidates = kMaxCandidateGroups * kSamplingGroup;
-// top-p alone looks at the candidates of at least so many groups. A bound that leaves no more than
-// kEnoughGroups is not made narrower.
+// top-p alone looks at the candidates of at least this many groups. A bound that leaves no more
+// than kEnoughGroups is not made narrower.
 inline constexpr int kTopPGroups = 96, kEnoughGroups = 192;
 inline constexpr int kMaxCompared = 512;
 static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread has one chunk");

@@ -17,7 +17,7 @@ static_assert(kPickWarps <= 32, "a lane has a warp's sum");
 inline constexpr int kBinsOfThread = 2;
 inline constexpr int kSelectBins = kBinsOfThread * kPickThreads;
 
-// Of weights: counts are 32-bit, masses 64-bit.
+// Sums and bins of weights: counts are 32-bit, masses 64-bit.
 struct SelectStorage {
   uint64_t sums[kPickWarps];     // of ExclusiveSum
   uint64_t reduced[kPickWarps];  // of BlockReduce

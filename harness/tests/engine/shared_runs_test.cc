@@ -129,7 +129,7 @@ ChunkDecodeGrid FullGrid(const Setting& setting) {
   return ChunkDecodeFullGrid(setting.layout, kH200);
 }
 
-// Of a decoder that always shares: the full grid where run lanes would read nothing.
+// The grid of a decoder that always shares; the full grid where run lanes would read nothing.
 ChunkDecodeGrid RunGrid(const Forest& forest, const Setting& setting, const SharedRuns& shared) {
   std::vector<int64_t> lengths;
   for (const Forest::Row& row : forest.rows) lengths.push_back(row.length);

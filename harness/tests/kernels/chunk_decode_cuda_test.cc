@@ -220,8 +220,8 @@ TEST_F(ChunkDecodeCudaTest, ManyPartialStatesMatchReference) {
   }
 }
 
-// Of sequences that are much longer than the others: their states are added in pairs, the last of
-// which may be alone, by the warp that comes last.
+// Sequences that are much longer than the others are read in parts: their states are added in
+// pairs, the last of which may be alone, by the warp that comes last.
 TEST_F(ChunkDecodeCudaTest, PartsOfWarpsMatchReference) {
   std::vector<int32_t> lengths(90, 20);
   for (int32_t i = 0; i < 90; i += 7) lengths[static_cast<size_t>(i)] = 3 * i;

@@ -29,7 +29,7 @@ inline int32_t LaneOf(const ChunkDecodePlan& plan, size_t task) {
 inline constexpr PagedKvLayout kEightHeads{
     .num_pages = 4096, .num_kv_heads = 8, .page_size = 256, .head_dim = 128};
 
-// Of sequences of one chunk each.
+// The plan of sequences of one chunk each.
 inline ChunkDecodePlan PlanOf(std::span<const int32_t> lengths, const DeviceFacts& device = kDevice,
                               const ChunkDecodeGrid& grid = {}) {
   ChunkTable table;
@@ -189,7 +189,7 @@ inline void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, 
   EXPECT_EQ(plan.num_partials, plan.SeqPartialIndptr().back());
 }
 
-// Of each sequence.
+// The number of partial states of each sequence.
 inline std::vector<int32_t> StatesOf(const ChunkDecodePlan& plan) {
   std::vector<int32_t> states;
   for (size_t s = 0; s + 1 < plan.SeqPartialIndptr().size(); ++s) {

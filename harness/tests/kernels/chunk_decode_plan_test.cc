@@ -72,8 +72,8 @@ TEST(ChunkDecodePlanTest, RandomTablesAreCoveredExactlyOnce) {
   EXPECT_GE(by_run_lanes, 50);
 }
 
-// Of runs of several chunks, each of which begins a tile of a run lane. With empty chunks, too, and
-// runs that have no others.
+// Each chunk of a run begins a tile of a run lane, with empty chunks among them, and in runs that
+// have no others.
 TEST(ChunkDecodePlanTest, RunLanesReadTilesOfTheirOwn) {
   const PagedKvLayout layout{
       .num_pages = 10'000, .num_kv_heads = 8, .page_size = 128, .head_dim = 128};

@@ -85,8 +85,8 @@ TEST(ChunkDecodeTimesTest, PiecesOfDifferentLanesMayStandInAnyOrder) {
   EXPECT_DOUBLE_EQ(UsOf(mixed, {2, 2}), UsOf(by_lane, {2, 2}));
 }
 
-// Of a sequence that a hundred lanes share, one block adds all states if there are many other
-// sequences, and several blocks do otherwise.
+// If a hundred lanes share a sequence, one block adds all its states when there are many other
+// sequences; otherwise several blocks do.
 TEST(ChunkDecodeTimesTest, StatesThatAreAddedInBundlesTakeLessTime) {
   std::vector<ChunkDecodePiece> pieces;
   for (int32_t lane = 0; lane < 100; ++lane) pieces.push_back({lane, 0, lane, 1});

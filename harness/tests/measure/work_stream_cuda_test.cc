@@ -28,7 +28,7 @@ class WorkStreamTest : public testing::CudaTest {
         },
         {.buffer_sets = 500, .min_sample_us = 1, .evict_bytes = evict_bytes});
   }
-  // Of one small kernel after another.
+  // The time per launch of one small kernel after another.
   double NodeUs() const { return Median(MakeTimer()->Sample(15, {})); }
 
   static DecoderOptions Options(bool graphs) {

@@ -92,8 +92,8 @@ def sentence(model, pairs):
     return terminal.wrapped(
         f"`t = {model.launch_us:g} + {model.ramp:g} sqrt(f) + {model.slope:g} f` µs on {model.device}. Fitted to "
         f"{model.shapes} shapes of `{model.records}`: half of them are within {100 * off[(len(off) - 1) // 2]:.0f} %, and "
-        + (f"{len(far)} {'misses' if len(far) == 1 else 'miss'} it by more than 25 %: {words}{more}." if far else
-           "none misses it by more than 25 %."))
+        + (f"{len(far)} {'misses' if len(far) == 1 else 'miss'} it by more than {100 * MISSED:.0f} %: {words}{more}." if far else
+           f"none misses it by more than {100 * MISSED:.0f} %."))
 
 
 def main(arguments):

@@ -162,7 +162,7 @@ def cost_models(evidence):
         "much longer is one that the kernel's plan may not know.",
         missing="No row is of the device that the cost models were fitted on.")
     if pairs:
-        section.sentences = [f"Of {count(len(pairs), 'shape')}, {len(far)} miss their prediction by more than 25 %."]
+        section.sentences = [f"Of {count(len(pairs), 'shape')}, {len(far)} miss their prediction by more than {100 * cost_model.MISSED:.0f} %."]
         section.tables = [Table(
             ["kernel", "by", "time", "floor", "time / prediction", "shape"],
             [[point.entry.kernel, point.entry.how, microseconds(point.entry.median_us),
