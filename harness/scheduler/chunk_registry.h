@@ -43,7 +43,7 @@ struct Chunk {
 class ChunkRegistry {
  public:
   struct Options {
-    int32_t page_size = 256;
+    int32_t page_size = 256;     // a power of two
     uint64_t salt = 0;           // identifies everything else that K and V depend on
     uint64_t hash_mask = ~0ull;  // tests clear bits to provoke collisions
   };

@@ -27,7 +27,7 @@ namespace tokline {
 
 struct SchedulerOptions {
   int32_t num_pages = 0;
-  int32_t page_size = 256;
+  int32_t page_size = 256;       // a power of two
   int32_t max_batch = 1;         // running sequences
   int64_t max_context = 0;       // tokens per sequence
   int64_t token_budget = 1;      // prompt tokens per step

@@ -60,7 +60,7 @@ inline SchedulerOptions RandomOptions(uint64_t seed) {
     return low + static_cast<int>(rng() % static_cast<uint64_t>(high - low + 1));
   };
   SchedulerOptions options;
-  options.page_size = pick(1, 4);
+  options.page_size = 1 << pick(0, 2);
   options.num_pages = pick(8, 40) / options.page_size;
   options.max_batch = pick(1, 5);
   options.max_context = pick(10, 30);
