@@ -170,6 +170,8 @@ void Decoder::SetObserver(OpObserver* observer) {
   Tell({order});
 }
 
+OpObserver* Decoder::Observer() const { return ranks_[0]->forward.Observer(); }
+
 void Decoder::DropGraphs() { Tell({{.kind = RankOrderKind::kDropGraphs}}); }
 
 SequenceId Decoder::Submit(Request request) {
@@ -354,8 +356,7 @@ std::vector<int32_t> Decoder::OneKernelParts(const ScheduledStep& scheduled) con
   if (scheduled.decode_rows == 0 || !scheduled.prefill.empty()) return {};
   const int32_t bucket = config_.Bucket(static_cast<int32_t>(scheduled.decode.size()));
   if (!config_.RunsAsOneKernel(bucket)) return {};
-  const OpObserver* const observer = ranks_[0]->forward.Observer();
-  if (observer != nullptr && observer->NeedsChain()) return {};
+  if (Observer() != nullptr && Observer()->NeedsChain()) return {};
   return DecodeStepParts(DecodeTiles(scheduled, bucket), config_.layout, config_.facts);
 }
 

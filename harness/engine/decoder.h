@@ -130,6 +130,7 @@ class Decoder {
   // that runs as a graph enqueues no ops. The other ranks skip the same ops, so that with several
   // of them what an observer wants must depend on the op alone.
   void SetObserver(OpObserver* observer);
+  OpObserver* Observer() const;
   // Returns the step that Step() would enqueue next, without the ops that the observer skips. It
   // may run any number of times: it writes what the step writes, but does not advance the
   // sequences. The observer is called while a graph is captured, and on the host at each run. The

@@ -13,22 +13,6 @@
 namespace tokline {
 namespace {
 
-// Replaces the observer while it lives; null: there is none.
-class ObservedScope {
- public:
-  ObservedScope(ForwardPass& forward, OpObserver* observer)
-      : forward_(forward), before_(forward.Observer()) {
-    forward_.SetObserver(observer);
-  }
-  ~ObservedScope() { forward_.SetObserver(before_); }
-  ObservedScope(const ObservedScope&) = delete;
-  ObservedScope& operator=(const ObservedScope&) = delete;
-
- private:
-  ForwardPass& forward_;
-  OpObserver* before_;
-};
-
 // Stands in for a graph on the host, which has no graphs: enqueues the work again each time.
 class HostGraph : public WorkGraph {
  public:

@@ -75,6 +75,23 @@ class OpObserver {
   virtual void End() = 0;
 };
 
+// Replaces the observer of a forward pass or of a decoder while it lives; null: there is none.
+template <typename Observed>
+class ObservedScope {
+ public:
+  ObservedScope(Observed& observed, OpObserver* observer)
+      : observed_(observed), before_(observed.Observer()) {
+    observed_.SetObserver(observer);
+  }
+  ~ObservedScope() { observed_.SetObserver(before_); }
+  ObservedScope(const ObservedScope&) = delete;
+  ObservedScope& operator=(const ObservedScope&) = delete;
+
+ private:
+  Observed& observed_;
+  OpObserver* before_;
+};
+
 // What an observer wants, if that depends on the op alone.
 struct OpChoice {
   StepOpSet wanted;

@@ -97,19 +97,6 @@ class OpMarks : public OpObserver {
   std::vector<OpMark> marks_;
 };
 
-class ObservedScope {
- public:
-  ObservedScope(Decoder& decoder, OpObserver& observer) : decoder_(decoder) {
-    decoder_.SetObserver(&observer);
-  }
-  ~ObservedScope() { decoder_.SetObserver(nullptr); }
-  ObservedScope(const ObservedScope&) = delete;
-  ObservedScope& operator=(const ObservedScope&) = delete;
-
- private:
-  Decoder& decoder_;
-};
-
 // Runs the window's steps and returns the mean microseconds of one by the host's clock, or nothing
 // if interrupted. `begin_window` is called before the first of them.
 template <typename BeginWindow>
@@ -127,9 +114,9 @@ std::optional<StepProfile> ProfileByMarks(Decoder& decoder, const BenchOptions& 
                                           const char* method, int64_t most_steps) {
   const Window window(options, most_steps);
   OpMarks marks(decoder.GetBackend());
-  std::optional<ObservedScope> observed;
+  std::optional<ObservedScope<Decoder>> observed;
   const std::optional<double> step_us =
-      TimeWindow(decoder, options, window, [&] { observed.emplace(decoder, marks); });
+      TimeWindow(decoder, options, window, [&] { observed.emplace(decoder, &marks); });
   if (!step_us) return std::nullopt;
   return PartitionSteps(method, marks.Spans(window.steps), marks.Ops(window.steps), window.steps,
                         *step_us);
@@ -184,7 +171,7 @@ std::optional<std::vector<int64_t>> StampWindow(Decoder& decoder, const BenchOpt
                                                 const BeginWindow& begin_window) {
   ClockStamps stamps(decoder.GetBackend(), 2 * window.steps + 1);  // one too many would show
   StepStamps at_both_ends(stamps);
-  const ObservedScope observed(decoder, at_both_ends);
+  const ObservedScope observed(decoder, &at_both_ends);
   decoder.WarmUp();  // the graphs take the stamps
   const auto restart = [&] {
     begin_window();
