@@ -7,10 +7,9 @@
 //   usual, each is compared with all others; otherwise a selection by rounds finds what is kept. If
 //   the groups do not suffice (large k, a flat top-p), the same selection runs over the whole row,
 //   which is in L2.
-// Barriers: the whole block calls every function below that takes the storage. Branches that
-// contain
+// Barriers: the whole block calls every function below that takes the storage. Branches with
 //   barriers depend on values that all threads share. A usual row passes nine.
-// Dependent launch: everything is read after the wait.
+// Dependent launch: bins and counters are cleared before the wait; everything is read after it.
 #pragma once
 
 #include "kernels/device/ptx/grid_dependency.cuh"
@@ -107,7 +106,7 @@ struct Compared {
   int32_t* found_ids;      // [kMaxCompared]
   // In the order of their ids.
   uint64_t* above;  // [kMaxCompared] the mass of those that are larger
-  int32_t* found;   // [kMaxCompared] the place above
+  int32_t* found;   // [kMaxCompared] index into the three above
   int32_t* larger;  // [kMaxCompared] how many are larger
 
   __device__ __forceinline__ explicit Compared(PickStorage& storage)
