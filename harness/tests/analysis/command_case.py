@@ -27,7 +27,7 @@ def run_here(command, *arguments):
 
 def unwrapped(markdown):
     """Markdown with each paragraph and item on one line."""
-    return re.sub(r"(?<=[^\n])\n *(?![-|#<`]|\d+\.|\s|$)", " ", markdown)
+    return re.sub(r"(?<=[^\n])\n *(?![-|#<]|```|\d+\.|\s|$)", " ", markdown)
 
 
 class CommandTest(unittest.TestCase):
