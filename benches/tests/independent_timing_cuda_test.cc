@@ -374,6 +374,7 @@ double ReplayUs(LaunchTimer& timer) {
 
 // How long a launch of a row takes at least, and thus which measurement it is compared with.
 enum class RowLength : uint8_t { kShort, kLong };
+constexpr double kLongUs = 100;
 
 class IndependentTimingTest : public ::testing::Test {
  protected:
@@ -420,8 +421,7 @@ class IndependentTimingTest : public ::testing::Test {
                                                           : IndependentUs(row, sets, launches));
       }
       const double ratio = Median(suite) / Median(independent);
-      constexpr double kMinUs = 100;
-      EXPECT_TRUE(length == RowLength::kShort || Median(suite) >= kMinUs)
+      EXPECT_TRUE(length == RowLength::kShort || Median(suite) >= kLongUs)
           << row.kernel << " " << row.shape
           << " is too short to compare on this device: lengthen it";
       EXPECT_NEAR(ratio, 1, 0.02) << row.kernel << " " << row.shape;
@@ -445,7 +445,6 @@ class IndependentTimingTest : public ::testing::Test {
       // A long row reaches the power cap of some devices, where a kernel is slower by itself than
       // beside a spin. There the device rests after a measurement, twice as long as that took. A
       // short row does not, and a device that has rested is slow at first.
-      constexpr double kLongUs = 100;
       const bool rests = plain->Sample(1, {}).front() >= kLongUs;
       const auto rested = [rests](const auto& measure) {
         double result = 0;

@@ -13,13 +13,9 @@ namespace {
 // Collects the residual stream, the queries and the keys of a decoder that has one sequence.
 class HiddenStates : public OpObserver {
  public:
-  explicit HiddenStates(Decoder& decoder) : decoder_(decoder) {
+  explicit HiddenStates(Decoder& decoder) : decoder_(decoder), observed_(decoder, this) {
     decoder_.DropGraphs();  // a replayed graph calls no observer
-    decoder_.SetObserver(this);
   }
-  ~HiddenStates() override { decoder_.SetObserver(nullptr); }
-  HiddenStates(const HiddenStates&) = delete;
-  HiddenStates& operator=(const HiddenStates&) = delete;
 
   bool NeedsChain() const override { return true; }
   void Begin(StepOp op, std::string_view) override {
@@ -71,6 +67,7 @@ class HiddenStates : public OpObserver {
   bool ends_a_state_ = false;
   std::vector<std::vector<float>> states_;   // each [rows, hidden_size]
   std::vector<std::vector<float>> queries_;  // each [rows, QueryWidth()]
+  ObservedScope<Decoder> observed_;          // last: by this object, which is whole then
 };
 
 }  // namespace

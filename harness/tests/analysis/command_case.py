@@ -30,6 +30,12 @@ def unwrapped(markdown):
     return re.sub(r"(?<=[^\n])\n *(?![-|#<]|```|\d+\.|\s|$)", " ", markdown)
 
 
+def run_unwrapped(command, *arguments):
+    """run_here() of a command that prints Markdown."""
+    code, out, err = run_here(command, *arguments)
+    return code, unwrapped(out), err
+
+
 class CommandTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

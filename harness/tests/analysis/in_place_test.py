@@ -1,13 +1,11 @@
 """scripts/records in_place: ops in place stand beside their profile, and those that differ are counted."""
+import functools
 import re
 import unittest
 
-from command_case import CommandTest, run_here, unwrapped
+from command_case import CommandTest, run_unwrapped
 
-
-def run_main(*arguments):
-    code, out, err = run_here("in_place", *arguments)
-    return code, unwrapped(out), err
+run_main = functools.partial(run_unwrapped, "in_place")
 
 
 class InPlaceTest(CommandTest):

@@ -1,5 +1,6 @@
 """scripts/records standing: losses are counted and come first, and no row of another GPU is mixed in."""
 import datetime
+import functools
 import json
 import os
 import re
@@ -7,12 +8,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from command_case import run_here, unwrapped
+from command_case import run_here, run_unwrapped, unwrapped
 from synthetic import START, KernelCase, Machine, kernel_cases, write
 
-def run_main(*arguments):
-    code, out, err = run_here("standing", *arguments)
-    return code, unwrapped(out), err
+run_main = functools.partial(run_unwrapped, "standing")
 
 
 class StandingTest(unittest.TestCase):

@@ -3,7 +3,7 @@
 import re
 import unittest
 
-from command_case import CommandTest, run_here, unwrapped
+from command_case import CommandTest, run_here, run_unwrapped
 from synthetic import KernelCase, Machine
 
 GRAPH_NODE_US = 0.7  # of the simulated machine
@@ -118,9 +118,9 @@ class SweepTest(CommandTest):
 
     def test_standing_counts_drawn_shapes_apart(self):
         peers = self.machine.run("peers", [drawn_case("linear", 0, 50.0, implementation="quick", library=("quick", "1"))])
-        code, out, _ = run_here("standing", self.write("sweep.jsonl", self.drawn("linear", [2.0]) + peers))
+        code, out, _ = run_unwrapped("standing", self.write("sweep.jsonl", self.drawn("linear", [2.0]) + peers))
         self.assertEqual(code, 0)
-        self.assertRegex(unwrapped(out), r"^\*\*Shapes drawn at random\. Beside peers of the same .*\*\* A peer is faster by more than 2 % on "
+        self.assertRegex(out, r"^\*\*Shapes drawn at random\. Beside peers of the same .*\*\* A peer is faster by more than 2 % on "
                               r"1 of 1 shape; .* In the geometric mean ours take 2\.0\d of their time\.\n$")
 
 
