@@ -287,6 +287,17 @@ std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
   return TimeOpsInPlace(decoder, bench, kRounds);
 }
 
+// Adds what the ops take in place while a trace runs.
+void AddTracedTimes(const LoadedModel& model, const DecoderOptions& options,
+                    const BenchOptions& bench, std::vector<OpInPlace>& times) {
+  Decoder decoder = MakeDecoder(model, options);
+  decoder.WarmUp();
+  const auto traced = TimeOpsInPlaceTraced(decoder, bench);
+  for (size_t i = 0; traced && i < times.size(); ++i) {
+    if (times[i].time) times[i].time->traced_us = traced->at(i).time->us;
+  }
+}
+
 std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOptions& options,
                                      const BenchOptions& bench,
                                      const std::optional<UntracedSteps>& untraced) {
@@ -517,6 +528,9 @@ int BenchCommand(const CommandLine& line) {
       try {
         std::optional<ProfiledSteps> profiled =
             Profile(model, decoders[i], benches[i], batch.untraced);
+        if (profiled && profiled->profile.method == "cupti" && flags.in_place) {
+          AddTracedTimes(model, decoders[i], benches[i], batch.in_place);
+        }
         if (profiled) {
           AddInPlaceTimes(batch.in_place, profiled->profile);
           batch.measurement.profile = profiled->profile;

@@ -8,6 +8,7 @@
 
 #include "harness/measure/batch_run.h"
 #include "harness/measure/clock_stamps.h"
+#include "harness/measure/kernel_trace.h"
 #include "harness/measure/timing.h"
 #include "kernels/common/error.h"
 
@@ -161,6 +162,17 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
     if (op != order.front()) found.back().time = times.at(op);
   }
   return found;
+}
+
+std::optional<std::vector<OpInPlace>> TimeOpsInPlaceTraced(
+    [[maybe_unused]] Decoder& decoder, [[maybe_unused]] const BenchOptions& bench) {
+#if TOKLINE_HAS_CUDA
+  constexpr int kRounds = 5;
+  const KernelTrace trace;
+  return TimeOpsInPlace(decoder, bench, kRounds);
+#else
+  throw RuntimeFailure("this build has no CUDA, so nothing can be traced");
+#endif
 }
 
 void AddInPlaceTimes(const std::vector<OpInPlace>& times, StepProfile& profile) {

@@ -34,6 +34,11 @@ struct OpInPlace {
 std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const BenchOptions& bench,
                                                      int rounds);
 
+// The same over few rounds while a trace runs, which shows what the trace of a profile adds to an
+// op. CUDA builds only. Throws RuntimeFailure if tracing is not possible.
+std::optional<std::vector<OpInPlace>> TimeOpsInPlaceTraced(Decoder& decoder,
+                                                           const BenchOptions& bench);
+
 // Copies the times to the ops of a profile of the same step.
 void AddInPlaceTimes(const std::vector<OpInPlace>& times, StepProfile& profile);
 

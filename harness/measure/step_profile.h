@@ -14,7 +14,8 @@ namespace tokline {
 // The time of all launches of an op in a step, as the step waits for them.
 struct InPlaceTime {
   double us = 0;
-  Interval ci95_us;  // of the median
+  Interval ci95_us;                      // of the median
+  std::optional<double> traced_us = {};  // the same while a trace runs, as it does for a profile
 };
 
 struct OpTime {
