@@ -101,22 +101,20 @@ static_assert(sizeof(PickStorage) <= 99 << 10 && alignof(PickStorage) <= 16);
 // otherwise.
 struct Compared {
   // As they were found, in any order.
-  uint64_t* found_masses;  // [kMaxCompared]
-  float* found_values;     // [kMaxCompared], followed by -inf
-  int32_t* found_ids;      // [kMaxCompared]
+  uint64_t* masses;  // [kMaxCompared]
+  float* values;     // [kMaxCompared]
+  int32_t* ids;      // [kMaxCompared]
   // In the order of their ids.
-  uint64_t* above;  // [kMaxCompared] the mass of those that are larger
-  int32_t* found;   // [kMaxCompared] index into the three above
-  int32_t* larger;  // [kMaxCompared] how many are larger
+  uint64_t* kept_masses;  // [kMaxCompared] 0: not kept
+  int32_t* ordered_ids;   // [kMaxCompared]
 
   __device__ __forceinline__ explicit Compared(PickStorage& storage)
-      : found_masses(storage.select.bins),
-        found_values(reinterpret_cast<float*>(found_masses + kMaxCompared)),
-        found_ids(reinterpret_cast<int32_t*>(found_values + kMaxCompared)),
-        above(reinterpret_cast<uint64_t*>(found_ids + kMaxCompared)),
-        found(reinterpret_cast<int32_t*>(above + kMaxCompared)),
-        larger(found + kMaxCompared) {
-    static_assert(kMaxCompared * 32 <= sizeof(storage.select.bins));
+      : masses(storage.select.bins),
+        values(reinterpret_cast<float*>(masses + kMaxCompared)),
+        ids(reinterpret_cast<int32_t*>(values + kMaxCompared)),
+        kept_masses(reinterpret_cast<uint64_t*>(ids + kMaxCompared)),
+        ordered_ids(reinterpret_cast<int32_t*>(kept_masses + kMaxCompared)) {
+    static_assert(kMaxCompared * 28 <= sizeof(storage.select.bins));
   }
 };
 
@@ -139,8 +137,8 @@ struct One {
 };
 
 // Loads the groups whose maximum reaches `threshold` into shared memory, in the order of their ids;
-// values below the threshold become -inf. Returns the number of values, or -1 if there is not
-// enough room for the groups.
+// values below the threshold become -inf. Returns the number of values. There must be room for the
+// groups.
 __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& context,
                                     float threshold) {
   // A thread looks at neighbouring groups, so that one scan puts all of them in order.
@@ -150,7 +148,6 @@ __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& cont
   uint32_t mine = 0, count;
   for (int32_t g = begin; g < end; ++g) mine += context.group_maxima[g] >= threshold;
   uint32_t position = ExclusiveSum(storage.select, mine, count);
-  if (count > kMaxCandidateGroups) return -1;
   for (int32_t g = begin; g < end; ++g) {
     if (context.group_maxima[g] >= threshold) storage.groups[position++] = g;
   }
@@ -193,7 +190,6 @@ __device__ int32_t CollectCompared(PickStorage& storage, const RowContext& conte
     const int32_t place = atomicAdd(&storage.num_groups, 1);
     if (place < kMaxCandidateGroups) storage.groups[place] = group;
   });
-  if (thread < kMaxCompared) compared.found_values[thread] = -INFINITY;
   __syncthreads();
   const int32_t groups = storage.num_groups;
   if (groups > kMaxCandidateGroups) return -1;
@@ -215,9 +211,9 @@ __device__ int32_t CollectCompared(PickStorage& storage, const RowContext& conte
       if (!(logits[u] >= threshold)) continue;
       const int32_t place = atomicAdd(&storage.num_found, 1);
       if (place >= kMaxCompared) continue;
-      compared.found_values[place] = logits[u];
-      compared.found_ids[place] = ids[u];
-      compared.found_masses[place] = context.mass_of(logits[u]);
+      compared.values[place] = logits[u];
+      compared.ids[place] = ids[u];
+      compared.masses[place] = context.mass_of(logits[u]);
     }
   }
   __syncthreads();
@@ -376,35 +372,40 @@ __device__ const uint64_t* ChunkMassesFrom(PickStorage& storage, const RowContex
   return masses;
 }
 
-// Adds up what is larger than each of the first `count` that were found, and puts them in the order
-// of their ids. As many threads as there are share a candidate, up to eight.
-__device__ __forceinline__ void RankCompared(int32_t count, const Compared& compared) {
+// How a candidate stands among all.
+struct Standing {
+  int32_t own = -1;    // its place among those that were found; -1: this thread has none
+  int32_t larger = 0;  // how many are larger
+  int32_t before = 0;  // how many have lower ids
+  uint64_t above = 0;  // the mass of those that are larger
+};
+
+// Compares the first `count` that were found with each other. As many threads as there are share a
+// candidate, up to eight, of which the first gets the result.
+__device__ __forceinline__ Standing RankCompared(int32_t count, const Compared& compared) {
   static_assert(kMaxCompared <= kPickThreads);
   int32_t sharing = 1;
   while (sharing < 8 && 2 * sharing * count <= kPickThreads) sharing *= 2;
   const int32_t of = static_cast<int32_t>(threadIdx.x) / sharing;
   const int32_t part = static_cast<int32_t>(threadIdx.x) % sharing;
-  int32_t larger = 0, before = 0;
-  uint64_t above = 0;
+  Standing standing;
   if (of < count) {
-    const float value = compared.found_values[of];
-    const int32_t id = compared.found_ids[of];
+    const float value = compared.values[of];
+    const int32_t id = compared.ids[of];
     for (int32_t j = part; j < count; j += sharing) {
-      const bool is_larger = compared.found_values[j] > value;
-      larger += is_larger;
-      above += is_larger ? compared.found_masses[j] : 0;
-      before += compared.found_ids[j] < id;
+      const bool is_larger = compared.values[j] > value;
+      standing.larger += is_larger;
+      standing.above += is_larger ? compared.masses[j] : 0;
+      standing.before += compared.ids[j] < id;
     }
   }
   for (int32_t offset = sharing / 2; offset > 0; offset /= 2) {
-    larger += __shfl_xor_sync(0xffffffffu, larger, offset);
-    before += __shfl_xor_sync(0xffffffffu, before, offset);
-    above += __shfl_xor_sync(0xffffffffu, above, offset);
+    standing.larger += __shfl_xor_sync(0xffffffffu, standing.larger, offset);
+    standing.before += __shfl_xor_sync(0xffffffffu, standing.before, offset);
+    standing.above += __shfl_xor_sync(0xffffffffu, standing.above, offset);
   }
-  if (of >= count || part != 0) return;
-  compared.found[before] = of;
-  compared.larger[before] = larger;
-  compared.above[before] = above;
+  if (of < count && part == 0) standing.own = of;
+  return standing;
 }
 
 // Applies top-k and top-p to the first `count` of `compared`, which hold everything at or above a
@@ -413,24 +414,28 @@ __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, 
                                const Compared& compared, bool partial) {
   const SamplingRule& rule = context.rule;
   const bool top_k = HasTopK(rule, context.row.vocab_size);
-  RankCompared(count, compared);
-  __syncthreads();
-  const int32_t own = threadIdx.x;
-  const bool exists = own < count;
-  const int32_t found = exists ? compared.found[own] : 0;
-  const bool in_top_k = exists && (!top_k || compared.larger[own] < rule.top_k);
-  uint64_t kept = in_top_k ? compared.found_masses[found] : 0;
+  const Standing standing = RankCompared(count, compared);
+  const bool exists = standing.own >= 0;
+  uint64_t kept =
+      exists && (!top_k || standing.larger < rule.top_k) ? compared.masses[standing.own] : 0;
   if (rule.top_p < 1) {
     const uint64_t of_kept = BlockSum(storage.select, kept);
     const uint64_t total = top_k ? of_kept : RowMass(storage, context);
     const uint64_t target = Max64()(1, __double2ull_ru(static_cast<double>(rule.top_p) * total));
     if (of_kept < target && partial && !top_k) return false;
-    if (exists && compared.above[own] >= target) kept = 0;
+    if (standing.above >= target) kept = 0;
   }
+  if (exists) {
+    compared.kept_masses[standing.before] = kept;
+    compared.ordered_ids[standing.before] = compared.ids[standing.own];
+  }
+  __syncthreads();
+  const int32_t place = threadIdx.x;
+  const uint64_t mass = place < count ? compared.kept_masses[place] : 0;
   uint64_t total;
-  const uint64_t before = ExclusiveSum(storage.select, kept, total);
+  const uint64_t before = ExclusiveSum(storage.select, mass, total);
   const uint64_t draw = __umul64hi(storage.draw_bits, total);
-  if (before <= draw && draw < before + kept) *context.token = compared.found_ids[found];
+  if (before <= draw && draw < before + mass) *context.token = compared.ordered_ids[place];
   return true;
 }
 
@@ -448,8 +453,8 @@ __device__ bool SampleCandidates(PickStorage& storage, const RowContext& context
   const Compared compared(storage);
   const int32_t count = CollectCompared(storage, context, bound.threshold, compared);
   if (count >= 0) return SampleCompared(storage, context, count, compared, bound.reached);
+  if (storage.num_groups > kMaxCandidateGroups) return false;
   const int32_t size = GatherCandidates(storage, context, bound.threshold);
-  if (size < 0) return false;
   float threshold = bound.threshold;
   const ArraySource candidates{storage.candidates, size};
   if (!ApplyRule(storage, context, candidates, bound.reached, threshold)) return false;

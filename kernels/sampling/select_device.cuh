@@ -101,15 +101,14 @@ __device__ Selection SelectThreshold(SelectStorage& storage, const Source& sourc
   using Sum = decltype(weight(0.0f));
   Sum* const bins = reinterpret_cast<Sum*>(storage.bins);
   float high = highest, low = lowest;
-  if (!cleared) __syncthreads();  // what lies in the storage has been read
+  if (!cleared) {
+    __syncthreads();  // what lies in the storage has been read
+    ClearBins(storage);
+    __syncthreads();
+  }
   for (bool first_round = true; low < high; first_round = false) {
     const double range = static_cast<double>(high) - low;
     const double inverse_width = kSelectBins / range;
-    if (!first_round || !cleared) {
-      if (!first_round) __syncthreads();  // the previous round's results have been read
-      ClearBins(storage);
-      __syncthreads();
-    }
 
     Sum above = 0;  // weight of the values above the interval, of which the first round has none
     Sum run = 0;    // not yet added to run_bin: neighbours often share a bin
@@ -130,13 +129,17 @@ __device__ Selection SelectThreshold(SelectStorage& storage, const Source& sourc
       run += weight(value);
     });
     if (run > 0) AddToBin(&bins[run_bin], run);
-    const uint64_t all_above = first_round ? 0 : BlockSum(storage, above);
-
-    __syncthreads();
+    uint64_t all_above = 0;
+    if (first_round) {
+      __syncthreads();
+    } else {
+      all_above = BlockSum(storage, above);  // has a barrier
+    }
     Sum own[kBinsOfThread], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < kBinsOfThread; ++i) {
       own[i] = bins[kBinsOfThread * threadIdx.x + i];
+      bins[kBinsOfThread * threadIdx.x + i] = 0;  // for the next round
       sum += own[i];
     }
     uint64_t up_to = all_above + ExclusiveSum(storage, sum, total);

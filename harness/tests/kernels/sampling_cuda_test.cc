@@ -255,6 +255,55 @@ TEST_F(SamplingCudaTest, TiesWithTheKthAreKept) {
   ExpectDrawsMatchReference(c);
 }
 
+// Logits in [begin, end), `step` apart, are `value`, and all others `rest`; of every rule.
+SamplingCase StepsCase(int64_t vocab_size, const std::vector<SamplingRule>& rules, int64_t begin,
+                       int64_t end, int64_t step, float value, float rest) {
+  std::vector<float> row(static_cast<size_t>(vocab_size), rest);
+  for (int64_t i = begin; i < end; i += step) row[static_cast<size_t>(i)] = value;
+  SamplingCase c{.vocab_size = vocab_size, .stride = vocab_size, .logits = {}, .rules = rules};
+  for (size_t r = 0; r < rules.size(); ++r) c.logits.insert(c.logits.end(), row.begin(), row.end());
+  return c;
+}
+
+std::vector<SamplingRule> DrawnOften(const SamplingRule& rule) {
+  std::vector<SamplingRule> rules(16, rule);
+  for (size_t i = 0; i < rules.size(); ++i) rules[i].offset = i;
+  return rules;
+}
+
+// More maxima than a pass over them holds at once, the largest logits last.
+TEST_F(SamplingCudaTest, LargeVocabulariesMatchReference) {
+  for (const int64_t vocab : {262'144, 400'003}) {
+    SamplingCase c = RandomCase(vocab, MixedRules(), 1, vocab);
+    for (int64_t r = 0; r < c.num_rows(); ++r) {
+      for (int64_t i = vocab - 20; i < vocab; ++i) c.logits[r * c.stride + i] += 6;
+    }
+    ExpectDrawsMatchReference(c);
+  }
+}
+
+// As many ties as fit the candidates' groups, or the candidates, and one more; far more; and more
+// that hold too little mass. A tie is alone in its group, or shares it with 31 others.
+TEST_F(SamplingCudaTest, TiesAtTheLimitsOfTheCandidatesMatchReference) {
+  constexpr int64_t kVocab = 40'000;
+  for (const SamplingRule& rule : {SamplingRule{.temperature = 1, .top_k = 10},
+                                   {.temperature = 1, .top_k = 10, .top_p = 0.5f},
+                                   {.temperature = 1, .top_p = 0.5f},
+                                   {.temperature = 1, .top_p = 0.9f}}) {
+    for (const int64_t ties : {511, 512, 513, 1000}) {
+      for (const int64_t step : {int64_t{1}, int64_t{39}}) {
+        for (const float value : {2.0f, kInf}) {
+          SCOPED_TRACE(StrCat(ties, " ties, ", step, " apart, of ", value));
+          ExpectDrawsMatchReference(StepsCase(kVocab, DrawnOften(rule), 7, 7 + ties * step, step,
+                                              value, value == kInf ? 0 : -3));
+        }
+      }
+    }
+    // 4,096 candidates in 128 groups, which top-p of 0.9 finds too light.
+    ExpectDrawsMatchReference(StepsCase(kVocab, DrawnOften(rule), 8192, 12'288, 1, 1, 0));
+  }
+}
+
 // One captured launch works with other rules and logits, because the device reads both.
 TEST_F(SamplingCudaTest, CapturedGraphFollowsNewRulesAndLogits) {
   SamplingCase first = RandomCase(10'000, MixedRules(), 2, 23);
