@@ -54,21 +54,14 @@ struct RowSource {
   }
 };
 
-// Values in global or shared memory.
+// Values in shared memory.
 struct ArraySource {
   const float* values;
   int32_t size;
 
   template <typename Visit>
   __device__ __forceinline__ void ForEach(const Visit& visit) const {
-    ForEachAt([&](float value, int32_t) { visit(value); });
-  }
-
-  // With the place of each.
-  template <typename Visit>
-  __device__ __forceinline__ void ForEachAt(const Visit& visit) const {
-    constexpr int kUnroll = 5;  // all maxima of 160,000 logits: loads that wait for each other cost
-                                // a trip to the L2 each
+    constexpr int kUnroll = 4;
     for (int32_t base = threadIdx.x; base < size; base += kUnroll * kPickThreads) {
       float x[kUnroll];
 #pragma unroll
@@ -78,9 +71,42 @@ struct ArraySource {
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (base + u * kPickThreads < size) visit(x[u], base + u * kPickThreads);
+        if (base + u * kPickThreads < size) visit(x[u]);
       }
     }
+  }
+};
+
+// The maxima of a row's groups. Those of 163,840 logits are held, so that they are on their way
+// while the best logit is still being found, and are loaded once for two passes.
+struct Maxima {
+  static constexpr int kHeld = 5;
+  const float* values;
+  int32_t size;
+  float held[kHeld];
+
+  __device__ __forceinline__ void Load() {
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u) {
+      const int32_t i = static_cast<int32_t>(threadIdx.x) + u * kPickThreads;
+      held[u] = i < size ? values[i] : -INFINITY;
+    }
+  }
+  template <typename Visit>
+  __device__ __forceinline__ void ForEachAt(const Visit& visit) const {
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u) {
+      const int32_t i = static_cast<int32_t>(threadIdx.x) + u * kPickThreads;
+      if (i < size) visit(held[u], i);
+    }
+    for (int32_t i = static_cast<int32_t>(threadIdx.x) + kHeld * kPickThreads; i < size;
+         i += kPickThreads) {
+      visit(values[i], i);
+    }
+  }
+  template <typename Visit>
+  __device__ __forceinline__ void ForEach(const Visit& visit) const {
+    ForEachAt([&](float value, int32_t) { visit(value); });
   }
 };
 
@@ -181,10 +207,10 @@ __device__ __forceinline__ int32_t CandidatesOfThread(int32_t size) {
 
 // Finds the logits that reach `threshold`, in any order. Returns how many there are, or -1 if they
 // or their groups are too many. Counters are 0 before.
-__device__ int32_t CollectCompared(PickStorage& storage, const RowContext& context, float threshold,
+__device__ int32_t CollectCompared(PickStorage& storage, const RowContext& context,
+                                   const Maxima& maxima, float threshold,
                                    const Compared& compared) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const ArraySource maxima{context.group_maxima, context.num_groups};
   maxima.ForEachAt([&](float maximum, int32_t group) {
     if (!(maximum >= threshold)) return;
     const int32_t place = atomicAdd(&storage.num_groups, 1);
@@ -441,17 +467,17 @@ __device__ bool SampleCompared(PickStorage& storage, const RowContext& context, 
 
 // Applies top-k and top-p to the candidates and draws. Returns false if the candidates do not
 // suffice.
-__device__ bool SampleCandidates(PickStorage& storage, const RowContext& context) {
+__device__ bool SampleCandidates(PickStorage& storage, const RowContext& context,
+                                 const Maxima& maxima) {
   const int32_t top_k = HasTopK(context.rule, context.row.vocab_size) ? context.rule.top_k : 0;
   if (top_k > kMaxCandidateGroups) return false;
   // k groups whose maxima reach a bound contain at least k logits that do, so any such bound works.
   const uint64_t wanted = top_k > 0 ? top_k : kTopPGroups;
-  const ArraySource maxima{context.group_maxima, context.num_groups};
   const Selection bound =
       SelectThreshold(storage.select, maxima, One(), context.highest, context.lowest, wanted,
                       Max64()(wanted, kEnoughGroups), true);
   const Compared compared(storage);
-  const int32_t count = CollectCompared(storage, context, bound.threshold, compared);
+  const int32_t count = CollectCompared(storage, context, maxima, bound.threshold, compared);
   if (count >= 0) return SampleCompared(storage, context, count, compared, bound.reached);
   if (storage.num_groups > kMaxCandidateGroups) return false;
   const int32_t size = GatherCandidates(storage, context, bound.threshold);
@@ -479,6 +505,9 @@ __global__ void __launch_bounds__(kPickThreads)
   if (threadIdx.x == kPickThreads - 1 && rule.temperature > 0) {
     storage.draw_bits = DrawBits(rule.seed, rule.offset);
   }
+  Maxima maxima{
+      .values = plan.group_maxima + row * plan.num_groups, .size = plan.num_groups, .held = {}};
+  if (rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size)) maxima.Load();
   uint64_t own_best = 0;
   if (params.best != nullptr && !(rule.temperature > 0)) {
     for (int32_t part = threadIdx.x; part < params.best_parts; part += kPickThreads) {
@@ -517,7 +546,7 @@ __global__ void __launch_bounds__(kPickThreads)
         [&](int32_t chunk) { return BestLogit(stats[chunk].best); });
     return;
   }
-  if (SampleCandidates(storage, context)) return;
+  if (SampleCandidates(storage, context, maxima)) return;
   float threshold = context.lowest;
   ApplyRule(storage, context, context.row, false, threshold);
   const uint64_t* const masses = ChunkMassesFrom(storage, context, threshold);
