@@ -21,6 +21,7 @@
 #include "kernels/device/ptx/grid_dependency.cuh"
 #include "kernels/device/ptx/named_barrier.cuh"
 #include "kernels/device/ptx/set_max_registers.cuh"
+#include "kernels/device/reduce.cuh"
 #include "kernels/device/slot_ring.cuh"
 
 namespace tokline::chunk_decode {
@@ -277,7 +278,7 @@ class RunConsumer {
                                         const ChunkDecodeTask& task) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = QuadSum(tile.rows[half].sum);
+      const float sum = WarpSum<4>(tile.rows[half].sum);
       const int row = warp_row_ + half * 8 + lane_ / 4;
       if (row >= task.member_count * work_.group) continue;
       const float row_max = ExponentOffset<typename P::T>(tile.rows[half].max, args_.scale_log2);

@@ -85,6 +85,19 @@ __device__ __forceinline__ float2 Round2(float low, float high) {
   return Unpack2<T>(Pack2<T>(low, high));
 }
 
+// The sum of the squares of eight packed elements, added in their order.
+template <typename T>
+__device__ __forceinline__ float SumOfSquares(uint4 packed) {
+  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 x = Unpack2<T>(words[i]);
+    sum = fmaf(x.y, x.y, fmaf(x.x, x.x, sum));
+  }
+  return sum;
+}
+
 template <typename T>
 struct PairOf;
 template <>

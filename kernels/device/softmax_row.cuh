@@ -43,11 +43,6 @@ struct RowState {
   float sum = 0;
 };
 
-__device__ __forceinline__ float QuadSum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 // Weights are 2^(scale_log2 * score - offset). The product is rounded exactly once, so that an
 // unchanged maximum gives a correction factor of exactly 1. A row that has seen nothing gets -inf.
 template <typename T>

@@ -121,7 +121,7 @@ __device__ __forceinline__ void MultiplyHead(int k_blocks, const CopyRing& ring,
 }
 
 // What a thread keeps of one of its tokens.
-struct HeadRow {
+struct HeadToken {
   float* out = nullptr;  // null: nothing is stored
   float best = -INFINITY;
   int id;
@@ -139,10 +139,10 @@ struct HeadRow {
 // Stores the thread's outputs of a tile, of which `feature` is the first, and compares them.
 template <typename Policy>
 __device__ __forceinline__ void FinishHead(const float (&sums)[Policy::kColumns / 2], int feature,
-                                           int end, bool pairs, HeadRow (&rows)[2]) {
+                                           int end, bool pairs, HeadToken (&rows)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    HeadRow& row = rows[half];
+    HeadToken& row = rows[half];
 #pragma unroll
     for (int eight = 0; eight < Policy::kColumns / 8; ++eight) {
       const int at = feature + eight * 8;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   const bool pairs =
       (reinterpret_cast<uintptr_t>(out) | params.out_stride * sizeof(float)) % 8 == 0;
   ptx::GridDependencyWait();  // for only_best, and before outputs are stored
-  HeadRow rows[2];
+  HeadToken rows[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = first_token + half * 8;

@@ -98,19 +98,6 @@ __device__ __forceinline__ uint4 NormaliseUnit(uint4 unit, uint4 weight, float i
   return {words[0], words[1], words[2], words[3]};
 }
 
-template <typename T>
-__device__ __forceinline__ float SumOfSquares(uint4 unit) {
-  const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 s = Unpack2<T>(words[i]);
-    sum = fmaf(s.x, s.x, sum);
-    sum = fmaf(s.y, s.y, sum);
-  }
-  return sum;
-}
-
 // Prefetches this block's share of a later kernel's weights into L2.
 __device__ __forceinline__ void PrefetchShare(const SkinnyArgs& args) {
   if (threadIdx.x != 0 || args.params.prefetch_bytes == 0) return;

@@ -47,17 +47,6 @@ __device__ __forceinline__ PackedEight Add(const PackedEight& a, const PackedEig
   return sum;
 }
 
-template <typename T>
-__device__ __forceinline__ float SumOfSquares(const PackedEight& values) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 x = Unpack2<T>(values[i]);
-    sum = fmaf(x.y, x.y, fmaf(x.x, x.x, sum));
-  }
-  return sum;
-}
-
 // Normalised, rounded, multiplied by the weight, and rounded again. Both factors have few enough
 // digits for their fp32 product to be exact.
 template <typename T>
@@ -120,7 +109,7 @@ __global__ void __launch_bounds__(Policy::kBlockThreads)
       held[h] = Add<T>(held[h], added[h]);
       if (i < accesses) at(params.residual_out, row * params.residual_out_stride)[i] = held[h];
     }
-    squares += SumOfSquares<T>(held[h]);
+    squares += SumOfSquares<T>(held[h].words);
   }
   squares = WarpSum(squares);
   if constexpr (kThreads > 32) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/device/convert.cuh"
+#include "kernels/device/reduce.cuh"
 #include "kernels/device/softmax_row.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
 
@@ -31,7 +32,7 @@ struct TileOutput {
   __device__ __forceinline__ void Finish(int row, const RowState& state, float scale_log2,
                                          const Values& values) const {
     const int quad_lane = threadIdx.x % 4;
-    const float sum = QuadSum(state.sum);
+    const float sum = WarpSum<4>(state.sum);
     const RowDivisor divisor(sum);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {

@@ -162,6 +162,32 @@ struct One {
   __device__ __forceinline__ uint32_t operator()(float) const { return 1; }
 };
 
+// Calls f(place, id, logit) for each logit of the first `count` of storage.groups, -inf past the
+// end of the row. A thread's loads do not wait for each other.
+template <typename F>
+__device__ __forceinline__ void ForEachOfGroups(const PickStorage& storage,
+                                                const RowContext& context, int32_t count, F f) {
+  constexpr int kUnroll = 4;
+  const int32_t size = count * kSamplingGroup;
+  for (int32_t base = threadIdx.x; base < size; base += kUnroll * kPickThreads) {
+    float logits[kUnroll];
+    int32_t ids[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int32_t place = base + u * kPickThreads;
+      ids[u] = place < size ? storage.groups[place / kSamplingGroup] * kSamplingGroup +
+                                  place % kSamplingGroup
+                            : context.row.vocab_size;
+      logits[u] =
+          ids[u] < context.row.vocab_size ? Sanitize(context.row.logits[ids[u]]) : -INFINITY;
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (base + u * kPickThreads < size) f(base + u * kPickThreads, ids[u], logits[u]);
+    }
+  }
+}
+
 // Loads the groups whose maximum reaches `threshold` into shared memory, in the order of their ids;
 // values below the threshold become -inf. Returns the number of values. There must be room for the
 // groups.
@@ -178,26 +204,12 @@ __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& cont
     if (context.group_maxima[g] >= threshold) storage.groups[position++] = g;
   }
   __syncthreads();
-  const int32_t size = static_cast<int32_t>(count) * kSamplingGroup;
-  constexpr int kUnroll = 4;
-  for (int32_t base = threadIdx.x; base < size; base += kUnroll * kPickThreads) {
-    float logits[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int32_t i = base + u * kPickThreads;
-      const int32_t id =
-          i < size ? storage.groups[i / kSamplingGroup] * kSamplingGroup + i % kSamplingGroup
-                   : context.row.vocab_size;
-      logits[u] = id < context.row.vocab_size ? Sanitize(context.row.logits[id]) : -INFINITY;
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (base + u * kPickThreads >= size) break;
-      storage.candidates[base + u * kPickThreads] = logits[u] >= threshold ? logits[u] : -INFINITY;
-    }
-  }
+  ForEachOfGroups(storage, context, static_cast<int32_t>(count),
+                  [&](int32_t place, int32_t, float logit) {
+                    storage.candidates[place] = logit >= threshold ? logit : -INFINITY;
+                  });
   __syncthreads();
-  return size;
+  return static_cast<int32_t>(count) * kSamplingGroup;
 }
 
 // Candidates of a thread, which are neighbours.
@@ -210,7 +222,6 @@ __device__ __forceinline__ int32_t CandidatesOfThread(int32_t size) {
 __device__ int32_t CollectCompared(PickStorage& storage, const RowContext& context,
                                    const Maxima& maxima, float threshold,
                                    const Compared& compared) {
-  const auto thread = static_cast<int32_t>(threadIdx.x);
   maxima.ForEachAt([&](float maximum, int32_t group) {
     if (!(maximum >= threshold)) return;
     const int32_t place = atomicAdd(&storage.num_groups, 1);
@@ -219,29 +230,14 @@ __device__ int32_t CollectCompared(PickStorage& storage, const RowContext& conte
   __syncthreads();
   const int32_t groups = storage.num_groups;
   if (groups > kMaxCandidateGroups) return -1;
-  constexpr int kUnroll = 4;
-  for (int32_t base = thread; base < groups * kSamplingGroup; base += kUnroll * kPickThreads) {
-    float logits[kUnroll];
-    int32_t ids[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int32_t i = base + u * kPickThreads;
-      const bool exists = i < groups * kSamplingGroup;
-      ids[u] = exists ? storage.groups[i / kSamplingGroup] * kSamplingGroup + i % kSamplingGroup
-                      : context.row.vocab_size;
-      logits[u] =
-          ids[u] < context.row.vocab_size ? Sanitize(context.row.logits[ids[u]]) : -INFINITY;
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (!(logits[u] >= threshold)) continue;
-      const int32_t place = atomicAdd(&storage.num_found, 1);
-      if (place >= kMaxCompared) continue;
-      compared.values[place] = logits[u];
-      compared.ids[place] = ids[u];
-      compared.masses[place] = context.mass_of(logits[u]);
-    }
-  }
+  ForEachOfGroups(storage, context, groups, [&](int32_t, int32_t id, float logit) {
+    if (!(logit >= threshold)) return;
+    const int32_t place = atomicAdd(&storage.num_found, 1);
+    if (place >= kMaxCompared) return;
+    compared.values[place] = logit;
+    compared.ids[place] = id;
+    compared.masses[place] = context.mass_of(logit);
+  });
   __syncthreads();
   return storage.num_found <= kMaxCompared ? storage.num_found : -1;
 }
