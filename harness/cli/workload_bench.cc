@@ -126,8 +126,6 @@ Json ShapeOf(const Workload& workload, const WorkloadFlags& flags, const KvSize&
              const DecoderOptions& options) {
   Json shape{{"name", workload.name},
              {"hash", HashOf(workload)},
-             {"requests", workload.requests.size()},
-             {"prompt_tokens", workload.PromptTokens()},
              {"new_tokens", workload.NewTokens()},
              {"max_batch", options.max_batch},
              {"token_budget", options.token_budget},
@@ -395,9 +393,9 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   const auto measure = [&](std::optional<double> rate, Json& memory) {
     WorkloadMeasurement measurement = unmeasured;
     if (rate) workload.SetRate(*rate, with.seed);
-    measurement.shape = ShapeOf(workload, flags, with.run.kv, options);
     measurement.requests = std::ssize(workload.requests);
     measurement.prompt_tokens = workload.PromptTokens();
+    measurement.shape = ShapeOf(workload, flags, with.run.kv, options);
     if (rate) measurement.shape["rate"] = RateJson(*rate);
     if (flags.slo) measurement.promise.emplace().bound = *flags.slo;
     Measure(model, options, workload, make_stop_reader,

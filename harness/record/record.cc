@@ -361,8 +361,10 @@ WorkloadFigures FiguresOf(const WorkloadMeasurement& m) {
 Json WorkloadRow(const WorkloadMeasurement& m) {
   const WorkloadFigures figures = FiguresOf(m);
   Json row = BeginRow("workload", m.origin, m.trouble, figures.refusal);
+  Json shape = m.shape;
+  shape.update(Json{{"requests", m.requests}, {"prompt_tokens", m.prompt_tokens}});
   row.update(Json{{"model", m.model},
-                  {"shape", m.shape},
+                  {"shape", std::move(shape)},
                   {"verified", JudgedJson(m.judged)},
                   {"memory_bytes", m.memory.Total()},
                   {"memory", ToJson(m.memory)}});

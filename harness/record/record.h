@@ -152,9 +152,9 @@ struct WorkloadSample {
 struct WorkloadMeasurement {
   RowOrigin origin{};
   std::string model{};
-  Json shape{};          // of the requests, and how they were run
-  int64_t requests = 0;  // these two as in `shape`
+  int64_t requests = 0;
   int64_t prompt_tokens = 0;
+  Json shape{};  // what else is known of the requests, and how they were run
   Json conversations = nullptr;  // what became of those that the requests were made of
   std::vector<WorkloadSample> samples{};
   double warm_up_s = 0;

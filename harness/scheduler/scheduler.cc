@@ -11,6 +11,7 @@ namespace tokline {
 
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
+      split_(PagesOfSize(options.page_size)),
       pool_(options.num_pages),
       registry_(
           pool_,
@@ -322,7 +323,7 @@ void Scheduler::LayOut(Sequence& sequence, int64_t matched) {
     sequence.pages.Pages().insert(sequence.pages.Pages().end(), chunk.pages.begin(),
                                   chunk.pages.end());
     end += static_cast<int64_t>(chunk.tokens.size());
-    if (!PagesOfSize(options_.page_size).Fill(std::ssize(chunk.tokens))) {
+    if (!split_.Fill(std::ssize(chunk.tokens))) {
       sequence.cuts.push_back(end);
     }
   }

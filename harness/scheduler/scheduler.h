@@ -22,6 +22,7 @@
 #include "harness/scheduler/chunk_registry.h"
 #include "harness/scheduler/page_pool.h"
 #include "harness/scheduler/request.h"
+#include "kernels/common/paged_kv_layout.h"
 
 namespace tokline {
 
@@ -192,6 +193,7 @@ class Scheduler {
   int64_t NextSealEnd(const Sequence& sequence) const;
 
   SchedulerOptions options_;
+  PageSplit split_;
   PagePool pool_;
   ChunkRegistry registry_;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;

@@ -51,7 +51,7 @@ void Scheduler::CheckShifted(Request& request) const {
 int64_t Scheduler::SourcePages(const Request& request) const {
   int64_t pages = 0;
   for (const ShiftedSpan& span : request.shifted) {
-    pages += PagesOfSize(options_.page_size).PagesFor(request.shifted_after + span.Size());
+    pages += split_.PagesFor(request.shifted_after + span.Size());
   }
   return pages;
 }
@@ -78,7 +78,7 @@ bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
   // All sources and their user must fit together, or they would take each other's pages. If nothing
   // else runs, they fit, because Submit has checked it.
   const int64_t pages =
-      PagesOfSize(options_.page_size).PagesFor(sequence.Known()) + SourcePages(sequence.request);
+      split_.PagesFor(sequence.Known()) + SourcePages(sequence.request);
   if (!missing.empty() && running_.count > 0 && pages + growing > Available()) return false;
   for (std::vector<int32_t>& tokens : missing) AddSource(sequence, std::move(tokens));
   return older && missing.empty();

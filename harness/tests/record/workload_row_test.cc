@@ -20,10 +20,10 @@ WorkloadMeasurement WorkloadOf3Repeats() {
   WorkloadMeasurement m{
       .origin = {.run_id = "run", .implementation = "cuda", .dtype = "bf16", .device = "GPU"},
       .model = "qwen3",
+      .requests = 4,
+      .prompt_tokens = 600,
       .shape = {{"name", "nano-vllm"},
                 {"hash", "0123"},
-                {"requests", 4},
-                {"prompt_tokens", 600},
                 {"new_tokens", 400},
                 {"max_batch", 4},
                 {"token_budget", 64},
@@ -55,6 +55,8 @@ TEST(WorkloadRowTest, FiguresFollowFromTheRepeats) {
   ASSERT_EQ(row["status"], "ok") << row;
   EXPECT_NO_THROW(ValidateRecord(row));
   EXPECT_EQ(row["kernel"], "workload");
+  EXPECT_EQ(row["shape"]["requests"], 4);
+  EXPECT_EQ(row["shape"]["prompt_tokens"], 600);
   EXPECT_EQ(row["samples_s"], Json({2.0, 1.0, 4.0}));
   EXPECT_DOUBLE_EQ(row["total_s"], 2.0);
   EXPECT_DOUBLE_EQ(row["median_us"], 5000);
