@@ -31,8 +31,9 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     if (!context.device) return;
     const PagedPrefillPlan plan =
         PlanPagedPrefill(table.View(), q_indptr_host_.data(), batch_.layout, num_q_heads,
-                         /*causal=*/true);
+                         /*causal=*/true, *context.device);
     tile_tokens_ = plan.tile_tokens;
+    num_blocks_ = plan.num_blocks;
     num_tiles_ = static_cast<int32_t>(plan.tiles.size());
     tiles_ = tensors_.Table(plan.tiles);
   }
@@ -81,6 +82,7 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
             .out = set.At(out_),
             .out_stride = int64_t{num_q_heads_} * head_dim,
             .tile_tokens = tile_tokens_,
+            .num_blocks = num_blocks_,
             .num_tiles = num_tiles_,
             .tiles = set.At<PagedPrefillTile>(tiles_)};
   }
@@ -95,6 +97,7 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
   int q_, kv_, out_, q_indptr_;
   int tiles_ = -1;
   int32_t tile_tokens_ = 0;
+  int32_t num_blocks_ = 0;
   int32_t num_tiles_ = 0;
 };
 

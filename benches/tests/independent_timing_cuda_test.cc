@@ -30,6 +30,7 @@
 #include "kernels/activation/activation.h"
 #include "kernels/chunk_decode/chunk_decode.h"
 #include "kernels/device/cuda_check.h"
+#include "kernels/device/current_device.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/kv_append/kv_append.h"
 #include "kernels/linear/linear.h"
@@ -270,10 +271,12 @@ TimedRow PagedPrefillRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) 
   const TableTensors table_tensors(row.tensors, table);
   const std::vector<int32_t> indptr_host = PrefixSums(lengths);
   const int indptr = row.tensors.Table(indptr_host);
-  const PagedPrefillPlan plan = PlanPagedPrefill(table.View(), indptr_host.data(), batch.layout,
-                                                 num_q_heads, /*causal=*/true);
+  const PagedPrefillPlan plan =
+      PlanPagedPrefill(table.View(), indptr_host.data(), batch.layout, num_q_heads, /*causal=*/true,
+                       CurrentDeviceFacts());
   const int tiles = row.tensors.Table(plan.tiles);
-  const int32_t tile_tokens = plan.tile_tokens, num_tiles = static_cast<int32_t>(plan.tiles.size());
+  const int32_t tile_tokens = plan.tile_tokens, num_blocks = plan.num_blocks,
+                num_tiles = static_cast<int32_t>(plan.tiles.size());
   const PagedKvLayout layout = batch.layout;
   row.launch = [=](const TensorSet& set, const LaunchOptions& options) {
     Launch(PagedPrefillParams{.dtype = kDType,
@@ -290,6 +293,7 @@ TimedRow PagedPrefillRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) 
                               .out = set.At(out),
                               .out_stride = int64_t{num_q_heads} * 128,
                               .tile_tokens = tile_tokens,
+                              .num_blocks = num_blocks,
                               .num_tiles = num_tiles,
                               .tiles = set.At<PagedPrefillTile>(tiles)},
            options);

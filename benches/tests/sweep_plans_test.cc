@@ -105,20 +105,26 @@ TEST(SweepPlansTest, PrefillPlansHaveEveryNewTokenOnce) {
     const std::vector<int64_t> tokens = shape["q"], contexts = shape["kv"];
     const std::vector<int32_t> starts = PrefixSums(tokens);
     const ChunkTable table = TableOf(contexts);
-    const PagedPrefillPlan plan =
-        PlanPagedPrefill(table.View(), starts.data(), layout, shape["hq"], /*causal=*/true);
-    EXPECT_LE(std::ssize(plan.tiles), MaxPagedPrefillTiles(std::ssize(tokens), starts.back()));
-    std::vector<int64_t> planned(tokens.size(), 0);
-    for (const PagedPrefillTile& tile : plan.tiles) {
-      const auto seq = static_cast<size_t>(
-          std::upper_bound(starts.begin(), starts.end(), tile.q_begin) - starts.begin() - 1);
-      EXPECT_LE(tile.num_tokens, plan.tile_tokens);
-      EXPECT_EQ(tile.kv_end,
-                contexts[seq] - tokens[seq] + tile.q_begin - starts[seq] + tile.num_tokens);
-      planned[seq] += tile.num_tokens;
-    }
-    EXPECT_EQ(planned, tokens);
+    std::vector<int64_t> wanted;
+    for (const int64_t count : tokens) wanted.push_back(count * layout.num_kv_heads);
     for (const NamedDevice& device : Devices()) {
+      const PagedPrefillPlan plan = PlanPagedPrefill(table.View(), starts.data(), layout,
+                                                     shape["hq"], /*causal=*/true, device.facts);
+      EXPECT_LE(std::ssize(plan.tiles),
+                MaxPagedPrefillTiles(layout, shape["hq"], std::ssize(tokens), starts.back()));
+      std::vector<int64_t> planned(tokens.size(), 0);
+      for (int32_t block = 0; block < plan.num_blocks; ++block) {
+        for (int32_t at = block; at >= 0; at = plan.tiles[static_cast<size_t>(at)].next) {
+          const PagedPrefillTile& tile = plan.tiles[static_cast<size_t>(at)];
+          const auto seq = static_cast<size_t>(
+              std::upper_bound(starts.begin(), starts.end(), tile.q_begin) - starts.begin() - 1);
+          EXPECT_LE(tile.num_tokens, plan.tile_tokens);
+          EXPECT_EQ(tile.kv_end,
+                    contexts[seq] - tokens[seq] + tile.q_begin - starts[seq] + tile.num_tokens);
+          planned[seq] += tile.num_tokens;
+        }
+      }
+      EXPECT_EQ(planned, wanted) << ::testing::PrintToString(device);
       EXPECT_LE(PagedPrefillBlockBytes(ChoosePagedPrefillVariant(device.facts), layout.head_dim),
                 device.facts.shared_bytes_per_block)
           << ::testing::PrintToString(device);

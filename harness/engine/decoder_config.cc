@@ -131,6 +131,8 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
     largest_step.prefill.grid = full_grid;
   } else {
     largest_step.prefill.kind = AttentionKind::kPagedPrefill;
+    largest_step.prefill.max_tiles = MaxPagedPrefillTiles(
+        layout, static_cast<int32_t>(spec.num_q_heads), options.max_batch, options.token_budget);
   }
   if (OnDevice()) {
     linear_workspace_bytes = LinearWorkspace(spec, options.dtype, max_tokens, options.max_batch);

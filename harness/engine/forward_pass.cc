@@ -226,6 +226,7 @@ void ForwardPass::Attention(const AttentionShape& shape, const AttentionArrays& 
          .variant = config_.Ablates(Ablation::kHopper) ? PagedPrefillVariant::kPortable
                                                        : PagedPrefillVariant::kAuto,
          .tile_tokens = shape.tile_tokens,
+         .num_blocks = shape.num_blocks,
          .num_tiles = shape.num_tiles,
          .tiles = arrays.tiles});
     return;

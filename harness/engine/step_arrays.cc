@@ -20,7 +20,7 @@ AttentionArrays PlaceAttention(const AttentionShape& shape, Carver& carver) {
   arrays.chunk_page_indptr = carver.Take<int32_t>(shape.MaxChunks() + 1);
   if (shape.kind == AttentionKind::kPagedPrefill) {
     arrays.q_indptr = carver.Take<int32_t>(seqs + 1);
-    arrays.tiles = carver.Take<PagedPrefillTile>(MaxPagedPrefillTiles(seqs, shape.num_tokens));
+    arrays.tiles = carver.Take<PagedPrefillTile>(shape.max_tiles);
   } else if (shape.grid.num_lanes > 0) {
     arrays.plan = carver.TakeBytes(DecodeRoomOf(shape).Bytes());
   }
@@ -127,11 +127,11 @@ bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
   if (shape.kind == AttentionKind::kChunkDecode && shape.grid.num_lanes == 0) return false;
   if (shape.kind == AttentionKind::kPagedPrefill) {
     const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
-                                                   num_q_heads, /*causal=*/true);
-    const int64_t room = MaxPagedPrefillTiles(shape.num_seqs, shape.num_tokens);
-    Require(std::ssize(plan.tiles) <= room, "the plan of a step has ", plan.tiles.size(),
-            " tiles; there is room for ", room);
+                                                   num_q_heads, /*causal=*/true, device);
+    Require(std::ssize(plan.tiles) <= shape.max_tiles, "the plan of a step has ", plan.tiles.size(),
+            " tiles; there is room for ", shape.max_tiles);
     std::ranges::copy(plan.tiles, arrays.tiles);
+    shape.num_blocks = plan.num_blocks;
     shape.num_tiles = static_cast<int32_t>(plan.tiles.size());
     shape.tile_tokens = plan.tile_tokens;
     return false;

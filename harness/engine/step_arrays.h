@@ -33,8 +33,10 @@ struct AttentionShape {
   int32_t shared_runs = 0;
   int32_t task_members = 1;
   int32_t run_task_members = 1;
+  int64_t max_tiles = 0;  // room for kPagedPrefill's
   // For kPagedPrefill on CUDA: set by PlanAttention. The layout of the arrays does not depend on
   // it.
+  int32_t num_blocks = 0;
   int32_t num_tiles = 0;
   int32_t tile_tokens = 0;
 
@@ -60,7 +62,7 @@ struct AttentionArrays {
   int32_t* chunk_pages = nullptr;        // [max_pages]; last, because only the used part is copied
   // For kPagedPrefill:
   int32_t* q_indptr = nullptr;        // [num_seqs + 1]
-  PagedPrefillTile* tiles = nullptr;  // room for MaxPagedPrefillTiles()
+  PagedPrefillTile* tiles = nullptr;  // [max_tiles]
   std::byte* plan = nullptr;          // for kChunkDecode on CUDA; room for DecodeRoomOf(shape)
 
   ChunkTableView Table(const AttentionShape& shape) const;

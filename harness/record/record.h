@@ -154,7 +154,7 @@ struct WorkloadMeasurement {
   std::string model{};
   int64_t requests = 0;
   int64_t prompt_tokens = 0;
-  Json shape{};  // what else is known of the requests, and how they were run
+  Json shape{};                  // what else is known of the requests, and how they were run
   Json conversations = nullptr;  // what became of those that the requests were made of
   std::vector<WorkloadSample> samples{};
   double warm_up_s = 0;

@@ -77,8 +77,7 @@ bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
   }
   // All sources and their user must fit together, or they would take each other's pages. If nothing
   // else runs, they fit, because Submit has checked it.
-  const int64_t pages =
-      split_.PagesFor(sequence.Known()) + SourcePages(sequence.request);
+  const int64_t pages = split_.PagesFor(sequence.Known()) + SourcePages(sequence.request);
   if (!missing.empty() && running_.count > 0 && pages + growing > Available()) return false;
   for (std::vector<int32_t>& tokens : missing) AddSource(sequence, std::move(tokens));
   return older && missing.empty();

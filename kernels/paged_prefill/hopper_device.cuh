@@ -1,6 +1,7 @@
 // Paged prefill attention for sm_90a: wgmma with producer warps and two consumer warpgroups.
-// Grid: one block per SM, or one per query tile and KV head if those are fewer; HopperWork deals
-// them. A block owns 128 packed query rows of one KV head at a time, and each consumer 64 of them.
+// Grid: one block per SM, or one per tile of the plan if those are fewer. A block follows the plan
+// from tile to tile. It owns 128 packed query rows of one KV head at a time, and each consumer 64
+// of them.
 // Shared memory (HopperShared): rings of query tiles, of K tiles and V tiles of 128 tokens in
 // wgmma's 128-byte swizzle, and of notes about KV tiles, with their mbarriers. A query tile's rows
 // later stage their own output.
@@ -44,8 +45,7 @@ class HopperConsumer {
         warp_row_((static_cast<int>(threadIdx.x) - Policy::kGroupThreads) / 32 * 16) {}
 
   __device__ __forceinline__ void Run() {
-    int query = 0;
-    for (HopperWork work(params_); work.More(); work.Next()) Attend(query++);
+    for (int query = 0; next_ != HopperNext::kNothing; ++query) Attend(query);
   }
 
  private:
@@ -71,7 +71,7 @@ class HopperConsumer {
     tile.UpdateMaxima(scale_log2_);
     tile.template Exponentiate<0, kScores>(scale_log2_);
     tile.RoundWeights();
-    for (; !last_; ++use_) {
+    for (; next_ == HopperNext::kKvTile; ++use_) {
       ClearTail();
       shared_.k.WaitFull(use_ + 1);
       ReadNote(use_ + 1);
@@ -105,7 +105,7 @@ class HopperConsumer {
     const HopperTileNote& note = shared_.Note(use);
     position_ = note.position;
     tokens_ = note.tokens;
-    last_ = note.last != 0;
+    next_ = note.next;
     shared_.notes.ReleaseByLane(use);
   }
 
@@ -179,7 +179,7 @@ class HopperConsumer {
   // From the note that was read last.
   int32_t position_ = 0;
   int32_t tokens_ = 0;
-  bool last_ = false;
+  HopperNext next_ = HopperNext::kKvTile;
 };
 
 template <typename Policy>

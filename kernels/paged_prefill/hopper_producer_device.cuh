@@ -15,9 +15,9 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
   const int32_t box_tokens = params.layout.BoxTokens(Policy::kKvTokens);
   const PageSplit pages = params.layout.Pages();
   int use = 0;
-  for (HopperWork work(params); work.More(); work.Next()) {
-    const int32_t kv_head = static_cast<int32_t>(work.KvHead());
-    const PagedPrefillTile planned = params.tiles[work.Tile()];
+  for (auto at = static_cast<int32_t>(blockIdx.x); at >= 0;) {
+    const PagedPrefillTile planned = params.tiles[at];
+    at = planned.next;
     ContextWalk<Policy::kKvTokens> walk(params.table, planned);
     KvTile tile;
     bool more = walk.First(tile);
@@ -43,10 +43,12 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
       if (lane == 0) {
         note.position = now.position;
         note.tokens = min(now.chunk_length - now.token, Policy::kKvTokens);
-        note.last = !more;
+        note.next = more      ? HopperNext::kKvTile
+                    : at >= 0 ? HopperNext::kQueryTile
+                              : HopperNext::kNothing;
         note.page_row = pages.RowOf(now.token);
         note.query = QueryTile(params, planned);
-        note.kv_head = kv_head;
+        note.kv_head = planned.kv_head;
       }
       __syncwarp();
       if (lane == 0) ptx::MbarrierArrive(shared.notes.Full(use));
@@ -88,20 +90,19 @@ __device__ __forceinline__ void LoadTiles(const HopperPrefillParams& params,
   };
   int use = 0;
   int query = 0;
-  for (HopperWork work(prefill); work.More(); work.Next(), ++query) {
-    bool last = false;
-    for (bool first = true; !last; first = false, ++use) {
-      shared.notes.WaitFull(use);
-      const HopperTileNote& note = shared.Note(use);
-      last = note.last != 0;
-      if constexpr (kValues) {
-        load(shared.v, use, note);
-      } else {
-        if (first) load_query(query, note);
-        load(shared.k, use, note);
-      }
-      shared.notes.ReleaseByLane(use);
+  bool first = true;  // of its query tile
+  for (HopperNext next = HopperNext::kKvTile; next != HopperNext::kNothing; ++use) {
+    shared.notes.WaitFull(use);
+    const HopperTileNote& note = shared.Note(use);
+    next = note.next;
+    if constexpr (kValues) {
+      load(shared.v, use, note);
+    } else {
+      if (first) load_query(query++, note);
+      first = next == HopperNext::kQueryTile;
+      load(shared.k, use, note);
     }
+    shared.notes.ReleaseByLane(use);
   }
 }
 

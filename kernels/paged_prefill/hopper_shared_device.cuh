@@ -1,5 +1,4 @@
-// What the warps of the sm_90a kernel share: its policy, its rings in shared memory, and the order
-// of a block's work.
+// What the warps of the sm_90a kernel share: its policy and its rings in shared memory.
 #pragma once
 
 #include <cuda.h>
@@ -38,13 +37,16 @@ struct HopperPrefillPolicy {
   using KvPlacement = SwizzledPanels<kHeadDim * 2, kKvTokens>;
 };
 
+// What follows a KV tile in its block's work.
+enum class HopperNext : int32_t { kKvTile, kQueryTile, kNothing };
+
 // What the look-up warp finds out about a KV tile, and the query tile that it belongs to.
 struct alignas(16) HopperTileNote {
   static constexpr int kMaxPages = 8;  // a page holds at least 16 tokens
   int32_t position;                    // context position of the tile's first token
   int32_t tokens;                      // valid tokens, those that lie in its chunk
-  int32_t last;                        // whether it is the last KV tile of its query tile
-  int32_t page_row;                    // row of its first token within the page
+  HopperNext next;
+  int32_t page_row;  // row of its first token within the page
   QueryTile query;
   int32_t pages[kMaxPages];  // the page of each box
   int32_t kv_head;
@@ -99,30 +101,6 @@ struct HopperShared {
   __device__ HopperTileNote& Note(int use) const {
     return reinterpret_cast<HopperTileNote*>(At(notes.slots))[use % kNotes];
   }
-};
-
-// The query tiles that a block processes, one KV head each. Tiles are dealt longest first, in
-// rounds of alternating direction, so that the block with the longest tile of one round gets the
-// shortest of the next.
-class HopperWork {
- public:
-  __device__ explicit HopperWork(const PagedPrefillParams& params)
-      : kv_heads_(static_cast<uint32_t>(params.layout.num_kv_heads)),
-        count_(static_cast<uint32_t>(params.num_tiles) * kv_heads_) {}
-  __device__ bool More() const { return Index() < count_; }
-  __device__ void Next() { ++round_; }
-  __device__ uint32_t Tile() const { return Index() / kv_heads_; }
-  __device__ uint32_t KvHead() const { return Index() % kv_heads_; }
-
- private:
-  // The index exceeds count_, which fits into int32, by at most two rounds, so it does not wrap.
-  __device__ uint32_t Index() const {
-    const uint32_t place = round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    return round_ * gridDim.x + place;
-  }
-  uint32_t kv_heads_;
-  uint32_t count_;
-  uint32_t round_ = 0;
 };
 
 }  // namespace tokline

@@ -47,12 +47,12 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
   Require(params.tile_tokens == tile_tokens, "tile_tokens is ", params.tile_tokens,
           "; the plan for ", params.num_q_heads, " query heads over ", params.layout.num_kv_heads,
           " KV heads has ", tile_tokens);
-  const int64_t blocks = int64_t{params.num_tiles} * params.layout.num_kv_heads;
-  Require(params.num_tiles >= 1 && params.tiles != nullptr && blocks <= INT32_MAX &&
+  Require(params.num_tiles >= 1 && params.tiles != nullptr &&
               reinterpret_cast<uintptr_t>(params.tiles) % alignof(PagedPrefillTile) == 0,
-          "num_tiles is ", params.num_tiles, " with tiles at ", params.tiles, " and ",
-          params.layout.num_kv_heads,
-          " KV heads; tiles must be 16 B aligned and not null, and their product 1 to ", INT32_MAX);
+          "num_tiles is ", params.num_tiles, " with tiles at ", params.tiles,
+          "; there must be at least one, 16 B aligned and not null");
+  Require(params.num_blocks >= 1 && params.num_blocks <= params.num_tiles, "num_blocks is ",
+          params.num_blocks, " with ", params.num_tiles, " tiles; it must be 1 to that");
   const DeviceFacts& device = CurrentDeviceFacts();
   Require(params.variant != PagedPrefillVariant::kHopper || device.HasHopperCode(),
           "variant is kHopper; it needs compute capability 9.x, here ", device.compute_major, ".",
@@ -61,8 +61,8 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
                                           ? ChoosePagedPrefillVariant(device)
                                           : params.variant;
   // The Hopper variant is persistent: its blocks move on to the next tile themselves.
-  const int64_t grid =
-      variant == PagedPrefillVariant::kHopper ? std::min<int64_t>(blocks, device.sm_count) : blocks;
+  const int32_t grid =
+      variant == PagedPrefillVariant::kHopper ? params.num_blocks : params.num_tiles;
   DispatchDType(params.dtype, [&]<DType kDType>() {
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
       const auto launch = variant == PagedPrefillVariant::kHopper

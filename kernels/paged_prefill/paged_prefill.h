@@ -6,14 +6,15 @@
 
 #include "kernels/common/chunk_table.h"
 #include "kernels/common/cost.h"
+#include "kernels/common/device_facts.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/launch_options.h"
 #include "kernels/common/paged_kv_layout.h"
 
 namespace tokline {
 
-// A tile of new tokens of one sequence: everything that a kernel has to know about it before it
-// walks the context.
+// A tile of new tokens of one sequence, for one KV head: everything that a kernel has to know about
+// it before it walks the context.
 struct alignas(16) PagedPrefillTile {
   int32_t q_begin;       // the tile's first token among all new tokens
   int32_t num_tokens;    // at most the plan's tile_tokens
@@ -21,11 +22,14 @@ struct alignas(16) PagedPrefillTile {
   int32_t next_chunk;    // the sequence's second chunk, as an index into seq_chunks
   int32_t chunk_length;  // length of the sequence's first chunk
   int32_t page_begin;    // the first chunk's first page, as an index into chunk_pages
+  int32_t kv_head;
+  int32_t next;  // the tile that the same block of kHopper processes next, or -1
 };
 
-// Tiles are sorted by kv_end, longest first. PlanPagedPrefill makes the plan on the host.
+// PlanPagedPrefill makes the plan on the host. Tiles are in the order in which they should begin.
 struct PagedPrefillPlan {
   int32_t tile_tokens = 0;  // new tokens per tile
+  int32_t num_blocks = 0;   // of kHopper; block b processes tile b first
   std::vector<PagedPrefillTile> tiles;
 };
 
@@ -62,16 +66,19 @@ struct PagedPrefillParams {
   // CUDA only: the plan on the device, 16 B aligned. It must have been made from the table that is
   // on the device; of that table the kernels read only seq_chunks and the arrays of the chunks.
   int32_t tile_tokens = 0;
+  int32_t num_blocks = 0;
   int32_t num_tiles = 0;
   const PagedPrefillTile* tiles = nullptr;  // [num_tiles]
 };
 
 // Pure function. `table` and `q_indptr` are host arrays.
 PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
-                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal);
+                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
+                                  const DeviceFacts& device);
 
 // The largest number of tiles that a plan can have for this many new tokens and sequences.
-int64_t MaxPagedPrefillTiles(int64_t num_seqs, int64_t num_tokens);
+int64_t MaxPagedPrefillTiles(const PagedKvLayout& layout, int32_t num_q_heads, int64_t num_seqs,
+                             int64_t num_tokens);
 
 // Both throw InvalidArgument. ValidateLengths checks what depends on the contents of a host table.
 void Validate(const PagedPrefillParams& params);

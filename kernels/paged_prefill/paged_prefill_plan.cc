@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <queue>
 #include <unordered_map>
+#include <utility>
 
 #include "kernels/common/error.h"
 
@@ -34,37 +37,110 @@ void RequireRows(const char* name, const void* data, int64_t stride,
           "; it must be at least num_q_heads * head_dim, ", row);
 }
 
+// Sequences whose tiles begin at about the same time, for so many KV heads at once.
+struct Section {
+  std::vector<int32_t> sequences;
+  int32_t kv_heads;
+  int64_t bytes;  // of K and V, all heads together
+};
+
+// Divides the sequences with new tokens so that what a section reads again and again stays in L2,
+// longest sequences first. Otherwise every tile's K and V would come from memory.
+std::vector<Section> DivideIntoSections(const ChunkTableView& table, const int32_t* q_indptr,
+                                        const PagedKvLayout& layout, const DeviceFacts& device) {
+  const int64_t room = device.l2_bytes / 3;  // the rest is for queries, outputs and neighbours
+  std::vector<int32_t> sequences;
+  for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
+    if (q_indptr[seq + 1] > q_indptr[seq]) sequences.push_back(seq);
+  }
+  const auto length = [&](int32_t seq) { return SequenceLength(table, seq); };
+  std::ranges::stable_sort(sequences, std::greater(), length);
+  std::vector<Section> sections;
+  for (const int32_t seq : sequences) {
+    const int64_t head_bytes = length(seq) * layout.head_dim * 2 * 2;  // K and V, 2 bytes each
+    const int64_t bytes = layout.num_kv_heads * head_bytes;
+    if (sections.empty() || sections.back().bytes + bytes > room) {
+      const int64_t heads = std::clamp<int64_t>(room / head_bytes, 1, layout.num_kv_heads);
+      sections.push_back({.sequences = {}, .kv_heads = static_cast<int32_t>(heads), .bytes = 0});
+    }
+    sections.back().sequences.push_back(seq);
+    sections.back().bytes += bytes;
+  }
+  return sections;
+}
+
+void AddTiles(const ChunkTableView& table, const int32_t* q_indptr, int32_t seq, bool causal,
+              int32_t tile_tokens, std::vector<PagedPrefillTile>& tiles) {
+  const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
+  const auto length = static_cast<int32_t>(SequenceLength(table, seq));
+  RequireNewTokens(seq, rows, length);
+  const int32_t chunk = table.seq_chunks[table.seq_chunk_indptr[seq]];
+  for (int32_t begin = 0; begin < rows; begin += tile_tokens) {
+    const int32_t end = std::min(rows, begin + tile_tokens);
+    tiles.push_back({.q_begin = q_indptr[seq] + begin,
+                     .num_tokens = end - begin,
+                     .kv_end = causal ? length - rows + end : length,
+                     .next_chunk = table.seq_chunk_indptr[seq] + 1,
+                     .chunk_length = table.chunk_lengths[chunk],
+                     .page_begin = table.chunk_page_indptr[chunk],
+                     .kv_head = 0,
+                     .next = -1});
+  }
+}
+
+// Gives each tile to the block that will have finished its earlier ones first.
+void DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device) {
+  struct Block {
+    int64_t busy_until;
+    int32_t last;  // tile
+  };
+  const auto later = [](const Block& a, const Block& b) {
+    return std::pair(a.busy_until, a.last) > std::pair(b.busy_until, b.last);
+  };
+  std::priority_queue<Block, std::vector<Block>, decltype(later)> blocks(later);
+  for (size_t i = 0; i < plan.tiles.size(); ++i) {
+    Block block{.busy_until = 0, .last = -1};
+    if (std::ssize(blocks) == device.sm_count) {
+      block = blocks.top();
+      blocks.pop();
+      plan.tiles[static_cast<size_t>(block.last)].next = static_cast<int32_t>(i);
+    }
+    block.busy_until += PagedPrefillTileCost(plan.tiles[i].kv_end);
+    block.last = static_cast<int32_t>(i);
+    blocks.push(block);
+  }
+  plan.num_blocks = static_cast<int32_t>(blocks.size());
+}
+
 }  // namespace
 
 PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
-                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal) {
+                                  const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
+                                  const DeviceFacts& device) {
   RequireHeads(num_q_heads, layout);
-  PagedPrefillPlan plan{.tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .tiles = {}};
-  for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
-    const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
-    if (rows <= 0) continue;
-    const auto length = static_cast<int32_t>(SequenceLength(table, seq));
-    RequireNewTokens(seq, rows, length);
-    const int32_t chunk = table.seq_chunks[table.seq_chunk_indptr[seq]];
-    for (int32_t begin = 0; begin < rows; begin += plan.tile_tokens) {
-      const int32_t end = std::min(rows, begin + plan.tile_tokens);
-      plan.tiles.push_back({.q_begin = q_indptr[seq] + begin,
-                            .num_tokens = end - begin,
-                            .kv_end = causal ? length - rows + end : length,
-                            .next_chunk = table.seq_chunk_indptr[seq] + 1,
-                            .chunk_length = table.chunk_lengths[chunk],
-                            .page_begin = table.chunk_page_indptr[chunk]});
+  PagedPrefillPlan plan{
+      .tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .num_blocks = 0, .tiles = {}};
+  for (const Section& section : DivideIntoSections(table, q_indptr, layout, device)) {
+    std::vector<PagedPrefillTile> tiles;  // of each KV head
+    for (const int32_t seq : section.sequences) {
+      AddTiles(table, q_indptr, seq, causal, plan.tile_tokens, tiles);
+    }
+    std::ranges::stable_sort(tiles, std::greater(), &PagedPrefillTile::kv_end);
+    for (int32_t first = 0; first < layout.num_kv_heads; first += section.kv_heads) {
+      const int32_t end = std::min(first + section.kv_heads, layout.num_kv_heads);
+      for (PagedPrefillTile tile : tiles) {
+        for (tile.kv_head = first; tile.kv_head < end; ++tile.kv_head) plan.tiles.push_back(tile);
+      }
     }
   }
-  std::stable_sort(
-      plan.tiles.begin(), plan.tiles.end(),
-      [](const PagedPrefillTile& a, const PagedPrefillTile& b) { return a.kv_end > b.kv_end; });
+  DealTiles(plan, device);
   return plan;
 }
 
-int64_t MaxPagedPrefillTiles(int64_t num_seqs, int64_t num_tokens) {
-  constexpr int64_t kFewestTokens = kPagedPrefillTileRows / kPagedPrefillMaxGroup;
-  return std::min(num_tokens, num_seqs + num_tokens / kFewestTokens);
+int64_t MaxPagedPrefillTiles(const PagedKvLayout& layout, int32_t num_q_heads, int64_t num_seqs,
+                             int64_t num_tokens) {
+  const int64_t full = num_tokens / PagedPrefillTileTokens(num_q_heads, layout);
+  return layout.num_kv_heads * std::min(num_tokens, num_seqs + full);
 }
 
 void Validate(const PagedPrefillParams& params) {

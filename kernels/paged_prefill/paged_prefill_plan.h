@@ -12,6 +12,12 @@ constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayou
   return kPagedPrefillTileRows / (num_q_heads / layout.num_kv_heads);
 }
 
+// The time of a tile, in hundredths of that of a KV tile of 128 tokens (kHopper, H200: 3.1 and 1.48
+// us).
+constexpr int64_t PagedPrefillTileCost(int64_t kv_end) {
+  return 210 + 100 * ((kv_end + 127) / 128);
+}
+
 // An upper bound on a block's shared memory in this variant, including static shared memory.
 constexpr int64_t PagedPrefillBlockBytes(PagedPrefillVariant variant, int32_t head_dim) {
   // Hopper: everything that its devices offer. Portable: the query tile and 64 tokens each of K and

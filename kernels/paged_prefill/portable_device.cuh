@@ -1,6 +1,6 @@
 // Paged prefill attention for sm_80 and newer, with cp.async and mma.sync.
-// Grid: x = tile * num_kv_heads + KV head; longest tiles come first. A block owns 128 packed query
-// rows of one KV head and each warp 32 of them, with scores and output in registers.
+// Grid: one block per tile of the plan. A block owns 128 packed query rows of one KV head and each
+// warp 32 of them, with scores and output in registers.
 // Shared memory: the query tile, one K tile and one V tile of 64 tokens, all swizzled. The query
 // tile's rows later stage their own output. Two blocks per SM hide each other's waits.
 // Barriers: two per KV tile. After the first, K has arrived and V may be overwritten; after the
@@ -233,8 +233,8 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   const int thread = threadIdx.x;
   const int lane = thread % 32;
   const int warp_row = thread / 32 * Policy::kWarpRows;
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.x % params.layout.num_kv_heads);
-  const PagedPrefillTile planned = params.tiles[blockIdx.x / params.layout.num_kv_heads];
+  const PagedPrefillTile planned = params.tiles[blockIdx.x];
+  const int32_t kv_head = planned.kv_head;
   const QueryTile tile(params, planned);
   const PackedRows packed(params.num_q_heads / params.layout.num_kv_heads);
   ContextWalk<Policy::kKvTokens> walk(params.table, planned);

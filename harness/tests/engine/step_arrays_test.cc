@@ -51,8 +51,11 @@ class GuardedBlock {
 
 TEST(StepArraysTest, ArraysOfAShapeDoNotOverlapAndKeepTheirOffsets) {
   StepShape shape = DecodeShape(8);
-  shape.prefill = {
-      .kind = AttentionKind::kPagedPrefill, .num_seqs = 3, .num_tokens = 100, .max_pages = 30};
+  shape.prefill = {.kind = AttentionKind::kPagedPrefill,
+                   .num_seqs = 3,
+                   .num_tokens = 100,
+                   .max_pages = 30,
+                   .max_tiles = 50};
   GuardedBlock first(PlaceStep(shape, nullptr).bytes), second(PlaceStep(shape, nullptr).bytes);
   const StepArrays a = PlaceStep(shape, first.data()), b = PlaceStep(shape, second.data());
   struct Extent {
@@ -76,7 +79,7 @@ TEST(StepArraysTest, ArraysOfAShapeDoNotOverlapAndKeepTheirOffsets) {
       extent(a.prefill.chunk_lengths, b.prefill.chunk_lengths, 3),
       extent(a.prefill.chunk_page_indptr, b.prefill.chunk_page_indptr, 4),
       extent(a.prefill.q_indptr, b.prefill.q_indptr, 4),
-      extent(a.prefill.tiles, b.prefill.tiles, MaxPagedPrefillTiles(3, 100)),
+      extent(a.prefill.tiles, b.prefill.tiles, 50),
       extent(a.prefill.chunk_pages, b.prefill.chunk_pages, 30),
       extent(a.decode.seq_chunk_indptr, b.decode.seq_chunk_indptr, 9),
       extent(a.decode.seq_chunks, b.decode.seq_chunks, 8),
@@ -187,8 +190,11 @@ TEST(StepArraysTest, PlansOfSequencesOfSeveralChunksFitAndCoverEveryContext) {
 
 TEST(StepArraysTest, PrefillTilesCoverEveryNewToken) {
   StepShape shape;
-  shape.prefill = {
-      .kind = AttentionKind::kPagedPrefill, .num_seqs = 3, .num_tokens = 171, .max_pages = 40};
+  shape.prefill = {.kind = AttentionKind::kPagedPrefill,
+                   .num_seqs = 3,
+                   .num_tokens = 171,
+                   .max_pages = 40,
+                   .max_tiles = MaxPagedPrefillTiles(kLayout, kQueryHeads, 3, 171)};
   GuardedBlock block(PlaceStep(shape, nullptr).bytes);
   const StepArrays arrays = PlaceStep(shape, block.data());
   TableWriter writer(shape.prefill, arrays.prefill);
@@ -201,7 +207,7 @@ TEST(StepArraysTest, PrefillTilesCoverEveryNewToken) {
   for (int32_t i = 0; i < shape.prefill.num_tiles; ++i) {
     covered += arrays.prefill.tiles[i].num_tokens;
   }
-  EXPECT_EQ(covered, 171);
+  EXPECT_EQ(covered, 171 * kLayout.num_kv_heads);
   EXPECT_EQ(writer.PagesUsed(), 30);
 }
 

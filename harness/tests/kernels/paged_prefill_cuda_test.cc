@@ -8,6 +8,7 @@
 
 #include "harness/tests/kernels/cuda_test.h"
 #include "harness/tests/kernels/paged_prefill_case.h"
+#include "kernels/device/current_device.h"
 
 namespace tokline {
 namespace {
@@ -38,8 +39,9 @@ class DeviceCase {
     const int32_t num_pages = table.chunk_page_indptr[table.num_chunks];
     std::vector<int32_t> pages(table.chunk_pages, table.chunk_pages + num_pages);
     for (int32_t& page : pages) page += static_cast<int32_t>(first_page);
-    const PagedPrefillPlan plan = PlanPagedPrefill(table, params_.q_indptr, params_.layout,
-                                                   params_.num_q_heads, params_.causal);
+    const PagedPrefillPlan plan =
+        PlanPagedPrefill(table, params_.q_indptr, params_.layout, params_.num_q_heads,
+                         params_.causal, CurrentDeviceFacts());
     seq_chunk_indptr_ = Upload(table.seq_chunk_indptr, table.num_seqs + 1);
     seq_chunks_ = Upload(table.seq_chunks, listed);
     chunk_page_indptr_ = Upload(table.chunk_page_indptr, table.num_chunks + 1);
@@ -69,6 +71,7 @@ class DeviceCase {
     params_.lse_ln = lse_.as<float>();
     params_.variant = variant_of_test;
     params_.tile_tokens = plan.tile_tokens;
+    params_.num_blocks = plan.num_blocks;
     params_.num_tiles = static_cast<int32_t>(plan.tiles.size());
     params_.tiles = tiles_.as<PagedPrefillTile>();
     ClearOutput();
@@ -529,7 +532,8 @@ TEST_P(PagedPrefillCudaTest, RejectsWhatItCannotRun) {
   rejects([](auto& p) {
     p.tiles = reinterpret_cast<const PagedPrefillTile*>(reinterpret_cast<uintptr_t>(p.tiles) + 8);
   });
-  rejects([](auto& p) { p.num_tiles = INT32_MAX; });
+  rejects([](auto& p) { p.num_blocks = 0; });
+  rejects([](auto& p) { p.num_blocks = p.num_tiles + 1; });
   rejects([](auto& p) { p.layout.head_dim = 80; });
   EXPECT_EQ(device.Out()[0] == device.Out()[0], false) << "a rejected launch wrote its output";
 }

@@ -19,6 +19,7 @@ namespace {
 using testing::Devices;
 using ::testing::HasSubstr;
 using testing::HostTensor;
+using testing::kH200;
 using testing::MessageOf;
 using testing::NamedDevice;
 using testing::PrefillCase;
@@ -89,7 +90,7 @@ TEST(PagedPrefillVariantTest, EveryDeviceGetsAVariantThatItsCodeAndMemoryRun) {
   EXPECT_EQ(hopper, 1);
 }
 
-TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
+TEST(PagedPrefillPlanTest, BlocksCoverEachNewTokenAndHeadOnceLongestFirst) {
   std::mt19937_64 rng(5);
   for (int round = 0; round < 40; ++round) {
     const bool causal = round % 4 != 0;
@@ -106,17 +107,23 @@ TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
       q_indptr.push_back(q_indptr.back() + static_cast<int32_t>(rng() % (length + 1)));
     }
     const PagedPrefillPlan plan =
-        PlanPagedPrefill(table.View(), q_indptr.data(), layout, 3 * group, causal);
+        PlanPagedPrefill(table.View(), q_indptr.data(), layout, 3 * group, causal, kH200);
     EXPECT_LE(plan.tile_tokens * group, kPagedPrefillTileRows);
     EXPECT_GT((plan.tile_tokens + 1) * group, kPagedPrefillTileRows);
-    EXPECT_LE(plan.tiles.size(), static_cast<size_t>(MaxPagedPrefillTiles(6, q_indptr.back())));
-    std::vector<int> covered(q_indptr.back(), 0);
+    EXPECT_LE(std::ssize(plan.tiles), MaxPagedPrefillTiles(layout, 3 * group, 6, q_indptr.back()));
+    EXPECT_EQ(plan.num_blocks, std::min<int64_t>(std::ssize(plan.tiles), kH200.sm_count));
+    std::vector<std::vector<int>> covered(3, std::vector<int>(q_indptr.back(), 0));
+    for (int32_t block = 0; block < plan.num_blocks; ++block) {
+      for (int32_t at = block; at >= 0; at = plan.tiles[at].next) {
+        const PagedPrefillTile& tile = plan.tiles[at];
+        for (int32_t i = 0; i < tile.num_tokens; ++i) ++covered[tile.kv_head][tile.q_begin + i];
+      }
+    }
     int64_t previous = INT64_MAX;
     for (const PagedPrefillTile& tile : plan.tiles) {
       ASSERT_GE(tile.num_tokens, 1);
       ASSERT_LE(tile.num_tokens, plan.tile_tokens);
       const int32_t end = tile.q_begin + tile.num_tokens;
-      for (int32_t token = tile.q_begin; token < end; ++token) ++covered[token];
       const auto seq = static_cast<int32_t>(
           std::upper_bound(q_indptr.begin(), q_indptr.end(), tile.q_begin) - q_indptr.begin() - 1);
       EXPECT_LE(end, q_indptr[seq + 1]) << "a tile of two sequences";
@@ -127,7 +134,60 @@ TEST(PagedPrefillPlanTest, CoversEachNewTokenOnceLongestFirst) {
       EXPECT_LE(tile.kv_end, previous);
       previous = tile.kv_end;
     }
-    EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
+    EXPECT_EQ(covered, std::vector(3, std::vector<int>(q_indptr.back(), 1)));
+  }
+}
+
+// A batch of equal prompts without a past.
+PagedPrefillPlan PlanOfPrompts(int32_t num_seqs, int32_t length, int32_t group,
+                               const DeviceFacts& device) {
+  const PagedKvLayout layout{
+      .num_pages = 1 << 20, .num_kv_heads = 8, .page_size = 16, .head_dim = 128};
+  ChunkTable table;
+  std::vector<int32_t> q_indptr{0};
+  for (int32_t seq = 0; seq < num_seqs; ++seq) {
+    const std::vector<int32_t> pages(static_cast<size_t>(layout.PagesFor(length)), 1);
+    const std::vector<int32_t> chunks{table.AddChunk(pages, length)};
+    table.AddSequence(chunks);
+    q_indptr.push_back(q_indptr.back() + length);
+  }
+  return PlanPagedPrefill(table.View(), q_indptr.data(), layout, 8 * group, true, device);
+}
+
+TEST(PagedPrefillPlanTest, TilesThatRunTogetherReadWhatL2Holds) {
+  struct Batch {
+    int32_t num_seqs, length, group;
+  };
+  for (const Batch& batch : {Batch{16, 1024, 2}, Batch{4, 4096, 4}, Batch{1, 32768, 2}}) {
+    SCOPED_TRACE(batch.length);
+    const PagedPrefillPlan plan = PlanOfPrompts(batch.num_seqs, batch.length, batch.group, kH200);
+    const int64_t context_bytes = int64_t{batch.length} * 128 * 2 * 2;  // of one KV head
+    for (size_t first = 0; first + kH200.sm_count <= plan.tiles.size(); ++first) {
+      std::set<std::pair<int32_t, int32_t>> contexts;
+      for (size_t i = first; i < first + kH200.sm_count; ++i) {
+        contexts.insert({plan.tiles[i].q_begin / batch.length, plan.tiles[i].kv_head});
+      }
+      // Tiles of two sections meet where one ends.
+      ASSERT_LE(std::ssize(contexts) * context_bytes, kH200.l2_bytes * 2 / 3) << first;
+    }
+  }
+}
+
+TEST(PagedPrefillPlanTest, BlocksEndWithinATileOfEachOther) {
+  for (const int32_t length : {100, 1024, 5000}) {
+    const PagedPrefillPlan plan = PlanOfPrompts(20, length, 4, kH200);
+    int64_t longest = 0, first_end = INT64_MAX, last_end = 0;
+    for (int32_t block = 0; block < plan.num_blocks; ++block) {
+      int64_t end = 0;
+      for (int32_t at = block; at >= 0; at = plan.tiles[at].next) {
+        const int64_t cost = PagedPrefillTileCost(plan.tiles[at].kv_end);
+        longest = std::max(longest, cost);
+        end += cost;
+      }
+      first_end = std::min(first_end, end);
+      last_end = std::max(last_end, end);
+    }
+    EXPECT_LE(last_end - first_end, longest) << length;
   }
 }
 
@@ -137,10 +197,11 @@ TEST(PagedPrefillPlanTest, ThereIsRoomForTheTilesOfTheLargestGroup) {
                          .group = 16,
                          .sequences = std::vector<PrefillSequence>(
                              20, {.chunks = {new_tokens}, .new_tokens = new_tokens})});
-    const PagedPrefillPlan plan =
-        PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 16, true);
+    const PagedPrefillPlan plan = PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(),
+                                                   problem.layout, 16, true, kH200);
     EXPECT_EQ(plan.tiles.size(), static_cast<size_t>(20 * ((new_tokens + 7) / 8)));
-    EXPECT_LE(plan.tiles.size(), static_cast<size_t>(MaxPagedPrefillTiles(20, 20 * new_tokens)));
+    EXPECT_LE(std::ssize(plan.tiles),
+              MaxPagedPrefillTiles(problem.layout, 16, 20, 20 * new_tokens));
   }
 }
 
