@@ -100,34 +100,38 @@ TEST(SweepPlansTest, DecodePlansReadEveryTokenOnceAndFit) {
 }
 
 TEST(SweepPlansTest, PrefillPlansHaveEveryNewTokenOnce) {
-  ForEachShape("paged_prefill", [](const Json& shape) {
+  size_t shapes = 0;
+  ForEachShape("paged_prefill", [&](const Json& shape) {
     const PagedKvLayout layout = LayoutOf(shape);
     const std::vector<int64_t> tokens = shape["q"], contexts = shape["kv"];
     const std::vector<int32_t> starts = PrefixSums(tokens);
     const ChunkTable table = TableOf(contexts);
     std::vector<int64_t> wanted;
     for (const int64_t count : tokens) wanted.push_back(count * layout.num_kv_heads);
-    for (const NamedDevice& device : Devices()) {
-      const PagedPrefillPlan plan = PlanPagedPrefill(table.View(), starts.data(), layout,
-                                                     shape["hq"], /*causal=*/true, device.facts);
-      EXPECT_LE(std::ssize(plan.tiles),
-                MaxPagedPrefillTiles(layout, shape["hq"], std::ssize(tokens), starts.back()));
-      std::vector<int64_t> planned(tokens.size(), 0);
-      for (int32_t block = 0; block < plan.num_blocks; ++block) {
-        for (int32_t at = block; at >= 0; at = plan.tiles[static_cast<size_t>(at)].next) {
-          const PagedPrefillTile& tile = plan.tiles[static_cast<size_t>(at)];
-          const auto seq = static_cast<size_t>(
-              std::upper_bound(starts.begin(), starts.end(), tile.q_begin) - starts.begin() - 1);
-          EXPECT_LE(tile.num_tokens, plan.tile_tokens);
-          EXPECT_EQ(tile.kv_end,
-                    contexts[seq] - tokens[seq] + tile.q_begin - starts[seq] + tile.num_tokens);
-          planned[seq] += tile.num_tokens;
-        }
+    // One device per shape in turn: there may be a million tiles.
+    const NamedDevice& device = Devices()[shapes++ % Devices().size()];
+    SCOPED_TRACE(::testing::PrintToString(device));
+    const PagedPrefillPlan plan = PlanPagedPrefill(table.View(), starts.data(), layout, shape["hq"],
+                                                   /*causal=*/true, device.facts);
+    EXPECT_LE(std::ssize(plan.tiles),
+              MaxPagedPrefillTiles(layout, shape["hq"], std::ssize(tokens), starts.back()));
+    std::vector<int64_t> planned(tokens.size(), 0);
+    for (int32_t block = 0; block < plan.num_blocks; ++block) {
+      for (int32_t at = block; at >= 0; at = plan.tiles[static_cast<size_t>(at)].next) {
+        const PagedPrefillTile& tile = plan.tiles[static_cast<size_t>(at)];
+        const auto seq = static_cast<size_t>(
+            std::upper_bound(starts.begin(), starts.end(), tile.q_begin) - starts.begin() - 1);
+        ASSERT_LE(tile.num_tokens, plan.tile_tokens);
+        ASSERT_EQ(tile.kv_end,
+                  contexts[seq] - tokens[seq] + tile.q_begin - starts[seq] + tile.num_tokens);
+        planned[seq] += tile.num_tokens;
       }
-      EXPECT_EQ(planned, wanted) << ::testing::PrintToString(device);
-      EXPECT_LE(PagedPrefillBlockBytes(ChoosePagedPrefillVariant(device.facts), layout.head_dim),
-                device.facts.shared_bytes_per_block)
-          << ::testing::PrintToString(device);
+    }
+    EXPECT_EQ(planned, wanted);
+    for (const NamedDevice& any : Devices()) {
+      EXPECT_LE(PagedPrefillBlockBytes(ChoosePagedPrefillVariant(any.facts), layout.head_dim),
+                any.facts.shared_bytes_per_block)
+          << ::testing::PrintToString(any);
     }
   });
 }

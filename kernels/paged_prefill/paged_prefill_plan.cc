@@ -7,7 +7,6 @@
 #include <functional>
 #include <queue>
 #include <unordered_map>
-#include <utility>
 
 #include "kernels/common/error.h"
 
@@ -90,26 +89,22 @@ void AddTiles(const ChunkTableView& table, const int32_t* q_indptr, int32_t seq,
 
 // Gives each tile to the block that will have finished its earlier ones first.
 void DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device) {
-  struct Block {
-    int64_t busy_until;
-    int32_t last;  // tile
-  };
-  const auto later = [](const Block& a, const Block& b) {
-    return std::pair(a.busy_until, a.last) > std::pair(b.busy_until, b.last);
-  };
-  std::priority_queue<Block, std::vector<Block>, decltype(later)> blocks(later);
+  plan.num_blocks =
+      static_cast<int32_t>(std::min<int64_t>(std::ssize(plan.tiles), device.sm_count));
+  const auto num_blocks = static_cast<uint64_t>(plan.num_blocks);
+  std::vector<int32_t> last(num_blocks);  // tile of each block
+  // busy_until * num_blocks + block: one number is compared faster than two.
+  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> blocks;
   for (size_t i = 0; i < plan.tiles.size(); ++i) {
-    Block block{.busy_until = 0, .last = -1};
-    if (std::ssize(blocks) == device.sm_count) {
+    uint64_t block = i;  // the first tile of each
+    if (i >= num_blocks) {
       block = blocks.top();
       blocks.pop();
-      plan.tiles[static_cast<size_t>(block.last)].next = static_cast<int32_t>(i);
+      plan.tiles[static_cast<size_t>(last[block % num_blocks])].next = static_cast<int32_t>(i);
     }
-    block.busy_until += PagedPrefillTileCost(plan.tiles[i].kv_end);
-    block.last = static_cast<int32_t>(i);
-    blocks.push(block);
+    last[block % num_blocks] = static_cast<int32_t>(i);
+    blocks.push(block + num_blocks * PagedPrefillTileCost(plan.tiles[i].kv_end));
   }
-  plan.num_blocks = static_cast<int32_t>(blocks.size());
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayou
 
 // The time of a tile, in hundredths of that of a KV tile of 128 tokens (kHopper, H200: 3.1 and 1.48
 // us).
-constexpr int64_t PagedPrefillTileCost(int64_t kv_end) {
-  return 210 + 100 * ((kv_end + 127) / 128);
+constexpr uint64_t PagedPrefillTileCost(int32_t kv_end) {
+  return 210 + 100 * ((static_cast<uint64_t>(kv_end) + 127) / 128);
 }
 
 // An upper bound on a block's shared memory in this variant, including static shared memory.

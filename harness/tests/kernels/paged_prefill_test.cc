@@ -210,23 +210,23 @@ TEST(PagedPrefillPlanTest, RejectsMoreNewTokensThanTheContextHas) {
   problem.q_indptr.back() = 21;
   EXPECT_THAT(MessageOf([&] {
                 PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout,
-                                 problem.spec.num_q_heads(), true);
+                                 problem.spec.num_q_heads(), true, kH200);
               }),
               HasSubstr("sequence 0 has 21 new tokens; its context of 20 holds 0 to 20"));
 }
 
 TEST(PagedPrefillPlanTest, BatchWithoutNewTokensHasNoTiles) {
   PrefillCase problem({.sequences = {{{}, 0}, {{20}, 0}}});
-  EXPECT_TRUE(
-      PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 4, true)
-          .tiles.empty());
+  EXPECT_TRUE(PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 4,
+                               true, kH200)
+                  .tiles.empty());
 }
 
 TEST(PagedPrefillPlanTest, RejectsHeadsThatDoNotDivide) {
   PrefillCase problem(RaggedSpec());
   EXPECT_THAT(MessageOf([&] {
                 PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout, 5,
-                                 true);
+                                 true, kH200);
               }),
               HasSubstr("num_q_heads is 5 with 2 KV heads"));
 }
