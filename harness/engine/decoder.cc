@@ -337,11 +337,7 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled,
     }
     if (slice.draws) shape.logit_rows = std::max(shape.logit_rows, slice.seat + 1);
   }
-  if (prefill.kind == AttentionKind::kPagedPrefill) {
-    prefill.max_tiles =
-        MaxPagedPrefillTiles(config_.layout, static_cast<int32_t>(config_.shard.local.num_q_heads),
-                             prefill.num_seqs, prefill.num_tokens);
-  }
+  config_.AddRoomForTiles(prefill);
   return shape;
 }
 

@@ -131,9 +131,8 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
     largest_step.prefill.grid = full_grid;
   } else {
     largest_step.prefill.kind = AttentionKind::kPagedPrefill;
-    largest_step.prefill.max_tiles = MaxPagedPrefillTiles(
-        layout, static_cast<int32_t>(spec.num_q_heads), options.max_batch, options.token_budget);
   }
+  AddRoomForTiles(largest_step.prefill);
   if (OnDevice()) {
     linear_workspace_bytes = LinearWorkspace(spec, options.dtype, max_tokens, options.max_batch);
     sampling_workspace_bytes = SamplingWorkspaceBytes(options.max_batch, whole.vocab_size);
@@ -262,6 +261,7 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid
                   .max_pages = int64_t{bucket} * max_pages,
                   .more_chunks = bucket * (max_runs - 1)};
   if (!Ablates(Ablation::kChunkDecode)) shape.decode.grid = grid;
+  AddRoomForTiles(shape.decode);
   if (SharesReads()) {
     shape.decode.shared_runs = kMaxSharedRuns;
     shape.decode.task_members = std::min(bucket, kChunkDecodeMaxRows / group);
@@ -270,6 +270,12 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid
   }
   shape.logit_rows = bucket;
   return shape;
+}
+
+void DecoderConfig::AddRoomForTiles(AttentionShape& shape) const {
+  if (shape.kind != AttentionKind::kPagedPrefill) return;
+  shape.max_tiles = MaxPagedPrefillTiles(layout, static_cast<int32_t>(shard.local.num_q_heads),
+                                         shape.num_seqs, shape.num_tokens);
 }
 
 StepShape DecoderConfig::OneKernelShape(int32_t bucket) const {

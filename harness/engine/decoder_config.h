@@ -94,6 +94,8 @@ struct DecoderConfig {
   std::vector<ChunkDecodeGrid> RunGrids() const;
   // The shape of a decode step as one kernel.
   StepShape OneKernelShape(int32_t bucket) const;
+  // Sets max_tiles where the shape's attention is paged_prefill.
+  void AddRoomForTiles(AttentionShape& shape) const;
   // Whether a decode step of `bucket` rows can run as one kernel.
   bool RunsAsOneKernel(int32_t bucket) const { return bucket <= one_kernel_rows; }
   // Every shape that a decode step can have. Each is captured as a graph.
