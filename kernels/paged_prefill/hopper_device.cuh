@@ -45,7 +45,8 @@ class HopperConsumer {
         warp_row_((static_cast<int>(threadIdx.x) - Policy::kGroupThreads) / 32 * 16) {}
 
   __device__ __forceinline__ void Run() {
-    for (int query = 0; next_ != HopperNext::kNothing; ++query) Attend(query);
+    const int32_t tiles = params_.tiles[blockIdx.x].left;
+    for (int query = 0; query < tiles; ++query) Attend(query);
   }
 
  private:
@@ -71,7 +72,7 @@ class HopperConsumer {
     tile.UpdateMaxima(scale_log2_);
     tile.template Exponentiate<0, kScores>(scale_log2_);
     tile.RoundWeights();
-    for (; next_ == HopperNext::kKvTile; ++use_) {
+    for (; !last_; ++use_) {
       ClearTail();
       shared_.k.WaitFull(use_ + 1);
       ReadNote(use_ + 1);
@@ -105,7 +106,7 @@ class HopperConsumer {
     const HopperTileNote& note = shared_.Note(use);
     position_ = note.position;
     tokens_ = note.tokens;
-    next_ = note.next;
+    last_ = note.last != 0;
     shared_.notes.ReleaseByLane(use);
   }
 
@@ -179,7 +180,7 @@ class HopperConsumer {
   // From the note that was read last.
   int32_t position_ = 0;
   int32_t tokens_ = 0;
-  HopperNext next_ = HopperNext::kKvTile;
+  bool last_ = false;
 };
 
 template <typename Policy>

@@ -15,7 +15,8 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
   const int32_t box_tokens = params.layout.BoxTokens(Policy::kKvTokens);
   const PageSplit pages = params.layout.Pages();
   int use = 0;
-  for (auto at = static_cast<int32_t>(blockIdx.x); at >= 0;) {
+  auto at = static_cast<int32_t>(blockIdx.x);
+  for (int32_t left = params.tiles[at].left; left > 0; --left) {
     const PagedPrefillTile planned = params.tiles[at];
     at = planned.next;
     ContextWalk<Policy::kKvTokens> walk(params.table, planned);
@@ -43,9 +44,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
       if (lane == 0) {
         note.position = now.position;
         note.tokens = min(now.chunk_length - now.token, Policy::kKvTokens);
-        note.next = more      ? HopperNext::kKvTile
-                    : at >= 0 ? HopperNext::kQueryTile
-                              : HopperNext::kNothing;
+        note.last = !more;
         note.page_row = pages.RowOf(now.token);
         note.query = QueryTile(params, planned);
         note.kv_head = planned.kv_head;
@@ -89,20 +88,21 @@ __device__ __forceinline__ void LoadTiles(const HopperPrefillParams& params,
     }
   };
   int use = 0;
-  int query = 0;
-  bool first = true;  // of its query tile
-  for (HopperNext next = HopperNext::kKvTile; next != HopperNext::kNothing; ++use) {
-    shared.notes.WaitFull(use);
-    const HopperTileNote& note = shared.Note(use);
-    next = note.next;
-    if constexpr (kValues) {
-      load(shared.v, use, note);
-    } else {
-      if (first) load_query(query++, note);
-      first = next == HopperNext::kQueryTile;
-      load(shared.k, use, note);
+  const int32_t tiles = prefill.tiles[blockIdx.x].left;
+  for (int query = 0; query < tiles; ++query) {
+    bool last = false;
+    for (bool first = true; !last; first = false, ++use) {
+      shared.notes.WaitFull(use);
+      const HopperTileNote& note = shared.Note(use);
+      last = note.last != 0;
+      if constexpr (kValues) {
+        load(shared.v, use, note);
+      } else {
+        if (first) load_query(query, note);
+        load(shared.k, use, note);
+      }
+      shared.notes.ReleaseByLane(use);
     }
-    shared.notes.ReleaseByLane(use);
   }
 }
 

@@ -37,16 +37,13 @@ struct HopperPrefillPolicy {
   using KvPlacement = SwizzledPanels<kHeadDim * 2, kKvTokens>;
 };
 
-// What follows a KV tile in its block's work.
-enum class HopperNext : int32_t { kKvTile, kQueryTile, kNothing };
-
 // What the look-up warp finds out about a KV tile, and the query tile that it belongs to.
 struct alignas(16) HopperTileNote {
   static constexpr int kMaxPages = 8;  // a page holds at least 16 tokens
   int32_t position;                    // context position of the tile's first token
   int32_t tokens;                      // valid tokens, those that lie in its chunk
-  HopperNext next;
-  int32_t page_row;  // row of its first token within the page
+  int32_t last;                        // whether it is the last KV tile of its query tile
+  int32_t page_row;                    // row of its first token within the page
   QueryTile query;
   int32_t pages[kMaxPages];  // the page of each box
   int32_t kv_head;

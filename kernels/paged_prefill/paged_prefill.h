@@ -16,14 +16,15 @@ namespace tokline {
 // A tile of new tokens of one sequence, for one KV head: everything that a kernel has to know about
 // it before it walks the context.
 struct alignas(16) PagedPrefillTile {
-  int32_t q_begin;       // the tile's first token among all new tokens
-  int32_t num_tokens;    // at most the plan's tile_tokens
+  int32_t q_begin;     // the tile's first token among all new tokens
+  int16_t num_tokens;  // at most the plan's tile_tokens
+  int16_t kv_head;
   int32_t kv_end;        // number of context tokens that the tile's last token sees
   int32_t next_chunk;    // the sequence's second chunk, as an index into seq_chunks
   int32_t chunk_length;  // length of the sequence's first chunk
   int32_t page_begin;    // the first chunk's first page, as an index into chunk_pages
-  int32_t kv_head;
-  int32_t next;  // the tile that the same block of kHopper processes next, or -1
+  int32_t left;          // tiles that a block of kHopper processes from here on, this one included
+  int32_t next;          // the one after it, or -1
 };
 
 // PlanPagedPrefill makes the plan on the host. Tiles are in the order in which they should begin.

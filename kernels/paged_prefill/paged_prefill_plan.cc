@@ -19,6 +19,8 @@ void RequireHeads(int32_t num_q_heads, const PagedKvLayout& layout) {
               num_q_heads / layout.num_kv_heads <= kPagedPrefillMaxGroup,
           "num_q_heads is ", num_q_heads, " with ", layout.num_kv_heads,
           " KV heads; it must be a multiple of them, 1 to ", kPagedPrefillMaxGroup, " times");
+  Require(layout.num_kv_heads <= kPagedPrefillMaxKvHeads, "num_kv_heads is ", layout.num_kv_heads,
+          "; it must be at most ", kPagedPrefillMaxKvHeads);
 }
 
 void RequireNewTokens(int32_t seq, int64_t rows, int64_t length) {
@@ -77,12 +79,13 @@ void AddTiles(const ChunkTableView& table, const int32_t* q_indptr, int32_t seq,
   for (int32_t begin = 0; begin < rows; begin += tile_tokens) {
     const int32_t end = std::min(rows, begin + tile_tokens);
     tiles.push_back({.q_begin = q_indptr[seq] + begin,
-                     .num_tokens = end - begin,
+                     .num_tokens = static_cast<int16_t>(end - begin),
+                     .kv_head = 0,
                      .kv_end = causal ? length - rows + end : length,
                      .next_chunk = table.seq_chunk_indptr[seq] + 1,
                      .chunk_length = table.chunk_lengths[chunk],
                      .page_begin = table.chunk_page_indptr[chunk],
-                     .kv_head = 0,
+                     .left = 1,
                      .next = -1});
   }
 }
@@ -105,6 +108,10 @@ void DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device) {
     last[block % num_blocks] = static_cast<int32_t>(i);
     blocks.push(block + num_blocks * PagedPrefillTileCost(plan.tiles[i].kv_end));
   }
+  for (size_t i = plan.tiles.size(); i-- > 0;) {
+    PagedPrefillTile& tile = plan.tiles[i];
+    if (tile.next >= 0) tile.left = plan.tiles[static_cast<size_t>(tile.next)].left + 1;
+  }
 }
 
 }  // namespace
@@ -123,8 +130,11 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
     std::ranges::stable_sort(tiles, std::greater(), &PagedPrefillTile::kv_end);
     for (int32_t first = 0; first < layout.num_kv_heads; first += section.kv_heads) {
       const int32_t end = std::min(first + section.kv_heads, layout.num_kv_heads);
-      for (PagedPrefillTile tile : tiles) {
-        for (tile.kv_head = first; tile.kv_head < end; ++tile.kv_head) plan.tiles.push_back(tile);
+      for (const PagedPrefillTile& tile : tiles) {
+        for (int32_t head = first; head < end; ++head) {
+          plan.tiles.push_back(tile);
+          plan.tiles.back().kv_head = static_cast<int16_t>(head);
+        }
       }
     }
   }

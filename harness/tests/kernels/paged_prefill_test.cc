@@ -114,8 +114,10 @@ TEST(PagedPrefillPlanTest, BlocksCoverEachNewTokenAndHeadOnceLongestFirst) {
     EXPECT_EQ(plan.num_blocks, std::min<int64_t>(std::ssize(plan.tiles), kH200.sm_count));
     std::vector<std::vector<int>> covered(3, std::vector<int>(q_indptr.back(), 0));
     for (int32_t block = 0; block < plan.num_blocks; ++block) {
-      for (int32_t at = block; at >= 0; at = plan.tiles[at].next) {
+      int32_t at = block;
+      for (int32_t left = plan.tiles[block].left; left > 0; --left, at = plan.tiles[at].next) {
         const PagedPrefillTile& tile = plan.tiles[at];
+        ASSERT_EQ(tile.left, left);
         for (int32_t i = 0; i < tile.num_tokens; ++i) ++covered[tile.kv_head][tile.q_begin + i];
       }
     }
