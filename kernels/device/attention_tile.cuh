@@ -51,12 +51,13 @@ struct AttentionTile {
     ptx::WgmmaCommit();
   }
 
-  // Issues out += P V.
+  // Issues out += P V for the tile's first kTokens, behind which all weights are 0.
+  template <int kTokens = Policy::kKvTokens>
   __device__ __forceinline__ void IssueValues(uint64_t v) {
     ptx::PinRegisters(out);
     ptx::WgmmaFence();
 #pragma unroll
-    for (int depth = 0; depth < Policy::kKvTokens / 16; ++depth) {
+    for (int depth = 0; depth < kTokens / 16; ++depth) {
       const uint64_t rows16 = v + (depth * 16 * Policy::KvPlacement::kRowPitch >> 4);
       ptx::WgmmaK16<T>(out, weights[depth], rows16);
     }

@@ -95,7 +95,13 @@ class HopperConsumer {
     }
     ClearTail();
     shared_.v.WaitFull(use_);
-    tile.IssueValues(ValueTile(use_));
+    // On the diagonal the consumer's rows often see no more than half of the last tile.
+    if (min(tokens_, VisibleEnd((consumer_ + 1) * Policy::kConsumerRows - 1) - position_) <=
+        Policy::kKvTokens / 2) {
+      tile.template IssueValues<Policy::kKvTokens / 2>(ValueTile(use_));
+    } else {
+      tile.IssueValues(ValueTile(use_));
+    }
     ptx::WgmmaWait<0>();
     ptx::PinRegisters(tile.out);
     shared_.v.Release(use_++);
