@@ -501,9 +501,6 @@ __global__ void __launch_bounds__(kPickThreads)
   if (threadIdx.x == kPickThreads - 1 && rule.temperature > 0) {
     storage.draw_bits = DrawBits(rule.seed, rule.offset);
   }
-  Maxima maxima{
-      .values = plan.group_maxima + row * plan.num_groups, .size = plan.num_groups, .held = {}};
-  if (rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size)) maxima.Load();
   uint64_t own_best = 0;
   if (params.best != nullptr && !(rule.temperature > 0)) {
     for (int32_t part = threadIdx.x; part < params.best_parts; part += kPickThreads) {
@@ -514,6 +511,10 @@ __global__ void __launch_bounds__(kPickThreads)
       own_best = Max64()(own_best, stats[chunk].best);
     }
   }
+  // After the loads that no rule has to be known for. They arrive while the best is reduced.
+  Maxima maxima{
+      .values = plan.group_maxima + row * plan.num_groups, .size = plan.num_groups, .held = {}};
+  if (rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size)) maxima.Load();
   const uint64_t best = BlockReduce(storage.select, own_best, Max64());
   const float highest = BestLogit(best);
   if (!(rule.temperature > 0) || highest == -INFINITY) {
