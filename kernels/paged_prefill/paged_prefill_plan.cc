@@ -52,7 +52,10 @@ std::vector<Section> DivideIntoSections(const ChunkTableView& table, const int32
   const int64_t room = device.l2_bytes / 3;  // the rest is for queries, outputs and neighbours
   std::vector<int32_t> sequences;
   for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
-    if (q_indptr[seq + 1] > q_indptr[seq]) sequences.push_back(seq);
+    const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
+    if (rows <= 0) continue;
+    RequireNewTokens(seq, rows, SequenceLength(table, seq));
+    sequences.push_back(seq);
   }
   const auto length = [&](int32_t seq) { return SequenceLength(table, seq); };
   std::ranges::stable_sort(sequences, std::greater(), length);
@@ -74,7 +77,6 @@ void AddTiles(const ChunkTableView& table, const int32_t* q_indptr, int32_t seq,
               int32_t tile_tokens, std::vector<PagedPrefillTile>& tiles) {
   const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
   const auto length = static_cast<int32_t>(SequenceLength(table, seq));
-  RequireNewTokens(seq, rows, length);
   const int32_t chunk = table.seq_chunks[table.seq_chunk_indptr[seq]];
   for (int32_t begin = 0; begin < rows; begin += tile_tokens) {
     const int32_t end = std::min(rows, begin + tile_tokens);
@@ -120,6 +122,7 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
                                   const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
                                   const DeviceFacts& device) {
   RequireHeads(num_q_heads, layout);
+  Require(device.sm_count >= 1, "sm_count is ", device.sm_count, "; it must be >= 1");
   PagedPrefillPlan plan{
       .tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .num_blocks = 0, .tiles = {}};
   for (const Section& section : DivideIntoSections(table, q_indptr, layout, device)) {

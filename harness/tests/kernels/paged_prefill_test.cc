@@ -215,6 +215,22 @@ TEST(PagedPrefillPlanTest, RejectsMoreNewTokensThanTheContextHas) {
                                  problem.spec.num_q_heads(), true, kH200);
               }),
               HasSubstr("sequence 0 has 21 new tokens; its context of 20 holds 0 to 20"));
+  PrefillCase empty({.sequences = {{{}, 0}}});
+  empty.q_indptr.back() = 1;
+  EXPECT_THAT(MessageOf([&] {
+                PlanPagedPrefill(empty.table.View(), empty.q_indptr.data(), empty.layout,
+                                 empty.spec.num_q_heads(), true, kH200);
+              }),
+              HasSubstr("sequence 0 has 1 new tokens; its context of 0 holds 0 to 0"));
+}
+
+TEST(PagedPrefillPlanTest, RejectsADeviceWithoutMultiprocessors) {
+  PrefillCase problem(RaggedSpec());
+  EXPECT_THAT(MessageOf([&] {
+                PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout,
+                                 problem.spec.num_q_heads(), true, DeviceFacts{});
+              }),
+              HasSubstr("sm_count is 0; it must be >= 1"));
 }
 
 TEST(PagedPrefillPlanTest, BatchWithoutNewTokensHasNoTiles) {
