@@ -10,7 +10,6 @@ namespace tokline {
 // The rows of one tile, in every variant: row = token * group + head within the group.
 inline constexpr int32_t kPagedPrefillTileRows = 128;
 inline constexpr int32_t kPagedPrefillMaxGroup = 16;
-inline constexpr int32_t kPagedPrefillMaxKvHeads = 32767;
 
 struct PackedRows {
   int32_t group;    // query heads per KV head, 1 to 16

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <queue>
 #include <unordered_map>
 
@@ -19,8 +20,9 @@ void RequireHeads(int32_t num_q_heads, const PagedKvLayout& layout) {
               num_q_heads / layout.num_kv_heads <= kPagedPrefillMaxGroup,
           "num_q_heads is ", num_q_heads, " with ", layout.num_kv_heads,
           " KV heads; it must be a multiple of them, 1 to ", kPagedPrefillMaxGroup, " times");
-  Require(layout.num_kv_heads <= kPagedPrefillMaxKvHeads, "num_kv_heads is ", layout.num_kv_heads,
-          "; it must be at most ", kPagedPrefillMaxKvHeads);
+  constexpr int32_t kMaxKvHeads = std::numeric_limits<decltype(PagedPrefillTile::kv_head)>::max();
+  Require(layout.num_kv_heads <= kMaxKvHeads, "num_kv_heads is ", layout.num_kv_heads,
+          "; it must be at most ", kMaxKvHeads);
 }
 
 void RequireNewTokens(int32_t seq, int64_t rows, int64_t length) {
@@ -38,9 +40,16 @@ void RequireRows(const char* name, const void* data, int64_t stride,
           "; it must be at least num_q_heads * head_dim, ", row);
 }
 
+// A sequence with new tokens.
+struct NewTokens {
+  int32_t seq;
+  int32_t rows;
+  int32_t length;  // of the context, new tokens included
+};
+
 // Sequences whose tiles begin at about the same time, for so many KV heads at once.
 struct Section {
-  std::vector<int32_t> sequences;
+  std::vector<NewTokens> sequences;
   int32_t kv_heads;
   int64_t bytes;  // of K and V, all heads together
 };
@@ -50,33 +59,32 @@ struct Section {
 std::vector<Section> DivideIntoSections(const ChunkTableView& table, const int32_t* q_indptr,
                                         const PagedKvLayout& layout, const DeviceFacts& device) {
   const int64_t room = device.l2_bytes / 3;  // the rest is for queries, outputs and neighbours
-  std::vector<int32_t> sequences;
+  std::vector<NewTokens> sequences;
   for (int32_t seq = 0; seq < table.num_seqs; ++seq) {
     const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
     if (rows <= 0) continue;
-    RequireNewTokens(seq, rows, SequenceLength(table, seq));
-    sequences.push_back(seq);
+    const auto length = static_cast<int32_t>(SequenceLength(table, seq));
+    RequireNewTokens(seq, rows, length);
+    sequences.push_back({.seq = seq, .rows = rows, .length = length});
   }
-  const auto length = [&](int32_t seq) { return SequenceLength(table, seq); };
-  std::ranges::stable_sort(sequences, std::greater(), length);
+  std::ranges::stable_sort(sequences, std::greater(), &NewTokens::length);
   std::vector<Section> sections;
-  for (const int32_t seq : sequences) {
-    const int64_t head_bytes = length(seq) * layout.head_dim * 2 * 2;  // K and V, 2 bytes each
+  for (const NewTokens& one : sequences) {
+    const int64_t head_bytes = int64_t{one.length} * layout.head_dim * 2 * 2;  // K, V; 2 bytes each
     const int64_t bytes = layout.num_kv_heads * head_bytes;
     if (sections.empty() || sections.back().bytes + bytes > room) {
       const int64_t heads = std::clamp<int64_t>(room / head_bytes, 1, layout.num_kv_heads);
       sections.push_back({.sequences = {}, .kv_heads = static_cast<int32_t>(heads), .bytes = 0});
     }
-    sections.back().sequences.push_back(seq);
+    sections.back().sequences.push_back(one);
     sections.back().bytes += bytes;
   }
   return sections;
 }
 
-void AddTiles(const ChunkTableView& table, const int32_t* q_indptr, int32_t seq, bool causal,
-              int32_t tile_tokens, std::vector<PagedPrefillTile>& tiles) {
-  const int32_t rows = q_indptr[seq + 1] - q_indptr[seq];
-  const auto length = static_cast<int32_t>(SequenceLength(table, seq));
+void AddTiles(const ChunkTableView& table, const int32_t* q_indptr, const NewTokens& of,
+              bool causal, int32_t tile_tokens, std::vector<PagedPrefillTile>& tiles) {
+  const auto& [seq, rows, length] = of;
   const int32_t chunk = table.seq_chunks[table.seq_chunk_indptr[seq]];
   for (int32_t begin = 0; begin < rows; begin += tile_tokens) {
     const int32_t end = std::min(rows, begin + tile_tokens);
@@ -97,7 +105,7 @@ void DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device) {
   plan.num_blocks =
       static_cast<int32_t>(std::min<int64_t>(std::ssize(plan.tiles), device.sm_count));
   const auto num_blocks = static_cast<uint64_t>(plan.num_blocks);
-  std::vector<int32_t> last(num_blocks);  // tile of each block
+  std::vector<size_t> last(num_blocks);  // tile of each block
   // busy_until * num_blocks + block: one number is compared faster than two.
   std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> blocks;
   for (size_t i = 0; i < plan.tiles.size(); ++i) {
@@ -105,9 +113,9 @@ void DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device) {
     if (i >= num_blocks) {
       block = blocks.top();
       blocks.pop();
-      plan.tiles[static_cast<size_t>(last[block % num_blocks])].next = static_cast<int32_t>(i);
+      plan.tiles[last[block % num_blocks]].next = static_cast<int32_t>(i);
     }
-    last[block % num_blocks] = static_cast<int32_t>(i);
+    last[block % num_blocks] = i;
     blocks.push(block + num_blocks * PagedPrefillTileCost(plan.tiles[i].kv_end));
   }
   for (size_t i = plan.tiles.size(); i-- > 0;) {
@@ -125,10 +133,14 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
   Require(device.sm_count >= 1, "sm_count is ", device.sm_count, "; it must be >= 1");
   PagedPrefillPlan plan{
       .tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .num_blocks = 0, .tiles = {}};
+  const int64_t tokens = table.num_seqs == 0 ? 0 : q_indptr[table.num_seqs];
+  const int64_t room = MaxPagedPrefillTiles(layout, num_q_heads, table.num_seqs, tokens);
+  Require(room <= INT32_MAX, tokens, " new tokens of ", table.num_seqs, " sequences with ",
+          layout.num_kv_heads, " KV heads may take ", room, " tiles; there may be ", INT32_MAX);
   for (const Section& section : DivideIntoSections(table, q_indptr, layout, device)) {
     std::vector<PagedPrefillTile> tiles;  // of each KV head
-    for (const int32_t seq : section.sequences) {
-      AddTiles(table, q_indptr, seq, causal, plan.tile_tokens, tiles);
+    for (const NewTokens& one : section.sequences) {
+      AddTiles(table, q_indptr, one, causal, plan.tile_tokens, tiles);
     }
     std::ranges::stable_sort(tiles, std::greater(), &PagedPrefillTile::kv_end);
     for (int32_t first = 0; first < layout.num_kv_heads; first += section.kv_heads) {

@@ -141,8 +141,7 @@ TEST(PagedPrefillPlanTest, BlocksCoverEachNewTokenAndHeadOnceLongestFirst) {
 }
 
 // A batch of equal prompts without a past.
-PagedPrefillPlan PlanOfPrompts(int32_t num_seqs, int32_t length, int32_t group,
-                               const DeviceFacts& device) {
+PagedPrefillPlan PlanOfPrompts(int32_t num_seqs, int32_t length, int32_t group) {
   const PagedKvLayout layout{
       .num_pages = 1 << 20, .num_kv_heads = 8, .page_size = 16, .head_dim = 128};
   ChunkTable table;
@@ -153,7 +152,7 @@ PagedPrefillPlan PlanOfPrompts(int32_t num_seqs, int32_t length, int32_t group,
     table.AddSequence(chunks);
     q_indptr.push_back(q_indptr.back() + length);
   }
-  return PlanPagedPrefill(table.View(), q_indptr.data(), layout, 8 * group, true, device);
+  return PlanPagedPrefill(table.View(), q_indptr.data(), layout, 8 * group, true, kH200);
 }
 
 TEST(PagedPrefillPlanTest, TilesThatRunTogetherReadWhatL2Holds) {
@@ -162,7 +161,7 @@ TEST(PagedPrefillPlanTest, TilesThatRunTogetherReadWhatL2Holds) {
   };
   for (const Batch& batch : {Batch{16, 1024, 2}, Batch{4, 4096, 4}, Batch{1, 32768, 2}}) {
     SCOPED_TRACE(batch.length);
-    const PagedPrefillPlan plan = PlanOfPrompts(batch.num_seqs, batch.length, batch.group, kH200);
+    const PagedPrefillPlan plan = PlanOfPrompts(batch.num_seqs, batch.length, batch.group);
     const int64_t context_bytes = int64_t{batch.length} * 128 * 2 * 2;  // of one KV head
     for (size_t first = 0; first + kH200.sm_count <= plan.tiles.size(); ++first) {
       std::set<std::pair<int32_t, int32_t>> contexts;
@@ -177,7 +176,7 @@ TEST(PagedPrefillPlanTest, TilesThatRunTogetherReadWhatL2Holds) {
 
 TEST(PagedPrefillPlanTest, BlocksEndWithinATileOfEachOther) {
   for (const int32_t length : {100, 1024, 5000}) {
-    const PagedPrefillPlan plan = PlanOfPrompts(20, length, 4, kH200);
+    const PagedPrefillPlan plan = PlanOfPrompts(20, length, 4);
     int64_t longest = 0, first_end = INT64_MAX, last_end = 0;
     for (int32_t block = 0; block < plan.num_blocks; ++block) {
       int64_t end = 0;
@@ -222,6 +221,16 @@ TEST(PagedPrefillPlanTest, RejectsMoreNewTokensThanTheContextHas) {
                                  empty.spec.num_q_heads(), true, kH200);
               }),
               HasSubstr("sequence 0 has 1 new tokens; its context of 0 holds 0 to 0"));
+}
+
+TEST(PagedPrefillPlanTest, RejectsMoreTilesThanAnIndexCounts) {
+  PrefillCase problem({.num_kv_heads = 128, .group = 16, .sequences = {{{20}, 20}}});
+  problem.q_indptr.back() = 1 << 30;
+  EXPECT_THAT(MessageOf([&] {
+                PlanPagedPrefill(problem.table.View(), problem.q_indptr.data(), problem.layout,
+                                 problem.spec.num_q_heads(), true, kH200);
+              }),
+              HasSubstr("may take 17179869312 tiles; there may be 2147483647"));
 }
 
 TEST(PagedPrefillPlanTest, RejectsADeviceWithoutMultiprocessors) {
