@@ -3,6 +3,7 @@
 
 #include "kernels/activation/activation.h"
 #include "kernels/common/error.h"
+#include "kernels/common/rows.h"
 
 namespace tokline {
 namespace {
@@ -31,9 +32,8 @@ void Validate(const ActivationParams& params) {
           params.num_tokens, " times intermediate_size ", size, " overflows");
   ValidateRows("x", params.x, params.x_stride, InputSize(params), params.num_tokens);
   ValidateRows("out", params.out, params.out_stride, size, params.num_tokens);
-  Require(params.x != params.out || params.num_tokens == 1 || params.x_stride == params.out_stride,
-          "x and out are one tensor, but have strides ", params.x_stride, " and ",
-          params.out_stride);
+  RequireOneStride(params.num_tokens, params.x, params.x_stride, params.out, params.out_stride,
+                   "x and out");
 }
 
 Cost CostOf(const ActivationParams& params) {

@@ -8,6 +8,7 @@
 
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
+#include "kernels/common/rows.h"
 
 namespace tokline {
 namespace {
@@ -99,11 +100,6 @@ int64_t LargestThat(int64_t most, const Fits& fits) {
     }
   }
   return low;
-}
-
-void RequireStride(const AllReduceNormParams& params, int64_t stride, const char* name) {
-  Require(params.num_tokens <= 1 || stride >= params.hidden_size, name, " is ", stride,
-          "; it must be at least hidden_size, ", params.hidden_size);
 }
 
 }  // namespace
@@ -254,18 +250,18 @@ void Validate(const AllReduceNormParams& params) {
   Require(params.out == nullptr || (params.out != partial && params.out != params.residual &&
                                     params.out != params.residual_out),
           "out must be none of this rank's partial, residual and residual_out");
-  RequireStride(params, params.partial_stride, "partial_stride");
-  RequireStride(params, params.residual_out_stride, "residual_out_stride");
-  if (params.residual) RequireStride(params, params.residual_stride, "residual_stride");
-  if (params.out) RequireStride(params, params.out_stride, "out_stride");
-  const auto same_rows = [&](const void* a, int64_t a_stride, const char* names) {
-    Require(a != params.residual_out || params.num_tokens <= 1 ||
-                a_stride == params.residual_out_stride,
-            names, " are one tensor, but have strides ", a_stride, " and ",
-            params.residual_out_stride);
+  const int64_t rows = params.num_tokens;
+  const auto require_stride = [&](int64_t stride, const char* name) {
+    RequireStride(rows, stride, name, params.hidden_size, "hidden_size");
   };
-  same_rows(partial, params.partial_stride, "this rank's partial and residual_out");
-  same_rows(params.residual, params.residual_stride, "residual and residual_out");
+  require_stride(params.partial_stride, "partial_stride");
+  require_stride(params.residual_out_stride, "residual_out_stride");
+  if (params.residual) require_stride(params.residual_stride, "residual_stride");
+  if (params.out) require_stride(params.out_stride, "out_stride");
+  RequireOneStride(rows, partial, params.partial_stride, params.residual_out,
+                   params.residual_out_stride, "this rank's partial and residual_out");
+  RequireOneStride(rows, params.residual, params.residual_stride, params.residual_out,
+                   params.residual_out_stride, "residual and residual_out");
 }
 
 void ValidateBuffers(const AllReduceNormParams& params) {

@@ -7,6 +7,7 @@
 
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
+#include "kernels/common/rows.h"
 
 namespace tokline {
 namespace {
@@ -53,10 +54,8 @@ void Validate(const KvAppendParams& params) {
   if (params.num_q_heads > 0) {
     ValidateRows("q_in", params, params.q_in, params.q_in_stride, params.num_q_heads);
     ValidateRows("q_out", params, params.q_out, params.q_out_stride, params.num_q_heads);
-    Require(params.q_in != params.q_out || params.num_tokens == 1 ||
-                params.q_in_stride == params.q_out_stride,
-            "q is transformed in place with q_in_stride ", params.q_in_stride, " and q_out_stride ",
-            params.q_out_stride, "; they must be equal");
+    RequireOneStride(params.num_tokens, params.q_in, params.q_in_stride, params.q_out,
+                     params.q_out_stride, "q_in and q_out");
   }
   Require(params.slots != nullptr, "slots is null with ", params.num_tokens, " tokens");
   if (params.layout.num_pages > 0) {

@@ -9,6 +9,7 @@
 #include "kernels/common/error.h"
 #include "kernels/common/peer_buffers.h"
 #include "kernels/common/rounding.h"
+#include "kernels/common/rows.h"
 #include "kernels/kv_append/kv_append.h"
 
 namespace tokline {
@@ -445,13 +446,13 @@ void Validate(const LinearParams& params) {
   Require(params.x_stride >= params.in_features && params.x_stride * element % kAlignment == 0,
           "x_stride is ", params.x_stride, "; it must be at least in_features, ",
           params.in_features, ", and rows ", kAlignment, " B aligned");
-  Require(params.out_stride >= params.out_features, "out_stride is ", params.out_stride,
-          "; it must be at least out_features, ", params.out_features);
-  Require(!params.residual || params.residual_stride >= params.out_features, "residual_stride is ",
-          params.residual_stride, "; it must be at least out_features, ", params.out_features);
-  Require(params.residual != params.out || params.residual_stride == params.out_stride,
-          "residual is out, but residual_stride is ", params.residual_stride, " and out_stride is ",
-          params.out_stride, "; they must be equal");
+  const int64_t rows = params.num_tokens;
+  RequireStride(rows, params.out_stride, "out_stride", params.out_features, "out_features");
+  if (!params.residual) return;
+  RequireStride(rows, params.residual_stride, "residual_stride", params.out_features,
+                "out_features");
+  RequireOneStride(rows, params.residual, params.residual_stride, params.out, params.out_stride,
+                   "residual and out");
 }
 
 void ValidateLaunch(const LinearParams& params, LinearVariant variant) {

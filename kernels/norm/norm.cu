@@ -20,7 +20,7 @@ void Launch(const NormParams& params, const LaunchOptions& options) {
     using T = typename DeviceType<kDType>::Type;
     if (plan.held > 0) {
       Dispatch<1, 4>("held", plan.held, [&]<int kHeld>() {
-        Dispatch<32, 128, 512>("threads_per_row", plan.threads_per_row, [&]<int kThreads>() {
+        Dispatch<32, 128, 256, 512>("threads_per_row", plan.threads_per_row, [&]<int kThreads>() {
           LaunchKernel(HeldRmsNormKernel<HeldRmsPolicy<T, kThreads, kHeld>>, shape, options,
                        params);
         });

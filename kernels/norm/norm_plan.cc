@@ -3,14 +3,17 @@
 #include "kernels/norm/norm_plan.h"
 
 #include <cmath>
+#include <span>
 
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
+#include "kernels/common/rows.h"
 
 namespace tokline {
 namespace {
 
 constexpr int64_t kVectorBytes = 16;
+constexpr int64_t kFewRows = 512;  // of fewer the latency counts
 
 bool IsVectorAligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
@@ -30,31 +33,40 @@ bool TakesVectors(const NormParams& params) {
                           rows_aligned(params.residual_out, params.residual_out_stride)));
 }
 
-void RequireStride(const NormParams& params, int64_t stride, const char* name) {
-  Require(params.num_tokens <= 1 || stride >= params.hidden_size, name, " is ", stride,
-          "; it must be at least hidden_size, ", params.hidden_size);
+// How a row lies in registers: so many threads have so many accesses each.
+struct HeldRow {
+  int32_t threads;
+  int32_t held;
+};
+
+// Ways to hold a row of RMSNorm; the first that has room for it is taken. With few rows the latency
+// of one row matters, so a row gets as many threads as it has accesses. With many rows a thread has
+// up to four accesses: a warp then takes rows without a barrier. With a residual there are twice
+// the loads for each access, and longer rows are faster with one access per thread.
+std::span<const HeldRow> WaysToHold(const NormParams& params) {
+  static constexpr HeldRow kFew[] = {{32, 1}, {128, 1}, {512, 1}, {512, 4}};
+  static constexpr HeldRow kMany[] = {{32, 4}, {128, 4}, {512, 4}};
+  static constexpr HeldRow kManyWithResidual[] = {{32, 4}, {256, 1}, {512, 1}, {512, 4}};
+  if (params.num_tokens < kFewRows) return kFew;
+  if (params.add == nullptr) return kMany;
+  return kManyWithResidual;
 }
 
 }  // namespace
 
 NormPlan PlanNorm(const NormParams& params) {
   constexpr int32_t kWarp = 32, kBlock = 256;
-  constexpr int32_t kHeldThreads[] = {kWarp, 128, 512};
-  // With few rows the latency of one row matters, so a row gets as many threads as it has accesses.
-  // With many rows a thread has up to four accesses: a warp then takes rows without a barrier.
-  constexpr int64_t kFewRows = 512;
-  constexpr int32_t kBatch = 4;
   NormPlan plan;
   plan.width = TakesVectors(params) ? static_cast<int32_t>(kVectorBytes / SizeOf(params.dtype)) : 1;
   const int64_t accesses = DivideUp(params.hidden_size, plan.width);
-  const int32_t few = params.num_tokens < kFewRows ? 1 : kBatch;
-  plan.threads_per_row = accesses <= kWarp * few ? kWarp : kBlock;
-  const bool vectors = params.kind == NormKind::kRms && plan.width == 8;
-  for (const int32_t held : {few, kBatch}) {
-    for (const int32_t threads : kHeldThreads) {
-      if (!vectors || plan.held != 0 || accesses > int64_t{threads} * held) continue;
-      plan.held = held;
-      plan.threads_per_row = threads;
+  plan.threads_per_row =
+      accesses <= kWarp * (params.num_tokens < kFewRows ? 1 : 4) ? kWarp : kBlock;
+  if (params.kind == NormKind::kRms && plan.width == 8) {
+    for (const HeldRow& way : WaysToHold(params)) {
+      if (accesses > int64_t{way.threads} * way.held) continue;
+      plan.held = way.held;
+      plan.threads_per_row = way.threads;
+      break;
     }
   }
   plan.rows_per_block = plan.threads_per_row == kWarp ? kNormWarpRowsPerBlock : 1;
@@ -80,24 +92,20 @@ void Validate(const NormParams& params) {
   Require(!params.add || (params.out != params.x && params.out != params.add &&
                           params.out != params.residual_out),
           "with add, out must be none of x, add and residual_out");
-  RequireStride(params, params.x_stride, "x_stride");
-  RequireStride(params, params.out_stride, "out_stride");
-  if (params.add) {
-    RequireStride(params, params.add_stride, "add_stride");
-    RequireStride(params, params.residual_out_stride, "residual_out_stride");
-  }
-  const auto same_rows = [&](const void* a, int64_t a_stride, const void* b, int64_t b_stride,
-                             const char* names) {
-    Require(a != b || params.num_tokens <= 1 || a_stride == b_stride, names,
-            " are one tensor, but have strides ", a_stride, " and ", b_stride);
+  const int64_t rows = params.num_tokens;
+  const auto require_stride = [&](int64_t stride, const char* name) {
+    RequireStride(rows, stride, name, params.hidden_size, "hidden_size");
   };
-  same_rows(params.x, params.x_stride, params.out, params.out_stride, "x and out");
-  if (params.add) {
-    same_rows(params.x, params.x_stride, params.residual_out, params.residual_out_stride,
-              "x and residual_out");
-    same_rows(params.add, params.add_stride, params.residual_out, params.residual_out_stride,
-              "add and residual_out");
-  }
+  require_stride(params.x_stride, "x_stride");
+  require_stride(params.out_stride, "out_stride");
+  RequireOneStride(rows, params.x, params.x_stride, params.out, params.out_stride, "x and out");
+  if (!params.add) return;
+  require_stride(params.add_stride, "add_stride");
+  require_stride(params.residual_out_stride, "residual_out_stride");
+  RequireOneStride(rows, params.x, params.x_stride, params.residual_out, params.residual_out_stride,
+                   "x and residual_out");
+  RequireOneStride(rows, params.add, params.add_stride, params.residual_out,
+                   params.residual_out_stride, "add and residual_out");
 }
 
 Cost CostOf(const NormParams& params) {

@@ -5,6 +5,7 @@
 
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
+#include "kernels/common/rows.h"
 
 namespace tokline {
 namespace {
@@ -46,8 +47,8 @@ void Validate(const SamplingParams& params) {
   Require((params.best == nullptr) == (params.best_parts == 0) && params.best_parts >= 0,
           "best is ", params.best, " with ", params.best_parts,
           " parts; it must have at least one, or be null with none");
-  Require(params.num_rows == 1 || params.logits_stride >= params.vocab_size, "logits_stride is ",
-          params.logits_stride, "; rows of ", params.vocab_size, " need at least that");
+  RequireStride(params.num_rows, params.logits_stride, "logits_stride", params.vocab_size,
+                "vocab_size");
 }
 
 Cost CostOf(const SamplingParams& params) {

@@ -144,7 +144,7 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
                 p.residual = p.out;
                 p.residual_stride = 72;
               }),
-              HasSubstr("residual is out, but residual_stride is 72 and out_stride is 64"));
+              HasSubstr("residual and out are one tensor, but have strides 72 and 64"));
 }
 
 TEST(LinearTest, ValidateLaunchStatesWhatCudaLacks) {

@@ -70,7 +70,7 @@ TEST_F(NormCudaTest, EveryHiddenSizeIsInItsInterval) {
 
 TEST_F(NormCudaTest, ManyRows) {
   for (const NormSetup& form : kForms) {
-    for (const int64_t hidden : {64, 128, 768, 1024, 1032}) {
+    for (const int64_t hidden : {64, 128, 768, 1024, 1032, 2048, 2056, 4096}) {
       for (const int64_t tokens : {511, 513, 2050}) {
         NormSetup setup = form;
         setup.tokens = tokens;

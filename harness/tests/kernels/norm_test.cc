@@ -126,15 +126,31 @@ TEST(NormTest, PlanTakesVectorsOnlyWhereEveryRowIsAligned) {
 }
 
 TEST(NormTest, PlanCoversEveryRow) {
-  for (const int64_t tokens : {1, 3, 4, 5, 512, 1001, 3'000'000}) {
-    for (const int64_t hidden : {1, 64, 256, 768, 1024, 1032, 4096}) {
-      const NormPlan plan = PlanNorm(
-          {.num_tokens = tokens, .hidden_size = hidden, .x_stride = hidden, .out_stride = hidden});
-      EXPECT_GE(plan.blocks * plan.rows_per_block, tokens);
-      EXPECT_LT((plan.blocks - 1) * plan.rows_per_block, tokens);
-      // With more than a warp per row the statistic is summed over the block, which works for one
-      // row only.
-      EXPECT_TRUE(plan.threads_per_row == 32 || plan.rows_per_block == 1);
+  alignas(16) static const char residual[16] = {};
+  const auto expect_covered = [](int64_t tokens, int64_t hidden, const void* add) {
+    const NormPlan plan = PlanNorm({.num_tokens = tokens,
+                                    .hidden_size = hidden,
+                                    .x_stride = hidden,
+                                    .add = add,
+                                    .add_stride = hidden,
+                                    .residual_out_stride = hidden,
+                                    .out_stride = hidden});
+    EXPECT_GE(plan.blocks * plan.rows_per_block, tokens);
+    EXPECT_LT((plan.blocks - 1) * plan.rows_per_block, tokens);
+    // With more than a warp per row the statistic is summed over the block, which works for one
+    // row only.
+    EXPECT_TRUE(plan.threads_per_row == 32 || plan.rows_per_block == 1);
+    if (plan.width == 8 && hidden <= 16384) {
+      EXPECT_GE(plan.threads_per_row * plan.held * 8, hidden) << tokens << " rows";
+    } else {
+      EXPECT_EQ(plan.held, 0) << hidden;
+    }
+  };
+  for (const int64_t tokens : {1, 3, 4, 5, 511, 512, 1001, 3'000'000}) {
+    for (const int64_t hidden :
+         {1, 64, 256, 768, 1024, 1032, 2048, 2056, 4096, 4104, 16384, 16392}) {
+      expect_covered(tokens, hidden, nullptr);
+      expect_covered(tokens, hidden, residual);
     }
   }
 }

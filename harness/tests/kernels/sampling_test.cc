@@ -283,7 +283,8 @@ TEST(SamplingTest, InvalidParamsAreRefusedWithTheirValues) {
   expect([](auto& p) { p.vocab_size = 0; }, "vocab_size is 0");
   expect([](auto& p) { p.vocab_size = 5'000'000; }, "vocab_size is 5000000; it must be 1 to");
   expect([](auto& p) { p.num_rows = int64_t{1} << 31; }, "num_rows is 2147483648");
-  expect([](auto& p) { p.logits_stride = 3; }, "logits_stride is 3; rows of 4");
+  expect([](auto& p) { p.logits_stride = 3; },
+         "logits_stride is 3; it must be at least vocab_size, 4");
   expect([](auto& p) { p.logits = nullptr; }, "is null with 2 rows");
   expect([](auto& p) { p.tokens = nullptr; }, "is null with 2 rows");
 }

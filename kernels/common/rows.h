@@ -1,0 +1,24 @@
+// Checks of tensors whose rows lie a stride of elements apart, which counts from two rows on.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/error.h"
+
+namespace tokline {
+
+// Throws InvalidArgument if rows of `row` elements, which `row_name` has, would overlap.
+inline void RequireStride(int64_t rows, int64_t stride, const char* stride_name, int64_t row,
+                          const char* row_name) {
+  Require(rows <= 1 || stride >= row, stride_name, " is ", stride, "; it must be at least ",
+          row_name, ", ", row);
+}
+
+// Throws InvalidArgument if two tensors, which `names` has, are one with two strides.
+inline void RequireOneStride(int64_t rows, const void* a, int64_t a_stride, const void* b,
+                             int64_t b_stride, const char* names) {
+  Require(a != b || rows <= 1 || a_stride == b_stride, names, " are one tensor, but have strides ",
+          a_stride, " and ", b_stride);
+}
+
+}  // namespace tokline
