@@ -287,15 +287,11 @@ std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
   return TimeOpsInPlace(decoder, bench, kRounds);
 }
 
-// Adds what the ops take in place while a trace runs.
-void AddTracedTimes(const LoadedModel& model, const DecoderOptions& options,
-                    const BenchOptions& bench, std::vector<OpInPlace>& times) {
+std::optional<StampEffects> TraceStamps(const LoadedModel& model, const DecoderOptions& options,
+                                        const BenchOptions& bench) {
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
-  const auto traced = TimeOpsInPlaceTraced(decoder, bench);
-  for (size_t i = 0; traced && i < times.size(); ++i) {
-    if (times[i].time) times[i].time->traced_us = traced->at(i).time->us;
-  }
+  return TraceStampEffects(decoder, bench);
 }
 
 std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOptions& options,
@@ -528,11 +524,12 @@ int BenchCommand(const CommandLine& line) {
       try {
         std::optional<ProfiledSteps> profiled =
             Profile(model, decoders[i], benches[i], batch.untraced);
+        StampEffects effects;
         if (profiled && profiled->profile.method == "cupti" && flags.in_place) {
-          AddTracedTimes(model, decoders[i], benches[i], batch.in_place);
+          effects = TraceStamps(model, decoders[i], benches[i]).value_or(StampEffects{});
         }
         if (profiled) {
-          AddInPlaceTimes(batch.in_place, profiled->profile);
+          AddInPlaceTimes(batch.in_place, effects, profiled->profile);
           batch.measurement.profile = profiled->profile;
         }
         if (profiled && (flags.profile || flags.in_place)) {

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <span>
+#include <utility>
 
 #include "harness/measure/batch_run.h"
 #include "harness/measure/clock_stamps.h"
@@ -127,59 +129,132 @@ std::optional<OpSamples> TimeNextStep(Decoder& decoder, const std::vector<StepOp
   return samples;
 }
 
+// Calls at_place(ops of a step) before each of kPlaces steps that are spread over a repeat of the
+// bench. Returns whether neither it nor the bench was interrupted.
+template <typename AtPlace>
+bool AtEachPlace(Decoder& decoder, const BenchOptions& bench, const AtPlace& at_place) {
+  Require(decoder.Options().ranks == 1, "ops are timed in place on 1 rank; the decoder has ",
+          decoder.Options().ranks);
+  BatchRun run(decoder, bench, bench.seed);
+  if (!run.FillDepth() || !run.Prefill()) return false;
+  const std::vector<StepOp> order = OpsOfNextStep(decoder);  // and of all later ones
+  int64_t decoded = 0;
+  for (int place = 0; place < kPlaces; ++place) {
+    const int64_t before = (bench.new_tokens - 1) * (2 * place + 1) / (2 * kPlaces);
+    if (!run.Decode(before - decoded)) return false;
+    decoded = before;
+    if (!at_place(order)) return false;
+  }
+  return true;
+}
+
+// When each launch of a graph between its stamps ended, in nanoseconds after the first stamp.
+std::vector<int64_t> EndsBetween(std::span<const TracedKernel> kernels, size_t first_stamp,
+                                 size_t second_stamp) {
+  std::vector<int64_t> ends_ns;
+  for (size_t i = first_stamp + 1; i < second_stamp; ++i) {
+    ends_ns.push_back(kernels[i].end_ns - kernels[first_stamp].end_ns);
+  }
+  return ends_ns;
+}
+
 }  // namespace
 
 std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const BenchOptions& bench,
                                                      int rounds) {
   Require(rounds >= 1, "rounds is ", rounds, "; it must be >= 1");
-  Require(decoder.Options().ranks == 1, "ops are timed in place on 1 rank; the decoder has ",
-          decoder.Options().ranks);
-  BatchRun run(decoder, bench, bench.seed);
-  if (!run.FillDepth() || !run.Prefill()) return std::nullopt;
-  const std::vector<StepOp> order = OpsOfNextStep(decoder);  // and of all later ones
+  std::vector<StepOp> launched;
   std::map<StepOp, InPlaceTime> times;
-  int64_t decoded = 0;
-  for (int place = 0; place < kPlaces; ++place) {
-    const int64_t before = (bench.new_tokens - 1) * (2 * place + 1) / (2 * kPlaces);
-    if (!run.Decode(before - decoded)) return std::nullopt;
-    decoded = before;
+  const auto time = [&](const std::vector<StepOp>& order) {
+    launched = order;
     const std::optional<OpSamples> samples =
         TimeNextStep(decoder, order, rounds, bench.interrupted);
-    if (!samples) return std::nullopt;
+    if (!samples) return false;
     for (const auto& [op, us] : *samples) {
       const Interval interval = MedianInterval(us);
       times[op].us += Median(us) / kPlaces;
       times[op].ci95_us.low += interval.low / kPlaces;
       times[op].ci95_us.high += interval.high / kPlaces;
     }
-  }
+    return true;
+  };
+  if (!AtEachPlace(decoder, bench, time)) return std::nullopt;
 
   std::vector<OpInPlace> found;
   for (const StepOp op : AllStepOps()) {
-    const int64_t launches = std::ranges::count(order, op);
+    const int64_t launches = std::ranges::count(launched, op);
     if (launches == 0) continue;
     found.push_back({.op = op, .launches = launches});
-    if (op != order.front()) found.back().time = times.at(op);
+    if (op != launched.front()) found.back().time = times.at(op);
   }
   return found;
 }
 
-std::optional<std::vector<OpInPlace>> TimeOpsInPlaceTraced(
-    [[maybe_unused]] Decoder& decoder, [[maybe_unused]] const BenchOptions& bench) {
+StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vector<StepOp>& order) {
+  std::ranges::stable_sort(kernels, {}, &TracedKernel::begin_ns);
+  std::vector<size_t> stamps;  // two of each graph
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    if (kernels[i].name.find(kStampKernel) != std::string::npos) stamps.push_back(i);
+  }
+  const std::vector<Span> spans = SpansOf(order.size());
+  if (stamps.empty() || stamps.size() % (2 * spans.size()) != 0) {
+    throw RuntimeFailure(StrCat("the trace has ", stamps.size(), " stamps; rounds of ",
+                                spans.size(), " graphs have two in each"));
+  }
+  std::vector<std::vector<double>> delays_us(order.size() + 1);  // of each launch, counted from 1
+  for (size_t graph = 0; 2 * graph + 3 < stamps.size(); ++graph) {
+    const Span& span = spans[graph % spans.size()];
+    if (spans[(graph + 1) % spans.size()].from != span.from) continue;
+    const size_t at = 2 * graph;
+    const auto ends_ns = EndsBetween(kernels, stamps[at], stamps[at + 1]);
+    const auto later_ns = EndsBetween(kernels, stamps[at + 2], stamps[at + 3]);
+    if (ends_ns.empty() || later_ns.size() <= ends_ns.size()) {
+      throw RuntimeFailure(StrCat("a graph with a stamp one launch later has ", later_ns.size(),
+                                  " kernels between its stamps, the one before ", ends_ns.size()));
+    }
+    const auto delay_ns = ends_ns.back() - later_ns[ends_ns.size() - 1];
+    delays_us[span.to].push_back(1e-3 * static_cast<double>(delay_ns));
+  }
+  StampEffects effects;
+  double before_us = 0;
+  for (size_t launch = 1; launch <= order.size(); ++launch) {
+    // Behind the step's last launch nothing starts early.
+    const double us = delays_us[launch].empty() ? 0 : Median(delays_us[launch]);
+    effects[order[launch - 1]] += us - before_us;
+    before_us = us;
+  }
+  return effects;
+}
+
+std::optional<StampEffects> TraceStampEffects([[maybe_unused]] Decoder& decoder,
+                                              [[maybe_unused]] const BenchOptions& bench) {
 #if TOKLINE_HAS_CUDA
   constexpr int kRounds = 5;
-  const KernelTrace trace;
-  return TimeOpsInPlace(decoder, bench, kRounds);
+  KernelTrace trace;
+  StampEffects effects;
+  const auto add = [&](const std::vector<StepOp>& order) {
+    trace.Take();  // discards the kernels before
+    if (!TimeNextStep(decoder, order, kRounds, bench.interrupted)) return false;
+    for (const auto& [op, us] : EffectsOfStamps(trace.Take(), order)) effects[op] += us / kPlaces;
+    return true;
+  };
+  if (!AtEachPlace(decoder, bench, add)) return std::nullopt;
+  return effects;
 #else
   throw RuntimeFailure("this build has no CUDA, so nothing can be traced");
 #endif
 }
 
-void AddInPlaceTimes(const std::vector<OpInPlace>& times, StepProfile& profile) {
+void AddInPlaceTimes(const std::vector<OpInPlace>& times, const StampEffects& effects,
+                     StepProfile& profile) {
   for (OpTime& op : profile.ops) {
     const auto found =
         std::ranges::find(times, op.op, [](const OpInPlace& one) { return Name(one.op); });
-    if (found != times.end()) op.in_place = found->time;
+    if (found == times.end() || !found->time) continue;
+    op.in_place = found->time;
+    if (const auto effect = effects.find(found->op); effect != effects.end()) {
+      op.in_place->stamps_us = effect->second;
+    }
   }
 }
 

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "harness/engine/decoder.h"
+#include "harness/measure/kernel_trace.h"
 #include "harness/measure/step_profile.h"
 #include "harness/measure/throughput.h"
 
@@ -24,22 +26,35 @@ struct OpInPlace {
 // launches earlier, and when this launch has ended. A launch takes the difference between its graph
 // and that of the launch before it, whose first stamp stands in the same place, and an op the sum
 // over its launches. The time therefore runs from the end of the op's predecessor to its own end,
-// as in a profile. Nothing before the second stamp knows of it, and what comes after starts as
-// early as otherwise, and loads its weights meanwhile. The figure is the mean of four steps spread
-// over a repeat of the bench, of each the median of `rounds` rounds over all graphs. The op that
-// begins a step has no predecessor, so that its start could not be told from that of the graph.
+// as in a profile. What comes after a stamp starts a launch later than otherwise, but still loads
+// its weights while the op runs (StampEffects). The figure is the mean of four steps spread over a
+// repeat of the bench, of each the median of `rounds` rounds over all graphs. The op that begins a
+// step has no predecessor, so that its start could not be told from that of the graph.
 //
 // The decoder must be warmed up, run chains of ops, and have no sequences. Returns nothing if it
 // was interrupted. Throws InvalidArgument if the decoder is too small for the batch.
 std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const BenchOptions& bench,
                                                      int rounds);
 
-// The same over few rounds while a trace runs, which shows what the trace of a profile adds to an
-// op. CUDA builds only. Throws RuntimeFailure if tracing is not possible.
-std::optional<std::vector<OpInPlace>> TimeOpsInPlaceTraced(Decoder& decoder,
-                                                           const BenchOptions& bench);
+// What stamps add to the times of ops, in microseconds a step; less than 0 where they make an op
+// seem shorter. A stamp behind an op delays the launch of the op's successor, and with it what this
+// loads early, so that the op ends later than without the stamp, by up to 0.3 us on an H200. An
+// op's time in place has its own such delay too much, and that of its predecessor too little.
+using StampEffects = std::map<StepOp, double>;
 
-// Copies the times to the ops of a profile of the same step.
-void AddInPlaceTimes(const std::vector<OpInPlace>& times, StepProfile& profile);
+// Runs the graphs of TimeOpsInPlace a few times while a trace of kernels runs. Returns nothing if
+// it was interrupted. CUDA builds only. Throws RuntimeFailure if tracing is not possible.
+std::optional<StampEffects> TraceStampEffects(Decoder& decoder, const BenchOptions& bench);
+
+// The effects in a trace of rounds of all graphs that TimeOpsInPlace makes of a step with these
+// launches: the end of a launch behind which there is a stamp, less its end in the next graph,
+// whose first stamp stands in the same place, and whose second one comes a launch later. Throws
+// RuntimeFailure if the trace does not have two stamps for each graph.
+StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vector<StepOp>& order);
+
+// Adds the times, and with them the effects of stamps if they are known, to the ops of a profile of
+// the same step.
+void AddInPlaceTimes(const std::vector<OpInPlace>& times, const StampEffects& effects,
+                     StepProfile& profile);
 
 }  // namespace tokline

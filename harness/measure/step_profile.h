@@ -14,8 +14,11 @@ namespace tokline {
 // The time of all launches of an op in a step, as the step waits for them.
 struct InPlaceTime {
   double us = 0;
-  Interval ci95_us;                      // of the median
-  std::optional<double> traced_us = {};  // the same while a trace runs, as it does for a profile
+  Interval ci95_us;  // of the median
+  // how much of it the stamps add, as far as a trace can show it (StampEffects)
+  std::optional<double> stamps_us = {};
+
+  double WithoutStampsUs() const { return us - stamps_us.value_or(0); }
 };
 
 struct OpTime {

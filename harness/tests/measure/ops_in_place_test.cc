@@ -66,6 +66,69 @@ TEST_F(OpsInPlaceTest, DelayOfAnOpIsFoundInThatOp) {
   }
 }
 
+// A trace of graphs in which a stamp behind an op makes it end later by a time of its own, as far
+// as the step's last op, behind which nothing starts.
+class StampTrace {
+ public:
+  explicit StampTrace(std::vector<StepOp> order) : order_(std::move(order)) {}
+
+  void AddGraph(size_t from, size_t to) {
+    AddStamp();
+    for (size_t launch = from + 1; launch <= to; ++launch) {
+      const bool stamped = launch == to && to < order_.size();
+      AddKernel("kernel", kOpNs + (stamped ? DelayNs(order_[launch - 1]) : 0));
+    }
+    AddStamp();
+    now_ns_ += 10 * kOpNs;  // the rest of the step, and the pause until the next one
+  }
+  std::vector<TracedKernel> Kernels() const { return kernels_; }
+
+  static int64_t DelayNs(StepOp op) {
+    return op == StepOp::kQkv ? 250 : op == StepOp::kChunkDecode ? 100 : 0;
+  }
+
+ private:
+  static constexpr int64_t kOpNs = 3000;
+  void AddStamp() { AddKernel("a StampKernel", 500); }
+  void AddKernel(const char* name, int64_t ns) {
+    kernels_.push_back({.begin_ns = now_ns_, .end_ns = now_ns_ + ns, .name = name});
+    now_ns_ += ns;
+  }
+
+  std::vector<StepOp> order_;
+  std::vector<TracedKernel> kernels_;
+  int64_t now_ns_ = 0;
+};
+
+TEST_F(OpsInPlaceTest, EffectsOfStampsAreTheDelaysOfAnOpLessThoseOfTheOpBefore) {
+  std::vector<StepOp> order{StepOp::kEmbedding};
+  constexpr int kLayers = 3;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (const StepOp op : {StepOp::kQkv, StepOp::kChunkDecode, StepOp::kAttentionOutput,
+                            StepOp::kGateUp, StepOp::kDown}) {
+      order.push_back(op);
+    }
+  }
+  order.push_back(StepOp::kLmHead);
+  StampTrace trace(order);
+  for (int round = 0; round < 2; ++round) {
+    // As TimeOpsInPlace has them: windows of five launches, each up to ten launches long.
+    for (size_t to = 1; to <= 10; ++to) trace.AddGraph(0, to);
+    for (size_t to = 10; to <= 15; ++to) trace.AddGraph(5, to);
+    for (size_t to = 15; to <= 17; ++to) trace.AddGraph(10, to);
+  }
+  const StampEffects effects = EffectsOfStamps(trace.Kernels(), order);
+  EXPECT_NEAR(effects.at(StepOp::kQkv), kLayers * 0.25, 1e-9);
+  EXPECT_NEAR(effects.at(StepOp::kChunkDecode), kLayers * (0.1 - 0.25), 1e-9);
+  EXPECT_NEAR(effects.at(StepOp::kAttentionOutput), kLayers * -0.1, 1e-9);
+  EXPECT_NEAR(effects.at(StepOp::kDown), 0, 1e-9);
+
+  std::vector<TracedKernel> kernels = trace.Kernels();
+  kernels.pop_back();  // a stamp
+  EXPECT_THROW(EffectsOfStamps(kernels, order), RuntimeFailure);
+  EXPECT_THROW(EffectsOfStamps({}, order), RuntimeFailure);
+}
+
 TEST_F(OpsInPlaceTest, TheProfileShowsTheTimesOfItsOps) {
   StepProfile profile{.method = "cupti",
                       .steps = 1,
@@ -76,12 +139,12 @@ TEST_F(OpsInPlaceTest, TheProfileShowsTheTimesOfItsOps) {
   AddInPlaceTimes(
       {{.op = StepOp::kDown, .launches = 28, .time = InPlaceTime{.us = 57, .ci95_us = {56, 58}}},
        {.op = StepOp::kEmbedding, .launches = 1}},
-      profile);
+      {{StepOp::kDown, 3}}, profile);
   ASSERT_TRUE(profile.ops[0].in_place);
   EXPECT_EQ(profile.ops[0].in_place->us, 57);
   EXPECT_FALSE(profile.ops[1].in_place);
   const std::string table = ProfileTable({}, {.profile = profile}, 0.1);
-  EXPECT_NE(table.find("60.0 us  57.1%      57.0 us in place, -5.0%\n"), std::string::npos)
+  EXPECT_NE(table.find("60.0 us  57.1%      54.0 us in place, -10.0%\n"), std::string::npos)
       << table;
   EXPECT_NE(table.find("40.0 us  38.1%\n"), std::string::npos) << table;
 }
