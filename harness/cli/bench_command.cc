@@ -287,11 +287,12 @@ std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
   return TimeOpsInPlace(decoder, bench, kRounds);
 }
 
-std::optional<StampEffects> TraceStamps(const LoadedModel& model, const DecoderOptions& options,
-                                        const BenchOptions& bench) {
+std::optional<std::map<StepOp, TracedTime>> TimeInPlaceTraced(const LoadedModel& model,
+                                                              const DecoderOptions& options,
+                                                              const BenchOptions& bench) {
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
-  return TraceStampEffects(decoder, bench);
+  return TimeOpsInPlaceTraced(decoder, bench);
 }
 
 std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOptions& options,
@@ -524,12 +525,13 @@ int BenchCommand(const CommandLine& line) {
       try {
         std::optional<ProfiledSteps> profiled =
             Profile(model, decoders[i], benches[i], batch.untraced);
-        StampEffects effects;
+        std::optional<std::map<StepOp, TracedTime>> traced;
         if (profiled && profiled->profile.method == "cupti" && flags.in_place) {
-          effects = TraceStamps(model, decoders[i], benches[i]).value_or(StampEffects{});
+          traced = TimeInPlaceTraced(model, decoders[i], benches[i]);
         }
         if (profiled) {
-          AddInPlaceTimes(batch.in_place, effects, profiled->profile);
+          AddInPlaceTimes(batch.in_place, traced.value_or(std::map<StepOp, TracedTime>{}),
+                          profiled->profile);
           batch.measurement.profile = profiled->profile;
         }
         if (profiled && (flags.profile || flags.in_place)) {

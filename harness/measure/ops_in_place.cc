@@ -226,34 +226,39 @@ StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vecto
   return effects;
 }
 
-std::optional<StampEffects> TraceStampEffects([[maybe_unused]] Decoder& decoder,
-                                              [[maybe_unused]] const BenchOptions& bench) {
+std::optional<std::map<StepOp, TracedTime>> TimeOpsInPlaceTraced(
+    [[maybe_unused]] Decoder& decoder, [[maybe_unused]] const BenchOptions& bench) {
 #if TOKLINE_HAS_CUDA
   constexpr int kRounds = 5;
   KernelTrace trace;
-  StampEffects effects;
+  std::map<StepOp, TracedTime> times;
   const auto add = [&](const std::vector<StepOp>& order) {
     trace.Take();  // discards the kernels before
-    if (!TimeNextStep(decoder, order, kRounds, bench.interrupted)) return false;
-    for (const auto& [op, us] : EffectsOfStamps(trace.Take(), order)) effects[op] += us / kPlaces;
+    const std::optional<OpSamples> samples =
+        TimeNextStep(decoder, order, kRounds, bench.interrupted);
+    if (!samples) return false;
+    for (const auto& [op, us] : *samples) times[op].us += Median(us) / kPlaces;
+    for (const auto& [op, us] : EffectsOfStamps(trace.Take(), order)) {
+      if (op != order.front()) times[op].stamps_us += us / kPlaces;
+    }
     return true;
   };
   if (!AtEachPlace(decoder, bench, add)) return std::nullopt;
-  return effects;
+  return times;
 #else
   throw RuntimeFailure("this build has no CUDA, so nothing can be traced");
 #endif
 }
 
-void AddInPlaceTimes(const std::vector<OpInPlace>& times, const StampEffects& effects,
-                     StepProfile& profile) {
+void AddInPlaceTimes(const std::vector<OpInPlace>& times,
+                     const std::map<StepOp, TracedTime>& traced, StepProfile& profile) {
   for (OpTime& op : profile.ops) {
     const auto found =
         std::ranges::find(times, op.op, [](const OpInPlace& one) { return Name(one.op); });
     if (found == times.end() || !found->time) continue;
     op.in_place = found->time;
-    if (const auto effect = effects.find(found->op); effect != effects.end()) {
-      op.in_place->stamps_us = effect->second;
+    if (const auto time = traced.find(found->op); time != traced.end()) {
+      op.in_place->traced = time->second;
     }
   }
 }

@@ -42,9 +42,11 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
 // op's time in place has its own such delay too much, and that of its predecessor too little.
 using StampEffects = std::map<StepOp, double>;
 
-// Runs the graphs of TimeOpsInPlace a few times while a trace of kernels runs. Returns nothing if
-// it was interrupted. CUDA builds only. Throws RuntimeFailure if tracing is not possible.
-std::optional<StampEffects> TraceStampEffects(Decoder& decoder, const BenchOptions& bench);
+// The times of all ops but the first, and the effects of the stamps, over a few rounds while a
+// trace of kernels runs, as it does for a profile. Returns nothing if it was interrupted. CUDA
+// builds only. Throws RuntimeFailure if tracing is not possible.
+std::optional<std::map<StepOp, TracedTime>> TimeOpsInPlaceTraced(Decoder& decoder,
+                                                                 const BenchOptions& bench);
 
 // The effects in a trace of rounds of all graphs that TimeOpsInPlace makes of a step with these
 // launches: the end of a launch behind which there is a stamp, less its end in the next graph,
@@ -52,9 +54,9 @@ std::optional<StampEffects> TraceStampEffects(Decoder& decoder, const BenchOptio
 // RuntimeFailure if the trace does not have two stamps for each graph.
 StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vector<StepOp>& order);
 
-// Adds the times, and with them the effects of stamps if they are known, to the ops of a profile of
-// the same step.
-void AddInPlaceTimes(const std::vector<OpInPlace>& times, const StampEffects& effects,
-                     StepProfile& profile);
+// Adds the times, and those under a trace where they are known, to the ops of a profile of the same
+// step.
+void AddInPlaceTimes(const std::vector<OpInPlace>& times,
+                     const std::map<StepOp, TracedTime>& traced, StepProfile& profile);
 
 }  // namespace tokline

@@ -11,14 +11,18 @@
 
 namespace tokline {
 
+// The same as InPlaceTime while a trace runs, as it does for a profile, and how much of either the
+// stamps add (StampEffects).
+struct TracedTime {
+  double us = 0;
+  double stamps_us = 0;
+};
+
 // The time of all launches of an op in a step, as the step waits for them.
 struct InPlaceTime {
   double us = 0;
   Interval ci95_us;  // of the median
-  // how much of it the stamps add, as far as a trace can show it (StampEffects)
-  std::optional<double> stamps_us = {};
-
-  double WithoutStampsUs() const { return us - stamps_us.value_or(0); }
+  std::optional<TracedTime> traced = {};
 };
 
 struct OpTime {

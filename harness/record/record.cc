@@ -27,7 +27,10 @@ Json ToJson(const StepProfile& profile) {
     if (!time.in_place) continue;
     ops.back()["in_place_us"] = time.in_place->us;
     ops.back()["in_place_ci95_us"] = ToJson(time.in_place->ci95_us);
-    if (time.in_place->stamps_us) ops.back()["in_place_stamps_us"] = *time.in_place->stamps_us;
+    if (time.in_place->traced) {
+      ops.back()["in_place_traced_us"] = time.in_place->traced->us;
+      ops.back()["in_place_stamps_us"] = time.in_place->traced->stamps_us;
+    }
   }
   Json json{{"method", profile.method},
             {"steps", profile.steps},

@@ -52,14 +52,16 @@ class InPlaceTest(CommandTest):
         self.assertAlmostEqual(in_place, 100, delta=1)
         self.assertGreater(added(1.1)[0], 120)  # a time that is wrong shows
 
-    def test_what_stamps_add_to_an_op_is_taken_back(self):
-        file = Path(self.records({"down": 0.8, "qkv": 1.0}))
+    def test_times_under_a_trace_are_held_against_the_profile_without_what_stamps_add(self):
+        file = Path(self.records({"down": 0.8, "qkv": 0.8}))
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         for op in lines[1]["profile"]["ops"]:
             if "in_place_us" in op:
-                op["in_place_stamps_us"] = {"down": -0.22, "qkv": 0.3}[op["op"]] * op["us"]
-        _, out, _ = run_main(self.write("stamps.jsonl", lines))
-        self.assertRegex(out, r"^Of 2 ops, 1 have a share of the step within 10 % .* `qkv` .*, 0\.70 times\.\n")
+                op["in_place_traced_us"] = {"down": 0.82, "qkv": 1.0}[op["op"]] * op["us"]
+                op["in_place_stamps_us"] = {"down": -0.2, "qkv": 0.3}[op["op"]] * op["us"]
+        _, out, _ = run_main(self.write("traced.jsonl", lines))
+        self.assertRegex(out, r"^Of 2 ops, 1 have a time in place under the trace, less the stamps' part, within 10 % "
+                              r"(.|\n)* `qkv` (.|\n)*, 0\.70\s+times\.\n")
         self.assertRegex(out, r"(?m)^\| .* \| `down` \| 28 \| .* \| 1\.02 \|$")
 
     def test_the_newest_row_of_a_measurement_counts(self):

@@ -139,12 +139,13 @@ TEST_F(OpsInPlaceTest, TheProfileShowsTheTimesOfItsOps) {
   AddInPlaceTimes(
       {{.op = StepOp::kDown, .launches = 28, .time = InPlaceTime{.us = 57, .ci95_us = {56, 58}}},
        {.op = StepOp::kEmbedding, .launches = 1}},
-      {{StepOp::kDown, 3}}, profile);
+      {{StepOp::kDown, {.us = 59, .stamps_us = 3}}}, profile);
   ASSERT_TRUE(profile.ops[0].in_place);
   EXPECT_EQ(profile.ops[0].in_place->us, 57);
+  EXPECT_EQ(profile.ops[0].in_place->traced.value().stamps_us, 3);
   EXPECT_FALSE(profile.ops[1].in_place);
   const std::string table = ProfileTable({}, {.profile = profile}, 0.1);
-  EXPECT_NE(table.find("60.0 us  57.1%      54.0 us in place, -10.0%\n"), std::string::npos)
+  EXPECT_NE(table.find("60.0 us  57.1%      57.0 us in place, -5.0%\n"), std::string::npos)
       << table;
   EXPECT_NE(table.find("40.0 us  38.1%\n"), std::string::npos) << table;
 }

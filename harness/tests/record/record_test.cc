@@ -311,10 +311,11 @@ TEST(DecoderRowTest, CarriesTheProfileOfAStep) {
   EXPECT_NO_THROW(ValidateRecord(timed));
   EXPECT_EQ(timed["profile"]["ops"][0]["in_place_us"], 57.0);
   EXPECT_EQ(timed["profile"]["ops"][0]["in_place_ci95_us"], Json({56.0, 58.0}));
-  EXPECT_FALSE(timed["profile"]["ops"][0].contains("in_place_stamps_us"));
-  m.profile->ops[0].in_place->stamps_us = -2;
+  EXPECT_FALSE(timed["profile"]["ops"][0].contains("in_place_traced_us"));
+  m.profile->ops[0].in_place->traced = TracedTime{.us = 59, .stamps_us = -2};
   const Json traced = DecoderRow(m);
   EXPECT_NO_THROW(ValidateRecord(traced));
+  EXPECT_EQ(traced["profile"]["ops"][0]["in_place_traced_us"], 59.0);
   EXPECT_EQ(traced["profile"]["ops"][0]["in_place_stamps_us"], -2.0);
 }
 
