@@ -19,7 +19,8 @@ void Launch(const ActivationParams& params, const LaunchOptions& options) {
   Require(params.num_tokens <= kMaxBlocks / blocks_per_row, params.num_tokens, " rows of ",
           blocks_per_row, " blocks exceed the grid's ", kMaxBlocks);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens * blocks_per_row)),
-                          .block = dim3(kActivationThreads)};
+                          .block = dim3(kActivationThreads),
+                          .bytes = CostOf(params).Bytes()};
   DispatchDType(params.dtype, [&]<DType kDType>() {
     using T = typename DeviceType<kDType>::Type;
     Dispatch<ActivationKind::kGatedSilu, ActivationKind::kGeluTanh>(

@@ -271,6 +271,10 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
     consider(dealer.Deal(size));
     size = std::max(size + std::max(1, share / 8), dealer.NextSize(size));
   }
+  // Parts that are just larger than a share may leave a lane idle, larger ones leave more.
+  if (const int32_t size = dealer.NextSize(share); size < longest && best_us > even_us) {
+    consider(dealer.Deal(size));
+  }
   if (longest * kChunkDecodeTimes.alone_tile_us < best_us) consider(dealer.Deal(longest));
   std::ranges::stable_sort(best.shares, {}, &Piece::lane);
   return best;

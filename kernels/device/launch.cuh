@@ -18,7 +18,16 @@ struct LaunchShape {
   size_t shared_bytes = 0;
   unsigned cluster = 1;      // consecutive blocks in x that form a cluster; needs HasClusters()
   bool cooperative = false;  // all blocks are resident at the same time, or the launch fails
+  double bytes = 0;          // that it moves, if nothing else bounds it: see kLongLaunchBytes
 };
+
+// All kernels request the same split of an SM's memory between L1 and shared memory, nearly all of
+// it shared, because an SM has to drain before it can change the split and thus could not start a
+// kernel before its predecessor ends. A launch that moves this many bytes runs for 4 us and more,
+// and gains more by a larger L1, where its loads wait, than it could gain by overlapping.
+inline constexpr double kLongLaunchBytes = 16e6;
+// What it leaves as shared memory, for sums and tables.
+inline constexpr unsigned kLongLaunchSharedPercent = 25;
 
 // Raises a kernel's limit on dynamic shared memory. Throws InvalidArgument, which states what a
 // block needs and what the device offers, when the device does not have enough. The attributes of
@@ -88,12 +97,10 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
   if (shape.shared_bytes > kDefaultSharedLimit) {
     AllowSharedBytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes, device);
   }
-  // All kernels request the same split between L1 and shared memory, because an SM has to drain
-  // before it can change the split and thus could not start a kernel before its predecessor ends.
   TOKLINE_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                     cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared));
-  cudaLaunchAttribute attributes[3]{};
+  cudaLaunchAttribute attributes[4]{};
   unsigned num_attributes = 0;
   // Code without griddepcontrol would not wait for its predecessor, so it is launched as usual and
   // starts after the predecessor has ended.
@@ -101,6 +108,11 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.bytes >= kLongLaunchBytes) {
+    cudaLaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attribute.val.sharedMemCarveout = kLongLaunchSharedPercent;
   }
   if (shape.cluster > 1) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];

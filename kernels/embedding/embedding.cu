@@ -37,7 +37,8 @@ void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
   // Rows are copied bit by bit, so the element type only determines their length.
   const int64_t vectors = params.hidden_size * SizeOf(params.dtype) / 16;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens)),
-                          .block = dim3(kEmbeddingThreads)};
+                          .block = dim3(kEmbeddingThreads),
+                          .bytes = CostOf(params).Bytes()};
   if (params.position_table != nullptr) return LaunchSum(params, shape, vectors, options);
   LaunchKernel(EmbeddingKernel, shape, options, params.token_ids,
                static_cast<const uint4*>(params.table), static_cast<uint4*>(params.out),

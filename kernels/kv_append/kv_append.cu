@@ -16,8 +16,10 @@ void LaunchPolicy(const KvAppendParams& params, const KvAppendPlan& plan,
   using Policy = KvAppendPolicy<T, kHeadDim, kOp, kRows>;
   const int64_t groups = params.num_tokens * plan.groups_per_token;
   const auto blocks = static_cast<unsigned>(DivideUp(groups, Policy::kBlockGroups));
-  LaunchKernel(KvAppendKernel<Policy>, {.grid = dim3(blocks), .block = dim3(Policy::kThreads)},
-               options, params, plan);
+  LaunchKernel(
+      KvAppendKernel<Policy>,
+      {.grid = dim3(blocks), .block = dim3(Policy::kThreads), .bytes = CostOf(params).Bytes()},
+      options, params, plan);
 }
 
 }  // namespace

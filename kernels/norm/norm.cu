@@ -14,7 +14,8 @@ void Launch(const NormParams& params, const LaunchOptions& options) {
   const NormPlan plan = PlanNorm(params);
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(plan.blocks)),
-      .block = dim3(static_cast<unsigned>(plan.threads_per_row * plan.rows_per_block))};
+      .block = dim3(static_cast<unsigned>(plan.threads_per_row * plan.rows_per_block)),
+      .bytes = CostOf(params).Bytes()};
   DispatchDType(params.dtype, [&]<DType kDType>() {
     if (params.num_tokens == 0) return;
     using T = typename DeviceType<kDType>::Type;

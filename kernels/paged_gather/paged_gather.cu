@@ -11,6 +11,10 @@ namespace tokline {
 
 void Launch(const PagedGatherParams& params, const LaunchOptions& options) {
   Validate(params);
+  // Launches of 34 MB take 12 % longer with a larger L1, in a chain of their own; those of 1 GB
+  // take 4 % less.
+  constexpr double kLongGatherBytes = 256e6;
+  const double bytes = CostOf(params).Bytes();
   // Bits are copied, so only the length of a row matters and one kernel serves both types.
   DispatchDType(params.dtype, [&]<DType>() {
     if (params.total_tokens == 0) return;
@@ -18,8 +22,10 @@ void Launch(const PagedGatherParams& params, const LaunchOptions& options) {
     const auto blocks = static_cast<unsigned>(DivideUp(params.total_tokens, tile_tokens));
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
       LaunchKernel(PagedGatherKernel<kHeadDim>,
-                   {.grid = dim3(blocks), .block = dim3(kGatherThreads)}, options, params,
-                   tile_tokens);
+                   {.grid = dim3(blocks),
+                    .block = dim3(kGatherThreads),
+                    .bytes = bytes >= kLongGatherBytes ? bytes : 0},
+                   options, params, tile_tokens);
     });
   });
 }
