@@ -196,6 +196,15 @@ TEST(ChunkDecodePlanTest, NoLaneIsIdleThatWouldShortenTheLongest) {
   EXPECT_EQ(std::ranges::max(LaneTiles(plan)), 20);
 }
 
+// Parts of 64 tiles, one more than a lane's share, leave one of 33 lanes idle.
+TEST(ChunkDecodePlanTest, OneLongSequenceLeavesAtMostOneLaneIdle) {
+  for (const int32_t length : {100'000, 131'072}) {
+    const std::vector<int64_t> tiles = LaneTiles(PlanOf(std::vector{length}));
+    EXPECT_EQ(tiles.size(), 33u);
+    EXPECT_LE(std::ranges::count(tiles, 0), 1) << length;
+  }
+}
+
 TEST(ChunkDecodePlanTest, PartsOfALongSequenceAreDealtAmongWholeShortOnes) {
   std::vector<int32_t> lengths(32, 256);
   lengths[7] = 8192;
