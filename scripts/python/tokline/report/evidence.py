@@ -446,7 +446,7 @@ class Evidence:
                     notes.append(Note("refused", f"ablation of {line['name']}: {line.get('reason')}", of="row"))
         for entry in self.entries:
             if entry.row.get("limit_is_wrong"):
-                notes.append(Note("above its limit", f"{entry.kernel} {entry.name}, {entry.how}, is right and above its "
+                notes.append(Note("above the limit", f"{entry.kernel} {entry.name}, {entry.how}, is right and above its "
                                   f"{entry.row['limit']} limit ({percent(entry.percent)}): the limit is wrong", of="row"))
         disturbed = {}
         for entry in self.entries:
