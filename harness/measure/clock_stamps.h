@@ -20,7 +20,7 @@ class ClockStamps {
   ClockStamps(Backend& backend, int64_t room);
 
   // Enqueues a stamp of the time at which everything before it is done. With `dependent` the
-  // kernel behind it starts as early as it would without the stamp, and loads its weights
+  // kernel behind it starts one launch later than it would without the stamp, and loads its weights
   // meanwhile, but waits for the stamp with the rest.
   void Stamp(bool dependent);
   // Forgets the stamps of the work enqueued so far.

@@ -204,7 +204,8 @@ StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vecto
   std::vector<std::vector<double>> delays_us(order.size() + 1);  // of each launch, counted from 1
   for (size_t graph = 0; 2 * graph + 3 < stamps.size(); ++graph) {
     const Span& span = spans[graph % spans.size()];
-    if (spans[(graph + 1) % spans.size()].from != span.from) continue;
+    const Span& next = spans[(graph + 1) % spans.size()];
+    if (next.from != span.from || next.to != span.to + 1) continue;
     const size_t at = 2 * graph;
     const auto ends_ns = EndsBetween(kernels, stamps[at], stamps[at + 1]);
     const auto later_ns = EndsBetween(kernels, stamps[at + 2], stamps[at + 3]);

@@ -39,7 +39,7 @@ std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const Ben
 // What stamps add to the times of ops, in microseconds a step; less than 0 where they make an op
 // seem shorter. A stamp behind an op delays the launch of the op's successor, and with it what this
 // loads early, so that the op ends later than without the stamp, by up to 0.3 us on an H200. An
-// op's time in place has its own such delay too much, and that of its predecessor too little.
+// op's time in place includes its own delay, and lacks its predecessor's.
 using StampEffects = std::map<StepOp, double>;
 
 // The times of all ops but the first, and the effects of the stamps, over a few rounds while a

@@ -11,7 +11,7 @@
 
 namespace tokline {
 
-// The same as InPlaceTime while a trace runs, as it does for a profile, and how much of either the
+// The same as InPlaceTime while a trace runs, as it does for a profile, and how much of that the
 // stamps add (StampEffects).
 struct TracedTime {
   double us = 0;

@@ -23,7 +23,8 @@ using Shares = ChunkDecodeShares;
 constexpr int32_t kWholeTiles = 4;
 // What a wide tile takes, in narrow ones: see ChunkDecodeTimes.
 constexpr int32_t kWideWeight = 3;
-// So many sizes of parts are tried, and no more once the last lane ends at most 3 % later than all
+// So many sizes of parts are tried, each larger than the one before by an eighth of a lane's share,
+// then the one next to the share; and no more once the last lane ends at most 3 % later than all
 // would if they ended together. All other sizes would gain 0.1 %, by the model and in the geometric
 // mean of 40,000 drawn batches.
 constexpr int32_t kPartSizes = 4;
@@ -267,14 +268,14 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
                          grid.num_lanes;
   // Parts of a lane's share make fewer cuts than there are lanes.
   const auto share = static_cast<int32_t>(DivideUp(total, grid.num_lanes));
+  const int32_t step = std::max(1, share / 8);
   for (int32_t i = 0, size = share; i < kPartSizes && size < longest && best_us > even_us; ++i) {
     consider(dealer.Deal(size));
-    size = std::max(size + std::max(1, share / 8), dealer.NextSize(size));
+    size = std::max(size + step, dealer.NextSize(size));
   }
   // Parts that are just larger than a share may leave a lane idle, larger ones leave more.
-  if (const int32_t size = dealer.NextSize(share); size < longest && best_us > even_us) {
-    consider(dealer.Deal(size));
-  }
+  const int32_t next = dealer.NextSize(share);
+  if (next < std::min(share + step, longest) && best_us > even_us) consider(dealer.Deal(next));
   if (longest * kChunkDecodeTimes.alone_tile_us < best_us) consider(dealer.Deal(longest));
   std::ranges::stable_sort(best.shares, {}, &Piece::lane);
   return best;

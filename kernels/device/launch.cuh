@@ -18,15 +18,16 @@ struct LaunchShape {
   size_t shared_bytes = 0;
   unsigned cluster = 1;      // consecutive blocks in x that form a cluster; needs HasClusters()
   bool cooperative = false;  // all blocks are resident at the same time, or the launch fails
-  double bytes = 0;          // that it moves, if nothing else bounds it: see kLongLaunchBytes
+  double bytes = 0;          // moved; set only if memory alone bounds the kernel (kLongLaunchBytes)
 };
 
-// All kernels request the same split of an SM's memory between L1 and shared memory, nearly all of
-// it shared, because an SM has to drain before it can change the split and thus could not start a
-// kernel before its predecessor ends. A launch that moves this many bytes runs for 4 us and more,
-// and gains more by a larger L1, where its loads wait, than it could gain by overlapping.
+// Launches request the same split of an SM's memory between L1 and shared memory, nearly all of it
+// shared, because an SM has to drain before it can change the split and thus could not start a
+// kernel before its predecessor ends. Those that move this many bytes run for some 4 us and more,
+// and usually gain more by a larger L1, where their loads wait, than by overlapping. Needs CUDA
+// 12.8; before, all launches have the same split.
 inline constexpr double kLongLaunchBytes = 16e6;
-// What it leaves as shared memory, for sums and tables.
+// What such a launch leaves as shared memory, for sums and tables.
 inline constexpr unsigned kLongLaunchSharedPercent = 25;
 
 // Raises a kernel's limit on dynamic shared memory. Throws InvalidArgument, which states what a
@@ -109,11 +110,13 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
   }
+#if CUDART_VERSION >= 12080
   if (shape.bytes >= kLongLaunchBytes) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     attribute.val.sharedMemCarveout = kLongLaunchSharedPercent;
   }
+#endif
   if (shape.cluster > 1) {
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeClusterDimension;

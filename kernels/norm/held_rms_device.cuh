@@ -1,7 +1,7 @@
 // RMSNorm, optionally after adding a residual, of rows that fit the registers of their threads:
 // every tensor is accessed once.
 //
-// Grid: one block of 128 or 512 threads per row, or one warp per row with 4 rows per block.
+// Grid: one block of 128 to 512 threads per row, or one warp per row with 4 rows per block.
 // Registers: a thread holds kHeld accesses of 16 bytes, packed. Held unpacked they would cost twice
 //   the registers, so the compiler must not see that the second pass unpacks the same words.
 // Shared memory: the warps' sums. Barriers: one, with one block per row.

@@ -22,8 +22,10 @@ void Launch(const NormParams& params, const LaunchOptions& options) {
     if (plan.held > 0) {
       Dispatch<1, 4>("held", plan.held, [&]<int kHeld>() {
         Dispatch<32, 128, 256, 512>("threads_per_row", plan.threads_per_row, [&]<int kThreads>() {
-          LaunchKernel(HeldRmsNormKernel<HeldRmsPolicy<T, kThreads, kHeld>>, shape, options,
-                       params);
+          if constexpr (kThreads != 256 || kHeld == 1) {  // no plan has both
+            LaunchKernel(HeldRmsNormKernel<HeldRmsPolicy<T, kThreads, kHeld>>, shape, options,
+                         params);
+          }
         });
       });
       return;

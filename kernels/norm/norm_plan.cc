@@ -13,7 +13,7 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kVectorBytes = 16;
-constexpr int64_t kFewRows = 512;  // of fewer the latency counts
+constexpr int64_t kFewRows = 512;  // below this, latency matters
 
 bool IsVectorAligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;

@@ -30,7 +30,7 @@ class InPlaceTest(CommandTest):
 
     def test_the_worst_op_that_differs_is_named(self):
         _, out, _ = run_main(self.records({"down": 1.12, "qkv": 0.7, "gate_up": 1.0}))
-        self.assertRegex(out.splitlines()[0], r"^Of 3 ops, 1 have a share of the step within 10 % .* The worst is `qkv` at batch 1 of .*, 0\.70 times\.$")
+        self.assertRegex(out.splitlines()[0], r"^Of 3 ops, 1 has a share of the step within 10 % .* The worst is `qkv` at batch 1 of .*, 0\.70 times\.$")
 
     def test_shares_of_a_traced_step_count_what_tracing_adds(self):
         step_us = self.machine.decoder_run()[1]["profile"]["step_us"]
@@ -60,7 +60,7 @@ class InPlaceTest(CommandTest):
                 op["in_place_traced_us"] = {"down": 0.82, "qkv": 1.0}[op["op"]] * op["us"]
                 op["in_place_stamps_us"] = {"down": -0.2, "qkv": 0.3}[op["op"]] * op["us"]
         _, out, _ = run_main(self.write("traced.jsonl", lines))
-        self.assertRegex(out, r"^Of 2 ops, 1 have a time in place under the trace, less the stamps' part, within 10 % "
+        self.assertRegex(out, r"^Of 2 ops, 1 has a time in place under the trace, less the stamps' part, within 10 % "
                               r"(.|\n)* `qkv` (.|\n)*, 0\.70\s+times\.\n")
         self.assertRegex(out, r"(?m)^\| .* \| `down` \| 28 \| .* \| 1\.02 \|$")
 
@@ -68,7 +68,7 @@ class InPlaceTest(CommandTest):
         old = self.records({"down": 2.0}, "a.jsonl")
         new = self.records({"down": 1.0}, "b.jsonl")
         for files in ((old, new), (new, old)):
-            self.assertIn("Of 1 op, 1 have a share", run_main(*files)[1])
+            self.assertIn("Of 1 op, 1 has a share", run_main(*files)[1])
 
     def test_a_page_is_rewritten_between_its_marks(self):
         page = self.folder / "page.md"

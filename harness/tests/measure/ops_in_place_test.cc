@@ -123,6 +123,15 @@ TEST_F(OpsInPlaceTest, EffectsOfStampsAreTheDelaysOfAnOpLessThoseOfTheOpBefore) 
   EXPECT_NEAR(effects.at(StepOp::kAttentionOutput), kLayers * -0.1, 1e-9);
   EXPECT_NEAR(effects.at(StepOp::kDown), 0, 1e-9);
 
+  // A step of one window, whose last graph is followed by the first one of the next round.
+  const std::vector<StepOp> few{StepOp::kEmbedding, StepOp::kQkv, StepOp::kChunkDecode,
+                                StepOp::kLmHead};
+  StampTrace short_trace(few);
+  for (int round = 0; round < 2; ++round) {
+    for (size_t to = 1; to <= few.size(); ++to) short_trace.AddGraph(0, to);
+  }
+  EXPECT_NEAR(EffectsOfStamps(short_trace.Kernels(), few).at(StepOp::kQkv), 0.25, 1e-9);
+
   std::vector<TracedKernel> kernels = trace.Kernels();
   kernels.pop_back();  // a stamp
   EXPECT_THROW(EffectsOfStamps(kernels, order), RuntimeFailure);

@@ -72,10 +72,10 @@ def timed_ops(runs):
 
 def sentence(ops):
     apart = sorted((op for op in ops if op.differs), key=lambda op: -abs(op.ratio - 1))
-    what = ("a share of the step" if any("in_place_traced_us" not in op.op for op in ops)
-            else "a time in place under the trace, less the stamps' part,")
-    words = (f"Of {terminal.count(len(ops), 'op')}, {len(ops) - len(apart)} have {what} within {100 * ALLOWED:.0f} % of "
-             "what the profile says")
+    what = ("share of the step" if any("in_place_traced_us" not in op.op for op in ops)
+            else "time in place under the trace, less the stamps' part,")
+    words = (f"Of {terminal.count(len(ops), 'op')}, {len(ops) - len(apart)} {'has' if len(ops) - len(apart) == 1 else 'have'} "
+             f"a {what} within {100 * ALLOWED:.0f} % of what the profile says")
     if not apart:
         return words + "."
     worst = apart[0]
