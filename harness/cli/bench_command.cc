@@ -287,12 +287,13 @@ std::optional<std::vector<OpInPlace>> TimeInPlace(const LoadedModel& model,
   return TimeOpsInPlace(decoder, bench, kRounds);
 }
 
-std::optional<std::map<StepOp, TracedTime>> TimeInPlaceTraced(const LoadedModel& model,
-                                                              const DecoderOptions& options,
-                                                              const BenchOptions& bench) {
+// Returns no times if it was interrupted.
+std::map<StepOp, TracedTime> TimeInPlaceTraced(const LoadedModel& model,
+                                               const DecoderOptions& options,
+                                               const BenchOptions& bench) {
   Decoder decoder = MakeDecoder(model, options);
   decoder.WarmUp();
-  return TimeOpsInPlaceTraced(decoder, bench);
+  return TimeOpsInPlaceTraced(decoder, bench).value_or(std::map<StepOp, TracedTime>{});
 }
 
 std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOptions& options,
@@ -525,13 +526,12 @@ int BenchCommand(const CommandLine& line) {
       try {
         std::optional<ProfiledSteps> profiled =
             Profile(model, decoders[i], benches[i], batch.untraced);
-        std::optional<std::map<StepOp, TracedTime>> traced;
+        std::map<StepOp, TracedTime> traced;
         if (profiled && profiled->profile.method == "cupti" && flags.in_place) {
           traced = TimeInPlaceTraced(model, decoders[i], benches[i]);
         }
         if (profiled) {
-          AddInPlaceTimes(batch.in_place, traced.value_or(std::map<StepOp, TracedTime>{}),
-                          profiled->profile);
+          AddInPlaceTimes(batch.in_place, traced, profiled->profile);
           batch.measurement.profile = profiled->profile;
         }
         if (profiled && (flags.profile || flags.in_place)) {

@@ -5,8 +5,6 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <span>
-#include <utility>
 
 #include "harness/measure/batch_run.h"
 #include "harness/measure/clock_stamps.h"
@@ -148,16 +146,6 @@ bool AtEachPlace(Decoder& decoder, const BenchOptions& bench, const AtPlace& at_
   return true;
 }
 
-// When each launch of a graph between its stamps ended, in nanoseconds after the first stamp.
-std::vector<int64_t> EndsBetween(std::span<const TracedKernel> kernels, size_t first_stamp,
-                                 size_t second_stamp) {
-  std::vector<int64_t> ends_ns;
-  for (size_t i = first_stamp + 1; i < second_stamp; ++i) {
-    ends_ns.push_back(kernels[i].end_ns - kernels[first_stamp].end_ns);
-  }
-  return ends_ns;
-}
-
 }  // namespace
 
 std::optional<std::vector<OpInPlace>> TimeOpsInPlace(Decoder& decoder, const BenchOptions& bench,
@@ -206,15 +194,17 @@ StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vecto
     const Span& span = spans[graph % spans.size()];
     const Span& next = spans[(graph + 1) % spans.size()];
     if (next.from != span.from || next.to != span.to + 1) continue;
-    const size_t at = 2 * graph;
-    const auto ends_ns = EndsBetween(kernels, stamps[at], stamps[at + 1]);
-    const auto later_ns = EndsBetween(kernels, stamps[at + 2], stamps[at + 3]);
-    if (ends_ns.empty() || later_ns.size() <= ends_ns.size()) {
-      throw RuntimeFailure(StrCat("a graph with a stamp one launch later has ", later_ns.size(),
-                                  " kernels between its stamps, the one before ", ends_ns.size()));
+    const size_t* const at = stamps.data() + 2 * graph;
+    const size_t count = at[1] - at[0] - 1, later_count = at[3] - at[2] - 1;
+    if (count == 0 || later_count <= count) {
+      throw RuntimeFailure(StrCat("a graph with a stamp one launch later has ", later_count,
+                                  " kernels between its stamps, the one before ", count));
     }
-    const auto delay_ns = ends_ns.back() - later_ns[ends_ns.size() - 1];
-    delays_us[span.to].push_back(1e-3 * static_cast<double>(delay_ns));
+    // When the last of these kernels ended after the first stamp.
+    const auto end_ns = [&](size_t stamp) {
+      return kernels[stamp + count].end_ns - kernels[stamp].end_ns;
+    };
+    delays_us[span.to].push_back(1e-3 * static_cast<double>(end_ns(at[0]) - end_ns(at[2])));
   }
   StampEffects effects;
   double before_us = 0;

@@ -274,8 +274,10 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
     size = std::max(size + step, dealer.NextSize(size));
   }
   // Parts that are just larger than a share may leave a lane idle, larger ones leave more.
-  const int32_t next = dealer.NextSize(share);
-  if (next < std::min(share + step, longest) && best_us > even_us) consider(dealer.Deal(next));
+  if (best_us > even_us) {
+    const int32_t next = dealer.NextSize(share);
+    if (next < std::min(share + step, longest)) consider(dealer.Deal(next));
+  }
   if (longest * kChunkDecodeTimes.alone_tile_us < best_us) consider(dealer.Deal(longest));
   std::ranges::stable_sort(best.shares, {}, &Piece::lane);
   return best;

@@ -74,8 +74,9 @@ def sentence(ops):
     apart = sorted((op for op in ops if op.differs), key=lambda op: -abs(op.ratio - 1))
     what = ("share of the step" if any("in_place_traced_us" not in op.op for op in ops)
             else "time in place under the trace, less the stamps' part,")
-    words = (f"Of {terminal.count(len(ops), 'op')}, {len(ops) - len(apart)} {'has' if len(ops) - len(apart) == 1 else 'have'} "
-             f"a {what} within {100 * ALLOWED:.0f} % of what the profile says")
+    agree = len(ops) - len(apart)
+    words = (f"Of {terminal.count(len(ops), 'op')}, {agree} {'has' if agree == 1 else 'have'} a {what} within "
+             f"{100 * ALLOWED:.0f} % of what the profile says")
     if not apart:
         return words + "."
     worst = apart[0]
