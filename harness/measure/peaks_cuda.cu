@@ -144,7 +144,8 @@ Peaks MeasurePeaks(const std::optional<MatmulWork>& matmul) {
   for (const int64_t blocks_per_sm : {2, 4, 1 << 16}) {  // persistent blocks, or one block per part
     const LaunchShape shape{
         .grid = dim3(static_cast<unsigned>(BlocksOf(vectors, blocks_per_sm * sm_count))),
-        .block = dim3(kThreads)};
+        .block = dim3(kThreads),
+        .bytes = static_cast<double>(bytes)};
     // Where memory lies decides how fast it is read, so each buffer takes each part once.
     for (size_t placement = 0; placement < buffers.size(); ++placement) {
       const auto* first = buffers[placement].as<const uint4>();

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "harness/platform/cuda_handles.h"
 #include "harness/tests/kernels/cuda_test.h"
 #include "kernels/common/error.h"
 #include "reference/activation.h"
@@ -134,6 +135,44 @@ TEST_F(ActivationCudaTest, SeventyThousandRowsAreAllWritten) {
                            testing::RandomTensor(DType::kF16, 70'000 * 16 * inputs, 9), 9);
   }
 }
+
+#if CUDART_VERSION >= 12080
+// The percentage of an SM's memory that a launch asks for as shared memory.
+int SharedPercent(const ActivationParams& params) {
+  const cudaStream_t stream = WorkStream();
+  TOKLINE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  Launch(params, {.stream = stream});
+  cudaGraph_t captured = nullptr;
+  TOKLINE_CUDA(cudaStreamEndCapture(stream, &captured));
+  const UniqueGraph graph(captured);
+  cudaGraphNode_t node = nullptr;
+  size_t nodes = 1;
+  TOKLINE_CUDA(cudaGraphGetNodes(graph.get(), &node, &nodes));
+  EXPECT_EQ(nodes, 1u);
+  cudaLaunchAttributeValue value{};
+  TOKLINE_CUDA(cudaGraphKernelNodeGetAttribute(
+      node, cudaLaunchAttributePreferredSharedMemoryCarveout, &value));
+  return static_cast<int>(value.sharedMemCarveout);
+}
+
+// Launches that move 16 MB and more leave most of the memory to L1; shorter ones do not, because an
+// SM has to drain before it changes the split.
+TEST_F(ActivationCudaTest, LongLaunchesTakeALargerL1) {
+  const HostTensor values(DType::kBf16, 2048 * 3 * 1408);
+  const DeviceBuffer memory = testing::ToDevice(values);
+  ActivationParams params{.kind = ActivationKind::kGatedSilu,
+                          .dtype = DType::kBf16,
+                          .num_tokens = 2048,
+                          .intermediate_size = 1408,
+                          .x = memory.data(),
+                          .x_stride = 2 * 1408,
+                          .out = memory.as<uint16_t>() + int64_t{2048} * 2 * 1408,
+                          .out_stride = 1408};
+  EXPECT_EQ(SharedPercent(params), 25);
+  params.num_tokens = 1024;  // 8.7 MB
+  EXPECT_NE(SharedPercent(params), 25);
+}
+#endif
 
 TEST_F(ActivationCudaTest, F32IsRefused) {
   const HostTensor in(DType::kF32, 16);
