@@ -64,12 +64,13 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
   ptx::GridDependencyWait();
   const int64_t token = blockIdx.x;
   const int64_t id = args.token_ids[token] - args.first_id, position = args.positions[token];
-  const bool known =
-      id >= 0 && id < args.vocab_size && position >= 0 && position < args.num_positions;
+  // As unsigned numbers, negative ones exceed every size.
+  const bool known = static_cast<uint64_t>(id) < static_cast<uint64_t>(args.vocab_size) &&
+                     static_cast<uint64_t>(position) < static_cast<uint64_t>(args.num_positions);
   const uint4* const words = args.table + (known ? id : 0) * args.vectors;
   const uint4* const places = args.position_table + (known ? position : 0) * args.vectors;
   uint4* const target = args.out + token * args.vectors;
-#pragma unroll 4
+#pragma unroll 1  // one or two rounds per row; more code would have to be fetched
   for (int64_t i = threadIdx.x; i < args.vectors; i += kEmbeddingThreads) {
     uint4 sum = {};
     if (known) {
