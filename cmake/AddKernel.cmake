@@ -14,7 +14,8 @@
 #   which keeps the dependencies free of cycles. CUDA_LIBS are libraries of the CUDA toolkit.
 # tokline_finish_kernels()
 #   What follows from the list of all kernels: the libraries tokline_kernels, tokline_cuda_kernels
-#   and tokline_reference, and the headers kernels/kernel_list.h and reference/reference_ops.h.
+#   and tokline_reference, and the headers kernels/kernel_list.h and reference/reference_ops.h. A
+#   folder of kernels/ that is no kernel of the list, common or device stops the configuring.
 # tokline_embed_shapes(<out>)
 #   A source that holds the default shapes of the benches, all of benches/shapes.
 
@@ -101,6 +102,14 @@ endfunction()
 
 function(tokline_finish_kernels)
   get_property(names GLOBAL PROPERTY TOKLINE_KERNEL_NAMES)
+  set(kernels "${PROJECT_SOURCE_DIR}/kernels")
+  file(GLOB folders RELATIVE "${kernels}" CONFIGURE_DEPENDS "${kernels}/*")
+  list(REMOVE_ITEM folders common device ${names})
+  foreach(folder IN LISTS folders)
+    if(IS_DIRECTORY "${kernels}/${folder}")
+      message(FATAL_ERROR "kernels/${folder} has no line in CMakeLists.txt: add_kernel(${folder})")
+    endif()
+  endforeach()
   list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_host" OUTPUT_VARIABLE host_libs)
   list(TRANSFORM names REPLACE "(.+)" "tokline_\\1_cuda" OUTPUT_VARIABLE cuda_libs)
 
@@ -112,15 +121,7 @@ function(tokline_finish_kernels)
     tokline_add_library(tokline_cuda_kernels LIBS ${cuda_libs} tokline_device tokline_kernels)
   endif()
 
-  # From reference/, take the references of the kernels above and what several references share. A
-  # reference is left out if its kernel has no add_kernel() line.
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/reference/*.cc")
-  foreach(source IN LISTS sources)
-    cmake_path(GET source STEM stem)
-    if(NOT stem IN_LIST names AND IS_DIRECTORY "${PROJECT_SOURCE_DIR}/kernels/${stem}")
-      list(REMOVE_ITEM sources "${source}")
-    endif()
-  endforeach()
   tokline_add_library(tokline_reference SOURCES ${sources}
     LIBS tokline_kernels Eigen3::Eigen Threads::Threads)
 endfunction()

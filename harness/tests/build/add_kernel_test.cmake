@@ -4,6 +4,7 @@
 #   - It is built against the libraries of the build; its test and its bench pass.
 #   - Without any one of its files, without its params, or composed of a kernel that is not there,
 #     it does not configure, and the message names what is missing.
+#   - Beside a folder that has no line, it does not configure either, and the message has the line.
 cmake_minimum_required(VERSION 3.25)
 
 set(tree "${WORK_DIR}/tree")
@@ -63,4 +64,8 @@ file(READ "${tree}/CMakeLists.txt" lines)
 string(REPLACE "add_kernel(toy)" "add_kernel(toy KERNELS absent)" lines "${lines}")
 file(WRITE "${tree}/CMakeLists.txt" "${lines}")
 expect_failure("add_kernel(toy): KERNELS absent has no add_kernel() line above it")
+
+write_tree()
+file(WRITE "${tree}/kernels/forgotten/forgotten.h" "")
+expect_failure("kernels/forgotten has no line in CMakeLists.txt: add_kernel(forgotten)")
 file(REMOVE_RECURSE "${WORK_DIR}")
