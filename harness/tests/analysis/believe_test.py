@@ -417,6 +417,52 @@ class ReportTest(InFolder):
         self.assertEqual(len(check["details"]["not_counted"]), 2)
         self.assertIn("2 disturbed or undecided rows are not counted", check["measured"])
 
+    def slowed_sides(self, cases, effects=(), **of_slowed):
+        """The check of a slowdown by 5 %; `of_slowed` are arguments of the slowed runs."""
+        machine = Machine(seed=3, run_noise=0.0005)
+        for side in ("a", "slow5"):
+            folder = self.folder / "out" / "benches" / side
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in range(3):
+                how = of_slowed | {"effects": [Effect(5)]} if side == "slow5" else {}
+                write(folder / f"x.round{number}.jsonl", machine.run("bench_x", cases, **how))
+        return self.report()
+
+    def test_a_slowed_row_that_was_refused_throughout_is_missed(self):
+        cases = [KernelCase(kernel, (("name", f"s{number}"),), 10.0) for kernel in ("linear", "norm")
+                 for number in range(20)]
+        for refused in (cases[:1], cases[:20]):
+            checks, page = self.slowed_sides(cases, refused=dict.fromkeys(refused, "unverified: wrong"))
+            check = checks["slowdown_5"]
+            self.assertIn(f"{40 - len(refused)} of 40 ", check["measured"])
+            self.assertIn(f"least of linear: {20 - len(refused)} of 20", check["measured"])
+            self.assertEqual((check["met"], len(check["details"]["misses"])), (False, len(refused)))
+            self.assertIn("linear s0 cuda plain bf16 cold: unverified", page)
+
+    def test_a_row_that_was_refused_as_it_is_is_no_comparison(self):
+        self.benches = ("norm",)
+        cases = [KernelCase("norm", (("name", f"s{number}"),), 10.0) for number in range(21)]
+        self.slowed_sides(cases)
+        for path in (self.folder / "out" / "benches" / "a").glob("*.jsonl"):
+            write(path, Machine(seed=zlib.crc32(path.name.encode()), run_noise=0.0005).run(
+                "bench_x", cases, refused={cases[0]: "no memory"}))
+        check = self.report()[0]["slowdown_5"]
+        self.assertEqual((check["met"], check["details"]["distinct"]), (True, 20), check["measured"])
+        self.assertEqual(len(check["details"]["not_counted"]), 1)
+
+    def test_a_false_alarm_without_a_figure_is_listed(self):
+        machine = Machine(seed=3)
+        cases = [case for case in kernel_cases(40) if case.kernel == "linear"]
+        for side in ("a", "again"):
+            folder = self.folder / "out" / "benches" / side
+            folder.mkdir(parents=True)
+            for number in range(3):
+                refused = {cases[0]: "unverified: wrong"} if side == "again" else {}
+                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, refused=refused))
+        check = self.report()[0]["aa"]
+        self.assertEqual(check["details"]["false_alarms"], 1)
+        self.assertRegex(check["details"]["misses"][0], ": unverified; refused in 3 of 3 runs")
+
     def test_noise_of_runs_is_no_alarm(self):
         self.sides(Machine(seed=2, run_noise=0.02), again=[])
         self.assertEqual(self.report()[0]["aa"]["details"]["false_alarms"], 0)
@@ -597,6 +643,27 @@ class ReportTest(InFolder):
         path = write(self.folder / "many.jsonl", believe_report.repeated(source, 100))
         run, = believe_report.records.read([path])
         self.assertEqual(len({believe_report.records.key(row) for row in run.rows}), 100)
+
+    def test_the_tools_are_timed_on_a_run_with_figures(self):
+        folder = self.folder / "out" / "benches" / "a"
+        folder.mkdir(parents=True)
+        cases, machine = kernel_cases(10), Machine(seed=3)
+        write(folder / "a.jsonl", machine.run("bench_a", cases, refused=dict.fromkeys(cases, "no memory")))
+        write(folder / "b.jsonl", machine.run("bench_b", cases, refused={cases[0]: "no memory"}))
+
+        def timed(argv):
+            run, = records.read([next(path for path in argv if str(path).endswith(".jsonl"))])
+            return 1.0, len(run.rows) != believe_report.GATE_ROWS, ""
+
+        with mock.patch.object(believe_report, "timed", timed):
+            checks = believe_report.check_tools([self.folder / "out"], True, believe_report.Jobs())
+        self.assertEqual([check.met for check in checks], [True, True])
+
+    def test_refused_rows_are_not_repeated(self):
+        cases = kernel_cases(10)
+        path = write(self.folder / "run.jsonl", Machine(seed=3).run("bench_x", cases, refused={cases[0]: "no memory"}))
+        run, = records.read([write(self.folder / "many.jsonl", believe_report.repeated(Path(path), 100))])
+        self.assertEqual([row["status"] for row in run.rows], ["ok"] * 100)
 
 
 class RealProgramsTest(InFolder):

@@ -29,8 +29,8 @@ class ChangesTest(CommandTest):
         before = self.write("a.jsonl", self.old.run("bench_x", self.cases))
         now = self.write("b.jsonl", self.new.run("bench_x", [*self.cases, case("fresh")], self.effects))
         lines = self.changes(before, now)
-        self.assertRegex(lines[0], r"^Of 4 rows that were measured before, 1 became slower or wrong and 1 faster; 0 differ .* "
-                         r"2 did not change. The largest loss is linear lost .* \(\+(19|20)\.\d %, slower\). "
+        self.assertRegex(lines[0], r"^Of 4 rows that were measured before, 1 became slower or otherwise worse "
+                         r"and 1 faster; 0 differ .* 2 did not change. The largest loss is linear lost .* \(\+(19|20)\.\d %, slower\). "
                          r"1 row had no earlier")
         rows = self.rows(lines)
         self.assertEqual([row[0].split()[1] for row in rows], ["lost", "won"])
@@ -54,11 +54,34 @@ class ChangesTest(CommandTest):
         now = self.write("b.jsonl", elsewhere.run("bench_x", self.cases, refused={self.cases[2]: "unverified: wrong"})
                          + elsewhere.decoder_run([DecoderCase()], [Effect(us=60, op="down")]))
         lines = self.changes(before, now)
-        self.assertIn("1 became slower or wrong and 0 faster; 1 differ by more than the noise, but undecided (1 slower)",
-                      lines[0])
+        self.assertIn("1 became slower or otherwise worse and 0 faster; 1 differ by more than the noise, but undecided "
+                      "(1 slower)", lines[0])
         wrong, decoder = self.rows(lines)
         self.assertEqual(wrong[6:], ["another", "unverified; refused in 1 of 1 run: unverified: wrong"])
         self.assertEqual((decoder[0].split()[0], decoder[7].split(":")[0]), ("decoder", "undecided"))
+
+    def test_a_row_that_became_worse_in_another_way_is_a_loss(self):
+        before = self.write("a.jsonl", self.old.run("bench_x", self.cases))
+        now = self.write("b.jsonl", self.new.run("bench_x", self.cases, self.effects[:2],
+                                                 memory=dict.fromkeys(self.cases[:3], 10**9),
+                                                 errors={self.cases[3]: 0.9}))
+        lines = self.changes(before, now)
+        self.assertRegex(lines[0], "4 became slower or otherwise worse and 0 faster; .* 0 did not change. "
+                                   "The largest loss is linear lost ")
+        found = {row[0].split()[1]: row[7] for row in self.rows(lines)}
+        self.assertRegex(found["lost"], r"^slower; memory grew from [\d.]+ to 953.7 MiB$")
+        self.assertRegex(found["won"], "^faster; memory grew")
+        self.assertRegex(found["same"], "^same; memory grew")
+        self.assertRegex(found["little"], r"^same; error grew from 0.\d\d to 0.90 of its bound$")
+
+    def test_a_disturbed_row_without_a_difference_neither_changed_nor_did_not(self):
+        disturbed = dict.fromkeys(self.cases[:3], "throttled: thermal")
+        before = self.write("a.jsonl", self.old.run("bench_x", self.cases, disturbed=disturbed))
+        now = self.write("b.jsonl", self.new.run("bench_x", self.cases, self.effects))
+        lines = self.changes(before, now)
+        self.assertIn("0 became slower or otherwise worse and 0 faster; 2 differ by more than the noise, but undecided "
+                      "(1 slower); 1 did not change; 1 show no difference, but rest on disturbed runs.", lines[0])
+        self.assertEqual([row[0].split()[1] for row in self.rows(lines)], ["lost", "won"])
 
     def test_a_row_that_was_refused_before_did_not_stay_the_same(self):
         before = self.write("a.jsonl", self.old.run("bench_x", self.cases, refused={self.cases[2]: "unverified: wrong"}))

@@ -29,6 +29,13 @@ class CompareTest(CommandTest):
         self.assertLess(row["p"], result["rules"]["alpha"])
         self.assertGreater(row["needed"], 0.02)
 
+    def test_what_became_worse_is_said_of_disturbed_rows_too(self):
+        case = self.cases[0]
+        a = self.write("a.jsonl", self.machine.run("x", self.cases, disturbed={case: "throttled: thermal"}))
+        b = self.write("b.jsonl", self.machine.run("x", self.cases, memory={case: 10**9}))
+        self.assertRegex(self.run_command("compare", a, b, expect=0).stdout,
+                         r"  disturbed: rests on disturbed runs \(throttled: thermal\); memory grew from .* MiB\n")
+
     def test_other_fingerprints_are_refused(self):
         a = self.write("a.jsonl", self.machine.run("x", self.cases))
         b = self.write("b.jsonl", synthetic.Machine(2, build={"compiler": "clang 18"}).run("x", self.cases))

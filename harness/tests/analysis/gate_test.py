@@ -55,6 +55,25 @@ class GateRecordsTest(CommandTest):
         self.assertIn("no row is in both", self.gate(a, b, expect=3).stdout)
         self.assertIn("no row is in both", self.gate(a, b, "--only", "b1_s1024", expect=3).stdout)
 
+    def program(self, side, then):
+        """A bench program that records a run of `side` and then does what it is told; a crash leaves no row."""
+        path = self.folder / side
+        path.write_text("#!/bin/bash\n"
+                        "while (($#)); do [[ $1 != --record ]] || record=$2; shift; done\n"
+                        f"{then.format(lines=self.write(f'{side}.jsonl', self.machine.run('bench_x', self.cases)))}\n")
+        path.chmod(0o755)
+        return path
+
+    def test_a_candidate_that_crashes_before_its_first_row_is_worse(self):
+        whole, crashed = 'cat {lines} >"$record"', 'head -n 1 {lines} >"$record"; kill -SEGV $$'
+        json_file = self.folder / "r.json"
+        for a, b, code in ((whole, crashed, 1), (crashed, whole, 3)):
+            done = self.run_command("gate", "--ab", self.program("a", a), self.program("b", b), "--rounds", 1,
+                                    "--device", "cpu", "--json", json_file, expect=code)
+            if code == 1:
+                self.assertRegex(done.stdout, "gate: worse: a was killed by SIGSEGV in 1 of 1 round of B\\.$")
+            self.assertEqual(json.loads(json_file.read_text())["regressed"], code == 1)
+
     def test_rows_without_a_verdict_do_not_pass_as_same(self):
         cases = self.cases[:2]
         refused = dict.fromkeys(cases, "unverified: before timing no")
@@ -106,6 +125,25 @@ class GateRecordsTest(CommandTest):
     def test_killed_run_counts_and_is_named(self):
         done = self.gate(*self.pair(killed=True), expect=0)
         self.assertRegex(done.stdout, "B: the run of bench_x in .* was killed before its end; the 30 rows")
+
+    def test_a_throttled_baseline_does_not_hide_a_slowdown(self):
+        throttled = dict.fromkeys(self.cases, "throttled: thermal")
+        a, b = [], []
+        for _ in range(5):
+            a += self.machine.run("bench_x", self.cases, [Effect(20)], disturbed=throttled)
+            b += self.machine.run("bench_x", self.cases, [Effect(20)])
+        done = self.gate(self.write("a.jsonl", a), self.write("b.jsonl", b), expect=3)
+        self.assertIn("30 rows: 30 disturbed", done.stdout)
+
+    def test_rows_that_most_runs_of_the_candidate_lack_fail(self):
+        for left, rows in ((29, 1), (0, 30)):
+            a, b = [], []
+            for number in range(5):
+                a += self.machine.run("bench_x", self.cases)
+                b += self.machine.run("bench_x", self.cases[:left] if number else self.cases, killed=number > 0)
+            done = self.gate(self.write("a.jsonl", a), self.write("b.jsonl", b), expect=1)
+            self.assertIn(f"{rows} missing", done.stdout)
+            self.assertIn("missing: absent from 4 of 5 runs", done.stdout)
 
     def test_unwritable_output_is_said_before_anything_else(self):
         path = self.folder / "none" / "out.md"

@@ -46,6 +46,20 @@ class TableTest(CommandTest):
         self.assertIn(f"## norm on {device}\n", marked)
         self.assertIn("on another GPU\n", marked)
 
+    def test_of_one_measurement_the_newest_row_stands_and_none_that_was_slowed_where_there_is_another(self):
+        cases = synthetic.kernel_cases(1, ("norm",))
+
+        def recorded(name, us, **how):
+            machine.wait(days=1)
+            return self.write(name, machine.run("bench_x", [replace(cases[0], us=us)], **how))
+
+        machine = synthetic.Machine(seed=2, run_noise=0.0, sample_noise=0.0)
+        old, new = recorded("old.jsonl", 40.0), recorded("new.jsonl", 20.0)
+        slowed = recorded("slowed.jsonl", 60.0, injected={"slowdown_percent": 200})
+        for paths, us in ((old, new), "20.0"), ((new, old), "20.0"), ((new, slowed, old), "20.0"), ((slowed,), "60.0"):
+            lines = self.run_command("table", *paths, "--markdown", expect=0).stdout.splitlines()
+            self.assertEqual([line.split(" | ")[4] for line in lines if line.startswith("| b")], [us], paths)
+
     def test_each_median_has_half_of_its_interval(self):
         expected = [f"{50 * (row['ci95_us'][1] - row['ci95_us'][0]) / row['median_us']:.2f}" for row in self.rows]
         spreads = [line.split(" | ")[5] for line in self.shown("--markdown") if line.startswith("| b")]

@@ -144,6 +144,25 @@ class FloorTest(unittest.TestCase):
         found = verdicts.compare(a, b, noise=verdicts.Noise(noisy_a + noisy_b)).counts
         self.assertLessEqual(found["slower"], 2)
 
+    def test_noise_is_known_across_devices_too(self):
+        noise = verdicts.Noise(sum(experiment(rows=20, run_noise=0.001), []))
+        a, _ = experiment(rows=20, rounds=1, run_noise=0.001, seed=2, gpu={"name": "NVIDIA H100", "uuid_hash": "1"})
+        _, b = experiment(rows=20, rounds=1, effects=[Effect(6)], run_noise=0.001, seed=2)
+        self.assertEqual(verdicts.compare(a, b, across=True).counts["undecided"], 20)
+        self.assertEqual(verdicts.compare(a, b, across=True, noise=noise).counts["slower"], 20)
+
+    def test_the_floor_is_an_effect_and_no_logarithm(self):
+        for rounds in (5, 1):
+            sides = experiment(rows=20, rounds=5, run_noise=0.1)
+            noise = verdicts.Noise(sum(sides, []))
+            compared = verdicts.compare(*(runs[:rounds] for runs in sides), noise=noise)
+            for row in compared.rows:
+                logs = [np.log([records.median_us(each) for run in runs for each in run.rows
+                                if records.key(each) == row.key]) for runs in sides]
+                groups, runs = (logs, 0) if rounds == 5 else ([np.concatenate(logs)], 10)
+                least = verdicts.floor_factor(rounds, rounds, True, runs, 0.002) * verdicts.spread(groups)
+                self.assertAlmostEqual(row.floor, np.exp(least) - 1)
+
     def test_noise_of_another_machine_is_said(self):
         noise = verdicts.Noise(sum(experiment(rows=5, rounds=3, gpu={"driver": "570"}), []))
         compared = verdicts.compare(*experiment(rows=5, rounds=1), noise=noise)
@@ -225,6 +244,42 @@ class OtherRegressionsTest(unittest.TestCase):
         self.assertEqual(compared.counts["new"], 1)
         self.assertEqual(compared.vanished, [])
 
+    def runs_with(self, number, *others, **arguments):
+        """The runs of a side: `number` with all rows, and others with the rows that are given."""
+        machine = synthetic.Machine(2, **arguments)
+        return runs_of([line for cases in [self.cases] * number + list(others) for line in machine.run("x", cases)])
+
+    def test_row_that_most_runs_of_b_lack_is_missing(self):
+        rest = self.cases[:-1]
+        a = self.runs_with(5)
+        for whole, lacking, missing in ((1, 4, True), (2, 3, True), (3, 2, False), (1, 1, False)):
+            compared = verdicts.compare(a, self.runs_with(whole, *[rest] * lacking))
+            self.assertEqual(compared.counts["missing"], missing)
+            self.assertEqual([row.regressions for row in compared.regressions],
+                             [[f"absent from {lacking} of {whole + lacking} runs"]] if missing else [])
+        row, = verdicts.compare(a, self.runs_with(1, rest, rest)).regressions
+        self.assertEqual((row.ratio, row.rounds), (None, 1))
+        self.assertAlmostEqual(row.b_us / row.a_us, 1, delta=0.05)
+
+    def test_row_that_both_sides_lack_alike_is_compared(self):
+        sides = (self.runs_with(1, *[self.cases[:-1]] * 3) for _ in "ab")
+        self.assertEqual(verdicts.compare(*sides).counts, {"same": len(self.cases)})
+
+    def test_row_is_not_missing_from_runs_that_were_asked_for_others(self):
+        a = self.runs_with(1)
+        b = self.runs_with(1, *[self.cases[:1]] * 4)
+        for number, run in enumerate(b):
+            run.fingerprint["command_line"] += ["--peaks", f"{number}.jsonl"]
+            run.end = run.end if number == 0 else None
+        self.assertEqual(verdicts.compare(a, b).counts["missing"], len(self.cases) - 1)
+        for run in b[1:]:
+            run.fingerprint["command_line"].append("--benchmark_filter=b1_")
+        self.assertEqual(verdicts.compare(a, b).counts, {"same": len(self.cases)})
+        # A peer's runs are of one command, but of a kernel each.
+        kernels = dict.fromkeys(case.kernel for case in self.cases)
+        b = self.runs_with(0, *([case for case in self.cases if case.kernel == kernel] for kernel in kernels))
+        self.assertEqual(verdicts.compare(a, b).counts, {"same": len(self.cases)})
+
     def test_vanished_kernel_is_named(self):
         machine = synthetic.Machine(1)
         rest = [case for case in self.cases if case.kernel != "linear"]
@@ -298,6 +353,18 @@ class OtherRegressionsTest(unittest.TestCase):
             sides = (runs_of([line for lines in side for line in lines]) for side in (a, b))
             row = next(row for row in verdicts.compare(*sides).rows if str(row.key) == self.label())
             self.assertEqual(row.verdict, verdict)
+
+    def test_no_difference_to_a_disturbed_side_is_no_verdict(self):
+        machine, cap = synthetic.Machine(1), {self.case: "throttled: power cap"}
+        others = {self.case: "1 other process on the GPU"}
+        for disturbed_a, disturbed_b, verdict in ((cap, None, "disturbed"), (None, cap, "disturbed"),
+                                                  (cap, others, "disturbed"), (cap, cap, "same")):
+            sides = [runs_of([line for _ in range(5) for line in machine.run("x", self.cases, disturbed=disturbed)])
+                     for disturbed in (disturbed_a, disturbed_b)]
+            compared = verdicts.compare(*sides)
+            row = next(row for row in compared.rows if str(row.key) == self.label())
+            self.assertEqual((row.verdict, row.exceeds), (verdict, False))
+            self.assertEqual(compared.counts["same"], len(self.cases) - (verdict == "disturbed"))
 
     def label(self):
         return str(records.key(synthetic.Machine().run("x", [self.case])[1]))

@@ -130,10 +130,6 @@ def apart(comparisons):
     return f"; the gate refuses runs of one folder, which differ in {'; '.join(differences)}" if differences else ""
 
 
-def judged_rows(comparisons):
-    return [row for comparison in comparisons for row in comparison.rows if row.ratio is not None]
-
-
 def distinct(rows):
     """[[row, ...]]: rows that repeat one shape under other names (believe_collect.chosen) count once."""
     groups = {}
@@ -157,7 +153,8 @@ def too_few(numbers):
 
 
 def row_in_words(row):
-    words = f"{row.key}: {terminal.percent(row.ratio, 2)}, {row.verdict}"
+    change = "" if row.ratio is None else f"{terminal.percent(row.ratio, 2)}, "
+    words = f"{row.key}: {change}{row.verdict}"
     if row.needed is not None:
         words += f", needed {100 * row.needed:.2f} %"
     if row.p is not None:
@@ -205,32 +202,37 @@ def check_slowdown(folders, percent, jobs):
     check = Check(f"slowdown_{percent}", f"every kernel made {percent} % slower",
                   slowdown_must(percent), "`scripts/maintain/believe collect --only slowdowns`")
     comparisons = bench_comparisons(folders, f"slow{percent}", jobs)
-    rows = judged_rows(comparisons)
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    silent = [row for row in rows if row.a_us is None]
+    rows = [row for row in rows if row.a_us is not None]
     if not rows:
         return check
     kernels = {}
     for group in distinct(rows):
         kernels.setdefault(group[0].key.kernel, []).append(group)
-    # Of rows that repeat one shape all must be caught.
-    caught = {name: sum(all(row.verdict == verdicts.SLOWER for row in group) for group in groups)
-              for name, groups in kernels.items()}
-    total, number = sum(caught.values()), sum(map(len, kernels.values()))
-    worst = min(kernels, key=lambda name: caught[name] / len(kernels[name]))
+    # Of rows that repeat one shape all must be caught. A row without a figure of the slowed program is not.
+    found = {name: {"comparisons": len(groups),
+                    "caught": sum(all(row.verdict == verdicts.SLOWER for row in group) for group in groups)}
+             for name, groups in sorted(kernels.items())}
+    changes = {name: [row.ratio for group in groups for row in group if row.ratio is not None]
+               for name, groups in kernels.items()}
+    total, number = (sum(group[what] for group in found.values()) for what in ("caught", "comparisons"))
+    worst, of_worst = min(found.items(), key=lambda item: item[1]["caught"] / item[1]["comparisons"])
     few = too_few({name: len(groups) for name, groups in kernels.items()})
     by_launches = rows_slowed_by_launches(folders, percent, jobs)
     own = sum(all(row.key in by_launches for row in group) for groups in kernels.values() for group in groups)
     check.measured = f"{share(total, number)} caught, {own:,} of them slowed by launches of their own, the others by a spin"
-    if caught[worst] < len(kernels[worst]):
-        check.measured += f"; least of {worst}: {caught[worst]} of {len(kernels[worst])}"
+    if total < number:
+        check.measured += f"; least of {worst}: {of_worst['caught']} of {of_worst['comparisons']}"
+    if silent:
+        check.measured += f"; without a figure of the program as it is, and not counted: {len(silent)}"
     check.measured += few + apart(comparisons)
     check.details = {"comparisons": len(rows), "caught": total, "distinct": number, "by_launches": own,
-                     "kernels": {name: {"comparisons": len(groups), "caught": caught[name],
-                                        "median_percent": 100 * (statistics.median(
-                                            [row.ratio for group in groups for row in group]) - 1)}
-                                 for name, groups in sorted(kernels.items())},
+                     "kernels": {name: group | {"median_percent": 100 * (statistics.median(changes[name]) - 1)}
+                                 for name, group in found.items() if changes[name]},
+                     "not_counted": [f"{row.key}: {row.verdict}" for row in silent],
                      "misses": [row_in_words(row) for row in rows if row.verdict != verdicts.SLOWER]}
-    check.met = (not few and not apart(comparisons)
-                 and each_kernel_is_caught(percent, check.details["kernels"]))
+    check.met = not few and not apart(comparisons) and each_kernel_is_caught(percent, found)
     return check
 
 
@@ -521,7 +523,8 @@ def check_tools(folders, wanted, jobs):
                    "`scripts/maintain/believe report`")
     paths = (path for folder, part in itertools.product(folders, ("benches/a", "overhead"))
              for path in sorted((folder / part).glob("*.jsonl")) if path.name != "decoder.jsonl")
-    source = next(filter(jobs.runs, paths), None)
+    source = next((path for path in paths for run in jobs.runs(path)[:1]
+                   if any(row["status"] == "ok" for row in run.rows)), None)
     if not wanted or source is None:
         return [gate, report]
     with tempfile.TemporaryDirectory() as temporary:
@@ -540,10 +543,11 @@ def check_tools(folders, wanted, jobs):
 
 
 def repeated(source, count):
-    """A record of `count` rows: those of a run, again and again under other names."""
+    """A record of `count` rows: those of a run that have figures, again and again under other names."""
     lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
     header = next(line for line in lines if line["kind"] == "run")
-    rows = [line for line in lines if line["kind"] == "row" and line["run_id"] == header["run_id"]]
+    rows = [line for line in lines
+            if line["kind"] == "row" and line["status"] == "ok" and line["run_id"] == header["run_id"]]
     yield header
     for index in range(count):
         row = rows[index % len(rows)]

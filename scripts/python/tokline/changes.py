@@ -12,14 +12,14 @@ examples:
   git show v1:results/h200/kernels.jsonl > old.jsonl; scripts/records changes old.jsonl results/h200 --markdown
 
 Of each row of NEW the newest figure is held against the newest one in OLD that an earlier run measured. Listed is what
-differs by more than its noise (docs/gating.md, of one run a side). A row may have been measured on another GPU of the
-same kind, or by another build: the table says so.
+differs by more than its noise (docs/gating.md, of one run a side), or became worse in another way. A row may have been
+measured on another GPU of the same kind, or by another build: the table says so.
 
 exit codes: 0 written, 1 records that cannot be used, 2 misuse, 130 interrupted
 """
 HEADER = ["row", "before µs", "now µs", "change", "counts from", "commits", "GPU", "verdict"]
 # Of one run a side, whether a difference that exceeds the noise also has enough samples does not keep it from the list.
-BEYOND_NOISE = (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED, verdicts.UNDECIDED, verdicts.DISTURBED)
+BEYOND_NOISE = (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED, verdicts.UNDECIDED)
 
 
 def newest(runs, than=None):
@@ -47,27 +47,35 @@ def lines(judged, before, now):
     for row in judged:
         (run_a, a), (run_b, b) = before[row.key], now[row.key]
         same = run_a.gpu.get("uuid_hash") == run_b.gpu.get("uuid_hash")
-        words = "; ".join([row.verdict, *row.regressions[:row.verdict == verdicts.UNVERIFIED]])
+        beside_time = row.regressions[:-1] if row.verdict == verdicts.SLOWER else row.regressions
+        words = "; ".join([row.verdict, *beside_time])
         yield [str(row.key), figure(row.a_us), figure(row.b_us), "" if row.ratio is None else percent(row.ratio),
                "" if row.needed is None else f"{100 * row.needed:.1f} %",
                f"{commit_label(run_a.fingerprint)} -> {commit_label(run_b.fingerprint)}",
                "the same" if same else "another", words]
 
 
+def is_beyond_noise(row):
+    return row.verdict in BEYOND_NOISE or row.verdict == verdicts.DISTURBED and row.exceeds
+
+
 def is_loss(row):
-    return row.ratio is None or row.ratio > 1
+    return bool(row.regressions) or row.ratio > 1
 
 
 def sentence(judged, listed, now):
     compared = sum(row.verdict != verdicts.NOT_COMPARABLE for row in judged)  # the others were refused before
-    decided = [row for row in listed if row.verdict in (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED)]
+    decided = [row for row in listed if row.verdict in (verdicts.SLOWER, verdicts.FASTER) or row.regressions]
     open_rows = [row for row in listed if row not in decided]
     losses = sum(map(is_loss, decided))
-    slowest = next((row for row in listed if row.ratio is not None and is_loss(row)), None)
+    disturbed = sum(row.verdict == verdicts.DISTURBED and row not in listed for row in judged)
+    unknown = f"; {disturbed:,} show no difference, but rest on disturbed runs" if disturbed else ""
+    unchanged = compared - len(listed) - disturbed
+    slowest = next((row for row in listed if row.ratio is not None and row.ratio > 1 and is_beyond_noise(row)), None)
     worst = f" The largest loss is {slowest.key} ({percent(slowest.ratio)}, {slowest.verdict})." if slowest else ""
-    return (f"Of {count(compared, 'row')} that were measured before, {losses:,} became slower or wrong and "
+    return (f"Of {count(compared, 'row')} that were measured before, {losses:,} became slower or otherwise worse and "
             f"{len(decided) - losses:,} faster; {len(open_rows):,} differ by more than the noise, but undecided "
-            f"({sum(map(is_loss, open_rows)):,} slower); {compared - len(listed):,} did not change.{worst} "
+            f"({sum(map(is_loss, open_rows)):,} slower); {unchanged:,} did not change{unknown}.{worst} "
             f"{count(len(now) - compared, 'row')} had no earlier figure.")
 
 
@@ -80,7 +88,7 @@ def main(arguments):
     now = newest(records.read(options.new, terminal.say))
     before = newest(records.read(options.old, terminal.say), now)
     judged = verdicts_on(before, now)
-    listed = sorted((row for row in judged if row.verdict in BEYOND_NOISE),
+    listed = sorted((row for row in judged if is_beyond_noise(row) or row.regressions),
                     key=lambda row: (not is_loss(row), -abs(row.effect), row.key))
     shown = list(lines(listed, before, now))
     words = sentence(judged, listed, now)
@@ -88,7 +96,7 @@ def main(arguments):
     if shown and options.markdown:
         output += terminal.markdown_table(HEADER, shown, range(1, 5))
     elif shown:
-        colours = [[None] * 7 + [compare.COLOURS[line[-1].split(";")[0]]] for line in shown]
+        colours = [[None] * 7 + ["red" if row.regressions else compare.COLOURS[row.verdict]] for row in listed]
         output += terminal.text_table(HEADER, shown, range(1, 5), colours, terminal.colour_wanted())
     terminal.write_out("\n".join(output))
     return 0

@@ -31,13 +31,12 @@ def table(comparison, with_same):
     """The cells of each row, and their colours."""
     lines, colours = [], []
     for row in comparison.rows:
-        worse = [words for words in row.regressions if row.verdict in (verdicts.SAME, verdicts.FASTER)]
+        worse = row.regressions if row.verdict in _MAY_BE_WORSE else []
         if row.verdict == verdicts.SAME and not with_same and not worse:
             continue
-        words = "; ".join([row.verdict, *worse])
-        if row.verdict in _EXPLAINED:
-            words += ": " + "; ".join(row.notes)
-        if row.verdict == verdicts.UNVERIFIED:
+        why = ": " + "; ".join(row.notes) if row.verdict in _EXPLAINED else ""
+        words = "; ".join([row.verdict + why, *worse])
+        if row.verdict == verdicts.UNVERIFIED or row.verdict == verdicts.MISSING and row.rounds:
             words = f"{row.verdict}: {row.regressions[0]}"
         ratio = interval = change = needed = ""
         if row.ratio is not None:
@@ -50,6 +49,8 @@ def table(comparison, with_same):
 
 
 _EXPLAINED = (verdicts.DISTURBED, verdicts.UNDECIDED, verdicts.NOT_COMPARABLE)
+# The verdicts on time beside which it is said that something else became worse.
+_MAY_BE_WORSE = (verdicts.SAME, verdicts.FASTER, verdicts.DISTURBED, verdicts.UNDECIDED)
 
 
 def remarks(comparison):

@@ -254,9 +254,9 @@ def conclude(comparison, closing, options):
 
 def judgement(comparison):
     """The exit code and a sentence."""
-    if comparison.refused:
+    if comparison.refused and not comparison.faults:
         return NOT_COMPARABLE, f"gate: not comparable: {compare.refusal(comparison)}."
-    regressed = comparison.regressions
+    regressed = [] if comparison.refused else comparison.regressions
     if regressed or comparison.faults:
         reasons = [f"{row.key}: {words}" for row in regressed for words in row.regressions]
         reasons = comparison.faults + reasons

@@ -171,15 +171,18 @@ def render(title, header, lines, markdown):
     yield ""
 
 
-def newest(rows):
-    """The last row of each measurement, in order of the first; and how many others there are. Of a peer's rows one that
-    was not measured replaces none."""
-    latest = {}
-    for row in rows:
-        key = records.key(row)._replace(cache="")
-        if key not in latest or not records.is_unmeasured(row):
-            latest[key] = row
-    return list(latest.values()), len(rows) - len(latest)
+def newest(runs):
+    """The newest row of each measurement, in order of the first; and how many others there are. Of a peer's rows one
+    that was not measured replaces none, nor does one of a run that was slowed on purpose."""
+    def key(row):
+        return records.key(row)._replace(cache="")
+
+    latest = {key(row): None for run in runs for row in run.rows}
+    for run in sorted(runs, key=lambda run: (run.injected is None, run.time)):
+        for row in run.rows:
+            if latest[key(row)] is None or not records.is_unmeasured(row):
+                latest[key(row)] = row
+    return list(latest.values()), sum(len(run.rows) for run in runs) - len(latest)
 
 
 def refusals(rows):
@@ -236,7 +239,7 @@ def main(argv):
     parsed.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
     arguments = parsed.parse_args(argv)
     runs = records.read(arguments.records, say)
-    rows, replaced = newest([row for run in runs for row in run.rows])
+    rows, replaced = newest(runs)
     by_kernel = {}
     for row in rows:
         by_kernel.setdefault(row["kernel"], []).append(row)

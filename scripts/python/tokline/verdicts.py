@@ -57,7 +57,7 @@ class Row:
     p: float | None = None  # of the U test for "slower" or "faster", corrected for the number of rows
     needed: float | None = None  # the effect that would count
     floor: float | None = None  # the part of it that is the A/A floor
-    rounds: int = 0
+    rounds: int = 0  # of a missing row, the runs of B that have it
     knows_noise: bool = True  # whether the floor comes from the noise between runs
     regressions: list = field(default_factory=list)  # why the row gates, in words
     notes: list = field(default_factory=list)
@@ -66,6 +66,16 @@ class Row:
     def effect(self):
         """The relative change, for sorting; rows without figures come first."""
         return math.inf if self.ratio is None else self.ratio - 1
+
+    @property
+    def change(self):
+        """The size of the effect, slower or faster."""
+        return max(self.ratio, 1 / self.ratio) - 1
+
+    @property
+    def exceeds(self):
+        """Whether it is larger than what would count."""
+        return self.change > self.needed
 
 
 @dataclass
@@ -90,7 +100,7 @@ class Comparison:
             return "the fingerprints differ, so the rows are not comparable"
         if self.only and not self.rows:
             return f"no row matches --only '{self.only}'"
-        if not self.common:
+        if not self.common and not any(row.rounds for row in self.rows):
             return "no row is in both"
         return ""
 
@@ -177,13 +187,14 @@ class Noise:
             medians = [records.median_us(row) for _, row in measured if row["status"] == "ok"]
             if len(medians) >= _ENOUGH_MEDIANS:
                 self._rows[key] = (spread([np.log(medians)]), len(medians))
+        self._anywhere = {key.anywhere(): found for key, found in self._rows.items()}
         if not self._rows:
             raise BadRecords(f"{path}: no row has {_ENOUGH_MEDIANS} runs or more; make it with "
                              "scripts/records gate --aa BIN --out FILE")
 
     def of(self, key):
-        """(spread, runs) of a row, or None."""
-        return self._rows.get(key)
+        """(spread, runs) of a row, or None; also of its key.anywhere(), on whatever device they were measured."""
+        return self._rows.get(key) or self._anywhere.get(key)
 
     @property
     def spreads(self):
@@ -203,18 +214,20 @@ def compare(runs_a, runs_b, rules=Rules(), noise=None, only=None, across=False, 
     if noise and runs_b:
         apart = records.comparable(noise.run, runs_b[0])
         notes += [f"the A/A experiment was elsewhere: {words}" for words in apart]
+    attempts_a, attempts_b = _attempts(runs_a), _attempts(runs_b)
     rows, pending = [], []
     for key in keys:
         row = Row(key)
         rows.append(row)
         if key not in rows_b:
-            row.verdict = MISSING
-            row.regressions.append("the row is missing")
-            row.a_us = _median_over([each for _, each in rows_a[key] if each["status"] == "ok"])
+            _set_missing(row, rows_a[key], [], attempts_b)
         elif key not in rows_a:
             row.verdict = NEW
-            row.b_us = _median_over([each for _, each in rows_b[key] if each["status"] == "ok"])
+            row.b_us = _median_over(rows_b[key])
+        elif _most_lack(rows_b[key], attempts_b) and not _most_lack(rows_a[key], attempts_a):
+            _set_missing(row, rows_a[key], rows_b[key], attempts_b)
         else:
+            row.a_us, row.b_us = _median_over(rows_a[key]), _median_over(rows_b[key])
             tests = _judge(row, [each for _, each in rows_a[key]], [each for _, each in rows_b[key]], rules, noise)
             if tests:
                 pending.append((row, *tests))
@@ -237,6 +250,45 @@ def _by_key(runs, across):
         for key, measured in latest.items():
             found.setdefault(key, []).append(measured)
     return found
+
+
+# The arguments that say where records lie: runs of one command differ in them.
+_PLACES = ("--record", "--peaks")
+
+
+def _asked(run):
+    """What a run was asked to measure: its program and arguments, without the paths of records."""
+    arguments = run.fingerprint["command_line"][1:]
+    return run.program, *(word for before, word in zip(["", *arguments], arguments)
+                          if word.partition("=")[0] not in _PLACES and before not in _PLACES)
+
+
+def _attempts(runs):
+    """{(what was asked for, kernel): ids of the runs}. The kernel is None for a run that ended before one could know
+    all of its kernels."""
+    found = {}
+    for run in runs:
+        kernels = set() if run.killed else {row["kernel"] for row in run.rows}
+        for kernel in kernels or {None}:
+            found.setdefault((_asked(run), kernel), set()).add(run.run_id)
+    return found
+
+
+def _attempts_at(measured, attempts):
+    """How many runs were to measure a row, whether or not they have it."""
+    wanted = {(_asked(run), kernel) for run, row in measured for kernel in (row["kernel"], None)}
+    return len(set().union(*(attempts.get(each, ()) for each in wanted)))
+
+
+def _most_lack(measured, attempts):
+    return 2 * len(measured) < _attempts_at(measured, attempts)
+
+
+def _set_missing(row, measured_a, measured_b, attempts_b):
+    row.verdict, row.rounds = MISSING, len(measured_b)
+    row.a_us, row.b_us = _median_over(measured_a), _median_over(measured_b)
+    runs = _attempts_at(measured_b, attempts_b)
+    row.regressions.append(f"absent from {runs - row.rounds} of {count(runs, 'run')}" if runs else "the row is missing")
 
 
 def _notes_on_runs(side, runs):
@@ -272,8 +324,10 @@ def _differences(keys, rows_a, rows_b, builds_differ):
     return [words for words in differing if words not in expected], expected
 
 
-def _median_over(rows):
-    return statistics.median([records.median_us(row) for row in rows]) if rows else None
+def _median_over(measured):
+    """The median over the rows that were not refused, or None."""
+    medians = [records.median_us(row) for _, row in measured if row["status"] == "ok"]
+    return statistics.median(medians) if medians else None
 
 
 def _is_wrong(row):
@@ -287,7 +341,6 @@ def _judge(row, all_a, all_b, rules, noise):
     a = [each for each in all_a if each["status"] == "ok"]
     b = [each for each in all_b if each["status"] == "ok"]
     refused_b = [each for each in all_b if each["status"] == "refused"]
-    row.a_us, row.b_us = _median_over(a), _median_over(b)
     if not a:
         row.verdict = NOT_COMPARABLE
         row.notes.append(f"refused in A: {all_a[-1]['reason']}")
@@ -386,15 +439,16 @@ def _undisturbed(row, a, b):
 
 
 def _floor(row, logs, paired, rules, noise):
-    """The A/A floor: what equal programs differ by in all but floor_alpha of the cases, and whether it comes from
-    the noise between runs."""
+    """The A/A floor: the effect that equal programs exceed on each side in floor_alpha of the cases, and whether it
+    comes from the noise between runs."""
     counts = len(logs[0]), len(logs[1])
-    if sum(counts) >= _ENOUGH_MEDIANS and min(counts) > 1:
-        return floor_factor(*counts, paired, 0, rules.floor_alpha) * spread(logs), True
     known = noise.of(row.key) if noise else None
-    if known:
-        return floor_factor(*counts, paired, known[1], rules.floor_alpha) * known[0], True
-    return rules.single_run_percent / 100, False
+    if sum(counts) >= _ENOUGH_MEDIANS and min(counts) > 1:
+        known = spread(logs), 0
+    if not known:
+        return rules.single_run_percent / 100, False
+    noise_of_logs, runs = known
+    return math.expm1(floor_factor(*counts, paired, runs, rules.floor_alpha) * noise_of_logs), True
 
 
 def _median_error(a, b):
@@ -429,20 +483,18 @@ def _decide(pending, rules):
     slower = statistics.holm([tests[0] for _, *tests in pending])
     faster = statistics.holm([tests[1] for _, *tests in pending])
     for (row, _, _, least), p_slower, p_faster in zip(pending, slower, faster):
-        disturbed = row.verdict == DISTURBED
         is_slower = row.ratio > 1
-        row.verdict, row.p = SAME, float(p_slower if is_slower else p_faster)
+        row.p = float(p_slower if is_slower else p_faster)
+        if row.verdict == DISTURBED:
+            continue
         absolute = rules.decoder_us if row.key.kernel == records.DECODER else rules.kernel_us
-        effect = max(row.ratio, 1 / row.ratio) - 1
+        effect = row.change
         if abs(row.b_us - row.a_us) <= absolute:
             continue
-        if effect <= row.needed:
+        if not row.exceeds:
             if effect > rules.noisy_percent / 100:
                 row.verdict = UNDECIDED
                 row.notes.append(f"the row varies too much to show less than {100 * row.needed:.0f} %; {_MORE[row.rounds > 1]}")
-            continue
-        if disturbed:
-            row.verdict = DISTURBED
             continue
         if row.p > rules.alpha:
             few = least * len(pending) > rules.alpha
