@@ -64,6 +64,12 @@ if f"--hang-{{kernel}}" in sys.argv:
 sys.exit(f"--fail-{{kernel}}" in sys.argv)
 """
 
+# The cat of a disk that is full before it has all records.
+FULL = """#!/bin/sh
+case $1 in *.running.*) head -c 100 "$1"; echo "cat: write error: No space left on device" >&2; exit 1 ;; esac
+exec /bin/cat "$@"
+"""
+
 KEPT = r"rows measured until then: 3 of alpha, 3 of beta: \S+\.interrupted\.jsonl\n"
 
 
@@ -81,12 +87,15 @@ class BenchScriptTest(ScratchRepository):
         (cls.folder / "bin" / "cmake").write_text(CMAKE)
         (cls.folder / "bin" / "cmake").chmod(0o755)
 
+    def run_bench(self, out, *arguments):
+        """Its exit code, and what it said."""
+        with mock.patch.dict(os.environ, {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}):
+            return self.script("bench", "--no-install", "--cuda", "off", "--device", "cpu", "--out", out, *arguments)
+
     def bench(self, *arguments, expect):
         """What it said, and the names of the records that it left."""
         out = self.folder / self.id().rpartition(".")[2]
-        with mock.patch.dict(os.environ, {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}):
-            code, output = self.script("bench", "--no-install", "--cuda", "off", "--device", "cpu", "--out", out,
-                                       *arguments)
+        code, output = self.run_bench(out, *arguments)
         if code == 2 and "--no-install was given; missing" in output:
             self.skipTest("the packages that the project is built with are not there")
         self.assertEqual(code, expect, output)
@@ -145,12 +154,36 @@ class BenchScriptTest(ScratchRepository):
         process = self.start()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        with mock.patch.dict(os.environ, {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}):
-            code, output = self.script("bench", "--no-install", "--cuda", "off", "--device", "cpu", "--out", self.out,
-                                       "--bogus")
+        self.kept_by_the_next()
+
+    def kept_by_the_next(self):
+        code, output = self.run_bench(self.out, "--bogus")
         self.assertEqual(code, 2)
-        self.assertRegex(output, f"an earlier run was killed; {KEPT}")
+        self.assertRegex(output, f"an earlier run did not finish; {KEPT}")
         self.assertEqual(self.rows_kept(), ["alpha"] * 3 + ["beta"] * 3)
+
+    def test_what_a_full_disk_cannot_take_in_one_file_stays_and_is_kept_by_the_next(self):
+        cat = self.folder / "bin" / "cat"
+        for interrupted in (False, True):
+            cat.write_text(FULL)
+            cat.chmod(0o755)
+            self.addCleanup(cat.unlink, missing_ok=True)
+            if interrupted:
+                process = self.start()
+                os.kill(process.pid, signal.SIGINT)
+                output, code = process.stdout.read(), process.wait(20)
+            else:
+                self.out = self.folder / "full"
+                code, output = self.run_bench(self.out, "--only=alpha,beta")
+                if "--no-install was given; missing" in output:
+                    self.skipTest("the packages that the project is built with are not there")
+            self.assertEqual(code, 130 if interrupted else 1, output)
+            self.assertNotIn("nothing was measured", output)
+            left, = self.out.iterdir()
+            self.assertRegex(output, rf"what was measured is in \S+/{left.name}: ")
+            self.assertEqual(sorted(path.name for path in left.iterdir()), ["alpha.jsonl", "beta.jsonl"])
+            cat.unlink()
+            self.kept_by_the_next()
 
     def test_all_programs_run_and_leave_one_record(self):
         output, records = self.bench(expect=0)

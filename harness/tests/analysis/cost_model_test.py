@@ -47,6 +47,13 @@ class CostModelTest(CommandTest):
         self.assertGreaterEqual(found.launch_us, GRAPH_NODE_US)
         self.assertGreaterEqual(found.slope, 1)
 
+    def test_an_empty_kernel_may_take_longer_than_the_first_guesses(self):
+        slow = replace(MODEL, launch_us=12.0)
+        lines = self.lines_of(slow, [0.1 * 2**i for i in range(14)])
+        lines[0]["peaks"]["graph_node_us"] = 11.0
+        found = cost_model.fitted(self.points_of(lines)["linear"], "x")
+        self.assertLess(abs(found.launch_us - slow.launch_us), 1.2, found)
+
     def test_rows_that_are_off_by_more_than_a_quarter_are_missed(self):
         found = self.points_of(self.lines_of(MODEL, [10.0] * 4, off={0: 1.2, 1: 1.4, 2: 0.7, 3: 0.85}))
         far = cost_model.missed(cost_model.ratios(found, {"linear": MODEL}))

@@ -3,10 +3,11 @@
 import json
 import subprocess
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 from command_case import CommandTest
-from synthetic import DecoderCase, KernelCase, Machine
+from synthetic import DecoderCase, Effect, KernelCase, Machine
 from synthetic_workload import workload_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,6 +42,7 @@ class FloorsTest(CommandTest):
         done = subprocess.run([ROOT / "scripts/maintain/floors", self.folder, "--floors", floors, *options], text=True,
                               capture_output=True)
         self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        self.errors = done.stderr
         table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
         return {line[0]: dict(zip(table[0], line)) for line in table[2:]}
 
@@ -129,6 +131,52 @@ class FloorsTest(CommandTest):
         self.assertEqual(self.lines(expect=1)[work]["met"], "NO")
         self.write("workloads.jsonl", workload_run(self.machine, 50.0, model="qwen3-4b"))
         self.assertEqual(self.lines(expect=1)[work]["measured"], "no record")
+
+    def test_a_floor_without_a_depth_or_page_size_is_of_none_and_of_256(self):
+        case = DecoderCase(batch=1)
+        for fields, met in (({}, "yes"), ({"page_size": 256, "depth": 0}, "yes"), ({"page_size": 64}, "NO"),
+                            ({"depth": 4096}, "NO")):
+            run = self.machine.decoder_run([case])
+            run[1] |= fields
+            self.write("decoder.jsonl", run)
+            self.assertEqual(self.lines(1)["decoder, batch 1"]["met"], met, fields)
+        slow = self.machine.decoder_run([case], effects=[Effect(percent=300)])
+        slow[1]["page_size"] = 64
+        self.machine.wait(days=1)
+        self.write("decoder.jsonl", slow + self.machine.decoder_run([case]))
+        self.assertEqual(self.lines(1)["decoder, batch 1"]["met"], "yes")
+        slow = workload_run(self.machine, 500.0)
+        slow[1]["shape"] |= {"page_size": 64}
+        self.write("workloads.jsonl", slow + workload_run(self.machine, 50.0))
+        self.assertEqual(self.lines(1)["workload"]["met"], "yes")
+
+    def test_a_floor_that_fits_several_rows_is_misuse(self):
+        self.decoder(DecoderCase(batch=1), DecoderCase(batch=1, prompt_tokens=4096))
+        self.lines(expect=2)
+        self.assertRegex(self.errors, r"'decoder, batch 1' fits 2 rows, .* 128\+128 tokens .* 4096\+128 tokens .*: it "
+                                      "must name what tells them apart")
+        self.decoder(DecoderCase(batch=1))
+        other = workload_run(self.machine, 50.0)
+        other[1]["shape"] |= {"rate": 2}
+        self.write("workloads.jsonl", workload_run(self.machine, 50.0) + other)
+        self.lines(expect=2)
+        self.assertRegex(self.errors, r"'workload' fits 2 rows, .* rate 2 cuda .* and .*: it must")
+
+    def test_a_floor_may_be_of_a_dependent_chain(self):
+        floor = {"work": "dependent", "unit": "us", "at_most": 7, "kernel": "chunk_decode", "shape": dict(SHORT),
+                 "chain": "dependent", "value": "median_us"}
+        (self.folder / "floors.json").write_text(json.dumps([floor]))
+        plain = KernelCase("chunk_decode", SHORT, 6.0)
+        dependent = replace(plain, us=8.0, chain="dependent")
+        self.record("kernels.jsonl", [plain])
+        self.assertEqual(self.lines(1)["dependent"]["measured"], "no record")
+        self.record("kernels.jsonl", [plain, dependent])
+        line = self.lines(1)["dependent"]
+        self.assertAlmostEqual(float(line["measured"]), 8, delta=0.5)
+        self.assertEqual((line["floor"], line["met"]), ("<= 7 us, dependent", "NO"))
+        self.record("kernels.jsonl", [replace(plain, us=20.0), replace(dependent, us=4.0)])
+        self.assertEqual(self.lines(0, "--ratchet")["dependent"]["met"], "yes")
+        self.assertAlmostEqual(json.loads((self.folder / "floors.json").read_text())[0]["at_most"], 4.12, delta=0.2)
 
     def test_a_floor_that_is_lower_than_the_ratchet_allows_is_not_met_until_it_is_raised(self):
         self.record("kernels.jsonl", [KernelCase("chunk_decode", SHORT, 10.0), KernelCase("chunk_decode", LONG, 250.0)])

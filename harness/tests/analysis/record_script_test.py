@@ -145,6 +145,22 @@ class RecordScriptTest(unittest.TestCase):
             self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
             self.assertEqual(self.counted(), counted)
 
+    def test_tests_that_fail_on_a_full_disk_leave_their_file(self):
+        self.record("--only", "tests", expect=0)
+        counted = self.counted()
+        self.program("bin/linear_cuda_test", FAILS)
+        self.program("path/cat", '#!/bin/sh\ncase $1 in *.failed.log) echo "cat: write error" >&2; exit 1 ;; esac\n'
+                     'exec /bin/cat "$@"\n')
+        self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
+        self.program("path/cat", '#!/bin/sh\nexec /bin/cat "$@"\n')
+        self.program("path/mkdir", '#!/bin/sh\ncase $1 in */programs) exit 1 ;; esac\nexec /bin/mkdir "$@"\n')
+        self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
+        self.program("path/mkdir", '#!/bin/sh\nexec /bin/mkdir "$@"\n')
+        self.program("bin/linear_cuda_test", PASSES)
+        self.program("path/sort", "#!/bin/sh\nexit 2\n")
+        self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
+        self.assertEqual(self.counted(), counted)
+
     def test_a_program_that_needs_two_gpus_is_not_run_on_one_and_that_is_said(self):
         self.program("bin/sharded_decode_cuda_test", SKIPS_ALL)
         words = self.record("--only", "tests", expect=0)

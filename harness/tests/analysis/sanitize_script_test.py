@@ -107,6 +107,13 @@ class SanitizeScriptTest(unittest.TestCase):
         self.program("path/compute-sanitizer", SANITIZER.replace("for program;", "exit 77\nfor program;"))
         self.sanitize("--only", "norm_", expect=1)  # a kernel's tests need one GPU, and skipping them all is no pass
 
+    def test_a_filter_that_matches_no_test_fails(self):
+        for words in ("[  PASSED  ] 0 tests.", "no summary"):
+            self.program("path/compute-sanitizer", SANITIZER.replace("[  PASSED  ] 2 tests.", words))
+            runs = self.sanitize("--only", "norm_", "--tools", "memcheck", expect=1)
+            self.assertEqual({(run["exit"], run["passed"]) for run in runs}, {(0, "0" if "0" in words else "")})
+            self.assertTrue((self.folder / "out.json.unfinished").exists())
+
     def test_what_initcheck_cannot_see_is_excluded_in_one_program_alone(self):
         self.program("path/compute-sanitizer", SANITIZER.replace("tool=$2", f'tool=$2; echo "$@" >>{self.folder}/calls'))
         runs = self.sanitize("--only", "linear|norm", expect=0)

@@ -76,7 +76,7 @@ def fitted(points, source):
     node_us = min(point.floor_us - point.entry.floor_us for point in points)
     # Nothing is launched in less than an empty kernel, and no long launch is faster than its floor.
     least = (node_us, 0, 1)
-    fits = (least_squares(lambda constants: np.log(constants @ terms / times), (launch, ramp, 1.1),
+    fits = (least_squares(lambda constants: np.log(constants @ terms / times), (max(launch, node_us), ramp, 1.1),
                           bounds=(least, math.inf), loss="soft_l1", f_scale=0.1)
             for launch in (1.0, 3.0, 10.0) for ramp in (0.1, 1.0, 3.0))
     constants = [float(f"{value:.3g}") for value in np.round(min(fits, key=lambda fit: fit.cost).x, 3)]
