@@ -269,6 +269,20 @@ class ReportTest(ReportCase):
                                    r"\(0\.9\d×\)")
             self.assertNotRegex(text, r"chunk_decode wins alone \(\S+\) and (loses|makes)")
 
+    def test_ablations_of_other_lengths_and_dtypes_stand_beside_each_other(self):
+        machine = Machine(seed=3)
+        header = machine.header("tokline ablate")
+        cases = [DecoderCase(), DecoderCase(prompt_tokens=4096), DecoderCase(dtype="fp32"), DecoderCase(batch=8)]
+        lines = [machine.ablation(header, case, "down", f"plain {number}", 50, (10, 20))
+                 for number, case in enumerate(cases)]
+        _, page, _ = self.report_of([header, *lines])
+        self.says(page.text, "down 1, 128+128 tokens, bf16 plain 0", "down 1, 4096+128 tokens, bf16 plain 1",
+                  "down 1, 128+128 tokens, fp32 plain 2", "down 8, 128+128 tokens, bf16 plain 3")
+        _, page, _ = self.report_of([header, lines[0], lines[2]])
+        self.says(page.text, "down 1, bf16 plain 0", "down 1, fp32 plain 2")
+        _, page, _ = self.report_of([header, lines[0], lines[3]])
+        self.says(page.text, "down 1 plain 0", "down 8 plain 3")
+
     def test_ablation_of_few_rounds_is_not_called_agreement(self):
         machine = Machine(seed=3)
         header = machine.header("tokline ablate")
@@ -304,8 +318,10 @@ class ReportTest(ReportCase):
         base = machine.run("bench_all", kernel_cases(30)) + machine.decoder_run(batches)
         write(self.path("base.jsonl"), base)
         ours = machine.run("bench_all", kernel_cases(30)[:3])
-        ours += machine.decoder_run(batches[:1]) + machine.decoder_run(batches[1:2], [Effect(us=700, op="down")])
-        ours += machine.decoder_run(batches[2:])
+        for case, effects in zip(batches, ([], [Effect(us=700, op="down")], [])):
+            run = machine.decoder_run([case], effects)
+            run[0]["fingerprint"]["command_line"] += ["--batch", str(case.batch)]
+            ours += run
         _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
         first = ("MISSING: 27 of 33 rows of the baseline, of ", "SLOWER, BUT UNDECIDED: 1 of 6 rows; batch 8 −")
         for text in (page.text, markdown):
@@ -341,6 +357,47 @@ class ReportTest(ReportCase):
         self.says(page.text, "NOT COMPARED with the baseline: ")
         self.says(markdown, "Not compared")
         self.assertFalse("Rows against the baseline" in text)
+
+    def test_rows_that_cannot_be_judged_are_not_called_not_slower(self):
+        machine = Machine(seed=10, run_noise=0.001)
+        cases = kernel_cases(4)
+        wrong = {case: "unverified: wrong" for case in cases}
+        one_wrong = {cases[0]: wrong[cases[0]]}
+        ours = [line for _ in range(3) for line in machine.run("bench_all", cases)]
+        write(self.path("base.jsonl"), machine.run("bench_all", cases, refused=wrong))
+        _, page, markdown = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        for text in (page.text, markdown):
+            self.says(text, "NOT COMPARED with the baseline: 4 not comparable")
+            self.assertNotIn("NOT SLOWER", text)
+        base = [line for _ in range(3) for line in machine.run("bench_all", cases, refused=one_wrong)]
+        write(self.path("base.jsonl"), base)
+        _, page, _ = self.report_of(ours, "--baseline", self.path("base.jsonl"))
+        self.says(page.text, "NOT SLOWER than the baseline: 3 rows, 0 of them faster, none missing")
+
+    def test_a_baseline_that_was_slowed_on_purpose_is_told(self):
+        machine, cases = Machine(seed=10, run_noise=0.001), kernel_cases(4)
+        write(self.path("base.jsonl"), machine.run("bench_all", cases, injected={"slowdown_percent": 50}))
+        _, page, markdown = self.report_of(machine.run("bench_all", cases), "--baseline", self.path("base.jsonl"))
+        for text in (page.text, markdown):
+            self.says(text, "A: slowed on purpose, to test the tools: slowdown_percent 50")
+
+    def test_a_step_is_not_blamed_across_machines(self):
+        runs = []
+        for number, driver in enumerate(("570.1", "580.2")):
+            machine = Machine(seed=number, gpu={"driver": driver, "uuid_hash": f"{number:016x}"})
+            machine.commit = "ab"[number] * 40
+            machine.wait(days=number)
+            runs.append(machine.decoder_run([DecoderCase()], [Effect(us=60 * number, op="down")]))
+        words = r"not of the same machine and build tools, so no part of a step is blamed: .*driver: 570\.1 and 580\.2"
+        text, page, markdown = self.report_of(sum(runs, []))
+        for said in (page.text, markdown):
+            self.assertRegex(said, words)
+            self.assertNotRegex(said, r"B is \S+ % (slower|faster)")
+        self.assertNotIn('<section id="blame">', text)
+        write(self.path("base.jsonl"), runs[0])
+        _, page, markdown = self.report_of(runs[1], "--baseline", self.path("base.jsonl"))
+        for said in (page.text, markdown):
+            self.assertRegex(said, words)
 
     def test_verdict_names_the_rows_that_became_slower_and_the_part_to_blame(self):
         machine = Machine(seed=10, run_noise=0.001)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tokline import ablate, blame, kernels, records, verdicts
@@ -122,10 +122,15 @@ class Ablated:
     run: records.Run
     line: dict
     digest: ablate.Ablation
+    apart: str = ""  # after a comma, its lengths and its dtype where others have other ones
 
     @property
     def name(self):
-        return f"{self.line['name']}, batch {self.line['batch']}"
+        return f"{self.line['name']}, batch {self.batch}"
+
+    @property
+    def batch(self):
+        return f"{self.line['batch']}{self.apart}"
 
     @property
     def sentence(self):
@@ -136,7 +141,7 @@ class Ablated:
             return None
         words = {1: "wins", 0: "makes no difference", -1: "loses"}
         return (f"{self.line['name']} {words[self.digest.alone]} alone ({alone.ratio:.2f}×) and "
-                f"{words[self.digest.in_the_decoder]} in the decoder at batch {self.line['batch']} "
+                f"{words[self.digest.in_the_decoder]} in the decoder at batch {self.batch} "
                 f"({together.ratio:.2f}×).")
 
 
@@ -328,8 +333,13 @@ class Evidence:
     @property
     def differences(self):
         """(what is compared, the largest [blame.Difference]): with the baseline, else of the last two commits."""
-        words, found = self._all_differences
+        words, found, _ = self._all_differences
         return words, found[:MAX_WATERFALLS]
+
+    @property
+    def not_blamed(self):
+        """Why differences that could be split into parts are not, in a sentence; "" where none is left out."""
+        return self._all_differences[2]
 
     @cached_property
     def _all_differences(self):
@@ -340,13 +350,17 @@ class Evidence:
             before, after = self._runs_of(a), self._runs_of(b)
             words = f"{a} (A) and {b} (B), the last two commits with decoder rows"
         else:
-            return "", []
+            return "", [], ""
         try:
             found = blame.differences(before, after)
         except blame.NotComparable:
-            return words, []
+            return words, [], ""
         found = [difference for difference in found if difference.parts]
-        return words, sorted(found, key=lambda difference: -abs(difference.percent))
+        apart = blame.fingerprint_differences(*profiled_on_both_sides(before, after))
+        if found and apart:
+            return words, [], (f"The runs of {words} are not of the same machine and build tools, so no part of a step "
+                               f"is blamed: {'; '.join(apart)}.")
+        return words, sorted(found, key=lambda difference: -abs(difference.percent)), ""
 
     @cached_property
     def comparison(self):
@@ -371,8 +385,8 @@ class Evidence:
             return [(True, f"NOT COMPARED with the baseline: {comparison.refused}")]
         missing = [row for row in comparison.rows if row.verdict == verdicts.MISSING]
         worse = [row for row in comparison.regressions if row.verdict != verdicts.MISSING]
-        unsure = [row for row in comparison.rows
-                  if row.verdict in (verdicts.UNDECIDED, verdicts.DISTURBED) and row.ratio > 1]
+        unsure = [row for row in comparison.rows if row.ratio and row.ratio > 1
+                  and (row.verdict == verdicts.UNDECIDED or row.verdict == verdicts.DISTURBED and row.exceeds)]
         lines = []
         if missing:
             lines.append(f"MISSING: {len(missing)} of {count(comparison.common + len(missing), 'row')} of the baseline, "
@@ -386,8 +400,11 @@ class Evidence:
         if lines:
             return [(True, words) for words in lines]
         faster = comparison.counts[verdicts.FASTER]
-        return [(False, f"NOT SLOWER than the baseline: {count(comparison.common, 'row')}, {faster} of them faster, "
-                 "none missing")]
+        judged = faster + comparison.counts[verdicts.SAME]
+        if not judged:
+            others = listed(f"{number} {name}" for name, number in comparison.counts.items())
+            return [(True, f"NOT COMPARED with the baseline: {others}")]
+        return [(False, f"NOT SLOWER than the baseline: {count(judged, 'row')}, {faster} of them faster, none missing")]
 
     def _change_words(self, row):
         """The row, by how much it changed, and of the decoder's the part of a step that is to blame."""
@@ -425,13 +442,14 @@ class Evidence:
         for run in sorted(self.runs, key=lambda run: run.time):
             for line, digest in ablate.digests(run):
                 if line["status"] == "ok":
-                    key = line["model"], line["device"], line["batch"], line["name"]
+                    key = (line["model"], line["device"], line["batch"], records.lengths(line), line["dtype"],
+                           line["name"])
                     before = newest.get(key)
                     if before and before.run is run and abs(before.digest.end_to_end.ratio - 1) > \
                             abs(digest.end_to_end.ratio - 1):
                         continue  # of several controls the furthest from 1
                     newest[key] = Ablated(run, line, digest)
-        return sorted(newest.values(), key=lambda one: (one.line["batch"], -one.digest.end_to_end.ratio))
+        return told_apart(sorted(newest.values(), key=lambda one: (one.line["batch"], -one.digest.end_to_end.ratio)))
 
     @cached_property
     def notes(self):
@@ -571,6 +589,21 @@ class Evidence:
         return (f"Furthest from its limit: {entry.kernel}, at {percent(entry.percent)} of the {entry.row['limit']} "
                 f"limit: {microseconds(entry.median_us)} where {microseconds(entry.floor_us)} would do, on "
                 f"{entry.name}.")
+
+
+def profiled_on_both_sides(runs_a, runs_b):
+    """The runs of each side with a profile of a decoder row that is on both sides."""
+    shared = blame.decoder_rows(runs_a).keys() & blame.decoder_rows(runs_b).keys()
+    return [[run for run in side if any(row.get("profile") and records.key(row) in shared for row in run.rows)]
+            for side in (runs_a, runs_b)]
+
+
+def told_apart(ablations):
+    """The ablations, named by their lengths where these differ, and by their dtypes."""
+    settings = [(f"{records.lengths(one.line)} tokens", one.line["dtype"]) for one in ablations]
+    differing = [len(set(values)) > 1 for values in zip(*settings)]
+    return [replace(one, apart="".join(f", {words}" for words, differs in zip(setting, differing) if differs))
+            for one, setting in zip(ablations, settings)]
 
 
 def measured_alike(a, b):

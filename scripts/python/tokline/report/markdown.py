@@ -40,6 +40,7 @@ def render(evidence, title, page_name):
     if comparison is not None:
         lines += ["### Against the baseline", "", escaped(
             f"Not compared: {comparison.refused}." if comparison.refused else comparison.summary()), ""]
+        lines += [*[f"- {escaped(note)}" for note in comparison.notes], ""] * bool(comparison.notes)
         found = [] if comparison.refused else compare.table(comparison, False)[0]
         found.sort(key=lambda line: line[-1].startswith(verdicts.MISSING))  # the first lines count them
         if found:
@@ -53,6 +54,8 @@ def render(evidence, title, page_name):
         lines += [f"- {escaped(one.label)}: {escaped(blame.verdict(one))}" for one in differences]
         lines += [f"- {escaped(one.label)}: {escaped(blame.check_sentence(one))}" for one in blame.doubtful(differences)]
         lines += [""]
+    if evidence.not_blamed:
+        lines += ["### What the decoder's difference comes from", "", escaped(evidence.not_blamed), ""]
     if evidence.furthest:
         lines += ["### Furthest from the limit", "", *markdown_table(
             ["kernel", "shape", "median", "limit would be", "of limit"],

@@ -366,17 +366,19 @@ def difference(evidence):
         "blame", "What a difference comes from", f"Between {words}." if words else "",
         drawing=waterfalls.blame_waterfall(evidence),
         sentences=[readable(f"{one.label}: {blame.verdict(one)}.") for one in found]
-        + [readable(f"{one.label}: {blame.check_sentence(one)}.") for one in blame.doubtful(found)],
+        + [readable(f"{one.label}: {blame.check_sentence(one)}.") for one in blame.doubtful(found)]
+        + [evidence.not_blamed] * bool(evidence.not_blamed),
         caption="Each bar starts where the one above it ended; from A to B they add up to the difference of a step. "
         "Of several decoder rows those that changed most; scripts/records blame has all.",
-        missing=("No decoder row with a profile is in both of them." if words else "There is one run to look at, so no "
-                 "difference.") + " To see one: scripts/records report RESULTS --baseline OLD.jsonl, or scripts/records "
-                 "blame A B.")
+        missing=(evidence.not_blamed or "No decoder row with a profile is in both of them." if words else
+                 "There is one run to look at, so no difference.")
+        + " To see one: scripts/records report RESULTS --baseline OLD.jsonl, or scripts/records blame A B.")
     comparison = evidence.comparison
     if comparison is not None and comparison.refused:
         section.sentences.append(f"The rows are not held against the baseline's: {comparison.refused} "
                                  f"({'; '.join(comparison.differences) or 'nothing in common'}).")
     elif comparison is not None:
+        section.sentences += comparison.notes
         section.tables.append(verdict_table(comparison))
     runs = evidence.baseline + runs_of(evidence.profiled) if found and evidence.baseline else \
         runs_of(evidence.profiled) if found else []
@@ -419,7 +421,7 @@ def ablation(evidence):
 
 def ablation_cells(one):
     pair = one.line["end_to_end"]
-    return [one.line["name"], str(one.line["batch"]), one.line["instead"], figure(median(pair["with_ms"])),
+    return [one.line["name"], one.batch, one.line["instead"], figure(median(pair["with_ms"])),
             figure(median(pair["without_ms"])), *speedup_cells(one.digest.end_to_end),
             *speedup_cells(one.digest.isolated), ablate.verdict(one.digest)]
 
