@@ -59,6 +59,29 @@ class StandingTest(unittest.TestCase):
         self.assertRegex(out[0], r"faster by more than 2 % on 3 of 3 shapes; at worst 1\.1\d times")
         self.assertRegex("\n".join(out), r"\n\*\*Beside peers of another GPU .* on 1 of 1 shape; at worst [12]\.\d\d times")
 
+    def test_the_larger_group_has_the_table(self):
+        path = self.records([0.9, 0.9, 0.9], gpu={"uuid_hash": "0the0the0the0the"})
+        near = [KernelCase(case.kernel, case.shape, case.us / 2, implementation="near", library=("quick", "1"))
+                for case in self.cases[:1]]
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in Machine(seed=3).run("peers", near))
+        out = run_main(path)[1]
+        self.assertRegex(out, r"^\*\*Beside peers of the same NVIDIA H200\.\*\* .* In the geometric mean")
+        self.assertRegex(out, r"\| `linear` \| [23] \|")
+
+    def test_a_limit_that_a_row_is_faster_than_is_marked(self):
+        path = self.records([0.9, 1.2, 1.2])
+        with open(path, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        for factor, mark in ((0.9, ""), (1.1, ", wrong")):
+            for line in lines:
+                if line["kind"] == "row":
+                    line["floor_us"] = factor * line["median_us"]
+                    line |= {"percent_of_measured_peak": 100 * factor, "limit_is_wrong": factor > 1}
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+            self.assertRegex(run_main(path)[1], rf"\| [0-9.,]+ µs{mark} \| [01]\.\d\d \|\n")
+
     def refused_later(self, **verified):
         """Records of which a newer run refuses the peer's row on the first shape, of three that were faster."""
         path = self.records([0.5, 0.9, 0.9])

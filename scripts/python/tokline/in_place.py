@@ -40,10 +40,14 @@ class TimedOp:
         return self.op["us"] / (profile["step_us"] - profile.get("tracing_us", 0) - profile["unexplained_us"])
 
     @property
+    def share_ratio(self):
+        return self.share / self.traced_share
+
+    @property
     def ratio(self):
         """Of both times under a trace, or in records without the one in place, of both shares."""
         if "in_place_traced_us" not in self.op:
-            return self.share / self.traced_share
+            return self.share_ratio
         return (self.op["in_place_traced_us"] - self.op.get("in_place_stamps_us", 0)) / self.op["us"]
 
     @property
@@ -84,6 +88,18 @@ def sentence(ops):
             f"{worst.ratio:.2f} times.")
 
 
+def by_shares(ops):
+    """What the shares say as they are, where `ratio` is of times under one trace; "" where it is of shares itself."""
+    if all("in_place_traced_us" not in op.op for op in ops):
+        return ""
+    apart = sorted((op for op in ops if abs(op.share_ratio - 1) > ALLOWED), key=lambda op: -abs(op.share_ratio - 1))
+    words = (f" Shares of the two steps as they are, of one without a trace and of one with it, are within "
+             f"{100 * ALLOWED:.0f} % for {len(ops) - len(apart)} of them")
+    named = [f"`{op.op['op']}` at batch {op.row['batch']}, {100 * op.share:.1f} % and {100 * op.traced_share:.1f} %"
+             for op in apart]
+    return words + ("; not for " + "; ".join(named) if named else "") + "."
+
+
 def sums(ops):
     """What the ops add up to: of a step without a trace, the times in place should be all and those of a profile more."""
     rows = list({id(op.row): op.row for op in ops}.values())
@@ -104,7 +120,7 @@ def sums(ops):
 
 
 def markdown(ops):
-    return "\n".join([terminal.wrapped(f"{sentence(ops)}\n\n{sums(ops)}"), "",
+    return "\n".join([terminal.wrapped(f"{sentence(ops)}{by_shares(ops)}\n\n{sums(ops)}"), "",
                       *terminal.markdown_table(HEADER, [op.cells() for op in ops], {1, 3, 4, 5, 6, 7, 8, 9, 10})])
 
 

@@ -19,8 +19,8 @@ examples:
   scripts/records standing results/h200 --into README.md    between its lines <!-- standing --> and <!-- /standing -->
 
 Of rows of the same work the fastest of ours is held against the fastest peer. Peers that were measured on another
-GPU, or of which one rested between its samples and ours did not, are told apart. Only the first of these groups has
-a table; `scripts/records table` prints every row.
+GPU, or of which one rested between its samples and ours did not, are told apart. Only the larger of these groups has
+a table; `scripts/records table` prints every row. A limit that a row of ours is faster than is marked as wrong.
 
 exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
 """
@@ -77,6 +77,13 @@ def sentence(found):
             f"{worst.ratio:.2f} times, {worst.peer.peer} on {worst.ours.kernel} {worst.ours.name}.")
 
 
+def limit(entry):
+    """The floor in words. One that the row is faster than was measured wrong."""
+    if not entry.floor_us:
+        return "-"
+    return microseconds(entry.floor_us) + (", wrong" if entry.median_us < entry.floor_us else "")
+
+
 HEADER = ["kernel", "shapes", "a peer is faster on", "the worst shape", "ours", "best peer", "limit",
           "ours / peer, mean"]
 
@@ -91,7 +98,7 @@ def lines(found):
         mean = geometric_mean([pair.ratio for pair in of_kernel])
         yield [kernel, str(len(of_kernel)), str(len(slower(of_kernel))), worst.ours.name,
                microseconds(worst.ours.median_us), f"{microseconds(worst.peer.median_us)}, {worst.peer.peer}",
-               microseconds(worst.ours.floor_us) if worst.ours.floor_us else "-", f"{mean:.2f}"]
+               limit(worst.ours), f"{mean:.2f}"]
 
 
 def groups(evidence):
@@ -116,12 +123,14 @@ def drawn(evidence):
 def markdown(evidence):
     """What a page about the records begins with: losses first."""
     parts = []
-    for heading, words, found in groups(evidence):
-        if parts:
+    known = groups(evidence)
+    most = max((len(found) for _, _, found in known), default=0)
+    for heading, words, found in known:
+        if len(found) < most or any(part.startswith("|") for part in parts):
             parts.append(f"**{heading}.** {with_mean(words, found)}")
         else:
             table = terminal.markdown_table(HEADER, [[f"`{line[0]}`", *line[1:]] for line in lines(found)])
-            parts = [f"**{heading}.** {words}", "\n".join(table)]
+            parts += [f"**{heading}.** {words}", "\n".join(table)]
     if evidence.swept:
         parts += [f"**Shapes drawn at random. {heading}.** {words}" for heading, words in drawn(Evidence(evidence.swept))]
     parts = parts or ["No row of these records stands beside a peer's."]
