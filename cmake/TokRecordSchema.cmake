@@ -13,8 +13,7 @@ function(tokline_write_rules target)
   foreach(place IN ITEMS "record_schema|properties|schema|const"
       "min_samples|$defs|kernel_figures|properties|samples_us|minItems"
       "max_percent_of_peak|$defs|shares|allOf|0|then|${percent}"
-      "max_mean_regret|$defs|decoder_figures|${regret}"
-      "max_mean_draw_regret|$defs|workload_figures|${regret}")
+      "max_mean_regret|$defs|decoder_figures|${regret}")
     string(REPLACE "|" ";" place "${place}")
     list(POP_FRONT place name)
     string(JSON ${name} GET "${schema}" ${place})

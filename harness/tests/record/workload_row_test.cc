@@ -139,8 +139,8 @@ TEST(WorkloadRowTest, WhatDoesNotStandIsRefusedWithoutFigures) {
   EXPECT_EQ(reason_of([](Row m) { m.trouble.interrupted = true; }), "interrupted");
   EXPECT_EQ(reason_of([](Row m) { m.samples.clear(); }), "no samples");
   EXPECT_THAT(reason_of([](Row m) { m.judged.tokens = 0; }), HasSubstr("unverified"));
-  EXPECT_THAT(reason_of([](Row m) { m.judged.mean_regret = 0.036; }),
-              HasSubstr("is 0.036; at most 0.035 is allowed"));
+  EXPECT_THAT(reason_of([](Row m) { m.judged.mean_regret = 0.0131; }),
+              HasSubstr("is 0.0131; at most 0.013 is allowed"));
   EXPECT_THAT(reason_of([](Row m) { m.judged.drawn = false, m.judged.mean_regret = 0.021; }),
               HasSubstr("is 0.021; at most 0.02 is allowed"));
   EXPECT_THAT(
@@ -177,8 +177,8 @@ TEST(WorkloadRowTest, RowsThatDoNotFollowAreRefusedOnReading) {
   EXPECT_THAT(message([](Json& row) { row["shape"].erase("hash"); }), HasSubstr("'hash'"));
   EXPECT_THAT(message([](Json& row) { row["shape"]["max_batch"] = 0; }), HasSubstr("max_batch"));
   EXPECT_THAT(message([](Json& row) { row["shape"]["sharing"] = "auto"; }), HasSubstr("sharing"));
-  EXPECT_THAT(message([](Json& row) { row["verified"]["mean_regret"] = 0.036; }),
-              HasSubstr("row.verified.mean_regret is 0.036; it must be at most 0.035"));
+  EXPECT_THAT(message([](Json& row) { row["verified"]["mean_regret"] = 0.021; }),
+              HasSubstr("row.verified.mean_regret is 0.021; it must be at most 0.02"));
   EXPECT_THAT(message([](Json& row) { row["status"] = "refused", row["reason"] = "because"; }),
               HasSubstr("row.median_us is 5000.0; it must be absent"));
 }
