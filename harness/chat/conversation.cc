@@ -142,6 +142,16 @@ std::vector<TextPart> Conversation::RenderTurns(std::span<const ChatMessage> mes
 Request Conversation::BeginTurn(std::string_view user) {
   RequireUtf8(user, "the turn");
   messages_.push_back({.role = "user", .content = std::string(user)});
+  segments_before_turn_ = segments_.size();
+  try {
+    return RequestAnswer();
+  } catch (...) {
+    DropTurn();
+    throw;
+  }
+}
+
+Request Conversation::RequestAnswer() {
   const std::vector<TextPart> parts = RenderTurns(messages_, true);
   const std::string text = JoinText(parts);
   size_t at = 0;

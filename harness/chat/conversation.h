@@ -62,7 +62,7 @@ class Conversation {
 
   // Begins a turn and returns its request: its prompt, where to cut it and whether to keep it; the
   // caller sets the other members. The turn must be ended or dropped. Throws InvalidArgument for
-  // text that is not UTF-8; no turn has begun then.
+  // text that is not UTF-8, and what ChatTemplate::Render throws; no turn has begun then.
   Request BeginTurn(std::string_view user);
   // Ends the turn with the ids of its answer as they were drawn. `stopped` means that the last id
   // is a stop id, which is not text. If the template drops thoughts, nothing remains of an answer
@@ -87,6 +87,8 @@ class Conversation {
   };
   // Renders the conversation and returns what follows the prefix.
   std::vector<TextPart> RenderTurns(std::span<const ChatMessage> messages, bool prompt) const;
+  // Makes the segments and the request of the turn whose message is the last one.
+  Request RequestAnswer();
   void MakePrefix();
   bool ProbeTemplate() const;
   // Encodes parts of a prompt that stand after these ids and, before them, after the prefix.

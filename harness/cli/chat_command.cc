@@ -236,6 +236,24 @@ class Chat {
   const bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
 };
 
+// Runs the chat and writes its turns to the file, if there is one; also the turns before a failure.
+int RunAndWrite(Chat& chat, const std::string& model, std::optional<OutputFile>& file) {
+  const auto write = [&] {
+    if (!file) return;
+    file->WriteJson(Json{{"model", model}, {"turns", chat.Turns()}});
+    file->Commit();
+  };
+  int exit_code = kSuccess;
+  try {
+    exit_code = chat.Run();
+  } catch (...) {
+    if (!chat.Turns().empty()) write();
+    throw;
+  }
+  write();
+  return exit_code;
+}
+
 }  // namespace
 
 std::string ChatHelp() {
@@ -302,12 +320,7 @@ int ChatCommand(const CommandLine& line) {
           },
       .on_prefill = [&progress](int64_t computed, int64_t all) { progress.Show(computed, all); }};
   Chat chat(conversation, decoder, tokenizer, turns, progress);
-  const int exit_code = chat.Run();
-  if (json_file) {
-    json_file->WriteJson(Json{{"model", model.Name()}, {"turns", chat.Turns()}});
-    json_file->Commit();
-  }
-  return exit_code;
+  return RunAndWrite(chat, model.Name(), json_file);
 }
 
 }  // namespace tokline

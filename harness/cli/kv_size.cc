@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "harness/cli/model_run.h"
 #include "harness/engine/decoder_memory.h"
 #include "harness/engine/make_decoder.h"
+#include "harness/measure/workload.h"
+#include "harness/scheduler/sequence_pages.h"
 #include "kernels/common/error.h"
 #include "kernels/common/paged_kv_layout.h"
 
@@ -32,6 +35,18 @@ DecoderOptions WithOnePage(DecoderOptions options) {
 // Number of pages in the cache that belong to no sequence.
 int64_t ScratchPages(const LoadedModel& model, const DecoderOptions& options) {
   return DecoderConfig(model.spec, WithOnePage(options), {}).layout.num_pages - 1;
+}
+
+// The most pages that a request can use. With reuse, a cut leaves a page partly empty.
+int64_t MostPages(const Workload& workload, const DecoderOptions& options) {
+  const SequencePages empty(options.page_size);
+  int64_t most = 0;
+  for (const WorkloadRequest& one : workload.requests) {
+    std::span<const int64_t> cuts;
+    if (options.reuse) cuts = one.request.cuts;
+    most = std::max(most, empty.PagesFor(one.Context(), cuts));
+  }
+  return most;
 }
 
 // The size as the user gave it, for messages.
@@ -113,11 +128,11 @@ void SizeKvForBatch(const KvSize& size, const LoadedModel& model, DecoderOptions
           " pages of ", options.page_size, " tokens");
 }
 
-void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
+void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, const Workload& workload,
+                       DecoderOptions& options) {
   ApplyKvSize(size, model, options);
   if (options.kv_pages > 0) return;
-  options.kv_pages =
-      options.max_batch * PagesOfSize(options.page_size).PagesFor(options.max_context);
+  options.kv_pages = options.max_batch * MostPages(workload, options);
   if (options.device == Device::kCpu) return;  // the system allocates pages when they are touched
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
   const double room = kDefaultFraction * static_cast<double>(backend->FreeBytes());

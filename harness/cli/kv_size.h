@@ -11,6 +11,7 @@
 namespace tokline {
 
 struct LoadedModel;
+struct Workload;
 
 // The size that the user specifies. At most one member is not 0.
 struct KvSize {
@@ -41,6 +42,7 @@ void SizeKvForBatch(const KvSize& size, const LoadedModel& model, DecoderOptions
 
 // Same as ApplyKvSize, for requests that come and go: without a size, uses as many pages as all
 // requests that may run at once can use, or as many as fit on the device.
-void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, DecoderOptions& options);
+void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, const Workload& workload,
+                       DecoderOptions& options);
 
 }  // namespace tokline

@@ -29,12 +29,19 @@ void RequireDistinct(const NamedFile& a, const NamedFile& b) {
           "; each takes a file of its own");
 }
 
+mode_t ModeOfNewFiles() {
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  return 0666 & ~mask;
+}
+
 }  // namespace
 
 OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
   namespace fs = std::filesystem;
   std::error_code error;
-  const fs::file_type type = fs::status(path, error).type();
+  const fs::file_status status = fs::status(path, error);
+  const fs::file_type type = status.type();
   const std::string absolute = fs::absolute(path).lexically_normal().string();
   const bool of_system = absolute.starts_with("/dev/") || absolute.starts_with("/proc/");
   if (of_system || (type != fs::file_type::not_found && type != fs::file_type::regular)) {
@@ -50,6 +57,9 @@ OutputFile::OutputFile(const std::filesystem::path& path) : path_(path) {
       throw RuntimeFailure(StrCat("cannot write ", path.string(),
                                   ": it holds records, which nothing else replaces"));
     }
+    mode_ = static_cast<mode_t>(status.permissions());
+  } else {
+    mode_ = ModeOfNewFiles();
   }
   std::string name = path_.string() + ".XXXXXX";
   file_ = ::mkostemp(name.data(), O_CLOEXEC);
@@ -81,9 +91,7 @@ void OutputFile::WriteJson(const nlohmann::ordered_json& value) { Write(JsonLine
 
 void OutputFile::Commit() {
   if (!temporary_.empty()) {
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    if (::fchmod(file_, 0666 & ~mask) != 0 || ::fsync(file_) != 0 ||
+    if (::fchmod(file_, mode_) != 0 || ::fsync(file_) != 0 ||
         ::rename(temporary_.c_str(), path_.c_str()) != 0) {
       Fail();
     }

@@ -1,6 +1,8 @@
 // A file that a command writes when it is done, and whose writability is checked before it starts.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
@@ -10,9 +12,9 @@
 namespace tokline {
 
 // Writes to a temporary file in the same folder, which Commit renames. Without Commit, the
-// temporary file is removed and an existing file stays unchanged. Anything that is not a regular
-// file, and every path in /dev or /proc (/dev/stdout may be a file that others write to as well),
-// is appended to directly.
+// temporary file is removed and an existing file stays unchanged. A file that replaces another has
+// its permissions. Anything that is not a regular file, and every path in /dev or /proc
+// (/dev/stdout may be a file that others write to as well), is appended to directly.
 class OutputFile {
  public:
   // Throws RuntimeFailure with the path and the reason if the file cannot be written, or if it
@@ -34,6 +36,7 @@ class OutputFile {
 
   std::filesystem::path path_;
   std::filesystem::path temporary_;  // empty if the file is written directly
+  mode_t mode_ = 0;                  // of the file that Commit renames
   int file_ = -1;
 };
 

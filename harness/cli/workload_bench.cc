@@ -365,7 +365,7 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   options.delayed = DelayedBy(with.op_delay, options.device);
   DecoderConfig(model.spec, options, {});
   with.record.RequirePeaksOf(options.device);
-  SizeKvForWorkload(with.run.kv, model, options);
+  SizeKvForWorkload(with.run.kv, model, workload, options);
 
   CatchInterrupts();
   RunHeader header =

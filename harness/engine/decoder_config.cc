@@ -16,6 +16,13 @@ namespace {
 // the rest.
 constexpr int32_t kReuseRuns = 8;
 
+int32_t MaxRuns(const DecoderOptions& options) { return options.reuse ? kReuseRuns : 1; }
+
+// Of a sequence. Each run except the last may leave room on its last page.
+int64_t MaxPages(const DecoderOptions& options) {
+  return PagesOfSize(options.page_size).PagesFor(options.max_context) + MaxRuns(options) - 1;
+}
+
 DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
   const std::string_view device = Name(options.device);
   Require(options.device == Device::kCpu || options.dtype != DType::kF32, "dtype is ",
@@ -30,8 +37,7 @@ DecoderOptions Resolve(const ModelSpec& spec, DecoderOptions options) {
   options.token_budget = std::min(options.token_budget, options.max_batch * options.max_context);
   Require(options.page_size >= 16, "page_size is ", options.page_size,
           "; it must be a power of two from 16");
-  const int64_t sequence_pages = PagesOfSize(options.page_size).PagesFor(options.max_context);
-  if (options.kv_pages == 0) options.kv_pages = options.max_batch * sequence_pages;
+  if (options.kv_pages == 0) options.kv_pages = options.max_batch * MaxPages(options);
   Require(options.kv_pages >= 1 && options.kv_pages <= INT32_MAX / 2, "kv_pages is ",
           options.kv_pages, "; it must be 1 to ", INT32_MAX / 2);
   Require(options.pinned_pages >= 0 && options.pinned_pages < options.kv_pages, "pinned_pages is ",
@@ -107,9 +113,8 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
   split_final_norm = !FusesNorms(spec);
   if (Ablates(Ablation::kChunkDecode)) scratch_page = static_cast<int32_t>(layout.num_pages++);
   Validate(layout);
-  if (options.reuse) max_runs = kReuseRuns;
-  // Each run except the last may leave room on its last page.
-  max_pages = static_cast<int32_t>(layout.PagesFor(options.max_context)) + max_runs - 1;
+  max_runs = MaxRuns(options);
+  max_pages = static_cast<int32_t>(MaxPages(options));
   if (OnDevice() && facts.sm_count > 0) full_grid = ChunkDecodeFullGrid(layout, facts);
   buckets = DecodeBuckets(options.max_batch);
   for (const int32_t bucket : buckets) {

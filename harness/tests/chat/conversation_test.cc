@@ -180,6 +180,27 @@ TEST_P(ConversationTest, BrokenTextIsRefusedAndBeginsNoTurn) {
   EXPECT_EQ(conversation.BeginTurn("a").prompt, Make().BeginTurn("a").prompt);
 }
 
+// The template may refuse the prompt, or the same conversation without the answer's opening.
+TEST_P(ConversationTest, TurnThatTheTemplateRefusesLeavesNoTrace) {
+  const std::string end(*tokenizer_.Spelling(Make().EndOfTurn()));
+  const ChatTemplate refusing(
+      "{% for m in messages %}{% if m.content == 'bad' or (m.content == 'worse' and not "
+      "add_generation_prompt) %}{{ raise_exception('not that') }}{% endif %}"
+      "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}> {% endif %}",
+      "a template", {{"eos_token", end}});
+  Conversation conversation(tokenizer_, refusing, {}), never(tokenizer_, refusing, {});
+  const Ids answer = DrawnIds("the answer");
+  for (Conversation* one : {&conversation, &never}) {
+    one->BeginTurn("one");
+    one->EndTurn(answer, false);
+  }
+  for (const char* user : {"bad", "worse"}) {
+    EXPECT_TRUE(testing::Refuses<InvalidArgument>([&] { conversation.BeginTurn(user); },
+                                                  {"a template", "not that"}));
+  }
+  EXPECT_EQ(conversation.BeginTurn("two").prompt, never.BeginTurn("two").prompt);
+}
+
 TEST_P(ConversationTest, TemplateThatRendersNothingGivesAnEmptyPrompt) {
   std::string end;
   for (const char* token : {"<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>"}) {

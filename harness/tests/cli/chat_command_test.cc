@@ -232,6 +232,19 @@ TEST_F(ChatCommandTest, TurnThatIsNotUtf8EndsAPipeAfterWhatWentWell) {
   EXPECT_TRUE(LastLineFails(result, 1, {"turn 2 is not valid UTF-8: byte 0xff at offset 1"}));
 }
 
+TEST_F(ChatCommandTest, FailureInAPipeKeepsTheJsonOfWhatWentWell) {
+  const Args args = WithChunks({"--context", "200", "--json", dir_ / "out.json"});
+  for (const std::string& bad : {std::string("/bogus"), std::string(300, '~')}) {
+    EXPECT_EQ(RunToklineOn("Hello\nAnd now?\n" + bad + "\nHello\n", args).exit_code, 1);
+    const auto turns = nlohmann::json::parse(std::ifstream(dir_ / "out.json")).at("turns");
+    ASSERT_EQ(turns.size(), 2u);
+    EXPECT_EQ(turns.at(1).at("user"), "And now?");
+    EXPECT_EQ(RunToklineOn(bad, args).exit_code, 1);  // without a turn, the file stays as it is
+    EXPECT_EQ(nlohmann::json::parse(std::ifstream(dir_ / "out.json")).at("turns"), turns);
+    std::filesystem::remove(dir_ / "out.json");
+  }
+}
+
 TEST_F(ChatCommandTest, InterruptedPipeEndsWithWholeText) {
   WriteFile(dir_ / "in", "Hello\nnever answered\n");
   Program chat(Chat({"--temperature", "1", "--max-new-tokens", "40000"}),

@@ -1,5 +1,6 @@
 // Runs the tokline program on tiny models on the CPU.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
@@ -247,6 +248,22 @@ TEST(CliTest, OutputReplacesAFileAndKeepsALink) {
   EXPECT_TRUE(std::filesystem::is_symlink(dir / "link.json"));
   EXPECT_EQ(nlohmann::json::parse(ReadFile(dir / "real.json"))["model"], "qwen3-lookup");
   EXPECT_EQ(FilesIn(dir.Path()), (Args{"link.json", "real.json"}));
+}
+
+TEST(CliTest, OutputKeepsThePermissionsOfAFileAndANewOneHasTheUsual) {
+  using std::filesystem::perms;
+  TempFolder dir;
+  const auto written = [&dir] {
+    EXPECT_EQ(RunTokline({"inspect", "--device", "cpu", "--json", dir / "x"}).exit_code, 0);
+    return std::filesystem::status(dir / "x").permissions();
+  };
+  const mode_t mask = ::umask(0027);
+  EXPECT_EQ(written(), perms{0640});
+  for (const perms mode : {perms{0600}, perms{0666}}) {
+    std::filesystem::permissions(dir / "x", mode);
+    EXPECT_EQ(written(), mode);
+  }
+  ::umask(mask);
 }
 
 TEST(CliTest, StandardOutputKeepsWhatElseIsWrittenThere) {

@@ -166,6 +166,24 @@ TEST(CliWorkloadTest, CacheIsAsLargeAsTheUserSays) {
   EXPECT_EQ(fraction["shape"]["kv_limit"], Json({{"fraction", 0.05}}));
 }
 
+// 10 shared tokens, 18 of its own and 4 new ones fill two pages, or three if the shared ones end
+// within a page.
+TEST(CliWorkloadTest, CacheHasRoomForThePagesThatCutsLeavePartlyEmpty) {
+  const auto row = [](const std::string& requests, const Args& more) {
+    const Recorded recorded =
+        RunWorkload("synthetic:shared=10,prompt=18,new=4,ids=300,requests=" + requests, more);
+    EXPECT_EQ(recorded.result.exit_code, 0) << recorded.result.err;
+    return recorded.records.empty() ? Json() : recorded.row();
+  };
+  EXPECT_EQ(row("8", {})["kv_pages"], 4 * 2);
+  EXPECT_EQ(row("1", {"--reuse"})["kv_pages"], 3);
+  const Json sized = row("8", {"--reuse"}), ample = row("8", {"--reuse", "--kv-pages", "100"});
+  EXPECT_EQ(sized["kv_pages"], 4 * 3);
+  EXPECT_EQ(sized["steps"], ample["steps"]);
+  EXPECT_EQ(sized["memory"]["kv_cache"].get<int64_t>(),
+            12 * (ample["memory"]["kv_cache"].get<int64_t>() / 100));
+}
+
 TEST(CliWorkloadTest, DelayOfAnOpIsRecordedAndSlowsTheRow) {
   const Recorded plain = RunWorkload(kSmall, {});
   const Recorded delayed = RunWorkload(kSmall, {"--inject-op-delay", "lm_head:20000"});

@@ -166,6 +166,21 @@ TEST_P(DecoderScheduleTest, ReusedPrefixGivesTheLogitsOfAComputedOne) {
   }
 }
 
+TEST_P(DecoderScheduleTest, DefaultCacheHasRoomForThePagesThatCutsLeavePartlyEmpty) {
+  DecoderOptions options = Options();
+  options.max_batch = 1;
+  options.max_context = 32;
+  options.reuse = true;
+  Decoder decoder = MakeDecoder(options);
+  Request request{.prompt = Cases()[1].prompt, .max_new_tokens = 8};
+  request.prompt.resize(24, 5);
+  request.cuts = {1, 2, 3, 4, 5, 6, 7};
+  std::map<SequenceId, Ended> texts;
+  const SequenceId id = decoder.Submit(request);
+  RunAll(decoder, texts);
+  EXPECT_EQ(texts[id].tokens.size(), 8u);
+}
+
 TEST_P(DecoderScheduleTest, PreemptionKeepsSequencesThatAreLookedAt) {
   DecoderOptions options = Options();
   options.kv_pages = 3;
