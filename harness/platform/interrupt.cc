@@ -39,12 +39,18 @@ void Request(int signal_number) {
   std::raise(signal_number);
 }
 
+void CatchUnlessIgnored(int signal_number) {
+  struct sigaction present {};
+  ::sigaction(signal_number, nullptr, &present);
+  if (present.sa_handler != SIG_IGN) std::signal(signal_number, Request);
+}
+
 }  // namespace
 
 void CatchInterrupts() {
-  std::signal(SIGINT, Request);
-  std::signal(SIGTERM, Request);
-  std::signal(SIGHUP, Request);
+  CatchUnlessIgnored(SIGINT);
+  CatchUnlessIgnored(SIGTERM);
+  CatchUnlessIgnored(SIGHUP);
 }
 
 bool InterruptRequested() { return g_requested; }

@@ -162,7 +162,7 @@ class AblateTest(unittest.TestCase):
             line = file.read()
         program = self.program(f"""
             import os, signal, time
-            signal.signal(signal.SIGINT, lambda *_: (open(record, "a").write({line!r}), sys.exit(130)))
+            signal.signal(signal.SIGTERM, lambda *_: (open(record, "a").write({line!r}), sys.exit(130)))
             if "hang" in sys.argv:
                 os.kill(os.getppid(), signal.SIGHUP)
                 time.sleep(60)

@@ -49,7 +49,7 @@ def end(process):
     """Ends a program that measures, so that it completes its record. The terminal's Ctrl-C reached it too; a signal to
     this process alone did not."""
     try:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     except subprocess.TimeoutExpired:
         process.kill()
