@@ -71,43 +71,63 @@ ChunkId ChunkRegistry::Find(ChunkId parent, std::span<const int32_t> tokens) con
   return Find(parent, End(state, static_cast<int64_t>(tokens.size())), tokens);
 }
 
+// A path of matching chunks.
+struct ChunkRegistry::Path {
+  ChunkId last = kRootChunk;
+  size_t chunks = 0;    // their number
+  int32_t partial = 0;  // number of those that end within a page
+  int64_t tokens = 0;
+};
+
 struct ChunkRegistry::Search {
   std::span<const int32_t> tokens;
   int32_t max_partial = 0;
-  std::vector<ChunkId> path;
-  std::vector<ChunkId>& best;
-  int64_t best_tokens = 0;
+  std::vector<Path> open = {};  // not visited yet; the last one is the next
 };
 
-// Chunks form a tree, so no chunk is visited twice.
-void ChunkRegistry::Extend(Search& search, ChunkId parent, int64_t begin, int32_t partial) const {
-  if (begin > search.best_tokens) {
-    search.best_tokens = begin;
-    search.best = search.path;
-  }
-  const auto left = search.tokens.subspan(static_cast<size_t>(begin));
-  uint64_t state = Begin(parent);
+// Opens the paths that go on from this one by a chunk, such that the shortest is the next.
+void ChunkRegistry::Extend(Search& search, const Path& path) const {
+  const auto left = search.tokens.subspan(static_cast<size_t>(path.tokens));
+  const auto first = std::ssize(search.open);
+  uint64_t state = Begin(path.last);
   size_t hashed = 0;
-  for (const Chunk::Children& children : ChildrenOf(parent)) {
+  for (const Chunk::Children& children : ChildrenOf(path.last)) {
     const auto length = static_cast<size_t>(children.length);
-    if (length > left.size()) return;
+    if (length > left.size()) break;
     for (; hashed < length; ++hashed) state = Extend(state, left[hashed]);
-    const int32_t partial_now = partial + (split_.Fill(children.length) ? 0 : 1);
+    const int32_t partial_now = path.partial + (split_.Fill(children.length) ? 0 : 1);
     if (partial_now > search.max_partial) continue;
-    const ChunkId child = Find(parent, End(state, children.length), left.first(length));
+    const ChunkId child = Find(path.last, End(state, children.length), left.first(length));
     if (child == kRootChunk) continue;
-    search.path.push_back(child);
-    Extend(search, child, begin + children.length, partial_now);
-    search.path.pop_back();
+    search.open.push_back({.last = child,
+                           .chunks = path.chunks + 1,
+                           .partial = partial_now,
+                           .tokens = path.tokens + children.length});
   }
+  std::reverse(search.open.begin() + first, search.open.end());
 }
 
+// Chunks form a tree, so no chunk is visited twice. A path may have as many chunks as the cache has
+// pages, so the search does not recurse, and copies a path only where it turns back.
 int64_t ChunkRegistry::Match(std::span<const int32_t> tokens, int32_t max_partial,
                              std::vector<ChunkId>& chunks) const {
   chunks.clear();
-  Search search{.tokens = tokens, .max_partial = max_partial, .path = {}, .best = chunks};
-  Extend(search, kRootChunk, 0, 0);
-  return search.best_tokens;
+  int64_t matched = 0;
+  std::vector<ChunkId> ids;  // of the path that is visited
+  Search search{.tokens = tokens, .max_partial = max_partial};
+  for (Path path;;) {
+    const size_t open = search.open.size();
+    Extend(search, path);
+    if (search.open.size() == open && path.tokens > matched) {
+      matched = path.tokens;
+      chunks = ids;
+    }
+    if (search.open.empty()) return matched;
+    path = search.open.back();
+    search.open.pop_back();
+    ids.resize(path.chunks - 1);
+    ids.push_back(path.last);
+  }
 }
 
 ChunkId ChunkRegistry::Seal(ChunkId parent, std::span<const int32_t> tokens,

@@ -109,8 +109,9 @@ class ChunkRegistry {
   void UpdateIdle(ChunkId id);
   Chunk& At(ChunkId id) { return chunks_[static_cast<size_t>(id)]; }
 
+  struct Path;
   struct Search;
-  void Extend(Search& search, ChunkId parent, int64_t begin, int32_t partial) const;
+  void Extend(Search& search, const Path& path) const;
 
   PagePool& pool_;
   Options options_;

@@ -176,6 +176,7 @@ class Scheduler {
   void CheckShifted(Request& request) const;
   int64_t SourcePages(const Request& request) const;
   void RemoveSources(Sequence& user);
+  bool FitsWithSources(const Sequence& sequence, int32_t growing);
   bool FindSources(Sequence& sequence, int32_t growing);
   void AddSource(Sequence& user, std::vector<int32_t> tokens);
   void AcquireSources(Sequence& sequence);
@@ -185,6 +186,8 @@ class Scheduler {
   static void SkipShifted(Sequence& sequence);
   // Returns the number of pages that could no longer be evicted if these chunks were used.
   int64_t IdlePagesOf(std::span<const ChunkId> chunks) const;
+  // Returns the number of pages of these chunks that are in use or pinned.
+  int64_t BusyPagesOf(std::span<const ChunkId> chunks) const;
   void Erase(Sequence& sequence);
 
   void SealKnown(Sequence& sequence);

@@ -56,6 +56,18 @@ int64_t Scheduler::SourcePages(const Request& request) const {
   return pages;
 }
 
+// All sources and their user must fit together, or they would take each other's pages. Chunks that
+// they find need no room if others use them or have pinned them. Submit has checked that they fit
+// when nothing else runs, but not what held sequences leave to them.
+bool Scheduler::FitsWithSources(const Sequence& sequence, int32_t growing) {
+  int64_t pages = split_.PagesFor(sequence.Known()) + SourcePages(sequence.request);
+  const auto exact = static_cast<size_t>(std::min(sequence.Known(), sequence.Exact()));
+  registry_.Match(std::span(sequence.tokens).first(exact), 0, match_);
+  pages -= BusyPagesOf(match_);
+  for (const std::vector<ChunkId>& source : sources_) pages -= BusyPagesOf(source);
+  return pages + growing <= Available();
+}
+
 // Sets sources_ and returns whether all chunks of the shifted spans exist and were written by
 // earlier steps, because copies come before the rest of a step. Adds sources for missing chunks.
 bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
@@ -75,10 +87,7 @@ bool Scheduler::FindSources(Sequence& sequence, int32_t growing) {
               return registry_.Get(id).number < made_before_;
             });
   }
-  // All sources and their user must fit together, or they would take each other's pages. If nothing
-  // else runs, they fit, because Submit has checked it.
-  const int64_t pages = split_.PagesFor(sequence.Known()) + SourcePages(sequence.request);
-  if (!missing.empty() && running_.count > 0 && pages + growing > Available()) return false;
+  if (!missing.empty() && !FitsWithSources(sequence, growing)) return false;
   for (std::vector<int32_t>& tokens : missing) AddSource(sequence, std::move(tokens));
   return older && missing.empty();
 }
@@ -144,6 +153,12 @@ int64_t Scheduler::IdlePagesOf(std::span<const ChunkId> chunks) const {
     if (chunk.idle) pages += static_cast<int64_t>(chunk.pages.size());
   }
   return pages;
+}
+
+int64_t Scheduler::BusyPagesOf(std::span<const ChunkId> chunks) const {
+  int64_t pages = 0;
+  for (const ChunkId id : chunks) pages += static_cast<int64_t>(registry_.Get(id).pages.size());
+  return pages - IdlePagesOf(chunks);
 }
 
 void Scheduler::Erase(Sequence& sequence) {

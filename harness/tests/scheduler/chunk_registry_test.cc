@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <deque>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "kernels/common/error.h"
@@ -58,6 +59,28 @@ TEST_F(ChunkRegistryTest, MatchWeighsChunksThatEndWithinAPageAgainstWholeOnes) {
   EXPECT_THAT(Match({1, 2, 3, 4, 5, 6, 7}, 0), ElementsAre(whole));
   EXPECT_THAT(Match({1, 2, 3, 4, 5}), ElementsAre(whole));
   EXPECT_THAT(Match({1, 2, 3, 9}), ElementsAre(part));
+}
+
+// A chunk more must not take more of the stack.
+TEST_F(ChunkRegistryTest, PrefixOfManyChunksIsFound) {
+  constexpr int32_t kChunks = 100'000;
+  PagePool pool(kChunks + 1);
+  ChunkRegistry registry(pool, {.page_size = kPageSize});
+  std::vector<int32_t> text;
+  std::vector<ChunkId> sealed;
+  for (int32_t i = 0; i < kChunks; ++i) {
+    std::vector<int32_t> page;
+    pool.Allocate(1, page);
+    const std::vector<int32_t> tokens(kPageSize, i % 7);
+    sealed.push_back(registry.Seal(sealed.empty() ? kRootChunk : sealed.back(), tokens, page));
+    text.insert(text.end(), tokens.begin(), tokens.end());
+  }
+  std::vector<int32_t> page;
+  pool.Allocate(1, page);
+  registry.Seal(sealed[0], std::span(text).subspan(kPageSize, 2), page);  // a branch that ends soon
+  std::vector<ChunkId> found;
+  EXPECT_EQ(registry.Match(text, 1, found), kChunks * kPageSize);
+  EXPECT_EQ(found, sealed);
 }
 
 TEST_F(ChunkRegistryTest, SecondChunkOfTheSameTextIsTheFirst) {

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/tests/message_of.h"
@@ -284,6 +286,49 @@ TEST(SchedulerTest, SourcesThatWouldEvictEachOtherWaitForRoom) {
   EXPECT_FALSE(scheduler.Has(older));
   EXPECT_FALSE(scheduler.Has(shifted));
   EXPECT_EQ(scheduler.Counts().source_tokens, 8 + 7) << "each once";
+}
+
+// Submits a sequence that is held after its only token. It has one page per 4 tokens of its prompt.
+SequenceId Hold(Scheduler& scheduler, Request request) {
+  request.hold = true;
+  const SequenceId id = scheduler.Submit(std::move(request));
+  while (scheduler.HasWork()) RunStep(scheduler);
+  return id;
+}
+
+TEST(SchedulerTest, SourcesThatHeldSequencesLeaveNoRoomForAreNotStarted) {
+  SchedulerOptions options = SmallOptions();
+  options.num_pages = 9;
+  options.reuse = true;
+  Scheduler scheduler(options);
+  const SequenceId held = Hold(scheduler, Prompt(24, 1));  // leaves 3 pages
+  const SequenceId shifted = scheduler.Submit(ShiftedPrompt());
+  EXPECT_TRUE(scheduler.ScheduleStep().Empty()) << "the caller must learn that nothing goes on";
+  EXPECT_EQ(scheduler.NumSources(), 0);
+  EXPECT_TRUE(scheduler.HasWork());
+  scheduler.Remove(held);
+  for (int step = 0; step < 40 && scheduler.HasWork(); ++step) RunStep(scheduler);
+  EXPECT_FALSE(scheduler.Has(shifted));
+  EXPECT_EQ(scheduler.Counts().source_tokens, 8 + 7) << "each once";
+}
+
+TEST(SchedulerTest, WhatHeldSequencesHaveInCommonWithARequestNeedsNoRoom) {
+  SchedulerOptions options = SmallOptions();
+  options.num_pages = 16;
+  options.reuse = true;
+  Scheduler scheduler(options);
+  Request request = Prompt(20, 1, /*first=*/100);
+  request.shifted = {{.begin = 12, .end = 20}};  // its source takes 2 pages, the prompt 5
+  Request source = Prompt(12, 1);
+  std::copy_n(request.prompt.begin() + 12, 7, source.prompt.begin());
+  source.prompt[7] = 0;
+  Hold(scheduler, Prompt(12, 1, /*first=*/100));  // 3 pages, which begin the prompt
+  Hold(scheduler, std::move(source));             // 3 pages, the first of which begins the source
+  Hold(scheduler, Prompt(28, 1, /*first=*/200));  // 7 pages
+  EXPECT_EQ(scheduler.Pages().NumFree(), 3) << "2 for the prompt, 1 for its source";
+  const SequenceId shifted = scheduler.Submit(request);
+  for (int step = 0; step < 40 && scheduler.Has(shifted); ++step) RunStep(scheduler);
+  EXPECT_FALSE(scheduler.Has(shifted));
 }
 
 TEST(SchedulerTest, WhatAPreemptedSequenceFindsOrCopiesIsNotComputedAgain) {
