@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "harness/platform/json_file.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -78,6 +79,20 @@ bool BeginsAsRecords(int file) {
   }
   const Json line = Json::parse(text.substr(0, end), nullptr, /*allow_exceptions=*/false);
   return line.is_object() && line.contains("schema") && line.contains("kind");
+}
+
+// Values are checked and printed by functions that go down into them, so their depth is limited.
+Json ParseLine(const std::string& line, const std::string& where) {
+  using Event = Json::parse_event_t;
+  const auto check = [&](int depth, Event event, const Json&) {
+    const bool opens = event == Event::object_start || event == Event::array_start;
+    Require(!opens || depth < kMaxJsonDepth, where, ": JSON nests deeper than ", kMaxJsonDepth,
+            ", the most that is allowed");
+    return true;
+  };
+  Json value = Json::parse(line, check, /*allow_exceptions=*/false);
+  Require(!value.is_discarded(), where, ": not JSON: ", line.substr(0, 60));
+  return value;
 }
 
 // Returns 0, or the errno that kept the line from being written whole.
@@ -215,12 +230,12 @@ std::vector<Json> ReadRecords(const std::string& path, std::string* unfinished) 
       }
       break;
     }
-    Json record = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    Require(!record.is_discarded(), path, ":", number, ": not JSON: ", line.substr(0, 60));
+    const std::string where = StrCat(path, ":", number);
+    Json record = ParseLine(line, where);
     try {
       ValidateRecord(record);
     } catch (const InvalidArgument& error) {
-      throw InvalidArgument(StrCat(path, ":", number, ": ", error.what()));
+      throw InvalidArgument(StrCat(where, ": ", error.what()));
     }
     records.push_back(std::move(record));
   }

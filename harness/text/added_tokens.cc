@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kMaxTokens = size_t{1} << 16;
 constexpr size_t kMaxContentBytes = 1024;
+constexpr size_t kMaxGrowth = size_t{4} << 20;  // bytes by which normalizing lengthens all of them
 
 // Whether the text holds one code point that \w matches in Rust's regex crate, which the library
 // uses here: alphabetic characters, marks, decimal digits, connector punctuation and join controls.
@@ -34,6 +35,16 @@ std::string_view FirstOf(std::string_view text) { return text.substr(0, Utf8Leng
 bool StandsAlone(std::string_view text, size_t begin, size_t end) {
   return (begin == 0 || !IsWord(LastOf(text.substr(0, begin)))) &&
          (end == text.size() || !IsWord(FirstOf(text.substr(end))));
+}
+
+// The content of an added token, normalized, and at most `max_growth` bytes longer for it.
+std::string Normalized(const JsonNode& node, const std::string& content,
+                       const Normalizer& normalizer, size_t max_growth) {
+  try {
+    return normalizer.Apply(content, /*prepend=*/true, content.size() + max_growth);
+  } catch (const RuntimeFailure& error) {
+    node.Member("content").Fail(error.what());
+  }
 }
 
 }  // namespace
@@ -70,6 +81,7 @@ AddedTokens::AddedTokens(const JsonNode& root, const BpeModel& model, const Norm
     : max_id_(model.MaxId()) {
   const std::optional<JsonNode> list = root.Find("added_tokens");
   if (!list) return;
+  size_t growth = 0;
   for (const JsonNode& node : list->Items(kMaxTokens)) {
     AddedToken token = ReadToken(node);
     CheckId(node, token, model);
@@ -77,7 +89,11 @@ AddedTokens::AddedTokens(const JsonNode& root, const BpeModel& model, const Norm
     const size_t index = tokens_.size();
     by_id_.emplace(token.id, index);
     by_content_.emplace(token.content, index);
-    token.text = token.normalized ? normalizer.Apply(token.content) : token.content;
+    token.text = token.normalized ? Normalized(node, token.content, normalizer, kMaxGrowth - growth)
+                                  : token.content;
+    // NFC is not limited: it makes a text at most 3 times as long.
+    growth = std::min(kMaxGrowth, growth + std::max(token.text.size(), token.content.size()) -
+                                      token.content.size());
     if (!token.text.empty()) {
       (token.normalized ? normalized_ : before_).Add(token.text, static_cast<int32_t>(index));
     }

@@ -48,6 +48,14 @@ std::string ToNfc(std::string_view text) {
   return composed;
 }
 
+std::string WithPrefix(const std::string& prefix, const std::string& text, size_t max_bytes) {
+  if (prefix.size() + text.size() > max_bytes) {
+    throw RuntimeFailure(StrCat("a Prepend of the tokenizer makes more than ", max_bytes,
+                                " bytes, the most that are allowed, of a text of ", text.size()));
+  }
+  return prefix + text;
+}
+
 std::string WithoutSpace(std::string_view text, bool left, bool right) {
   while (left && !text.empty()) {
     const size_t length = Utf8Length(text[0]);
@@ -99,17 +107,18 @@ void Normalizer::Add(const JsonNode& node, int depth) {
   }
 }
 
-std::string Normalizer::Apply(std::string_view text, bool prepend) const {
+std::string Normalizer::Apply(std::string_view text, bool prepend, size_t max_bytes) const {
   std::string current(text);
   for (const Step& step : steps_) {
     current = std::visit(
         Overload{
             [&](const Nfc&) { return ToNfc(current); },
             [&](const Prepend& prefix) {
-              return current.empty() || !prepend ? current : prefix.text + current;
+              return current.empty() || !prepend ? current
+                                                 : WithPrefix(prefix.text, current, max_bytes);
             },
             [&](const Replace& replace) {
-              return replace.pattern.Replace(current, replace.content);
+              return replace.pattern.Replace(current, replace.content, max_bytes);
             },
             [&](const Strip& strip) { return WithoutSpace(current, strip.left, strip.right); }},
         step);

@@ -18,8 +18,10 @@ class Normalizer {
   static Normalizer Read(const JsonNode& node);
 
   bool Empty() const { return steps_.empty(); }
-  // `text` must be valid UTF-8. Without `prepend`, Prepend does nothing.
-  std::string Apply(std::string_view text, bool prepend = true) const;
+  static constexpr size_t kMaxBytes = size_t{256} << 20;
+  // `text` must be valid UTF-8. Without `prepend`, Prepend does nothing. Throws RuntimeFailure,
+  // with the sizes, if a Prepend or Replace would make more than `max_bytes` of it.
+  std::string Apply(std::string_view text, bool prepend = true, size_t max_bytes = kMaxBytes) const;
 
  private:
   struct Nfc {};

@@ -260,10 +260,17 @@ void Pattern::Cover(std::string_view text, const std::function<void(MatchSpan)>&
   if (done != text.size()) visit({done, text.size(), false});
 }
 
-std::string Pattern::Replace(std::string_view text, std::string_view content) const {
+std::string Pattern::Replace(std::string_view text, std::string_view content,
+                             size_t max_bytes) const {
   std::string replaced;
   Cover(text, [&](MatchSpan span) {
-    replaced += span.matched ? content : text.substr(span.begin, span.end - span.begin);
+    const std::string_view part =
+        span.matched ? content : text.substr(span.begin, span.end - span.begin);
+    if (part.size() > max_bytes - replaced.size()) {
+      throw RuntimeFailure(StrCat("a Replace of the tokenizer makes more than ", max_bytes,
+                                  " bytes, the most that are allowed, of a text of ", text.size()));
+    }
+    replaced += part;
   });
   return replaced;
 }

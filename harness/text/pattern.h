@@ -35,7 +35,9 @@ class Pattern {
   // `text` must be valid UTF-8. Throws RuntimeFailure if a match needs more steps than the limit.
   void Cover(std::string_view text, const std::function<void(MatchSpan)>& visit) const;
 
-  std::string Replace(std::string_view text, std::string_view content) const;
+  // Puts `content` in place of each match. Throws RuntimeFailure, with the sizes, before the result
+  // has more than `max_bytes`.
+  std::string Replace(std::string_view text, std::string_view content, size_t max_bytes) const;
 
  private:
   struct Compiled;

@@ -11,6 +11,8 @@
 namespace tokline {
 namespace {
 
+constexpr size_t kMaxTokenText = size_t{64} << 10;  // bytes, if Replace made them
+
 // Parses a byte token such as "<0x0A>".
 std::optional<char> ByteOf(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
@@ -94,7 +96,7 @@ void TokenDecoder::AddStrip(const JsonNode& node) {
 
 std::string TokenDecoder::Apply(const Step& step, std::string_view token, bool first) const {
   if (const auto* replace = std::get_if<Replace>(&step)) {
-    return replace->pattern.Replace(token, replace->content);
+    return replace->pattern.Replace(token, replace->content, kMaxTokenText);
   }
   if (const auto* metaspace = std::get_if<Metaspace>(&step)) {
     std::string text;

@@ -147,6 +147,23 @@ TEST_F(RecordFileTest, OnlyTheLastLineMayBeUnfinished) {
   EXPECT_THAT(ReadError(), HasSubstr("records.jsonl:2: not JSON"));
 }
 
+// Nothing that goes down into a value may take the stack of a program that reads it.
+TEST_F(RecordFileTest, ALineThatNestsTooDeeplyIsRefusedWithItsNumber) {
+  const std::string whole = EndRecord(0).dump() + "\n";
+  const auto nested = [&](size_t depth) {
+    return whole + std::string(depth, '[') + std::string(depth, ']') + "\n";
+  };
+  Write(nested(1'000'000));
+  EXPECT_THAT(ReadError(), HasSubstr("records.jsonl:2: JSON nests deeper than 32"));
+  EXPECT_THROW(ReadRecords(path_), InvalidArgument);
+  Write(nested(33));
+  EXPECT_THAT(ReadError(), HasSubstr("records.jsonl:2: JSON nests deeper than 32"));
+  Write(nested(32));
+  EXPECT_THAT(ReadError(), HasSubstr("records.jsonl:2: record is [[["));
+  Write(std::string(1'000'000, '[') + "\n");
+  EXPECT_THAT(ReadError(), HasSubstr("records.jsonl:1: JSON nests deeper than 32"));
+}
+
 TEST_F(RecordFileTest, ASampleThatIsNoNumberIsNamed) {
   Json row = KernelRow(
       {.origin = {.run_id = "run", .implementation = "cuda", .dtype = "bf16", .device = "GPU"},

@@ -13,6 +13,7 @@
 
 #include "harness/tests/models/model_files.h"
 #include "harness/tests/text/golden_text.h"
+#include "harness/text/normalizer.h"
 #include "kernels/common/error.h"
 
 namespace tokline::testing {
@@ -277,6 +278,67 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"j({"decoder": {"type": "Strip", "decoders": null, "content": " ", "start": -1,
           "stop": 0}})j",
                 "start is -1; it must be an integer from 0 to 1024"}));
+
+// A Sequence, under the name that `list` has in it, of steps that each put 100 times "a" in place
+// of an "a".
+Json Lengthening(const std::string& list, size_t steps) {
+  const Json step = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(100, 'a')}};
+  return {{"type", "Sequence"}, {list, std::vector<Json>(steps, step)}};
+}
+
+TEST(TokenizerTest, TextThatNormalizingMakesTooLongIsRefusedWithItsSizes) {
+  Json json = SmallTokenizer();
+  json["normalizer"] = Lengthening("normalizers", 5);  // 10^10 bytes for each "a"
+  const Tokenizer tokenizer = Parse(json);
+  EXPECT_THAT(tokenizer.Encode("b"), ElementsAre(2));
+  EXPECT_THAT(MessageOf<RuntimeFailure>([&] { tokenizer.Encode("a"); }),
+              HasSubstr("a Replace of the tokenizer makes more than 268435456 bytes, the most that "
+                        "are allowed, of a text of 100000000"));
+}
+
+TEST(TokenizerTest, NormalizedTextMayHaveTheBytesThatAreAllowed) {
+  const Json json = {{"type", "Sequence"},
+                     {"normalizers",
+                      {{{"type", "Prepend"}, {"prepend", "aa"}},
+                       {{"type", "Replace"}, {"pattern", {{"Regex", "b"}}}, {"content", "aaa"}}}}};
+  const Normalizer normalizer = Normalizer::Read(JsonNode(json, "t.json"));
+  const auto apply = [&](size_t max_bytes) { return normalizer.Apply("bc", true, max_bytes); };
+  EXPECT_EQ(apply(6), "aaaaac");
+  EXPECT_THAT(MessageOf<RuntimeFailure>([&] { apply(5); }),
+              HasSubstr("a Replace of the tokenizer makes more than 5 bytes, the most that are "
+                        "allowed, of a text of 4"));
+  EXPECT_THAT(MessageOf<RuntimeFailure>([&] { apply(3); }),
+              HasSubstr("a Prepend of the tokenizer makes more than 3 bytes, the most that are "
+                        "allowed, of a text of 2"));
+}
+
+// Added tokens are normalized when the file is read.
+TEST(TokenizerTest, AddedTokensThatNormalizingMakesTooLongAreRefused) {
+  Json json = SmallTokenizer();
+  json["normalizer"] = Lengthening("normalizers", 2);  // 10^4 bytes for each "a"
+  json["added_tokens"].clear();
+  const auto add = [&] {
+    const size_t number = json["added_tokens"].size();
+    json["added_tokens"].push_back({{"id", 262 + number},
+                                    {"content", StrCat(std::string(10, 'a'), number)},
+                                    {"special", false}});
+  };
+  for (int i = 0; i < 41; ++i) add();
+  EXPECT_EQ(Parse(json).MaxId(), 262 + 40);
+  add();  // 42 times 99,990 bytes more are more than 4 MiB
+  EXPECT_THAT(MessageOf<RuntimeFailure>([&] { Parse(json); }),
+              HasSubstr("t.json: added_tokens[41].content: a Replace of the tokenizer makes more"));
+}
+
+TEST(TokenizerTest, TokenThatDecodingMakesTooLongIsRefused) {
+  Json json = SmallTokenizer();
+  json["decoder"] = Lengthening("decoders", 5);
+  const Tokenizer tokenizer = Parse(json);
+  EXPECT_EQ(tokenizer.Decode(std::vector<int32_t>{2}), "b");
+  EXPECT_THAT(MessageOf<RuntimeFailure>([&] { tokenizer.Decode(std::vector<int32_t>{1}); }),
+              HasSubstr("more than 65536 bytes, the most that are allowed, of a text of 10000"));
+}
 
 TEST(TokenizerTest, FilesThatAreNotJsonOrNotThereAreNamed) {
   EXPECT_THAT(MessageOf<std::exception>([] { Tokenizer::Parse("{", "t.json"); }),
