@@ -28,8 +28,8 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
-// Blocks of so many bytes that share an SM: at least one, and where there is room so many that as
-// many bytes are in flight with either head_dim.
+// The number of blocks of `block_bytes` that share an SM: as many as find room, at least one, and at
+// most the number with which as many bytes are in flight for either head_dim.
 constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim,
                                            const DeviceFacts& device) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
@@ -76,13 +76,14 @@ inline constexpr int32_t kChunkDecodeMaxStates = 46'340;
 // The most rows of a KV head's group that a warp adds.
 constexpr int32_t ChunkDecodeRowsOfWarp(int32_t group) { return (group + 3) / 4; }
 
-// The number of bundles of so many states. Each has at least eight.
+// The number of bundles that `states` states make. Each has at least eight of them.
 constexpr int32_t ChunkDecodeBundlesOf(int32_t states, int32_t group) {
   if (states * ChunkDecodeRowsOfWarp(group) <= kChunkDecodeStatesAtOnce) return 1;
   return states < 8 * kChunkDecodeBundles ? (states + 7) / 8 : kChunkDecodeBundles;
 }
 
-// Whether sequences have so many partial states on average if they share all lanes.
+// Whether sequences that share all lanes have enough partial states on average to be added in
+// bundles.
 constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs, int32_t group) {
   return !grid.ReadsWhole() && int64_t{grid.num_lanes} * ChunkDecodeRowsOfWarp(group) >
                                    int64_t{num_seqs} * kChunkDecodeStatesAtOnce;

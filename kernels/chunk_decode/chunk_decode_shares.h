@@ -11,8 +11,8 @@ namespace tokline {
 
 // A run of chunks that the same members read with the same shifts.
 struct ChunkDecodeSegment {
-  // The tiles of a range of so many tokens, of which `tiles` is the sum. Every range begins a tile
-  // of a run lane.
+  // The tiles of a range of `tokens` tokens; the member `tiles` is their sum. Every range begins a
+  // tile of a run lane.
   int32_t TilesOf(int32_t tokens) const;
 
   std::span<const SharedRun::Member> members = {};

@@ -41,7 +41,7 @@ struct ChunkDecodeTimes {
   // A warp that is a lane.
   double warp_us = 0.35;          // beside its tasks
   double warp_task_us = 0.9;      // of a sequence, whose first tokens arrive meanwhile
-  int32_t warp_task_tokens = 24;  // so many of them
+  int32_t warp_task_tokens = 24;  // the number of those first tokens
   double warp_tile_us = 2;        // whatever the memory could do
   double warp_part_us = 1;        // more for a part of a sequence, which leaves a state
   // Lanes of a warp take parts only if the model says that this is at least this many times as
@@ -66,7 +66,7 @@ inline constexpr ChunkDecodeTimes kChunkDecodeTimes;
 // What a task takes beside its tiles and states.
 double TaskUs(int32_t group);
 
-// What a task of a run lane takes that reads so many tiles of kChunkDecodeTileTokens.
+// How long a task of a run lane takes that reads `tiles` tiles of kChunkDecodeTileTokens.
 double RunTaskUs(int32_t tiles);
 
 // How much longer a task takes by each sequence whose states it adds.
@@ -94,7 +94,7 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
                   double tile_us = kChunkDecodeTimes.memory_tile_us);
 
-// What warps take to add so many partial states of run lanes for each sequence.
+// How long warps take to add `states` partial states of run lanes for each sequence.
 double RunStatesUs(int64_t states, int32_t num_seqs, const ChunkDecodeGrid& warps, int32_t group);
 
 // How many tiles a part of a sequence has at most where lanes of a warp take parts: the number with
@@ -108,15 +108,17 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
                const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
-// When the lanes of the full grid end, about: if the load is cut equally for as many of them as end
-// first, or if they take whole sequences, all or beside parts of the longest.
+// About when the lanes of the full grid end: with the load cut equally among the number of lanes
+// that ends first, with whole sequences, or with whole sequences beside parts of the longest,
+// whichever is earliest.
 double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t group,
                double tile_us = kChunkDecodeTimes.memory_tile_us);
 
 // The load of sequences with these numbers of tokens, which may be 0.
 ChunkDecodeLoad LoadOf(std::span<const int64_t> lengths);
 
-// What a tile takes if so many of the tokens have been read by others: they come from the L2.
+// How long a tile takes when the share cached / all of the tokens comes from the L2, because other
+// lanes have read them.
 double SharedTileUs(double cached, double all);
 
 // When the lanes of a grid end. `full` is the full grid, on which a tile takes `tile_us`.

@@ -15,8 +15,8 @@
 
 namespace tokline {
 
-// The number of the launch after so many. Fresh buffers are full of zeros, so there is no launch 0;
-// 2 keeps the inboxes taking turns.
+// The number of the launch that follows `launches` others. Fresh buffers are full of zeros, so
+// there is no launch 0; 2 keeps the inboxes taking turns.
 __device__ __forceinline__ uint32_t LaunchAfter(uint32_t launches) {
   return launches + 1 == 0 ? 2 : launches + 1;
 }

@@ -62,7 +62,7 @@ CUtensorMap MakeTensorMap(const BoxedTensor<kRank>& tensor) {
   return map;
 }
 
-// The map of a row-major matrix, [panel, row, 64], with boxes of so many rows of a panel of 64
+// The map of a row-major matrix, [panel, row, 64], with boxes of `box_rows` rows of a panel of 64
 // columns. `row_stride` is in elements.
 inline CUtensorMap PanelMap(DType dtype, const void* data, int64_t rows, int64_t columns,
                             int64_t row_stride, int64_t box_rows) {
@@ -74,8 +74,8 @@ inline CUtensorMap PanelMap(DType dtype, const void* data, int64_t rows, int64_t
        .box = {64, static_cast<uint32_t>(box_rows), 1}});
 }
 
-// The map of queries, [row, head, head_dim], with boxes of 64 columns of so many heads of so many
-// rows. `row_stride` is in elements.
+// The map of queries, [row, head, head_dim], with boxes of 64 columns of `box_heads` heads of
+// `box_rows` rows. `row_stride` is in elements.
 inline CUtensorMap QueryMap(DType dtype, const void* q, int32_t head_dim, int32_t heads,
                             int64_t rows, int64_t row_stride, int32_t box_heads, int32_t box_rows) {
   return MakeTensorMap<3>(
@@ -88,7 +88,7 @@ inline CUtensorMap QueryMap(DType dtype, const void* q, int32_t head_dim, int32_
 }
 
 // The map of a layer's pool, [page, K or V, KV head, token, head_dim], with boxes of 64 columns of
-// so many tokens of a page. Pages that do not exist arrive as zeros.
+// `box_tokens` tokens of a page. Pages that do not exist arrive as zeros.
 inline CUtensorMap PagedKvMap(DType dtype, const void* kv, const PagedKvLayout& layout,
                               int32_t box_tokens) {
   const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(2 * elements); };

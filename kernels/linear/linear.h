@@ -72,8 +72,8 @@ inline constexpr int64_t kMaxSkinnyTokens = 16;
 inline constexpr int64_t kMaxWgmmaTokens = 64;
 inline constexpr int64_t kMaxTileTokens = 128;
 inline constexpr int64_t kMaxHeadTokens = 128;
-// For each 64 elements of a row, so many sums of squares are kept for the next norm. Which elements
-// a sum has is left open; the norm needs their total.
+// The number of sums of squares that are kept for the next norm for each 64 elements of a row.
+// Which elements a sum covers is left open; the norm needs their total.
 inline constexpr int32_t kLinearSquares = 4;
 inline constexpr int64_t kMaxSquaresTokens = 16;
 

@@ -37,7 +37,7 @@ struct TilePlan {
 inline constexpr int32_t kTileColumns64[] = {32, 48, 64, 80};
 inline constexpr int32_t kTileColumns128[] = {32, 48, 64, 80, 96, 128, 160};
 
-// The plan with so many columns and splits, of which there are at most as many as blocks of K.
+// The plan with these columns and splits. There are at most as many splits as blocks of K.
 TilePlan TileOf(const LinearParams& params, int32_t columns, int32_t splits);
 
 // Chooses the tile and the splits for which the model of its time, in tile_plan.cc, is smallest.

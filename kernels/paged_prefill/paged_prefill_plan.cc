@@ -47,7 +47,7 @@ struct NewTokens {
   int32_t length;  // of the context, new tokens included
 };
 
-// Sequences whose tiles begin at about the same time, for so many KV heads at once.
+// Sequences whose tiles begin at about the same time, for `kv_heads` KV heads at once.
 struct Section {
   std::vector<NewTokens> sequences;
   int32_t kv_heads;

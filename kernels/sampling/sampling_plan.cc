@@ -1,3 +1,4 @@
+// What a sampling launch checks, costs and needs as workspace, and how it is divided among blocks.
 #include "kernels/sampling/sampling_plan.h"
 
 #include <cmath>

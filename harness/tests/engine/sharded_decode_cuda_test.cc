@@ -128,7 +128,7 @@ TEST_F(ShardedDecodeCudaTest, ALongPromptIsAsExactOnTwoGpusAsOnOne) {
 }
 
 // Rank 1 starts each sum of a prompt late. Rank 0 is ahead of it then, and waits on its device
-// while its host loads the kernels of projections of so many tokens.
+// while its host loads the kernels of projections of that many tokens.
 class LaggingBackend : public testing::ForwardingBackend {
  public:
   explicit LaggingBackend(const RankPlace& place)

@@ -28,13 +28,13 @@ struct DecodeCaseOptions {
   bool nan_in_dead_slots = true;
 };
 
-// With so many lanes, every tile of the first five sequences is a partial state: they have 300,
-// 120, 65, 33 and 17. That is enough on average to be added in bundles.
+// With kManyStatesLanes lanes, every tile of the first five sequences is a partial state: they have
+// 300, 120, 65, 33 and 17. That is enough on average to be added in bundles.
 inline constexpr int32_t kManyStatesLanes = 560;
 inline const std::vector<int32_t> kManyStatesLengths = {19'200, 7'680, 4'160, 2'112,
                                                         1'088,  64,    0,     130};
 
-// One sequence a length, each of one chunk.
+// One sequence per length, each of one chunk.
 inline DecodeCaseOptions WithLengths(DecodeCaseOptions options, std::vector<int32_t> lengths) {
   options.sequences.clear();
   for (int32_t i = 0; i < static_cast<int32_t>(lengths.size()); ++i)
