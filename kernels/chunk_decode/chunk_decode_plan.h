@@ -28,8 +28,8 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
-// The number of blocks of `block_bytes` that share an SM: as many as find room, at least one, and at
-// most the number with which as many bytes are in flight for either head_dim.
+// The number of blocks of `block_bytes` that share an SM: as many as find room, at least one, and
+// at most the number with which as many bytes are in flight for either head_dim.
 constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim,
                                            const DeviceFacts& device) {
   constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
