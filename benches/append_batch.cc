@@ -37,7 +37,12 @@ AppendSample SamplePages(const AppendBatch& whole, const std::vector<int64_t>& k
   constexpr int64_t kPages = 4;
   AppendSample sample;
   const PageSplit split = whole.layout.Pages();
-  const std::vector<int64_t> pages = PickIndices(whole.layout.num_pages, kPages, seed);
+  std::vector<int64_t> pages = PickIndices(whole.layout.num_pages, kPages, seed);
+  for (const int64_t slot : {whole.slots.front(), whole.slots.back()}) {
+    pages.push_back(split.PageOf(slot));
+  }
+  std::sort(pages.begin(), pages.end());
+  pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
   sample.batch.layout = whole.layout;
   sample.batch.layout.num_pages = static_cast<int64_t>(pages.size());
   sample.batch.layout.num_kv_heads = static_cast<int32_t>(kv_heads.size());

@@ -106,8 +106,8 @@ struct BenchProgram {
 // verified, 1 for a failure, 2 for wrong usage, 130 if interrupted.
 int BenchMain(int argc, char** argv, const BenchProgram& program);
 
-// Returns `count` of the indices below `n` in ascending order, including the first and the last;
-// all of them if there are no more than `count`.
+// Returns `count` of the indices below `n` in ascending order, including the first and the last, or
+// the last alone if one is asked for; all of them if there are no more than `count`.
 std::vector<int64_t> PickIndices(int64_t n, int64_t count, uint64_t seed);
 
 // log2 of about 1 / sqrt(in_features): projections with such weights keep the scale of their input.

@@ -200,7 +200,7 @@ void AddCases(ShapeReader& shape, const CaseContext& context, std::vector<CaseSp
       if (!refusal.empty()) shape.Fail(StrCat("decode_step does not take ", refusal));
     }
     step.ids = PickIndices(model.vocab_size, tokens, /*seed=*/1);
-    if (static_cast<int64_t>(step.ids.size()) < tokens) {
+    if (static_cast<int64_t>(step.ids.size()) != tokens) {
       shape.Fail(StrCat("'vocab' is ", model.vocab_size, "; ", tokens, " tokens need as many"));
     }
     for (const int64_t length : contexts) {

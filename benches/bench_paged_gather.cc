@@ -28,7 +28,7 @@ class GatherCase : public KernelCase<PagedGatherParams> {
     const std::vector<int64_t> kv_heads = PickKvHead(batch_.layout.num_kv_heads, seed);
     std::vector<Prefix> prefixes;
     std::vector<int64_t> tokens;
-    for (const int64_t seq : PickIndices(batch_.NumSeqs(), 2, seed)) {
+    for (const int64_t seq : PickSequences(batch_.SequenceLengths(), 3, seed)) {
       prefixes.push_back({seq, batch_.SequenceLength(seq)});
       for (int64_t i = 0; i < prefixes.back().length; ++i) {
         tokens.push_back(token_indptr_host_[static_cast<size_t>(seq)] + i);

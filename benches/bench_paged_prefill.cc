@@ -1,5 +1,7 @@
 // Benches paged_prefill on ragged batches of new tokens, with or without a past ("prefill").
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "benches/bench_case.h"
 #include "benches/paged_batch.h"
@@ -44,8 +46,8 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     const std::vector<int64_t> kv_heads = PickKvHead(batch_.layout.num_kv_heads, seed);
     std::vector<Prefix> prefixes;
     std::vector<int64_t> tokens;
-    const std::vector<int64_t> seqs = PickIndices(batch_.NumSeqs(), 3, seed);
-    const int64_t rows_a_seq = 12 / static_cast<int64_t>(seqs.size());
+    const std::vector<int64_t> seqs = PickSequences(new_tokens_, 3, seed);
+    const int64_t rows_a_seq = 12 / std::max<int64_t>(1, std::ssize(seqs));
     for (const int64_t seq : seqs) {
       const int64_t count = new_tokens_[static_cast<size_t>(seq)];
       const int64_t past = batch_.SequenceLength(seq) - count;

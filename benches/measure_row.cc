@@ -191,7 +191,7 @@ class Measurement {
       const std::vector<double> got = timer_->Sample(wanted, [this] { Observe(); });
       samples.insert(samples.end(), got.begin(), got.end());
       taken_ += static_cast<int>(got.size());
-      if (static_cast<int>(got.size()) < wanted) break;
+      if (static_cast<int>(got.size()) < wanted || InterruptRequested()) break;
       if (may_rest_more_ && ReachedPowerCap(observed_.throttle_reasons.value_or(0))) {
         throw PowerCapReached{};
       }
@@ -275,6 +275,7 @@ void MeasureRow(PreparedCase& prepared, const Execution& execution, const RowOpt
     Measurement(prepared, execution, options, rng, m).Run();
     if (!options.verify_only && FiguresOf(m).shares.limit_is_wrong) {
       m.limits.peaks = BestOf(*m.limits.peaks, *execution.Measure());
+      execution.Rest(kCoolingUs);  // the matmuls have reached the power cap
     }
   } catch (const Refusal& refusal) {
     m.trouble.failure = refusal.reason;

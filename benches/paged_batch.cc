@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <unordered_map>
 
+#include "benches/bench_case.h"
 #include "harness/platform/process_memory.h"
 #include "kernels/common/error.h"
 
@@ -18,6 +20,12 @@ int64_t PagedBatch::SequenceLength(int64_t seq) const {
     length += chunk_lengths[static_cast<size_t>(chunk)];
   }
   return length;
+}
+
+std::vector<int64_t> PagedBatch::SequenceLengths() const {
+  std::vector<int64_t> lengths;
+  for (int64_t seq = 0; seq < NumSeqs(); ++seq) lengths.push_back(SequenceLength(seq));
+  return lengths;
 }
 
 ChunkTable PagedBatch::Table() const {
@@ -167,6 +175,16 @@ std::vector<int64_t> HeadRows(const std::vector<int64_t>& items, int64_t num_hea
     for (const int64_t head : heads) rows.push_back(item * num_heads + head);
   }
   return rows;
+}
+
+std::vector<int64_t> PickSequences(std::span<const int64_t> lengths, int64_t count, uint64_t seed) {
+  std::vector<int64_t> seqs;
+  for (int64_t seq = 0; seq < std::ssize(lengths); ++seq) {
+    if (lengths[static_cast<size_t>(seq)] > 0) seqs.push_back(seq);
+  }
+  std::vector<int64_t> picked = PickIndices(std::ssize(seqs), count, seed);
+  for (int64_t& seq : picked) seq = seqs[static_cast<size_t>(seq)];
+  return picked;
 }
 
 std::vector<int64_t> PickKvHead(int32_t num_kv_heads, uint64_t seed) {

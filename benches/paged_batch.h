@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "benches/tensors.h"
@@ -21,6 +22,7 @@ struct PagedBatch {
   int64_t NumSeqs() const { return static_cast<int64_t>(seq_chunks.size()); }
   int64_t PoolRows() const { return layout.NumElements() / layout.head_dim; }
   int64_t SequenceLength(int64_t seq) const;
+  std::vector<int64_t> SequenceLengths() const;
   ChunkTable Table() const;
 };
 
@@ -80,6 +82,9 @@ std::vector<float> RopeTable(int64_t rows, int32_t head_dim);
 // Rows (item, head) of tensors [items, num_heads, head_dim] for these items and heads.
 std::vector<int64_t> HeadRows(const std::vector<int64_t>& items, int64_t num_heads,
                               const std::vector<int64_t>& heads);
+
+// PickIndices among the sequences that have tokens, of which `lengths` has the numbers.
+std::vector<int64_t> PickSequences(std::span<const int64_t> lengths, int64_t count, uint64_t seed);
 
 // One of the KV heads, as a list.
 std::vector<int64_t> PickKvHead(int32_t num_kv_heads, uint64_t seed);

@@ -202,7 +202,8 @@ std::vector<int64_t> PickIndices(int64_t n, int64_t count, uint64_t seed) {
     for (int64_t i = 0; i < n; ++i) picked.push_back(i);
     return picked;
   }
-  std::set<int64_t> chosen{0, n - 1};
+  std::set<int64_t> chosen{n - 1};
+  if (count > 1) chosen.insert(0);
   std::mt19937_64 rng(seed);
   std::uniform_int_distribution<int64_t> any(0, n - 1);
   while (static_cast<int64_t>(chosen.size()) < count) chosen.insert(any(rng));

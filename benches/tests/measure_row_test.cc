@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -13,6 +15,7 @@
 #include "benches/check_case.h"
 #include "benches/tests/simulated_case.h"
 #include "harness/measure/timing.h"
+#include "harness/platform/interrupt.h"
 
 namespace tokline::bench {
 namespace {
@@ -233,6 +236,7 @@ TEST_F(MeasureRowTest, ARowAboveItsLimitHasTheLimitMeasuredAgainAndStands) {
     std::mt19937_64 rng(1);
     MeasureRow(prepared, execution, {}, rng, m);
     EXPECT_EQ(execution.measured, times);
+    EXPECT_EQ(execution.rested_us, times * kCoolingUs);  // so that the next row meets no power cap
     const KernelFigures figures = FiguresOf(m);
     EXPECT_THAT(figures.refusal, IsEmpty());
     return figures.shares.limit_is_wrong;
@@ -327,6 +331,30 @@ TEST_F(MeasureRowTest, AnInterruptedRowSaysSoHoweverManySamplesItHas) {
     EXPECT_EQ(m.samples.us.size(), static_cast<size_t>(samples));
     EXPECT_EQ(KernelRow(m)["reason"], "interrupted");
   }
+}
+
+// The user interrupts the second rest.
+class ImpatientExecution : public HotExecution {
+ public:
+  using HotExecution::HotExecution;
+  void Rest(double us) const override {
+    HotExecution::Rest(us);
+    if (++rests_ == 2) std::raise(SIGINT);
+  }
+
+ private:
+  mutable int rests_ = 0;
+};
+
+TEST_F(MeasureRowTest, AnInterruptEndsARowThatRests) {
+  // In a process of its own, since the interrupt lasts.
+  EXPECT_EXIT(
+      {
+        CatchInterrupts();
+        const KernelMeasurement m = Honest(ImpatientExecution(device_));
+        std::exit(m.trouble.interrupted && m.samples.rested && m.samples.us.size() <= 2 ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(MeasureRowTest, AnInjectedSlowdownIsInTheFigure) {

@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
+#include <vector>
 
 #include "benches/append_batch.h"
 #include "benches/execution.h"
@@ -231,6 +233,7 @@ TEST(PickIndicesTest, HasTheEndsAndTheCountAskedFor) {
   }
   EXPECT_THAT(PickIndices(3, 8, 1), ElementsAre(0, 1, 2));
   EXPECT_THAT(PickIndices(0, 8, 1), IsEmpty());
+  EXPECT_THAT(PickIndices(100, 1, 1), ElementsAre(99));
 }
 
 TEST(PlaceInL2Test, ColdMeansMoreThanFiveTimesTheL2) {
@@ -298,11 +301,34 @@ TEST(PagedSampleTest, PrefixesThatSharePagesShareThemInTheSample) {
   EXPECT_EQ(sample.batch.SequenceLength(1), 48);
 }
 
+TEST(PickSequencesTest, HasTheEndsOfThoseWithTokensAndEveryOtherInTurn) {
+  EXPECT_THAT(PickSequences(std::vector<int64_t>{0, 5, 0, 7, 9, 0}, 3, 1), ElementsAre(1, 3, 4));
+  EXPECT_THAT(PickSequences(std::vector<int64_t>{0, 5, 0}, 3, 1), ElementsAre(1));
+  const std::vector<int64_t> lengths(32, 10);
+  std::set<int64_t> seen;
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    const std::vector<int64_t> picked = PickSequences(lengths, 3, seed);
+    seen.insert(picked.begin(), picked.end());
+  }
+  EXPECT_EQ(seen.size(), lengths.size());
+}
+
+TEST(AppendSampleTest, HasTheFirstAndTheLastToken) {
+  const PagedKvLayout layout{.num_kv_heads = 2, .page_size = 16, .head_dim = 64};
+  for (const AppendBatch& whole : {OneSequence(layout, 1000), ManySequences(layout, 100)}) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const AppendSample sample = SamplePages(whole, {1}, seed);
+      EXPECT_EQ(sample.tokens.front(), 0);
+      EXPECT_EQ(sample.tokens.back(), whole.NumTokens() - 1);
+    }
+  }
+}
+
 TEST(AppendSampleTest, HasEveryTokenOfItsPages) {
   const PagedKvLayout layout{.num_kv_heads = 2, .page_size = 16, .head_dim = 64};
   const AppendBatch whole = OneSequence(layout, 100);
   const AppendSample sample = SamplePages(whole, {1}, 1);
-  EXPECT_EQ(sample.batch.layout.num_pages, 4);
+  EXPECT_GE(sample.batch.layout.num_pages, 4);
   ASSERT_EQ(sample.tokens.size(), sample.batch.slots.size());
   EXPECT_GE(sample.tokens.size(), 52u);  // three full pages and one with four tokens
   for (size_t i = 0; i < sample.tokens.size(); ++i) {

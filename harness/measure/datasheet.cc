@@ -29,12 +29,17 @@ constexpr std::array kKnownDevices{
 }  // namespace
 
 std::optional<Datasheet> DatasheetOf(std::string_view device_name) {
+  // A part of a device has a part of its memory and processors.
+  if (device_name.find(" MIG ") != std::string_view::npos) return std::nullopt;
   for (const KnownDevice& device : kKnownDevices) {
     const size_t at = device_name.find(device.name_part);
     if (at == std::string_view::npos) continue;
-    // Only whole words match: L4 must not match L40.
+    // Only whole words match: L4 must not match L40, nor H200 GH200.
     const size_t end = at + device.name_part.size();
-    if (end == device_name.size() || device_name[end] == ' ') return device.datasheet;
+    if ((at == 0 || device_name[at - 1] == ' ') &&
+        (end == device_name.size() || device_name[end] == ' ')) {
+      return device.datasheet;
+    }
   }
   return std::nullopt;
 }

@@ -161,8 +161,9 @@ WorkloadResult RunWorkload(Decoder& decoder, const Workload& workload,
       if (next == workload.requests.size()) break;
       constexpr double kNapS = 1e-3;  // short enough to notice an interruption
       const double wait_s = std::min(kNapS, workload.requests[next].arrival_s - now_s);
+      const auto napped = Clock::now();
       std::this_thread::sleep_for(std::chrono::duration<double>(wait_s));
-      idle_s += wait_s;
+      idle_s += SecondsSince(napped);  // a nap lasts longer than was asked for
       continue;
     }
     const StepReport step = decoder.Step();

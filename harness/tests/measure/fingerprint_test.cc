@@ -120,6 +120,8 @@ TEST(DatasheetTest, KnownByWholeWordsOnly) {
   EXPECT_EQ(DatasheetOf("NVIDIA H200")->memory_gbps, 4800);
   EXPECT_EQ(DatasheetOf("NVIDIA H200 NVL")->bf16_tflops, 835);
   EXPECT_FALSE(DatasheetOf("NVIDIA L40").has_value());
+  EXPECT_FALSE(DatasheetOf("NVIDIA GH200 480GB").has_value());
+  EXPECT_FALSE(DatasheetOf("NVIDIA H100 80GB HBM3 MIG 1g.10gb").has_value());
   EXPECT_FALSE(DatasheetOf("Some GPU").has_value());
 }
 
