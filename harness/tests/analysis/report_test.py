@@ -80,6 +80,12 @@ class ReportTest(ReportCase):
             self.assertRegex(fold, "(?s)>cuda.*>{} 1: .*>{} 1: ".format(*order))
         self.assertEqual(len(re.findall('<tr class="behind">', section)), 2)
 
+    def test_the_model_of_the_most_batches_has_the_first_large_figures(self):
+        cases = [DecoderCase(model="a-model")] + [DecoderCase(model="b-model", batch=batch) for batch in (1, 8, 64)]
+        text, _, _ = self.report_of(Machine(seed=7).decoder_run(cases))
+        figures = re.findall(r'<span class="of">(\S+) \S+, batch (\d+)', text)
+        self.assertEqual(figures[:3], [("b-model", "1"), ("b-model", "64"), ("a-model", "1")])
+
     def test_a_column_that_says_the_same_in_every_line_is_said_once(self):
         table = Table(["a", "b", "c", "d"], [["1", "x", "", "3"], ["1", "x", "", "4"]], {1, 3}, title="rows")
         self.assertEqual((table.header, table.lines, table.numeric, table.title),

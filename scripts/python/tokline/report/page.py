@@ -652,7 +652,8 @@ def machine(evidence):
 def tiles(evidence):
     """The few large figures at the top: (figure, unit, what it is)."""
     made = []
-    groups = list(evidence.decoder_groups.items())[:2]
+    # What was measured at most batches comes first.
+    groups = sorted(evidence.decoder_groups.items(), key=lambda group: -len(group[1]))[:2]
     alike = len({key[:2] for key, _ in groups}) < len(groups)
     for (model, dtype, _, lengths), entries in groups:
         for entry in evidence.headline_batches(entries):
