@@ -50,10 +50,6 @@ class TimedOp:
             return self.share_ratio
         return (self.op["in_place_traced_us"] - self.op.get("in_place_stamps_us", 0)) / self.op["us"]
 
-    @property
-    def differs(self):
-        return abs(self.ratio - 1) > ALLOWED
-
     def cells(self):
         return [self.row["model"], str(self.row["batch"]), f"`{self.op['op']}`", str(self.op["launches"]),
                 terminal.figure(self.op["in_place_us"]), f"{100 * self.share:.1f} %",
@@ -74,8 +70,13 @@ def timed_ops(runs):
             if "in_place_us" in op and op["us"] > 0]
 
 
+def differing(ops, ratio):
+    """The ops of which `ratio` is too far from 1, the furthest first."""
+    return sorted((op for op in ops if abs(ratio(op) - 1) > ALLOWED), key=lambda op: -abs(ratio(op) - 1))
+
+
 def sentence(ops):
-    apart = sorted((op for op in ops if op.differs), key=lambda op: -abs(op.ratio - 1))
+    apart = differing(ops, lambda op: op.ratio)
     what = ("share of the step" if any("in_place_traced_us" not in op.op for op in ops)
             else "time in place under the trace, less the stamps' part,")
     agree = len(ops) - len(apart)
@@ -92,7 +93,7 @@ def by_shares(ops):
     """What the shares say as they are, where `ratio` is of times under one trace; "" where it is of shares itself."""
     if all("in_place_traced_us" not in op.op for op in ops):
         return ""
-    apart = sorted((op for op in ops if abs(op.share_ratio - 1) > ALLOWED), key=lambda op: -abs(op.share_ratio - 1))
+    apart = differing(ops, lambda op: op.share_ratio)
     words = (f" Shares of the two steps as they are, of one without a trace and of one with it, are within "
              f"{100 * ALLOWED:.0f} % for {len(ops) - len(apart)} of them")
     named = [f"`{op.op['op']}` at batch {op.row['batch']}, {100 * op.share:.1f} % and {100 * op.traced_share:.1f} %"

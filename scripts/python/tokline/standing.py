@@ -124,13 +124,14 @@ def markdown(evidence):
     """What a page about the records begins with: losses first."""
     parts = []
     known = groups(evidence)
-    most = max((len(found) for _, _, found in known), default=0)
-    for heading, words, found in known:
-        if len(found) < most or any(part.startswith("|") for part in parts):
-            parts.append(f"**{heading}.** {with_mean(words, found)}")
-        else:
+    largest = max(known, key=lambda group: len(group[2]), default=None)
+    for group in known:
+        heading, words, found = group
+        if group is largest:
             table = terminal.markdown_table(HEADER, [[f"`{line[0]}`", *line[1:]] for line in lines(found)])
             parts += [f"**{heading}.** {words}", "\n".join(table)]
+        else:
+            parts.append(f"**{heading}.** {with_mean(words, found)}")
     if evidence.swept:
         parts += [f"**Shapes drawn at random. {heading}.** {words}" for heading, words in drawn(Evidence(evidence.swept))]
     parts = parts or ["No row of these records stands beside a peer's."]
