@@ -63,8 +63,10 @@ Conversation::Conversation(const Tokenizer& tokenizer, const ChatTemplate& chat_
       end_of_turn_(FindEndOfTurn(tokenizer, chat_template)) {
   RequireUtf8(options_.system, "the system text");
   for (const ContextPiece& piece : options_.context) RequireUtf8(piece.text, piece.name);
+  // A time that the template writes must stay what it is, because the history is rendered again.
+  if (!options_.chat.now) options_.chat.now = LocalTime();
   MakePrefix();
-  keeps_answers_ = ProbeTemplate();
+  ProbeTemplate();
 }
 
 void Conversation::MakePrefix() {
@@ -105,22 +107,38 @@ std::vector<int64_t> Conversation::PrefixCuts() const {
 }
 
 // Renders a history whose answer contains everything that a template may drop.
-bool Conversation::ProbeTemplate() const {
-  std::vector<ChatMessage> messages = messages_;
-  messages.push_back({.role = "user", .content = "a"});
-  const std::string asked = JoinText(RenderTurns(messages, true));
-  const std::string answer = "<think>\nb\n</think>\n\nc";
-  messages.push_back({.role = "assistant", .content = answer});
-  messages.push_back({.role = "user", .content = "d"});
-  return JoinText(RenderTurns(messages, true)).starts_with(asked + answer);
+void Conversation::ProbeTemplate() {
+  std::vector<ChatMessage> asked = messages_;
+  asked.push_back({.role = "user", .content = "a"});
+  const std::string question = JoinText(RenderTurns(asked, false));
+  const std::string prompt = JoinText(RenderTurns(asked, true));
+  const std::string opened =
+      prompt.starts_with(question) ? OpenedThoughts(prompt.substr(question.size())) : "";
+  const std::string answer = (opened.empty() ? "<think>\n" : "") + std::string("b\n</think>\n\nc");
+  const auto keeps = [&](const std::string& content) {
+    std::vector<ChatMessage> messages = asked;
+    messages.push_back({.role = "assistant", .content = content});
+    messages.push_back({.role = "user", .content = "d"});
+    return JoinText(RenderTurns(messages, true)).starts_with(prompt + answer);
+  };
+  // Some templates write in the history too what opens thoughts.
+  keeps_answers_ = keeps(answer);
+  if (keeps_answers_ || opened.empty()) return;
+  keeps_answers_ = keeps(opened + answer);
+  opened_thoughts_ = opened;
+}
+
+void Conversation::AddAnswer(std::string answer) {
+  answer.insert(0, opened_thoughts_);
+  if (!keeps_answers_) answer = CloseThoughts(std::move(answer));
+  messages_.push_back({.role = "assistant", .content = std::move(answer)});
 }
 
 std::vector<int32_t> Conversation::EncodeAfter(std::span<const int32_t> before,
                                                std::span<const TextPart> parts) const {
   if (before.empty()) before = prefix_;
-  const TextBefore what = before.empty()                      ? TextBefore::kNothing
-                          : tokenizer_.IsAdded(before.back()) ? TextBefore::kAddedToken
-                                                              : TextBefore::kText;
+  const TextBefore what =
+      before.empty() ? TextBefore::kNothing : tokenizer_.BeforeTextAfter(before.back());
   return tokenizer_.Encode(parts, {.add_special_tokens = false, .before = what});
 }
 
@@ -166,7 +184,8 @@ Request Conversation::RequestAnswer() {
   // The markup before the answer becomes a segment of its own if this yields the same tokens,
   // because a template may later remove it from the history.
   const std::vector<TextPart> rest = PartsFrom(parts, at);
-  const size_t asked = JoinText(RenderTurns(messages_, false)).size();
+  const std::string question_text = JoinText(RenderTurns(messages_, false));
+  const size_t asked = text.starts_with(question_text) ? question_text.size() : 0;
   const std::span<const int32_t> before =
       kept > 0 ? std::span<const int32_t>(segments_.back().ids) : std::span<const int32_t>();
   std::vector<int32_t> whole = EncodeAfter(before, rest);
@@ -205,14 +224,10 @@ void Conversation::EndTurn(std::span<const int32_t> answer, bool stopped) {
   const auto kept_ids = ends_turn ? answer : text_ids;
   const std::string_view end = ends_turn ? *tokenizer_.Spelling(end_of_turn_) : "";
   segments_.push_back({.text = StrCat(content, end), .ids = {kept_ids.begin(), kept_ids.end()}});
-  if (!keeps_answers_) content = CloseThoughts(std::move(content));
-  messages_.push_back({.role = "assistant", .content = std::move(content)});
+  AddAnswer(std::move(content));
 }
 
-void Conversation::EndTurn(std::string text) {
-  if (!keeps_answers_) text = CloseThoughts(std::move(text));
-  messages_.push_back({.role = "assistant", .content = std::move(text)});
-}
+void Conversation::EndTurn(std::string text) { AddAnswer(std::move(text)); }
 
 void Conversation::DropTurn() {
   Require(!messages_.empty() && messages_.back().role == "user", "no turn has begun");

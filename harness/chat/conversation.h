@@ -41,7 +41,7 @@ class Conversation {
   struct Options {
     std::string system;  // empty if there is none
     std::vector<ContextPiece> context;
-    ChatOptions chat;  // add_generation_prompt is not used
+    ChatOptions chat;  // add_generation_prompt is not used; without `now`, the time of construction
   };
 
   // Keeps references to both. Throws InvalidArgument for text that is not UTF-8, and RuntimeFailure
@@ -90,7 +90,9 @@ class Conversation {
   // Makes the segments and the request of the turn whose message is the last one.
   Request RequestAnswer();
   void MakePrefix();
-  bool ProbeTemplate() const;
+  void ProbeTemplate();
+  // Adds an answer to the history, in which it has the thoughts that the prompt opened.
+  void AddAnswer(std::string answer);
   // Encodes parts of a prompt that stand after these ids and, before them, after the prefix.
   std::vector<int32_t> EncodeAfter(std::span<const int32_t> before,
                                    std::span<const TextPart> parts) const;
@@ -103,6 +105,7 @@ class Conversation {
   std::vector<int32_t> prefix_;
   std::vector<TokenSpan> spans_;
   bool keeps_answers_ = true;
+  std::string opened_thoughts_;        // what the prompt writes of an answer in the history
   std::vector<ChatMessage> messages_;  // begin with the placeholder if there is a prefix
   std::vector<Segment> segments_;
   size_t segments_before_turn_ = 0;

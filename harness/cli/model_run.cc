@@ -134,7 +134,7 @@ void RunFlags::AddWeightsTo(std::vector<Flag>& flags) {
 LoadedModel RunFlags::Load() const {
   if (random_seed) return LoadedModel(model, *random_seed);
   LoadedModel loaded(model);
-  RequireFinite(loaded.checkpoint, loaded.weights);
+  CheckElements(loaded.checkpoint, loaded.weights);
   return loaded;
 }
 

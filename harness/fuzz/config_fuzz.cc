@@ -70,7 +70,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::Check(spec.num_kv_heads >= 1 && spec.num_q_heads % spec.num_kv_heads == 0);
     fuzz::Check(spec.num_q_heads / spec.num_kv_heads <= 16);
     fuzz::Check(spec.head_dim == 64 || spec.head_dim == 128);
-    fuzz::Check(spec.norm_eps >= 0 && spec.norm_eps <= 1 && std::isfinite(spec.rope_theta));
+    fuzz::Check(spec.norm_eps >= 0 && spec.norm_eps <= 1);
+    const bool rope = spec.position == PositionKind::kRope;
+    fuzz::Check(std::isfinite(spec.rope_theta) && spec.rope_theta >= (rope ? 1 : 0));
     for (const int32_t id : spec.eos_token_ids) fuzz::Check(id >= 0 && id < spec.vocab_size);
   });
   return 0;

@@ -100,8 +100,15 @@ std::optional<Llama3Scaling> ReadScaling(const JsonNode& rope) {
   return scaling;
 }
 
+// Below 1 the frequencies grow with the pair instead of falling, until they are no longer finite.
+std::optional<double> FindTheta(const JsonNode& node) {
+  const std::optional<double> theta = node.FindPositive("rope_theta");
+  if (theta && *theta < 1) node.Member("rope_theta").Refuse("it must be at least 1");
+  return theta;
+}
+
 void ReadRope(const JsonNode& config, const Family& family, ModelSpec& spec) {
-  std::optional<double> theta = config.FindPositive("rope_theta");
+  std::optional<double> theta = FindTheta(config);
   spec.rope_scaling = ReadScaling(config);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const std::optional<JsonNode> rope = config.Find(key);
@@ -111,7 +118,7 @@ void ReadRope(const JsonNode& config, const Family& family, ModelSpec& spec) {
       rope->Refuse("it scales RoPE differently than the other keys");
     }
     if (scaling) spec.rope_scaling = scaling;
-    const std::optional<double> inner = rope->FindPositive("rope_theta");
+    const std::optional<double> inner = FindTheta(*rope);
     if (inner && theta && *inner != *theta) {
       rope->Member("rope_theta").Refuse("the other rope_theta is ", *theta, "; they must agree");
     }
@@ -119,8 +126,8 @@ void ReadRope(const JsonNode& config, const Family& family, ModelSpec& spec) {
   }
   if (!theta) theta = family.default_rope_theta;
   if (!theta) {
-    config.Fail("rope_theta is missing, there and in rope_parameters; it must be a finite number ",
-                "above 0");
+    config.Fail("rope_theta is missing, there and in rope_parameters; it must be a finite number, ",
+                "at least 1");
   }
   spec.rope_theta = *theta;
 }
@@ -214,7 +221,7 @@ bool ReadBias(const JsonNode& config, const BiasRule& rule) {
   return rule.always || (rule.key != nullptr && config.FlagOf(rule.key, false));
 }
 
-// eos_token_id may be one id, a list of ids, or missing.
+// eos_token_id may be one id, a list of ids, null or missing.
 std::vector<int32_t> ReadEosIds(const JsonNode& config, int64_t vocab_size) {
   const std::optional<JsonNode> node = config.Find("eos_token_id");
   if (!node) return {};
@@ -257,6 +264,10 @@ ModelSpec LoadModelSpec(const std::filesystem::path& dir) {
   spec.mlp_bias = ReadBias(config, family.mlp_bias);
   spec.tied_embeddings = config.FlagOf("tie_word_embeddings", family.tied_by_default);
   spec.eos_token_ids = ReadEosIds(config, spec.vocab_size);
+  const std::optional<int32_t> eos = family.default_eos;
+  if (!config_json.contains("eos_token_id") && eos && *eos < spec.vocab_size) {
+    spec.eos_token_ids = {*eos};
+  }
 
   const std::filesystem::path generation_path = dir / "generation_config.json";
   if (std::filesystem::exists(generation_path, error)) {

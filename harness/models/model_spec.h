@@ -58,17 +58,19 @@ struct ModelSpec {
   float norm_eps = 0;
   PositionKind position = PositionKind::kRope;
   RopePairing rope_pairing = RopePairing::kHalf;
-  double rope_theta = 0;                      // 0 if the model does not use RoPE
+  double rope_theta = 0;                      // at least 1; 0 if the model does not use RoPE
   std::optional<Llama3Scaling> rope_scaling;  // empty for plain RoPE
   bool qk_norm = false;                       // RMSNorm of each head of Q and K before RoPE
   bool qkv_bias = false;
   bool output_bias = false;  // bias of the attention output projection
   // down(silu(gate(x)) * up(x)), or down(gelu(up(x))).
   ActivationKind mlp = ActivationKind::kGatedSilu;
-  bool mlp_bias = false;               // bias of every projection in the MLP
-  bool tied_embeddings = false;        // whether the LM head is the embedding
-  DType dtype = DType::kF32;           // storage type of the checkpoint's weights
-  std::vector<int32_t> eos_token_ids;  // sorted; generation_config.json takes precedence
+  bool mlp_bias = false;         // bias of every projection in the MLP
+  bool tied_embeddings = false;  // whether the LM head is the embedding
+  DType dtype = DType::kF32;     // storage type of the checkpoint's weights
+  // Sorted. generation_config.json takes precedence; if config.json has no eos_token_id either, the
+  // family's default.
+  std::vector<int32_t> eos_token_ids;
 
   // The factor of attention scores, 1 / sqrt(head_dim).
   float ScoreScale() const {

@@ -22,6 +22,9 @@ namespace {
 
 constexpr int64_t kMissingListed = 5;
 
+constexpr std::string_view kSpareHeadRule =
+    "allowed: the same tensor, none, or tie_word_embeddings false in config.json";
+
 constexpr std::pair<std::string_view, DType> kWeightDTypes[] = {
     {"F32", DType::kF32}, {"BF16", DType::kBf16}, {"F16", DType::kF16}};
 
@@ -113,6 +116,20 @@ class Binder {
       Fail(name, "is a norm that the ", spec_.family, " family does not have");
     }
     return {};
+  }
+
+  // The name of the LM head if the checkpoint has one, which must be like the embedding, to which
+  // it is tied; otherwise an empty name.
+  std::string FindSpareHead(const std::string& name, const std::string& embedding_name) const {
+    const CheckpointTensor* head = checkpoint_.Find(name);
+    const CheckpointTensor* embedding = checkpoint_.Find(embedding_name);
+    if (head == nullptr || embedding == nullptr) return "";
+    if (head->dtype != embedding->dtype || head->shape != embedding->shape) {
+      Fail(name, "has the dtype ", head->dtype, " and the shape ", ListText(head->shape), ", but ",
+           Quoted(embedding_name), ", to which config.json ties it, has ", embedding->dtype,
+           " and ", ListText(embedding->shape), "; ", kSpareHeadRule);
+    }
+    return name;
   }
 
   // The family's first prefix under which the checkpoint has the embedding, or simply its first
@@ -282,7 +299,9 @@ ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
   const std::string layer_prefix = StrCat(prefix, names.layer_prefix);
   ModelWeights weights;
   const std::vector<int64_t> table = {spec.vocab_size, spec.hidden_size};
-  weights.embedding = binder.Take(StrCat(prefix, names.embedding), table);
+  const std::string embedding = StrCat(prefix, names.embedding);
+  const std::string lm_head(names.lm_head);
+  weights.embedding = binder.Take(embedding, table);
   if (spec.position == PositionKind::kLearned) {
     weights.positions =
         binder.Take(StrCat(prefix, names.positions), {spec.max_positions, spec.hidden_size});
@@ -292,8 +311,8 @@ ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
       binder.TakeBias(spec.norm == NormKind::kLayer, {}, StrCat(prefix, BiasName(names.final_norm)),
                       spec.hidden_size);
   // A tied checkpoint may also store the LM head, which then counts as an extra tensor.
-  weights.lm_head =
-      spec.tied_embeddings ? weights.embedding : binder.Take(std::string(names.lm_head), table);
+  weights.lm_head = spec.tied_embeddings ? weights.embedding : binder.Take(lm_head, table);
+  if (spec.tied_embeddings) weights.spare_lm_head = binder.FindSpareHead(lm_head, embedding);
   weights.layers.reserve(static_cast<size_t>(spec.num_layers));
   for (int64_t i = 0; i < spec.num_layers; ++i) {
     weights.layers.push_back(
@@ -306,14 +325,23 @@ ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
   return weights;
 }
 
-void RequireFinite(const Checkpoint& checkpoint, const ModelWeights& weights) {
+void CheckElements(const Checkpoint& checkpoint, const ModelWeights& weights) {
   struct Piece {
     const std::string* name;
     DType dtype;
     const std::byte* data;
     int64_t count;
+    const std::byte* twin;  // what must have the same bytes, or null
+
+    bool Finite() const { return NumNotFinite(dtype, data, count) == 0; }
+    bool EqualsTwin() const {
+      return twin == nullptr ||
+             std::memcmp(data, twin, static_cast<size_t>(count * SizeOf(dtype))) == 0;
+    }
   };
   constexpr int64_t kPieceElements = int64_t{1} << 22;
+  const CheckpointTensor* const spare =
+      weights.spare_lm_head.empty() ? nullptr : checkpoint.Find(weights.spare_lm_head);
   std::vector<Piece> pieces;
   for (const auto& [name, tensor] : checkpoint.Tensors()) {
     if (std::ranges::binary_search(weights.extra_tensors, name) ||
@@ -321,31 +349,41 @@ void RequireFinite(const Checkpoint& checkpoint, const ModelWeights& weights) {
       continue;
     }
     checkpoint.Prefetch(tensor.data, tensor.bytes);
+    const bool has_twin = spare != nullptr && tensor.data == weights.embedding.data;
+    if (has_twin) checkpoint.Prefetch(spare->data, spare->bytes);
     const DType dtype = WeightDType(tensor.dtype).value();
     const int64_t count = tensor.bytes / SizeOf(dtype);
     for (int64_t at = 0; at < count; at += kPieceElements) {
       pieces.push_back({.name = &name,
                         .dtype = dtype,
                         .data = tensor.data + at * SizeOf(dtype),
-                        .count = std::min(kPieceElements, count - at)});
+                        .count = std::min(kPieceElements, count - at),
+                        .twin = has_twin ? spare->data + at * SizeOf(dtype) : nullptr});
     }
   }
   std::atomic<size_t> next = 0;
   std::atomic<const Piece*> bad = nullptr;
   const auto look = [&] {
     for (size_t i = next++; i < pieces.size() && bad == nullptr; i = next++) {
-      if (NumNotFinite(pieces[i].dtype, pieces[i].data, pieces[i].count) > 0) bad = &pieces[i];
+      if (!pieces[i].Finite() || !pieces[i].EqualsTwin()) bad = &pieces[i];
     }
   };
   std::vector<std::jthread> threads;
   for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) threads.emplace_back(look);
   look();
   threads.clear();
-  if (const Piece* piece = bad) {
-    throw RuntimeFailure(StrCat(checkpoint.Dir().string(), ": tensor ", Quoted(*piece->name),
+  if (spare != nullptr) checkpoint.Release(spare->data, spare->bytes);
+  const Piece* const piece = bad;
+  if (piece == nullptr) return;
+  const std::string where = StrCat(checkpoint.Dir().string(), ": tensor ");
+  if (!piece->Finite()) {
+    throw RuntimeFailure(StrCat(where, Quoted(*piece->name),
                                 " has elements that are NaN or infinite: the model would write ",
                                 "nonsense"));
   }
+  throw RuntimeFailure(StrCat(where, Quoted(weights.spare_lm_head), " differs from ",
+                              Quoted(*piece->name), ", to which config.json ties it; ",
+                              kSpareHeadRule));
 }
 
 ModelWeights RandomWeights(const ModelSpec& spec, uint64_t seed) {

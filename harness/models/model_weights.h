@@ -65,17 +65,21 @@ struct ModelWeights {
   int64_t bytes = 0;                       // size of the same tensors
   std::vector<std::string> extra_tensors;  // without a role and not a known buffer, sorted
   std::vector<std::string> known_buffers;  // safe to ignore (known_buffers.h), sorted
+  std::string spare_lm_head;  // the extra tensor that a tied model stores; empty if it stores none
 };
 
 // Finds every tensor that `spec` requires and checks its dtype and shape; F32, BF16 and F16 may be
 // mixed. Throws RuntimeFailure naming the tensor, what it is and what it must be, or listing those
-// that are missing. It also throws if the checkpoint has biases or layers that `spec` excludes. The
-// views live as long as the checkpoint.
+// that are missing. It also throws if the checkpoint has biases or layers that `spec` excludes, or
+// an LM head that is not of the embedding's dtype and shape although they are tied. The views live
+// as long as the checkpoint.
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
 
-// Reads every weight, with several threads. Throws RuntimeFailure with the name of a tensor that
-// has elements that are no numbers or infinite.
-void RequireFinite(const Checkpoint& checkpoint, const ModelWeights& weights);
+// Reads every weight once, with several threads. Throws RuntimeFailure with the name of a tensor
+// that has elements that are no numbers or infinite, or of an LM head that is stored, although the
+// embeddings are tied, and differs from the embedding: transformers 5 then uses it, and
+// transformers 4 the embedding, so neither would be right for everyone.
+void CheckElements(const Checkpoint& checkpoint, const ModelWeights& weights);
 
 // The weights of a model of which only config.json exists. The decoder draws them on its device.
 ModelWeights RandomWeights(const ModelSpec& spec, uint64_t seed);

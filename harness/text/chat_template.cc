@@ -20,20 +20,18 @@ constexpr std::string_view kEndOfThoughts = "</think>";
 // Stands for an answer. No template strips it or looks for it.
 constexpr std::string_view kStandIn = "\x02";
 
-std::tm LocalTime() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm local{};
-  localtime_r(&now, &local);
-  return local;
-}
-
 std::string ReadTemplateFile(const std::filesystem::path& path) {
   const MappedFile file(path);
   if (file.Size() > kMaxTemplateBytes) {
     throw RuntimeFailure(StrCat(path.string(), ": the file has ", file.Size(), " bytes; at most ",
                                 kMaxTemplateBytes, " are allowed"));
   }
-  return file.Read(0, file.Size());
+  std::string text = file.Read(0, file.Size());
+  if (const std::optional<Utf8Fault> fault = FindUtf8Fault(text)) {
+    throw RuntimeFailure(
+        StrCat(path.string(), ": the file is not valid UTF-8: ", FaultText(text, *fault)));
+  }
+  return text;
 }
 
 // `chat_template` is one template, or a list of named ones from which the library takes "default".
@@ -59,6 +57,13 @@ ChatTemplate::SpecialTokens ConfigTokens(const JsonNode& root) {
 }
 
 }  // namespace
+
+std::tm LocalTime() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm local{};
+  localtime_r(&now, &local);
+  return local;
+}
 
 ChatTemplate::ChatTemplate(std::string_view program, std::string where,
                            SpecialTokens special_tokens)
@@ -127,6 +132,13 @@ std::string ChatTemplate::AfterAnswer() const {
   const std::string text = JoinText(Render(messages, {.add_generation_prompt = false}));
   const size_t answer = text.rfind(kStandIn);
   return answer == text.npos ? "" : text.substr(answer + kStandIn.size());
+}
+
+std::string OpenedThoughts(std::string_view generation_prompt) {
+  const size_t begin = generation_prompt.rfind(kThoughts);
+  if (begin == generation_prompt.npos) return "";
+  const std::string_view opened = generation_prompt.substr(begin);
+  return opened.find(kEndOfThoughts) == opened.npos ? std::string(opened) : "";
 }
 
 std::string CloseThoughts(std::string answer) {

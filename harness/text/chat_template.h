@@ -21,6 +21,8 @@ struct ChatMessage {
   std::string content;
 };
 
+std::tm LocalTime();  // now
+
 struct ChatOptions {
   bool add_generation_prompt = true;  // append the start of the assistant's turn
   // If false, the program is told so as enable_thinking. If true, it is told nothing and decides.
@@ -38,7 +40,8 @@ class ChatTemplate {
   // Loads the program from a model's folder: chat_template.jinja, otherwise `chat_template` in
   // tokenizer_config.json, which also names the special tokens. Returns nothing if the model has
   // no template, as is the case for base models and GPT-2. Throws RuntimeFailure, with the file and
-  // the line, if the program is not Jinja or not supported.
+  // the line, if the program is not Jinja or not supported, and with the file and the offset if it
+  // is not UTF-8.
   static std::optional<ChatTemplate> Load(const std::filesystem::path& folder);
   // `where` names the source in error messages.
   ChatTemplate(std::string_view program, std::string where, SpecialTokens special_tokens = {});
@@ -63,6 +66,10 @@ class ChatTemplate {
   std::string where_;
   SpecialTokens special_tokens_;
 };
+
+// What a generation prompt writes of an answer's thoughts, such as "<think>\n", which the model
+// then goes on with. Empty if the prompt opens no thoughts, or closes them.
+std::string OpenedThoughts(std::string_view generation_prompt);
 
 // Prepares an answer for a template that drops earlier thoughts. An answer that was cut off inside
 // its thoughts gets their end tag, because without it a template takes the thoughts for the answer.

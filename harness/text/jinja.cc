@@ -91,9 +91,13 @@ class Interpreter {
           }
         }
         return Flow::kOn;
-      case Statement::Kind::kFor:
-        Print(RunLoop(statement, Evaluate(*statement.expression, scope), scope, 1), out);
-        return Flow::kOn;
+      case Statement::Kind::kFor: {
+        MarkedText text;
+        const Flow flow =
+            RunLoop(statement, Evaluate(*statement.expression, scope), scope, 1, text);
+        Print(text, out);
+        return flow;
+      }
       case Statement::Kind::kSet:
         Assign(statement, Evaluate(*statement.expression, scope), scope);
         return Flow::kOn;
@@ -165,8 +169,9 @@ class Interpreter {
     int& depth_;
   };
 
-  MarkedText RunLoop(const Statement& statement, const Value& over, const ScopePtr& scope,
-                     int64_t depth) {
+  // Returns what the loop's else does to the loop around it.
+  Flow RunLoop(const Statement& statement, const Value& over, const ScopePtr& scope, int64_t depth,
+               MarkedText& out) {
     auto loop = std::make_shared<Loop>();
     loop->depth = depth;
     for (const Value& item : over.Items()) {
@@ -183,20 +188,23 @@ class Interpreter {
         const Call call(calls_);
         const Value deeper = arguments.Require(0, "iterable");
         arguments.Finish(1);
-        return RunLoop(statement, deeper, scope, depth + 1);
+        MarkedText text;
+        RunLoop(statement, deeper, scope, depth + 1, text);
+        return text;
       };
     }
-    MarkedText out;
+    bool finished = false;  // some iteration
     for (; loop->index < loop->items.size(); ++loop->index) {
       const ScopePtr inside = Inside(scope);
       inside->Set("loop", Value(std::shared_ptr<const Loop>(loop)));
       Unpack(statement.names, loop->items[loop->index], inside);
-      if (Execute(statement.bodies[0], inside, out) == Flow::kBreak) break;
+      const Flow flow = Execute(statement.bodies[0], inside, out);
+      if (flow == Flow::kBreak) break;
+      finished |= flow == Flow::kOn;
     }
-    if (loop->items.empty() && statement.bodies.size() > 1) {
-      Execute(statement.bodies[1], Inside(scope), out);
-    }
-    return out;
+    // As in Jinja, an iteration that break or continue ends does not count.
+    if (finished || statement.bodies.size() < 2) return Flow::kOn;
+    return Execute(statement.bodies[1], Inside(scope), out);
   }
 
   Value Macro(const Statement& macro, const ScopePtr& scope) {
@@ -487,6 +495,9 @@ class Interpreter {
         context_.budget.Step(static_cast<int64_t>(text->Size() / 64));
       }
       if (const auto* list = value->If<List>()) context_.budget.Step(std::ssize(list->items));
+      if (const auto* generator = value->If<Generator>()) {
+        context_.budget.Step(std::ssize(generator->items));
+      }
     }
     if (name == "==") return a.Equals(b);
     if (name == "!=") return !a.Equals(b);

@@ -128,6 +128,7 @@ Value First(Context&, const Value& input, Arguments& arguments) {
 
 Value Last(Context&, const Value& input, Arguments& arguments) {
   arguments.Finish(0);
+  if (input.Is<Generator>()) throw Error("last needs a list, not a value of type generator");
   const std::vector<Value> items = input.Items();
   return items.empty() ? Value(Undefined{"the last item of an empty sequence"}) : items.back();
 }
@@ -136,7 +137,8 @@ Value Reverse(Context&, const Value& input, Arguments& arguments) {
   arguments.Finish(0);
   std::vector<Value> items = input.Items();
   std::ranges::reverse(items);
-  if (!input.Is<MarkedText>()) return List{std::move(items)};
+  if (input.Is<Generator>()) return List{std::move(items)};
+  if (!input.Is<MarkedText>()) return Generator{std::move(items)};
   MarkedText text;
   for (const Value& item : items) text.Append(item.Text());
   return text;
@@ -183,7 +185,7 @@ Value Json(Context& context, const Value& input, Arguments& arguments) {
 
 Value Pairs(Context& context, const Value& input, Arguments& arguments) {
   arguments.Finish(0);
-  List pairs;
+  Generator pairs;
   if (input.Is<Undefined>()) return pairs;
   const auto* dict = input.If<Dict>();
   if (dict == nullptr)
@@ -194,7 +196,7 @@ Value Pairs(Context& context, const Value& input, Arguments& arguments) {
 }
 
 Value Map(Context& context, const Value& input, Arguments& arguments) {
-  List mapped;
+  Generator mapped;
   const std::optional<Value> path = arguments.Take(arguments.positional.size(), "attribute");
   if (path) {
     const std::optional<Value> missing = arguments.Take(arguments.positional.size(), "default");
@@ -229,7 +231,7 @@ Value Select(Context& context, const Value& input, Arguments& arguments) {
     test = arguments.positional[0].Text().Bytes();
     arguments.positional.erase(arguments.positional.begin());
   }
-  List selected;
+  Generator selected;
   for (const Value& item : input.Items()) {
     context.budget.Step();
     const Value value = path ? AttributePath(context, item, *path) : item;
@@ -284,7 +286,7 @@ Value Unique(Context& context, const Value& input, Arguments& arguments) {
   const auto key = ByAttribute(context, arguments, 1);
   arguments.Finish(2);
   std::vector<Value> seen;
-  List unique;
+  Generator unique;
   for (const Value& item : input.Items()) {
     const Value own = case_sensitive ? key(item) : Lowered(key(item));
     context.budget.Step(1 + std::ssize(seen));
@@ -323,6 +325,10 @@ Value Round(Context&, const Value& input, Arguments& arguments) {
   }
   if (method == "ceil") return std::ceil(*number);
   if (method == "floor") return std::floor(*number);
+  if (method != "common") {
+    throw Error("the method of round is ", Quoted(method, 40), "; allowed: common, ceil, floor");
+  }
+  if (const auto integer = input.Integer()) return *integer;
   return std::nearbyint(*number);  // halves to even, as Python
 }
 
@@ -415,10 +421,20 @@ constexpr std::pair<std::string_view, Test> kTests[] = {
     {"even", [](const Value& value, Arguments&) { return RequireInteger(value) % 2 == 0; }},
     {"false", [](const Value& value, Arguments&) { return value.Is<bool>() && !value.Truth(); }},
     {"float", IsOneOf<double>},
+    {"ge",
+     [](const Value& a, Arguments& arguments) {
+       const Value b = arguments.Require(0, "other");
+       return b.LessThan(a) || a.Equals(b);
+     }},
     {"greaterthan", [](const Value& a, Arguments& b) { return b.Require(0, "other").LessThan(a); }},
     {"in", [](const Value& value, Arguments& in) { return in.Require(0, "seq").Contains(value); }},
     {"integer", IsOneOf<int64_t>},
-    {"iterable", IsOneOf<Undefined, MarkedText, List, Dict>},
+    {"iterable", IsOneOf<Undefined, MarkedText, List, Dict, Generator>},
+    {"le",
+     [](const Value& a, Arguments& arguments) {
+       const Value b = arguments.Require(0, "other");
+       return a.LessThan(b) || a.Equals(b);
+     }},
     {"lessthan", [](const Value& a, Arguments& b) { return a.LessThan(b.Require(0, "other")); }},
     {"lower", [](const Value& value, Arguments&) { return IsCased(value.Str().Bytes(), false); }},
     {"mapping", IsOneOf<Dict>},
@@ -438,8 +454,9 @@ constexpr std::pair<std::string_view, Test> kTests[] = {
     {"upper", [](const Value& value, Arguments&) { return IsCased(value.Str().Bytes(), true); }}};
 
 constexpr std::pair<std::string_view, std::string_view> kTestAliases[] = {
-    {"==", "equalto"},  {"eq", "equalto"},    {"!=", "ne"},         {"<", "lessthan"},
-    {"lt", "lessthan"}, {">", "greaterthan"}, {"gt", "greaterthan"}};
+    {"==", "equalto"},     {"eq", "equalto"},  {"!=", "ne"},
+    {"<", "lessthan"},     {"lt", "lessthan"}, {">", "greaterthan"},
+    {"gt", "greaterthan"}, {"<=", "le"},       {">=", "ge"}};
 
 Value Range(Context& context, Arguments& arguments) {
   const size_t count = arguments.positional.size();

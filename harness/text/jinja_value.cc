@@ -215,6 +215,8 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
 
 Value::Value(List list) : value_(std::make_shared<const List>(std::move(list))) {}
 Value::Value(Dict dict) : value_(std::make_shared<const Dict>(std::move(dict))) {}
+Value::Value(Generator generator)
+    : value_(std::make_shared<const Generator>(std::move(generator))) {}
 
 bool Value::Truth() const {
   if (Is<Undefined>() || Is<None>()) return false;
@@ -227,9 +229,9 @@ bool Value::Truth() const {
 
 std::string_view Value::TypeName() const {
   if (const auto* list = If<List>()) return list->is_tuple ? "tuple" : "list";
-  constexpr std::string_view kNames[] = {"Undefined", "NoneType",    "bool",    "int",
-                                         "float",     "str",         "list",    "dict",
-                                         "Namespace", "LoopContext", "function"};
+  constexpr std::string_view kNames[] = {"Undefined", "NoneType",    "bool",     "int",
+                                         "float",     "str",         "list",     "dict",
+                                         "Namespace", "LoopContext", "function", "generator"};
   return kNames[value_.index()];
 }
 
@@ -279,6 +281,7 @@ bool Value::LessThan(const Value& other) const {
 std::vector<Value> Value::Items() const {
   if (Is<Undefined>()) return {};
   if (const auto* list = If<List>()) return list->items;
+  if (const auto* generator = If<Generator>()) return generator->items;
   std::vector<Value> items;
   if (const auto* dict = If<Dict>()) {
     for (const auto& item : dict->items) items.emplace_back(item.first);
@@ -311,8 +314,12 @@ bool Value::Contains(const Value& item) const {
     return key != nullptr && dict->Find(key->Bytes()) != nullptr;
   }
   const auto* list = If<List>();
-  if (list == nullptr) throw Error("nothing can be in a value of type ", TypeName());
-  return std::ranges::any_of(list->items, [&](const Value& one) { return one.Equals(item); });
+  const auto* generator = If<Generator>();
+  if (list == nullptr && generator == nullptr) {
+    throw Error("nothing can be in a value of type ", TypeName());
+  }
+  return std::ranges::any_of(list != nullptr ? list->items : generator->items,
+                             [&](const Value& one) { return one.Equals(item); });
 }
 
 const Value* Dict::Find(std::string_view key) const {

@@ -42,6 +42,11 @@ struct List {
   std::vector<Value> items;
   bool is_tuple = false;
 };
+// What map, select and the like make: it can be gone through, but has no length, items or text.
+// Unlike Python's, it is never used up.
+struct Generator {
+  std::vector<Value> items;
+};
 // What namespace() makes; the only value that changes.
 struct Namespace;
 // A function, a macro, or a method of a value.
@@ -52,10 +57,11 @@ struct Callable {
 
 class Value {
  public:
-  using Variant = std::variant<Undefined, None, bool, int64_t, double,
-                               std::shared_ptr<const MarkedText>, std::shared_ptr<const List>,
-                               std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
-                               std::shared_ptr<const Loop>, std::shared_ptr<const Callable>>;
+  using Variant =
+      std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const MarkedText>,
+                   std::shared_ptr<const List>, std::shared_ptr<const Dict>,
+                   std::shared_ptr<Namespace>, std::shared_ptr<const Loop>,
+                   std::shared_ptr<const Callable>, std::shared_ptr<const Generator>>;
 
   Value() : value_(None{}) {}
   Value(None) : Value() {}
@@ -69,6 +75,7 @@ class Value {
   Value(const char* text) : Value(std::string(text)) {}
   Value(List list);
   Value(Dict dict);
+  Value(Generator generator);
   Value(Callable callable) : value_(std::make_shared<const Callable>(std::move(callable))) {}
   Value(std::shared_ptr<Namespace> names) : value_(std::move(names)) {}
   Value(std::shared_ptr<const Loop> loop) : value_(std::move(loop)) {}
@@ -77,7 +84,7 @@ class Value {
   const T* If() const {
     if constexpr (std::is_same_v<T, MarkedText> || std::is_same_v<T, List> ||
                   std::is_same_v<T, Dict> || std::is_same_v<T, Callable> ||
-                  std::is_same_v<T, Loop>) {
+                  std::is_same_v<T, Loop> || std::is_same_v<T, Generator>) {
       const auto* pointer = std::get_if<std::shared_ptr<const T>>(&value_);
       return pointer == nullptr ? nullptr : pointer->get();
     } else {

@@ -23,6 +23,9 @@ struct Tokenizer::Impl {
 
   void EncodeText(std::string_view text, const std::vector<PlainRange>& plain, TextBefore before,
                   std::vector<int32_t>& ids) const;
+  std::vector<PlainRange> NormalizedRanges(std::string_view text,
+                                           const std::vector<PlainRange>& plain, bool prepend,
+                                           std::string_view normalized) const;
   void EncodePieces(TextPiece text, WordCache* cache, std::vector<int32_t>& ids) const;
 
   Normalizer normalizer;
@@ -84,14 +87,36 @@ void Tokenizer::Impl::EncodePieces(TextPiece text, WordCache* word_cache,
   }
 }
 
+// Where the plain ranges of a text are in the normalized text, if that matters. They are found by
+// normalizing what is between their bounds.
+std::vector<PlainRange> Tokenizer::Impl::NormalizedRanges(std::string_view text,
+                                                          const std::vector<PlainRange>& plain,
+                                                          bool prepend,
+                                                          std::string_view normalized) const {
+  if (plain.empty() || !added.HasNormalizedSpecial()) return {};
+  if (plain[0].begin == 0 && plain[0].end == text.size()) return {{0, normalized.size()}};
+  std::string joined;
+  size_t done = 0;
+  const auto add_until = [&](size_t end) {
+    if (done < end) joined += normalizer.Apply(text.substr(done, end - done), prepend && done == 0);
+    done = end;
+    return joined.size();
+  };
+  std::vector<PlainRange> moved;
+  for (const PlainRange& range : plain) {
+    const size_t begin = add_until(range.begin);
+    moved.push_back({begin, add_until(range.end)});
+  }
+  add_until(text.size());
+  Require(joined == normalized,
+          "the tokenizer's normalizer changes what spans the bound between text that may spell "
+          "special tokens and text that may not; this tokenizer searches for special tokens after "
+          "it has normalized the text");
+  return moved;
+}
+
 void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainRange>& plain,
                                  TextBefore before, std::vector<int32_t>& ids) const {
-  const bool all_plain = plain.size() == 1 && plain[0].begin == 0 && plain[0].end == text.size();
-  if (!normalizer.Empty() && added.HasNormalizedSpecial() && !plain.empty() && !all_plain) {
-    throw RuntimeFailure(
-        "this tokenizer looks for special tokens after it has normalised the text; a text of which "
-        "only parts may spell them is not supported");
-  }
   std::unique_lock<std::mutex> lock(cache_mutex, std::try_to_lock);
   WordCache* const word_cache = lock ? &cache : nullptr;
   for (const AddedTokens::Part& outer : added.SplitBeforeNormalizing(text, plain)) {
@@ -101,19 +126,20 @@ void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainR
     }
     const std::string_view raw = text.substr(outer.begin, outer.end - outer.begin);
     const bool goes_on = outer.begin == 0 && before == TextBefore::kText;
-    std::string changed;
-    if (!normalizer.Empty()) changed = normalizer.Apply(raw, /*prepend=*/!goes_on);
-    const std::string_view section = normalizer.Empty() ? raw : std::string_view(changed);
     std::vector<PlainRange> section_plain;
-    if (all_plain) {
-      section_plain = {{0, section.size()}};
-    } else {
-      for (const PlainRange& range : plain) {
-        const size_t begin = std::max(range.begin, outer.begin);
-        const size_t end = std::min(range.end, outer.end);
-        if (begin < end) section_plain.push_back({begin - outer.begin, end - outer.begin});
-      }
+    for (const PlainRange& range : plain) {
+      const size_t begin = std::max(range.begin, outer.begin);
+      const size_t end = std::min(range.end, outer.end);
+      if (begin < end) section_plain.push_back({begin - outer.begin, end - outer.begin});
     }
+    std::string changed;
+    if (!normalizer.Empty()) {
+      const bool prepend =
+          outer.begin > 0 || before == TextBefore::kNothing || before == TextBefore::kAddedToken;
+      changed = normalizer.Apply(raw, prepend);
+      section_plain = NormalizedRanges(raw, section_plain, prepend, changed);
+    }
+    const std::string_view section = normalizer.Empty() ? raw : std::string_view(changed);
     for (const AddedTokens::Part& inner : added.SplitNormalized(section, section_plain)) {
       if (inner.token != nullptr) {
         ids.push_back(inner.token->id);
@@ -206,7 +232,11 @@ bool Tokenizer::IsSpecial(int32_t id) const {
   return added != nullptr && added->special;
 }
 
-bool Tokenizer::IsAdded(int32_t id) const { return impl_->added.Find(id) != nullptr; }
+TextBefore Tokenizer::BeforeTextAfter(int32_t id) const {
+  const AddedToken* added = impl_->added.Find(id);
+  if (added == nullptr) return TextBefore::kText;
+  return added->normalized ? TextBefore::kNormalizedToken : TextBefore::kAddedToken;
+}
 
 int32_t Tokenizer::MaxId() const { return impl_->added.MaxId(); }
 

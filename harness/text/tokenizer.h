@@ -17,8 +17,9 @@
 namespace tokline {
 
 // What stands before a text, which is then a part of a longer one. Some tokenizers put a prefix,
-// such as a space, before a whole text, or also before what follows an added token.
-enum class TextBefore { kNothing, kAddedToken, kText };
+// such as a space, before a whole text, or also before what follows an added token. A normalized
+// token is an added token that is searched for in normalized text.
+enum class TextBefore { kNothing, kAddedToken, kNormalizedToken, kText };
 
 struct EncodeOptions {
   bool add_special_tokens = true;  // add what the post-processor puts around a text
@@ -57,7 +58,9 @@ class Tokenizer {
   // Encode may be called from several threads at once. It throws InvalidArgument for invalid UTF-8
   // unless the options say to replace it.
   std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}) const;
-  // Encodes the parts as one text: tokens may span parts. options.allow_special is ignored.
+  // Encodes the parts as one text: tokens may span parts. options.allow_special is ignored. If the
+  // tokenizer searches for special tokens in normalized text, this also throws InvalidArgument if
+  // the normalizer changes what spans two parts of which one may spell them.
   std::vector<int32_t> Encode(std::span<const TextPart> parts,
                               const EncodeOptions& options = {}) const;
 
@@ -72,8 +75,8 @@ class Tokenizer {
   // Returns the token's spelling in the file, or nothing if the id has no token.
   std::optional<std::string_view> Spelling(int32_t id) const;
   bool IsSpecial(int32_t id) const;
-  // Whether the token is one of the file's added tokens, at which texts are split.
-  bool IsAdded(int32_t id) const;
+  // What stands before a text that follows this token.
+  TextBefore BeforeTextAfter(int32_t id) const;
   int32_t MaxId() const;
 
  private:

@@ -70,13 +70,16 @@ std::string ReplaceUtf8Faults(std::string_view text) {
   return replaced.append(text.substr(done));
 }
 
+std::string FaultText(std::string_view text, const Utf8Fault& fault) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  const auto byte = static_cast<unsigned char>(text[fault.offset]);
+  return StrCat("byte 0x", kHex[byte >> 4], kHex[byte & 15], " at offset ", fault.offset, ": ",
+                fault.reason);
+}
+
 void RequireUtf8(std::string_view text, std::string_view what) {
   const std::optional<Utf8Fault> fault = FindUtf8Fault(text);
-  if (!fault) return;
-  constexpr std::string_view kHex = "0123456789abcdef";
-  const auto byte = static_cast<unsigned char>(text[fault->offset]);
-  throw InvalidArgument(StrCat(what, " is not valid UTF-8: byte 0x", kHex[byte >> 4],
-                               kHex[byte & 15], " at offset ", fault->offset, ": ", fault->reason));
+  if (fault) throw InvalidArgument(StrCat(what, " is not valid UTF-8: ", FaultText(text, *fault)));
 }
 
 char32_t DecodeUtf8(std::string_view code_point) {

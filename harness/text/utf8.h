@@ -28,6 +28,8 @@ std::optional<Utf8Fault> FindUtf8Fault(std::string_view text, size_t from = 0);
 
 std::string ReplaceUtf8Faults(std::string_view text);
 
+// What is wrong with a text, for messages: "byte 0xff at offset 2: invalid start byte".
+std::string FaultText(std::string_view text, const Utf8Fault& fault);
 // Throws InvalidArgument that names `what`, the offset, the byte and the reason.
 void RequireUtf8(std::string_view text, std::string_view what);
 

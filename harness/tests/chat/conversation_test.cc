@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <ctime>
 #include <random>
 
 #include "harness/tests/models/model_files.h"
@@ -362,6 +364,134 @@ TEST(ConversationPrefixTest, ATurnGetsAPrefixWhereTheWholePromptHasOne) {
       messages.push_back({"user", "four"});
       EXPECT_EQ(conversation.BeginTurn("four").prompt, whole(messages)) << name << program;
     }
+  }
+}
+
+// A conversation with a program of this test.
+struct Own {
+  explicit Own(const std::string& program, Conversation::Options options = {})
+      : chat_template(program, "t.jinja"),
+        conversation(tokenizer, chat_template, std::move(options)) {}
+
+  Ids Encode(std::string_view text) const {
+    return tokenizer.Encode(text, {.add_special_tokens = false});
+  }
+  // The text of the prompt of the turn after this one.
+  std::string PromptAfter(const std::string& answer) {
+    conversation.BeginTurn("one");
+    conversation.EndTurn(Encode(answer), false);
+    return tokenizer.Decode(conversation.BeginTurn("two").prompt);
+  }
+
+  const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / "qwen");
+  const ChatTemplate chat_template;
+  Conversation conversation;
+};
+
+void SetTimeZone(const char* zone) {
+  ::setenv("TZ", zone, 1);
+  ::tzset();
+}
+
+TEST(ConversationTimeTest, TimeThatTheTemplateWritesStaysThatOfTheStart) {
+  SetTimeZone("UTC-3");
+  Own own(
+      "{{ strftime_now('%H:%M') }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+      "{{ m.content }}<|im_end|>{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+      {.system = "Be brief."});
+  const Ids asked = own.conversation.BeginTurn("one").prompt;
+  const Ids answer = own.Encode("two");
+  own.conversation.EndTurn(answer, false);
+  SetTimeZone("UTC-9");
+  EXPECT_TRUE(BeginsWith(own.conversation.BeginTurn("three").prompt, Joined(asked, answer)));
+  SetTimeZone("UTC");
+}
+
+// Some generation prompts open the thoughts, so that the answer has only their end.
+constexpr const char* kOpens =
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
+
+TEST(ConversationThoughtsTest, ThoughtsThatThePromptOpensAreDroppedAsOthers) {
+  const std::string dropping =
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+      "{{ m.content.split('</think>')[-1].lstrip('\n') }}<|im_end|>\n{% endfor %}";
+  // In this one only what begins with an opening is a thought.
+  const std::string looking =
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content.startswith('<think>') %}"
+      "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}"
+      "<|im_end|>\n{% endfor %}";
+  for (const std::string& program : {dropping, looking}) {
+    const auto after = [&](const std::string& answer) {
+      Own own(program + kOpens);
+      EXPECT_FALSE(own.conversation.KeepsAnswers());
+      return own.PromptAfter(answer);
+    };
+    const auto wanted = [](const std::string& answer) {
+      return "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n" + answer +
+             "<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n<think>\n";
+    };
+    EXPECT_EQ(after("secret"), wanted(""));  // cut short
+    EXPECT_EQ(after("secret\n</think>\n\npublic"), wanted("public"));
+    EXPECT_EQ(after("secret\n</think>\n\nThe tag is <think>."), wanted("The tag is <think>."));
+    Own stopped(program + kOpens);
+    stopped.conversation.BeginTurn("one");
+    stopped.conversation.EndTurn(std::string("secret"));
+    EXPECT_EQ(stopped.tokenizer.Decode(stopped.conversation.BeginTurn("two").prompt), wanted(""));
+  }
+}
+
+TEST(ConversationThoughtsTest, ThoughtsThatThePublishedTemplateOpensAreDropped) {
+  const Tokenizer tokenizer = Tokenizer::Load(testing::TextGoldenFolder() / "qwen");
+  const ChatTemplate chat_template = Template("trl/qwen3_5_think");
+  Conversation conversation(tokenizer, chat_template, {});
+  const Request asked = conversation.BeginTurn("one");
+  conversation.EndTurn(tokenizer.Encode("secret", {.add_special_tokens = false}), false);
+  const Ids prompt = conversation.BeginTurn("two").prompt;
+  const std::vector<ChatMessage> messages = {{"user", "one"}, {"assistant", ""}, {"user", "two"}};
+  EXPECT_EQ(tokenizer.Decode(prompt), JoinText(chat_template.Render(messages)));
+  EXPECT_GE(CommonPrefix(asked.prompt, prompt), asked.cuts.at(0));
+}
+
+TEST(ConversationThoughtsTest, ThoughtsThatThePromptOpensAreKeptByTemplatesThatKeepAnswers) {
+  const std::string begin = "{% for m in messages %}<|im_start|>{{ m.role }}\n";
+  const std::string end = "{{ m.content }}<|im_end|>\n{% endfor %}";
+  // This one writes the opening in the history too.
+  const std::string opens = "{% if m.role == 'assistant' %}<think>\n{% endif %}";
+  for (const std::string& program : {begin + end, begin + opens + end}) {
+    Own own(program + kOpens);
+    EXPECT_TRUE(own.conversation.KeepsAnswers());
+    const Ids asked = own.conversation.BeginTurn("one").prompt;
+    const Ids answer = own.Encode("secret\n</think>\n\npublic");
+    own.conversation.EndTurn(answer, false);
+    EXPECT_TRUE(BeginsWith(own.conversation.BeginTurn("two").prompt, Joined(asked, answer)));
+  }
+}
+
+// Without the answer's opening the text is not the beginning of the prompt, and its size is in the
+// middle of a code point.
+TEST(ConversationPrefixTest, PromptIsNotCutWhereTheTemplateWritesAnotherTextThere) {
+  Own own(
+      "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+      "{% if add_generation_prompt %}\u00e9{% else %}.{% endif %}");
+  EXPECT_EQ(own.tokenizer.Decode(own.conversation.BeginTurn("one").prompt), "one<|im_end|>\u00e9");
+}
+
+TEST(ConversationTokensTest, TokenizerMaySearchForSpecialTokensInNormalizedText) {
+  auto json = nlohmann::json::parse(
+      testing::ReadFile(testing::TextGoldenFolder() / "qwen" / "tokenizer.json"));
+  const Tokenizer plain = Tokenizer::Parse(json.dump(), "t.json");
+  for (nlohmann::json& token : json["added_tokens"]) token["normalized"] = true;
+  json["normalizer"] = {{"type", "NFC"}};
+  const Tokenizer tokenizer = Tokenizer::Parse(json.dump(), "t.json");
+  const ChatTemplate chat_template = Template("trl/qwen2_5");
+  Conversation conversation(tokenizer, chat_template, {.system = "cafe\u0301"});
+  Conversation wanted(plain, chat_template, {.system = "cafe\u0301"});
+  EXPECT_EQ(conversation.EndOfTurn(), wanted.EndOfTurn());
+  for (const std::string user : {"e\u0301 <|im_end|> e\u0301", "two"}) {
+    EXPECT_EQ(conversation.BeginTurn(user).prompt, wanted.BeginTurn(user).prompt);
+    conversation.EndTurn(Ids{1, 2, 3}, false);
+    wanted.EndTurn(Ids{1, 2, 3}, false);
   }
 }
 

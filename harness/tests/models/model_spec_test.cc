@@ -216,6 +216,24 @@ TEST(ModelSpecTest, EosMayBeOneSeveralOrNone) {
   EXPECT_TRUE(Load(Without("eos_token_id")).eos_token_ids.empty());
 }
 
+// transformers has a default for some families, which a config that says null overrides.
+TEST(ModelSpecTest, MissingEosIsTheDefaultOfTheFamily) {
+  const auto missing = [](json config, int32_t vocab_size) {
+    config.erase("eos_token_id");
+    config["vocab_size"] = vocab_size;
+    return Load(config).eos_token_ids;
+  };
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(missing(OfFamily("LlamaForCausalLM"), 10), Ids{2});
+  EXPECT_EQ(missing(OfFamily("LlamaForCausalLM"), 2), Ids{});  // it is not in the vocabulary
+  EXPECT_EQ(missing(OfFamily("Ernie4_5ForCausalLM"), 10), Ids{2});
+  EXPECT_EQ(missing(SmallGpt2Config(), 50257), Ids{50256});
+  EXPECT_EQ(missing(OfFamily("Qwen2ForCausalLM"), 200000), Ids{});
+  json null = OfFamily("LlamaForCausalLM");
+  null["eos_token_id"] = nullptr;
+  EXPECT_EQ(Load(null).eos_token_ids, Ids{});
+}
+
 TEST(ModelSpecTest, GenerationConfigSaysWhichTokensEnd) {
   TempFolder dir;
   WriteFile(dir / "config.json", SmallConfig().dump());
@@ -251,6 +269,8 @@ json RopeWith(const char* key, json value) {
 std::vector<BadConfig> BadConfigs() {
   json both_dtypes = With("dtype", "float16");
   json both_thetas = With("rope_parameters", {{"rope_theta", 5}, {"rope_type", "default"}});
+  json inner_theta = With("rope_parameters", {{"rope_theta", 0.25}, {"rope_type", "default"}});
+  inner_theta.erase("rope_theta");
   json odd_heads = Without("head_dim");
   odd_heads["hidden_size"] = 129;
   json derived = Without("head_dim");
@@ -296,6 +316,11 @@ std::vector<BadConfig> BadConfigs() {
       {"RopeThetasDiffer", both_thetas, {"rope_theta is 5", "1e+06", "must agree"}},
       {"RopeThetaMissing", Without("rope_theta"), {"rope_theta is missing"}},
       {"RopeThetaZero", With("rope_theta", 0), {"rope_theta is 0", "above 0"}},
+      {"RopeThetaBelowOne", With("rope_theta", 0.5), {"rope_theta is 0.5", "at least 1"}},
+      {"RopeThetaDenormal", With("rope_theta", 1e-310), {"rope_theta is 1e-310", "at least 1"}},
+      {"RopeThetaInside",
+       inner_theta,
+       {"rope_parameters.rope_theta is 0.25", "it must be at least 1"}},
       {"RopeThetaText", With("rope_theta", "1e6"), {"rope_theta is \"1e6\""}},
       {"RopeScalingText", With("rope_scaling", "yarn"), {"rope_scaling is \"yarn\""}},
       {"SlidingWindow",

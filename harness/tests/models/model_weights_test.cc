@@ -129,6 +129,52 @@ TEST(ModelWeightsTest, TiedModelIgnoresAStoredLmHeadAndSaysSo) {
   EXPECT_EQ(weights.extra_tensors, std::vector<std::string>{"lm_head.weight"});
 }
 
+// Makes the LM head equal to the embedding but for the byte at `changed`, if that is not negative.
+// The two are the first of these tensors.
+void CopyEmbedding(const std::filesystem::path& path, const Tensors& tensors, int64_t changed) {
+  std::string file = testing::ReadFile(path);
+  size_t begin = file.size();
+  for (const TestTensor& tensor : tensors) begin -= static_cast<size_t>(tensor.Bytes());
+  const auto table = static_cast<size_t>(tensors[0].Bytes());
+  file.replace(begin + table, table, std::string(file, begin, table));
+  if (changed >= 0) file[begin + table + static_cast<size_t>(changed)] ^= 1;
+  testing::WriteFile(path, file);
+}
+
+// Versions of transformers disagree about which of the two to use.
+TEST(ModelWeightsTest, StoredLmHeadMustEqualTheEmbeddingToWhichItIsTied) {
+  const int64_t vocab_size = 600'000;  // more than one piece of what a thread reads
+  nlohmann::json config = With("tie_word_embeddings", true);
+  config["vocab_size"] = vocab_size;
+  const Tensors tensors =
+      Joined({{"model.embed_tokens.weight", {vocab_size, 8}}, {"lm_head.weight", {vocab_size, 8}}},
+             Without(Without(SmallTensors(), "model.embed_tokens.weight"), "lm_head.weight"));
+  for (const int64_t changed : {int64_t{-1}, int64_t{0}, vocab_size * 16 - 1}) {
+    Model model(config, tensors);
+    CopyEmbedding(model.dir / "model.safetensors", tensors, changed);
+    const ModelWeights weights = model.Bind();
+    EXPECT_EQ(weights.extra_tensors, std::vector<std::string>{"lm_head.weight"});
+    const auto check = [&] { CheckElements(*model.checkpoint, weights); };
+    if (changed < 0) {
+      EXPECT_NO_THROW(check());
+    } else {
+      EXPECT_TRUE(Refuses<RuntimeFailure>(
+          check, {"tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\"",
+                  "config.json ties it", "none, or tie_word_embeddings false"}))
+          << changed;
+    }
+  }
+}
+
+TEST(ModelWeightsTest, StoredLmHeadOfAnotherKindIsRefused) {
+  const nlohmann::json tied = With("tie_word_embeddings", true);
+  EXPECT_TRUE(Model(tied, Replaced(SmallTensors(), {"lm_head.weight", {12, 8}}))
+                  .IsRefused({"\"lm_head.weight\" has the dtype BF16 and the shape [12, 8]",
+                              "\"model.embed_tokens.weight\"", "has BF16 and [10, 8]"}));
+  EXPECT_TRUE(Model(tied, Replaced(SmallTensors(), {"lm_head.weight", {10, 8}, "F32"}))
+                  .IsRefused({"\"lm_head.weight\" has the dtype F32", "has BF16 and"}));
+}
+
 TEST(ModelWeightsTest, UntiedModelNeedsItsLmHead) {
   EXPECT_TRUE(Model(SmallConfig(), Without(SmallTensors(), "lm_head.weight"))
                   .IsRefused({"\"lm_head.weight\" is missing", "[10, 8]"}));

@@ -136,6 +136,26 @@ TEST(ChatTemplateTest, ProgramsThatAreNotSupportedAreNamedWithFileAndLine) {
                     HasSubstr("the statement \"include\" is not supported")));
 }
 
+TEST(ChatTemplateTest, ProgramThatIsNotUtf8IsRefusedWithFileAndOffset) {
+  const TempFolder folder;
+  const std::string file = (folder / "chat_template.jinja").string();
+  // A text of continuation bytes has no first byte of a code point.
+  for (const std::string program : {"{{ 'a' }}\xE9", "{{ '12345\x80\x80' | trim }}"}) {
+    std::ofstream(file, std::ios::binary) << program;
+    const size_t offset = program.find_first_of("\xE9\x80");
+    EXPECT_THAT(MessageOf<RuntimeFailure>([&] { ChatTemplate::Load(folder.Path()); }),
+                AllOf(HasSubstr(file + ": the file is not valid UTF-8: byte 0x"),
+                      HasSubstr(StrCat(" at offset ", offset, ": "))));
+  }
+}
+
+TEST(ChatTemplateTest, WhatAPromptOpensOfThoughtsIsFound) {
+  EXPECT_EQ(OpenedThoughts("<|a|><think>\n"), "<think>\n");
+  EXPECT_EQ(OpenedThoughts("<|a|><think>\n\n</think>\n\n"), "");
+  EXPECT_EQ(OpenedThoughts("<think></think><think>"), "<think>");
+  EXPECT_EQ(OpenedThoughts("<|a|>"), "");
+}
+
 TEST(ChatTemplateTest, TimeIsTheClocksUnlessItIsGiven) {
   const ChatTemplate chat("{{ strftime_now('%d %b %Y') }}", "t.jinja");
   const std::vector<ChatMessage> messages = {{"user", "a"}};

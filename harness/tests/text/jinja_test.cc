@@ -66,6 +66,90 @@ TEST(JinjaTest, ProgramsRenderWhatTheyDoInJinja) {
   EXPECT_GE(refused, 15);
 }
 
+// The results of Jinja 3.1.6. As there, the else of a loop also runs if break or continue ended all
+// iterations, and what it breaks is the loop around.
+TEST(JinjaTest, ElseOfALoopRunsUnlessAnIterationFinished) {
+  const std::pair<const char*, const char*> kPrograms[] = {
+      {"{% for i in [] %}x{% else %}none{% endfor %}", "none"},
+      {"{% for i in [1, 2] if i > 5 %}x{% else %}none{% endfor %}", "none"},
+      {"{% for i in [1, 2] if i > 1 %}{{ i }}{% else %}none{% endfor %}", "2"},
+      {"{% for i in '' %}x{% else %}none{% endfor %}", "none"},
+      {"{% for i in no_such_name %}x{% else %}none{% endfor %}", "none"},
+      {"{% for i in [1] | select('eq', 2) %}x{% else %}none{% endfor %}", "none"},
+      {"{% for i in [] recursive %}x{% else %}none{% endfor %}", "none"},
+      {"{% for i in [1] %}{% break %}{% else %}none{% endfor %}", "none"},
+      {"{% for i in [1] %}{% continue %}{% else %}none{% endfor %}", "none"},
+      {"{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor "
+       "%}",
+       "1"},
+      {"{% for a in [1, 2] %}{{ a }}{% for b in [] %}{% else %}{% break %}{% endfor %}x{% endfor "
+       "%}",
+       "1"},
+      {"{% for a in [1, 2] %}{{ a }}{% for b in [1] if b > 1 %}{% else %}{% continue %}{% endfor "
+       "%}x"
+       "{% endfor %}",
+       "12"},
+  };
+  for (const auto& [program, text] : kPrograms) EXPECT_EQ(Render(program), text) << program;
+}
+
+TEST(JinjaTest, TestsAndRoundGiveWhatTheyDoInJinja) {
+  const std::pair<const char*, const char*> kExpressions[] = {
+      {"1 is ge 1", "True"},
+      {"1 is ge(2)", "False"},
+      {"2 is le 2", "True"},
+      {"3 is le(2)", "False"},
+      {"'b' is ge 'a'", "True"},
+      {"[1, 2, 3] | select('>=', 2) | list", "[2, 3]"},
+      {"[1, 2, 3] | reject('<=', 2) | list", "[3]"},
+      {"5 | round", "5"},
+      {"true | round", "1"},
+      {"(5 | round) is integer", "True"},
+      {"5 | round(0, 'ceil')", "5.0"},
+      {"5.5 | round", "6.0"},
+      {"-0.4 | round", "-0.0"},
+  };
+  for (const auto& [expression, text] : kExpressions) {
+    EXPECT_EQ(Render(StrCat("{{ ", expression, " }}")), text) << expression;
+  }
+  EXPECT_THAT(ErrorOf("{{ 5 | round(0, 'up') }}"),
+              HasSubstr("\"up\"; allowed: common, ceil, floor"));
+}
+
+TEST(JinjaTest, GeneratorsCanBeGoneThroughAndAreNoLists) {
+  const std::pair<const char*, const char*> kExpressions[] = {
+      {"['a', 'b'] | map('upper') | list", "['A', 'B']"},
+      {"['a', 'b'] | map('upper') | first", "A"},
+      {"['a', 'b'] | map('upper') | join('+')", "A+B"},
+      {"['a', 'b'] | map('upper') | list | length", "2"},
+      {"['a', 'b'] | map('upper') | sort | last", "B"},
+      {"['a', 'b'] | map('upper') | reverse", "['B', 'A']"},
+      {"['a', 'b'] | reverse | join", "ba"},
+      {"['a', 'a'] | unique | list", "['a']"},
+      {"{'a': 1} | items | list", "[('a', 1)]"},
+      {"[{'a': 1}] | selectattr('a', 'ge', 2) | first is defined", "False"},
+      {"'A' in (['a'] | map('upper'))", "True"},
+      {"(['a'] | map('upper')) is iterable", "True"},
+      {"(['a'] | map('upper')) is sequence", "False"},
+      {"(['a'] | map('upper'))[0] is defined", "False"},
+      {"1 if ([] | select) else 2", "1"},  // Python does not look into it
+      {"1 if ([] | select | list) else 2", "2"},
+  };
+  for (const auto& [expression, text] : kExpressions) {
+    EXPECT_EQ(Render(StrCat("{{ ", expression, " }}")), text) << expression;
+  }
+  const std::pair<const char*, const char*> kRefused[] = {
+      {"{{ ['a'] | map('upper') }}", "a value of type generator has no text"},
+      {"{{ ['a'] | map('upper') | length }}", "a value of type generator has no length"},
+      {"{{ ['a'] | map('upper') | last }}", "last needs a list, not a value of type generator"},
+      {"{{ ['a'] | map('upper') | tojson }}", "a value of type generator cannot become JSON"},
+      {"{{ (['a'] | map('upper'))[1:] }}", "a value of type generator has no slices"},
+  };
+  for (const auto& [program, message] : kRefused) {
+    EXPECT_THAT(ErrorOf(program), HasSubstr(message)) << program;
+  }
+}
+
 TEST(JinjaTest, WhatIsNotJinjaIsRefusedWithItsLine) {
   const std::pair<const char*, const char*> kWrong[] = {
       {"a\nb {{ 1 + }}", "line 2: there is the end of the tag where a value is needed"},

@@ -72,6 +72,59 @@ TEST(TokenizerTest, PartsAreOneTextOfWhichSomeMaySpellSpecialTokens) {
   EXPECT_THAT(encode({{"<", false}, {"<s>", true}}), ElementsAre(less, 262));
 }
 
+// A tokenizer that searches for <s> and </s> in normalized text.
+Tokenizer SearchingNormalizedText(const Json& normalizer) {
+  Json json = SmallTokenizer();
+  json["normalizer"] = normalizer;
+  json["added_tokens"] = Json::parse(R"([
+      {"id": 262, "content": "<s>", "special": true, "normalized": true},
+      {"id": 263, "content": "</s>", "special": true, "normalized": true}])");
+  return Parse(json);
+}
+
+TEST(TokenizerTest, PartsMaySpellSpecialTokensThatAreSearchedForInNormalizedText) {
+  const auto byte = [](unsigned char c) { return 6 + c; };
+  const Tokenizer replacing = SearchingNormalizedText(
+      {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "__"}});
+  const std::vector<TextPart> parts = {{"a ", true}, {"<s> ", false}, {"<s> b", true}};
+  EXPECT_THAT(replacing.Encode(parts),
+              ElementsAre(1, byte('_'), byte('_'), byte('<'), byte('s'), byte('>'), byte('_'),
+                          byte('_'), 262, byte('_'), byte('_'), 2));
+  const Tokenizer composing = SearchingNormalizedText({{"type", "NFC"}});
+  const std::vector<TextPart> accents = {{"<s>", true}, {"e\u0301<s>", false}, {"</s>", true}};
+  EXPECT_THAT(composing.Encode(accents),
+              ElementsAre(262, byte(0xC3), byte(0xA9), byte('<'), byte('s'), byte('>'), 263));
+  // The normalizer makes " <s>" of the token, too.
+  const Tokenizer prepending = SearchingNormalizedText({{"type", "Prepend"}, {"prepend", " "}});
+  const std::vector<TextPart> spaces = {{"<s>", true}, {"ab <s>", false}, {" </s>", true}};
+  EXPECT_THAT(prepending.Encode(spaces),
+              ElementsAre(262, 4, byte(' '), byte('<'), byte('s'), byte('>'), 263));
+}
+
+TEST(TokenizerTest, NormalizerMustNotChangeWhatSpansTextThatMaySpellSpecialTokensAndOther) {
+  const Tokenizer tokenizer = SearchingNormalizedText({{"type", "NFC"}});
+  const std::vector<TextPart> apart = {{"e", true}, {"\u0301", false}};
+  EXPECT_THAT(MessageOf<InvalidArgument>([&] { tokenizer.Encode(apart); }),
+              HasSubstr("searches for special tokens after it has normalized the text"));
+  const std::vector<TextPart> alike = {{"<s>", true}, {"e", false}, {"\u0301", false}};
+  EXPECT_THAT(tokenizer.Encode(alike), ElementsAre(262, 6 + 0xC3, 6 + 0xA9));
+}
+
+// The text after a normalized token is normalized with it, and the normalizer prepends once.
+TEST(TokenizerTest, NothingIsPrependedToTextAfterANormalizedToken) {
+  Json json = SmallTokenizer();
+  json["normalizer"] = {{"type", "Prepend"}, {"prepend", "a"}};
+  json["added_tokens"].push_back(
+      {{"id", 263}, {"content", "</s>"}, {"special", true}, {"normalized", true}});
+  const Tokenizer tokenizer = Parse(json);
+  const auto after = [&](int32_t id) {
+    return tokenizer.Encode("b", {.before = tokenizer.BeforeTextAfter(id)});
+  };
+  EXPECT_THAT(after(262), ElementsAre(4));
+  EXPECT_THAT(after(263), ElementsAre(2));
+  EXPECT_THAT(after(1), ElementsAre(2));
+}
+
 TEST(TokenizerTest, InvalidUtf8IsRefusedOrReplaced) {
   const Tokenizer tokenizer = Parse(SmallTokenizer());
   EXPECT_EQ(MessageOf<std::exception>([&] { tokenizer.Encode("ab\xFF"); }),
