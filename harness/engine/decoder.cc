@@ -197,6 +197,8 @@ SequenceId Decoder::AddSequence(Request request) {
 }
 
 void Decoder::RemoveSequence(SequenceId id) {
+  // Later sequences may reuse what a step that is only captured was planned to compute, so it runs.
+  if (prepared_ && config_.options.reuse && scheduler_.NumSequences() == 1) Step();
   scheduler_.Remove(id);
   if (scheduler_.NumSequences() == 0) prepared_.reset();
 }
