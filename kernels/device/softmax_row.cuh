@@ -43,11 +43,18 @@ struct RowState {
   float sum = 0;
 };
 
-// Weights are 2^(scale_log2 * score - offset). The product is rounded exactly once, so that an
+// Weights are 2^(scale_log2 * score - offset). Each operation is rounded on its own, so that an
 // unchanged maximum gives a correction factor of exactly 1. A row that has seen nothing gets -inf.
+// For fp16 the offset is rounded up: where it has no bits below 1, as from 2^24 on, a smaller one
+// would give weights of 2^16 and more, which fp16 does not have. The largest weight then lies up to
+// four units in the offset's last place below 2^15, which leaves it normal for offsets below 2^26.
 template <typename T>
 __device__ __forceinline__ float ExponentOffset(float max, float scale_log2) {
-  return ReferenceOf<T>(__fmul_rn(max, scale_log2));
+  if constexpr (kLargestWeightLog2<T> == 0) {
+    return __fmul_rn(max, scale_log2);
+  } else {
+    return __fadd_ru(__fmul_ru(max, scale_log2), -kLargestWeightLog2<T>);
+  }
 }
 
 // Like ExponentOffset, but 0 for a row that has seen nothing, so that -inf - (-inf) never arises

@@ -147,6 +147,18 @@ inline DecodeCase MakeDecodeCase(const DecodeCaseOptions& options) {
   return decode;
 }
 
+// Makes every element of q and of K `value`.
+inline void SetEqualScores(DecodeCase& decode, double value) {
+  for (int64_t i = 0; i < decode.q.size(); ++i) decode.q.Set(i, value);
+  ForEachToken(decode, [&](int32_t, int32_t, int64_t page, int32_t row) {
+    for (int32_t h = 0; h < decode.layout.num_kv_heads; ++h) {
+      for (int32_t d = 0; d < decode.layout.head_dim; ++d) {
+        decode.kv.Set(decode.layout.KeyOffset(page, h, row) + d, value);
+      }
+    }
+  });
+}
+
 struct DecodeResult {
   HostTensor out{DType::kBf16, 0};
   std::vector<float> lse;

@@ -76,6 +76,25 @@ TEST_F(ChunkDecodeCudaTest, RunLanesMatchReference) {
   }
 }
 
+// Equal scores of 2^24 and more in base 2, of which a float has no bits below 1: in fp16 the
+// weights must stay below 2^16.
+TEST_F(ChunkDecodeCudaTest, RunLanesTakeScoresThatHaveNoFraction) {
+  if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "needs code for sm_90a";
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    DecodeCase decode = MakeDecodeCase(WithRunsOfMany({.dtype = dtype, .group = 2}, 40, false));
+    for (const int value : {1024, 1344, 1984}) {
+      SetEqualScores(decode, value);
+      for (const int32_t run_lanes : {0, 3}) {
+        SCOPED_TRACE(StrCat(Name(dtype), ", value ", value, ", run lanes ", run_lanes));
+        EXPECT_TRUE(
+            MatchesReference(RunCuda(decode, {.sharing = ChunkSharing::kAlways,
+                                              .grid = {.num_lanes = 8, .run_lanes = run_lanes}}),
+                             RunReference(decode), decode));
+      }
+    }
+  }
+}
+
 // Scores so far apart that the softmax is one-hot, with the needle in a shared run: bit by bit, the
 // output is one row of V.
 TEST_F(ChunkDecodeCudaTest, RunLanesCopyANeedleBitwise) {
