@@ -36,13 +36,20 @@ void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
           std::numeric_limits<int32_t>::max());
   // Rows are copied bit by bit, so the element type only determines their length.
   const int64_t vectors = params.hidden_size * SizeOf(params.dtype) / 16;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens)),
-                          .block = dim3(kEmbeddingThreads),
-                          .bytes = CostOf(params).Bytes()};
+  LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.num_tokens)),
+                    .block = dim3(kEmbeddingThreads),
+                    .bytes = CostOf(params).Bytes()};
   if (params.position_table != nullptr) return LaunchSum(params, shape, vectors, options);
-  LaunchKernel(EmbeddingKernel, shape, options, params.token_ids,
-               static_cast<const uint4*>(params.table), static_cast<uint4*>(params.out),
-               params.first_id, params.vocab_size, vectors);
+  const EmbeddingArgs args{.token_ids = params.token_ids,
+                           .table = static_cast<const uint4*>(params.table),
+                           .out = static_cast<uint4*>(params.out),
+                           .num_tokens = params.num_tokens,
+                           .first_id = params.first_id,
+                           .vocab_size = params.vocab_size,
+                           .vectors = vectors};
+  if (shape.bytes < kLongLaunchBytes) return LaunchKernel(EmbeddingKernel<1>, shape, options, args);
+  shape.grid = dim3(static_cast<unsigned>((params.num_tokens + 1) / 2));
+  LaunchKernel(EmbeddingKernel<2>, shape, options, args);
 }
 
 }  // namespace tokline

@@ -1,6 +1,7 @@
 // Copies table rows to output rows, or adds position rows to them.
 //
-// Grid: one block per token. Its threads stride over the row in 16-byte vectors, kUnroll in flight.
+// Grid: one block per token, or per two where many tokens are copied. Its threads stride over the
+//   rows in 16-byte vectors, four in flight.
 // Dependent launch: everything is read after the wait, because sampling may just have written the
 //   ids.
 #pragma once
@@ -14,29 +15,48 @@ namespace tokline {
 
 inline constexpr int kEmbeddingThreads = 128;
 
-// `vectors` is the number of 16-byte vectors per row.
+struct EmbeddingArgs {
+  const int32_t* token_ids;
+  const uint4* table;
+  uint4* out;
+  int64_t num_tokens;
+  int64_t first_id, vocab_size;
+  int64_t vectors;  // 16-byte vectors per row
+};
+
+template <int kTokens>
 __global__ void __launch_bounds__(kEmbeddingThreads)
-    EmbeddingKernel(const int32_t* token_ids, const uint4* table, uint4* out, int64_t first_id,
-                    int64_t vocab_size, int64_t vectors) {
-  constexpr int kUnroll = 4;
+    EmbeddingKernel(const __grid_constant__ EmbeddingArgs args) {
+  constexpr int kUnroll = 4 / kTokens;
   ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
-  const int64_t token = blockIdx.x;
-  const int64_t id = token_ids[token] - first_id;
-  const bool known = id >= 0 && id < vocab_size;
-  const uint4* const source = table + (known ? id : 0) * vectors;
-  uint4* const target = out + token * vectors;
-  for (int64_t base = threadIdx.x; base < vectors; base += kUnroll * kEmbeddingThreads) {
-    uint4 data[kUnroll] = {};
+  const int64_t first = int64_t{blockIdx.x} * kTokens;
+  const uint4* source[kTokens];  // null: a row of zeros
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t i = base + u * kEmbeddingThreads;
-      if (known && i < vectors) data[u] = source[i];
+  for (int t = 0; t < kTokens; ++t) {
+    const int64_t token = min(first + t, args.num_tokens - 1);
+    const int64_t id = args.token_ids[token] - args.first_id;
+    source[t] = id >= 0 && id < args.vocab_size ? args.table + id * args.vectors : nullptr;
+  }
+  uint4* const target = args.out + first * args.vectors;
+  const int64_t tokens = args.num_tokens - first;
+  for (int64_t base = threadIdx.x; base < args.vectors; base += kUnroll * kEmbeddingThreads) {
+    uint4 data[kTokens][kUnroll] = {};
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t i = base + u * kEmbeddingThreads;
+        if (source[t] != nullptr && i < args.vectors) data[t][u] = source[t][i];
+      }
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t i = base + u * kEmbeddingThreads;
-      if (i < vectors) target[i] = data[u];
+    for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t i = base + u * kEmbeddingThreads;
+        if (i < args.vectors && t < tokens) target[t * args.vectors + i] = data[t][u];
+      }
     }
   }
 }

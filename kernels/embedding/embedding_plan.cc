@@ -2,18 +2,13 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/common/error.h"
+#include "kernels/common/alignment.h"
 #include "kernels/embedding/embedding.h"
 
 namespace tokline {
 namespace {
 
 constexpr int64_t kVectorBytes = 16;
-
-void RequireVectorAligned(const char* name, const void* pointer) {
-  Require(pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0, name,
-          " is at ", pointer, "; it must be 16 B aligned and not null");
-}
 
 }  // namespace
 
@@ -39,12 +34,12 @@ void Validate(const EmbeddingParams& params) {
           " times hidden_size ", params.hidden_size, " exceeds ", kMaxElements, " elements");
   if (params.num_tokens == 0) return;
   Require(params.token_ids != nullptr, "token_ids is null with ", params.num_tokens, " tokens");
-  if (params.vocab_size > 0) RequireVectorAligned("table", params.table);
+  if (params.vocab_size > 0) RequireTensor("table", params.table);
   if (params.position_table) {
-    RequireVectorAligned("position_table", params.position_table);
+    RequireTensor("position_table", params.position_table);
     Require(params.positions != nullptr, "positions is null, but position_table needs it");
   }
-  RequireVectorAligned("out", params.out);
+  RequireTensor("out", params.out);
 }
 
 Cost CostOf(const EmbeddingParams& params) {

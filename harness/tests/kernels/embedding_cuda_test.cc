@@ -62,6 +62,15 @@ TEST_F(EmbeddingCudaTest, RowsAreBitwise) {
   }
 }
 
+// Launches of more than 16 MB take two tokens a block, the last of which may have one.
+TEST_F(EmbeddingCudaTest, LongLaunchesAreBitwise) {
+  for (const int64_t hidden_size : {1016, 1024, 2560, 4096}) {
+    for (const int64_t tokens : {8000, 8001}) {
+      ExpectMatchesReference(DType::kBf16, tokens, 97, hidden_size);
+    }
+  }
+}
+
 // Sums are rounded once, so they too must equal the reference bit by bit.
 TEST_F(EmbeddingCudaTest, RowsWithPositionsAreBitwise) {
   constexpr int64_t kVocab = 97, kPositions = 41, kFirstId = 40;
