@@ -99,7 +99,8 @@ void ForwardPass::OneKernel(const StepShape& shape, const StepArrays& arrays) {
        .logits = buffers_.logits,
        .parts = arrays.parts,
        .workspace = buffers_.decode_step_workspace,
-       .workspace_bytes = buffers_.decode_step_workspace_bytes});
+       .workspace_bytes = buffers_.decode_step_workspace_bytes,
+       .stamps = observer_ == nullptr ? nullptr : observer_->PhaseStamps()});
   Sample(shape, arrays, /*best_parts=*/0);
 }
 

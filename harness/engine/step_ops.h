@@ -69,6 +69,9 @@ class OpObserver {
   virtual bool Prefetches(StepOp op) const { return Wants(op); }
   // Whether it looks at what the ops of a layer leave behind, so that steps must be chains of ops.
   virtual bool NeedsChain() const { return false; }
+  // Returns where a step that runs as one kernel notes the times of its phases, on the device, as
+  // DecodeStepParams::stamps says; null: nowhere.
+  virtual int64_t* PhaseStamps() const { return nullptr; }
   // Is called before the op is enqueued. `kernel` names the kernel that does it.
   virtual void Begin(StepOp op, std::string_view kernel) = 0;
   // Is called after the op has been enqueued.

@@ -28,7 +28,7 @@ std::string ProfileTable(const BenchOptions& bench, const ProfiledSteps& profile
   ops.push_back({.op = "unexplained", .us = profile.unexplained_us});
   for (const OpTime& op : ops) {
     const std::string launches = op.launches == 0 ? "" : StrCat(op.launches, " x");
-    std::snprintf(text, sizeof(text), "  %-17s %6s %-14s %9.1f us %5.1f%%", op.op.c_str(),
+    std::snprintf(text, sizeof(text), "  %-18s %6s %-14s %9.1f us %5.1f%%", op.op.c_str(),
                   launches.c_str(), op.kernel.c_str(), op.us, 100 * op.us / profile.step_us);
     table += text;
     if (op.in_place) {
@@ -37,6 +37,11 @@ std::string ProfileTable(const BenchOptions& bench, const ProfiledSteps& profile
       table += text;
     }
     table += '\n';
+    for (const PhaseTime& phase : op.phases) {
+      std::snprintf(text, sizeof(text), "    %-16s %6s %-14s %9.1f us %5.1f%%\n",
+                    phase.phase.c_str(), "", "", phase.us, 100 * phase.us / profile.step_us);
+      table += text;
+    }
   }
   return table;
 }

@@ -8,9 +8,9 @@
 
 namespace tokline {
 
-// One line per op, sorted by time in descending order, then the gaps and what is unexplained; each
-// with its time, its share of the step, and its time in place if that was measured. `measured_ms`
-// is the duration of the bench's step.
+// One line per op, sorted by time in descending order, with its phases below it, then the gaps and
+// what is unexplained; each with its time, its share of the step, and its time in place if that was
+// measured. `measured_ms` is the duration of the bench's step.
 std::string ProfileTable(const BenchOptions& bench, const ProfiledSteps& profiled,
                          double measured_ms);
 

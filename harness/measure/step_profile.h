@@ -25,12 +25,19 @@ struct InPlaceTime {
   std::optional<TracedTime> traced = {};
 };
 
+// A part of an op that one kernel does for several.
+struct PhaseTime {
+  std::string phase;  // the op of a chain of kernels that does the same, for example "down"
+  double us = 0;
+};
+
 struct OpTime {
   std::string op;        // op of the forward pass, for example "down"
   std::string kernel;    // kernel that computed it, for example "linear"
   int64_t launches = 0;  // launches of the op per step, however many kernels each one has
   // time not covered by an earlier kernel: kernels overlap under dependent launch
   double us = 0;
+  std::vector<PhaseTime> phases = {};        // of decode_step, which add up to us; else none
   std::optional<InPlaceTime> in_place = {};  // measured without the profile, see ops_in_place.h
 };
 

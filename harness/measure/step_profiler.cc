@@ -11,6 +11,7 @@
 #include "harness/measure/clock_stamps.h"
 #include "harness/measure/kernel_trace.h"
 #include "harness/measure/step_partition.h"
+#include "harness/measure/step_phases.h"
 #include "harness/platform/clock.h"
 #include "harness/platform/staged_copy.h"
 #include "kernels/common/error.h"
@@ -120,6 +121,29 @@ std::optional<StepProfile> ProfileByMarks(Decoder& decoder, const BenchOptions& 
   if (!step_us) return std::nullopt;
   return PartitionSteps(method, marks.Spans(window.steps), marks.Ops(window.steps), window.steps,
                         *step_us);
+}
+
+// Splits decode_step, if the profile has it, into its phases, by stamps of the bench's middle step.
+// Returns false if interrupted.
+bool AddPhases(Decoder& decoder, const BenchOptions& options, StepProfile& profile) {
+  const auto op = std::ranges::find(profile.ops, Name(StepOp::kDecodeStep), &OpTime::op);
+  if (op == profile.ops.end()) return true;
+  constexpr int kRounds = 8;
+  BatchRun run(decoder, options, options.seed);
+  if (!run.FillDepth() || !run.Prefill()) return false;
+  if (!run.Decode(Window(options, 1).before)) return false;
+  PhaseObserver observer(decoder);
+  const std::unique_ptr<WorkGraph> step = decoder.CaptureNextStep(observer);
+  std::vector<int64_t> stamps;
+  for (int round = 0; round < kRounds; ++round) {
+    step->Enqueue();
+    step->Enqueue();  // whose stamps are read, directly after a whole step
+    observer.AppendTo(stamps);
+  }
+  for (const auto& [phase, share] : SharesOfPhases(stamps, decoder.Spec().num_layers)) {
+    op->phases.push_back({.phase = std::string(Name(phase)), .us = share * op->us});
+  }
+  return true;
 }
 
 #if TOKLINE_HAS_CUDA
@@ -269,7 +293,7 @@ std::optional<ProfiledSteps> ProfileSteps(
   try {
     if (untraced) {
       std::optional<StepProfile> profile = ProfileByTrace(decoder, options, *untraced);
-      if (!profile) return std::nullopt;
+      if (!profile || !AddPhases(decoder, options, *profile)) return std::nullopt;
       return ProfiledSteps{.profile = std::move(*profile)};
     }
   } catch (const CudaError&) {
@@ -281,7 +305,7 @@ std::optional<ProfiledSteps> ProfileSteps(
   decoder.WarmUp();  // lets every op choose its algorithms
   decoder.DropGraphs();
   std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "events", kMaxEventSteps);
-  if (!profile) return std::nullopt;
+  if (!profile || !AddPhases(decoder, options, *profile)) return std::nullopt;
   return ProfiledSteps{.profile = std::move(*profile), .note = std::move(note)};
 }
 

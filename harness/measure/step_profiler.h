@@ -39,6 +39,8 @@ std::optional<UntracedSteps> TimeUntraced(Decoder& decoder, const BenchOptions& 
 //   host gap, which the trace would lengthen, are those of `untraced`.
 // - "events" on CUDA when there is no `untraced`, or no trace, or it does not match the steps:
 //   plain launches of up to 16 steps with events around each op, so that ops do not overlap.
+// Then the step in the middle runs some more times with stamps of decode_step, if the steps are of
+// one kernel: the op's phases have these shares of its time.
 // Creates its own graphs, so that tracing them cannot affect any other figure. Returns nothing if
 // it was interrupted. The decoder must have no sequences; afterwards its graphs may be gone.
 std::optional<ProfiledSteps> ProfileSteps(Decoder& decoder, const BenchOptions& options,

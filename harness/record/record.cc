@@ -24,6 +24,9 @@ Json ToJson(const StepProfile& profile) {
   for (const OpTime& time : profile.ops) {
     ops.push_back(
         {{"op", time.op}, {"kernel", time.kernel}, {"launches", time.launches}, {"us", time.us}});
+    for (const PhaseTime& phase : time.phases) {
+      ops.back()["phases"].push_back({{"phase", phase.phase}, {"us", phase.us}});
+    }
     if (!time.in_place) continue;
     ops.back()["in_place_us"] = time.in_place->us;
     ops.back()["in_place_ci95_us"] = ToJson(time.in_place->ci95_us);

@@ -100,7 +100,14 @@ void ValidateDecoder(const Json& row) {
   if (profile.is_null()) return;
   double sum = profile["device_gap_us"].get<double>() + profile["host_gap_us"].get<double>() +
                profile.value("tracing_us", 0.0) + profile.value("unexplained_us", 0.0);
-  for (const Json& op : profile["ops"]) sum += op["us"].get<double>();
+  for (const Json& op : profile["ops"]) {
+    sum += op["us"].get<double>();
+    if (!op.contains("phases")) continue;
+    double phases_us = 0;
+    for (const Json& phase : op["phases"]) phases_us += phase["us"].get<double>();
+    Require(Near(op["us"], phases_us), "us of op ", op["op"].get<std::string>(), " is ",
+            op["us"].get<double>(), ", but its phases add up to ", phases_us);
+  }
   const double step_us = profile["step_us"];
   Require(Near(step_us, sum), "row.profile.step_us is ", step_us, ", but its parts add up to ",
           sum);

@@ -50,7 +50,6 @@ class Activations {
       }
     }
     SyncConsumers();  // protects the sums of the projection before
-    consumer.Stamp();
   }
 
   __device__ __forceinline__ void LoadNormalised(Consumer& consumer, const Projection& projection,
@@ -62,7 +61,6 @@ class Activations {
     Poll(
         values, words + element_ / 2, published, [](int i) { return Offset(i) / 2; },
         [&](int i) { return valid(i) && words != nullptr; });
-    consumer.Stamp();
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < kMaxVectors; ++i) {
@@ -98,7 +96,6 @@ class Activations {
                                              normalised(v.z, weight.z), normalised(v.w, weight.w)});
     }
     __syncwarp();
-    consumer.Stamp();
   }
 
  private:

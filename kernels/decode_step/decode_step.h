@@ -59,19 +59,23 @@ struct DecodeStepParams {
   ChunkTableView table = {};            // num_tokens sequences, without shifts
   PagedKvLayout layout = {};            // of one layer's pool, kHnd
   void* kv = nullptr;                   // [num_layers] pools one after another, 16 B aligned
-  const float* rope_cos_sin = nullptr;  // [rope_rows, head_dim / 2] pairs (cos, sin)
+  const float* rope_cos_sin = nullptr;  // [rope_rows, head_dim / 2] pairs (cos, sin), 16 B aligned
   int64_t rope_rows = 0;
-  float* logits = nullptr;  // [num_tokens, vocab_size] fp32
+  float* logits = nullptr;  // [num_tokens, vocab_size] fp32, 8 B aligned
   // CUDA only. Into how many parts each sequence's context is cut: DecodeStepParts().
   const int32_t* parts = nullptr;  // [num_tokens]
   void* workspace = nullptr;  // CUDA only, 256 B aligned, zero before the first launch, and used by
                               // launches of one model only, one after another
   int64_t workspace_bytes = 0;
-  // CUDA only, or null: the times at which each block ended each phase, in cycles of its SM:
-  // [SMs, num_layers, kDecodeStepStamps].
+  // CUDA only, or null: times in cycles of a block's SM, [SMs, DecodeStepStamps(num_layers)]. The
+  // first is that of its begin; the others, those at which its phases ended: in each layer
+  // kDecodeStepPhases of them, Q/K/V, attention, o, gate_up and down, and at last lm_head.
   int64_t* stamps = nullptr;
 };
-inline constexpr int32_t kDecodeStepStamps = 18;
+inline constexpr int32_t kDecodeStepPhases = 5;
+constexpr int64_t DecodeStepStamps(int32_t num_layers) {
+  return 2 + int64_t{num_layers} * kDecodeStepPhases;
+}
 
 // Returns why the kernel cannot run such steps on this device, or an empty string if it can. Only
 // shapes matter: of the pointers only whether they are null.

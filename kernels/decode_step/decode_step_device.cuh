@@ -130,15 +130,13 @@ class Worker {
     const Projection output(shared_.hidden, model_.num_q_heads * P::kHeadDim, consumer_.warp);
     const Projection gate_up(shared_.inner, hidden_, consumer_.warp, true);
     const Projection down(shared_.hidden, inner_, consumer_.warp);
-    const bool stamps = params_.stamps != nullptr && threadIdx.x == 0;
+    if (params_.stamps != nullptr && threadIdx.x == 0) {
+      stamps_ = params_.stamps + int64_t{blockIdx.x} * DecodeStepStamps(model_.num_layers);
+    }
+    Stamp();
     const uint32_t* before = x_.active ? shared_.embedding[x_.token] : nullptr;
 #pragma unroll 1
     for (int layer = 0; layer < model_.num_layers; ++layer) {
-      if (stamps) {
-        consumer_.stamps =
-            params_.stamps + (int64_t{blockIdx.x} * model_.num_layers + layer) * kDecodeStepStamps;
-      }
-      consumer_.Stamp();
       const auto of_layer = [&](const void* tensor) {
         return OfLayer<char>(tensor, model_.layer_stride_bytes, layer);
       };
@@ -156,17 +154,19 @@ class Worker {
         }
         Publish(layer_words_ + area_.of.qkv + word, Pack2<T>(y.x, y.y));
       });
+      Stamp();
 #pragma unroll 1
       for (int i = 0; i < shared_.num_tasks; ++i) {
         if (i > 0) SyncConsumers();  // protects rows and states of the task before
         attention_.Run(consumer_, shared_.tasks[i], area_, layer);
       }
-      consumer_.Stamp();
+      Stamp();
       Prepare(output);
       x_.Load(consumer_, output, x_words_ + area_.of.attention);
       Project<false>(output, [&](int word, float2 y, float2) {
         Publish(layer_words_ + area_.of.mid + word, AddToResidual(y));
       });
+      Stamp();
       Prepare(gate_up);
       x_.LoadNormalised(consumer_, gate_up, x_words_ + area_.of.mid, true,
                         of_layer(model_.post_norm), model_.norm_eps);
@@ -175,16 +175,17 @@ class Worker {
                 Pack2<T>(Round<T>(Silu(Round<T>(gate.x))) * Round<T>(up.x),
                          Round<T>(Silu(Round<T>(gate.y))) * Round<T>(up.y)));
       });
+      Stamp();
       Prepare(down);
       x_.Load(consumer_, down, x_words_ + area_.of.act);
       Project<false>(down, [&](int word, float2 y, float2) {
         Publish(layer_words_ + area_.of.out + word, AddToResidual(y));
       });
+      Stamp();
       before = x_words_ + area_.of.out;
       layer_words_ += area_.of.total;
       x_words_ += area_.of.total;
     }
-    consumer_.stamps = nullptr;
     const Projection head(shared_.vocab, hidden_, consumer_.warp);
     Prepare(head);
     x_.LoadNormalised(consumer_, head, before, true, model_.final_norm, model_.norm_eps);
@@ -192,9 +193,15 @@ class Worker {
     Project<false>(head, [&](int word, float2 y, float2) {
       *reinterpret_cast<float2*>(logits + 2 * word) = y;
     });
+    Stamp();
   }
 
  private:
+  // Notes the time at which a phase ends in this block.
+  __device__ __forceinline__ void Stamp() {
+    if (stamps_ != nullptr) *stamps_++ = clock64();
+  }
+
   // Takes the first weights of a projection, before its x is there.
   __device__ __forceinline__ void Prepare(const Projection& projection) {
     const int units = projection.Units(projection.slice.begin);
@@ -223,7 +230,6 @@ class Worker {
         Multiply<T, false>(consumer_, projection, weights_, rows, more, x_.factor, has_token_,
                            sums_.Store(), sums_.Stride());
       }
-      consumer_.Stamp();
       SyncConsumers();
       const int feature = 2 * consumer_.lane;
       if (consumer_.warp < tokens_ && feature < features) {
@@ -235,7 +241,6 @@ class Worker {
         }
       }
       if (more > 0) SyncConsumers();  // protects the sums
-      consumer_.Stamp();
     }
   }
 
@@ -255,11 +260,12 @@ class Worker {
   Sums sums_;
   Activations<P> x_;
   WeightStage weights_ = {};
-  bool has_token_;           // whether the lane's row of x in fragments is a token
-  uint32_t* layer_words_;    // of token consumer.warp
-  const uint32_t* x_words_;  // of the token whose x the lane loads
-  uint32_t residual_ = 0;    // the residual stream: the thread's pair of the block's rows, of
-                             // token consumer.warp
+  int64_t* stamps_ = nullptr;  // the next one, in one thread of the block, or null
+  bool has_token_;             // whether the lane's row of x in fragments is a token
+  uint32_t* layer_words_;      // of token consumer.warp
+  const uint32_t* x_words_;    // of the token whose x the lane loads
+  uint32_t residual_ = 0;      // the residual stream: the thread's pair of the block's rows, of
+                               // token consumer.warp
 };
 
 // Notes the step for the next ones, once every block has read the state.

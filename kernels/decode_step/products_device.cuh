@@ -20,9 +20,8 @@ struct Consumer {
   CopyRing ring;
   RingPosition position;
   int warp, lane;
-  int row, column;            // of the lane in fragments: lane / 4, lane % 4
-  uint32_t weights;           // the lane's first weights in stage 0
-  int64_t* stamps = nullptr;  // of the layer's next phase, in one thread of the block, or null
+  int row, column;   // of the lane in fragments: lane / 4, lane % 4
+  uint32_t weights;  // the lane's first weights in stage 0
 
   __device__ __forceinline__ explicit Consumer(const CopyRing& copies)
       : ring(copies),
@@ -35,10 +34,6 @@ struct Consumer {
 
   __device__ __forceinline__ void Wait() const {
     ptx::MbarrierWait(ring.Full(position.stage), position.phase);
-  }
-  // Notes the time at which a phase of the layer has ended.
-  __device__ __forceinline__ void Stamp() {
-    if (stamps != nullptr) *stamps++ = clock64();
   }
   __device__ __forceinline__ void Release() {
     __syncwarp();

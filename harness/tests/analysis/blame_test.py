@@ -141,6 +141,43 @@ class BlameTest(unittest.TestCase):
         self.assertAlmostEqual(tracing["change_us"], 30)
         self.assertIn("B is", out)
 
+    def one_kernel(self, name, effects=(), phases=True):
+        """A run whose step is decode_step and sampling; the smallest ops are in the phases beside them."""
+        lines = self.machine.decoder_run(decoder_cases((1,)), effects)
+        profile = next(line for line in lines if line["kind"] == "row")["profile"]
+        us = {op["op"]: op["us"] for op in profile["ops"]}
+        sampling = profile["ops"][-1]
+        us["qkv"] += us.pop("embedding")
+        us["lm_head"] += us.pop("final_norm")
+        del us["sampling"]
+        step = {"op": "decode_step", "kernel": "decode_step", "launches": 1, "us": sum(us.values())}
+        if phases:
+            step["phases"] = [{"phase": phase, "us": time} for phase, time in us.items()]
+        profile["ops"] = [step, sampling]
+        return write(os.path.join(self.folder, name), lines)
+
+    def test_difference_of_one_kernel_is_blamed_on_its_phase(self):
+        base = self.one_kernel("a.jsonl")
+        for op in ("qkv", "chunk_decode", "attention_output", "gate_up", "down", "lm_head"):
+            other = self.one_kernel(op + ".jsonl", [Effect(us=40, op=op)])
+            row = self.rows(base, other)[0]
+            self.assertEqual(row["blamed"], "decode_step")
+            self.assertRegex(row["verdict"], r"`decode_step` \+\d+\.\d us \(\d+ % of it, of which "
+                             rf"`{op}` \+(3[5-9]|4[0-5])\.\d us\)$")
+            part = next(part for part in row["parts"] if part["part"] == "decode_step")
+            self.assertEqual(len(part["phases"]), 6)
+            self.assertEqual(part["phases"][0]["phase"], op)
+            self.assertAlmostEqual(sum(phase["change_us"] for phase in part["phases"]), part["change_us"], places=6)
+            self.assertTrue(row["adds_up"])
+            self.assertRegex(run_main(base, other)[1], rf"\n +of which {op} +\d+\.\d +\d+\.\d +\+(3|4)\d\.\d ")
+
+    def test_phases_of_one_side_alone_split_nothing(self):
+        base = self.one_kernel("a.jsonl", phases=False)
+        row = self.rows(base, self.one_kernel("b.jsonl", [Effect(us=40, op="down")]))[0]
+        self.assertEqual(row["blamed"], "decode_step")
+        self.assertNotIn("of which", row["verdict"])
+        self.assertNotIn("phases", row["parts"][0])
+
     def test_parts_need_not_agree_better_than_runs_do(self):
         def fault(profile):
             profile["host_gap_us"] += 0.005 * profile["step_us"]

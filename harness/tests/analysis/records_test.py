@@ -195,6 +195,12 @@ class RecordsTest(unittest.TestCase):
         lines[1]["profile"]["ops"][0]["us"] += 50
         self.refuses("step_us is .*, but its parts add up to", lines)
 
+    def test_phases_of_an_op_must_add_up(self):
+        lines = self.machine.decoder_run()
+        op = lines[1]["profile"]["ops"][0]
+        op["phases"] = [{"phase": "qkv", "us": op["us"] / 2}]
+        self.refuses(f"profile.{op['op']}.us is .*, but its parts add up to", lines)
+
     def test_ablation_must_be_paired(self):
         header = self.machine.header("tokline ablate")
         line = self.machine.ablation(header, synthetic.DecoderCase(), "rmsnorm_qkv", "plain ops", 4, (3.0, 5.0))

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "harness/measure/delay.h"
 #include "harness/measure/kernel_trace.h"
 #include "harness/measure/op_delay.h"
+#include "harness/measure/step_phases.h"
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/kernels/cuda_test.h"
 #include "kernels/common/error.h"
@@ -86,6 +88,61 @@ TEST_F(StepProfilerCudaTest, AStepOfOneKernelIsOneOp) {
   ASSERT_TRUE(ops.contains("decode_step") && ops.contains("sampling"));
   EXPECT_EQ(ops.at("decode_step").launches, 1);
   EXPECT_GT(ops.at("decode_step").us, ops.at("sampling").us);
+}
+
+TEST_F(StepProfilerCudaTest, PhasesOfOneKernelAddUpToTheOp) {
+  if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "steps are chains of kernels here";
+  bench_.batch = 1;
+  const std::unique_ptr<Decoder> decoder = MakeDecoder();
+  const std::optional<UntracedSteps> untraced = TimeUntraced(*decoder, bench_);
+  for (const bool traced : {true, false}) {
+    const ProfiledSteps profiled =
+        ProfileSteps(*decoder, bench_, traced ? untraced : std::nullopt).value();
+    const auto ops = ByName(profiled.profile);
+    ASSERT_TRUE(ops.contains("decode_step") && ops.contains("sampling"));
+    EXPECT_TRUE(ops.at("sampling").phases.empty());
+    const OpTime& op = ops.at("decode_step");
+    std::vector<std::string> names;
+    double sum_us = 0;
+    for (const PhaseTime& phase : op.phases) {
+      names.push_back(phase.phase);
+      sum_us += phase.us;
+      EXPECT_GT(phase.us, 0) << phase.phase;
+    }
+    EXPECT_EQ(names, (std::vector<std::string>{"qkv", "chunk_decode", "attention_output", "gate_up",
+                                               "down", "lm_head"}));
+    EXPECT_NEAR(sum_us, op.us, 0.01 * op.us);
+  }
+}
+
+TEST_F(StepProfilerCudaTest, StampsOfPhasesChangeNoLogit) {
+  if (!QueryDeviceFacts().HasHopperCode()) GTEST_SKIP() << "steps are chains of kernels here";
+  constexpr int kSteps = 12;
+  const auto logits = [&](bool stamped) {
+    const std::unique_ptr<Decoder> decoder = MakeDecoder();
+    PhaseObserver observer(*decoder);
+    const ObservedScope observed(*decoder, stamped ? &observer : nullptr);
+    decoder->WarmUp();  // the graphs take the stamps
+    const int64_t graph_steps = decoder->GraphSteps();
+    const SequenceId id = decoder->AddSequence(std::vector<int32_t>{5, 6, 7}, {}, kSteps);
+    std::vector<std::vector<float>> rows;  // the largest of each is the token
+    for (int step = 0; step < kSteps; ++step) {
+      decoder->Step();
+      decoder->Flush();
+      rows.push_back(decoder->Logits(id));
+    }
+    EXPECT_EQ(decoder->GraphSteps() - graph_steps, kSteps - 1);
+    std::vector<int64_t> stamps;
+    observer.AppendTo(stamps);
+    if (stamped) {
+      EXPECT_EQ(SharesOfPhases(stamps, model_->spec.num_layers).size(), 6u);
+    } else {
+      EXPECT_EQ(std::ranges::count(stamps, 0), std::ssize(stamps));
+    }
+    decoder->DropGraphs();
+    return rows;
+  };
+  EXPECT_EQ(logits(true), logits(false));
 }
 
 TEST_F(StepProfilerCudaTest, OpsAndGapsAddUpToTheStep) {

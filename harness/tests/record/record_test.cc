@@ -331,6 +331,22 @@ TEST(DecoderRowTest, AProfileMustAddUp) {
   EXPECT_NO_THROW(ValidateRecord(DecoderRow(m)));
 }
 
+TEST(DecoderRowTest, PhasesOfAnOpMustAddUpToIt) {
+  DecoderMeasurement m = DecoderOf8();
+  m.profile = ProfileOf100Us();
+  EXPECT_FALSE(DecoderRow(m)["profile"]["ops"][0].contains("phases"));
+  m.profile->ops[0].phases = {{.phase = "gate_up", .us = 45}, {.phase = "lm_head", .us = 15}};
+  const Json row = DecoderRow(m);
+  EXPECT_NO_THROW(ValidateRecord(row));
+  EXPECT_EQ(row["profile"]["ops"][0]["phases"],
+            Json::parse(R"([{"phase": "gate_up", "us": 45.0}, {"phase": "lm_head", "us": 15.0}])"));
+  EXPECT_FALSE(row["profile"]["ops"][1].contains("phases"));
+  m.profile->ops[0].phases.pop_back();
+  EXPECT_THAT([&] { ValidateRecord(DecoderRow(m)); },
+              ::testing::ThrowsMessage<InvalidArgument>(
+                  HasSubstr("us of op down is 60, but its phases add up to 45")));
+}
+
 TEST(DecoderRowTest, WithoutADeviceThereIsNoLimit) {
   DecoderMeasurement m = DecoderOf8();
   m.cache = "cpu";

@@ -40,6 +40,7 @@ class Part:
     b_us: float
     noise_us: float | None  # of the change, from several runs a side; None: not known
     tok_s: float = 0.0
+    phases: list = field(default_factory=list)  # Parts of this one, if profiles of both sides have them
 
     @property
     def change_us(self):
@@ -57,6 +58,7 @@ class Side:
     half_us: float  # of the interval within a run, mean over runs
     batch: int
     parts: dict = field(default_factory=dict)  # name -> one value a run; empty without profiles
+    phases: dict = field(default_factory=dict)  # part -> phase -> one value a run
 
     @property
     def runs(self):
@@ -164,6 +166,7 @@ def side_of(rows):
     names = dict.fromkeys(op["op"] for profile in profiles for op in profile["ops"])
     for name in names:
         side.parts[name] = [sum(op["us"] for op in profile["ops"] if op["op"] == name) for profile in profiles]
+        side.phases[name] = phases_of(name, profiles)
     side.parts["device_gap"] = [profile["device_gap_us"] for profile in profiles]
     side.parts["host_gap"] = [profile["host_gap_us"] for profile in profiles]
     if any("tracing_us" in profile for profile in profiles):
@@ -173,22 +176,36 @@ def side_of(rows):
     return side
 
 
+def phases_of(name, profiles):
+    """phase -> one value a run, of this op; empty unless all profiles have its phases."""
+    runs = [{phase["phase"]: phase["us"] for op in profile["ops"] if op["op"] == name for phase in op.get("phases", ())}
+            for profile in profiles]
+    return {phase: [run.get(phase, 0.0) for run in runs] for phase in runs[0]} if all(runs) else {}
+
+
 def difference(label, a, b, run_to_run_percent=RUN_TO_RUN_PERCENT):
     """The Difference of two Sides. With few runs `run_to_run_percent` of a step is noise at least."""
     within = math.hypot(a.half_us / math.sqrt(a.runs), b.half_us / math.sqrt(b.runs))
     between = pooled_noise(a.steps_us, b.steps_us)
     if between is None:
         between = run_to_run_percent / 100 * a.step_us
-    parts = []
-    if a.parts and b.parts:
+
+    def split(parts_a, parts_b):
+        parts = []
+        if not parts_a or not parts_b:
+            return parts
         nothing_a, nothing_b = [0.0] * a.runs, [0.0] * b.runs
-        for name in dict.fromkeys([*a.parts, *b.parts]):
-            in_a, in_b = a.parts.get(name, nothing_a), b.parts.get(name, nothing_b)
+        for name in dict.fromkeys([*parts_a, *parts_b]):
+            in_a, in_b = parts_a.get(name, nothing_a), parts_b.get(name, nothing_b)
             part = Part(name, mean(in_a), mean(in_b), pooled_noise(in_a, in_b))
             # tok/s = batch / step on both sides, so a microsecond costs the same in every part.
             part.tok_s = -1e6 * a.batch * part.change_us / (a.step_us * b.step_us)
             parts.append(part)
-        parts.sort(key=lambda part: -abs(part.change_us))
+        return sorted(parts, key=lambda part: -abs(part.change_us))
+
+    parts = split(a.parts, b.parts)
+    for part in parts:
+        part.phases = split(a.phases.get(part.name), b.phases.get(part.name))
     return Difference(label, a, b, max(within, between), parts)
 
 
@@ -261,6 +278,29 @@ def small(value):
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def leading(ranked, change_us):
+    """Those that make up most of a change, at most three, and the share of it that they have together."""
+    found, covered = [], 0.0
+    for part in ranked:
+        share = part.change_us / change_us
+        if share <= 0.05 and found:
+            break
+        found.append(part)
+        covered += share
+        if covered >= 0.8 or len(found) == 3:
+            break
+    return found, covered
+
+
+def words_of_phases(part):
+    """`, of which `gate_up` +3.9 us`: what the change of a part comes from, if it has phases."""
+    if not part.phases or not part.change_us:
+        return ""
+    sign = math.copysign(1, part.change_us)
+    found, _ = leading(sorted(part.phases, key=lambda phase: -sign * phase.change_us), part.change_us)
+    return ", of which " + " and ".join(f"{phase.label} {signed(phase.change_us)}" for phase in found)
+
+
 def verdict(result):
     """One sentence: how much slower or faster, and why."""
     change = f"{result.a.tok_s:,.0f} -> {result.b.tok_s:,.0f} tok/s"
@@ -276,20 +316,16 @@ def verdict(result):
     sign = math.copysign(1, result.change_us)
     # The trace comes last: it is no part of the program.
     ranked = sorted(result.parts, key=lambda part: (part.name == "tracing", -sign * part.change_us))
-    named, covered = [], 0.0
-    for part in ranked:
+    found, covered = leading(ranked, result.change_us)
+    named = []
+    for part in found:
         share = part.change_us / result.change_us
-        if share <= 0.05 and named:
-            break
         name = "the " + part.label if part.name in ("device_gap", "host_gap") else part.label
         if part.name == "tracing":
             name = "what the trace adds to a step"
         if part.name == "unexplained":
             name = "what the profile does not show"
-        named.append(f"{name} {signed(part.change_us)} ({100 * share:.0f} % of it)")
-        covered += share
-        if covered >= 0.8 or len(named) == 3:
-            break
+        named.append(f"{name} {signed(part.change_us)} ({100 * share:.0f} % of it{words_of_phases(part)})")
     text += ", ".join(named)
     opposite = min(result.parts, key=lambda part: sign * part.change_us)
     if covered >= 1.1 and sign * opposite.change_us < 0:
@@ -366,13 +402,16 @@ def table_of(result, block="█"):
         cells = [name, a_us, b_us, change, tok_s]
         return cells + ([noise] if noisy else []) + [bar]
 
+    def line_of(part, name, bar):
+        return line(name, f"{part.a_us:,.1f}", f"{part.b_us:,.1f}", signed(part.change_us, ""), f"{part.tok_s:+,.1f}",
+                    "" if part.noise_us is None else small(part.noise_us), bar)
+
     parts = lines_of(result)
     rows = [line("A", f"{result.a.step_us:,.1f}", "", "", f"{result.a.tok_s:,.1f}", "", "")]
     for part, (first, last) in zip(parts, waterfall(result.a.step_us, [p.change_us for p in parts])):
         bar = " " * first + block * (last - first)
-        rows.append(line(GAPS.get(part.name, part.name), f"{part.a_us:,.1f}", f"{part.b_us:,.1f}",
-                         signed(part.change_us, ""), f"{part.tok_s:+,.1f}",
-                         "" if part.noise_us is None else small(part.noise_us), bar))
+        rows.append(line_of(part, GAPS.get(part.name, part.name), bar))
+        rows += [line_of(phase, f"of which {phase.name}", "") for phase in part.phases]
     rows.append(line("B", "", f"{result.b.step_us:,.1f}", signed(result.change_us, ""),
                      f"{result.b.tok_s:,.1f}", small(result.noise_us) if noisy else "", ""))
     return header, rows
@@ -381,6 +420,15 @@ def table_of(result, block="█"):
 def as_json(result):
     """All parts, also those too small to be shown."""
     blamed = result.blamed
+
+    def part_of(part, kind, whole_us):
+        found = {kind: part.name, "a_us": part.a_us, "b_us": part.b_us, "change_us": part.change_us,
+                 "change_tok_s": part.tok_s, "noise_us": part.noise_us,
+                 "share": part.change_us / whole_us if whole_us else None}
+        if part.phases:
+            found["phases"] = [part_of(phase, "phase", part.change_us) for phase in part.phases]
+        return found
+
     return {
         "row": result.label,
         "batch": result.a.batch,
@@ -389,10 +437,7 @@ def as_json(result):
         "change_us": result.change_us, "change_tok_s": result.b.tok_s - result.a.tok_s,
         "change_percent": result.percent, "noise_us": result.noise_us,
         "beyond_noise": result.beyond_noise,
-        "parts": [{"part": part.name, "a_us": part.a_us, "b_us": part.b_us,
-                   "change_us": part.change_us, "change_tok_s": part.tok_s, "noise_us": part.noise_us,
-                   "share": part.change_us / result.change_us if result.change_us else None}
-                  for part in result.parts],
+        "parts": [part_of(part, "part", result.change_us) for part in result.parts],
         "explained_us": result.explained_us if result.parts else None,
         "unexplained_percent": result.unexplained_percent if result.parts else None,
         "adds_up": result.adds_up if result.parts else None,

@@ -490,6 +490,10 @@ def _check_figures(row, where):
             profile = row["profile"]
             rest = sum(profile.get(name, 0) for name in ("device_gap_us", "host_gap_us", "tracing_us", "unexplained_us"))
             _check_sum(where, "profile.step_us", profile["step_us"], rest + sum(op["us"] for op in profile["ops"]), 1e-6)
+            for op in profile["ops"]:
+                if "phases" in op:
+                    total = sum(phase["us"] for phase in op["phases"])
+                    _check_sum(where, f"profile.{op['op']}.us", op["us"], total, 1e-6)
     elif row["kernel"] == WORKLOAD:
         rates = [(row["shape"]["prompt_tokens"] + new) / seconds
                  for seconds, new in zip(row["samples_s"], row["samples_new_tokens"])]

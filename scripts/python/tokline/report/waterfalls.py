@@ -52,8 +52,11 @@ def step_waterfall(evidence):
     for entry in evidence.profiled:
         profile = entry.row["profile"]
         step, at, lines = profile["step_us"], 0.0, []
-        parts = [(op["op"], op["us"], f" ×{op['launches']}" if op.get("launches", 1) > 1 else "", ACCENT)
-                 for op in profile["ops"]]
+        parts = []
+        for op in profile["ops"]:
+            launches = f" ×{op['launches']}" if op.get("launches", 1) > 1 else ""
+            parts += [(f"{phase['phase']} in {op['op']}", phase["us"], "", ACCENT) for phase in op.get("phases", ())] \
+                or [(op["op"], op["us"], launches, ACCENT)]
         parts.append(("device gap", profile["device_gap_us"], "", MUTED))
         parts.append(("host gap", profile["host_gap_us"], "", BAD))
         for name in ("tracing", "unexplained"):
