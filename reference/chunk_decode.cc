@@ -89,6 +89,7 @@ void AttendReference(const ChunkDecodeParams& params, int32_t seq, int32_t head)
 
 void ChunkDecodeReference(const ChunkDecodeParams& params) {
   Validate(params);
+  ValidateShifts(params.table, params.layout, params.rope_rows);
   const int64_t heads = params.num_q_heads;
   ParallelFor(params.table.num_seqs * heads, CostOf(params).flops / 2, [&](int64_t i) {
     AttendReference(params, static_cast<int32_t>(i / heads), static_cast<int32_t>(i % heads));

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "kernels/activation/activation.h"
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rows.h"
 
@@ -13,8 +14,7 @@ constexpr int64_t kVectorElements = 8;
 void ValidateRows(const char* name, const void* pointer, int64_t stride, int64_t row,
                   int64_t num_tokens) {
   Require(pointer != nullptr, name, " is null with ", num_tokens, " tokens");
-  Require(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, name, " is at ", pointer,
-          "; it must be 16 B aligned");
+  RequireAligned(name, pointer);
   if (num_tokens == 1) return;  // one row needs no stride
   Require(stride >= row && stride % kVectorElements == 0, name, "_stride is ", stride,
           "; it must be a multiple of ", kVectorElements, " and at least ", row);

@@ -62,8 +62,10 @@ struct AllReduceNormParams {
   // How long a launch waits for the packets of its peers, at least. After that it gives up, tells
   // its peers, and leaves outputs that are not specified; so do all later launches of the group, at
   // once.
-  int64_t time_limit_ms = 10'000;
+  int64_t time_limit_ms = 10'000;  // 1 to kMaxAllReduceTimeLimitMs
 };
+// A year: in nanoseconds it can be added to any time of the device.
+inline constexpr int64_t kMaxAllReduceTimeLimitMs = int64_t{365} * 24 * 3600 * 1000;
 
 // Rows [begin, begin + count) of a launch as a launch of their own.
 AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int64_t count);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 #include "kernels/common/rows.h"
@@ -18,8 +19,7 @@ constexpr int64_t kVectorBytes = 8, kSlabVectorBytes = 16;
 bool TakesVectors(const AllReduceNormParams& params, int64_t bytes) {
   const int64_t width = bytes / SizeOf(params.dtype);
   const auto aligned = [&](const void* pointer, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0 &&
-           (params.num_tokens <= 1 || stride % width == 0);
+    return IsAligned(pointer, bytes) && (params.num_tokens <= 1 || stride % width == 0);
   };
   return params.hidden_size % width == 0 &&
          aligned(params.partials[params.peers.rank], params.partial_stride) &&
@@ -227,8 +227,9 @@ void Validate(const AllReduceNormParams& params) {
           params.hidden_size, "; it must be 1 to ", INT32_MAX / 2);
   Require(params.eps >= 0 && std::isfinite(params.eps), "eps is ", params.eps,
           "; it must be finite and >= 0");
-  Require(params.time_limit_ms >= 1, "time_limit_ms is ", params.time_limit_ms,
-          "; it must be at least 1");
+  Require(params.time_limit_ms >= 1 && params.time_limit_ms <= kMaxAllReduceTimeLimitMs,
+          "time_limit_ms is ", params.time_limit_ms, "; it must be 1 to ",
+          kMaxAllReduceTimeLimitMs);
   const PeerBuffers& peers = params.peers;
   Require(peers.world_size >= 1 && peers.world_size <= kMaxRanks, "world_size is ",
           peers.world_size, "; it must be 1 to ", kMaxRanks);

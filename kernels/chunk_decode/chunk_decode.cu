@@ -7,8 +7,10 @@
 
 #include "kernels/chunk_decode/chunk_decode_cluster_device.cuh"
 #include "kernels/chunk_decode/chunk_decode_device.cuh"
+#include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/chunk_decode/chunk_decode_warp_device.cuh"
 #include "kernels/chunk_decode/shared_run.h"
+#include "kernels/common/alignment.h"
 #include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
@@ -43,7 +45,7 @@ void ValidatePlan(const ChunkDecodeParams& params) {
   const int64_t needed = ChunkDecodeWorkspaceBytes(params.table.num_seqs, params.max_partials,
                                                    params.num_q_heads, params.layout);
   Require(params.workspace_bytes >= needed && params.workspace &&
-              reinterpret_cast<uintptr_t>(params.workspace) % 256 == 0,
+              IsAligned(params.workspace, kChunkDecodeAlignment),
           "workspace is ", params.workspace, " with ", params.workspace_bytes,
           " bytes; it must be 256 B aligned with at least ", needed);
 }

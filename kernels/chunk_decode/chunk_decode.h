@@ -138,7 +138,7 @@ struct ChunkDecodePlan {
 struct ChunkDecodeParams {
   DType dtype = DType::kBf16;  // of q, kv and out
   int32_t num_q_heads = 0;     // a multiple of layout.num_kv_heads, at most 16 times it
-  float scale = 0;             // of the scores, usually 1 / sqrt(head_dim)
+  float scale = 0;             // of the scores, finite and > 0, usually 1 / sqrt(head_dim)
   PagedKvLayout layout = {};
   ChunkTableView table = {};  // host pointers for the reference, device pointers for CUDA
 
@@ -158,8 +158,13 @@ struct ChunkDecodeParams {
   ChunkDecodePlanView plan = {};  // CUDA only. A dependent launch reads the plan and the table
                                   // before its predecessor ends, which therefore must not write
                                   // them.
-  void* workspace = nullptr;  // CUDA only, 256 B aligned; its first ChunkDecodeCounterBytes must
-                              // be zero before the first launch; every launch leaves them zero
+  // CUDA only, 256 B aligned, for one launch after another. It begins with
+  // ChunkDecodeCounterBytes(table.num_seqs, layout) bytes of counters, which must be zero before a
+  // launch and are zero again after it. What follows them is undefined after a launch. So the
+  // caller zeroes them before the first launch and, since more sequences or KV heads have more
+  // counters, before every launch that has more of them than the launch before in the same
+  // workspace. Nothing checks that, and without it the outputs are undefined.
+  void* workspace = nullptr;
   int64_t workspace_bytes = 0;
   int64_t max_partials = 0;  // partial states per KV head for which the workspace has room; the
                              // plan has no more
@@ -269,8 +274,10 @@ int64_t ChunkDecodeCounterBytes(int32_t num_seqs, const PagedKvLayout& layout);
 int64_t ChunkDecodeWorkspaceBytes(int32_t num_seqs, int64_t max_partials, int32_t num_q_heads,
                                   const PagedKvLayout& layout);
 
-// Throws InvalidArgument. What depends on table contents is checked by Validate(table, layout).
+// Both throw InvalidArgument. ValidateShifts checks what depends on the contents of a host table:
+// Validate(table, layout), and that the angles of every shift are among `rope_rows` rows.
 void Validate(const ChunkDecodeParams& params);
+void ValidateShifts(const ChunkTableView& table, const PagedKvLayout& layout, int64_t rope_rows);
 
 // Needs a host table in params.table.
 Cost CostOf(const ChunkDecodeParams& params);

@@ -2,9 +2,13 @@
 // compute.
 #include "kernels/chunk_decode/chunk_decode_plan.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "kernels/chunk_decode/chunk_decode.h"
+#include "kernels/common/alignment.h"
 #include "kernels/common/rounding.h"
 
 namespace tokline {
@@ -43,7 +47,8 @@ void Validate(const ChunkDecodeParams& params) {
   Validate(params.layout);
   const PagedKvLayout& layout = params.layout;
   GroupOf(params.num_q_heads, layout);
-  Require(params.scale > 0, "scale is ", params.scale, "; it must be > 0");
+  Require(std::isfinite(params.scale) && params.scale > 0, "scale is ", params.scale,
+          "; it must be finite and > 0");
   Require(params.table.num_seqs >= 0, "num_seqs is ", params.table.num_seqs, "; it must be >= 0");
   const int64_t width = int64_t{params.num_q_heads} * layout.head_dim;
   Require(params.q_stride >= width && params.q_stride % 8 == 0, "q_stride is ", params.q_stride,
@@ -52,16 +57,27 @@ void Validate(const ChunkDecodeParams& params) {
           params.out_stride,
           "; it must be a multiple of 8 and at least num_q_heads * head_dim = ", width);
   if (params.table.num_seqs == 0) return;
-  Require(params.q && params.out, "q or out is null");
+  RequireTensor("q", params.q);
+  RequireTensor("out", params.out);
   Require(params.kv || layout.num_pages == 0, "kv is null but the pool has ", layout.num_pages,
           " pages");
-  const auto aligned = [](const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  };
-  Require(aligned(params.q) && aligned(params.out) && aligned(params.kv), "q ", params.q, ", out ",
-          params.out, " and kv ", params.kv, " must be 16 B aligned");
+  RequireAligned("kv", params.kv);
   Require((params.rope_cos_sin == nullptr) == (params.rope_rows == 0), "rope_rows is ",
           params.rope_rows, " with rope_cos_sin ", params.rope_cos_sin, "; give both or neither");
+}
+
+void ValidateShifts(const ChunkTableView& table, const PagedKvLayout& layout, int64_t rope_rows) {
+  Validate(table, layout);
+  const int64_t most = std::max<int64_t>(rope_rows - 1, 0);  // without a table: 0
+  for (int32_t s = 0; s < table.num_seqs; ++s) {
+    for (int32_t i = table.seq_chunk_indptr[s];
+         table.seq_shifts != nullptr && i < table.seq_chunk_indptr[s + 1]; ++i) {
+      const int64_t shift = table.seq_shifts[i];
+      Require(std::abs(shift) <= most, "sequence ", s, " has shift ", shift, " on chunk ",
+              table.seq_chunks[i], "; with ", rope_rows, " rope_rows it must be ", -most, " to ",
+              most);
+    }
+  }
 }
 
 Cost CostOf(const ChunkDecodeParams& params) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -13,8 +14,8 @@ int64_t AllReduceInboxCapacity(int64_t packet_bytes) {
 void RequireBuffers(const PeerBuffers& peers, const char* of) {
   for (int32_t rank = 0; rank < peers.world_size; ++rank) {
     const void* buffer = peers.buffers[rank];
-    Require(buffer != nullptr && reinterpret_cast<uintptr_t>(buffer) % 256 == 0, "buffers[", rank,
-            "]", of, " is ", buffer, "; it must be an address that is a multiple of 256");
+    Require(buffer != nullptr && IsAligned(buffer, 256), "buffers[", rank, "]", of, " is ", buffer,
+            "; it must be an address that is a multiple of 256");
   }
 }
 

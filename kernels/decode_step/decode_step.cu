@@ -29,13 +29,7 @@ void Launch(const DecodeStepParams& params, const LaunchOptions& options) {
   Validate(params);
   if (params.num_tokens == 0) return;
   const DeviceFacts& device = CurrentDeviceFacts();
-  const std::string refusal =
-      DecodeStepRefusal(params.model, params.layout, params.num_tokens, device);
-  Require(refusal.empty(), "decode_step refuses this step: ", refusal);
-  const int64_t needed = DecodeStepWorkspaceBytes(params.model, params.layout, device);
-  Require(params.workspace != nullptr && params.workspace_bytes >= needed, "workspace_bytes is ",
-          params.workspace_bytes, "; ", needed, " are needed");
-  Require(params.parts != nullptr, "parts must not be null");
+  ValidateLaunch(params, device);
   const decode_step::Arguments args{
       .params = params,
       .geometry = DecodeStepGeometryOf(params.model, params.layout, params.num_tokens, device),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 
@@ -159,15 +160,35 @@ void Validate(const DecodeStepParams& params) {
   Require(params.rope_rows >= 1, "rope_rows is ", params.rope_rows, "; it must be >= 1");
   Require(model.layer_stride_bytes % 16 == 0, "layer_stride_bytes is ", model.layer_stride_bytes,
           "; it must be a multiple of 16");
-  for (const void* tensor :
-       {model.embedding, model.final_norm, model.lm_head, model.input_norm, model.qkv, model.o,
-        model.post_norm, model.gate_up, model.down, static_cast<const void*>(params.token_ids),
-        static_cast<const void*>(params.positions), static_cast<const void*>(params.slots),
-        static_cast<const void*>(params.kv), static_cast<const void*>(params.rope_cos_sin),
-        static_cast<const void*>(params.logits)}) {
-    Require(tensor != nullptr && reinterpret_cast<uintptr_t>(tensor) % 4 == 0,
-            "a tensor of decode_step is at ", tensor, "; it must not be null and be aligned");
-  }
+  RequireTensor("embedding", model.embedding);
+  RequireTensor("final_norm", model.final_norm);
+  RequireTensor("lm_head", model.lm_head);
+  RequireTensor("input_norm", model.input_norm);
+  RequireTensor("qkv", model.qkv);
+  RequireAligned("qkv_bias", model.qkv_bias);
+  RequireAligned("q_norm", model.q_norm);
+  RequireAligned("k_norm", model.k_norm);
+  RequireTensor("o", model.o);
+  RequireTensor("post_norm", model.post_norm);
+  RequireTensor("gate_up", model.gate_up);
+  RequireTensor("down", model.down);
+  RequireTensor("kv", params.kv);
+  RequireTensor("rope_cos_sin", params.rope_cos_sin);
+  RequireTensor("token_ids", params.token_ids, alignof(int32_t));
+  RequireTensor("positions", params.positions, alignof(int32_t));
+  RequireTensor("slots", params.slots, alignof(int64_t));
+  RequireTensor("logits", params.logits, kDecodeStepLogitsAlignment);
+}
+
+void ValidateLaunch(const DecodeStepParams& params, const DeviceFacts& device) {
+  const std::string refusal =
+      DecodeStepRefusal(params.model, params.layout, params.num_tokens, device);
+  Require(refusal.empty(), "decode_step refuses this step: ", refusal);
+  const int64_t needed = DecodeStepWorkspaceBytes(params.model, params.layout, device);
+  RequireTensor("workspace", params.workspace, kDecodeStepWorkspaceAlignment);
+  Require(params.workspace_bytes >= needed, "workspace_bytes is ", params.workspace_bytes, "; ",
+          needed, " are needed");
+  Require(params.parts != nullptr, "parts must not be null");
 }
 
 // The table must be on the host.

@@ -81,6 +81,8 @@ constexpr int32_t DecodeStepPartialWords(const DecodeStepModel& model,
 // The workspace is a state and two sets of words. A set holds the words of all tokens and layers,
 // then the partial states of all layers.
 inline constexpr int32_t kDecodeStepStateBytes = 256;
+inline constexpr int64_t kDecodeStepWorkspaceAlignment = 256;
+inline constexpr int64_t kDecodeStepLogitsAlignment = 8;  // they are stored in pairs
 constexpr int64_t DecodeStepRowWords(const DecodeStepModel& model, const PagedKvLayout& layout) {
   return int64_t{kMaxDecodeStepTokens} * model.num_layers *
          DecodeStepWords(model, layout.num_kv_heads, layout.head_dim).total;
@@ -91,5 +93,9 @@ constexpr int64_t DecodeStepSetWords(const DecodeStepModel& model, const PagedKv
                                                  model.num_layers *
                                                  DecodeStepPartialWords(model, layout);
 }
+
+// Checks what only a launch needs, after Validate(params): that the device can run the step, the
+// workspace and the parts. Throws InvalidArgument.
+void ValidateLaunch(const DecodeStepParams& params, const DeviceFacts& device);
 
 }  // namespace tokline

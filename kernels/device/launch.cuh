@@ -5,6 +5,11 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "kernels/common/launch_options.h"
 #include "kernels/device/cuda_check.h"
 #include "kernels/device/current_device.h"
@@ -30,13 +35,24 @@ inline constexpr double kLongLaunchBytes = 16e6;
 // What such a launch leaves as shared memory, for sums and tables.
 inline constexpr unsigned kLongLaunchSharedPercent = 25;
 
-// Raises a kernel's limit on dynamic shared memory. Throws InvalidArgument, which states what a
-// block needs and what the device offers, when the device does not have enough. The attributes of
-// the kernel are read only in that case, not in every launch.
+// Raises a kernel's limit on dynamic shared memory. Never lowers it, since another thread may be
+// about to launch with what it has just set. Throws InvalidArgument, which states what a block
+// needs and what the device offers, when the device does not have enough. The attributes of the
+// kernel are read only in that case, not in every launch.
 inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, size_t> limits;  // by kernel and device
+  int ordinal = 0;
+  TOKLINE_CUDA(cudaGetDevice(&ordinal));
+  const std::lock_guard lock(mutex);
+  size_t& limit = limits[{kernel, ordinal}];
+  if (dynamic_bytes <= limit) return;
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                 static_cast<int>(dynamic_bytes));
-  if (code == cudaSuccess) return;
+  if (code == cudaSuccess) {
+    limit = dynamic_bytes;
+    return;
+  }
   cudaGetLastError();  // clears the error, which is reported here
   cudaFuncAttributes attributes{};
   TOKLINE_CUDA(cudaFuncGetAttributes(&attributes, kernel));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 #include "kernels/common/rows.h"
@@ -14,17 +15,12 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 
-void RequireVectorAligned(const char* name, const void* pointer) {
-  Require(reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0, name, " is at ", pointer,
-          "; it must be 16 B aligned");
-}
-
 // Checks rows of `heads` heads that lie `stride` elements apart. With one token, the stride is
 // unused.
 void ValidateRows(const char* name, const KvAppendParams& params, const void* pointer,
                   int64_t stride, int32_t heads) {
   Require(pointer != nullptr, name, " is null with ", params.num_tokens, " tokens");
-  RequireVectorAligned(name, pointer);
+  RequireAligned(name, pointer, kVectorBytes);
   if (params.num_tokens <= 1) return;
   const int64_t row = int64_t{heads} * params.layout.head_dim;
   Require(stride >= row, name, "_stride is ", stride, "; rows of ", heads, " heads need ", row);
@@ -60,16 +56,16 @@ void Validate(const KvAppendParams& params) {
   Require(params.slots != nullptr, "slots is null with ", params.num_tokens, " tokens");
   if (params.layout.num_pages > 0) {
     Require(params.kv != nullptr, "kv is null with ", params.layout.num_pages, " pages");
-    RequireVectorAligned("kv", params.kv);
+    RequireAligned("kv", params.kv, kVectorBytes);
   }
   if (params.q_norm_weight || params.k_norm_weight) {
     Require(params.norm_eps >= 0 && params.norm_eps <= std::numeric_limits<float>::max(),
             "norm_eps is ", params.norm_eps, "; it must be finite and >= 0");
-    RequireVectorAligned("q_norm_weight", params.q_norm_weight);
-    RequireVectorAligned("k_norm_weight", params.k_norm_weight);
+    RequireAligned("q_norm_weight", params.q_norm_weight, kVectorBytes);
+    RequireAligned("k_norm_weight", params.k_norm_weight, kVectorBytes);
   }
   if (params.rope_cos_sin) {
-    RequireVectorAligned("rope_cos_sin", params.rope_cos_sin);
+    RequireAligned("rope_cos_sin", params.rope_cos_sin, kVectorBytes);
     Require(params.positions != nullptr, "positions is null, but RoPE needs it");
     Require(params.rope_rows >= 1, "rope_rows is ", params.rope_rows, "; RoPE needs at least 1");
   }

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 #include "kernels/common/peer_buffers.h"
 #include "kernels/common/rounding.h"
@@ -18,15 +19,6 @@ namespace {
 constexpr int64_t kAlignment = 16;
 constexpr int64_t kWorkspaceAlignment = 256;
 constexpr int64_t kUnitBytes = 16;
-
-bool IsAligned(const void* pointer, int64_t alignment) {
-  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(alignment) == 0;
-}
-
-void RequireAligned(const void* pointer, const char* name) {
-  Require(IsAligned(pointer, kAlignment), name, " is at ", pointer, "; it must be ", kAlignment,
-          " B aligned");
-}
 
 int64_t WeightRows(const LinearParams& params) {
   return params.gated_silu ? 2 * params.out_features : params.out_features;
@@ -437,9 +429,10 @@ void Validate(const LinearParams& params) {
   if (params.num_tokens == 0) return;
 
   Require(params.x && params.weight && params.out, "x, weight and out must not be null");
-  RequireAligned(params.x, "x");
-  RequireAligned(params.weight, "weight");
-  if (params.norm_weight) RequireAligned(params.norm_weight, "norm_weight");
+  RequireAligned("x", params.x);
+  RequireAligned("weight", params.weight);
+  RequireAligned("norm_weight", params.norm_weight);
+  RequireAligned("x_squares", params.x_squares);
   Require(params.x != params.out, "x and out are both ", params.x, "; they must not overlap");
   if (params.num_tokens == 1) return;
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 #include "kernels/common/rows.h"
@@ -15,19 +16,15 @@ namespace {
 constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kFewRows = 512;  // below this, latency matters
 
-bool IsVectorAligned(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
-}
-
 // 16-byte accesses require every row of every tensor to start and end at a multiple of 16 bytes.
 bool TakesVectors(const NormParams& params) {
   const int64_t width = kVectorBytes / SizeOf(params.dtype);
   const bool one_row = params.num_tokens <= 1;
   const auto rows_aligned = [&](const void* pointer, int64_t stride) {
-    return IsVectorAligned(pointer) && (one_row || stride % width == 0);
+    return IsAligned(pointer, kVectorBytes) && (one_row || stride % width == 0);
   };
-  return params.hidden_size % width == 0 && IsVectorAligned(params.weight) &&
-         IsVectorAligned(params.bias) && rows_aligned(params.x, params.x_stride) &&
+  return params.hidden_size % width == 0 && IsAligned(params.weight, kVectorBytes) &&
+         IsAligned(params.bias, kVectorBytes) && rows_aligned(params.x, params.x_stride) &&
          rows_aligned(params.out, params.out_stride) &&
          (!params.add || (rows_aligned(params.add, params.add_stride) &&
                           rows_aligned(params.residual_out, params.residual_out_stride)));

@@ -5,17 +5,10 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
-namespace {
-
-void RequireVectorAligned(const char* name, const void* pointer) {
-  Require(pointer != nullptr && reinterpret_cast<uintptr_t>(pointer) % 16 == 0, name, " is at ",
-          pointer, "; it must be 16 B aligned and not null");
-}
-
-}  // namespace
 
 void Validate(const PagedGatherParams& params) {
   Validate(params.layout);
@@ -32,9 +25,9 @@ void Validate(const PagedGatherParams& params) {
               table.chunk_pages && table.chunk_lengths,
           "the chunk table lacks an array with ", params.total_tokens, " tokens");
   Require(params.token_indptr != nullptr, "token_indptr is null");
-  RequireVectorAligned("kv", params.kv);
-  RequireVectorAligned("k_out", params.k_out);
-  RequireVectorAligned("v_out", params.v_out);
+  RequireTensor("kv", params.kv);
+  RequireTensor("k_out", params.k_out);
+  RequireTensor("v_out", params.v_out);
 }
 
 void ValidateTokenRows(const ChunkTableView& table, const int32_t* token_indptr,

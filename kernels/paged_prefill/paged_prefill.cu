@@ -1,6 +1,7 @@
 // Selects and launches the paged_prefill kernel variant.
 #include <algorithm>
 
+#include "kernels/common/alignment.h"
 #include "kernels/device/current_device.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/device/launch.cuh"
@@ -48,7 +49,7 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
           "; the plan for ", params.num_q_heads, " query heads over ", params.layout.num_kv_heads,
           " KV heads has ", tile_tokens);
   Require(params.num_tiles >= 1 && params.tiles != nullptr &&
-              reinterpret_cast<uintptr_t>(params.tiles) % alignof(PagedPrefillTile) == 0,
+              IsAligned(params.tiles, alignof(PagedPrefillTile)),
           "num_tiles is ", params.num_tiles, " with tiles at ", params.tiles,
           "; there must be at least one, 16 B aligned and not null");
   Require(params.num_blocks >= 1 && params.num_blocks <= params.num_tiles, "num_blocks is ",

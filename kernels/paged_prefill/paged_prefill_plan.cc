@@ -9,6 +9,7 @@
 #include <queue>
 #include <unordered_map>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -34,8 +35,8 @@ void RequireRows(const char* name, const void* data, int64_t stride,
                  const PagedPrefillParams& params) {
   const int64_t row = int64_t{params.num_q_heads} * params.layout.head_dim;
   Require(data != nullptr, name, " is null");
-  Require(reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * SizeOf(params.dtype) % 16 == 0,
-          name, " is at ", data, " with stride ", stride, "; its rows must be 16 B aligned");
+  Require(IsAligned(data, 16) && stride * SizeOf(params.dtype) % 16 == 0, name, " is at ", data,
+          " with stride ", stride, "; its rows must be 16 B aligned");
   Require(stride >= row, name, "_stride is ", stride,
           "; it must be at least num_q_heads * head_dim, ", row);
 }
@@ -177,8 +178,7 @@ void Validate(const PagedPrefillParams& params) {
               params.table.chunk_page_indptr && params.table.chunk_pages &&
               params.table.chunk_lengths && params.q_indptr,
           "a pointer of the chunk table, or q_indptr, is null");
-  Require(params.kv != nullptr && reinterpret_cast<uintptr_t>(params.kv) % 16 == 0, "kv is at ",
-          params.kv, "; it must be 16 B aligned and not null");
+  RequireTensor("kv", params.kv);
   RequireRows("q", params.q, params.q_stride, params);
   RequireRows("out", params.out, params.out_stride, params);
 }

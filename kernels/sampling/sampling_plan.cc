@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
 #include "kernels/common/rounding.h"
 #include "kernels/common/rows.h"
@@ -64,14 +65,12 @@ SamplingPlan PlanSampling(const SamplingParams& params) {
   const int64_t needed = SamplingWorkspaceBytes(params.num_rows, params.vocab_size);
   Require(params.workspace_bytes >= needed, "workspace_bytes is ", params.workspace_bytes, "; ",
           params.num_rows, " rows of ", params.vocab_size, " logits need ", needed);
-  const auto address = reinterpret_cast<uintptr_t>(params.workspace);
-  Require(params.num_rows == 0 || (address != 0 && address % kAlignment == 0), "workspace is at ",
-          params.workspace, "; it must be ", kAlignment, " B aligned and not null");
+  if (params.num_rows > 0) RequireTensor("workspace", params.workspace, kAlignment);
   SamplingPlan plan;
   plan.num_chunks = static_cast<int32_t>(NumChunks(params.vocab_size));
   plan.num_groups = plan.num_chunks * (kSamplingChunk / kSamplingGroup);
-  plan.vector_loads = reinterpret_cast<uintptr_t>(params.logits) % 16 == 0 &&
-                      (params.num_rows == 1 || params.logits_stride % 4 == 0);
+  plan.vector_loads =
+      IsAligned(params.logits, 16) && (params.num_rows == 1 || params.logits_stride % 4 == 0);
   plan.stats = static_cast<ChunkStats*>(params.workspace);
   plan.group_maxima = reinterpret_cast<float*>(static_cast<char*>(params.workspace) +
                                                StatsBytes(params.num_rows, params.vocab_size));

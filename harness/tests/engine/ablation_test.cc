@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -29,13 +30,9 @@ TEST(AblationTest, NamesAreSeparatedByCommas) {
 
 TEST(AblationTest, UnknownNameIsRefusedWithTheListOfKnownOnes) {
   for (const char* names : {"graph", "pdl,nothing", "pdl,,graphs"}) {
-    try {
-      ParseAblations(names);
-      FAIL() << names << " was accepted";
-    } catch (const InvalidArgument& error) {
-      for (const AblationEntry& entry : AllAblations()) {
-        EXPECT_THAT(error.what(), HasSubstr(std::string(entry.name)));
-      }
+    const std::string message = testing::MessageOf([&] { ParseAblations(names); });
+    for (const AblationEntry& entry : AllAblations()) {
+      EXPECT_THAT(message, HasSubstr(std::string(entry.name)));
     }
   }
 }

@@ -11,6 +11,7 @@
 #include "harness/engine/convert_elements.h"
 #include "harness/platform/staged_copy.h"
 #include "harness/tests/kernels/cuda_test.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -105,12 +106,8 @@ TEST_F(CudaBackendTest, MemoryStartsAsZerosAndTooMuchOfItIsRefusedWithTheValues)
     backend_->Upload(memory.data(), ones.data(), memory.bytes());
   }
   const int64_t too_much = backend_->FreeBytes() * 2 + (int64_t{1} << 40);
-  try {
-    backend_->Allocate(too_much);
-    FAIL() << too_much << " bytes were allocated";
-  } catch (const RuntimeFailure& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr(std::to_string(too_much)), HasSubstr("are free")));
-  }
+  EXPECT_THAT(testing::MessageOf<RuntimeFailure>([&] { backend_->Allocate(too_much); }),
+              AllOf(HasSubstr(std::to_string(too_much)), HasSubstr("are free")));
   EXPECT_EQ(DownloadAll(backend_->Allocate(16)), std::vector<std::byte>(16));  // still usable
 }
 

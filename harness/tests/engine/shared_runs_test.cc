@@ -11,6 +11,7 @@
 
 #include "harness/scheduler/page_pool.h"
 #include "harness/tests/kernels/devices.h"
+#include "harness/tests/kernels/sequence_tokens.h"
 
 namespace tokline {
 namespace {
@@ -237,13 +238,9 @@ void ExpectTableIsThatOfTheRows(const Forest& forest, const Arrays& arrays, int3
   const ChunkTableView table = arrays.Table();
   for (size_t row = 0; row < forest.rows.size(); ++row) {
     std::vector<int64_t> slots;
-    for (int32_t i = table.seq_chunk_indptr[row]; i < table.seq_chunk_indptr[row + 1]; ++i) {
-      const int32_t chunk = table.seq_chunks[i];
-      for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
-        const int32_t page = table.chunk_pages[table.chunk_page_indptr[chunk] + t / page_size];
-        slots.push_back(int64_t{page} * page_size + t % page_size);
-      }
-    }
+    testing::ForEachTokenOf(table, static_cast<int32_t>(row), page_size, [&](const auto& token) {
+      slots.push_back(int64_t{token.page} * page_size + token.row);
+    });
     ASSERT_EQ(slots, SlotsOf(forest.rows[row])) << "row " << row;
   }
 }

@@ -8,6 +8,7 @@
 
 #include "harness/tests/kernels/all_reduce_norm_case.h"
 #include "harness/tests/kernels/cuda_test.h"
+#include "harness/tests/message_of.h"
 #include "kernels/all_reduce_norm/all_reduce_norm.h"
 #include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/common/error.h"
@@ -116,12 +117,7 @@ struct AllReduceRankTensors {
 };
 
 inline std::string ErrorOf(const PeerBuffers& peers) {
-  try {
-    RequireAllReduced(peers, nullptr);
-  } catch (const RuntimeFailure& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
+  return MessageOf<RuntimeFailure>([&] { RequireAllReduced(peers, nullptr); });
 }
 
 }  // namespace tokline::testing

@@ -1,6 +1,5 @@
 // all_reduce_norm without a device: validation, cost, plan, buffers, and the reference.
 #include "reference/all_reduce_norm.h"
-#include "harness/tests/message_of.h"
 
 #include <gmock/gmock.h>
 
@@ -8,6 +7,7 @@
 
 #include "harness/tests/kernels/all_reduce_norm_case.h"
 #include "harness/tests/kernels/devices.h"
+#include "harness/tests/message_of.h"
 #include "kernels/all_reduce_norm/all_reduce_norm_plan.h"
 #include "kernels/common/error.h"
 
@@ -67,15 +67,10 @@ TEST(AllReduceNormTest, PiecesOfRowsGiveWhatTheWholeGives) {
 
 TEST(AllReduceNormTest, AHeaderThatTellsOfAMissingRankIsAnError) {
   const PeerBuffers peers{.world_size = 3, .rank = 1};
-  const auto said = [&](const AllReduceHeader& header) -> std::string {
-    try {
-      RequireAllReduced(peers, header);
-    } catch (const RuntimeFailure& error) {
-      return error.what();
-    }
-    return "";
+  const auto said = [&](const AllReduceHeader& header) {
+    return testing::MessageOf<RuntimeFailure>([&] { RequireAllReduced(peers, header); });
   };
-  EXPECT_EQ(said({.launches = 9}), "");
+  EXPECT_EQ(said({.launches = 9}), "nothing was thrown");
   EXPECT_EQ(said({.gave_up = 1, .missing_rank = 2, .missing_launch = 7}),
             "rank 1 gave up its all-reduce number 7: rank 2 of 3 did not send in time");
   EXPECT_EQ(said({.peer_failed = 3}), "rank 1 ended its all-reduces: rank 2 gave up");
@@ -101,6 +96,8 @@ TEST(AllReduceNormTest, ValidateStatesWhatIsWrong) {
   refused([](Params& p) { p.hidden_size = 0; }, "hidden_size is 0");
   refused([](Params& p) { p.eps = -1; }, "eps is -1");
   refused([](Params& p) { p.time_limit_ms = 0; }, "time_limit_ms is 0");
+  refused([](Params& p) { p.time_limit_ms = int64_t{1} << 45; },  // wraps in nanoseconds
+          "time_limit_ms is 35184372088832; it must be 1 to 31536000000");
   refused([](Params& p) { p.peers.world_size = 9; }, "world_size is 9; it must be 1 to 8");
   refused([](Params& p) { p.peers.world_size = 0; }, "world_size is 0");
   refused([](Params& p) { p.peers.rank = 3; }, "rank is 3; it must be 0 to 2");

@@ -158,6 +158,18 @@ TEST_P(ChunkDecodeGridCudaTest, HugeNegativeScoresLeaveOnlyLiveTokens) {
   EXPECT_TRUE(MatchesReference(RunCuda(decode), RunReference(decode), decode));
 }
 
+// Of scores of 2^24 and more in base 2, a float has no bits below 1.
+TEST_P(ChunkDecodeGridCudaTest, EqualScoresWithoutFractionGiveTheMean) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    DecodeCase decode = MakeDecodeCase(WithLengths({.dtype = dtype}, {5, 400, 1}));
+    for (const int value : {1024, 1344, 1984}) {
+      SCOPED_TRACE(StrCat(Name(dtype), ", value ", value));
+      SetEqualScores(decode, value);
+      EXPECT_TRUE(MatchesReference(RunCuda(decode), RunReference(decode), decode));
+    }
+  }
+}
+
 TEST_P(ChunkDecodeGridCudaTest, PagePermutationChangesNothing) {
   DecodeCaseOptions options = WithLengths({}, {500, 90, 3});
   DecodeCase a = MakeDecodeCase(options);

@@ -14,6 +14,7 @@
 
 #include "harness/tests/kernels/chunk_decode_case.h"
 #include "harness/tests/kernels/devices.h"
+#include "harness/tests/kernels/sequence_tokens.h"
 #include "kernels/chunk_decode/chunk_decode_plan.h"
 #include "kernels/common/rounding.h"
 
@@ -121,12 +122,10 @@ inline void CheckPlan(const ChunkTableView& table, const PagedKvLayout& layout, 
   using Key = std::tuple<int32_t, int32_t, int32_t, int32_t>;  // seq, page_begin, token, shift
   std::map<Key, int> expected, actual;
   for (int32_t s = 0; s < table.num_seqs; ++s) {
-    for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
-      const int32_t chunk = table.seq_chunks[i];
-      for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
-        ++expected[{s, table.chunk_page_indptr[chunk], t, table.seq_shifts[i]}];
-      }
-    }
+    ForEachTokenOf(table, s, layout.page_size, [&](const SequenceToken& token) {
+      ++expected[{s, table.chunk_page_indptr[token.chunk], token.index,
+                  table.seq_shifts[token.listing]}];
+    });
   }
   std::map<int32_t, std::vector<int32_t>> partials;  // by sequence
   std::vector<int> states(static_cast<size_t>(table.num_seqs), 0), run_states = states;

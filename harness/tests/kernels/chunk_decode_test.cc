@@ -4,6 +4,7 @@
 #include <set>
 
 #include "harness/tests/kernels/chunk_decode_case.h"
+#include "harness/tests/kernels/sequence_tokens.h"
 #include "harness/tests/message_of.h"
 
 namespace tokline::testing {
@@ -34,13 +35,38 @@ TEST(ChunkDecodeTest, ValidateStatesValuesAndWhatIsAllowed) {
             "head_dim is 96; supported are 64 and 128");
   EXPECT_EQ(message([](auto& p) { p.layout.page_size = 48; }),
             "page_size is 48; it must be a power of two from 16");
-  EXPECT_EQ(message([](auto& p) { p.scale = -1; }), "scale is -1; it must be > 0");
+  EXPECT_EQ(message([](auto& p) { p.scale = -1; }), "scale is -1; it must be finite and > 0");
+  EXPECT_EQ(message([](auto& p) { p.scale = std::numeric_limits<float>::infinity(); }),
+            "scale is inf; it must be finite and > 0");
   EXPECT_NE(message([](auto& p) { p.q_stride = 1028; }).find("q_stride is 1028"),
             std::string::npos);
   EXPECT_NE(message([](auto& p) { p.out_stride = 8; }).find("out_stride is 8"), std::string::npos);
   EXPECT_NE(message([](auto& p) { p.rope_rows = 4; }).find("rope_rows is 4"), std::string::npos);
   EXPECT_NE(message([](auto& p) { p.q = static_cast<const char*>(p.q) + 2; }).find("16 B aligned"),
             std::string::npos);
+}
+
+TEST(ChunkDecodeTest, ShiftsWithoutAnglesAreRefused) {
+  const PagedKvLayout layout{.num_pages = 1, .num_kv_heads = 1, .page_size = 16, .head_dim = 64};
+  const auto message_of = [&](int32_t shift, int64_t rope_rows) {
+    ChunkTable table;
+    const std::vector<int32_t> page{0}, chunks{0, 0}, shifts{0, shift};
+    table.AddChunk(page, 5);
+    table.AddSequence(chunks);
+    table.AddSequence(chunks, shifts);
+    return testing::MessageOf([&] { ValidateShifts(table.View(), layout, rope_rows); });
+  };
+  EXPECT_EQ(message_of(3, 4), "nothing was thrown");
+  EXPECT_EQ(message_of(-3, 4), "nothing was thrown");
+  EXPECT_EQ(message_of(0, 0), "nothing was thrown");
+  EXPECT_EQ(message_of(4, 4),
+            "sequence 1 has shift 4 on chunk 0; with 4 rope_rows it must be -3 to 3");
+  EXPECT_EQ(message_of(-4, 4),
+            "sequence 1 has shift -4 on chunk 0; with 4 rope_rows it must be -3 to 3");
+  EXPECT_EQ(message_of(1, 0),
+            "sequence 1 has shift 1 on chunk 0; with 0 rope_rows it must be 0 to 0");
+  EXPECT_EQ(message_of(INT32_MIN, 4),
+            "sequence 1 has shift -2147483648 on chunk 0; with 4 rope_rows it must be -3 to 3");
 }
 
 TEST(ChunkDecodeTest, TableWithAPageOutsideThePoolIsRefused) {
@@ -81,17 +107,13 @@ TEST(ChunkDecodeTest, CostMatchesBruteForceCount) {
   const ChunkTableView table = params.table;
   for (int32_t s = 0; s < table.num_seqs; ++s) {
     for (int32_t h = 0; h < params.num_q_heads; ++h) {
-      for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {
-        const int32_t c = table.seq_chunks[i];
-        for (int32_t t = 0; t < table.chunk_lengths[c]; ++t) {
-          const int64_t page = table.chunk_pages[table.chunk_page_indptr[c] + t / 16];
-          for (int32_t d = 0; d < 128; ++d) {
-            kv_elements.insert(decode.layout.KeyOffset(page, h / 4, t % 16) + d);
-            kv_elements.insert(decode.layout.ValueOffset(page, h / 4, t % 16) + d);
-            flops += 4;
-          }
+      ForEachTokenOf(table, s, 16, [&](const SequenceToken& token) {
+        for (int32_t d = 0; d < 128; ++d) {
+          kv_elements.insert(decode.layout.KeyOffset(token.page, h / 4, token.row) + d);
+          kv_elements.insert(decode.layout.ValueOffset(token.page, h / 4, token.row) + d);
+          flops += 4;
         }
-      }
+      });
     }
   }
   const Cost cost = CostOf(params);

@@ -8,6 +8,7 @@
 
 #include "harness/tests/kernels/decode_step_case.h"
 #include "harness/tests/kernels/devices.h"
+#include "harness/tests/kernels/sequence_tokens.h"
 #include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 #include "kernels/decode_step/decode_step_plan.h"
@@ -318,6 +319,81 @@ TEST(DecodeStepTest, ValidateStatesWhatIsWrong) {
   EXPECT_EQ(refusal([](P& p) { p.num_tokens = 0; }), "nothing was thrown");
 }
 
+// The address that many bytes further.
+template <typename T>
+void Move(T*& pointer, int64_t bytes) {
+  pointer =
+      reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(bytes));
+}
+
+TEST(DecodeStepTest, TensorsThatVectorsCannotReadAreRefused) {
+  StepModelShape shape = Tiny();
+  shape.qkv_bias = shape.head_norms = true;
+  const StepModel model(shape);
+  Step step(shape, {.rows = RowsOf({5})});
+  std::vector<float> logits(32);
+  const DecodeStepParams good = step.Params(model.Bind(), step.kv.data(), logits.data());
+  using P = DecodeStepParams;
+  struct Tensor {
+    const char* name;
+    int64_t alignment;
+    std::function<void(P&, int64_t)> move;
+  };
+  const std::vector<Tensor> tensors{
+      {"embedding", 16, [](P& p, int64_t n) { Move(p.model.embedding, n); }},
+      {"final_norm", 16, [](P& p, int64_t n) { Move(p.model.final_norm, n); }},
+      {"lm_head", 16, [](P& p, int64_t n) { Move(p.model.lm_head, n); }},
+      {"input_norm", 16, [](P& p, int64_t n) { Move(p.model.input_norm, n); }},
+      {"qkv", 16, [](P& p, int64_t n) { Move(p.model.qkv, n); }},
+      {"qkv_bias", 16, [](P& p, int64_t n) { Move(p.model.qkv_bias, n); }},
+      {"q_norm", 16, [](P& p, int64_t n) { Move(p.model.q_norm, n); }},
+      {"k_norm", 16, [](P& p, int64_t n) { Move(p.model.k_norm, n); }},
+      {"o", 16, [](P& p, int64_t n) { Move(p.model.o, n); }},
+      {"post_norm", 16, [](P& p, int64_t n) { Move(p.model.post_norm, n); }},
+      {"gate_up", 16, [](P& p, int64_t n) { Move(p.model.gate_up, n); }},
+      {"down", 16, [](P& p, int64_t n) { Move(p.model.down, n); }},
+      {"kv", 16, [](P& p, int64_t n) { Move(p.kv, n); }},
+      {"rope_cos_sin", 16, [](P& p, int64_t n) { Move(p.rope_cos_sin, n); }},
+      {"token_ids", 4, [](P& p, int64_t n) { Move(p.token_ids, n); }},
+      {"positions", 4, [](P& p, int64_t n) { Move(p.positions, n); }},
+      {"slots", 8, [](P& p, int64_t n) { Move(p.slots, n); }},
+      {"logits", 8, [](P& p, int64_t n) { Move(p.logits, n); }}};
+  for (const Tensor& tensor : tensors) {
+    const auto message = [&](int64_t bytes) {
+      DecodeStepParams params = good;
+      tensor.move(params, bytes);
+      return testing::MessageOf([&] { Validate(params); });
+    };
+    EXPECT_EQ(message(tensor.alignment), "nothing was thrown") << tensor.name;
+    EXPECT_THAT(message(tensor.alignment / 2), HasSubstr(StrCat(tensor.name, " is at ")));
+    EXPECT_THAT(message(tensor.alignment / 2),
+                HasSubstr(StrCat("it must be ", tensor.alignment, " B aligned")));
+  }
+}
+
+TEST(DecodeStepTest, ALaunchNeedsAnAlignedWorkspaceThatIsLargeEnough) {
+  const StepModel model(Tiny());
+  Step step(model.shape, {.rows = RowsOf({5})});
+  std::vector<float> logits(32);
+  alignas(kDecodeStepWorkspaceAlignment) static char nowhere[1];
+  const auto refusal = [&](const std::function<void(DecodeStepParams&)>& change) {
+    DecodeStepParams params = step.Params(model.Bind(), step.kv.data(), logits.data());
+    params.parts = step.tiles.data();
+    params.workspace = nowhere;
+    params.workspace_bytes = DecodeStepWorkspaceBytes(params.model, params.layout, kH200);
+    change(params);
+    return testing::MessageOf([&] { ValidateLaunch(params, kH200); });
+  };
+  using P = DecodeStepParams;
+  EXPECT_EQ(refusal([](P&) {}), "nothing was thrown");
+  EXPECT_THAT(refusal([](P& p) { p.workspace = nullptr; }), HasSubstr("workspace is at 0"));
+  EXPECT_THAT(refusal([](P& p) { Move(p.workspace, 128); }),
+              HasSubstr("it must be 256 B aligned and not null"));
+  EXPECT_THAT(refusal([](P& p) { --p.workspace_bytes; }), HasSubstr("workspace_bytes is "));
+  EXPECT_THAT(refusal([](P& p) { p.parts = nullptr; }), HasSubstr("parts"));
+  EXPECT_THAT(refusal([](P& p) { p.model.vocab_size = 31; }), HasSubstr("a vocabulary of 31"));
+}
+
 TEST(DecodeStepTest, CostMatchesBruteForceCount) {
   for (const bool extras : {false, true}) {
     StepModelShape s = Tiny();
@@ -448,25 +524,21 @@ class PlainModel {
       const Vector own_value = slice(s.QHeads() + s.kv_heads + kv_head);
       Vector sum = Vector::Zero(s.head_dim);
       double weights = 0;
-      for (int32_t i = table.seq_chunk_indptr[token]; i < table.seq_chunk_indptr[token + 1]; ++i) {
-        const int32_t chunk = table.seq_chunks[i];
-        for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
-          const int64_t page =
-              table.chunk_pages[table.chunk_page_indptr[chunk] + t / step_.layout.page_size];
-          const int32_t row = t % step_.layout.page_size;
-          Vector key = own_key, value = own_value;
-          if (page * step_.layout.page_size + row != step_.slots[at]) {
-            const int64_t pool = layer * step_.layout.NumElements();
-            for (int32_t d = 0; d < s.head_dim; ++d) {
-              key[d] = step_.kv[pool + step_.layout.KeyOffset(page, kv_head, row) + d];
-              value[d] = step_.kv[pool + step_.layout.ValueOffset(page, kv_head, row) + d];
-            }
+      const int32_t page_size = step_.layout.page_size;
+      const auto attend = [&](const testing::SequenceToken& of) {
+        Vector key = own_key, value = own_value;
+        if (int64_t{of.page} * page_size + of.row != step_.slots[at]) {
+          const int64_t pool = layer * step_.layout.NumElements();
+          for (int32_t d = 0; d < s.head_dim; ++d) {
+            key[d] = step_.kv[pool + step_.layout.KeyOffset(of.page, kv_head, of.row) + d];
+            value[d] = step_.kv[pool + step_.layout.ValueOffset(of.page, kv_head, of.row) + d];
           }
-          const double weight = std::exp(query.dot(key) / std::sqrt(s.head_dim));
-          weights += weight;
-          sum += weight * value;
         }
-      }
+        const double weight = std::exp(query.dot(key) / std::sqrt(s.head_dim));
+        weights += weight;
+        sum += weight * value;
+      };
+      testing::ForEachTokenOf(table, static_cast<int32_t>(token), page_size, attend);
       out.segment(int64_t{head} * s.head_dim, s.head_dim) =
           weights > 0 ? Vector(sum / weights) : sum;
     }

@@ -124,6 +124,8 @@ TEST(LinearTest, ValidateStatesWhatIsWrong) {
                 p.in_features = p.x_stride = 16384;
               }),
               HasSubstr("needs more than the 163840 B of shared memory"));
+  EXPECT_THAT(RefusalOf([](P& p) { p.x_squares = reinterpret_cast<const float*>(uintptr_t{36}); }),
+              HasSubstr("x_squares is at 0x24; it must be 16 B aligned"));
   EXPECT_THAT(RefusalOf([](P& p) { p.prefetch_bytes = 16; }),
               HasSubstr("with 16 bytes; it must be 16 B aligned, or null with 0 bytes"));
   EXPECT_THAT(RefusalOf([](P& p) {

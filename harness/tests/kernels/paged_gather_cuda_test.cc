@@ -5,42 +5,19 @@
 #include <utility>
 
 #include "harness/tests/kernels/cuda_test.h"
+#include "harness/tests/kernels/device_table.h"
 #include "harness/tests/kernels/paged_gather_case.h"
 #include "reference/paged_gather.h"
 
 namespace tokline {
 namespace {
 
+using testing::DeviceTable;
 using testing::HostTensor;
 using testing::PagedGatherCase;
 using testing::PagedGatherShape;
 
 class PagedGatherCudaTest : public testing::CudaTest {};
-
-// A host table's arrays on the device.
-struct DeviceTable {
-  explicit DeviceTable(const ChunkTableView& host)
-      : view(host),
-        seq_chunk_indptr(Copy(host.seq_chunk_indptr, host.num_seqs + 1)),
-        seq_chunks(Copy(host.seq_chunks, host.seq_chunk_indptr[host.num_seqs])),
-        chunk_page_indptr(Copy(host.chunk_page_indptr, host.num_chunks + 1)),
-        chunk_pages(Copy(host.chunk_pages, host.chunk_page_indptr[host.num_chunks])),
-        chunk_lengths(Copy(host.chunk_lengths, host.num_chunks)) {
-    view.seq_chunk_indptr = seq_chunk_indptr.as<int32_t>();
-    view.seq_chunks = seq_chunks.as<int32_t>();
-    view.seq_shifts = nullptr;  // ignored by a gather
-    view.chunk_page_indptr = chunk_page_indptr.as<int32_t>();
-    view.chunk_pages = chunk_pages.as<int32_t>();
-    view.chunk_lengths = chunk_lengths.as<int32_t>();
-  }
-
-  static DeviceBuffer Copy(const int32_t* host, int32_t size) {
-    return DeviceBuffer(std::vector<int32_t>(host, host + size));
-  }
-
-  ChunkTableView view;
-  DeviceBuffer seq_chunk_indptr, seq_chunks, chunk_page_indptr, chunk_pages, chunk_lengths;
-};
 
 // K and V as gathered by the device.
 std::pair<HostTensor, HostTensor> RunOnDevice(PagedGatherCase& c) {
@@ -50,7 +27,7 @@ std::pair<HostTensor, HostTensor> RunOnDevice(PagedGatherCase& c) {
   k_out.Fill(0xff);
   v_out.Fill(0xff);
   PagedGatherParams params = c.Params();
-  params.table = table.view;
+  params.table = table.View();
   params.token_indptr = indptr.as<int32_t>();
   params.kv = pool.data();
   params.k_out = k_out.data();
@@ -147,7 +124,7 @@ TEST_F(PagedGatherCudaTest, FarEndOfAPoolOverFourGibibytesIsRead) {
   const DeviceBuffer indptr(std::vector<int32_t>{0, 4 * 256});
   const DeviceBuffer k_out(page_elements * 4), v_out(page_elements * 4);
   Launch({.layout = layout,
-          .table = table.view,
+          .table = table.View(),
           .total_tokens = 4 * 256,
           .token_indptr = indptr.as<int32_t>(),
           .kv = pool.data(),

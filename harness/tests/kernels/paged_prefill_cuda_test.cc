@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "harness/tests/kernels/cuda_test.h"
+#include "harness/tests/kernels/device_table.h"
 #include "harness/tests/kernels/paged_prefill_case.h"
+#include "harness/tests/kernels/sequence_tokens.h"
 #include "kernels/device/current_device.h"
 
 namespace tokline {
@@ -35,18 +37,15 @@ class DeviceCase {
   explicit DeviceCase(PrefillCase& problem, int64_t first_page = 0)
       : problem_(problem), params_(problem.Params()) {
     const ChunkTableView table = params_.table;
-    const int32_t listed = table.seq_chunk_indptr[table.num_seqs];
     const int32_t num_pages = table.chunk_page_indptr[table.num_chunks];
     std::vector<int32_t> pages(table.chunk_pages, table.chunk_pages + num_pages);
     for (int32_t& page : pages) page += static_cast<int32_t>(first_page);
+    ChunkTableView moved = table;
+    moved.chunk_pages = pages.data();
     const PagedPrefillPlan plan =
         PlanPagedPrefill(table, params_.q_indptr, params_.layout, params_.num_q_heads,
                          params_.causal, CurrentDeviceFacts());
-    seq_chunk_indptr_ = Upload(table.seq_chunk_indptr, table.num_seqs + 1);
-    seq_chunks_ = Upload(table.seq_chunks, listed);
-    chunk_page_indptr_ = Upload(table.chunk_page_indptr, table.num_chunks + 1);
-    chunk_pages_ = Upload(pages.data(), num_pages);
-    chunk_lengths_ = Upload(table.chunk_lengths, table.num_chunks);
+    table_ = testing::DeviceTable(moved);
     q_indptr_ = Upload(problem.q_indptr.data(), static_cast<int64_t>(problem.q_indptr.size()));
     tiles_ = Upload(plan.tiles.data(), static_cast<int64_t>(plan.tiles.size()));
     q_ = testing::ToDevice(problem.q);
@@ -58,12 +57,7 @@ class DeviceCase {
     out_ = DeviceBuffer(problem.out.size() * SizeOf(problem.spec.dtype));
 
     params_.layout.num_pages += first_page;
-    params_.table.seq_chunk_indptr = seq_chunk_indptr_.as<int32_t>();
-    params_.table.seq_chunks = seq_chunks_.as<int32_t>();
-    params_.table.seq_shifts = nullptr;
-    params_.table.chunk_page_indptr = chunk_page_indptr_.as<int32_t>();
-    params_.table.chunk_pages = chunk_pages_.as<int32_t>();
-    params_.table.chunk_lengths = chunk_lengths_.as<int32_t>();
+    params_.table = table_.View();
     params_.q_indptr = q_indptr_.as<int32_t>();
     params_.q = q_.data();
     params_.kv = kv_.data();
@@ -94,8 +88,8 @@ class DeviceCase {
  private:
   PrefillCase& problem_;
   PagedPrefillParams params_;
-  DeviceBuffer seq_chunk_indptr_, seq_chunks_, chunk_page_indptr_, chunk_pages_, chunk_lengths_,
-      q_indptr_, tiles_, q_, kv_, lse_, out_;
+  testing::DeviceTable table_;
+  DeviceBuffer q_indptr_, tiles_, q_, kv_, lse_, out_;
 };
 
 struct Output {
@@ -274,6 +268,23 @@ TEST_P(PagedPrefillCudaTest, MeansOfSmallIntegersAreBitwiseEqual) {
   }
 }
 
+// Of scores of 2^24 and more in base 2, a float has no bits below 1: in fp16 the weights must stay
+// below 2^16.
+TEST_P(PagedPrefillCudaTest, EqualScoresWithoutFractionGiveTheMean) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    PrefillCase problem({.dtype = dtype, .head_dim = 128, .sequences = Ragged()});
+    for (const int value : {1024, 1344, 1984}) {
+      SCOPED_TRACE(StrCat("value ", value));
+      for (int64_t i = 0; i < problem.q.size(); ++i) problem.q.Set(i, value);
+      for (int64_t i = 0; i < problem.kv.size(); ++i) {
+        const bool is_key = i % problem.layout.PageStride() < problem.layout.KvStride();
+        if (is_key && !std::isnan(problem.kv[i])) problem.kv.Set(i, value);
+      }
+      ExpectWithinBound(problem, RunOnDevice(problem));
+    }
+  }
+}
+
 // A query that matches only one key returns exactly that key's value, wherever its page lies.
 TEST_P(PagedPrefillCudaTest, QueriesSelectTheirTokenBitwise) {
   for (const KvOrder order : {KvOrder::kHnd, KvOrder::kNhd}) {
@@ -286,12 +297,9 @@ TEST_P(PagedPrefillCudaTest, QueriesSelectTheirTokenBitwise) {
     // Keys are the token's index in 8 bits of +-1; a query repeats the bits of its target.
     const ChunkTableView table = problem.table.View();
     std::vector<int64_t> keys;  // offset of each token's key for head 0
-    for (int32_t chunk = 0; chunk < table.num_chunks; ++chunk) {
-      for (int32_t t = 0; t < table.chunk_lengths[chunk]; ++t) {
-        keys.push_back(problem.layout.KeyOffset(
-            table.chunk_pages[table.chunk_page_indptr[chunk] + t / 32], 0, t % 32));
-      }
-    }
+    testing::ForEachTokenOf(table, 0, 32, [&](const testing::SequenceToken& token) {
+      keys.push_back(problem.layout.KeyOffset(token.page, 0, token.row));
+    });
     const auto bit = [](int64_t token, int32_t d) { return (token >> (d % 8)) & 1 ? 1.0 : -1.0; };
     for (size_t j = 0; j < keys.size(); ++j) {
       for (int32_t head = 0; head < 2; ++head) {

@@ -9,6 +9,7 @@
 
 #include "harness/tests/kernels/devices.h"
 #include "harness/tests/kernels/paged_prefill_case.h"
+#include "harness/tests/kernels/sequence_tokens.h"
 #include "harness/tests/message_of.h"
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/paged_prefill_plan.h"
@@ -337,15 +338,10 @@ Cost CountCost(const PagedPrefillParams& params) {
         pairs += !params.causal || token <= length - rows + row;
       }
     }
-    for (int32_t i = params.table.seq_chunk_indptr[seq];
-         rows > 0 && i < params.table.seq_chunk_indptr[seq + 1]; ++i) {
-      const int32_t chunk = params.table.seq_chunks[i];
-      for (int32_t token = 0; token < params.table.chunk_lengths[chunk]; ++token) {
-        slots.insert({params.table.chunk_pages[params.table.chunk_page_indptr[chunk] +
-                                               token / params.layout.page_size],
-                      token % params.layout.page_size});
-      }
-    }
+    if (rows == 0) continue;
+    testing::ForEachTokenOf(params.table, seq, params.layout.page_size, [&](const auto& token) {
+      slots.insert({token.page, token.row});
+    });
   }
   const auto row_bytes = static_cast<double>(params.layout.head_dim * SizeOf(params.dtype));
   const auto rows = static_cast<double>(params.total_tokens * params.num_q_heads);
@@ -384,16 +380,8 @@ void ExpectMatchesDefinition(PrefillCase& problem) {
   const DType dtype = problem.spec.dtype;
   for (int32_t seq = 0; seq < params.table.num_seqs; ++seq) {
     std::vector<std::pair<int64_t, int32_t>> slots;  // page and row of each token
-    for (int32_t i = params.table.seq_chunk_indptr[seq]; i < params.table.seq_chunk_indptr[seq + 1];
-         ++i) {
-      const int32_t chunk = params.table.seq_chunks[i];
-      for (int32_t t = 0; t < params.table.chunk_lengths[chunk]; ++t) {
-        slots.emplace_back(
-            params.table
-                .chunk_pages[params.table.chunk_page_indptr[chunk] + t / problem.spec.page_size],
-            t % problem.spec.page_size);
-      }
-    }
+    testing::ForEachTokenOf(params.table, seq, problem.spec.page_size,
+                            [&](const auto& token) { slots.emplace_back(token.page, token.row); });
     const int64_t rows = problem.q_indptr[seq + 1] - problem.q_indptr[seq];
     const auto length = static_cast<int64_t>(slots.size());
     for (int64_t row = 0; row < rows; ++row) {

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -16,20 +17,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Returns the problem that is reported for a value, or "".
+// Returns the problem that is reported for a value.
 std::string Said(const char* schema, const Json& value) {
-  try {
-    Schema(schema).Validate(value, "it");
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
+  return testing::MessageOf([&] { Schema(schema).Validate(value, "it"); });
 }
 
 TEST(SchemaTest, NamesPathValueAndWhatIsAllowed) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(Said(R"({"type": "integer"})", 1), "");
-  EXPECT_EQ(Said(R"({"type": "number"})", 1), "");
+  EXPECT_EQ(Said(R"({"type": "integer"})", 1), "nothing was thrown");
+  EXPECT_EQ(Said(R"({"type": "number"})", 1), "nothing was thrown");
   EXPECT_EQ(Said(R"({"type": "integer"})", 1.5), "it is 1.5; it must be a whole number");
   EXPECT_EQ(Said(R"({"type": "number"})", true), "it is true; it must be a number");
   EXPECT_EQ(Said(R"({"type": "number"})", nan), "it is null; it must be a number");
@@ -37,8 +33,8 @@ TEST(SchemaTest, NamesPathValueAndWhatIsAllowed) {
   EXPECT_EQ(Said(R"({"enum": ["a", null]})", "b"), "it is \"b\"; it must be one of a, null");
   EXPECT_EQ(Said(R"({"const": 2})", 1), "it is 1; it must be 2");
   EXPECT_EQ(Said(R"({"minimum": 2})", 1.5), "it is 1.5; it must be at least 2");
-  EXPECT_EQ(Said(R"({"minimum": 2})", 2), "");
-  EXPECT_EQ(Said(R"({"minimum": 2})", nullptr), "");
+  EXPECT_EQ(Said(R"({"minimum": 2})", 2), "nothing was thrown");
+  EXPECT_EQ(Said(R"({"minimum": 2})", nullptr), "nothing was thrown");
   EXPECT_EQ(Said(R"({"maximum": 2})", 2.5), "it is 2.5; it must be at most 2");
   EXPECT_EQ(Said(R"({"exclusiveMinimum": 0})", 0), "it is 0; it must be more than 0");
   EXPECT_EQ(Said(R"({"minLength": 1})", ""),
@@ -47,7 +43,7 @@ TEST(SchemaTest, NamesPathValueAndWhatIsAllowed) {
   EXPECT_THAT(Said(R"({"maxItems": 1})", {1, 2}), HasSubstr("at most 1 items"));
   EXPECT_THAT(Said(R"({"minProperties": 1})", Json::object()), HasSubstr("at least 1 fields"));
   EXPECT_THAT(Said(R"({"pattern": "^[0-9]+T"})", "20x"), HasSubstr("text that matches ^[0-9]+T"));
-  EXPECT_EQ(Said(R"({"pattern": "^[0-9]+T"})", "20T"), "");
+  EXPECT_EQ(Said(R"({"pattern": "^[0-9]+T"})", "20T"), "nothing was thrown");
   EXPECT_EQ(Said(R"({"required": ["a"]})", Json::object()), "it has no field 'a'");
   EXPECT_EQ(Said(R"({"properties": {"a": {"items": {"type": "number"}}}})", {{"a", {1, "x"}}}),
             "it.a[1] is \"x\"; it must be a number");
@@ -63,7 +59,7 @@ TEST(SchemaTest, ConditionsAndReferences) {
   EXPECT_EQ(Said(schema, {{"k", 1}}), "it has no field 'a'");
   EXPECT_EQ(Said(schema, {{"k", 2}}), "it has no field 'b'");
   EXPECT_EQ(Said(schema, {{"k", 1}, {"a", 1}}), "it has no field 'c'");
-  EXPECT_EQ(Said(schema, {{"k", 2}, {"b", 1}, {"c", 1}}), "");
+  EXPECT_EQ(Said(schema, {{"k", 2}, {"b", 1}, {"c", 1}}), "nothing was thrown");
 }
 
 TEST(SchemaTest, WhatIsNotImplementedIsRefusedAtTheStart) {

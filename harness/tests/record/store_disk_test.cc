@@ -16,6 +16,7 @@
 #include <stdexcept>
 
 #include "harness/record/record_file.h"
+#include "harness/tests/message_of.h"
 #include "kernels/common/error.h"
 
 namespace tokline {
@@ -182,12 +183,8 @@ TEST_F(StoreDiskTest, AReadOnlyDiskIsNamed) {
       throw NotPossible("this user may not make a disk read-only");
     }
     for (const fs::path& path : {path_, directory_ / "new.jsonl"}) {
-      std::string message;
-      try {
-        RecordWriter writer(path);
-      } catch (const RuntimeFailure& error) {
-        message = error.what();
-      }
+      const std::string message =
+          testing::MessageOf<RuntimeFailure>([&] { RecordWriter writer(path); });
       Expect(
           message == StrCat("cannot write records to ", path.string(), ": Read-only file system"),
           "the message is '" + message + "'");
@@ -205,12 +202,8 @@ TEST_F(StoreDiskTest, AFileOrFolderThatMayNotBeWrittenIsNamed) {
       throw NotPossible("nobody but the superuser, who may write anything");
     }
     for (const fs::path& path : {path_, directory_ / "new.jsonl"}) {
-      std::string message;
-      try {
-        RecordWriter writer(path);
-      } catch (const RuntimeFailure& error) {
-        message = error.what();
-      }
+      const std::string message =
+          testing::MessageOf<RuntimeFailure>([&] { RecordWriter writer(path); });
       Expect(message == StrCat("cannot write records to ", path.string(), ": Permission denied"),
              "the message is '" + message + "'");
     }
