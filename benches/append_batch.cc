@@ -22,12 +22,13 @@ AppendBatch OneSequence(const PagedKvLayout& pageless, int64_t num_tokens) {
 }
 
 AppendBatch ManySequences(const PagedKvLayout& pageless, int64_t num_tokens) {
-  constexpr int32_t kRow = 7;  // an arbitrary row of each page
   AppendBatch batch{.layout = pageless};
+  const PageSplit split = pageless.Pages();
   batch.layout.num_pages = num_tokens;
-  for (const int32_t page : ShuffledIds(num_tokens)) {
-    batch.slots.push_back(pageless.Pages().SlotOf(page, kRow));
-    batch.positions.push_back(kRow);
+  const std::vector<int32_t> pages = ShuffledIds(num_tokens);
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    batch.slots.push_back(split.SlotOf(pages[static_cast<size_t>(i)], split.RowOf(i)));
+    batch.positions.push_back(static_cast<int32_t>(i));
   }
   return batch;
 }

@@ -19,7 +19,8 @@ struct AppendBatch {
 
 // Tokens 0 .. n - 1 of one sequence, on shuffled pages.
 AppendBatch OneSequence(const PagedKvLayout& pageless, int64_t num_tokens);
-// One token for each of n sequences, each on its own page.
+// One token for each of n sequences, each on its own page. Token i is at position i of its
+// sequence, so that every token has a row of RoPE angles to itself, as CostOf counts them.
 AppendBatch ManySequences(const PagedKvLayout& pageless, int64_t num_tokens);
 
 // All tokens that fall on a few of the pages. The other rows of those pages stay unwritten in the

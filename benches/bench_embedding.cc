@@ -1,9 +1,9 @@
-// Benches embedding ("embedding"): looks up table rows by random token ids, alone or with position
-// rows added.
+// Benches embedding ("embedding"): looks up table rows by token ids in random order, alone or with
+// position rows added.
 #include <map>
-#include <random>
 
 #include "benches/bench_case.h"
+#include "benches/paged_batch.h"
 #include "kernels/embedding/embedding.h"
 #include "reference/embedding.h"
 
@@ -91,11 +91,9 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     if (positions > 0) spec.shape["positions"] = positions;
     spec.variant = "tokens:" + std::to_string(tokens);
     spec.make = [=](const CaseContext& context) -> std::unique_ptr<BenchCase> {
-      std::mt19937_64 rng(11);
-      std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(vocab - 1));
-      std::vector<int32_t> ids;
-      for (int64_t i = 0; i < tokens; ++i) ids.push_back(any(rng));
-      return std::make_unique<EmbeddingCase>(std::move(ids), vocab, hidden, positions, context);
+      // CostOf counts a row of the table for each token, so no row is looked up twice.
+      return std::make_unique<EmbeddingCase>(DistinctIds(tokens, vocab), vocab, hidden, positions,
+                                             context);
     };
   }
 }

@@ -149,6 +149,13 @@ std::vector<int32_t> ShuffledIds(int64_t n) {
   return ids;
 }
 
+std::vector<int32_t> DistinctIds(int64_t count, int64_t n) {
+  const std::vector<int32_t> shuffled = ShuffledIds(n);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i) ids.push_back(shuffled[static_cast<size_t>(i % n)]);
+  return ids;
+}
+
 std::vector<float> RopeTable(int64_t rows, int32_t head_dim) {
   constexpr double kBase = 1e6;
   // A case holds a copy beside this one.

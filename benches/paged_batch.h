@@ -75,6 +75,8 @@ std::vector<int32_t> PrefixSums(const std::vector<int64_t>& lengths);
 
 // Ids 0 .. n - 1 in a fixed random order.
 std::vector<int32_t> ShuffledIds(int64_t n);
+// `count` of them: distinct, and from the first one again only where n are fewer.
+std::vector<int32_t> DistinctIds(int64_t count, int64_t n);
 
 // cos, sin pairs of RoPE angles, [rows, head_dim / 2], base 1e6.
 std::vector<float> RopeTable(int64_t rows, int32_t head_dim);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "harness/platform/cuda_handles.h"
@@ -78,8 +79,8 @@ class PeerRank {
   // PeerShape::Launches() of them.
   UniqueGraphExec Capture(Way way) const;
   // Microseconds per launch of one replay, which is queued behind another: otherwise the time that
-  // the host takes to queue it would count.
-  double Replay(const UniqueGraphExec& graph) const;
+  // the host takes to queue it would count. `meanwhile` is called while they run.
+  double Replay(const UniqueGraphExec& graph, const std::function<void()>& meanwhile) const;
 
  private:
   void LaunchBarrier(const AllReduceNormParams& params, size_t set) const;

@@ -152,11 +152,13 @@ UniqueGraphExec PeerRank::Capture(Way way) const {
   return graph;
 }
 
-double PeerRank::Replay(const UniqueGraphExec& graph) const {
+double PeerRank::Replay(const UniqueGraphExec& graph,
+                        const std::function<void()>& meanwhile) const {
   TOKLINE_CUDA(cudaGraphLaunch(graph.get(), gpu_.stream.get()));
   TOKLINE_CUDA(cudaEventRecord(begin_.get(), gpu_.stream.get()));
   TOKLINE_CUDA(cudaGraphLaunch(graph.get(), gpu_.stream.get()));
   TOKLINE_CUDA(cudaEventRecord(end_.get(), gpu_.stream.get()));
+  meanwhile();
   TOKLINE_CUDA(cudaStreamSynchronize(gpu_.stream.get()));
   return ElapsedUs(begin_, end_) / problem_.shape.Launches();
 }

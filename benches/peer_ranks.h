@@ -8,9 +8,10 @@ namespace tokline::bench {
 // and appends them to a record. Every GPU has a host thread and a stream, and replays a graph of
 // many launches. A sample is the second of two replays in a row, timed by events on each GPU, and
 // its time is that of the GPU that began last, as the others waited for it. The outputs are
-// compared before and after. NCCL follows once all of our rows are printed, with a warning if it
-// cannot be loaded. Returns the exit code: 0, 1 if an output is wrong or a GPU or NCCL fails, 2 for
-// wrong usage.
+// compared before and after. Rows say what slowed a GPU meanwhile. NCCL follows once all of our
+// rows are printed, with a warning if it cannot be loaded. Returns the exit code: 0, 1 if an output
+// is wrong, a row is refused, or a GPU or NCCL fails, 2 for wrong usage, such as fewer replays than
+// a row needs samples.
 int PeerRanksMain(int argc, char** argv);
 
 }  // namespace tokline::bench

@@ -20,7 +20,9 @@
 
 #include "benches/barrier_all_reduce.h"
 #include "benches/peer_rank.h"
+#include "harness/measure/nvml.h"
 #include "harness/measure/peaks.h"
+#include "harness/measure/timing.h"
 #include "harness/platform/device.h"
 #include "harness/platform/peer_access.h"
 #include "harness/record/run_record.h"
@@ -29,7 +31,7 @@
 namespace tokline::bench {
 namespace {
 
-constexpr int kDefaultReplays = 25;
+constexpr int kDefaultReplays = 25, kMaxReplays = 10'000;
 
 constexpr PeerShape kShapes[] = {{1, 2560},   {1, 4096},   {8, 4096},    {64, 4096},
                                  {256, 4096}, {512, 2560}, {1024, 2560}, {8192, 2560}};
@@ -123,11 +125,6 @@ class Group {
   std::atomic<bool> failed_ = false;
 };
 
-double Median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 // Null for ours.
 Json LibraryOf(Way way) {
   if (way == Way::kNccl) return {{"name", "nccl"}, {"version", NcclVersion()}};
@@ -135,8 +132,25 @@ Json LibraryOf(Way way) {
   return nullptr;
 }
 
-Json RowOf(const PeerShape& shape, Way way, int32_t ranks, std::vector<double> us,
-           const RunHeader& header) {
+std::vector<GpuState> StatesOf(const GpuGroup& group) {
+  std::vector<GpuState> states;
+  for (const GpuIdentity& gpu : group.gpus) states.push_back(ReadGpuState(gpu.pci_bus_id));
+  return states;
+}
+
+// What slowed a GPU between its two states, of the first that was slowed, or "".
+std::string DisturbanceOf(const std::vector<GpuState>& before,
+                          const std::vector<GpuState>& during) {
+  for (size_t r = 0; r < before.size(); ++r) {
+    const std::string disturbed = Disturbance(before[r], during[r]);
+    if (!disturbed.empty()) return StrCat("GPU ", r, ": ", disturbed);
+  }
+  return "";
+}
+
+KernelMeasurement MeasurementOf(const PeerShape& shape, Way way, int32_t ranks,
+                                std::vector<double> us, std::string disturbed,
+                                const RunHeader& header) {
   AllReduceNormParams params{.dtype = kPeerDType,
                              .num_tokens = shape.tokens,
                              .hidden_size = shape.hidden,
@@ -144,26 +158,23 @@ Json RowOf(const PeerShape& shape, Way way, int32_t ranks, std::vector<double> u
                              .weight = &params,
                              .peers = {.world_size = ranks}};
   const bool dependent = IsOurs(way) && way != Way::kOneShotPlain;
-  const KernelMeasurement measured{
-      .origin = {.run_id = header.run_id,
-                 .implementation = ImplementationOf(way),
-                 .dtype = std::string(Name(kPeerDType)),
-                 .device = DeviceName(Device::kCuda, header.fingerprint)},
-      .kernel = "all_reduce_norm",
-      .shape = {{"name", StrCat(ranks, "_gpus")},
-                {"ranks", ranks},
-                {"tokens", shape.tokens},
-                {"hidden", shape.hidden}},
-      .cache = "warm",
-      .chain = dependent ? "dependent" : "plain",
-      .cost = CostOf(params),
-      .samples = {.us = std::move(us),
-                  .launches_per_sample = shape.Launches(),
-                  .buffer_sets = kPeerSets},
-      .verified = {.before = true, .after = true}};
-  Json row = KernelRow(measured);
-  row["library"] = LibraryOf(way);
-  return row;
+  return {.origin = {.run_id = header.run_id,
+                     .implementation = ImplementationOf(way),
+                     .dtype = std::string(Name(kPeerDType)),
+                     .device = DeviceName(Device::kCuda, header.fingerprint)},
+          .kernel = "all_reduce_norm",
+          .shape = {{"name", StrCat(ranks, "_gpus")},
+                    {"ranks", ranks},
+                    {"tokens", shape.tokens},
+                    {"hidden", shape.hidden}},
+          .cache = "warm",
+          .chain = dependent ? "dependent" : "plain",
+          .cost = CostOf(params),
+          .samples = {.us = std::move(us),
+                      .launches_per_sample = shape.Launches(),
+                      .buffer_sets = kPeerSets},
+          .verified = {.before = true, .after = true},
+          .trouble = {.disturbed = std::move(disturbed)}};
 }
 
 // Prints and records a row for each way. `best` is the least median of all ways so far, or 0.
@@ -172,10 +183,13 @@ void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays
                   double& best) {
   const auto ranks = static_cast<int32_t>(gpus.size());
   const PeerProblem problem(shape, ranks);
+  const GpuGroup& group = header.fingerprint.group.value();
   for (const Way way : ways) {
     if (!Takes(way, shape, ranks)) continue;
     std::vector<std::vector<double>> us(gpus.size());
     std::vector<const PeerRank*> all(gpus.size());
+    const std::vector<GpuState> before = StatesOf(group);
+    std::vector<GpuState> during(gpus.size());
     Group(ranks).Run([&](int32_t r, const std::function<void()>& meet) {
       PeerRank rank(problem, gpus[static_cast<size_t>(r)]);
       all[static_cast<size_t>(r)] = &rank;
@@ -188,12 +202,17 @@ void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays
       for (int i = -shape.WarmUpReplays(); i < replays; ++i) {
         if (i == 0) rank.Poison();
         meet();
-        const double sample = rank.Replay(graph);
+        // Soon after the last one the power cap no longer shows.
+        const double sample = rank.Replay(graph, [&, last = i == replays - 1] {
+          const auto at = static_cast<size_t>(r);
+          if (last) during[at] = ReadGpuState(group.gpus[at].pci_bus_id);
+        });
         if (i >= 0) us[static_cast<size_t>(r)].push_back(sample);
       }
       rank.Check(way);
       meet();
     });
+    const std::string disturbed = DisturbanceOf(before, during);
     std::vector<double> samples = us[0];
     for (const std::vector<double>& rank : us) {
       for (size_t i = 0; i < samples.size(); ++i) samples[i] = std::min(samples[i], rank[i]);
@@ -207,9 +226,14 @@ void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays
     } else {
       best = best == 0 ? median : std::min(best, median);
     }
+    if (!disturbed.empty()) std::printf("   %s", disturbed.c_str());
     std::printf("\n");
     std::fflush(stdout);
-    record.Add(RowOf(shape, way, ranks, std::move(samples), header), /*stands=*/true);
+    const KernelMeasurement measured =
+        MeasurementOf(shape, way, ranks, std::move(samples), disturbed, header);
+    Json row = KernelRow(measured);
+    row["library"] = LibraryOf(way);
+    record.Add(row, /*stands=*/FiguresOf(measured).refusal.empty());
   }
 }
 
@@ -225,6 +249,14 @@ std::optional<std::string> FindNccl() {
     std::fprintf(stderr, "warning: NOT COMPARED WITH NCCL: %s\n", error.what());
     return std::nullopt;
   }
+}
+
+// Ends the record. Returns the exit code.
+int FinishRecord(RunRecord& record) {
+  record.Finish(/*interrupted=*/false);
+  if (record.Refused() == 0) return 0;
+  std::fprintf(stderr, "%lld rows were refused\n", static_cast<long long>(record.Refused()));
+  return 1;
 }
 
 int Measure(int32_t ranks, int replays, RunHeader header, RunRecord& record) {
@@ -269,18 +301,14 @@ int Measure(int32_t ranks, int replays, RunHeader header, RunRecord& record) {
   }
   // NCCL comes last: whatever happens to it, our rows are there.
   const std::optional<std::string> nccl = FindNccl();
-  if (!nccl) {
-    record.Finish(/*interrupted=*/false);
-    return 0;
-  }
+  if (!nccl) return FinishRecord(record);
   std::printf("\nNCCL %s without NVLink multicast\n", nccl->c_str());
   std::vector<UniqueNcclComm> communicators = MakeNcclComms(ranks);
   for (size_t r = 0; r < gpus.size(); ++r) gpus[r].communicator = std::move(communicators[r]);
   for (size_t i = 0; i < std::size(kShapes); ++i) {
     MeasureShape(kShapes[i], {{Way::kNccl}}, replays, gpus, header, record, best[i]);
   }
-  record.Finish(/*interrupted=*/false);
-  return 0;
+  return FinishRecord(record);
 }
 
 }  // namespace
@@ -308,12 +336,12 @@ int PeerRanksMain(int argc, char** argv) {
       known = false;
     }
   }
-  if (!known || ranks < 2 || ranks > kMaxRanks || replays < 1 || replays > 10'000) {
+  if (!known || ranks < 2 || ranks > kMaxRanks || replays < kMinSamples || replays > kMaxReplays) {
     std::fprintf(
         stderr,
         "%s: usage: --gpus N [--replays R] [--record FILE], with N from 2 to %d and R from "
-        "1 to 10000; without --gpus, all ranks run on one GPU\n",
-        argv[0], kMaxRanks);
+        "%d to %d; without --gpus, all ranks run on one GPU\n",
+        argv[0], kMaxRanks, kMinSamples, kMaxReplays);
     return 2;
   }
   const int there = CudaDeviceCount();

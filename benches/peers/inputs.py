@@ -336,7 +336,7 @@ class EmbeddingInputs(Inputs):
         super().__init__(bench)
         vocab, tokens = self.shape["vocab"], self.shape["tokens"]
         self.embeddings = self.random(vocab, self.shape["hidden"])
-        self.ids = self.table(random.Random(11).choices(range(vocab), k=tokens))
+        self.ids = self.table(shapes.distinct_ids(tokens, vocab))
         self.out = self.output(tokens, self.shape["hidden"])
 
     def error(self, index, outputs):

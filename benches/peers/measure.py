@@ -24,7 +24,7 @@ MAX_SAMPLES = 60
 # As for the suite's own rows: a row that reaches the power cap rests first, and then after each sample for so many
 # times its length, longer the second time. A row beside one that rested does so from its first sample.
 FIRST_REST_US, REST_SHARES = RULES["cooling_us"], RULES["rest_shares"]
-MIN_SAMPLE_US = 1000.0  # a graph has as many launches as that takes
+MIN_SAMPLE_US = 1000.0  # a graph has as many launches as that takes, and takes at least half of it
 MAX_LAUNCHES = 4096
 WARM_UP_US = 5e3
 PRECISE = RULES["precision"]  # half the interval of the median, as a share of it
@@ -128,12 +128,15 @@ def measure(device, subject, row_seconds=0.1, seed=1, rests=False, clock=time.mo
     if not result.before:
         return result
 
-    rotation_us = max(device.replay(rotation, 2)[-1], 1e-3)
+    graph, rotations, replay_us = rotation, 1, max(device.replay(rotation, 2)[-1], 1e-3)
     most = max(1, MAX_LAUNCHES // subject.sets)
-    rotations = min(max(1, math.ceil(MIN_SAMPLE_US / rotation_us)), most)
-    graph = rotation if rotations == 1 else device.capture(subject, rotations * subject.sets)
+    while True:  # a rotation alone takes longer than one in a graph, by the graph's start and while the clocks rise
+        rotations = min(max(1, math.ceil(MIN_SAMPLE_US * rotations / replay_us)), most)
+        graph = rotation if rotations == 1 else device.capture(subject, rotations * subject.sets)
+        replay_us = max(device.replay(graph, 2)[-1], 1e-3)
+        if replay_us >= MIN_SAMPLE_US / 2 or rotations == most:
+            break
     result.launches = graph.launches
-    replay_us = rotations * rotation_us
 
     fill(subject, graph, seed + 2)
     device.replay(graph, min(max(1, int(WARM_UP_US / replay_us)), 20))

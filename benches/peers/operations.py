@@ -227,13 +227,14 @@ def _flashinfer_append(bench, inputs, _chain):
     append, batch = bench.flashinfer("page").append_paged_kv_cache, inputs.batch
     tokens, one = len(batch.pages), batch.sequences == 1
     sequence_of = bench.table([0] * tokens if one else list(range(tokens)))
-    positions = bench.table(batch.positions)
+    # In the pages that a sequence lists, which are all of the one, and the last of each of the others.
+    positions = bench.table(batch.positions if one else batch.rows)
     if one:
         pages, indptr = list(dict.fromkeys(batch.pages)), [0, batch.num_pages]
         last_page = [batch.rows[-1] + 1]
     else:
         pages, indptr = batch.pages, list(range(tokens + 1))
-        last_page = [batch.rows[0] + 1] * tokens
+        last_page = [row + 1 for row in batch.rows]
     pages, indptr, last_page = bench.table(pages), bench.table(indptr), bench.table(last_page)
 
     def launch(index):

@@ -2,7 +2,6 @@
 import dataclasses
 import random
 
-APPEND_ROW = 7  # the row of its page at which a sequence gets its one token
 QKV_PAGE_SIZE = 256
 
 
@@ -10,6 +9,12 @@ def shuffled(count):
     ids = list(range(count))
     random.Random(7).shuffle(ids)
     return ids
+
+
+def distinct_ids(count, n):
+    """`count` ids below n: distinct, and from the first one again only where n are fewer."""
+    ids = shuffled(n)
+    return [ids[i % n] for i in range(count)]
 
 
 def lengths_of(shape, one, many):
@@ -77,7 +82,7 @@ class AppendBatch:
     pages: list
     rows: list
     positions: list
-    sequences: int  # 1: all tokens are of one sequence; otherwise each is of another
+    sequences: int  # 1: all tokens are of one sequence; otherwise each is of another, of which this is the last page
 
     def tokens_of(self, page):
         return [token for token, at in enumerate(self.pages) if at == page]
@@ -89,7 +94,8 @@ def append_batch(tokens, sequences, page_size):
         pages = [ids[token // page_size] for token in range(tokens)]
         rows = [token % page_size for token in range(tokens)]
         return AppendBatch(page_size, len(ids), pages, rows, list(range(tokens)), 1)
-    return AppendBatch(page_size, tokens, shuffled(tokens), [APPEND_ROW] * tokens, [APPEND_ROW] * tokens, tokens)
+    rows = [token % page_size for token in range(tokens)]
+    return AppendBatch(page_size, tokens, shuffled(tokens), rows, list(range(tokens)), tokens)
 
 
 def pick(count, wanted, seed):

@@ -85,13 +85,8 @@ TEST(ShapesTest, AFileOfAnotherFormIsRefused) {
 }
 
 TEST(ShapesTest, AFileThatCannotBeReadIsNamedWithTheReason) {
-  const auto message = [](const std::string& path) -> std::string {
-    try {
-      ReadShapeFile(path);
-    } catch (const RuntimeFailure& failure) {
-      return failure.what();
-    }
-    return "";
+  const auto message = [](const std::string& path) {
+    return MessageOf<RuntimeFailure>([&] { ReadShapeFile(path); });
   };
   EXPECT_EQ(message("/no/such/file.json"),
             "cannot read shapes from /no/such/file.json: No such file or directory");

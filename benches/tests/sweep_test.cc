@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "harness/tests/message_of.h"
 #include "harness/tests/models/model_files.h"
 #include "kernels/common/error.h"
 #include "kernels/kernel_list.h"
@@ -101,12 +102,9 @@ TEST(SweepTest, WhatIsRefusedIsDrawnAgainAndCounted) {
 
 TEST(SweepTest, ASweepOfWhichNothingFitsSaysSo) {
   const auto refusal = [](const std::string&, const Json&) -> std::string { return "too large"; };
-  try {
-    DrawSweep("norm", 1, 1, kDeviceSweep, refusal);
-    FAIL() << "nothing was thrown";
-  } catch (const RuntimeFailure& failure) {
-    EXPECT_STREQ(failure.what(), "no shape of 1000 draws can be run; the last: too large");
-  }
+  EXPECT_EQ(
+      testing::MessageOf<RuntimeFailure>([&] { DrawSweep("norm", 1, 1, kDeviceSweep, refusal); }),
+      "no shape of 1000 draws can be run; the last: too large");
 }
 
 TEST(SweepTest, AttentionCoversItsRanges) {

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -322,6 +323,29 @@ TEST(AppendSampleTest, HasTheFirstAndTheLastToken) {
       EXPECT_EQ(sample.tokens.back(), whole.NumTokens() - 1);
     }
   }
+}
+
+TEST(AppendBatchTest, EveryTokenHasASlotAndARowOfAnglesToItself) {
+  const PagedKvLayout layout{.num_kv_heads = 2, .page_size = 16, .head_dim = 64};
+  for (const AppendBatch& batch : {OneSequence(layout, 100), ManySequences(layout, 100)}) {
+    EXPECT_EQ(std::set<int64_t>(batch.slots.begin(), batch.slots.end()).size(), 100u);
+    EXPECT_EQ(std::set<int32_t>(batch.positions.begin(), batch.positions.end()).size(), 100u);
+    for (size_t i = 0; i < batch.slots.size(); ++i) {
+      EXPECT_EQ(batch.slots[i] % 16, batch.positions[i] % 16) << "token " << i;
+    }
+  }
+}
+
+TEST(DistinctIdsTest, RepeatOnlyWhereThereAreFewer) {
+  for (const int64_t count : {1, 40, 64}) {
+    const std::vector<int32_t> ids = DistinctIds(count, 64);
+    EXPECT_EQ(std::ssize(ids), count);
+    EXPECT_EQ(std::set<int32_t>(ids.begin(), ids.end()).size(), static_cast<size_t>(count));
+  }
+  std::map<int32_t, int> times;
+  for (const int32_t id : DistinctIds(7, 3)) ++times[id];
+  EXPECT_EQ(times.size(), 3u);
+  for (const auto& [id, count] : times) EXPECT_GE(count, 2) << id;
 }
 
 TEST(AppendSampleTest, HasEveryTokenOfItsPages) {

@@ -1,5 +1,6 @@
 #include "harness/measure/launch_timer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -63,6 +64,12 @@ int MoreLaunches(int launches, double percent) {
   const double wanted = launches * percent / 100;
   const auto more = static_cast<int>(std::lround(wanted));
   return std::abs(more - wanted) <= kRepeatedLaunchesWithin * wanted ? more : 0;
+}
+
+int RotationsOf(double least_us, double rotation_us, int most) {
+  constexpr double kResolutionUs = 1e-3;  // no rotation takes less
+  const double rotations = std::ceil(least_us / std::max(rotation_us, kResolutionUs));
+  return static_cast<int>(std::clamp(rotations, 1.0, std::max(1.0, static_cast<double>(most))));
 }
 
 std::unique_ptr<LaunchTimer> MakeHostTimer(std::function<void(int buffer_set)> run,

@@ -41,12 +41,17 @@ std::unique_ptr<LaunchTimer> MakeHostTimer(std::function<void(int buffer_set)> r
 // of them does so exactly (kRepeatedLaunchesWithin).
 int MoreLaunches(int launches, double percent);
 
+// How many rotations a graph needs to take `least_us` if one takes `rotation_us`: 1 to `most`.
+int RotationsOf(double least_us, double rotation_us, int most);
+
 struct GraphTimerOptions {
   int buffer_sets = 1;  // launch i of a graph uses set i modulo this
   // every launch of a graph but the first may start before its predecessor ends
   bool dependent = false;
-  double min_sample_us = 1000;  // a graph holds enough launches to take this long
-  int64_t evict_bytes = 0;      // swept through the L2 before RotateOnce; 0: nothing is swept
+  // A graph has as many launches as it takes for this, and takes no less than half of it unless
+  // thousands of launches do: events have a resolution of 0.5 us.
+  double min_sample_us = 1000;
+  int64_t evict_bytes = 0;  // swept through the L2 before RotateOnce; 0: nothing is swept
   // Makes a sample longer by this share: by MoreLaunches(), so that the kernel itself does more, of
   // a graph with as many launches as that takes; or, where such a graph would be too long, by one
   // spinning node at a random place, which is calibrated when the timer is created.

@@ -28,13 +28,19 @@ class GraphTimer : public LaunchTimer {
     evicted_.Fill(0);
     rotation_ = Capture(options.buffer_sets, {});
     double sample_us = SampleGraph(rotation_, 1, {}).front();
-    constexpr double kMaxLaunches = 4096;
-    const auto rotations =
-        static_cast<int>(std::clamp(std::ceil(options.min_sample_us / std::max(sample_us, 1e-3)),
-                                    1.0, std::max(1.0, kMaxLaunches / options.buffer_sets)));
-    launches_ = options.buffer_sets * RotationsToSlow(rotations, sample_us);
-    graph_ = Capture(launches_, {});
-    sample_us = SampleGraph(graph_, 1, {}).front();
+    constexpr int kMaxLaunches = 4096;
+    const int most = kMaxLaunches / options.buffer_sets;
+    int rotations = 1;
+    // A rotation alone takes longer than one in a graph, by the graph's start and while the clocks
+    // rise, so a graph that should be long enough may be several times too short.
+    do {
+      const double rotation_us = sample_us / rotations;
+      rotations =
+          RotationsToSlow(RotationsOf(options.min_sample_us, rotation_us, most), rotation_us);
+      graph_ = Capture(rotations * options.buffer_sets, {});
+      sample_us = SampleGraph(graph_, 1, {}).front();
+    } while (sample_us < options.min_sample_us / 2 && rotations < most);
+    launches_ = rotations * options.buffer_sets;
     leads_with_spin_ = sample_us > kLongReplayUs;
     // Lets clocks and caches settle.
     constexpr double kWarmUpUs = 20e3;

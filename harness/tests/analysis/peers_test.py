@@ -62,14 +62,14 @@ class FakeGraph:
 
 
 class FakeDevice:
-    """Replays take what their launches take, with noise of up to `spread` that goes round."""
+    """Replays take `start` and what their launches take, with noise of up to `spread` that goes round."""
     name, l2_bytes = "Fake GPU", L2_BYTES
     identity = {"name": "Fake GPU", "uuid_hash": HASH, "compute_capability": "9.0", "max_sm_clock_mhz": 1980,
                 "mig": False, "mps": None}
     nvml = types.SimpleNamespace(state=lambda: STATE)
 
-    def __init__(self, spread=0.0, disturbances=()):
-        self.spread, self.disturbances = spread, list(disturbances)
+    def __init__(self, spread=0.0, disturbances=(), start=0.0):
+        self.spread, self.disturbances, self.start = spread, list(disturbances), start
         self.graphs, self.replays = [], 0
 
     def warm_up(self, subject):
@@ -84,7 +84,7 @@ class FakeDevice:
         for _ in range(count):
             self.replays += 1
             noise = 1 + self.spread * (-1, -0.5, 0.5, 1)[self.replays % 4]
-            times.append(graph.launches * graph.subject.us * noise)
+            times.append(self.start + graph.launches * graph.subject.us * noise)
         return times
 
     def disturbance(self):
@@ -155,7 +155,13 @@ class ShapesTest(unittest.TestCase):
             slots = set(zip(batch.pages, batch.rows))
             self.assertEqual(len(slots), 40)
             self.assertEqual(sum(len(batch.tokens_of(page)) for page in range(batch.num_pages)), 40)
-        self.assertEqual(shapes.append_batch(40, 1, 16).positions, list(range(40)))
+            self.assertEqual(batch.positions, list(range(40)))  # each token has its own row of angles
+            self.assertEqual(batch.rows, [position % 16 for position in batch.positions])
+
+    def test_ids_repeat_only_where_the_vocabulary_is_too_small(self):
+        self.assertEqual(len(set(shapes.distinct_ids(64, 64))), 64)
+        self.assertEqual(len(set(shapes.distinct_ids(10, 64))), 10)
+        self.assertEqual(sorted(shapes.distinct_ids(6, 3)), [0, 0, 1, 1, 2, 2])
 
     def test_picks_have_the_first_and_the_last(self):
         for seed in range(20):
@@ -173,6 +179,12 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual(len(result.samples_us), measure.MIN_SAMPLES)
         self.assertAlmostEqual(measure.median(result.samples_us), 10.0)
         self.assertEqual((result.stopped, result.fresh_us), ("precise", 10.0))
+
+    def test_a_graph_is_long_enough_where_one_rotation_takes_mostly_its_start(self):
+        result = measure.measure(FakeDevice(start=36.0), FakeSubject(sets=4, us=1.0))
+        self.assertGreaterEqual(result.launches * 1.0, measure.MIN_SAMPLE_US / 2)
+        most = measure.measure(FakeDevice(), FakeSubject(sets=4, us=0.01))
+        self.assertEqual(most.launches, measure.MAX_LAUNCHES)
 
     def test_inputs_are_fresh_and_outputs_poisoned_before_each_comparison(self):
         device, subject = FakeDevice(), FakeSubject()

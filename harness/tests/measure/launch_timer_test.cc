@@ -35,6 +35,15 @@ TEST(MoreLaunchesTest, AreAsManyAsTheSlowdownOrNoneWhereThatIsInexact) {
   }
 }
 
+TEST(RotationsOfTest, TakeTheLeastTimeUnlessThatIsTooMany) {
+  EXPECT_EQ(RotationsOf(1000, 10, 4096), 100);
+  EXPECT_EQ(RotationsOf(1000, 999, 4096), 2);
+  EXPECT_EQ(RotationsOf(1000, 5000, 4096), 1);
+  EXPECT_EQ(RotationsOf(1000, 0.2, 4096), 4096);
+  EXPECT_EQ(RotationsOf(1000, 0, 4096), 4096);
+  EXPECT_EQ(RotationsOf(1000, 10, 0), 1);  // a rotation has more launches than a graph should
+}
+
 TEST(HostTimerTest, SamplesAreOfOneCall) {
   const auto timer = MakeHostTimer(Nap, {});
   EXPECT_EQ(timer->launches_per_sample(), 1);
