@@ -47,7 +47,10 @@ void Launch(const EmbeddingParams& params, const LaunchOptions& options) {
                            .first_id = params.first_id,
                            .vocab_size = params.vocab_size,
                            .vectors = vectors};
-  if (shape.bytes < kLongLaunchBytes) return LaunchKernel(EmbeddingKernel<1>, shape, options, args);
+  // A row of one vector per thread leaves room for another row's loads.
+  if (shape.bytes < kLongLaunchBytes || vectors > kEmbeddingThreads) {
+    return LaunchKernel(EmbeddingKernel<1>, shape, options, args);
+  }
   shape.grid = dim3(static_cast<unsigned>((params.num_tokens + 1) / 2));
   LaunchKernel(EmbeddingKernel<2>, shape, options, args);
 }

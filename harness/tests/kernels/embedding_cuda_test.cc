@@ -62,7 +62,7 @@ TEST_F(EmbeddingCudaTest, RowsAreBitwise) {
   }
 }
 
-// Launches of more than 16 MB take two tokens a block, the last of which may have one.
+// Launches of more than 16 MB take two short rows a block, the last of which may have one.
 TEST_F(EmbeddingCudaTest, LongLaunchesAreBitwise) {
   for (const int64_t hidden_size : {1016, 1024, 2560, 4096}) {
     for (const int64_t tokens : {8000, 8001}) {
