@@ -17,7 +17,7 @@ class ChangesTest(CommandTest):
         self.new = Machine(seed=2, commit="b" * 40)
         self.new.wait(days=1)
         self.cases = [case(name) for name in ("lost", "won", "same", "little")]
-        self.effects = [Effect(20, shape="lost"), Effect(-30, shape="won"), Effect(1, shape="little")]
+        self.effects = [Effect(20, shape="lost"), Effect(-30, shape="won"), Effect(-1, shape="little")]
 
     def changes(self, *arguments):
         return unwrapped(self.run_command("changes", *arguments, "--markdown", expect=0).stdout).splitlines()
@@ -35,6 +35,16 @@ class ChangesTest(CommandTest):
         rows = self.rows(lines)
         self.assertEqual([row[0].split()[1] for row in rows], ["lost", "won"])
         self.assertEqual(rows[0][5:], ["aaaaaaa -> bbbbbbb", "the same", "slower"])
+
+    def test_a_loss_of_two_percent_within_the_noise_is_listed_last(self):
+        effects = [Effect(-30, shape="won"), Effect(1.5, shape="little"), Effect(-1.5, shape="same")]
+        before = self.write("a.jsonl", self.old.run("bench_x", self.cases))
+        now = self.write("b.jsonl", self.new.run("bench_x", self.cases, effects))
+        lines = self.changes(before, now)
+        self.assertIn("3 did not change (1 of them slower by 2 % or more, listed last).", lines[0])
+        rows = self.rows(lines)
+        self.assertEqual([row[0].split()[1] for row in rows], ["won", "little"])
+        self.assertEqual(rows[1][7], "same")
 
     def test_a_row_is_held_against_the_newest_one_of_an_earlier_run(self):
         steps = [Effect(80, shape="lost")], [Effect(20, shape="lost")], [Effect(50, shape="lost")]

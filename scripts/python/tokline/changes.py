@@ -12,13 +12,15 @@ examples:
   git show v1:results/h200/kernels.jsonl > old.jsonl; scripts/records changes old.jsonl results/h200 --markdown
 
 Of each row of NEW the newest figure is held against the newest one in OLD that an earlier run measured. Listed is what
-differs by more than its noise (docs/gating.md, of one run a side), or became worse in another way. A row may have been
-measured on another GPU of the same kind, or by another build: the table says so.
+differs by more than its noise (docs/gating.md, of one run a side), or became worse in another way, and behind it what
+is slower by 2 % and more within its noise. A row may have been measured on another GPU of the same kind, or by another
+build: the table says so.
 
 exit codes: 0 written, 1 records that cannot be used, 2 misuse, 130 interrupted
 """
 HEADER = ["row", "before µs", "now µs", "change", "counts from", "commits", "GPU", "verdict"]
 # Of one run a side, whether a difference that exceeds the noise also has enough samples does not keep it from the list.
+SMALL_LOSS = 1.02  # losses from here on are listed, too, where the noise is as large
 BEYOND_NOISE = (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED, verdicts.UNDECIDED)
 
 
@@ -59,11 +61,15 @@ def is_beyond_noise(row):
     return row.verdict in BEYOND_NOISE or row.verdict == verdicts.DISTURBED and row.exceeds
 
 
+def is_small_loss(row):
+    return row.verdict == verdicts.SAME and row.ratio >= SMALL_LOSS
+
+
 def is_loss(row):
     return bool(row.regressions) or row.ratio > 1
 
 
-def sentence(judged, listed, now):
+def sentence(judged, listed, small, now):
     compared = sum(row.verdict != verdicts.NOT_COMPARABLE for row in judged)  # the others were refused before
     decided = [row for row in listed if row.verdict in (verdicts.SLOWER, verdicts.FASTER) or row.regressions]
     open_rows = [row for row in listed if row not in decided]
@@ -73,9 +79,10 @@ def sentence(judged, listed, now):
     unchanged = compared - len(listed) - disturbed
     slowest = next((row for row in listed if row.ratio is not None and row.ratio > 1 and is_beyond_noise(row)), None)
     worst = f" The largest loss is {slowest.key} ({percent(slowest.ratio)}, {slowest.verdict})." if slowest else ""
+    within = f" ({len(small):,} of them slower by 2 % or more, listed last)" if small else ""
     return (f"Of {count(compared, 'row')} that were measured before, {losses:,} became slower or otherwise worse and "
             f"{len(decided) - losses:,} faster; {len(open_rows):,} differ by more than the noise, but undecided "
-            f"({sum(map(is_loss, open_rows)):,} slower); {unchanged:,} did not change{unknown}.{worst} "
+            f"({sum(map(is_loss, open_rows)):,} slower); {unchanged:,} did not change{within}{unknown}.{worst} "
             f"{count(len(now) - compared, 'row')} had no earlier figure.")
 
 
@@ -90,13 +97,15 @@ def main(arguments):
     judged = verdicts_on(before, now)
     listed = sorted((row for row in judged if is_beyond_noise(row) or row.regressions),
                     key=lambda row: (not is_loss(row), -abs(row.effect), row.key))
-    shown = list(lines(listed, before, now))
-    words = sentence(judged, listed, now)
+    small = sorted((row for row in judged if row not in listed and is_small_loss(row)),
+                   key=lambda row: (-row.ratio, row.key))
+    shown = list(lines(listed + small, before, now))
+    words = sentence(judged, listed, small, now)
     output = [terminal.wrapped(words) if options.markdown else words, ""]
     if shown and options.markdown:
         output += terminal.markdown_table(HEADER, shown, range(1, 5))
     elif shown:
-        colours = [[None] * 7 + ["red" if row.regressions else compare.COLOURS[row.verdict]] for row in listed]
+        colours = [[None] * 7 + ["red" if row.regressions else compare.COLOURS[row.verdict]] for row in listed + small]
         output += terminal.text_table(HEADER, shown, range(1, 5), colours, terminal.colour_wanted())
     terminal.write_out("\n".join(output))
     return 0
