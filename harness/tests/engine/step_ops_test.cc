@@ -209,7 +209,7 @@ TEST_F(StepOpsTest, ACapturedStepThatIsDroppedLeavesNothingToReuse) {
   std::iota(prompt.begin(), prompt.end(), 3);
   const auto text = [&](bool capture) {
     Decoder decoder(model_.spec, model_.weights,
-                    {.max_batch = 2, .max_context = 64, .reuse = true});
+                    {.max_batch = 2, .max_context = 64, .page_size = 16, .reuse = true});
     if (capture) {
       const StepOpSet all(AllStepOps());
       Listing skip_all(all);
