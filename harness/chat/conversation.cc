@@ -128,8 +128,11 @@ void Conversation::ProbeTemplate() {
   opened_thoughts_ = opened;
 }
 
-void Conversation::AddAnswer(std::string answer) {
-  answer.insert(0, opened_thoughts_);
+void Conversation::AddAnswer(std::string answer, bool finished) {
+  // One that ended by itself without an end of thoughts is all answer, as in transformers.
+  const bool thinks =
+      keeps_answers_ || !finished || answer.find(kEndOfThoughts) != std::string::npos;
+  if (thinks) answer.insert(0, opened_thoughts_);
   if (!keeps_answers_) answer = CloseThoughts(std::move(answer));
   messages_.push_back({.role = "assistant", .content = std::move(answer)});
 }
@@ -224,10 +227,10 @@ void Conversation::EndTurn(std::span<const int32_t> answer, bool stopped) {
   const auto kept_ids = ends_turn ? answer : text_ids;
   const std::string_view end = ends_turn ? *tokenizer_.Spelling(end_of_turn_) : "";
   segments_.push_back({.text = StrCat(content, end), .ids = {kept_ids.begin(), kept_ids.end()}});
-  AddAnswer(std::move(content));
+  AddAnswer(std::move(content), stopped);
 }
 
-void Conversation::EndTurn(std::string text) { AddAnswer(std::move(text)); }
+void Conversation::EndTurn(std::string text) { AddAnswer(std::move(text), false); }
 
 void Conversation::DropTurn() {
   Require(!messages_.empty() && messages_.back().role == "user", "no turn has begun");

@@ -92,7 +92,7 @@ class Conversation {
   void MakePrefix();
   void ProbeTemplate();
   // Adds an answer to the history, in which it has the thoughts that the prompt opened.
-  void AddAnswer(std::string answer);
+  void AddAnswer(std::string answer, bool finished);
   // Encodes parts of a prompt that stand after these ids and, before them, after the prefix.
   std::vector<int32_t> EncodeAfter(std::span<const int32_t> before,
                                    std::span<const TextPart> parts) const;

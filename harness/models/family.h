@@ -2,7 +2,6 @@
 // docs/adding_a_family.md walks through an example.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -83,8 +82,6 @@ struct Family {
   BiasRule mlp_bias;
   bool tied_by_default = false;
   std::optional<DType> default_dtype;  // used if config.json names no dtype
-  // The token that ends a text if config.json has no eos_token_id: transformers' default.
-  std::optional<int32_t> default_eos;
   std::span<const FixedFlag> fixed_flags;
   WeightNames weights;
 };

@@ -100,7 +100,7 @@ std::optional<Llama3Scaling> ReadScaling(const JsonNode& rope) {
   return scaling;
 }
 
-// Below 1 the frequencies grow with the pair instead of falling, until they are no longer finite.
+// Below 1 the frequencies grow with the pair instead of falling; tiny values make them infinite.
 std::optional<double> FindTheta(const JsonNode& node) {
   const std::optional<double> theta = node.FindPositive("rope_theta");
   if (theta && *theta < 1) node.Member("rope_theta").Refuse("it must be at least 1");
@@ -264,10 +264,6 @@ ModelSpec LoadModelSpec(const std::filesystem::path& dir) {
   spec.mlp_bias = ReadBias(config, family.mlp_bias);
   spec.tied_embeddings = config.FlagOf("tie_word_embeddings", family.tied_by_default);
   spec.eos_token_ids = ReadEosIds(config, spec.vocab_size);
-  const std::optional<int32_t> eos = family.default_eos;
-  if (!config_json.contains("eos_token_id") && eos && *eos < spec.vocab_size) {
-    spec.eos_token_ids = {*eos};
-  }
 
   const std::filesystem::path generation_path = dir / "generation_config.json";
   if (std::filesystem::exists(generation_path, error)) {

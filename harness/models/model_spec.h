@@ -65,12 +65,10 @@ struct ModelSpec {
   bool output_bias = false;  // bias of the attention output projection
   // down(silu(gate(x)) * up(x)), or down(gelu(up(x))).
   ActivationKind mlp = ActivationKind::kGatedSilu;
-  bool mlp_bias = false;         // bias of every projection in the MLP
-  bool tied_embeddings = false;  // whether the LM head is the embedding
-  DType dtype = DType::kF32;     // storage type of the checkpoint's weights
-  // Sorted. generation_config.json takes precedence; if config.json has no eos_token_id either, the
-  // family's default.
-  std::vector<int32_t> eos_token_ids;
+  bool mlp_bias = false;               // bias of every projection in the MLP
+  bool tied_embeddings = false;        // whether the LM head is the embedding
+  DType dtype = DType::kF32;           // storage type of the checkpoint's weights
+  std::vector<int32_t> eos_token_ids;  // sorted; generation_config.json takes precedence
 
   // The factor of attention scores, 1 / sqrt(head_dim).
   float ScoreScale() const {

@@ -67,6 +67,8 @@ class ChatTemplate {
   SpecialTokens special_tokens_;
 };
 
+inline constexpr std::string_view kEndOfThoughts = "</think>";
+
 // What a generation prompt writes of an answer's thoughts, such as "<think>\n", which the model
 // then goes on with. Empty if the prompt opens no thoughts, or closes them.
 std::string OpenedThoughts(std::string_view generation_prompt);

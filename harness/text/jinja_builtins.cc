@@ -525,9 +525,7 @@ std::optional<Value> FindFunction(Context& context, std::string_view name) {
   if (name == "dict")
     return function([](Arguments& arguments) -> Value { return DictOf(arguments); });
   if (name == "namespace") {
-    return function([](Arguments& arguments) -> Value {
-      return std::make_shared<Namespace>(Namespace{DictOf(arguments)});
-    });
+    return function([](Arguments& arguments) -> Value { return Namespace{DictOf(arguments)}; });
   }
   if (name == "raise_exception") {
     return function([](Arguments& arguments) -> Value {

@@ -211,12 +211,36 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
   return a.IfNamespace() != nullptr && a.IfNamespace() == b.IfNamespace();
 }
 
+// Values that hold values may be nested a million deep. They are destroyed one after another, since
+// within each other they would overflow the stack.
+void DestroyInTurn(const void* object, void (*destroy)(const void*)) {
+  static thread_local std::vector<std::pair<const void*, void (*)(const void*)>> waiting;
+  static thread_local bool busy = false;
+  waiting.emplace_back(object, destroy);
+  if (busy) return;
+  busy = true;
+  while (!waiting.empty()) {
+    const auto [next, destroy_next] = waiting.back();
+    waiting.pop_back();
+    destroy_next(next);
+  }
+  busy = false;
+}
+
+template <typename T>
+std::shared_ptr<T> Shared(T value) {
+  return {new T(std::move(value)), [](T* object) {
+            DestroyInTurn(object, [](const void* o) { delete static_cast<const T*>(o); });
+          }};
+}
+
 }  // namespace
 
-Value::Value(List list) : value_(std::make_shared<const List>(std::move(list))) {}
-Value::Value(Dict dict) : value_(std::make_shared<const Dict>(std::move(dict))) {}
-Value::Value(Generator generator)
-    : value_(std::make_shared<const Generator>(std::move(generator))) {}
+Value::Value(List list) : value_(Shared<const List>(std::move(list))) {}
+Value::Value(Dict dict) : value_(Shared<const Dict>(std::move(dict))) {}
+Value::Value(Generator generator) : value_(Shared<const Generator>(std::move(generator))) {}
+Value::Value(Namespace names) : value_(Shared<Namespace>(std::move(names))) {}
+Value::Value(Callable callable) : value_(Shared<const Callable>(std::move(callable))) {}
 
 bool Value::Truth() const {
   if (Is<Undefined>() || Is<None>()) return false;

@@ -76,8 +76,8 @@ class Value {
   Value(List list);
   Value(Dict dict);
   Value(Generator generator);
-  Value(Callable callable) : value_(std::make_shared<const Callable>(std::move(callable))) {}
-  Value(std::shared_ptr<Namespace> names) : value_(std::move(names)) {}
+  Value(Namespace names);
+  Value(Callable callable);
   Value(std::shared_ptr<const Loop> loop) : value_(std::move(loop)) {}
 
   template <typename T>

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "harness/platform/json_file.h"
+#include "harness/platform/printable.h"
 #include "harness/text/added_tokens.h"
 #include "harness/text/bpe_model.h"
 #include "harness/text/normalizer.h"
@@ -98,8 +99,16 @@ std::vector<PlainRange> Tokenizer::Impl::NormalizedRanges(std::string_view text,
   std::string joined;
   size_t done = 0;
   const auto add_until = [&](size_t end) {
+    const size_t before = joined.size();
     if (done < end) joined += normalizer.Apply(text.substr(done, end - done), prepend && done == 0);
     done = end;
+    const bool whole = done < text.size() || joined.size() == normalized.size();
+    const std::string_view piece = std::string_view(joined).substr(before);
+    Require(whole && normalized.substr(std::min(before, normalized.size()), piece.size()) == piece,
+            "the tokenizer's normalizer changes what spans byte ", done, ", ",
+            Quoted(text.substr(done), 40),
+            ", the bound between text that may spell special tokens and text that may not; this "
+            "tokenizer searches for special tokens after it has normalized the text");
     return joined.size();
   };
   std::vector<PlainRange> moved;
@@ -108,10 +117,6 @@ std::vector<PlainRange> Tokenizer::Impl::NormalizedRanges(std::string_view text,
     moved.push_back({begin, add_until(range.end)});
   }
   add_until(text.size());
-  Require(joined == normalized,
-          "the tokenizer's normalizer changes what spans the bound between text that may spell "
-          "special tokens and text that may not; this tokenizer searches for special tokens after "
-          "it has normalized the text");
   return moved;
 }
 
@@ -119,6 +124,7 @@ void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainR
                                  TextBefore before, std::vector<int32_t>& ids) const {
   std::unique_lock<std::mutex> lock(cache_mutex, std::try_to_lock);
   WordCache* const word_cache = lock ? &cache : nullptr;
+  size_t next_plain = 0;  // both are in order
   for (const AddedTokens::Part& outer : added.SplitBeforeNormalizing(text, plain)) {
     if (outer.token != nullptr) {
       ids.push_back(outer.token->id);
@@ -127,9 +133,10 @@ void Tokenizer::Impl::EncodeText(std::string_view text, const std::vector<PlainR
     const std::string_view raw = text.substr(outer.begin, outer.end - outer.begin);
     const bool goes_on = outer.begin == 0 && before == TextBefore::kText;
     std::vector<PlainRange> section_plain;
-    for (const PlainRange& range : plain) {
-      const size_t begin = std::max(range.begin, outer.begin);
-      const size_t end = std::min(range.end, outer.end);
+    while (next_plain < plain.size() && plain[next_plain].end <= outer.begin) ++next_plain;
+    for (size_t i = next_plain; i < plain.size() && plain[i].begin < outer.end; ++i) {
+      const size_t begin = std::max(plain[i].begin, outer.begin);
+      const size_t end = std::min(plain[i].end, outer.end);
       if (begin < end) section_plain.push_back({begin - outer.begin, end - outer.begin});
     }
     std::string changed;

@@ -438,6 +438,13 @@ TEST(ConversationThoughtsTest, ThoughtsThatThePromptOpensAreDroppedAsOthers) {
     stopped.conversation.BeginTurn("one");
     stopped.conversation.EndTurn(std::string("secret"));
     EXPECT_EQ(stopped.tokenizer.Decode(stopped.conversation.BeginTurn("two").prompt), wanted(""));
+    Own finished(program + kOpens);
+    finished.conversation.BeginTurn("one");
+    Ids answer = finished.Encode("plain");
+    answer.push_back(answer.back());  // the stop id
+    finished.conversation.EndTurn(answer, true);
+    EXPECT_EQ(finished.tokenizer.Decode(finished.conversation.BeginTurn("two").prompt),
+              wanted("plain"));
   }
 }
 

@@ -214,24 +214,7 @@ TEST(ModelSpecTest, EosMayBeOneSeveralOrNone) {
   EXPECT_EQ(Load(With("eos_token_id", {7, 3, 7})).eos_token_ids, (std::vector<int32_t>{3, 7}));
   EXPECT_TRUE(Load(With("eos_token_id", nullptr)).eos_token_ids.empty());
   EXPECT_TRUE(Load(Without("eos_token_id")).eos_token_ids.empty());
-}
-
-// transformers has a default for some families, which a config that says null overrides.
-TEST(ModelSpecTest, MissingEosIsTheDefaultOfTheFamily) {
-  const auto missing = [](json config, int32_t vocab_size) {
-    config.erase("eos_token_id");
-    config["vocab_size"] = vocab_size;
-    return Load(config).eos_token_ids;
-  };
-  using Ids = std::vector<int32_t>;
-  EXPECT_EQ(missing(OfFamily("LlamaForCausalLM"), 10), Ids{2});
-  EXPECT_EQ(missing(OfFamily("LlamaForCausalLM"), 2), Ids{});  // it is not in the vocabulary
-  EXPECT_EQ(missing(OfFamily("Ernie4_5ForCausalLM"), 10), Ids{2});
-  EXPECT_EQ(missing(SmallGpt2Config(), 50257), Ids{50256});
-  EXPECT_EQ(missing(OfFamily("Qwen2ForCausalLM"), 200000), Ids{});
-  json null = OfFamily("LlamaForCausalLM");
-  null["eos_token_id"] = nullptr;
-  EXPECT_EQ(Load(null).eos_token_ids, Ids{});
+  EXPECT_TRUE(Load(With("eos_token_id", nullptr)).eos_token_ids.empty());
 }
 
 TEST(ModelSpecTest, GenerationConfigSaysWhichTokensEnd) {

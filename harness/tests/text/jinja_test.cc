@@ -248,6 +248,18 @@ TEST(JinjaTest, TimeMemoryAndNestingAreBounded) {
   }
 }
 
+// Destroying one within another would overflow the stack.
+TEST(JinjaTest, ValuesMayNestAHundredThousandDeep) {
+  for (const char* deeper : {"[ns.x]", "[ns.x] | select", "{'a': ns.x}", "namespace(y=ns.x)",
+                             "[ns.x].index", "(ns.x,)"}) {
+    SCOPED_TRACE(deeper);
+    EXPECT_EQ(Render(StrCat(
+                  "{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = ", deeper,
+                  " %}{% endfor %}done")),
+              "done");
+  }
+}
+
 // Whatever is done to a text of a message, its bytes stay those of a message.
 TEST(JinjaTest, MarksOfMessagesSurviveEveryOperation) {
   const char* kOperations[] = {"{{ m }}",
