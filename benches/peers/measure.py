@@ -24,7 +24,7 @@ MAX_SAMPLES = 60
 # As for the suite's own rows: a row that reaches the power cap rests first, and then after each sample for so many
 # times its length, longer the second time. A row beside one that rested does so from its first sample.
 FIRST_REST_US, REST_SHARES = RULES["cooling_us"], RULES["rest_shares"]
-MIN_SAMPLE_US = 1000.0  # a graph has as many launches as that takes, and takes at least half of it
+MIN_SAMPLE_US = 1000.0  # a graph has as many launches as that takes, and takes at least half of it or has MAX_LAUNCHES
 MAX_LAUNCHES = 4096
 WARM_UP_US = 5e3
 PRECISE = RULES["precision"]  # half the interval of the median, as a share of it

@@ -198,7 +198,11 @@ SequenceId Decoder::AddSequence(Request request) {
 
 void Decoder::RemoveSequence(SequenceId id) {
   // Later sequences may reuse what a step that is only captured was planned to compute, so it runs.
-  if (prepared_ && config_.options.reuse && scheduler_.NumSequences() == 1) Step();
+  // The sequence may end with it.
+  if (prepared_ && config_.options.reuse && scheduler_.NumSequences() == 1 && Has(id)) {
+    Step();
+    if (!Has(id)) return;
+  }
   scheduler_.Remove(id);
   if (scheduler_.NumSequences() == 0) prepared_.reset();
 }

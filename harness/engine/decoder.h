@@ -104,7 +104,8 @@ class Decoder {
   SequenceId AddSequence(std::span<const int32_t> prompt, const SamplingRule& rule,
                          int64_t max_new_tokens);
   SequenceId AddSequence(Request request);
-  // Removes a sequence in any state and frees its pages. Its token in flight is dropped.
+  // Removes a sequence in any state and frees its pages. Its token in flight is dropped. With
+  // reuse, a step that is captured runs before its last sequence goes.
   void RemoveSequence(SequenceId id);
   // Whether the sequence is waiting, running or held.
   bool Has(SequenceId id) const { return scheduler_.Has(id); }

@@ -34,7 +34,7 @@ PhaseShares SharesOfPhases(std::span<const int64_t> stamps, int64_t num_layers) 
   const auto per_block = static_cast<size_t>(StampsOfBlock(num_layers));
   Require(!stamps.empty() && stamps.size() % per_block == 0, "there are ", stamps.size(),
           " stamps; each block writes ", per_block, " in ", num_layers, " layers");
-  PhaseShares cycles;
+  PhaseShares shares;  // cycles, until all are known
   double all = 0;
   for (size_t i = 0; i < stamps.size(); ++i) {
     const size_t block = i / per_block, place = i % per_block;
@@ -51,11 +51,11 @@ PhaseShares SharesOfPhases(std::span<const int64_t> stamps, int64_t num_layers) 
     const StepOp phase = place + 1 == per_block
                              ? StepOp::kLmHead
                              : kPhasesOfLayer[(place - 1) % kPhasesOfLayer.size()];
-    cycles[phase] += static_cast<double>(taken);
+    shares[phase] += static_cast<double>(taken);
     all += static_cast<double>(taken);
   }
-  for (auto& [phase, share] : cycles) share /= all;
-  return cycles;
+  for (auto& [phase, share] : shares) share /= all;
+  return shares;
 }
 
 }  // namespace tokline

@@ -68,8 +68,9 @@ struct DecodeStepParams {
                               // launches of one model only, one after another
   int64_t workspace_bytes = 0;
   // CUDA only, or null: times in cycles of a block's SM, [SMs, DecodeStepStamps(num_layers)]. The
-  // first is that of its begin; the others, those at which its phases ended: in each layer
-  // kDecodeStepPhases of them, Q/K/V, attention, o, gate_up and down, and at last lm_head.
+  // first is that of its begin; the others, those at which its first warp had stored what it had to
+  // in each phase: in each layer kDecodeStepPhases of them, Q/K/V, attention, o, gate_up and down,
+  // and at last lm_head.
   int64_t* stamps = nullptr;
 };
 inline constexpr int32_t kDecodeStepPhases = 5;

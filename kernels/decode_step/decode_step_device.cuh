@@ -197,7 +197,7 @@ class Worker {
   }
 
  private:
-  // Notes the time at which a phase ends in this block.
+  // Notes the time at which a phase ends in the block's first warp.
   __device__ __forceinline__ void Stamp() {
     if (stamps_ != nullptr) *stamps_++ = clock64();
   }

@@ -189,6 +189,7 @@ void ValidateLaunch(const DecodeStepParams& params, const DeviceFacts& device) {
   Require(params.workspace_bytes >= needed, "workspace_bytes is ", params.workspace_bytes, "; ",
           needed, " are needed");
   Require(params.parts != nullptr, "parts must not be null");
+  RequireAligned("stamps", params.stamps, alignof(int64_t));
 }
 
 // The table must be on the host.

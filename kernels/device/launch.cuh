@@ -35,10 +35,10 @@ inline constexpr double kLongLaunchBytes = 16e6;
 // What such a launch leaves as shared memory, for sums and tables.
 inline constexpr unsigned kLongLaunchSharedPercent = 25;
 
-// Raises a kernel's limit on dynamic shared memory. Never lowers it, since another thread may be
-// about to launch with what it has just set. Throws InvalidArgument, which states what a block
-// needs and what the device offers, when the device does not have enough. The attributes of the
-// kernel are read only in that case, not in every launch.
+// Raises a kernel's limit on dynamic shared memory. Never lowers what it has set, since another
+// thread may be about to launch with what it has just set. Throws InvalidArgument, which states
+// what a block needs and what the device offers, when the device does not have enough. The
+// attributes of the kernel are read only in that case, not in every launch.
 inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, size_t> limits;  // by kernel and device

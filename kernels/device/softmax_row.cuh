@@ -47,7 +47,8 @@ struct RowState {
 // unchanged maximum gives a correction factor of exactly 1. A row that has seen nothing gets -inf.
 // For fp16 the offset is rounded up: where it has no bits below 1, as from 2^24 on, a smaller one
 // would give weights of 2^16 and more, which fp16 does not have. The largest weight then lies up to
-// four units in the offset's last place below 2^15, which leaves it normal for offsets below 2^26.
+// four units in the offset's last place below 2^15, which leaves it normal for offsets below 2^26;
+// from 2^28 on all weights of a row may be 0.
 template <typename T>
 __device__ __forceinline__ float ExponentOffset(float max, float scale_log2) {
   if constexpr (kLargestWeightLog2<T> == 0) {

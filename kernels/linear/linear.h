@@ -97,10 +97,10 @@ struct LinearParams {
   int64_t x_stride = 0;               // elements between rows
   const void* norm_weight = nullptr;  // [in_features], 16 B aligned, or null: no norm
   float norm_eps = 0;
-  // fp32 [num_tokens, in_features / 64, rounded up, kLinearSquares], or null: sums of squares of x,
-  // from an earlier kernel's out_squares. With them kWgmma normalises up to kMaxSquaresTokens
-  // tokens itself, without a kernel of its own for the norm. With more tokens, and in all other
-  // variants, they are ignored.
+  // fp32 [num_tokens, in_features / 64, rounded up, kLinearSquares], 16 B aligned, or null: sums of
+  // squares of x, from an earlier kernel's out_squares. With them kWgmma normalises up to
+  // kMaxSquaresTokens tokens itself, without a kernel of its own for the norm. With more tokens,
+  // and in all other variants, they are ignored.
   const float* x_squares = nullptr;
   const void* weight = nullptr;    // [out_features, in_features], contiguous, 16 B aligned
   const void* bias = nullptr;      // [out_features] ([2 * out_features] when gated) or null

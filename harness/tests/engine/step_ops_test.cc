@@ -204,16 +204,18 @@ TEST_F(StepOpsTest, CapturingAStepLeavesTheSequencesWhereTheyAre) {
   EXPECT_EQ(text(true).size(), 6u);
 }
 
+// With one new token the step that runs before a sequence is removed is its last, and it ends.
 TEST_F(StepOpsTest, ACapturedStepThatIsDroppedLeavesNothingToReuse) {
   std::vector<int32_t> prompt(40);
   std::iota(prompt.begin(), prompt.end(), 3);
-  const auto text = [&](bool capture) {
+  const auto text = [&](int64_t dropped_tokens) {
     Decoder decoder(model_.spec, model_.weights,
                     {.max_batch = 2, .max_context = 64, .page_size = 16, .reuse = true});
-    if (capture) {
+    if (dropped_tokens > 0) {
       const StepOpSet all(AllStepOps());
       Listing skip_all(all);
-      const SequenceId dropped = decoder.AddSequence(prompt, {}, 6);
+      const SequenceId dropped =
+          decoder.Submit({.prompt = prompt, .max_new_tokens = dropped_tokens});
       decoder.CaptureNextStep(skip_all);
       decoder.RemoveSequence(dropped);
     }
@@ -226,7 +228,8 @@ TEST_F(StepOpsTest, ACapturedStepThatIsDroppedLeavesNothingToReuse) {
     take(decoder.Flush());
     return tokens;
   };
-  EXPECT_EQ(text(true), text(false));
+  EXPECT_EQ(text(6), text(0));
+  EXPECT_EQ(text(1), text(0));
 }
 
 }  // namespace

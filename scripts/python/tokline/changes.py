@@ -13,8 +13,8 @@ examples:
 
 Of each row of NEW the newest figure is held against the newest one in OLD that an earlier run measured. Listed is what
 differs by more than its noise (docs/gating.md, of one run a side), or became worse in another way, and behind it what
-is slower by 2 % and more within its noise. A row may have been measured on another GPU of the same kind, or by another
-build: the table says so.
+is slower by 2 % and more within its noise, or by too little to count. A row may have been measured on another GPU of
+the same kind, or by another build: the table says so.
 
 exit codes: 0 written, 1 records that cannot be used, 2 misuse, 130 interrupted
 """
@@ -97,7 +97,7 @@ def main(arguments):
     judged = verdicts_on(before, now)
     listed = sorted((row for row in judged if is_beyond_noise(row) or row.regressions),
                     key=lambda row: (not is_loss(row), -abs(row.effect), row.key))
-    small = sorted((row for row in judged if row not in listed and is_small_loss(row)),
+    small = sorted((row for row in judged if is_small_loss(row) and not row.regressions),
                    key=lambda row: (-row.ratio, row.key))
     shown = list(lines(listed + small, before, now))
     words = sentence(judged, listed, small, now)
