@@ -71,13 +71,14 @@ class RecordScriptTest(unittest.TestCase):
         return lines
 
     def test_stages_write_the_files_that_they_name_and_nothing_else(self):
-        self.record("--only", "kernels,ablation,growth,workloads,sharing,decoder,in_place", expect=0)
+        self.record("--only", "kernels,sweep,ablation,growth,workloads,sharing,decoder,in_place", expect=0)
         self.assertEqual(sorted(path.name for path in self.results.iterdir()),
                          ["ablation.jsonl", "decoder.jsonl", "growth.jsonl", "in_place.jsonl", "kernels.jsonl", "sharing.jsonl",
-                          "workloads.jsonl"])
+                          "sweep.jsonl", "workloads.jsonl"])
         self.assertEqual(len(self.lines("in_place.jsonl")), 1)
         self.assertEqual(len(self.lines("sharing.jsonl")), 18)
         self.assertEqual(len(self.lines("kernels.jsonl")), len(KERNELS))
+        self.assertEqual(len(self.lines("sweep.jsonl")), len(KERNELS))
         self.assertEqual(len(self.lines("ablation.jsonl")), 2)
         self.assertEqual(len(self.lines("decoder.jsonl")), 5)
         self.assertEqual(len(self.lines("workloads.jsonl")), 5)
