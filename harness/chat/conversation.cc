@@ -114,7 +114,8 @@ void Conversation::ProbeTemplate() {
   const std::string prompt = JoinText(RenderTurns(asked, true));
   const std::string opened =
       prompt.starts_with(question) ? OpenedThoughts(prompt.substr(question.size())) : "";
-  const std::string answer = (opened.empty() ? "<think>\n" : "") + std::string("b\n</think>\n\nc");
+  const std::string begin = opened.empty() ? StrCat(kThoughts, "\n") : "";
+  const std::string answer = StrCat(begin, "b\n", kEndOfThoughts, "\n\nc");
   const auto keeps = [&](const std::string& content) {
     std::vector<ChatMessage> messages = asked;
     messages.push_back({.role = "assistant", .content = content});

@@ -14,7 +14,6 @@ namespace tokline {
 namespace {
 
 constexpr int64_t kMaxTemplateBytes = int64_t{1} << 20;
-constexpr std::string_view kThoughts = "<think>";
 
 // Stands for an answer. No template strips it or looks for it.
 constexpr std::string_view kStandIn = "\x02";

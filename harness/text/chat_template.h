@@ -67,6 +67,7 @@ class ChatTemplate {
   SpecialTokens special_tokens_;
 };
 
+inline constexpr std::string_view kThoughts = "<think>";
 inline constexpr std::string_view kEndOfThoughts = "</think>";
 
 // What a generation prompt writes of an answer's thoughts, such as "<think>\n", which the model

@@ -19,8 +19,8 @@ the same kind, or by another build: the table says so.
 exit codes: 0 written, 1 records that cannot be used, 2 misuse, 130 interrupted
 """
 HEADER = ["row", "before µs", "now µs", "change", "counts from", "commits", "GPU", "verdict"]
-# Of one run a side, whether a difference that exceeds the noise also has enough samples does not keep it from the list.
 SMALL_LOSS = 1.02  # losses from here on are listed, too, where the noise is as large
+# Of one run a side, whether a difference that exceeds the noise also has enough samples does not keep it from the list.
 BEYOND_NOISE = (verdicts.SLOWER, verdicts.FASTER, verdicts.UNVERIFIED, verdicts.UNDECIDED)
 
 
