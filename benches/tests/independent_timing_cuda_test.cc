@@ -301,6 +301,25 @@ TimedRow PagedPrefillRow(int64_t num_seqs, int64_t length, int32_t num_q_heads) 
   return row;
 }
 
+double SecondsOf(const std::function<void()>& work) {
+  TOKLINE_CUDA(cudaDeviceSynchronize());
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  TOKLINE_CUDA(cudaDeviceSynchronize());
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// What `measure` returns. A long row reaches the power cap of some devices, where its clock then
+// depends on what ran before: after one, the device rests twice as long as the measurement took. A
+// short row does not, and a device that has rested is slow at first.
+template <typename Measure>
+double Rested(bool rests, const Measure& measure) {
+  double result = 0;
+  const double seconds = SecondsOf([&] { result = measure(); });
+  if (rests) std::this_thread::sleep_for(std::chrono::duration<double>(2 * seconds));
+  return result;
+}
+
 // Times plain launches on the stream that rotate over the sets, between two events. Returns the
 // microseconds per launch.
 double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, int launches) {
@@ -330,14 +349,6 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, in
   if (us.empty())
     throw RuntimeFailure("the host is too slow to queue launches while a stream is held");
   return Median(us);
-}
-
-double SecondsOf(const std::function<void()>& work) {
-  TOKLINE_CUDA(cudaDeviceSynchronize());
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  TOKLINE_CUDA(cudaDeviceSynchronize());
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 // Times graphs of plain launches that rotate over the sets by the host's clock: what a graph with
@@ -416,15 +427,17 @@ class IndependentTimingTest : public ::testing::Test {
       // As many as a sample of the suite has: a row that computes draws so much power that the
       // clock falls within milliseconds.
       const int launches = std::max(timer->launches_per_sample(), 6);
-      // Alternates, so that a device that warms up affects both.
-      std::vector<double> suite;
-      std::vector<double> independent;
+      const bool rests = length == RowLength::kLong;
+      // The median of the rounds' ratios: a device that drifts changes both figures of a round.
+      std::vector<double> suite, independent, ratios;
       for (int round = 0; round < 5; ++round) {
-        suite.push_back(Median(timer->Sample(kMinSamples, {})));
-        independent.push_back(length == RowLength::kShort ? HostClockUs(row, sets)
-                                                          : IndependentUs(row, sets, launches));
+        suite.push_back(Rested(rests, [&] { return Median(timer->Sample(kMinSamples, {})); }));
+        independent.push_back(Rested(rests, [&] {
+          return rests ? IndependentUs(row, sets, launches) : HostClockUs(row, sets);
+        }));
+        ratios.push_back(suite.back() / independent.back());
       }
-      const double ratio = Median(suite) / Median(independent);
+      const double ratio = Median(ratios);
       EXPECT_TRUE(length == RowLength::kShort || Median(suite) >= kLongUs)
           << row.kernel << " " << row.shape
           << " is too short to compare on this device: lengthen it";
@@ -446,16 +459,8 @@ class IndependentTimingTest : public ::testing::Test {
       slower.slowdown_percent = percent;
       const auto plain = MakeGraphTimer(launch, as_it_is);
       const auto slowed = MakeGraphTimer(launch, slower);
-      // A long row reaches the power cap of some devices, where a kernel is slower by itself than
-      // beside a spin. There the device rests after a measurement, twice as long as that took. A
-      // short row does not, and a device that has rested is slow at first.
       const bool rests = plain->Sample(1, {}).front() >= kLongUs;
-      const auto rested = [rests](const auto& measure) {
-        double result = 0;
-        const double seconds = SecondsOf([&] { result = measure(); });
-        if (rests) std::this_thread::sleep_for(std::chrono::duration<double>(2 * seconds));
-        return result;
-      };
+      const auto rested = [rests](const auto& measure) { return Rested(rests, measure); };
       std::vector<double> suite, suite_plain, independent, independent_plain;
       for (int round = 0; round < 7; ++round) {
         suite.push_back(rested([&] { return Median(slowed->Sample(kMinSamples, {})); }));

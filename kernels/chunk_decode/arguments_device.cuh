@@ -41,9 +41,7 @@ struct Policy {
                 ChunkDecodeWarpsSharedBytes(kHeadDim));
   static constexpr int kStateBytes = kWarps * 16 * (kStateStride + 2) * 4;
   static_assert(kStateBytes <= 2 * kStageBytes);
-  // Registers of a thread. At head_dim 128 two blocks of 256 would leave none for blocks of the
-  // kernels before and after, which could then not run beside these.
-  static constexpr int kRegisters = kHeadDim == 64 ? 128 : 240;
+  static constexpr int kRegisters = ChunkDecodeRegisters(kHeadDim);
   // Query rows of a task whose states fit one stage.
   static constexpr int kRowsInStage = kStageBytes / (kWarps * (kStateStride + 2) * 4);
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);

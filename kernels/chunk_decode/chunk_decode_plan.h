@@ -28,6 +28,10 @@ constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
+// Registers of a thread. At head_dim 128 two blocks of 256 would leave none for blocks of the
+// kernels before and after, which could then not run beside these.
+constexpr int32_t ChunkDecodeRegisters(int32_t head_dim) { return head_dim == 64 ? 128 : 240; }
+
 // The number of blocks of `block_bytes` that share an SM: as many as find room, at least one, and
 // at most the number with which as many bytes are in flight for either head_dim.
 constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim,

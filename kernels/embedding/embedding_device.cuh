@@ -27,7 +27,7 @@ struct EmbeddingArgs {
 template <int kTokens>
 __global__ void __launch_bounds__(kEmbeddingThreads)
     EmbeddingKernel(const __grid_constant__ EmbeddingArgs args) {
-  constexpr int kUnroll = 4 / kTokens;
+  constexpr int kUnroll = kTokens == 1 ? 4 : 1;
   ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
   const int64_t first = int64_t{blockIdx.x} * kTokens;

@@ -15,9 +15,6 @@
 
 namespace tokline {
 
-inline constexpr int kChunkScanThreads = 256;
-inline constexpr int kChunkScanBlocks = 4;  // per SM
-
 // Whether the rule keeps the largest k logits, and not all.
 __device__ __forceinline__ bool HasTopK(const SamplingRule& rule, int64_t vocab_size) {
   return rule.top_k > 0 && rule.top_k < vocab_size;

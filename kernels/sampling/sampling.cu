@@ -1,8 +1,6 @@
 // Launches the two sampling kernels.
 #include "kernels/sampling/sampling.h"
 
-#include <algorithm>
-
 #include "kernels/device/current_device.h"
 #include "kernels/device/launch.cuh"
 #include "kernels/sampling/chunk_scan_device.cuh"
@@ -16,10 +14,9 @@ void Launch(const SamplingParams& params, const LaunchOptions& options) {
   const SamplingPlan plan = PlanSampling(params);
   if (params.num_rows == 0) return;
   const auto rows = static_cast<unsigned>(params.num_rows);
-  const auto at_once = static_cast<unsigned>(kChunkScanBlocks * CurrentDeviceFacts().sm_count);
+  const int32_t scans = ChunkScanGrid(params.num_rows, plan.num_chunks, CurrentDeviceFacts());
   LaunchKernel(ChunkScanKernel,
-               {.grid = dim3(std::min(rows * static_cast<unsigned>(plan.num_chunks), at_once)),
-                .block = dim3(kChunkScanThreads)},
+               {.grid = dim3(static_cast<unsigned>(scans)), .block = dim3(kChunkScanThreads)},
                options, params, plan);
   // The second kernel waits for the first, so it may always be launched before the first one ends.
   LaunchKernel(

@@ -1,6 +1,7 @@
 // What a sampling launch checks, costs and needs as workspace, and how it is divided among blocks.
 #include "kernels/sampling/sampling_plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -75,6 +76,11 @@ SamplingPlan PlanSampling(const SamplingParams& params) {
   plan.group_maxima = reinterpret_cast<float*>(static_cast<char*>(params.workspace) +
                                                StatsBytes(params.num_rows, params.vocab_size));
   return plan;
+}
+
+int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device) {
+  return static_cast<int32_t>(
+      std::min(num_rows * num_chunks, int64_t{kChunkScanBlocks} * device.sm_count));
 }
 
 }  // namespace tokline

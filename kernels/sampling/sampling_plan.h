@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/device_facts.h"
 #include "kernels/sampling/sampling.h"
 
 namespace tokline {
@@ -10,6 +11,8 @@ namespace tokline {
 inline constexpr int32_t kSamplingChunk = 4096;  // logits that a block of the first kernel reads
 inline constexpr int32_t kSamplingGroup = 32;    // logits per maximum that the workspace keeps
 inline constexpr int64_t kMaxSamplingVocab = int64_t{1} << 22;  // 1,024 chunks
+inline constexpr int32_t kChunkScanThreads = 256;               // of a block of the first kernel
+inline constexpr int32_t kChunkScanBlocks = 4;                  // of them that share an SM
 
 // What the first kernel computes for a chunk.
 struct ChunkStats {
@@ -29,5 +32,8 @@ struct SamplingPlan {
 
 // Throws InvalidArgument when the workspace is missing, unaligned or too small.
 SamplingPlan PlanSampling(const SamplingParams& params);
+
+// The blocks of the first kernel: one per chunk, but no more than run at once.
+int32_t ChunkScanGrid(int64_t num_rows, int32_t num_chunks, const DeviceFacts& device);
 
 }  // namespace tokline

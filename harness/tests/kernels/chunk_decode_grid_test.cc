@@ -106,6 +106,10 @@ TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
     for (const int32_t head_dim : {64, 128}) {
       EXPECT_LE(ChunkDecodeBlockBytes(head_dim), device.facts.shared_bytes_per_block)
           << ::testing::PrintToString(device) << ", head_dim " << head_dim;
+      EXPECT_LE(ChunkDecodeBlocksPerSm(head_dim, device.facts) * kChunkDecodeWarps * 32 *
+                    ChunkDecodeRegisters(head_dim),
+                device.registers_per_sm)
+          << ::testing::PrintToString(device) << ", head_dim " << head_dim;
       if (!ChunkDecodeQueriesWithTiles(head_dim, device.facts)) continue;
       const int64_t bytes = ChunkDecodeBlockBytes(head_dim) + ChunkDecodeQueryBytes(head_dim);
       EXPECT_LE(bytes, device.facts.shared_bytes_per_block);

@@ -21,6 +21,8 @@ inline constexpr DeviceFacts kH200{.sm_count = 132,
                                    .code_architecture = 90,
                                    .code_is_sm90a = true};
 
+// Every kernel has launch bounds or a limit of registers, with which any device here runs a block.
+// Registers and threads of an SM matter where a plan counts on several blocks.
 struct NamedDevice {
   const char* name;
   DeviceFacts facts;

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "harness/tests/kernels/devices.h"
 #include "kernels/common/error.h"
 #include "kernels/sampling/philox.h"
 #include "kernels/sampling/sampling_plan.h"
@@ -247,6 +248,18 @@ TEST(SamplingTest, VectorLoadsNeedAlignedRows) {
   EXPECT_TRUE(PlanSampling(params).vector_loads);
   params.logits = logits + 1;
   EXPECT_FALSE(PlanSampling(params).vector_loads);
+}
+
+TEST(SamplingTest, BlocksOfTheScanRunAtOnceOnEveryDevice) {
+  for (const testing::NamedDevice& device : testing::Devices()) {
+    SCOPED_TRACE(::testing::PrintToString(device));
+    EXPECT_LE(kChunkScanBlocks * kChunkScanThreads, device.threads_per_sm);
+    EXPECT_EQ(ChunkScanGrid(2, 38, device.facts), 76);
+    EXPECT_EQ(ChunkScanGrid(256, 38, device.facts), kChunkScanBlocks * device.facts.sm_count);
+    // So many chunks exceed 32 bits where they are counted before they are bounded.
+    EXPECT_EQ(ChunkScanGrid(int64_t{1} << 31, 38, device.facts),
+              kChunkScanBlocks * device.facts.sm_count);
+  }
 }
 
 TEST(SamplingTest, InvalidRulesAreRefusedWithTheirValues) {
