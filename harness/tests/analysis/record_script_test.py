@@ -162,6 +162,23 @@ class RecordScriptTest(unittest.TestCase):
         self.assertIn("tests (exit 1)", self.record("--only", "tests", expect=1))
         self.assertEqual(self.counted(), counted)
 
+    def test_of_two_gpus_the_sanitizer_has_one_and_both_for_what_divides_its_work(self):
+        self.program("path/compute-sanitizer", """#!/usr/bin/env bash
+[[ $1 != --version ]] || { echo "Version 1.2.3"; exit; }
+echo "[  PASSED  ] 2 tests."
+echo "========= ERROR SUMMARY: of GPUs ${CUDA_VISIBLE_DEVICES:-all}"
+""")
+        self.program("bin/sharded_decode_cuda_test", PASSES)
+        self.program("path/nvidia-smi", "#!/bin/sh\necho 'GPU 0: simulated'\necho 'GPU 1: simulated'\n")
+        self.record("--only", "sanitizer", expect=0)
+        ran = {name: json.loads((self.results / f"{name}.json").read_text())["runs"]
+               for name in ("sanitizer", "sanitizer_ranks")}
+        self.assertEqual({run["summary"][-1] for run in ran["sanitizer"]}, {"0"})
+        self.assertLess({f"{kernel}_cuda_test" for kernel in KERNELS}, {run["program"] for run in ran["sanitizer"]})
+        self.assertEqual({run["summary"][-3:] for run in ran["sanitizer_ranks"]}, {"all"})
+        self.assertEqual({run["program"] for run in ran["sanitizer_ranks"]},
+                         {"all_reduce_norm_cuda_test", "sharded_decode_cuda_test"})
+
     def test_a_program_that_needs_two_gpus_is_not_run_on_one_and_that_is_said(self):
         self.program("bin/sharded_decode_cuda_test", SKIPS_ALL)
         words = self.record("--only", "tests", expect=0)
