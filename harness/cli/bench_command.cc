@@ -195,7 +195,7 @@ std::string CacheLabel(const Cost& step, const Fingerprint& fingerprint) {
 DecoderMeasurement MeasurementOf(const BenchResult& result, const RunHeader& header,
                                  const LoadedModel& model, const DecoderOptions& options) {
   const BenchOptions& bench = result.options;
-  const ShardPlan shard = PlanShard(model.spec, options.ranks, 0);
+  const ModelShard shard = ShardModel(model.spec, options.ranks, 0);
   const int64_t parameters =
       options.ranks == 1 ? model.weights.parameters : ParametersOf(shard.local);
   const Cost step = DecodeStepCost(shard.local, parameters, options.dtype, bench);
@@ -454,7 +454,7 @@ int BenchCommand(const CommandLine& line) {
   const std::unique_ptr<Backend> backend = MakeBackend(device);  // throws if there is no device
   for (const DecoderOptions& options : decoders) {
     if (device == Device::kCpu) break;  // the system allocates pages when they are touched
-    RequireRoom(PlanMemory(model.spec, options, backend->facts()), backend->FreeBytes());
+    RequireRoom(MemoryNeedsOf(model.spec, options, backend->facts()), backend->FreeBytes());
   }
   for (const DecoderOptions& options : decoders) {
     const DecoderConfig config(model.spec, options, backend->facts());

@@ -198,7 +198,7 @@ int InspectCommand(const CommandLine& line) {
   DecoderConfig(spec, options, {});  // first refuses a context beyond the model's positions
   SizeKvForBatch(flags.run.kv, model, options);
   const DeviceFacts facts = FactsOf(options.device);
-  const MemoryPlan memory = PlanMemory(spec, options, facts);
+  const MemoryNeeds memory = MemoryNeedsOf(spec, options, facts);
   Json uses = ToJson(memory);
   uses["total"] = memory.Total();
 

@@ -22,7 +22,7 @@ namespace {
 constexpr double kDefaultFraction = 0.9;
 
 int64_t PageBytes(const LoadedModel& model, const DecoderOptions& options) {
-  const ShardPlan shard = PlanShard(model.spec, options.ranks, 0);  // each rank has as much
+  const ModelShard shard = ShardModel(model.spec, options.ranks, 0);  // each rank has as much
   return shard.local.KvBytesPerToken(options.dtype) * options.page_size;
 }
 
@@ -93,7 +93,7 @@ nlohmann::ordered_json KvSize::ToJson() const {
 int64_t FreeForKv(const LoadedModel& model, const DecoderOptions& options) {
   const DecoderOptions one_page = WithOnePage(options);
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
-  const MemoryPlan plan = PlanMemory(model.spec, one_page, backend->facts());
+  const MemoryNeeds plan = MemoryNeedsOf(model.spec, one_page, backend->facts());
   // Ranks on the CPU share its memory.
   const int64_t sharers = options.device == Device::kCpu ? options.ranks : 1;
   const int64_t planned = backend->FreeBytes() / sharers - (plan.Total() - plan.kv_bytes);
@@ -136,7 +136,7 @@ void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, const Workl
   if (options.device == Device::kCpu) return;  // the system allocates pages when they are touched
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
   const double room = kDefaultFraction * static_cast<double>(backend->FreeBytes());
-  const MemoryPlan plan = PlanMemory(model.spec, options, backend->facts());
+  const MemoryNeeds plan = MemoryNeedsOf(model.spec, options, backend->facts());
   if (static_cast<double>(plan.Total()) <= room) return;
   KvSize most;
   most.fraction = kDefaultFraction;

@@ -52,7 +52,7 @@ class GroupGraph : public WorkGraph {
 };
 
 RankGroup::Options GroupOf(const ModelSpec& spec, const DecoderOptions& options) {
-  PlanShard(spec, options.ranks, 0);  // throws if the model cannot be divided like this
+  ShardModel(spec, options.ranks, 0);  // throws if the model cannot be divided like this
   return {.ranks = options.Processes() == nullptr ? options.ranks : 1,
           .limit = options.rank_limit,
           .on_hang = options.on_hang};
@@ -135,7 +135,7 @@ int64_t Decoder::KvTokenBytes() const {
   return 2 * spec_.num_layers * spec_.KvSize() * SizeOf(config_.options.dtype);
 }
 
-MemoryPlan Decoder::Memory() const { return PlanMemory(spec_, config_.options, config_.facts); }
+MemoryNeeds Decoder::Memory() const { return MemoryNeedsOf(spec_, config_.options, config_.facts); }
 
 void Decoder::Tell(std::span<const RankOrder> orders) {
   if (orders.empty()) return;

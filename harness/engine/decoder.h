@@ -159,7 +159,7 @@ class Decoder {
 
   const ModelSpec& Spec() const { return spec_; }
   const DecoderOptions& Options() const { return config_.options; }
-  MemoryPlan Memory() const;
+  MemoryNeeds Memory() const;
   const PagePool& Pages() const { return scheduler_.Pages(); }
   const Scheduler& Schedule() const { return scheduler_; }
   HostTimes Times() const { return times_; }

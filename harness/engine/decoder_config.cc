@@ -99,7 +99,7 @@ void RequireHas(StepOpSet ops, StepOp delayed) {
 DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given,
                              const DeviceFacts& device_facts, int32_t rank)
     : options(Resolve(whole, given)),
-      shard(PlanShard(whole, options.ranks, rank)),
+      shard(ShardModel(whole, options.ranks, rank)),
       facts(device_facts) {
   const ModelSpec& spec = shard.local;
   layout = {.num_pages = options.kv_pages,

@@ -55,7 +55,7 @@ struct DecoderOptions {
 // The checked options with all defaults filled in, and what follows from them for a rank.
 struct DecoderConfig {
   DecoderOptions options;
-  ShardPlan shard;            // whose local model all sizes are of, except those of logits
+  ModelShard shard;           // whose local model all sizes are of, except those of logits
   PagedKvLayout layout;       // of one layer; includes the scratch page if there is one
   int32_t group = 1;          // query heads per KV head
   int32_t max_runs = 1;       // per sequence; see SequencePages

@@ -13,7 +13,7 @@
 
 namespace tokline {
 
-MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
+MemoryNeeds DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
   const ModelSpec& spec = config.shard.local;
   const int64_t element = SizeOf(config.options.dtype);
   const int64_t tokens = config.max_tokens, batch = config.options.max_batch;
@@ -22,7 +22,7 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
       config.split_input_norm || config.split_mlp || config.split_final_norm || config.Divided();
   const bool split_gate = config.split_mlp && spec.mlp == ActivationKind::kGatedSilu;
   Carver carver(base);
-  MemoryPlan memory;
+  MemoryNeeds memory;
 
   x = carver.TakeBytes(tokens * hidden * element);
   partial = carver.TakeBytes(config.Divided() ? tokens * hidden * element : 0);
@@ -95,7 +95,7 @@ MemoryPlan DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) {
 }
 
 DecoderBuffers::DecoderBuffers(const DecoderConfig& config, Backend& backend) {
-  MemoryPlan memory = Place(config, nullptr);
+  MemoryNeeds memory = Place(config, nullptr);
   memory_ = backend.Allocate(memory.Total());
   Place(config, memory_.data());
   if (rope == nullptr) return;
@@ -105,10 +105,10 @@ DecoderBuffers::DecoderBuffers(const DecoderConfig& config, Backend& backend) {
   backend.Upload(rope, table.data(), static_cast<int64_t>(table.size() * sizeof(float)));
 }
 
-MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
-                      const DeviceFacts& facts) {
+MemoryNeeds MemoryNeedsOf(const ModelSpec& spec, const DecoderOptions& options,
+                          const DeviceFacts& facts) {
   const DecoderConfig config(spec, options, facts);
-  MemoryPlan memory = DecoderBuffers().Place(config, nullptr);
+  MemoryNeeds memory = DecoderBuffers().Place(config, nullptr);
   memory.weight_bytes = DeviceWeights::Bytes(config.shard.local, options.dtype);
   if (config.OnDevice() && config.Divided() && options.Processes() == nullptr) {
     memory.exchange_bytes = SumRoomOf(spec, options).Bytes(options.ranks);
@@ -117,13 +117,13 @@ MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
   return memory;
 }
 
-void RequireRoom(const MemoryPlan& plan, int64_t free_bytes) {
-  if (plan.Total() <= free_bytes) return;
-  throw RuntimeFailure(StrCat("device memory does not suffice: ", plan.Total(),
-                              " bytes are needed (weights ", plan.weight_bytes, ", KV cache ",
-                              plan.kv_bytes, ", activations ", plan.activation_bytes,
-                              ", workspaces ", plan.workspace_bytes, ", tables ", plan.table_bytes,
-                              "), ", free_bytes, " are free"));
+void RequireRoom(const MemoryNeeds& needs, int64_t free_bytes) {
+  if (needs.Total() <= free_bytes) return;
+  throw RuntimeFailure(StrCat("device memory does not suffice: ", needs.Total(),
+                              " bytes are needed (weights ", needs.weight_bytes, ", KV cache ",
+                              needs.kv_bytes, ", activations ", needs.activation_bytes,
+                              ", workspaces ", needs.workspace_bytes, ", tables ",
+                              needs.table_bytes, "), ", free_bytes, " are free"));
 }
 
 }  // namespace tokline

@@ -13,7 +13,7 @@
 namespace tokline {
 
 // Bytes that a decoder allocates on its device, or on that of each rank, and on the host.
-struct MemoryPlan {
+struct MemoryNeeds {
   int64_t weight_bytes = 0;
   int64_t kv_bytes = 0;
   int64_t activation_bytes = 0;  // logits included
@@ -28,14 +28,14 @@ struct MemoryPlan {
   }
 };
 
-// The plan of rank 0, which the others have too, except that parts may differ by a few rows.
+// What rank 0 needs, and the others too, except that parts may differ by a few rows.
 // Without a device at hand `facts` may be all 0; the workspace of chunk_decode is then left out.
-MemoryPlan PlanMemory(const ModelSpec& spec, const DecoderOptions& options,
-                      const DeviceFacts& facts);
+MemoryNeeds MemoryNeedsOf(const ModelSpec& spec, const DecoderOptions& options,
+                          const DeviceFacts& facts);
 
-// Throws RuntimeFailure, which states the free bytes and the needed ones by their use, if the plan
-// does not fit.
-void RequireRoom(const MemoryPlan& plan, int64_t free_bytes);
+// Throws RuntimeFailure, which states the free bytes and the needed ones by their use, if they
+// do not fit.
+void RequireRoom(const MemoryNeeds& needs, int64_t free_bytes);
 
 // A workspace of chunk_decode for one number of sequences. Its counters stay zero between launches,
 // because no launch with another number of sequences writes partial states there.
@@ -77,10 +77,10 @@ struct DecoderBuffers {
   std::byte* kv = nullptr;    // [num_layers] pools
 
  private:
-  friend MemoryPlan PlanMemory(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);
+  friend MemoryNeeds MemoryNeedsOf(const ModelSpec&, const DecoderOptions&, const DeviceFacts&);
   DecoderBuffers() = default;
   // Places all buffers from `base` on. If `base` is null, it only measures.
-  MemoryPlan Place(const DecoderConfig& config, std::byte* base);
+  MemoryNeeds Place(const DecoderConfig& config, std::byte* base);
 
   Memory memory_;
 };

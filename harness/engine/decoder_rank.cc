@@ -27,7 +27,7 @@ class HostGraph : public WorkGraph {
 std::unique_ptr<Backend> WithRoom(const ModelSpec& whole, const DecoderOptions& options,
                                   std::unique_ptr<Backend> backend) {
   if (backend->device() == Device::kCuda) {
-    const MemoryPlan plan = PlanMemory(whole, options, backend->facts());
+    const MemoryNeeds plan = MemoryNeedsOf(whole, options, backend->facts());
     RequireRoom(plan, backend->FreeBytes() + plan.exchange_bytes);  // which the backend has
   }
   return backend;

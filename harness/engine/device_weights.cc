@@ -62,7 +62,7 @@ class CopyList {
 
 }  // namespace
 
-DeviceWeights::DeviceWeights(const ShardPlan& shard, const ModelWeights& whole, DType dtype,
+DeviceWeights::DeviceWeights(const ModelShard& shard, const ModelWeights& whole, DType dtype,
                              Backend& backend) {
   const ModelSpec& spec = shard.local;
   Require(whole.random_seed || std::ssize(whole.layers) == spec.num_layers, "weights of ",

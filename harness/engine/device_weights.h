@@ -38,7 +38,8 @@ struct DeviceLayerWeights {
 class DeviceWeights {
  public:
   // Holds the rank's part of `weights`, which are those of the whole model.
-  DeviceWeights(const ShardPlan& shard, const ModelWeights& weights, DType dtype, Backend& backend);
+  DeviceWeights(const ModelShard& shard, const ModelWeights& weights, DType dtype,
+                Backend& backend);
 
   // Returns the size of the block of memory.
   static int64_t Bytes(const ModelSpec& spec, DType dtype);
@@ -56,7 +57,7 @@ class DeviceWeights {
   DeviceWeights() = default;
   // Draws the rank's part of all weights, such that logits are as peaked as those of a trained
   // model.
-  void Draw(const ShardPlan& shard, uint64_t seed, DType dtype, Backend& backend);
+  void Draw(const ModelShard& shard, uint64_t seed, DType dtype, Backend& backend);
   // Places all tensors from `base` on and returns the size. With a null base it only measures.
   int64_t Place(const ModelSpec& spec, DType dtype, std::byte* base);
 

@@ -43,7 +43,7 @@ RandomPieces PiecesOf(const TensorShard& shard, int64_t begin, int64_t columns) 
 
 }  // namespace
 
-void DeviceWeights::Draw(const ShardPlan& shard, uint64_t seed, DType dtype, Backend& backend) {
+void DeviceWeights::Draw(const ModelShard& shard, uint64_t seed, DType dtype, Backend& backend) {
   struct Part {  // of a tensor, above the next part
     int64_t rows = 0;
     TensorSharding sharding;

@@ -26,7 +26,7 @@ DecoderOptions PlainOptions(const ModelSpec& spec, DecoderOptions options) {
   DecoderOptions one_rank = options;
   one_rank.ranks = 1;
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
-  const int64_t needed = PlanMemory(spec, one_rank, backend->facts()).Total();
+  const int64_t needed = MemoryNeedsOf(spec, one_rank, backend->facts()).Total();
   if (needed <= backend->FreeBytes()) return one_rank;
   if (options.Processes() == nullptr || options.device == Device::kCpu) return options;
   // Over NCCL each sum needs the norm that follows.

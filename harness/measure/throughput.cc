@@ -24,7 +24,7 @@ int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget) {
          PrefillSteps(options, token_budget);
 }
 
-double DecodeStepLinkBytes(const ShardPlan& shard, DType dtype, const BenchOptions& options) {
+double DecodeStepLinkBytes(const ModelShard& shard, DType dtype, const BenchOptions& options) {
   const double sum = LinkBytesOf({.dtype = dtype,
                                   .num_tokens = options.batch,
                                   .hidden_size = shard.whole.hidden_size,

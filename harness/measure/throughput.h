@@ -84,7 +84,7 @@ Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
 
 // The bytes that a rank has to receive over its links in a decode step of the bench: in each layer
 // two sums over the ranks, and one for the embedding; and the other ranks' logits.
-double DecodeStepLinkBytes(const ShardPlan& shard, DType dtype, const BenchOptions& options);
+double DecodeStepLinkBytes(const ModelShard& shard, DType dtype, const BenchOptions& options);
 
 // Throws InvalidArgument if the decoder is too small for the batch or an option is not allowed.
 void RequireFits(const Decoder& decoder, const BenchOptions& options);

@@ -82,9 +82,9 @@ std::string AllowedText(const ModelSpec& spec) {
 }
 
 TensorView ShardView(const TensorView& whole, const TensorSharding& sharding,
-                     const ShardPlan& plan) {
+                     const ModelShard& model) {
   if (whole.data == nullptr) return whole;
-  const TensorShard shard = ShardOf(plan, sharding, whole.Rows(), whole.Columns());
+  const TensorShard shard = ShardOf(model, sharding, whole.Rows(), whole.Columns());
   if (shard.rows.count == 0) return {};
   TensorView part = whole;
   part.data = static_cast<const std::byte*>(whole.data) +
@@ -129,27 +129,27 @@ std::vector<int32_t> AllowedWorldSizes(const ModelSpec& spec) {
   return allowed;
 }
 
-ShardPlan PlanShard(const ModelSpec& spec, int32_t world_size, int32_t rank) {
+ModelShard ShardModel(const ModelSpec& spec, int32_t world_size, int32_t rank) {
   const std::vector<int32_t> allowed = AllowedWorldSizes(spec);
   Require(std::ranges::find(allowed, world_size) != allowed.end(), "a model of ", spec.num_q_heads,
           " query heads, ", spec.num_kv_heads, " KV heads, ", spec.intermediate_size,
           " neurons in an MLP and ", spec.vocab_size, " tokens cannot be divided among ",
           world_size, " ranks; allowed: ", AllowedText(spec));
   Require(rank >= 0 && rank < world_size, "rank is ", rank, "; it must be 0 to ", world_size - 1);
-  ShardPlan plan{.world_size = world_size, .rank = rank, .whole = spec, .local = spec};
-  plan.q_heads = PartOf(spec.num_q_heads, 1, world_size, rank);
+  ModelShard model{.world_size = world_size, .rank = rank, .whole = spec, .local = spec};
+  model.q_heads = PartOf(spec.num_q_heads, 1, world_size, rank);
   if (spec.num_kv_heads >= world_size) {
-    plan.kv_heads = PartOf(spec.num_kv_heads, 1, world_size, rank);
+    model.kv_heads = PartOf(spec.num_kv_heads, 1, world_size, rank);
   } else {
-    plan.kv_heads = {rank / (world_size / spec.num_kv_heads), 1};
+    model.kv_heads = {rank / (world_size / spec.num_kv_heads), 1};
   }
-  plan.intermediate = PartOf(spec.intermediate_size, kUnit, world_size, rank);
-  plan.vocabulary = PartOf(spec.vocab_size, kUnit, world_size, rank);
-  plan.local.num_q_heads = static_cast<int32_t>(plan.q_heads.count);
-  plan.local.num_kv_heads = static_cast<int32_t>(plan.kv_heads.count);
-  plan.local.intermediate_size = plan.intermediate.count;
-  plan.local.vocab_size = plan.vocabulary.count;
-  return plan;
+  model.intermediate = PartOf(spec.intermediate_size, kUnit, world_size, rank);
+  model.vocabulary = PartOf(spec.vocab_size, kUnit, world_size, rank);
+  model.local.num_q_heads = static_cast<int32_t>(model.q_heads.count);
+  model.local.num_kv_heads = static_cast<int32_t>(model.kv_heads.count);
+  model.local.intermediate_size = model.intermediate.count;
+  model.local.vocab_size = model.vocabulary.count;
+  return model;
 }
 
 std::span<const LayerTensorSharding> LayerShardings() { return kLayerShardings; }
@@ -162,7 +162,7 @@ TensorSharding ShardingOf(TensorView ModelWeights::*tensor) {
   return std::ranges::find(kModelShardings, tensor, &ModelTensorSharding::tensor)->sharding;
 }
 
-TensorShard ShardOf(const ShardPlan& plan, const TensorSharding& sharding, int64_t rows,
+TensorShard ShardOf(const ModelShard& model, const TensorSharding& sharding, int64_t rows,
                     int64_t columns) {
   TensorShard shard{.rows = {0, rows}, .columns = {0, columns}};
   ShardRange& divided = sharding.axis == ShardAxis::kRows ? shard.rows : shard.columns;
@@ -170,25 +170,25 @@ TensorShard ShardOf(const ShardPlan& plan, const TensorSharding& sharding, int64
     case ShardedBy::kNothing:
       break;
     case ShardedBy::kFirstRank:
-      if (plan.rank != 0) divided.count = 0;
+      if (model.rank != 0) divided.count = 0;
       break;
     case ShardedBy::kQHeads:
-      divided = Times(plan.q_heads, plan.local.head_dim);
+      divided = Times(model.q_heads, model.local.head_dim);
       break;
     case ShardedBy::kKvHeads:
-      divided = Times(plan.kv_heads, plan.local.head_dim);
+      divided = Times(model.kv_heads, model.local.head_dim);
       break;
     case ShardedBy::kIntermediate:
-      divided = plan.intermediate;
+      divided = model.intermediate;
       break;
     case ShardedBy::kVocabulary:
-      divided = plan.vocabulary;
+      divided = model.vocabulary;
       break;
   }
   return shard;
 }
 
-ModelWeights ShardWeights(const ModelWeights& weights, const ShardPlan& plan) {
+ModelWeights ShardWeights(const ModelWeights& weights, const ModelShard& model) {
   Require(!weights.random_seed, "random weights have no tensors that could be divided");
   ModelWeights part = weights;
   part.bytes = part.parameters = 0;
@@ -198,13 +198,13 @@ ModelWeights ShardWeights(const ModelWeights& weights, const ShardPlan& plan) {
   };
   for (const ModelTensorSharding& of : kModelShardings) {
     TensorView& tensor = part.*of.tensor;
-    tensor = ShardView(tensor, of.sharding, plan);
-    if (of.tensor != &ModelWeights::lm_head || !plan.local.tied_embeddings) count(tensor);
+    tensor = ShardView(tensor, of.sharding, model);
+    if (of.tensor != &ModelWeights::lm_head || !model.local.tied_embeddings) count(tensor);
   }
   for (LayerWeights& layer : part.layers) {
     for (const LayerTensorSharding& of : kLayerShardings) {
       TensorView& tensor = layer.*of.tensor;
-      tensor = ShardView(tensor, of.sharding, plan);
+      tensor = ShardView(tensor, of.sharding, model);
       count(tensor);
     }
   }

@@ -1,7 +1,7 @@
 // How a model is divided among the ranks of a tensor-parallel group, as data. Nothing here knows a
 // device or a way to communicate.
 //
-// Each rank runs a smaller model of the same kind, ShardPlan::local. Projections into heads and
+// Each rank runs a smaller model of the same kind, ModelShard::local. Projections into heads and
 // into the MLP are divided by their outputs (rows), projections back into the residual stream by
 // their inputs (columns), so that a layer needs two sums over the ranks: one after the attention
 // output and one after the MLP. The embedding and the LM head are divided by the vocabulary: a rank
@@ -29,7 +29,7 @@ struct ShardRange {
 };
 
 // What one rank holds.
-struct ShardPlan {
+struct ModelShard {
   int32_t world_size = 1;
   int32_t rank = 0;
   ShardRange q_heads = {};
@@ -45,7 +45,7 @@ struct ShardPlan {
 // Throws InvalidArgument, which lists the numbers of ranks that are allowed, if the heads cannot be
 // divided among `world_size` ranks or a rank would get no part of the MLP or of the vocabulary. It
 // also throws if the rank is not in [0, world_size).
-ShardPlan PlanShard(const ModelSpec& spec, int32_t world_size, int32_t rank);
+ModelShard ShardModel(const ModelSpec& spec, int32_t world_size, int32_t rank);
 
 // All numbers of ranks among which the model can be divided, ascending; the first is 1.
 std::vector<int32_t> AllowedWorldSizes(const ModelSpec& spec);
@@ -93,13 +93,13 @@ struct TensorShard {
 };
 
 // The rows and columns of a whole tensor of `rows` x `columns` elements that the rank holds.
-TensorShard ShardOf(const ShardPlan& plan, const TensorSharding& sharding, int64_t rows,
+TensorShard ShardOf(const ModelShard& model, const TensorSharding& sharding, int64_t rows,
                     int64_t columns);
 
 // The rank's weights as views into the same memory: nothing is copied. Reading them touches only
 // the bytes of the rank. A tensor that the rank does not hold is null; DeviceWeights leaves zeros
 // in its place. Throws InvalidArgument for random weights, which have no tensors.
-ModelWeights ShardWeights(const ModelWeights& weights, const ShardPlan& plan);
+ModelWeights ShardWeights(const ModelWeights& weights, const ModelShard& model);
 
 // Asks the kernel to read the tensors of `weights`, which may be a shard, ahead. Between the parts
 // of rows that a shard holds, whole pages are left out. Throws as Checkpoint::Prefetch does.

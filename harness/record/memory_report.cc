@@ -18,7 +18,7 @@ int64_t TakenNow(const Backend& backend) {
 MemoryWatch::MemoryWatch(Device device) : before_(TakenNow(*MakeBackend(device))) {}
 
 Json MemoryWatch::Report(Decoder& decoder) const {
-  const MemoryPlan plan = decoder.Memory();
+  const MemoryNeeds plan = decoder.Memory();
   Json planned = ToJson(plan);
   planned["staging"] = plan.staging_bytes;
   const bool on_device = decoder.GetBackend().device() == Device::kCuda;

@@ -315,7 +315,7 @@ Json DecoderRow(const DecoderMeasurement& m) {
   return row;
 }
 
-Json ToJson(const MemoryPlan& memory) {
+Json ToJson(const MemoryNeeds& memory) {
   return {{"weights", memory.weight_bytes},
           {"kv_cache", memory.kv_bytes},
           {"activations", memory.activation_bytes},

@@ -138,7 +138,7 @@ struct DecoderMeasurement {
 };
 
 // Device memory by use, without the staging memory on the host.
-Json ToJson(const MemoryPlan& memory);
+Json ToJson(const MemoryNeeds& memory);
 Json ToJson(const MemoryPoint& point);
 
 // One run of a workload.
@@ -164,7 +164,7 @@ struct WorkloadMeasurement {
     int64_t good_requests = 0;  // that met the bound, in the sample with the median time
   };
   std::optional<Promise> promise{};
-  MemoryPlan memory{};
+  MemoryNeeds memory{};
   // At the start, after the warm-up, and after each tenth of each repeat's requests.
   std::vector<MemoryPoint> memory_points{};
   JudgedTexts judged{};

@@ -191,7 +191,7 @@ class HopperConsumer {
 
 template <typename Policy>
 __global__ void __launch_bounds__(kAttentionLaunchBound, 1)
-    HopperPrefillKernel(const __grid_constant__ HopperPrefillParams params) {
+    HopperPrefillKernel(const __grid_constant__ HopperPrefillArgs params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   static_assert(kAttentionLaunchBound == Policy::kThreads);
   extern __shared__ __align__(1024) unsigned char start[];

@@ -58,7 +58,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
 
 // Loads all V tiles, or all query and K tiles. Each lane issues one box of 64 columns.
 template <typename Policy, bool kValues>
-__device__ __forceinline__ void LoadTiles(const HopperPrefillParams& params,
+__device__ __forceinline__ void LoadTiles(const HopperPrefillArgs& params,
                                           const HopperShared<Policy>& shared) {
   const PagedPrefillParams& prefill = params.prefill;
   const int lane = threadIdx.x % 32;

@@ -15,7 +15,7 @@
 
 namespace tokline {
 
-struct HopperPrefillParams {
+struct HopperPrefillArgs {
   PagedPrefillParams prefill;
   CUtensorMap q;   // [token, query head, head_dim]; boxes of a tile's tokens and a group's heads
   CUtensorMap kv;  // [page, K or V, KV head, token, head_dim]; boxes of BoxTokens() tokens

@@ -27,7 +27,7 @@ template <DType kDType, int kHeadDim>
 void LaunchHopper(const PagedPrefillParams& params, unsigned blocks, const LaunchOptions& options) {
   using Policy = HopperPrefillPolicy<kDType, kHeadDim>;
   const PagedKvLayout& layout = params.layout;
-  const HopperPrefillParams with_maps{
+  const HopperPrefillArgs with_maps{
       .prefill = params,
       .q = QueryMap(kDType, params.q, kHeadDim, params.num_q_heads, params.total_tokens,
                     params.q_stride, params.num_q_heads / layout.num_kv_heads, params.tile_tokens),

@@ -395,7 +395,7 @@ TEST_F(DecoderCudaTest, Fp32AndTooLargeACacheAreRefusedWithTheValues) {
   EXPECT_THROW(Decoder(model_->spec, model_->weights, options), InvalidArgument);
   options = Options();
   options.kv_pages = 1'000'000'000;
-  const int64_t needed = PlanMemory(model_->spec, options, QueryDeviceFacts()).Total();  // 24 TB
+  const int64_t needed = MemoryNeedsOf(model_->spec, options, QueryDeviceFacts()).Total();  // 24 TB
   EXPECT_THAT(testing::MessageOf<RuntimeFailure>(
                   [&] { Decoder decoder(model_->spec, model_->weights, options); }),
               AllOf(HasSubstr(std::to_string(needed)), HasSubstr("are free")));

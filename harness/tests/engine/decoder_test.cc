@@ -489,11 +489,11 @@ TEST(DecoderTest, BadOptionsAreRefusedWithTheValues) {
 }
 
 TEST(DecoderTest, MemoryThatDoesNotSufficeIsRefusedWithNeededAndFree) {
-  const MemoryPlan plan{.weight_bytes = 1000,
-                        .kv_bytes = 200,
-                        .activation_bytes = 30,
-                        .workspace_bytes = 4,
-                        .table_bytes = 5};
+  const MemoryNeeds plan{.weight_bytes = 1000,
+                         .kv_bytes = 200,
+                         .activation_bytes = 30,
+                         .workspace_bytes = 4,
+                         .table_bytes = 5};
   EXPECT_NO_THROW(RequireRoom(plan, 1239));
   ExpectError<RuntimeFailure>([&] { RequireRoom(plan, 1238); },
                               {"1239 bytes are needed", "weights 1000", "KV cache 200",
@@ -504,7 +504,7 @@ TEST(DecoderTest, MemoryPlanIsTheSumOfWhatTheModelAsksFor) {
   const ModelSpec& spec = Model().spec;
   const DecoderOptions options{
       .dtype = DType::kF32, .max_batch = 3, .max_context = 100, .page_size = 64};
-  const MemoryPlan plan = PlanMemory(spec, options, {});
+  const MemoryNeeds plan = MemoryNeedsOf(spec, options, {});
   EXPECT_EQ(plan.kv_bytes, 3 * 2 * 64 * spec.KvBytesPerToken(DType::kF32));
   const int64_t parameters = Model().weights.parameters;
   EXPECT_GE(plan.weight_bytes, parameters * 4);
@@ -516,7 +516,7 @@ TEST(DecoderTest, MemoryPlanIsTheSumOfWhatTheModelAsksFor) {
                               plan.workspace_bytes + plan.table_bytes);
   DecoderOptions scratch = options;
   scratch.ablate = ParseAblations("chunk_decode");
-  EXPECT_EQ(PlanMemory(spec, scratch, {}).kv_bytes - plan.kv_bytes,
+  EXPECT_EQ(MemoryNeedsOf(spec, scratch, {}).kv_bytes - plan.kv_bytes,
             64 * spec.KvBytesPerToken(DType::kF32));
 }
 

@@ -81,7 +81,7 @@ void ExpectTiles(const std::vector<ShardRange>& ranges, int64_t size, int64_t co
   EXPECT_EQ(next, size) << what;
 }
 
-TEST(ShardPlanTest, TheRanksTileEveryTensor) {
+TEST(ModelShardTest, TheRanksTileEveryTensor) {
   for (const ModelSpec& spec : kModels) {
     for (const int32_t world : {1, 2, 4, 8}) {
       const auto expect = [&](std::string_view name, const TensorSharding& sharding) {
@@ -90,7 +90,7 @@ TEST(ShardPlanTest, TheRanksTileEveryTensor) {
         std::vector<ShardRange> rows, columns;
         for (int32_t rank = 0; rank < world; ++rank) {
           const TensorShard shard =
-              ShardOf(PlanShard(spec, world, rank), sharding, extent.rows, extent.columns);
+              ShardOf(ShardModel(spec, world, rank), sharding, extent.rows, extent.columns);
           rows.push_back(shard.rows);
           columns.push_back(shard.columns);
         }
@@ -110,7 +110,7 @@ TEST(ShardPlanTest, TheRanksTileEveryTensor) {
   }
 }
 
-TEST(ShardPlanTest, EveryTensorIsListedOnce) {
+TEST(ModelShardTest, EveryTensorIsListedOnce) {
   // A TensorView is all that the structures hold apart from a few counts, so a forgotten member
   // shows in the size.
   EXPECT_EQ(LayerShardings().size(), sizeof(LayerWeights) / sizeof(TensorView));
@@ -126,12 +126,12 @@ TEST(ShardPlanTest, EveryTensorIsListedOnce) {
   }
 }
 
-TEST(ShardPlanTest, QueryHeadsStayWithTheirKvHead) {
+TEST(ModelShardTest, QueryHeadsStayWithTheirKvHead) {
   for (const ModelSpec& spec : kModels) {
     const int64_t group = spec.num_q_heads / spec.num_kv_heads;
     for (const int32_t world : AllowedWorldSizes(spec)) {
       for (int32_t rank = 0; rank < world; ++rank) {
-        const ShardPlan plan = PlanShard(spec, world, rank);
+        const ModelShard plan = ShardModel(spec, world, rank);
         EXPECT_EQ(plan.local.num_q_heads * world, spec.num_q_heads);
         EXPECT_EQ(plan.local.num_q_heads % plan.local.num_kv_heads, 0);
         const int64_t local_group = plan.local.num_q_heads / plan.local.num_kv_heads;
@@ -144,8 +144,8 @@ TEST(ShardPlanTest, QueryHeadsStayWithTheirKvHead) {
   }
 }
 
-TEST(ShardPlanTest, TheLocalModelHasTheRanksSizes) {
-  const ShardPlan plan = PlanShard(Shape("gpt2", 12, 12, 3072, 50257), 4, 3);
+TEST(ModelShardTest, TheLocalModelHasTheRanksSizes) {
+  const ModelShard plan = ShardModel(Shape("gpt2", 12, 12, 3072, 50257), 4, 3);
   EXPECT_EQ(plan.local.num_q_heads, 3);
   EXPECT_EQ(plan.local.num_kv_heads, 3);
   EXPECT_EQ(plan.local.intermediate_size, 768);
@@ -154,11 +154,11 @@ TEST(ShardPlanTest, TheLocalModelHasTheRanksSizes) {
   EXPECT_EQ(plan.local.vocab_size, plan.vocabulary.count);
   EXPECT_EQ(plan.local.hidden_size, 64);
   // 3 units of 8 neurons: one rank has two of them.
-  EXPECT_EQ(PlanShard(Shape("qwen3", 2, 2, 24, 64), 2, 0).local.intermediate_size, 8);
-  EXPECT_EQ(PlanShard(Shape("qwen3", 2, 2, 24, 64), 2, 1).local.intermediate_size, 16);
+  EXPECT_EQ(ShardModel(Shape("qwen3", 2, 2, 24, 64), 2, 0).local.intermediate_size, 8);
+  EXPECT_EQ(ShardModel(Shape("qwen3", 2, 2, 24, 64), 2, 1).local.intermediate_size, 16);
 }
 
-TEST(ShardPlanTest, RefusalsListTheAllowedNumbersOfRanks) {
+TEST(ModelShardTest, RefusalsListTheAllowedNumbersOfRanks) {
   EXPECT_EQ(AllowedWorldSizes(Shape("qwen3", 32, 8, 9728, 151936)),
             (std::vector<int32_t>{1, 2, 4, 8, 16, 32}));
   EXPECT_EQ(AllowedWorldSizes(Shape("qwen2", 14, 2, 4864, 151936)),
@@ -167,7 +167,7 @@ TEST(ShardPlanTest, RefusalsListTheAllowedNumbersOfRanks) {
   EXPECT_EQ(AllowedWorldSizes(Shape("qwen3", 4, 4, 4, 4)), (std::vector<int32_t>{1}));
   const ModelSpec spec = Shape("qwen2", 14, 2, 4864, 151936);
   const auto refused = [&](int32_t world, int32_t rank, const std::vector<std::string>& says) {
-    return Refuses<InvalidArgument>([&] { PlanShard(spec, world, rank); }, says);
+    return Refuses<InvalidArgument>([&] { ShardModel(spec, world, rank); }, says);
   };
   EXPECT_TRUE(refused(4, 0, {"14 query heads, 2 KV heads", "among 4 ranks; allowed: 1, 2, 14"}));
   EXPECT_TRUE(refused(0, 0, {"among 0 ranks; allowed: 1, 2, 14"}));
@@ -179,7 +179,7 @@ TEST(ShardPlanTest, RefusalsListTheAllowedNumbersOfRanks) {
 TEST(ShardWeightsTest, RandomWeightsAreRefused) {
   const ModelSpec spec = Shape("qwen3", 2, 2, 16, 16);
   EXPECT_TRUE(Refuses<InvalidArgument>(
-      [&] { ShardWeights(RandomWeights(spec, 1), PlanShard(spec, 2, 0)); }, {"random weights"}));
+      [&] { ShardWeights(RandomWeights(spec, 1), ShardModel(spec, 2, 0)); }, {"random weights"}));
 }
 
 // Pages whose every access outside of `Allow` ends the process.
@@ -237,7 +237,7 @@ TEST(ShardWeightsTest, ReadingAShardTouchesOnlyItsPages) {
                                .bytes = 4 * kLine * int64_t{sizeof(float)},
                                .row_stride = transposed ? 1 : kLine,
                                .column_stride = transposed ? kLine : 1};
-        ShardPlan plan = PlanShard(Shape("qwen3", 2, 2, lines_divided ? 16 : kLine, 16), 2, rank);
+        ModelShard plan = ShardModel(Shape("qwen3", 2, 2, lines_divided ? 16 : kLine, 16), 2, rank);
         if (lines_divided) plan.intermediate = {2 * rank, 2};
         ModelWeights weights;
         weights.layers.resize(1);
@@ -261,7 +261,7 @@ TEST(PrefetchWeightsTest, StaysInTheFilesOfTheCheckpoint) {
   const Checkpoint checkpoint(folder.Path());
   ModelWeights weights = BindWeights(checkpoint, spec);
   EXPECT_NO_THROW(PrefetchWeights(checkpoint, weights));
-  EXPECT_NO_THROW(PrefetchWeights(checkpoint, ShardWeights(weights, PlanShard(spec, 1, 0))));
+  EXPECT_NO_THROW(PrefetchWeights(checkpoint, ShardWeights(weights, ShardModel(spec, 1, 0))));
   // Prefetch refuses what is not in a file, so this shows that the last tensor is asked for.
   const float elsewhere = 0;
   weights.layers.back().down_bias.data = &elsewhere;
