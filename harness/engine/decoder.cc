@@ -336,10 +336,13 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled,
   for (const StepSlice& slice : scheduled.prefill) {
     prefill.num_tokens += slice.count;
     const SequencePages& pages = slice.sequence->pages;
-    if (prefill.kind == AttentionKind::kPagedPrefill) {
-      AddRoom(prefill, pages, slice.begin + slice.count);
-    } else {  // every token is a separate sequence
-      for (int64_t i = 0; i < slice.count; ++i) AddRoom(prefill, pages, slice.begin + i + 1);
+    switch (prefill.kind) {
+      case AttentionKind::kPagedPrefill:
+        AddRoom(prefill, pages, slice.begin + slice.count);
+        break;
+      case AttentionKind::kChunkDecode:  // every token is a separate sequence
+        for (int64_t i = 0; i < slice.count; ++i) AddRoom(prefill, pages, slice.begin + i + 1);
+        break;
     }
     if (slice.draws) shape.logit_rows = std::max(shape.logit_rows, slice.seat + 1);
   }
@@ -374,7 +377,7 @@ std::vector<SharedRun> Decoder::SharedRunsOf(const ScheduledStep& scheduled) con
     if (scheduled.decode[row].sequence != nullptr)
       chains[row] = scheduled.decode[row].sequence->chunks;
   }
-  return SharedRunsOfChains(chains, scheduler_.Chunks(), config_.options.page_size, config_.group,
+  return SharedRunsOfChains(chains, scheduler_.Chunks(), config_.layout.Pages(), config_.group,
                             config_.options.sharing);
 }
 
@@ -448,7 +451,7 @@ void Decoder::WriteRows(const ScheduledStep& scheduled, const StepShape& shape,
 int64_t Decoder::WriteDecodeTable(const ScheduledStep& scheduled, const StepShape& shape,
                                   const StepArrays& arrays, std::span<SharedRun> shared) const {
   TableWriter table(shape.decode, arrays.decode);
-  SharedTableWriter contexts(table, shared, config_.options.page_size);
+  SharedTableWriter contexts(table, shared, config_.layout.Pages());
   for (size_t row = 0; row < static_cast<size_t>(shape.decode.num_seqs); ++row) {
     const Sequence* sequence =
         row < scheduled.decode.size() ? scheduled.decode[row].sequence : nullptr;
@@ -468,10 +471,13 @@ void Decoder::WritePrefillTable(const ScheduledStep& scheduled, const StepShape&
   TableWriter table(shape.prefill, arrays.prefill);
   for (const StepSlice& slice : scheduled.prefill) {
     const SequencePages& pages = slice.sequence->pages;
-    if (shape.prefill.kind == AttentionKind::kPagedPrefill) {
-      AddRuns(table, pages, slice.begin + slice.count, slice.count);
-    } else {
-      for (int64_t i = 0; i < slice.count; ++i) AddRuns(table, pages, slice.begin + i + 1, 1);
+    switch (shape.prefill.kind) {
+      case AttentionKind::kPagedPrefill:
+        AddRuns(table, pages, slice.begin + slice.count, slice.count);
+        break;
+      case AttentionKind::kChunkDecode:
+        for (int64_t i = 0; i < slice.count; ++i) AddRuns(table, pages, slice.begin + i + 1, 1);
+        break;
     }
   }
 }

@@ -209,47 +209,51 @@ void ForwardPass::Attention(const AttentionShape& shape, const AttentionArrays& 
   if (shape.num_tokens == 0) return;
   const std::byte* q = buffers_.qkv + begin * qkv_width_ * element_bytes_;
   std::byte* out = buffers_.attention + begin * spec_.QSize() * element_bytes_;
-  if (shape.kind == AttentionKind::kPagedPrefill) {
-    Run(StepOp::kPagedPrefill, ops_.paged_prefill,
-        {.dtype = dtype_,
-         .num_q_heads = spec_.num_q_heads,
-         .causal = true,
-         .scale = scale_,
-         .layout = config_.layout,
-         .table = arrays.Table(shape),
-         .total_tokens = shape.num_tokens,
-         .q_indptr = arrays.q_indptr,
-         .q = q,
-         .q_stride = qkv_width_,
-         .kv = kv,
-         .out = out,
-         .out_stride = spec_.QSize(),
-         .variant = config_.Ablates(Ablation::kHopper) ? PagedPrefillVariant::kPortable
-                                                       : PagedPrefillVariant::kAuto,
-         .tile_tokens = shape.tile_tokens,
-         .num_blocks = shape.num_blocks,
-         .num_tiles = shape.num_tiles,
-         .tiles = arrays.tiles});
-    return;
+  switch (shape.kind) {
+    case AttentionKind::kPagedPrefill:
+      Run(StepOp::kPagedPrefill, ops_.paged_prefill,
+          {.dtype = dtype_,
+           .num_q_heads = spec_.num_q_heads,
+           .causal = true,
+           .scale = scale_,
+           .layout = config_.layout,
+           .table = arrays.Table(shape),
+           .total_tokens = shape.num_tokens,
+           .q_indptr = arrays.q_indptr,
+           .q = q,
+           .q_stride = qkv_width_,
+           .kv = kv,
+           .out = out,
+           .out_stride = spec_.QSize(),
+           .variant = config_.Ablates(Ablation::kHopper) ? PagedPrefillVariant::kPortable
+                                                         : PagedPrefillVariant::kAuto,
+           .tile_tokens = shape.tile_tokens,
+           .num_blocks = shape.num_blocks,
+           .num_tiles = shape.num_tiles,
+           .tiles = arrays.tiles});
+      break;
+    case AttentionKind::kChunkDecode: {
+      ChunkDecodeParams params{.dtype = dtype_,
+                               .num_q_heads = spec_.num_q_heads,
+                               .scale = scale_,
+                               .layout = config_.layout,
+                               .table = arrays.Table(shape),
+                               .q = q,
+                               .q_stride = qkv_width_,
+                               .kv = kv,
+                               .out = out,
+                               .out_stride = spec_.QSize(),
+                               .only_last_is_new = decodes};
+      if (workspace != nullptr) {
+        params.plan = DecodeRoomOf(shape).View(arrays.plan);
+        params.workspace = workspace->data;
+        params.workspace_bytes = workspace->bytes;
+        params.max_partials = workspace->max_partials;
+      }
+      Run(StepOp::kChunkDecode, ops_.chunk_decode, params);
+      break;
+    }
   }
-  ChunkDecodeParams params{.dtype = dtype_,
-                           .num_q_heads = spec_.num_q_heads,
-                           .scale = scale_,
-                           .layout = config_.layout,
-                           .table = arrays.Table(shape),
-                           .q = q,
-                           .q_stride = qkv_width_,
-                           .kv = kv,
-                           .out = out,
-                           .out_stride = spec_.QSize(),
-                           .only_last_is_new = decodes};
-  if (workspace != nullptr) {
-    params.plan = DecodeRoomOf(shape).View(arrays.plan);
-    params.workspace = workspace->data;
-    params.workspace_bytes = workspace->bytes;
-    params.max_partials = workspace->max_partials;
-  }
-  Run(StepOp::kChunkDecode, ops_.chunk_decode, params);
 }
 
 void ForwardPass::SplitMlp(const DeviceLayerWeights& layer, int64_t tokens) {

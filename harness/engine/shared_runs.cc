@@ -54,13 +54,9 @@ struct Stretch {
 
 class Search {
  public:
-  Search(const ChunkRegistry& registry, int32_t page_size, int32_t group, bool always,
+  Search(const ChunkRegistry& registry, const PageSplit& split, int32_t group, bool always,
          std::vector<SharedRun>& found)
-      : registry_(registry),
-        split_(PagesOfSize(page_size)),
-        group_(group),
-        always_(always),
-        found_(found) {}
+      : registry_(registry), split_(split), group_(group), always_(always), found_(found) {}
 
   // `rows` are sorted and share their first `common` chunks. All of these chunks but the stretch
   // are in the `depth` runs that the rows already have.
@@ -118,7 +114,7 @@ class Search {
 }  // namespace
 
 std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkId>> chains,
-                                          const ChunkRegistry& registry, int32_t page_size,
+                                          const ChunkRegistry& registry, const PageSplit& split,
                                           int32_t group, ChunkSharing sharing) {
   std::vector<SharedRun> found;
   if (sharing == ChunkSharing::kNever) return found;
@@ -131,8 +127,7 @@ std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkI
   }
   if (rows.size() < 2) return found;
   std::ranges::sort(rows, Before);
-  Search(registry, page_size, group, sharing == ChunkSharing::kAlways, found)
-      .Branches(rows, 0, {}, 0);
+  Search(registry, split, group, sharing == ChunkSharing::kAlways, found).Branches(rows, 0, {}, 0);
   // The sort is stable because runs with the same first member were found in the order in which
   // they begin.
   std::ranges::stable_sort(found, {}, [](const SharedRun& run) { return run.members.front().seq; });
@@ -140,8 +135,8 @@ std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkI
 }
 
 SharedTableWriter::SharedTableWriter(TableWriter& table, std::span<SharedRun> runs,
-                                     int32_t page_size)
-    : table_(table), runs_(runs), split_(PagesOfSize(page_size)) {
+                                     const PageSplit& split)
+    : table_(table), runs_(runs), split_(split) {
   for (size_t i = 0; i < runs.size(); ++i) {
     runs[i].chunks.clear();
     const auto last = static_cast<size_t>(runs[i].members.back().seq);

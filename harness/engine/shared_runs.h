@@ -24,7 +24,7 @@ inline constexpr int32_t kMaxSharedRuns = 4;
 // kWhenItPays, it ends where no tile of chunk_decode is divided, and is kept only if SharingPays
 // for `group` query heads per KV head.
 std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkId>> chains,
-                                          const ChunkRegistry& registry, int32_t page_size,
+                                          const ChunkRegistry& registry, const PageSplit& split,
                                           int32_t group, ChunkSharing sharing);
 
 // Writes the contexts of decode rows one after another. All members of a shared run list the same
@@ -32,7 +32,7 @@ std::vector<SharedRun> SharedRunsOfChains(std::span<const std::span<const ChunkI
 // and `runs`, and sets the chunks of the runs.
 class SharedTableWriter {
  public:
-  SharedTableWriter(TableWriter& table, std::span<SharedRun> runs, int32_t page_size);
+  SharedTableWriter(TableWriter& table, std::span<SharedRun> runs, const PageSplit& split);
 
   // Writes the context of row `row`: `length` tokens on these pages.
   void Add(size_t row, const SequencePages& pages, int64_t length);

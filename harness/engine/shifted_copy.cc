@@ -14,7 +14,7 @@ namespace {
 struct Room {
   Room(const DecoderConfig& config, int64_t num_pages, std::byte* base) {
     Carver carver(base);
-    const int64_t tokens = num_pages * config.layout.page_size;
+    const int64_t tokens = config.layout.Pages().TokensIn(num_pages);
     const int64_t row = int64_t{config.layout.num_kv_heads} * config.layout.head_dim;
     ends = carver.Take<int32_t>(4);
     numbers = carver.Take<int32_t>(num_pages + 1);

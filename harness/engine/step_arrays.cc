@@ -18,11 +18,14 @@ AttentionArrays PlaceAttention(const AttentionShape& shape, Carver& carver) {
   arrays.seq_chunks = carver.Take<int32_t>(shape.MaxChunks());
   arrays.chunk_lengths = carver.Take<int32_t>(shape.MaxChunks());
   arrays.chunk_page_indptr = carver.Take<int32_t>(shape.MaxChunks() + 1);
-  if (shape.kind == AttentionKind::kPagedPrefill) {
-    arrays.q_indptr = carver.Take<int32_t>(seqs + 1);
-    arrays.tiles = carver.Take<PagedPrefillTile>(shape.max_tiles);
-  } else if (shape.grid.num_lanes > 0) {
-    arrays.plan = carver.TakeBytes(DecodeRoomOf(shape).Bytes());
+  switch (shape.kind) {
+    case AttentionKind::kPagedPrefill:
+      arrays.q_indptr = carver.Take<int32_t>(seqs + 1);
+      arrays.tiles = carver.Take<PagedPrefillTile>(shape.max_tiles);
+      break;
+    case AttentionKind::kChunkDecode:
+      if (shape.grid.num_lanes > 0) arrays.plan = carver.TakeBytes(DecodeRoomOf(shape).Bytes());
+      break;
   }
   arrays.chunk_pages = carver.Take<int32_t>(shape.max_pages);
   return arrays;
@@ -124,24 +127,29 @@ bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
                    const PagedKvLayout& layout, int32_t num_q_heads, const DeviceFacts& device,
                    std::span<const SharedRun> runs, ChunkSharing sharing) {
   if (shape.num_seqs == 0 || device.sm_count == 0) return false;
-  if (shape.kind == AttentionKind::kChunkDecode && shape.grid.num_lanes == 0) return false;
-  if (shape.kind == AttentionKind::kPagedPrefill) {
-    const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
-                                                   num_q_heads, /*causal=*/true, device);
-    Require(std::ssize(plan.tiles) <= shape.max_tiles, "the plan of a step has ", plan.tiles.size(),
-            " tiles; there is room for ", shape.max_tiles);
-    std::ranges::copy(plan.tiles, arrays.tiles);
-    shape.num_blocks = plan.num_blocks;
-    shape.num_tiles = static_cast<int32_t>(plan.tiles.size());
-    shape.tile_tokens = plan.tile_tokens;
-    return false;
+  switch (shape.kind) {
+    case AttentionKind::kPagedPrefill: {
+      const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
+                                                     num_q_heads, /*causal=*/true, device);
+      Require(std::ssize(plan.tiles) <= shape.max_tiles, "the plan of a step has ",
+              plan.tiles.size(), " tiles; there is room for ", shape.max_tiles);
+      std::ranges::copy(plan.tiles, arrays.tiles);
+      shape.num_blocks = plan.num_blocks;
+      shape.num_tiles = static_cast<int32_t>(plan.tiles.size());
+      shape.tile_tokens = plan.tile_tokens;
+      return false;
+    }
+    case AttentionKind::kChunkDecode: {
+      if (shape.grid.num_lanes == 0) return false;
+      const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
+      const ChunkDecodePlan plan =
+          PlanChunkDecode(arrays.Table(shape), layout, num_q_heads, device,
+                          {.runs = runs, .sharing = sharing, .grid = shape.grid, .room = &room});
+      plan.CopyTo(room, arrays.plan);
+      return plan.reads_once;
+    }
   }
-  const ChunkDecodePlanRoom room = DecodeRoomOf(shape);
-  const ChunkDecodePlan plan =
-      PlanChunkDecode(arrays.Table(shape), layout, num_q_heads, device,
-                      {.runs = runs, .sharing = sharing, .grid = shape.grid, .room = &room});
-  plan.CopyTo(room, arrays.plan);
-  return plan.reads_once;
+  return false;
 }
 
 }  // namespace tokline

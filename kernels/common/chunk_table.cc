@@ -64,9 +64,9 @@ void Validate(const ChunkTableView& table, const PagedKvLayout& layout) {
     const int64_t begin = table.chunk_page_indptr[c], end = table.chunk_page_indptr[c + 1];
     Require(begin <= end, "chunk_page_indptr falls from ", begin, " to ", end, " at chunk ", c);
     const int64_t length = table.chunk_lengths[c];
-    Require(length >= 0 && length <= (end - begin) * layout.page_size, "chunk ", c, " has length ",
-            length, "; its ", end - begin, " pages of ", layout.page_size, " hold 0 to ",
-            (end - begin) * layout.page_size);
+    const int64_t most = layout.Pages().TokensIn(end - begin);
+    Require(length >= 0 && length <= most, "chunk ", c, " has length ", length, "; its ",
+            end - begin, " pages of ", layout.page_size, " hold 0 to ", most);
     for (int64_t p = begin; p < end; ++p) {
       Require(table.chunk_pages[p] >= 0 && table.chunk_pages[p] < layout.num_pages, "chunk ", c,
               " lists page ", table.chunk_pages[p], "; the pool has pages 0 to ",

@@ -20,7 +20,7 @@ enum class KvOrder : uint8_t {
 };
 
 // Splits a token's or slot's `position` into the page that holds it and the row within that page,
-// and puts a slot together of these. Loops keep a PageSplit because it stores the shift, which the
+// and combines these into a slot. Loops keep a PageSplit because it stores the shift, which the
 // layout would have to recompute each time.
 struct PageSplit {
   int32_t shift, mask;
@@ -37,7 +37,8 @@ struct PageSplit {
   }
   // Whether `tokens` tokens leave no room on their last page.
   constexpr bool Fill(int64_t tokens) const { return RowOf(tokens) == 0; }
-  // How many pages hold `tokens` tokens.
+  // How many tokens `pages` pages hold, and how many pages hold `tokens` tokens.
+  constexpr int64_t TokensIn(int64_t pages) const { return pages << shift; }
   constexpr int64_t PagesFor(int64_t tokens) const { return (tokens + mask) >> shift; }
 };
 
@@ -82,13 +83,13 @@ struct PagedKvLayout {
   TOKLINE_HOST_DEVICE constexpr int64_t ValueOffset(int64_t page, int32_t head, int32_t row) const {
     return KeyOffset(page, head, row) + KvStride();
   }
-  // The row of kHnd that tensor copies count in units of head_dim: of K if `value` is 0, of V if it
-  // is 1.
+  // The row of a kHnd pool, in units of head_dim, as tensor copies count rows: of K if `value` is
+  // 0, of V if it is 1.
   TOKLINE_HOST_DEVICE constexpr int64_t HeadRow(int64_t page, int32_t value, int32_t head,
                                                 int32_t row) const {
     return ((page * 2 + value) * num_kv_heads + head) * page_size + row;
   }
-  // Tokens of a box of a PagedKvMap: those of a page, at most those of a tile.
+  // The number of tokens in a box of a PagedKvMap: those of a page, but at most those of a tile.
   TOKLINE_HOST_DEVICE constexpr int32_t BoxTokens(int32_t tile_tokens) const {
     return page_size < tile_tokens ? page_size : tile_tokens;
   }
@@ -96,7 +97,7 @@ struct PagedKvLayout {
   TOKLINE_HOST_DEVICE constexpr int64_t NumSlots() const { return num_pages * page_size; }
 };
 
-// What a kernel needs of a layout of 2-byte elements, worked out once on the host. It then lies in
+// What a kernel needs from a layout of 2-byte elements, computed once on the host. It then lies in
 // constant memory, and takes neither registers nor instructions.
 struct PagedKvBytes {
   PagedKvBytes() = default;
@@ -106,7 +107,8 @@ struct PagedKvBytes {
         head(layout.HeadStride() * 2),
         row(static_cast<int32_t>(layout.RowStride() * 2)),
         pages(layout.Pages()) {}
-  // The offset of the K row at (page, head, position in the page); `value` further is the V row.
+  // The byte offset of the K row at (page, head, position in the page); the V row lies `value`
+  // bytes further.
   TOKLINE_HOST_DEVICE constexpr int64_t KeyOffset(int32_t at_page, int32_t at_head,
                                                   int32_t at_row) const {
     return at_page * page + at_head * head + int64_t{at_row} * row;

@@ -65,7 +65,7 @@ class Forest {
   SharedRuns Find(int32_t group, ChunkSharing sharing) const {
     std::vector<std::span<const ChunkId>> chains;
     for (const Row& row : rows) chains.emplace_back(row.chunks);
-    return SharedRunsOfChains(chains, registry_, page_size_, group, sharing);
+    return SharedRunsOfChains(chains, registry_, PagesOfSize(page_size_), group, sharing);
   }
   const ChunkRegistry& Registry() const { return registry_; }
   int32_t NumPages() const { return pool_.NumPages(); }
@@ -149,7 +149,7 @@ class Arrays {
 
   void Write(const Forest& forest, SharedRuns& shared, int32_t page_size) {
     TableWriter table(shape_.decode, arrays_);
-    SharedTableWriter contexts(table, shared, page_size);
+    SharedTableWriter contexts(table, shared, PagesOfSize(page_size));
     for (size_t row = 0; row < forest.rows.size(); ++row) {
       contexts.Add(row, forest.rows[row].pages, forest.rows[row].length);
     }
