@@ -25,14 +25,9 @@ from tokline.terminal import markdown_table, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDED = ("benches", "harness", "kernels", "scripts")  # folders that have a mutations.json in them or below them
-def in_order(paths):
-    """Records in the order in which they were made: mutations.json, mutations_2.json and so on, folder by folder."""
-    return sorted(paths, key=lambda path: (path.parent, int(path.stem.partition("_")[2] or 1)))
-
-
-RECORDS = in_order((ROOT / "results").glob("*/mutations*.json"))
+RECORDS = sorted((ROOT / "results").glob("*/mutations.json"))  # one for each device
 REPORT = ROOT / "docs/mutations.md"
-SCHEMA = 1
+SCHEMA = 2
 FIELDS = {"name", "bug", "file", "old", "new", "tests"}
 NO_DEVICE = 77  # exit code of a test program all of whose tests were skipped
 # After one of these, every later call of the process fails too.
@@ -46,6 +41,11 @@ examples:
   scripts/maintain/mutate build build/mutants_cuda
   scripts/maintain/mutate run build/mutants_cuda/mutants.tar.xz --out results/h200/mutations.json
   scripts/maintain/mutate report
+
+The --out of cpu and run is the record of a device, into which they merge their verdicts. It keeps those that
+count: of each mutation as it is now and each of its test programs, the newest. The others are dropped. It
+changes when all mutants have run; until then FILE.json.unfinished is what it would be. To keep what an
+interrupted run has, move that file to FILE.json.
 
 A mutation whose old text is no longer found exactly once is an error that names it: rewrite it for the code
 as it is now. A new kernel needs mutations of its own. One that survives needs a test, not another mutation.
@@ -112,11 +112,22 @@ def enclosing_definition(text, old):
     return None
 
 
+# A string or character literal, or a comment.
+LITERAL_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def code_of(text):
+    """C++ without comments, and with one space for any white space: what a bug can depend on."""
+    def kept(match):
+        return " " if match[0].startswith("/") else match[0]
+    return " ".join(LITERAL_OR_COMMENT.sub(kept, text).split())
+
+
 def digest(mutation, text):
-    """A hash of the change and of the function that it is made in, or of the whole file if there is none: a verdict
-    counts for exactly that. The file's name is not part of it, so it survives a move."""
+    """A hash of the change and of the code of the function that it is made in, or of the whole file if there is none:
+    a verdict counts for exactly that. The file's name is not part of it, so it survives a move."""
     parts = [enclosing_definition(text, mutation["old"]) or text, mutation["old"], mutation["new"]]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(map(code_of, parts)).encode()).hexdigest()[:16]
 
 
 def included(file, found=None):
@@ -136,7 +147,8 @@ def sources_of(mutation):
     if path.suffix in (".cc", ".cu"):
         return [str(path)]
     for kernel in [path.parent.name, *(test.removesuffix("_cuda_test") for test in mutation["tests"])]:
-        sources = [str(source.relative_to(ROOT)) for source in sorted((ROOT / path.parent.parent / kernel).glob("*.cu"))]
+        found = sorted((ROOT / path.parent.parent / kernel).glob("*.cu"))
+        sources = [str(source.relative_to(ROOT)) for source in found]
         if including := [source for source in sources if str(path) in included(source)]:
             return including
     raise Stop(f"mutation {mutation['name']}: no .cu of its kernel or its tests' includes {path}")
@@ -241,8 +253,8 @@ def chosen(arguments, wanted):
     mutations = with_tests(read_mutations(), wanted)
     if not arguments.missing:
         return mutations
-    records = read_records(RECORDS)
-    return [m for m in mutations if any(newest_result(records, m, test) is None for test in m["tests"])]
+    found = newest_results(read_runs(RECORDS))
+    return [m for m in mutations if any((m["name"], m["digest"], test) not in found for test in m["tests"])]
 
 
 def build(arguments):
@@ -262,10 +274,10 @@ def build(arguments):
 
 
 def cpu(arguments):
-    out = record_path(arguments.out)
+    out, tree = record_path(arguments.out), read_mutations()
     mutations = chosen(arguments, lambda test: not needs_gpu(test))
     programs = build_mutants(arguments, mutations, ["-DTOKLINE_CUDA=OFF", "-DTOKLINE_BUILD_BENCHES=ON"], ["CXX"])
-    return run_and_record(programs, mutations, revision(), None, jobs=1, out=out)
+    return run_and_record(programs, mutations, tree, revision(), None, jobs=1, out=out)
 
 
 def revision():
@@ -374,17 +386,36 @@ def record_path(text):
     out = Path(text)
     if out.is_dir() or not out.parent.is_dir():
         raise Stop(f"--out {out} is a folder, or is in none")
+    read_runs([out] if out.exists() else [])
     return out
 
 
-def record_text(record):
-    """JSON with one line per mutation."""
-    head = json.dumps({key: value for key, value in record.items() if key != "mutations"})
-    return head[:-1] + ', "mutations": [\n' + ",\n".join(map(json.dumps, record["mutations"])) + "\n]}\n"
+def record_text(runs):
+    """JSON with one line per run and one per mutation."""
+    lines = []
+    for one in runs:
+        head = json.dumps({key: value for key, value in one.items() if key != "mutations"})
+        lines.append(head[:-1] + ', "mutations": [\n' + ",\n".join(map(json.dumps, one["mutations"])) + "\n]}")
+    return f'{{"schema": {SCHEMA}, "runs": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
-def run_and_record(programs, mutations, revised, gpu, jobs, out):
-    """Writes OUT when all have run; until then, what has is in OUT.unfinished."""
+def merged(runs, tree):
+    """The runs with only the verdicts that count for the mutations of the tree. A run without any is left out."""
+    wanted = {(m["name"], m["digest"], test) for m in tree for test in m["tests"]}
+    newest = {key: one for key, (one, _) in newest_results(runs).items() if key in wanted}
+    kept = []
+    for one in runs:
+        verdicts = []
+        for verdict in one["mutations"]:
+            results = {test: result for test, result in verdict["results"].items()
+                       if newest.get((verdict["name"], verdict["digest"], test)) is one}
+            verdicts += [{**verdict, "results": results}] if results else []
+        kept += [{**one, "mutations": verdicts}] if verdicts else []
+    return kept
+
+
+def run_and_record(programs, mutations, tree, revised, gpu, jobs, out):
+    """Merges the verdicts into OUT when all have run; until then, OUT.unfinished is what it would be."""
     if not mutations:
         raise Stop("no mutation to run")
     unfinished = out.with_name(out.name + ".unfinished")
@@ -393,10 +424,11 @@ def run_and_record(programs, mutations, revised, gpu, jobs, out):
     results = {}
     for name, test, result in run_mutants(programs, mutations, unmutated, jobs):
         results.setdefault(name, {})[test] = result
-        record = {"schema": SCHEMA, "revision": revised, "gpu": gpu, "unmutated": unmutated,
-                  "mutations": [{"name": m["name"], "digest": m["digest"], "results": results[m["name"]]}
-                                for m in mutations if m["name"] in results]}
-        write_whole(unfinished, record_text(record))
+        new = {"revision": revised, "gpu": gpu, "unmutated": unmutated,
+               "mutations": [{"name": m["name"], "digest": m["digest"], "results": results[m["name"]]}
+                             for m in mutations if m["name"] in results]}
+        before = read_runs([out] if out.exists() else [])
+        write_whole(unfinished, record_text(merged([*before, new], tree)))
     unfinished.replace(out)
     survivors = [(name, test) for name, tests in results.items() for test, result in tests.items()
                  if not result["caught_by"]]
@@ -410,7 +442,8 @@ def run_and_record(programs, mutations, revised, gpu, jobs, out):
 
 
 def run(arguments):
-    out = record_path(arguments.out)
+    out, tree = record_path(arguments.out), read_mutations()
+    now = {(m["name"], m["digest"]) for m in tree}
     with tempfile.TemporaryDirectory() as scratch:
         programs = Path(arguments.mutants)
         if programs.is_file():
@@ -421,7 +454,10 @@ def run(arguments):
             programs = programs / "programs"
         programs = programs.resolve()
         manifest = read_json(programs / "manifest.json")
-        return run_and_record(programs, manifest["mutations"], manifest["revision"], gpu_name(), arguments.jobs, out)
+        mutations = [m for m in manifest["mutations"] if (m["name"], m["digest"]) in now]
+        if lapsed := [m["name"] for m in manifest["mutations"] if m not in mutations]:
+            print(f"not run, because the tree has them otherwise now: {', '.join(lapsed)}", flush=True)
+        return run_and_record(programs, mutations, tree, manifest["revision"], gpu_name(), arguments.jobs, out)
 
 
 # ---- list and report ----
@@ -433,47 +469,60 @@ def list_mutations(_):
     return 0
 
 
-def read_records(paths):
-    records = [read_json(path) for path in paths]
-    for path, record in zip(paths, records):
-        if record.get("schema") != SCHEMA:
-            raise Stop(f"{path} has schema {record.get('schema')}; this reads {SCHEMA}")
-        record["run"] = f"{record['gpu'] or 'CPU'}, {record['revision']}"
-        record["entries"] = {entry["name"]: entry for entry in record["mutations"]}
-    return records
+def read_runs(paths):
+    """The runs of the records, of each the oldest first."""
+    runs = []
+    for path in paths:
+        record = read_json(path)
+        schema = record.get("schema") if isinstance(record, dict) else None
+        if schema != SCHEMA:
+            raise Stop(f"{path} has schema {schema}; this reads {SCHEMA}")
+        for one in with_fields(path, record, "schema", "runs")["runs"]:
+            runs.append(with_fields(path, one, "revision", "gpu", "unmutated", "mutations"))
+            for verdict in one["mutations"]:
+                with_fields(path, verdict, "name", "digest", "results")
+    return runs
 
 
-def newest_result(records, mutation, test):
-    """(run, what the test program did) according to the last record that has the mutation as it is now."""
-    for record in reversed(records):
-        entry = record["entries"].get(mutation["name"])
-        if entry and entry["digest"] == mutation["digest"] and test in entry["results"]:
-            return record["run"], entry["results"][test]
-    return None
+def with_fields(path, part, *fields):
+    found = sorted(part) if isinstance(part, dict) else part
+    if found != sorted(fields):
+        raise Stop(f"{path} has {found} where the fields must be {sorted(fields)}")
+    return part
+
+
+def run_name(one):
+    return f"{one['gpu'] or 'CPU'}, {one['revision']}"
+
+
+def newest_results(runs):
+    """{(mutation, digest, test program): (run, what the program did)} according to the last run that has each."""
+    return {(verdict["name"], verdict["digest"], test): (one, result)
+            for one in runs for verdict in one["mutations"] for test, result in verdict["results"].items()}
 
 
 def report(arguments):
-    mutations, records = read_mutations(), read_records(arguments.results)
+    mutations, all_runs = read_mutations(), read_runs(arguments.results)
+    newest = newest_results(all_runs)
     rows, survived, not_run = [], 0, 0
-    tried = {record["run"]: set() for record in records}
+    tried = {run_name(one): set() for one in all_runs}
     for mutation in mutations:
         cells, runs = [], []
         for test in mutation["tests"]:
-            found = newest_result(records, mutation, test)
-            if found is None:
+            one, result = newest.get((mutation["name"], mutation["digest"], test), (None, None))
+            if one is None:
                 cells.append(f"**not run yet**: `{test}`")
                 continue
-            run_name, result = found
-            tried[run_name].add(mutation["name"])
-            runs += [run_name] if run_name not in runs else []
+            tried[run_name(one)].add(mutation["name"])
+            runs += [run_name(one)] if run_name(one) not in runs else []
             cells.append(", ".join(f"`{name}`" + ("" if how == "fails" else f" ({how})")
                                    for name, how in result["caught_by"].items())
                          or f"**survived** `{test}`")
         survived += any(cell.startswith("**survived**") for cell in cells)
         not_run += any(cell.startswith("**not run yet**") for cell in cells)
         rows.append([mutation["bug"], f"`{mutation['file']}`", "; ".join(cells), "; ".join(runs)])
-    runs = [[record["run"], str(len(tried[record["run"]])), str(len(record["unmutated"])),
-             str(sum(facts["tests"] for facts in record["unmutated"].values()))] for record in records]
+    runs = [[run_name(one), str(len(tried[run_name(one)])), str(len(one["unmutated"])),
+             str(sum(facts["tests"] for facts in one["unmutated"].values()))] for one in all_runs]
     lines = [
         "# Seeded bugs and the tests that catch them",
         "",
@@ -490,10 +539,10 @@ def report(arguments):
         "",
         *markdown_table(["bug", "where", "caught by", "run"], rows),
     ]
-    for record in records:
-        skipped = sorted({bare_name(t) for facts in record["unmutated"].values() for t in facts["skipped"]})
+    for one in all_runs:
+        skipped = sorted({bare_name(t) for facts in one["unmutated"].values() for t in facts["skipped"]})
         if skipped:
-            lines += ["", f"Skipped in {record['run']}: " + ", ".join(f"`{n}`" for n in skipped) + "."]
+            lines += ["", f"Skipped in {run_name(one)}: " + ", ".join(f"`{n}`" for n in skipped) + "."]
     Path(arguments.out).write_text(wrapped("\n".join(lines)) + "\n", encoding="utf-8")
     print(f"{arguments.out}: {len(mutations)} bugs, {survived} survived, {not_run} not run yet")
     return 1 if survived else 0
@@ -517,12 +566,13 @@ def main():
                              help="only those that no record in results/ has as they are now")
     on_gpu = add("run", run, "run the CUDA tests of all mutants; needs a GPU and no compiler")
     on_gpu.add_argument("mutants", metavar="MUTANTS", help="mutants.tar.xz, or the OUT_DIR of build")
-    on_gpu.add_argument("--jobs", type=positive, default=4, metavar="N", help="programs at once. Default: 4")
+    on_gpu.add_argument("--jobs", type=positive, default=min(os.cpu_count() or 1, 16), metavar="N",
+                        help="programs at once. Default: the number of CPUs, at most 16")
     for command in (on_cpu, on_gpu):
-        command.add_argument("--out", required=True, metavar="FILE.json", help="the record")
+        command.add_argument("--out", required=True, metavar="FILE.json", help="the record that gets the verdicts")
     command = add("report", report, "write docs/mutations.md from the records of cpu and run")
     command.add_argument("--results", nargs="+", default=RECORDS, metavar="FILE.json",
-                         help="records; of several with a verdict the last counts. Default: results/*/mutations*.json")
+                         help="records; of several with a verdict the last counts. Default: results/*/mutations.json")
     command.add_argument("--out", default=REPORT, metavar="FILE.md")
     arguments = parsed.parse_args()
     try:

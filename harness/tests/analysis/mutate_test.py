@@ -42,11 +42,10 @@ def mutation(name, old="2 * b", new="b", tests=("sum_test",), file="sum.cc"):
     return {"name": name, "bug": f"bug of {name}", "file": file, "old": old, "new": new, "tests": list(tests)}
 
 
-def record(revision, gpu, results, mutations, text=SUM):
-    """A record of {mutation: {test program: tests that caught it}}, made when sum.cc held the text."""
+def run_of(revision, gpu, results, mutations, text=SUM):
+    """A run of {mutation: {test program: tests that caught it}}, made when sum.cc held the text."""
     digests = {m["name"]: mutate.digest(m, text) for m in mutations}
     return {
-        "schema": mutate.SCHEMA,
         "revision": revision,
         "gpu": gpu,
         "unmutated": {"sum_test": {"tests": 3, "skipped": [], "seconds": 0.1}},
@@ -62,6 +61,12 @@ def record(revision, gpu, results, mutations, text=SUM):
             for name, by_test in results.items()
         ],
     }
+
+
+def ends(failed=()):
+    """What run_tests() says of a program of which these tests failed."""
+    return {"code": 1 if failed else 0, "failed": list(failed), "skipped": [], "started": 1, "unended": [],
+            "output": "", "seconds": 0.1}
 
 
 # The first two show in times alone, and not on every host. The others are races that no test provokes: what would be
@@ -82,7 +87,7 @@ class MutateTest(unittest.TestCase):
         self.source.write_text(SUM)
 
     def run_command(self, *arguments, mutations, expect, folder="kernels"):
-        """What scripts/maintain/mutate prints when it is run in the scratch repository, of which one folder has mutations."""
+        """What scripts/maintain/mutate prints in the scratch repository, of which one folder has mutations."""
         data = self.root / folder / "mutations.json"
         data.write_text(json.dumps(mutations))
         self.addCleanup(data.unlink, missing_ok=True)
@@ -97,12 +102,12 @@ class MutateTest(unittest.TestCase):
         self.assertEqual(code, expect, out.getvalue() + err.getvalue())
         return out.getvalue() + err.getvalue()
 
-    def report(self, mutations, *records, expect=0):
-        """{bug: (caught by, run)} of the page, and the page."""
+    def report(self, mutations, *runs, expect=0):
+        """{bug: (caught by, run)} of the page of records of one run each, and the page."""
         paths = []
-        for i, one in enumerate(records):
+        for i, one in enumerate(runs):
             paths.append(self.root / f"record{i}.json")
-            paths[-1].write_text(json.dumps(one))
+            paths[-1].write_text(mutate.record_text([one]))
         page = self.root / "page.md"
         self.run_command("report", "--results", *paths, "--out", page, mutations=mutations, expect=expect)
         text = page.read_text()
@@ -110,6 +115,17 @@ class MutateTest(unittest.TestCase):
         table = [row for row in rows if row and row[0].startswith("bug of")]
         self.assertEqual([row[0] for row in table], [one["bug"] for one in mutations], "each stands once")
         return {row[0]: (row[2], row[3]) for row in table}, unwrapped(text)
+
+    def run_mutants(self, out, mutations, tree=None, revised="new", run_tests=lambda *_: ends(["A.B"])):
+        """What run_and_record() prints of mutants that do what run_tests says; unmutated programs pass."""
+        def run(program, *rest):
+            return ends() if program.parent.name == "unmutated" else run_tests(program, *rest)
+
+        said = io.StringIO()
+        with (mock.patch.object(mutate, "run_tests", run), contextlib.redirect_stdout(said),
+              contextlib.redirect_stderr(said)):
+            mutate.run_and_record(self.root, mutations, tree or mutations, revised, "gpu", 1, out)
+        return said.getvalue()
 
     def test_a_bug_counts_by_the_last_record_that_has_it_as_it_is_now(self):
         mutations = [mutation("old", tests=["sum_cuda_test"]), mutation("both", tests=["sum_test", "sum_cuda_test"]),
@@ -119,8 +135,8 @@ class MutateTest(unittest.TestCase):
         of_gpu = {"old": {"sum_cuda_test": ["CudaTest.A"]},
                   "both": {"sum_test": ["Test.Old"], "sum_cuda_test": ["CudaTest.B"]},
                   "rewritten": {"sum_cuda_test": ["CudaTest.C"]}}
-        rows, text = self.report(mutations, record("aaa", "A GPU", of_gpu, before),
-                                 record("bbb", None, {"both": {"sum_test": ["Test.New"]}}, mutations))
+        rows, text = self.report(mutations, run_of("aaa", "A GPU", of_gpu, before),
+                                 run_of("bbb", None, {"both": {"sum_test": ["Test.New"]}}, mutations))
         self.assertEqual(rows["bug of old"], ("`CudaTest.A`", "A GPU, aaa"))
         self.assertEqual(rows["bug of both"], ("`Test.New`; `CudaTest.B`", "CPU, bbb; A GPU, aaa"))
         for bug in ("bug of rewritten", "bug of added"):
@@ -143,7 +159,7 @@ class MutateTest(unittest.TestCase):
             (before.replace("int Sum(int a, int b)", "int Sum(long a, int b)"), []),
         ):
             self.source.write_text(changed)
-            rows, _ = self.report([bug, whole], record("aaa", "A GPU", caught, [bug, whole], before))
+            rows, _ = self.report([bug, whole], run_of("aaa", "A GPU", caught, [bug, whole], before))
             self.assertEqual([name for name in caught if rows[f"bug of {name}"][1]], standing, changed)
 
     def test_the_text_of_a_verdict_is_the_definition_around_the_change(self):
@@ -164,6 +180,18 @@ class MutateTest(unittest.TestCase):
         ):
             self.assertEqual(mutate.enclosing_definition(text, old), whole, old)
 
+    def test_a_verdict_outlives_comments_and_line_breaks_but_no_change_of_code(self):
+        digest = mutate.digest(mutation("here"), SUM)
+        for old, new, same in (
+            ("same = a == b;", "same =\n      a == b;  // it's the same\n", True),
+            ("{\n", "{  /* adds\n them */\n  // \"twice\n", True),
+            ("a == b", "a != b", False),
+            ("same = a == b;", 'same = "//1" == b;', False),
+        ):
+            self.assertEqual(mutate.digest(mutation("here"), SUM.replace(old, new)) == digest, same, new)
+        words = [mutate.code_of(f'Say("{word} // or not", \'"\');  // at all') for word in ("so", "no")]
+        self.assertEqual(words, ['Say("so // or not", \'"\');', 'Say("no // or not", \'"\');'])
+
     def test_mutations_are_those_of_all_folders_and_move_with_them(self):
         said = self.run_command("list", mutations=[mutation("here")], expect=0)
         self.assertIn("kernels/sum.cc, caught by sum_test", said)
@@ -180,16 +208,17 @@ class MutateTest(unittest.TestCase):
     def test_a_bug_that_one_of_its_programs_misses_survives(self):
         mutations = [mutation("seen", tests=["sum_test", "other_test"])]
         results = {"seen": {"sum_test": ["Test.A"], "other_test": []}}
-        rows, text = self.report(mutations, record("aaa", None, results, mutations), expect=1)
+        rows, text = self.report(mutations, run_of("aaa", None, results, mutations), expect=1)
         self.assertEqual(rows["bug of seen"][0], "`Test.A`; **survived** `other_test`")
         self.assertIn("0 are caught by every test program that is named for them, 1 survive", text)
 
     def test_missing_are_those_without_a_verdict_as_they_are_now(self):
         mutations = [mutation(name) | {"digest": name} for name in ("run", "rewritten", "new")]
         ran = {"sum_test": {"caught_by": {"Test.A": "fails"}}}
-        entries = {"run": {"digest": "run", "results": ran}, "rewritten": {"digest": "older", "results": ran}}
+        run = {"mutations": [{"name": "run", "digest": "run", "results": ran},
+                             {"name": "rewritten", "digest": "older", "results": ran}]}
         with (mock.patch.object(mutate, "read_mutations", return_value=mutations),
-              mock.patch.object(mutate, "read_records", return_value=[{"run": "CPU", "entries": entries}])):
+              mock.patch.object(mutate, "read_runs", return_value=[run])):
             for missing, names in ((True, ["rewritten", "new"]), (False, ["run", "rewritten", "new"])):
                 found = mutate.chosen(mock.Mock(missing=missing), lambda test: True)
                 self.assertEqual([one["name"] for one in found], names)
@@ -220,9 +249,81 @@ class MutateTest(unittest.TestCase):
             file.write_text(text, encoding="utf-8")
             (file.parent / "mutations.json").unlink()
 
-    def test_the_tenth_record_comes_after_the_second(self):
-        names = ["mutations.json", "mutations_2.json", "mutations_10.json"]
-        self.assertEqual([path.name for path in mutate.in_order(Path("cpu") / name for name in sorted(names))], names)
+    def test_a_device_has_one_record_of_which_every_verdict_could_count(self):
+        results = mutate.ROOT / "results"
+        self.assertEqual([str(path.relative_to(results)) for path in sorted(results.glob("*/mutations*"))],
+                         ["cpu/mutations.json", "h100/mutations.json", "h200/mutations.json"])
+        for path in mutate.RECORDS:
+            runs = mutate.read_runs([path])
+            self.assertEqual(path.read_text(), mutate.record_text(runs), path)
+            verdicts = [(m["name"], test) for one in runs for m in one["mutations"] for test in m["results"]]
+            self.assertEqual(len(verdicts), len(set(verdicts)), path)
+            self.assertTrue(all(one["mutations"] for one in runs), path)
+
+    def test_a_run_replaces_the_verdicts_that_it_has_and_drops_those_that_count_no_more(self):
+        both = ["sum_test", "sum_cuda_test"]
+        before = [mutation("again", tests=both), mutation("stays"), mutation("rewritten", new="4 * b"),
+                  mutation("gone"), mutation("not_named", tests=both)]
+        tree = [before[0], before[1], mutation("rewritten", new="3 * b"), mutation("not_named")]
+        tree = [one | {"digest": mutate.digest(one, SUM)} for one in tree]
+        first = {name: {"sum_test": ["Test.A"]} for name in ("again", "rewritten", "gone")}
+        first["again"]["sum_cuda_test"] = ["CudaTest.A"]
+        second = {"stays": {"sum_test": ["Test.B"]}, "not_named": {"sum_cuda_test": ["Test.B"]}}
+        folder = self.root / "results"
+        for name in ("one", "other"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "mutations.json").write_text(mutate.record_text(
+                [run_of(f"{name} first", "gpu", first, before), run_of(f"{name} second", "gpu", second, before),
+                 run_of("lapsed", "gpu", {"rewritten": {"sum_test": ["Test.C"]}}, before)]))
+        untouched = (folder / "other/mutations.json").read_bytes()
+        out = folder / "one/mutations.json"
+        self.run_mutants(out, mutate.with_tests(tree[:1], lambda test: test == "sum_test"), tree)
+        found = [(one["revision"], m["name"], test, list(result["caught_by"])) for one in mutate.read_runs([out])
+                 for m in one["mutations"] for test, result in m["results"].items()]
+        self.assertEqual(found, [("one first", "again", "sum_cuda_test", ["CudaTest.A"]),
+                                 ("one second", "stays", "sum_test", ["Test.B"]),
+                                 ("new", "again", "sum_test", ["A.B"])])
+        self.assertEqual([one["revision"] for one in mutate.read_runs([out])], ["one first", "one second", "new"])
+        self.assertEqual((folder / "other/mutations.json").read_bytes(), untouched)
+        self.assertEqual([path.name for path in out.parent.iterdir()], ["mutations.json"])
+
+    def test_mutants_that_the_tree_has_otherwise_are_not_run(self):
+        tree = [mutation(name, tests=["sum_cuda_test"]) for name in ("same", "rewritten")]
+        built = [*tree, mutation("gone", tests=["sum_cuda_test"])]
+        built = [one | {"digest": mutate.digest(one, SUM)} for one in built]
+        built[1]["digest"] = "older"
+        (self.root / "manifest.json").write_text(json.dumps({"revision": "built", "mutations": built}))
+        with mock.patch.object(mutate, "run_and_record", return_value=0) as ran:
+            said = self.run_command("run", self.root, "--out", self.root / "r.json", mutations=tree, expect=0)
+        self.assertIn("not run, because the tree has them otherwise now: rewritten, gone", said)
+        self.assertEqual([one["name"] for one in ran.call_args.args[1]], ["same"])
+
+    def test_as_many_programs_run_at_once_as_there_are_cpus_up_to_16(self):
+        for cpus, jobs in ((64, 16), (3, 3), (None, 1)):
+            with (mock.patch.object(mutate.os, "cpu_count", return_value=cpus),
+                  mock.patch.object(mutate, "run", return_value=0) as run):
+                self.run_command("run", "programs", "--out", "r.json", mutations=[], expect=0)
+            self.assertEqual(run.call_args.args[0].jobs, jobs)
+
+    def test_a_broken_record_is_refused_before_the_work_with_what_it_has(self):
+        out = self.root / "r.json"
+        run = run_of("aaa", None, {}, [])
+        verdict = {"name": "any", "results": {}}
+        for text, why in (
+            ('{"schema": 2, "runs": [', "r.json is not JSON: Expecting value: line 1"),
+            ('{"schema": 1, "mutations": []}', "r.json has schema 1; this reads 2"),
+            ("[]", "r.json has schema None; this reads 2"),
+            ('{"schema": 2}', "r.json has ['schema'] where the fields must be ['runs', 'schema']"),
+            (mutate.record_text([run | {"host": 1}]), "r.json has ['gpu', 'host', 'mutations', 'revision',"),
+            (mutate.record_text([run | {"mutations": [verdict]}]), "r.json has ['name', 'results'] where the fields"),
+            ('{"schema": 2, "runs": [7]}', "r.json has 7 where the fields must be"),
+        ):
+            out.write_text(text)
+            for command in (("cpu", self.root / "out", "--out", out), ("run", self.root, "--out", out),
+                            ("report", "--results", out, "--out", self.root / "page.md")):
+                self.assertIn(why, self.run_command(*command, mutations=[mutation("any")], expect=1))
+            self.assertEqual(out.read_text(), text)
+        self.assertFalse((self.root / "out").exists())
 
     def test_the_committed_page_is_that_of_the_committed_records(self):
         page = self.root / "page.md"
@@ -241,9 +342,7 @@ class MutateTest(unittest.TestCase):
 
     def test_a_program_that_skips_all_of_its_tests_leaves_out_its_mutants_only(self):
         def run_tests(program, timeout, names=None):
-            skips = "host_cuda_test" in str(program)
-            return {"code": mutate.NO_DEVICE if skips else 0, "failed": [], "skipped": [], "started": 1, "unended": [],
-                    "output": "", "seconds": 0.1}
+            return ends() | {"code": mutate.NO_DEVICE if "host_cuda_test" in str(program) else 0}
 
         mutations = [
             {**mutation("here", tests=["sum_cuda_test"]), "digest": "0"},
@@ -251,36 +350,40 @@ class MutateTest(unittest.TestCase):
         ]
         out = self.root / "run.json"
         said = io.StringIO()
-        with mock.patch.object(mutate, "run_tests", run_tests), contextlib.redirect_stdout(said):
-            with contextlib.redirect_stderr(said):
-                mutate.run_and_record(self.root, mutations, {}, "gpu", 1, out)
-            self.assertEqual([m["name"] for m in json.loads(out.read_text())["mutations"]], ["here"])
+        with (mock.patch.object(mutate, "run_tests", run_tests), contextlib.redirect_stdout(said),
+              contextlib.redirect_stderr(said)):
+            mutate.run_and_record(self.root, mutations, mutations, "aaa", "gpu", 1, out)
+            [run] = mutate.read_runs([out])
+            self.assertEqual([m["name"] for m in run["mutations"]], ["here"])
             self.assertIn("0 of 1 mutations caught by every program named for them, 1 not run", said.getvalue())
             with self.assertRaisesRegex(Stop, "host_cuda_test skipped all of their tests: no CUDA device"):
-                mutate.run_and_record(self.root, mutations[1:], {}, "gpu", 1, out)
+                mutate.run_and_record(self.root, mutations[1:], mutations, "aaa", "gpu", 1, out)
 
-    def test_an_interrupted_run_keeps_what_it_has_beside_the_record_before(self):
+    def test_an_interrupted_run_leaves_the_record_whole_and_what_it_would_be_beside_it(self):
         def run_tests(program, *_):
             if program.parent.name == "second":
                 raise KeyboardInterrupt
-            failed = ["A.B"] if program.parent.name == "first" else []
-            return {"code": 1 if failed else 0, "failed": failed, "skipped": [], "started": 1, "unended": [],
-                    "output": "", "seconds": 0.1}
+            return ends(["A.B"])
 
         mutations = [{"name": name, "digest": name, "tests": ["a_cuda_test"]} for name in ("first", "second")]
         out = self.root / "run.json"
-        out.write_text("the record before")
-        with mock.patch.object(mutate, "run_tests", run_tests), contextlib.redirect_stdout(io.StringIO()):
+        self.run_mutants(out, mutations, revised="before")
+        before = out.read_bytes()
+        with self.assertRaises(KeyboardInterrupt):
+            self.run_mutants(out, mutations, run_tests=run_tests)
+        self.assertEqual(out.read_bytes(), before)
+        kept = mutate.read_runs([self.root / "run.json.unfinished"])
+        self.assertEqual([(one["revision"], m["name"]) for one in kept for m in one["mutations"]],
+                         [("before", "second"), ("new", "first")])
+        with mock.patch.object(mutate, "write_whole", side_effect=KeyboardInterrupt):  # while a file is written
             with self.assertRaises(KeyboardInterrupt):
-                mutate.run_and_record(self.root, mutations, {}, "gpu", 1, out)
-        self.assertEqual(out.read_text(), "the record before")
-        kept = json.loads((self.root / "run.json.unfinished").read_text())
-        self.assertEqual([m["name"] for m in kept["mutations"]], ["first"])
+                self.run_mutants(out, mutations)
+        self.assertEqual(out.read_bytes(), before)
 
     def test_a_run_of_no_mutation_does_not_take_what_an_earlier_one_left(self):
         (self.root / "run.json.unfinished").write_text("an earlier run's")
         with self.assertRaisesRegex(Stop, "no mutation to run"):
-            mutate.run_and_record(self.root, [], {}, "gpu", 1, self.root / "run.json")
+            self.run_mutants(self.root / "run.json", [])
         self.assertFalse((self.root / "run.json").exists())
 
     def test_every_source_that_includes_a_mutated_header_is_compiled(self):
@@ -305,7 +408,7 @@ class MutateTest(unittest.TestCase):
         self.assertIn("SURVIVED: missed in sum_test", said)
         self.assertIn("1 of 2 mutations caught by every program named for them", said)
         self.assertEqual(self.source.read_text(), SUM)
-        written = json.loads(path.read_text())
+        [written] = mutate.read_runs([path])
         self.assertEqual((written["gpu"], written["unmutated"]["sum_test"]["tests"]), (None, 1))
         caught = {m["name"]: {t: r["caught_by"] for t, r in m["results"].items()} for m in written["mutations"]}
         self.assertEqual(
