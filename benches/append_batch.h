@@ -1,4 +1,4 @@
-// New tokens and the slots of a paged pool that they are appended to.
+// New tokens and the slots of a paged pool to which they are appended.
 #pragma once
 
 #include <cstdint>

@@ -122,7 +122,7 @@ ShapeFile ShapesOfAxes(const std::vector<std::string>& families,
     // Bytes that are not UTF-8 are replaced.
     return ParseShapes("--axis", file.dump(-1, ' ', false, Json::error_handler_t::replace));
   }
-  // Those that no family has; if each is in some family, all of them.
+  // The axes that no family has or, if each is in some family, all of them.
   std::vector<Axis> unknown = axes;
   std::erase_if(unknown, [&](const Axis& axis) {
     return std::ranges::any_of(families, [&](const std::string& family) {

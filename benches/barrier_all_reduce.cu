@@ -14,9 +14,9 @@ namespace tokline::bench {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kMostBlocks = 36;  // vLLM's, which leaves the links enough to do
+constexpr int kMostBlocks = 36;  // vLLM's number, which keeps the links busy
 
-// Per block: how many meetings it has had, and what each rank has told it.
+// Per block: the number of its meetings so far, and the number that each rank has told it.
 struct BlockFlags {
   uint32_t meetings;
   uint32_t told[kMaxRanks];
@@ -37,7 +37,7 @@ __device__ __forceinline__ void Meet(const Arguments& args, uint32_t meeting) {
   if (peer < args.world_size) {
     ptx::StoreReleaseSystem4(&args.barriers[peer][blockIdx.x].told[args.rank], meeting);
     const uint32_t* const told = &args.barriers[args.rank][blockIdx.x].told[peer];
-    // A peer that goes on may already tell of the next meeting.
+    // A peer that is ahead may already report the next meeting.
     while (static_cast<int32_t>(ptx::LoadAcquireSystem4(told) - meeting) < 0) {
     }
   }

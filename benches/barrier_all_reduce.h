@@ -1,7 +1,7 @@
-// The custom all-reduce of other engines, as a peer to compare with: blocks of all GPUs meet at a
+// The custom all-reduce of other engines, as a peer for comparison: blocks of all GPUs meet at a
 // barrier of flags, read each other's partials over the links, add them, and meet again, so that no
 // partial is overwritten while it is read (the one-shot kernel of vLLM's custom_all_reduce.cuh). It
-// makes the sum alone. CUDA builds only.
+// only computes the sum. CUDA builds only.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,8 @@ constexpr float kNormEps = 1e-6f;
 // roundings remain; otherwise the rounded sums are equal or neighbours, as long as no more than
 // kMaxRanks + 1 terms are added.
 constexpr Tolerance kSum{2, 0x1p-19};
-// The norm of a sum that is its neighbour moves by up to two units more than kElementwise allows.
+// If a sum is rounded to its neighbour, its norm moves by up to two units more than kElementwise
+// allows.
 constexpr Tolerance kNormOfSum{kElementwise.ulps + 2, 0x1p-19};
 
 class VirtualRanksCase final : public BenchCase {

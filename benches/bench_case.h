@@ -42,7 +42,7 @@ class BenchCase {
   virtual Cost GetCost() const = 0;
   virtual void RunReference(const TensorSet& host) const = 0;
   virtual void LaunchCuda(const TensorSet& device, const LaunchOptions& options) const = 0;
-  // A part that the reference computes in well under a second.
+  // A part of the problem that the reference computes in well under a second.
   virtual SampledCase Sample(uint64_t seed) const = 0;
 
   const TensorList& tensors() const { return tensors_; }
@@ -79,7 +79,7 @@ class KernelCase : public BenchCase {
   Reference reference_;
 };
 
-// What a case may depend on apart from its shape.
+// What a case may depend on besides its shape.
 struct CaseContext {
   DType dtype = DType::kBf16;
   std::optional<DeviceFacts> device{};  // none when the reference runs
@@ -107,7 +107,7 @@ struct BenchProgram {
 int BenchMain(int argc, char** argv, const BenchProgram& program);
 
 // Returns `count` of the indices below `n` in ascending order, including the first and the last, or
-// the last alone if one is asked for; all of them if there are no more than `count`.
+// only the last if `count` is 1; all of them if there are at most `count`.
 std::vector<int64_t> PickIndices(int64_t n, int64_t count, uint64_t seed);
 
 // log2 of about 1 / sqrt(in_features): projections with such weights keep the scale of their input.

@@ -13,11 +13,11 @@ namespace {
 constexpr int32_t kPageSize = 256;
 constexpr Range kContexts = {1, 131072};
 
-// An error in one layer goes through all later ones. In simulations of 2 to 36 layers of the
+// An error in one layer passes through all later ones. In simulations of 2 to 36 layers of the
 // benches' random values, in which units in the last place of weights, K and V flip as roundings
-// do, the root mean square of a row's errors was at most 2.1 eps of that of the row, times the root
-// of the number of layers, and one error at most 6.7. About twice as much is allowed. In bf16, the
-// outputs of a model without attention are off by more than 160 eps.
+// do, the root mean square of a row's errors was at most 2.1 eps of that of the row, times the
+// square root of the number of layers, and a single error at most 6.7. About twice these values are
+// allowed. In bf16, the outputs of a model without attention are off by more than 160 eps.
 Tolerance StepTolerance(DType dtype, int32_t layers) {
   return {1, 16 * std::sqrt(static_cast<double>(layers)) * Epsilon(dtype), 0.25};
 }
@@ -38,8 +38,8 @@ int LayerLog2Scale(int64_t hidden) {
       std::lround(-0.5 * std::log2(kRms * std::sqrt(static_cast<double>(hidden)))));
 }
 
-// The new tokens are not appended: their K and V would go among the random inputs, which no launch
-// may change. Contexts are read as they are.
+// The new tokens are not appended: their K and V would be written among the random inputs, which no
+// launch may change. Contexts are read unchanged.
 class StepCase final : public BenchCase {
  public:
   StepCase(const DecodeStepShape& shape, const CaseContext& context)
@@ -72,7 +72,7 @@ class StepCase final : public BenchCase {
     workspace_ = tensors_.Workspace(workspace_bytes_);
   }
 
-  // What the new tokens' K and V would add to the writes is read instead.
+  // The bytes that the new tokens' K and V would add to the writes are read instead.
   Cost GetCost() const override {
     Cost cost = CostOf(Bind(SymbolicSet(tensors_)));
     const double new_kv = static_cast<double>(SizeOf(shape_.model.dtype)) * 2 *
@@ -90,7 +90,7 @@ class StepCase final : public BenchCase {
 #endif
   }
 
-  // All tokens and layers, and some rows of the LM head, the tokens' own rows among them.
+  // Samples all tokens and layers, and some rows of the LM head, including the tokens' own rows.
   SampledCase Sample(uint64_t seed) const override {
     constexpr int64_t kLogits = 96;
     std::vector<int64_t> rows = PickIndices(shape_.model.vocab_size, kLogits, seed);
@@ -110,7 +110,7 @@ class StepCase final : public BenchCase {
   }
 
  private:
-  // Where the tensors of a layer begin, in elements.
+  // Computes the offsets, in elements, at which the tensors of a layer begin.
   void Place() {
     const DecodeStepModel& model = shape_.model;
     const int64_t head_dim = batch_.layout.head_dim, hidden = model.hidden_size;

@@ -96,7 +96,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
   const int64_t tokens = shape.Int("tokens", kTokens);
   const bool one = shape.Flag("one");
   const auto hq = static_cast<int32_t>(shape.IntOr("hq", 0, {0, kHeads.most}));
-  if (hq > 0) shape.QueryAndKvHeads();  // refuses numbers that do not go together
+  if (hq > 0) shape.QueryAndKvHeads();  // refuses numbers that do not fit each other
   PagedKvLayout layout = shape.Layout();
   nlohmann::ordered_json described{{"name", shape.name()},
                                    {"tokens", tokens},

@@ -8,10 +8,10 @@ namespace {
 
 constexpr float kNormEps = 1e-6f;
 // LayerNorm's result is rounded once, from fp32 values that are not quite those of the reference:
-// one unit where the two lie on either side of a boundary, two where that is a power of two. If
-// product and bias cancel, a unit of the result is small beside the errors of the product: with
-// statistics that are off by up to 2^-21 and a product of up to four root mean squares of its row,
-// 2^-19 of one.
+// it may be off by one unit if the two lie on either side of a boundary, and by two if the boundary
+// is a power of two. If product and bias cancel, a unit of the result is small compared with the
+// errors of the product: with statistics that are off by up to 2^-21 and a product of up to four
+// root mean squares of its row, the error is 2^-19 of one root mean square.
 constexpr Tolerance kCancelling{2, 0x1p-19};
 
 class NormCase : public KernelCase<NormParams> {

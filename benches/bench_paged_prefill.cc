@@ -13,7 +13,8 @@ namespace {
 
 class PrefillCase : public KernelCase<PagedPrefillParams> {
  public:
-  // `new_tokens` is the number of new tokens of each sequence, which are the last of its context.
+  // `new_tokens` holds the number of new tokens of each sequence, which are the last of its
+  // context.
   PrefillCase(PagedBatch batch, std::vector<int64_t> new_tokens, int32_t num_q_heads,
               const CaseContext& context)
       : KernelCase(PagedPrefillReference),

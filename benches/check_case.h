@@ -11,7 +11,7 @@
 namespace tokline::bench {
 
 // Returns why launches on these tensors cannot do the stated work, or "". Every compulsory byte
-// must be in a tensor, and at least half of what is read must be refilled with random values.
+// must be in a tensor, and at least half of the bytes read must be refilled with random values.
 std::string CheckWork(const Cost& cost, const TensorList& tensors);
 
 // Reads every random tensor of the store back at a few random places. Returns how it differs from

@@ -16,7 +16,7 @@ class HostExecution : public Execution {
   std::string DeviceName() const override { return "cpu"; }
   CaseContext Context(DType dtype) const override { return {.dtype = dtype, .device = {}}; }
   Placement Place(const Cost&, const TensorList& tensors) const override {
-    // Memory is promised without being there, so an allocation would not fail.
+    // The system promises more memory than it has, so an allocation would not fail.
     const int64_t bytes = tensors.RotatingBytes() + tensors.SharedBytes();
     const int64_t free = AvailableHostBytes();
     Require(bytes <= free, "the case takes ", bytes, " bytes; ", free, " are free");

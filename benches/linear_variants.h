@@ -1,4 +1,4 @@
-// The ways that a bench times a projection in.
+// The variants with which a bench times a projection.
 #pragma once
 
 #include <vector>
@@ -23,7 +23,7 @@ inline std::vector<LinearVariant> LinearVariantsOf(LinearParams params,
   return variants;
 }
 
-// An address for a norm weight that is asked about but not read.
+// An address that stands for a norm weight where only its presence matters.
 inline constexpr char kSomeNorm = 0;
 
 }  // namespace tokline::bench

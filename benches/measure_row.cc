@@ -96,7 +96,7 @@ class Measurement {
 
   int RandomBelow(int end) { return std::uniform_int_distribution<int>(0, end - 1)(rng_); }
 
-  // Compares what was written since the outputs were poisoned with what is expected.
+  // Compares everything written since the outputs were poisoned with the expected outputs.
   void Compare(bool& verified, const std::string& when) {
     const Comparison comparison = expected_->CompareWith(store_);
     verified = comparison.first_failure.empty();
@@ -246,7 +246,7 @@ class Measurement {
   KernelMeasurement& m_;
   std::unique_ptr<LaunchTimer> timer_;
   uint64_t seed_ = 0;                         // seed of the current inputs
-  std::unique_ptr<ExpectedSample> expected_;  // what the current inputs must give
+  std::unique_ptr<ExpectedSample> expected_;  // the outputs that the current inputs must give
   struct Upcoming {
     uint64_t fill_seed;
     std::unique_ptr<ExpectedSample> expected;

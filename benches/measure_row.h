@@ -2,9 +2,9 @@
 //
 // An audit refills all inputs, poisons all outputs and zeroes the workspaces, replays one launch on
 // each buffer set, timed separately, and compares a random set with the reference. Audits take
-// place at random points among the samples and after the last one. What the timed launches wrote
-// since the previous audit is compared too, so that they differ from an audit's launches only in
-// their number.
+// place at random points among the samples and after the last one. The outputs that the timed
+// launches wrote since the previous audit are compared, too, so that these launches differ from an
+// audit's only in their number.
 #pragma once
 
 #include <memory>

@@ -58,7 +58,7 @@ void RequireWritable(std::string_view flag, std::string_view path) {
 }
 
 std::vector<Flag> Table(Options& options) {
-  // Checks the value and hands the flag on.
+  // Checks the value and passes the flag on.
   const auto handed_on = [&options](FlagSetter check) -> FlagSetter {
     return [&options, check = std::move(check)](std::string_view flag, std::string_view text) {
       check(flag, text);

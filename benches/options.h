@@ -25,7 +25,7 @@ struct Options {
   bool verify_only = false;
   TableFormat format = TableFormat::kText;
   bool help = false;
-  std::vector<std::string> of_google_benchmark;  // arguments that it gets
+  std::vector<std::string> of_google_benchmark;  // the arguments for it
   std::string benchmark_out;                     // one of them: a file; "": none
 };
 

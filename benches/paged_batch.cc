@@ -158,7 +158,7 @@ std::vector<int32_t> DistinctIds(int64_t count, int64_t n) {
 
 std::vector<float> RopeTable(int64_t rows, int32_t head_dim) {
   constexpr double kBase = 1e6;
-  // A case holds a copy beside this one.
+  // A case holds a second copy.
   const int64_t bytes = 2 * rows * head_dim * int64_t{sizeof(float)};
   Require(bytes <= AvailableHostBytes(), "the tables of RoPE angles take ", bytes, " bytes; ",
           AvailableHostBytes(), " are free");

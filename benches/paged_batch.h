@@ -12,7 +12,7 @@
 
 namespace tokline::bench {
 
-// Sequences over a pool. Its rows are those of head_dim elements, in the order of the layout.
+// Sequences over a pool. The pool's rows have head_dim elements and are in the order of the layout.
 struct PagedBatch {
   PagedKvLayout layout{};
   std::vector<std::vector<int32_t>> chunk_pages{};
@@ -75,7 +75,8 @@ std::vector<int32_t> PrefixSums(const std::vector<int64_t>& lengths);
 
 // Ids 0 .. n - 1 in a fixed random order.
 std::vector<int32_t> ShuffledIds(int64_t n);
-// `count` of them: distinct, and from the first one again only where n are fewer.
+// `count` of these ids. They are distinct unless n is smaller; then they start again from the
+// first.
 std::vector<int32_t> DistinctIds(int64_t count, int64_t n);
 
 // cos, sin pairs of RoPE angles, [rows, head_dim / 2], base 1e6.
@@ -85,10 +86,10 @@ std::vector<float> RopeTable(int64_t rows, int32_t head_dim);
 std::vector<int64_t> HeadRows(const std::vector<int64_t>& items, int64_t num_heads,
                               const std::vector<int64_t>& heads);
 
-// PickIndices among the sequences that have tokens, of which `lengths` has the numbers.
+// PickIndices among the sequences that have tokens; `lengths` holds the numbers of tokens.
 std::vector<int64_t> PickSequences(std::span<const int64_t> lengths, int64_t count, uint64_t seed);
 
-// One of the KV heads, as a list.
+// A list of one of the KV heads.
 std::vector<int64_t> PickKvHead(int32_t num_kv_heads, uint64_t seed);
 
 // The query heads of these KV heads.

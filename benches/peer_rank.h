@@ -1,6 +1,5 @@
 // One GPU's part of the measurement of all_reduce_norm on several: its tensors, its launches in
-// each way, the graph of them that is timed, and the comparison of what they wrote. CUDA builds
-// only.
+// each way, the timed graph of these, and the comparison of their outputs. CUDA builds only.
 #pragma once
 
 #include <cstddef>
@@ -32,13 +31,13 @@ enum class Way { kOneShotPlain, kOneShot, kTwoShot, kSlabs, kBarrier, kNccl };
 
 inline bool IsOurs(Way way) { return way < Way::kBarrier; }
 
-// The launches of a graph take two sets of partials in turn, two launches each, and each set has
-// outputs of its own. So a packet that was left in an inbox, which is that of the launch before the
-// last, has other data than the one that is waited for.
+// The launches of a graph use two sets of partials in turn, two launches each, and each set has its
+// own outputs. A packet left over in an inbox comes from the launch before the last, so its data
+// differ from those of the awaited packet.
 inline constexpr int kPeerSets = 2, kLaunchesOfASet = 2;
 static_assert(20 % (kPeerSets * kLaunchesOfASet) == 0);
 
-// Inputs of all ranks, and what each rank must get.
+// The inputs of all ranks, and the outputs that each rank must get.
 struct PeerProblem {
   using Bytes = std::vector<unsigned char>;
   struct Set {
@@ -53,7 +52,8 @@ struct PeerProblem {
   Set sets[kPeerSets];
 };
 
-// What a GPU keeps from shape to shape. Members are made while it is the current device.
+// The objects that a GPU keeps from shape to shape. Members are made while it is the current
+// device.
 struct PeerGpu {
   PeerBuffers peers;
   DeviceBuffer buffer, barrier;
@@ -72,14 +72,15 @@ class PeerRank {
   void SetPeers(const std::vector<const PeerRank*>& ranks) { ranks_ = ranks; }
 
   void Launch(Way way, int launches) const;
-  // Overwrites the outputs, and waits for all that the device has to do.
+  // Overwrites the outputs, and waits for all work of the device.
   void Poison() const;
   // Throws RuntimeFailure if an output is wrong or a sum was not complete.
   void Check(Way way) const;
-  // PeerShape::Launches() of them.
+  // Captures PeerShape::Launches() launches.
   UniqueGraphExec Capture(Way way) const;
-  // Microseconds per launch of one replay, which is queued behind another: otherwise the time that
-  // the host takes to queue it would count. `meanwhile` is called while they run.
+  // Returns the microseconds per launch of one replay. It is queued behind another replay, because
+  // otherwise the time that the host takes to queue it would count. `meanwhile` is called while
+  // they run.
   double Replay(const UniqueGraphExec& graph, const std::function<void()>& meanwhile) const;
 
  private:

@@ -37,9 +37,9 @@ Bytes Random(int64_t elements, uint64_t seed) {
   return bytes;
 }
 
-// Throws RuntimeFailure unless every element is within `units` of 2^-7 of itself, or of the root
-// mean square of all where it is smaller. NCCL rounds the sum before the residual is added, and its
-// norm follows.
+// Throws RuntimeFailure unless the error of every element is within `units` times 2^-7 of its value
+// or, if that is smaller, of the root mean square of all elements. NCCL rounds the sum before the
+// residual is added, and its norm follows.
 void Compare(const Bytes& expected, const DeviceBuffer& device, double units, const char* what) {
   const Bytes actual = device.ToHost<unsigned char>();
   const int64_t count = std::ssize(expected) / SizeOf(kPeerDType);
@@ -131,7 +131,7 @@ void PeerRank::Poison() const {
                                    gpu_.stream.get()));
     }
   }
-  TOKLINE_CUDA(cudaDeviceSynchronize());  // the uploads of the inputs too
+  TOKLINE_CUDA(cudaDeviceSynchronize());  // waits for the uploads of the inputs, too
 }
 
 void PeerRank::Check(Way way) const {
@@ -163,7 +163,7 @@ double PeerRank::Replay(const UniqueGraphExec& graph,
   return ElapsedUs(begin_, end_) / problem_.shape.Launches();
 }
 
-// The sum goes where NCCL would put it, and the norm follows.
+// The sum is written where NCCL would write it, and the norm follows.
 void PeerRank::LaunchBarrier(const AllReduceNormParams& params, size_t set) const {
   const void* partials[kMaxRanks] = {};
   for (size_t r = 0; r < ranks_.size(); ++r) partials[r] = ranks_[r]->Partial(set);

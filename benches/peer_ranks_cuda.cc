@@ -1,4 +1,4 @@
-// Times all_reduce_norm on several GPUs beside NCCL, one thread per GPU, and checks the sums.
+// Times all_reduce_norm and NCCL on several GPUs, with one thread per GPU, and checks the sums.
 #include "benches/peer_ranks.h"
 
 #include <cuda_runtime_api.h>
@@ -39,7 +39,7 @@ constexpr PeerShape kShapes[] = {{1, 2560},   {1, 4096},   {8, 4096},    {64, 40
 constexpr Way kWays[] = {Way::kOneShotPlain, Way::kOneShot, Way::kTwoShot, Way::kSlabs,
                          Way::kBarrier};
 
-// As rows name it.
+// The name of the way in rows.
 const char* ImplementationOf(Way way) {
   switch (way) {
     case Way::kOneShotPlain:
@@ -57,7 +57,7 @@ const char* ImplementationOf(Way way) {
   return "?";
 }
 
-// Each rank owns a row, or a slab of 4 rows.
+// Whether the way can run the shape: each rank must own a row, or a slab of 4 rows.
 bool Takes(Way way, const PeerShape& shape, int32_t ranks) {
   if (way == Way::kBarrier) return ranks == 2 || ranks == 4 || ranks == 8;
   if (way == Way::kSlabs) return shape.tokens > 4 * (ranks - 1);
@@ -82,7 +82,7 @@ const char* NameOf(Way way) {
   return "?";
 }
 
-// A thread for each GPU. An exception in one of them ends all.
+// One thread per GPU. An exception in one of them ends all.
 class Group {
  public:
   using Barrier = std::barrier<>;
@@ -138,7 +138,8 @@ std::vector<GpuState> StatesOf(const GpuGroup& group) {
   return states;
 }
 
-// What slowed a GPU between its two states, of the first that was slowed, or "".
+// Says what slowed down a GPU between its two states, for the first such GPU; "" if none was
+// slowed.
 std::string DisturbanceOf(const std::vector<GpuState>& before,
                           const std::vector<GpuState>& during) {
   for (size_t r = 0; r < before.size(); ++r) {
@@ -177,7 +178,7 @@ KernelMeasurement MeasurementOf(const PeerShape& shape, Way way, int32_t ranks,
           .trouble = {.disturbed = std::move(disturbed)}};
 }
 
-// Prints and records a row for each way. `best` is the least median of all ways so far, or 0.
+// Prints and records a row for each way. `best` is the smallest median of all ways so far, or 0.
 void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays,
                   const std::vector<PeerGpu>& gpus, const RunHeader& header, RunRecord& record,
                   double& best) {
@@ -194,7 +195,7 @@ void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays
       PeerRank rank(problem, gpus[static_cast<size_t>(r)]);
       all[static_cast<size_t>(r)] = &rank;
       rank.Poison();
-      meet();  // nobody allocates or waits for a device any more
+      meet();  // from here on no rank allocates or waits for a device
       rank.SetPeers(all);
       rank.Launch(way, kPeerSets * kLaunchesOfASet);
       rank.Check(way);
@@ -202,7 +203,7 @@ void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays
       for (int i = -shape.WarmUpReplays(); i < replays; ++i) {
         if (i == 0) rank.Poison();
         meet();
-        // Soon after the last one the power cap no longer shows.
+        // The state is read during the last replay: soon after it the power cap no longer shows.
         const double sample = rank.Replay(graph, [&, last = i == replays - 1] {
           const auto at = static_cast<size_t>(r);
           if (last) during[at] = ReadGpuState(group.gpus[at].pci_bus_id);
@@ -237,9 +238,9 @@ void MeasureShape(const PeerShape& shape, std::span<const Way> ways, int replays
   }
 }
 
-// NCCL's version, or nothing, with a warning, where it cannot be loaded.
+// Returns NCCL's version, or prints a warning and returns nothing if it cannot be loaded.
 std::optional<std::string> FindNccl() {
-  // Sums inside the switches (NVLink multicast) are another way, which is not compared.
+  // Sums inside the switches (NVLink multicast) are a different method, which is not compared.
   ::setenv("NCCL_NVLS_ENABLE", "0", 1);
   try {
     return NcclVersion();
@@ -299,7 +300,7 @@ int Measure(int32_t ranks, int replays, RunHeader header, RunRecord& record) {
   for (size_t i = 0; i < std::size(kShapes); ++i) {
     MeasureShape(kShapes[i], kWays, replays, gpus, header, record, best[i]);
   }
-  // NCCL comes last: whatever happens to it, our rows are there.
+  // NCCL comes last, so our rows are complete whatever happens to it.
   const std::optional<std::string> nccl = FindNccl();
   if (!nccl) return FinishRecord(record);
   std::printf("\nNCCL %s without NVLink multicast\n", nccl->c_str());
@@ -314,8 +315,7 @@ int Measure(int32_t ranks, int replays, RunHeader header, RunRecord& record) {
 }  // namespace
 
 int PeerRanksMain(int argc, char** argv) {
-  // A kernel that is loaded when it is first launched may wait for those that run, which wait for
-  // it.
+  // Loading a kernel at its first launch may wait for running kernels, which wait for that kernel.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const auto number = [](const char* text) {
     char* end = nullptr;

@@ -41,7 +41,7 @@ struct Row {
   std::string chain;
 };
 
-// What --benchmark_out writes. Google Benchmark itself does not look whether that has worked.
+// Writes the file of --benchmark_out. Google Benchmark itself does not check whether that worked.
 class FileReporter : public benchmark::JSONReporter {
  public:
   void Finalize() override {
@@ -58,7 +58,7 @@ std::string ShapeLabel(const CaseSpec& spec) {
   return label;
 }
 
-// The columns of the terminal that is this standard stream; 0 if it is none.
+// The number of columns of the terminal on this standard stream; 0 if it is not a terminal.
 size_t TerminalColumns(int stream) {
   winsize size{};
   return ::isatty(stream) != 0 && ::ioctl(stream, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
@@ -77,7 +77,7 @@ class ListReporter : public benchmark::BenchmarkReporter {
 
  private:
   std::ostringstream list_;
-  std::ostringstream errors_;  // a filter without rows, which is reported elsewhere
+  std::ostringstream errors_;  // a filter that matches no row, which is reported elsewhere
 };
 
 std::unique_ptr<BenchCase> MakeCase(const CaseSpec& spec, CaseContext context) {

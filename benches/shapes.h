@@ -51,7 +51,8 @@ class ShapeReader {
   // Each number makes one row, so duplicates are errors.
   std::vector<int64_t> Ints(const std::string& key, Range range = kTokens);
   std::vector<int64_t> IntsOr(const std::string& key, std::vector<int64_t> fallback, Range range);
-  // The query heads 'hq' and the KV heads 'hk', of which the former must be a multiple.
+  // The query heads 'hq' and the KV heads 'hk'. The number of query heads must be a multiple of
+  // that of KV heads.
   struct Heads {
     int32_t hq, hk;
   };
@@ -71,7 +72,7 @@ class ShapeReader {
   // Returns the lengths per sequence: the array `list`, or the short form "batch" and `one`; not
   // all may be 0, and all together at most kMaxBatchTokens.
   std::vector<int64_t> Lengths(const std::string& list, const std::string& one);
-  // The short form alone.
+  // Same as Lengths, with only the short form.
   std::vector<int64_t> EqualLengths(const std::string& one);
 
   // Throws if the shape has a key that none of the calls above requested.
@@ -115,7 +116,7 @@ const nlohmann::ordered_json& AxisDefaults();
 void DescribeLengths(nlohmann::ordered_json& shape, const std::string& key,
                      const std::vector<int64_t>& lengths);
 
-// The head dimension, and the order of pages that are not HND.
+// Adds the head dimension, and the order of pages if it is not HND.
 void DescribeLayout(nlohmann::ordered_json& shape, const PagedKvLayout& layout);
 
 }  // namespace tokline::bench

@@ -1,4 +1,4 @@
-// Draws the shapes of a sweep in integers alone: the standard library's distributions differ
+// Draws the shapes of a sweep with integers only: the standard library's distributions differ
 // between platforms.
 #include "benches/sweep.h"
 
@@ -123,8 +123,8 @@ std::vector<int64_t> Contexts(Draw& draw) {
   return lengths;
 }
 
-// New tokens of each context: all of it, the last few, a chunk of at most this many, or a chunk of
-// some sequences beside a decode step of others.
+// The new tokens of each context: all of it, the last few, a chunk of bounded size, or a chunk of
+// some sequences next to a decode step of others.
 std::vector<int64_t> NewTokens(Draw& draw, std::vector<int64_t> contexts) {
   const int64_t kind = draw.Between({0, 3});
   const int64_t chunk = draw.Spread(draw.ranges.tokens);

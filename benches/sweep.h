@@ -1,5 +1,5 @@
-// Shapes that nobody chose: drawn from a seed, in the schema of benches/shapes.h and equally on
-// every platform.
+// Random shapes: drawn from a seed, in the schema of benches/shapes.h, and the same on every
+// platform.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace tokline::bench {
 
-// What a sweep draws from. Sizes are drawn evenly over their logarithm.
+// The ranges from which a sweep draws. Sizes are drawn uniformly in their logarithm.
 struct SweepRanges {
   Range batch;
   Range context;         // tokens of a sequence
@@ -23,8 +23,8 @@ struct SweepRanges {
   Range tokens;          // of projections, norms, activations and embeddings
   Range appended;        // tokens of an append
   Range layers;          // of decode_step
-  int64_t shrink = 1;    // what the sizes of published models are divided by
-  double max_flops = 0;  // of a launch; more is drawn again
+  int64_t shrink = 1;    // divides the sizes of published models
+  double max_flops = 0;  // of a launch; larger shapes are drawn again
 };
 // A launch of 8e12 operations takes 10 ms at 800 TFLOP/s.
 inline constexpr SweepRanges kDeviceSweep{.batch = {1, 256},
@@ -67,8 +67,8 @@ struct Sweep {
 using SweepRefusal =
     std::function<std::string(const std::string& family, const nlohmann::ordered_json& shape)>;
 
-// Draws `count` shapes, named sweep:SEED:0 and so on. A shape depends on the kernel, the seed, its
-// number and the ranges alone, and on what `refusal` makes of it. Throws RuntimeFailure if a
+// Draws `count` shapes, named sweep:SEED:0 and so on. A shape depends only on the kernel, the seed,
+// its number, the ranges, and the shapes that `refusal` refuses. Throws RuntimeFailure if a
 // thousand draws in a row are refused.
 Sweep DrawSweep(const std::string& kernel, int64_t count, uint64_t seed, const SweepRanges& ranges,
                 const SweepRefusal& refusal);

@@ -12,28 +12,28 @@
 namespace tokline::bench {
 
 // How far an output element may be from the reference: `ulps` units in its own last place plus
-// `row_rms` times the root mean square of its row, to which the error of a sum of random terms is
-// proportional. If both are 0, the bits must be equal. A bound has room for the rare element in
-// which every rounding goes the wrong way; the root mean square of a row's errors, each in units of
-// its bound, may only be `rms_share`. tolerance_test says what that detects.
+// `row_rms` times the root mean square of its row, because the error of a sum of random terms is
+// proportional to it. If both are 0, the bits must be equal. A bound has room for the rare element
+// in which every rounding goes the wrong way; the root mean square of a row's errors, each in units
+// of its bound, may be at most `rms_share`. tolerance_test says what that detects.
 struct Tolerance {
   double ulps = 0;
   double row_rms = 0;
   double rms_share = 1.0 / 6;
 };
 inline constexpr Tolerance kExact{};
-// For a product n w, rounded, with a rounded value n. fp32 may round n to its other neighbour,
-// which moves the product by ulp(n) |w|. In units u of the expected product that is less than 2.
-// Rounding both products adds half of a unit each, or a whole one if the other product lies above a
-// power of two: less than 3.5 u in all, and as both are multiples of u, at most 3. Of all pairs of
-// 8-bit significands six reach 3 (tolerance_test). Very few n are rounded to the other neighbour.
+// For a rounded product n w of a rounded value n. fp32 may round n to its other neighbour, which
+// moves the product by ulp(n) |w|. In units u of the expected product that is less than 2. Rounding
+// both products adds half of a unit each, or a whole one if the other product lies above a power of
+// two: less than 3.5 u in all, and as both are multiples of u, at most 3. Six of all pairs of 8-bit
+// significands reach 3 (tolerance_test). Very few n are rounded to the other neighbour.
 inline constexpr Tolerance kElementwise{3};
-// For sums over operands of this type, of which attention has the largest errors: one unit where
-// the sums are rounded to different neighbours, and the roundings of the weights p. Each p is off
-// by up to eps p / 2, on average by sqrt(1 / 12) of eps p. The sum of p v is thus off by 0.29 eps
-// times its own root mean square if the v are random, and 2 eps are seven standard deviations. With
-// the rounding on either side, the root mean square of a row's errors is a ninth of the bounds, and
-// a sixth in the worst of 4,500 simulated rows.
+// For sums over operands of this type. Attention has the largest errors: one unit if the sums are
+// rounded to different neighbours, and the roundings of the weights p. Each p is off by up to eps p
+// / 2, on average by sqrt(1 / 12) of eps p. The sum of p v is thus off by 0.29 eps times its own
+// root mean square if the v are random, and 2 eps are seven standard deviations. With the rounding
+// on either side, the root mean square of a row's errors is a ninth of the bounds, and a sixth in
+// the worst of 4,500 simulated rows.
 constexpr Tolerance SumTolerance(DType operands) { return {1, 2 * Epsilon(operands), 0.25}; }
 // For such sums with further roundings after them: norm, projection, head norm and rotation, or
 // gate, SiLU and product, or a residual. If all values were rounded to the same neighbours, the
@@ -41,9 +41,9 @@ constexpr Tolerance SumTolerance(DType operands) { return {1, 2 * Epsilon(operan
 // it by one to three of their units as above; the fourth is the rounding of the output. The error
 // of a rotation's other element is not small in units of an output in which the two cancel. It is
 // eps times that element, which may be three times the root mean square of its row or, rarely,
-// more. So this is no worst case: of 1.4e8 simulated outputs of norm, projection, head norm and
-// rotation of the benches' random values, with statistics that are off by up to 2^-21, one exceeded
-// 3 eps and six exceeded 2 eps.
+// more. So this is not a worst case: among 1.4e8 simulated outputs of norm, projection, head norm
+// and rotation of the benches' random values, with statistics that are off by up to 2^-21, one
+// exceeded 3 eps and six exceeded 2 eps.
 constexpr Tolerance FusedSumTolerance(DType operands) { return {4, 3 * Epsilon(operands)}; }
 
 enum class TensorKind : uint8_t {
@@ -146,8 +146,8 @@ class TensorStore {
   TensorSet Set(int copy) const;
   void FillRandom(uint64_t seed);  // every random tensor, in every set
   void Poison();                   // every output, in every set, with kPoison
-  // Does both and restores the workspaces to their initial state, so that nothing of earlier
-  // launches remains.
+  // Does both and restores the workspaces to their initial state, so that nothing remains of
+  // earlier launches.
   void Refill(uint64_t seed);
   // Bytes [begin, begin + bytes) of a tensor.
   void Read(int tensor, int copy, int64_t begin, int64_t bytes, void* host) const;

@@ -12,9 +12,9 @@
 namespace tokline::bench {
 namespace {
 
-// Keeps freed memory for the following rows. The driver clears memory that is returned to it in the
-// background, which slows whatever is measured meanwhile (docs/measuring.md). Keeps at most half of
-// the device's memory, because graphs and libraries need some outside of the pool.
+// Keeps freed memory for the following rows. The driver clears returned memory in the background,
+// which slows down any measurement meanwhile (docs/measuring.md). The pool keeps at most half of
+// the device's memory, because graphs and libraries need some outside of it.
 cudaMemPool_t KeepingPool() {
   static const cudaMemPool_t pool = [] {
     int device = 0;
@@ -47,7 +47,7 @@ class DeviceMemory : public Memory {
   void* Allocate(int64_t bytes) override {
     void* block = nullptr;
     cudaError_t code = AllocateAsync(&block, bytes);
-    if (code == cudaErrorMemoryAllocation) {  // the pieces that are kept are too small
+    if (code == cudaErrorMemoryAllocation) {  // the kept pieces are too small
       TOKLINE_CUDA(cudaStreamSynchronize(WorkStream()));
       TOKLINE_CUDA(cudaMemPoolTrimTo(KeepingPool(), 0));
       code = AllocateAsync(&block, bytes);

@@ -1,4 +1,5 @@
-// Recomputes a sample of the outputs with the reference and compares it with what launches wrote.
+// Recomputes a sample of the outputs with the reference and compares it with the outputs of
+// launches.
 #include "benches/verify.h"
 
 #include <algorithm>
@@ -37,7 +38,7 @@ void FillSampledRows(const TensorSpec& sampled, const TensorSpec& whole, const T
   }
 }
 
-// Generates all rows, those of large tensors, such as the weights of all layers, on all threads.
+// Generates all rows. Large tensors, such as the weights of all layers, use all threads.
 void FillSampled(const TensorSpec& sampled, const TensorSpec& whole, const TensorMap& map,
                  uint64_t seed, unsigned char* out) {
   constexpr int64_t kBytesPerThread = 16 << 20;
@@ -138,7 +139,7 @@ void CompareRow(const TensorSpec& spec, int tensor, int64_t row, const unsigned 
                                     ": ", found, " instead of ", e, ", bound ", bound);
     }
   }
-  // Shorter rows may consist of what is rare.
+  // Shorter rows may consist of rare elements only.
   constexpr int64_t kLeastCols = 64;
   const double share = std::sqrt(squares / static_cast<double>(spec.checked_cols));
   const double share_over_allowed = share / spec.tolerance.rms_share;

@@ -1,4 +1,4 @@
-// Compares what launches wrote with what the reference computes.
+// Compares the outputs of launches with those of the reference.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ struct Comparison {
   // of elements and, where it is too large, of a row's root mean square. kWrong if no bound is
   // defined: NaN, or bits that differ where they must be equal
   double max_error_over_bound = 0;
-  std::string first_failure;  // "" where every element is within its bound
+  std::string first_failure;  // "" if every element is within its bound
 };
 
-// What the reference computes for a sample of the outputs in buffer set `copy`, whose inputs were
-// filled with `fill_seed`; the host generates the needed inputs again. The reference runs once;
-// what launches wrote can then be compared any number of times.
+// The reference's results for a sample of the outputs in buffer set `copy`, whose inputs were
+// filled with `fill_seed`; the host generates the needed inputs again. The reference runs once; the
+// outputs of launches can then be compared any number of times.
 class ExpectedSample {
  public:
   ExpectedSample(const BenchCase& whole, int copy, uint64_t fill_seed, uint64_t sample_seed);

@@ -11,8 +11,8 @@
 #   - From another kernel's folder, only kernels/<kernel>/<kernel>.h may be included. Everything else
 #     there is private to the folder and to its tests and their cases (<kernel>_test.cc,
 #     <kernel>_*_test.cc, <kernel>_case.h and <kernel>_*_case.h in harness/tests/kernels), except for
-#     the headers in public_headers below. Every plan is also
-#     open to benches/tests/sweep_plans_test.cc, which asks all of them about drawn shapes.
+#     the headers in public_headers below. Every plan is also open to
+#     benches/tests/sweep_plans_test.cc, which asks all of them about drawn shapes.
 #   - kernels/common and reference/ must not include CUDA headers.
 #   - A file of the project is included by its path from the root, in quotes, so that none of these
 #     rules can be passed by.

@@ -1,4 +1,4 @@
-// Tests which shapes axes make, and which axes are refused.
+// Tests the shapes that axes produce, and the axes that are refused.
 #include "benches/axes.h"
 
 #include <gmock/gmock.h>

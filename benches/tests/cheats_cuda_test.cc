@@ -1,5 +1,5 @@
 // Tries ways to get a false figure on a real device, with a real kernel: each must be refused with
-// the right message, and the honest launch must stand. cheats_test tries more of them on a
+// the right message, and the honest launch must be accepted. cheats_test tries more of them on a
 // simulated device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ void Honest(const ActivationParams& params, const LaunchOptions& options) {
   Launch(params, options);
 }
 
-// Gated SiLU over 75 MB, of which enough sets are used for a cold row.
+// Gated SiLU over 75 MB, with enough sets for a cold row.
 class LaunchedCase : public BenchCase {
  public:
   explicit LaunchedCase(Launcher launcher, int64_t tokens = kTokens)
@@ -113,7 +113,8 @@ class CheatsCudaTest : public tokline::testing::CudaTest {
   }
 };
 
-// Comes first, since the cheats launch kernels on a second stream, which slows a process down.
+// This test comes first, because the cheats launch kernels on a second stream, which slows a
+// process down.
 TEST_F(CheatsCudaTest, AnHonestLaunchStands) {
   const KernelMeasurement m = Measure(Honest);
   EXPECT_EQ(m.trouble.failure, "");
@@ -123,7 +124,7 @@ TEST_F(CheatsCudaTest, AnHonestLaunchStands) {
 }
 
 TEST_F(CheatsCudaTest, HonestHalvesStand) {
-  // A problem in two launches shows that Rows() alone makes no row fail.
+  // A problem in two launches shows that Rows() by itself does not make a row fail.
   const KernelMeasurement m = Measure([](const ActivationParams& p, const LaunchOptions& options) {
     Launch(Rows(p, 0, kTokens / 2), options);
     Launch(Rows(p, kTokens / 2, kTokens), options);
@@ -202,7 +203,8 @@ TEST_F(CheatsCudaTest, SkippedRows) {
   };
   EXPECT_THAT(Reason(last), AllOf(StartsWith("unverified before timing"),
                                   HasSubstr("nan (not written) instead of")));
-  // A quarter in the middle is missing. Rows are compared at random, and this many are met.
+  // A quarter in the middle is missing. Rows are compared at random, and a gap of this size is
+  // found.
   const auto middle = []() -> Launcher {
     return [](const ActivationParams& p, const LaunchOptions& options) {
       Launch(Rows(p, 0, kTokens / 2), options);

@@ -63,7 +63,7 @@ TEST_F(DeviceMemoryTest, MemoryOfARowDoesNotSlowTheDeviceDown) {
   EXPECT_LT(after_row, 1.02 * quiet);
 }
 
-// Whether the test before could have failed: not every machine shows it.
+// Whether the previous test could have failed: not every machine shows the effect.
 TEST_F(DeviceMemoryTest, FreedMemorySlowsTheDeviceDown) {
   const double quiet = SweepUs();
   DeviceBuffer(kFreed).Fill(1);

@@ -3,10 +3,11 @@
 // one line of JSON per row, also to the file that TOKLINE_INDEPENDENT_TIMING names.
 //
 // The device idles about 0.6 us longer between launches on a stream than between the nodes of a
-// graph. That is a difference in what runs, not in how it is timed, and an operation of several
-// kernels has it several times. A row of 100 us and more hides it. A shorter one is compared with
-// graphs that the host's clock times, without any event. So are the graphs of the suite that were
-// slowed on purpose, with launches or with a spin, beside the same graphs as they are.
+// graph. This is a difference in the work, not in its timing, and an operation of several kernels
+// has it several times. In a row of 100 us or more it does not matter. A shorter row is compared
+// with graphs that are timed by the host's clock, without any event. The same is done with graphs
+// of the suite that were slowed on purpose, with launches or with a spin, next to the same graphs
+// without the slowdown.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -309,9 +310,9 @@ double SecondsOf(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// What `measure` returns. A long row reaches the power cap of some devices, where its clock then
-// depends on what ran before: after one, the device rests twice as long as the measurement took. A
-// short row does not, and a device that has rested is slow at first.
+// What `measure` returns. A long row reaches the power cap of some devices, whose clock then
+// depends on earlier work: after a long row, the device rests twice as long as the measurement
+// took. A short row does not reach it, and a device that has rested is slow at first.
 template <typename Measure>
 double Rested(bool rests, const Measure& measure) {
   double result = 0;
@@ -351,8 +352,8 @@ double IndependentUs(const TimedRow& row, const std::vector<TensorSet>& sets, in
   return Median(us);
 }
 
-// Times graphs of plain launches that rotate over the sets by the host's clock: what a graph with
-// twice as many launches takes longer. The starts of graphs and what the host does cancel out.
+// Times graphs of plain launches that rotate over the sets by the host's clock: the additional time
+// of a graph with twice as many launches. The starts of graphs and the work of the host cancel out.
 // Returns the microseconds per launch.
 double HostClockUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   constexpr int kShort = 400, kReplays = 10;
@@ -378,8 +379,8 @@ double HostClockUs(const TimedRow& row, const std::vector<TensorSet>& sets) {
   return Median(us);
 }
 
-// Times the timer's own graph by the host's clock: what more replays of it take longer. Returns the
-// microseconds per launch that is counted.
+// Times the timer's own graph by the host's clock: the additional time of more replays. Returns the
+// microseconds per counted launch.
 double ReplayUs(LaunchTimer& timer) {
   constexpr int kFew = 2, kMore = 12;
   const double few = SecondsOf([&] { timer.Sample(kFew, {}); });
@@ -387,7 +388,8 @@ double ReplayUs(LaunchTimer& timer) {
   return 1e6 * (more - few) / kMore / timer.launches_per_sample();
 }
 
-// How long a launch of a row takes at least, and thus which measurement it is compared with.
+// The minimum time of a launch of a row, which determines the measurement with which it is
+// compared.
 enum class RowLength : uint8_t { kShort, kLong };
 constexpr double kLongUs = 100;
 
@@ -399,7 +401,7 @@ class IndependentTimingTest : public ::testing::Test {
   // Calls `check` with the row's tensor sets and a launch on one of them.
   template <typename Check>
   static void WithTensors(const TimedRow& row, const Check& check) {
-    constexpr int kSets = 2;  // cold for a long row, of which each exceeds 2.5 times the L2
+    constexpr int kSets = 2;  // cold for a long row: each set exceeds 2.5 times the L2
     TensorStore store(row.tensors, kSets, MakeDeviceMemory());
     store.FillRandom(/*seed=*/1);
     std::vector<TensorSet> sets;
@@ -424,8 +426,8 @@ class IndependentTimingTest : public ::testing::Test {
   static void ExpectAgreement(const TimedRow& row, RowLength length = RowLength::kLong) {
     WithTensors(row, [&](const std::vector<TensorSet>& sets, const auto& launch) {
       const auto timer = MakeGraphTimer(launch, {.buffer_sets = static_cast<int>(sets.size())});
-      // As many as a sample of the suite has: a row that computes draws so much power that the
-      // clock falls within milliseconds.
+      // The same number as in a sample of the suite: a compute-bound row draws so much power that
+      // the clock falls within milliseconds.
       const int launches = std::max(timer->launches_per_sample(), 6);
       const bool rests = length == RowLength::kLong;
       // The median of the rounds' ratios: a device that drifts changes both figures of a round.
@@ -450,8 +452,8 @@ class IndependentTimingTest : public ::testing::Test {
     });
   }
 
-  // That the suite's graph with a slowdown is longer than the one without by as much, by the host's
-  // clock and by the suite's events.
+  // Checks that the suite's graph with a slowdown is longer than the one without by that amount,
+  // both by the host's clock and by the suite's events.
   static void ExpectSlowdown(const TimedRow& row, double percent) {
     WithTensors(row, [&](const std::vector<TensorSet>& sets, const auto& launch) {
       const GraphTimerOptions as_it_is{.buffer_sets = static_cast<int>(sets.size())};
@@ -532,7 +534,7 @@ TEST_F(IndependentTimingTest, ShortRows) {
   ExpectAgreement(ChunkDecodeRow(1, 4096, 16), RowLength::kShort);
 }
 
-// Short rows and those of about 150 us are slowed by launches of their own, those of 1,000 us by a
+// Short rows and rows of about 150 us are slowed by additional launches, rows of 1,000 us by a
 // spin.
 TEST_F(IndependentTimingTest, SlowedKernels) {
   for (const double percent : {3.0, 10.0}) {

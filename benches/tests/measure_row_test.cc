@@ -209,7 +209,7 @@ TEST_F(MeasureRowTest, ARowThatTheTensorCoresLimitRestsFromItsFirstSample) {
   EXPECT_NEAR(hot.rested_us, 2 * 200'000 + 30 * SampledUs(m), 1e-3 * SampledUs(m));
 }
 
-// A device of which the first measurement of the peaks was a tenth of what it can reach.
+// A device whose first measurement of the peaks gave a tenth of what it can reach.
 class UnderratedExecution : public SimulatedExecution {
  public:
   UnderratedExecution(SimulatedDevice& device, Peaks again)
@@ -347,7 +347,7 @@ class ImpatientExecution : public HotExecution {
 };
 
 TEST_F(MeasureRowTest, AnInterruptEndsARowThatRests) {
-  // In a process of its own, since the interrupt lasts.
+  // This runs in a separate process, because the interrupt persists.
   EXPECT_EXIT(
       {
         CatchInterrupts();

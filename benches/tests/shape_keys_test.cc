@@ -307,7 +307,7 @@ TEST_P(ShapeKeysTest, EveryAxisRunsAndTakesNoBadValue) {
   EXPECT_EQ(RunAxes(small), 0) << Joined(small) << "\n" << error_;
 }
 
-// Each number is allowed, but nobody has so much memory.
+// Each number is allowed, but no machine has enough memory for them.
 TEST_P(ShapeKeysTest, AShapeThatDoesNotFitIsRefusedSoon) {
   Json shape = Of().shape;
   for (const Key& key : Of().keys) {

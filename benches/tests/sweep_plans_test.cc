@@ -56,7 +56,7 @@ PagedKvLayout LayoutOf(const Json& shape) {
   return layout;
 }
 
-// A sequence of one chunk for each length, whose pages are never looked at.
+// One sequence of one chunk for each length. The pages are never read.
 ChunkTable TableOf(const std::vector<int64_t>& lengths) {
   ChunkTable table;
   for (size_t i = 0; i < lengths.size(); ++i) {
@@ -341,7 +341,7 @@ TEST(SweepPlansTest, StepsOfOneKernelFitOrAreRefusedWithAReason) {
       const std::vector<int32_t> parts = DecodeStepParts(
           std::vector<int32_t>(static_cast<size_t>(tokens), DecodeStepTiles(context)), layout,
           device.facts);
-      if (parts.empty()) continue;  // the context is too long for it
+      if (parts.empty()) continue;  // the context is too long for the kernel
       ++planned;
       EXPECT_LE(std::accumulate(parts.begin(), parts.end(), int64_t{0}),
                 DecodeStepMaxPartials(layout, geometry.blocks));

@@ -59,7 +59,7 @@ struct Pool {
     PagedKvLayout layout = reader.Layout();
     layout.page_size = shape["pages"][0];
     batch = ShuffledBatch(layout, lengths);
-    ++batch.layout.num_pages;  // one that no sequence has
+    ++batch.layout.num_pages;  // a page of no sequence
     const int64_t row = int64_t{layout.num_kv_heads} * layout.head_dim;
     k = Random(dtype, starts.back() * row, 1);
     v = Random(dtype, starts.back() * row, 2);
@@ -111,8 +111,8 @@ std::vector<double> Attention(const Pool& pool, const uint16_t* query, int64_t s
   return out;
 }
 
-// Both sides add in double, so that they differ by the rounding of the output alone; the scale is
-// an fp32 number.
+// Both sides add in double, so they differ only by the rounding of the output; the scale is an fp32
+// number.
 void ExpectRow(DType dtype, const uint16_t* actual, const std::vector<double>& expected) {
   for (size_t i = 0; i < expected.size(); ++i) {
     const double value = LoadElement(dtype, actual, static_cast<int64_t>(i));

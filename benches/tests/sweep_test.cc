@@ -1,5 +1,5 @@
-// Tests which shapes a sweep draws: the same everywhere, over every stated range, and all of them
-// such that the bench programs take them.
+// Tests the shapes that a sweep draws: they are the same everywhere, cover every stated range, and
+// are accepted by the bench programs.
 #include "benches/sweep.h"
 
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ std::set<T> ValuesOf(const Json& shapes, const std::string& key) {
 void ExpectCovers(const std::set<int64_t>& values, Range range) {
   EXPECT_EQ(*values.begin(), range.least);
   EXPECT_EQ(*values.rbegin(), range.most);
-  // Every power of two has values of its own.
+  // There are values for every power of two.
   for (int64_t power = range.least; 2 * power <= range.most; power *= 2) {
     const auto next = values.lower_bound(power);
     EXPECT_TRUE(next != values.end() && *next < 2 * power) << "none from " << power;
@@ -92,7 +92,7 @@ TEST(SweepTest, WhatIsRefusedIsDrawnAgainAndCounted) {
   EXPECT_EQ(ShapesOf(sweep).size(), 40u);
   EXPECT_LE(*rows.rbegin(), 16);
   EXPECT_GT(sweep.redrawn.at("too many"), 10);
-  // What is taken at once is not affected by the others.
+  // Shapes that are accepted at once are not affected by the others.
   const Json all = ShapesOf(DrawSweep("sampling", 40, 1, kDeviceSweep, TakesAll));
   for (size_t i = 0; i < all.size(); ++i) {
     const bool taken = all[i]["rows"][0] <= 16;

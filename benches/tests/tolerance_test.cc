@@ -1,6 +1,6 @@
-// The tolerances of the benches: what a correct kernel needs, and what a wrong one must not get. A
-// "kernel" is here the reference with the errors of fp32, or with a fault that keeps every element
-// within its bound.
+// The tolerances of the benches: what a correct kernel needs, and what must not be granted to a
+// wrong one. Here a "kernel" is the reference with the errors of fp32, or with a fault that keeps
+// every element within its bound.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ constexpr uint64_t kFillSeed = 5;
 
 using Kernel = std::function<void(const TensorSet&)>;
 
-// The reference is `right`, and its sample is everything.
+// The reference is `right`, and its sample is the whole output.
 class FaultyCase : public BenchCase {
  public:
   FaultyCase(TensorList tensors, Kernel right) : right_(std::move(right)) {
@@ -54,7 +54,7 @@ Comparison Compare(const TensorList& tensors, const Kernel& right, const Kernel&
   return ExpectedSample(whole, 0, kFillSeed, /*sample_seed=*/2).CompareWith(store);
 }
 
-// Rejected, but by no element.
+// Rejected, but not because of any single element.
 void ExpectRejectedByTheMean(const Comparison& comparison) {
   EXPECT_THAT(comparison.first_failure, HasSubstr("root mean square of its errors"));
   EXPECT_GT(comparison.max_error_over_bound, 1);
@@ -179,7 +179,7 @@ TEST_F(LinearToleranceTest, SumsThatAreOnePercentTooSmallAreRejected) {
   }));
 }
 
-// Norm, projection, head norms and rotation: what is rounded most often on its way.
+// Norm, projection, head norms and rotation: the outputs that are rounded most often on their way.
 TEST(FusedSumToleranceTest, StatisticsInFp32Pass) {
   constexpr int32_t kHeads = 14, kDim = 128;
   constexpr int64_t kOut = (kHeads + 2) * kDim;

@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Computes out = factor x, which is simple enough to make wrong on purpose.
+// Computes out = factor x, which is simple enough to be made wrong on purpose.
 class ScaledCase : public BenchCase {
  public:
   explicit ScaledCase(int64_t rows, Tolerance tolerance = {1, 0}, double factor = 3)

@@ -22,7 +22,7 @@ struct TurnOptions {
   SamplingRule rule = {};
   std::vector<int32_t> stop_ids = {};   // in addition to the template's end of turn
   std::vector<std::string> stops = {};  // texts before which the answer ends
-  // Ends the answer once it is true. What is drawn from then on is dropped.
+  // Ends the answer once it is true. Tokens drawn after that are dropped.
   const std::atomic<bool>* interrupted = nullptr;
   std::function<void(std::string_view)> on_text = {};  // gets the answer in whole code points
   // Called after each step of the prefill with the tokens computed so far and those to compute.

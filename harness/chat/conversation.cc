@@ -63,7 +63,7 @@ Conversation::Conversation(const Tokenizer& tokenizer, const ChatTemplate& chat_
       end_of_turn_(FindEndOfTurn(tokenizer, chat_template)) {
   RequireUtf8(options_.system, "the system text");
   for (const ContextPiece& piece : options_.context) RequireUtf8(piece.text, piece.name);
-  // A time that the template writes must stay what it is, because the history is rendered again.
+  // A time that the template writes must not change, because the history is rendered again.
   if (!options_.chat.now) options_.chat.now = LocalTime();
   MakePrefix();
   ProbeTemplate();
@@ -122,7 +122,7 @@ void Conversation::ProbeTemplate() {
     messages.push_back({.role = "user", .content = "d"});
     return JoinText(RenderTurns(messages, true)).starts_with(prompt + answer);
   };
-  // Some templates write in the history too what opens thoughts.
+  // Some templates write the opening of thoughts in the history, too.
   keeps_answers_ = keeps(answer);
   if (keeps_answers_ || opened.empty()) return;
   keeps_answers_ = keeps(opened + answer);
@@ -130,7 +130,8 @@ void Conversation::ProbeTemplate() {
 }
 
 void Conversation::AddAnswer(std::string answer, bool finished) {
-  // One that ended by itself without an end of thoughts is all answer, as in transformers.
+  // An answer that ended by itself without an end of thoughts counts as answer throughout, as in
+  // transformers.
   const bool thinks =
       keeps_answers_ || !finished || answer.find(kEndOfThoughts) != std::string::npos;
   if (thinks) answer.insert(0, opened_thoughts_);

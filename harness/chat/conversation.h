@@ -1,5 +1,5 @@
-// A conversation as token ids. What the model reads in a turn begins with what it read and wrote
-// before, so that the KV cache can be reused.
+// A conversation as token ids. The model's input in a turn begins with everything that it read and
+// generated before, so that the KV cache can be reused.
 //
 // Every prompt begins with the prefix: the system text, then the pieces of context. Each is encoded
 // separately, so that its ids do not depend on what surrounds it. After the prefix come segments:
@@ -62,14 +62,14 @@ class Conversation {
 
   // Begins a turn and returns its request: its prompt, where to cut it and whether to keep it; the
   // caller sets the other members. The turn must be ended or dropped. Throws InvalidArgument for
-  // text that is not UTF-8, and what ChatTemplate::Render throws; no turn has begun then.
+  // text that is not UTF-8, and whatever ChatTemplate::Render throws; then no turn has begun.
   Request BeginTurn(std::string_view user);
   // Ends the turn with the ids of its answer as they were drawn. `stopped` means that the last id
   // is a stop id, which is not text. If the template drops thoughts, nothing remains of an answer
   // that was cut off inside its thoughts.
   void EndTurn(std::span<const int32_t> answer, bool stopped);
-  // Ends the turn with a text that is not what was drawn, such as one that was cut at a stop text.
-  // The next turn encodes it.
+  // Ends the turn with a text that differs from the drawn one, such as a text that was cut at a
+  // stop text. The next turn encodes it.
   void EndTurn(std::string text);
   // Undoes BeginTurn.
   void DropTurn();
@@ -91,9 +91,9 @@ class Conversation {
   Request RequestAnswer();
   void MakePrefix();
   void ProbeTemplate();
-  // Adds an answer to the history, in which it has the thoughts that the prompt opened.
+  // Adds an answer to the history, together with the thoughts that the prompt opened.
   void AddAnswer(std::string answer, bool finished);
-  // Encodes parts of a prompt that stand after these ids and, before them, after the prefix.
+  // Encodes parts of a prompt that follow the prefix and then these ids.
   std::vector<int32_t> EncodeAfter(std::span<const int32_t> before,
                                    std::span<const TextPart> parts) const;
 
@@ -105,7 +105,8 @@ class Conversation {
   std::vector<int32_t> prefix_;
   std::vector<TokenSpan> spans_;
   bool keeps_answers_ = true;
-  std::string opened_thoughts_;        // what the prompt writes of an answer in the history
+  std::string opened_thoughts_;        // the part of an answer in the history that the prompt
+                                       // writes
   std::vector<ChatMessage> messages_;  // begin with the placeholder if there is a prefix
   std::vector<Segment> segments_;
   size_t segments_before_turn_ = 0;

@@ -142,7 +142,7 @@ struct MeasuredAblation {
 };
 
 AblationRounds RunInOrder(const AblateRun& run, const Trial& trial, bool with_first) {
-  // What an op of the chain is worth shows only between two decoders that run chains.
+  // The worth of an op of the chain shows only between two decoders that run chains.
   DecoderOptions options = run.options;
   if (trial.ablation && trial.ablation != Ablation::kPersistent && NeedsChain(*trial.ablation)) {
     options.ablate.Add(Ablation::kPersistent);
@@ -257,7 +257,7 @@ Json ToJson(const SpeedUp& gain) {
   return {{"ratio", gain.ratio}, {"ci95", std::move(ci95)}};
 }
 
-// Adds to the row of a record what only the rounds say.
+// Adds to the row of a record the values that only the rounds have.
 Json ResultJson(Json row, const AblationRounds& rounds, const std::optional<SpeedUps>& gains,
                 const std::string& verdict) {
   if (!gains) return row;

@@ -150,7 +150,7 @@ struct BenchFlags {
     on.ranks = static_cast<int32_t>(number);
     return on;
   }
-  // Whether to make profiles: by default only if somebody will see them.
+  // Whether to make profiles: by default only if they will be shown or recorded.
   bool Profiles() const {
     return profile.value_or(in_place || !record.record.empty() || !record.json.empty());
   }
@@ -303,7 +303,7 @@ std::optional<ProfiledSteps> Profile(const LoadedModel& model, const DecoderOpti
   return ProfileSteps(decoder, bench, untraced);
 }
 
-// Adds to the row of a record what only the result has.
+// Adds to the row of a record the values that only the result has.
 Json ResultJson(const BenchResult& result, Json row, int32_t ranks) {
   Json samples = Json::array();
   for (const BenchSample& sample : result.samples) {
@@ -349,7 +349,7 @@ std::string TableRow(const DecoderMeasurement& measurement) {
   return shape + text;
 }
 
-// Three lines for each result that stands, or nothing if none does.
+// Three lines for each result that was not refused, or nothing if there is none.
 std::string LatencyTable(std::span<const DecoderMeasurement> measurements) {
   std::string table;
   bool all_stated = true;
@@ -369,7 +369,7 @@ std::string LatencyTable(std::span<const DecoderMeasurement> measurements) {
                 all_stated ? "" : kTooFew);
 }
 
-// What more ranks are worth. Each number of ranks has the same `shapes` shapes.
+// The speed-up by more ranks. Each number of ranks has the same `shapes` shapes.
 std::string SpeedUpTable(std::span<const DecoderMeasurement> measured, size_t shapes) {
   std::string table;
   for (size_t i = shapes; i < measured.size(); ++i) {

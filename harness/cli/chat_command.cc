@@ -236,7 +236,8 @@ class Chat {
   const bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
 };
 
-// Runs the chat and writes its turns to the file, if there is one; also the turns before a failure.
+// Runs the chat and writes its turns to the file, if there is one, including the turns before a
+// failure.
 int RunAndWrite(Chat& chat, const std::string& model, std::optional<OutputFile>& file) {
   const auto write = [&] {
     if (!file) return;
@@ -273,7 +274,7 @@ int ChatCommand(const CommandLine& line) {
   ChatFlags flags;
   ParseFlags("tokline chat", flags.Table(), line.args);
   Validate(flags.rule);
-  StopStrings{flags.stops};  // refuses what can be no stop text
+  StopStrings{flags.stops};  // refuses invalid stop texts
   std::vector<NamedFile> inputs = {{"--system", flags.system_file}};
   for (const std::string& file : flags.chunk_files) inputs.push_back({"--chunk", file});
   RequireDistinct({{"--json", flags.json}}, inputs);

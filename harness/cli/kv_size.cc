@@ -1,5 +1,5 @@
 // Turns --kv-pages, --kv-bytes and --kv-fraction into a number of pages. If no size is given, a
-// workload gets what it can use, as far as the device has room.
+// workload gets as many pages as it can use and the device can hold.
 #include "harness/cli/kv_size.h"
 
 #include <algorithm>
@@ -22,7 +22,8 @@ namespace {
 constexpr double kDefaultFraction = 0.9;
 
 int64_t PageBytes(const LoadedModel& model, const DecoderOptions& options) {
-  const ModelShard shard = ShardModel(model.spec, options.ranks, 0);  // each rank has as much
+  const ModelShard shard = ShardModel(model.spec, options.ranks, 0);  // the ranks have the same
+                                                                      // size
   return shard.local.KvBytesPerToken(options.dtype) * options.page_size;
 }
 

@@ -13,7 +13,8 @@ inline constexpr char kLatencyHeader[] = "      p50       p90       p99       of
 inline constexpr char kTooFew[] =
     "-: too few to say; p90 is stated of 10 and more, p99 of 100 and more\n";
 
-// Seconds as milliseconds with three digits and more, without an exponent; "-" for nothing.
+// Seconds as milliseconds with at least three digits and without an exponent; "-" if there is no
+// value.
 std::string MillisecondsCell(std::optional<double> seconds);
 
 // The percentiles in milliseconds and their number, below kLatencyHeader.

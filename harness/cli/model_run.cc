@@ -36,7 +36,8 @@ DType ParseDType(std::string_view text) {
   return kDTypes[ParseChoice("--dtype", text, names)];
 }
 
-// For a rank that hangs. It uses what would have to be destroyed, so nothing is.
+// Ends the process when a rank hangs. That rank still uses the objects that would be destroyed, so
+// nothing is destroyed.
 void EndProcess(const std::string& line) {
   std::fprintf(stderr, "tokline: %s\n", line.c_str());
   std::_Exit(kFailure);

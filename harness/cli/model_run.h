@@ -42,14 +42,14 @@ struct RunFlags {
   void AddRanksTo(std::vector<Flag>& flags);
   // Adds --rank-limit, for a command whose --tp is its own.
   void AddRankLimitTo(std::vector<Flag>& flags);
-  // Adds --weights, for commands to which it does not matter what the model says.
+  // Adds --weights, for commands for which the model's output does not matter.
   void AddWeightsTo(std::vector<Flag>& flags);
   LoadedModel Load() const;
   // The names that --ablate takes, one aligned line per name, to be printed below the flags.
   static std::string AblationHelp();
   Device ChosenDevice() const;
-  // The implementation's name in record rows: "cuda" or "reference", on how many ranks if there are
-  // several, and what was ablated.
+  // The implementation's name in record rows: "cuda" or "reference", the number of ranks if there
+  // are several, and what was ablated.
   std::string Implementation() const;
   // Options for max_batch sequences of max_context tokens. kv_size.h applies the KV cache's size.
   DecoderOptions Options(const ModelSpec& spec, int32_t max_batch, int64_t max_context) const;

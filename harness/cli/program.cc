@@ -94,14 +94,14 @@ int Report(const std::string& message, int code) {
   return code;
 }
 
-// What the processes of mpirun have to be alike in.
+// The text in which the processes of mpirun must agree.
 std::string ProgramText(int argc, char** argv) {
   std::string text = Version();
   for (int i = 1; i < argc; ++i) text += StrCat(argv[i], "\n");
   return text;
 }
 
-// Runs the command on rank 0, whose ranks the others serve.
+// Runs the command on rank 0; the other processes serve as its other ranks.
 int RunAmongProcesses(ProcessGroup* processes, int argc, char** argv) {
   if (processes == nullptr) return Dispatch(argc, argv);
   int code = kSuccess;

@@ -15,8 +15,8 @@ namespace tokline {
 // Prints the line to standard error, dimmed on a terminal that may have colours.
 void PrintStatus(std::string_view line);
 
-// A line on standard error that says how far a run is, and about how long it still takes. It
-// appears on a terminal only; the first to say how long after a second.
+// A line on standard error that shows the progress of a run and, once a second has passed, roughly
+// how long it will still take. It appears only on a terminal.
 class ProgressLine {
  public:
   ProgressLine() = default;
@@ -24,10 +24,11 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // Call it after each step, with how many are computed so far and how many there are to compute.
+  // Call it after each step, with the number computed so far and the total number to compute.
   void Show(int64_t computed, int64_t all, std::string_view what = "prompt tokens");
-  // Returns what takes the number of tokens of each step of a run on this device. It shows them on
-  // the CPU alone: where the speed is measured, the host has no time for that.
+  // Returns a function that takes the number of tokens of each step of a run on this device. It
+  // shows progress only on the CPU: on a device, whose speed is measured, the host has no time for
+  // it.
   std::function<void(int64_t)> Steps(Device device, int64_t all, std::string what);
   // Removes the line. The next call of Show() begins another run.
   void Clear();

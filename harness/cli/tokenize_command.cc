@@ -1,5 +1,5 @@
-// tokline tokenize: shows the token ids of a text, or those that the first turn of a chat gives the
-// model.
+// tokline tokenize: shows the token ids of a text, or the ids that the model gets in the first turn
+// of a chat.
 #include <optional>
 
 #include "harness/chat/conversation.h"

@@ -269,7 +269,7 @@ LatencyBound ParseLatencyBound(std::string_view flag, std::string_view text) {
   return bound;
 }
 
-// The figures of a row that stands, as lines to read.
+// The figures of a row that was not refused, as lines for people.
 std::string WorkloadText(const WorkloadMeasurement& m, const WorkloadFigures& figures) {
   const ServingFigures& serving = m.serving;
   const auto count = [](int64_t value) { return static_cast<long long>(value); };
@@ -429,7 +429,7 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   const bool interrupted = measured.size() < count || measured.back().trouble.interrupted;
   record.Finish(interrupted);
   if (file) {
-    // Without what makes it a record, which nothing may replace.
+    // Removes the fields that make it a record: only record files may hold records.
     for (Json& report : reports) {
       for (const char* key : {"schema", "kind", "run_id"}) report.erase(key);
     }

@@ -1,4 +1,4 @@
-// Holds the table of ablations: names, what each swaps, and on which device it can.
+// Holds the table of ablations: their names, what each swaps, and on which devices it works.
 #include "harness/engine/ablation.h"
 
 #include <algorithm>

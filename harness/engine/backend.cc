@@ -112,7 +112,7 @@ class HostBackend : public Backend {
     }
     ops_.all_reduce_norm(params, options);
   }
-  // Exchanges dense blocks, all of which are as large as the largest.
+  // Exchanges dense blocks that all have the size of the largest one.
   void GatherColumns(const ColumnGather& gather) override {
     const auto parts = place_.Gather(gather);
     const int64_t widest = std::ranges::max(parts, {}, &ColumnGather::columns).columns;
@@ -139,7 +139,7 @@ class HostBackend : public Backend {
   int64_t CapturedKernels() const override { return 0; }
 
  private:
-  // What the ranks have brought, one after another. Valid until the next call.
+  // The data of all ranks, one after another. Valid until the next call.
   const std::byte* Gathered(const void* mine, int64_t bytes) {
     gathered_.resize(static_cast<size_t>(place_.Ranks() * bytes));
     place_.link->AllGather(place_.rank, mine, bytes, gathered_.data());

@@ -112,8 +112,8 @@ class Backend {
   // These enqueue a copy. `staging` is of AllocateStaging, and must not change until a later fence
   // has been waited for.
   virtual void CopyToDevice(void* device, const void* staging, int64_t bytes) = 0;
-  // Copies the first bytes of a block, as many as the int64 at its beginning says when the copy
-  // runs, at most `most`. Both sides have room for whole 16 bytes.
+  // Copies the first bytes of a block. The int64 at its beginning says how many when the copy runs,
+  // at most `most`. Both sides have room up to a multiple of 16 bytes.
   virtual void CopyCounted(void* device, const void* staging, int64_t most) = 0;
   virtual void CopyToHost(void* staging, const void* device, int64_t bytes) = 0;
   // Enqueues a memset of device memory to zero.
@@ -127,10 +127,10 @@ class Backend {
   virtual void DrawWeights(DType dtype, void* device, const RandomPieces& pieces, uint64_t seed,
                            int log2_scale) = 0;
 
-  // All ranks of a group enqueue the same of these. AllReduceNorm fills in the ranks' buffers, and
-  // partials except this rank's. The columns of all ranks are gathered into the matrices of all;
-  // between two gathers there must be an AllReduceNorm, which tells that the matrix may be
-  // overwritten.
+  // All ranks of a group enqueue the same calls of these. AllReduceNorm fills in the ranks'
+  // buffers, and all partials except this rank's. The columns of all ranks are gathered into the
+  // matrices of all. Between two gathers there must be an AllReduceNorm, after which the matrix may
+  // be overwritten.
   virtual void AllReduceNorm(AllReduceNormParams params, const LaunchOptions& options) = 0;
   // The buffers that AllReduceNorm fills in, where projections can send their partials there.
   virtual const PeerBuffers* Peers() const { return nullptr; }
@@ -140,9 +140,9 @@ class Backend {
   virtual std::unique_ptr<Fence> MakeFence() = 0;
   virtual std::unique_ptr<TimeMark> MakeTimeMark() = 0;
   virtual void Synchronize() = 0;
-  // Loads the kernels that `enqueue` would run, without running them, where kernels of this rank
-  // and of another one wait for each other and loading one may wait for both; otherwise nothing.
-  // All ranks call it for the same work. What the work computes is overwritten.
+  // Loads the kernels that `enqueue` would run, without running them, if kernels of this rank and
+  // of another one wait for each other and loading one may wait for both; otherwise does nothing.
+  // All ranks call it for the same work. The outputs of that work are overwritten.
   virtual void Rehearse(const std::function<void()>& enqueue) = 0;
   // Captures what `enqueue` enqueues, without running it. The host has no graphs: it does not call
   // `enqueue` and returns null.

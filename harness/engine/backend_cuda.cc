@@ -92,7 +92,7 @@ Memory AllocatePinned(int64_t bytes) {
   return {data, bytes, [](void* p) { LogIfFailed(cudaFreeHost(p), "cudaFreeHost"); }};
 }
 
-// The fence of a rank, which also looks at whether the sums before it were complete.
+// The fence of a rank, which also checks that the sums before it were complete.
 class RankFence : public CudaFence {
  public:
   RankFence(cudaStream_t stream, const PeerBuffers& peers)
@@ -266,7 +266,8 @@ class CudaBackend : public Backend {
     return place_.link == nullptr || communicator_ != nullptr ? nullptr : &peers_;
   }
 
-  // A rank writes its columns to all others. A sum of nothing tells each that all have arrived.
+  // A rank writes its columns to all others. An empty sum then tells each rank that all columns
+  // have arrived.
   void GatherColumns(const ColumnGather& gather) override {
     if (place_.own_process) return SumColumns(gather);
     const auto matrices = place_.Gather(gather.matrix);
@@ -353,23 +354,23 @@ class CudaBackend : public Backend {
 
   bool IsThreadOfGroup() const { return place_.link != nullptr && !place_.own_process; }
 
-  // Where a rank loads kernels or makes a graph, CUDA may wait for what runs on any device of the
-  // process, and so for a sum whose other half a rank has yet to launch. Ranks that meet before
-  // have enqueued the same, all of which ends by itself; and if they meet afterwards, too, none
-  // launches a sum before all have loaded.
+  // When a rank loads kernels or makes a graph, CUDA may wait for the work on any device of the
+  // process, and so for a sum whose other half another rank has yet to launch. Ranks that meet
+  // before that have enqueued the same work, which ends by itself. If they also meet afterwards,
+  // none launches a sum before all have loaded.
   void MeetThreads() const {
     if (IsThreadOfGroup()) place_.Gather(0);
   }
 
-  // From or to any host memory.
+  // Copies from or to any host memory.
   void Copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
     if (bytes > 0)
       TOKLINE_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_));
     Synchronize();
   }
 
-  // Exchanges the addresses of the ranks' buffers. Makes NCCL's communicators instead where one
-  // device cannot access the memory of another, and where the ranks are processes.
+  // Exchanges the addresses of the ranks' buffers. Makes NCCL's communicators instead if one device
+  // cannot access the memory of another, or if the ranks are processes.
   void Join() {
     const int32_t ranks = place_.Ranks();
     peers_ = {.world_size = ranks, .rank = place_.rank};
@@ -400,7 +401,7 @@ class CudaBackend : public Backend {
     peers_.slab_bytes = place_.sums.SlabBytes(ranks);
     std::ranges::copy(place_.Gather<void*>(exchange_.data()), peers_.buffers);
   }
-  // The sum with the zeros that the others have in the place of a rank's columns.
+  // Gathers by a sum: the other ranks have zeros in the place of a rank's columns.
   void SumColumns(const ColumnGather& gather) {
     const int64_t end = gather.begin + gather.columns;
     const auto zero = [&](int64_t begin, int64_t columns) {

@@ -15,7 +15,7 @@ namespace {
 
 template <typename From, typename To>
 void Convert(const void* src, void* dst, int64_t count) {
-  constexpr float kTooLargeForF16 = 65520;  // and what is larger rounds to infinity
+  constexpr float kTooLargeForF16 = 65520;  // this and anything larger rounds to infinity
   const auto* bytes = static_cast<const char*>(src);
   auto* out = static_cast<To*>(dst);
   float largest = 0;  // of the finite ones

@@ -1,5 +1,5 @@
 // Implements the decoder: turns each scheduled step into arrays, uploads and runs it, and collects
-// tokens as soon as that costs no waiting.
+// tokens as soon as that needs no waiting.
 #include "harness/engine/decoder.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class TimedScope {
   Clock::time_point begin_ = Clock::now();
 };
 
-// A step of every rank, all of which enqueue it at the same time.
+// A step of every rank. All ranks enqueue it at the same time.
 class GroupGraph : public WorkGraph {
  public:
   // `tell` gives an order to all ranks.
@@ -197,8 +197,8 @@ SequenceId Decoder::AddSequence(Request request) {
 }
 
 void Decoder::RemoveSequence(SequenceId id) {
-  // Later sequences may reuse what a step that is only captured was planned to compute, so it runs.
-  // The sequence may end with it.
+  // Later sequences may reuse the results of a step that was planned but only captured, so it must
+  // run. The sequence may end with it.
   if (prepared_ && config_.options.reuse && scheduler_.NumSequences() == 1 && Has(id)) {
     Step();
     if (!Has(id)) return;
@@ -299,13 +299,13 @@ Decoder::StepPlan Decoder::PlanStep(const ScheduledStep& scheduled) const {
   if (!one_kernel || config_.SharesReads()) {
     chain.shared = SharedRunsOf(scheduled);
     chain.shape = ChainShape(scheduled, chain.shared);
-    // Where clusters or warps are quicker than lanes that read shared runs once, nothing is shared.
+    // If clusters or warps are faster than lanes that read shared runs once, nothing is shared.
     const ChunkDecodeGrid& grid = chain.shape.decode.grid;
     if (grid.ReadsWhole() && grid.run_lanes == 0) chain.shared.clear();
     tokens_saved = SharedTokensSaved(chain.shared, config_.group, grid);
   }
-  // One kernel reads shared contexts for each sequence. That is worth it until these bytes take
-  // longer than the launches of a layer in a chain do.
+  // The single kernel reads shared contexts separately for each sequence. That pays as long as
+  // these bytes take less time than the launches of a layer in a chain.
   constexpr int64_t kWorthBytes = int64_t{32} << 20;
   const int64_t layer_bytes = KvTokenBytes() / spec_.num_layers;
   if (!one_kernel || tokens_saved * layer_bytes >= kWorthBytes) return chain;

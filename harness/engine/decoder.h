@@ -4,13 +4,13 @@
 // each running sequence. The Scheduler decides which. Sampled tokens stay on the device, where the
 // next step reads them, so the host works one step ahead of an asynchronous backend: Step()
 // enqueues a step and returns the tokens of the previous one. On a synchronous backend it returns
-// those of the step itself, since nothing is gained by holding them back. Each running sequence has
-// a seat, which is its row in a step. Steps are padded to a few batch sizes, and WarmUp() captures
-// a graph for each. On CUDA, the last bits of a sequence's logits depend on its batch, because the
-// batch determines how sums are split over the device.
+// the tokens of the step itself, since nothing is gained by holding them back. Each running
+// sequence has a seat, which is its row in a step. Steps are padded to a few batch sizes, and
+// WarmUp() captures a graph for each. On CUDA, the last bits of a sequence's logits depend on its
+// batch, because the batch determines how sums are split over the device.
 //
 // The model may be divided among several ranks (DecoderOptions::ranks). A step is planned once, and
-// all of them run it; what rank 0 draws is what Step() returns.
+// all ranks run it. Step() returns the tokens that rank 0 draws.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct NewToken {
 };
 
 struct StepReport {
-  // What this call enqueued; both are 0 if there was nothing to do.
+  // The numbers of tokens that this call enqueued; both are 0 if there was nothing to do.
   int64_t prefill_tokens = 0;
   int32_t decode_rows = 0;
   // The tokens of the previous step, or of this one if the backend is synchronous. Valid until the
@@ -61,7 +61,7 @@ struct HostTimes {
 
 // Number of tokens whose K and V the attention of decode steps has read in each layer.
 struct DecodeReads {
-  int64_t tokens = 0;  // the CPU shares no reads, and counts what CUDA would read if it read every
+  int64_t tokens = 0;  // the CPU shares no reads; it counts what CUDA would read if it read every
                        // shared run once
   int64_t unshared_tokens = 0;  // what would be read if every sequence read all of its tokens
 };
@@ -82,8 +82,8 @@ class Decoder {
   // Throws InvalidArgument for options that are not allowed, and RuntimeFailure with the needed and
   // the free bytes if device memory does not suffice.
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options);
-  // Same, on such backends, which must be of the device that the options name, and with the ranks
-  // of other processes if the options name them (MakeDecoder).
+  // Same, on the given backends, which must be of the device that the options name, and with the
+  // ranks of other processes if the options name any (MakeDecoder).
   Decoder(const ModelSpec& spec, const ModelWeights& weights, const DecoderOptions& options,
           const BackendMaker& make_backend, std::unique_ptr<RemoteRanks> remote = nullptr);
   Decoder(const Decoder&) = delete;
@@ -105,7 +105,7 @@ class Decoder {
                          int64_t max_new_tokens);
   SequenceId AddSequence(Request request);
   // Removes a sequence in any state and frees its pages. Its token in flight is dropped. With
-  // reuse, a step that is captured runs before its last sequence goes.
+  // reuse, a captured step runs before its last sequence is removed.
   void RemoveSequence(SequenceId id);
   // Whether the sequence is waiting, running or held.
   bool Has(SequenceId id) const { return scheduler_.Has(id); }
@@ -117,7 +117,7 @@ class Decoder {
   void EvictIdle() { scheduler_.EvictIdle(); }
 
   // From now on, no step computes prompt tokens from position `tokens` on, until the limit changes;
-  // INT64_MAX limits nothing. Steps must not be asked for when nothing else is left to compute.
+  // INT64_MAX removes the limit. Step() must not be called when nothing else is left to compute.
   void LimitPrompts(int64_t tokens) { scheduler_.LimitPrompts(tokens); }
 
   // Whether Step() would enqueue a step now, or once tokens in flight are known.
@@ -128,8 +128,8 @@ class Decoder {
   std::span<const NewToken> Flush();
 
   // Calls the observer for every op that later steps enqueue on rank 0; null removes it. A step
-  // that runs as a graph enqueues no ops. The other ranks skip the same ops, so that with several
-  // of them what an observer wants must depend on the op alone.
+  // that runs as a graph enqueues no ops. The other ranks skip the same ops. With several ranks,
+  // the choice of ops that an observer wants must therefore depend on the op alone.
   void SetObserver(OpObserver* observer);
   OpObserver* Observer() const;
   // Returns the step that Step() would enqueue next, without the ops that the observer skips. It
@@ -150,10 +150,10 @@ class Decoder {
   // Returns the residual stream of the step that is being enqueued, after the work enqueued so far,
   // [rows, hidden_size]: decode rows with their padding, then prompt tokens. For observers.
   std::vector<float> Hidden();
-  // Returns the queries of the layer whose attention is enqueued next, of the same rows and of the
-  // heads of rank 0, [rows, num_q_heads * head_dim]. For observers.
+  // Returns the queries of the layer whose attention is enqueued next, for the same rows and for
+  // the heads of rank 0, [rows, num_q_heads * head_dim]. For observers.
   std::vector<float> Queries();
-  // Returns the K and V of the sequence in one layer, of the heads of rank 0, after the work
+  // Returns the K and V of the sequence in one layer, for the heads of rank 0, after the work
   // enqueued so far.
   KvRows ReadKv(SequenceId id, int64_t layer);
 
@@ -171,8 +171,8 @@ class Decoder {
   int64_t PlainSteps() const { return plain_steps_; }
 
  private:
-  // What the host knows of a step. Its arrays, in the memory of rank 0, are rewritten only after
-  // the fences of all ranks have been waited for.
+  // What the host knows about a step. Its arrays, in the memory of rank 0, are rewritten only after
+  // waiting for the fences of all ranks.
   struct EnqueuedStep {
     bool pending = false;
     struct Draw {
@@ -187,7 +187,7 @@ class Decoder {
     std::vector<int32_t> parts;     // OneKernelParts, or empty if it runs as a chain
     std::vector<SharedRun> shared;  // SharedRunsOf, or empty if it runs as one kernel
   };
-  // A step whose arrays are written.
+  // A step whose arrays have been written.
   struct PreparedStep {
     StepShape shape;
     int64_t array_bytes = 0;  // that are used
@@ -195,18 +195,19 @@ class Decoder {
     DecodeReads reads;
   };
 
-  // Has every rank obey these, all at the same time.
+  // Has all ranks obey these orders at the same time.
   void Tell(std::span<const RankOrder> orders);
   void Tell(std::initializer_list<RankOrder> orders) { Tell(std::span(orders)); }
   // Schedules the next step, if there is one, and writes its arrays.
   void Prepare();
   StepPlan PlanStep(const ScheduledStep& scheduled) const;
-  // `shared` is what its sequences have in common.
+  // `shared` holds the runs that its sequences share.
   StepShape ChainShape(const ScheduledStep& scheduled, std::span<const SharedRun> shared) const;
-  // How the contexts of a step are cut if it runs as one kernel, one entry per row with padding;
-  // empty if it must run as a chain.
+  // The numbers of parts into which the contexts of a step are cut if it runs as one kernel, one
+  // entry per row including padding; empty if it must run as a chain.
   std::vector<int32_t> OneKernelParts(const ScheduledStep& scheduled) const;
-  // The tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in padding.
+  // The numbers of tiles of the contexts of `rows` decode rows, as decode_step counts them; 0 in
+  // padding.
   std::vector<int32_t> DecodeTiles(const ScheduledStep& scheduled, int32_t rows) const;
   // Returns the runs that several decode rows share and that a chain of the full grid may read
   // once.
@@ -230,7 +231,7 @@ class Decoder {
   ModelSpec spec_;
   RankGroup group_;
   std::vector<std::unique_ptr<DecoderRank>> ranks_;
-  // Those of rank 0:
+  // The following belong to rank 0:
   Backend& backend_;
   const DecoderConfig& config_;
   const DecoderBuffers& buffers_;

@@ -12,13 +12,13 @@
 namespace tokline {
 namespace {
 
-// Runs of a sequence that shares chunks: one for each chunk that ends within a page, and one for
-// the rest.
+// The number of runs of a sequence that shares chunks: one for each chunk that ends within a page,
+// and one for the rest.
 constexpr int32_t kReuseRuns = 8;
 
 int32_t MaxRuns(const DecoderOptions& options) { return options.reuse ? kReuseRuns : 1; }
 
-// Of a sequence. Each run except the last may leave room on its last page.
+// The most pages of a sequence. Each run except the last may leave room on its last page.
 int64_t MaxPages(const DecoderOptions& options) {
   return PagesOfSize(options.page_size).PagesFor(options.max_context) + MaxRuns(options) - 1;
 }

@@ -1,4 +1,4 @@
-// What is asked of a decoder, and what follows from it: sizes, buckets, and which ops a step has.
+// The options of a decoder, and what follows from them: sizes, buckets, and the ops of a step.
 #pragma once
 
 #include <chrono>
@@ -26,10 +26,10 @@ inline constexpr int32_t kMaxBatch = 4096;
 
 struct DecoderOptions {
   Device device = Device::kCpu;
-  // Among how many ranks the model is divided: as many devices, or threads on the CPU.
+  // The number of ranks among which the model is divided. Each is a device, or a thread on the CPU.
   int32_t ranks = 1;
-  // If set and there are several ranks, they are these processes, of which this is rank 0.
-  // Otherwise they are threads.
+  // If this is set and there are several ranks, the ranks are these processes, and this process is
+  // rank 0. Otherwise the ranks are threads.
   ProcessGroup* processes = nullptr;
   std::chrono::milliseconds rank_limit{60'000};  // how far a rank may fall behind the others
   std::function<void(const std::string&)> on_hang = {};  // as in RankGroup::Options
@@ -39,12 +39,12 @@ struct DecoderOptions {
   int64_t kv_pages = 0;         // 0: enough for max_batch sequences of max_context
   int32_t page_size = 256;      // tokens
   int64_t token_budget = 8192;  // prompt tokens per step; longer prompts take several steps
-  bool reuse = false;           // K and V of prompts that begin with the same tokens
-  // With reuse: whether decode steps read what their sequences share only once.
+  bool reuse = false;           // whether prompts that begin with the same tokens share K and V
+  // With reuse: whether decode steps read only once what their sequences share.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
-  // Whether Decoder::Logits can be asked. Otherwise logits of greedy rows need not be written.
+  // Whether Decoder::Logits may be called. If not, logits of greedy rows need not be written.
   bool keep_logits = true;
-  int64_t pinned_pages = 0;  // at most this many may be pinned; sequences do not rely on them
+  int64_t pinned_pages = 0;  // at most this many pages may be pinned; sequences do not rely on them
   AblationSet ablate = {};
   std::optional<DelayedOp> delayed = {};  // to test the tools
 
@@ -55,7 +55,7 @@ struct DecoderOptions {
 // The checked options with all defaults filled in, and what follows from them for a rank.
 struct DecoderConfig {
   DecoderOptions options;
-  ModelShard shard;           // whose local model all sizes are of, except those of logits
+  ModelShard shard;           // all sizes are those of its local model, except the sizes of logits
   PagedKvLayout layout;       // of one layer; includes the scratch page if there is one
   int32_t group = 1;          // query heads per KV head
   int32_t max_runs = 1;       // per sequence; see SequencePages
@@ -65,8 +65,8 @@ struct DecoderConfig {
   ChunkDecodeGrid full_grid;     // of chunk_decode; has no lanes on the host
   std::vector<int32_t> buckets;  // numbers of decode rows that steps are padded to, ascending
   int64_t max_tokens = 0;        // per step
-  // These have kernels of their own, because an ablation asks for it or because no fused op does
-  // what the model needs.
+  // Whether these run as separate kernels, because an ablation asks for it or because no fused op
+  // does what the model needs.
   bool split_input_norm = false;
   bool split_mlp = false;  // norm, first projection, activation
   bool split_final_norm = false;
@@ -80,21 +80,22 @@ struct DecoderConfig {
                 int32_t rank = 0);
 
   int32_t Bucket(int32_t rows) const;  // the smallest bucket that holds `rows`
-  // The shape of a decode step as a chain of kernels, whose longest context, with the new token, is
-  // `longest` and which reads `tokens` in all, less `tokens_saved` if it reads shared runs once.
+  // The shape of a decode step as a chain of kernels. Its longest context, including the new token,
+  // has `longest` tokens. It reads `tokens` tokens in total, less `tokens_saved` if it reads shared
+  // runs once.
   StepShape DecodeShape(int32_t bucket, int64_t longest, int64_t tokens,
                         int64_t tokens_saved) const;
   StepShape DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid) const;
-  // The one whose arrays take the most room.
+  // The decode shape whose arrays take the most room.
   StepShape LargestDecodeShape(int32_t bucket) const;
   // The most partial states that the plan of a step of `bucket` rows can have.
   int64_t MaxPartials(int32_t bucket) const;
-  // The grids that steps may have, and those of them with run lanes.
+  // The grids that steps may have, including those with run lanes.
   std::vector<ChunkDecodeGrid> DecodeGrids(int32_t bucket) const;
   std::vector<ChunkDecodeGrid> RunGrids() const;
   // The shape of a decode step as one kernel.
   StepShape OneKernelShape(int32_t bucket) const;
-  // Sets max_tiles where the shape's attention is paged_prefill.
+  // Sets max_tiles if the shape's attention is paged_prefill.
   void AddRoomForTiles(AttentionShape& shape) const;
   // Whether a decode step of `bucket` rows can run as one kernel.
   bool RunsAsOneKernel(int32_t bucket) const { return bucket <= one_kernel_rows; }

@@ -1,4 +1,4 @@
-// Carves the buffers of a decoder out of one block of memory, and refuses what does not fit.
+// Carves the buffers of a decoder out of one block of memory, and refuses a plan that does not fit.
 #include "harness/engine/decoder_memory.h"
 
 #include <algorithm>
@@ -85,7 +85,7 @@ MemoryNeeds DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) 
   rope = carver.Take<float>(rotates ? config.options.max_context * spec.head_dim : 0);
   step = carver.TakeBytes(PlaceStep(config.largest_step, nullptr).bytes);
   memory.table_bytes = carver.Size() - before_tables;
-  constexpr int64_t kTurns = 2;  // as DecoderRank has them
+  constexpr int64_t kTurns = 2;  // as in DecoderRank
   memory.staging_bytes = kTurns * (PlaceStep(config.largest_step, nullptr).bytes +
                                    2 * batch * int64_t{sizeof(int32_t)});
 

@@ -1,4 +1,4 @@
-// Which buffers a decoder needs, how large they are, and where they lie.
+// The buffers that a decoder needs: their sizes and their places in memory.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ struct MemoryNeeds {
   }
 };
 
-// What rank 0 needs, and the others too, except that parts may differ by a few rows.
-// Without a device at hand `facts` may be all 0; the workspace of chunk_decode is then left out.
+// The needs of rank 0. Those of the others are the same, but parts may differ by a few rows.
+// Without a device, `facts` may be all 0; the workspace of chunk_decode is then left out.
 MemoryNeeds MemoryNeedsOf(const ModelSpec& spec, const DecoderOptions& options,
                           const DeviceFacts& facts);
 
@@ -66,7 +66,8 @@ struct DecoderBuffers {
   int32_t* sampled = nullptr;      // [B] newest token of each seat; the next decode step's input
   std::byte* linear_workspace = nullptr;
   std::byte* sampling_workspace = nullptr;
-  // One per bucket. All have their partial states at the same place and their counters before it.
+  // One per bucket. All have their partial states at the same place, and their counters before that
+  // place.
   std::vector<DecodeWorkspace> decode_workspaces;
   DecodeWorkspace prefill_workspace;  // only for ablation paged_prefill: for any number of
                                       // sequences; its counters must be zeroed before each step

@@ -33,10 +33,10 @@ std::unique_ptr<Backend> WithRoom(const ModelSpec& whole, const DecoderOptions& 
   return backend;
 }
 
-// The bytes that the arrays of a step take at most.
+// The most bytes that the arrays of a step take.
 int64_t ArrayRoom(const StepShape& shape) { return PlaceStep(shape, nullptr).bytes; }
 
-// What decides which kernels a step runs.
+// The values that determine which kernels a step runs.
 DecoderRank::StepKernels KernelsOf(const StepShape& shape) {
   return {shape.Tokens(),
           shape.logit_rows,
@@ -143,7 +143,7 @@ void DecoderRank::RequireDraws(int turn, std::span<const RankOrder::Draw> draws)
   }
 }
 
-// Copies by way of host memory. The host does not wait, because the copies are ordered like all
+// Copies through host memory. The host does not wait, because the copies are ordered like all other
 // work.
 void DecoderRank::MoveTokens(std::span<const SeatMove> moves, int turn) {
   constexpr int64_t kBytes = sizeof(int32_t);

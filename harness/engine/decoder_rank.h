@@ -1,5 +1,6 @@
 // One rank of a decoder: its device, its part of the model and of the KV cache, and the steps that
-// run there. It obeys the orders of the decoder, which alone plans, and all ranks get the same.
+// run there. It obeys the orders of the decoder, which does all the planning and gives all ranks
+// the same orders.
 #pragma once
 
 #include <array>
@@ -24,7 +25,7 @@
 
 namespace tokline {
 
-// Where a rank stands: in the group of processes that the options name, or else as a thread of this
+// The place of a rank: in the group of processes that the options name, or else as a thread of this
 // number.
 RankPlace PlaceOf(const ModelSpec& spec, const DecoderOptions& options, RankGroup* threads,
                   int32_t thread);
@@ -41,7 +42,8 @@ struct DecoderRank {
 
   // See RankOrderKind.
   void Obey(const RankOrder& order);
-  // Throws RuntimeFailure unless the step of the turn, which must be done, has drawn these.
+  // Throws RuntimeFailure unless the step of the turn, which must have ended, has drawn these
+  // tokens.
   void RequireDraws(int turn, std::span<const RankOrder::Draw> draws) const;
 
   std::unique_ptr<Backend> backend;
@@ -50,7 +52,7 @@ struct DecoderRank {
   DecoderBuffers buffers;
   ForwardPass forward;
   ShiftedCopy shifted_copy;
-  // The host memory of a step that each rank has for itself.
+  // The host memory of a step. Each rank has its own.
   struct StepMemory {
     Memory arrays;  // of the step
     Memory tokens;  // what was drawn
@@ -72,13 +74,13 @@ struct DecoderRank {
 
  private:
   void MoveTokens(std::span<const SeatMove> moves, int turn);
-  // Moves the arrays of an order into the host memory of its turn, unless they are there.
+  // Moves the arrays of an order into the host memory of its turn, unless they are already there.
   void KeepArrays(const RankOrder& order);
   void CopyArrays(const StepShape& shape, int turn);  // of the turn, to the device
   // Copies the turn's arrays to the device, runs the step, and copies back what was drawn.
   void EnqueueStep(const StepShape& shape, int turn);
   void RunStep(const StepShape& shape, int turn);
-  // Loads the kernels of steps of this shape. Nobody observes that.
+  // Loads the kernels of steps of this shape, without an observer.
   void Rehearse(const StepShape& shape, int turn);
   // Captures steps of this shape, after running one. The host has no graphs.
   void CaptureStep(const StepShape& shape, int turn);
@@ -90,7 +92,7 @@ struct DecoderRank {
     std::unique_ptr<WorkGraph> graph;
   };
   std::map<int64_t, ObservedGraph> graphs_;
-  std::set<StepKernels> rehearsed_;  // by steps that no graph has
+  std::set<StepKernels> rehearsed_;  // shapes of steps without a graph whose kernels are loaded
   std::optional<FollowingObserver> follower_;
 };
 

@@ -55,8 +55,7 @@ class DeviceWeights {
 
  private:
   DeviceWeights() = default;
-  // Draws the rank's part of all weights, such that logits are as peaked as those of a trained
-  // model.
+  // Draws the rank's part of all weights, so that logits are as peaked as those of a trained model.
   void Draw(const ModelShard& shard, uint64_t seed, DType dtype, Backend& backend);
   // Places all tensors from `base` on and returns the size. With a null base it only measures.
   int64_t Place(const ModelSpec& spec, DType dtype, std::byte* base);

@@ -17,8 +17,8 @@
 namespace tokline {
 namespace {
 
-// In units of sqrt(2 ln V). With it the mean probability of the most likely token is that of a
-// trained model (docs/measuring.md).
+// In units of sqrt(2 ln V). With this scale the mean probability of the most likely token is that
+// of a trained model (docs/measuring.md).
 constexpr double kLogitScale = 1.75;
 
 // FillRandom's values are uniform in (-2, 2) times a power of two.
@@ -31,7 +31,7 @@ int Log2Scale(int64_t inputs) {
   return std::clamp(static_cast<int>(std::lround(wanted)), kMinLog2Scale, kMaxLog2Scale);
 }
 
-// The elements of a matrix, whose rows begin at row `begin` of a sequence, that a rank holds.
+// The elements that a rank holds of a matrix whose rows begin at row `begin` of a sequence.
 RandomPieces PiecesOf(const TensorShard& shard, int64_t begin, int64_t columns) {
   RandomPieces pieces{.first = (begin + shard.rows.begin) * columns + shard.columns.begin,
                       .pieces = shard.rows.count,
@@ -75,7 +75,7 @@ void DeviceWeights::Draw(const ModelShard& shard, uint64_t seed, DType dtype, Ba
   const int64_t hidden = spec.hidden_size, inner = spec.intermediate_size;
   const int64_t q = spec.QSize(), kv = spec.KvSize();
   const bool gated = spec.mlp == ActivationKind::kGatedSilu;
-  // Small, so that what the layers add outweighs the token itself.
+  // The embedding is small, so that the sum of the layers' outputs outweighs the token itself.
   draw(embedding_, {rows_of(&ModelWeights::embedding, spec.vocab_size)}, hidden, kMinLog2Scale);
   draw(positions_, {rows_of(&ModelWeights::positions, spec.max_positions)}, hidden, kMinLog2Scale);
   if (lm_head_ != embedding_) {

@@ -51,8 +51,8 @@ void ForwardPass::Enqueue(const StepShape& shape) {
   DecodeWorkspace any_number = buffers_.prefill_workspace;
   const DecodeWorkspace* prefill_workspace = nullptr;
   if (any_number.data != nullptr && shape.prefill.num_seqs > 0) {
-    // The layout depends on the number of sequences, so the zeros that the last step left are not
-    // where this step needs them.
+    // The layout depends on the number of sequences, so the zeros that the last step left are in
+    // other places than this step needs.
     any_number.num_seqs = shape.prefill.num_seqs;
     backend_.Zero(any_number.data, ChunkDecodeCounterBytes(any_number.num_seqs, config_.layout));
     prefill_workspace = &any_number;
@@ -380,7 +380,7 @@ void ForwardPass::Logits(const StepShape& shape, const StepArrays& arrays) {
   const bool normed = config_.split_final_norm || normed_ != nullptr;
   head.norm_weight = normed ? nullptr : weights_.final_norm();
   head.norm_eps = spec_.norm_eps;
-  // A rank that has a part of the vocabulary alone does not know the largest logit of all.
+  // A rank that has only a part of the vocabulary does not know the overall largest logit.
   const int32_t parts = config_.Divided() ? 0 : LinearBestParts(head, backend_.facts());
   if (parts > 0) {
     head.best = buffers_.best;

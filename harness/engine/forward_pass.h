@@ -1,8 +1,8 @@
 // One forward pass over a ragged batch, from token ids to sampled tokens. It is written once,
 // against the table of ops, and thus runs with references and with kernels.
 //
-// Several ranks enqueue the same ops, each with its part of the model. What a rank adds to the
-// residual stream is then summed over all, and the sum comes with the norm that follows it.
+// Several ranks enqueue the same ops, each with its part of the model. Their additions to the
+// residual stream are then summed over all ranks, in one op with the norm that follows.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class ForwardPass {
   // nor waits.
   void Enqueue(const StepShape& shape);
 
-  // Sets who is told of every op from now on; null for nobody. A replayed graph enqueues no ops.
+  // Sets the observer of every op from now on; null removes it. A replayed graph enqueues no ops.
   void SetObserver(OpObserver* observer) { observer_ = observer; }
   OpObserver* Observer() const { return observer_; }
 
@@ -52,8 +52,8 @@ class ForwardPass {
   void Mlp(const DeviceLayerWeights& layer, const DeviceLayerWeights* next, int64_t tokens);
   // The MLP up to its activation, with one kernel for each operation.
   void SplitMlp(const DeviceLayerWeights& layer, int64_t tokens);
-  // Adds the output of a projection to x. `next_norm` is the weight of the RMSNorm of what follows,
-  // or null if that is an op of its own.
+  // Adds the output of a projection to x. `next_norm` is the weight of the RMSNorm that follows, or
+  // null if that is a separate op.
   void AddToStream(StepOp op, LinearParams params, const std::byte* next_norm);
   // x = the sum of all ranks' partial + residual, which may be null.
   AllReduceNormParams SumOf(int64_t tokens, const std::byte* residual,
@@ -62,17 +62,17 @@ class ForwardPass {
   bool Sends(StepOp op, const LinearParams& params, AllReduceNormParams sum) const;
   void AllReduce(const AllReduceNormParams& params);
   void Logits(const StepShape& shape, const StepArrays& arrays);
-  // `best_parts`: of the largest logits that the LM head has found; 0: none.
+  // `best_parts`: the number of parts per row whose largest logits the LM head has found; 0: none.
   void Sample(const StepShape& shape, const StepArrays& arrays, int32_t best_parts);
   LinearParams Linear(int64_t tokens, const std::byte* x, int64_t in_features,
                       const std::byte* weight, void* out, int64_t out_features) const;
   // Lets the kernel of `params` prefetch the weights of a later `op` into L2, if they leave room
   // there for everything else and the observer agrees.
   void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
-  // Lets `params`, which reads x, read RMSNorm(x, weight): it normalises x, unless that came with
-  // x.
+  // Makes the projection `params`, which reads x, read RMSNorm(x, weight): it normalises x itself
+  // unless x is already normalised.
   void ReadNormed(LinearParams& params, const std::byte* weight) const;
-  // Lets the kernel of `params`, which writes x, leave its sums of squares to the next norm.
+  // Makes the kernel of `params`, which writes x, leave sums of squares of x for the next norm.
   void SumSquares(LinearParams& params);
   bool Wants(StepOp op) const;
   // Enqueues an op, unless the observer skips it.

@@ -29,12 +29,12 @@ class HiddenStates : public OpObserver {
   void End() override {
     if (ends_a_state_) states_.push_back(decoder_.Hidden());
   }
-  // Appends those of the newest step, the queries to `heads` without keys.
+  // Appends the states of the newest step, and the queries without keys to `heads`.
   void MoveTo(GenerateResult& result) {
     AppendByToken(states_, decoder_.Spec().hidden_size, result.hidden);
     AppendByToken(queries_, QueryWidth(), result.heads);
   }
-  // Inserts the keys of the cache behind the queries of each token and layer.
+  // Inserts the keys of the cache after the queries of each token and layer.
   void AddKeys(SequenceId id, std::vector<float>& heads) const {
     const int64_t layers = decoder_.Spec().num_layers, width = QueryWidth();
     std::vector<std::vector<float>> keys;

@@ -17,7 +17,7 @@ struct GenerateOptions {
   int64_t max_new_tokens = 16;
   SamplingRule rule = {};
   std::vector<int32_t> stop_ids = {};  // each of these ends the text, as its last token
-  // Teacher forcing: token i is drawn as always, but force_ids[i] is what the model reads next.
+  // Teacher forcing: token i is drawn as usual, but the model reads force_ids[i] next.
   std::vector<int32_t> force_ids = {};
   // As in Request.
   std::vector<ShiftedSpan> shifted = {};
@@ -28,7 +28,7 @@ struct GenerateOptions {
   std::function<bool(int32_t)> on_token = {};
   // Called after each step of the prefill with the number of prompt tokens computed so far.
   std::function<void(int64_t)> on_prefill = {};
-  // Ends the text early once it is true. What is drawn from then on is dropped.
+  // Ends the text early once it is true. Tokens drawn after that are dropped.
   const std::atomic<bool>* interrupted = nullptr;
 };
 
@@ -38,7 +38,7 @@ struct GenerateResult {
   // The residual stream of every token read, after the embedding, each attention and each MLP, if
   // wanted: [tokens, 2 * layers + 1, hidden_size].
   std::vector<float> hidden;
-  // The queries and the keys of every token read, as attention reads them, of the heads of rank 0:
+  // The queries and the keys of every token read, as attention reads them, for the heads of rank 0:
   // [tokens, layers, (num_q_heads + num_kv_heads) * head_dim].
   std::vector<float> heads;
   bool stopped = false;  // ended by a stop id or by on_token

@@ -29,7 +29,7 @@ Decoder MakeDecoder(const LoadedModel& model, const DecoderOptions& options) {
   const ResidentCheckpoint resident(model.checkpoint);
   std::unique_ptr<RemoteRanks> remote;
   if (ProcessGroup* const processes = options.Processes()) {
-    // Throws here what would otherwise be thrown by all.
+    // Throws here what all ranks would otherwise throw.
     const DecoderConfig config(model.spec, options, {});
     Require(options.ranks == processes->Size(), "the model is to be divided among ", options.ranks,
             " ranks; mpirun has started ", processes->Size());

@@ -1,4 +1,4 @@
-// Decides which steps run as one kernel, and fills the params of decode_step in for them.
+// Decides which steps run as one kernel, and fills in the params of decode_step for them.
 #include "harness/engine/one_kernel_step.h"
 
 #include "kernels/common/error.h"
@@ -54,7 +54,7 @@ std::string OneKernelRefusal(const ModelSpec& spec, const DecoderConfig& config,
   std::string refusal = DecodeStepRefusal(StepModelOf(spec, config.options.dtype, nullptr),
                                           config.layout, tokens, config.facts);
   if (!refusal.empty()) return refusal;
-  // Where attention is much work a chain takes less time from three tokens on
+  // If attention is a large part of the work, a chain is faster from three tokens on
   // (docs/decode_step.md).
   constexpr int64_t kAnyKvTokens = 2, kMostKvFeatures = 512;
   const int64_t kv_features = int64_t{spec.num_kv_heads} * spec.head_dim;

@@ -34,7 +34,7 @@ int64_t ProcessesOfMpirun() {
   return text == nullptr ? 1 : std::atoll(text);
 }
 
-// Only rank 0 says what is wrong with all.
+// Only rank 0 reports an error that all ranks have in common.
 void LeaveItToRankZero(bool wrong) {
   const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if (wrong && rank != nullptr && std::atoll(rank) != 0) ::_exit(EXIT_SUCCESS);
@@ -99,7 +99,7 @@ struct Mpi {
   void* library_ = nullptr;
 };
 
-// What the processes tell each other at the start.
+// The data that the processes exchange at the start.
 struct Introduction {
   char host[64] = {};       // the same for all processes of a host
   char processes[64] = {};  // likewise, for those that see each other's numbers
@@ -125,8 +125,7 @@ Introduction Introduce(std::string_view program) {
   return self;
 }
 
-// All calls of MPI are of this thread or of the one that watches, one at a time, and none of them
-// waits.
+// Only the command's thread and the watching thread call MPI, one at a time, and no call waits.
 class MpiGroup : public ProcessGroup {
  public:
   MpiGroup(std::string_view program, std::function<void(const std::string&)> print)
@@ -147,8 +146,8 @@ class MpiGroup : public ProcessGroup {
       hosts_.emplace_back(one.host);
       if (rank < rank_ && hosts_.back() == self.host) ++rank_on_host_;
     }
-    CatchInterrupts();  // mpirun sends SIGTERM when a rank has died; the others then have last
-                        // words
+    CatchInterrupts();  // mpirun sends SIGTERM when a rank has died; the others can then print a
+                        // last line
     watch_ = std::jthread([this](const std::stop_token& stop) { Watch(stop); });
   }
 
@@ -297,13 +296,13 @@ class MpiGroup : public ProcessGroup {
     const std::lock_guard lock(mpi_);
     for (int32_t peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
-      MPI_Request request = call_.no_request;  // of a few bytes, which MPI copies
+      MPI_Request request = call_.no_request;  // for a few bytes, which MPI copies
       call_.isend(data, Count(bytes), call_.byte, peer, tag, call_.world, &request);
       Done(request);
     }
   }
 
-  // Calls take(source, bytes) for every such message that has come.
+  // Calls take(source, bytes) for every such message that has arrived.
   template <typename Take>
   void TakeAll(Tag tag, const Take& take) {
     const std::lock_guard lock(mpi_);
@@ -358,7 +357,7 @@ class MpiGroup : public ProcessGroup {
                   static_cast<double>(limit_.load().count()) / 1e3, " s");
   }
 
-  // The group ends for the lack of a rank. The first of the others says so.
+  // Ends the group because a rank is missing. The first of the other ranks reports it.
   void Blame(int32_t missing, const std::string& how) {
     if (rank_ != (missing == 0 ? 1 : 0)) {
       std::this_thread::sleep_for(2 * kLastWords);
@@ -373,15 +372,15 @@ class MpiGroup : public ProcessGroup {
     return failure_;
   }
 
-  // The thread of the command gets the failure where it next waits for a rank, and has a moment to
-  // clean up and to print it. Otherwise it is printed here.
+  // The thread of the command receives the failure when it next waits for a rank, and has a moment
+  // to clean up and to print it. If it does not, the failure is printed here.
   [[noreturn]] void HaveLastWords() {
     std::this_thread::sleep_for(kLastWords);
     Speak(Failure());
     EndAll(EXIT_FAILURE);
   }
 
-  // Mpirun ends those that do not hear of it.
+  // mpirun terminates the processes that do not receive the message.
   [[noreturn]] void EndAll(int code) {
     SendToOthers(kEnd, &code, sizeof(code));
     const std::lock_guard lock(mpi_);
@@ -389,7 +388,7 @@ class MpiGroup : public ProcessGroup {
     ::_exit(code);
   }
 
-  // There is one last line.
+  // Prints at most one final line.
   void Speak(const std::string& line) {
     static std::once_flag spoken;
     std::call_once(spoken, [&] { print_(line); });

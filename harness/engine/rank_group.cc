@@ -34,9 +34,8 @@ void RankGroup::RunOnThreads(const std::function<void(int32_t)>& work, bool toge
   running_ = all;
   ++runs_;
   changed_.notify_all();
-  // All may take as long as they like, but once the first is back, the others must follow. Those
-  // that wait at a meeting give up after one limit, so two are needed to tell them from one that
-  // hangs.
+  // The ranks may take any time, but once the first has returned, the others must follow. Ranks
+  // that wait at a meeting give up after one limit, so a rank counts as hanging only after two.
   changed_.wait(lock, [&] {
     return running_ == 0 || (running_ != all && (together || failure_ != nullptr));
   });
@@ -75,7 +74,7 @@ void RankGroup::Serve(int32_t rank) {
 
 RankGroup::Brought RankGroup::Meet(int32_t rank, const void* brought) {
   std::unique_lock lock(mutex_);
-  if (failure_) throw Left();  // some who are waited for have left
+  if (failure_) throw Left();  // some of the awaited ranks have left
   const uint64_t meeting = meetings_;
   Brought& all_brought = brought_[meeting % 2];
   all_brought[static_cast<size_t>(rank)] = brought;

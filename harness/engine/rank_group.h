@@ -1,8 +1,8 @@
-// The ranks of one process: a thread each, on which all do the same work at the same time, and a
-// place where they meet while they do it.
+// The ranks of one process: one thread per rank, on which all do the same work at the same time,
+// and a place where they meet meanwhile.
 //
 // Nothing here knows what the ranks do. The first rank that throws ends the group: the others leave
-// their meetings, and the caller gets what it threw. A rank that falls behind the others by more
+// their meetings, and the caller gets its exception. A rank that falls behind the others by more
 // than the time limit counts as failed too.
 #pragma once
 
@@ -26,8 +26,8 @@ class RankGroup : public RankLink {
   struct Options {
     int32_t ranks = 1;  // 1 to kMaxRanks
     std::chrono::milliseconds limit{60'000};
-    // Is called with one line if a rank never comes back. No exception can end it, only the end of
-    // the process can, so this must not return. If empty, std::terminate is called.
+    // Called with one line if a rank never returns. No exception can end such a rank, only the end
+    // of the process can, so this must not return. If it is empty, std::terminate is called.
     std::function<void(const std::string&)> on_hang = {};
   };
 
@@ -40,9 +40,9 @@ class RankGroup : public RankLink {
   std::chrono::milliseconds Limit() const override { return options_.limit; }
 
   // Calls work(rank) for every rank on its thread, and returns when all have returned. A single
-  // rank works on the caller's thread. Throws RuntimeFailure, which names the rank, if one fails;
-  // what a mistake of the caller (InvalidArgument) or a single rank throws is passed on as it is.
-  // Once a group has failed, each call throws the same.
+  // rank works on the caller's thread. Throws RuntimeFailure, which names the rank, if one fails.
+  // An InvalidArgument (a mistake of the caller), and any exception of a single rank, is passed on
+  // unchanged. Once a group has failed, each call throws the same exception.
   template <typename Work>
   void Run(const Work& work) {
     if (Size() == 1) return work(0);
@@ -56,10 +56,10 @@ class RankGroup : public RankLink {
   }
 
   using Brought = std::array<const void*, kMaxRanks>;
-  // Is called by every rank within the same Run. Waits until all have come, within the time limit
+  // Called by every rank within the same Run. Waits until all have arrived, within the time limit
   // unless they run apart, and returns what each has brought.
   Brought Meet(int32_t rank, const void* brought);
-  // Within the same Run. No rank leaves before all have read.
+  // Called within the same Run. No rank leaves before all have read.
   void AllGather(int32_t rank, const void* mine, int64_t bytes, void* all) override;
 
  private:

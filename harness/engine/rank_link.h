@@ -1,5 +1,5 @@
-// Where the ranks of a model meet to exchange what their hosts know, and where a rank stands among
-// them. The ranks are threads of a process (RankGroup) or processes (ProcessGroup).
+// The link over which the ranks of a model exchange host data, and the place of a rank among them.
+// The ranks are threads of a process (RankGroup) or processes (ProcessGroup).
 #pragma once
 
 #include <array>
@@ -18,13 +18,13 @@ class RankLink {
   virtual int32_t Size() const = 0;
   // How far a rank may fall behind the others.
   virtual std::chrono::milliseconds Limit() const = 0;
-  // Is called by every rank with the same number of bytes. Waits until all have come, and writes
+  // Called by every rank with the same number of bytes. Waits until all have arrived, and writes
   // what each has brought to `all`, in the order of the ranks.
   virtual void AllGather(int32_t rank, const void* mine, int64_t bytes, void* all) = 0;
 };
 
-// How many rows of a sum are exchanged at once, as packets and as slabs; larger sums are made in
-// pieces. The elements have 16 bits.
+// How many rows of a sum are exchanged at once, as packets and as slabs; larger sums are computed
+// in pieces. The elements have 16 bits.
 struct SumRoom {
   int64_t hidden_size = 0;
   int64_t packet_rows = 0, slab_rows = 0;
@@ -38,7 +38,7 @@ struct SumRoom {
   }
 };
 
-// Where a rank stands in its group, as its backend needs to know it.
+// The place of a rank in its group, as far as its backend needs it.
 struct RankPlace {
   RankLink* link = nullptr;  // null: there is a single rank
   int32_t rank = 0;
@@ -47,7 +47,7 @@ struct RankPlace {
   SumRoom sums = {};
 
   int32_t Ranks() const { return link == nullptr ? 1 : link->Size(); }
-  // What every rank has brought.
+  // Returns what every rank has brought.
   template <typename Value>
   std::array<Value, kMaxRanks> Gather(const Value& mine) const {
     std::array<Value, kMaxRanks> all{};

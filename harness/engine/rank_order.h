@@ -1,5 +1,5 @@
-// What a decoder tells its ranks to do. An order is plain data with a payload, so that the ranks of
-// other processes get the same as those of its own.
+// The orders of a decoder to its ranks. An order is plain data with a payload, so that the ranks of
+// other processes get the same orders as those of its own.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace tokline {
 
-// None of these waits for the work that it enqueues, except where it says so.
+// None of these waits for the work that it enqueues, unless noted.
 enum class RankOrderKind : uint8_t {
   kMove,         // SeatMove[]: the newest tokens move to other seats
   kCopyShifted,  // a block of ShiftedCopy, of `pages` and `tokens`
@@ -38,7 +38,7 @@ struct RankOrder {
   int64_t tokens = 0;
   StepShape shape = {};
   int64_t graph = 0;
-  OpChoice observer = {};        // of the ranks that observe nothing
+  OpChoice observer = {};        // for the ranks that observe nothing
   OpObserver* leader = nullptr;  // of rank 0
   const std::byte* payload = nullptr;
   int64_t payload_bytes = 0;

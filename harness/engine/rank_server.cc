@@ -25,14 +25,15 @@ struct MessageHead {
   RankOrder order = {};  // of kObey, whose payload follows
 };
 
-// What the rank of another process is made of, before the path of its model.
+// The data from which the rank of another process is made, followed by the path of its model.
 struct MakeOrder {
   uint64_t digest = 0;
   bool drawn = false;  // the weights, from this seed
   uint64_t seed = 0;
 };
 
-// Appends the options to `bytes`, or reads them from `at` on. What only rank 0 does stays there.
+// Appends the options to `bytes`, or reads them from `at` on. Options that only concern rank 0 are
+// not sent.
 struct OptionBytes {
   std::vector<std::byte>& bytes;
   bool reads;

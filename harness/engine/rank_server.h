@@ -1,6 +1,6 @@
-// Makes a decoder on all processes of mpirun: rank 0 sends its options, and then what it tells its
-// own rank; the others serve it. As rank 0 alone schedules, reads the clock and is interrupted, the
-// ranks cannot come to different decisions.
+// Makes a decoder on all processes of mpirun: rank 0 sends its options, and then the orders that it
+// gives its own rank; the others serve it. Because only rank 0 schedules, reads the clock and is
+// interrupted, the ranks cannot come to different decisions.
 #pragma once
 
 #include "harness/engine/process_group.h"
@@ -12,10 +12,10 @@ namespace tokline {
 struct DecoderOptions;
 
 // Obeys rank 0 until it leaves. Throws what a decoder throws, with the name of the rank, and
-// RuntimeFailure if the model here is another one.
+// RuntimeFailure if the model in this process is a different one.
 void ServeRank(ProcessGroup& processes);
 
-// What rank 0 tells the others of one decoder, from its making to its end.
+// Sends the orders of one decoder from rank 0 to the others, from its creation to its end.
 class RemoteRanks {
  public:
   RemoteRanks(ProcessGroup& processes, const LoadedModel& model, const DecoderOptions& options);
@@ -30,7 +30,7 @@ class RemoteRanks {
   int64_t decoder_;
 };
 
-// Is called by all processes when they have made their ranks. See RequireSameKind.
+// Called by all processes once they have made their ranks. See RequireSameKind.
 void RequireSameKinds(ProcessGroup& processes, const DeviceFacts& facts);
 
 }  // namespace tokline

@@ -13,8 +13,8 @@
 
 namespace tokline {
 
-// The maximum number of shared runs per sequence. Each sequence reads what is deeper in the tree on
-// its own.
+// The maximum number of shared runs per sequence. Each sequence reads deeper parts of the tree
+// separately.
 inline constexpr int32_t kMaxSharedRuns = 4;
 
 // Returns the shared runs of rows whose contexts begin with these chains of chunks; a padding row

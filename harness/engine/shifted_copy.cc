@@ -44,7 +44,7 @@ struct Room {
 struct Batch {
   std::vector<int32_t> pages;
   std::vector<int32_t> lengths;    // [pages] number of tokens in each page
-  std::vector<int32_t> positions;  // [tokens] number of positions that each key is rotated by
+  std::vector<int32_t> positions;  // [tokens] number of positions by which each key is rotated
   std::vector<int64_t> slots;      // [tokens] target in the KV cache; -1: not copied
 };
 

@@ -32,13 +32,13 @@ class ShiftedCopy {
   ShiftedCopy(const ModelSpec& spec, const DecoderConfig& config, const DecoderBuffers& buffers,
               Backend& backend);
 
-  // Pages that are copied together, and where their rows go, as all ranks are told.
+  // Pages that are copied together, and the places of their rows, as sent to all ranks.
   struct Block {
     int64_t pages = 0;
     int64_t tokens = 0;
     std::vector<std::byte> tables;
   };
-  // All shifted spans of a sequence, from its sources.
+  // Plans the copies of all shifted spans of a sequence from its sources.
   std::vector<Block> Plan(const Sequence& sequence, const ChunkRegistry& chunks) const;
   // Copies a block, whose tables are those of `pages` and `tokens`. Waits for all work enqueued
   // before.

@@ -62,8 +62,8 @@ StepArrays PlaceStep(const StepShape& shape, std::byte* base) {
 }
 
 ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape) {
-  // A block has cuts at its ends, or a part of a cluster's sequence. Where warps take parts there
-  // are fewer cuts than warps; otherwise they have whole sequences.
+  // A block lane has cuts at its ends, or a part of a cluster's sequence. If warps take parts,
+  // there are fewer cuts than warps; otherwise they read whole sequences.
   const bool warps = shape.grid.block_lanes > 1;
   const int64_t cuts = warps && !shape.grid.takes_parts ? 0 : shape.grid.num_lanes;
   const int64_t shared_cuts = shape.shared_runs > 0 && !warps ? cuts : 0;

@@ -19,8 +19,8 @@ namespace tokline {
 
 enum class AttentionKind : uint8_t { kChunkDecode, kPagedPrefill };
 
-// The shape of an attention launch, of which there is one per layer: query rows of sequences, each
-// with one or more chunks.
+// The shape of an attention launch (one per layer): query rows of sequences, each with one or more
+// chunks.
 struct AttentionShape {
   AttentionKind kind = AttentionKind::kChunkDecode;
   int32_t num_seqs = 0;
@@ -28,8 +28,8 @@ struct AttentionShape {
   int64_t max_pages = 0;    // room for page ids of all sequences
   int32_t more_chunks = 0;  // room for chunks of all sequences in addition to one each
   ChunkDecodeGrid grid;     // for kChunkDecode on CUDA only
-  // For kChunkDecode: the largest number of shared runs per sequence, and of sequences that read a
-  // run together, in a task of a lane or of a run lane.
+  // For kChunkDecode: the largest number of shared runs per sequence, and the largest numbers of
+  // sequences that read a run together in a task of a lane and of a run lane.
   int32_t shared_runs = 0;
   int32_t task_members = 1;
   int32_t run_task_members = 1;
@@ -87,9 +87,9 @@ struct StepArrays {
 StepArrays PlaceStep(const StepShape& shape, std::byte* base);
 
 // Returns an upper bound on the plan of chunk_decode for any table of a shape. A sequence has a
-// task for each shared run and one for the rest. There are fewer cuts of shared runs than lanes,
-// and than run lanes, and fewer of the rest. A cut adds a task with all members of what it cuts. A
-// member has at most one partial state.
+// task for each shared run and one for the rest. There are fewer cuts of shared runs than lanes and
+// run lanes, and fewer cuts of the rest than lanes. A cut adds a task with all members of the
+// segment that it cuts. Each member of a task has at most one partial state.
 ChunkDecodePlanRoom DecodeRoomOf(const AttentionShape& shape);
 
 // Writes the sequences of an attention launch one after another into host arrays.
@@ -99,7 +99,7 @@ class TableWriter {
 
   // Adds a chunk to the current sequence; `pages` hold `length` tokens. Returns its id.
   int32_t AddChunk(std::span<const int32_t> pages, int32_t length);
-  // Adds a chunk that an earlier sequence has added to the current sequence too.
+  // Lists a chunk that an earlier sequence has added in the current sequence, too.
   void ListChunk(int32_t chunk);
   // Ends the current sequence, whose last `new_tokens` tokens are queries.
   void EndSequence(int32_t new_tokens);

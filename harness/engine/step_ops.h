@@ -11,8 +11,8 @@
 
 namespace tokline {
 
-// An op is named after its place in the model, so that it keeps its name when another kernel does
-// it. Only attention is named after its kernel.
+// An op is named after its place in the model, so that it keeps its name when another kernel
+// computes it. Only attention is named after its kernel.
 enum class StepOp : uint8_t {
   kDecodeStep,  // all ops except sampling, in steps that run as one kernel
   kEmbedding,
@@ -67,18 +67,19 @@ class OpObserver {
   virtual bool Wants(StepOp) const { return true; }
   // Returns whether the kernels before an op may prefetch its weights.
   virtual bool Prefetches(StepOp op) const { return Wants(op); }
-  // Whether it looks at what the ops of a layer leave behind, so that steps must be chains of ops.
+  // Whether the observer inspects the results of the ops of a layer, so that steps must run as
+  // chains of ops.
   virtual bool NeedsChain() const { return false; }
-  // Returns where a step that runs as one kernel notes the times of its phases, on the device, as
-  // DecodeStepParams::stamps says; null: nowhere.
+  // Returns the device memory in which a step that runs as one kernel stores the times of its
+  // phases, as DecodeStepParams::stamps says; null: it stores none.
   virtual int64_t* PhaseStamps() const { return nullptr; }
-  // Is called before the op is enqueued. `kernel` names the kernel that does it.
+  // Called before the op is enqueued. `kernel` names the kernel that computes it.
   virtual void Begin(StepOp op, std::string_view kernel) = 0;
-  // Is called after the op has been enqueued.
+  // Called after the op has been enqueued.
   virtual void End() = 0;
 };
 
-// Replaces the observer of a forward pass or of a decoder while it lives; null: there is none.
+// Replaces the observer of a forward pass or of a decoder while it lives; null means no observer.
 template <typename Observed>
 class ObservedScope {
  public:
@@ -95,7 +96,7 @@ class ObservedScope {
   OpObserver* before_;
 };
 
-// What an observer wants, if that depends on the op alone.
+// The ops that an observer wants, if that depends on the op alone.
 struct OpChoice {
   StepOpSet wanted;
   StepOpSet prefetched;
@@ -121,7 +122,7 @@ class FollowingObserver : public OpObserver {
 // An op that is slowed down on purpose, to test the tools that must find it.
 struct DelayedOp {
   StepOp op = StepOp::kEmbedding;
-  std::function<void(const LaunchOptions&)> delay;  // is called after each launch of the op
+  std::function<void(const LaunchOptions&)> delay;  // called after each launch of the op
 };
 
 }  // namespace tokline

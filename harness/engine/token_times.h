@@ -1,5 +1,5 @@
-// When the tokens of a sequence reached the host: the one definition of the time to the first
-// token, of the time between tokens, and of tokens per second.
+// The times at which the tokens of a sequence reached the host: the only definition of the time to
+// the first token, of the time between tokens, and of tokens per second.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ inline double TokenRate(int64_t tokens, double seconds) {
 
 class TokenTimes {
  public:
-  // `begin` is when the prompt, as token ids, was given to the decoder.
+  // `begin` is the time at which the decoder was given the prompt as token ids.
   explicit TokenTimes(Clock::time_point begin) : begin_(begin), newest_(begin) {}
   TokenTimes() = default;
 
-  // Call it when the host gets the next token. Returns the seconds since the one before it, or
+  // Call it when the host gets the next token. Returns the seconds since the previous token, or
   // since the beginning.
   double Add(Clock::time_point now) {
     const double seconds = SecondsBetween(newest_, now);

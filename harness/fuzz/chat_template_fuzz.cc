@@ -1,6 +1,6 @@
 // libFuzzer target: a chat template and, after the first NUL byte, what the user says. A program
-// renders or is refused, within its limits; what it renders is UTF-8, and special tokens that only
-// the user spells are never markup.
+// renders or is refused, within its limits; its output is UTF-8, and special tokens that only the
+// user spells are never markup.
 // Sources: harness/text *
 // Sources: harness/platform json_file json_node mapped_file printable
 // Libraries: pcre2-8 utf8proc

@@ -27,18 +27,18 @@ struct AblationRounds {
 };
 
 // Runs one round that is not counted, then bench.repeats rounds of both decoders on the same
-// prompts; the order of the two is drawn anew for each round. If `ops` is not empty, runs as many
-// rounds of these ops alone: the decode step in the middle of the bench, in which only these ops
-// are launched, in all layers. A whole step precedes each of them, so that the caches are as the
-// decoder leaves them; a round's figure is the median of 3. Both decoders must be warmed up, have
-// no sequences and be of the same model. Throws InvalidArgument if one of them is too small for the
-// batch.
+// prompts; the order of the two is drawn anew for each round. If `ops` is not empty, then runs the
+// same number of rounds of these ops alone: the decode step in the middle of the bench, in which
+// only these ops are launched, in all layers. A whole step precedes each run, so that the caches
+// are as the decoder leaves them; a round's figure is the median of 3. Both decoders must be warmed
+// up, have no sequences and be of the same model. Throws InvalidArgument if one of them is too
+// small for the batch.
 AblationRounds RunAblation(Decoder& with, Decoder& without, StepOpSet ops,
                            const BenchOptions& bench);
 
 // Takes the results of the same trial with the two decoders created in either order and returns,
-// round by round, the geometric mean of both. Where a decoder's memory lies depends on whether it
-// was created first or second; the mean puts this effect into both sides, so that it cancels out of
+// round by round, the geometric mean of both. The place of a decoder's memory depends on whether it
+// was created first or second. The mean puts this effect into both sides, so that it cancels in
 // their ratio. Throws InvalidArgument if the numbers of rounds differ.
 AblationRounds MeanOfOrders(const AblationRounds& one, const AblationRounds& other);
 

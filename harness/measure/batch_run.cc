@@ -72,7 +72,7 @@ void BatchRun::Keep(std::span<const NewToken> tokens) {
   const auto now = Clock::now();
   for (const NewToken& token : tokens) {
     TokenTimes& times = times_[static_cast<size_t>(token.sequence - ids_.front())];
-    // A sequence whose prefill ended early goes on until the whole batch has all of its tokens.
+    // A sequence whose prefill ended early continues until the whole batch has all of its tokens.
     if (times.Tokens() < options_.new_tokens) {
       latencies_.Add(times, now);
       if (times.Tokens() == options_.new_tokens) latencies_.End(times);

@@ -21,8 +21,8 @@ class BatchRun {
   BatchRun(const BatchRun&) = delete;
   BatchRun& operator=(const BatchRun&) = delete;
 
-  // Computes the K and V of the depth of every sequence. It comes first; without a depth there is
-  // nothing to do. Returns false if it was interrupted.
+  // Computes the K and V of the depth of every sequence. This must be called first; without a depth
+  // it does nothing. Returns false if it was interrupted.
   bool FillDepth();
   // Runs until every sequence has its first token. Returns false if it was interrupted.
   bool Prefill();

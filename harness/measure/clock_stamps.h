@@ -1,5 +1,5 @@
-// Stamps of the time at which work is done, taken where the work is done: of the device's clock,
-// also within graphs, and of the steady clock on the host.
+// Stamps of the time at which work is complete, taken where the work runs: stamps of the device's
+// clock, even within graphs, and stamps of the steady clock on the host.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ namespace tokline {
 // Part of the name of the kernel that takes a stamp on a CUDA device.
 inline constexpr std::string_view kStampKernel = "StampKernel";
 
-// Graphs that take stamps may not run after its life.
+// Graphs that take stamps must not run after its lifetime.
 class ClockStamps {
  public:
   ClockStamps(Backend& backend, int64_t room);
 
-  // Enqueues a stamp of the time at which everything before it is done. With `dependent` the
-  // kernel behind it starts one launch later than it would without the stamp, and loads its weights
-  // meanwhile, but waits for the stamp with the rest.
+  // Enqueues a stamp of the time at which everything before it is complete. With `dependent`, the
+  // next kernel starts one launch later than without the stamp, and loads its weights meanwhile,
+  // but waits for the stamp before it does anything else.
   void Stamp(bool dependent);
   // Forgets the stamps of the work enqueued so far.
   void Restart();
-  // Waits for the device and returns the stamps since the last Restart(), in nanoseconds, as many
-  // as there is room for.
+  // Waits for the device and returns the stamps since the last Restart(), in nanoseconds, limited
+  // to the room for them.
   std::vector<int64_t> Read();
 
  private:

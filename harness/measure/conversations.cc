@@ -112,7 +112,7 @@ Workload ReadConversations(const std::filesystem::path& file, const EncodeText& 
     if (depth != 1 || !whole) return true;
     take(parsed);
     if (std::ssize(workload.requests) == limits.requests) throw Enough();
-    return false;  // it is not needed any more
+    return false;  // it is no longer needed
   };
   std::ifstream in = Open(file);
   try {

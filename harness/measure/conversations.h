@@ -17,10 +17,10 @@ struct ConversationLimits {
   int64_t max_context = 0;  // tokens of a prompt and its answer together
 };
 
-// Returns the ids of a text, for a prompt with those that the tokenizer puts around one.
+// Returns the ids of a text; for a prompt, including those that the tokenizer puts around it.
 using EncodeText = std::function<std::vector<int32_t>(std::string_view text, bool is_prompt)>;
 
-// What became of the conversations of a file, up to the one that gave the last request.
+// The outcome of each conversation of a file, as counts, up to the one that gave the last request.
 struct ConversationCounts {
   int64_t read = 0;
   int64_t unanswered = 0;  // no human turn is followed by an answer
@@ -35,10 +35,10 @@ struct ConversationCounts {
 bool HasConversations(const std::filesystem::path& file);
 
 // Reads [{"conversations": [{"from": "human" or "gpt", "value": text}, ...]}, ...]; other fields
-// and speakers are ignored. The first human turn that an answer follows is the prompt of a request,
-// and as many tokens as its answer has are generated, greedily and all at once. Conversations are
-// taken in their order until there are enough. Throws InvalidArgument that names the conversation,
-// and RuntimeFailure if the file cannot be read.
+// and speakers are ignored. The first human turn that is followed by an answer is the prompt of a
+// request. The request generates as many tokens as this answer has, greedily. All requests arrive
+// at once. Conversations are taken in order until there are enough. Throws InvalidArgument that
+// names the conversation, and RuntimeFailure if the file cannot be read.
 Workload ReadConversations(const std::filesystem::path& file, const EncodeText& encode,
                            const ConversationLimits& limits, ConversationCounts& counts);
 

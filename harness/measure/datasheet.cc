@@ -29,7 +29,7 @@ constexpr std::array kKnownDevices{
 }  // namespace
 
 std::optional<Datasheet> DatasheetOf(std::string_view device_name) {
-  // A part of a device has a part of its memory and processors.
+  // An instance of a divided device has only a part of its memory and processors.
   if (device_name.find(" MIG ") != std::string_view::npos) return std::nullopt;
   for (const KnownDevice& device : kKnownDevices) {
     const size_t at = device_name.find(device.name_part);

@@ -18,8 +18,8 @@ void Validate(const DelayParams& params);
 // Busy-waits on the calling thread.
 void DelayHost(const DelayParams& params);
 
-// Launches one block that spins from the end of the preceding kernel on. Like beside any kernel of
-// the suite, the next kernel may start meanwhile and waits for this one to end. CUDA builds only.
+// Launches one block that spins from the end of the preceding kernel on. As with any kernel of the
+// suite, the next kernel may start meanwhile and waits for this one to end. CUDA builds only.
 void Launch(const DelayParams& params, const LaunchOptions& options);
 
 }  // namespace tokline

@@ -55,7 +55,7 @@ std::string OsName() {
 std::vector<std::string> WithoutFolders(std::span<const char* const> arguments) {
   std::vector<std::string> words;
   for (const std::string_view argument : arguments) {
-    // A path of a machine stands alone or after a flag's equals sign.
+    // A path on the machine stands alone or after a flag's equals sign.
     const size_t equals = argument.find('=');
     const bool flag = argument.starts_with("--") && equals != std::string_view::npos;
     const size_t value = flag ? equals + 1 : 0;

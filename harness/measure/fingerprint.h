@@ -36,7 +36,7 @@ struct GpuGroup {
   std::string nccl;                              // the version that can be loaded, or ""
 };
 
-// Does not tell who ran it or where: no host name, user or path except those in the command line.
+// Does not reveal who ran it or where: no host name, user or path except those in the command line.
 struct Fingerprint {
   std::string time_utc;  // of the start of the run, ISO 8601
   std::vector<std::string> command_line;
@@ -52,8 +52,8 @@ struct Fingerprint {
   std::vector<std::string> hosts{};
 };
 
-// The words of a command line, absolute paths cut to their last parts, or to those from a folder
-// named build on: a record says what ran, not in which folders of a machine.
+// The words of a command line. Absolute paths are cut to their last parts, or to the parts from a
+// folder named "build" on: a record says what ran, not in which folders of a machine.
 std::vector<std::string> WithoutFolders(std::span<const char* const> arguments);
 
 // `cuda` adds the current CUDA device, which must exist, and all of several `ranks`.

@@ -49,8 +49,8 @@ using BufferCompleted = void (*)(CUctx_st*, uint32_t, uint8_t*, size_t, size_t);
 constexpr size_t kBufferBytes = size_t{8} << 20;
 constexpr size_t kBufferAlignment = 8;
 
-// Where the library may lie apart from the loader's own paths: next to the CUDA libraries that are
-// loaded, whether from a toolkit or a package, and in the toolkit.
+// The folders besides the loader's own paths in which the library may be: next to the loaded CUDA
+// libraries, whether from a toolkit or a package, and in the toolkit.
 std::set<std::filesystem::path> Folders() {
   std::set<std::filesystem::path> folders;
   const auto visit = [](dl_phdr_info* info, size_t, void* data) {

@@ -37,8 +37,8 @@ struct HostTimerOptions {
 std::unique_ptr<LaunchTimer> MakeHostTimer(std::function<void(int buffer_set)> run,
                                            const HostTimerOptions& options);
 
-// Returns how many launches more make a graph of `launches` longer by `percent`, or 0 if no number
-// of them does so exactly (kRepeatedLaunchesWithin).
+// Returns how many additional launches make a graph of `launches` longer by `percent`, or 0 if no
+// number does so exactly enough (kRepeatedLaunchesWithin).
 int MoreLaunches(int launches, double percent);
 
 // How many rotations a graph needs to take `least_us` if one takes `rotation_us`: 1 to `most`.
@@ -48,13 +48,13 @@ struct GraphTimerOptions {
   int buffer_sets = 1;  // launch i of a graph uses set i modulo this
   // every launch of a graph but the first may start before its predecessor ends
   bool dependent = false;
-  // A graph has as many launches as it takes for this, and takes no less than half of it unless
-  // thousands of launches do: events have a resolution of 0.5 us.
+  // A graph has enough launches to last this long. It takes at least half of this time unless that
+  // would need thousands of launches: events have a resolution of 0.5 us.
   double min_sample_us = 1000;
   int64_t evict_bytes = 0;  // swept through the L2 before RotateOnce; 0: nothing is swept
-  // Makes a sample longer by this share: by MoreLaunches(), so that the kernel itself does more, of
-  // a graph with as many launches as that takes; or, where such a graph would be too long, by one
-  // spinning node at a random place, which is calibrated when the timer is created.
+  // Makes a sample longer by this share: by MoreLaunches(), so that the kernel itself does more, in
+  // a graph with enough launches for that; or, if such a graph would be too long, by one spinning
+  // node at a random place, which is calibrated when the timer is created.
   double slowdown_percent = 0;
   // while the length of the spin is searched, the device rests after each replay for this many
   // times its duration, because a power cap may slow either kind of replay

@@ -31,8 +31,9 @@ class GraphTimer : public LaunchTimer {
     constexpr int kMaxLaunches = 4096;
     const int most = kMaxLaunches / options.buffer_sets;
     int rotations = 1;
-    // A rotation alone takes longer than one in a graph, by the graph's start and while the clocks
-    // rise, so a graph that should be long enough may be several times too short.
+    // A single rotation takes longer than one in a long graph, because it includes the graph's
+    // start and the clocks are still rising. A graph that should be long enough may therefore be
+    // several times too short.
     do {
       const double rotation_us = sample_us / rotations;
       rotations =
@@ -80,15 +81,15 @@ class GraphTimer : public LaunchTimer {
   static constexpr double kLongReplayUs = 5000;
   static constexpr double kLeadUs = 200;  // the host queues the first replay meanwhile
 
-  // What is added to a graph to make it slower.
+  // The additions to a graph that make it slower.
   struct Added {
     int launches = 0;     // after all others
     int spin_after = -1;  // a launch; -1: no spin
     double spin_us = 0;
   };
 
-  // Captures `count` launches that rotate over the buffer sets, and what is added to them. Added
-  // launches begin half a rotation further, so that no set is used soon after it was.
+  // Captures `count` launches that rotate over the buffer sets, and the additions. Added launches
+  // begin half a rotation further, so that no set is used soon after it was.
   UniqueGraphExec Capture(int count, const Added& added) const {
     const auto record = [&] {
       for (int i = 0; i < count + added.launches; ++i) {
@@ -101,9 +102,9 @@ class GraphTimer : public LaunchTimer {
     return CaptureGraph(stream_, record, count + added.launches + (added.spin_after < 0 ? 0 : 1));
   }
 
-  // Returns the microseconds of `count` replays, run back to back behind one replay that is not
-  // counted, or behind a spin when such a replay would take long and heat the device. Returns at
-  // least one, even if interrupted.
+  // Returns the microseconds of `count` replays, run back to back after one replay that is not
+  // counted, or after a spin if such a replay would take long and heat the device. Returns at least
+  // one, even if interrupted.
   std::vector<double> SampleGraph(const UniqueGraphExec& graph, int count,
                                   const std::function<void()>& meanwhile) {
     while (static_cast<int>(events_.size()) <= count) events_.push_back(MakeTimingEvent());
@@ -152,8 +153,8 @@ class GraphTimer : public LaunchTimer {
     return Median(std::move(added));
   }
 
-  // Returns the least number of rotations, from `rotations` on, of which a whole number of launches
-  // is the slowdown, or `rotations` if a replay would then be long.
+  // Returns the smallest number of rotations, from `rotations` on, with which a whole number of
+  // additional launches gives the slowdown, or `rotations` if a replay would then be too long.
   int RotationsToSlow(int rotations, double rotation_us) const {
     if (options_.slowdown_percent == 0) return rotations;
     for (int more = rotations; more == rotations || more * rotation_us <= kLongReplayUs; ++more) {

@@ -1,4 +1,4 @@
-// Kernels that run before what is measured: one holds a stream while work is queued behind it, the
+// Kernels that run before a measurement: one holds a stream while work is queued behind it, the
 // other clears the L2 of earlier data. CUDA builds only.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a service holds in memory at one moment of its run.
+// The memory that a service holds at one moment of its run.
 #pragma once
 
 #include <cstdint>

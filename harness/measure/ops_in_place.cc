@@ -1,4 +1,4 @@
-// Observers of CaptureNextStep() stamp the clock before and behind some launches of a step.
+// Observers of CaptureNextStep() stamp the clock before and after some launches of a step.
 #include "harness/measure/ops_in_place.h"
 
 #include <algorithm>
@@ -15,18 +15,19 @@
 namespace tokline {
 namespace {
 
-// Steps that are timed, spread evenly over those of a repeat: contexts grow, and with them
-// attention and its grid.
+// The number of timed steps. They are spread evenly over those of a repeat, because contexts grow,
+// and with them attention and its grid.
 constexpr int kPlaces = 4;
 
-// The launches of a step, counted from 1, that come after `from`, up to `to`.
+// The launches of a step after number `from`, up to number `to`, counted from 1.
 struct Span {
   size_t from, to;
 };
 
-// A launch is the difference between two spans that begin together. They begin one to two windows
-// before it: far enough that the first stamp is not its neighbour, and no further, because what the
-// launches before it take varies from step to step by more than a short one lasts.
+// The time of a launch is the difference between two spans that begin together. They begin one to
+// two windows before it: far enough that the first stamp is not its neighbour, and no further,
+// because the time of the launches before it varies from step to step by more than a short launch
+// lasts.
 constexpr size_t kWindow = 5;
 bool OnlyBegins(const Span& span) { return span.from > 0 && span.to == span.from + kWindow; }
 
@@ -52,7 +53,7 @@ class MarkedStep : public OpObserver {
     if (ops_.size() == span_.to) stamps_.Stamp(true);
   }
 
-  // Is called before each step of a host, which enqueues its ops anew.
+  // Called before each step on the host, which enqueues its ops anew.
   void Restart() { ops_.clear(); }
   const std::vector<StepOp>& Ops() const { return ops_; }
 
@@ -200,7 +201,7 @@ StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vecto
       throw RuntimeFailure(StrCat("a graph with a stamp one launch later has ", later_count,
                                   " kernels between its stamps, the one before ", count));
     }
-    // When the last of these kernels ended after the first stamp.
+    // The time from the first stamp to the end of the last of these kernels.
     const auto end_ns = [&](size_t stamp) {
       return kernels[stamp + count].end_ns - kernels[stamp].end_ns;
     };
@@ -209,7 +210,7 @@ StampEffects EffectsOfStamps(std::vector<TracedKernel> kernels, const std::vecto
   StampEffects effects;
   double before_us = 0;
   for (size_t launch = 1; launch <= order.size(); ++launch) {
-    // Behind the step's last launch nothing starts early.
+    // After the step's last launch nothing starts early.
     const double us = delays_us[launch].empty() ? 0 : Median(delays_us[launch]);
     effects[order[launch - 1]] += us - before_us;
     before_us = us;

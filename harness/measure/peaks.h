@@ -12,10 +12,10 @@ namespace tokline {
 
 struct Peaks {
   double read_gbps = 0;  // by a kernel that only reads
-  // bytes read plus bytes written, by a kernel that reads two for each that it writes; 0 if taken
-  // over from a program that did not measure it
+  // bytes read plus bytes written, by a kernel that reads two bytes for each that it writes; 0 if
+  // taken from a program that did not measure it
   double two_to_one_gbps = 0;
-  double copy_gbps = 0;      // the same, by a kernel that reads one for each that it writes
+  double copy_gbps = 0;      // the same, by a kernel that reads one byte for each that it writes
   double matmul_tflops = 0;  // dense bf16 matrix product; 0: not measured
   double launch_us = 0;      // an empty kernel, launched repeatedly on a stream
   double graph_node_us = 0;  // an empty kernel as a node of a graph
@@ -24,7 +24,8 @@ struct Peaks {
   bool Measured() const { return read_gbps > 0; }
 };
 
-// Returns of each peak the better one: a peak that was not reached once may be reached again.
+// Returns the better value of each peak: a peak that was missed in one measurement may be reached
+// in another.
 Peaks BestOf(const Peaks& a, const Peaks& b);
 
 struct Datasheet {

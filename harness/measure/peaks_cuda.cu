@@ -1,7 +1,7 @@
-// Measures the device's peaks with kernels that do nothing else: reads of buffers far larger than
-// the L2 in 16-byte loads, alone, from two buffers into a third, and from one into another; and an
-// empty kernel. Each block walks its own part of the buffers, and each thread keeps several loads
-// in flight.
+// Measures the device's peaks with kernels that do nothing else. They read buffers far larger than
+// the L2 in 16-byte loads: reads alone, from two buffers into a third, and from one into another.
+// An empty kernel gives the launch times. Each block walks its own part of the buffers, and each
+// thread keeps several loads in flight.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -25,7 +25,7 @@ constexpr int kThreads = 512;
 constexpr int kLoadsInFlight = 8;
 constexpr int64_t kBlockVectors = int64_t{kThreads} * kLoadsInFlight;
 
-// Reads all sources, and writes as many bytes as one of them has, or nothing. If nothing is to be
+// Reads all sources, and writes the number of bytes of one of them, or nothing. If nothing is to be
 // written, the sum is written only if it equals a value that random data does not produce; the
 // compiler cannot know this and keeps the loads.
 template <int kSources, bool kWrites>
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
       uint4 value = loaded[0][i];
       if constexpr (kSources == 2) {
         const uint4 other = loaded[1][i];
-        // Of equal values this leaves neither zeros nor, after many writes, ever fewer bits.
+        // With equal values this gives no zeros, and many writes do not lose more and more bits.
         value = {value.x + 2 * other.x, value.y + 2 * other.y, value.z + 2 * other.z,
                  value.w + 2 * other.w};
       }
@@ -146,7 +146,7 @@ Peaks MeasurePeaks(const std::optional<MatmulWork>& matmul) {
         .grid = dim3(static_cast<unsigned>(BlocksOf(vectors, blocks_per_sm * sm_count))),
         .block = dim3(kThreads),
         .bytes = static_cast<double>(bytes)};
-    // Where memory lies decides how fast it is read, so each buffer takes each part once.
+    // The speed of reads depends on the place of the memory, so each buffer takes each part once.
     for (size_t placement = 0; placement < buffers.size(); ++placement) {
       const auto* first = buffers[placement].as<const uint4>();
       const auto* second = buffers[(placement + 1) % buffers.size()].as<const uint4>();

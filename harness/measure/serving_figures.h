@@ -14,7 +14,7 @@ struct RequestLatency {
   double mean_between_s = 0;  // between its tokens; 0 for a request of one token
 };
 
-// What a service promises; what is empty is not promised.
+// The latencies that a service promises; an empty one is not promised.
 struct LatencyBound {
   std::optional<double> first_token_s{};
   std::optional<double> mean_between_s{};
@@ -42,7 +42,7 @@ struct ServingFigures {
   } tokens;
   struct {
     int64_t bytes = 0;     // K and V bytes that the attention of decode steps read
-    int64_t unshared = 0;  // what it would have been, had each sequence read all of its own K and V
+    int64_t unshared = 0;  // the bytes that would have been read without sharing
   } decode_reads;
   struct {
     int64_t all = 0;

@@ -1,4 +1,4 @@
-// The speed-up of something, computed from rounds of both sides, and what it says about an op.
+// A speed-up, computed from rounds of both sides, and its verdict on an op.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct SpeedUp {
   bool HasInterval() const { return rounds >= kMinIntervalSamples; }
   // Returns 1 for faster, -1 for slower and 0 for neither; must only be called if there is an
   // interval. Not 0 only if the interval lies on one side of 1, and the effect is at least half a
-  // percent and larger than `equal`, the difference that equal things show.
+  // percent and larger than `equal`, the difference between two equal decoders.
   int Direction(double equal = 0) const;
   // Direction is 0, and the interval contains 1 and is too wide to claim that there is no
   // difference.
@@ -32,8 +32,8 @@ struct SpeedUp {
 };
 
 // Says in words what an op gains alone, if that is known, and in the decoder; the wording is that
-// of scripts/records ablate. The last two arguments say by how much decoders with the same ops
-// differ, in their launches alone and as a whole.
+// of scripts/records ablate. The last two arguments are the differences between decoders with the
+// same ops, in their launches alone and as a whole.
 std::string AblationVerdict(const std::optional<SpeedUp>& alone, const SpeedUp& decoder,
                             double equal_alone, double equal_decoders);
 

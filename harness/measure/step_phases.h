@@ -1,4 +1,4 @@
-// The stamps that decode_step writes of its phases, and what they say.
+// The stamps that decode_step writes of its phases, and their evaluation.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace tokline {
 
-// Has steps that run as one kernel write stamps; it observes no op. Graphs made with it must not
-// run after its life.
+// Makes steps that run as one kernel write stamps; it observes no op. Graphs made with it must not
+// run after its lifetime.
 class PhaseObserver : public OpObserver {
  public:
   explicit PhaseObserver(Decoder& decoder);
@@ -33,12 +33,12 @@ class PhaseObserver : public OpObserver {
 // chain: kQkv, kChunkDecode, kAttentionOutput, kGateUp, kDown and kLmHead. They add up to 1.
 using PhaseShares = std::map<StepOp, double>;
 
-// Reads stamps that blocks wrote as DecodeStepParams::stamps says, of one launch or of several,
-// one after another. A phase lasts from the stamp before it to its own, with what a block waits for
-// words of others, and counts in all layers; the share is that of the mean over blocks in the mean
-// from the first stamp to the last. Throws InvalidArgument unless there are whole blocks of
-// `num_layers` layers, and RuntimeFailure if a stamp is missing, that is 0, or is not later than
-// the one before it.
+// Reads stamps that blocks wrote as DecodeStepParams::stamps says, of one launch or of several, one
+// after another. A phase lasts from the previous stamp to its own, including waits for words of
+// other blocks, summed over all layers. Its share is its mean over the blocks, divided by the mean
+// time from the first stamp to the last. Throws InvalidArgument unless there are whole blocks of
+// `num_layers` layers, and RuntimeFailure if a stamp is missing (0) or is not later than the
+// previous one.
 PhaseShares SharesOfPhases(std::span<const int64_t> stamps, int64_t num_layers);
 
 }  // namespace tokline

@@ -1,5 +1,5 @@
 // Where the time of an average decode step went: to the kernels of each op, to gaps without a
-// kernel, and to neither as far as anything measured shows.
+// kernel, and an unexplained rest.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace tokline {
 
-// The same as InPlaceTime while a trace runs, as it does for a profile, and how much of that the
-// stamps add (StampEffects).
+// The same as InPlaceTime, but measured while a trace runs, as during a profile, and the part of it
+// that the stamps add (StampEffects).
 struct TracedTime {
   double us = 0;
   double stamps_us = 0;
 };
 
-// The time of all launches of an op in a step, as the step waits for them.
+// The time for which a step waits for all launches of an op.
 struct InPlaceTime {
   double us = 0;
   Interval ci95_us;  // of the median
@@ -37,11 +37,12 @@ struct OpTime {
   int64_t launches = 0;  // launches of the op per step, however many kernels each one has
   // time not covered by an earlier kernel: kernels overlap under dependent launch
   double us = 0;
-  std::vector<PhaseTime> phases = {};        // of decode_step, which add up to us; else none
+  std::vector<PhaseTime> phases = {};        // of decode_step, which add up to us; empty for other
+                                             // ops
   std::optional<InPlaceTime> in_place = {};  // measured without the profile, see ops_in_place.h
 };
 
-// Ops, gaps and the step are measured separately. What is unexplained makes them add up.
+// Ops, gaps and the step are measured separately. The unexplained time is the difference.
 struct StepProfile {
   std::string method;  // "cupti", "events" or "clock"
   int64_t steps = 0;   // number of steps that the means are taken over
@@ -51,7 +52,8 @@ struct StepProfile {
   // time between steps in which the device is idle: launch, host work, synchronisation. "cupti":
   // without the trace
   double host_gap_us = 0;
-  // "cupti": what the trace has added to ops and gaps, taken back: 0 or less, but for noise
+  // "cupti": subtracts the time that the trace has added to ops and gaps: 0 or less, apart from
+  // noise
   std::optional<double> tracing_us = {};
   // step_us minus all of the above; negative if profiling made them longer
   double unexplained_us = 0;

@@ -55,7 +55,7 @@ class OpTable {
   std::vector<OpTime> ops_;
 };
 
-// Marks the begin and the end of each op.
+// Marks the beginning and the end of each op.
 class OpMarks : public OpObserver {
  public:
   explicit OpMarks(Backend& backend) : backend_(backend) {}
@@ -203,13 +203,13 @@ std::optional<std::vector<int64_t>> StampWindow(Decoder& decoder, const BenchOpt
   };
   const bool complete = TimeWindow(decoder, options, window, restart).has_value();
   std::vector<int64_t> read = stamps.Read();
-  decoder.DropGraphs();  // which would write stamps after their life
+  decoder.DropGraphs();  // they would write stamps after the lifetime of `stamps`
   if (!complete) return std::nullopt;
   return read;
 }
 
-// Runs the steps once for nothing: the first steps of a decoder may be slower, at batch 8 on an
-// H200 by 5 %. Returns whether it was not interrupted.
+// Runs the steps once as a warm-up: the first steps of a decoder may be slower, at batch 8 on an
+// H200 by 5 %. Returns false if it was interrupted.
 bool WarmWindow(Decoder& decoder, const BenchOptions& options, const Window& window) {
   decoder.WarmUp();
   return TimeWindow(decoder, options, window, [] {}).has_value();
@@ -225,8 +225,8 @@ StampedSteps MeanOf(const std::vector<std::vector<int64_t>>& runs, int64_t steps
   return mean;
 }
 
-// Runs the steps of `untraced` once more, with stamps and traced: what the trace lengthens is
-// known, then. Throws RuntimeFailure with the reason if the steps cannot be traced.
+// Runs the steps of `untraced` once more, traced and with stamps. This shows how much the trace
+// lengthens them. Throws RuntimeFailure with the reason if the steps cannot be traced.
 std::optional<StepProfile> ProfileByTrace(Decoder& decoder, const BenchOptions& options,
                                           const UntracedSteps& untraced) {
   const Window window(options, kMaxSteps);
@@ -283,7 +283,7 @@ std::optional<ProfiledSteps> ProfileSteps(
   if (decoder.Options().device == Device::kCpu) {
     std::optional<StepProfile> profile = ProfileByMarks(decoder, options, "clock", kMaxSteps);
     if (!profile) return std::nullopt;
-    // Between two ops only the host works: there is no device that could be idle.
+    // Between two ops only the host works: no device could be idle.
     profile->host_gap_us += profile->device_gap_us;
     profile->device_gap_us = 0;
     return ProfiledSteps{.profile = std::move(*profile)};

@@ -22,7 +22,8 @@ DecoderOptions PlainOptions(const ModelSpec& spec, DecoderOptions options) {
   const AblationSet given = options.ablate;
   for (const AblationEntry& entry : AllAblations()) options.ablate.Add(entry.ablation);
   if (options.ranks == 1) return options;
-  // A single rank, which shares no mistake in how a model is divided, judges if there is room.
+  // If there is room, a single rank judges, which cannot share a mistake in the division of the
+  // model.
   DecoderOptions one_rank = options;
   one_rank.ranks = 1;
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);

@@ -1,5 +1,5 @@
-// Checks whether texts are ones that the model would write, by asking a decoder without any fused
-// or custom op.
+// Checks whether the model would generate given texts, with a decoder without any fused or custom
+// op.
 #pragma once
 
 #include <atomic>

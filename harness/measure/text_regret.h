@@ -1,5 +1,4 @@
-// Whether a text is one that the model would write, judged by logits that were computed in another
-// way.
+// Whether the model would generate a text, judged by logits that were computed in another way.
 #pragma once
 
 #include <cstdint>

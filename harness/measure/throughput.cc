@@ -1,4 +1,4 @@
-// Times repeats of a full batch of random prompts and computes the least cost of its decode step.
+// Times repeats of a full batch of random prompts and computes the minimum cost of its decode step.
 #include "harness/measure/throughput.h"
 
 #include <algorithm>
@@ -49,8 +49,8 @@ void RequireFits(const Decoder& decoder, const BenchOptions& options) {
 Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
                     const BenchOptions& options) {
   const auto batch = static_cast<double>(options.batch);
-  // The prefill produces the first new token; step i of the new_tokens - 1 finds depth + prompt + i
-  // tokens in the cache and appends one per sequence.
+  // The prefill produces the first new token; each of the new_tokens - 1 steps, numbered i, finds
+  // depth + prompt + i tokens in the cache and appends one per sequence.
   const double cached = static_cast<double>(options.depth + options.prompt_tokens) +
                         static_cast<double>(options.new_tokens - 2) / 2;
   const auto table = static_cast<double>(spec.vocab_size * spec.hidden_size);

@@ -1,4 +1,5 @@
-// Tokens per second of a decoder for a full batch of random prompts, with prefill and decode apart.
+// Tokens per second of a decoder for a full batch of random prompts, for prefill and decode
+// separately.
 #pragma once
 
 #include <atomic>
@@ -75,15 +76,15 @@ int64_t RepeatTokens(const BenchOptions& options);
 // sequences that finish their prefill early keep decoding until the last prefill ends.
 int64_t BenchContextTokens(const BenchOptions& options, int64_t token_budget);
 
-// The least work that a decode step of the bench must do, averaged over its steps: read every
-// weight once (of an untied embedding only the rows of the batch), read the keys and values of the
-// context, write those of the new tokens, and compute the products with all weights and the
-// attention. `parameters` is counted as ModelWeights does; values are stored in `dtype`.
+// The minimum work of a decode step of the bench, averaged over its steps: read every weight once
+// (but only the batch's rows of an untied embedding), read the keys and values of the context,
+// write those of the new tokens, and compute the products with all weights and the attention.
+// `parameters` is counted as ModelWeights does; values are stored in `dtype`.
 Cost DecodeStepCost(const ModelSpec& spec, int64_t parameters, DType dtype,
                     const BenchOptions& options);
 
-// The bytes that a rank has to receive over its links in a decode step of the bench: in each layer
-// two sums over the ranks, and one for the embedding; and the other ranks' logits.
+// The bytes that a rank has to receive over its links in a decode step of the bench: two sums over
+// the ranks in each layer, one for the embedding, and the other ranks' logits.
 double DecodeStepLinkBytes(const ModelShard& shard, DType dtype, const BenchOptions& options);
 
 // Throws InvalidArgument if the decoder is too small for the batch or an option is not allowed.

@@ -37,7 +37,7 @@ Interval MedianInterval(std::span<const double> samples);
 struct Percentiles {
   int64_t count = 0;  // number of values
   double median = 0;
-  // Empty for fewer than 10 and 100 values, of which it would be the largest.
+  // Empty for fewer than 10 and 100 values, because it would be the largest value.
   std::optional<double> p90{}, p99{};
 };
 

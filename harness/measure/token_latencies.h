@@ -15,7 +15,7 @@ struct LatencyFigures {
   std::optional<Percentiles> first_token_s{}, between_tokens_s{}, end_to_end_s{};
 };
 
-// In seconds, of as many sequences and runs as were added.
+// Latencies in seconds of all sequences and runs that were added.
 struct TokenLatencies {
   std::vector<double> first_s{};    // one value per sequence
   std::vector<double> between_s{};  // one value per token but the first

@@ -158,13 +158,13 @@ std::vector<std::string> StopStringsOf(const Json& object) {
   return stops;
 }
 
-// A run would wait for the last request, in silence.
+// Refuses late arrivals: a run would silently wait for the last request.
 void RequireSoon(const std::string& what, double last_arrival_s) {
   Require(last_arrival_s <= kMaxArrivalS, "workload: the last request of ", what, " arrives after ",
           last_arrival_s, " s; at most ", kMaxArrivalS, " are allowed");
 }
 
-// As std::getline, for a file that may be endless.
+// Like std::getline, but for a file that may be endless.
 bool ReadLine(std::istream& in, const std::filesystem::path& file, std::string& line) {
   line.clear();
   for (char byte = 0; in.get(byte);) {

@@ -35,7 +35,7 @@ struct Workload {
   bool HasStopStrings() const;
   bool HasArrivals() const;  // whether its requests do not all arrive at once
   // Lets requests arrive at random times, on average `rate` per second, and the first one at once;
-  // infinity lets all arrive at once. The gaps of one seed are the same for every rate, but for
+  // infinity lets all arrive at once. The gaps of one seed are the same for every rate, apart from
   // their scale. Throws InvalidArgument if the last request would arrive too late.
   void SetRate(double rate, uint64_t seed);
   // How an error refers to request `i`: "FILE:LINE", or its number if there is no file.

@@ -1,4 +1,5 @@
-// The table of supported model families. Whatever is not set in a row has the default of family.h.
+// The table of supported model families. Fields that a row does not set have the defaults of
+// family.h.
 #include "harness/models/family.h"
 
 #include <algorithm>

@@ -12,7 +12,7 @@
 
 namespace tokline {
 
-// The keys under which a family's config.json stores what every family has.
+// The keys under which a family's config.json stores the values that every family has.
 struct ConfigKeys {
   const char* hidden_size = "hidden_size";
   const char* intermediate_size = "intermediate_size";

@@ -22,7 +22,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Limits far above any real model. The product of two extents fits into int64, and positions are
-// exact in the fp32 that RoPE computes in.
+// exact in fp32, in which RoPE is computed.
 constexpr int64_t kMaxExtent = int64_t{1} << 24;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxVocab = std::numeric_limits<int32_t>::max();

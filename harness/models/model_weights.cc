@@ -118,8 +118,8 @@ class Binder {
     return {};
   }
 
-  // The name of the LM head if the checkpoint has one, which must be like the embedding, to which
-  // it is tied; otherwise an empty name.
+  // Returns the name of the LM head if the checkpoint has one although it is tied to the embedding;
+  // otherwise an empty name. The head must have the embedding's dtype and shape.
   std::string FindSpareHead(const std::string& name, const std::string& embedding_name) const {
     const CheckpointTensor* head = checkpoint_.Find(name);
     const CheckpointTensor* embedding = checkpoint_.Find(embedding_name);
@@ -331,7 +331,7 @@ void CheckElements(const Checkpoint& checkpoint, const ModelWeights& weights) {
     DType dtype;
     const std::byte* data;
     int64_t count;
-    const std::byte* twin;  // what must have the same bytes, or null
+    const std::byte* twin;  // the tensor that must have the same bytes, or null
 
     bool Finite() const { return NumNotFinite(dtype, data, count) == 0; }
     bool EqualsTwin() const {

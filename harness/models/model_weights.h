@@ -69,19 +69,19 @@ struct ModelWeights {
 };
 
 // Finds every tensor that `spec` requires and checks its dtype and shape; F32, BF16 and F16 may be
-// mixed. Throws RuntimeFailure naming the tensor, what it is and what it must be, or listing those
-// that are missing. It also throws if the checkpoint has biases or layers that `spec` excludes, or
-// an LM head that is not of the embedding's dtype and shape although they are tied. The views live
+// mixed. Throws RuntimeFailure naming the tensor, what it is and what it must be, or listing the
+// missing ones. It also throws if the checkpoint has biases or layers that `spec` excludes, or an
+// LM head whose dtype or shape differs from the embedding's although they are tied. The views live
 // as long as the checkpoint.
 ModelWeights BindWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 // Reads every weight once, with several threads. Throws RuntimeFailure with the name of a tensor
-// that has elements that are no numbers or infinite, or of an LM head that is stored, although the
-// embeddings are tied, and differs from the embedding: transformers 5 then uses it, and
-// transformers 4 the embedding, so neither would be right for everyone.
+// that has NaN or infinite elements, or of an LM head that is stored although the embeddings are
+// tied and that differs from the embedding: transformers 5 then uses the head, and transformers 4
+// the embedding, so neither would be right for everyone.
 void CheckElements(const Checkpoint& checkpoint, const ModelWeights& weights);
 
-// The weights of a model of which only config.json exists. The decoder draws them on its device.
+// The weights of a model for which only config.json exists. The decoder draws them on its device.
 ModelWeights RandomWeights(const ModelSpec& spec, uint64_t seed);
 
 // The number of parameters of a model; a tied LM head counts once.

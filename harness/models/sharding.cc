@@ -45,7 +45,7 @@ constexpr LayerTensorSharding kLayerShardings[] = {
     {"down_bias", &LayerWeights::down_bias, kOnce},
 };
 
-// A token's position row is added where its embedding is looked up, which one rank does.
+// A token's position row is added by one rank, where the token's embedding is looked up.
 constexpr ModelTensorSharding kModelShardings[] = {
     {"embedding", &ModelWeights::embedding, kVocabularyRows},
     {"positions", &ModelWeights::positions, kWhole},

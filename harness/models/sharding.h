@@ -1,5 +1,5 @@
-// How a model is divided among the ranks of a tensor-parallel group, as data. Nothing here knows a
-// device or a way to communicate.
+// How a model is divided among the ranks of a tensor-parallel group, as data. Nothing here depends
+// on a device or a way to communicate.
 //
 // Each rank runs a smaller model of the same kind, ModelShard::local. Projections into heads and
 // into the MLP are divided by their outputs (rows), projections back into the residual stream by
@@ -28,7 +28,7 @@ struct ShardRange {
   bool operator==(const ShardRange&) const = default;
 };
 
-// What one rank holds.
+// The part of a model that one rank holds.
 struct ModelShard {
   int32_t world_size = 1;
   int32_t rank = 0;
@@ -50,7 +50,7 @@ ModelShard ShardModel(const ModelSpec& spec, int32_t world_size, int32_t rank);
 // All numbers of ranks among which the model can be divided, ascending; the first is 1.
 std::vector<int32_t> AllowedWorldSizes(const ModelSpec& spec);
 
-// By what the rows or columns of a tensor are divided.
+// The quantity by which the rows or columns of a tensor are divided.
 enum class ShardedBy : uint8_t {
   kNothing,    // every rank holds the whole tensor
   kFirstRank,  // rank 0 holds the whole tensor and the others nothing: it is added to a sum once
@@ -83,7 +83,7 @@ struct ModelTensorSharding {
 std::span<const LayerTensorSharding> LayerShardings();
 std::span<const ModelTensorSharding> ModelShardings();
 
-// By what a tensor is divided.
+// Returns how a tensor is divided.
 TensorSharding ShardingOf(TensorView LayerWeights::*tensor);
 TensorSharding ShardingOf(TensorView ModelWeights::*tensor);
 
@@ -101,8 +101,8 @@ TensorShard ShardOf(const ModelShard& model, const TensorSharding& sharding, int
 // in its place. Throws InvalidArgument for random weights, which have no tensors.
 ModelWeights ShardWeights(const ModelWeights& weights, const ModelShard& model);
 
-// Asks the kernel to read the tensors of `weights`, which may be a shard, ahead. Between the parts
-// of rows that a shard holds, whole pages are left out. Throws as Checkpoint::Prefetch does.
+// Asks the kernel to read the tensors of `weights`, which may be a shard, ahead. Whole pages
+// between the parts of rows that a shard holds are skipped. Throws as Checkpoint::Prefetch does.
 void PrefetchWeights(const Checkpoint& checkpoint, const ModelWeights& weights);
 
 }  // namespace tokline

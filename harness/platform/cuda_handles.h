@@ -33,11 +33,11 @@ UniqueStream MakeStream();
 
 // The one stream on which a process launches kernels on the current device; it lives as long as the
 // process and does not wait for the default stream. There is only one because of a lasting cost:
-// once a process has
-// launched about ten kernels on each of two streams, every kernel of every graph starts later for
-// the rest of the process's life, even if the streams are destroyed. On most H200s a kernel then
-// starts 0.18 us later after its predecessor, and a dependent launch starts 0.04 us or more later.
-// Large memsets count as kernels; copies and graph replays on other streams do not matter.
+// once a process has launched about ten kernels on each of two streams, every kernel of every graph
+// starts later for the rest of the process's life, even if the streams are destroyed. On most H200s
+// a kernel then starts 0.18 us later after its predecessor, and a dependent launch starts 0.04 us
+// or more later. Large memsets count as kernels; copies and graph replays on other streams do not
+// matter.
 // (docs/measuring.md has the figures.)
 cudaStream_t WorkStream();
 UniqueEvent MakeTimingEvent();

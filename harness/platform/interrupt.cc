@@ -25,7 +25,7 @@ int64_t NowMs() {
 void Request(int signal_number) {
   // The terminal's Ctrl-C reaches a program and the script that runs it, which passes it on.
   constexpr int64_t kOneRequestMs = 500;
-  // The time comes first, so that a signal that another thread gets meanwhile finds it.
+  // The time is stored first, so that a signal that another thread receives meanwhile finds it.
   int64_t first = 0;
   if (g_requested_ms.compare_exchange_strong(first, NowMs())) {
     g_signal = signal_number;

@@ -7,8 +7,8 @@ namespace tokline {
 
 // From this call on, the first SIGINT, SIGTERM or SIGHUP sets a flag. A second one, half a second
 // later or more, ends the process at once, and says so on standard error. A signal that the process
-// ignores stays ignored: nohup ignores SIGHUP, and a script's shell SIGINT for what it puts into
-// the background.
+// ignores stays ignored: nohup ignores SIGHUP, and a script's shell ignores SIGINT for programs
+// that it runs in the background.
 void CatchInterrupts();
 
 bool InterruptRequested();

@@ -26,7 +26,7 @@ void EnablePeerAccess(int32_t count) {
       }
       const cudaError_t code = cudaDeviceEnablePeerAccess(to, 0);
       if (code == cudaErrorPeerAccessAlreadyEnabled) {
-        cudaGetLastError();  // clears the error: this is what was asked for
+        cudaGetLastError();  // clears the error: access was enabled before
       } else {
         TOKLINE_CUDA(code);
       }

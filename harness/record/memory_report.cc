@@ -22,7 +22,7 @@ Json MemoryWatch::Report(Decoder& decoder) const {
   Json planned = ToJson(plan);
   planned["staging"] = plan.staging_bytes;
   const bool on_device = decoder.GetBackend().device() == Device::kCuda;
-  // A process holds what all of its ranks need, and a device what one rank needs.
+  // A process holds the memory of all of its ranks, and a device that of one rank.
   const DecoderOptions& options = decoder.Options();
   const int32_t ranks_here = options.Processes() == nullptr ? options.ranks : 1;
   const int64_t total = on_device ? plan.Total() : ranks_here * (plan.Total() + plan.staging_bytes);

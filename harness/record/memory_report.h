@@ -1,5 +1,4 @@
-// The memory of a run: what was planned next to what was measured, and the rest that no plan
-// explains.
+// The memory of a run: the planned and the measured amounts, and the rest that no plan explains.
 #pragma once
 
 #include "harness/engine/backend.h"

@@ -49,7 +49,7 @@ struct Verification {
   int audits = 0;
 };
 
-// What a row was measured by, with and on.
+// The program, implementation and device with which a row was measured.
 struct RowOrigin {
   std::string run_id;
   std::string implementation;  // "reference", "cuda" or a variant, with what was ablated
@@ -154,8 +154,9 @@ struct WorkloadMeasurement {
   std::string model{};
   int64_t requests = 0;
   int64_t prompt_tokens = 0;
-  Json shape{};                  // what else is known of the requests, and how they were run
-  Json conversations = nullptr;  // what became of those that the requests were made of
+  Json shape{};                  // other properties of the requests, and how they were run
+  Json conversations = nullptr;  // the outcome of the conversations from which the requests were
+                                 // made
   std::vector<WorkloadSample> samples{};
   double warm_up_s = 0;
   ServingFigures serving{};  // from the sample with the median time
@@ -195,14 +196,16 @@ struct Floor {
   double us = 0;
   std::string limit;  // "read", "2:1", "copy" or "matmul"
 };
-// The memory rate that counts is that of the traffic which the cost resembles. If it writes a
-// little less than one of them, it may be faster than that rate, so the next faster one counts.
+// The memory rate that counts is that of the kind of traffic that the cost resembles. A cost that
+// writes a little less than one kind may be faster than that kind's rate, so the next faster rate
+// counts.
 Floor FloorOf(const Cost& cost, const Peaks& peaks);
 
 struct Shares {
   std::optional<Floor> floor;  // at the measured peaks
   std::optional<double> percent_of_measured_peak;
-  // A cold row that exceeds the measured peak by more than is allowed: the peak was not the limit.
+  // Set for a cold row that exceeds the measured peak by more than is allowed: the peak was not the
+  // limit.
   bool limit_is_wrong = false;
   std::optional<double> percent_of_datasheet_peak;
 };
@@ -234,7 +237,7 @@ struct WorkloadFigures {
 
 // Refuses a row that failed, was interrupted, is unverified, has no samples (a kernel's row: fewer
 // than kMinSamples), or is cold and above kMaxPercentOfPeak of what the datasheet allows. A cold
-// row that is above the measured peak alone stands, and its limit is marked as wrong.
+// row that only exceeds the measured peak is kept, and its limit is marked as wrong.
 KernelFigures FiguresOf(const KernelMeasurement& measurement);
 DecoderFigures FiguresOf(const DecoderMeasurement& measurement);
 WorkloadFigures FiguresOf(const WorkloadMeasurement& measurement);

@@ -81,7 +81,7 @@ bool BeginsAsRecords(int file) {
   return line.is_object() && line.contains("schema") && line.contains("kind");
 }
 
-// Values are checked and printed by functions that go down into them, so their depth is limited.
+// Values are checked and printed by recursive functions, so their depth is limited.
 Json ParseLine(const std::string& line, const std::string& where) {
   using Event = Json::parse_event_t;
   const auto check = [&](int depth, Event event, const Json&) {

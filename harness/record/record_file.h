@@ -21,7 +21,7 @@ class RecordWriter {
   // Opens the file or creates it. Throws RuntimeFailure with the path and the reason, also if the
   // file contains anything but records; such a file is left unchanged.
   explicit RecordWriter(const std::string& path);
-  // Removes the file if this object created it and nobody appended anything.
+  // Removes the file if this object created it and nothing was appended.
   ~RecordWriter();
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
@@ -43,7 +43,8 @@ class RecordWriter {
   bool appended_ = false;
 };
 
-// Whether this is a regular file that begins as record files do. One that cannot be read does not.
+// Whether this is a regular file that begins as record files do. Returns false for a file that
+// cannot be read.
 bool HoldsRecords(const std::string& path);
 
 // Returns all records of a file, which may be empty. A last line without a newline is skipped and

@@ -11,8 +11,8 @@ namespace tokline {
 
 inline constexpr std::time_t kMaxPeaksAge = 3600;  // seconds
 
-// What a program's limits need: all peaks, or only those of memory, which is all that a decoder's
-// run measures.
+// The peaks that a program's limits need: all of them, or only those of memory, which are all that
+// a decoder's run measures.
 enum class PeaksNeeded { kAll, kMemory };
 
 // Takes the peaks from the newest run in the record file that measured them on this GPU itself.

@@ -1,5 +1,5 @@
-// The chunks of the KV cache that outlive their sequences: which exist, how many sequences use each
-// of them, and which is evicted first when pages run short.
+// The chunks of the KV cache that outlive their sequences: which chunks exist, how many sequences
+// use each of them, and which is evicted first when pages run short.
 //
 // A chunk is a run of tokens with the pages that hold their K and V. These were computed after one
 // exact prefix: the chunks from the root to its parent. A chunk never changes, so sequences share

@@ -35,7 +35,7 @@ struct Request {
   // ignored.
   std::vector<int64_t> cuts = {};
   // When the sequence ends, the tokens after its last whole page become a chunk too, unless the
-  // sequence is held and goes on with a shifted span.
+  // sequence is held and continues with a shifted span.
   bool keep = false;
   // The sequence keeps its K and V after its last token until it is removed. A sequence that was
   // preempted while its last token was in flight has no K and V.

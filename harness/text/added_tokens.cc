@@ -37,7 +37,7 @@ bool StandsAlone(std::string_view text, size_t begin, size_t end) {
          (end == text.size() || !IsWord(FirstOf(text.substr(end))));
 }
 
-// The content of an added token, normalized, and at most `max_growth` bytes longer for it.
+// Returns the normalized content of an added token, which may be at most `max_growth` bytes longer.
 std::string Normalized(const JsonNode& node, const std::string& content,
                        const Normalizer& normalizer, size_t max_growth) {
   try {

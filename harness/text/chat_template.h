@@ -25,9 +25,10 @@ std::tm LocalTime();  // now
 
 struct ChatOptions {
   bool add_generation_prompt = true;  // append the start of the assistant's turn
-  // If false, the program is told so as enable_thinking. If true, it is told nothing and decides.
+  // If false, the program receives it as enable_thinking. If true, it receives nothing and decides.
   bool enable_thinking = true;
-  // What the program is told as date_string, such as "26 Jul 2024"; nothing if it is empty.
+  // The value that the program receives as date_string, such as "26 Jul 2024"; nothing if it is
+  // empty.
   std::string date = {};
   std::optional<std::tm> now = {};  // the time for programs that ask for it; if empty, the clock's
 };
@@ -51,7 +52,7 @@ class ChatTemplate {
   std::optional<std::string> SpecialToken(std::string_view name) const;
 
   // Returns the text in parts, which are to be encoded with add_special_tokens = false. The program
-  // may spell special tokens; the contents of the messages, and what it makes of them, may not.
+  // may spell special tokens; the contents of the messages, and texts derived from them, may not.
   // Throws InvalidArgument if there are no messages, if a role is unknown, if a system message is
   // not the first message, if content is not UTF-8, or if the program refuses the conversation; and
   // RuntimeFailure if it does something that is not supported.
@@ -70,8 +71,8 @@ class ChatTemplate {
 inline constexpr std::string_view kThoughts = "<think>";
 inline constexpr std::string_view kEndOfThoughts = "</think>";
 
-// What a generation prompt writes of an answer's thoughts, such as "<think>\n", which the model
-// then goes on with. Empty if the prompt opens no thoughts, or closes them.
+// The part of an answer's thoughts that a generation prompt writes, such as "<think>\n", and that
+// the model then continues. Empty if the prompt opens no thoughts, or closes them.
 std::string OpenedThoughts(std::string_view generation_prompt);
 
 // Prepares an answer for a template that drops earlier thoughts. An answer that was cut off inside

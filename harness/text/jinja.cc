@@ -49,7 +49,7 @@ class Interpreter {
     scope->variables = variables;
     MarkedText out;
     Execute(body, scope, out);
-    // Macros hold the scope that holds them.
+    // Macros hold the scope that holds them, so this breaks the cycle.
     scope->variables.clear();
     return out;
   }
@@ -145,7 +145,7 @@ class Interpreter {
     names->names.Put(MarkedText(statement.attribute), value);
   }
 
-  // What the body prints, through the statement's filters.
+  // Returns the output of the body, passed through the statement's filters.
   Value Filtered(const Statement& statement, const ScopePtr& scope) {
     MarkedText text;
     Execute(statement.bodies[0], Inside(scope), text);
@@ -169,7 +169,7 @@ class Interpreter {
     int& depth_;
   };
 
-  // Returns what the loop's else does to the loop around it.
+  // Returns the effect of the loop's else on the enclosing loop.
   Flow RunLoop(const Statement& statement, const Value& over, const ScopePtr& scope, int64_t depth,
                MarkedText& out) {
     auto loop = std::make_shared<Loop>();

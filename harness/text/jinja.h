@@ -1,7 +1,7 @@
 // Runs chat templates, which are Jinja programs. docs/tokenizers.md lists what is supported.
 //
-// Programs are untrusted: their nesting, steps and memory are limited, they reach nothing but the
-// variables that they are given, and whatever is not supported is refused with its line.
+// Programs are untrusted: their nesting, steps and memory are limited, they can access only the
+// variables that they are given, and anything unsupported is refused with its line.
 #pragma once
 
 #include <ctime>
@@ -26,7 +26,8 @@ class Program {
 
   using Variables = std::vector<std::pair<std::string, Value>>;
   // Throws InvalidArgument with the program's own message if it raises one, and RuntimeFailure for
-  // errors of the program; both begin with `where` and the line. `now` is what strftime_now tells.
+  // errors of the program; both begin with `where` and the line. `now` is the time that
+  // strftime_now returns.
   MarkedText Run(const Variables& variables, const std::tm& now) const;
 
  private:

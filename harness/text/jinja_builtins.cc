@@ -1,5 +1,5 @@
-// Filters, tests and functions. Their arguments and results are those of Jinja 3.1 and of what
-// transformers adds: tojson, raise_exception and strftime_now.
+// Filters, tests and functions. Their arguments and results are those of Jinja 3.1 and of the
+// additions of transformers: tojson, raise_exception and strftime_now.
 #include "harness/text/jinja_builtins.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ Value AttributePath(Context& context, const Value& object, const Value& path) {
   }
 }
 
-// Items by the attribute of an argument, or themselves.
+// Returns a function that maps an item to the attribute that an argument names, or to itself.
 std::function<Value(const Value&)> ByAttribute(Context& context, Arguments& arguments, size_t at) {
   const std::optional<Value> path = arguments.Take(at, "attribute");
   if (!path || path->Is<None>()) return [](const Value& item) { return item; };

@@ -1,5 +1,5 @@
-// What Jinja programs find without defining it: filters, tests, functions, and the methods of texts
-// and dictionaries.
+// What Jinja programs can use without defining it: filters, tests, functions, and the methods of
+// texts and dictionaries.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace tokline::jinja {
 
-// What a program may take. Both limits are far above what a template needs for a conversation that
-// fits a model.
+// The steps and memory that a program may use. Both limits are far above the needs of a template
+// for a conversation that fits a model.
 class Budget {
  public:
   static constexpr int64_t kMaxSteps = 5'000'000;
@@ -37,7 +37,7 @@ class Budget {
 
 struct Context {
   Budget budget;
-  std::tm now = {};  // what strftime_now tells
+  std::tm now = {};  // the time that strftime_now returns
 };
 
 // All throw Error for unknown names, with those that are supported.
@@ -46,7 +46,7 @@ Value ApplyFilter(Context& context, std::string_view name, const Value& input,
 bool ApplyTest(Context& context, std::string_view name, const Value& input, Arguments& arguments);
 std::optional<Value> FindFunction(Context& context, std::string_view name);
 
-// object.name, as Python and Jinja look it up: methods first. Undefined if there is no such thing.
+// object.name, looked up as in Python and Jinja: methods first. Undefined if there is none.
 Value Attribute(Context& context, const Value& object, std::string_view name);
 // object[index].
 Value Item(Context& context, const Value& object, const Value& index);

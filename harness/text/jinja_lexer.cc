@@ -109,7 +109,7 @@ class Lexer {
     return at + Stripped(std::string_view(source_).substr(at), true, false).first;
   }
 
-  // If a tag ends here, returns where what follows begins. `close` is "%}", "}}" or "#}".
+  // If a tag ends here, returns the position after it. `close` is "%}", "}}" or "#}".
   size_t EndOfTag(std::string_view close) const {
     const std::string_view rest = std::string_view(source_).substr(at_);
     if (rest.starts_with('-') && rest.substr(1).starts_with(close)) {
@@ -139,7 +139,7 @@ class Lexer {
     Emit(statement ? Token::Kind::kStatement : Token::Kind::kExpression, "");
     Advance(at_ + 2);
     if (Here("-") || Here("+")) Advance(at_ + 1);
-    std::string brackets;  // those that are open
+    std::string brackets;  // the open ones
     while (true) {
       Advance(AfterSpace(at_));
       if (at_ == source_.size()) {
@@ -244,7 +244,7 @@ class Lexer {
       text += kValues[known];
       return;
     }
-    if (c == '\n') return;  // a line that goes on
+    if (c == '\n') return;  // a continued line
     const size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     if (digits > 0) {
       uint32_t value = 0;

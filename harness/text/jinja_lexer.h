@@ -17,7 +17,7 @@ struct Token {
     kName,
     kInteger,
     kFloat,
-    kString,  // `text` is what it says, without quotes and escapes
+    kString,  // `text` is its contents, without quotes and escapes
     kOperator,
     kEnd
   };

@@ -88,7 +88,7 @@ class Parser {
     if (Now().kind != Kind::kName) Fail("there is ", NowText(), " where a name is needed");
     return tokens_[at_++].text;
   }
-  // A name that is assigned to.
+  // Takes a name to which a value is assigned.
   std::string TakeTarget() {
     constexpr std::string_view kConstants[] = {"true", "false", "none", "True", "False", "None"};
     if (std::ranges::find(kConstants, Now().text) != std::end(kConstants)) {
@@ -488,7 +488,7 @@ class Parser {
                      std::move(bounds[1]), std::move(bounds[2]));
   }
 
-  // What stands in brackets after a function, a filter or a test.
+  // Parses the arguments in brackets after a function, a filter or a test.
   ExpressionPtr ParseCall(Expression::Kind kind, std::string_view name, ExpressionPtr value) {
     Expression call{.kind = kind, .line = Now().line, .name = std::string(name)};
     call.parts.push_back(std::move(value));

@@ -53,9 +53,9 @@ struct Statement {
     kIf,       // conditions[i] -> bodies[i]; one body more is the else
     kFor,      // names in expression (if condition) -> bodies[0]; bodies[1] is the else
     kSet,      // names = expression; or names[0].attribute = expression
-    kSetBody,  // names[0] = what bodies[0] prints, through the filters of expression
+    kSetBody,  // names[0] = the output of bodies[0], through the filters of expression
     kMacro,    // names[0](names[1], ...) with defaults for the last ones -> bodies[0]
-    kFilter,   // what bodies[0] prints, through the filters of expression
+    kFilter,   // the output of bodies[0], through the filters of expression
     kScope,    // bodies[0], with names[i] = conditions[i]
     kBreak,
     kContinue

@@ -68,7 +68,8 @@ std::vector<Value> SplitLines(Context& context, const MarkedText& text, bool kee
   return lines;
 }
 
-// At white space, from the left or from the right, at most `most` times if that is not negative.
+// Splits at white space, from the left or from the right, at most `most` times if that is not
+// negative.
 std::vector<Value> SplitAtSpace(Context& context, const MarkedText& text, int64_t most,
                                 bool from_right) {
   const std::string_view bytes = text.Bytes();
@@ -84,7 +85,7 @@ std::vector<Value> SplitAtSpace(Context& context, const MarkedText& text, int64_
     words.back().second = end;
     in_word = true;
   });
-  // The last piece that may be made reaches to the end of the text, or the first one to its begin.
+  // The last allowed piece extends to the end of the text, or the first one to its beginning.
   if (const auto limit = static_cast<size_t>(most); most >= 0 && words.size() > limit) {
     if (from_right) {
       words.erase(words.begin(), words.end() - static_cast<std::ptrdiff_t>(limit) - 1);
@@ -153,7 +154,7 @@ Value BeginsOrEnds(const MarkedText& text, Arguments& arguments, bool begins) {
   return several == nullptr ? holds(with) : std::ranges::any_of(several->items, holds);
 }
 
-// find and its relatives give a place in code points.
+// find and its relatives return a position in code points.
 int64_t Place(const MarkedText& text, Arguments& arguments, bool from_right) {
   const std::string part = arguments.Require(0, "sub").Text().Bytes();
   arguments.Finish(1);

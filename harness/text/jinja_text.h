@@ -1,4 +1,4 @@
-// What Jinja programs do with texts, with the marks of the bytes that come from messages kept.
+// The operations of Jinja programs on texts. They keep the marks of bytes that come from messages.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ enum class Case { kLower, kUpper, kCapital, kTitle, kPythonTitle };
 MarkedText ChangeCase(const MarkedText& text, Case to);
 bool IsCased(std::string_view text, bool upper);  // Python's isupper() or islower()
 
-// Without the characters of a text, or without white space, at its ends.
+// Removes the characters of a text, or white space, from the ends.
 MarkedText StripText(const MarkedText& text, const std::optional<Value>& characters, bool left,
                      bool right);
-// At most `count` times; any number of times if it is negative.
+// Replaces at most `count` times; any number of times if it is negative.
 MarkedText ReplaceText(Context& context, const MarkedText& text, const MarkedText& old_text,
                        const MarkedText& new_text, int64_t count);
 MarkedText JoinTexts(Context& context, const MarkedText& between, const std::vector<Value>& items);

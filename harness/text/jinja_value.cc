@@ -211,8 +211,8 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
   return a.IfNamespace() != nullptr && a.IfNamespace() == b.IfNamespace();
 }
 
-// Values that hold values may be nested a million deep. They are destroyed one after another, since
-// within each other they would overflow the stack.
+// Values that hold values may be nested a million deep. They are destroyed one after another,
+// because recursive destruction would overflow the stack.
 void DestroyInTurn(const void* object, void (*destroy)(const void*)) {
   static thread_local std::vector<std::pair<const void*, void (*)(const void*)>> waiting;
   static thread_local bool busy = false;

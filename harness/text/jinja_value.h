@@ -1,4 +1,4 @@
-// The values of chat templates: those of Python that Jinja programs compute with.
+// The values of chat templates: the Python values with which Jinja programs compute.
 #pragma once
 
 #include <cstdint>
@@ -35,19 +35,19 @@ struct Arguments;
 struct Loop;
 
 struct Undefined {
-  std::string name;  // of what is missing, for messages
+  std::string name;  // of the missing value, for messages
 };
 struct None {};
 struct List {
   std::vector<Value> items;
   bool is_tuple = false;
 };
-// What map, select and the like make: it can be gone through, but has no length, items or text.
-// Unlike Python's, it is never used up.
+// The result of map, select and the like: it can be iterated over, but has no length, items or
+// text. Unlike Python's generators, it is never exhausted.
 struct Generator {
   std::vector<Value> items;
 };
-// What namespace() makes; the only value that changes.
+// The result of namespace(), which is the only mutable value.
 struct Namespace;
 // A function, a macro, or a method of a value.
 struct Callable {
@@ -108,7 +108,7 @@ class Value {
   MarkedText Str() const;                   // Python's str()
   bool Equals(const Value& other) const;    // Python's ==
   bool LessThan(const Value& other) const;  // Python's <; throws Error
-  std::vector<Value> Items() const;         // what a loop goes over; throws Error
+  std::vector<Value> Items() const;         // the items that a loop visits; throws Error
   int64_t Length() const;                   // Python's len(); throws Error
   bool Contains(const Value& item) const;   // Python's `item in this`; throws Error
 
@@ -135,7 +135,7 @@ struct Loop {
   std::function<Value(Arguments&)> recurse;  // of a recursive loop
 };
 
-// The arguments of a call. A callee takes them one by one and then says that these are all.
+// The arguments of a call. A callee takes them one by one and then calls Finish().
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;

@@ -24,8 +24,8 @@ class MergeTable {
     slots_.resize(slots);
   }
 
-  // A later merge of the same pair replaces the earlier one. There must be no more pairs than the
-  // constructor was told.
+  // A later merge of the same pair replaces the earlier one. There must be at most as many pairs as
+  // the constructor was given.
   void Put(const Merge& merge) { slots_[Slot(merge.left, merge.right)] = merge; }
 
   // Returns null if the pair has no merge.

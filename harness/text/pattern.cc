@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kMaxExpressionBytes = 4096;
 constexpr uint32_t kMatchLimit = 50'000'000;  // steps per match
 
-// What may follow "(" in a group, besides a plain group: both dialects read these alike.
+// The texts that may follow "(" in a group that is not plain: both dialects treat these alike.
 constexpr std::string_view kGroups[] = {"?:", "?i:", "?=", "?!", "?<=", "?<!", "?>"};
 constexpr std::string_view kCategories[] = {"L", "Ll", "Lm", "Lo", "Lt", "Lu", "M",
                                             "N", "Nd", "Nl", "No", "P",  "S",  "Z"};

@@ -3,8 +3,8 @@
 //
 // The dialects differ in places, so each escape and group of an expression is checked: \s becomes
 // White_Space (that of PCRE2 also includes U+180E), categories get the members of newer Unicode
-// versions, $ becomes Oniguruma's, and what the two dialects read differently (other anchors, \w,
-// \h, scripts, nested classes, {n,m}+) is refused by name.
+// versions, $ becomes Oniguruma's, and constructs that the two dialects treat differently (other
+// anchors, \w, \h, scripts, nested classes, {n,m}+) are refused by name.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class Pattern {
   // Throws RuntimeFailure that says which part of the expression is refused, and where it is.
   static Pattern Regex(std::string_view expression);
 
-  // Calls `visit` in order with spans that cover `text`: the matches and what lies between them.
+  // Calls `visit` in order with spans that cover `text`: the matches and the texts between them.
   // `text` must be valid UTF-8. Throws RuntimeFailure if a match needs more steps than the limit.
   void Cover(std::string_view text, const std::function<void(MatchSpan)>& visit) const;
 

@@ -89,7 +89,7 @@ void Tokenizer::Impl::EncodePieces(TextPiece text, WordCache* word_cache,
 }
 
 // Where the plain ranges of a text are in the normalized text, if that matters. They are found by
-// normalizing what is between their bounds.
+// normalizing the text between their bounds.
 std::vector<PlainRange> Tokenizer::Impl::NormalizedRanges(std::string_view text,
                                                           const std::vector<PlainRange>& plain,
                                                           bool prepend,

@@ -16,9 +16,9 @@
 
 namespace tokline {
 
-// What stands before a text, which is then a part of a longer one. Some tokenizers put a prefix,
-// such as a space, before a whole text, or also before what follows an added token. A normalized
-// token is an added token that is searched for in normalized text.
+// What precedes a text that is a part of a longer one. Some tokenizers put a prefix, such as a
+// space, before a whole text, or also before what follows an added token. A normalized token is an
+// added token that is searched for in normalized text.
 enum class TextBefore { kNothing, kAddedToken, kNormalizedToken, kText };
 
 struct EncodeOptions {
@@ -28,8 +28,8 @@ struct EncodeOptions {
   TextBefore before = TextBefore::kNothing;
 };
 
-// A part of a text of which only some parts may spell special tokens: the markup of a chat template
-// may, what a user wrote may not.
+// A part of a text in which only some parts may spell special tokens: the markup of a chat template
+// may, the text of a user may not.
 struct TextPart {
   std::string text;
   bool allow_special = false;

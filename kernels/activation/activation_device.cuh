@@ -16,8 +16,8 @@ namespace tokline {
 
 inline constexpr int kActivationThreads = 128;
 
-// x / 2 * (1 + tanh(z / 2)) equals x / (1 + exp(-z)). It is computed such that the exponential
-// never overflows and large negative values keep their digits.
+// x / 2 * (1 + tanh(z / 2)) equals x / (1 + exp(-z)). It is computed so that the exponential never
+// overflows and large negative values keep their digits.
 __device__ __forceinline__ float GeluTanh(float x) {
   constexpr float kTwiceRootTwoOverPi = 1.5957691216057308f;
   const float z = kTwiceRootTwoOverPi * fmaf(0.044715f * x * x, x, x);

@@ -20,10 +20,10 @@ enum class AllReduceNormVariant : uint8_t {
   kAuto,     // PlanAllReduceNorm decides by ranks and bytes
   kOneShot,  // every rank sends its partial to all others, and each sums for itself: one hop
   kTwoShot,  // a row is summed by the rank that owns it, which sends the sum to the others: two
-             // hops, and 2 (N - 1) / N instead of N - 1 times the bytes
+             // hops, and 2 (N - 1) / N times the bytes instead of N - 1 times
   kSlabs,    // two_shot for many rows: a slab of rows is sent as it is, followed by a flag, so that
              // the bytes on the link are half of those of packets. Needs rows of a multiple of 16 B
-             // that are 16 B aligned on every rank, and at least a slab for each rank
+             // that are 16 B aligned on every rank, and at least one slab per rank
 };
 
 // "auto", "one_shot", "two_shot", "slabs".
@@ -46,7 +46,7 @@ struct AllReduceNormParams {
   // reference reads all.
   const void* partials[kMaxRanks] = {};
   int64_t partial_stride = 0;  // elements between rows
-  // This rank's partial is on its way to all ranks as packets, since the projection before sends it
+  // This rank's partial is already being sent to all ranks as packets by the projection before
   // (LinearParams::send); CUDA does not read it. TakesSentPartials says where that works. The
   // reference ignores it.
   bool sent = false;
@@ -59,29 +59,30 @@ struct AllReduceNormParams {
   void* out = nullptr;  // [num_tokens, hidden_size]; null without weight
   int64_t out_stride = 0;
   PeerBuffers peers = {};
-  // How long a launch waits for the packets of its peers, at least. After that it gives up, tells
-  // its peers, and leaves outputs that are not specified; so do all later launches of the group, at
-  // once.
+  // The minimum time that a launch waits for the packets of its peers. After that it gives up,
+  // tells its peers, and leaves its outputs unspecified. All later launches of the group then do so
+  // at once.
   int64_t time_limit_ms = 10'000;  // 1 to kMaxAllReduceTimeLimitMs
 };
 // A year: in nanoseconds it can be added to any time of the device.
 inline constexpr int64_t kMaxAllReduceTimeLimitMs = int64_t{365} * 24 * 3600 * 1000;
 
-// Rows [begin, begin + count) of a launch as a launch of their own.
+// Returns a launch of rows [begin, begin + count) of `params` alone.
 AllReduceNormParams RowsOf(const AllReduceNormParams& params, int64_t begin, int64_t count);
 
-// Enough for every shape of at most `max_tokens` rows of `max_hidden` elements with one_shot and
-// two_shot.
+// A size that suffices with one_shot and two_shot for every shape of at most `max_tokens` rows of
+// `max_hidden` elements.
 int64_t AllReduceNormBufferBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
-// The same for slabs, of which a launch takes 65,504 tokens at most. A multiple of 256.
+// The same for slabs, with which a launch takes at most 65,504 tokens. A multiple of 256.
 int64_t AllReduceNormSlabBytes(int32_t world_size, int64_t max_tokens, int64_t max_hidden);
-// How many of the rows one launch can take, with these buffers and this variant; at least 1. More
-// rows are for several launches, by RowsOf; with kAuto, since the last one may have too few rows
-// for another variant.
+// How many of the rows one launch can take with these buffers and this variant; at least 1. The
+// caller divides more rows among several launches with RowsOf. They need kAuto, because the last
+// one may have too few rows for another variant.
 int64_t RowsInOneLaunch(const AllReduceNormParams& params);
 
-// Whether the partials of this launch may be sent by the projections that make them: it is one
-// launch of one_shot, and rows are whole vectors of eight elements. All ranks decide alike.
+// Whether the projections that compute the partials of this launch may send them. They may if it is
+// a single launch of one_shot whose rows are whole vectors of eight elements. All ranks decide
+// alike.
 bool TakesSentPartials(const AllReduceNormParams& params);
 
 // Validate does not look at the buffers of `peers`, which the reference does not use;
@@ -90,7 +91,8 @@ void Validate(const AllReduceNormParams& params);
 void ValidateBuffers(const AllReduceNormParams& params);
 // The memory of the rank's own device. LinkBytesOf counts what crosses its links.
 Cost CostOf(const AllReduceNormParams& params);
-// The bytes that a rank has to receive at least, with one owner a row: 2 (N - 1) / N partials.
+// The minimum number of bytes that a rank has to receive with one owner per row: 2 (N - 1) / N
+// partials.
 double LinkBytesOf(const AllReduceNormParams& params);
 
 // Launches this rank's part. The launches of all ranks must be able to run at the same time.

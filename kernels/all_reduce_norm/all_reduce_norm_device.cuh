@@ -1,21 +1,20 @@
 // The exchange of packets between ranks, the sum of their partials, and RMSNorm.
 //
-// Grid: x: blocks that take every gridDim.x-th row; y: the rank, where one grid runs all of them. A
-// thread keeps to the same elements of a row, four at a time: one packet.
+// Grid: x: blocks, each of which takes every gridDim.x-th row; y: the rank if one grid runs all
+// ranks. A thread handles the same elements of every row, four at a time, which make one packet.
 //
-// Packets: two times (two elements, number of the launch), each of which is one atomic word of 64
-// bits. So a packet is its own flag, and neither fences nor resets are needed. one_shot's packets
-// may come from the projection that made the partial, for the launch that follows it. The number
-// selects one of two inboxes: a rank sends for launch n only after its launch n - 1 has ended, for
-// which all peers must have sent, and they send only after their launches n - 2 have ended. So
-// nobody reads an inbox any more when its next packets arrive.
+// Packets: a packet is two atomic 64-bit words, each of which holds two elements and the number of
+// the launch. So a packet is its own flag, and neither fences nor resets are needed. one_shot's
+// packets may come from the projection that made the partial, for the launch that follows it. The
+// number selects one of two inboxes: a rank sends for launch n only after its launch n - 1 has
+// ended. For that launch all peers must have sent, and they send only after their launches n - 2
+// have ended. So no rank still reads an inbox when its next packets arrive.
 //
-// Progress: all blocks are resident, and each sends before it waits, or all blocks of the
-// projection that sends run before one of these starts. In two_shot the sums wait for partials
-// only.
+// Progress: all blocks are resident, and each sends before it waits. If the projection sends, all
+// of its blocks run before any of these starts. In two_shot the sums wait for partials only.
 //
-// Shared memory: the sums of the warps, for two rows in turn. Barriers: one after the partials were
-// sent, one per row.
+// Shared memory: the sums of the warps, for two rows in turn. Barriers: one after the partials have
+// been sent, and one per row.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +56,8 @@ __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-// The rows of a tensor, in quads. Without vectors the last quad of a row may be cut off: what lies
-// beyond it reads as 0 and is not written.
+// The rows of a tensor, in quads. Without vectors the last quad of a row may be incomplete:
+// elements beyond the row read as 0 and are not written.
 template <typename T>
 class QuadRows {
  public:
@@ -70,7 +69,7 @@ class QuadRows {
 
   __device__ __forceinline__ explicit operator bool() const { return data_ != nullptr; }
 
-  // The tensors may be one, so all loads are plain.
+  // The tensors may be the same one, so all loads are plain.
   __device__ __forceinline__ Quad Load(int64_t row, int32_t i) const {
     const T* at = data_ + row * stride_ + 4 * i;
     if (vectors_) return *reinterpret_cast<const Quad*>(at);
@@ -82,7 +81,8 @@ class QuadRows {
     return quad;
   }
 
-  // What was written before this kernel began, but by a kernel for which it has not waited itself.
+  // Loads data that was written before this kernel began, but by a kernel for which this one has
+  // not waited itself.
   __device__ __forceinline__ Quad LoadFromL2(int64_t row, int32_t i) const {
     const T* at = data_ + row * stride_ + 4 * i;
     if (vectors_) return ptx::LoadRelaxed8(reinterpret_cast<const uint32_t*>(at));
@@ -99,7 +99,7 @@ class QuadRows {
   __device__ __forceinline__ void Store(int64_t row, int32_t i, Quad quad) const {
     T* at = data_ + row * stride_ + 4 * i;
     if (vectors_) {
-      // Of a Quad the compiler makes two stores.
+      // The compiler would split a store of a Quad in two.
       *reinterpret_cast<uint64_t*>(at) = static_cast<uint64_t>(quad.y) << 32 | quad.x;
       return;
     }
@@ -122,7 +122,7 @@ class QuadRows {
 template <int kMaxWorld>
 class PacketExchange : public RankLaunch {
  public:
-  // `sent`: this rank's partial comes as packets, too.
+  // `sent`: this rank's partial arrives as packets, too.
   __device__ __forceinline__ PacketExchange(const PeerBuffers& peers, int64_t time_limit_ms,
                                             bool sent)
       : RankLaunch(peers, time_limit_ms), packets_(peers, launch_), sent_(sent) {}
@@ -145,8 +145,8 @@ class PacketExchange : public RankLaunch {
     return Wait(source, at, ptx::LoadRelaxedSystem16(at));
   }
 
-  // The sum over all ranks, in their order. That of rank r is packet(r) of the inbox, and `own`
-  // here unless it was sent.
+  // Returns the sum over all ranks, in their order. The term of rank r is packet(r) of the inbox;
+  // this rank's is `own` unless it was sent.
   template <typename T, typename PacketOf>
   __device__ __forceinline__ float4 Sum(Quad own, const PacketOf& packet) {
     ulonglong2 got[kMaxWorld];
@@ -165,7 +165,7 @@ class PacketExchange : public RankLaunch {
   }
 
  private:
-  // Whether the partial of a rank comes as packets.
+  // Whether the partial of a rank arrives as packets.
   __device__ __forceinline__ bool Comes(int rank) const {
     return IsPeer(rank) || (sent_ && rank == peers_.rank);
   }
@@ -187,8 +187,8 @@ class PacketExchange : public RankLaunch {
   bool sent_;
 };
 
-// Sums over the block; every thread gets the sum. Successive calls use `sums` in turn, so that one
-// barrier a call is enough.
+// Sums over the block; every thread gets the sum. Successive calls use two sets of `sums` in turn,
+// so that one barrier per call is enough.
 __device__ __forceinline__ float BlockSum(float x, float (&sums)[32]) {
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   x = WarpSum(x);
@@ -276,7 +276,8 @@ class AllReduceNormRows {
     for (auto i = static_cast<int32_t>(threadIdx.x); i < quads_; i += blockDim.x) work(i);
   }
 
-  // The rounded sum of all partials and the residual. Own operands are loaded before the wait.
+  // Returns the rounded sum of all partials and the residual. This rank's operands are loaded
+  // before the wait.
   template <typename PacketOf>
   __device__ __forceinline__ Quad SumOf(PacketExchange<Policy::kMaxWorld>& exchange, int64_t row,
                                         int32_t i, const PacketOf& packet) const {
@@ -332,8 +333,8 @@ __global__ void __launch_bounds__(1024)
   ptx::GridDependencyLaunch();
   const AllReduceNormParams& params = args.ranks[Policy::kRanks == 1 ? 0 : blockIdx.y];
   AllReduceNormRows<Policy> rows(params, args.vectors, sums);
-  // A projection that sends has waited for the launch before this one, and until it ends it writes
-  // nothing that is read or written here but packets.
+  // A projection that sends has waited for the launch before this one. Until it ends, packets are
+  // the only thing it writes that this kernel reads or writes.
   const bool early = params.sent && SumsBeforeTheEnd(params.num_tokens);
   if (!early) ptx::GridDependencyWait();
   PacketExchange<Policy::kMaxWorld> exchange(params.peers, params.time_limit_ms, params.sent);
@@ -342,7 +343,7 @@ __global__ void __launch_bounds__(1024)
   } else {
     rows.OneShot(exchange);
   }
-  if (early) ptx::GridDependencyWait();  // so that the next kernel's wait is one for all
+  if (early) ptx::GridDependencyWait();  // so that the next kernel's wait covers all earlier ones
   exchange.Complete();
 }
 

@@ -33,7 +33,7 @@ int64_t SlabRowBytes(const AllReduceSlabs& slabs, int32_t world_size, int64_t hi
   return slabs.Flags(world_size) * slabs.rows * hidden_bytes;
 }
 
-// What each of two launches has for its rows.
+// The bytes that each of two launches in turn has for its rows.
 int64_t SlabRoom(int64_t slab_bytes) {
   const int64_t flags = 2 * kAllReduceSlabFlags * int64_t{sizeof(uint32_t)};
   return std::max<int64_t>(0, slab_bytes - flags) / 2 / kSlabVectorBytes * kSlabVectorBytes;
@@ -45,7 +45,7 @@ bool SlabsFit(int32_t world_size, int64_t num_tokens, int64_t hidden_bytes, int6
          SlabRowBytes(slabs, world_size, hidden_bytes) <= SlabRoom(slab_bytes);
 }
 
-// Whether each rank owns one, so that a rank whose launch has ended has heard from all others.
+// Whether every rank owns a slab. Then a rank whose launch has ended has heard from all others.
 bool SlabsForAll(int32_t world_size, int64_t num_tokens) {
   return world_size >= 2 && SlabsOf(world_size, num_tokens).slabs >= world_size;
 }
@@ -55,7 +55,7 @@ int64_t HiddenBytes(const AllReduceNormParams& params) {
 }
 
 // Whether kAuto takes slabs for these tokens, if they fit. All ranks must decide alike, so this
-// looks at nothing in which they may differ, such as addresses.
+// ignores everything in which they may differ, such as addresses.
 bool PrefersSlabs(const AllReduceNormParams& params, int64_t num_tokens) {
   constexpr int64_t kLeastBytes = 3 << 20;
   return num_tokens * HiddenBytes(params) >= kLeastBytes &&
@@ -66,10 +66,10 @@ bool PrefersSlabs(const AllReduceNormParams& params, int64_t num_tokens) {
 // With two ranks one_shot sends no more than two_shot, and is faster below a MiB; above it two_shot
 // takes 1 to 7 % less, as each rank norms half of the rows while the other half is on its way. With
 // more ranks two_shot pays once its second hop costs less than the bytes that it saves. The sizes
-// are those at which vLLM's custom all-reduce changes over. Its bytes are all data, and half of
-// ours are numbers, so two_shot should pay from smaller sizes on: with 380 GB/s and 1.4 us per hop
-// from about 170 KB with 4 ranks, and from 50 KB with 8. That is an estimate; more than two ranks
-// were not measured.
+// are those at which vLLM's custom all-reduce changes over. All of its bytes are data, whereas half
+// of ours are launch numbers, so two_shot should pay from smaller sizes on: at 380 GB/s and 1.4 us
+// per hop, from about 170 KB with 4 ranks and from 50 KB with 8. That is an estimate; more than two
+// ranks have not been measured.
 AllReduceNormVariant VariantOf(const AllReduceNormParams& params) {
   if (params.variant != AllReduceNormVariant::kAuto) return params.variant;
   const int32_t ranks = params.peers.world_size;
@@ -85,8 +85,8 @@ AllReduceNormVariant VariantOf(const AllReduceNormParams& params) {
 
 int64_t PacketBytes(const PeerBuffers& peers) { return peers.bytes - peers.slab_bytes; }
 
-// `most` if that fits, otherwise the largest smaller count that does, where what fits stays so with
-// less; at least 1.
+// Returns `most` if it fits, otherwise the largest smaller count that fits; at least 1. If a count
+// fits, all smaller ones must fit, too.
 template <typename Fits>
 int64_t LargestThat(int64_t most, const Fits& fits) {
   if (fits(most)) return most;
@@ -337,7 +337,7 @@ double LinkBytesOf(const AllReduceNormParams& params) {
   const double ranks = params.peers.world_size;
   const double bytes =
       static_cast<double>(params.num_tokens) * params.hidden_size * SizeOf(params.dtype);
-  return 2 * (ranks - 1) / ranks * bytes;  // partials of the own rows, sums of the others
+  return 2 * (ranks - 1) / ranks * bytes;  // partials of this rank's rows, sums of the others
 }
 
 }  // namespace tokline

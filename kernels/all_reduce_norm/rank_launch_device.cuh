@@ -1,6 +1,6 @@
-// What a launch of a rank knows of itself, whatever it exchanges with its peers: its number, the
-// end of its patience, and whom it tells of that. The number is counted in the header of the rank's
-// buffer, and selects one of two places for what the launch receives.
+// What a rank's launch knows about itself, whatever it exchanges with its peers: its number, its
+// deadline, and the peers to notify when the deadline passes. The number is counted in the header
+// of the rank's buffer and selects one of two places for the data that the launch receives.
 #pragma once
 
 #include <cstdint>
@@ -37,13 +37,13 @@ class RankLaunch {
     if (atomicInc(&header->arrivals, gridDim.x - 1) == gridDim.x - 1) header->launches = launch_;
   }
 
-  // At the end of the kernel, and after its wait for earlier kernels.
+  // Call this at the end of the kernel, after its wait for earlier kernels.
   __device__ __forceinline__ void Complete() const {
     if (blockIdx.x == 0 && threadIdx.x == 0) Header()->completed = launch_;
   }
 
  protected:
-  // When a wait began to last, and for how many polls it has.
+  // When a wait started to be timed, and how many polls it has taken.
   struct Deadline {
     uint64_t ns = 0;
     int polls = 0;
@@ -55,8 +55,8 @@ class RankLaunch {
     return rank < peers_.world_size && rank != peers_.rank;
   }
 
-  // Is called between polls for what `source` has to send. Looks from time to time whether the rank
-  // waits for too long, or whether a rank has failed.
+  // Called between polls for the data that `source` has to send. Checks from time to time whether
+  // this rank has waited for too long or a rank has failed.
   __device__ __forceinline__ void Poll(Deadline& deadline, int source) {
     constexpr int kPollsBetweenLooks = 256;
     if (++deadline.polls % kPollsBetweenLooks != 0) return;

@@ -1,14 +1,14 @@
 // The exchange of slabs of rows between ranks, the sum of their partials, and RMSNorm.
 //
-// Grid: x: blocks that take every gridDim.x-th slab; y: the rank, where one grid runs all of them.
-// A warp has one row of the slab. A block first sends its partials of all slabs that belong to
-// others, then sums those that belong to its rank, whose sums it sends to all, and last takes the
-// sums of the others. Rows are sent as they are. Once a block has sent a slab, one thread releases
-// a flag with the number of the launch, which one thread of the receiving block acquires. Two
-// launches in turn have places and flags of their own; see all_reduce_norm_device.cuh for why that
-// is enough. Nothing but flags is ever written to the place of a flag. Progress: all blocks are
-// resident, and slab s is sent and taken by the same block of all ranks. It sends before it waits,
-// and its sums wait for partials only.
+// Grid: x: blocks, each of which takes every gridDim.x-th slab; y: the rank if one grid runs all
+// ranks. Each warp handles one row of the slab. A block first sends its partials of all slabs that
+// belong to other ranks, then sums the slabs of its own rank and sends the sums to all, and finally
+// takes the sums of the other ranks. Rows are sent as they are. Once a block has sent a slab, one
+// thread releases a flag with the number of the launch, which one thread of the receiving block
+// acquires. Successive launches alternate between two sets of places and flags; see
+// all_reduce_norm_device.cuh for why that is enough. Nothing but flags is ever written to the place
+// of a flag. Progress: all blocks are resident, and slab s is sent and taken by the same block of
+// all ranks. The block sends before it waits, and its sums wait for partials only.
 #pragma once
 
 #include "kernels/all_reduce_norm/rank_launch_device.cuh"
@@ -25,7 +25,7 @@ struct SlabsPolicy {
   static constexpr int kRanks = kRanksInGrid;
   static constexpr int kMaxThreads = 512;
   static constexpr int kMinBlocks =
-      2;  // per SM, with the most threads; PlanAllReduceNorm counts so
+      2;  // per SM, with the most threads; PlanAllReduceNorm assumes this
 };
 
 // Eight neighbouring elements of a row.
@@ -59,20 +59,21 @@ class SlabExchange : public RankLaunch {
     rows_ = begin + 2 * kFlagBytes + Turn() * room;
   }
 
-  // The places of a slab: what `source` has of a slab that the receiver owns, and a slab's sum.
+  // The places of a slab: one for the partial from `source` of a slab that the receiver owns, and
+  // one for a slab's sum.
   __device__ __forceinline__ int64_t PartialOf(int source, int64_t slab) const {
     return int64_t{source} * slabs_.owned + slab / peers_.world_size;
   }
   __device__ __forceinline__ int64_t SumOf(int64_t slab) const {
     return int64_t{peers_.world_size} * slabs_.owned + slab;
   }
-  // The row of this warp in a place at a rank, of `vectors` times 16 bytes.
+  // Returns this warp's row in a place at a rank. A row has `vectors` times 16 bytes.
   __device__ __forceinline__ uint4* Row(int rank, int64_t place, int64_t vectors) const {
     const int64_t row = place * slabs_.rows + threadIdx.x / 32;
     return reinterpret_cast<uint4*>(Base(rank) + rows_) + row * vectors;
   }
 
-  // All threads of the block have written to the place at the rank, or at all peers.
+  // Signals that all threads of the block have written to the place at the rank, or at all peers.
   __device__ __forceinline__ void Signal(int rank, int64_t place) const {
     __syncthreads();
     if (threadIdx.x == 0) ptx::StoreReleaseSystem4(Flag(rank, place), launch_);
@@ -105,7 +106,7 @@ class SlabExchange : public RankLaunch {
   int64_t flags_, rows_;  // offsets in bytes
 };
 
-// One row of a warp. A lane has every 32nd vector, of which it loads a few before it uses any.
+// The row of one warp. A lane handles every 32nd vector and loads several before it uses any.
 template <typename T>
 class SlabRow {
  public:
@@ -136,7 +137,7 @@ class SlabRow {
       Octet sums[kUnrolled];
 #pragma unroll
       for (Octet& sum : sums) {
-        for (float& element : sum.v) element = -0.0f;  // to which x adds up to x, also if it is -0
+        for (float& element : sum.v) element = -0.0f;  // adding x to it gives x, even if x is -0
       }
       for (int source = 0; source < world; ++source) {
         Load(source == rank ? own : exchange.Row(rank, exchange.PartialOf(source, slab), vectors_),
@@ -156,7 +157,7 @@ class SlabRow {
     });
   }
 
-  // Takes the sum that another rank has made.
+  // Takes the sum that another rank has computed.
   __device__ __forceinline__ void Take(const uint4* sum) {
     ForVectors([&](const auto& at) {
       uint4 packed[kUnrolled];

@@ -17,7 +17,7 @@ struct Arguments {
   float2* max_sum;
   float* outputs;
   float scale_log2;         // scale * log2(e)
-  bool queries_with_tiles;  // there is shared memory for them
+  bool queries_with_tiles;  // shared memory has room for them
 };
 
 template <DType kDType, int kHeadDimValue>
@@ -42,7 +42,7 @@ struct Policy {
   static constexpr int kStateBytes = kWarps * 16 * (kStateStride + 2) * 4;
   static_assert(kStateBytes <= 2 * kStageBytes);
   static constexpr int kRegisters = ChunkDecodeRegisters(kHeadDim);
-  // Query rows of a task whose states fit one stage.
+  // The number of query rows of a task whose states fit one stage.
   static constexpr int kRowsInStage = kStageBytes / (kWarps * (kStateStride + 2) * 4);
   static_assert(kWarps * 16 == kChunkDecodeMaxRows && kTile == 4 * 16);
 };

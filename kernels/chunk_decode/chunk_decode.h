@@ -31,36 +31,38 @@ struct ChunkDecodeRange {
 struct ChunkDecodeMember {
   int32_t seq;
   int32_t shift;  // position shift of the task's KV for this sequence
-  // Where the partial state goes; -1: nowhere, because the task is the sequence's only one, or is
-  // that of a warp which adds the states of run lanes to its own.
+  // Index of the partial state; -1: none is stored, because the task is the sequence's only one, or
+  // belongs to a warp that adds the states of run lanes to its own.
   int32_t partial;
 };
 
 // Attention of some sequences (its members) over some ranges, for one KV head, by one lane. At most
 // kChunkDecodeMaxRows query rows: member_count times the query heads of a KV head. A task of a run
-// lane only makes partial states, and each of its members has a task of another lane too.
+// lane only produces partial states, and each of its members also has a task of another lane.
 inline constexpr int32_t kChunkDecodeMaxRows = 64;
 inline constexpr int32_t kChunkDecodeRunRows = 128;  // of a task of a run lane
 struct alignas(16) ChunkDecodeTask {
   int32_t member_begin;  // into the plan's members
   int16_t member_count;
   // 1: the last task of every lane of the cluster is such a task for the same single member, and
-  // together they write its output; it may have no ranges. 0: the task makes a state of its own.
+  // together they write its output; it may have no ranges. 0: the task produces its own state.
   // Where lanes form clusters, such a task has one member and no ranges, and nothing is partial.
   int16_t clustered;
   int32_t range_begin;  // into the plan's ranges
   int32_t range_end;
-  // Copies of what most tasks have alone, so that a block begins without loading it.
+  // Copies of the only range and member that most tasks have, so that a block begins without
+  // loading them.
   ChunkDecodeRange first_range;    // if there is one
   ChunkDecodeMember first_member;  // if there is one
   int32_t first_states;            // partial states of its sequence
   int32_t first_states_begin;      // where they begin
 };
 
-// What a lane needs to load its first tile, so that one load finds it all: copies of what the other
-// arrays have.
+// Everything that a lane needs to load its first tile, gathered so that a single load fetches it:
+// copies of data in the other arrays.
 struct alignas(16) ChunkDecodeLaneStart {
-  // The task that it loads first: where lanes form clusters its last one, otherwise its first one.
+  // The task that the lane loads first: its last one if lanes form clusters, otherwise its first
+  // one.
   ChunkDecodeTask task = {};
   // The pages of the task's first tile, 16 tokens each; 0 where it has no tokens.
   int32_t pages[kChunkDecodeTileTokens / 16] = {};
@@ -74,15 +76,16 @@ struct ChunkDecodeGrid {
   int32_t num_lanes = 0;  // a multiple of cluster_lanes and of block_lanes
   int32_t cluster_lanes = 1;
   int32_t block_lanes = 1;  // 1, or the number of warps of a block
-  // Lanes of a kernel of its own that runs first and reads what many sequences share, by wgmma
-  // (sm_90a): one block per KV head each. There are none with clusters. They come after the others,
-  // and their tasks have up to kChunkDecodeRunRows rows.
+  // The lanes of a separate kernel that runs first and reads with wgmma (sm_90a) what many
+  // sequences share: each is one block per KV head. There are none with clusters. They come after
+  // the others, and their tasks have up to kChunkDecodeRunRows rows.
   int32_t run_lanes = 0;
-  // Lanes of a warp take parts of sequences that are much longer than the others. Not with run
-  // lanes.
+  // Whether warp lanes take parts of sequences that are much longer than the others. Never set with
+  // run lanes.
   bool takes_parts = false;
   bool operator==(const ChunkDecodeGrid&) const = default;
-  // Whether a lane or cluster can only read sequences that have all that they read to themselves.
+  // Whether each lane or cluster can only read sequences that share nothing with others, apart from
+  // what run lanes read.
   constexpr bool ReadsWhole() const { return cluster_lanes > 1 || block_lanes > 1; }
   constexpr int32_t AllLanes() const { return num_lanes + run_lanes; }
 };
@@ -100,9 +103,9 @@ struct ChunkDecodePlanView {
   const ChunkDecodeLaneStart* lane_starts = nullptr;  // [grid.num_lanes]
 };
 
-// How long the arrays of a plan are, or may become. They lie in one block of bytes, which can be
-// copied anywhere. Their offsets follow from the room alone, so a captured graph finds the plans of
-// all its steps at the same addresses.
+// The sizes, or maximum sizes, of a plan's arrays. The arrays lie in one block of bytes, which can
+// be copied anywhere. Their offsets follow from the room alone, so a captured graph finds the plans
+// of all its steps at the same addresses.
 struct ChunkDecodePlanRoom {
   ChunkDecodeGrid grid;
   int64_t num_seqs = 0;
@@ -116,9 +119,9 @@ struct ChunkDecodePlanRoom {
   bool Holds(const ChunkDecodePlanRoom& other) const;
 };
 
-// What one step does. PlanChunkDecode makes it on the host.
+// The plan of one step. PlanChunkDecode computes it on the host.
 struct ChunkDecodePlan {
-  ChunkDecodePlanRoom size;      // exactly what it takes
+  ChunkDecodePlanRoom size;      // the exact sizes
   std::vector<std::byte> block;  // [size.Bytes()]
   int32_t num_partials = 0;      // partial states per KV head
   bool reads_once = false;       // some task has several members
@@ -131,7 +134,7 @@ struct ChunkDecodePlan {
   std::span<const int32_t> SeqPartialIndptr() const;
 
   // Copies the plan into a block of room.Bytes() bytes. Throws InvalidArgument, which states the
-  // needed and the available sizes, if the room does not hold it.
+  // needed and the available sizes, if the plan does not fit the room.
   void CopyTo(const ChunkDecodePlanRoom& room, std::byte* to) const;
 };
 
@@ -156,19 +159,19 @@ struct ChunkDecodeParams {
   int64_t rope_rows = 0;
 
   ChunkDecodePlanView plan = {};  // CUDA only. A dependent launch reads the plan and the table
-                                  // before its predecessor ends, which therefore must not write
+                                  // before its predecessor ends, so the predecessor must not write
                                   // them.
   // CUDA only, 256 B aligned, for one launch after another. It begins with
   // ChunkDecodeCounterBytes(table.num_seqs, layout) bytes of counters, which must be zero before a
-  // launch and are zero again after it. What follows them is undefined after a launch. So the
-  // caller zeroes them before the first launch and, since more sequences or KV heads have more
+  // launch and are zero again after it. The rest of the workspace is undefined after a launch. So
+  // the caller zeroes them before the first launch and, since more sequences or KV heads have more
   // counters, before every launch that has more of them than the launch before in the same
-  // workspace. Nothing checks that, and without it the outputs are undefined.
+  // workspace. Nothing checks this, and otherwise the outputs are undefined.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
   int64_t max_partials = 0;  // partial states per KV head for which the workspace has room; the
-                             // plan has no more
-  // CUDA only: of each sequence, the predecessor writes K and V of the last token at most. A
+                             // plan must not have more
+  // CUDA only: the predecessor writes K and V of at most the last token of each sequence. A
   // dependent launch then reads all others before its predecessor ends.
   bool only_last_is_new = false;
 };
@@ -188,66 +191,69 @@ struct SharedRun {
     bool operator==(const Member&) const = default;
   };
   std::vector<Member> members;  // ascending, one per listing of each chunk
-  std::vector<int32_t> chunks;  // that the members list and no other sequence does
+  std::vector<int32_t> chunks;  // listed by the members and by no other sequence
   int64_t tokens = 0;           // in them
 };
 
-// Finds the shared runs of a table. kWhenItPays takes those for which SharingPays.
+// Finds the shared runs of a table. kWhenItPays keeps only those for which SharingPays holds.
 std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t group,
                                          ChunkSharing sharing = ChunkSharing::kWhenItPays);
 
-// Whether `members` sequences gain by reading a run of `tiles` tiles once. `group` is the number of
-// query heads per KV head. A search for runs takes those that pay; PlanChunkDecode decides whether
-// the step as a whole gains.
+// Whether it pays for `members` sequences to read a run of `tiles` tiles once. `group` is the
+// number of query heads per KV head. A search for runs keeps those that pay; PlanChunkDecode
+// decides whether the step as a whole gains.
 bool SharingPays(int32_t members, int64_t tiles, int32_t group);
 
-// The number of tokens, over all sequences, that need not be read if the runs are read once, by the
-// lanes of such a grid.
+// The number of tokens, over all sequences, that need not be read if the lanes of such a grid read
+// the runs once.
 int64_t SharedTokensSaved(std::span<const SharedRun> runs, int32_t group,
                           const ChunkDecodeGrid& grid = {});
 
 struct ChunkDecodePlanOptions {
-  // What sequences share, if anything: SharedRunsOfTable(table), or what the caller knows already.
+  // The runs that sequences share, if any: SharedRunsOfTable(table), or runs that the caller
+  // already knows.
   std::span<const SharedRun> runs = {};
-  // Whether to read the runs once or, from the same table, each sequence alone. They are always
-  // read alone if the grid ReadsWhole and has no run lanes.
+  // Whether to read the runs once or separately for each sequence, from the same table. They are
+  // always read separately if the grid ReadsWhole() and has no run lanes.
   ChunkSharing sharing = ChunkSharing::kWhenItPays;
-  // Without lanes the grid is that of ChooseChunkDecodeGrid, or the full grid if a sequence has
-  // more than one segment (shared or shifted chunks), with run lanes if they read any of these.
+  // If it has no lanes, PlanChunkDecode chooses: the grid of ChooseChunkDecodeGrid, or the full
+  // grid if a sequence has more than one segment (shared or shifted chunks), with run lanes if they
+  // read any of these.
   ChunkDecodeGrid grid = {};
-  // Each sequence reads its runs alone if a plan that reads them once does not fit here. Null means
-  // that any size fits.
+  // If a plan that reads the runs once does not fit this room, each sequence reads them separately.
+  // Null means that any size fits.
   const ChunkDecodePlanRoom* room = nullptr;
 };
 
 // Plans a step. `table` is a host table that Validate(table, layout) accepts, with the pages that
-// the launch will read: the plan has some of their numbers. A pure function.
+// the launch will read: the plan contains some of their numbers. A pure function.
 ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout& layout,
                                 int32_t num_q_heads, const DeviceFacts& device,
                                 const ChunkDecodePlanOptions& options = {});
 
-// As many lanes of a block as the device runs at a time. This grid serves any table.
+// As many block lanes as the device runs at a time. This grid serves any table.
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
-// One cluster per sequence, as large as the device runs at the same time for every sequence and KV
-// head. One lane per cluster where there is no such size.
+// One cluster per sequence, of the largest size with which the device runs the clusters of all
+// sequences and KV heads at the same time. One lane per cluster if there is no such size.
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                        const DeviceFacts& device);
 
-// As many lanes of a warp as the device runs at a time, for whole sequences; no lanes where blocks
-// get too little shared memory for it.
+// As many warp lanes as the device runs at a time, for whole sequences; no lanes if blocks get too
+// little shared memory for them.
 ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
-// All that ChooseChunkDecodeGrid may choose from, the full grid first.
+// All grids that ChooseChunkDecodeGrid may choose from, the full grid first.
 std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLayout& layout,
                                               const DeviceFacts& device);
 
-// What a step reads, as far as its grid depends on it.
+// The quantities of a step's reads on which its grid depends.
 struct ChunkDecodeLoad {
   int32_t num_seqs = 0;
   int64_t longest = 0;       // tokens of the longest sequence
   int64_t tokens = 0;        // of all sequences
-  int64_t tokens_saved = 0;  // of them, that lanes of the full grid need not read; see SharedRun
+  int64_t tokens_saved = 0;  // those of `tokens` that the full grid's lanes need not read again
+                             // because they are shared; see SharedRun
 };
 
 // The grid for sequences whose chunks are not shifted: the one of ChunkDecodeGrids that takes the
@@ -255,15 +261,16 @@ struct ChunkDecodeLoad {
 ChunkDecodeGrid ChooseChunkDecodeGrid(const ChunkDecodeLoad& load, const PagedKvLayout& layout,
                                       int32_t group, const DeviceFacts& device);
 
-// The grids with run lanes, whose other lanes are blocks or warps; none if the loaded code is not
-// for sm_90a. There are as many run lanes as SMs, for one block has all of an SM's shared memory.
+// The grids with run lanes, whose other lanes are blocks or warps. There are none if the loaded
+// code is not for sm_90a. The blocks of run lanes are about as many as SMs, because one block takes
+// all of an SM's shared memory.
 std::vector<ChunkDecodeGrid> ChunkDecodeRunGrids(const PagedKvLayout& layout,
                                                  const DeviceFacts& device);
 
-// The one of these grids that takes the least time by a model; the full grid if run lanes would
-// read none of the runs, or unless `sharing` is kAlways no such grid is quicker than those of
-// ChunkDecodeGrids without sharing. Run lanes read runs of more query rows than a tile, without
-// shifts. `lengths` are the tokens of each sequence.
+// Returns the one of these grids that takes the least time by a model. Returns the full grid if run
+// lanes would read no run. Unless `sharing` is kAlways, also returns it if no grid with run lanes
+// is faster than those of ChunkDecodeGrids without sharing. Run lanes read runs of more query rows
+// than a tile, without shifts. `lengths` are the tokens of each sequence.
 ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
                                          std::span<const int64_t> lengths,
                                          const PagedKvLayout& layout, int32_t group,
@@ -284,7 +291,7 @@ Cost CostOf(const ChunkDecodeParams& params);
 
 void Launch(const ChunkDecodeParams& params, const LaunchOptions& options);
 
-// How many blocks of such a launch the current device runs at a time. Grids are made for it.
+// How many blocks of such a launch the current device runs at a time. Grids are sized accordingly.
 int64_t ResidentBlocks(const ChunkDecodeParams& params);
 
 }  // namespace tokline

@@ -3,10 +3,11 @@
 // Grid: as in chunk_decode_device.cuh, with the cluster_lanes lanes of a cluster side by side. The
 //   last task of a lane is its share of the cluster's sequence. Steps are so short that every
 //   instruction counts, so there is no code here for anything else.
-// Shared memory: the same ring. Stage 0 has none of the last two tiles, and receives the states of
-//   all blocks of the cluster; the states of this block's warps lie in the other stages.
-// Merge: rank row % cluster_lanes owns a row. Every block, also one without tiles, sends its state
-//   of the row there by st.async, and the owner adds them in the order of the ranks.
+// Shared memory: the same ring. Stage 0 holds neither of the last two tiles, and receives the
+//   states of all blocks of the cluster; the states of this block's warps lie in the other stages.
+//   Merge: rank row % cluster_lanes owns a row. Every block, even one without tiles, sends its
+//   state of the row to the owner by st.async, and the owner adds the states in the order of the
+//   ranks.
 // Barriers: the cluster's barrier says that the blocks' mbarriers are initialised and that their
 //   stages 0 are free. Blocks arrive at it long before they send. The mbarrier of a block
 //   completes, once per launch, when all states of its rows are there.
@@ -44,7 +45,7 @@ struct ClusterPlace {
   __device__ __forceinline__ int OwnedRows() const { return (group + lanes - 1 - rank) / lanes; }
 };
 
-// States that a block receives: of each of its rows, those of all ranks side by side.
+// The states that a block receives. For each of its rows, the states of all ranks lie side by side.
 template <typename P>
 struct ReceivedStates {
   // Rounded up to whole rows of all ranks.
@@ -61,14 +62,14 @@ struct ReceivedStates {
         max_sum(reinterpret_cast<float2*>(outputs + kMaxStates * P::kHeadDim)),
         arrived(barrier) {}
 
-  // By one thread, before the cluster's barrier.
+  // One thread calls this, before the cluster's barrier.
   __device__ __forceinline__ void Expect(const ClusterPlace& place) const {
     ptx::MbarrierInit(arrived, 1);
     ptx::FenceMbarrierInit();
     ptx::MbarrierArriveExpect(arrived, place.OwnedRows() * place.lanes * kBytes);
   }
 
-  // Sends a row's state to its owner; one warp, after the cluster's barrier.
+  // Sends a row's state to its owner. One warp calls this, after the cluster's barrier.
   __device__ __forceinline__ void Send(const ClusterPlace& place, int row,
                                        const RowSlice<P>& slice) const {
     constexpr int kWidth = RowSlice<P>::kWidth;
@@ -182,7 +183,8 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     } else {
       ptx::CpAsyncWait<0>();
     }
-    __syncwarp();  // the warp's tokens of the tile are there, and those of the one before are read
+    __syncwarp();  // the warp's tokens of the tile have arrived, and those of the previous tile
+                   // have been read
     if (tiles > 2 && t == end - 2) ptx::ClusterArrive();
     if (t + 2 < end) load(t + 2, false);
     const int valid = tile.Tokens() - warp * 16;
@@ -197,10 +199,10 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   state.Store(warps.outputs + warp * warps.warp_rows * P::kStateStride,
               warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
   __syncthreads();
-  // What a peer did before it arrived, its reads of stage 0 too, is done before this block sends.
-  // The bytes of a send complete on the mbarrier with release at cluster scope, so whoever waits
-  // for the mbarrier with acquire sees them. An owner waits, so no block ends while others send to
-  // it, and stage 0 is filled only once, so no state is overwritten.
+  // Everything that a peer did before it arrived, including its reads of stage 0, is complete
+  // before this block sends. The bytes of a send complete on the mbarrier with release at cluster
+  // scope, so whoever waits for the mbarrier with acquire sees them. An owner waits, so no block
+  // ends while others send to it, and stage 0 is filled only once, so no state is overwritten.
   ptx::ClusterWait();
   for (int row = warp; row < place.group; row += P::kWarps) {
     received.Send(place, row, AddWarps<P>(warps, row, true));
@@ -230,7 +232,7 @@ __global__ void __launch_bounds__(P::kThreads, 2)
   } else {
     ptx::GridDependencyWait();
   }
-  // The other tasks are of sequences without KV.
+  // The other tasks belong to sequences without KV.
   for (int32_t t = start.task_begin; t < start.task_end - clustered; ++t) {
     const int32_t seq = plan.tasks[t].first_member.seq;
     for (int row = threadIdx.x / 32; row < place.group; row += P::kWarps) {

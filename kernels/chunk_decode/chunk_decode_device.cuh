@@ -3,17 +3,17 @@
 // Rows: the query rows of a task (members x heads of the group) fill MMA tiles of 16 rows. With at
 //   most 16 rows the warps share the row tile, and each takes 16 tokens of every tile. With up to
 //   64 rows each warp owns a row tile and takes all tokens.
-// Loads: a warp loads the 16 tokens of a tile that it takes if warps share the rows. They lie on
-//   one page, and no other warp waits for them, so only a task's first tile has a barrier.
+// Loads: if the warps share the rows, a warp loads only the 16 tokens of a tile that it takes. They
+//   lie on one page, and no other warp waits for them, so only a task's first tile needs a barrier.
 // Shared memory: a ring [stage][K | V][64][head_dim], whose 16-byte pieces are XOR-swizzled by row.
 //   At the end of a task the fp32 states of the warps lie in the stage that was read last, while
 //   the other stages fill with the next task's tiles. If the states need more than one stage, they
 //   take the whole ring, which is drained first.
 // Merge: merge_device.cuh writes the output, and adds the states of tasks that share a sequence.
 // Clusters: chunk_decode_cluster_device.cuh has the kernel for grids of clusters.
-// Next: a block keeps its tasks, and looks up the pages of the next tile while a tile is computed.
-// Dependent launch: the plan, the page lists and, with only_last_is_new, the first tiles except
-//   their LateRow are read before the wait.
+// Look-ahead: a block keeps its tasks in shared memory, and looks up the pages of the next tile
+// while a tile is computed. Dependent launch: the plan, the page lists and, with only_last_is_new,
+// the first tiles except their LateRow are read before the wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,8 +27,8 @@
 
 namespace tokline::chunk_decode {
 
-// kBundled: sequences may have so many partial states that they are added in bundles. Other
-// launches need not fetch that code.
+// kBundled: sequences may have so many partial states that they are added in bundles. Launches
+// without bundles need not fetch that code.
 template <typename P, bool kBundled>
 __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Arguments args) {
   // The lane's first tasks, so that a task begins without a load.
@@ -57,29 +57,29 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
     ptx::CpAsync16(ptx::SharedAddress(tasks) + threadIdx.x * 16, from + threadIdx.x, true);
   }
   ptx::CpAsyncCommit();
-  bool has_tasks = false;  // a tile, which was loaded after them, is there for all
+  bool has_tasks = false;  // a tile that was loaded after them has arrived for all threads
   const auto task_of = [&](int32_t t) {
     const int index = t - task_begin;
     return has_tasks && index < kTasks ? tasks[index] : plan.tasks[t];
   };
   // Tiles are loaded ahead of the one that is computed, and beyond the end of a task if its states
-  // leave room for them. The query rows of a task with one member come with its first tile: a load
-  // at its begin would wait behind all tiles that are on their way. Two places suffice for them,
-  // since no tile is loaded of a task beyond the next one, and barriers lie between the end of a
-  // task and the loads of the next but one.
+  // leave room for them. The query rows of a task with one member come with its first tile, because
+  // a load at the start of the task would wait behind all tiles in flight. Two places suffice for
+  // them: tiles are loaded at most one task ahead, and barriers lie between the end of a task and
+  // the loads of the task after the next.
   TileRing<P> tiles(ring);
   ChunkDecodeTask task = start.task;  // that is computed
-  int32_t next_task = task_begin;     // that the next tile to load belongs to
+  int32_t next_task = task_begin;     // the task of the next tile to load
   TileCursor next(task);
   PageLookup<P> page(args, lane_of_plan, next, warp);  // of the next tile
   const auto comes_with_tile = [&](const ChunkDecodeTask& of) {
     return args.queries_with_tiles && of.member_count == 1;
   };
-  // The sequence whose query comes with the next tile, or -1. Before the dependency wait there is
-  // none, because the kernel before writes the queries.
+  // The sequence whose query comes with the next tile, or -1. It is -1 before the dependency wait,
+  // because the previous kernel writes the queries.
   int32_t next_query =
       comes_with_tile(task) && !args.params.only_last_is_new ? task.first_member.seq : -1;
-  // Finds the pages of the next tile, which may be a later task's, before they are needed.
+  // Finds the pages of the next tile, which may belong to a later task, before they are needed.
   const auto find_next = [&] {
     while (!next.Valid() && next_task + 1 < task_end) {
       const ChunkDecodeTask opened = task_of(++next_task);
@@ -123,7 +123,7 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
     // The ring is empty here.
     const bool first = t == task_begin, early = first && args.params.only_last_is_new;
     if (first && !early) ptx::GridDependencyWait();
-    // A third tile on its way gains where blocks have one task, and loses where they have more.
+    // A third tile in flight is faster if blocks have one task, and slower if they have more.
     const int ahead = task_end - task_begin == 1 ? P::kStages : P::kStages - 1;
     while (tiles.on_way < ahead && load_next(t, early)) {
     }
@@ -135,12 +135,12 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
     while (true) {
       const int num_rows = task.member_count * group;
       const bool warps_share_rows = num_rows <= 16;
-      // Whether the states fit the stage that is read last, so that the others may hold later
-      // tiles.
+      // Whether the states fit into the stage that is read last, so that the other stages may hold
+      // later tiles.
       const bool fits_stage = num_rows <= P::kRowsInStage;
       const int32_t last_task = fits_stage ? t + 1 : t;
       const int row_tile = warps_share_rows ? 0 : warp;
-      // Waits for the next tile, of this warp or of all.
+      // Waits for the next tile: for this warp's part, or for the parts of all warps.
       const auto await_tile = [&](bool of_all) {
         tiles.AwaitMine();
         if (of_all) {
@@ -163,7 +163,7 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
       query.Rotate(args, num_rows, group, row_tile, member_of);
       RowState<P> state;
       const bool idle = !warps_share_rows && warp * 16 >= num_rows;
-      // The first tile is awaited by all, since it brings the query and the lane's tasks.
+      // All warps wait for the whole first tile, because it brings the query and the lane's tasks.
       for (bool of_all = true; has_tiles; of_all = !warps_share_rows, arrived = false) {
         if (!arrived) await_tile(of_all);
 #pragma unroll 1
@@ -189,7 +189,7 @@ __global__ void __maxnreg__(P::kRegisters) Kernel(const __grid_constant__ Argume
       state.Store(warps.outputs + warp * warps.warp_rows * P::kStateStride,
                   warps.max_sum + warp * warps.warp_rows, warps.warp_rows);
       __syncthreads();
-      // Partial states are merged when those of this task have been read.
+      // Merges partial states once those of this task have been read.
       FinishTask<P, kBundled>(args, task, kv_head, group, members, warps, warps.outputs);
       __syncthreads();  // states and members are read before the next task overwrites them
       if (++t == task_end) return;

@@ -1,6 +1,6 @@
-// Which grid a step of chunk_decode takes: the one that the model of a block's time expects to end
-// first. Few sequences get clusters of lanes, many or short ones lanes of a warp, and all others
-// lanes of a block; what many share is read by run lanes before.
+// Chooses the grid of a step of chunk_decode: the one that the model of a block's time expects to
+// end first. Few sequences get clusters of lanes, many or short ones get warp lanes, and all others
+// get block lanes. Before these, run lanes read what many sequences share.
 #include <algorithm>
 #include <limits>
 #include <ostream>
@@ -22,8 +22,8 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
                                        const DeviceFacts& device) {
   // Clusters of four and eight blocks fill 120 of 132 SMs, whose groups of SMs are whole, and
-  // clusters of two all of them. Of the four blocks of head_dim 64 that an SM has room for, three
-  // leave some to the kernels before and after.
+  // clusters of two fill all of them. An SM has room for four blocks at head_dim 64; using three
+  // leaves some room for the kernels before and after.
   const int64_t blocks_per_sm =
       std::min<int64_t>(3, ChunkDecodeBlocksPerSm(layout.head_dim, device));
   const auto fits = [&](int32_t cluster) {
@@ -117,7 +117,7 @@ ChunkDecodeGrid ChooseChunkDecodeRunGrid(std::span<const SharedRun> runs,
   if (parts == 0) return full;
   const std::vector<ChunkDecodeGrid> grids = ChunkDecodeRunGrids(layout, device);
   const ChunkDecodeGrid &blocks = grids[0], &warps = grids[1];
-  // About so many states of run lanes has a sequence.
+  // Each sequence gets about this many partial states from run lanes.
   const auto states = static_cast<int32_t>(std::max<int64_t>(1, blocks.run_lanes / parts));
   const ChunkDecodeLoad load = LoadOf(own);
   const double blocks_us =

@@ -1,4 +1,4 @@
-// Checks parameters, lays out the workspace, and counts the least that a call must move and
+// Checks parameters, lays out the workspace, and counts the minimum that a call must move and
 // compute.
 #include "kernels/chunk_decode/chunk_decode_plan.h"
 

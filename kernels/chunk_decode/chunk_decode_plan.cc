@@ -1,8 +1,9 @@
-// Plans a step of chunk_decode. A sequence's context becomes segments: runs of chunks that the
-// same members read with the same shifts. Few segments get whole clusters of lanes each (a lane is
-// one block per KV head), many or short ones lanes of a warp. Otherwise segments are dealt to lanes
-// of a block, first those that sequences share, so that the last lane ends as early as the model of
-// a block's time allows. Where a segment is cut, its members get further partial states.
+// Plans a step of chunk_decode. A sequence's context becomes segments: runs of chunks that the same
+// members read with the same shifts. If there are few segments, each gets a whole cluster of lanes
+// (a lane is one block per KV head); many or short ones are dealt to warp lanes. Otherwise segments
+// are dealt to block lanes, those that sequences share first, so that the last lane ends as early
+// as the model of a block's time allows. Where a segment is cut, its members get further partial
+// states.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -32,7 +33,7 @@ std::vector<int64_t> LengthsOf(const ChunkTableView& table) {
   return lengths;
 }
 
-// What a plan's sequences read by other lanes than run lanes.
+// What lanes other than run lanes read of a plan's sequences.
 ChunkDecodeLoad OtherLoadOf(const ChunkDecodePlan& plan) {
   std::vector<int64_t> lengths(static_cast<size_t>(plan.size.num_seqs), 0);
   const auto others = plan.LaneTaskIndptr()[static_cast<size_t>(plan.size.grid.num_lanes)];
@@ -45,7 +46,8 @@ ChunkDecodeLoad OtherLoadOf(const ChunkDecodePlan& plan) {
   return LoadOf(lengths);
 }
 
-// Where the arrays of a plan begin, in the order of ChunkDecodePlanView, and where the last ends.
+// The offsets at which the arrays of a plan begin, in the order of ChunkDecodePlanView, and at
+// which the last one ends.
 std::array<int64_t, 7> OffsetsIn(const ChunkDecodePlanRoom& room) {
   int64_t end = 0;
   const auto take = [&end](int64_t count, size_t size) {
@@ -169,7 +171,7 @@ struct Draft {
     put(ranges, at[2]);
     put(members, at[3]);
     put(seq_partial_indptr, at[4]);
-    // A table whose plans are only looked at may have no pages.
+    // A table may have no pages if its plan is only inspected.
     const int32_t num_pages =
         table.chunk_pages == nullptr ? 0 : table.chunk_page_indptr[table.num_chunks];
     put(LaneStarts({table.chunk_pages, static_cast<size_t>(num_pages)}, split), at[5]);
@@ -208,7 +210,7 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
                                    ? DealToWarps(segments, grid, group)
                                    : DealSegments(segments, table.num_seqs, grid, group);
   const Shares& shares = deal.shares;
-  // The lanes of a cluster make one state.
+  // The lanes of a cluster produce one state.
   const auto makes_state = [&](int32_t lane) { return lane % grid.cluster_lanes == 0; };
 
   Draft plan{.grid = grid};
@@ -216,8 +218,9 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   plan.ranges.reserve(plan.tasks.capacity());
   plan.members.reserve(plan.tasks.capacity());
 
-  // A sequence's partial states lie side by side, so count them first. Sequences that no lane but a
-  // run lane reads are handed out too: their rows of the output are zeroed, or their states added.
+  // A sequence's partial states lie side by side, so count them first. Sequences that no lane or
+  // only run lanes read are dealt out too: their rows of the output must be zeroed, or their states
+  // added.
   const auto num_seqs = static_cast<size_t>(table.num_seqs);
   std::vector<int32_t> states(num_seqs, 0), run_states(num_seqs, 0);
   for (const Piece& piece : shares) {
@@ -261,7 +264,8 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   };
   ChunkDecodeTask first_of_cluster{};
   auto piece = shares.begin();
-  // Unread sequences go to clusters evenly, otherwise to the lanes that end first.
+  // Unread sequences are spread evenly over clusters if there are any, and otherwise go to the
+  // lanes that end first.
   std::vector<int32_t> empty_lanes;
   for (int32_t seq = 0, lane = 0; clustered && seq < table.num_seqs; ++seq) {
     while (int64_t{table.num_seqs} * (lane + 1) / grid.num_lanes <= seq) ++lane;
@@ -284,8 +288,9 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
         close_task(task);
       }
     };
-    // The last task of a cluster's lane is its share of the sequence. Otherwise what loads comes
-    // first, because a block or warp loads its first task before the launch before has ended.
+    // The last task of a cluster's lane is its share of the sequence. In other grids the tasks that
+    // load come first, because a block or warp loads its first task before the previous launch has
+    // ended.
     if (clustered) add_empty_tasks();
     for (; piece != shares.end() && piece->lane == lane; ++piece) {
       const Segment& segment = segments[static_cast<size_t>(piece->segment)];
@@ -352,7 +357,7 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
   const bool fits = options.room == nullptr || options.room->Holds(once.size);
   if (!once.reads_once || !fits) return plan(alone, options.grid);
   if (options.sharing == ChunkSharing::kAlways) return once;
-  // A sequence that reads alone finds in the L2 what others have read.
+  // A sequence that reads a run by itself finds in the L2 what others have read.
   double tiles = 0, cached_tiles = 0;
   for (const Segment& segment : alone.All()) tiles += segment.tiles;
   for (const SharedRun& run : runs) {

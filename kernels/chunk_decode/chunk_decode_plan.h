@@ -12,7 +12,7 @@ namespace tokline {
 
 inline constexpr int32_t kChunkDecodeStages = 3;
 // Query rows of a tile. The warps of a block share the tokens of a task of up to this many rows;
-// with more each takes all tokens for rows of its own.
+// with more rows, each warp takes all tokens for its own rows.
 inline constexpr int32_t kChunkDecodeNarrowRows = 16;
 // The most lanes in a cluster, which every device with clusters can run.
 inline constexpr int32_t kChunkDecodeMaxClusterLanes = 8;
@@ -21,26 +21,27 @@ inline constexpr int32_t kChunkDecodeMaxClusterLanes = 8;
 constexpr int64_t ChunkDecodeSharedBytes(int32_t head_dim) {
   return int64_t{kChunkDecodeStages} * 2 * kChunkDecodeTileTokens * head_dim * 2;
 }
-// The most static shared memory that a block has beside it. Compute capabilities 8.6, 8.9 and 12.0
-// give a block 99 KB, of which the ring takes 96 at head_dim 128.
+// The most static shared memory that a block has besides the ring. Compute capabilities 8.6, 8.9
+// and 12.0 give a block 99 KB, and the ring takes 96 KB of them at head_dim 128.
 inline constexpr int64_t kChunkDecodeStaticSharedBytes = 2944;
 constexpr int64_t ChunkDecodeBlockBytes(int32_t head_dim) {
   return ChunkDecodeSharedBytes(head_dim) + kChunkDecodeStaticSharedBytes;
 }
 
-// Registers of a thread. At head_dim 128 two blocks of 256 would leave none for blocks of the
-// kernels before and after, which could then not run beside these.
+// Registers per thread. At head_dim 128, two blocks with 256 would leave no registers for blocks of
+// the kernels before and after, which could then not run next to these.
 constexpr int32_t ChunkDecodeRegisters(int32_t head_dim) { return head_dim == 64 ? 128 : 240; }
 
-// The number of blocks of `block_bytes` that share an SM: as many as find room, at least one, and
-// at most the number with which as many bytes are in flight for either head_dim.
+// The number of blocks of `block_bytes` that share an SM: as many as fit, at least one, and at most
+// the number with which the same number of bytes is in flight for either head_dim.
 constexpr int64_t ChunkDecodeBlocksPerSmOf(int64_t block_bytes, int32_t head_dim,
                                            const DeviceFacts& device) {
-  constexpr int64_t kReservedBytes = 1024;  // that CUDA keeps a block
+  constexpr int64_t kReservedBytes = 1024;  // reserved by CUDA per block
   return std::clamp<int64_t>(device.shared_bytes_per_sm / (block_bytes + kReservedBytes), 1,
                              head_dim == 64 ? 4 : 2);
 }
-// How many blocks share an SM if lanes are blocks, each with `more_bytes` beside those of its ring.
+// How many blocks share an SM if lanes are blocks, each with `more_bytes` besides those of its
+// ring.
 constexpr int64_t ChunkDecodeBlocksPerSm(int32_t head_dim, const DeviceFacts& device,
                                          int64_t more_bytes = 0) {
   return ChunkDecodeBlocksPerSmOf(ChunkDecodeBlockBytes(head_dim) + more_bytes, head_dim, device);
@@ -51,7 +52,7 @@ constexpr int64_t ChunkDecodeTaskQueryBytes(int32_t head_dim) {
   return int64_t{kChunkDecodeNarrowRows} * head_dim * 2;
 }
 // The query rows of two tasks. They are loaded with their tasks' first tiles if a block may have
-// this much more shared memory, and as many blocks fit an SM as without it.
+// this much more shared memory and still as many blocks fit on an SM.
 constexpr int64_t ChunkDecodeQueryBytes(int32_t head_dim) {
   return 2 * ChunkDecodeTaskQueryBytes(head_dim);
 }
@@ -93,11 +94,11 @@ constexpr bool ChunkDecodeBundles(const ChunkDecodeGrid& grid, int32_t num_seqs,
                                    int64_t{num_seqs} * kChunkDecodeStatesAtOnce;
 }
 
-// Tokens of K and V that a stage of a run lane holds. What it reads is cut at multiples of it, so
-// that boxes of a page's tokens make up a tile.
+// The number of tokens of K and V that a stage of a run lane holds. The lane's reads are cut at
+// multiples of it, so that boxes of a page's tokens make up a tile.
 inline constexpr int32_t kChunkDecodeRunTileTokens = 128;
 static_assert(kChunkDecodeRunTileTokens % kChunkDecodeTileTokens == 0);
-// So many tiles of kChunkDecodeTileTokens.
+// The same in tiles of kChunkDecodeTileTokens.
 inline constexpr int32_t kChunkDecodeRunTiles = kChunkDecodeRunTileTokens / kChunkDecodeTileTokens;
 
 // The query heads per KV head. Throws InvalidArgument unless they are 1 to 16.

@@ -1,4 +1,5 @@
-// Collects what each sequence reads, and cuts what many read into parts that fit one block.
+// Collects what each sequence reads, and cuts runs that many sequences read into parts that fit one
+// block.
 #include "kernels/chunk_decode/chunk_decode_segments.h"
 
 #include <algorithm>
@@ -79,7 +80,7 @@ void ChunkDecodeSegments::AddAlone(const ChunkTableView& table, std::span<const 
         ++i;
         continue;
       }
-      ChunkDecodeSegment segment;  // what lies between shared chunks is one segment, too
+      ChunkDecodeSegment segment;  // everything between shared chunks is one segment
       const int32_t shift = ShiftOf(table, i);
       for (; i < end && (is_shared(i) || ShiftOf(table, i) == shift); ++i) {
         if (!is_shared(i)) AddChunk(table, table.seq_chunks[i], segment);

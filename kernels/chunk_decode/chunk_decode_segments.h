@@ -13,8 +13,8 @@ namespace tokline {
 // The segments of a table: parts of shared runs, then what sequences read alone.
 class ChunkDecodeSegments {
  public:
-  // The runs must outlive the segments, which point to the runs' members. With run_lanes, what
-  // these read comes first.
+  // The runs must outlive the segments, which point to the runs' members. With run_lanes, the
+  // segments that these read come first.
   ChunkDecodeSegments(const ChunkTableView& table, int32_t group, std::span<const SharedRun> runs,
                       bool run_lanes);
   ChunkDecodeSegments(const ChunkDecodeSegments&) = delete;
@@ -29,12 +29,13 @@ class ChunkDecodeSegments {
   void AddAlone(const ChunkTableView& table, std::span<const SharedRun> runs);
 
   std::vector<ChunkDecodeSegment> segments_;
-  // What the segments point to. Both have room for all from the beginning.
+  // The data that the segments point to. Both have room for everything from the beginning.
   std::vector<ChunkDecodeRange> ranges_;
   std::vector<SharedRun::Member> members_;
 };
 
-// Whether every segment is all that its one sequence reads, but for what run lanes read.
+// Whether each sequence reads at most one segment, and that one alone, apart from what run lanes
+// read for it.
 bool OneSegmentEach(std::span<const ChunkDecodeSegment> segments);
 
 // Appends the ranges that cover a piece of a segment.

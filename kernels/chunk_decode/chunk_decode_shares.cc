@@ -1,5 +1,5 @@
-// Deals segments to lanes, whole, in parts or cut into equal shares, whichever ends first by the
-// model of a block's time.
+// Deals segments to lanes, either whole, in parts or cut into equal shares: whichever ends first by
+// the model of a block's time.
 #include "kernels/chunk_decode/chunk_decode_shares.h"
 
 #include <algorithm>
@@ -19,22 +19,22 @@ using Segment = ChunkDecodeSegment;
 using Piece = ChunkDecodePiece;
 using Shares = ChunkDecodeShares;
 
-// A segment of up to this many tiles is faster in one block than in as many.
+// A segment of up to this many tiles is faster in one block than in one block per tile.
 constexpr int32_t kWholeTiles = 4;
-// What a wide tile takes, in narrow ones: see ChunkDecodeTimes.
+// The time of a wide tile in units of a narrow one: see ChunkDecodeTimes.
 constexpr int32_t kWideWeight = 3;
-// So many sizes of parts are tried, each larger than the one before by an eighth of a lane's share,
-// then the one next to the share; and no more once the last lane ends at most 3 % later than all
-// would if they ended together. All other sizes would gain 0.1 %, by the model and in the geometric
-// mean of 40,000 drawn batches.
+// The number of part sizes to try, starting with a lane's share. Each exceeds the previous one by
+// at least an eighth of the share. The search stops early when the last lane ends at most 3 % later
+// than all lanes would if they ended together. Trying all other sizes would gain 0.1 % by the
+// model, in the geometric mean of 40,000 drawn batches.
 constexpr int32_t kPartSizes = 4;
 constexpr double kEvenEnough = 1.03;
 
 int32_t WeightOf(const Segment& segment) { return segment.wide ? kWideWeight : 1; }
 
-// As many of the lanes as let segments of equal length come out even, with whole lanes per segment
-// or whole segments per lane, so that the fewest states are merged. All lanes if this would leave
-// more than one in 16 idle.
+// The number of lanes with which segments of equal length come out even, with a whole number of
+// lanes per segment or of segments per lane, so that the fewest states are merged. All lanes if
+// this would leave more than one in 16 idle.
 int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
   const auto count = static_cast<int32_t>(segments.size());
   const auto equal = [&](const Segment& s) {
@@ -47,8 +47,8 @@ int32_t EvenLanes(std::span<const Segment> segments, int32_t lanes) {
   return lanes;
 }
 
-// Segments end to end, cut into equal shares of their time. Those of up to kWholeTiles are not cut
-// if there is a lane for every tile.
+// Lays segments end to end and cuts them into equal shares of their time. Segments of up to
+// kWholeTiles tiles are not cut if there is a lane for every tile.
 Shares CutShares(std::span<const Segment> segments, int32_t first, int32_t num_lanes) {
   int64_t total = 0;
   for (const Segment& segment : segments) total += int64_t{segment.tiles} * WeightOf(segment);
@@ -56,7 +56,7 @@ Shares CutShares(std::span<const Segment> segments, int32_t first, int32_t num_l
   const bool keep_whole = total <= lanes;
   Shares shares;
   shares.reserve(segments.size() + static_cast<size_t>(lanes));
-  int64_t at = 0;  // given out
+  int64_t at = 0;  // dealt out so far
   int32_t lane = 0;
   for (size_t s = 0; s < segments.size(); ++s) {
     const int32_t tiles = segments[s].tiles, weight = WeightOf(segments[s]);
@@ -76,7 +76,7 @@ Shares CutShares(std::span<const Segment> segments, int32_t first, int32_t num_l
 
 constexpr int64_t Nanoseconds(double us) { return static_cast<int64_t>(us * 1000 + 0.5); }
 
-// When each lane ends what it reads of shared segments.
+// Returns the time at which each lane has read its pieces of shared segments.
 std::vector<int64_t> LaneLoads(std::span<const Piece> shared, std::span<const Segment> segments,
                                int32_t num_lanes, int32_t group) {
   std::vector<int64_t> loads(static_cast<size_t>(num_lanes), 0);
@@ -94,7 +94,7 @@ std::vector<int64_t> LaneLoads(std::span<const Piece> shared, std::span<const Se
 // Deals segments to the lanes that would end first.
 class LaneDealer {
  public:
-  // `loads` is when each lane ends what it has already, in nanoseconds.
+  // `loads` holds the time at which each lane finishes what it has already, in nanoseconds.
   LaneDealer(std::span<const Segment> segments, int32_t first, std::vector<int64_t> loads,
              int32_t group)
       : segments_(segments),
@@ -107,16 +107,17 @@ class LaneDealer {
                              [this](int32_t s) { return TilesOf(s); });
   }
 
-  // The longest segment first. Those of more than `size` and kWholeTiles tiles come in as few equal
-  // parts as have at most `size`.
+  // Deals the longest segment first. Segments of more than `size` and more than kWholeTiles tiles
+  // are dealt in the fewest equal parts of at most `size` tiles.
   Shares Deal(int32_t size) const {
     const auto num_lanes = static_cast<int32_t>(loads_.size());
     int32_t num_parts = 0;
     for (const int32_t s : order_) num_parts += PartsOf(s, size);
-    // Lanes that are used lie apart where many are not.
+    // If many lanes stay unused, the used ones are spread out.
     const bool fresh = std::ranges::all_of(loads_, [](int64_t ns) { return ns == 0; });
     const int32_t used = fresh ? std::min(num_parts, num_lanes) : num_lanes;
-    // When each lane ends, and in the lowest bits its number: the lane that ends first is on top.
+    // The time at which each lane ends, with the lane's number in the lowest bits: the lane that
+    // ends first is on top.
     constexpr int kLaneBits = 20;
     std::vector<int64_t> ends;
     for (int32_t i = 0; i < used; ++i) {
@@ -144,12 +145,12 @@ class LaneDealer {
     return shares;
   }
 
-  // The least size with which fewer parts are dealt than with this one.
+  // The smallest size that yields fewer parts than this one.
   int32_t NextSize(int32_t size) const {
     int32_t next = std::numeric_limits<int32_t>::max();
     for (const int32_t s : order_) {
       const int32_t parts = PartsOf(s, size);
-      if (parts == 1) break;  // as have all shorter ones
+      if (parts == 1) break;  // all shorter ones have a single part, too
       next = std::min(next, (TilesOf(s) - 1) / (parts - 1) + 1);
     }
     return next;
@@ -171,14 +172,15 @@ class LaneDealer {
   std::vector<int32_t> order_;  // the longest segment first
 };
 
-// When each lane ends, by which a task goes to the lane that would end first.
+// Keeps the time at which each lane ends, and gives each task to the lane that would end first.
 class LaneEnds {
  public:
   explicit LaneEnds(std::span<const double> ends_us) {
     for (const double us : ends_us) ends_.emplace_back(us, static_cast<int32_t>(ends_.size()));
     std::ranges::make_heap(ends_, std::greater{});
   }
-  // Gives that lane, of several the first, a task that takes so long. Returns the lane.
+  // Gives a task that takes `task_us` to the lane that ends first, to the lowest-numbered one of
+  // several. Returns the lane.
   int32_t Take(double task_us) {
     std::ranges::pop_heap(ends_, std::greater{});
     const int32_t lane = ends_.back().second;
@@ -199,7 +201,7 @@ class LaneEnds {
 }  // namespace
 
 int32_t ChunkDecodeSegment::TilesOf(int32_t tokens) const {
-  const int32_t tiles = (tokens - 1) / kChunkDecodeTileTokens + 1;  // there may be INT32_MAX
+  const int32_t tiles = (tokens - 1) / kChunkDecodeTileTokens + 1;  // `tokens` may be INT32_MAX
   return by_run_lanes ? static_cast<int32_t>(RoundUp(tiles, kChunkDecodeRunTiles)) : tiles;
 }
 
@@ -208,7 +210,7 @@ Shares DealToRunLanes(std::span<const Segment> segments, const ChunkDecodeGrid& 
   for (const Segment& segment : segments) total += segment.tiles;
   Shares pieces;
   for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
-    const int64_t tiles = segments[static_cast<size_t>(s)].tiles;  // at least those of a tile
+    const int64_t tiles = segments[static_cast<size_t>(s)].tiles;  // at least one run-lane tile
     const int64_t units = tiles / kChunkDecodeRunTiles;
     const int64_t count = std::clamp<int64_t>(grid.run_lanes * tiles / total, 1, units);
     for (int64_t i = 0; i < count; ++i) {
@@ -266,14 +268,15 @@ ChunkDecodeDeal DealSegments(std::span<const Segment> segments, int32_t num_seqs
                          (static_cast<double>(total) * kChunkDecodeTimes.memory_tile_us +
                           static_cast<double>(own.size()) * TaskUs(group)) /
                          grid.num_lanes;
-  // Parts of a lane's share make fewer cuts than there are lanes.
+  // Parts of the size of a lane's share need fewer cuts than there are lanes.
   const auto share = static_cast<int32_t>(DivideUp(total, grid.num_lanes));
   const int32_t step = std::max(1, share / 8);
   for (int32_t i = 0, size = share; i < kPartSizes && size < longest && best_us > even_us; ++i) {
     consider(dealer.Deal(size));
     size = std::max(size + step, dealer.NextSize(size));
   }
-  // Parts that are just larger than a share may leave a lane idle, larger ones leave more.
+  // Parts that are just larger than a share may leave one lane idle; larger parts leave more lanes
+  // idle.
   if (best_us > even_us) {
     const int32_t next = dealer.NextSize(share);
     if (next < std::min(share + step, longest)) consider(dealer.Deal(next));

@@ -11,8 +11,8 @@ namespace tokline {
 
 // A run of chunks that the same members read with the same shifts.
 struct ChunkDecodeSegment {
-  // The tiles of a range of `tokens` tokens; the member `tiles` is their sum. Every range begins a
-  // tile of a run lane.
+  // The number of tiles of a range of `tokens` tokens; the member `tiles` is the sum over all
+  // ranges. For a run lane, every range begins a new tile.
   int32_t TilesOf(int32_t tokens) const;
 
   std::span<const SharedRun::Member> members = {};
@@ -20,7 +20,7 @@ struct ChunkDecodeSegment {
   int32_t tiles = 0;
   bool wide = false;          // more than kChunkDecodeNarrowRows query rows
   bool shared = false;        // a part of a run that is read once
-  bool by_run_lanes = false;  // such a part of up to kChunkDecodeRunRows query rows
+  bool by_run_lanes = false;  // such a part, with up to kChunkDecodeRunRows query rows
 };
 
 // What a lane reads of a segment: `tiles` tiles from `tile_begin`.
@@ -31,40 +31,42 @@ struct ChunkDecodePiece {
   int32_t tiles;
 };
 
-using ChunkDecodeShares = std::vector<ChunkDecodePiece>;  // by lane, those of a lane in its order
+using ChunkDecodeShares = std::vector<ChunkDecodePiece>;  // by lane, each lane's in the order in
+                                                          // which it reads them
 
 struct ChunkDecodeDeal {
   ChunkDecodeShares shares;
   std::vector<double> lane_ends_us;  // by the model of a block's time
 };
 
-// Deals the parts of runs that run lanes read, which come first among the segments: each is cut
-// into about equal pieces, such that there are as many as these lanes if there are fewer parts.
+// Deals the parts of runs that run lanes read, which come first among the segments. Each is cut
+// into about equal pieces. If there are fewer parts than run lanes, there are about as many pieces
+// as lanes.
 ChunkDecodeShares DealToRunLanes(std::span<const ChunkDecodeSegment> segments,
                                  const ChunkDecodeGrid& grid);
 
 // Deals the other segments to lanes of one block per KV head. Those that are shared come first;
-// they are laid end to end and cut into equal shares. The rest is dealt in the way that ends first
-// by the model of a block's time:
+// they are laid end to end and cut into equal shares. The rest is dealt in whichever of these ways
+// ends first by the model of a block's time:
 // - equal shares for all lanes;
 // - equal shares for some of the lanes, if nothing is shared and there are fewer segments than
 // lanes;
 // - whole segments;
 // - whole segments, and parts of the longest ones.
 // Each lane gets a share of what is shared and then one of the rest, so that the blocks that end
-// last, and thus merge, are not those with the states of many sequences. The shares include those
-// of the run lanes.
+// last, and thus merge, are not those that hold states of many sequences. The result includes the
+// shares of the run lanes.
 ChunkDecodeDeal DealSegments(std::span<const ChunkDecodeSegment> segments, int32_t num_seqs,
                              const ChunkDecodeGrid& grid, int32_t group);
 
-// Deals segments to lanes of a warp, the longest first, to the lane that would end first, and to
-// run lanes what these read. Where lanes take parts, a segment of more than WarpPartTiles comes
-// in equal parts. In all, cutting adds fewer parts than there are lanes.
+// Deals segments to warp lanes, the longest first and each to the lane that would end first, and
+// deals to run lanes what these read. If lanes take parts, a segment of more than WarpPartTiles
+// tiles is dealt in equal parts. In total, cutting adds fewer parts than there are lanes.
 ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
                             const ChunkDecodeGrid& grid, int32_t group);
 
-// The lanes of `count` tasks that read nothing, in ascending order: each goes to the lane that
-// would end first, and takes `task_us` there.
+// Returns the lanes of `count` tasks that read nothing, in ascending order. Each task goes to the
+// lane that would end first, and takes `task_us` there.
 std::vector<int32_t> LanesOfEmptyTasks(std::span<const double> lane_ends_us, int64_t count,
                                        double task_us);
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int32_t kMaxNarrowParts = 3;
 
-// The time of a tile of a run, in all parts.
+// The time of a tile of a run, summed over all parts.
 double TileUs(int32_t members, int32_t group) {
   double us = 0;
   for (bool first = true; members > 0; first = false) {
@@ -64,7 +64,7 @@ std::vector<SharedRun> SharedRunsOfTable(const ChunkTableView& table, int32_t gr
     any |= ++listed[static_cast<size_t>(table.seq_chunks[i])] == 2;
   }
   if (!any) return {};
-  // Of chunks that are in no run yet; none of chunks that are listed once.
+  // The members of each chunk that is in no run yet; empty for chunks that are listed once.
   std::vector<std::vector<SharedRun::Member>> members(num_chunks);
   for (int32_t s = 0; s < table.num_seqs; ++s) {
     for (int32_t i = table.seq_chunk_indptr[s]; i < table.seq_chunk_indptr[s + 1]; ++i) {

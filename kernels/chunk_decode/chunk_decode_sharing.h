@@ -7,16 +7,16 @@
 
 namespace tokline {
 
-// How many of the `members` that are left read a shared run in one task: those that fill one tile
-// of query rows if three such tiles hold all members, which is faster than wide tiles; otherwise as
-// many as a task may have.
+// How many of the remaining `members` read a shared run in one task: those that fill one tile of
+// query rows if three such tiles hold all members, which is faster than wide tiles; otherwise the
+// maximum of a task.
 int32_t SharedPartMembers(int32_t members, int32_t group);
 // The same for run lanes.
 int32_t RunPartMembers(int32_t members, int32_t group);
-// Whether run lanes, if there are any, read a run: one with more query rows than a tile has, which
-// nobody has to rotate.
+// Whether run lanes, if there are any, read a run. They do if it has more query rows than a tile
+// and no member has to rotate its query.
 bool RunLanesRead(const SharedRun& run, int32_t group);
-// How many tasks read the run: of lanes, and of run lanes.
+// How many tasks read the run: tasks of ordinary lanes, and tasks of run lanes.
 int32_t NumSharedParts(int32_t members, int32_t group);
 int32_t NumRunParts(int32_t members, int32_t group);
 

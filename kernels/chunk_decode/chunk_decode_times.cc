@@ -1,4 +1,4 @@
-// Adds up what the tasks, tiles, partial states and merges of each lane take.
+// Adds up the times of the tasks, tiles, partial states and merges of each lane.
 #include "kernels/chunk_decode/chunk_decode_times.h"
 
 #include <algorithm>
@@ -20,17 +20,18 @@ struct LaneTime {
 
 struct SequenceTime {
   int32_t states = 0;
-  size_t last_piece = 0;  // that leaves its last state; of several, that of the first lane
+  size_t last_piece = 0;  // the piece that leaves its last state; of several, that of the first
+                          // lane
   double last_us = -1;    // negative: run lanes alone leave states
   int32_t last_lane = 0;
 };
 
-// What a tile takes while a part of the lanes reads.
+// The time of a tile while only the fraction `reading` of the lanes reads.
 double TileUs(double reading, double tile_us) {
   return WithMemoryUs(kChunkDecodeTimes.alone_tile_us, tile_us * reading);
 }
 
-// What a tile of each lane takes.
+// Sets the time of a tile of each lane.
 void SetTileUs(std::vector<LaneTime>& lanes, double tile_us) {
   std::vector<int32_t> order(lanes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -62,8 +63,8 @@ double RunTaskUs(int32_t tiles) {
 }
 
 double AddStatesUs(int32_t states, int32_t group) {
-  // As AddStates of merge_device.cuh at head_dim 128: a warp loads eight states of a row at a time,
-  // or four of each of two rows. At head_dim 64 it loads twice as many.
+  // This follows AddStates of merge_device.cuh at head_dim 128: a warp loads eight states of a row
+  // at a time, or four of each of two rows. At head_dim 64 it loads twice as many.
   const int32_t rows = ChunkDecodeRowsOfWarp(group);
   const int32_t sharing = group >= 3 ? 1 : 4 / group;  // warps that share a row
   const int32_t loads =
@@ -80,7 +81,7 @@ double MergeUs(int32_t states, int32_t group, bool bundled) {
 
 namespace {
 
-// That a task reads.
+// The number of tiles that a task reads.
 int32_t TilesOf(const ChunkDecodePlan& plan, const ChunkDecodeTask& task) {
   int32_t tiles = 0;
   for (int32_t r = task.range_begin; r < task.range_end; ++r) {
@@ -111,13 +112,13 @@ double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
 
 namespace {
 
-// How often a warp goes over a partial state to add it: eight query rows at a time.
+// How often a warp passes over a partial state to add it, eight query rows at a time.
 int32_t PassesOfState(int32_t group) { return group > 8 ? 2 : 1; }
 
-// What a warp takes to add a partial state of another warp.
+// The time that a warp takes to add a partial state of another warp.
 double WarpStateUs(int32_t group) { return PassesOfState(group) * kChunkDecodeTimes.warp_state_us; }
 
-// When the last part of a sequence ends.
+// The time at which the last part of a sequence ends.
 double WarpPartsUs(int32_t tiles, int32_t part, int32_t group) {
   return part * kChunkDecodeTimes.warp_tile_us + kChunkDecodeTimes.warp_part_us +
          DivideUp(tiles, part) * WarpStateUs(group);
@@ -133,7 +134,7 @@ double RunStatesUs(int64_t states, int32_t num_seqs, const ChunkDecodeGrid& warp
 int32_t WarpPartTiles(int32_t longest, int64_t tiles, int32_t num_seqs,
                       const ChunkDecodeGrid& warps, int32_t group) {
   constexpr const ChunkDecodeTimes& kTimes = kChunkDecodeTimes;
-  // A part and a state for each take the least time together where both take as long.
+  // One part plus one state per part take the least time together when both take equally long.
   const double balanced = std::sqrt(longest * WarpStateUs(group) / kTimes.warp_tile_us);
   const auto share = static_cast<int32_t>(DivideUp(tiles, int64_t{warps.num_lanes}));
   const double tasks_us = num_seqs * kTimes.warp_task_us / warps.num_lanes;
@@ -146,7 +147,7 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
                const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
   const double count = load.num_seqs, lanes = warps.num_lanes;
   const double tasks = std::ceil(count / lanes);
-  // A warp that has a part of a tile takes no longer than for that part.
+  // A warp that reads only a part of a tile takes only the time of that part.
   const auto tokens = static_cast<double>(load.tokens);
   const double first = kChunkDecodeTimes.warp_task_tokens;
   const auto longest =
@@ -161,9 +162,9 @@ double WarpsUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& warps,
     if (part < longest) longest_us = WarpPartsUs(longest, part, group);
   }
   const double alone_us = std::max({0.0, longest_us, tiles_us(tasks * (tokens / count - first))});
-  // All warps together read as fast as the blocks of the full grid.
+  // All warps together read from memory as fast as the blocks of the full grid.
   const double memory_us = tokens / kChunkDecodeTileTokens / full.num_lanes * tile_us;
-  // Of a head_dim of 64 a warp has half as many bytes on their way, and nothing overlaps.
+  // At head_dim 64 a warp has half as many bytes in flight, and nothing overlaps.
   return kChunkDecodeTimes.warp_us + tasks * kChunkDecodeTimes.warp_task_us +
          (head_dim == 64 ? alone_us + memory_us : WithMemoryUs(alone_us, memory_us));
 }
@@ -183,7 +184,7 @@ double LanesUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& full, int32_t
   double best_us = static_cast<double>(rounds) * TaskUs(group) +
                    WithMemoryUs(of_lane * kChunkDecodeTimes.alone_tile_us,
                                 static_cast<double>(total) / full.num_lanes * tile_us);
-  // Parts of the longest among whole ones, of which each lane has an equal share.
+  // Parts of the longest sequences among whole ones, divided equally among the lanes.
   const double share = static_cast<double>(total) / full.num_lanes;
   if (const auto parts = static_cast<int32_t>(std::ceil(static_cast<double>(longest) / share));
       rounds > 1 && parts > 1) {
@@ -241,7 +242,7 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
       sequence.last_piece = p;
     }
   }
-  // Bundles are added by several blocks at a time, and then their sums.
+  // Several blocks add the bundles at the same time, and then the sums of the bundles are added.
   const bool bundled = ChunkDecodeBundles(grid, num_seqs, group);
   std::vector<bool> merges(pieces.size(), false);
   for (const SequenceTime& sequence : sequences) {

@@ -1,11 +1,11 @@
-// chunk_decode for many sequences, about as many as there are warps: each has a warp to itself.
+// chunk_decode for many sequences, about as many as warps: each sequence has a warp to itself.
 //
 // Grid: one warp per lane and KV head; the lanes of a block are its warps. A lane's tasks are whole
-//   sequences or parts of those that are much longer than the others. After run lanes they are all
-//   that these have not read. No warp waits for another.
-// Merge: a warp adds the states of run lanes to its own. One that reads a part leaves a state, and
-//   the last of the sequence to do so adds them all, in their order.
-// Shared memory: the ring of a block, of which each warp has its 16 tokens of every stage, and one
+//   sequences or parts of those that are much longer than the others. After run lanes, a task
+//   covers everything that these have not read. No warp waits for another.
+// Merge: a warp adds the states of run lanes to its own. A warp that reads a part of a sequence
+//   leaves a state, and the last warp of the sequence to do so adds all states in order.
+// Shared memory: the ring of a block, in which each warp owns 16 tokens of every stage, and one
 //   place per warp for the query rows that come with a task's first tokens.
 #pragma once
 
@@ -46,8 +46,8 @@ struct PartialStates {
         end(__ldg(args.params.plan.seq_partial_indptr + seq + 1)) {}
 };
 
-// The task after the one whose tokens are loaded, a word in each lane: it is loaded long before it
-// is needed, and takes one register.
+// The task after the one whose tokens are being loaded, one word per lane: it is loaded long before
+// it is needed, and takes one register.
 class UpcomingTask {
  public:
   __device__ __forceinline__ void Load(const ChunkDecodeTask& task) {
@@ -77,7 +77,8 @@ __device__ __forceinline__ void AddPartialStates(const Arguments& args, const Pa
     if (row >= group) break;
 #pragma unroll 1
     for (int32_t pair = states.begin; pair < states.end; pair += 2) {
-      // Two are on their way together; the last one's partner counts nothing.
+      // Two states are in flight together; if the last one has no partner, the other counts as
+      // nothing.
       float2 values[2][P::kHeadDim / 8], max_sum[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -108,7 +109,7 @@ __device__ __forceinline__ void AddPartialStates(const Arguments& args, const Pa
   }
 }
 
-// Leaves the state of a part of a sequence. Returns whether those of all parts are there now.
+// Leaves the state of a part of a sequence. Returns whether the states of all parts are there now.
 template <typename P>
 __device__ __forceinline__ bool LeaveState(const Arguments& args, const ChunkDecodeMember& member,
                                            int32_t parts, int kv_head, int group,
@@ -125,13 +126,13 @@ __device__ __forceinline__ bool LeaveState(const Arguments& args, const ChunkDec
           return float2{state.output[n][half * 2], state.output[n][half * 2 + 1]};
         });
   }
-  __syncwarp();  // what all lanes have stored is published by the first
+  __syncwarp();  // the first lane publishes what all lanes have stored
   bool last = false;
   if (lane == 0) {
     const int64_t place = int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head;
     last = IsLast(args.counters + place * (1 + kChunkDecodeBundles) + 1, parts);
   }
-  __syncwarp();  // and what it has acquired is seen by all
+  __syncwarp();  // and all lanes see what it has acquired
   return __shfl_sync(0xffffffffu, last, 0);
 }
 
@@ -162,8 +163,8 @@ __device__ __forceinline__ void WriteState(const Arguments& args, int32_t seq, i
   }
 }
 
-// kAdds: lanes take parts, or the kernel of run lanes has run before. Other launches need not fetch
-// that code.
+// kAdds: lanes take parts, or the kernel of run lanes has run before. Launches without either need
+// not fetch that code.
 template <typename P, bool kAdds>
 __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -184,14 +185,14 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
   const int32_t task_begin = start.task_begin, task_end = start.task_end;
   if (task_begin == task_end) return;
   const ChunkDecodeTask& first_task = start.task;
-  int32_t next_task = task_begin;  // that the next tokens to load belong to
+  int32_t next_task = task_begin;  // the task of the next tokens to load
   OwnSequence sequence(first_task), next_sequence = sequence, sequence_before = sequence;
   UpcomingTask upcoming;  // number next_task + 1
   if (task_begin + 1 < task_end) upcoming.Load(plan.tasks[task_begin + 1]);
   TileRing<P> tiles(ring + warp * 16 * P::kRowBytes);
   TokenCursor<16> next(first_task);
   PageLookup<P> page(args, lane_of_plan, next, 0);  // of the next tokens
-  // Before the dependency wait no query is loaded, because the kernel before writes the queries.
+  // Before the dependency wait no query is loaded, because the previous kernel writes the queries.
   bool next_brings_query = !args.params.only_last_is_new;
   const auto find_next = [&] {
     while (!next.Valid() && next_task + 1 < task_end) {
@@ -229,7 +230,7 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
   for (int32_t t = task_begin;;) {
     const bool first = t == task_begin, early = first && args.params.only_last_is_new;
     if (first && !early) ptx::GridDependencyWait();
-    // The query of the task before has been read, so that of this one may come.
+    // The query of the previous task has been read, so the query of this one may be loaded.
     while (tiles.on_way < P::kStages && load_next(t, early)) {
     }
     const auto member_of = [&](int) { return sequence.member; };
@@ -250,7 +251,7 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       if (!has_query) {
         query.LoadShared(query_rows, group);
         query.Rotate(args, group, group, 0, member_of);
-        __syncwarp();  // all have read it before the next one is loaded
+        __syncwarp();  // all lanes have read it before the next one is loaded
       }
 #pragma unroll 1
       while (tiles.on_way < P::kStages && load_next(t + 1, false)) {
@@ -259,7 +260,7 @@ __global__ void __maxnreg__(P::kRegisters) WarpKernel(const __grid_constant__ Ar
       state.Add(query, tiles.to_compute, tiles.Tokens(), args.scale_log2);
       tiles.Computed();
     }
-    __syncwarp();  // all have read the last tokens before others are loaded there
+    __syncwarp();  // all lanes have read the last tokens before others are loaded there
     bool complete = true;
     if (kAdds && partial.begin < partial.end) {
       if (plan.grid.takes_parts) {

@@ -1,8 +1,8 @@
-// The end of a task: the states of its warps become the state of each row. A task that is the only
-// one of its sequence writes the output. Otherwise a task writes a partial state, and the last
-// block to arrive at the counter of the sequence and KV head adds all of them in plan order, so the
-// result does not depend on which block came last. That block resets the counter. Many states are
-// first added in bundles, each by the last block to arrive there.
+// The end of a task: the states of its warps are combined into the state of each row. A task that
+// is the only one of its sequence writes the output. Otherwise a task writes a partial state, and
+// the last block to arrive at the counter of the sequence and KV head adds all of them in plan
+// order, so the result does not depend on which block came last. That block resets the counter. If
+// there are many states, they are first added in bundles, each by the last block to arrive at it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,7 +44,7 @@ struct RowSlice {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) values[i] += weight * row[i];
   }
-  // The same from this lane's place in a row, which is aligned to it.
+  // The same, from this lane's place in a row, with one vector access.
   __device__ __forceinline__ void AddScaledVector(const float* from, float weight) {
     if constexpr (kWidth == 4) {
       const float4 row = *reinterpret_cast<const float4*>(from);
@@ -56,7 +56,7 @@ struct RowSlice {
       AddScaled(loaded, weight);
     }
   }
-  // Relates the state to the maximum `best`, which is not less than its own.
+  // Rescales the state to the maximum `best`, which is not less than its own.
   __device__ __forceinline__ void Rescale(float best) {
     const float weight = Weight(row_max, best);
 #pragma unroll
@@ -64,7 +64,7 @@ struct RowSlice {
     row_sum *= weight;
     row_max = best;
   }
-  // To this lane's place in a row.
+  // Stores the values to this lane's place in a row.
   __device__ __forceinline__ void StoreValues(float* to) const {
     if constexpr (kWidth == 4) {
       *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
@@ -85,7 +85,7 @@ __device__ __forceinline__ void LoadSlice(float (&values)[RowSlice<P>::kWidth], 
   }
 }
 
-// The natural logarithm of the sum of exponentials, from the maximum and the sum in base 2.
+// Returns the natural logarithm of the sum of exponentials, from the maximum and the sum in base 2.
 __device__ __forceinline__ float LogSumExp(float row_max, float row_sum) {
   constexpr float kLn2 = 0.693147180559945309f;
   return row_sum == 0 ? -INFINITY : (row_max + log2f(row_sum)) * kLn2;
@@ -120,17 +120,17 @@ struct StateRange {
   }
 };
 
-// A member of the current task, with what the end of the task needs to know. It is read at the
+// A member of the current task, with everything that the end of the task needs. It is read at the
 // start of the task.
 struct OpenMember {
   int32_t seq;
   int32_t partial;  // -1: the task is the sequence's only one
-  int32_t states;  // partial states of the sequence; 0 once this block has found that others follow
-  int32_t begin;   // the first of them
+  int32_t states;   // partial states of the sequence; 0 if this block finds that others follow
+  int32_t begin;    // the first of them
 };
 
-// Makes a row's state from the states of all warps, if each took a share of the tokens, or from
-// that of the warp that owns the row.
+// Computes a row's state from the states of all warps if each took a share of the tokens, or else
+// from the state of the warp that owns the row.
 template <typename P>
 __device__ __forceinline__ RowSlice<P> AddWarps(const SharedStates<P>& warps, int row,
                                                 bool warps_share_rows) {
@@ -183,9 +183,9 @@ __device__ __forceinline__ void StoreQuadState(const Arguments& args, int32_t pa
   if (threadIdx.x % 4 == 0) args.max_sum[index] = max_sum;
 }
 
-// Sums of the states of a range, of up to kRows rows of a warp: first_row and each kWarps after it.
-// With several rows their loads are on their way together. Of warps that share a row, this one adds
-// state number `share` and each `sharing` after it.
+// Adds up the states of a range for up to kRows rows of a warp: first_row and every kWarps-th row
+// after it. The loads of several rows are in flight together. If warps share a row, this one adds
+// state number `share` and every `sharing`-th state after it.
 template <typename P, int kRows>
 __device__ __forceinline__ void SumStates(const Arguments& args, const StateRange& range, int share,
                                           int sharing, int kv_head, int group, int first_row,
@@ -193,7 +193,7 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
   constexpr int kWidth = RowSlice<P>::kWidth;
   constexpr int kAtOnce = 32 / (kWidth * kRows);  // states of each row, in 32 registers
   const int lane = threadIdx.x % 32;
-  // Rows past the last repeat the warp's first one; what they make is not written.
+  // Rows past the last repeat the warp's first one, and their results are not written.
   const auto row = [&](int r) {
     return first_row + r * P::kWarps < group ? first_row + r * P::kWarps : first_row;
   };
@@ -201,7 +201,7 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
     return (int64_t{range[i]} * args.params.layout.num_kv_heads + kv_head) * group + row(r);
   };
   for (int first = share; first < range.count; first += 32 * sharing) {
-    // Each lane weighs one of the next 32 states, which all lanes then add.
+    // Each lane computes the weight of one of the next 32 states, which all lanes then add.
     const int own = first + lane * sharing;
     float2 states[kRows];
 #pragma unroll
@@ -220,7 +220,7 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
         }
       }
     };
-    load(0);  // before the weights are there
+    load(0);  // before the weights are known
     float weights[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -246,9 +246,9 @@ __device__ __forceinline__ void SumStates(const Arguments& args, const StateRang
   }
 }
 
-// Adds the states of a range, in order, and writes the rows of `seq`, or if that is negative the
-// state of all in place of the first. A warp takes every fourth row, or with one or two rows a
-// share of the states.
+// Adds the states of a range in order. It writes the rows of `seq` or, if `seq` is negative,
+// replaces the first state by the sum of all. A warp takes every fourth row or, with one or two
+// rows, a share of the states.
 template <typename P>
 __device__ __forceinline__ void AddStates(const Arguments& args, const StateRange& range,
                                           int32_t seq, int kv_head, int group, float* scratch) {
@@ -278,7 +278,7 @@ __device__ __forceinline__ void AddStates(const Arguments& args, const StateRang
     RowSlice<P> sums[1];
     SumStates<P>(args, range, share, sharing, kv_head, group, row, sums);
     RowSlice<P>& sum = sums[0];
-    if (sharing > 1) {  // every warp has one row, so all come here
+    if (sharing > 1) {  // every warp has one row, so all warps get here
       float* const mine = scratch + warp * P::kStateStride;
       sum.StoreValues(mine + lane * kWidth);
       if (lane == 0) {
@@ -300,12 +300,12 @@ __device__ __forceinline__ void AddStates(const Arguments& args, const StateRang
   }
 }
 
-// How the states of a member's sequence are added: at once, or in bundles of about equal size whose
-// sums are then added, each by the last block to arrive. One block alone would take 6 us per row
-// for 264 states.
+// How the states of a member's sequence are added: all at once, or in bundles of about equal size
+// whose sums are then added, each by the last block to arrive. One block alone would take 6 us per
+// row for 264 states.
 struct Bundles {
   int32_t begin, states;  // partials of the sequence
-  int32_t count, own;     // bundles, and which one the member's state belongs to
+  int32_t count, own;     // number of bundles, and the one that holds the member's state
 
   template <bool kBundled>
   static __device__ __forceinline__ Bundles Of(const OpenMember& member, int group) {
@@ -322,24 +322,25 @@ struct Bundles {
   __device__ __forceinline__ StateRange Own() const {
     return {begin + First(own), Size(own), Size(own)};
   }
-  // The sums of all bundles, which lie where the first state of each was.
+  // The sums of all bundles. Each lies where the first state of its bundle was.
   __device__ __forceinline__ StateRange Sums() const { return {begin, states, count}; }
 };
 
 // Counts an arrival, which publishes what the block has written before its last barrier. The last
-// of `expected` leaves the counter ready for the next launch; what the others have published is
-// seen after the block's next barrier.
+// of `expected` arrivals leaves the counter ready for the next launch; the block sees what the
+// others have published after its next barrier.
 __device__ __forceinline__ bool IsLast(uint32_t* counter, int32_t expected) {
   const bool last = ptx::AddAcquireRelease(counter, 1u) == static_cast<uint32_t>(expected) - 1;
   if (last) *counter = 0;
   return last;
 }
 
-// Publishes the partial states of a task, then adds those that this block completes.
+// Publishes the partial states of a task, then adds the states of each sequence or bundle that this
+// block completes.
 template <typename P, bool kBundled>
 __device__ void MergeCompleted(const Arguments& args, int member_count, int kv_head, int group,
                                OpenMember* members, float* scratch) {
-  // The first counts bundles that are complete, the others the states of each.
+  // The first counter counts complete bundles; the others count the states of each bundle.
   const auto counters_of = [&](const OpenMember& member) {
     return args.counters + (int64_t{member.seq} * args.params.layout.num_kv_heads + kv_head) *
                                (1 + kChunkDecodeBundles);

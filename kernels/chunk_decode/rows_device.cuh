@@ -19,9 +19,9 @@ __device__ __forceinline__ ChunkDecodeMember Member(const Arguments& args,
   return m == 0 ? task.first_member : args.params.plan.members[task.member_begin + m];
 }
 
-// The A fragments of 16 query rows, of `num_rows` that a task has. Rows past these repeat the last
-// one, so that no lane waits for the loads of others; what they make is not stored. Row r belongs
-// to member_of(r / group).
+// The A fragments of 16 of a task's `num_rows` query rows. Rows past the last repeat it, so that no
+// lane waits for the loads of others; their results are not stored. Row r belongs to member_of(r /
+// group).
 template <typename P>
 struct Query {
   uint32_t words[P::kSteps][4];
@@ -57,7 +57,7 @@ struct Query {
     }
   }
 
-  // The same of a task with one member, whose rows lie in shared memory.
+  // The same for a task with one member, whose rows lie in shared memory.
   __device__ __forceinline__ void LoadShared(uint32_t rows_address, int group) {
     const int lane = threadIdx.x % 32;
     const int row = min(lane % 16, group - 1);
@@ -103,12 +103,12 @@ struct Query {
 // Online softmax of one warp over 16 rows: row lane/4 in [0], row lane/4 + 8 in [1].
 template <typename P>
 struct RowState {
-  // ReferenceOf() the largest scaled score.
+  // ReferenceOf(largest scaled score).
   float row_max[2] = {-INFINITY, -INFINITY};
   float row_sum[2] = {0, 0};  // this lane's columns only
   float output[P::kHeadDim / 8][4] = {};
 
-  // Adds 16 tokens of a tile, of which the first `valid` (>= 1) count. `keys_address` is that of
+  // Adds 16 tokens of a tile; only the first `valid` (>= 1) count. `keys_address` is the address of
   // the first one's key.
   __device__ __forceinline__ void Add(const Query<P>& query, uint32_t keys_address, int valid,
                                       float scale_log2) {

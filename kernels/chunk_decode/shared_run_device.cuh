@@ -1,9 +1,9 @@
-// What many sequences share, as a dense product on sm_90a: their query rows times K, times V, by
-// wgmma, so that K and V are read once for up to 128 rows. It makes partial states only, which
-// the kernel after it adds to those of what each sequence reads alone.
+// Attention over what many sequences share, as a dense product on sm_90a: their query rows times K,
+// then times V, by wgmma, so that K and V are read once for up to 128 rows. It produces only
+// partial states. The kernel after it adds them to the states of what each sequence reads alone.
 // Grid: one block per run lane and KV head. It runs the lane's tasks in order.
-// Block: a warpgroup of producers, of which one warp loads queries and K and one loads V, and two
-//   consumers with 64 query rows each (device/attention_tile.cuh).
+// Block: a warpgroup of producers, in which one warp loads queries and K and another loads V, and
+//   two consumers with 64 query rows each (device/attention_tile.cuh).
 // Shared memory: the query rows of a task, and rings of K and V tiles of 128 tokens, in wgmma's
 //   128-byte swizzle, with their mbarriers. Members may be any sequences, so the copy engine brings
 //   the rows of each member in a box of its own.
@@ -78,7 +78,7 @@ struct RunShared {
     v.Init(kConsumerWarps);
     ptx::FenceMbarrierInit();
   }
-  // The generic pointer for a shared-memory address.
+  // Returns the generic pointer for a shared-memory address.
   __device__ unsigned char* At(uint32_t address) const { return base + (address - q.slots); }
 };
 
@@ -157,8 +157,8 @@ class RunConsumer {
       : args_(args),
         shared_(shared),
         work_(work),
-        // Taken from one lane, so that ptxas knows it to be uniform in a warp, and with it all
-        // descriptors.
+        // The value is taken from one lane, so that ptxas knows that it is uniform in a warp, and
+        // with it all descriptors.
         consumer_(
             __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / P::kGroupThreads - 1, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -183,7 +183,7 @@ class RunConsumer {
   using Cursor = TokenCursor<P::kKvTokens>;
   static constexpr int kTailBarrier = 1;  // and 2: the rows of a V tile without tokens hold zeros
 
-  // The same order of steps as paged_prefill, whose README says why.
+  // The order of steps is that of paged_prefill, whose README says why.
   __device__ __forceinline__ void Attend(const ChunkDecodeTask& task, int query) {
     constexpr int kScores = AttentionTile<P>::kScores;
     AttentionTile<P> tile;
@@ -232,7 +232,7 @@ class RunConsumer {
     Store(tile, task);
   }
 
-  // Lets the tiles of a task pass that has no rows for this consumer.
+  // Releases the tiles of a task that has no rows for this consumer.
   __device__ __forceinline__ void Pass(const ChunkDecodeTask& task) {
     for (Cursor cursor(task); cursor.Valid(); cursor.Advance(args_.params.plan.ranges), ++use_) {
       shared_.k.WaitFull(use_);
@@ -255,9 +255,9 @@ class RunConsumer {
     tile.Mask(visible);
   }
 
-  // Overwrites with zeros the rows of the next V tile behind the end of a range, because 0 times
-  // the contents of an unused slot may be NaN. Each consumer with query rows does so for itself:
-  // what both write is the same, and they need not meet.
+  // Overwrites the rows of the next V tile past the end of a range with zeros, because 0 times the
+  // contents of an unused slot may be NaN. Each consumer with query rows does so for itself: both
+  // write the same values, so they need not synchronise.
   __device__ __forceinline__ void ClearTail(int32_t tokens) const {
     if (tokens == P::kKvTokens) return;
     shared_.v.WaitFull(use_);
@@ -272,8 +272,8 @@ class RunConsumer {
     ptx::NamedBarrierSync(kTailBarrier + consumer_, P::kGroupThreads);
   }
 
-  // Writes the states of the consumer's rows. The reference of their weights stands in for the
-  // maximum: with fp16 they differ.
+  // Writes the states of the consumer's rows. The reference of their weights is stored in place of
+  // the maximum; the two differ with fp16.
   __device__ __forceinline__ void Store(const AttentionTile<P>& tile,
                                         const ChunkDecodeTask& task) const {
 #pragma unroll
@@ -290,8 +290,9 @@ class RunConsumer {
     }
   }
 
-  // Counts an arrival at each member's sequence, if blocks go on to count: the last to arrive is
-  // then one of them. They wait for this kernel to end, so nothing has to be published.
+  // Counts an arrival at each member's sequence if the blocks of the next kernel count arrivals,
+  // too: the last to arrive is then one of those blocks. They wait for this kernel to end, so
+  // nothing has to be published.
   __device__ __forceinline__ void Count(const ChunkDecodeTask& task) const {
     const int m = static_cast<int>(threadIdx.x) - P::kGroupThreads;
     if (m >= task.member_count || args_.params.plan.grid.block_lanes > 1) return;
@@ -320,7 +321,7 @@ __global__ void __launch_bounds__(kAttentionLaunchBound, 1)
   // The plan is uploaded before the step's first kernel.
   const RunWork work(run.args.params);
   if (work.task_begin == work.task_end) {
-    // The next kernel waits for this one alone, which thus must not end before its predecessor.
+    // The next kernel waits for this one alone, so this one must not end before its predecessor.
     ptx::GridDependencyWait();
     return;
   }

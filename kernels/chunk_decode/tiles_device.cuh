@@ -1,4 +1,4 @@
-// What the kernels of chunk_decode read: walking the ranges of tasks, and loading their tokens and
+// How the kernels of chunk_decode read: they walk the ranges of tasks, and load their tokens and
 // queries into shared memory.
 //
 // Shared memory: a ring [stage][K | V][64][head_dim], whose 16-byte pieces are XOR-swizzled by row.
@@ -46,7 +46,7 @@ struct TokenCursor {
 
 using TileCursor = TokenCursor<kChunkDecodeTileTokens>;
 
-// Where the page of 16 tokens is in chunk_pages: ranges begin at multiples of 16.
+// The index in chunk_pages of the page of 16 tokens: ranges begin at multiples of 16.
 template <int kTokens>
 __device__ __forceinline__ int32_t PageIndexOf(const Arguments& args,
                                                const TokenCursor<kTokens>& cursor, int32_t token) {
@@ -59,17 +59,17 @@ __device__ __forceinline__ int32_t PageOf(const Arguments& args, const TokenCurs
   return __ldg(args.params.table.chunk_pages + PageIndexOf(args, cursor, token));
 }
 
-// The page of the 16 tokens that a warp loads next, looked up where it is not that of the ones
-// before.
+// The page of the 16 tokens that a warp loads next. It is looked up unless it is the page of the
+// previous 16.
 template <typename P>
 struct PageLookup {
-  // At head_dim 64 no register is left to know the page by.
+  // At head_dim 64 no register is left to remember the page.
   static constexpr bool kKeeps = P::kHeadDim > 64;
   int32_t page;
   int32_t index = -1;  // in chunk_pages
 
-  // Of the lane's first tile, of which the warp loads number `sixteen` of 16 tokens. If there are
-  // none, no page is known.
+  // Starts at the lane's first tile. The warp loads the tile's 16 tokens from token 16 * `sixteen`
+  // on. If there are none, no page is known.
   template <int kTokens>
   __device__ __forceinline__ PageLookup(const Arguments& args, int lane_of_plan,
                                         const TokenCursor<kTokens>& cursor, int sixteen)
@@ -89,9 +89,9 @@ struct PageLookup {
 };
 
 // Issues the copies of 16 tokens from `token`, K and V, by one warp. Rows past the range's end
-// become zeros, so that the contents of dead slots (which may be NaN) never reach the MMA; nobody
-// reads 16 tokens that all lie past it. The range's last token may be left to a LateRow.
-// `keys_address` is where the first one's key goes; its value lies P::kTileBytes further.
+// become zeros, so that the contents of dead slots (which may be NaN) never reach the MMA. If all
+// 16 tokens lie past it, no warp reads them. The range's last token may be left to a LateRow.
+// `keys_address` is the place of the first token's key; its value lies P::kTileBytes further.
 template <typename P>
 __device__ __forceinline__ void LoadTokens(const Arguments& args, int32_t token, int32_t token_end,
                                            int32_t page, int kv_head, uint32_t keys_address,
@@ -122,8 +122,8 @@ __device__ __forceinline__ uint32_t FirstTokenOfWarp() {
   return ptx::HereAndNow(threadIdx.x) / 32 * 16;
 }
 
-// Issues the copies of this warp's 16 tokens of a tile, which with at most 16 query rows no other
-// warp reads.
+// Issues the copies of this warp's 16 tokens of a tile. With at most 16 query rows no other warp
+// reads them.
 template <typename P>
 __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor& cursor,
                                          int32_t page, int kv_head, uint32_t stage_address,
@@ -133,8 +133,8 @@ __device__ __forceinline__ void LoadTile(const Arguments& args, const TileCursor
                 stage_address + first * P::kRowBytes, leaves_last);
 }
 
-// The tiles that are on their way, oldest first, in a ring of stages in shared memory: those of a
-// block, or in its sixteen rows of every stage those of a warp.
+// The tiles in flight, oldest first, in a ring of stages in shared memory: those of a block, or
+// those of a warp in its sixteen rows of every stage.
 template <typename P>
 struct TileRing {
   uint32_t ring;        // the address of the first stage
@@ -159,9 +159,9 @@ struct TileRing {
     lengths |= (static_cast<uint32_t>(tokens) | (last ? kLast : 0)) << (on_way * 8);
     ++on_way;
   }
-  // Waits for what this thread has loaded of the oldest tile.
+  // Waits for the part of the oldest tile that this thread has loaded.
   __device__ __forceinline__ void AwaitMine() const {
-    static_assert(P::kStages == 3);  // at most two tiles are on their way behind it
+    static_assert(P::kStages == 3);  // at most two tiles are in flight behind it
     if (on_way > 2) {
       ptx::CpAsyncWait<2>();
     } else if (on_way > 1) {
@@ -179,7 +179,7 @@ struct TileRing {
   }
 };
 
-// The last row of a task, whose K and V the kernel before may still write while the rest of the
+// The last row of a task. The previous kernel may still be writing its K and V while the other
 // tokens are loaded.
 template <typename P>
 struct LateRow {
@@ -187,8 +187,8 @@ struct LateRow {
   uint32_t to = 0;
 
   LateRow() = default;
-  // By the warp that loads the tokens before it: `row` of the 16 whose first key is at
-  // `keys_address`.
+  // Made by the warp that loads the tokens before it. It is row `row` of the 16 whose first key is
+  // at `keys_address`.
   __device__ __forceinline__ LateRow(const Arguments& args, int32_t token, int32_t page,
                                      int kv_head, uint32_t keys_address, int row) {
     const int piece = threadIdx.x % 32;
@@ -197,7 +197,7 @@ struct LateRow {
           args.kv_bytes.KeyOffset(page, kv_head, args.kv_bytes.pages.RowOf(token)) + piece * 16;
     to = keys_address + SwizzledOffset<P::kRowBytes>(row, piece);
   }
-  // That of a block's tile, which is its task's last.
+  // The late row of a block's tile, which is the last of its task.
   static __device__ __forceinline__ LateRow OfTile(const Arguments& args, const TileCursor& cursor,
                                                    int32_t page, int kv_head,
                                                    uint32_t stage_address) {
@@ -216,7 +216,8 @@ struct LateRow {
   }
 };
 
-// Issues the copies of the query rows of a sequence, by threads of which this is number `thread`.
+// Issues the copies of the query rows of a sequence; this is thread number `thread` of those that
+// share the work.
 template <typename P>
 __device__ __forceinline__ void LoadQuery(const Arguments& args, int32_t seq, int kv_head,
                                           int group, uint32_t rows_address, int thread,

@@ -21,8 +21,8 @@ struct ChunkTableView {
   int32_t num_chunks = 0;
   const int32_t* seq_chunk_indptr = nullptr;   // [num_seqs + 1] into seq_chunks and seq_shifts
   const int32_t* seq_chunks = nullptr;         // [seq_chunk_indptr[num_seqs]] chunk ids
-  const int32_t* seq_shifts = nullptr;         // same shape: position shift d, keys act as if
-                                               // rotated by d more positions; null: all 0
+  const int32_t* seq_shifts = nullptr;         // same shape: position shifts; keys act as if
+                                               // rotated by that many more positions; null: all 0
   const int32_t* chunk_page_indptr = nullptr;  // [num_chunks + 1] into chunk_pages
   const int32_t* chunk_pages = nullptr;        // [chunk_page_indptr[num_chunks]] page ids
   const int32_t* chunk_lengths = nullptr;      // [num_chunks] tokens

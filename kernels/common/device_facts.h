@@ -14,8 +14,8 @@ struct DeviceFacts {
   int64_t shared_bytes_per_block = 0;  // opt-in maximum, including static shared memory
   int64_t shared_bytes_per_sm = 0;
 
-  // The architecture that the driver's choice among this binary's code was compiled for, as 10 *
-  // major + minor, which is __CUDA_ARCH__ / 10. It can be much older than the device: PTX for
+  // The architecture for which the code that the driver chose from this binary was compiled, as 10
+  // * major + minor, which is __CUDA_ARCH__ / 10. It can be much older than the device: PTX for
   // compute_80 runs on every newer device, but its kernels lack all later features. Ask for
   // features with the functions below, never with compute_major.
   int32_t code_architecture = 0;

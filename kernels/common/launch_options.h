@@ -10,9 +10,9 @@ struct LaunchOptions {
   // Enables programmatic dependent launch: the kernel may start before its predecessor on the
   // stream ends. Every kernel of the suite waits for the predecessor (griddepcontrol.wait) before
   // it touches anything that an earlier kernel writes, so this is safe between kernels of the
-  // suite. What a step's host has planned (tables, slots, positions) is read before: the first
-  // kernel after it was copied must not be dependent. It has no effect when the device or the
-  // loaded code does not support it (DeviceFacts::HasDependentLaunch).
+  // suite. The data that the host has planned for a step (tables, slots, positions) are read before
+  // that: the first kernel after it was copied must not be dependent. It has no effect when the
+  // device or the loaded code does not support it (DeviceFacts::HasDependentLaunch).
   bool dependent = false;
 };
 

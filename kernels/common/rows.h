@@ -1,4 +1,5 @@
-// Checks of tensors whose rows lie a stride of elements apart, which counts from two rows on.
+// Checks of tensors whose rows lie a stride apart, in elements. The stride of a single row is
+// ignored.
 #pragma once
 
 #include <cstdint>

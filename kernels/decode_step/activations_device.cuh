@@ -6,8 +6,8 @@
 
 namespace tokline::decode_step {
 
-// Loads x into shared memory, each warp the elements that it multiplies itself, and normalises it
-// if it has a norm. The lanes of a warp are dealt out to the tokens.
+// Loads x into shared memory and normalises it if it has a norm. Each warp loads the elements that
+// it multiplies itself. The lanes of a warp are divided among the tokens.
 template <typename P>
 class Activations {
  public:
@@ -30,7 +30,7 @@ class Activations {
   uint32_t factor;  // the address of the lane's first 16 bytes of x as a factor
 
   // `words` is the row of x of the lane's token, or null for zeros. Words that are not `published`
-  // are data of an earlier kernel.
+  // come from an earlier kernel.
   __device__ __forceinline__ void Load(Consumer& consumer, const Projection& projection,
                                        const uint32_t* words) const {
     const int vectors = projection.Vectors();
@@ -49,7 +49,7 @@ class Activations {
         }
       }
     }
-    SyncConsumers();  // protects the sums of the projection before
+    SyncConsumers();  // protects the sums of the previous projection
   }
 
   __device__ __forceinline__ void LoadNormalised(Consumer& consumer, const Projection& projection,
@@ -103,7 +103,7 @@ class Activations {
   static constexpr int kMaxVectors =
       kDecodeStepMaxHidden / kDecodeStepBlockK * kBlockVectors / kLanes;
 
-  // From the lane's first vector to its i-th, in elements.
+  // The distance from the lane's first vector to its i-th, in elements.
   __device__ __forceinline__ static constexpr int Offset(int i) {
     constexpr int kTurns = kBlockVectors / kLanes;  // of the lanes in a block; 0: less than one
     return kTurns == 0

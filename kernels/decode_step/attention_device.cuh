@@ -1,10 +1,10 @@
 // Attention of a block's tasks. A task is a part of the context of one sequence for one KV head.
 //
 // The block polls the query rows of the KV head's group, normalises and rotates them. Each of eight
-// warps takes every eighth tile of 16 tokens and keeps an online softmax of it, with keys as rows
-// of the score matrix and queries as columns, so that a group fills 8 columns and no more. Then the
-// warps merge. A whole context is published as output; a part as a partial state, and the block of
-// the first part polls all of them and publishes the output.
+// warps takes every eighth tile of 16 tokens and keeps an online softmax, with keys as rows of the
+// score matrix and queries as columns, so that a group fills only 8 columns. Then the warps merge.
+// A block publishes a whole context as output, and a part as a partial state. The block of the
+// first part polls all partial states and publishes the output.
 #pragma once
 
 #include "kernels/decode_step/products_device.cuh"
@@ -70,7 +70,7 @@ __device__ __forceinline__ uint2 PollHead(const uint32_t* head, int lane) {
 template <typename P>
 struct WarpState {
   static constexpr int kSteps = P::kHeadDim / 16;
-  // ReferenceOf() the largest scaled score.
+  // ReferenceOf(largest scaled score).
   float best[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0, 0};         // of this lane's keys
   float output[kSteps][4] = {};  // dims lane / 4 and + 8 of each step
@@ -235,7 +235,7 @@ class Attention {
       return tensor ? OfLayer<char>(tensor, model.layer_stride_bytes, layer) : nullptr;
     };
     const int lane = consumer.lane;
-    // Rows of queries, then K and V of the step's own token.
+    // The rows of the queries come first, then K and V of the step's own token.
 #pragma unroll 1
     for (int i = consumer.warp; i < group_ + (task.appends ? 2 : 0); i += kWarps) {
       const bool is_query = i < group_;

@@ -62,15 +62,15 @@ struct DecodeStepParams {
   const float* rope_cos_sin = nullptr;  // [rope_rows, head_dim / 2] pairs (cos, sin), 16 B aligned
   int64_t rope_rows = 0;
   float* logits = nullptr;  // [num_tokens, vocab_size] fp32, 8 B aligned
-  // CUDA only. Into how many parts each sequence's context is cut: DecodeStepParts().
+  // CUDA only. The number of parts into which each sequence's context is cut: DecodeStepParts().
   const int32_t* parts = nullptr;  // [num_tokens]
   void* workspace = nullptr;  // CUDA only, 256 B aligned, zero before the first launch, and used by
                               // launches of one model only, one after another
   int64_t workspace_bytes = 0;
   // CUDA only, or null: times in cycles of a block's SM, [SMs, DecodeStepStamps(num_layers)]. The
-  // first is that of its begin; the others, those at which its first warp had stored what it had to
-  // in each phase: in each layer kDecodeStepPhases of them, Q/K/V, attention, o, gate_up and down,
-  // and at last lm_head.
+  // first stamp marks the block's start. Each further one marks when the block's first warp had
+  // stored its results of a phase: in each layer the kDecodeStepPhases phases Q/K/V, attention, o,
+  // gate_up and down, and finally lm_head.
   int64_t* stamps = nullptr;
 };
 inline constexpr int32_t kDecodeStepPhases = 5;
@@ -79,12 +79,12 @@ constexpr int64_t DecodeStepStamps(int32_t num_layers) {
 }
 
 // Returns why the kernel cannot run such steps on this device, or an empty string if it can. Only
-// shapes matter: of the pointers only whether they are null.
+// shapes matter, and which pointers are null.
 std::string DecodeStepRefusal(const DecodeStepModel& model, const PagedKvLayout& layout,
                               int64_t num_tokens, const DeviceFacts& device);
 // How the contexts of a step are cut: equal parts that different blocks read at the same time.
-// `tiles` are the tiles of each sequence, its new token included: a chunk of n tokens has
-// DecodeStepTiles(n). Empty if the contexts are too long for the kernel.
+// `tiles` holds the number of tiles of each sequence, including its new token: a chunk of n tokens
+// has DecodeStepTiles(n). Empty if the contexts are too long for the kernel.
 std::vector<int32_t> DecodeStepParts(std::span<const int32_t> tiles, const PagedKvLayout& layout,
                                      const DeviceFacts& device);
 constexpr int32_t DecodeStepTiles(int64_t tokens) {

@@ -3,10 +3,10 @@
 // Grid: one block per SM, all resident at the same time (a cooperative launch). Every block owns a
 //   slice of the rows of every weight, and some tasks of attention.
 // Block: consumer warps; a producer warp that streams weights, K and V through a ring in
-//   shared memory and runs ahead across layers; a warp that clears the words of the step before.
+//   shared memory and runs ahead across layers; a warp that clears the words of the previous step.
 // Words: activations go from block to block through L2 as words that readers poll
-//   (packets_device.cuh), so there is no barrier between blocks. A layer has five hops: x to qkv,
-//   to attention, to o, to gate and up, to down; a cut context adds one for the merge.
+// (packets_device.cuh), so there is no barrier between blocks. A layer has five hops: x to qkv, to
+// attention, to o, to gate and up, to down; a cut context adds one for the merge.
 // Rounding points are those of the chain (linear.h, kv_append.h, chunk_decode.h). Sums are added in
 //   a fixed order, so results are repeatable to the bit.
 #pragma once
@@ -19,7 +19,8 @@
 
 namespace tokline::decode_step {
 
-// The block's tasks: one per part of a context and KV head, dealt out to the blocks in turn.
+// Lists the block's tasks. There is one task per part of a context and KV head, and the blocks take
+// tasks in turn.
 __device__ __forceinline__ void ListTasks(const Arguments& args, Shared& shared) {
   const DecodeStepParams& params = args.params;
   const int kv_heads = params.layout.num_kv_heads, block = static_cast<int>(blockIdx.x);
@@ -56,7 +57,7 @@ __device__ __forceinline__ void ListTasks(const Arguments& args, Shared& shared)
   shared.num_partials = first_partial;
 }
 
-// The tiles of all tasks, which are the same in every layer.
+// Lists the tiles of all tasks, which are the same in every layer.
 __device__ __forceinline__ void ListTiles(const Arguments& args, const Shared& shared,
                                           uint32_t* tiles) {
   const ChunkTableView& table = args.params.table;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void ListTiles(const Arguments& args, const Shared& s
   }
 }
 
-// Clears what the step before this one left in the other set.
+// Clears what the previous step left in the other set.
 __device__ __forceinline__ void ClearWords(const Arguments& args, const WorkspaceState& state) {
   const uint32_t other = 1 - state.steps % 2;
   const WordArea area(args, other);
@@ -157,7 +158,7 @@ class Worker {
       Stamp();
 #pragma unroll 1
       for (int i = 0; i < shared_.num_tasks; ++i) {
-        if (i > 0) SyncConsumers();  // protects rows and states of the task before
+        if (i > 0) SyncConsumers();  // protects rows and states of the previous task
         attention_.Run(consumer_, shared_.tasks[i], area_, layer);
       }
       Stamp();
@@ -202,7 +203,7 @@ class Worker {
     if (stamps_ != nullptr) *stamps_++ = clock64();
   }
 
-  // Takes the first weights of a projection, before its x is there.
+  // Takes the first weights of a projection before its x has arrived.
   __device__ __forceinline__ void Prepare(const Projection& projection) {
     const int units = projection.Units(projection.slice.begin);
     if (units == 0) return;
@@ -264,8 +265,8 @@ class Worker {
   bool has_token_;             // whether the lane's row of x in fragments is a token
   uint32_t* layer_words_;      // of token consumer.warp
   const uint32_t* x_words_;    // of the token whose x the lane loads
-  uint32_t residual_ = 0;      // the residual stream: the thread's pair of the block's rows, of
-                               // token consumer.warp
+  uint32_t residual_ = 0;      // the residual stream of token consumer.warp: the thread's pair of
+                               // the block's rows
 };
 
 // Notes the step for the next ones, once every block has read the state.
@@ -334,7 +335,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     ListTiles(args, shared, tiles);
     // The producer waits for the list before its first tile. Consumers do not wait for the
-    // producer, which may be waiting for them: the weights before its first tile may fill the ring.
+    // producer, which may be waiting for them because the weights before its first tile can fill
+    // the ring.
     ptx::NamedBarrierArrive(kTilesBarrier, kConsumerThreads + 32);
     Worker<P>(args, shared, memory, ring, tiles).Run();
   }

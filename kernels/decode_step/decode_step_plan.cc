@@ -1,4 +1,5 @@
-// Which models and steps decode_step takes, how it divides them, and what they cost.
+// Decides which models and steps decode_step takes and how it divides them, and computes their
+// cost.
 #include "kernels/decode_step/decode_step_plan.h"
 
 #include <algorithm>
@@ -13,13 +14,14 @@ namespace {
 
 constexpr int32_t kMinPartTiles = 4;  // shorter contexts are not cut: a merge costs more
 
-// Features that a block computes at most, in units of two.
+// The maximum number of features that a block computes, in units of two.
 int64_t RowsPerBlock(int64_t features, int64_t blocks) {
   return 2 * DivideUp(features / 2, blocks);
 }
 
-// Copies under way in a block. The more there are, the longer every hop between blocks takes. With
-// one, the ring is filled between the hops of a layer if the block's part of a layer is small.
+// The number of copies in flight per block. The more there are, the longer every hop between blocks
+// takes. One suffices to fill the ring between the hops of a layer if the block's part of a layer
+// is small.
 int32_t InFlight(const DecodeStepModel& model, const PagedKvLayout& layout, int32_t tokens,
                  const DeviceFacts& device) {
   constexpr int64_t kSmallBytes = 400 << 10;
@@ -92,7 +94,7 @@ std::string DecodeStepRefusal(const DecodeStepModel& model, const PagedKvLayout&
   if (model.vocab_size % 2 != 0) {
     return StrCat("a vocabulary of ", model.vocab_size, "; it takes even sizes");
   }
-  // A block's sums of the residual stream are one pass.
+  // A block's sums of the residual stream must fit one pass.
   if (RowsPerBlock(model.hidden_size, device.sm_count) > 8 * kDecodeStepPassRows) {
     return StrCat(device.sm_count, " SMs are too few for hidden size ", model.hidden_size);
   }
@@ -119,7 +121,7 @@ std::vector<int32_t> DecodeStepParts(std::span<const int32_t> tiles, const Paged
     all += count;
     longest = std::max<int64_t>(longest, count);
   }
-  // A merge takes time by its parts, and a part by its tiles.
+  // The time of a merge grows with its parts, and that of a part with its tiles.
   int64_t unit = std::max<int64_t>(kMinPartTiles, DivideUp(all, budget));
   while (unit * unit < longest) ++unit;
   std::vector<int32_t> parts(tiles.size());

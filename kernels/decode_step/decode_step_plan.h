@@ -5,9 +5,9 @@
 
 namespace tokline {
 
-// Weights arrive in units of 8 rows x 1,024 elements, two in a stage of the ring. Rows lie 64 bytes
-// further apart than they are long, so that fragments of 8 rows touch all banks. K and V of
-// 16-token tiles take stages too.
+// Weights arrive in units of 8 rows x 1,024 elements, two units per stage of the ring. The distance
+// between rows exceeds their length by 64 bytes, so that fragments of 8 rows touch all banks. K and
+// V tiles of 16 tokens also take stages.
 inline constexpr int32_t kDecodeStepRows = 8;
 inline constexpr int32_t kDecodeStepBlockK = 1024;
 inline constexpr int32_t kDecodeStepPitch = 2 * kDecodeStepBlockK + 64;
@@ -24,7 +24,7 @@ inline constexpr int32_t kDecodeStepStaticBytes = 2048;  // of shared memory, at
 inline constexpr int32_t kDecodeStepMaxTiles = 1024;     // of 16 tokens, in all tasks of a block
 inline constexpr int32_t kDecodeStepMostInFlight = 2;    // copies, which stream at nearly full rate
 
-// Words of activations that pass between blocks: of one token in one layer. Each is a pair of
+// The words of activations of one token that pass between blocks in one layer. Each is a pair of
 // elements.
 struct DecodeStepWords {
   int32_t qkv, attention, mid, act, out, total;
@@ -78,8 +78,8 @@ constexpr int32_t DecodeStepPartialWords(const DecodeStepModel& model,
                                          const PagedKvLayout& layout) {
   return (model.num_q_heads / layout.num_kv_heads * (layout.head_dim + 2) + 3) / 4 * 4;
 }
-// The workspace is a state and two sets of words. A set holds the words of all tokens and layers,
-// then the partial states of all layers.
+// The workspace consists of a state and two sets of words. A set holds the words of all tokens and
+// layers, then the partial states of all layers.
 inline constexpr int32_t kDecodeStepStateBytes = 256;
 inline constexpr int64_t kDecodeStepWorkspaceAlignment = 256;
 inline constexpr int64_t kDecodeStepLogitsAlignment = 8;  // they are stored in pairs

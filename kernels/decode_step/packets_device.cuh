@@ -1,7 +1,7 @@
-// Words that blocks pass to each other through L2 while the kernel runs. A word that is not there
-// yet is 0, and a word w is stored as ~w, so readers need no flag and no order: they load a word
-// until it is not 0. The word that would be stored as 0 is a pair of NaNs, or a NaN, with all bits
-// set; conversions and arithmetic give other NaNs, so it is never published.
+// Words that blocks pass to each other through L2 while the kernel runs. A word that has not
+// arrived is 0, and a word w is stored as ~w, so readers need no flag and no order: they load a
+// word until it is not 0. The word that would be stored as 0 is a pair of NaNs, or a NaN, with all
+// bits set; conversions and arithmetic give other NaNs, so it is never published.
 //
 // The words of a step lie in one of two sets. A step uses one and clears what the step before it
 // left in the other, so the end of a kernel orders every clear before the next use.
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint4 Decode(uint4 v) { return {~v.x, ~v.y, ~v.z, ~v.
 __device__ __forceinline__ uint2 Decode(uint2 v) { return {~v.x, ~v.y}; }
 
 // Counts fruitless polls. After some seconds without progress the kernel ends with an error: a
-// block that is missing would otherwise hold the device for ever.
+// block that is missing would otherwise occupy the device forever.
 struct Patience {
   uint32_t left = 1u << 26;
   __device__ __forceinline__ void Spend() {
@@ -40,9 +40,9 @@ struct Patience {
   }
 };
 
-// Loads kCount vectors until all words are there: vector i from words + offset(i), where valid(i)
-// holds, and zeros elsewhere. Words that are not `published` are data of an earlier kernel. All
-// lanes of the warp look again together: a converged poll is faster than lanes that spin apart.
+// Loads kCount vectors until all words have arrived: vector i from words + offset(i) if valid(i)
+// holds, and zeros otherwise. Words that are not `published` come from an earlier kernel. All lanes
+// of the warp poll together: a converged poll is faster than lanes that spin separately.
 template <typename Vector, int kCount, typename Offset, typename Valid>
 __device__ __forceinline__ void Poll(Vector (&values)[kCount], const uint32_t* words,
                                      bool published, const Offset& offset, const Valid& valid) {

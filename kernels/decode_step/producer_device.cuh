@@ -44,8 +44,8 @@ class Producer {
   }
 
  private:
-  // Waits until the next stage is free and fewer than `in_flight` copies are under way. Too many
-  // would not stream faster, but make every other access of the device slow.
+  // Waits until the next stage is free and fewer than `in_flight` copies are in flight. More copies
+  // would not stream faster, but would slow down every other access of the device.
   __device__ __forceinline__ void BeginStage(uint32_t bytes, int in_flight) {
     ptx::MbarrierWait(ring_.Empty(position_.stage), position_.phase);
     for (; issued_ >= in_flight; --issued_) {
@@ -57,9 +57,9 @@ class Producer {
     __syncwarp();
   }
 
-  // A slice of a projection: its units (see Projection), two in a stage. Lanes 0 to 7 copy the rows
-  // of the first, lanes 8 to 15 those of the second. With gates, `up` is how many rows the up rows
-  // are further down the matrix; otherwise it is 0.
+  // Streams a slice of a projection: its units (see Projection), two per stage. Lanes 0 to 7 copy
+  // the rows of the first unit, lanes 8 to 15 those of the second. With gates, the up rows lie `up`
+  // rows further down the matrix; otherwise `up` is 0.
   __device__ __forceinline__ void StreamRows(const char* weight, const Slice& slice,
                                              int in_features, int up) {
     const int k_blocks = (in_features + kDecodeStepBlockK - 1) >> 10;
@@ -96,8 +96,9 @@ class Producer {
     }
   }
 
-  // The first tiles fill the ring while the block polls its queries. Whatever follows them can be
-  // as quick as the memory, since no block waits for words until a whole context is read.
+  // The first tiles fill the ring while the block polls its queries. The following tiles may stream
+  // at the full rate of the memory, because no block waits for words until a whole context has been
+  // read.
   __device__ __forceinline__ void StreamTiles(const Task& task, const uint32_t* tiles, int layer) {
     const PagedKvLayout& layout = args_.params.layout;
     const PageSplit pages = layout.Pages();
@@ -122,8 +123,8 @@ class Producer {
 
   const Arguments& args_;
   CopyRing ring_;
-  RingPosition position_;  // the phase of its Empty barrier
-  RingPosition pending_;   // the oldest copy that may still be under way
+  RingPosition position_;  // with the phase of its Empty barrier
+  RingPosition pending_;   // the oldest copy that may still be in flight
   int issued_ = 0;         // copies from `pending_` on
   int lane_;
   uint64_t policy_;

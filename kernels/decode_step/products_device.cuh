@@ -1,9 +1,9 @@
 // The consumers' products: x W^T for the block's rows of a weight. Each warp takes 128 of every
-// 1,024 elements of K, in chunks of 32; the sums of the warps meet in shared memory.
+// 1,024 elements of K, in chunks of 32; the sums of the warps are added through shared memory.
 //
-// What a step costs beside its bytes is the chain of instructions from the arrival of x to the
-// words that depend on it: a warp alone issues one in about five cycles. So phases are specialised
-// at compile time, and addresses are computed once.
+// The cost of a step beyond its bytes is the chain of instructions from the arrival of x to the
+// words that depend on it: a single warp issues one instruction in about five cycles. Phases are
+// therefore specialised at compile time, and addresses are computed once.
 #pragma once
 
 #include "kernels/decode_step/step_shared_device.cuh"
@@ -56,8 +56,8 @@ __device__ __forceinline__ void StoreShared16(uint32_t address, uint4 v) {
                : "memory");
 }
 
-// A projection as units of 8 rows by 1,024 elements: for each 8 rows of the block's slice, the
-// blocks of K one after another. With gates, each 8 gate rows are followed by their up rows.
+// A projection as units of 8 rows by 1,024 elements: for each group of 8 rows of the block's slice,
+// the blocks of K one after another. With gates, every 8 gate rows are followed by their up rows.
 struct Projection {
   Slice slice;
   int in_features;
@@ -71,11 +71,12 @@ struct Projection {
     tail_chunks =
         min(kChunks, max(0, (k - (k_blocks - 1) * kDecodeStepBlockK - kWarpK * warp) >> 5));
   }
-  // The units of the slice's features from `feature` on.
+  // The number of units of the slice's features from `feature` on.
   __device__ __forceinline__ int Units(int feature) const {
     return max(0, (slice.end - feature + 7) >> 3 << (gated ? 1 : 0)) * k_blocks;
   }
-  // 16-byte vectors of a token's x that the warp multiplies: those of the last block come last.
+  // The number of 16-byte vectors of a token's x that the warp multiplies; those of the last block
+  // come last.
   __device__ __forceinline__ int Vectors() const {
     return (k_blocks - 1) * kBlockVectors + tail_chunks * 4;
   }
@@ -97,12 +98,12 @@ struct XFragment {
   }
 };
 
-// A lane's fragments of a stage of weights. They are taken from the ring before x is there.
+// A lane's fragments of a stage of weights. They are taken from the ring before x arrives.
 struct WeightStage {
   uint4 of[kDecodeStepStageUnits][kChunks];
 
-  // Units are those that are left, of a projection of which `block` is the next block of K. What
-  // lies in a stage past the end of K may be anything, NaN included, and is left out.
+  // `units` counts the remaining units of the projection; `block` is its next block of K. A stage
+  // may hold anything past the end of K, including NaN, and that part is left out.
   template <bool kOneBlock>
   __device__ __forceinline__ void Take(Consumer& consumer, const Projection& projection, int units,
                                        int block) {
@@ -123,10 +124,10 @@ struct WeightStage {
   }
 };
 
-// Multiplies x by the next `rows` times 8 rows of a projection. `weights` holds the first stage,
-// and in the end the first stage of the `more` units that follow, if any. `x` is the address of the
-// lane's first 16 bytes of x. The sums of the i-th 8 rows, of token lane / 4, rows 2 (lane % 4) and
-// the next one, go to sums + i * stride.
+// Multiplies x by the next `rows` times 8 rows of a projection. `weights` holds the first stage
+// and, at the end, the first stage of the `more` units that follow, if any. `x` is the address of
+// the lane's first 16 bytes of x. The sums of token lane / 4 for rows 2 (lane % 4) and the next one
+// of the i-th 8 rows go to sums + i * stride.
 template <typename T, bool kOneBlock>
 __device__ __forceinline__ void Multiply(Consumer& consumer, const Projection& projection,
                                          WeightStage& weights, int rows, int more, uint32_t x,
@@ -168,8 +169,8 @@ __device__ __forceinline__ void Multiply(Consumer& consumer, const Projection& p
   }
 }
 
-// Partial sums in shared memory: [8 rows][warp][token][8], 8 floats further apart from one 8 rows
-// to the next.
+// Partial sums in shared memory: [group of 8 rows][warp][token][8], with 8 floats of padding after
+// each group of 8 rows.
 class Sums {
  public:
   __device__ __forceinline__ Sums(const Consumer& consumer, float* memory, int tokens)
@@ -180,7 +181,8 @@ class Sums {
 
   __device__ __forceinline__ int Stride() const { return stride_; }
   __device__ __forceinline__ float* Store() const { return store_; }
-  // Sums of rows `row` and `row` + 1 of the pass for token consumer.warp, in a fixed order.
+  // The sums of rows `row` and `row` + 1 of the pass for token consumer.warp, added in a fixed
+  // order.
   __device__ __forceinline__ float2 Pair(int row) const {
     const float* from = load_ + row / 8 * stride_ + row % 8;
     float2 part[kWarps];

@@ -1,5 +1,5 @@
-// What all parts of the kernel know: its arguments, a block's share of the rows and of attention,
-// and where things lie.
+// What all parts of the kernel use: its arguments, a block's share of the rows and of attention,
+// and the layout of its memory.
 #pragma once
 
 #include <cuda.h>
@@ -14,9 +14,9 @@
 
 namespace tokline::decode_step {
 
-// At the start of the workspace: the number of steps so far, how many blocks of the present step
-// have read it, and how many rows of words and partial states the step that last used a set has
-// left there.
+// The start of the workspace: the number of steps so far, the number of blocks of the present step
+// that have read it, and, for each set, the number of rows of words and partial states that the
+// last step to use it has left there.
 struct WorkspaceState {
   uint32_t steps;
   uint32_t readers;
@@ -68,7 +68,7 @@ struct Task {
   int token, kv_head, part, parts;
   int64_t slot, position;
   int first_partial;  // of the sequence and KV head
-  int begin, tiles;   // of the sequence's tiles, those that this part reads
+  int begin, tiles;   // the range of the sequence's tiles that this part reads
   int first_tile;     // in the block's list
   bool appends;       // its last tile holds the step's own token, whose K and V this step makes
 };

@@ -51,7 +51,7 @@ struct AttentionTile {
     ptx::WgmmaCommit();
   }
 
-  // Issues out += P V for the tile's first kTokens, behind which all weights are 0.
+  // Issues out += P V for the tile's first kTokens tokens; the weights of all later ones are 0.
   template <int kTokens = Policy::kKvTokens>
   __device__ __forceinline__ void IssueValues(uint64_t v) {
     ptx::PinRegisters(out);
@@ -64,8 +64,8 @@ struct AttentionTile {
     ptx::WgmmaCommit();
   }
 
-  // Sets the scores of tokens that a row does not see to -inf. `visible` holds how many of the
-  // tile's tokens each of the lane's rows sees.
+  // Sets the scores of tokens that a row does not see to -inf. `visible` holds the number of the
+  // tile's tokens that each of the lane's rows sees.
   __device__ __forceinline__ void Mask(const int32_t (&visible)[2]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -28,15 +28,15 @@ struct LaunchShape {
 
 // Launches request the same split of an SM's memory between L1 and shared memory, nearly all of it
 // shared, because an SM has to drain before it can change the split and thus could not start a
-// kernel before its predecessor ends. Those that move this many bytes run for some 4 us and more,
-// and usually gain more by a larger L1, where their loads wait, than by overlapping. Needs CUDA
-// 12.8; before, all launches have the same split.
+// kernel before its predecessor ends. Launches that move this many bytes run for about 4 us or
+// longer, and usually gain more from a larger L1, in which their loads wait, than from overlapping.
+// This needs CUDA 12.8; with older versions all launches have the same split.
 inline constexpr double kLongLaunchBytes = 16e6;
-// What such a launch leaves as shared memory, for sums and tables.
+// The percentage that such a launch leaves as shared memory, for sums and tables.
 inline constexpr unsigned kLongLaunchSharedPercent = 25;
 
-// Raises a kernel's limit on dynamic shared memory. Never lowers what it has set, since another
-// thread may be about to launch with what it has just set. Throws InvalidArgument, which states
+// Raises a kernel's limit on dynamic shared memory. It never lowers a limit, because another thread
+// may be about to launch with the limit that it has just set. Throws InvalidArgument, which states
 // what a block needs and what the device offers, when the device does not have enough. The
 // attributes of the kernel are read only in that case, not in every launch.
 inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const DeviceFacts& device) {

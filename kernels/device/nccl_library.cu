@@ -11,7 +11,7 @@
 namespace tokline {
 namespace {
 
-// What nccl.h declares, as far as it is used. These are parts of NCCL's binary interface.
+// The used part of the declarations in nccl.h. They belong to NCCL's binary interface.
 using Result = int;  // ncclResult_t; 0 is success
 constexpr int kFloat16 = 6, kFloat32 = 7, kBfloat16 = 9;
 constexpr int kSum = 0;

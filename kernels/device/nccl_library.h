@@ -22,15 +22,16 @@ using UniqueNcclComm = std::unique_ptr<ncclComm, NcclCommDeleter>;
 // CudaError with the call and NCCL's reason if a call fails.
 std::string NcclVersion();
 
-// Communicators of this process's devices 0 to `ranks` - 1, one each.
+// Makes one communicator for each of this process's devices 0 to `ranks` - 1.
 std::vector<UniqueNcclComm> MakeNcclComms(int32_t ranks);
 
-// What the processes of a group have to agree on.
+// The identifier on which the processes of a group have to agree.
 struct NcclId {
   char bytes[128] = {};
 };
 NcclId NewNcclId();
-// The communicator of the current device, in a group of `ranks` processes, all of which call it.
+// Makes the communicator of the current device in a group of `ranks` processes, all of which call
+// this.
 UniqueNcclComm JoinNccl(const NcclId& id, int32_t ranks, int32_t rank);
 
 // Enqueues out = sum over the ranks of x, `count` elements; out may be x.

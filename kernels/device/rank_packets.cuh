@@ -1,9 +1,9 @@
-// Packets to the ranks of a group, each of whose words is its own flag (peer_buffers.h). Packet p
-// of rank r's row t is number (r * num_tokens + t) * packets per row + p in one_shot's inbox.
+// Packets to the ranks of a group. Each word of a packet is its own flag (peer_buffers.h). Packet p
+// of rank r's row t has number (r * num_tokens + t) * packets per row + p in one_shot's inbox.
 //
-// A projection that finishes eight elements a thread sends two packets a thread. So that the lanes
-// of a warp fill whole lines each time, the first packets of 16 threads are neighbours, and so are
-// the second ones: stores that leave gaps of 16 bytes take the link twice as long.
+// A projection that finishes eight elements per thread sends two packets per thread. The first
+// packets of 16 threads are neighbours, and so are their second ones, so that the lanes of a warp
+// fill whole lines each time: stores that leave gaps of 16 bytes take twice as long on the link.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,19 +15,19 @@
 
 namespace tokline {
 
-// The number of the launch that follows `launches` others. Fresh buffers are full of zeros, so
-// there is no launch 0; 2 keeps the inboxes taking turns.
+// The number of the launch that follows `launches` others. Fresh buffers are full of zeros, so no
+// launch has number 0; its place is taken by 2, with which the inboxes still alternate.
 __device__ __forceinline__ uint32_t LaunchAfter(uint32_t launches) {
   return launches + 1 == 0 ? 2 : launches + 1;
 }
 
-// Whether a sum of partials that were sent begins while the projection still runs. With fewer
-// tokens it is better that all later kernels are launched early, so that their weights arrive
-// meanwhile (README.md of all_reduce_norm).
+// Whether the sum of partials that were sent begins while the projection still runs. With fewer
+// tokens it is better to launch all later kernels early, so that their weights arrive meanwhile
+// (README.md of all_reduce_norm).
 __device__ __forceinline__ bool SumsBeforeTheEnd(int64_t num_tokens) { return num_tokens > 16; }
 
-// Where packet `quad` of a row lies among its `quads`, an even number, if the projection has sent
-// it. Of few tokens a thread sends less than a packet.
+// The place of packet `quad` among the `quads` (an even number) of its row if the projection has
+// sent it. With few tokens a thread sends less than a packet.
 __device__ __forceinline__ int32_t SentPacket(int64_t num_tokens, int32_t quads, int32_t quad) {
   constexpr int kGroup = 32, kFewTokens = 16;
   if (num_tokens <= kFewTokens) return quad;
@@ -53,7 +53,7 @@ class RankPackets {
   __device__ __forceinline__ void Send(int rank, int64_t packet, uint2 quad) const {
     ptx::StoreRelaxedSystem16(At(rank, packet), {launch_ | quad.x, launch_ | quad.y});
   }
-  // One word of a packet: its first or its second two elements.
+  // Sends one word of a packet: its first or its last two elements.
   __device__ __forceinline__ void SendWord(int rank, int64_t packet, int word,
                                            uint32_t pair) const {
     ptx::StoreRelaxedSystem8(At(rank, packet) + 8 * word, launch_ | pair);
@@ -71,21 +71,22 @@ class RankPackets {
 };
 
 // Sends a projection's outputs, which are the partial of the next launch of all_reduce_norm, to all
-// ranks, also to its own.
+// ranks, including its own.
 //
 // With SumsBeforeTheEnd that launch begins, counts itself and polls while the projection still
-// runs. So the projection lets its dependents start only after its wait for predecessors, and looks
-// up how many launches have ended, not how many have begun.
+// runs. The projection therefore lets its dependents start only after its own wait for
+// predecessors, and looks up how many launches have ended, not how many have begun.
 class PartialSender {
  public:
   __device__ __forceinline__ explicit PartialSender(const PeerBuffers& send) : send_(send) {}
 
-  // After the wait for earlier kernels, one of which is the launch before.
+  // Call this after the wait for earlier kernels, which include the previous launch.
   __device__ __forceinline__ void LookUpLaunch() {
     const auto* const header = static_cast<const AllReduceHeader*>(send_.buffers[send_.rank]);
     launch_ = LaunchAfter(ptx::LoadRelaxedSystem4(&header->completed));
   }
-  // Eight elements of a token from `feature` on, a multiple of 8, as all numbers of features here.
+  // Sends eight elements of a token from `feature` on, which is a multiple of 8, like all feature
+  // counts here.
   __device__ __forceinline__ void SendEight(int64_t num_tokens, int64_t features, int64_t token,
                                             int32_t feature, uint4 eight) const {
     const RankPackets packets(send_, launch_);
@@ -97,7 +98,7 @@ class PartialSender {
       packets.Send(to, row + SentPacket(num_tokens, quads, quad + 1), {eight.z, eight.w});
     }
   }
-  // Two elements, from an even feature on.
+  // Sends two elements, from an even feature on.
   __device__ __forceinline__ void SendPair(int64_t num_tokens, int64_t features, int64_t token,
                                            int32_t feature, uint32_t pair) const {
     const RankPackets packets(send_, launch_);

@@ -1,5 +1,5 @@
-// Reductions within a warp. For wider ones, use CUB, or where latency rules what sampling has
-// (select_device.cuh).
+// Reductions within a warp. For wider ones, use CUB or, where latency dominates, the functions of
+// sampling (select_device.cuh).
 #pragma once
 
 namespace tokline {

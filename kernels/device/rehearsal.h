@@ -1,12 +1,13 @@
 // Loads kernels without launching them. CUDA loads a kernel when it is first used, and may then
-// wait for everything that the process has enqueued on any of its devices. Where kernels of several
-// devices wait for each other, that would be for ever, so they are loaded before.
+// wait for everything that the process has enqueued on any of its devices. If kernels of several
+// devices wait for each other, that wait would never end, so they are loaded before.
 #pragma once
 
 namespace tokline {
 
-// While it lives, every launch of this thread loads its kernel and returns. Matmul runs a problem
-// that is new to it, whose kernel it does not know, and writes its output.
+// While it lives, every launch of this thread only loads its kernel and returns. Matmul is an
+// exception: it cannot know cuBLASLt's kernel, so it runs every problem that is new to it and
+// writes its output.
 class Rehearsal {
  public:
   Rehearsal() { ++depth_; }

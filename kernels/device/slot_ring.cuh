@@ -27,7 +27,7 @@ struct SlotRing {
   // In the first round every slot counts as empty.
   __device__ void WaitEmpty(int use) const { ptx::MbarrierWait(Empty(use), Round(use) ^ 1); }
   // All lanes of the warp that fills the slot call this. It waits for room and announces the bytes
-  // that its copies will load.
+  // that the warp's copies will load.
   __device__ void Claim(int use, uint32_t bytes, int lane) const {
     WaitEmpty(use);
     if (lane == 0) ptx::MbarrierArriveExpect(Full(use), bytes);
@@ -38,8 +38,8 @@ struct SlotRing {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::MbarrierArrive(Empty(use));
   }
-  // By every lane of a warp that reads it with ordinary loads. Each arrives for its own reads:
-  // racecheck does not follow the reads of other lanes through __syncwarp.
+  // Every lane of a warp that reads the slot with ordinary loads calls this. Each arrives for its
+  // own reads, because racecheck does not track the reads of other lanes through __syncwarp.
   __device__ void ReleaseByLane(int use) const { ptx::MbarrierArrive(Empty(use)); }
   // `readers`: the arrivals that empty a slot.
   __device__ void Init(int readers) const {

@@ -16,8 +16,8 @@ namespace tokline {
 template <typename T>
 inline constexpr float kLargestWeightLog2 = std::is_same_v<T, __half> ? 15.0f : 0.0f;
 
-// Weights are 2^(score - reference), with scores in base 2. The reference that belongs to a row's
-// largest score, and the other way around.
+// Weights are 2^(score - reference), with scores in base 2. These functions convert a row's largest
+// score to its reference, and back.
 template <typename T>
 __device__ __forceinline__ float ReferenceOf(float largest_score) {
   return kLargestWeightLog2<T> == 0 ? largest_score : largest_score - kLargestWeightLog2<T>;
@@ -27,8 +27,8 @@ __device__ __forceinline__ float LargestScoreOf(float reference) {
   return kLargestWeightLog2<T> == 0 ? reference : reference + kLargestWeightLog2<T>;
 }
 
-// 2^exponent as a weight. Where scores are so huge that subtracting the reference is off by 1, fp16
-// would have no such weight.
+// Returns 2^exponent as a weight, limited to the largest one: with huge scores, subtracting the
+// reference may be off by 1, and fp16 could not represent the result.
 template <typename T>
 __device__ __forceinline__ float WeightOf(float exponent) {
   constexpr auto kLargest = static_cast<float>(1 << static_cast<int>(kLargestWeightLog2<T>));
@@ -45,10 +45,10 @@ struct RowState {
 
 // Weights are 2^(scale_log2 * score - offset). Each operation is rounded on its own, so that an
 // unchanged maximum gives a correction factor of exactly 1. A row that has seen nothing gets -inf.
-// For fp16 the offset is rounded up: where it has no bits below 1, as from 2^24 on, a smaller one
-// would give weights of 2^16 and more, which fp16 does not have. The largest weight then lies up to
-// four units in the offset's last place below 2^15, which leaves it normal for offsets below 2^26;
-// from 2^28 on all weights of a row may be 0.
+// For fp16 the offset is rounded up: from 2^24 on it has no bits below 1, and a smaller offset
+// would give weights of 2^16 and more, which fp16 cannot represent. The largest weight then lies up
+// to four units in the offset's last place below 2^15, which leaves it normal for offsets below
+// 2^26; from 2^28 on all weights of a row may be 0.
 template <typename T>
 __device__ __forceinline__ float ExponentOffset(float max, float scale_log2) {
   if constexpr (kLargestWeightLog2<T> == 0) {

@@ -17,13 +17,16 @@ TOKLINE_HOST_DEVICE constexpr uint32_t SwizzledOffset(uint32_t row, uint32_t seg
   return row * kRowBytes + ((segment ^ (row & 7)) << 4);
 }
 
-// From the address of a segment to that of another, without the arithmetic of SwizzledOffset, so
-// that a loop keeps one register for all its addresses. Tiles start at multiples of 128 bytes.
-// To the segment `segments` (even) further in the row of a segment that is 0 or 1.
+// The two functions below derive the address of one segment from that of another without the
+// arithmetic of SwizzledOffset, so that a loop needs one register for all its addresses. Tiles
+// start at multiples of 128 bytes.
+// Returns the address of the segment `segments` (even) further in the row. `address` must be that
+// of segment 0 or 1.
 TOKLINE_HOST_DEVICE constexpr uint32_t SwizzledSegment(uint32_t address, uint32_t segments) {
   return (address ^ (segments % 8 << 4)) + segments / 8 * 128;
 }
-// To the same segment `rows` further, of a row whose low three bits have none in common with it.
+// Returns the address of the same segment `rows` rows further. The low three bits of the row's
+// number must have none in common with those of `rows`.
 template <int kRowBytes>
 TOKLINE_HOST_DEVICE constexpr uint32_t SwizzledRow(uint32_t address, uint32_t rows) {
   return (address ^ (rows % 8 << 4)) + rows * kRowBytes;

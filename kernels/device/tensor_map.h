@@ -1,4 +1,4 @@
-// Tensor maps: what the copy engine has to know about a tensor to load boxes of it (sm_90).
+// Tensor maps: they tell the copy engine how to load boxes of a tensor (sm_90).
 #pragma once
 
 #include <cuda.h>

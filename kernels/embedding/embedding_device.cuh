@@ -1,7 +1,7 @@
 // Copies table rows to output rows, or adds position rows to them.
 //
-// Grid: one block per token, or per two where many short rows are copied. Its threads stride over
-//   the rows in 16-byte vectors, with four in flight, or with one of each of two rows.
+// Grid: one block per token, or per two tokens if many short rows are copied. Its threads stride
+//   over the rows in 16-byte vectors, with four in flight, or with one of each of two rows.
 // Dependent launch: everything is read after the wait, because sampling may just have written the
 //   ids.
 #pragma once

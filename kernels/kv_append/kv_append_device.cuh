@@ -1,12 +1,12 @@
 // Appends K and V rows to the paged cache and transforms query rows.
 //
 // Grid: head_dim / 8 neighbouring lanes move one row (one head of one token), 16 bytes each. Such a
-//   group of lanes takes up to Policy::kRows neighbouring heads of one token, all of them query, K
-//   or V heads: they have one slot, one RoPE row, one norm weight, and a constant address stride.
-// Shared memory: none. Both elements of a RoPE pair are in the same lane, which holds 8 bytes of
-//   each half of a row. The norm's sum uses shuffles; all lanes of a warp execute them if one must.
-// Dependent launch: slots, positions, RoPE rows and norm weights are read before the wait; q, k, v
-//   and the pool are accessed after it.
+//   group of lanes takes up to Policy::kRows neighbouring heads of one token, all of them query,
+//   all K or all V heads: they share one slot, one RoPE row and one norm weight, and have a
+//   constant address stride. Shared memory: none. Both elements of a RoPE pair are in the same
+//   lane, which holds 8 bytes of each half of a row. The norm's sum uses shuffles; all lanes of a
+//   warp execute them if one must. Dependent launch: slots, positions, RoPE rows and norm weights
+//   are read before the wait; q, k, v and the pool are accessed after it.
 #pragma once
 
 #include <cstdint>
@@ -110,7 +110,7 @@ __device__ __forceinline__ RowTarget<T> TargetOf(const KvAppendParams& params,
   return {pool + layout.ValueOffset(page, group.head, page_row), layout.HeadStride()};
 }
 
-// Loads a lane's 16 bytes of a row, as HeadRow has them if rows are transformed.
+// Loads a lane's 16 bytes of a row, in HeadRow's arrangement if rows are transformed.
 template <typename Policy>
 __device__ __forceinline__ uint4 LoadLane(const void* row, int lane) {
   if constexpr (Policy::kOp == RowOp::kCopy) {

@@ -2,16 +2,16 @@
 // sm_90a: tokens are the rows of wgmma, weight rows its columns.
 //
 // Grid: one block per SM. Each has an equal share of the weight's rows, in units of 32, and takes
-//   them in tiles of 128. What is left of a share is a smaller tile, whose other columns are
-//   multiplied with what the ring held before and dropped.
+//   them in tiles of 128. The rest of a share is a smaller tile; its unused columns are multiplied
+//   with the old contents of the ring and dropped.
 // Block: two warpgroups, which share a tile's weight rows (64 tokens) or the tokens (128), and a
 //   producer warp whose first lane issues copies.
 // Shared memory: a ring whose stages hold 64 k of a tile's weights and of all tokens, with the
-//   128-byte swizzle. It runs on across tiles, so that the memory streams while a tile is finished.
-//   Rows after the last token keep what was there, and so do their sums, which nobody reads.
-// Dependent launch: the first weights are on their way before the wait.
-// Outputs: a thread stores what it accumulated, eight bytes at a time, such that four lanes fill a
-//   sector. It keeps the largest output of its two tokens across all tiles.
+//   128-byte swizzle. It continues across tiles, so that the memory streams while a tile is
+//   finished. Rows after the last token keep their old contents; their sums are never read.
+//   Dependent launch: the first weights are on their way before the wait.
+// Outputs: a thread stores what it accumulated, eight bytes at a time, so that four lanes fill a
+//   sector. For each of its two tokens it keeps the largest output across all tiles.
 #pragma once
 
 #include <cuda.h>
@@ -107,8 +107,8 @@ __device__ __forceinline__ void ProduceHead(const HeadArgs& args, const HeadShar
   }
 }
 
-// The warpgroup's sums of a tile, which lie as in ptx/wgmma.cuh with tokens as rows and weight rows
-// as columns.
+// Computes the warpgroup's sums of a tile. They are laid out as in ptx/wgmma.cuh, with tokens as
+// rows and weight rows as columns.
 template <typename Policy>
 __device__ __forceinline__ void MultiplyHead(int k_blocks, const CopyRing& ring, RingPosition& at,
                                              float (&sums)[Policy::kColumns / 2]) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void MultiplyHead(int k_blocks, const CopyRing& ring,
   if (threadIdx.x % 128 == 0) ptx::MbarrierArrive(ring.Empty(read));
 }
 
-// What a thread keeps of one of its tokens.
+// What a thread keeps for one of its tokens.
 struct HeadToken {
   float* out = nullptr;  // null: nothing is stored
   float best = -INFINITY;
@@ -136,7 +136,7 @@ struct HeadToken {
   }
 };
 
-// Stores the thread's outputs of a tile, of which `feature` is the first, and compares them.
+// Stores the thread's outputs of a tile, the first of which is `feature`, and compares them.
 template <typename Policy>
 __device__ __forceinline__ void FinishHead(const float (&sums)[Policy::kColumns / 2], int feature,
                                            int end, bool pairs, HeadToken (&rows)[2]) {

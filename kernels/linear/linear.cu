@@ -1,4 +1,4 @@
-// Dispatches Linear to one of its kernels, behind RMSNorm where that is a kernel of its own, or to
+// Dispatches Linear to one of its kernels, after RMSNorm if that is a separate kernel, or to
 // RMSNorm, cuBLASLt and the activation in turn.
 #include "kernels/activation/activation.h"
 #include "kernels/device/current_device.h"
@@ -28,7 +28,7 @@ NormParams NormOf(const LinearParams& params) {
           .out_stride = params.in_features};
 }
 
-// What remains to be done after the norm.
+// The parameters of what remains to be done after the norm.
 LinearParams AfterNorm(LinearParams params) {
   const NormParams norm = NormOf(params);
   params.x = norm.out;

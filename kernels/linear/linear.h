@@ -45,7 +45,7 @@ class Matmul {
 
   // Chooses and stores the algorithm for a shape. Run does so itself on first use.
   void Prepare(const Problem& problem);
-  // During a rehearsal it runs what has not run before, and nothing else.
+  // During a rehearsal it runs only problems that have not run before.
   void Run(const Problem& problem, const LaunchOptions& options);
 
  private:
@@ -60,8 +60,8 @@ enum class LinearVariant : uint8_t {
   kWgmma,  // hand-written for sm_90a: RMSNorm kernel, then everything else in one kernel, whose
            // weights stream through shared memory; in_features a multiple of 64, 256 to 65,536; at
            // most kMaxWgmmaTokens tokens
-  kTile,   // hand-written for sm_90a, for more tokens: the same, in as few tiles as fill the device
-           // once; in_features as for kWgmma; at most kMaxTileTokens tokens
+  kTile,   // hand-written for sm_90a, for more tokens: the same, in tiles that fill the device once
+           // where possible; in_features as for kWgmma; at most kMaxTileTokens tokens
   kHead,   // hand-written for sm_90a: fp32 outputs of a weight with many rows, such as an LM head,
            // with the largest of each row; RMSNorm kernel before; in_features as for kWgmma; no
            // bias; at most kMaxHeadTokens tokens
@@ -99,8 +99,8 @@ struct LinearParams {
   float norm_eps = 0;
   // fp32 [num_tokens, in_features / 64, rounded up, kLinearSquares], 16 B aligned, or null: sums of
   // squares of x, from an earlier kernel's out_squares. With them kWgmma normalises up to
-  // kMaxSquaresTokens tokens itself, without a kernel of its own for the norm. With more tokens,
-  // and in all other variants, they are ignored.
+  // kMaxSquaresTokens tokens itself, without a separate kernel for the norm. With more tokens, and
+  // in all other variants, they are ignored.
   const float* x_squares = nullptr;
   const void* weight = nullptr;    // [out_features, in_features], contiguous, 16 B aligned
   const void* bias = nullptr;      // [out_features] ([2 * out_features] when gated) or null
@@ -108,25 +108,26 @@ struct LinearParams {
   int64_t residual_stride = 0;
   void* out = nullptr;  // [num_tokens, out_features]
   int64_t out_stride = 0;
-  // fp32 [num_tokens, out_features / 64, rounded up, kLinearSquares], or null: where sums of
-  // squares of out go, not the buffer of x_squares. kWgmma only; neither with gated_silu nor with
-  // out_f32.
+  // fp32 [num_tokens, out_features / 64, rounded up, kLinearSquares], or null: receives sums of
+  // squares of out. It must not be the buffer of x_squares. kWgmma only; neither with gated_silu
+  // nor with out_f32.
   float* out_squares = nullptr;
-  // If not null, rows of out are heads of q, k and v, and QK-norm, RoPE and the append follow as
-  // AppendOf (rmsnorm_qkv.h) joins them, in the same kernel. LinearAppends says where that works.
-  // The k and v columns of out are then not written.
+  // If not null, rows of out are heads of q, k and v, and the same kernel also does QK-norm, RoPE
+  // and the append, with the parameters that AppendOf (rmsnorm_qkv.h) returns. LinearAppends says
+  // where that works. The k and v columns of out are then not written.
   const KvAppendParams* append = nullptr;
   // If not null, out is this rank's partial of the next launch of all_reduce_norm on these buffers,
-  // and goes to all ranks as well, whose launches then have AllReduceNormParams::sent. LinearSends
-  // says where that works. Earlier launches on the buffers must be complete when the kernels before
-  // this one are, and that launch must write neither x nor out, since it begins before this kernel
-  // ends. The reference ignores it.
+  // and is also sent to all ranks, whose launches must then set AllReduceNormParams::sent.
+  // LinearSends says where that works. Earlier launches on the buffers must be complete when the
+  // kernels before this one are complete. The next launch must write neither x nor out, since it
+  // begins before this kernel ends. The reference ignores it.
   const PeerBuffers* send = nullptr;
-  // uint64 [num_tokens, LinearBestParts()], or null: the largest output of each part of a row with
-  // its feature, as packed_best.cuh packs them. kHead alone finds it; the reference ignores it.
+  // uint64 [num_tokens, LinearBestParts()], or null: receives the largest output of each part of a
+  // row with its feature, packed as in packed_best.cuh. Only kHead finds it; the reference ignores
+  // it.
   uint64_t* best = nullptr;
-  // int32 [num_tokens], with best, or null: rows of out that nobody reads, where it is not 0. kHead
-  // does not write them.
+  // int32 [num_tokens], only with best, or null: not 0 for rows of out that are never read. kHead
+  // does not write these rows.
   const int32_t* only_best = nullptr;
   // The weights of a later kernel, 16 B aligned, or null. kSkinny prefetches them into L2 while its
   // own weights are in flight. This is a hint, which the reference and all other variants ignore.
@@ -146,9 +147,10 @@ bool LinearAppends(const LinearParams& params, const DeviceFacts& device);
 // Whether the projection's kernel can send its outputs to the peers: kWgmma and kTile, with
 // outputs in dtype and out_features a multiple of 8, neither gated nor with append or residual.
 bool LinearSends(const LinearParams& params, const DeviceFacts& device);
-// The parts of a row whose largest outputs the projection's kernel finds; 0: it finds none.
+// The number of parts of a row whose largest outputs the projection's kernel finds; 0 if it finds
+// none.
 int32_t LinearBestParts(const LinearParams& params, const DeviceFacts& device);
-// LinearBestParts is never more.
+// An upper bound on LinearBestParts.
 inline int32_t MostLinearBestParts(const DeviceFacts& device) { return 2 * device.sm_count; }
 // The size suffices for every variant.
 int64_t LinearWorkspaceBytes(const LinearParams& params);

@@ -47,7 +47,7 @@ int64_t SharedBytes(const LinearParams& params, int32_t splits, int32_t groups) 
   return rows + partials + squares;
 }
 
-// What kHead does besides products.
+// Whether kHead can do everything that is asked for besides products.
 bool HeadTakes(const LinearParams& params) { return params.out_f32 && params.bias == nullptr; }
 
 const char* NameInCode(LinearVariant variant) {
@@ -102,8 +102,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
   const int32_t min_groups = params.gated_silu ? 2 : 1;
   SkinnyPlan plan;
 
-  // Uses as many warps as the device can hold at once, but no more than have a full ring of loads
-  // to issue, chosen from the counts that fill an SM with whole blocks.
+  // Uses as many warps as the device can hold at once, but only as many as have a full ring of
+  // loads to issue, chosen from the counts that fill an SM with whole blocks.
   const int64_t resident_warps = int64_t{device.sm_count} * kSkinnyResidentThreads / 32;
   const int64_t useful =
       DivideUp(DivideUp(params.in_features, kSkinnyBlockK), int64_t{kSkinnyDepth});
@@ -115,8 +115,8 @@ SkinnyPlan PlanSkinny(const LinearParams& params, const DeviceFacts& device) {
     }
   }
 
-  // Every block reads and normalises all activations, so let more rows share them, and the more
-  // tokens the more rows, as long as the grid still covers the device.
+  // Every block reads and normalises all activations, so let more rows share them as the number of
+  // tokens grows, as long as the grid still covers the device.
   const int64_t sharing = params.num_tokens <= 4 ? 2 : 4;
   plan.groups = min_groups;
   while (plan.groups * 2 <= std::max<int64_t>(sharing, min_groups) &&
@@ -174,10 +174,9 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
   const auto tiles = static_cast<int32_t>(DivideUp(WeightRows(params), kWgmmaRows));
   const bool in_registers = plan.token_tile <= kWgmmaRegisterTokens;
 
-  // Shares of K stay long enough for two copies, and blocks few enough that the next kernel's find
-  // room beside them.
-  // So many clusters of 8 as heads need do not find room at once, since the SMs of a GPC are
-  // shared.
+  // Shares of K stay long enough for two copies, and there are few enough blocks that those of the
+  // next kernel fit next to them. Heads are not appended by clusters of 8, because they need more
+  // of these than fit at once: a cluster lies in one GPC.
   constexpr int32_t kMinUnits = 2, kMaxCluster = 8, kMaxAppendCluster = 4;
   const int32_t max_blocks = device.sm_count * (in_registers ? 4 : 3) / 2;
   const int32_t cluster_tiles = params.append ? params.append->layout.head_dim / kWgmmaRows : 1;
@@ -194,8 +193,8 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
   const int32_t pairs = std::max(1, plan.token_tile / 2 / plan.cluster);
   plan.pairs_log2 = std::countr_zero(static_cast<uint32_t>(pairs));
 
-  // x is needed at once and passes quickly; weights take the rest of what lets two blocks, or of a
-  // large grid three, share an SM.
+  // x is needed at once and is consumed quickly. Weights take the rest of the memory with which two
+  // blocks, or three in a large grid, can share an SM.
   const int64_t block_k = kWgmmaBlockK;
   const int64_t share_k = DivideUp(plan.k_units, plan.splits) * kWgmmaSplitK;
   const int64_t blocks = share_k / block_k;
@@ -206,22 +205,23 @@ WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device) {
     plan.norm_bytes = static_cast<int32_t>(share_k * SizeOf(params.dtype));
   }
   constexpr int64_t kAlignment = 1024, kBarrierBytes = 8;
-  // Of few tokens x takes so little room that blocks of the next kernel fit beside these.
+  // With few tokens, x is kept small enough for blocks of the next kernel to fit on the same SM.
   const int64_t most_x_bytes = int64_t{in_registers ? 8 : 32} << 10;
   const bool large = plan.grid > 2 * device.sm_count;
   const int64_t limit = int64_t{large ? 74 : in_registers ? 100 : 112} << 10;
   const int64_t fixed = kAlignment + plan.partials_bytes + plan.norm_bytes;
   const int64_t max_x_stages = std::clamp<int64_t>(most_x_bytes / x_stage, 2, blocks);
-  // In a large grid, stages whose weights are held are filled again before the wait, so that fewer
-  // do. In a small one, whose blocks all find room, that only delays the first products.
+  // In a large grid, stages whose weights are held in registers are filled again before the wait,
+  // so fewer stages suffice. In a small grid, whose blocks all fit at once, that would only delay
+  // the first products.
   const int64_t held = large ? WgmmaHeldBlocks(plan.token_tile) : 0;
   const auto x_stages = [&](int64_t stages) { return std::min(stages + held, max_x_stages); };
   const auto ring_bytes = [&](int64_t stages) {
     return stages * weight_stage + x_stages(stages) * x_stage;
   };
   int64_t stages = std::min<int64_t>(2, blocks);
-  // Where eight blocks share K the last of them would start late for want of room. That costs more
-  // than to wait for a free stage once.
+  // If eight blocks share K, the last of them would start late for lack of room. That costs more
+  // than waiting for a free stage once.
   const int64_t spared = !in_registers && plan.splits == kMaxCluster ? 1 : held;
   while (stages < blocks - spared && fixed + ring_bytes(stages + 1) <= limit) ++stages;
   plan.weight_stages = static_cast<int32_t>(stages);

@@ -1,5 +1,5 @@
-// Host decisions for Linear: which variant runs, how the skinny kernel is divided, where scratch
-// lies.
+// Host decisions for Linear: which variant runs, how the work of kSkinny and kWgmma is divided, and
+// where scratch lies.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace tokline {
 
 // kAuto uses the skinny kernel for at most this many tokens and weights of at most this many bytes.
-// cuBLASLt streams large weights faster (README.md), and the more tokens, the smaller the weight at
-// which it wins.
+// cuBLASLt streams large weights faster (README.md). The more tokens there are, the smaller is the
+// weight from which it wins.
 struct FewTokensRange {
   int64_t tokens = 0;
   int64_t weight_bytes = 0;
@@ -22,16 +22,14 @@ inline constexpr FewTokensRange kSkinnyRanges[] = {{1, int64_t{48} << 20},
                                                    {4, int64_t{32} << 20},
                                                    {8, int64_t{24} << 20},
                                                    {16, int64_t{16} << 20}};
-// The same for kWgmma. kAuto takes the first of these; the first four only where the device and the
-// code have wgmma:
+// The same for kWgmma. kAuto takes the first of these that applies; the first four only apply if
+// the device and the code have wgmma:
 // 1. kHead, for fp32 outputs without a bias if every SM has a tile;
 // 2. kTile from kTileGatedTokens on with gated_silu, and from kTileWideTokens on for weights with
-// no
-//    more columns than rows;
+//    at most as many columns as rows;
 // 3. kWgmma by these ranges;
-// 4. kTile from kTileTokens on, where the weight is no larger than kTileWeightBytes or gated_silu
-// is
-//    set;
+// 4. kTile from kTileTokens on, if the weight is no larger than kTileWeightBytes or gated_silu
+//    is set;
 // 5. kSkinny or kNormThenSkinny by the ranges above;
 // 6. kMatmul.
 inline constexpr FewTokensRange kWgmmaRanges[] = {
@@ -41,7 +39,7 @@ inline constexpr int64_t kTileWeightBytes = int64_t{200} << 20;
 // From this many tokens on, kAuto runs the norm as a separate kernel, because in kSkinny every
 // block normalises all activations again.
 inline constexpr int64_t kNormApartTokens = 3;
-// Weight rows per MMA, K elements per step of one 16-byte load per lane, loads in flight per lane.
+// Weight rows per MMA; K elements per step of one 16-byte load per lane; loads in flight per lane.
 inline constexpr int32_t kSkinnyTileRows = 8;
 inline constexpr int32_t kSkinnyBlockK = 32;
 inline constexpr int32_t kSkinnyDepth = 8;
@@ -75,22 +73,25 @@ inline constexpr int32_t kWgmmaRows = 64;
 inline constexpr int32_t kWgmmaSplitK = 128;
 inline constexpr int32_t kWgmmaConsumers = 128;                 // threads of the consumer warpgroup
 inline constexpr int32_t kWgmmaThreads = kWgmmaConsumers + 32;  // and the producer warp
-// Up to this many tokens it multiplies with mma.sync out of registers, beyond them with wgmma.
+// Up to this many tokens it multiplies with mma.sync from registers, and with more tokens with
+// wgmma.
 inline constexpr int32_t kWgmmaRegisterTokens = 16;
-// Up to so large a K the norm weight of a share fits beside two stages.
+// The largest K with which a share's norm weight fits beside two stages.
 inline constexpr int64_t kMaxWgmmaFeatures = 65536;
-// Tokens up to which it appends. With more, kTile and a kernel that appends are quicker.
+// The most tokens with which it appends. With more, kTile followed by a kernel that appends is
+// faster.
 inline constexpr int32_t kWgmmaAppendTokens = 32;
 // Warps of a block that end after its first barrier. While they exist, a block has more than half
 // of an SM's registers, so that the blocks of a launch go to different SMs as long as there are
 // some.
 constexpr int32_t WgmmaIdleWarps(int32_t token_tile) { return token_tile == 64 ? 10 : 0; }
-// Blocks of K whose weights wait for x in registers.
+// The number of blocks of K whose weights wait for x in registers.
 constexpr int32_t WgmmaHeldBlocks(int32_t token_tile) {
   return token_tile <= kWgmmaRegisterTokens ? 2 : 0;
 }
-// Floats from a row of sums of `tokens` tokens to the next, such that four rows begin in different
-// banks, and from 8 rows to the next 8, such that neighbouring eights do too.
+// The distances in floats between two rows of sums of `tokens` tokens, chosen so that four rows
+// begin in different banks, and between two groups of 8 rows, chosen so that neighbouring groups do
+// too.
 constexpr int32_t WgmmaSumsPitch(int32_t tokens) { return tokens <= 8 ? tokens : tokens + 8; }
 constexpr int32_t WgmmaSumsOfEight(int32_t tokens) { return 8 * WgmmaSumsPitch(tokens) + tokens; }
 inline constexpr int32_t kWgmmaBlockK = 128;  // K per stage
@@ -98,11 +99,11 @@ inline constexpr int32_t kWgmmaBlockK = 128;  // K per stage
 struct WgmmaPlan {
   int32_t token_tile = 0;     // 8, 16, 32 or 64: wgmma's columns
   int32_t splits = 0;         // of K: blocks per tile of rows
-  int32_t cluster = 0;        // blocks per cluster: those of a tile, or of a head that is appended
-  int32_t pairs_log2 = 0;     // log2 of the pairs of tokens that a block finishes at most
+  int32_t cluster = 0;        // blocks per cluster: those of a tile, or of an appended head
+  int32_t pairs_log2 = 0;     // log2 of the most pairs of tokens that a block finishes
   int32_t k_units = 0;        // of kWgmmaSplitK
   int32_t weight_stages = 0;  // of the ring of weights
-  int32_t x_stages = 0;       // of the ring of x, at most as many, held blocks counted
+  int32_t x_stages = 0;       // of the ring of x; at most weight_stages plus the held blocks
   int32_t partials_bytes = 0;
   int32_t norm_bytes = 0;  // of the share's norm weight, if the kernel normalises
   int32_t grid = 0;        // blocks
@@ -110,22 +111,23 @@ struct WgmmaPlan {
 };
 
 // Splits depend on the weight's shape, the device, and whether there are more than
-// kWgmmaRegisterTokens. A token's result thus does not depend on how many other tokens are computed
-// with it, on either side of that number. Its out_squares may differ by an ulp between up to 8 and
-// more tokens, where they are added in another order.
+// kWgmmaRegisterTokens tokens. A token's result thus does not depend on how many other tokens are
+// computed with it, as long as their number stays on one side of this limit. Its out_squares may
+// differ by an ulp between up to 8 tokens and more, because they are added in another order.
 WgmmaPlan PlanWgmma(const LinearParams& params, const DeviceFacts& device);
 
 // Whether kWgmma normalises x itself.
 bool WgmmaNormalises(const LinearParams& params);
 
-// Whether the norm is a kernel of its own, which runs before that of `variant`. kMatmul sees to it
-// itself.
+// Whether the norm is a separate kernel that runs before that of `variant`. kMatmul handles its
+// norm itself.
 bool NormRunsApart(const LinearParams& params, LinearVariant variant);
 
 // Whether the variant is for sm_90a alone: kWgmma, kTile and kHead.
 bool NeedsHopperCode(LinearVariant variant);
 
-// Whether the device and the loaded code have wgmma, and K is whole panels of it and not too large.
+// Whether the device and the loaded code have wgmma, and K consists of whole wgmma panels and is
+// not too large.
 bool WgmmaRuns(const LinearParams& params, const DeviceFacts& device);
 
 // Splits depend only on the weight's shape and the device, so within kSkinny a token's result does
@@ -147,9 +149,8 @@ struct LinearChoice {
 };
 LinearChoice PlanLinear(const LinearParams& params, const DeviceFacts& device);
 
-// Scratch of kMatmul, and of the others where the norm is a kernel of its own, as byte offsets into
-// the workspace. cuBLASLt's own
-// workspace comes first.
+// Scratch of kMatmul, and of the other variants if the norm is a separate kernel, as byte offsets
+// into the workspace. cuBLASLt's own workspace comes first.
 struct LinearScratch {
   int64_t normalised_bytes_at = 0;  // [num_tokens, in_features], with norm_weight
   int64_t gate_up_bytes_at = 0;     // [num_tokens, 2 * out_features], with gated_silu

@@ -31,7 +31,8 @@ namespace tokline {
 // The kernel's arguments.
 struct SkinnyArgs {
   LinearParams params;
-  int32_t in_features, num_tokens;  // copies of those in params: with 64 bits the loop gets longer
+  int32_t in_features, num_tokens;  // copies of those in params: 64-bit values would make the loop
+                                    // longer
   SkinnyPlan plan;
 };
 
@@ -66,11 +67,11 @@ class WeightStream {
   __device__ __forceinline__ void Seek(int tile, int block) {
     const int64_t first_row = int64_t{tile} << args_.plan.tile_columns_log2;
     pointer_ = lane_base_ + first_row * (args_.in_features / 8) + block * 4;
-    // Loads left for this lane: those in its share and inside the row, if the row exists.
+    // The loads left for this lane are those in its share and inside the row, if the row exists.
     loads_left_ = first_row + row_in_tile_ < args_.params.out_features ? lane_loads_ - block : 0;
   }
 
-  // Loads the `i`-th block from there, or zeros if there is none.
+  // Loads the `i`-th block after the current one, or zeros if there is none.
   __device__ __forceinline__ uint4 Load(int i) const {
     return i < loads_left_ ? ptx::LoadStream16(pointer_ + i * 4) : uint4{0, 0, 0, 0};
   }
@@ -186,7 +187,7 @@ class Epilogue {
  public:
   __device__ __forceinline__ explicit Epilogue(const SkinnyArgs& args) : args_(args) {}
 
-  // Loads what is added to the sums of `tile`.
+  // Loads the value that is added to the sums of `tile`.
   __device__ __forceinline__ void Prefetch(int tile) {
     const int64_t column = Column(tile);
     if (Token() >= args_.num_tokens || column >= args_.params.out_features) return;

@@ -11,15 +11,15 @@
 namespace tokline {
 namespace {
 
-// Boxes of a tile, or if gated of the gate or up rows of half a warpgroup; zeros beyond the last
-// row.
+// Boxes of a tile or, if gated, of the gate or up rows of half a warpgroup, with zeros beyond the
+// last row.
 CUtensorMap WeightMap(const LinearParams& params, const TilePlan& plan) {
   const int64_t k = params.in_features, rows = params.out_features * (params.gated_silu ? 2 : 1);
   return PanelMap(params.dtype, params.weight, rows, k, k,
                   params.gated_silu ? plan.Columns() / 2 : plan.rows);
 }
 
-// Boxes of the tokens that there are: one that reaches past the last token is slow.
+// Boxes of exactly the tokens of the launch: a box that reaches past the last token is slow.
 CUtensorMap ActivationMap(const LinearParams& params, const TilePlan& plan) {
   const int64_t k = params.in_features, tokens = params.num_tokens;
   return PanelMap(params.dtype, params.x, tokens, k, tokens == 1 ? k : params.x_stride,

@@ -1,18 +1,18 @@
 // Linear for up to 128 tokens on sm_90a: tokens are the rows of wgmma, weight rows its columns.
 //
 // Grid: a tile of weight rows belongs to a cluster of `splits` blocks, each of which multiplies its
-//   share of K. Where it can, the plan makes at most as many blocks as SMs: with so many tokens a
-//   block's x is as many bytes as its weights, so few large tiles beat many small ones, and a
+//   share of K. If possible, the plan has at most as many blocks as SMs: with this many tokens a
+//   block's x takes as many bytes as its weights, so few large tiles beat many small ones, and a
 //   second wave costs as much as the first.
 // Block: two warpgroups, which share the weight rows (64 tokens) or the tokens (128), and a
 //   producer warp whose first lane issues copies.
 // Shared memory: a ring whose stages hold 64 k of the tile's weights and of all tokens, with the
-//   128-byte swizzle. Rows after the last token keep what was there, and so do their sums, which
-//   nobody reads. The sums lie there when the ring has been read.
+//   128-byte swizzle. Rows after the last token keep their old contents; their sums are never read.
+//   Once the ring has been read, the sums take its place.
 // Dependent launch: the first weights are on their way before the wait.
-// Merge: each block of the cluster finishes some of the tokens. Every block lays its sums out in
-//   its own shared memory and sends those of the others' tokens there, a copy each. They are added
-//   in the order of the splits.
+// Merge: each block of the cluster finishes some of the tokens. Every block lays out its sums in
+//   its own shared memory and sends each other block the sums of that block's tokens, in one copy.
+//   They are added in the order of the splits.
 #pragma once
 
 #include <cuda.h>
@@ -36,13 +36,13 @@
 
 namespace tokline {
 
-// Maps: `weight` {64, rows, K / 64} with boxes of kRows rows, or if gated kPiece; `x` {64, tokens,
-// K / 64}.
+// Maps: `weight` {64, rows, K / 64} with boxes of kRows rows, or kPiece rows if gated; `x` {64,
+// tokens, K / 64}.
 struct TileArgs {
   LinearParams params;
   TilePlan plan;
   CUtensorMap weight, x;
-  PeerBuffers send;  // of one rank where nothing is sent
+  PeerBuffers send;  // of one rank if nothing is sent
 };
 
 // Whether outputs are sent is compiled in, because the test for it makes all launches 1 % slower.
@@ -53,7 +53,7 @@ struct TilePolicy {
   static constexpr int kTokens = kTokensValue;
   static constexpr int kColumns = kColumnsValue;  // of a warpgroup's wgmma
   static constexpr int kRows = kTokens == 64 ? 2 * kColumns : kColumns;
-  // With gated_silu, pieces of gate rows and of their up rows take turns, so that a warpgroup has
+  // With gated_silu, pieces of gate rows and of their up rows alternate, so that a warpgroup has
   // both.
   static constexpr int kPiece = kColumns / 2, kPieces = kRows / kPiece;
   static constexpr int kConsumers = 128 * kTileConsumerGroups;
@@ -115,8 +115,8 @@ __device__ __forceinline__ void ProduceTile(const TileArgs& args, const TileShar
   }
 }
 
-// The warpgroup's sums over the block's share of K, which lie as in ptx/wgmma.cuh with tokens as
-// rows and weight rows as columns.
+// Computes the warpgroup's sums over the block's share of K. They are laid out as in ptx/wgmma.cuh,
+// with tokens as rows and weight rows as columns.
 template <typename Policy>
 __device__ __forceinline__ void MultiplyTile(const TileShare& share, const CopyRing& ring,
                                              float (&sums)[Policy::kColumns / 2]) {
@@ -147,8 +147,8 @@ __device__ __forceinline__ void StoreTileSums(const float (&sums)[Policy::kColum
   }
 }
 
-// The shared memory of the merge, where the ring was: a block's own sums of all tokens, then of
-// each other block those of the tokens that this one finishes.
+// The shared memory of the merge, in place of the ring: a block's own sums of all tokens, then each
+// other block's sums of the tokens that this one finishes.
 template <typename Policy>
 struct TileMerge {
   static constexpr int kTokenBytes = 4 * Policy::kPitch;
@@ -158,17 +158,17 @@ struct TileMerge {
   int tokens;  // that a block finishes
 
   __device__ __forceinline__ int Bytes() const { return tokens * kTokenBytes; }
-  // Where the sums of split `from` lie in the block that finishes their tokens, which is `to`.
+  // The place of the sums of split `from` in block `to`, which finishes their tokens.
   __device__ __forceinline__ uint32_t Sums(int from, int to) const {
     return from == to ? own + to * Bytes()
                       : own + Policy::kTokens * kTokenBytes + (from - (from > to)) * Bytes();
   }
-  // By one thread, before the other blocks know that they may send.
+  // One thread calls this, before the other blocks know that they may send.
   __device__ __forceinline__ void Init() const {
     ptx::MbarrierInit(barrier, 1);
     ptx::MbarrierArriveExpect(barrier, (splits - 1) * Bytes());
   }
-  // Sends block `to` the sums of its tokens. By one thread.
+  // Sends block `to` the sums of its tokens. One thread calls this.
   __device__ __forceinline__ void Send(int to) const {
     ptx::BulkCopyToCluster(ptx::ClusterAddress(Sums(rank, to), to), own + to * Bytes(), Bytes(),
                            ptx::ClusterAddress(barrier, to));
@@ -201,7 +201,7 @@ class TileEpilogue {
  private:
   using T = typename Policy::Type;
 
-  // The sums of eight weight rows over the splits, of one of the block's tokens.
+  // Adds up the sums of eight weight rows over the splits, for one of the block's tokens.
   __device__ __forceinline__ void Add(int token, int row, float (&sums)[8]) const {
     constexpr int kMaxSplits = 4;
     const auto of_split = [&](int split) {
@@ -269,7 +269,7 @@ class TileEpilogue {
   }
 
   // `column` counts the tile's outputs. The gate row of column c is c + c / kPiece * kPiece, and
-  // its up row kPiece further.
+  // its up row is kPiece further.
   __device__ __forceinline__ void FinishEight(int of_block, int column) const {
     const int token = merge_.rank * merge_.tokens + of_block;
     const int64_t feature = first_feature_ + column;
@@ -379,8 +379,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   }
   float sums[Policy::kColumns / 2];
   MultiplyTile<Policy>(share, ring, sums);
-  if (merges) ptx::ClusterArrive();              // the others may write where the ring was
-  ptx::NamedBarrierSync(1, Policy::kConsumers);  // all have read the ring
+  if (merges) ptx::ClusterArrive();              // the others may now write to the ring's memory
+  ptx::NamedBarrierSync(1, Policy::kConsumers);  // all consumers have read the ring
   float* const own = reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + (data - start));
   StoreTileSums<Policy>(sums, own);
   if (merges) ptx::FenceProxyAsyncShared();
@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     ptx::MbarrierWaitCluster(merge.barrier, 0);
     ptx::ClusterArrive();
   }
-  ptx::GridDependencyWait();  // for what the epilogue reads, and before it writes
+  ptx::GridDependencyWait();  // for the data that the epilogue reads, and before it writes
   TileEpilogue<Policy>(args, share, merge, sender, own).Finish();
   if (merges) ptx::ClusterWait();  // a copy out of this block's shared memory has arrived
 #endif

@@ -10,14 +10,14 @@
 namespace tokline {
 namespace {
 
-// The model's constants, fitted to 791 plans of 34 weights on an H200. They only rank plans: the
-// plan that they choose takes 1.007 times what the best one takes on average, 1.08 times at worst.
-// Bytes per microsecond: what the memory and the L2 give all SMs together, what an SM reads of its
-// shared memory, and what a block stores or merges of its sums.
+// The model's constants, fitted to 791 plans of 34 weights on an H200. They only rank plans: on
+// average the plan that they choose takes 1.007 times as long as the best one, at worst 1.08 times.
+// Rates in bytes per microsecond: of the memory and of the L2 for all SMs together, at which an SM
+// reads its shared memory, and at which a block stores or merges its sums.
 constexpr double kMemoryRate = 3.4e6, kL2Rate = 18e6, kSharedRate = 0.2e6;
 constexpr double kStoreRate = 85e3, kMergeRate = 25e3;
 constexpr double kLaunchUs = 1.94, kWaveUs = 1.2;
-// Plans of fewer blocks were not timed; they are taken where the model sees a clear gain.
+// Plans of fewer blocks were not timed; they are taken if the model sees a clear gain.
 constexpr int32_t kTimedBlocks = 30;
 constexpr double kNotTimedUs = 1;
 
@@ -37,7 +37,7 @@ double Microseconds(const TilePlan& plan, const LinearParams& params, const Devi
   double us = kLaunchUs - kWaveUs + (plan.Grid() < kTimedBlocks ? kNotTimedUs : 0);
   for (int64_t left = plan.Grid(); left > 0; left -= at_once) {
     const auto blocks = static_cast<double>(std::min(left, at_once));
-    double cubes = 0;  // of times that overlap, but not wholly
+    double cubes = 0;  // of times that overlap only partly
     for (const double time : {blocks * weight_bytes / kMemoryRate, blocks * bytes / kL2Rate,
                               read_bytes / kSharedRate}) {
       cubes += time * time * time;
@@ -45,7 +45,7 @@ double Microseconds(const TilePlan& plan, const LinearParams& params, const Devi
     us += kWaveUs + std::cbrt(cubes);
   }
   if (plan.splits == 1) return us + sums_bytes / kStoreRate;
-  // Of clusters of two and of four. They were 0.75 and 0.97 when barriers released writes.
+  // For clusters of two and of four. They were 0.75 and 0.97 when barriers released writes.
   constexpr double kBarrierUs[] = {0.35, 0.5};
   return us + kBarrierUs[plan.splits / 4] +
          sums_bytes * (plan.splits - 1) / plan.splits / kMergeRate;
@@ -63,7 +63,8 @@ TilePlan TileOf(const LinearParams& params, int32_t columns, int32_t splits) {
   plan.tiles = static_cast<int32_t>(DivideUp(weight_rows, int64_t{plan.rows}));
   plan.k_blocks = static_cast<int32_t>(params.in_features / kTileBlockK);
   const int64_t stage = int64_t{plan.rows + plan.token_tile} * kTileBlockK * 2;
-  // Of the tokens that a block finishes, it has the sums of all splits; of the others, its own.
+  // A block holds the sums of all splits for the tokens that it finishes, and its own sums for the
+  // others.
   const int64_t rows_of_sums =
       plan.token_tile + (splits - 1) * DivideUp(params.num_tokens, int64_t{splits});
   const int64_t sums = rows_of_sums * (plan.rows + kTileSumsPadding) * 4;

@@ -13,14 +13,14 @@ struct LinearParams;
 inline constexpr int32_t kTileBlockK = 64;
 inline constexpr int32_t kTileConsumerGroups = 2;                        // warpgroups that multiply
 inline constexpr int32_t kTileThreads = 128 * kTileConsumerGroups + 32;  // and the producer warp
-// Floats beyond a tile's rows from one token's sums to the next, such that they begin in other
-// banks.
+// Padding, in floats, after a tile's rows of one token's sums, chosen so that the next token's sums
+// begin in other banks.
 inline constexpr int32_t kTileSumsPadding = 8;
 
 // A block multiplies `token_tile` tokens with `rows` weight rows over its share of K.
 struct TilePlan {
   int32_t token_tile = 0;  // 64 or 128
-  int32_t rows = 0;        // per tile; with gated_silu half of them gate rows, half up rows
+  int32_t rows = 0;        // per tile; with gated_silu half of them are gate rows, half up rows
   int32_t splits = 0;      // of K: blocks per cluster, which share a tile; 1, 2 or 4
   int32_t tiles = 0;
   int32_t k_blocks = 0;    // of kTileBlockK
@@ -29,15 +29,16 @@ struct TilePlan {
   int64_t shared_bytes = 0;
 
   int32_t Grid() const { return tiles * splits; }
-  // Weight rows, of half of the tokens or of all, that a warpgroup multiplies: wgmma's columns.
+  // The number of weight rows that a warpgroup multiplies with its tokens: wgmma's columns.
   int32_t Columns() const { return token_tile == 64 ? rows / 2 : rows; }
 };
 
-// wgmma's columns for which the kernel is compiled, with 64 and with 128 tokens.
+// The numbers of wgmma columns for which the kernel is compiled, with 64 and with 128 tokens.
 inline constexpr int32_t kTileColumns64[] = {32, 48, 64, 80};
 inline constexpr int32_t kTileColumns128[] = {32, 48, 64, 80, 96, 128, 160};
 
-// The plan with these columns and splits. There are at most as many splits as blocks of K.
+// Returns the plan with these columns and splits. There must be at most as many splits as blocks of
+// K.
 TilePlan TileOf(const LinearParams& params, int32_t columns, int32_t splits);
 
 // Chooses the tile and the splits for which the model of its time, in tile_plan.cc, is smallest.

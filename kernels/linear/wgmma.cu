@@ -9,7 +9,7 @@
 namespace tokline {
 namespace {
 
-// Boxes of a stage: the rows of a tile, and if gated 8 of gate and 8 of up in turn.
+// Boxes of a stage: the rows of a tile or, if gated, alternately 8 gate rows and 8 up rows.
 CUtensorMap WeightMap(const LinearParams& params, uint32_t panels) {
   const auto k = static_cast<uint64_t>(params.in_features);
   const auto rows = static_cast<uint64_t>(params.out_features);
@@ -26,14 +26,14 @@ CUtensorMap WeightMap(const LinearParams& params, uint32_t panels) {
   return MakeTensorMap(tensor);
 }
 
-// Whether boxes of x end at the last token, because one that reaches past it is slow. With up to 16
-// tokens that costs registers, and more than it gains (README.md).
+// Whether boxes of x end at the last token, because a box that reaches past it is slow. With up to
+// 16 tokens this costs registers, which is more than it gains (README.md).
 bool EndsAtLastToken(const LinearParams& params, const WgmmaPlan& plan) {
   return plan.token_tile > kWgmmaRegisterTokens && params.num_tokens < plan.token_tile;
 }
 
-// Boxes of all panels of a stage, with zeros beyond the last token, or of one panel of the tokens
-// that there are, which lies where it would lie among all.
+// Boxes of all panels of a stage, with zeros beyond the last token, or boxes of one panel of
+// exactly the launch's tokens, which is placed where it would lie among all panels.
 CUtensorMap ActivationMap(const LinearParams& params, const WgmmaPlan& plan, uint32_t panels) {
   const bool ends = EndsAtLastToken(params, plan);
   return MakeTensorMap<3>(

@@ -6,8 +6,8 @@
 
 namespace tokline {
 
-// Normalises x if `params` has a norm_weight, for which it needs x_squares; otherwise the norm has
-// run before, as a kernel of its own.
+// Normalises x if `params` has a norm_weight, which requires x_squares; otherwise the norm has
+// already run as a separate kernel.
 void LaunchWgmma(const LinearParams& params, const WgmmaPlan& plan, const LaunchOptions& options);
 
 }  // namespace tokline

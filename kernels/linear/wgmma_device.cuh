@@ -2,19 +2,18 @@
 // blocks share the K of a tile.
 //
 // Grid: `splits` blocks own a tile of 64 weight rows (with gated_silu 8 gate rows, then the 8 up
-// rows
-//   that belong to them, and so on). Each multiplies its share of K. A cluster is the blocks of one
-//   tile or, where heads are appended, of one head.
+//   rows that belong to them, and so on). Each multiplies its share of K. A cluster consists of the
+//   blocks of one tile or, if heads are appended, of one head.
 // Block: four consumer warps, and one producer warp whose first lane issues copies. With 64 tokens
-//   also warps that end after the first barrier, which spread the blocks over the SMs (README.md).
-// Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x (all tokens x
-//   kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial sums from every
-//   block of the cluster; the norm weight of the share; mbarriers. Rows after the last token are
-//   zeros or keep what was there; nobody reads their sums.
+//   there are also warps that end after the first barrier; they spread the blocks over the SMs
+//   (README.md). Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x
+//   (all tokens x kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial
+//   sums from every block of the cluster; the norm weight of the share; mbarriers. Rows after the
+//   last token are zeros or keep their old contents; their sums are never read.
 // Dependent launch: the ring of weights is filled before the wait, and with up to 16 tokens the
 //   first weights are also loaded into registers. In a chain of these kernels the weights stream
 //   without a pause.
-// Products: with up to 16 tokens mma.sync, whose weights wait for x in registers; with more, wgmma.
+// Products: up to 16 tokens use mma.sync, whose weights wait for x in registers; more use wgmma.
 // Merge: each block sends the sums of a token to the block of the cluster that finishes this token.
 #pragma once
 
@@ -64,7 +63,8 @@ __device__ __forceinline__ void ProduceWgmma(const WgmmaArgs& args, const WgmmaS
                               share.first_k / 64 + block * Policy::kPanels + panel, x.Full(stage));
     }
   };
-  // More copies in flight gain no bandwidth, but make everybody else's loads slow (README.md).
+  // More copies in flight gain no bandwidth, but slow down all other loads of the device
+  // (README.md).
   constexpr int kInFlight = 2;
   // The consumers take their first blocks into registers before they wait.
   const int early = min(blocks, weight.stages + Policy::kHeldBlocks);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void ProduceWgmma(const WgmmaArgs& args, const WgmmaS
     load_weight(block, weight_at.stage);
     weight_at.Advance();
   }
-  // Sums of so few tokens wait for this kernel's end.
+  // With up to 16 tokens, all_reduce_norm starts to sum only after this kernel has ended.
   constexpr bool kSends = Policy::kSends && !Policy::kInRegisters;
   if (!kSends) ptx::GridDependencyLaunch();
   ptx::GridDependencyWait();
@@ -118,7 +118,7 @@ class RegisterProducts {
     }
   }
 
-  // Multiplies them with the block's x.
+  // Multiplies the weights with the block's x.
   __device__ __forceinline__ void MultiplyAdd(const Weights& weights, uint32_t x) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -150,8 +150,8 @@ class RegisterProducts {
   float chains_[2][Policy::kTokens / 8][4] = {};
 };
 
-// What a consumer does up to the block's sums, which lie as in ptx/wgmma.cuh with weight rows as
-// rows and tokens as columns.
+// The work of a consumer up to the block's sums, which are laid out as in ptx/wgmma.cuh with weight
+// rows as rows and tokens as columns.
 template <typename Policy, typename Epilogue>
 __device__ __forceinline__ void MultiplyInRegisters(const WgmmaShare& share,
                                                     const WgmmaShared<Policy>& shared,
@@ -223,7 +223,7 @@ __device__ __forceinline__ void MultiplyByWgmma(const WgmmaShare& share,
   ptx::GridDependencyWait();
   epilogue.LoadFirst();
   RingPosition weight_at{weight.stages}, x_at{x.stages};
-  int read_weight = 0, read_x = 0;  // the stages of the block before
+  int read_weight = 0, read_x = 0;  // the stages of the previous block
 #pragma unroll 1
   for (int block = 0; block < blocks; ++block) {
     ptx::MbarrierWait(weight.Full(weight_at.stage), weight_at.phase);
@@ -240,7 +240,7 @@ __device__ __forceinline__ void MultiplyByWgmma(const WgmmaShare& share,
     }
     ptx::WgmmaCommit();
     if (blocks > x.stages) {  // there are at least as many stages of weights
-      ptx::WgmmaWait<1>();    // the block before has been read
+      ptx::WgmmaWait<1>();    // the previous block has been read
       if (block > 0 && threadIdx.x % 32 == 0) {
         ptx::MbarrierArrive(x.Empty(read_x));
         ptx::MbarrierArrive(weight.Empty(read_weight));

@@ -13,9 +13,9 @@
 
 namespace tokline {
 
-// Sums on their way to the block of the cluster that finishes their tokens. A block finishes all
-// rows of the cluster for 2^plan.pairs_log2 pairs of neighbouring tokens. Its sums lie as [split of
-// K] [8 rows][row][token], with the distances of WgmmaSumsOfEight and WgmmaSumsPitch.
+// Sums that are sent to the block of the cluster that finishes their tokens. A block finishes all
+// rows of the cluster for 2^plan.pairs_log2 pairs of neighbouring tokens. Its sums are laid out as
+// [split of K] [8 rows][row][token], with the distances of WgmmaSumsOfEight and WgmmaSumsPitch.
 struct PartialSums {
   int pairs_log2;
   int row_eights;   // of the cluster
@@ -28,7 +28,7 @@ struct PartialSums {
         first_token(share.rank << (pairs_log2 + 1)),
         num_tokens(min(Tokens(), max(static_cast<int>(args.params.num_tokens) - first_token, 0))) {}
 
-  // How many tokens a block finishes at most.
+  // The most tokens that a block finishes.
   __device__ __forceinline__ int Tokens() const { return 2 << pairs_log2; }
   // In floats.
   __device__ __forceinline__ int Pitch() const { return WgmmaSumsPitch(Tokens()); }
@@ -38,7 +38,8 @@ struct PartialSums {
   }
 };
 
-// Bytes that arrive at the block: pairs of tokens from every block of the cluster, itself included.
+// The bytes that arrive at the block: pairs of tokens from every block of the cluster, including
+// itself.
 __device__ __forceinline__ int ArrivingBytes(const WgmmaPlan& plan, const PartialSums& layout) {
   return (layout.num_tokens + 1) / 2 * 8 * kWgmmaRows * plan.cluster;
 }
@@ -87,10 +88,10 @@ class WgmmaEpilogue {
         first_column_(share.tile * columns_),
         left_(static_cast<int>(params_.out_features) - first_column_) {}
 
-  // Finds the first outputs. What is known before the wait need not be computed after it.
+  // Locates the first outputs before the wait, so that it need not be done afterwards.
   __device__ __forceinline__ void Prefetch() { first_ = Locate(threadIdx.x); }
 
-  // Loads the residual of the first outputs, once it is complete.
+  // Loads the residual of the first outputs once it is complete.
   __device__ __forceinline__ void LoadFirst() {
     LoadResidual(first_);
     if constexpr (Policy::kSends) sender_.LookUpLaunch();
@@ -121,11 +122,11 @@ class WgmmaEpilogue {
     bool exists = false;
     int column = 0;  // the first, in the tile
     int token = 0;
-    int sums = 0;  // where those of the first column lie, in floats
+    int sums = 0;  // the place of the first column's sums, in floats
   };
 
-  // Neighbouring lanes have neighbouring tokens, which lie in other banks, and all items of a
-  // thread have one token.
+  // Neighbouring lanes have neighbouring tokens, which lie in different banks, and all items of a
+  // thread belong to one token.
   __device__ __forceinline__ Item Locate(int index) const {
     const int token = index & (layout_.Tokens() - 1);
     const int column = (index >> (layout_.pairs_log2 + 1)) * kColumns;
@@ -161,7 +162,7 @@ class WgmmaEpilogue {
     }
   }
 
-  // The sums of kColumns rows of a token over the cluster.
+  // Adds up the sums of kColumns rows of a token over the cluster.
   __device__ __forceinline__ void Add(const float* at, float (&sums)[kColumns]) const {
     constexpr int kMaxSplits = 8;
     const int stride = layout_.At(1, 0, 0), next_row = layout_.Pitch();
@@ -286,7 +287,8 @@ class WgmmaEpilogue {
   PartialSender sender_;
   const int splits_, tile_;
   const int columns_;              // of the tile
-  const int first_column_, left_;  // columns of the output from there on
+  const int first_column_, left_;  // first column of the tile in the output, and the number of
+                                   // columns from there on
   Item first_;
   alignas(16) T residual_[kColumns] = {};
   float squares_ = 0;  // of the outputs that the thread has finished

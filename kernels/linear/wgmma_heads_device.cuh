@@ -22,7 +22,7 @@ class HeadEpilogue {
         is_query_(head_ < append_.num_q_heads),
         is_value_(head_ >= append_.num_q_heads + append_.layout.num_kv_heads) {}
 
-  // Loads what the first rows need and no earlier kernel writes.
+  // Loads the data for the first rows that no earlier kernel writes.
   __device__ __forceinline__ void Prefetch() {
     const void* const weight = is_query_   ? append_.q_norm_weight
                                : is_value_ ? nullptr
@@ -53,7 +53,7 @@ class HeadEpilogue {
   __device__ __forceinline__ int Lane() const { return threadIdx.x % kLanes; }
   __device__ __forceinline__ int Group() const { return threadIdx.x / kLanes; }
 
-  // What a token's row needs beside the sums.
+  // What a token's row needs besides the sums.
   struct Place {
     T* to = nullptr;       // null: the row is not stored
     float4 table[2] = {};  // of RoPE
@@ -100,7 +100,7 @@ class HeadEpilogue {
     return Row::Pack(values);
   }
 
-  // All lanes of a warp come here, those without a token too.
+  // All lanes of a warp call this, including those without a token.
   __device__ __forceinline__ void FinishRow(int token, const Place& place,
                                             const float* partials) const {
     uint4 row{};

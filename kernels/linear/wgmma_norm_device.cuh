@@ -38,7 +38,7 @@ class SharedNorm {
     Sync();
   }
 
-  // Makes the factors of this thread's tokens of their sums of squares, once x is complete.
+  // Computes the factors of this thread's tokens from their sums of squares, once x is complete.
   __device__ __forceinline__ void MakeFactors() {
     const auto in_features = static_cast<int>(params_.in_features);
     const int count = (in_features + kWgmmaRows - 1) / kWgmmaRows;
@@ -62,8 +62,8 @@ class SharedNorm {
     }
   }
 
-  // Normalises this thread's part of a block of x, which has arrived in `stage`. Nobody reads what
-  // becomes of the rows after the last token.
+  // Normalises this thread's part of a block of x, which has arrived in `stage`. Rows past the last
+  // token are never read.
   __device__ __forceinline__ void Apply(int block, int stage) const {
     const uint4 weight = weight_[block * kSegments + Segment()];
     const uint32_t x = shared_.x.Stage(stage) + Segment() / 8 * Policy::kXPanel;
@@ -82,7 +82,8 @@ class SharedNorm {
     }
   }
 
-  // Lets all consumers see what each has normalised, and the copy engine overwrite it later.
+  // Makes the normalised values visible to all consumers, and allows the copy engine to overwrite
+  // them later.
   __device__ __forceinline__ void Sync() const {
     ptx::FenceProxyAsyncShared();
     ptx::NamedBarrierSync(2, kWgmmaConsumers);

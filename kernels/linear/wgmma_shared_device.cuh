@@ -1,5 +1,5 @@
-// What all parts of Linear's kernel for sm_90a know: its arguments, its shared memory, and which
-// share of the work a block has.
+// What all parts of Linear's kernel for sm_90a use: its arguments, its shared memory, and a block's
+// share of the work.
 #pragma once
 
 #include <cuda.h>
@@ -14,7 +14,7 @@
 
 namespace tokline {
 
-// The kernel's arguments. Maps: `weight` {64, rows, 1, 1, K / 64}, or if gated {64, 8, gate or up,
+// The kernel's arguments. Maps: `weight` {64, rows, 1, 1, K / 64} or, if gated, {64, 8, gate or up,
 // rows / 8, K / 64}; `x` {64, tokens, K / 64}.
 struct WgmmaArgs {
   LinearParams params;
@@ -27,8 +27,8 @@ struct WgmmaAppendArgs : WgmmaArgs {
 };
 
 // kFewerValue: there are fewer tokens than kTokens, and boxes of x end at the last one.
-// kHeadDimValue is that of the heads that the kernel appends, or 0. kSendsValue: outputs go to the
-// peers.
+// kHeadDimValue: the head_dim of the heads that the kernel appends, or 0. kSendsValue: outputs are
+// sent to the peers.
 template <typename T, int kTokensValue, bool kFewerValue, int kHeadDimValue = 0,
           bool kSendsValue = false>
 struct WgmmaPolicy {
@@ -52,7 +52,7 @@ struct WgmmaPolicy {
                                                     : 1;
 };
 
-// Where things lie in shared memory.
+// The layout of shared memory.
 template <typename Policy>
 class WgmmaShared {
  public:
@@ -72,7 +72,7 @@ class WgmmaShared {
   }
   CopyRing weight, x;
   uint32_t partials;
-  uint32_t norm_weight;  // of the share's k; nothing if the kernel does not normalise
+  uint32_t norm_weight;  // of the share of K; empty if the kernel does not normalise
   uint32_t arrived;      // the barrier of the partial sums
 
   template <typename Value>

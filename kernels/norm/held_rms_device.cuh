@@ -2,8 +2,8 @@
 // every tensor is accessed once.
 //
 // Grid: one block of 128 to 512 threads per row, or one warp per row with 4 rows per block.
-// Registers: a thread holds kHeld accesses of 16 bytes, packed. Held unpacked they would cost twice
-//   the registers, so the compiler must not see that the second pass unpacks the same words.
+// Registers: a thread holds kHeld accesses of 16 bytes, packed. Unpacked, they would take twice the
+// registers, so the compiler must not see that the second pass unpacks the same words.
 // Shared memory: the warps' sums. Barriers: one, with one block per row.
 // With one access per thread the weight is loaded before the grid-dependency wait.
 #pragma once
@@ -47,8 +47,8 @@ __device__ __forceinline__ PackedEight Add(const PackedEight& a, const PackedEig
   return sum;
 }
 
-// Normalised, rounded, multiplied by the weight, and rounded again. Both factors have few enough
-// digits for their fp32 product to be exact.
+// Values are normalised, rounded, multiplied by the weight, and rounded again. Both factors have
+// few enough digits for their fp32 product to be exact.
 template <typename T>
 __device__ __forceinline__ PackedEight Normalise(const PackedEight& values, float scale,
                                                  const PackedEight& weight) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ PackedEight Normalise(const PackedEight& values, floa
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     uint32_t word = values[i];
-    asm volatile("" : "+r"(word));  // unpacked again, not kept so
+    asm volatile("" : "+r"(word));  // unpacked again, not kept unpacked
     const float2 x = Unpack2<T>(word);
     out[i] = Multiply2<T>(Pack2<T>(x.x * scale, x.y * scale), weight[i]);
   }
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Policy::kBlockThreads)
   // Only whole warps return here, and only with one warp per row, where no barrier follows.
   if (row >= params.num_tokens) return;
 
-  // x, add, residual and out may be one tensor: a thread stores only where it has loaded.
+  // x, add, residual and out may be the same tensor: a thread stores only where it has loaded.
   const PackedEight* const x = at(params.x, row * params.x_stride);
   const PackedEight* const add = at(params.add, row * params.add_stride);
   const bool has_add = params.add != nullptr;

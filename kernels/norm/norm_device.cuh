@@ -111,9 +111,9 @@ class NormRow {
     return reinterpret_cast<Access*>(static_cast<T*>(const_cast<void*>(base)) + offset);
   }
 
-  // x, add, residual and out may be one tensor, so no pointer is restrict and all loads are plain.
-  // A thread stores to out only after every thread of its row has read the row for the statistics,
-  // and from then on reads only elements that it stores itself.
+  // x, add, residual and out may be the same tensor, so no pointer is restrict and all loads are
+  // plain. A thread stores to out only after every thread of its row has read the row for the
+  // statistics, and from then on reads only elements that it stores itself.
   const Access* x_;
   const Access* add_;
   Access* residual_;

@@ -30,7 +30,7 @@ bool TakesVectors(const NormParams& params) {
                           rows_aligned(params.residual_out, params.residual_out_stride)));
 }
 
-// How a row lies in registers: `threads` threads hold `held` accesses each.
+// How a row is held in registers: `threads` threads hold `held` accesses each.
 struct HeldRow {
   int32_t threads;
   int32_t held;

@@ -7,7 +7,7 @@
 
 namespace tokline {
 
-// Rows of a block where a warp has a row.
+// Rows per block if each warp has one row.
 inline constexpr int32_t kNormWarpRowsPerBlock = 4;
 
 struct NormPlan {

@@ -1,8 +1,8 @@
 // Copies paged K and V rows to contiguous tensors.
 //
 // Grid: one block per tile of consecutive output tokens. Warp 0 finds the sequence and the chunk of
-//   the tile's first token (32 probes per step). From there each token of the tile walks on by
-//   itself and stores the offset of its K row in shared memory. Then all threads copy 16-byte
+//   the tile's first token (32 probes per step). From there one thread per token of the tile walks
+//   on and stores the offset of the token's K row in shared memory. Then all threads copy 16-byte
 //   vectors in output order, with four of K and four of V in flight.
 // Shared memory: the tile's start and one int64 offset per token.
 // Barriers: one after the start is found, one after the offsets are written.
@@ -72,7 +72,7 @@ __device__ __forceinline__ GatherPlace FindChunk(const PagedGatherParams& params
   }
 }
 
-// The offset of the K row, head 0, of a token at or behind `place`.
+// Returns the offset of the K row, head 0, of a token at or after `place`.
 __device__ __forceinline__ int64_t WalkTo(const PagedGatherParams& params, GatherPlace place,
                                           int32_t token) {
   const ChunkTableView& table = params.table;

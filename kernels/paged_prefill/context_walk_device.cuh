@@ -16,7 +16,8 @@ struct KvTile {
   int32_t page_begin;    // the chunk's first page, as an index into chunk_pages
 };
 
-// Visits the KV tiles of a query tile's context in order, up to the last one that it sees.
+// Visits the KV tiles of a query tile's context in order, up to the last one that the query tile
+// sees.
 template <int kTileTokens>
 class ContextWalk {
  public:

@@ -37,8 +37,8 @@ class HopperConsumer {
         shared_(shared),
         packed_(params.num_q_heads / params.layout.num_kv_heads),
         scale_log2_(params.scale * 1.44269504088896340736f),
-        // Taken from one lane, so that ptxas knows it to be uniform in a warp, and with it all
-        // descriptors.
+        // The value is taken from one lane, so that ptxas knows that it is uniform in a warp, and
+        // with it all descriptors.
         consumer_(
             __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / Policy::kGroupThreads - 1, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -141,7 +141,7 @@ class HopperConsumer {
     tile.Mask(visible);
   }
 
-  // Both consumers together overwrite with zeros the rows behind a chunk's end in the V tile of the
+  // Both consumers together overwrite the rows past a chunk's end with zeros in the V tile of the
   // note that was read last, because 0 times the contents of an unused slot may be NaN.
   __device__ __forceinline__ void ClearTail() const {
     if (tokens_ == Policy::kKvTokens) return;
@@ -183,7 +183,7 @@ class HopperConsumer {
   QueryTile query_;
   int32_t kv_head_ = 0;
   int use_ = 0;  // KV tiles whose V has been accumulated
-  // From the note that was read last.
+  // These come from the note that was read last.
   int32_t position_ = 0;
   int32_t tokens_ = 0;
   bool last_ = false;

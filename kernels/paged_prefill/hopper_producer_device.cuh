@@ -1,12 +1,13 @@
 // The producer warps of the sm_90a kernel: one looks up the pages that hold a KV tile's tokens and
-// leaves a note of them; one has the copy engine load query tiles and K tiles, and one V tiles.
+// leaves a note of them. Another has the copy engine load query tiles and K tiles, and a third V
+// tiles.
 #pragma once
 
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
 
 namespace tokline {
 
-// Walks the contexts of the block's query tiles, ahead of the copies by at most the number of
+// Walks the contexts of the block's query tiles. It is ahead of the copies by at most the number of
 // notes.
 template <typename Policy>
 __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,

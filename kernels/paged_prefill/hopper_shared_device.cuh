@@ -37,7 +37,7 @@ struct HopperPrefillPolicy {
   using KvPlacement = SwizzledPanels<kHeadDim * 2, kKvTokens>;
 };
 
-// What the look-up warp finds out about a KV tile, and the query tile that it belongs to.
+// What the look-up warp finds out about a KV tile and the query tile to which it belongs.
 struct alignas(16) HopperTileNote {
   static constexpr int kMaxPages = 8;  // a page holds at least 16 tokens
   int32_t position;                    // context position of the tile's first token
@@ -93,7 +93,7 @@ struct HopperShared {
     notes.Init(32 * (kConsumerWarps + kCopyWarps));  // released by lane
     ptx::FenceMbarrierInit();
   }
-  // The generic pointer for a shared-memory address.
+  // Returns the generic pointer for a shared-memory address.
   __device__ unsigned char* At(uint32_t address) const { return base + (address - q.slots); }
   __device__ HopperTileNote& Note(int use) const {
     return reinterpret_cast<HopperTileNote*>(At(notes.slots))[use % kNotes];

@@ -14,7 +14,7 @@
 namespace tokline {
 
 // A tile of new tokens of one sequence, for one KV head: everything that a kernel has to know about
-// it before it walks the context.
+// it before walking the context.
 struct alignas(16) PagedPrefillTile {
   int32_t q_begin;     // the tile's first token among all new tokens
   int16_t num_tokens;  // at most the plan's tile_tokens
@@ -23,7 +23,7 @@ struct alignas(16) PagedPrefillTile {
   int32_t next_chunk;    // the sequence's second chunk, as an index into seq_chunks
   int32_t chunk_length;  // length of the sequence's first chunk
   int32_t page_begin;    // the first chunk's first page, as an index into chunk_pages
-  int32_t left;          // tiles that a block of kHopper processes from here on, this one included
+  int32_t left;          // tiles that a block of kHopper processes from here on, including this one
   int32_t next;          // the one after it, or -1
 };
 
@@ -65,7 +65,7 @@ struct PagedPrefillParams {
   PagedPrefillVariant variant = PagedPrefillVariant::kAuto;  // CUDA only
 
   // CUDA only: the plan on the device, 16 B aligned. It must have been made from the table that is
-  // on the device; of that table the kernels read only seq_chunks and the arrays of the chunks.
+  // on the device. The kernels read only seq_chunks and the arrays of the chunks from that table.
   int32_t tile_tokens = 0;
   int32_t num_blocks = 0;
   int32_t num_tiles = 0;

@@ -55,8 +55,9 @@ struct Section {
   int64_t bytes;  // of K and V, all heads together
 };
 
-// Divides the sequences with new tokens so that what a section reads again and again stays in L2,
-// longest sequences first. Otherwise every tile's K and V would come from memory.
+// Divides the sequences with new tokens into sections, longest sequences first, so that the data
+// that a section reads repeatedly stays in L2. Otherwise every tile's K and V would come from
+// memory.
 std::vector<Section> DivideIntoSections(const ChunkTableView& table, const int32_t* q_indptr,
                                         const PagedKvLayout& layout, const DeviceFacts& device) {
   const int64_t room = device.l2_bytes / 3;  // the rest is for queries, outputs and neighbours
@@ -107,7 +108,7 @@ void DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device) {
       static_cast<int32_t>(std::min<int64_t>(std::ssize(plan.tiles), device.sm_count));
   const auto num_blocks = static_cast<uint64_t>(plan.num_blocks);
   std::vector<size_t> last(num_blocks);  // tile of each block
-  // busy_until * num_blocks + block: one number is compared faster than two.
+  // busy_until * num_blocks + block: comparing one number is faster than comparing two.
   std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> blocks;
   for (size_t i = 0; i < plan.tiles.size(); ++i) {
     uint64_t block = i;  // the first tile of each

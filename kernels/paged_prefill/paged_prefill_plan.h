@@ -7,13 +7,14 @@
 
 namespace tokline {
 
-// The number of new tokens per tile: as many as fit into its rows with all heads of their group.
+// The number of new tokens per tile: as many as fit into its rows, with all heads of a group per
+// token.
 constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayout& layout) {
   return kPagedPrefillTileRows / (num_q_heads / layout.num_kv_heads);
 }
 
-// The time of a tile, in hundredths of that of a KV tile of 128 tokens (kHopper, H200: 3.1 and 1.48
-// us).
+// The time of a tile, in hundredths of the time of a KV tile of 128 tokens (kHopper on an H200: 3.1
+// and 1.48 us).
 constexpr uint64_t PagedPrefillTileCost(int32_t kv_end) {
   return 210 + 100 * ((static_cast<uint64_t>(kv_end) + 127) / 128);
 }

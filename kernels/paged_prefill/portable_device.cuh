@@ -52,7 +52,7 @@ struct PortableWarpTile {
   uint32_t weights[kTiles][kScoreColumns][2];  // P in the storage type, rows l / 4 and l / 4 + 8
 
   // scores = Q K^T. `q` points to the warp's rows and `k` to the tile; both are the lane's ldmatrix
-  // address for depth 0, from which a step of 16 along the head dimension is an XOR with 32.
+  // address for depth 0, from which SwizzledSegment derives the addresses of other depths.
   __device__ __forceinline__ void Scores(float (&scores)[kTiles][kScoreColumns][4], uint32_t q,
                                          uint32_t k) {
 #pragma unroll
@@ -83,8 +83,8 @@ struct PortableWarpTile {
     }
   }
 
-  // Sets the scores of tokens that a row does not see to -inf. `visible` holds how many of the
-  // tile's tokens each of the lane's rows sees.
+  // Sets the scores of tokens that a row does not see to -inf. `visible` holds the number of the
+  // tile's tokens that each of the lane's rows sees.
   __device__ __forceinline__ static void Mask(float (&scores)[kTiles][kScoreColumns][4],
                                               const int32_t (&visible)[kTiles][2], int lane) {
 #pragma unroll
@@ -139,8 +139,8 @@ struct PortableWarpTile {
     }
   }
 
-  // out += P V. `v` is the lane's ldmatrix address for column 0, from which a step of 16 columns is
-  // an XOR with 32.
+  // out += P V. `v` is the lane's ldmatrix address for column 0, from which SwizzledSegment derives
+  // those of other columns.
   __device__ __forceinline__ void AddValues(uint32_t v) {
 #pragma unroll
     for (int depth = 0; depth < kScoreColumns; depth += 2) {

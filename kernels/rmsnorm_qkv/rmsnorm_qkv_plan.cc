@@ -24,9 +24,9 @@ void Validate(const RmsNormQkvParams& params) {
   if (params.append) Validate(AppendOf(params.projection, *params.append));
 }
 
-// With `append`, the compulsory writes are the query in qkv and the rows of the cache, which are as
-// many bytes as all of qkv. What the append reads and rewrites in qkv is an intermediate result and
-// thus not compulsory.
+// With `append`, the compulsory writes are the query in qkv and the rows of the cache, which
+// together have as many bytes as all of qkv. The data that the append reads and rewrites in qkv is
+// an intermediate result and thus not compulsory.
 Cost CostOf(const RmsNormQkvParams& params) {
   Cost cost = CostOf(params.projection);
   if (!params.append) return cost;

@@ -1,10 +1,10 @@
 // First kernel: reads every logit once.
 //
 // Grid: as many blocks as run at once, at most one per chunk of kSamplingChunk logits of a row; a
-//   block takes every grid-th chunk. Each thread holds 16 logits of a chunk in registers, while
-//   those of the block's next chunk are on their way. The kernel stores the chunk's best logit; for
+//   block takes every grid-th chunk. Each thread holds 16 logits of a chunk in registers while
+//   those of the block's next chunk are being loaded. The kernel stores the chunk's best logit; for
 //   sampled rows without top-k, also the chunk's mass relative to that logit; for top-k or top-p,
-//   the maximum of each group of 32. Greedy rows whose best logits are known are left out.
+//   the maximum of each group of 32. Greedy rows whose best logits are known are skipped.
 // Shared memory: a value per warp. Barriers per chunk: one for the best, one for the mass.
 // Dependent launch: nothing is read before the wait, since rules and logits belong to the step.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace tokline {
 
-// Whether the rule keeps the largest k logits, and not all.
+// Whether the rule keeps only the largest k logits.
 __device__ __forceinline__ bool HasTopK(const SamplingRule& rule, int64_t vocab_size) {
   return rule.top_k > 0 && rule.top_k < vocab_size;
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ bool NeedsThreshold(const SamplingRule& rule, int64_t
   return HasTopK(rule, vocab_size) || rule.top_p < 1;
 }
 
-// What a thread holds of a chunk.
+// The part of a chunk that a thread holds.
 struct ScannedChunk {
   static constexpr int kVectors = kSamplingChunk / (4 * kChunkScanThreads);
   static constexpr int kStride = 4 * kChunkScanThreads;  // from a vector to the next
@@ -42,7 +42,7 @@ struct ScannedChunk {
     if (params.best != nullptr && !(params.rules[row].temperature > 0)) return false;
     const float* const logits = params.logits + row * params.logits_stride;
     const auto vocab_size = static_cast<int32_t>(params.vocab_size);
-    // One test for all loads of a chunk that does not end the row.
+    // A chunk that is not the last of its row needs one test for all its loads.
     if (plan.vector_loads && (chunk + 1) * kSamplingChunk <= vocab_size) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
@@ -58,8 +58,7 @@ struct ScannedChunk {
   }
 };
 
-// Per warp; two sets take turns from scanned chunk to scanned chunk, so that one barrier per value
-// suffices.
+// One value per warp. Scanned chunks use two sets in turn, so that one barrier per value suffices.
 struct ScanStorage {
   uint64_t bests[kChunkScanThreads / 32], masses[kChunkScanThreads / 32];
 };
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kChunkScanThreads, kChunkScanBlocks)
     if (!scans_held) continue;
     for (float4& x : held.x) x = Sanitize(x);
     ScanChunk(params, plan, held, storage[turn]);
-    turn ^= 1;  // not where a chunk is left out: no barrier has come between
+    turn ^= 1;  // not for skipped chunks: no barrier has come in between
   }
 }
 

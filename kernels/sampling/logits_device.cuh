@@ -33,7 +33,7 @@ __device__ __forceinline__ float Component(const float4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// The best of the warp's logits, packed.
+// Returns the best of the warp's logits, packed.
 __device__ __forceinline__ uint64_t WarpBest(float logit, int32_t id) {
   const uint64_t packed = PackBest(logit, id);
   const auto high = static_cast<uint32_t>(packed >> 32);

@@ -2,13 +2,13 @@
 //
 // Grid: one block per row. Greedy rows compare the chunks' best logits, or those that linear left.
 //   Rows with only a temperature draw a chunk by its mass and read only that chunk. For top-k or
-//   top-p the maxima of the groups of 32 give a bound below which nothing can be kept; the few
-//   groups that reach it are looked at. If at most 512 of their logits reach the bound, which is
-//   usual, each is compared with all others; otherwise a selection by rounds finds what is kept. If
-//   the groups do not suffice (large k, a flat top-p), the same selection runs over the whole row,
-//   which is in L2.
+//   top-p the maxima of the groups of 32 give a bound below which nothing can be kept; only the few
+//   groups that reach it are examined. If at most 512 of their logits reach the bound, which is
+//   usual, each is compared with all others; otherwise a selection in rounds finds the logits to
+//   keep. If the groups do not suffice (large k, a flat top-p), the same selection runs over the
+//   whole row, which is in L2.
 // Barriers: the whole block calls every function below that takes the storage. Branches with
-//   barriers depend on values that all threads share. A usual row passes nine.
+//   barriers depend on values that all threads share. A typical row passes nine barriers.
 // Dependent launch: bins and counters are cleared before the wait; everything is read after it.
 #pragma once
 
@@ -22,8 +22,8 @@ namespace tokline {
 
 inline constexpr int kMaxCandidateGroups = 512;
 inline constexpr int kMaxCandidates = kMaxCandidateGroups * kSamplingGroup;
-// top-p alone looks at the candidates of at least this many groups. A bound that leaves no more
-// than kEnoughGroups is not made narrower.
+// top-p without top-k examines the candidates of at least kTopPGroups groups. A bound that leaves
+// at most kEnoughGroups groups is not narrowed further.
 inline constexpr int kTopPGroups = 96, kEnoughGroups = 192;
 inline constexpr int kMaxCompared = 512;
 static_assert(kMaxSamplingVocab / kSamplingChunk <= kPickThreads, "a thread has one chunk");
@@ -77,8 +77,8 @@ struct ArraySource {
   }
 };
 
-// The maxima of a row's groups. Those of 163,840 logits are held, so that they are on their way
-// while the best logit is still being found, and are loaded once for two passes.
+// The maxima of a row's groups. The maxima of 163,840 logits are held in registers, so that they
+// are loaded while the best logit is still being found, and are loaded once for two passes.
 struct Maxima {
   static constexpr int kHeld = 5;
   const float* values;
@@ -120,11 +120,10 @@ struct PickStorage {
   uint64_t draw_bits;
 };
 
-// The least that a block may have on the devices that are supported: 99 KB, on 8.6, 8.9 and 12.0.
+// The smallest limit of a block on the supported devices is 99 KB, on 8.6, 8.9 and 12.0.
 static_assert(sizeof(PickStorage) <= 99 << 10 && alignof(PickStorage) <= 16);
 
-// Candidates that are compared with one another. They lie where the bins of a selection are
-// otherwise.
+// Candidates that are compared with one another. They take the place of a selection's bins.
 struct Compared {
   // As they were found, in any order.
   uint64_t* masses;  // [kMaxCompared]
@@ -144,7 +143,7 @@ struct Compared {
   }
 };
 
-// One row's rule and what derives from it; uniform across the block.
+// One row's rule and values derived from it; uniform across the block.
 struct RowContext {
   RowSource row;
   const ChunkStats* stats;
@@ -193,7 +192,7 @@ __device__ __forceinline__ void ForEachOfGroups(const PickStorage& storage,
 // groups.
 __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& context,
                                     float threshold) {
-  // A thread looks at neighbouring groups, so that one scan puts all of them in order.
+  // A thread examines neighbouring groups, so that one scan puts all of them in order.
   const int32_t a_thread = (context.num_groups + kPickThreads - 1) / kPickThreads;
   const int32_t begin = threadIdx.x * a_thread;
   const int32_t end = min(begin + a_thread, context.num_groups);
@@ -212,13 +211,13 @@ __device__ int32_t GatherCandidates(PickStorage& storage, const RowContext& cont
   return static_cast<int32_t>(count) * kSamplingGroup;
 }
 
-// Candidates of a thread, which are neighbours.
+// The number of candidates per thread. They are neighbours.
 __device__ __forceinline__ int32_t CandidatesOfThread(int32_t size) {
   return (size + kPickThreads - 1) / kPickThreads;
 }
 
-// Finds the logits that reach `threshold`, in any order. Returns how many there are, or -1 if they
-// or their groups are too many. Counters are 0 before.
+// Finds the logits that reach `threshold`, in any order. Returns their number, or -1 if there are
+// too many logits or groups. The counters must be 0 before.
 __device__ int32_t CollectCompared(PickStorage& storage, const RowContext& context,
                                    const Maxima& maxima, float threshold,
                                    const Compared& compared) {
@@ -269,8 +268,9 @@ __device__ uint64_t MassFrom(PickStorage& storage, const RowContext& context, co
   return BlockSum(storage.select, mass);
 }
 
-// Raises `threshold` to what top-k and then top-p keep. `source` holds everything at or above the
-// initial threshold. Returns false if the source is `partial` and has too little mass for top-p.
+// Raises `threshold` to the bound that top-k and then top-p give. `source` holds everything at or
+// above the initial threshold. Returns false if the source is `partial` and has too little mass for
+// top-p.
 template <typename Source>
 __device__ bool ApplyRule(PickStorage& storage, const RowContext& context, const Source& source,
                           bool partial, float& threshold) {
@@ -318,7 +318,7 @@ __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, i
   uint64_t total, before = ExclusiveSum(storage.select, sum, total);
   const uint64_t draw = __umul64hi(storage.draw_bits, total);
   if (draw < before || draw >= before + sum) return;
-  for (int32_t at = first; at < end; ++at) {  // of one thread alone
+  for (int32_t at = first; at < end; ++at) {  // only one thread runs this
     const uint64_t mass[] = {mass_at(at)};
     WriteWherePassed(mass, before, draw, context.token, [&](int) {
       return storage.groups[at / kSamplingGroup] * kSamplingGroup + at % kSamplingGroup;
@@ -327,8 +327,8 @@ __device__ void DrawCandidate(PickStorage& storage, const RowContext& context, i
   }
 }
 
-// Draws a chunk by mass_of_chunk(chunk), then one of its tokens among the logits at or above
-// `threshold`, whose masses are relative to reference_of(chunk).
+// Draws a chunk with probability proportional to mass_of_chunk(chunk), then one of its tokens among
+// the logits at or above `threshold`, whose masses are relative to reference_of(chunk).
 template <typename MassOfChunk, typename ReferenceOf>
 __device__ void DrawFromChunks(PickStorage& storage, const RowContext& context, float threshold,
                                const MassOfChunk& mass_of_chunk, const ReferenceOf& reference_of) {
@@ -394,7 +394,7 @@ __device__ const uint64_t* ChunkMassesFrom(PickStorage& storage, const RowContex
   return masses;
 }
 
-// How a candidate stands among all.
+// The rank of a candidate among all.
 struct Standing {
   int32_t own = -1;    // its place among those that were found; -1: this thread has none
   int32_t larger = 0;  // how many are larger
@@ -402,8 +402,8 @@ struct Standing {
   uint64_t above = 0;  // the mass of those that are larger
 };
 
-// Compares the first `count` that were found with each other. As many threads as there are share a
-// candidate, up to eight, of which the first gets the result.
+// Compares the first `count` candidates with each other. Up to eight threads share one candidate,
+// as many as are available; the first of them gets the result.
 __device__ __forceinline__ Standing RankCompared(int32_t count, const Compared& compared) {
   static_assert(kMaxCompared <= kPickThreads);
   int32_t sharing = 1;
@@ -497,7 +497,7 @@ __global__ void __launch_bounds__(kPickThreads)
   const int64_t row = blockIdx.x;
   const ChunkStats* const stats = plan.stats + row * plan.num_chunks;
   const SamplingRule rule = params.rules[row];
-  // While loads are on their way, one thread makes the random bits.
+  // While loads are in flight, one thread computes the random bits.
   if (threadIdx.x == kPickThreads - 1 && rule.temperature > 0) {
     storage.draw_bits = DrawBits(rule.seed, rule.offset);
   }
@@ -511,7 +511,8 @@ __global__ void __launch_bounds__(kPickThreads)
       own_best = Max64()(own_best, stats[chunk].best);
     }
   }
-  // After the loads that no rule has to be known for. They arrive while the best is reduced.
+  // This follows the loads that do not depend on the rule. They arrive while the best logit is
+  // reduced.
   Maxima maxima{
       .values = plan.group_maxima + row * plan.num_groups, .size = plan.num_groups, .held = {}};
   if (rule.temperature > 0 && NeedsThreshold(rule, params.vocab_size)) maxima.Load();

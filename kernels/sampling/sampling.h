@@ -12,7 +12,8 @@ namespace tokline {
 struct SamplingRule {
   float temperature = 0;  // 0: greedy, with the lowest id among equal logits
   int32_t top_k = 0;      // keep the k largest logits and any that tie with the k-th; 0: keep all
-  float top_p = 1;        // keep the fewest largest whose mass reaches p (at least one), and ties
+  float top_p = 1;        // keep the fewest largest logits whose mass reaches p (at least one), and
+                          // ties
   uint64_t seed = 0;
   uint64_t offset = 0;  // the token's position in its sequence. Only seed and offset determine the
                         // draw (Philox), so a row's token does not depend on its batch
@@ -27,7 +28,7 @@ struct SamplingParams {
   int64_t logits_stride = 0;            // elements between rows
   const SamplingRule* rules = nullptr;  // [num_rows], host or device like logits
   // uint64 [num_rows, best_parts], or null: the largest logit of each part of a row with its id, as
-  // linear's kHead leaves them (LinearParams::best). Of greedy rows CUDA then reads nothing else;
+  // linear's kHead leaves them (LinearParams::best). CUDA then reads nothing else of greedy rows;
   // the reference ignores it.
   const uint64_t* best = nullptr;
   int32_t best_parts = 0;

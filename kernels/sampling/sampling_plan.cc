@@ -1,4 +1,4 @@
-// What a sampling launch checks, costs and needs as workspace, and how it is divided among blocks.
+// Host side of sampling: validation, cost, workspace, and the division among blocks.
 #include "kernels/sampling/sampling_plan.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How sampling is mapped to the device and what it stores in the workspace. Pure host code.
+// How sampling is mapped to the device, and the contents of its workspace. Pure host code.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct SamplingPlan {
   int32_t num_groups = 0;         // per row
   bool vector_loads = false;      // rows are 16 B aligned
   ChunkStats* stats = nullptr;    // [num_rows, num_chunks]
-  float* group_maxima = nullptr;  // [num_rows, num_groups]; only of rows with top-k or top-p
+  float* group_maxima = nullptr;  // [num_rows, num_groups]; only for rows with top-k or top-p
 };
 
 // Throws InvalidArgument when the workspace is missing, unaligned or too small.

@@ -31,8 +31,8 @@ struct Selection {
   bool reached;  // false: the total weight is below the target, and threshold is `lowest`
 };
 
-// The sum of the values of all threads before this one, and of all. The block calls it together,
-// and passes a barrier between two calls.
+// Returns the sum of the values of all threads before this one, and the total. The whole block
+// calls this, and must pass a barrier between two calls.
 template <typename Sum>
 __device__ __forceinline__ Sum ExclusiveSum(SelectStorage& storage, Sum value, Sum& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -54,7 +54,7 @@ __device__ __forceinline__ Sum ExclusiveSum(SelectStorage& storage, Sum value, S
 }
 
 // Combines the values of all threads by `op`, for which 0 changes nothing; every thread gets the
-// result. The block calls it together, and passes a barrier between two calls.
+// result. The whole block calls this, and must pass a barrier between two calls.
 template <typename Op>
 __device__ __forceinline__ uint64_t BlockReduce(SelectStorage& storage, uint64_t value,
                                                 const Op& op) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ uint64_t BlockSum(SelectStorage& storage, uint64_t va
   return BlockReduce(storage, value, Sum64());
 }
 
-// To a bin in shared memory.
+// Adds to a bin in shared memory.
 __device__ __forceinline__ void AddToBin(uint32_t* bin, uint32_t weight) { atomicAdd(bin, weight); }
 __device__ __forceinline__ void AddToBin(uint64_t* bin, uint64_t weight) {
   atomicAdd(reinterpret_cast<unsigned long long*>(bin), weight);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void ClearBins(SelectStorage& storage) {
 // Finds the threshold over the values in [lowest, highest] of `source`, which has ForEach(visit).
 // `weight` maps a value to its integer weight. Stops early at an inexact threshold as soon as the
 // weight at or above it is at most `acceptable`; 0 requests the exact one. All threads get the
-// result. If `cleared`, the bins are, and a barrier has come since.
+// result. `cleared` says that the bins are already cleared and that a barrier has followed.
 template <typename Source, typename Weight>
 __device__ Selection SelectThreshold(SelectStorage& storage, const Source& source,
                                      const Weight& weight, float highest, float lowest,
@@ -102,7 +102,7 @@ __device__ Selection SelectThreshold(SelectStorage& storage, const Source& sourc
   Sum* const bins = reinterpret_cast<Sum*>(storage.bins);
   float high = highest, low = lowest;
   if (!cleared) {
-    __syncthreads();  // what lies in the storage has been read
+    __syncthreads();  // the contents of the storage have been read
     ClearBins(storage);
     __syncthreads();
   }
@@ -110,7 +110,7 @@ __device__ Selection SelectThreshold(SelectStorage& storage, const Source& sourc
     const double range = static_cast<double>(high) - low;
     const double inverse_width = kSelectBins / range;
 
-    Sum above = 0;  // weight of the values above the interval, of which the first round has none
+    Sum above = 0;  // weight of the values above the interval; 0 in the first round
     Sum run = 0;    // not yet added to run_bin: neighbours often share a bin
     int run_bin = 0;
     source.ForEach([&](float value) {

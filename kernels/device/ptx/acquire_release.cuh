@@ -1,6 +1,6 @@
-// Ordered accesses at device scope. What a block has written before a barrier is published by any
-// of its threads that releases after the barrier, and seen by the threads of another block that
-// pass a barrier after one of them has acquired it.
+// Ordered accesses at device scope. Any thread that releases after a barrier publishes what its
+// block has written before the barrier. The threads of another block see it after a barrier that
+// follows the acquire by one of them.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -35,7 +35,7 @@ __device__ __forceinline__ void BulkCopyToShared(uint32_t shared, const void* gl
 }
 
 // Copies `bytes` contiguous bytes, a multiple of 16, to the shared memory of a block of the
-// cluster. Both other addresses are ClusterAddress()es of that block; all are 16 B aligned.
+// cluster. `to` and `barrier` are ClusterAddress()es of that block; all addresses are 16 B aligned.
 __device__ __forceinline__ void BulkCopyToCluster(uint32_t to, uint32_t from, uint32_t bytes,
                                                   uint32_t barrier) {
   asm volatile(

@@ -12,8 +12,8 @@ __device__ __forceinline__ uint64_t EvictFirstPolicy() {
   return policy;
 }
 
-// The same as a constant where its value is known, for code that has no registers to spare: what
-// createpolicy makes on sm_90 and newer, as CUTLASS has it (CacheHintSm90).
+// The same policy as a constant where its value is known, for code that has no registers to spare:
+// the value that createpolicy computes on sm_90 and newer, taken from CUTLASS (CacheHintSm90).
 __device__ __forceinline__ uint64_t EvictFirstConstant() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   return 0x12f0000000000000;

@@ -6,12 +6,12 @@
 
 namespace tokline::ptx {
 
-// Arrives without waiting, and publishes nothing but barriers that FenceMbarrierInit has followed:
-// data travel with an mbarrier that counts them. Where others will write to this block's shared
-// memory then, its copies must have arrived before the call, and the values that it loaded there
-// must have been used, as every MMA does with those of ldmatrix. To release writes to a cluster
-// costs a fence of the whole device, MEMBAR.ALL.GPU, which made a step of Qwen3-0.6B at batch 8
-// 11 % longer. All threads of a warp call it together.
+// Arrives without waiting. It publishes only mbarriers whose initialisation FenceMbarrierInit has
+// followed: data travel with an mbarrier that counts them. If others will then write to this
+// block's shared memory, the block's copies to it must have arrived before the call, and the values
+// loaded from it must have been used, as every MMA uses those of ldmatrix. Releasing writes to a
+// cluster costs a fence of the whole device, MEMBAR.ALL.GPU, which made a step of Qwen3-0.6B at
+// batch 8 11 % longer. All threads of a warp call it together.
 __device__ __forceinline__ void ClusterArrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -1,4 +1,4 @@
-// Special-function instructions, and values that the compiler works out where they are needed.
+// Special-function instructions, and values that the compiler computes where they are needed.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
-// The same value, of which the compiler knows nothing. What follows from it is worked out in each
-// turn of a loop, instead of once before it, where it would take a register or a place in local
-// memory.
+// Returns `value` and hides from the compiler where it comes from. Values derived from it are then
+// computed in each iteration of a loop, instead of once before it, which would take a register or a
+// place in local memory.
 __device__ __forceinline__ uint32_t HereAndNow(uint32_t value) {
   asm volatile("mov.b32 %0, %0;" : "+r"(value));
   return value;

@@ -24,7 +24,7 @@ __device__ __forceinline__ void LdMatrixX4Trans(uint32_t (&r)[4], uint32_t share
                : "memory");
 }
 
-// Transposes an 8x8 matrix of 16-bit elements of which each lane holds two neighbours of a row.
+// Transposes an 8x8 matrix of 16-bit elements. Each lane holds two neighbouring elements of a row.
 __device__ __forceinline__ uint32_t Transpose8x8(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));

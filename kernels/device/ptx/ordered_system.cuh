@@ -1,5 +1,5 @@
 // A flag in memory that several devices share. What a block has written before a barrier and a
-// release is seen by the threads that pass a barrier after an acquire of the flag.
+// release of the flag is visible to the threads that pass a barrier after an acquire of the flag.
 #pragma once
 
 #include <cuda_runtime.h>

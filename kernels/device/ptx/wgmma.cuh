@@ -34,9 +34,10 @@ __device__ __forceinline__ void PinRegisters(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Descriptor of a tile in panels with the 128-byte swizzle, whose rows are 64 elements. Eight rows
-// take 1,024 bytes, to which tiles are aligned; a step of 16 elements along a row adds 32 bytes.
-// `panel_bytes` is the distance to the next 64 columns if the columns are the N dimension.
+// Makes the descriptor of a tile in panels with the 128-byte swizzle, whose rows have 64 elements.
+// Eight rows take 1,024 bytes, to which tiles are aligned; a step of 16 elements along a row adds
+// 32 bytes. `panel_bytes` is the distance to the next 64 columns if the columns are the N
+// dimension.
 __device__ __forceinline__ uint64_t WgmmaDescriptor(uint32_t shared, uint32_t panel_bytes = 0) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
