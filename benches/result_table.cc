@@ -7,12 +7,13 @@
 
 #include "harness/platform/printable.h"
 #include "kernels/common/error.h"
+#include "tokline_rules.h"
 
 namespace tokline::bench {
 namespace {
 
-// A row is noisy if its median's interval reaches further: the gate counts changes of 2 % or more.
-constexpr double kNoisyPercent = 2;
+// A row is noisy if half of its median's interval is wider than the least change that counts.
+constexpr double kNoisyPercent = 100 * kMinChange;
 
 std::string VerdictOf(const Result& result) {
   const std::string& refusal = result.figures.refusal;
@@ -43,7 +44,7 @@ struct Column {
   std::string title;
   std::string (*cell)(const Result&);
   bool is_number = false;
-  bool may_be_above = false;  // is said above the table if all rows agree
+  bool may_be_above = false;  // printed above the table if all rows agree
 };
 
 // Columns whose cells are all empty are left out.
@@ -89,13 +90,13 @@ const std::vector<Column>& Columns() {
   return columns;
 }
 
-// The columns that a text takes on a terminal, one per code point.
+// The number of columns that a text takes on a terminal: one per code point.
 size_t Width(std::string_view text) {
   return static_cast<size_t>(
       std::ranges::count_if(text, [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; }));
 }
 
-// What people read: a title, the columns that say something, and notes.
+// The table for people: a title, the columns that are not empty, and notes.
 struct Sheet {
   explicit Sheet(const std::vector<Result>& results) {
     const KernelMeasurement& first = results.front().m;
@@ -143,7 +144,7 @@ std::string Text(const std::vector<Result>& results, size_t most_columns, bool c
   const auto painted = [colours](const std::string& text, int code) {
     return colours && code > 0 ? StrCat("\x1b[", code, "m", text, "\x1b[0m") : text;
   };
-  // In lines that would be too long, shapes stand above their rows.
+  // If lines would be too long, shapes are printed above their rows.
   const bool shape_above = most_columns > 0 && width > most_columns;
   const auto joined = [&](const std::vector<std::string>& cells, int code_of_last) {
     std::string line = shape_above ? "  " : "";
@@ -189,7 +190,7 @@ std::string Markdown(const std::vector<Result>& results) {
   return sheet.notes.empty() ? text : text + "\n" + sheet.notes;
 }
 
-// A flat object. What does not apply is null.
+// Returns a flat object in which values that do not apply are null.
 Json ValuesOf(const Result& r) {
   const auto number = [&r](double value) { return r.has_figures ? Json(value) : Json(); };
   const Shares& shares = r.figures.shares;

@@ -1,4 +1,4 @@
-// The table that a bench program prints in the end.
+// The table that a bench program prints at the end.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@ namespace tokline::bench {
 
 enum class TableFormat { kText, kMarkdown, kCsv, kJson };
 
-// A row as it is shown.
+// A row of the printed table.
 struct Result {
-  // `shape_label` tells the shape from the program's others: "b1_s1024_h16-8, page 64". A row that
-  // was only verified has no figures.
+  // `shape_label` distinguishes the shape from the program's others: "b1_s1024_h16-8, page 64". A
+  // row that was only verified has no figures.
   Result(KernelMeasurement measurement, std::string shape_label, bool timed);
 
   KernelMeasurement m;  // without samples
@@ -26,14 +26,14 @@ struct Result {
   std::string note;         // why the row is refused, or what disturbed it
 };
 
-// Text fits into this many columns of a terminal where it can; 0: it has any width. CSV and JSON
-// have the dimensions of shapes as columns, and units do not vary. "" if there are no results.
+// Text fits into `most_columns` columns of a terminal if possible; 0: any width. CSV and JSON have
+// the dimensions of shapes as columns, and their units do not vary. "" if there are no results.
 std::string TableOf(const std::vector<Result>& results, TableFormat format, size_t most_columns,
                     bool colours);
 
 // Three significant digits, or all of a larger number: "0.0123", "5.83", "1,234".
 std::string Figure(double value);
-// The same with the prefix that the size asks for: "4.12 TB/s".
+// The same with the unit prefix for its size: "4.12 TB/s".
 std::string Rate(double per_second, std::string_view unit);
 
 }  // namespace tokline::bench

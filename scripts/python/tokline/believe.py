@@ -43,14 +43,16 @@ default: {','.join(DEFAULT_PARTS)}
 A folder that was begun is continued: what it has is not run again. Exit codes: 0 everything is there,
 1 a program failed (what it recorded is kept), 2 misuse, 3 stopped by --time-limit (run it again to continue),
 130 interrupted.""")
-    collect.add_argument("--bin", required=True, type=Path, dest="bin_dir", metavar="DIR", help="folder of the built programs")
+    collect.add_argument("--bin", required=True, type=Path, dest="bin_dir", metavar="DIR",
+                         help="folder of the built programs")
     collect.add_argument("--model", type=Path, metavar="DIR", help="checkpoint of the decoder parts")
     collect.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to create or continue")
-    collect.add_argument("--only", type=words, dest="parts", default=DEFAULT_PARTS, metavar="PARTS", help="comma-separated parts")
+    collect.add_argument("--only", type=words, dest="parts", default=DEFAULT_PARTS, metavar="PARTS",
+                         help="comma-separated parts")
     collect.add_argument("--kernels", type=words, default=[], metavar="NAMES", help="bench programs (default: all)")
     collect.add_argument("--rounds", type=positive, default=3, metavar="N",
-                         help="rounds of each bench program on every side; with fewer than 3 the gate does not know the "
-                              "noise between runs and leaves rows undecided (default: %(default)s)")
+                         help="rounds of each bench program on every side; with fewer than 3 the gate does not know "
+                              "the noise between runs and leaves rows undecided (default: %(default)s)")
     collect.add_argument("--comparisons", type=positive, default=36, metavar="N",
                          help="rows of each bench program, at least (default: %(default)s)")
     collect.add_argument("--decoder-rounds", type=positive, default=7, metavar="N",

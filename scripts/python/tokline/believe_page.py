@@ -7,7 +7,8 @@ INTRODUCTION = """\
 
 Made by `scripts/maintain/believe report`; do not edit. A tool that says "slower", or "this kernel", is worth what it
 says of programs of which the truth is known. Here equal programs are compared with each other, and programs that were
-slowed on purpose with themselves as they are, by the same functions that the `gate` and `blame` of `scripts/records` use.
+slowed on purpose with themselves as they are, by the same functions that the `gate` and `blame` of `scripts/records`
+use.
 """
 
 MEANINGS = """\
@@ -20,9 +21,10 @@ MEANINGS = """\
   Clopper and Pearson: 300 distinct rows without a false alarm show that it is at most 1 %.
 - **Slowed kernels.** `--inject-slowdown {slowdowns}` makes the launches of a program take that many percent longer: by
   more launches of the same kernel, or by a spin beside them where a graph of enough launches would take more than 5 ms.
-  The host's clock must find the slowdown in graphs of either kind, beside the same graphs as they are. Caught is what the gate
-  calls slower: the U test of all rows together, corrected for their number, and an effect beyond {least:g} %, three
-  standard errors of the medians and the noise between equal runs. Called the same, undecided or disturbed is a miss.
+  The host's clock must find the slowdown in graphs of either kind, beside the same graphs as they are. Caught is what
+  the gate calls slower: the U test of all rows together, corrected for their number, and an effect beyond
+  {least:g} %, three standard errors of the medians and the noise between equal runs. Called the same, undecided or
+  disturbed is a miss.
 - **Delayed decoder.** `tokline bench` with `--inject-host-delay` between decode steps, or with `--inject-op-delay`
   after each launch of one op, all ops in turn; sizes of {delays} % of a step. One run of each is held against one run
   as it is. Right is `blamed` of `scripts/records blame`: the host gap, or that op. Runs as they are, held against each
@@ -124,8 +126,8 @@ def replaced(collections):
     """Of every collection that a newer one replaced what it missed, and why it was repeated."""
     lines = [[(each["time_utc"] or "")[:10], (each["commit"] or "")[:12], cell("; ".join(each["missed"]) or "nothing"),
               cell(each["because"] or "")] for each in collections]
-    return ("## Collections that this one replaces\n" + table(["of", "commit", "missed", "repeated because"], lines) + "\n"
-            if lines else "")
+    header = ["of", "commit", "missed", "repeated because"]
+    return "## Collections that this one replaces\n" + table(header, lines) + "\n" if lines else ""
 
 
 def page(checks, context):
@@ -144,7 +146,9 @@ def page(checks, context):
     blocks = [INTRODUCTION, machine_words(context["machine"]) + summary(checks) + noise + left_out,
               table(["check", "must", "measured", "met", "how to repeat it"], lines) + "\n",
               misses(checks), replaced(context["replaced"]), kernels(checks), parts(checks), meanings,
-              "## Repeating it\n```\nscripts/maintain/believe collect --bin build/bench-cuda/bin --model DIR --out believe\n"
-              "scripts/maintain/believe report believe -o docs/believability.md --json results/h200/believability.json\n"
+              "## Repeating it\n```\n"
+              "scripts/maintain/believe collect --bin build/bench-cuda/bin --model DIR --out believe\n"
+              "scripts/maintain/believe report believe -o docs/believability.md "
+              "--json results/h200/believability.json\n"
               "```\n"]
     return terminal.wrapped("\n".join(block for block in blocks if block))

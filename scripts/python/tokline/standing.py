@@ -8,10 +8,13 @@ from tokline import command, records, standing, terminal
 from tokline.files import write_whole
 from tokline.report.evidence import Entry, Evidence
 from tokline.report.wording import microseconds
+from tokline.schema import RULES
 from tokline.statistics import geometric_mean
 from tokline.stop import Stop
 
-MARGIN = 1.02  # what runs of one commit differ by; a peer that is faster by less is not called faster
+# What runs of one commit differ by. A peer that is faster by less is not called faster.
+MARGIN = 1 + RULES["least_change"]
+MARGIN_WORDS = f"{100 * RULES['least_change']:g} %"
 
 EPILOG = """\
 examples:
@@ -71,10 +74,10 @@ def withheld(evidence):
 def sentence(found):
     behind = slower(found)
     if not behind:
-        return f"No peer is faster by more than 2 % on any of {terminal.count(len(found), 'shape')}."
+        return f"No peer is faster by more than {MARGIN_WORDS} on any of {terminal.count(len(found), 'shape')}."
     worst = behind[0]
-    return (f"A peer is faster by more than 2 % on {len(behind)} of {terminal.count(len(found), 'shape')}; at worst "
-            f"{worst.ratio:.2f} times, {worst.peer.peer} on {worst.ours.kernel} {worst.ours.name}.")
+    return (f"A peer is faster by more than {MARGIN_WORDS} on {len(behind)} of {terminal.count(len(found), 'shape')}; "
+            f"at worst {worst.ratio:.2f} times, {worst.peer.peer} on {worst.ours.kernel} {worst.ours.name}.")
 
 
 def limit(entry):
@@ -112,7 +115,8 @@ def groups(evidence):
 
 def with_mean(words, found):
     """The sentence of a group that has no table."""
-    return f"{words} In the geometric mean ours take {geometric_mean([pair.ratio for pair in found]):.2f} of their time."
+    mean = geometric_mean([pair.ratio for pair in found])
+    return f"{words} In the geometric mean, our kernels take {mean:.2f} times as long as the best peer."
 
 
 def drawn(evidence):

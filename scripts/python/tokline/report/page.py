@@ -563,9 +563,11 @@ def decoder_table(evidence):
 
 
 def tables(evidence):
-    section = Section("tables", "Every shape", "Our fastest row, the best peer and the limit. A shape folds out to all "
-                      "of its rows, the peers' too. Above 1× in ours / peer the peer is faster, by more than 2 % where "
-                      "the line is marked. A peer from elsewhere ran on another GPU, or with other pauses between samples.", missing="No row of a kernel or of the decoder. To make some: scripts/bench")
+    section = Section("tables", "Every shape",
+                      "Our fastest row, the best peer and the limit. A shape folds out to all of its rows, the peers' "
+                      f"too. Above 1× in ours / peer the peer is faster, by more than {standing.MARGIN_WORDS} where the "
+                      "line is marked. A peer from elsewhere ran on another GPU, or with other pauses between samples.",
+                      missing="No row of a kernel or of the decoder. To make some: scripts/bench")
     if any(entry.kernel == records.DECODER for entry in evidence.entries):
         section.tables.append(decoder_table(evidence))
     section.tables += [kernel_table(evidence, kernel) for kernel in evidence.kernels]
