@@ -429,7 +429,7 @@ int RunWorkloadBench(const CommandLine& line, const WorkloadFlags& flags, const 
   const bool interrupted = measured.size() < count || measured.back().trouble.interrupted;
   record.Finish(interrupted);
   if (file) {
-    // Removes the fields that make it a record: only record files may hold records.
+    // Removes the fields that make it a record: a file that holds records cannot be replaced.
     for (Json& report : reports) {
       for (const char* key : {"schema", "kind", "run_id"}) report.erase(key);
     }

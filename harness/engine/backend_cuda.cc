@@ -266,8 +266,8 @@ class CudaBackend : public Backend {
     return place_.link == nullptr || communicator_ != nullptr ? nullptr : &peers_;
   }
 
-  // A rank writes its columns to all others. An empty sum then tells each rank that all columns
-  // have arrived.
+  // A rank writes its columns to all others. A sum whose result is not used then tells each rank
+  // that all columns have arrived.
   void GatherColumns(const ColumnGather& gather) override {
     if (place_.own_process) return SumColumns(gather);
     const auto matrices = place_.Gather(gather.matrix);

@@ -90,7 +90,7 @@ struct DecoderConfig {
   StepShape LargestDecodeShape(int32_t bucket) const;
   // The most partial states that the plan of a step of `bucket` rows can have.
   int64_t MaxPartials(int32_t bucket) const;
-  // The grids that steps may have, including those with run lanes.
+  // All grids that steps may have, and only those of them with run lanes.
   std::vector<ChunkDecodeGrid> DecodeGrids(int32_t bucket) const;
   std::vector<ChunkDecodeGrid> RunGrids() const;
   // The shape of a decode step as one kernel.

@@ -70,7 +70,7 @@ class ForwardPass {
   // there for everything else and the observer agrees.
   void Prefetch(StepOp op, const std::byte* weight, int64_t elements, LinearParams& params) const;
   // Makes the projection `params`, which reads x, read RMSNorm(x, weight): it normalises x itself
-  // unless x is already normalised.
+  // unless the sum that wrote x has also written the normalised x.
   void ReadNormed(LinearParams& params, const std::byte* weight) const;
   // Makes the kernel of `params`, which writes x, leave sums of squares of x for the next norm.
   void SumSquares(LinearParams& params);

@@ -41,8 +41,8 @@ class RankGroup : public RankLink {
 
   // Calls work(rank) for every rank on its thread, and returns when all have returned. A single
   // rank works on the caller's thread. Throws RuntimeFailure, which names the rank, if one fails.
-  // An InvalidArgument (a mistake of the caller), and any exception of a single rank, is passed on
-  // unchanged. Once a group has failed, each call throws the same exception.
+  // An InvalidArgument (a mistake of the caller) is passed on unchanged, and so is any exception in
+  // a group of one rank. Once a group has failed, each call throws the same exception.
   template <typename Work>
   void Run(const Work& work) {
     if (Size() == 1) return work(0);
