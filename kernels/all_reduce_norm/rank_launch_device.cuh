@@ -43,7 +43,7 @@ class RankLaunch {
   }
 
  protected:
-  // When a wait started to be timed, and how many polls it has taken.
+  // When a wait is too long (0: it is not timed yet), and how many polls it has taken.
   struct Deadline {
     uint64_t ns = 0;
     int polls = 0;

@@ -5,9 +5,8 @@
 //   instruction counts, so there is no code here for anything else.
 // Shared memory: the same ring. Stage 0 holds neither of the last two tiles, and receives the
 //   states of all blocks of the cluster; the states of this block's warps lie in the other stages.
-//   Merge: rank row % cluster_lanes owns a row. Every block, even one without tiles, sends its
-//   state of the row to the owner by st.async, and the owner adds the states in the order of the
-//   ranks.
+// Merge: rank row % cluster_lanes owns a row. Every block, even one without tiles, sends its state
+//   of the row to the owner by st.async, and the owner adds the states in the order of the ranks.
 // Barriers: the cluster's barrier says that the blocks' mbarriers are initialised and that their
 //   stages 0 are free. Blocks arrive at it long before they send. The mbarrier of a block
 //   completes, once per launch, when all states of its rows are there.

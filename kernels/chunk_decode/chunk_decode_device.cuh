@@ -12,8 +12,9 @@
 // Merge: merge_device.cuh writes the output, and adds the states of tasks that share a sequence.
 // Clusters: chunk_decode_cluster_device.cuh has the kernel for grids of clusters.
 // Look-ahead: a block keeps its tasks in shared memory, and looks up the pages of the next tile
-// while a tile is computed. Dependent launch: the plan, the page lists and, with only_last_is_new,
-// the first tiles except their LateRow are read before the wait.
+//   while a tile is computed.
+// Dependent launch: the plan, the page lists and, with only_last_is_new, the first tiles except
+//   their LateRow are read before the wait.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -5,8 +5,8 @@
 // Block: consumer warps; a producer warp that streams weights, K and V through a ring in
 //   shared memory and runs ahead across layers; a warp that clears the words of the previous step.
 // Words: activations go from block to block through L2 as words that readers poll
-// (packets_device.cuh), so there is no barrier between blocks. A layer has five hops: x to qkv, to
-// attention, to o, to gate and up, to down; a cut context adds one for the merge.
+//   (packets_device.cuh), so there is no barrier between blocks. A layer has five hops: x to qkv,
+//   to attention, to o, to gate and up, to down; a cut context adds one for the merge.
 // Rounding points are those of the chain (linear.h, kv_append.h, chunk_decode.h). Sums are added in
 //   a fixed order, so results are repeatable to the bit.
 #pragma once

@@ -3,10 +3,11 @@
 // Grid: head_dim / 8 neighbouring lanes move one row (one head of one token), 16 bytes each. Such a
 //   group of lanes takes up to Policy::kRows neighbouring heads of one token, all of them query,
 //   all K or all V heads: they share one slot, one RoPE row and one norm weight, and have a
-//   constant address stride. Shared memory: none. Both elements of a RoPE pair are in the same
-//   lane, which holds 8 bytes of each half of a row. The norm's sum uses shuffles; all lanes of a
-//   warp execute them if one must. Dependent launch: slots, positions, RoPE rows and norm weights
-//   are read before the wait; q, k, v and the pool are accessed after it.
+//   constant address stride.
+// Shared memory: none. Both elements of a RoPE pair are in the same lane, which holds 8 bytes of
+//   each half of a row. The norm's sum uses shuffles; all lanes of a warp execute them if one must.
+// Dependent launch: slots, positions, RoPE rows and norm weights are read before the wait; q, k, v
+//   and the pool are accessed after it.
 #pragma once
 
 #include <cstdint>

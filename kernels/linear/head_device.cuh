@@ -9,7 +9,7 @@
 // Shared memory: a ring whose stages hold 64 k of a tile's weights and of all tokens, with the
 //   128-byte swizzle. It continues across tiles, so that the memory streams while a tile is
 //   finished. Rows after the last token keep their old contents; their sums are never read.
-//   Dependent launch: the first weights are on their way before the wait.
+// Dependent launch: the first weights are on their way before the wait.
 // Outputs: a thread stores what it accumulated, eight bytes at a time, so that four lanes fill a
 //   sector. For each of its two tokens it keeps the largest output across all tiles.
 #pragma once

@@ -6,10 +6,11 @@
 //   blocks of one tile or, if heads are appended, of one head.
 // Block: four consumer warps, and one producer warp whose first lane issues copies. With 64 tokens
 //   there are also warps that end after the first barrier; they spread the blocks over the SMs
-//   (README.md). Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x
-//   (all tokens x kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial
-//   sums from every block of the cluster; the norm weight of the share; mbarriers. Rows after the
-//   last token are zeros or keep their old contents; their sums are never read.
+//   (README.md).
+// Shared memory: a ring of weights (64 rows x kBlockK per stage) and a ring of x (all tokens x
+//   kBlockK per stage), both in panels of 64 k with the 128-byte swizzle; partial sums from every
+//   block of the cluster; the norm weight of the share; mbarriers. Rows after the last token are
+//   zeros or keep their old contents; their sums are never read.
 // Dependent launch: the ring of weights is filled before the wait, and with up to 16 tokens the
 //   first weights are also loaded into registers. In a chain of these kernels the weights stream
 //   without a pause.

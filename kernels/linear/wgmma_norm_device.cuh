@@ -62,8 +62,8 @@ class SharedNorm {
     }
   }
 
-  // Normalises this thread's part of a block of x, which has arrived in `stage`. Rows past the last
-  // token are never read.
+  // Normalises this thread's part of a block of x, which has arrived in `stage`. The results for
+  // rows past the last token do not matter: the sums of these rows are never read.
   __device__ __forceinline__ void Apply(int block, int stage) const {
     const uint4 weight = weight_[block * kSegments + Segment()];
     const uint32_t x = shared_.x.Stage(stage) + Segment() / 8 * Policy::kXPanel;

@@ -3,7 +3,7 @@
 //
 // Grid: one block of 128 to 512 threads per row, or one warp per row with 4 rows per block.
 // Registers: a thread holds kHeld accesses of 16 bytes, packed. Unpacked, they would take twice the
-// registers, so the compiler must not see that the second pass unpacks the same words.
+//   registers, so the compiler must not see that the second pass unpacks the same words.
 // Shared memory: the warps' sums. Barriers: one, with one block per row.
 // With one access per thread the weight is loaded before the grid-dependency wait.
 #pragma once
