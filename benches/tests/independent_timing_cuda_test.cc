@@ -429,18 +429,18 @@ class IndependentTimingTest : public ::testing::Test {
       // The same number as in a sample of the suite: a compute-bound row draws so much power that
       // the clock falls within milliseconds.
       const int launches = std::max(timer->launches_per_sample(), 6);
-      const bool rests = length == RowLength::kLong;
+      const bool is_long = length == RowLength::kLong;
       // The median of the rounds' ratios: a device that drifts changes both figures of a round.
       std::vector<double> suite, independent, ratios;
       for (int round = 0; round < 5; ++round) {
-        suite.push_back(Rested(rests, [&] { return Median(timer->Sample(kMinSamples, {})); }));
-        independent.push_back(Rested(rests, [&] {
-          return rests ? IndependentUs(row, sets, launches) : HostClockUs(row, sets);
+        suite.push_back(Rested(is_long, [&] { return Median(timer->Sample(kMinSamples, {})); }));
+        independent.push_back(Rested(is_long, [&] {
+          return is_long ? IndependentUs(row, sets, launches) : HostClockUs(row, sets);
         }));
         ratios.push_back(suite.back() / independent.back());
       }
       const double ratio = Median(ratios);
-      EXPECT_TRUE(length == RowLength::kShort || Median(suite) >= kLongUs)
+      EXPECT_TRUE(!is_long || Median(suite) >= kLongUs)
           << row.kernel << " " << row.shape
           << " is too short to compare on this device: lengthen it";
       EXPECT_NEAR(ratio, 1, 0.02) << row.kernel << " " << row.shape;

@@ -94,14 +94,14 @@ nlohmann::ordered_json KvSize::ToJson() const {
 int64_t FreeForKv(const LoadedModel& model, const DecoderOptions& options) {
   const DecoderOptions one_page = WithOnePage(options);
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
-  const MemoryNeeds plan = MemoryNeedsOf(model.spec, one_page, backend->facts());
+  const MemoryNeeds needs = MemoryNeedsOf(model.spec, one_page, backend->facts());
   // Ranks on the CPU share its memory.
   const int64_t sharers = options.device == Device::kCpu ? options.ranks : 1;
-  const int64_t planned = backend->FreeBytes() / sharers - (plan.Total() - plan.kv_bytes);
+  const int64_t planned = backend->FreeBytes() / sharers - (needs.Total() - needs.kv_bytes);
   if (planned <= 0) return 0;
   Decoder decoder = MakeDecoder(model, one_page);
   decoder.WarmUp();
-  return std::min(planned, backend->FreeBytes() / sharers + plan.kv_bytes);
+  return std::min(planned, backend->FreeBytes() / sharers + needs.kv_bytes);
 }
 
 void ApplyKvSize(const KvSize& size, const LoadedModel& model, DecoderOptions& options) {
@@ -137,8 +137,8 @@ void SizeKvForWorkload(const KvSize& size, const LoadedModel& model, const Workl
   if (options.device == Device::kCpu) return;  // the system allocates pages when they are touched
   const std::unique_ptr<Backend> backend = MakeBackend(options.device);
   const double room = kDefaultFraction * static_cast<double>(backend->FreeBytes());
-  const MemoryNeeds plan = MemoryNeedsOf(model.spec, options, backend->facts());
-  if (static_cast<double>(plan.Total()) <= room) return;
+  const MemoryNeeds needs = MemoryNeedsOf(model.spec, options, backend->facts());
+  if (static_cast<double>(needs.Total()) <= room) return;
   KvSize most;
   most.fraction = kDefaultFraction;
   const int64_t wanted = options.kv_pages;

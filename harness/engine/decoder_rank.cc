@@ -27,8 +27,8 @@ class HostGraph : public WorkGraph {
 std::unique_ptr<Backend> WithRoom(const ModelSpec& whole, const DecoderOptions& options,
                                   std::unique_ptr<Backend> backend) {
   if (backend->device() == Device::kCuda) {
-    const MemoryNeeds plan = MemoryNeedsOf(whole, options, backend->facts());
-    RequireRoom(plan, backend->FreeBytes() + plan.exchange_bytes);  // which the backend has
+    const MemoryNeeds needs = MemoryNeedsOf(whole, options, backend->facts());
+    RequireRoom(needs, backend->FreeBytes() + needs.exchange_bytes);  // which the backend has
   }
   return backend;
 }

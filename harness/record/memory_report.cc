@@ -18,14 +18,15 @@ int64_t TakenNow(const Backend& backend) {
 MemoryWatch::MemoryWatch(Device device) : before_(TakenNow(*MakeBackend(device))) {}
 
 Json MemoryWatch::Report(Decoder& decoder) const {
-  const MemoryNeeds plan = decoder.Memory();
-  Json planned = ToJson(plan);
-  planned["staging"] = plan.staging_bytes;
+  const MemoryNeeds needs = decoder.Memory();
+  Json planned = ToJson(needs);
+  planned["staging"] = needs.staging_bytes;
   const bool on_device = decoder.GetBackend().device() == Device::kCuda;
   // A process holds the memory of all of its ranks, and a device that of one rank.
   const DecoderOptions& options = decoder.Options();
   const int32_t ranks_here = options.Processes() == nullptr ? options.ranks : 1;
-  const int64_t total = on_device ? plan.Total() : ranks_here * (plan.Total() + plan.staging_bytes);
+  const int64_t total =
+      on_device ? needs.Total() : ranks_here * (needs.Total() + needs.staging_bytes);
   const int64_t measured = TakenNow(decoder.GetBackend()) - before_;
   const ProcessMemory host = ReadProcessMemory();
   return {{"planned", std::move(planned)},  {"planned_total", total},

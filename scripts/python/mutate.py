@@ -420,6 +420,7 @@ def run_and_record(programs, mutations, tree, revised, gpu, jobs, out):
         raise Stop("no mutation to run")
     unfinished = out.with_name(out.name + ".unfinished")
     unfinished.unlink(missing_ok=True)  # of an earlier run
+    before = read_runs([out] if out.exists() else [])
     unmutated = run_unmutated(programs, programs_of(mutations), jobs)
     results = {}
     for name, test, result in run_mutants(programs, mutations, unmutated, jobs):
@@ -427,7 +428,6 @@ def run_and_record(programs, mutations, tree, revised, gpu, jobs, out):
         new = {"revision": revised, "gpu": gpu, "unmutated": unmutated,
                "mutations": [{"name": m["name"], "digest": m["digest"], "results": results[m["name"]]}
                              for m in mutations if m["name"] in results]}
-        before = read_runs([out] if out.exists() else [])
         write_whole(unfinished, record_text(merged([*before, new], tree)))
     unfinished.replace(out)
     survivors = [(name, test) for name, tests in results.items() for test, result in tests.items()

@@ -4,11 +4,10 @@ import dataclasses
 
 from tokline import changes, command, compare, records, terminal, verdicts
 from tokline.report.wording import commit_label
-from tokline.schema import RULES
+from tokline.schema import LEAST_CHANGE, LEAST_CHANGE_WORDS
 from tokline.terminal import count, figure, percent
 
-SMALL_LOSS = 1 + RULES["least_change"]  # losses from here on are listed, too, where the noise is as large
-SMALL = f"{100 * RULES['least_change']:g} %"
+SMALL_LOSS = 1 + LEAST_CHANGE  # losses from here on are listed, too, where the noise is as large
 
 EPILOG = f"""\
 examples:
@@ -17,7 +16,7 @@ examples:
 
 Of each row of NEW the newest figure is held against the newest one in OLD that an earlier run measured. Listed is what
 differs by more than its noise (docs/gating.md, of one run a side), or became worse in another way, and behind it what
-is slower by {SMALL} and more within its noise, or by too little to count. A row may have been measured on another GPU
+is slower by {LEAST_CHANGE_WORDS} and more within its noise, or by too little to count. A row may have been measured on another GPU
 of the same kind, or by another build: the table says so.
 
 exit codes: 0 written, 1 records that cannot be used, 2 misuse, 130 interrupted
@@ -82,7 +81,7 @@ def sentence(judged, listed, small, now):
     unchanged = compared - len(listed) - disturbed
     slowest = next((row for row in listed if row.ratio is not None and row.ratio > 1 and is_beyond_noise(row)), None)
     worst = f" The largest loss is {slowest.key} ({percent(slowest.ratio)}, {slowest.verdict})." if slowest else ""
-    within = f" ({len(small):,} of them slower by {SMALL} or more, listed last)" if small else ""
+    within = f" ({len(small):,} of them slower by {LEAST_CHANGE_WORDS} or more, listed last)" if small else ""
     return (f"Of {count(compared, 'row')} that were measured before, {losses:,} became slower or otherwise worse and "
             f"{len(decided) - losses:,} faster; {len(open_rows):,} differ by more than the noise, but undecided "
             f"({sum(map(is_loss, open_rows)):,} slower); {unchanged:,} did not change{within}{unknown}.{worst} "

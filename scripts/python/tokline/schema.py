@@ -10,6 +10,8 @@ from tokline.kernels import ROOT
 SCHEMA = json.loads((ROOT / "harness/record/record.schema.json").read_text(encoding="utf-8"))
 VERSION = SCHEMA["properties"]["schema"]["const"]
 RULES = SCHEMA["x-rules"]
+LEAST_CHANGE = RULES["least_change"]  # a smaller one is not called faster or slower
+LEAST_CHANGE_WORDS = f"{100 * LEAST_CHANGE:g} %"
 _FIGURES = {name: SCHEMA["$defs"][f"{name}_figures"]["properties"] for name in ("kernel", "decoder", "workload")}
 MIN_SAMPLES = _FIGURES["kernel"]["samples_us"]["minItems"]
 MAX_MEAN_REGRET = {"decoder": _FIGURES["decoder"]["verified"]["properties"]["mean_regret"]["maximum"],

@@ -8,13 +8,12 @@ from tokline import command, records, standing, terminal
 from tokline.files import write_whole
 from tokline.report.evidence import Entry, Evidence
 from tokline.report.wording import microseconds
-from tokline.schema import RULES
+from tokline.schema import LEAST_CHANGE, LEAST_CHANGE_WORDS
 from tokline.statistics import geometric_mean
 from tokline.stop import Stop
 
 # What runs of one commit differ by. A peer that is faster by less is not called faster.
-MARGIN = 1 + RULES["least_change"]
-MARGIN_WORDS = f"{100 * RULES['least_change']:g} %"
+MARGIN = 1 + LEAST_CHANGE
 
 EPILOG = """\
 examples:
@@ -74,9 +73,9 @@ def withheld(evidence):
 def sentence(found):
     behind = slower(found)
     if not behind:
-        return f"No peer is faster by more than {MARGIN_WORDS} on any of {terminal.count(len(found), 'shape')}."
+        return f"No peer is faster by more than {LEAST_CHANGE_WORDS} on any of {terminal.count(len(found), 'shape')}."
     worst = behind[0]
-    return (f"A peer is faster by more than {MARGIN_WORDS} on {len(behind)} of {terminal.count(len(found), 'shape')}; "
+    return (f"A peer is faster by more than {LEAST_CHANGE_WORDS} on {len(behind)} of {terminal.count(len(found), 'shape')}; "
             f"at worst {worst.ratio:.2f} times, {worst.peer.peer} on {worst.ours.kernel} {worst.ours.name}.")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tokline import records, statistics
 from tokline.records import BadRecords
-from tokline.schema import MAX_MEAN_REGRET, RULES
+from tokline.schema import LEAST_CHANGE, MAX_MEAN_REGRET
 from tokline.terminal import count
 
 # The standard error of the median of n samples of normal noise is this times MAD / sqrt(n).
@@ -31,7 +31,7 @@ VERDICTS = (SLOWER, UNVERIFIED, MISSING, DISTURBED, UNDECIDED, NOT_COMPARABLE, N
 class Rules:
     """When a difference counts."""
     alpha: float = 0.01  # of the U test, over all rows together
-    least_percent: float = 100 * RULES["least_change"]  # a smaller effect never counts
+    least_percent: float = 100 * LEAST_CHANGE  # a smaller effect never counts
     kernel_us: float = 0.01  # nor does a smaller difference, for a launch or a token of a workload,
     decoder_us: float = 1.0  # or for a decode step
     single_run_percent: float = 3.0  # the A/A floor if nothing is known about the noise between runs;

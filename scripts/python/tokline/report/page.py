@@ -11,6 +11,7 @@ from tokline import ablate, blame, compare, cost_model, records, standing, sweep
 from tokline.report import figures, timelines, waterfalls
 from tokline.report.evidence import LONG_FLOOR_US, Evidence, measured_alike, workload_parts
 from tokline.report.wording import command_words, commit_label, listed, microseconds, percent, ratio
+from tokline.schema import LEAST_CHANGE_WORDS
 from tokline.statistics import median
 from tokline.table import latencies
 from tokline.terminal import count, figure
@@ -565,7 +566,7 @@ def decoder_table(evidence):
 def tables(evidence):
     section = Section("tables", "Every shape",
                       "Our fastest row, the best peer and the limit. A shape folds out to all of its rows, the peers' "
-                      f"too. Above 1× in ours / peer the peer is faster, by more than {standing.MARGIN_WORDS} where the "
+                      f"too. Above 1× in ours / peer the peer is faster, by more than {LEAST_CHANGE_WORDS} where the "
                       "line is marked. A peer from elsewhere ran on another GPU, or with other pauses between samples.",
                       missing="No row of a kernel or of the decoder. To make some: scripts/bench")
     if any(entry.kernel == records.DECODER for entry in evidence.entries):
