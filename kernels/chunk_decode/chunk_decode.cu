@@ -29,8 +29,8 @@ void ValidatePlan(const ChunkDecodeParams& params) {
                                cluster_lanes == 1),
           "plan.grid has ", plan.grid, "; a block has one lane, or ", kChunkDecodeWarps,
           " without clusters");
-  Require(!takes_parts || block_lanes > 1, "plan.grid has ", plan.grid,
-          "; only lanes of a warp take parts");
+  Require(!takes_parts || block_lanes > 1 || cluster_lanes > 1, "plan.grid has ", plan.grid,
+          "; only clusters and lanes of a warp take parts");
   Require(
       run_lanes == 0 || (run_lanes > 0 && cluster_lanes == 1 && !takes_parts &&
                          CurrentDeviceFacts().HasHopperCode()),
@@ -63,17 +63,20 @@ Chosen Choose(const ChunkDecodeParams& params) {
   const bool bundled =
       ChunkDecodeBundles(grid, params.table.num_seqs, params.num_q_heads / layout.num_kv_heads);
   const bool warps_add = grid.block_lanes > 1 && (grid.takes_parts || grid.run_lanes > 0);
+  const bool large_clusters =
+      grid.cluster_lanes > 1 && (grid.cluster_lanes > kChunkDecodeClusterLanes || grid.takes_parts);
   Chosen chosen;
   int threads = 0;
   DispatchDType(params.dtype, [&]<DType kDType>() {
     DispatchHeadDim(layout.head_dim, [&]<int kHeadDim>() {
       using Policy = chunk_decode::Policy<kDType, kHeadDim>;
       threads = Policy::kThreads;
-      chosen.kernel = grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy>
-                      : warps_add            ? chunk_decode::WarpKernel<Policy, true>
-                      : grid.block_lanes > 1 ? chunk_decode::WarpKernel<Policy, false>
-                      : bundled              ? chunk_decode::Kernel<Policy, true>
-                                             : chunk_decode::Kernel<Policy, false>;
+      chosen.kernel = large_clusters           ? chunk_decode::ClusterKernel<Policy, true>
+                      : grid.cluster_lanes > 1 ? chunk_decode::ClusterKernel<Policy, false>
+                      : warps_add              ? chunk_decode::WarpKernel<Policy, true>
+                      : grid.block_lanes > 1   ? chunk_decode::WarpKernel<Policy, false>
+                      : bundled                ? chunk_decode::Kernel<Policy, true>
+                                               : chunk_decode::Kernel<Policy, false>;
     });
   });
   chosen.queries_with_tiles =

@@ -45,8 +45,9 @@ struct alignas(16) ChunkDecodeTask {
   int32_t member_begin;  // into the plan's members
   int16_t member_count;
   // 1: the last task of every lane of the cluster is such a task for the same single member, and
-  // together they write its output; it may have no ranges. 0: the task produces its own state.
-  // Where lanes form clusters, such a task has one member and no ranges, and nothing is partial.
+  // together they write its output, or leave one partial state; it may have no ranges. 0: the task
+  // produces its own state.
+  // Where lanes form clusters, such a task has one member and no ranges, and is not partial.
   int16_t clustered;
   int32_t range_begin;  // into the plan's ranges
   int32_t range_end;
@@ -70,7 +71,8 @@ struct alignas(16) ChunkDecodeLaneStart {
 };
 
 // A lane is one block per KV head, or one warp where a block has several lanes. cluster_lanes
-// consecutive lanes form a cluster, which merges the states of one sequence in its shared memory.
+// consecutive lanes form a cluster, which merges the states of one sequence, or of a part of it, in
+// its shared memory.
 // The grid is constant in a captured graph.
 struct ChunkDecodeGrid {
   int32_t num_lanes = 0;  // a multiple of cluster_lanes and of block_lanes
@@ -80,8 +82,8 @@ struct ChunkDecodeGrid {
   // sequences share: each is one block per KV head. There are none with clusters. They come after
   // the others, and their tasks have up to kChunkDecodeRunRows rows.
   int32_t run_lanes = 0;
-  // Whether warp lanes take parts of sequences that are much longer than the others. Never set with
-  // run lanes.
+  // Whether warp lanes or clusters take parts of sequences that are longer than the others. Never
+  // set with run lanes.
   bool takes_parts = false;
   bool operator==(const ChunkDecodeGrid&) const = default;
   // Whether each lane or cluster can only read sequences that share nothing with others, apart from
@@ -234,10 +236,17 @@ ChunkDecodePlan PlanChunkDecode(const ChunkTableView& table, const PagedKvLayout
 // As many block lanes as the device runs at a time. This grid serves any table.
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device);
 
-// One cluster per sequence, of the largest size with which the device runs the clusters of all
-// sequences and KV heads at the same time. One lane per cluster if there is no such size.
+// One cluster per sequence, of the largest size up to `max_lanes`, a power of two, with which the
+// device runs the clusters of all sequences and KV heads at the same time. One lane per cluster if
+// there is no such size.
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
-                                       const DeviceFacts& device);
+                                       int32_t max_lanes, const DeviceFacts& device);
+
+// As many clusters as the device runs at the same time, among which parts of sequences are dealt.
+// They are of the largest size of which that is at least two per sequence; no lanes if there is
+// none.
+ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
+                                     const DeviceFacts& device);
 
 // As many warp lanes as the device runs at a time, for whole sequences; no lanes if blocks get too
 // little shared memory for them.

@@ -1,4 +1,5 @@
-// chunk_decode for few sequences: the blocks of a cluster share a sequence and KV head.
+// chunk_decode for few sequences: the blocks of a cluster share a sequence, or a part of one, and a
+// KV head.
 //
 // Grid: as in chunk_decode_device.cuh, with the cluster_lanes lanes of a cluster side by side. The
 //   last task of a lane is its share of the cluster's sequence. Steps are so short that every
@@ -44,11 +45,12 @@ struct ClusterPlace {
   __device__ __forceinline__ int OwnedRows() const { return (group + lanes - 1 - rank) / lanes; }
 };
 
-// The states that a block receives. For each of its rows, the states of all ranks lie side by side.
-template <typename P>
+// The states that a block receives. For each of its rows, the states of all ranks, at most
+// kMaxLanes, lie side by side.
+template <typename P, int kMaxLanes>
 struct ReceivedStates {
   // Rounded up to whole rows of all ranks.
-  static constexpr int kMaxStates = 16 + kChunkDecodeMaxClusterLanes - 1;
+  static constexpr int kMaxStates = 16 + kMaxLanes - 1;
   static constexpr int kBytes = P::kHeadDim * 4 + 8;  // of a state
   static_assert(kMaxStates * kBytes <= P::kStageBytes);
 
@@ -95,15 +97,15 @@ struct ReceivedStates {
   __device__ __forceinline__ RowSlice<P> Add(const ClusterPlace& place, int row) const {
     const int lane = threadIdx.x % 32;
     const int first = row / place.lanes * place.lanes;
-    float2 states[kChunkDecodeMaxClusterLanes];
+    float2 states[kMaxLanes];
     RowSlice<P> slice;
 #pragma unroll
-    for (int rank = 0; rank < kChunkDecodeMaxClusterLanes; ++rank) {
+    for (int rank = 0; rank < kMaxLanes; ++rank) {
       states[rank] = rank < place.lanes ? max_sum[first + rank] : float2{-INFINITY, 0};
       slice.row_max = fmaxf(slice.row_max, states[rank].x);
     }
 #pragma unroll
-    for (int rank = 0; rank < kChunkDecodeMaxClusterLanes; ++rank) {
+    for (int rank = 0; rank < kMaxLanes; ++rank) {
       if (rank >= place.lanes) break;
       const float weight = Weight(states[rank].x, slice.row_max);
       slice.AddScaledVector(outputs + (first + rank) * P::kHeadDim + lane * RowSlice<P>::kWidth,
@@ -127,8 +129,38 @@ __device__ __forceinline__ int CountTiles(const ChunkDecodeTask& task,
   return tiles;
 }
 
+// Leaves the states of the rows that the block owns of its cluster's part of a sequence. The last
+// block of this rank to do so adds the states of all parts, in their order, and writes the rows.
+template <typename P, int kMaxLanes>
+__device__ __forceinline__ void FinishPart(const Arguments& args, const ClusterPlace& place,
+                                           const ChunkDecodeTask& task,
+                                           const ReceivedStates<P, kMaxLanes>& received) {
+  static_assert(kMaxLanes <= kChunkDecodeBundles);  // a counter each
+  __shared__ bool last;
+  const ChunkDecodeMember& member = task.first_member;
+  const int first_row = place.rank + static_cast<int>(threadIdx.x) / 32 * place.lanes;
+  const int step = P::kWarps * place.lanes;
+  for (int row = first_row; row < place.group; row += step) {
+    StoreState<P>(args, member.partial, place.kv_head, place.group, row, received.Add(place, row));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const int64_t of_head = int64_t{member.seq} * args.params.layout.num_kv_heads + place.kv_head;
+    last = IsLast(args.counters + of_head * (1 + kChunkDecodeBundles) + 1 + place.rank,
+                  task.first_states);
+  }
+  __syncthreads();
+  if (!last) return;
+  const StateRange parts{task.first_states_begin, task.first_states, task.first_states};
+  for (int row = first_row; row < place.group; row += step) {
+    RowSlice<P> sums[1];
+    SumStates<P>(args, parts, 0, 1, place.kv_head, place.group, row, sums);
+    WriteRow<P>(args, member.seq, place.kv_head * place.group + row, sums[0]);
+  }
+}
+
 // Computes the block's share of the cluster's sequence, and writes the rows that the block owns.
-template <typename P>
+template <typename P, bool kLarge>
 __device__ __forceinline__ void DecodeShare(const Arguments& args, const ClusterPlace& place,
                                             const ChunkDecodeLaneStart& start,
                                             unsigned char* shared) {
@@ -136,7 +168,8 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   const ChunkDecodePlanView& plan = args.params.plan;
   const int warp = threadIdx.x / 32;
   const ChunkDecodeTask& task = start.task;
-  const ReceivedStates<P> received(shared, ptx::SharedAddress(&arrived));
+  const ReceivedStates<P, kLarge ? kChunkDecodeMaxClusterLanes : kChunkDecodeClusterLanes> received(
+      shared, ptx::SharedAddress(&arrived));
   TileCursor tile(task), next = tile;
   PageLookup<P> page(args, place.lane_of_plan, next, warp);  // of the next tile
   if (threadIdx.x == 0) received.Expect(place);
@@ -207,6 +240,10 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
     received.Send(place, row, AddWarps<P>(warps, row, true));
   }
   ptx::MbarrierWaitCluster(received.arrived, 0);
+  if (kLarge && task.first_member.partial >= 0) {
+    FinishPart(args, place, task, received);
+    return;
+  }
   for (int row = place.rank + warp * place.lanes; row < place.group;
        row += P::kWarps * place.lanes) {
     WriteRow<P>(args, task.first_member.seq, place.kv_head * place.group + row,
@@ -214,7 +251,8 @@ __device__ __forceinline__ void DecodeShare(const Arguments& args, const Cluster
   }
 }
 
-template <typename P>
+// kLarge: clusters may have more than eight blocks, or parts of sequences.
+template <typename P, bool kLarge>
 __global__ void __launch_bounds__(P::kThreads, 2)
     ClusterKernel(const __grid_constant__ Arguments args) {
 #if __CUDA_ARCH__ >= 900
@@ -227,7 +265,7 @@ __global__ void __launch_bounds__(P::kThreads, 2)
   const ChunkDecodeLaneStart start = plan.lane_starts[place.lane_of_plan];
   const bool clustered = start.task.clustered;
   if (clustered) {
-    DecodeShare<P>(args, place, start, shared);
+    DecodeShare<P, kLarge>(args, place, start, shared);
   } else {
     ptx::GridDependencyWait();
   }

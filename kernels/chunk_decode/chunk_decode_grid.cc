@@ -12,6 +12,23 @@
 #include "kernels/common/rounding.h"
 
 namespace tokline {
+namespace {
+
+// How many clusters of this many lanes the device runs at the same time for each KV head.
+int32_t ClustersAtOnce(int32_t lanes, const PagedKvLayout& layout, const DeviceFacts& device) {
+  if (!device.HasClusters() || lanes > device.max_cluster_blocks) return 0;
+  // A cluster lies in one group of SMs. Clusters of two blocks fill all of 132 SMs, those of four
+  // and eight 120, those of sixteen 112. An SM has room for four blocks at head_dim 64; using three
+  // leaves some room for the kernels before and after.
+  const int32_t sms = lanes > 8   ? device.sm_count * 6 / 7
+                      : lanes > 2 ? device.sm_count * 10 / 11
+                                  : device.sm_count / 2 * 2;
+  const int64_t blocks_per_sm =
+      std::min<int64_t>(3, ChunkDecodeBlocksPerSm(layout.head_dim, device));
+  return static_cast<int32_t>(sms * blocks_per_sm / lanes / layout.num_kv_heads);
+}
+
+}  // namespace
 
 ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
   const int64_t blocks = device.sm_count * ChunkDecodeBlocksPerSm(layout.head_dim, device);
@@ -20,19 +37,20 @@ ChunkDecodeGrid ChunkDecodeFullGrid(const PagedKvLayout& layout, const DeviceFac
 }
 
 ChunkDecodeGrid ChunkDecodeClusterGrid(int32_t num_seqs, const PagedKvLayout& layout,
-                                       const DeviceFacts& device) {
-  // Clusters of four and eight blocks fill 120 of 132 SMs, whose groups of SMs are whole, and
-  // clusters of two fill all of them. An SM has room for four blocks at head_dim 64; using three
-  // leaves some room for the kernels before and after.
-  const int64_t blocks_per_sm =
-      std::min<int64_t>(3, ChunkDecodeBlocksPerSm(layout.head_dim, device));
-  const auto fits = [&](int32_t cluster) {
-    const int64_t sms = cluster > 2 ? device.sm_count * 10 / 11 : device.sm_count / 2 * 2;
-    return int64_t{num_seqs} * layout.num_kv_heads * cluster <= sms * blocks_per_sm;
-  };
-  int32_t cluster = device.HasClusters() ? kChunkDecodeMaxClusterLanes : 1;
-  while (cluster > 1 && !fits(cluster)) cluster /= 2;
+                                       int32_t max_lanes, const DeviceFacts& device) {
+  int32_t cluster = max_lanes;
+  while (cluster > 1 && num_seqs > ClustersAtOnce(cluster, layout, device)) cluster /= 2;
   return {.num_lanes = num_seqs * cluster, .cluster_lanes = cluster};
+}
+
+ChunkDecodeGrid ChunkDecodePartsGrid(int32_t num_seqs, const PagedKvLayout& layout,
+                                     const DeviceFacts& device) {
+  for (const int32_t cluster : {kChunkDecodeMaxClusterLanes, kChunkDecodeClusterLanes}) {
+    const int32_t clusters = ClustersAtOnce(cluster, layout, device);
+    if (clusters < 2 * num_seqs) continue;
+    return {.num_lanes = clusters * cluster, .cluster_lanes = cluster, .takes_parts = true};
+  }
+  return {};
 }
 
 ChunkDecodeGrid ChunkDecodeWarpGrid(const PagedKvLayout& layout, const DeviceFacts& device) {
@@ -58,8 +76,12 @@ std::ostream& operator<<(std::ostream& out, const ChunkDecodeGrid& grid) {
 std::vector<ChunkDecodeGrid> ChunkDecodeGrids(int32_t num_seqs, const PagedKvLayout& layout,
                                               const DeviceFacts& device) {
   std::vector<ChunkDecodeGrid> grids = {ChunkDecodeFullGrid(layout, device)};
-  const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(num_seqs, layout, device);
-  if (clusters.cluster_lanes > 1) grids.push_back(clusters);
+  for (const int32_t max_lanes : {kChunkDecodeClusterLanes, kChunkDecodeMaxClusterLanes}) {
+    const ChunkDecodeGrid clusters = ChunkDecodeClusterGrid(num_seqs, layout, max_lanes, device);
+    if (clusters.cluster_lanes > 1 && clusters != grids.back()) grids.push_back(clusters);
+  }
+  const ChunkDecodeGrid parts = ChunkDecodePartsGrid(num_seqs, layout, device);
+  if (parts.num_lanes > 0) grids.push_back(parts);
   ChunkDecodeGrid warps = ChunkDecodeWarpGrid(layout, device);
   if (warps.num_lanes > 0) {
     grids.push_back(warps);

@@ -190,8 +190,9 @@ ChunkDecodePlan PlanSegments(const ChunkTableView& table, std::span<const Segmen
   const bool clustered = grid.cluster_lanes > 1;
   Require(grid.run_lanes == 0 || !clustered, "grid has ", grid,
           "; there are no run lanes with clusters");
-  Require(!grid.takes_parts || (grid.block_lanes > 1 && grid.run_lanes == 0), "grid has ", grid,
-          "; only lanes of a warp take parts, and not after run lanes");
+  Require(!grid.takes_parts || ((grid.block_lanes > 1 || clustered) && grid.run_lanes == 0),
+          "grid has ", grid,
+          "; only clusters and lanes of a warp take parts, and not after run lanes");
   const auto num_segments = static_cast<int64_t>(segments.size());
   Require(!clustered || device.HasClusters(), "grid has clusters of ", grid.cluster_lanes,
           " lanes; they need compute capability 9.0 and code compiled for it, here ",

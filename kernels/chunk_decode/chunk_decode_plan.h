@@ -14,8 +14,10 @@ inline constexpr int32_t kChunkDecodeStages = 3;
 // Query rows of a tile. The warps of a block share the tokens of a task of up to this many rows;
 // with more rows, each warp takes all tokens for its own rows.
 inline constexpr int32_t kChunkDecodeNarrowRows = 16;
-// The most lanes in a cluster, which every device with clusters can run.
-inline constexpr int32_t kChunkDecodeMaxClusterLanes = 8;
+// The most lanes in a cluster, and the most that most devices with clusters can run. Fewer states
+// make the kernel of the latter shorter.
+inline constexpr int32_t kChunkDecodeMaxClusterLanes = 16;
+inline constexpr int32_t kChunkDecodeClusterLanes = 8;
 
 // Dynamic shared memory of a block: the K and V ring.
 constexpr int64_t ChunkDecodeSharedBytes(int32_t head_dim) {

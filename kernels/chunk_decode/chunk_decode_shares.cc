@@ -335,13 +335,32 @@ std::vector<int32_t> LanesOfEmptyTasks(std::span<const double> lane_ends_us, int
 }
 
 Shares DealToClusters(std::span<const Segment> segments, const ChunkDecodeGrid& grid) {
+  // The clusters of a segment none of whose lanes has more than `most` tiles.
+  const auto clusters_of = [&](const Segment& segment, int32_t most) {
+    return std::max<int64_t>(1, DivideUp(segment.tiles, int64_t{most} * grid.cluster_lanes));
+  };
+  int32_t most = std::numeric_limits<int32_t>::max();
+  if (grid.takes_parts) {
+    const auto fits = [&](int32_t tiles) {
+      int64_t clusters = 0;
+      for (const Segment& segment : segments) clusters += clusters_of(segment, tiles);
+      return clusters * grid.cluster_lanes <= grid.num_lanes;
+    };
+    int32_t too_few = 0;  // the smallest number that fits lies above it
+    while (most - too_few > 1) {
+      const int32_t middle = too_few + (most - too_few) / 2;
+      (fits(middle) ? most : too_few) = middle;
+    }
+  }
   Shares shares;
   int32_t lane = 0;
   for (int32_t s = 0; s < static_cast<int32_t>(segments.size()); ++s) {
-    const int64_t tiles = segments[static_cast<size_t>(s)].tiles;
-    for (int64_t i = 0; i < grid.cluster_lanes; ++i) {
-      const auto begin = static_cast<int32_t>(i * tiles / grid.cluster_lanes);
-      const auto end = static_cast<int32_t>((i + 1) * tiles / grid.cluster_lanes);
+    const Segment& segment = segments[static_cast<size_t>(s)];
+    const int64_t tiles = segment.tiles;
+    const int64_t lanes = clusters_of(segment, most) * grid.cluster_lanes;
+    for (int64_t i = 0; i < lanes; ++i) {
+      const auto begin = static_cast<int32_t>(i * tiles / lanes);
+      const auto end = static_cast<int32_t>((i + 1) * tiles / lanes);
       shares.push_back({lane++, s, begin, end - begin});
     }
   }

@@ -70,7 +70,8 @@ ChunkDecodeDeal DealToWarps(std::span<const ChunkDecodeSegment> segments,
 std::vector<int32_t> LanesOfEmptyTasks(std::span<const double> lane_ends_us, int64_t count,
                                        double task_us);
 
-// Gives each segment a cluster, whose lanes share its tiles equally; some may get none.
+// Gives each segment a cluster, whose lanes share its tiles equally; some may get none. If the grid
+// takes parts, the clusters are dealt so that no lane has more tiles than it must.
 ChunkDecodeShares DealToClusters(std::span<const ChunkDecodeSegment> segments,
                                  const ChunkDecodeGrid& grid);
 

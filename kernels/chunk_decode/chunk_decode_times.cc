@@ -101,13 +101,27 @@ int64_t TilesOf(int64_t tokens, int32_t num_seqs) {
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const ChunkDecodeGrid& full, int32_t head_dim, int32_t group, double tile_us) {
   const int64_t longest = DivideUp(load.longest, int64_t{kChunkDecodeTileTokens});
-  const auto of_block = static_cast<double>(DivideUp(longest, int64_t{clusters.cluster_lanes}));
+  const int64_t tiles = TilesOf(load.tokens, load.num_seqs);
+  const int64_t lanes = clusters.cluster_lanes;
+  const int64_t count = clusters.num_lanes / lanes;
+  int64_t of_block = DivideUp(longest, lanes);
+  double parts_us = 0, memory_factor = kChunkDecodeTimes.cluster_memory;
+  if (clusters.takes_parts) {
+    // Each sequence but one may leave almost a whole cluster without tiles.
+    of_block = std::max<int64_t>(1, DivideUp(tiles, lanes * (count - load.num_seqs + 1)));
+    const auto parts = static_cast<int32_t>(DivideUp(longest, lanes * of_block));
+    parts_us = kChunkDecodeTimes.state_us + kChunkDecodeTimes.merge_us +
+               (DivideUp(parts, 8) - 1) * kChunkDecodeTimes.merged_states_us;
+    // Fewer blocks than all take longer to read the same bytes.
+    memory_factor = std::sqrt(static_cast<double>(full.num_lanes) / clusters.num_lanes);
+  }
   const double alone_us =
       head_dim == 64 ? kChunkDecodeTimes.cluster_half_tile_us : kChunkDecodeTimes.cluster_tile_us;
-  const double memory_us = static_cast<double>(TilesOf(load.tokens, load.num_seqs)) /
-                           full.num_lanes * tile_us * kChunkDecodeTimes.cluster_memory;
-  return kChunkDecodeTimes.cluster_us + group * kChunkDecodeTimes.cluster_row_us +
-         WithMemoryUs(of_block * alone_us, memory_us);
+  const double memory_us = static_cast<double>(tiles) / full.num_lanes * tile_us * memory_factor;
+  const bool large = lanes > kChunkDecodeClusterLanes;
+  return kChunkDecodeTimes.cluster_us + (large ? kChunkDecodeTimes.large_cluster_us : 0) +
+         parts_us + group * kChunkDecodeTimes.cluster_row_us +
+         WithMemoryUs(static_cast<double>(of_block) * alone_us, memory_us);
 }
 
 namespace {

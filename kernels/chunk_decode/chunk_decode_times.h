@@ -34,6 +34,7 @@ struct ChunkDecodeTimes {
   double bundles_us = 0.3;         // more for a grid whose kernel may add states in bundles
   // A block of a cluster, besides its tiles and without the launch, like the times above.
   double cluster_us = 1;
+  double large_cluster_us = 0.3;       // more, for clusters of more than eight
   double cluster_row_us = 0.07;        // for each query head of a KV head
   double cluster_tile_us = 0.55;       // of a head_dim of 128, whatever the memory could do
   double cluster_half_tile_us = 0.45;  // of a head_dim of 64
@@ -88,8 +89,8 @@ std::vector<double> LaneEndsUs(std::span<const ChunkDecodePiece> pieces,
 // if only the memory mattered. The two overlap little when they are about equally long.
 double WithMemoryUs(double alone_us, double memory_us);
 
-// The time at which clusters end that have one sequence each. `full` is the full grid of the
-// device, on which the memory takes `tile_us` for a tile.
+// The time at which clusters end that have one sequence each, or parts. `full` is the full grid of
+// the device, on which the memory takes `tile_us` for a tile.
 double ClustersUs(const ChunkDecodeLoad& load, const ChunkDecodeGrid& clusters,
                   const ChunkDecodeGrid& full, int32_t head_dim, int32_t group,
                   double tile_us = kChunkDecodeTimes.memory_tile_us);

@@ -20,6 +20,9 @@ struct DeviceFacts {
   // features with the functions below, never with compute_major.
   int32_t code_architecture = 0;
   bool code_is_sm90a = false;  // compiled for sm_90a: wgmma, setmaxnreg
+  // The blocks of the largest cluster, where there are clusters. Every device has room for eight;
+  // more are a property of the device, and of the part of it that a MIG instance has.
+  int32_t max_cluster_blocks = 8;
 
   // Thread block clusters, whose blocks can load from each other's shared memory.
   constexpr bool HasClusters() const { return compute_major >= 9 && code_architecture >= 90; }

@@ -19,6 +19,17 @@ __global__ void __launch_bounds__(kProbeThreadsSm90a) CodeProbeKernel() {}
 __global__ void __launch_bounds__(kProbeThreadsSm90a / 2) CodeProbeKernel() {}
 #endif
 
+// The blocks of the largest cluster that the current device can launch.
+int LargestCluster() {
+  TOKLINE_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(CodeProbeKernel),
+                                    cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  cudaLaunchConfig_t config{};
+  config.gridDim = config.blockDim = dim3(32);
+  int blocks = 0;
+  TOKLINE_CUDA(cudaOccupancyMaxPotentialClusterSize(&blocks, CodeProbeKernel, &config));
+  return blocks;
+}
+
 DeviceFacts ReadDeviceFacts(int device) {
   const auto attribute = [device](cudaDeviceAttr name) {
     int value = 0;
@@ -46,6 +57,7 @@ DeviceFacts ReadDeviceFacts(int device) {
   // from it ahead of time.
   facts.code_architecture = probe.ptxVersion;
   facts.code_is_sm90a = probe.maxThreadsPerBlock == kProbeThreadsSm90a;
+  if (facts.HasClusters()) facts.max_cluster_blocks = LargestCluster();
   return facts;
 }
 

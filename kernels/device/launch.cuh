@@ -64,6 +64,12 @@ inline void AllowSharedBytes(const void* kernel, size_t dynamic_bytes, const Dev
   TOKLINE_CUDA(code);
 }
 
+// A kernel gets clusters of more than eight blocks only if that is allowed for it.
+inline void AllowCluster(const void* kernel, unsigned blocks) {
+  if (blocks <= 8) return;
+  TOKLINE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+}
+
 // How many blocks of a launch the current device runs at a time, in whole clusters.
 template <typename... KernelArgs>
 int64_t ResidentBlocks(void (*kernel)(KernelArgs...), const LaunchShape& shape) {
@@ -77,6 +83,7 @@ int64_t ResidentBlocks(void (*kernel)(KernelArgs...), const LaunchShape& shape) 
         &count, symbol, static_cast<int>(shape.block.x), shape.shared_bytes));
     return int64_t{count} * CurrentDeviceFacts().sm_count;
   }
+  AllowCluster(symbol, shape.cluster);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {shape.cluster, 1, 1};
@@ -103,6 +110,9 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
           " blocks; they need compute capability 9.0 and code compiled for it, here ",
           device.compute_major, ".", device.compute_minor, " and code for ",
           device.code_architecture / 10, ".", device.code_architecture % 10);
+  Require(shape.cluster <= 1 || shape.cluster <= static_cast<unsigned>(device.max_cluster_blocks),
+          "the launch has clusters of ", shape.cluster, " blocks; the device has room for ",
+          device.max_cluster_blocks);
   if (Rehearsal::IsOn()) {
     cudaFuncAttributes attributes{};
     TOKLINE_CUDA(cudaFuncGetAttributes(&attributes, kernel));
@@ -134,6 +144,7 @@ void LaunchKernel(void (*kernel)(KernelArgs...), const LaunchShape& shape,
   }
 #endif
   if (shape.cluster > 1) {
+    AllowCluster(reinterpret_cast<const void*>(kernel), shape.cluster);
     cudaLaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {shape.cluster, 1, 1};

@@ -262,7 +262,8 @@ TEST_F(ChunkDecodeCudaTest, PartsOfWarpsMatchReference) {
 }
 
 // Lanes without tiles, with fewer tiles than the ring has stages and with more; groups that the
-// lanes of a cluster do not divide; sequences without KV in the clusters of others.
+// lanes of a cluster do not divide; sequences without KV in the clusters of others; parts of
+// sequences, whose states are added by the block of each rank that comes last.
 TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
   if (!QueryDeviceFacts().HasClusters()) GTEST_SKIP() << "needs clusters";
   const std::vector<int32_t> lengths{1, 700, 0, 65, 1000, 3000, 0};
@@ -271,15 +272,20 @@ TEST_F(ChunkDecodeCudaTest, AnyClusterMatchesReference) {
       DecodeCase decode =
           MakeDecodeCase(WithLengths({.head_dim = head_dim, .group = group}, lengths));
       const DecodeResult reference = RunReference(decode);
-      for (int32_t lanes = 2; lanes <= 8; ++lanes) {
-        SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", lanes ", lanes));
-        const ChunkDecodeGrid grid{.num_lanes = lanes * 7, .cluster_lanes = lanes};
-        const DecodeResult once = RunCuda(decode, {.grid = grid});
-        EXPECT_TRUE(MatchesReference(once, reference, decode));
-        const DecodeResult chain =
-            RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
-        EXPECT_TRUE(once.out == chain.out);
-        EXPECT_EQ(once.lse, chain.lse);
+      for (const int32_t lanes : {2, 3, 4, 5, 6, 7, 8, 11, 16}) {
+        if (lanes > QueryDeviceFacts().max_cluster_blocks) continue;
+        for (const ChunkDecodeGrid& grid :
+             {ChunkDecodeGrid{.num_lanes = lanes * 7, .cluster_lanes = lanes},
+              {.num_lanes = lanes * 9, .cluster_lanes = lanes, .takes_parts = true},
+              {.num_lanes = lanes * 30, .cluster_lanes = lanes, .takes_parts = true}}) {
+          SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", ", grid));
+          const DecodeResult once = RunCuda(decode, {.grid = grid});
+          EXPECT_TRUE(MatchesReference(once, reference, decode));
+          const DecodeResult chain =
+              RunCuda(decode, {.grid = grid, .launches = 3, .dependent = true});
+          EXPECT_TRUE(once.out == chain.out);
+          EXPECT_EQ(once.lse, chain.lse);
+        }
       }
     }
   }
@@ -326,9 +332,11 @@ TEST_F(ChunkDecodeCudaTest, EveryKernelOnceMatchesReference) {
             {.num_lanes = 40},
             {.num_lanes = 14, .cluster_lanes = 2},
             {.num_lanes = 56, .cluster_lanes = 8},
+            {.num_lanes = 112, .cluster_lanes = 16},
+            {.num_lanes = 20, .cluster_lanes = 2, .takes_parts = true},
             {.num_lanes = 4, .block_lanes = 4},
             {.num_lanes = 60, .block_lanes = 4, .takes_parts = true}}) {
-        if (grid.cluster_lanes > 1 && !device.HasClusters()) continue;
+        if (grid.cluster_lanes > (device.HasClusters() ? device.max_cluster_blocks : 1)) continue;
         SCOPED_TRACE(StrCat("head_dim ", head_dim, ", group ", group, ", ", grid));
         ExpectMatches(options, {.grid = grid});
       }

@@ -15,14 +15,28 @@ TEST(ChunkDecodePlanTest, LongerSequencesGetAClusterEachWhereMergesCostMore) {
     return ChooseChunkDecodeGrid(
         load, {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = 128}, group, kDevice);
   };
-  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), (ChunkDecodeGrid{8, 8}));
+  EXPECT_EQ(grid_of({1, 500, 500}, 2, 16), (ChunkDecodeGrid{8, 8}));
+  EXPECT_EQ(grid_of({1, 2000, 2000}, 2, 16), (ChunkDecodeGrid{16, 16}));
+  // Parts of one, for whose states one more merge is due.
+  const ChunkDecodeGrid parts{.num_lanes = 112, .cluster_lanes = 16, .takes_parts = true};
+  EXPECT_EQ(grid_of({1, 3500, 3500}, 2, 16), parts);
   EXPECT_EQ(grid_of({1, 20000, 20000}, 8, 1), ChunkDecodeFullGrid(kEightHeads, kDevice));
   EXPECT_EQ(grid_of({16, 3135, 16 * 3135}, 1, 16), (ChunkDecodeGrid{128, 8}));
-  // An SM has room for four blocks of head_dim 64, and for two of 128.
-  const PagedKvLayout narrow{.num_pages = 1, .num_kv_heads = 32, .head_dim = 64};
-  EXPECT_EQ(ChunkDecodeClusterGrid(1, narrow, kDevice), (ChunkDecodeGrid{8, 8}));
-  const PagedKvLayout wide{.num_pages = 1, .num_kv_heads = 32, .head_dim = 128};
-  EXPECT_EQ(ChunkDecodeClusterGrid(1, wide, kDevice), (ChunkDecodeGrid{4, 4}));
+  // An SM has room for four blocks of head_dim 64, and for two of 128. Seven clusters of sixteen
+  // find room with one block on an SM.
+  const auto clusters_of = [](int32_t num_kv_heads, int32_t head_dim, const DeviceFacts& device) {
+    return ChunkDecodeClusterGrid(
+        1, {.num_pages = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim},
+        kChunkDecodeMaxClusterLanes, device);
+  };
+  EXPECT_EQ(clusters_of(32, 64, kDevice), (ChunkDecodeGrid{8, 8}));
+  EXPECT_EQ(clusters_of(32, 128, kDevice), (ChunkDecodeGrid{4, 4}));
+  EXPECT_EQ(clusters_of(14, 128, kDevice), (ChunkDecodeGrid{16, 16}));
+  EXPECT_EQ(clusters_of(15, 128, kDevice), (ChunkDecodeGrid{8, 8}));
+  EXPECT_EQ(clusters_of(21, 64, kDevice), (ChunkDecodeGrid{16, 16}));
+  DeviceFacts small = kDevice;  // a part of the device
+  small.max_cluster_blocks = 4;
+  EXPECT_EQ(clusters_of(1, 128, small), (ChunkDecodeGrid{4, 4}));
   // Not where one of them is much longer than the others.
   EXPECT_EQ(grid_of({8, 9000, 10000}, 4, 8).cluster_lanes, 1);
   EXPECT_EQ(grid_of({2, 40000, 80000}, 4, 8).cluster_lanes, 1);
@@ -30,8 +44,7 @@ TEST(ChunkDecodePlanTest, LongerSequencesGetAClusterEachWhereMergesCostMore) {
 
 // Equal shares for all 33 lanes would leave a state for every tile.
 TEST(ChunkDecodePlanTest, FewerLanesLeaveFewerStates) {
-  const ChunkDecodePlan plan = PlanOf(std::vector<int32_t>{6800});
-  EXPECT_EQ(plan.size.grid.cluster_lanes, 1);
+  const ChunkDecodePlan plan = FullGridPlanOf(std::vector<int32_t>{6800});
   EXPECT_LT(plan.num_partials, 33);
   EXPECT_GE(plan.num_partials, 12);
 }
@@ -47,8 +60,8 @@ TEST(ChunkDecodePlanTest, FewShortSequencesGetAClusterEach) {
   for (const Expected& expected :
        std::vector<Expected>{{{65}, {8, 8}, 1},
                              {{300}, {8, 8}, 1},
-                             {{2048}, {8, 8}, 4},
-                             {{2049}, {8, 8}, 5},
+                             {{2048}, {16, 16}, 2},
+                             {{2049}, {16, 16}, 3},
                              {{192, 1000}, {16, 8}, 2},
                              {{192, 192, 100, 64}, {16, 4}, 1},
                              {{192, 192, 0, 64, 256, 1, 256, 200}, {16, 2}, 2},
@@ -83,7 +96,7 @@ TEST(ChunkDecodePlanTest, ManyOrTinySequencesGetAWarpEach) {
   DeviceFacts small = kDevice;
   small.shared_bytes_per_block = 99 << 10;
   EXPECT_EQ(ChunkDecodeWarpGrid(kEightHeads, small).num_lanes, 0);
-  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 2);  // no warps at all
+  EXPECT_EQ(ChunkDecodeGrids(1, kEightHeads, small).size(), 4);  // no warps at all
 }
 
 // Only the full grid reads shared runs once.
@@ -137,6 +150,7 @@ TEST(ChunkDecodePlanTest, EveryPlanFitsEveryDeviceAndItsCode) {
         EXPECT_LE(plan.num_partials, std::ssize(lengths) + plan.size.grid.num_lanes);
         if (plan.size.grid.cluster_lanes == 1) continue;
         any_cluster = true;
+        EXPECT_LE(plan.size.grid.cluster_lanes, device.facts.max_cluster_blocks);
         EXPECT_GE(device.facts.compute_major, 9);
         EXPECT_GE(device.facts.code_architecture, 90) << "its code has no cluster instructions";
         // Every cluster runs at once: none waits until another has ended. Those of more than two

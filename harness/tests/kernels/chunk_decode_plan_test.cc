@@ -142,6 +142,33 @@ TEST(ChunkDecodePlanTest, WarpsTakePartsOfWhatIsMuchLonger) {
   EXPECT_THROW(PlanOf(lengths, kDevice, {.num_lanes = 33, .takes_parts = true}), InvalidArgument);
 }
 
+// Clusters are dealt so that no block has more tiles than it must; a sequence with several leaves
+// as many states.
+TEST(ChunkDecodePlanTest, ClustersTakePartsOfLongSequences) {
+  const PagedKvLayout one_head{.num_pages = 1, .num_kv_heads = 1, .head_dim = 128};
+  const ChunkDecodeGrid grid = ChunkDecodePartsGrid(4, one_head, kDevice);
+  EXPECT_EQ(grid, (ChunkDecodeGrid{.num_lanes = 224, .cluster_lanes = 16, .takes_parts = true}));
+  const auto plan_of = [&](const std::vector<int32_t>& lengths) {
+    ChunkTable table;
+    for (const int32_t length : lengths) {
+      const std::vector<int32_t> pages(static_cast<size_t>(one_head.Pages().PagesFor(length)), 0);
+      const int32_t chunk = table.AddChunk(pages, length);
+      table.AddSequence({&chunk, 1});
+    }
+    ChunkDecodePlan plan = PlanChunkDecode(table.View(), one_head, 8, kDevice, {.grid = grid});
+    CheckPlan(table.View(), one_head, 8, plan);
+    return plan;
+  };
+  const ChunkDecodePlan plan = plan_of({24'000, 1'000, 0, 6'000});
+  EXPECT_EQ(std::ranges::max(LaneTiles(plan)), 3);  // of 375 + 16 + 94 tiles in 224 lanes
+  EXPECT_EQ(StatesOf(plan), (std::vector<int32_t>{8, 0, 0, 2}));
+  // A lane has a tile at least.
+  EXPECT_EQ(plan_of({100, 1'000, 1, 64}).num_partials, 0);
+  // Two clusters per sequence, or none.
+  EXPECT_EQ(ChunkDecodePartsGrid(15, one_head, kDevice).cluster_lanes, 8);
+  EXPECT_EQ(ChunkDecodePartsGrid(16, one_head, kDevice).num_lanes, 0);
+}
+
 TEST(ChunkDecodePlanTest, WarpsRefuseWhatOtherSequencesOrShiftsMake) {
   ChunkTable table;
   const int32_t pages[1] = {0};
@@ -310,6 +337,9 @@ TEST(ChunkDecodePlanTest, PlansOfAnyLengthsFitTheRoomOfTheirNumber) {
     if (round % 4 > 1) {
       grid = ChunkDecodeWarpGrid(layout, kDevice);
       grid.takes_parts = true;
+    } else if (const ChunkDecodeGrid parts = ChunkDecodePartsGrid(num_seqs, layout, kDevice);
+               parts.num_lanes > 0 && round % 8 > 3) {
+      grid = parts;
     }
     const ChunkDecodePlan plan = PlanChunkDecode(
         table.View(), layout, layout.num_kv_heads * (1 + rng() % 16), kDevice, {.grid = grid});

@@ -19,7 +19,8 @@ inline constexpr DeviceFacts kH200{.sm_count = 132,
                                    .shared_bytes_per_block = 227 << 10,
                                    .shared_bytes_per_sm = 228 << 10,
                                    .code_architecture = 90,
-                                   .code_is_sm90a = true};
+                                   .code_is_sm90a = true,
+                                   .max_cluster_blocks = 16};
 
 // Every kernel has launch bounds or a limit of registers, with which any device here runs a block.
 // Registers and threads of an SM matter where a plan counts on several blocks.
