@@ -34,11 +34,16 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     if (!context.device) return;
     const PagedPrefillPlan plan =
         PlanPagedPrefill(table.View(), q_indptr_host_.data(), batch_.layout, num_q_heads,
-                         /*causal=*/true, *context.device);
+                         /*causal=*/true, *context.device, MaxPagedPrefillParts(*context.device));
     tile_tokens_ = plan.tile_tokens;
     num_blocks_ = plan.num_blocks;
     num_tiles_ = static_cast<int32_t>(plan.tiles.size());
     tiles_ = tensors_.Table(plan.tiles);
+    if (plan.parts.empty()) return;
+    num_parts_ = static_cast<int32_t>(plan.parts.size());
+    parts_ = tensors_.Table(plan.parts);
+    workspace_bytes_ = PagedPrefillWorkspaceBytes(head_dim, num_parts_);
+    workspace_ = tensors_.Workspace(workspace_bytes_);
   }
 
   // New token i of n in a context of L sees the same tokens as a single new token in a context of
@@ -87,7 +92,11 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
             .tile_tokens = tile_tokens_,
             .num_blocks = num_blocks_,
             .num_tiles = num_tiles_,
-            .tiles = set.At<PagedPrefillTile>(tiles_)};
+            .tiles = set.At<PagedPrefillTile>(tiles_),
+            .num_parts = num_parts_,
+            .parts = set.At<PagedPrefillPart>(parts_),
+            .workspace = set.At(workspace_),
+            .workspace_bytes = workspace_bytes_};
   }
 
  private:
@@ -98,10 +107,12 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
   DType dtype_;
   TableTensors table_;
   int q_, kv_, out_, q_indptr_;
-  int tiles_ = -1;
+  int tiles_ = -1, parts_ = -1, workspace_ = -1;
   int32_t tile_tokens_ = 0;
   int32_t num_blocks_ = 0;
   int32_t num_tiles_ = 0;
+  int32_t num_parts_ = 0;
+  int64_t workspace_bytes_ = 0;
 };
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {

@@ -24,6 +24,7 @@
 #include "kernels/device/ptx/wgmma.cuh"
 #include "kernels/paged_prefill/hopper_producer_device.cuh"
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
+#include "kernels/paged_prefill/part_states_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
 namespace tokline {
@@ -61,6 +62,7 @@ class HopperConsumer {
     shared_.k.WaitFull(use_);
     query_ = shared_.Note(use_).query;
     kv_head_ = shared_.Note(use_).kv_head;
+    if constexpr (Policy::kCut) state_ = shared_.Note(use_).state;
     ReadNote(use_);
     shared_.q.WaitFull(query);
     const uint64_t q = QueryRows(query);
@@ -158,14 +160,29 @@ class HopperConsumer {
   }
 
   __device__ __forceinline__ void Finish(const AttentionTile<Policy>& tile, int query) const {
+    const auto values = [&](int half) {
+      return [&tile, half](int n) {
+        return float2{tile.out[4 * n + 2 * half], tile.out[4 * n + 2 * half + 1]};
+      };
+    };
+    if constexpr (Policy::kCut) {
+      if (state_ >= 0) {
+        const PartStates<Policy::kHeadDim> states(params_);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          states.Store(state_, warp_row_ + half * 8 + lane_ / 4, query_.num_rows, tile.rows[half],
+                       values(half));
+        }
+        shared_.q.Release(query);
+        return;
+      }
+    }
     ptx::NamedBarrierSync(kQueryBarrier + consumer_, Policy::kGroupThreads);
     const TileOutput<typename Policy::T, Policy::kHeadDim, typename Policy::QueryPlacement> output{
         params_, query_, packed_, kv_head_, shared_.At(shared_.q.Slot(query))};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      output.Finish(warp_row_ + half * 8 + lane_ / 4, tile.rows[half], scale_log2_, [&](int n) {
-        return float2{tile.out[4 * n + 2 * half], tile.out[4 * n + 2 * half + 1]};
-      });
+      output.Finish(warp_row_ + half * 8 + lane_ / 4, tile.rows[half], scale_log2_, values(half));
     }
     ptx::FenceProxyAsyncShared();  // the query tile after the next will overwrite what was staged
     __syncwarp();
@@ -182,6 +199,7 @@ class HopperConsumer {
   const int warp_row_;
   QueryTile query_;
   int32_t kv_head_ = 0;
+  int32_t state_ = -1;
   int use_ = 0;  // KV tiles whose V has been accumulated
   // These come from the note that was read last.
   int32_t position_ = 0;

@@ -19,8 +19,9 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
   auto at = static_cast<int32_t>(blockIdx.x);
   for (int32_t left = params.tiles[at].left; left > 0; --left) {
     const PagedPrefillTile planned = params.tiles[at];
+    auto walk = WalkOf<Policy::kKvTokens, Policy::kCut>(params, at, planned);
+    const int32_t state = Policy::kCut ? StateOf(params, at) : -1;
     at = planned.next;
-    ContextWalk<Policy::kKvTokens> walk(params.table, planned);
     KvTile tile;
     bool more = walk.First(tile);
     if (!more) tile = {};  // no tokens: load a tile of zeros from page -1, which does not exist
@@ -49,6 +50,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
         note.page_row = pages.RowOf(now.token);
         note.query = QueryTile(params, planned);
         note.kv_head = planned.kv_head;
+        if constexpr (Policy::kCut) note.state = state;
       }
       __syncwarp();
       if (lane == 0) ptx::MbarrierArrive(shared.notes.Full(use));

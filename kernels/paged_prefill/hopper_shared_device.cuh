@@ -21,10 +21,12 @@ struct HopperPrefillArgs {
   CUtensorMap kv;  // [page, K or V, KV head, token, head_dim]; boxes of BoxTokens() tokens
 };
 
-template <DType kDType, int kHeadDimOfPolicy>
+// kCut: tiles may be parts. Other plans run code without a trace of them.
+template <DType kDType, int kHeadDimOfPolicy, bool kCutOfPolicy>
 struct HopperPrefillPolicy {
   using T = typename DeviceType<kDType>::Type;
   static constexpr int kHeadDim = kHeadDimOfPolicy;
+  static constexpr bool kCut = kCutOfPolicy;
   static constexpr int kGroupThreads = 128;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
@@ -47,6 +49,7 @@ struct alignas(16) HopperTileNote {
   QueryTile query;
   int32_t pages[kMaxPages];  // the page of each box
   int32_t kv_head;
+  int32_t state;  // StateOf() the tile, if the policy is kCut
 };
 
 template <typename Policy>

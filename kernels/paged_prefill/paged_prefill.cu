@@ -8,24 +8,25 @@
 #include "kernels/device/tensor_map.h"
 #include "kernels/paged_prefill/hopper_device.cuh"
 #include "kernels/paged_prefill/paged_prefill_plan.h"
+#include "kernels/paged_prefill/part_states_device.cuh"
 #include "kernels/paged_prefill/portable_device.cuh"
 
 namespace tokline {
 namespace {
 
-template <DType kDType, int kHeadDim>
+template <DType kDType, int kHeadDim, bool kCut>
 void LaunchPortable(const PagedPrefillParams& params, unsigned blocks,
                     const LaunchOptions& options) {
-  using Policy = PortablePrefillPolicy<kDType, kHeadDim>;
+  using Policy = PortablePrefillPolicy<kDType, kHeadDim, kCut>;
   LaunchKernel(
       PortablePrefillKernel<Policy>,
       {.grid = dim3(blocks), .block = dim3(Policy::kThreads), .shared_bytes = Policy::kSharedBytes},
       options, params);
 }
 
-template <DType kDType, int kHeadDim>
+template <DType kDType, int kHeadDim, bool kCut>
 void LaunchHopper(const PagedPrefillParams& params, unsigned blocks, const LaunchOptions& options) {
-  using Policy = HopperPrefillPolicy<kDType, kHeadDim>;
+  using Policy = HopperPrefillPolicy<kDType, kHeadDim, kCut>;
   const PagedKvLayout& layout = params.layout;
   const HopperPrefillArgs with_maps{
       .prefill = params,
@@ -37,6 +38,15 @@ void LaunchHopper(const PagedPrefillParams& params, unsigned blocks, const Launc
                 .block = dim3(Policy::kThreads),
                 .shared_bytes = HopperShared<Policy>::kBytes},
                options, with_maps);
+}
+
+template <DType kDType, int kHeadDim>
+void LaunchMerge(const PagedPrefillParams& params, const LaunchOptions& options) {
+  using T = typename DeviceType<kDType>::Type;
+  LaunchKernel(PrefillMergeKernel<T, kHeadDim>,
+               {.grid = dim3(static_cast<unsigned>(params.num_parts), kPrefillMergeBlocks),
+                .block = dim3(kPrefillMergeWarps * 32)},
+               options, params);
 }
 
 }  // namespace
@@ -66,10 +76,15 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
       variant == PagedPrefillVariant::kHopper ? params.num_blocks : params.num_tiles;
   DispatchDType(params.dtype, [&]<DType kDType>() {
     DispatchHeadDim(params.layout.head_dim, [&]<int kHeadDim>() {
-      const auto launch = variant == PagedPrefillVariant::kHopper
-                              ? LaunchHopper<kDType, kHeadDim>
-                              : LaunchPortable<kDType, kHeadDim>;
-      launch(params, static_cast<unsigned>(grid), options);
+      Dispatch<false, true>("parts", params.num_parts > 0, [&]<bool kCut>() {
+        const auto launch = variant == PagedPrefillVariant::kHopper
+                                ? LaunchHopper<kDType, kHeadDim, kCut>
+                                : LaunchPortable<kDType, kHeadDim, kCut>;
+        launch(params, static_cast<unsigned>(grid), options);
+      });
+      if (params.num_parts == 0) return;
+      // It waits for the first kernel, so it may always be launched before that one ends.
+      LaunchMerge<kDType, kHeadDim>(params, {.stream = options.stream, .dependent = true});
     });
   });
 }
