@@ -16,12 +16,13 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
   // `new_tokens` holds the number of new tokens of each sequence, which are the last of its
   // context.
   PrefillCase(PagedBatch batch, std::vector<int64_t> new_tokens, int32_t num_q_heads,
-              const CaseContext& context)
+              PagedPrefillVariant variant, const CaseContext& context)
       : KernelCase(PagedPrefillReference),
         batch_(std::move(batch)),
         new_tokens_(std::move(new_tokens)),
         q_indptr_host_(PrefixSums(new_tokens_)),
         num_q_heads_(num_q_heads),
+        variant_(variant),
         dtype_(context.dtype) {
     const int32_t head_dim = batch_.layout.head_dim;
     const int64_t rows = int64_t{q_indptr_host_.back()} * num_q_heads;
@@ -64,9 +65,9 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     }
     PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
     const int32_t group = num_q_heads_ / batch_.layout.num_kv_heads;
-    SampledCase sampled(std::make_unique<PrefillCase>(std::move(sample.batch),
-                                                      std::vector<int64_t>(prefixes.size(), 1),
-                                                      group, CaseContext{.dtype = dtype_}));
+    SampledCase sampled(std::make_unique<PrefillCase>(
+        std::move(sample.batch), std::vector<int64_t>(prefixes.size(), 1), group, variant_,
+        CaseContext{.dtype = dtype_}));
     sampled.maps[q_].rows = HeadRows(tokens, num_q_heads_, QueryHeads(kv_heads, group));
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     sampled.maps[out_].rows = sampled.maps[q_].rows;
@@ -89,6 +90,7 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
             .kv = set.At(kv_),
             .out = set.At(out_),
             .out_stride = int64_t{num_q_heads_} * head_dim,
+            .variant = variant_,
             .tile_tokens = tile_tokens_,
             .num_blocks = num_blocks_,
             .num_tiles = num_tiles_,
@@ -104,6 +106,7 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
   std::vector<int64_t> new_tokens_;
   std::vector<int32_t> q_indptr_host_;
   int32_t num_q_heads_;
+  PagedPrefillVariant variant_;
   DType dtype_;
   TableTensors table_;
   int q_, kv_, out_, q_indptr_;
@@ -129,12 +132,15 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
                         contexts[i]));
     }
   }
+  const bool portable = shape.Flag("portable");
+  const auto variant = portable ? PagedPrefillVariant::kPortable : PagedPrefillVariant::kAuto;
   nlohmann::ordered_json described{{"name", shape.name()}};
   DescribeLengths(described, "q_len", new_tokens);
   DescribeLengths(described, "kv_len", contexts);
   described.update({{"hq", hq}, {"hk", hk}});
   DescribeLayout(described, layout);
   described["causal"] = true;
+  if (portable) described["portable"] = 1;
   for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
     layout.page_size = static_cast<int32_t>(page_size);
     CaseSpec& spec = cases.emplace_back();
@@ -142,7 +148,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
     spec.make = [=, hq = hq](const CaseContext& context) -> std::unique_ptr<BenchCase> {
-      return std::make_unique<PrefillCase>(ShuffledBatch(layout, contexts), new_tokens, hq,
+      return std::make_unique<PrefillCase>(ShuffledBatch(layout, contexts), new_tokens, hq, variant,
                                            context);
     };
   }

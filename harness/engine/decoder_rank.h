@@ -65,7 +65,7 @@ struct DecoderRank {
     }
   };
   StepMemory turns[2];
-  using StepKernels = std::array<int64_t, 12>;
+  using StepKernels = std::array<int64_t, 11>;
   struct CapturedStep {
     StepShape shape;
     std::unique_ptr<WorkGraph> graphs[2];  // one per turn, with its copies

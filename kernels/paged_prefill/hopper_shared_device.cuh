@@ -17,8 +17,9 @@ namespace tokline {
 
 struct HopperPrefillArgs {
   PagedPrefillParams prefill;
-  CUtensorMap q;   // [token, query head, head_dim]; boxes of a tile's tokens and a group's heads
-  CUtensorMap kv;  // [page, K or V, KV head, token, head_dim]; boxes of BoxTokens() tokens
+  CUtensorMap q;    // [token, query head, head_dim]; boxes of a tile's tokens and a group's heads
+  CUtensorMap kv;   // [page, K or V, KV head, token, head_dim]; boxes of BoxTokens() tokens
+  CUtensorMap few;  // the same with boxes of kFewTokens tokens
 };
 
 // kCut: tiles may be parts. Other plans run code without a trace of them.
@@ -32,6 +33,7 @@ struct HopperPrefillPolicy {
   static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
   static constexpr int kConsumerRows = kPagedPrefillTileRows / kConsumers;
   static constexpr int kKvTokens = 128;
+  static constexpr int kFewTokens = 16;  // every page has a multiple of these
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kPanels = kHeadDim / 64;

@@ -32,7 +32,8 @@ void LaunchHopper(const PagedPrefillParams& params, unsigned blocks, const Launc
       .prefill = params,
       .q = QueryMap(kDType, params.q, kHeadDim, params.num_q_heads, params.total_tokens,
                     params.q_stride, params.num_q_heads / layout.num_kv_heads, params.tile_tokens),
-      .kv = PagedKvMap(kDType, params.kv, layout, layout.BoxTokens(Policy::kKvTokens))};
+      .kv = PagedKvMap(kDType, params.kv, layout, layout.BoxTokens(Policy::kKvTokens)),
+      .few = PagedKvMap(kDType, params.kv, layout, Policy::kFewTokens)};
   LaunchKernel(HopperPrefillKernel<Policy>,
                {.grid = dim3(blocks),
                 .block = dim3(Policy::kThreads),
@@ -55,9 +56,9 @@ void Launch(const PagedPrefillParams& params, const LaunchOptions& options) {
   Validate(params);
   if (params.total_tokens == 0) return;
   const int32_t tile_tokens = PagedPrefillTileTokens(params.num_q_heads, params.layout);
-  Require(params.tile_tokens == tile_tokens, "tile_tokens is ", params.tile_tokens,
-          "; the plan for ", params.num_q_heads, " query heads over ", params.layout.num_kv_heads,
-          " KV heads has ", tile_tokens);
+  Require(params.tile_tokens >= 1 && params.tile_tokens <= tile_tokens, "tile_tokens is ",
+          params.tile_tokens, "; a plan for ", params.num_q_heads, " query heads over ",
+          params.layout.num_kv_heads, " KV heads has 1 to ", tile_tokens);
   Require(params.num_tiles >= 1 && params.tiles != nullptr &&
               IsAligned(params.tiles, alignof(PagedPrefillTile)),
           "num_tiles is ", params.num_tiles, " with tiles at ", params.tiles,

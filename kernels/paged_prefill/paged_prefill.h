@@ -42,7 +42,7 @@ struct alignas(16) PagedPrefillPart {
 
 // PlanPagedPrefill makes the plan on the host. Tiles are in the order in which they should begin.
 struct PagedPrefillPlan {
-  int32_t tile_tokens = 0;  // new tokens per tile
+  int32_t tile_tokens = 0;  // new tokens of the largest tile
   int32_t num_blocks = 0;   // of kHopper; block b processes tile b first
   std::vector<PagedPrefillTile> tiles;
   std::vector<PagedPrefillPart> parts;  // of the first tiles; the others walk whole contexts

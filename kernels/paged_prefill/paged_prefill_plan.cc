@@ -109,10 +109,7 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
                                   const DeviceFacts& device, int32_t max_parts) {
   RequireHeads(num_q_heads, layout);
   Require(device.sm_count >= 1, "sm_count is ", device.sm_count, "; it must be >= 1");
-  PagedPrefillPlan plan{.tile_tokens = PagedPrefillTileTokens(num_q_heads, layout),
-                        .num_blocks = 0,
-                        .tiles = {},
-                        .parts = {}};
+  PagedPrefillPlan plan;
   const int64_t tokens = table.num_seqs == 0 ? 0 : q_indptr[table.num_seqs];
   const int64_t room = MaxPagedPrefillTiles(layout, num_q_heads, table.num_seqs, tokens);
   Require(room <= INT32_MAX, tokens, " new tokens of ", table.num_seqs, " sequences with ",
@@ -120,7 +117,9 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
   for (const Section& section : DivideIntoSections(table, q_indptr, layout, device)) {
     std::vector<PagedPrefillTile> tiles;  // of each KV head
     for (const NewTokens& one : section.sequences) {
-      AddTiles(table, q_indptr, one, causal, plan.tile_tokens, tiles);
+      const size_t first_tile = tiles.size();  // no other tile of the sequence has more tokens
+      AddTiles(table, q_indptr, one, causal, PagedPrefillTileTokens(num_q_heads, layout), tiles);
+      plan.tile_tokens = std::max<int32_t>(plan.tile_tokens, tiles[first_tile].num_tokens);
     }
     std::ranges::stable_sort(tiles, std::greater(), &PagedPrefillTile::kv_end);
     for (int32_t first = 0; first < layout.num_kv_heads; first += section.kv_heads) {

@@ -7,8 +7,8 @@
 
 namespace tokline {
 
-// The number of new tokens per tile: as many as fit into its rows, with all heads of a group per
-// token.
+// The largest number of new tokens per tile: as many as fit into its rows, with all heads of a
+// group per token.
 constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayout& layout) {
   return kPagedPrefillTileRows / (num_q_heads / layout.num_kv_heads);
 }
