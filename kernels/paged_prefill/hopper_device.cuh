@@ -61,6 +61,7 @@ class HopperConsumer {
     AttentionTile<Policy> tile;
     shared_.k.WaitFull(use_);
     query_ = shared_.Note(use_).query;
+    if (consumer_ * Policy::kConsumerRows >= query_.num_rows) return Skip(query);
     kv_head_ = shared_.Note(use_).kv_head;
     if constexpr (Policy::kCut) state_ = shared_.Note(use_).state;
     ReadNote(use_);
@@ -108,6 +109,20 @@ class HopperConsumer {
     ptx::PinRegisters(tile.out);
     shared_.v.Release(use_++);
     Finish(tile, query);
+  }
+
+  // Passes a query tile by that has no rows for this consumer.
+  __device__ __forceinline__ void Skip(int query) {
+    do {
+      shared_.k.WaitFull(use_);
+      ReadNote(use_);
+      shared_.k.Release(use_);
+      ClearTail();
+      shared_.v.WaitFull(use_);
+      shared_.v.Release(use_++);
+    } while (!last_);
+    shared_.q.WaitFull(query);
+    shared_.q.Release(query);
   }
 
   __device__ __forceinline__ void ReadNote(int use) {

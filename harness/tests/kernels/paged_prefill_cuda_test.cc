@@ -226,7 +226,7 @@ TEST_P(PagedPrefillCudaTest, ContextsInPartsMatchReferenceAndRepeatBitwise) {
   }
 }
 
-// Scores of different parts may differ by more than the exponent range of a weight.
+// The largest scores of the parts lie far apart, and not in order.
 TEST_P(PagedPrefillCudaTest, PartsOfVeryDifferentScoresMatchReference) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     PrefillCase problem({.dtype = dtype,
