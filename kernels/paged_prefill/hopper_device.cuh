@@ -1,7 +1,7 @@
 // Paged prefill attention for sm_90a: wgmma with producer warps and two consumer warpgroups.
 // Grid: one block per SM, or one per tile of the plan if those are fewer. A block follows the plan
 // from tile to tile. It owns 128 packed query rows of one KV head at a time, and each consumer 64
-// of them.
+// of them. A tile that is a part of a context leaves the states of its rows in the workspace.
 // Shared memory (HopperShared): rings of query tiles, of K tiles and V tiles of 128 tokens in
 // wgmma's 128-byte swizzle, and of notes about KV tiles, with their mbarriers. A query tile's rows
 // later stage their own output.

@@ -1,6 +1,7 @@
 // Paged prefill attention for sm_80 and newer, with cp.async and mma.sync.
 // Grid: one block per tile of the plan. A block owns 128 packed query rows of one KV head and each
-// warp 32 of them, with scores and output in registers.
+// warp 32 of them, with scores and output in registers. A tile that is a part of a context leaves
+// the states of its rows in the workspace.
 // Shared memory: the query tile, one K tile and one V tile of 64 tokens, all swizzled. The query
 // tile's rows later stage their own output. Two blocks per SM hide each other's waits.
 // Barriers: two per KV tile. After the first, K has arrived and V may be overwritten; after the
