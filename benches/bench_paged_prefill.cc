@@ -16,12 +16,13 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
   // `new_tokens` holds the number of new tokens of each sequence, which are the last of its
   // context.
   PrefillCase(PagedBatch batch, std::vector<int64_t> new_tokens, int32_t num_q_heads,
-              const CaseContext& context)
+              PagedPrefillVariant variant, const CaseContext& context)
       : KernelCase(PagedPrefillReference),
         batch_(std::move(batch)),
         new_tokens_(std::move(new_tokens)),
         q_indptr_host_(PrefixSums(new_tokens_)),
         num_q_heads_(num_q_heads),
+        variant_(variant),
         dtype_(context.dtype) {
     const int32_t head_dim = batch_.layout.head_dim;
     const int64_t rows = int64_t{q_indptr_host_.back()} * num_q_heads;
@@ -34,11 +35,16 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     if (!context.device) return;
     const PagedPrefillPlan plan =
         PlanPagedPrefill(table.View(), q_indptr_host_.data(), batch_.layout, num_q_heads,
-                         /*causal=*/true, *context.device);
+                         /*causal=*/true, *context.device, MaxPagedPrefillParts(*context.device));
     tile_tokens_ = plan.tile_tokens;
     num_blocks_ = plan.num_blocks;
     num_tiles_ = static_cast<int32_t>(plan.tiles.size());
     tiles_ = tensors_.Table(plan.tiles);
+    if (plan.parts.empty()) return;
+    num_parts_ = static_cast<int32_t>(plan.parts.size());
+    parts_ = tensors_.Table(plan.parts);
+    workspace_bytes_ = PagedPrefillWorkspaceBytes(head_dim, num_parts_);
+    workspace_ = tensors_.Workspace(workspace_bytes_);
   }
 
   // New token i of n in a context of L sees the same tokens as a single new token in a context of
@@ -59,9 +65,9 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
     }
     PagedSample sample = SamplePrefixes(batch_, prefixes, kv_heads);
     const int32_t group = num_q_heads_ / batch_.layout.num_kv_heads;
-    SampledCase sampled(std::make_unique<PrefillCase>(std::move(sample.batch),
-                                                      std::vector<int64_t>(prefixes.size(), 1),
-                                                      group, CaseContext{.dtype = dtype_}));
+    SampledCase sampled(std::make_unique<PrefillCase>(
+        std::move(sample.batch), std::vector<int64_t>(prefixes.size(), 1), group, variant_,
+        CaseContext{.dtype = dtype_}));
     sampled.maps[q_].rows = HeadRows(tokens, num_q_heads_, QueryHeads(kv_heads, group));
     sampled.maps[kv_].rows = std::move(sample.pool_rows);
     sampled.maps[out_].rows = sampled.maps[q_].rows;
@@ -84,10 +90,15 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
             .kv = set.At(kv_),
             .out = set.At(out_),
             .out_stride = int64_t{num_q_heads_} * head_dim,
+            .variant = variant_,
             .tile_tokens = tile_tokens_,
             .num_blocks = num_blocks_,
             .num_tiles = num_tiles_,
-            .tiles = set.At<PagedPrefillTile>(tiles_)};
+            .tiles = set.At<PagedPrefillTile>(tiles_),
+            .num_parts = num_parts_,
+            .parts = set.At<PagedPrefillPart>(parts_),
+            .workspace = set.At(workspace_),
+            .workspace_bytes = workspace_bytes_};
   }
 
  private:
@@ -95,13 +106,16 @@ class PrefillCase : public KernelCase<PagedPrefillParams> {
   std::vector<int64_t> new_tokens_;
   std::vector<int32_t> q_indptr_host_;
   int32_t num_q_heads_;
+  PagedPrefillVariant variant_;
   DType dtype_;
   TableTensors table_;
   int q_, kv_, out_, q_indptr_;
-  int tiles_ = -1;
+  int tiles_ = -1, parts_ = -1, workspace_ = -1;
   int32_t tile_tokens_ = 0;
   int32_t num_blocks_ = 0;
   int32_t num_tiles_ = 0;
+  int32_t num_parts_ = 0;
+  int64_t workspace_bytes_ = 0;
 };
 
 void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cases) {
@@ -118,12 +132,15 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
                         contexts[i]));
     }
   }
+  const bool portable = shape.Flag("portable");
+  const auto variant = portable ? PagedPrefillVariant::kPortable : PagedPrefillVariant::kAuto;
   nlohmann::ordered_json described{{"name", shape.name()}};
   DescribeLengths(described, "q_len", new_tokens);
   DescribeLengths(described, "kv_len", contexts);
   described.update({{"hq", hq}, {"hk", hk}});
   DescribeLayout(described, layout);
   described["causal"] = true;
+  if (portable) described["portable"] = 1;
   for (const int64_t page_size : shape.IntsOr("pages", {256}, kPageSizes)) {
     layout.page_size = static_cast<int32_t>(page_size);
     CaseSpec& spec = cases.emplace_back();
@@ -131,7 +148,7 @@ void AddCases(ShapeReader& shape, const CaseContext&, std::vector<CaseSpec>& cas
     spec.shape["page_size"] = page_size;
     spec.variant = "page:" + std::to_string(page_size);
     spec.make = [=, hq = hq](const CaseContext& context) -> std::unique_ptr<BenchCase> {
-      return std::make_unique<PrefillCase>(ShuffledBatch(layout, contexts), new_tokens, hq,
+      return std::make_unique<PrefillCase>(ShuffledBatch(layout, contexts), new_tokens, hq, variant,
                                            context);
     };
   }

@@ -332,7 +332,8 @@ StepShape Decoder::ChainShape(const ScheduledStep& scheduled,
     }
   }
   AttentionShape& prefill = shape.prefill;
-  prefill = {.kind = config_.largest_step.prefill.kind, .grid = config_.largest_step.prefill.grid};
+  const AttentionShape& largest = config_.largest_step.prefill;
+  prefill = {.kind = largest.kind, .grid = largest.grid, .max_parts = largest.max_parts};
   for (const StepSlice& slice : scheduled.prefill) {
     prefill.num_tokens += slice.count;
     const SequencePages& pages = slice.sequence->pages;

@@ -136,6 +136,7 @@ DecoderConfig::DecoderConfig(const ModelSpec& whole, const DecoderOptions& given
     largest_step.prefill.grid = full_grid;
   } else {
     largest_step.prefill.kind = AttentionKind::kPagedPrefill;
+    largest_step.prefill.max_parts = MaxPagedPrefillParts(facts);
   }
   AddRoomForTiles(largest_step.prefill);
   if (OnDevice()) {
@@ -280,7 +281,8 @@ StepShape DecoderConfig::DecodeShape(int32_t bucket, const ChunkDecodeGrid& grid
 void DecoderConfig::AddRoomForTiles(AttentionShape& shape) const {
   if (shape.kind != AttentionKind::kPagedPrefill) return;
   shape.max_tiles = MaxPagedPrefillTiles(layout, static_cast<int32_t>(shard.local.num_q_heads),
-                                         shape.num_seqs, shape.num_tokens);
+                                         shape.num_seqs, shape.num_tokens) +
+                    shape.max_parts;
 }
 
 StepShape DecoderConfig::OneKernelShape(int32_t bucket) const {

@@ -73,6 +73,9 @@ MemoryNeeds DecoderBuffers::Place(const DecoderConfig& config, std::byte* base) 
     prefill_workspace = workspace_of(shape.num_seqs, DecodeRoomOf(shape).members);
     prefill_workspace.data = carver.TakeBytes(prefill_workspace.bytes);
   }
+  prefill_parts_bytes =
+      PagedPrefillWorkspaceBytes(spec.head_dim, config.largest_step.prefill.max_parts);
+  prefill_parts = carver.TakeBytes(prefill_parts_bytes);
   if (config.one_kernel_rows > 0) {
     decode_step_workspace_bytes = DecodeStepWorkspaceBytes(
         StepModelOf(spec, config.options.dtype, nullptr), config.layout, config.facts);

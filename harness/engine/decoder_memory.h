@@ -29,7 +29,7 @@ struct MemoryNeeds {
 };
 
 // The needs of rank 0. Those of the others are the same, but parts may differ by a few rows.
-// Without a device, `facts` may be all 0; the workspace of chunk_decode is then left out.
+// Without a device, `facts` may be all 0; the workspaces of attention are then left out.
 MemoryNeeds MemoryNeedsOf(const ModelSpec& spec, const DecoderOptions& options,
                           const DeviceFacts& facts);
 
@@ -69,8 +69,10 @@ struct DecoderBuffers {
   // One per bucket. All have their partial states at the same place, and their counters before that
   // place.
   std::vector<DecodeWorkspace> decode_workspaces;
-  DecodeWorkspace prefill_workspace;  // only for ablation paged_prefill: for any number of
-                                      // sequences; its counters must be zeroed before each step
+  DecodeWorkspace prefill_workspace;   // only for ablation paged_prefill: for any number of
+                                       // sequences; its counters must be zeroed before each step
+  std::byte* prefill_parts = nullptr;  // workspace of paged_prefill
+  int64_t prefill_parts_bytes = 0;
   std::byte* decode_step_workspace = nullptr;
   int64_t decode_step_workspace_bytes = 0;
   float* rope = nullptr;      // [max_context, head_dim / 2] pairs; null without RoPE

@@ -48,7 +48,7 @@ DecoderRank::StepKernels KernelsOf(const StepShape& shape) {
           shape.decode.grid.takes_parts,
           static_cast<int64_t>(shape.prefill.kind),
           shape.prefill.num_seqs > 0,
-          shape.prefill.tile_tokens};
+          shape.prefill.num_parts > 0};
 }
 
 }  // namespace

@@ -230,7 +230,11 @@ void ForwardPass::Attention(const AttentionShape& shape, const AttentionArrays& 
            .tile_tokens = shape.tile_tokens,
            .num_blocks = shape.num_blocks,
            .num_tiles = shape.num_tiles,
-           .tiles = arrays.tiles});
+           .tiles = arrays.tiles,
+           .num_parts = shape.num_parts,
+           .parts = arrays.parts,
+           .workspace = buffers_.prefill_parts,
+           .workspace_bytes = buffers_.prefill_parts_bytes});
       break;
     case AttentionKind::kChunkDecode: {
       ChunkDecodeParams params{.dtype = dtype_,

@@ -22,6 +22,7 @@ AttentionArrays PlaceAttention(const AttentionShape& shape, Carver& carver) {
     case AttentionKind::kPagedPrefill:
       arrays.q_indptr = carver.Take<int32_t>(seqs + 1);
       arrays.tiles = carver.Take<PagedPrefillTile>(shape.max_tiles);
+      arrays.parts = carver.Take<PagedPrefillPart>(shape.max_parts);
       break;
     case AttentionKind::kChunkDecode:
       if (shape.grid.num_lanes > 0) arrays.plan = carver.TakeBytes(DecodeRoomOf(shape).Bytes());
@@ -129,13 +130,16 @@ bool PlanAttention(AttentionShape& shape, const AttentionArrays& arrays,
   if (shape.num_seqs == 0 || device.sm_count == 0) return false;
   switch (shape.kind) {
     case AttentionKind::kPagedPrefill: {
-      const PagedPrefillPlan plan = PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout,
-                                                     num_q_heads, /*causal=*/true, device);
+      const PagedPrefillPlan plan =
+          PlanPagedPrefill(arrays.Table(shape), arrays.q_indptr, layout, num_q_heads,
+                           /*causal=*/true, device, shape.max_parts);
       Require(std::ssize(plan.tiles) <= shape.max_tiles, "the plan of a step has ",
               plan.tiles.size(), " tiles; there is room for ", shape.max_tiles);
       std::ranges::copy(plan.tiles, arrays.tiles);
+      std::ranges::copy(plan.parts, arrays.parts);
       shape.num_blocks = plan.num_blocks;
       shape.num_tiles = static_cast<int32_t>(plan.tiles.size());
+      shape.num_parts = static_cast<int32_t>(plan.parts.size());
       shape.tile_tokens = plan.tile_tokens;
       return false;
     }

@@ -33,11 +33,14 @@ struct AttentionShape {
   int32_t shared_runs = 0;
   int32_t task_members = 1;
   int32_t run_task_members = 1;
-  int64_t max_tiles = 0;  // room for kPagedPrefill's
+  // Room for kPagedPrefill's. Without parts, no context is cut.
+  int64_t max_tiles = 0;
+  int32_t max_parts = 0;
   // For kPagedPrefill on CUDA: set by PlanAttention. The layout of the arrays does not depend on
   // it.
   int32_t num_blocks = 0;
   int32_t num_tiles = 0;
+  int32_t num_parts = 0;
   int32_t tile_tokens = 0;
 
   int32_t MaxChunks() const { return num_seqs + more_chunks; }
@@ -63,6 +66,7 @@ struct AttentionArrays {
   // For kPagedPrefill:
   int32_t* q_indptr = nullptr;        // [num_seqs + 1]
   PagedPrefillTile* tiles = nullptr;  // [max_tiles]
+  PagedPrefillPart* parts = nullptr;  // [max_parts]
   std::byte* plan = nullptr;          // for kChunkDecode on CUDA; room for DecodeRoomOf(shape)
 
   ChunkTableView Table(const AttentionShape& shape) const;

@@ -17,16 +17,25 @@ struct KvTile {
 };
 
 // Visits the KV tiles of a query tile's context in order, up to the last one that the query tile
-// sees.
+// sees, or those of its part.
 template <int kTileTokens>
 class ContextWalk {
  public:
   __device__ ContextWalk(const ChunkTableView& table, const PagedPrefillTile& query)
-      : table_(table), query_(query), next_(query.next_chunk), end_(query.kv_end) {}
+      : table_(table),
+        first_{0, 0, query.chunk_length, query.page_begin},
+        next_(query.next_chunk),
+        end_(query.kv_end) {}
+  __device__ ContextWalk(const ChunkTableView& table, const PagedPrefillTile& query,
+                         const PagedPrefillPart& part)
+      : table_(table),
+        first_{part.begin, part.token, query.chunk_length, query.page_begin},
+        next_(query.next_chunk),
+        end_(part.end) {}
 
   // Sets `tile` to the first KV tile. Returns false if there is none.
   __device__ bool First(KvTile& tile) {
-    tile = {0, 0, query_.chunk_length, query_.page_begin};
+    tile = first_;
     return end_ > 0 && SkipEnded(tile);
   }
 
@@ -51,10 +60,25 @@ class ContextWalk {
   }
 
   const ChunkTableView& table_;
-  const PagedPrefillTile& query_;
+  KvTile first_;
   int32_t next_;  // index into seq_chunks
   int32_t end_;
 };
+
+// Tile `at` of the plan may have a part only if kCut.
+template <int kTileTokens, bool kCut>
+__device__ ContextWalk<kTileTokens> WalkOf(const PagedPrefillParams& params, int32_t at,
+                                           const PagedPrefillTile& query) {
+  if constexpr (kCut) {
+    if (at < params.num_parts) return {params.table, query, params.parts[at]};
+  }
+  return {params.table, query};
+}
+
+// The state that tile `at` of the plan leaves in the workspace, or -1 if it finishes its rows.
+__device__ __forceinline__ int32_t StateOf(const PagedPrefillParams& params, int32_t at) {
+  return at < params.num_parts ? params.parts[at].first_state + params.parts[at].index : -1;
+}
 
 // What a block knows about its query tile before it touches any data.
 struct QueryTile {

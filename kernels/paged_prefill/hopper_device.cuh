@@ -1,7 +1,7 @@
 // Paged prefill attention for sm_90a: wgmma with producer warps and two consumer warpgroups.
 // Grid: one block per SM, or one per tile of the plan if those are fewer. A block follows the plan
 // from tile to tile. It owns 128 packed query rows of one KV head at a time, and each consumer 64
-// of them.
+// of them. A tile that is a part of a context leaves the states of its rows in the workspace.
 // Shared memory (HopperShared): rings of query tiles, of K tiles and V tiles of 128 tokens in
 // wgmma's 128-byte swizzle, and of notes about KV tiles, with their mbarriers. A query tile's rows
 // later stage their own output.
@@ -24,6 +24,7 @@
 #include "kernels/device/ptx/wgmma.cuh"
 #include "kernels/paged_prefill/hopper_producer_device.cuh"
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
+#include "kernels/paged_prefill/part_states_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
 namespace tokline {
@@ -60,7 +61,9 @@ class HopperConsumer {
     AttentionTile<Policy> tile;
     shared_.k.WaitFull(use_);
     query_ = shared_.Note(use_).query;
+    if (consumer_ * Policy::kConsumerRows >= query_.num_rows) return Skip(query);
     kv_head_ = shared_.Note(use_).kv_head;
+    if constexpr (Policy::kCut) state_ = shared_.Note(use_).state;
     ReadNote(use_);
     shared_.q.WaitFull(query);
     const uint64_t q = QueryRows(query);
@@ -106,6 +109,20 @@ class HopperConsumer {
     ptx::PinRegisters(tile.out);
     shared_.v.Release(use_++);
     Finish(tile, query);
+  }
+
+  // Passes a query tile by that has no rows for this consumer.
+  __device__ __forceinline__ void Skip(int query) {
+    do {
+      shared_.k.WaitFull(use_);
+      ReadNote(use_);
+      shared_.k.Release(use_);
+      ClearTail();
+      shared_.v.WaitFull(use_);
+      shared_.v.Release(use_++);
+    } while (!last_);
+    shared_.q.WaitFull(query);
+    shared_.q.Release(query);
   }
 
   __device__ __forceinline__ void ReadNote(int use) {
@@ -158,14 +175,29 @@ class HopperConsumer {
   }
 
   __device__ __forceinline__ void Finish(const AttentionTile<Policy>& tile, int query) const {
+    const auto values = [&](int half) {
+      return [&tile, half](int n) {
+        return float2{tile.out[4 * n + 2 * half], tile.out[4 * n + 2 * half + 1]};
+      };
+    };
+    if constexpr (Policy::kCut) {
+      if (state_ >= 0) {
+        const PartStates<Policy::kHeadDim> states(params_);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          states.Store(state_, warp_row_ + half * 8 + lane_ / 4, query_.num_rows, tile.rows[half],
+                       values(half));
+        }
+        shared_.q.Release(query);
+        return;
+      }
+    }
     ptx::NamedBarrierSync(kQueryBarrier + consumer_, Policy::kGroupThreads);
     const TileOutput<typename Policy::T, Policy::kHeadDim, typename Policy::QueryPlacement> output{
         params_, query_, packed_, kv_head_, shared_.At(shared_.q.Slot(query))};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      output.Finish(warp_row_ + half * 8 + lane_ / 4, tile.rows[half], scale_log2_, [&](int n) {
-        return float2{tile.out[4 * n + 2 * half], tile.out[4 * n + 2 * half + 1]};
-      });
+      output.Finish(warp_row_ + half * 8 + lane_ / 4, tile.rows[half], scale_log2_, values(half));
     }
     ptx::FenceProxyAsyncShared();  // the query tile after the next will overwrite what was staged
     __syncwarp();
@@ -182,6 +214,7 @@ class HopperConsumer {
   const int warp_row_;
   QueryTile query_;
   int32_t kv_head_ = 0;
+  int32_t state_ = -1;
   int use_ = 0;  // KV tiles whose V has been accumulated
   // These come from the note that was read last.
   int32_t position_ = 0;

@@ -3,6 +3,7 @@
 // tiles.
 #pragma once
 
+#include "kernels/device/ptx/load.cuh"
 #include "kernels/paged_prefill/hopper_shared_device.cuh"
 
 namespace tokline {
@@ -19,11 +20,13 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
   auto at = static_cast<int32_t>(blockIdx.x);
   for (int32_t left = params.tiles[at].left; left > 0; --left) {
     const PagedPrefillTile planned = params.tiles[at];
+    auto walk = WalkOf<Policy::kKvTokens, Policy::kCut>(params, at, planned);
+    const int32_t state = Policy::kCut ? StateOf(params, at) : -1;
     at = planned.next;
-    ContextWalk<Policy::kKvTokens> walk(params.table, planned);
+    if (left > 1) ptx::PrefetchL1(&params.tiles[at]);
     KvTile tile;
     bool more = walk.First(tile);
-    if (!more) tile = {};  // no tokens: load a tile of zeros from page -1, which does not exist
+    if (!more) tile = {};  // no tokens: nothing is loaded
     do {
       const KvTile now = tile;
       const int32_t token = now.token + lane * box_tokens;
@@ -49,6 +52,7 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
         note.page_row = pages.RowOf(now.token);
         note.query = QueryTile(params, planned);
         note.kv_head = planned.kv_head;
+        if constexpr (Policy::kCut) note.state = state;
       }
       __syncwarp();
       if (lane == 0) ptx::MbarrierArrive(shared.notes.Full(use));
@@ -57,7 +61,9 @@ __device__ __forceinline__ void LookUpTiles(const PagedPrefillParams& params,
   }
 }
 
-// Loads all V tiles, or all query and K tiles. Each lane issues one box of 64 columns.
+// Loads all V tiles, or all query and K tiles. Each lane issues one box of 64 columns. A tile that
+// ends with its chunk takes small boxes, and only those with tokens: the rest of a page would have
+// to come from memory for nothing.
 template <typename Policy, bool kValues>
 __device__ __forceinline__ void LoadTiles(const HopperPrefillArgs& params,
                                           const HopperShared<Policy>& shared) {
@@ -66,6 +72,7 @@ __device__ __forceinline__ void LoadTiles(const HopperPrefillArgs& params,
   const int panel = lane % Policy::kPanels;
   const int box = lane / Policy::kPanels;
   const int32_t box_tokens = prefill.layout.BoxTokens(Policy::kKvTokens);
+  const int box_shift = 31 - __clz(box_tokens);
   const bool has_box = box * box_tokens < Policy::kKvTokens;
   const uint32_t offset =
       panel * Policy::KvPlacement::kPanelBytes + box * box_tokens * Policy::KvPlacement::kRowPitch;
@@ -81,6 +88,20 @@ __device__ __forceinline__ void LoadTiles(const HopperPrefillArgs& params,
   const auto load = [&](const auto& ring, int use, const HopperTileNote& note) {
     const int32_t head = note.kv_head;
     const int32_t row = note.page_row;
+    const int32_t tokens = note.tokens;
+    if (tokens < Policy::kKvTokens) {
+      const int32_t few = (tokens + Policy::kFewTokens - 1) / Policy::kFewTokens;
+      const int32_t first = box * Policy::kFewTokens;
+      const int32_t page = note.pages[box < few ? first >> box_shift : 0];
+      ring.Claim(use, few * Policy::kFewTokens * Policy::kHeadDim * 2, lane);
+      if (box < few) {
+        ptx::TensorCopyToShared(ring.Slot(use) + panel * Policy::KvPlacement::kPanelBytes +
+                                    first * Policy::KvPlacement::kRowPitch,
+                                &params.few, panel * 64, row + (first & (box_tokens - 1)), head,
+                                kValues, page, ring.Full(use));
+      }
+      return;
+    }
     const int32_t page = note.pages[has_box ? box : 0];
     ring.Claim(use, ring.kSlotBytes, lane);
     if (has_box) {

@@ -17,19 +17,23 @@ namespace tokline {
 
 struct HopperPrefillArgs {
   PagedPrefillParams prefill;
-  CUtensorMap q;   // [token, query head, head_dim]; boxes of a tile's tokens and a group's heads
-  CUtensorMap kv;  // [page, K or V, KV head, token, head_dim]; boxes of BoxTokens() tokens
+  CUtensorMap q;    // [token, query head, head_dim]; boxes of a tile's tokens and a group's heads
+  CUtensorMap kv;   // [page, K or V, KV head, token, head_dim]; boxes of BoxTokens() tokens
+  CUtensorMap few;  // the same with boxes of kFewTokens tokens
 };
 
-template <DType kDType, int kHeadDimOfPolicy>
+// kCut: tiles may be parts. Other plans run code without a trace of them.
+template <DType kDType, int kHeadDimOfPolicy, bool kCutOfPolicy>
 struct HopperPrefillPolicy {
   using T = typename DeviceType<kDType>::Type;
   static constexpr int kHeadDim = kHeadDimOfPolicy;
+  static constexpr bool kCut = kCutOfPolicy;
   static constexpr int kGroupThreads = 128;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = kGroupThreads * (1 + kConsumers);
   static constexpr int kConsumerRows = kPagedPrefillTileRows / kConsumers;
   static constexpr int kKvTokens = 128;
+  static constexpr int kFewTokens = 16;  // every page has a multiple of these
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kPanels = kHeadDim / 64;
@@ -47,6 +51,7 @@ struct alignas(16) HopperTileNote {
   QueryTile query;
   int32_t pages[kMaxPages];  // the page of each box
   int32_t kv_head;
+  int32_t state;  // StateOf() the tile, if the policy is kCut
 };
 
 template <typename Policy>

@@ -19,19 +19,33 @@ struct alignas(16) PagedPrefillTile {
   int32_t q_begin;     // the tile's first token among all new tokens
   int16_t num_tokens;  // at most the plan's tile_tokens
   int16_t kv_head;
-  int32_t kv_end;        // number of context tokens that the tile's last token sees
-  int32_t next_chunk;    // the sequence's second chunk, as an index into seq_chunks
-  int32_t chunk_length;  // length of the sequence's first chunk
-  int32_t page_begin;    // the first chunk's first page, as an index into chunk_pages
+  int32_t kv_end;  // number of context tokens that the tile's last token sees
+  // The walk begins in the sequence's first chunk, or in that of the tile's part.
+  int32_t next_chunk;    // the chunk after it, as an index into seq_chunks
+  int32_t chunk_length;  // its length
+  int32_t page_begin;    // its first page, as an index into chunk_pages
   int32_t left;          // tiles that a block of kHopper processes from here on, including this one
   int32_t next;          // the one after it, or -1
 };
 
+// The part of its context that a tile of the plan walks where the context is cut. Each part of a
+// query tile is a tile of the plan and leaves a state of each row in the workspace. A second kernel
+// merges the states of each row in the order of the parts.
+struct alignas(16) PagedPrefillPart {
+  int32_t begin;        // context position of its first token, where a KV tile begins
+  int32_t token;        // index of this token within its chunk
+  int32_t end;          // context position after its last token
+  int32_t first_state;  // of the query tile's first part, among the states of all parts
+  int32_t index;        // among the query tile's parts
+  int32_t count;        // of the query tile's parts
+};
+
 // PlanPagedPrefill makes the plan on the host. Tiles are in the order in which they should begin.
 struct PagedPrefillPlan {
-  int32_t tile_tokens = 0;  // new tokens per tile
+  int32_t tile_tokens = 0;  // new tokens of the largest tile
   int32_t num_blocks = 0;   // of kHopper; block b processes tile b first
   std::vector<PagedPrefillTile> tiles;
+  std::vector<PagedPrefillPart> parts;  // of the first tiles; the others walk whole contexts
 };
 
 enum class PagedPrefillVariant : uint8_t {
@@ -70,14 +84,27 @@ struct PagedPrefillParams {
   int32_t num_blocks = 0;
   int32_t num_tiles = 0;
   const PagedPrefillTile* tiles = nullptr;  // [num_tiles]
+  int32_t num_parts = 0;
+  const PagedPrefillPart* parts = nullptr;  // [num_parts]
+  void* workspace =
+      nullptr;  // at least PagedPrefillWorkspaceBytes(), 16 B aligned; needs no values
+  int64_t workspace_bytes = 0;
 };
 
-// Pure function. `table` and `q_indptr` are host arrays.
+// Pure function. `table` and `q_indptr` are host arrays. Cuts contexts only if the time that it
+// models falls clearly, into at most `max_parts` parts.
 PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
                                   const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
-                                  const DeviceFacts& device);
+                                  const DeviceFacts& device, int32_t max_parts = 0);
 
-// The largest number of tiles that a plan can have for this many new tokens and sequences.
+// As many parts as a plan for this device can use.
+constexpr int32_t MaxPagedPrefillParts(const DeviceFacts& device) { return 2 * device.sm_count; }
+
+// The bytes of the workspace for this many parts.
+int64_t PagedPrefillWorkspaceBytes(int32_t head_dim, int64_t num_parts);
+
+// The largest number of tiles that a plan without parts can have for this many new tokens and
+// sequences. With parts it may have as many more as there may be parts.
 int64_t MaxPagedPrefillTiles(const PagedKvLayout& layout, int32_t num_q_heads, int64_t num_seqs,
                              int64_t num_tokens);
 

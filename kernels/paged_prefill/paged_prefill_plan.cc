@@ -1,16 +1,16 @@
-// Host side of paged_prefill: cuts a batch into query tiles, validates parameters, and computes the
-// minimum cost.
+// Host side of paged_prefill: divides a batch into query tiles, validates parameters, and computes
+// the minimum cost.
 #include "kernels/paged_prefill/paged_prefill_plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <queue>
 #include <unordered_map>
 
 #include "kernels/common/alignment.h"
 #include "kernels/common/error.h"
+#include "kernels/paged_prefill/paged_prefill_deal.h"
 
 namespace tokline {
 namespace {
@@ -102,39 +102,14 @@ void AddTiles(const ChunkTableView& table, const int32_t* q_indptr, const NewTok
   }
 }
 
-// Gives each tile to the block that will have finished its earlier ones first.
-void DealTiles(PagedPrefillPlan& plan, const DeviceFacts& device) {
-  plan.num_blocks =
-      static_cast<int32_t>(std::min<int64_t>(std::ssize(plan.tiles), device.sm_count));
-  const auto num_blocks = static_cast<uint64_t>(plan.num_blocks);
-  std::vector<size_t> last(num_blocks);  // tile of each block
-  // busy_until * num_blocks + block: comparing one number is faster than comparing two.
-  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> blocks;
-  for (size_t i = 0; i < plan.tiles.size(); ++i) {
-    uint64_t block = i;  // the first tile of each
-    if (i >= num_blocks) {
-      block = blocks.top();
-      blocks.pop();
-      plan.tiles[last[block % num_blocks]].next = static_cast<int32_t>(i);
-    }
-    last[block % num_blocks] = i;
-    blocks.push(block + num_blocks * PagedPrefillTileCost(plan.tiles[i].kv_end));
-  }
-  for (size_t i = plan.tiles.size(); i-- > 0;) {
-    PagedPrefillTile& tile = plan.tiles[i];
-    if (tile.next >= 0) tile.left = plan.tiles[static_cast<size_t>(tile.next)].left + 1;
-  }
-}
-
 }  // namespace
 
 PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_indptr,
                                   const PagedKvLayout& layout, int32_t num_q_heads, bool causal,
-                                  const DeviceFacts& device) {
+                                  const DeviceFacts& device, int32_t max_parts) {
   RequireHeads(num_q_heads, layout);
   Require(device.sm_count >= 1, "sm_count is ", device.sm_count, "; it must be >= 1");
-  PagedPrefillPlan plan{
-      .tile_tokens = PagedPrefillTileTokens(num_q_heads, layout), .num_blocks = 0, .tiles = {}};
+  PagedPrefillPlan plan;
   const int64_t tokens = table.num_seqs == 0 ? 0 : q_indptr[table.num_seqs];
   const int64_t room = MaxPagedPrefillTiles(layout, num_q_heads, table.num_seqs, tokens);
   Require(room <= INT32_MAX, tokens, " new tokens of ", table.num_seqs, " sequences with ",
@@ -142,7 +117,9 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
   for (const Section& section : DivideIntoSections(table, q_indptr, layout, device)) {
     std::vector<PagedPrefillTile> tiles;  // of each KV head
     for (const NewTokens& one : section.sequences) {
-      AddTiles(table, q_indptr, one, causal, plan.tile_tokens, tiles);
+      const size_t first_tile = tiles.size();  // no other tile of the sequence has more tokens
+      AddTiles(table, q_indptr, one, causal, PagedPrefillTileTokens(num_q_heads, layout), tiles);
+      plan.tile_tokens = std::max<int32_t>(plan.tile_tokens, tiles[first_tile].num_tokens);
     }
     std::ranges::stable_sort(tiles, std::greater(), &PagedPrefillTile::kv_end);
     for (int32_t first = 0; first < layout.num_kv_heads; first += section.kv_heads) {
@@ -155,8 +132,14 @@ PagedPrefillPlan PlanPagedPrefill(const ChunkTableView& table, const int32_t* q_
       }
     }
   }
-  DealTiles(plan, device);
+  const uint64_t end = DealTiles(plan, device);
+  CutContexts(table, end, max_parts, device, plan);
   return plan;
+}
+
+int64_t PagedPrefillWorkspaceBytes(int32_t head_dim, int64_t num_parts) {
+  // Of each row the output, its largest score and its sum of weights, all in fp32.
+  return num_parts * kPagedPrefillTileRows * (head_dim + 2) * int64_t{sizeof(float)};
 }
 
 int64_t MaxPagedPrefillTiles(const PagedKvLayout& layout, int32_t num_q_heads, int64_t num_seqs,
@@ -182,6 +165,14 @@ void Validate(const PagedPrefillParams& params) {
   RequireTensor("kv", params.kv);
   RequireRows("q", params.q, params.q_stride, params);
   RequireRows("out", params.out, params.out_stride, params);
+  Require(params.num_parts >= 0 && params.num_parts <= params.num_tiles, "num_parts is ",
+          params.num_parts, " with ", params.num_tiles, " tiles; it must be 0 to that");
+  if (params.num_parts == 0) return;
+  RequireTensor("parts", params.parts);
+  RequireTensor("workspace", params.workspace);
+  const int64_t needed = PagedPrefillWorkspaceBytes(params.layout.head_dim, params.num_parts);
+  Require(params.workspace_bytes >= needed, "workspace_bytes is ", params.workspace_bytes, "; ",
+          params.num_parts, " parts with head_dim ", params.layout.head_dim, " need ", needed);
 }
 
 void ValidateLengths(const ChunkTableView& table, const int32_t* q_indptr,

@@ -7,16 +7,26 @@
 
 namespace tokline {
 
-// The number of new tokens per tile: as many as fit into its rows, with all heads of a group per
-// token.
+// The largest number of new tokens per tile: as many as fit into its rows, with all heads of a
+// group per token.
 constexpr int32_t PagedPrefillTileTokens(int32_t num_q_heads, const PagedKvLayout& layout) {
   return kPagedPrefillTileRows / (num_q_heads / layout.num_kv_heads);
 }
 
-// The time of a tile, in hundredths of the time of a KV tile of 128 tokens (kHopper on an H200: 3.1
-// and 1.48 us).
-constexpr uint64_t PagedPrefillTileCost(int32_t kv_end) {
-  return 210 + 100 * ((static_cast<uint64_t>(kv_end) + 127) / 128);
+// Tokens of a KV tile of kHopper. Contexts are cut where KV tiles begin.
+inline constexpr int32_t kPagedPrefillKvTokens = 128;
+
+// The time of a tile that walks this many context tokens, in hundredths of the time of a KV tile
+// (kHopper on an H200: 3.1 and 1.48 us).
+constexpr uint64_t PagedPrefillTileCost(int32_t tokens) {
+  return 210 + 100 * ((static_cast<uint64_t>(tokens) + kPagedPrefillKvTokens - 1) /
+                      kPagedPrefillKvTokens);
+}
+
+// The time of the merge in the same unit, as predicted: a second launch and its two rounds of loads
+// (4 us), and the states of each part, 65 KB written and read at 4.3 TB/s.
+constexpr uint64_t PagedPrefillMergeCost(size_t num_parts) {
+  return num_parts == 0 ? 0 : 270 + 2 * num_parts;
 }
 
 // An upper bound on a block's shared memory in this variant, including static shared memory.

@@ -1,6 +1,7 @@
 // Paged prefill attention for sm_80 and newer, with cp.async and mma.sync.
 // Grid: one block per tile of the plan. A block owns 128 packed query rows of one KV head and each
-// warp 32 of them, with scores and output in registers.
+// warp 32 of them, with scores and output in registers. A tile that is a part of a context leaves
+// the states of its rows in the workspace.
 // Shared memory: the query tile, one K tile and one V tile of 64 tokens, all swizzled. The query
 // tile's rows later stage their own output. Two blocks per SM hide each other's waits.
 // Barriers: two per KV tile. After the first, K has arrived and V may be overwritten; after the
@@ -19,14 +20,17 @@
 #include "kernels/device/swizzle.cuh"
 #include "kernels/paged_prefill/context_walk_device.cuh"
 #include "kernels/paged_prefill/paged_prefill_plan.h"
+#include "kernels/paged_prefill/part_states_device.cuh"
 #include "kernels/paged_prefill/tile_output_device.cuh"
 
 namespace tokline {
 
-template <DType kDType, int kHeadDimOfPolicy>
+// kCut: tiles may be parts.
+template <DType kDType, int kHeadDimOfPolicy, bool kCutOfPolicy>
 struct PortablePrefillPolicy {
   using T = typename DeviceType<kDType>::Type;
   static constexpr int kHeadDim = kHeadDimOfPolicy;
+  static constexpr bool kCut = kCutOfPolicy;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kWarpRows = kPagedPrefillTileRows / kWarps;
@@ -237,7 +241,7 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   const int32_t kv_head = planned.kv_head;
   const QueryTile tile(params, planned);
   const PackedRows packed(params.num_q_heads / params.layout.num_kv_heads);
-  ContextWalk<Policy::kKvTokens> walk(params.table, planned);
+  auto walk = WalkOf<Policy::kKvTokens, Policy::kCut>(params, blockIdx.x, planned);
   KvTile kv_tile;
   bool more = walk.First(kv_tile);
   const T* keys = static_cast<const T*>(params.kv);
@@ -302,16 +306,25 @@ __global__ void __launch_bounds__(Policy::kThreads, Policy::kBlocksPerSm)
   // A tile without context has not waited for its query rows yet.
   ptx::CpAsyncWait<0>();
   __syncthreads();
+  const int32_t state = Policy::kCut ? StateOf(params, blockIdx.x) : -1;
 #pragma unroll
   for (int t = 0; t < WarpTile::kTiles; ++t) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      output.Finish(
-          warp_row + t * 16 + half * 8 + lane / 4, warp_tile.rows[t][half], scale_log2, [&](int n) {
-            return float2{warp_tile.out[t][n][2 * half], warp_tile.out[t][n][2 * half + 1]};
-          });
+      const int row = warp_row + t * 16 + half * 8 + lane / 4;
+      const RowState& row_state = warp_tile.rows[t][half];
+      const auto values_of_row = [&](int n) {
+        return float2{warp_tile.out[t][n][2 * half], warp_tile.out[t][n][2 * half + 1]};
+      };
+      if (Policy::kCut && state >= 0) {
+        PartStates<Policy::kHeadDim>(params).Store(state, row, tile.num_rows, row_state,
+                                                   values_of_row);
+      } else {
+        output.Finish(row, row_state, scale_log2, values_of_row);
+      }
     }
   }
+  if (Policy::kCut && state >= 0) return;
   __syncwarp();
   output.template Store<Policy::kWarpRows>(
       warp_row, [&](int row) { return RowOffset<Policy::kHeadDim>(params, packed, row); });

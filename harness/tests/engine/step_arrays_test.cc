@@ -211,6 +211,33 @@ TEST(StepArraysTest, PrefillTilesCoverEveryNewToken) {
   EXPECT_EQ(writer.PagesUsed(), 30);
 }
 
+TEST(StepArraysTest, PrefillCutsALongContextOnlyIfThereIsRoomForParts) {
+  constexpr int32_t kContext = 20'000;
+  const std::vector<int32_t> pages(kContext / kLayout.page_size + 1, 3);
+  for (const int32_t max_parts : {0, MaxPagedPrefillParts(kH200)}) {
+    StepShape shape;
+    shape.prefill = {.kind = AttentionKind::kPagedPrefill,
+                     .num_seqs = 1,
+                     .num_tokens = 2,
+                     .max_pages = std::ssize(pages),
+                     .max_tiles = MaxPagedPrefillTiles(kLayout, kQueryHeads, 1, 2) + max_parts,
+                     .max_parts = max_parts};
+    GuardedBlock block(PlaceStep(shape, nullptr).bytes);
+    const StepArrays arrays = PlaceStep(shape, block.data());
+    TableWriter(shape.prefill, arrays.prefill).Add(pages, kContext, 2);
+    PlanAttention(shape.prefill, arrays.prefill, kLayout, kQueryHeads, kH200);
+    ASSERT_TRUE(block.GuardIntact());
+    EXPECT_EQ(shape.prefill.num_parts > 0, max_parts > 0);
+    EXPECT_EQ(shape.prefill.num_tiles,
+              max_parts > 0 ? shape.prefill.num_parts : kLayout.num_kv_heads);
+    int64_t walked = 0;
+    for (int32_t i = 0; i < shape.prefill.num_parts; ++i) {
+      walked += arrays.prefill.parts[i].end - arrays.prefill.parts[i].begin;
+    }
+    EXPECT_EQ(walked, max_parts > 0 ? int64_t{kContext} * kLayout.num_kv_heads : 0);
+  }
+}
+
 TEST(StepArraysTest, TableRefusesMoreThanItsRoom) {
   const StepShape shape = DecodeShape(1);
   GuardedBlock block(PlaceStep(shape, nullptr).bytes);

@@ -30,7 +30,8 @@ DeviceBuffer Upload(const T* data, int64_t count) {
 
 PagedPrefillVariant variant_of_test = PagedPrefillVariant::kAuto;
 
-// One problem on the device. The output's rows start as NaN, the padding between them as 0.
+// One problem on the device. The output's rows and the workspace start as NaN, the padding between
+// rows as 0.
 class DeviceCase {
  public:
   // The problem's pages start at page `first_page` of the device's pool.
@@ -42,12 +43,15 @@ class DeviceCase {
     for (int32_t& page : pages) page += static_cast<int32_t>(first_page);
     ChunkTableView moved = table;
     moved.chunk_pages = pages.data();
-    const PagedPrefillPlan plan =
-        PlanPagedPrefill(table, params_.q_indptr, params_.layout, params_.num_q_heads,
-                         params_.causal, CurrentDeviceFacts());
+    const PagedPrefillPlan plan = PlanPagedPrefill(
+        table, params_.q_indptr, params_.layout, params_.num_q_heads, params_.causal,
+        CurrentDeviceFacts(), MaxPagedPrefillParts(CurrentDeviceFacts()));
     table_ = testing::DeviceTable(moved);
     q_indptr_ = Upload(problem.q_indptr.data(), static_cast<int64_t>(problem.q_indptr.size()));
     tiles_ = Upload(plan.tiles.data(), static_cast<int64_t>(plan.tiles.size()));
+    parts_ = Upload(plan.parts.data(), static_cast<int64_t>(plan.parts.size()));
+    workspace_ = DeviceBuffer(PagedPrefillWorkspaceBytes(params_.layout.head_dim,
+                                                         static_cast<int64_t>(plan.parts.size())));
     q_ = testing::ToDevice(problem.q);
     const int64_t pool_bytes = problem.kv.size() * SizeOf(problem.spec.dtype);
     const int64_t offset = first_page * problem.layout.PageStride() * SizeOf(problem.spec.dtype);
@@ -68,6 +72,10 @@ class DeviceCase {
     params_.num_blocks = plan.num_blocks;
     params_.num_tiles = static_cast<int32_t>(plan.tiles.size());
     params_.tiles = tiles_.as<PagedPrefillTile>();
+    params_.num_parts = static_cast<int32_t>(plan.parts.size());
+    params_.parts = parts_.as<PagedPrefillPart>();
+    params_.workspace = workspace_.data();
+    params_.workspace_bytes = workspace_.bytes();
     ClearOutput();
   }
 
@@ -79,6 +87,7 @@ class DeviceCase {
     }
     out_.CopyFrom(out.data(), out_.bytes());
     lse_.Fill(0xff);
+    if (workspace_.bytes() > 0) workspace_.Fill(0xff);  // NaN
   }
 
   PagedPrefillParams& params() { return params_; }
@@ -89,7 +98,7 @@ class DeviceCase {
   PrefillCase& problem_;
   PagedPrefillParams params_;
   testing::DeviceTable table_;
-  DeviceBuffer q_indptr_, tiles_, q_, kv_, lse_, out_;
+  DeviceBuffer q_indptr_, tiles_, parts_, workspace_, q_, kv_, lse_, out_;
 };
 
 struct Output {
@@ -181,6 +190,85 @@ TEST_P(PagedPrefillCudaTest, LongContextMatchesReference) {
                          .page_size = 256,
                          .sequences = {{{20'000}, 40}}});
     ExpectWithinBound(problem, RunOnDevice(problem));
+  }
+}
+
+// Few tiles with long contexts, which are cut into two to a dozen parts. The last sequence has a
+// whole tile of new tokens; with groups of 1, its first rows see nothing of the last part.
+std::vector<PrefillSequence> FewAndLong(int32_t group) {
+  return {
+      {{3000}, 11}, {{5, 700, 0, 129, 1, 800}, 20}, {{}, 0}, {{40}, 40}, {{50, 975}, 128 / group}};
+}
+
+TEST_P(PagedPrefillCudaTest, ContextsInPartsMatchReferenceAndRepeatBitwise) {
+  for (const int32_t group : {1, 7, 8, 13}) {
+    for (const int32_t head_dim : {64, 128}) {
+      const bool causal = group == 1 || group == 13 || (group == 7) == (head_dim == 64);
+      PrefillCase problem({.dtype = group % 2 == head_dim / 128 ? DType::kBf16 : DType::kF16,
+                           .num_kv_heads = group == 1 ? 2 : 1,
+                           .group = group,
+                           .head_dim = head_dim,
+                           .page_size = group < 8 ? 32 : 128,
+                           .order = head_dim == 64 ? KvOrder::kNhd : KvOrder::kHnd,
+                           .causal = causal,
+                           .sequences = FewAndLong(group),
+                           .seed = static_cast<uint64_t>(group)});
+      DeviceCase device(problem);
+      ASSERT_GT(device.params().num_parts, 0);
+      Launch(device.params(), {});
+      const Output first{device.Out(), device.Lse()};
+      ExpectWithinBound(problem, first);
+      device.ClearOutput();
+      Launch(device.params(), {});
+      EXPECT_EQ(device.Out(), first.out);
+      EXPECT_EQ(device.Lse(), first.lse);
+    }
+  }
+}
+
+// The largest scores of the parts lie far apart, and not in order.
+TEST_P(PagedPrefillCudaTest, PartsOfVeryDifferentScoresMatchReference) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    PrefillCase problem({.dtype = dtype,
+                         .num_kv_heads = 1,
+                         .group = 3,
+                         .head_dim = 128,
+                         .page_size = 128,
+                         .sequences = {{{3000}, 9}}});
+    const ChunkTableView table = problem.table.View();
+    for (int32_t page = 0; page < 24; ++page) {
+      for (int64_t i = 0; i < int64_t{128} * 128; ++i) {
+        const int64_t at =
+            problem.layout.KeyOffset(table.chunk_pages[page], 0, static_cast<int32_t>(i / 128)) +
+            i % 128;
+        if (!std::isnan(problem.kv[at])) problem.kv.Set(at, problem.kv[at] * (1 + page * 7 % 24));
+      }
+    }
+    DeviceCase device(problem);
+    ASSERT_GT(device.params().num_parts, 0);
+    ExpectWithinBound(problem, RunOnDevice(problem));
+  }
+}
+
+// Means of integers are exact, and so are the sums of parts.
+TEST_P(PagedPrefillCudaTest, MeansOfSmallIntegersInPartsAreBitwiseEqual) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    PrefillCase problem({.dtype = dtype,
+                         .num_kv_heads = 1,
+                         .group = 5,
+                         .head_dim = 128,
+                         .sequences = FewAndLong(5)});
+    for (int64_t i = 0; i < problem.q.size(); ++i) problem.q.Set(i, 0);
+    const HostTensor integers = testing::IntegerTensor(dtype, problem.kv.size(), 3, -8, 8);
+    for (int64_t i = 0; i < problem.kv.size(); ++i) {
+      if (!std::isnan(problem.kv[i])) problem.kv.Set(i, integers[i]);
+    }
+    const Output actual = RunOnDevice(problem);
+    PagedPrefillReference(problem.Params());
+    for (int64_t i = 0; i < problem.out.size(); ++i) {
+      const bool padding = i % problem.q_stride >= problem.q_stride - problem.spec.row_padding;
+      ASSERT_EQ(actual.out[i], padding ? 0 : problem.out[i]) << Name(dtype) << " index " << i;
+    }
   }
 }
 
@@ -428,6 +516,31 @@ TEST_P(PagedPrefillCudaTest, ADependentLaunchWaitsForItsPredecessor) {
   TOKLINE_CUDA(cudaStreamDestroy(stream));
 }
 
+// The next launch may not write states before those of this one are merged.
+TEST_P(PagedPrefillCudaTest, DependentLaunchesMayShareAWorkspace) {
+  PrefillCase problem({.num_kv_heads = 1, .head_dim = 128, .sequences = FewAndLong(2)});
+  DeviceCase first(problem), second(problem);
+  ASSERT_GT(first.params().num_parts, 0);
+  second.params().q = first.params().out;
+  second.params().workspace = first.params().workspace;
+  cudaStream_t stream;
+  TOKLINE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const auto run = [&](bool dependent) {
+    first.ClearOutput();
+    second.ClearOutput();
+    TOKLINE_CUDA(cudaDeviceSynchronize());
+    Launch(first.params(), {.stream = stream});
+    if (!dependent) TOKLINE_CUDA(cudaStreamSynchronize(stream));
+    Launch(second.params(), {.stream = stream, .dependent = dependent});
+    Launch(second.params(), {.stream = stream, .dependent = dependent});
+    TOKLINE_CUDA(cudaStreamSynchronize(stream));
+    return second.Out();
+  };
+  const HostTensor expected = run(false);
+  for (int round = 0; round < 5; ++round) ASSERT_EQ(run(true), expected);
+  TOKLINE_CUDA(cudaStreamDestroy(stream));
+}
+
 TEST_P(PagedPrefillCudaTest, LaunchesFromANewThread) {
   PrefillCase problem({.sequences = Ragged()});
   const Output here = RunOnDevice(problem);
@@ -542,6 +655,7 @@ TEST_P(PagedPrefillCudaTest, RejectsWhatItCannotRun) {
   });
   rejects([](auto& p) { p.num_blocks = 0; });
   rejects([](auto& p) { p.num_blocks = p.num_tiles + 1; });
+  rejects([](auto& p) { p.num_parts = 1; });
   rejects([](auto& p) { p.layout.head_dim = 80; });
   EXPECT_EQ(device.Out()[0] == device.Out()[0], false) << "a rejected launch wrote its output";
 }

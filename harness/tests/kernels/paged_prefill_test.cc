@@ -110,7 +110,12 @@ TEST(PagedPrefillPlanTest, BlocksCoverEachNewTokenAndHeadOnceLongestFirst) {
     const PagedPrefillPlan plan =
         PlanPagedPrefill(table.View(), q_indptr.data(), layout, 3 * group, causal, kH200);
     EXPECT_LE(plan.tile_tokens * group, kPagedPrefillTileRows);
-    EXPECT_GT((plan.tile_tokens + 1) * group, kPagedPrefillTileRows);
+    int32_t longest = 0, most = 0;
+    for (int seq = 0; seq < 6; ++seq)
+      longest = std::max(longest, q_indptr[seq + 1] - q_indptr[seq]);
+    for (const PagedPrefillTile& tile : plan.tiles) most = std::max<int32_t>(most, tile.num_tokens);
+    EXPECT_EQ(plan.tile_tokens, most);
+    EXPECT_EQ(most, std::min(longest, kPagedPrefillTileRows / group));
     EXPECT_LE(std::ssize(plan.tiles), MaxPagedPrefillTiles(layout, 3 * group, 6, q_indptr.back()));
     EXPECT_EQ(plan.num_blocks, std::min<int64_t>(std::ssize(plan.tiles), kH200.sm_count));
     std::vector<std::vector<int>> covered(3, std::vector<int>(q_indptr.back(), 0));

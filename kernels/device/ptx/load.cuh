@@ -17,6 +17,11 @@ __device__ __forceinline__ uint4 LoadStream16(const void* pointer) {
   return r;
 }
 
+// Prefetches the cache line of `pointer` into L1.
+__device__ __forceinline__ void PrefetchL1(const void* pointer) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(pointer));
+}
+
 // Prefetches `bytes` (a multiple of 16) from `pointer` on, which is 16 B aligned, into L2. This is
 // a hint and reads nothing, so it may be used on data that another kernel is still writing. It is a
 // no-op before sm_90.
