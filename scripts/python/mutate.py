@@ -501,6 +501,30 @@ def newest_results(runs):
             for one in runs for verdict in one["mutations"] for test, result in verdict["results"].items()}
 
 
+def commit_date(revised):
+    """The day of a revision, 2026-11-28, or "" where git does not have it."""
+    done = subprocess.run(["git", "-C", ROOT, "show", "-s", "--format=%cs", (revised or "").removesuffix("-dirty"), "--"],
+                          capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def of_gpus(mutations, newest):
+    """How many of the bugs that have CUDA tests these catch, and how old their verdicts are, in words."""
+    programs, runs = [], {}
+    for mutation in with_tests(mutations, needs_gpu):
+        found = [newest.get((mutation["name"], mutation["digest"], test)) for test in mutation["tests"]]
+        programs.append([bool(each and each[1]["caught_by"]) for each in found])
+        runs.update((run_name(each[0]), each[0]) for each in found if each)
+    if not runs:
+        return []
+    by_all, by_any = sum(map(all, programs)), sum(map(any, programs))
+    oldest = min(runs.values(), key=lambda one: commit_date(one["revision"]))
+    return [f"CUDA tests are named for {len(programs)} of the bugs: {by_all} ({100 * by_all / len(programs):.1f} %) are "
+            f"caught by every CUDA program that is named for them, {by_any} ({100 * by_any / len(programs):.1f} %) by one "
+            f"at least. The oldest verdicts of these that count are those of {run_name(oldest)}"
+            + (f", of {commit_date(oldest['revision'])}" if commit_date(oldest["revision"]) else "") + "."]
+
+
 def report(arguments):
     mutations, all_runs = read_mutations(), read_runs(arguments.results)
     newest = newest_results(all_runs)
@@ -521,7 +545,7 @@ def report(arguments):
         survived += any(cell.startswith("**survived**") for cell in cells)
         not_run += any(cell.startswith("**not run yet**") for cell in cells)
         rows.append([mutation["bug"], f"`{mutation['file']}`", "; ".join(cells), "; ".join(runs)])
-    runs = [[run_name(one), str(len(tried[run_name(one)])), str(len(one["unmutated"])),
+    runs = [[run_name(one), commit_date(one["revision"]), str(len(tried[run_name(one)])), str(len(one["unmutated"])),
              str(sum(facts["tests"] for facts in one["unmutated"].values()))] for one in all_runs]
     lines = [
         "# Seeded bugs and the tests that catch them",
@@ -534,8 +558,9 @@ def report(arguments):
         f"{survived} survive, {not_run} have not been run as they are now by all of these programs.",
         "A verdict counts until the change, or the function that it is made in, is rewritten. "
         "A test that hangs or crashes has caught its bug too.",
+        *of_gpus(mutations, newest),
         "",
-        *markdown_table(["run", "bugs that count by it", "test programs", "tests, all passing without a bug"], runs),
+        *markdown_table(["run", "day of its commit", "bugs that count by it", "test programs", "tests, all passing without a bug"], runs),
         "",
         *markdown_table(["bug", "where", "caught by", "run"], rows),
     ]
