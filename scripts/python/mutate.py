@@ -140,13 +140,14 @@ def included(file, found=None):
     return found
 
 
-def sources_of(mutation):
-    """The sources that are compiled again: of a header, every .cu of its kernel that includes it, or if kernels share
-    it, those of the first kernel among those whose tests are named."""
+def sources_of(mutation, test):
+    """The sources that are compiled again for a test program: of a header, every .cu of its kernel that includes it, or
+    if kernels share it, those of the kernel that the program tests, and for a program of no such kernel those of the
+    first kernel among those whose tests are named."""
     path = Path(mutation["file"])
     if path.suffix in (".cc", ".cu"):
         return [str(path)]
-    for kernel in [path.parent.name, *(test.removesuffix("_cuda_test") for test in mutation["tests"])]:
+    for kernel in [path.parent.name, *(name.removesuffix("_cuda_test") for name in [test, *mutation["tests"]])]:
         found = sorted((ROOT / path.parent.parent / kernel).glob("*.cu"))
         sources = [str(source.relative_to(ROOT)) for source in found]
         if including := [source for source in sources if str(path) in included(source)]:
@@ -185,14 +186,15 @@ class Compiler:
         self.compile_commands = {entry["file"]: entry for entry in database if entry["output"].endswith(".o")}
 
     def compile(self, mutation):
-        """The object files of the mutated sources."""
+        """{source: object file} of the mutated sources of all its test programs."""
         overlay = self.work_dir / "overlay" / mutation["name"]
         shutil.rmtree(overlay, ignore_errors=True)  # what the mutation was before may have named another file
         mutated = overlay / mutation["file"]
         mutated.parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
         mutated.write_text(text.replace(mutation["old"], mutation["new"]), encoding="utf-8")
-        return [self.compile_source(source, overlay, mutated) for source in sources_of(mutation)]
+        sources = {source: None for test in mutation["tests"] for source in sources_of(mutation, test)}
+        return {source: self.compile_source(source, overlay, mutated) for source in sources}
 
     def compile_source(self, source, overlay, mutated):
         """The object file of a source that finds the mutated file first."""
@@ -201,7 +203,7 @@ class Compiler:
             at = command.index(flag)
             del command[at:at + 2]
         command.remove("-MD")
-        target = overlay / (Path(source).name + ".o")
+        target = overlay / (source.replace("/", ".") + ".o")
         command[command.index("-o") + 1] = str(target)
         # Includes are written from the root, so the first root that has a header wins.
         command.insert(command.index(f"-I{ROOT}"), f"-I{overlay}")
@@ -240,7 +242,8 @@ def build_mutants(arguments, mutations, options, languages):
     def make(mutation):
         compiled = compiler.compile(mutation)
         for test in mutation["tests"]:
-            compiler.link(test, programs / mutation["name"] / test, compiled)
+            objects = [compiled[source] for source in sources_of(mutation, test)]
+            compiler.link(test, programs / mutation["name"] / test, objects)
         print(f"built {mutation['name']}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:

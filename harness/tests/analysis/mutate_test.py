@@ -74,8 +74,7 @@ def ends(failed=()):
 # wait for both kernels before it, which no manual promises.
 SURVIVORS = ["slabs: the flag of a partial is raised when the first warp has written its row",
              "a kernel of run lanes without tasks ends before its predecessor, for which the next one does not wait",
-             "the step is noted before every block has read the state",
-             "the offset of fp16 weights is rounded to nearest, so that equal scores of 2^24 give weights of 2^16"]
+             "the step is noted before every block has read the state"]
 
 
 class MutateTest(unittest.TestCase):
@@ -411,10 +410,13 @@ class MutateTest(unittest.TestCase):
                            ("kernels/receive/all.cu", "packets")):
             (self.root / path).parent.mkdir(exist_ok=True)
             (self.root / path).write_text(f'#include "kernels/device/{text}.cuh"\n')
+        shared = {"name": "a", "file": "kernels/device/packets.cuh",
+                  "tests": ["send_cuda_test", "receive_cuda_test", "decoder_cuda_test"]}
         with mock.patch.object(mutate, "ROOT", self.root):
-            self.assertEqual(mutate.sources_of({"name": "a", "file": "kernels/device/packets.cuh",
-                                                "tests": ["send_cuda_test", "receive_cuda_test"]}),
-                             ["kernels/send/few.cu", "kernels/send/tile.cu"])
+            for test, sources in (("send_cuda_test", ["kernels/send/few.cu", "kernels/send/tile.cu"]),
+                                  ("receive_cuda_test", ["kernels/receive/all.cu"]),
+                                  ("decoder_cuda_test", ["kernels/send/few.cu", "kernels/send/tile.cu"])):
+                self.assertEqual(mutate.sources_of(shared, test), sources)
 
     @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
     def test_cpu_runs_the_cpu_tests_of_each_mutant_and_leaves_those_of_a_gpu(self):
