@@ -126,6 +126,8 @@ def drawn(evidence):
 def beside_workload(evidence, peer):
     """Of the newest rows of ours on a peer's requests the fastest, of the same GPU where there is one, though a newer one
     of another GPU stands in the other tables; or None."""
+    if peer.kernel != records.WORKLOAD:
+        return None
     newest = {}
     for entry in sorted([*evidence.entries, *evidence.replaced], key=lambda entry: entry.run.time):
         if entry.ok and not entry.peer and not entry.run.injected and requests(entry) == requests(peer):
@@ -144,7 +146,7 @@ def requests(entry):
 def workloads(evidence):
     """A sentence for each workload that another library ran, too."""
     for peer in evidence.entries:
-        ours = beside_workload(evidence, peer) if peer.ok and peer.peer and peer.kernel == records.WORKLOAD else None
+        ours = beside_workload(evidence, peer) if peer.ok and peer.peer else None
         if ours:
             rates = [entry.row["output_tok_s"] for entry in (peer, ours)]
             where = (f"on the same GPU {rates[1]:,.0f} ({commit_label(ours.run.fingerprint)}), "
