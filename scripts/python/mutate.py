@@ -140,13 +140,14 @@ def included(file, found=None):
     return found
 
 
-def sources_of(mutation):
-    """The sources that are compiled again: of a header, every .cu of its kernel that includes it, or if kernels share
-    it, those of the first kernel among those whose tests are named."""
+def sources_of(mutation, test):
+    """The sources that are compiled again for a test program: of a header, every .cu of its kernel that includes it, or
+    if kernels share it, those of the kernel that the program tests, and for a program of no such kernel those of the
+    first kernel among those whose tests are named."""
     path = Path(mutation["file"])
     if path.suffix in (".cc", ".cu"):
         return [str(path)]
-    for kernel in [path.parent.name, *(test.removesuffix("_cuda_test") for test in mutation["tests"])]:
+    for kernel in [path.parent.name, *(name.removesuffix("_cuda_test") for name in [test, *mutation["tests"]])]:
         found = sorted((ROOT / path.parent.parent / kernel).glob("*.cu"))
         sources = [str(source.relative_to(ROOT)) for source in found]
         if including := [source for source in sources if str(path) in included(source)]:
@@ -185,14 +186,15 @@ class Compiler:
         self.compile_commands = {entry["file"]: entry for entry in database if entry["output"].endswith(".o")}
 
     def compile(self, mutation):
-        """The object files of the mutated sources."""
+        """{source: object file} of the mutated sources of all its test programs."""
         overlay = self.work_dir / "overlay" / mutation["name"]
         shutil.rmtree(overlay, ignore_errors=True)  # what the mutation was before may have named another file
         mutated = overlay / mutation["file"]
         mutated.parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / mutation["file"]).read_text(encoding="utf-8")
         mutated.write_text(text.replace(mutation["old"], mutation["new"]), encoding="utf-8")
-        return [self.compile_source(source, overlay, mutated) for source in sources_of(mutation)]
+        sources = {source: None for test in mutation["tests"] for source in sources_of(mutation, test)}
+        return {source: self.compile_source(source, overlay, mutated) for source in sources}
 
     def compile_source(self, source, overlay, mutated):
         """The object file of a source that finds the mutated file first."""
@@ -201,7 +203,7 @@ class Compiler:
             at = command.index(flag)
             del command[at:at + 2]
         command.remove("-MD")
-        target = overlay / (Path(source).name + ".o")
+        target = overlay / (source.replace("/", ".") + ".o")
         command[command.index("-o") + 1] = str(target)
         # Includes are written from the root, so the first root that has a header wins.
         command.insert(command.index(f"-I{ROOT}"), f"-I{overlay}")
@@ -240,7 +242,8 @@ def build_mutants(arguments, mutations, options, languages):
     def make(mutation):
         compiled = compiler.compile(mutation)
         for test in mutation["tests"]:
-            compiler.link(test, programs / mutation["name"] / test, compiled)
+            objects = [compiled[source] for source in sources_of(mutation, test)]
+            compiler.link(test, programs / mutation["name"] / test, objects)
         print(f"built {mutation['name']}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
@@ -501,6 +504,30 @@ def newest_results(runs):
             for one in runs for verdict in one["mutations"] for test, result in verdict["results"].items()}
 
 
+def commit_date(revised):
+    """The day of a revision, 2026-11-28, or "" where git does not have it."""
+    done = subprocess.run(["git", "-C", ROOT, "show", "-s", "--format=%cs", (revised or "").removesuffix("-dirty"), "--"],
+                          capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def of_gpus(mutations, newest):
+    """How many of the bugs that have CUDA tests these catch, and how old their verdicts are, in words."""
+    programs, runs = [], {}
+    for mutation in with_tests(mutations, needs_gpu):
+        found = [newest.get((mutation["name"], mutation["digest"], test)) for test in mutation["tests"]]
+        programs.append([bool(each and each[1]["caught_by"]) for each in found])
+        runs.update((run_name(each[0]), each[0]) for each in found if each)
+    if not runs:
+        return []
+    by_all, by_any = sum(map(all, programs)), sum(map(any, programs))
+    oldest = min(runs.values(), key=lambda one: commit_date(one["revision"]))
+    return [f"CUDA tests are named for {len(programs)} of the bugs: {by_all} ({100 * by_all / len(programs):.1f} %) are "
+            f"caught by every CUDA program that is named for them, {by_any} ({100 * by_any / len(programs):.1f} %) by one "
+            f"at least. The oldest verdicts of these that count are those of {run_name(oldest)}"
+            + (f", of {commit_date(oldest['revision'])}" if commit_date(oldest["revision"]) else "") + "."]
+
+
 def report(arguments):
     mutations, all_runs = read_mutations(), read_runs(arguments.results)
     newest = newest_results(all_runs)
@@ -521,7 +548,7 @@ def report(arguments):
         survived += any(cell.startswith("**survived**") for cell in cells)
         not_run += any(cell.startswith("**not run yet**") for cell in cells)
         rows.append([mutation["bug"], f"`{mutation['file']}`", "; ".join(cells), "; ".join(runs)])
-    runs = [[run_name(one), str(len(tried[run_name(one)])), str(len(one["unmutated"])),
+    runs = [[run_name(one), commit_date(one["revision"]), str(len(tried[run_name(one)])), str(len(one["unmutated"])),
              str(sum(facts["tests"] for facts in one["unmutated"].values()))] for one in all_runs]
     lines = [
         "# Seeded bugs and the tests that catch them",
@@ -534,8 +561,9 @@ def report(arguments):
         f"{survived} survive, {not_run} have not been run as they are now by all of these programs.",
         "A verdict counts until the change, or the function that it is made in, is rewritten. "
         "A test that hangs or crashes has caught its bug too.",
+        *of_gpus(mutations, newest),
         "",
-        *markdown_table(["run", "bugs that count by it", "test programs", "tests, all passing without a bug"], runs),
+        *markdown_table(["run", "day of its commit", "bugs that count by it", "test programs", "tests, all passing without a bug"], runs),
         "",
         *markdown_table(["bug", "where", "caught by", "run"], rows),
     ]

@@ -35,6 +35,9 @@ class BenchesTest(ReportCase):
         checks, page = self.report()
         self.assertIs(checks["slowdown_5"]["met"], False)
         self.assertIn("not collected: activation", page)
+        self.assertRegex(page, r"most \d\.\d % of all these rows, by kernel 1\d % \((linear|norm)\), and 100 % of what was not "
+                               r"collected \(activation\)")
+        self.assertRegex(page, r"\| activation \|  \|( not collected \| 100 % \|  \|){3}")
 
     def test_a_kernel_of_which_too_few_are_caught_is_not_made_up_for_by_others(self):
         machine = Machine(seed=9, run_noise=0.0005)
@@ -50,6 +53,8 @@ class BenchesTest(ReportCase):
         check = self.report()[0]["slowdown_3"]
         self.assertIn("58 of 60 (96.7 %) caught", check["measured"])
         self.assertIn("least of norm: 18 of 20", check["measured"])
+        bounds = "at most 10.1 % of all these rows, by kernel 28 % (norm) (Clopper-Pearson, one-sided 95 %)"
+        self.assertIn(bounds, check["measured"])
         self.assertIs(check["met"], False)
         stored = json.loads((self.folder / "b.json").read_text())
         next(each for each in stored["checks"] if each["id"] == "slowdown_3")["met"] = True
@@ -57,6 +62,7 @@ class BenchesTest(ReportCase):
         run_main("report", "--again", self.folder / "b.json", "--json", self.folder / "again.json")
         again = {each["id"]: each for each in json.loads((self.folder / "again.json").read_text())["checks"]}
         self.assertIs(again["slowdown_3"]["met"], False)
+        self.assertEqual(again["slowdown_3"]["measured"].count(bounds), 1, "said once")
 
     def test_runs_of_two_gpus_in_one_folder_are_not_pooled(self):
         names = [f"s{number}" for number in range(300)]

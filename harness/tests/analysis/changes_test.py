@@ -93,6 +93,15 @@ class ChangesTest(CommandTest):
                       "(1 slower); 1 did not change; 1 show no difference, but rest on disturbed runs.", lines[0])
         self.assertEqual([row[0].split()[1] for row in self.rows(lines)], ["lost", "won"])
 
+    def test_a_disturbed_row_that_is_a_little_slower_is_listed_last_and_marked(self):
+        now = self.write("b.jsonl", self.new.run("bench_x", self.cases, [Effect(1.5, shape="little"), Effect(-1.5, shape="same"),
+                                                                         Effect(-30, shape="won")],
+                                                 disturbed={self.cases[3]: "throttled: thermal"}))
+        lines = self.changes(self.write("a.jsonl", self.old.run("bench_x", self.cases)), now)
+        self.assertIn("1 show no difference, but rest on disturbed runs (1 of them slower by 2 % or more, listed last).", lines[0])
+        rows = self.rows(lines)
+        self.assertEqual([(row[0].split()[1], row[7]) for row in rows], [("won", "faster"), ("little", "disturbed")])
+
     def test_a_row_that_was_refused_before_did_not_stay_the_same(self):
         before = self.write("a.jsonl", self.old.run("bench_x", self.cases, refused={self.cases[2]: "unverified: wrong"}))
         self.old.wait(days=1)

@@ -1,12 +1,14 @@
 """scripts/maintain/floors on the records of a simulated machine."""
 
 import json
+import shutil
 import subprocess
 import unittest
 from dataclasses import replace
 from pathlib import Path
 
 from command_case import CommandTest
+from scratch_repository import git
 from synthetic import DecoderCase, Effect, KernelCase, Machine
 from synthetic_workload import workload_run
 
@@ -195,10 +197,29 @@ class FloorsTest(CommandTest):
         self.assertEqual(self.lines(1, "--ratchet")["decode, short"]["met"], "NO")
         self.assertEqual(json.loads((self.folder / "floors.json").read_text()), raised, "none is lowered")
 
+    def test_the_ratchet_looks_at_what_git_has_of_the_records(self):
+        def commit():
+            for words in (["add", "."], ["commit", "-q", "-m", "records"]):
+                git(self.folder, *words)
+
+        git(self.folder, "init", "-q")
+        self.lines(2, noise_percent=3)
+        for us, wall_s in ((10.0, 2.0), (14.0, 2.8)):
+            self.record("kernels.jsonl", [KernelCase("chunk_decode", SHORT, us)])
+            (self.folder / "load.json").write_text(json.dumps({"wall_s": wall_s, "beyond_mapped_file_mib": 400}))
+            commit()
+        after = self.lines(1, "--ratchet")
+        self.assertRegex(after["decode, short"]["floor"], r"^<= 10\.\d+ us$")
+        self.assertEqual((after["start"]["floor"], after["start"]["met"]), ("<= 2.06 s", "NO"))
+
     def test_the_committed_floors_are_as_high_as_the_committed_records_allow(self):
-        done = subprocess.run([ROOT / "scripts/maintain/floors", ROOT / "results/h200"], text=True, capture_output=True)
+        committed, raised = ROOT / "results/floors.json", self.folder / "floors.json"
+        shutil.copy(committed, raised)
+        done = subprocess.run([ROOT / "scripts/maintain/floors", ROOT / "results/h200", "--floors", raised, "--ratchet"],
+                              text=True, capture_output=True)
         self.assertIn("nano-vllm's workload", done.stdout)
-        self.assertNotIn("by now (--ratchet)", done.stdout, "scripts/maintain/floors results/h200 --ratchet raises them")
+        self.assertEqual(raised.read_text(), committed.read_text(),
+                         "scripts/maintain/floors results/h200 --ratchet raises them")
 
     def test_a_peer_that_was_refused_as_too_fast_is_not_passed_over(self):
         peers = [KernelCase("chunk_decode", SHORT, us, name, library=(name, "1")) for us, name in ((9.0, "a"), (11.0, "b"))]

@@ -60,11 +60,14 @@ class InPlaceTest(CommandTest):
                 op["in_place_traced_us"] = {"down": 0.82, "qkv": 1.0}[op["op"]] * op["us"]
                 op["in_place_stamps_us"] = {"down": -0.2, "qkv": 0.3}[op["op"]] * op["us"]
         _, out, _ = run_main(self.write("traced.jsonl", lines))
-        self.assertRegex(out, r"^Of 2 ops, 1 has a time in place under the trace, less the stamps' part, within 10 % "
-                              r"(.|\n)* `qkv` (.|\n)*, 0\.70\s+times\.")
+        self.assertRegex(out, r"^Of 2 ops, 1 has a share of the traced step, by their time in place under the trace less "
+                              r"the stamps' part, within 10 % (.|\n)* `qkv` (.|\n)*, 0\.70\s+times\.")
         self.assertRegex(out, r"(?m)^\| .* \| `down` \| 28 \| .* \| 1\.02 \|$")
+        cells = re.search(r"(?m)^\| .* \| `qkv` \| .*$", out)[0].split(" | ")
+        in_place, profile = (float(cells[column].removesuffix(" %")) for column in (8, 10))  # both of the traced step
+        self.assertAlmostEqual(in_place / profile, 0.7, delta=0.02)
         # What is taken back hides no share that differs.
-        self.assertRegex(out.replace("\n", " "), r" within 10 % for 0 of them; not for `(down|qkv)` at batch 1, [\d.]+ % and ")
+        self.assertRegex(out.replace("\n", " "), r" within 10 % of the profile's for 0 of them; not for `(down|qkv)` at batch 1, [\d.]+ % beside ")
 
     def test_the_newest_row_of_a_measurement_counts(self):
         old = self.records({"down": 2.0}, "a.jsonl")

@@ -143,8 +143,10 @@ class MutateTest(unittest.TestCase):
             self.assertEqual(rows[bug], ("**not run yet**: `sum_cuda_test`", ""))
         self.assertIn("4 bugs", text)
         self.assertIn("2 are caught by every test program that is named for them, 0 survive, 2 have not", text)
-        self.assertIn("| A GPU, aaa | 2 | 1 | 3 |", text)
-        self.assertIn("| CPU, bbb | 1 | 1 | 3 |", text)
+        self.assertIn("| A GPU, aaa |  | 2 | 1 | 3 |", text)
+        self.assertIn("| CPU, bbb |  | 1 | 1 | 3 |", text)
+        self.assertIn("CUDA tests are named for 4 of the bugs: 2 (50.0 %) are caught by every CUDA program that is named for "
+                      "them, 2 (50.0 %) by one at least. The oldest verdicts of these that count are those of A GPU, aaa.", text)
 
     def test_a_verdict_goes_when_the_function_is_rewritten_and_stays_when_all_else_is(self):
         bug = mutation("seen", tests=["sum_cuda_test"])
@@ -211,6 +213,18 @@ class MutateTest(unittest.TestCase):
         rows, text = self.report(mutations, run_of("aaa", None, results, mutations), expect=1)
         self.assertEqual(rows["bug of seen"][0], "`Test.A`; **survived** `other_test`")
         self.assertIn("0 are caught by every test program that is named for them, 1 survive", text)
+        self.assertNotIn("CUDA tests are named", text)
+
+    def test_a_bug_that_one_cuda_program_misses_is_caught_by_one_at_least_and_the_oldest_verdict_is_told(self):
+        mutations = [mutation("seen", tests=["sum_cuda_test", "other_cuda_test"]), mutation("old", tests=["sum_cuda_test"]),
+                     mutation("of_cpu", tests=["sum_test"])]
+        runs = [run_of("bbb-dirty", "B GPU", {"old": {"sum_cuda_test": ["Test.A"]}}, mutations),
+                run_of("aaa", "A GPU", {"seen": {"sum_cuda_test": ["Test.A"], "other_cuda_test": []}}, mutations)]
+        with mock.patch.object(mutate, "commit_date", lambda revised: {"aaa": "2026-11-20", "bbb-dirty": "2026-11-21"}[revised]):
+            _, text = self.report(mutations, *runs, expect=1)
+        self.assertIn("named for 2 of the bugs: 1 (50.0 %) are caught by every CUDA program that is named for them, 2 (100.0 %) "
+                      "by one at least. The oldest verdicts of these that count are those of A GPU, aaa, of 2026-11-20.", text)
+        self.assertIn("| B GPU, bbb-dirty | 2026-11-21 | 1 |", text)
 
     def test_missing_are_those_without_a_verdict_as_they_are_now(self):
         mutations = [mutation(name) | {"digest": name} for name in ("run", "rewritten", "new")]
@@ -330,8 +344,12 @@ class MutateTest(unittest.TestCase):
         with (mock.patch.object(sys, "argv", ["scripts/maintain/mutate", "report", "--out", str(page)]),
               contextlib.redirect_stdout(io.StringIO())):
             mutate.main()
-        text = page.read_text()
-        self.assertEqual(text, mutate.REPORT.read_text(), "scripts/maintain/mutate report writes it anew")
+        text, committed = page.read_text(), mutate.REPORT.read_text()
+        if not all(mutate.commit_date(one["revision"]) for one in mutate.read_runs(mutate.RECORDS)):  # in a shallow clone
+            text, committed = (unwrapped(re.sub(r"(, of)? 20\d\d-\d\d-\d\d\b", "", each)) for each in (text, committed))
+            oldest = r"The oldest verdicts .*"
+            text, committed = (re.sub(oldest, "", re.sub(" +", " ", each)) for each in (text, committed))
+        self.assertEqual(text, committed, "scripts/maintain/mutate report writes it anew")
         self.assertEqual(re.findall(r"^\| (.*?) \| .*\*\*survived\*\*", text, re.MULTILINE), SURVIVORS)
 
     def test_a_record_that_cannot_be_written_is_refused_before_the_work(self):
@@ -392,10 +410,13 @@ class MutateTest(unittest.TestCase):
                            ("kernels/receive/all.cu", "packets")):
             (self.root / path).parent.mkdir(exist_ok=True)
             (self.root / path).write_text(f'#include "kernels/device/{text}.cuh"\n')
+        shared = {"name": "a", "file": "kernels/device/packets.cuh",
+                  "tests": ["send_cuda_test", "receive_cuda_test", "decoder_cuda_test"]}
         with mock.patch.object(mutate, "ROOT", self.root):
-            self.assertEqual(mutate.sources_of({"name": "a", "file": "kernels/device/packets.cuh",
-                                                "tests": ["send_cuda_test", "receive_cuda_test"]}),
-                             ["kernels/send/few.cu", "kernels/send/tile.cu"])
+            for test, sources in (("send_cuda_test", ["kernels/send/few.cu", "kernels/send/tile.cu"]),
+                                  ("receive_cuda_test", ["kernels/receive/all.cu"]),
+                                  ("decoder_cuda_test", ["kernels/send/few.cu", "kernels/send/tile.cu"])):
+                self.assertEqual(mutate.sources_of(shared, test), sources)
 
     @unittest.skipUnless(shutil.which("cmake") and shutil.which("ninja"), "needs cmake and ninja")
     def test_cpu_runs_the_cpu_tests_of_each_mutant_and_leaves_those_of_a_gpu(self):

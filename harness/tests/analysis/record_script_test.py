@@ -8,6 +8,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from scratch_repository import git
+from synthetic import KernelCase, Machine, write
+
 ROOT = Path(__file__).resolve().parents[3]
 
 # Each says what a stage passed to it, in the record that the stage asked for.
@@ -23,6 +26,9 @@ PASSES = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  SKIPPED ] A.T
 SKIPS = '#!/bin/sh\necho "no CUDA device"\necho "[  SKIPPED ] A.Skips (0 ms)"\n'
 SKIPS_ALL = SKIPS + "exit 77\n"
 NVIDIA_SMI = "#!/bin/sh\necho 'GPU 0: simulated'\n"
+CHROMIUM = """#!/bin/sh
+for word; do case $word in --screenshot=*) echo picture >"${word#*=}" ;; esac; done
+"""
 FAILS = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  FAILED  ] A.Fails (1 ms)"\nexit 1\n'
 
 
@@ -272,6 +278,23 @@ echo "========= ERROR SUMMARY: of GPUs ${CUDA_VISIBLE_DEVICES:-all}"
         self.assertIn("page (exit", self.record("--only", "page", "--no-install", expect=1))
         self.assertIn("not JSON", (self.results / "page.failed.log").read_text())
         self.assertEqual((self.results / "README.md").read_text(), "before")
+
+    def test_the_page_says_what_changed_since_the_older_versions_of_records_that_git_has(self):
+        self.results.mkdir()
+        git(self.results, "init", "-q")
+        for seed, us in ((1, 10.0), (2, 14.0)):
+            machine = Machine(seed=seed)
+            machine.wait(days=seed)
+            for name in ("kernels", "ranks"):
+                case = KernelCase("linear", (("name", f"of_{name}"),), us)
+                write(self.results / f"{name}.jsonl", machine.run("bench_x", [case]))
+            git(self.results, "add", ".")
+            git(self.results, "commit", "-q", "-m", "records")
+        self.program("path/chromium", CHROMIUM)
+        self.record("--only", "page", "--no-install", expect=0)
+        changed = (self.results / "README.md").read_text().partition("## Changes since the last record")[2]
+        for name in ("kernels", "ranks"):
+            self.assertRegex(changed, rf"(?m)^\| linear of_{name} .* \+[34]\d\.\d % .* \| slower\b")
 
     def test_a_model_that_cannot_be_made_ends_its_stages(self):
         (self.folder / "models/qwen3-0.6b/config.json").unlink()

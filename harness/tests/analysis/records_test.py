@@ -7,7 +7,8 @@ import unittest
 from pathlib import Path
 
 import synthetic
-from tokline import records
+from tokline import records, standing
+from tokline.report.evidence import Evidence
 from tokline.records import BadRecords
 
 
@@ -50,7 +51,10 @@ class RecordsTest(unittest.TestCase):
             found = sorted(((run, row) for run in runs for row in run.rows),
                            key=lambda each: not records.is_unmeasured(each[1]))
             newest = {records.key(row)._replace(cache=""): run.run_id for run, row in found}
-            replaced = [(run.path, run.run_id) for run in runs if run.run_id not in newest.values() and not run.ablations]
+            evidence = Evidence(runs)
+            beside = {ours.run.run_id for peer in evidence.entries if peer.peer and (ours := standing.beside_workload(evidence, peer))}
+            replaced = [(run.path, run.run_id) for run in runs
+                        if run.run_id not in {*newest.values(), *beside} and not run.ablations]
             self.assertEqual(replaced, [], "results/README.md: a run that newer ones replace is deleted")
 
     def test_a_run_whose_end_counts_other_rows_is_refused(self):

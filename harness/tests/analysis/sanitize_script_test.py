@@ -155,12 +155,20 @@ class SanitizeScriptTest(unittest.TestCase):
                 "const unsigned int (&)[4][2])::[lambda(int) (instance 1)]::operator ()(int) const+0xe1 in b:16\n"
                 "=========     and Read access at tokline::decode_step::LoadShared16(unsigned int)+0x11 in c:54 [9 hazards]\n")
         other = "=========     and Read access at tokline::decode_step::TakePacket(unsigned int)+0x11 in d:7 [9 hazards]\n"
-        for text, exit_code in ((copy + read, 0), (copy + other + 1000 * read, 1), (copy + read.replace("Read", "Write"), 1),
-                                (copy.replace("Bulk", "Other") + read, 1)):
+        war, raw = (f"========= Error: Potential {kind} hazard detected at __shared__ 0x8c0 in block (3,0,0) :\n"
+                    "=========     Read Thread (35,0,0) at tokline::ptx::LdMatrixX4(unsigned int (&)[4], unsigned int)+0xe1 in b:16\n"
+                    "=========     Write Thread (256,0,0) at tokline::ptx::BulkCopyToShared(unsigned int)+0x2 in a:39\n"
+                    for kind in ("WAR", "RAW"))
+        warp = war.replace("Potential", "(Warp Level Programming) Potential")
+        for text, exit_code in ((9 * war + warp + copy + read, 0), (copy + read, 1),  # without hazards nothing is known
+                                (9 * war + raw + copy + read, 1), (war + raw.replace("RAW", "WAW") + copy + read, 1),
+                                (war + copy + other + 1000 * read, 1), (war + copy + read.replace("Read", "Write"), 1),
+                                (war + copy.replace("Bulk", "Other") + read, 1)):
             found.write_text(text)
             runs = self.sanitize("--only", "decode_step", expect=exit_code)
             race = next(run for run in runs if run["tool"] == "racecheck")
             self.assertEqual(race["ring_releases"], 1 - exit_code)
+            self.assertIn("--racecheck-report all --print-limit 0", race["options"])
 
 
 if __name__ == "__main__":

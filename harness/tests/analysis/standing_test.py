@@ -10,6 +10,7 @@ from pathlib import Path
 
 from command_case import run_here, run_unwrapped, unwrapped
 from synthetic import START, KernelCase, Machine, kernel_cases, write
+from synthetic_workload import workload_run
 
 run_main = functools.partial(run_unwrapped, "standing")
 
@@ -103,6 +104,21 @@ class StandingTest(unittest.TestCase):
         path = self.refused_later(max_error_over_bound=3.0)
         self.assertRegex(run_main(path)[1], r"on 2 of 2 shapes; at worst 1\.[01]\d times")
         self.assertIn("a reason", run_here("table", path)[1])
+
+    def test_a_workloads_peer_stands_beside_the_newest_run_of_its_own_gpu(self):
+        peer_gpu = Machine(seed=1)
+        peer = workload_run(peer_gpu, 50.0, implementation="quick", library={"name": "quick", "version": "1"},
+                            verified={"new_tokens": True})
+        later = Machine(seed=2, start=START + datetime.timedelta(days=1), gpu={"uuid_hash": "0the0the0the0the"})
+        ours = {"older": workload_run(peer_gpu, 100.0), "beside": workload_run(peer_gpu, 25.0),
+                "elsewhere": workload_run(later, 20.0)}
+        path = os.path.join(self.folder, "workloads.jsonl")
+        write(path, [*peer, *ours["older"], *ours["beside"], *ours["elsewhere"]])
+        words = r"^\*\*Workloads\.\*\* On the workload nano-vllm, quick 1 generates [12]\d,\d+ tok/s, and Tokline "
+        self.assertRegex(run_main(path)[1], words + r"on the same GPU [34]\d,\d+ \(\w+\), (1\.9|2\.0)\d times as many\.")
+        self.assertRegex(run_here("table", path)[1], r"(?m)^.* cuda .* (5\d|49),\d\d\d ")
+        write(path, [*peer, *ours["elsewhere"]])
+        self.assertRegex(run_main(path)[1], words + r"[45]\d,\d+, but on another GPU\.")
 
     def test_the_readme_names_ptx_whose_record_has_no_failure(self):
         root = Path(__file__).resolve().parents[3]

@@ -83,6 +83,8 @@ class DecoderCudaTest : public testing::CudaTest {
     return texts;
   }
 
+  void ExpectPlainStepsLikeTheCpus(ChunkSharing sharing) const;
+
   std::unique_ptr<LoadedModel> model_;
   testing::Golden golden_;
 };
@@ -192,6 +194,55 @@ TEST_F(DecoderCudaTest, HiddenStatesQueriesAndKeysAreThoseOfTheCpu) {
                            actual.hidden.begin() + row + spec.hidden_size,
                            expected.hidden.begin() + row));
   }
+}
+
+// Three sequences of 71, 79 and 100 tokens that begin alike, prefilled in pieces, then decoded
+// together along the CPU's greedy text: the logits are those of the CPU. Without graphs and without
+// the kernel of a whole step, so that racecheck can follow every op's kernel.
+void DecoderCudaTest::ExpectPlainStepsLikeTheCpus(ChunkSharing sharing) const {
+  DecoderOptions options = Options(), cpu_options = Options();
+  options.reuse = cpu_options.reuse = true;
+  options.sharing = sharing;
+  options.ablate = ParseAblations("persistent");
+  cpu_options.device = Device::kCpu;
+  cpu_options.dtype = DType::kF32;
+  Decoder cpu(model_->spec, model_->weights, cpu_options);
+  Decoder cuda(model_->spec, model_->weights, options);
+  std::vector<SequenceId> ids;
+  for (const int32_t own : {1, 9, 30}) {
+    std::vector<int32_t> prompt = golden_.cases[3].prompt;
+    for (int32_t i = 0; i < own; ++i) prompt.push_back(own + i);
+    ids.push_back(cpu.AddSequence(prompt, {}, 40));
+    ASSERT_EQ(cuda.AddSequence(prompt, {}, 40), ids.back());
+  }
+  testing::RelativeError error;
+  for (int step = 0; step < 8; ++step) {
+    for (Decoder* decoder : {&cpu, &cuda}) {
+      decoder->Step();
+      decoder->Flush();
+    }
+    for (const SequenceId id : ids) {
+      if (cpu.Schedule().Get(id).last_draw != cpu.Schedule().Counts().steps) continue;
+      const std::vector<float> expected = cpu.Logits(id);
+      error.Add(cuda.Logits(id), expected);
+      const auto token = std::ranges::max_element(expected) - expected.begin();
+      for (Decoder* decoder : {&cpu, &cuda}) {
+        decoder->ReplaceNewestToken(id, static_cast<int32_t>(token));
+      }
+    }
+  }
+  EXPECT_GT(error.Value(), 0);
+  EXPECT_LE(error.Value(), 1.25 * golden_.bf16_relative_l2);
+  EXPECT_EQ(cuda.GraphSteps(), 0);
+  EXPECT_EQ(cuda.Reads().tokens < cuda.Reads().unshared_tokens, sharing == ChunkSharing::kAlways);
+}
+
+TEST_F(DecoderCudaTest, PlainStepsOfARaggedBatchGiveTheLogitsOfTheCpu) {
+  ExpectPlainStepsLikeTheCpus(ChunkSharing::kNever);
+}
+
+TEST_F(DecoderCudaTest, PlainStepsOfABatchThatReadsItsSharedRunOnceGiveTheLogitsOfTheCpu) {
+  ExpectPlainStepsLikeTheCpus(ChunkSharing::kAlways);
 }
 
 TEST_F(DecoderCudaTest, KeysAndValuesOfTheFirstLayerAreThoseOfTheCpu) {

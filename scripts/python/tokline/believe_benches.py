@@ -34,6 +34,24 @@ def largest_share(part, whole):
     return 1.0 if part == whole else float(betaincinv(part + 1, whole - part, 0.95))
 
 
+def most_missed(group):
+    """The upper end of the share that is missed of a kernel's slowed rows, as the details have them; 1 without rows."""
+    return largest_share(group["comparisons"] - group["caught"], group["comparisons"]) if group else 1.0
+
+
+BOUND = "the true share that is missed is at most"
+
+
+def bounds_of_misses(kernels):
+    """What is said of the share that is missed: over all rows, by kernel, and of kernels without rows."""
+    total = {what: sum(group[what] for group in kernels.values()) for what in ("comparisons", "caught")}
+    worst = max(kernels, key=lambda name: most_missed(kernels[name]))
+    missing = [name for name in sorted(kernel_names()) if name not in kernels]
+    return (f"; {BOUND} {100 * most_missed(total):.1f} % of all these rows, by kernel {100 * most_missed(kernels[worst]):.0f} % "
+            f"({worst})" + (f", and 100 % of what was not collected ({', '.join(missing)})" if missing else "")
+            + " (Clopper-Pearson, one-sided 95 %)")
+
+
 def bench_comparisons(folders, side, jobs):
     """The gate's own comparison of side `a` with another, one a folder. Of a round that one side lacks, or whose
     program was cut short, the other side does not count either."""
@@ -155,7 +173,7 @@ def check_slowdown(folders, percent, jobs):
         check.measured += f"; least of {worst}: {of_worst['caught']} of {of_worst['comparisons']}"
     if silent:
         check.measured += f"; without a figure of the program as it is, and not counted: {len(silent)}"
-    check.measured += few + apart(comparisons)
+    check.measured += few + apart(comparisons) + bounds_of_misses(found)
     check.details = {"comparisons": len(rows), "caught": total, "distinct": number, "by_launches": own,
                      "kernels": {name: group | {"median_percent": 100 * (statistics.median(changes[name]) - 1)}
                                  for name, group in found.items() if changes[name]},

@@ -4,8 +4,8 @@ import json
 from collections import Counter
 
 from tokline import records, revision, terminal, verdicts
-from tokline.believe_benches import (AA_MUST, check_false_alarms, check_slowdown, each_kernel_is_caught, slowdown_must,
-                                     too_few)
+from tokline.believe_benches import (AA_MUST, BOUND, bounds_of_misses, check_false_alarms, check_slowdown,
+                                     each_kernel_is_caught, slowdown_must, too_few)
 from tokline.believe_check import Check, Jobs, found_in
 from tokline.believe_collect import SLOWDOWNS, VERSION_FILE
 from tokline.believe_decoder import MIN_EQUAL_TRIALS, MIN_TRIALS, check_blame, check_sums, trials_of
@@ -129,6 +129,8 @@ def judged_again(path):
             percent = int(check.id.partition("_")[2])
             check.must = slowdown_must(percent)
             check.met = check.met and each_kernel_is_caught(percent, kernels)
+            if "distinct" in check.details and BOUND not in check.measured:
+                check.measured += bounds_of_misses({records.kernel_now(name): group for name, group in kernels.items()})
         if "distinct" not in check.details:
             check.met = False
             if NOT_RECORDED not in check.measured:

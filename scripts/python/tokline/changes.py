@@ -16,8 +16,8 @@ examples:
 
 Of each row of NEW the newest figure is held against the newest one in OLD that an earlier run measured. Listed is what
 differs by more than its noise (docs/gating.md, of one run a side), or became worse in another way, and behind it what
-is slower by {LEAST_CHANGE_WORDS} and more within its noise, or by too little to count. A row may have been measured on another GPU
-of the same kind, or by another build: the table says so.
+is slower by {LEAST_CHANGE_WORDS} and more within its noise, or by too little to count; also where a run was disturbed, which the
+verdict says. A row may have been measured on another GPU of the same kind, or by another build: the table says so.
 
 exit codes: 0 written, 1 records that cannot be used, 2 misuse, 130 interrupted
 """
@@ -64,11 +64,16 @@ def is_beyond_noise(row):
 
 
 def is_small_loss(row):
-    return row.verdict == verdicts.SAME and row.ratio >= SMALL_LOSS
+    return row.verdict in (verdicts.SAME, verdicts.DISTURBED) and not is_beyond_noise(row) and row.ratio >= SMALL_LOSS
 
 
 def is_loss(row):
     return bool(row.regressions) or row.ratio > 1
+
+
+def within(small, verdict):
+    number = sum(row.verdict == verdict for row in small)
+    return f" ({number:,} of them slower by {LEAST_CHANGE_WORDS} or more, listed last)" if number else ""
 
 
 def sentence(judged, listed, small, now):
@@ -77,14 +82,14 @@ def sentence(judged, listed, small, now):
     open_rows = [row for row in listed if row not in decided]
     losses = sum(map(is_loss, decided))
     disturbed = sum(row.verdict == verdicts.DISTURBED and row not in listed for row in judged)
-    unknown = f"; {disturbed:,} show no difference, but rest on disturbed runs" if disturbed else ""
+    unknown = (f"; {disturbed:,} show no difference, but rest on disturbed runs{within(small, verdicts.DISTURBED)}"
+               if disturbed else "")
     unchanged = compared - len(listed) - disturbed
     slowest = next((row for row in listed if row.ratio is not None and row.ratio > 1 and is_beyond_noise(row)), None)
     worst = f" The largest loss is {slowest.key} ({percent(slowest.ratio)}, {slowest.verdict})." if slowest else ""
-    within = f" ({len(small):,} of them slower by {LEAST_CHANGE_WORDS} or more, listed last)" if small else ""
     return (f"Of {count(compared, 'row')} that were measured before, {losses:,} became slower or otherwise worse and "
             f"{len(decided) - losses:,} faster; {len(open_rows):,} differ by more than the noise, but undecided "
-            f"({sum(map(is_loss, open_rows)):,} slower); {unchanged:,} did not change{within}{unknown}.{worst} "
+            f"({sum(map(is_loss, open_rows)):,} slower); {unchanged:,} did not change{within(small, verdicts.SAME)}{unknown}.{worst} "
             f"{count(len(now) - compared, 'row')} had no earlier figure.")
 
 

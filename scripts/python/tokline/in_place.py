@@ -18,8 +18,8 @@ examples:
 exit codes: 0 written, 1 records that cannot be used or a file that cannot be written, 2 misuse, 130 interrupted
 """
 
-HEADER = ["model", "batch", "op", "launches", "in place, µs a step", "of the step", "in place under a trace",
-          "of which stamps", "profile, µs a step", "of the traced step", "in place / profile"]
+HEADER = ["model", "batch", "op", "launches", "in place, µs a step", "of the untraced step", "in place under a trace",
+          "of which stamps", "of the traced step", "profile, µs a step", "of the traced step", "in place / profile"]
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,44 @@ class TimedOp:
     op: dict
 
     @property
-    def share(self):
+    def traced_step_us(self):
+        """Tracing makes kernels longer, which `tracing_us`, or in older records `unexplained_us`, takes back."""
+        profile = self.row["profile"]
+        return profile["step_us"] - profile.get("tracing_us", 0) - profile["unexplained_us"]
+
+    @property
+    def profile_share(self):
+        return self.op["us"] / self.traced_step_us
+
+    @property
+    def untraced_share(self):
         return self.op["in_place_us"] / self.row["profile"]["step_us"]
 
     @property
-    def traced_share(self):
-        """Of the traced step: tracing makes kernels longer, which `tracing_us`, or in older records
-        `unexplained_us`, takes back."""
-        profile = self.row["profile"]
-        return self.op["us"] / (profile["step_us"] - profile.get("tracing_us", 0) - profile["unexplained_us"])
+    def untraced_ratio(self):
+        """Of shares of two steps, of which only one was traced."""
+        return self.untraced_share / self.profile_share
 
     @property
-    def share_ratio(self):
-        return self.share / self.traced_share
+    def traced_share(self):
+        """The time in place under the trace, less the stamps' part, of the step that the profile is of; None in records
+        without it."""
+        if "in_place_traced_us" not in self.op:
+            return None
+        return (self.op["in_place_traced_us"] - self.op.get("in_place_stamps_us", 0)) / self.traced_step_us
 
     @property
     def ratio(self):
-        """Of both times under a trace, or in records without the one in place, of both shares."""
-        if "in_place_traced_us" not in self.op:
-            return self.share_ratio
-        return (self.op["in_place_traced_us"] - self.op.get("in_place_stamps_us", 0)) / self.op["us"]
+        """Of both shares of the traced step, or in records without the one in place, of what stands for it."""
+        return self.untraced_ratio if self.traced_share is None else self.traced_share / self.profile_share
 
     def cells(self):
         return [self.row["model"], str(self.row["batch"]), f"`{self.op['op']}`", str(self.op["launches"]),
-                terminal.figure(self.op["in_place_us"]), f"{100 * self.share:.1f} %",
+                terminal.figure(self.op["in_place_us"]), f"{100 * self.untraced_share:.1f} %",
                 terminal.figure(self.op.get("in_place_traced_us")) or "-",
                 f"{self.op['in_place_stamps_us']:+.1f}" if "in_place_stamps_us" in self.op else "-",
-                terminal.figure(self.op["us"]), f"{100 * self.traced_share:.1f} %", f"{self.ratio:.2f}"]
+                "-" if self.traced_share is None else f"{100 * self.traced_share:.1f} %",
+                terminal.figure(self.op["us"]), f"{100 * self.profile_share:.1f} %", f"{self.ratio:.2f}"]
 
 
 def timed_ops(runs):
@@ -77,10 +88,10 @@ def differing(ops, ratio):
 
 def sentence(ops):
     apart = differing(ops, lambda op: op.ratio)
-    what = ("share of the step" if any("in_place_traced_us" not in op.op for op in ops)
-            else "time in place under the trace, less the stamps' part,")
+    what = ("step" if any(op.traced_share is None for op in ops)
+            else "traced step, by their time in place under the trace less the stamps' part,")
     agree = len(ops) - len(apart)
-    words = (f"Of {terminal.count(len(ops), 'op')}, {agree} {'has' if agree == 1 else 'have'} a {what} within "
+    words = (f"Of {terminal.count(len(ops), 'op')}, {agree} {'has' if agree == 1 else 'have'} a share of the {what} within "
              f"{100 * ALLOWED:.0f} % of what the profile says")
     if not apart:
         return words + "."
@@ -89,15 +100,15 @@ def sentence(ops):
             f"{worst.ratio:.2f} times.")
 
 
-def by_shares(ops):
-    """What the shares say as they are, where `ratio` is of times under one trace; "" where it is of shares itself."""
-    if all("in_place_traced_us" not in op.op for op in ops):
+def without_a_trace(ops):
+    """How many times without a trace agree, as shares of a step without one; "" where `ratio` is of these itself."""
+    if all(op.traced_share is None for op in ops):
         return ""
-    apart = differing(ops, lambda op: op.share_ratio)
-    words = (f" Shares of the two steps as they are, of one without a trace and of one with it, are within "
-             f"{100 * ALLOWED:.0f} % for {len(ops) - len(apart)} of them")
-    named = [f"`{op.op['op']}` at batch {op.row['batch']}, {100 * op.share:.1f} % and {100 * op.traced_share:.1f} %"
-             for op in apart]
+    apart = differing(ops, lambda op: op.untraced_ratio)
+    words = (f" Without a trace, of a step without one, the shares in place are within {100 * ALLOWED:.0f} % of the "
+             f"profile's for {len(ops) - len(apart)} of them")
+    named = [f"`{op.op['op']}` at batch {op.row['batch']}, {100 * op.untraced_share:.1f} % beside "
+             f"{100 * op.profile_share:.1f} %" for op in apart]
     return words + ("; not for " + "; ".join(named) if named else "") + "."
 
 
@@ -121,8 +132,8 @@ def sums(ops):
 
 
 def markdown(ops):
-    return "\n".join([terminal.wrapped(f"{sentence(ops)}{by_shares(ops)}\n\n{sums(ops)}"), "",
-                      *terminal.markdown_table(HEADER, [op.cells() for op in ops], {1, 3, 4, 5, 6, 7, 8, 9, 10})])
+    return "\n".join([terminal.wrapped(f"{sentence(ops)}{without_a_trace(ops)}\n\n{sums(ops)}"), "",
+                      *terminal.markdown_table(HEADER, [op.cells() for op in ops], {1, *range(3, len(HEADER))})])
 
 
 def main(arguments):

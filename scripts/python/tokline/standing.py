@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tokline import command, records, standing, terminal
 from tokline.files import write_whole
-from tokline.report.evidence import Entry, Evidence
-from tokline.report.wording import microseconds
+from tokline.report.evidence import Entry, Evidence, measured_alike
+from tokline.report.wording import commit_label, microseconds
 from tokline.schema import LEAST_CHANGE, LEAST_CHANGE_WORDS
 from tokline.statistics import geometric_mean
 from tokline.stop import Stop
@@ -123,6 +123,39 @@ def drawn(evidence):
     return [(heading, with_mean(words, found)) for heading, words, found in groups(evidence)]
 
 
+def beside_workload(evidence, peer):
+    """Of the newest rows of ours on a peer's requests the fastest, of the same GPU where there is one, though a newer one
+    of another GPU stands in the other tables; or None."""
+    if peer.kernel != records.WORKLOAD:
+        return None
+    newest = {}
+    for entry in sorted([*evidence.entries, *evidence.replaced], key=lambda entry: entry.run.time):
+        if entry.ok and not entry.peer and not entry.run.injected and requests(entry) == requests(peer):
+            newest[measured_alike(entry, peer), records.key(entry.row)] = entry
+    alike = max((of_same_gpu for of_same_gpu, _ in newest), default=False)
+    return min((entry for (of_same_gpu, _), entry in newest.items() if of_same_gpu == alike),
+               key=lambda entry: entry.median_us, default=None)
+
+
+def requests(entry):
+    """What two rows of one workload have in common, whatever their settings; None for other rows."""
+    row = entry.row
+    return (row["model"], row["dtype"], row["device"], row["shape"]["hash"]) if entry.kernel == records.WORKLOAD else None
+
+
+def workloads(evidence):
+    """A sentence for each workload that another library ran, too."""
+    for peer in evidence.entries:
+        ours = beside_workload(evidence, peer) if peer.ok and peer.peer else None
+        if ours:
+            rates = [entry.row["output_tok_s"] for entry in (peer, ours)]
+            where = (f"on the same GPU {rates[1]:,.0f} ({commit_label(ours.run.fingerprint)}), "
+                     f"{rates[1] / rates[0]:.2f} times as many"
+                     if measured_alike(ours, peer) else f"{rates[1]:,.0f}, but on another GPU")
+            yield (f"On the workload {ours.row['shape']['name']}, {peer.peer} generates {rates[0]:,.0f} tok/s, and Tokline "
+                   f"{where}.")
+
+
 def markdown(evidence):
     """What a page about the records begins with: losses first."""
     parts = []
@@ -137,6 +170,7 @@ def markdown(evidence):
             parts.append(f"**{heading}.** {with_mean(words, found)}")
     if evidence.swept:
         parts += [f"**Shapes drawn at random. {heading}.** {words}" for heading, words in drawn(Evidence(evidence.swept))]
+    parts += [f"**Workloads.** {words}" for words in workloads(evidence)]
     parts = parts or ["No row of these records stands beside a peer's."]
     return terminal.wrapped("\n\n".join([*parts, *filter(None, [withheld(evidence)])]))
 

@@ -253,6 +253,7 @@ def workloads(evidence):
         missing="No row of a workload. To make one: tokline bench --model DIR --workload nano-vllm --record FILE")
     if entries:
         section.tables = [workload_table(evidence, entries)]
+        section.sentences = list(standing.workloads(evidence))
     return section, runs_of(entries)
 
 
