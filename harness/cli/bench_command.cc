@@ -428,8 +428,7 @@ int BenchCommand(const CommandLine& line) {
   }
   flags.bench.interrupted = InterruptFlag();
   const std::vector<BenchOptions> sweep = flags.Sweep();
-  std::optional<OutputFile> json_file;
-  if (!flags.record.json.empty()) json_file.emplace(flags.record.json);
+  OutputFile json_file(flags.record.json);
   RunRecord record(flags.record.record);
   const LoadedModel model = flags.run.Load();
   ReportExtraTensors(model);
@@ -545,16 +544,13 @@ int BenchCommand(const CommandLine& line) {
   }
   interrupted = interrupted || InterruptRequested();
   record.Finish(interrupted);
-  if (json_file) {
-    json_file->WriteJson(Json{{"model", model.Name()},
-                              {"device", device_name},
-                              {"implementation", implementation},
-                              {"dtype", Name(dtype)},
-                              {"seed", flags.bench.seed},
-                              {"interrupted", interrupted},
-                              {"rows", std::move(rows)}});
-    json_file->Commit();
-  }
+  json_file.CommitJson({{"model", model.Name()},
+                        {"device", device_name},
+                        {"implementation", implementation},
+                        {"dtype", Name(dtype)},
+                        {"seed", flags.bench.seed},
+                        {"interrupted", interrupted},
+                        {"rows", std::move(rows)}});
   if (failure) std::rethrow_exception(failure);
   if (interrupted) return kInterruptedExit;
   if (record.Refused() > 0) {
