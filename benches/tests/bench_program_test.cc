@@ -14,12 +14,9 @@
 #include <thread>
 
 #include "benches/options.h"
+#include "harness/platform/device.h"
 #include "harness/record/record_file.h"
 #include "harness/tests/cli/terminal.h"
-#include "kernels/common/error.h"
-#if TOKLINE_HAS_CUDA
-#include "harness/platform/device.h"
-#endif
 
 namespace tokline::bench {
 namespace {
@@ -28,14 +25,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
-
-bool HasDevice() {
-#if TOKLINE_HAS_CUDA
-  return CudaDeviceCount() > 0;
-#else
-  return false;
-#endif
-}
 
 class BenchProgramTest : public ::testing::Test {
  protected:
@@ -137,7 +126,7 @@ TEST_F(BenchProgramTest, PeaksCannotBeTakenOverOnTheCpu) {
 }
 
 TEST_F(BenchProgramTest, WithoutADeviceSaysThatCudaRowsAreNotRun) {
-  if (HasDevice()) GTEST_SKIP() << "there is a CUDA device";
+  if (CudaDeviceCount() > 0) GTEST_SKIP() << "there is a CUDA device";
   EXPECT_EQ(Run({"--verify-only"}), 0) << output_;
   EXPECT_THAT(output_, HasSubstr("no CUDA device: CUDA rows not run"));
   EXPECT_THAT(output_, HasSubstr("error / bound"));
@@ -145,7 +134,7 @@ TEST_F(BenchProgramTest, WithoutADeviceSaysThatCudaRowsAreNotRun) {
 }
 
 TEST_F(BenchProgramTest, DeviceCudaWithoutADeviceFails) {
-  if (HasDevice()) GTEST_SKIP() << "there is a CUDA device";
+  if (CudaDeviceCount() > 0) GTEST_SKIP() << "there is a CUDA device";
   EXPECT_EQ(Run({"--device", "cuda", "--record", Record()}), 1);
   EXPECT_THAT(output_, HasSubstr("CUDA"));
   EXPECT_FALSE(fs::exists(Record()));
