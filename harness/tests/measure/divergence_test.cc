@@ -8,7 +8,6 @@
 #include <limits>
 #include <map>
 
-#include "harness/engine/generate.h"
 #include "harness/tests/engine/golden.h"
 #include "harness/tests/engine/shifted_model.h"
 #include "harness/tests/message_of.h"
