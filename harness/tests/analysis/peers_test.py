@@ -90,7 +90,7 @@ class FakeDevice:
     def disturbance(self):
         return self.disturbances.pop(0) if self.disturbances else ""
 
-    def fingerprint(self, _root, command_line, libraries):
+    def fingerprint(self, command_line, libraries):
         return {"time_utc": rows.utc_now(), "command_line": command_line, "commit": "unknown", "dirty": "unknown",
                 "compiler": "unknown", "flags": "unknown", "cpu": "fake", "os": "fake", "libraries": libraries,
                 "gpu": self.identity | {"before": STATE}}
