@@ -104,6 +104,33 @@ class CoherenceGate {
     return score;
   }
 
+  // Requests that grow by many pages preempt the questions, which are younger.
+  void CheckPreempted(DecoderOptions options) const {
+    for (const bool reuse : {false, true}) {
+      options.max_batch = 12;
+      options.max_context = 320;
+      options.page_size = 16;
+      options.reuse = reuse;
+      options.kv_pages = 28;  // the longest needs 20
+      options.token_budget = 32;
+      const CoherenceScore score = Check({.length = 300, .chat = reuse, .count = 12}, options, 8);
+      EXPECT_GT(score.counts.preemptions, 0) << (reuse ? "with reuse" : "without");
+    }
+  }
+
+  // Twice as many questions as the batch takes are about one context of this length.
+  void CheckSharedReads(DecoderOptions options, int64_t length) const {
+    options.reuse = true;
+    for (const ChunkSharing sharing : {ChunkSharing::kNever, ChunkSharing::kAlways}) {
+      options.sharing = sharing;
+      const CoherenceScore score =
+          Check({.length = length, .count = 2 * options.max_batch}, options);
+      if (sharing == ChunkSharing::kAlways) {
+        EXPECT_LT(score.reads.tokens, score.reads.unshared_tokens / 2);
+      }
+    }
+  }
+
  private:
   LookupTask task_;
   LoadedModel model_{LookupModelFolder()};
