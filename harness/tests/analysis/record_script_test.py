@@ -108,8 +108,9 @@ class RecordScriptTest(unittest.TestCase):
         self.assertEqual((self.results / "ablation.jsonl").read_text(), before)
         self.assertEqual(len(self.lines("tests.jsonl")), len(KERNELS))
         (self.folder / "bin/broken").unlink()
+        (self.results / "ablation.jsonl.unfinished").write_text("what an earlier run measured")
         self.record("--only", "ablation", expect=0)
-        self.assertFalse((self.results / "ablation.failed.log").exists())
+        self.assertEqual([path.name for path in self.results.glob("ablation.*")], ["ablation.jsonl"])
 
     def test_peers_do_not_wait_for_the_run_that_they_are_part_of(self):
         self.program("python", '#!/usr/bin/env bash\n[[ $1 != -m ]] || exec "${0%/*}/bin/tokline" "$@"\n')
