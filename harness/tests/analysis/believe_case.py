@@ -1,13 +1,11 @@
 """Folders of scripts/maintain/believe collect, written directly or by simulated programs, and the report on them."""
 import functools
 import json
-import tempfile
-import unittest
 import zlib
-from pathlib import Path
 from unittest import mock
 
 from command_case import run_here, unwrapped
+from folder_case import FolderTest
 from synthetic import DecoderCase, KernelCase, Machine, kernel_cases, write
 
 from tokline import believe_benches, believe_overhead
@@ -19,12 +17,7 @@ ALL_LENGTHS = [{"suite_us": us, "independent_us": us, "kernel": kernel}
 run_main = functools.partial(run_here, "believe")
 
 
-class InFolder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class InFolder(FolderTest):
     benches = ()  # that must be there
 
     def report(self):

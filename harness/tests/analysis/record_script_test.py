@@ -4,9 +4,10 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import unittest
 from pathlib import Path
+
+from folder_case import FolderTest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,11 +30,9 @@ FAILS = '#!/bin/sh\necho "[       OK ] A.Passes (3 ms)"\necho "[  FAILED  ] A.Fa
 KERNELS = re.findall(r"(?m)^add_kernel\((\w+)", (ROOT / "CMakeLists.txt").read_text())
 
 
-class RecordScriptTest(unittest.TestCase):
+class RecordScriptTest(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.results = self.folder / "results"
         for name in ("qwen3-0.6b", "qwen3-4b", "llama-3.2-1b"):
             (self.folder / "models" / name).mkdir(parents=True)
@@ -44,12 +43,6 @@ class RecordScriptTest(unittest.TestCase):
             self.program(f"bin/bench_{kernel}", TOKLINE)
             self.program(f"bin/{kernel}_cuda_test", PASSES)
         self.program("path/nvidia-smi", NVIDIA_SMI)
-
-    def program(self, name, text):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
 
     def record(self, *arguments, expect):
         done = subprocess.run(

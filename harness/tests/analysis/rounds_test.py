@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -41,12 +40,8 @@ class RoundsTest(CommandTest):
             for number in range(rounds):
                 self.write(
                     f"{side}/bench_{name}.{number}.jsonl", self.machine.run(f"bench_{name}", cases, effects=effects))
-            self.program(folder / f"bench_{name}")
+            self.program(f"{side}/bench_{name}", PROGRAM)
         return folder
-
-    def program(self, path):
-        path.write_text(PROGRAM)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
     def ab(self, *arguments, expect, rounds=3, **environment):
         return self.run_command("gate", "--ab", self.folder / "a", self.folder / "b", "--rounds", rounds, *arguments,
@@ -74,7 +69,7 @@ class RoundsTest(CommandTest):
     def test_the_decoder_has_the_embedded_model_wherever_the_gate_is_started(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             for number in range(3):
                 self.write(f"{side}/tokline.{number}.jsonl", self.machine.decoder_run())
         self.addCleanup(os.chdir, os.getcwd())
@@ -86,7 +81,7 @@ class RoundsTest(CommandTest):
     def test_a_model_may_be_a_name_that_the_programs_know(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             (self.folder / side / "tokline.0.sh").write_text("exit 0\n")  # inspect
             for number in range(1, 4):
                 self.write(f"{side}/tokline.{number}.jsonl", self.machine.decoder_run())
@@ -97,7 +92,7 @@ class RoundsTest(CommandTest):
     def test_a_model_that_is_none_is_misuse(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             (self.folder / side / "tokline.0.sh").write_text("echo 'tokline: no model \"x\"' >&2; exit 1\n")
         done = self.ab("--device", "cpu", "--model", "x", expect=2)
         self.assertEqual(done.stderr, 'scripts/records gate: --model: no model "x"\n')
@@ -127,7 +122,7 @@ class RoundsTest(CommandTest):
     def test_decoder_takes_over_the_peaks_of_a_decoder_only_where_nothing_else_runs(self):
         for side in "ab":
             self.build(side, ["linear"])
-            self.program(self.folder / side / "tokline")
+            self.program(f"{side}/tokline", PROGRAM)
             for number in range(3):
                 self.write(f"{side}/tokline.{number}.jsonl",
                            self.machine.run("tokline bench", [case for case in self.cases if case.kernel == "decoder"]))
