@@ -136,11 +136,7 @@ class SameTextsCudaTest : public testing::CudaTest {
       places.emplace(id, places.size());
     }
     std::vector<std::vector<int32_t>> texts(kTexts);
-    const auto take = [&](std::span<const NewToken> tokens) {
-      for (const NewToken& token : tokens) texts[places.at(token.sequence)].push_back(token.token);
-    };
-    while (decoder.HasWork()) take(decoder.Step().tokens);
-    take(decoder.Flush());
+    for (const auto& [id, text] : testing::RunAll(decoder)) texts[places.at(id)] = text;
     preemptions_ = decoder.Schedule().Counts().preemptions;
     return texts;
   }

@@ -48,29 +48,22 @@ class CoherenceGate {
                                         questions[0].prompt.begin() + 20 + i);
       decoder.Submit({.prompt = prompt, .max_new_tokens = 10 * kAnswerTokens});
     }
-    std::map<SequenceId, std::pair<const LookupQuestion*, std::vector<int32_t>>> texts;
+    std::map<SequenceId, const LookupQuestion*> asked;
     for (const LookupQuestion& question : questions) {
       const SequenceId id =
           decoder.Submit({.prompt = question.prompt,
                           .max_new_tokens = static_cast<int64_t>(question.answer.size()),
                           .stop_ids = model_.spec.eos_token_ids,
                           .cuts = {question.facts}});
-      texts[id].first = &question;
+      asked[id] = &question;
     }
-    const auto take = [&](std::span<const NewToken> tokens) {
-      for (const NewToken& token : tokens) {
-        const auto text = texts.find(token.sequence);
-        if (text != texts.end()) text->second.second.push_back(token.token);
-      }
-    };
-    while (decoder.HasWork()) take(decoder.Step().tokens);
-    take(decoder.Flush());
+    auto texts = RunAll(decoder);
     CoherenceScore score{.asked = static_cast<int>(questions.size()),
                          .counts = decoder.Schedule().Counts(),
                          .reads = decoder.Reads()};
     int printed = 0;
-    for (const auto& [id, text] : texts) {
-      const auto& [question, answer] = text;
+    for (const auto& [id, question] : asked) {
+      const std::vector<int32_t>& answer = texts[id];
       score.right += answer == question->answer;
       if (answer != question->answer && ++printed <= 3) {
         std::printf("of %zu tokens: \"%s\" for \"%s\"\n", question->prompt.size(),

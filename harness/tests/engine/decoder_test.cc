@@ -25,6 +25,7 @@ namespace {
 using testing::GoldenCase;
 using ::testing::HasSubstr;
 using testing::LoadedModel;
+using testing::RunAll;
 
 const LoadedModel& Model() {
   static const LoadedModel model = testing::LoadTinyModel();
@@ -43,15 +44,6 @@ std::vector<int32_t> GoldenText(const GoldenCase& one) {
 }
 
 DecoderOptions SmallOptions() { return {.max_batch = 6, .max_context = 128, .page_size = 16}; }
-
-// Runs until nothing is left to do.
-void RunAll(Decoder& decoder, std::map<SequenceId, std::vector<int32_t>>& texts) {
-  const auto take = [&](std::span<const NewToken> tokens) {
-    for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
-  };
-  while (decoder.HasWork()) take(decoder.Step().tokens);
-  take(decoder.Flush());
-}
 
 template <typename Error, typename Function>
 void ExpectError(Function&& function, const std::vector<std::string>& parts) {
@@ -126,12 +118,11 @@ TEST(DecoderTest, PrefillInPiecesGivesTheSameText) {
     DecoderOptions options = SmallOptions();
     options.token_budget = budget;
     Decoder decoder(Model().spec, Model().weights, options);
-    std::map<SequenceId, std::vector<int32_t>> texts;
     std::vector<SequenceId> ids;
     for (const GoldenCase& one : Cases()) {
       ids.push_back(decoder.AddSequence(one.prompt, {}, kNewTokens));
     }
-    RunAll(decoder, texts);
+    auto texts = RunAll(decoder);
     for (size_t i = 0; i < ids.size(); ++i) {
       EXPECT_EQ(texts[ids[i]], GoldenText(Cases()[i])) << "case " << i << ", budget " << budget;
     }
@@ -325,14 +316,13 @@ TEST(DecoderTest, SampledTextDependsOnItsSeedAloneNotOnItsBatch) {
   const std::vector<int32_t> text = Generate(decoder, Cases()[2].prompt, alone).tokens;
   EXPECT_NE(text, GoldenText(Cases()[2]));
 
-  std::map<SequenceId, std::vector<int32_t>> texts;
   decoder.AddSequence(Cases()[0].prompt, {}, kNewTokens);
   SamplingRule other = rule;
   other.seed = 78;
   const SequenceId differs = decoder.AddSequence(Cases()[2].prompt, other, kNewTokens);
   decoder.Step();
   const SequenceId same = decoder.AddSequence(Cases()[2].prompt, rule, kNewTokens);
-  RunAll(decoder, texts);
+  auto texts = RunAll(decoder);
   EXPECT_EQ(texts[same], text);
   EXPECT_NE(texts[differs], text);
 }

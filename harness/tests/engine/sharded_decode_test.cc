@@ -125,12 +125,7 @@ std::map<SequenceId, std::vector<int32_t>> Texts(int32_t ranks) {
     request.keep = i % 2 == 0;
     decoder.Submit(request);
   }
-  std::map<SequenceId, std::vector<int32_t>> texts;
-  const auto take = [&](std::span<const NewToken> tokens) {
-    for (const NewToken& token : tokens) texts[token.sequence].push_back(token.token);
-  };
-  while (decoder.HasWork()) take(decoder.Step().tokens);
-  take(decoder.Flush());
+  auto texts = testing::RunAll(decoder);
   EXPECT_GT(decoder.Schedule().Counts().preemptions, 0);
   EXPECT_GT(decoder.Schedule().Counts().reused_tokens, 0);
   return texts;
