@@ -17,6 +17,7 @@
 #include "harness/platform/device.h"
 #include "harness/record/record_file.h"
 #include "harness/tests/cli/terminal.h"
+#include "harness/tests/temp_folder.h"
 
 namespace tokline::bench {
 namespace {
@@ -31,12 +32,6 @@ class BenchProgramTest : public ::testing::Test {
   void SetUp() override {
     program_ = fs::path(TOKLINE_PROGRAM).parent_path() / "bench_activation";
     if (!fs::exists(program_)) GTEST_SKIP() << program_ << " is not built";
-    std::string pattern = (fs::temp_directory_path() / "tokline_bench_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override {
-    if (!directory_.empty()) fs::remove_all(directory_);
   }
 
   // `out` is a descriptor for standard output, kWithError to merge it with standard error, or
@@ -76,7 +71,7 @@ class BenchProgramTest : public ::testing::Test {
   }
 
   fs::path program_;
-  fs::path directory_;
+  testing::TempFolder directory_;
   std::string output_;
 };
 
