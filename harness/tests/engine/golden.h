@@ -104,6 +104,11 @@ inline LoadedModel LoadTinyModel() {
   return LoadedModel(std::filesystem::path(TOKLINE_SOURCE_DIR) / "harness/tests/golden/qwen3_tiny");
 }
 
+inline const LoadedModel& TinyModel() {
+  static const LoadedModel model = LoadTinyModel();
+  return model;
+}
+
 // Computes ||actual - expected|| / ||expected|| over everything that was added, in double.
 class RelativeError {
  public:
