@@ -33,22 +33,22 @@ class InFolder(FolderTest):
 
 class ReportCase(InFolder):
     """On records written directly: what the tools get wrong must be seen."""
+    def side(self, name, machine, cases, effects=(), **more):
+        folder = self.folder / "out" / "benches" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(3):
+            write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effects, **more))
+
     def sides(self, machine, **effects):
         cases = [case for case in kernel_cases(240) if case.kernel in ("linear", "norm")]
-        for side, effect in {"a": [], **effects}.items():
-            folder = self.folder / "out" / "benches" / side
-            folder.mkdir(parents=True)
-            for number in range(3):
-                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effect))
+        for name, effect in {"a": [], **effects}.items():
+            self.side(name, machine, cases, effect)
 
     def equal_sides(self, names, effects=()):
         machine = Machine(seed=8, run_noise=0.0005)
         cases = [KernelCase("linear", (("name", name),), 10.0) for name in names]
-        for side, effect in (("a", ()), ("again", effects)):
-            folder = self.folder / "out" / "benches" / side
-            folder.mkdir(parents=True, exist_ok=True)
-            for number in range(3):
-                write(folder / f"linear.round{number}.jsonl", machine.run("bench_linear", cases, effect))
+        self.side("a", machine, cases)
+        self.side("again", machine, cases, effects)
         return self.report()[0]["aa"]
 
     def decoder(self, name, effects=(), injected=None, round_index=0):

@@ -43,6 +43,10 @@ class RoundsTest(CommandTest):
             self.program(f"{side}/bench_{name}", PROGRAM)
         return folder
 
+    def build_both(self, *programs):
+        for side in "ab":
+            self.build(side, programs)
+
     def ab(self, *arguments, expect, rounds=3, **environment):
         return self.run_command("gate", "--ab", self.folder / "a", self.folder / "b", "--rounds", rounds, *arguments,
                                 expect=expect, **environment)
@@ -102,8 +106,7 @@ class RoundsTest(CommandTest):
             self.assertEqual(done.stderr, f"scripts/records gate: --model {path} has no config.json\n")
 
     def test_arguments_go_to_the_programs(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         self.ab("--", "--device=cpu", "--samples", "20", expect=0)
         self.assertRegex(self.calls("a")[0], "^bench_linear --samples 20 --device cpu --record .*/run.jsonl$")
         self.ab("--device", "cpu", "--", "--unknown", expect=2)
@@ -111,8 +114,7 @@ class RoundsTest(CommandTest):
             self.ab("--", "--record", "x", expect=2).stderr, "--record is set by scripts/records gate itself")
 
     def test_first_run_of_a_round_measures_the_peaks_for_the_others(self):
-        for side in "ab":
-            self.build(side, ["linear", "sampling"])
+        self.build_both("linear", "sampling")
         plan = rounds.Plan({side: rounds.find_programs(self.folder / side) for side in "ab"}, rounds=3)
         rounds.Experiment(plan, self.folder, Progress(), lambda words: None).run()
         calls = self.calls("a") + self.calls("b")
@@ -166,8 +168,7 @@ class RoundsTest(CommandTest):
         self.assertIn("bench_sampling is new in B", self.ab("--device", "cpu", expect=0).stdout)
 
     def test_program_that_crashes_in_b_fails(self):
-        for side in "ab":
-            self.build(side, ["linear", "sampling"])
+        self.build_both("linear", "sampling")
         (self.folder / "b" / "bench_sampling.1.sh").write_text("kill -SEGV $$\n")
         done = self.ab("--device", "cpu", expect=1)
         self.assertIn("bench_sampling was killed by SIGSEGV in 1 of 3 rounds of B", done.stdout)
@@ -190,8 +191,7 @@ class RoundsTest(CommandTest):
         self.assertEqual(sum("sampling" in call for call in self.calls("a")), 1)
 
     def test_only_named_programs_run(self):
-        for side in "ab":
-            self.build(side, ["linear", "sampling"])
+        self.build_both("linear", "sampling")
         self.ab("--device", "cpu", "--programs", "linear", expect=0)
         self.assertFalse(any("sampling" in call for call in self.calls("a")))
         self.assertIn("no bench_lineal", self.ab("--device", "cpu", "--programs", "lineal", expect=2).stderr)
@@ -204,8 +204,7 @@ class RoundsTest(CommandTest):
         self.assertIn("cannot be executed", self.run_command("gate", "--aa", path, expect=2).stderr)
 
     def test_unwritable_folder_is_misuse(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         self.write("file", [])
         self.assertIn(
             "cannot be written", self.ab("--device", "cpu", "--keep", self.folder / "file" / "out", expect=2).stderr)
@@ -213,13 +212,11 @@ class RoundsTest(CommandTest):
     def test_without_a_gpu_there_is_nothing_to_measure(self):
         if rounds.gpu_present():
             self.skipTest("this machine has a GPU")
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         self.assertIn("no CUDA device: nothing to measure here", self.ab(expect=77).stderr)
 
     def test_ctrl_c_keeps_what_was_measured(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         (self.folder / "b" / "bench_linear.1.sh").write_text(f"touch {self.folder}/waiting; sleep 60\n")
         for code, words in ((signal.SIGINT, "keep"), (signal.SIGTERM, "keep2")):
             with self.subTest(code):
@@ -243,8 +240,7 @@ class RoundsTest(CommandTest):
                 self.assertIn('"kind": "end"', (keep / "a.jsonl").read_text())
 
     def test_what_was_measured_is_kept_and_named_where_the_verdict_cannot_be_written(self):
-        for side in "ab":
-            self.build(side, ["linear"])
+        self.build_both("linear")
         done = self.ab("--device", "cpu", "--json", "/dev/full", expect=2, TMPDIR=str(self.folder))
         kept = re.search(r"what was measured is in (\S+)\n.*cannot write /dev/full", done.stderr)[1]
         for side in "ab":
